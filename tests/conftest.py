@@ -30,7 +30,7 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile(os.environ.get("EXAMPLES", "tickwheel"))
 IS_QUICK = os.environ.get("EXAMPLES") == "quick"
 MACHINE_EXAMPLES_MAX = 20
-"""So many lives of a state machine are tried by `make test`, whatever it asks for."""
+"""Maximum examples of a state machine in `make test`."""
 
 for _name in [name for name in os.environ if name.startswith("TICKWHEEL_")]:
     del os.environ[_name]
@@ -64,7 +64,7 @@ LONG = (
 """Begun first, so that no process is left with one of them at the end."""
 
 LAST_WORDS_MAX = 3_000
-"""So many characters of each failure."""
+"""Maximum characters of each failure."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -22,12 +22,12 @@ PRIVATE = (
 
 
 @pytest.mark.parametrize("address", PUBLIC)
-def test_public_addresses_may_be_asked(address: str) -> None:
+def test_public_addresses_are_allowed(address: str) -> None:
     Guard().check("host", address)
 
 
 @pytest.mark.parametrize("address", PRIVATE)
-def test_others_may_not(address: str) -> None:
+def test_other_addresses_are_forbidden(address: str) -> None:
     with pytest.raises(ForbiddenAddress, match="host"):
         Guard().check("host", address)
 
@@ -40,14 +40,14 @@ def test_others_may_not(address: str) -> None:
         ("fd00::/8", "fd12::1", "fc00::1"),
     ],
 )
-def test_a_network_may_be_allowed(network: str, inside: str, outside: str) -> None:
+def test_a_network_can_be_allowed(network: str, inside: str, outside: str) -> None:
     guard = Guard.of([network])
     guard.check("host", inside)
     with pytest.raises(ForbiddenAddress, match="push_allow"):
         guard.check("host", outside)
 
 
-def test_that_an_address_carries_an_allowed_one_does_not_allow_what_it_is_itself() -> None:
+def test_an_address_embedding_an_allowed_one_is_forbidden() -> None:
     guard = Guard.of(["10.0.0.0/8"])
     guard.check("host", "64:ff9b::a00:1")  # NAT64 of it leads there
     with pytest.raises(ForbiddenAddress):
@@ -55,7 +55,7 @@ def test_that_an_address_carries_an_allowed_one_does_not_allow_what_it_is_itself
 
 
 @pytest.mark.parametrize("host", ["127.1", "0x7f000001", "2130706433", "0177.0.0.1"])
-async def test_an_address_in_another_form_is_what_it_stands_for(host: str) -> None:
+async def test_addresses_in_other_forms_are_checked(host: str) -> None:
     with pytest.raises(ForbiddenAddress, match=r"127\.0\.0\.1"):
         await Guard().resolve(host, 80)
 
@@ -69,7 +69,7 @@ async def test_an_address_is_checked_without_a_look_up(
         await Guard().resolve(host, 80)
 
 
-async def test_what_may_not_be_asked_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_forbidden_addresses_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     async def getaddrinfo(host: str, port: int, **options: Any) -> Any:
         there = {"both": ("10.0.0.1", "8.8.8.8"), "none": ("10.0.0.1", "127.0.0.1")}[host]
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (one, port)) for one in there]
@@ -80,6 +80,6 @@ async def test_what_may_not_be_asked_is_left_out(monkeypatch: pytest.MonkeyPatch
         await Guard().resolve("none", 443)
 
 
-def test_a_network_must_be_one() -> None:
+def test_an_invalid_network_is_refused() -> None:
     with pytest.raises(ValueError, match="host bits"):
         Guard.of(["10.0.0.1/8"])

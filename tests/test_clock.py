@@ -80,7 +80,7 @@ def test_a_jump_ahead_above_the_limit_is_held_until_the_clock_is_back() -> None:
     assert not clock.held
 
 
-def test_a_jump_at_the_limit_is_followed_and_one_ms_more_is_held() -> None:
+def test_the_limit_of_a_clock_jump_is_inclusive() -> None:
     clock, sources = made(hold_over_ms=HOUR_MS)
     sources.pass_ms(HOUR_MS, 0)
     assert clock.read().now_ms == START_MS + HOUR_MS
@@ -152,7 +152,7 @@ class Jumping:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_jumps_fire_nothing_early_nothing_twice_and_nothing_of_a_far_future(seed: int) -> None:
+def test_clock_jumps_fire_no_task_early_or_twice(seed: int) -> None:
     jumping = Jumping(seed)
     for _ in range(150):
         jumping.step()
@@ -171,7 +171,7 @@ DAY_MS = 24 * HOUR_MS
 WEEK_MS = 7 * DAY_MS
 
 
-def test_a_start_after_a_week_goes_on_at_the_wall_clock_and_one_ms_later_it_is_held() -> None:
+def test_a_start_more_than_a_week_later_is_held() -> None:
     clock, _ = made()
     assert clock.begin_at(START_MS - WEEK_MS, WEEK_MS) == 0
     assert (clock.read().now_ms, clock.held) == (START_MS, False)
@@ -180,13 +180,13 @@ def test_a_start_after_a_week_goes_on_at_the_wall_clock_and_one_ms_later_it_is_h
     assert (clock.read().now_ms, clock.held, clock.held_at_start) == (position_ms, True, True)
 
 
-def test_a_start_with_a_clock_that_is_behind_is_followed() -> None:
+def test_a_start_with_an_older_clock_follows_it() -> None:
     clock, _ = made()
     assert clock.begin_at(START_MS + 10 * WEEK_MS, WEEK_MS) == 0
     assert (clock.read().now_ms, clock.held) == (START_MS, False)
 
 
-def test_time_goes_on_while_a_start_is_held() -> None:
+def test_time_passes_during_a_held_start() -> None:
     clock, sources = made()
     clock.begin_at(START_MS - 30 * DAY_MS, WEEK_MS)
     sources.pass_ms(HOUR_MS)
@@ -196,7 +196,7 @@ def test_time_goes_on_while_a_start_is_held() -> None:
 
 
 @pytest.mark.parametrize("left_ms", [WEEK_MS, 2 * DAY_MS, 0, -DAY_MS])
-def test_a_held_start_goes_on_when_the_clock_is_set_right(left_ms: int) -> None:
+def test_a_held_start_continues_when_the_clock_is_corrected(left_ms: int) -> None:
     """Set back to within the limit of a start, however far beyond that of a jump."""
     clock, sources = made()
     clock.begin_at(START_MS - 30 * DAY_MS, WEEK_MS)
@@ -212,7 +212,7 @@ def test_a_held_start_goes_on_when_the_clock_is_set_right(left_ms: int) -> None:
 
 
 @pytest.mark.parametrize("how", ["start", "jump"])
-def test_who_knows_better_accepts_the_clock(how: str) -> None:
+def test_an_operator_can_accept_a_held_clock(how: str) -> None:
     clock, sources = made()
     if how == "start":
         clock.begin_at(START_MS - 30 * DAY_MS, WEEK_MS)
@@ -227,7 +227,7 @@ def test_who_knows_better_accepts_the_clock(how: str) -> None:
     assert clock.read().now_ms == sources.wall
 
 
-def test_the_next_taking_over_judges_a_held_start_anew() -> None:
+def test_each_takeover_judges_a_held_start_again() -> None:
     """Another daemon may have led in between, and its clock was believed."""
     clock, sources = made()
     clock.begin_at(START_MS - 30 * DAY_MS, WEEK_MS)
@@ -240,7 +240,7 @@ def test_the_next_taking_over_judges_a_held_start_anew() -> None:
     assert (clock.read().now_ms, clock.held) == (sources.wall, False)
 
 
-def test_a_standby_whose_clock_has_jumped_takes_over_at_the_time_it_holds() -> None:
+def test_a_standby_takes_over_at_its_held_time() -> None:
     clock, sources = made()
     sources.pass_ms(60 * DAY_MS, 0)
     assert clock.read().now_ms == START_MS
@@ -273,7 +273,7 @@ def ahead_ms(found: SteeredSources) -> int:
     return round((found.wall_ms() - SystemSources().wall_ms()) / 1000) * 1000
 
 
-def test_a_file_steps_the_wall_clock_of_one_process_and_not_its_steady_one(
+def test_a_clock_file_steps_only_the_wall_clock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     steering = WallClock(tmp_path / "clock")
@@ -288,7 +288,7 @@ def test_a_file_steps_the_wall_clock_of_one_process_and_not_its_steady_one(
     assert Clock(HOUR_MS).steered
 
 
-def test_what_a_steered_clock_has_drifted_stays_when_the_rate_changes(tmp_path: Path) -> None:
+def test_a_rate_change_keeps_a_steered_clocks_drift(tmp_path: Path) -> None:
     steering = WallClock(tmp_path / "clock", rate=1.5)
     found = Steered(tmp_path / "clock")
     found.mono += 4 * HOUR_MS

@@ -85,7 +85,7 @@ def test_names_of_scripts_around_the_product_are_left_alone(
     assert not environment.SURROUNDING & (environment.KNOWN | settings)
 
 
-def test_no_setting_of_the_daemon_is_near_a_name_of_clients(
+def test_daemon_settings_do_not_resemble_client_variables(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Programs that do not know the daemon's settings run beside it, in its environment."""
@@ -94,7 +94,7 @@ def test_no_setting_of_the_daemon_is_near_a_name_of_clients(
     environment.check(lambda: None)
 
 
-def test_without_the_daemon_only_what_is_near_a_name_of_clients_is_refused(
+def test_client_only_installs_refuse_misspelt_client_variables(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("TICKWHEEL_LOG_LEVEL", "info")
@@ -104,7 +104,9 @@ def test_without_the_daemon_only_what_is_near_a_name_of_clients_is_refused(
         check(is_installed=False)
 
 
-def test_names_of_daemons_and_clients_are_known_to_both(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_of_daemons_and_clients_are_known_to_both(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("TICKWHEEL_LOG_LEVEL", "warning")
     for name in environment.KNOWN:
         monkeypatch.setenv(name, "x")
@@ -113,7 +115,7 @@ def test_names_of_daemons_and_clients_are_known_to_both(monkeypatch: pytest.Monk
     assert load().log_level == "warning"
 
 
-def test_variables_that_kubernetes_makes_stop_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kubernetes_variables_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in LINKS.items():
         monkeypatch.setenv(name, value)
     check()
@@ -121,13 +123,15 @@ def test_variables_that_kubernetes_makes_stop_nobody(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("name", LINKS)
-def test_they_are_known_by_their_values_as_well(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_kubernetes_variables_are_recognised_by_value(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
     monkeypatch.setenv(name, "on, please")
     with pytest.raises(BadRequest, match=f"no environment variable {name}"):
         check()
 
 
-def test_an_empty_variable_is_one_that_is_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_empty_variable_counts_as_unset(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in Settings.model_fields:
         monkeypatch.setenv(f"{environment.PREFIX}{name.upper()}", "")
     for name in environment.KNOWN:
@@ -138,12 +142,12 @@ def test_an_empty_variable_is_one_that_is_not_set(monkeypatch: pytest.MonkeyPatc
     Trust().context()
 
 
-def test_no_variable_is_read_without_this_rule() -> None:
+def test_variables_are_read_only_through_environment() -> None:
     """``os.environ.get("TICKWHEEL_…")`` would take an empty one for a value."""
-    found = [
+    names = [
         path.name
         for folder in ("client", "cli", "contrib", "sync.py", "inside.py")
         for path in ((PACKAGE / folder).rglob("*.py") if "." not in folder else [PACKAGE / folder])
         if re.search(r"environ(?:\.get\(|\[)\"TICKWHEEL_[A-Z_]+\"\)", path.read_text())
     ]
-    assert not found
+    assert not names

@@ -64,7 +64,7 @@ def pipe() -> Iterator[Pipe]:
     pipe.close()
 
 
-def test_lines_are_written_in_order_each_in_one_piece(pipe: Pipe) -> None:
+def test_lines_are_written_whole_and_in_order(pipe: Pipe) -> None:
     stream = unblocked(pipe.stream, "test")
     assert unblocked(stream, "test") is stream and stream.fileno() == pipe.writes
     lines = [f"{number} {'x' * 100}" for number in range(100)]
@@ -96,7 +96,7 @@ def test_beyond_the_limit_lines_are_dropped_and_counted(
     assert pipe.read(1) == ["later"]
 
 
-def test_a_reader_that_has_gone_costs_lines_and_nothing_else(pipe: Pipe) -> None:
+def test_a_closed_pipe_loses_only_lines(pipe: Pipe) -> None:
     os.close(pipe.reads)
     stream = unblocked(pipe.stream, "test")
     writer = writer_of(stream)
@@ -108,7 +108,7 @@ def test_a_reader_that_has_gone_costs_lines_and_nothing_else(pipe: Pipe) -> None
     assert writer.dropped == 1 and isinstance(failures[0], BrokenPipeError)
 
 
-def test_a_shared_file_that_does_not_block_is_waited_for(pipe: Pipe) -> None:
+def test_a_non_blocking_shared_file_is_waited_for(pipe: Pipe) -> None:
     pipe.fill()
     os.set_blocking(pipe.writes, False)
     writer = StreamWriter(pipe.writes, "test")
@@ -118,7 +118,7 @@ def test_a_shared_file_that_does_not_block_is_waited_for(pipe: Pipe) -> None:
     assert writer.flush(20) and writer.dropped == 0
 
 
-def test_a_forked_process_has_a_log_of_its_own(pipe: Pipe) -> None:
+def test_a_forked_process_has_its_own_log_writer(pipe: Pipe) -> None:
     """It has no copies of its parent's lines, and does not wait for its parent's thread."""
     pipe.fill()
     stream = unblocked(pipe.stream, "test")
@@ -132,7 +132,7 @@ def test_a_forked_process_has_a_log_of_its_own(pipe: Pipe) -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-def test_a_stream_without_a_descriptor_stays() -> None:
+def test_a_stream_without_a_descriptor_is_unchanged() -> None:
     stream = io.StringIO()
     assert unblocked(stream, "test") is stream and writer_of(stream) is None
 

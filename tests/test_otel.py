@@ -104,9 +104,7 @@ def blocking() -> Iterator[SyncTestWheel]:
 # --- enqueues ------------------------------------------------------------------------------------
 
 
-async def test_an_enqueue_is_a_span_whose_place_travels_with_the_task(
-    wheel: TestWheel, seen: Seen
-) -> None:
+async def test_an_enqueue_span_is_the_parent_of_the_task(wheel: TestWheel, seen: Seen) -> None:
     client = seen.instrument(wheel.client)
     with seen.tracer.start_as_current_span("request") as request:
         receipt = await client.enqueue("ORDERS.CLOSE", b"42", delay=60, key="order-42")
@@ -132,14 +130,14 @@ async def test_the_callers_own_trace_stays(wheel: TestWheel, seen: Seen) -> None
     assert [task.trace for task in await wheel.enqueued("t")] == [TRACE] * 3
 
 
-async def test_who_sets_nothing_up_puts_nothing_into_tasks(wheel: TestWheel) -> None:
+async def test_a_noop_tracer_adds_no_trace(wheel: TestWheel) -> None:
     client = instrument(wheel.client, tracer_provider=trace.NoOpTracerProvider())
     await client.enqueue("t", b"")
     await client.enqueue_many([Task("t", b"")])
     assert [task.trace for task in await wheel.enqueued("t")] == [None, None]
 
 
-async def test_without_a_tracer_the_callers_place_is_handed_on(wheel: TestWheel) -> None:
+async def test_the_callers_trace_is_passed_on_without_a_tracer(wheel: TestWheel) -> None:
     client = instrument(wheel.client, tracer_provider=trace.NoOpTracerProvider())
     context = _context_of(TRACE)
     assert context is not None
@@ -148,7 +146,7 @@ async def test_without_a_tracer_the_callers_place_is_handed_on(wheel: TestWheel)
     assert [task.trace for task in await wheel.enqueued("t")] == [TRACE]
 
 
-async def test_a_batch_is_one_span_and_leaves_the_callers_tasks_alone(
+async def test_a_batch_is_one_span_and_keeps_the_callers_tasks(
     wheel: TestWheel, seen: Seen
 ) -> None:
     client = seen.instrument(wheel.client)
@@ -165,7 +163,7 @@ async def test_a_batch_is_one_span_and_leaves_the_callers_tasks_alone(
     assert "messaging.destination.name" not in mixed
 
 
-async def test_columns_have_a_span_and_carry_no_place(wheel: TestWheel, seen: Seen) -> None:
+async def test_columns_have_a_span_but_no_trace(wheel: TestWheel, seen: Seen) -> None:
     client = seen.instrument(wheel.client)
     await client.enqueue_columns("t", (b"%d" % n for n in range(3)), delay=1)
     await client.enqueue_columns(topic="t", bodies=[b""])
@@ -193,7 +191,7 @@ async def test_a_future_ends_its_span(wheel: TestWheel, seen: Seen) -> None:
     assert (span.attributes or {})["error.type"] == "refused"
 
 
-async def test_what_goes_wrong_is_recorded_and_raised(wheel: TestWheel, seen: Seen) -> None:
+async def test_errors_are_recorded_and_raised(wheel: TestWheel, seen: Seen) -> None:
     client = seen.instrument(wheel.client)
     with pytest.raises(BadRequest):
         await client.enqueue("t", b"", delay=-1)
@@ -223,7 +221,7 @@ async def test_what_goes_wrong_is_recorded_and_raised(wheel: TestWheel, seen: Se
     assert await wheel.enqueued("t") == []
 
 
-async def test_what_is_sent_one_way_and_in_transactions(wheel: TestWheel, seen: Seen) -> None:
+async def test_oneway_and_transactions_have_spans(wheel: TestWheel, seen: Seen) -> None:
     client = seen.instrument(wheel.client)
     await client.oneway("one", b"")
     async with client.transaction("payments") as transaction:
@@ -235,7 +233,7 @@ async def test_what_is_sent_one_way_and_in_transactions(wheel: TestWheel, seen: 
         assert {task.trace for task in await wheel.enqueued(topic)} == {place(span)}
 
 
-async def test_it_is_undone_and_done_again(wheel: TestWheel, seen: Seen) -> None:
+async def test_instrumentation_can_be_undone_and_repeated(wheel: TestWheel, seen: Seen) -> None:
     client = seen.instrument(seen.instrument(wheel.client))
     await client.enqueue("t", b"")
     assert len(seen.spans) == 1
@@ -249,9 +247,7 @@ async def test_it_is_undone_and_done_again(wheel: TestWheel, seen: Seen) -> None
 
 
 @pytest.mark.parametrize("name", ["enqueue", "enqueue_many", "enqueue_columns", "oneway"])
-def test_a_call_where_no_event_loop_runs_is_an_error_with_spans_as_well(
-    seen: Seen, name: str
-) -> None:
+def test_instrumented_calls_without_an_event_loop_raise(seen: Seen, name: str) -> None:
     client = seen.instrument(Client())
     with pytest.raises(BadRequest, match=rf"Client\.{name} is asynchronous.*sync\.Client"):
         getattr(client, name)("t", b"x")
@@ -312,7 +308,7 @@ class Handled:
         self.current.append(trace.get_current_span().get_span_context().span_id)
 
 
-async def test_each_attempt_is_a_trace_of_its_own_linked_to_the_producers(
+async def test_each_attempt_is_a_trace_linked_to_the_producers(
     wheel: TestWheel, seen: Seen
 ) -> None:
     handled = Handled(seen, wheel.client)
@@ -365,7 +361,7 @@ async def test_each_attempt_is_a_trace_of_its_own_linked_to_the_producers(
         (b"fails", "nack", StatusCode.ERROR, "ValueError"),
     ],
 )
-async def test_how_an_attempt_ended(
+async def test_spans_have_the_outcome_of_an_attempt(
     wheel: TestWheel, seen: Seen, body: bytes, outcome: str, status: StatusCode, kind: str | None
 ) -> None:
     handled = Handled(seen, wheel.client)
@@ -379,7 +375,7 @@ async def test_how_an_attempt_ended(
     assert bool(span.events) == (body == b"fails")
 
 
-async def test_of_an_encrypted_task_a_span_has_types_and_lines_alone(
+async def test_spans_of_encrypted_tasks_have_only_types_and_lines(
     wheel: TestWheel, seen: Seen
 ) -> None:
     client = wheel.new_client(keys={"a": b"k" * 32})
@@ -428,7 +424,7 @@ async def test_a_function_in_a_thread_has_its_span(wheel: TestWheel, seen: Seen)
     assert len(set(handled.current)) == 2
 
 
-async def test_a_handler_that_takes_too_long(wheel: TestWheel, seen: Seen) -> None:
+async def test_a_timed_out_handlers_span_is_an_error(wheel: TestWheel, seen: Seen) -> None:
     worker = seen.instrument(Worker(wheel.client, signals=False))
 
     @worker.on("slow", timeout=0.01)
@@ -444,7 +440,7 @@ async def test_a_handler_that_takes_too_long(wheel: TestWheel, seen: Seen) -> No
     assert (span.attributes or {})["error.type"] == "TimeoutError"
 
 
-async def test_an_attempt_as_a_child(wheel: TestWheel, seen: Seen) -> None:
+async def test_an_attempt_can_be_a_child_span(wheel: TestWheel, seen: Seen) -> None:
     handled = Handled(seen, wheel.client, parent=True)
     await wheel.client.enqueue("t", b"")
     async with wheel.working(handled.worker):
@@ -455,7 +451,7 @@ async def test_an_attempt_as_a_child(wheel: TestWheel, seen: Seen) -> None:
     assert attempt.links == ()
 
 
-async def test_a_delivery_that_no_worker_handed_out(wheel: TestWheel, seen: Seen) -> None:
+async def test_deliveries_without_a_worker_can_be_traced(wheel: TestWheel, seen: Seen) -> None:
     await wheel.client.enqueue_many([Task("t", b"a", trace=TRACE), Task("t", b"b")])
     outer = seen.tracer.start_span("outer")
     with use_span(outer):
@@ -478,7 +474,7 @@ async def test_a_delivery_that_no_worker_handed_out(wheel: TestWheel, seen: Seen
     assert failed.status.status_code is StatusCode.ERROR
 
 
-async def test_metrics_by_the_conventions(wheel: TestWheel, seen: Seen) -> None:
+async def test_metrics_follow_the_conventions(wheel: TestWheel, seen: Seen) -> None:
     handled = Handled(seen, wheel.client)
     await wheel.client.enqueue_many([Task("t", b"a"), Task("t", b"reject")])
     async with wheel.working(handled.worker):

@@ -48,8 +48,8 @@ OF_OTHERS = vectors("standard_webhooks")
 def test_signatures_are_those_of_the_reference_libraries(
     secret: str, message_id: str, at_s: int, body: str, signature: str
 ) -> None:
-    found = Signer([secret]).headers(message_id, at_s, body.encode())
-    assert found["webhook-signature"] == signature
+    headers = Signer([secret]).headers(message_id, at_s, body.encode())
+    assert headers["webhook-signature"] == signature
 
 
 @pytest.mark.parametrize("secret", OF_OTHERS["secrets"])
@@ -76,7 +76,7 @@ def test_a_request_is_valid_as_in_the_reference_libraries(
 @pytest.mark.parametrize(
     "secret", [*OF_OTHERS["refused_secrets"], "whsec_", "whsec_=", "?", "whpk_"]
 )
-def test_nothing_is_signed_by_an_empty_secret(secret: str) -> None:
+def test_an_empty_secret_verifies_no_request(secret: str) -> None:
     """A receiver whose secret is missing refuses all requests, also one signed with no key."""
     signed = b"1-a.%d.%b" % (NOW_S, BODY)
     mac = base64.b64encode(hmac.digest(b"", signed, "sha256")).decode()
@@ -87,7 +87,7 @@ def test_nothing_is_signed_by_an_empty_secret(secret: str) -> None:
         verify(secret, headers, BODY, now_s=NOW_S)
 
 
-def test_a_receiver_of_either_secret_accepts_it() -> None:
+def test_a_receiver_with_either_secret_accepts_a_request() -> None:
     headers = Signer([NEXT, FIRST]).headers("1-a", int(time.time()), BODY)
     for secret in (FIRST, NEXT):
         Webhook(secret).verify(BODY, headers)
@@ -109,7 +109,7 @@ def test_a_public_key_is_enough_to_check_ed25519() -> None:
         key.verify(base64.b64decode(signature), b"1-a.1700000001." + BODY)
 
 
-def test_both_kinds_go_together() -> None:
+def test_hmac_and_ed25519_signatures_are_combined() -> None:
     found = Signer([FIRST, PRIVATE]).headers("1-a", int(time.time()), BODY)["webhook-signature"]
     assert [one[:3] for one in found.split(" ")] == ["v1,", "v1a"]
 
@@ -162,7 +162,7 @@ def test_a_request_that_is_not_signed_is_refused(change: dict[str, str], reason:
 CALLBACK = Callback("orders", "g/ä.1", 2**62, 3, 7)
 
 
-def test_a_token_says_its_delivery_and_who_made_it() -> None:
+def test_a_token_names_its_delivery_and_signer() -> None:
     token = callback_token(CALLBACK, FIRST)
     assert token.isascii() and "/" not in token and "=" not in token
     found, is_of = read_token(token)
@@ -171,7 +171,7 @@ def test_a_token_says_its_delivery_and_who_made_it() -> None:
 
 
 @pytest.mark.parametrize("change", ["", "x", "..", "bm8.bm8", "W10.bm8", "A" * 5_000])
-def test_what_is_no_token_is_refused(change: str) -> None:
+def test_an_invalid_token_is_refused(change: str) -> None:
     with pytest.raises(NotFound, match="callback"):
         read_token(change)
 

@@ -118,7 +118,7 @@ COMMANDS = [
         ("bench --seconds 3600", "--seconds"),
     ],
 )
-def test_a_mistake_is_one_line(
+def test_usage_errors_are_one_line_on_stderr(
     line: str, named: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     assert run(line.split()) == 2
@@ -153,13 +153,13 @@ def test_the_program_without_a_command_lists_them(capsys: pytest.CaptureFixture[
     assert all(name in shown for name in COMMANDS)
 
 
-def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
+def test_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["--version"]) == 0
     assert capsys.readouterr().out.startswith("tickwheel ")
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_daemon_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unreachable_daemon_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["stats", "--url", "tcp://127.0.0.1:1"]) == 3
     captured = capsys.readouterr()
     assert captured.out == ""
@@ -167,7 +167,7 @@ def test_a_daemon_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
     assert captured.err.count("\n") == 1
 
 
-def test_an_option_after_the_command_wins_over_the_one_before_and_that_over_the_environment(
+def test_options_after_the_command_override_earlier_ones(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     seen: list[tuple[str | None, str | None, bool]] = []
@@ -193,9 +193,7 @@ def test_an_option_after_the_command_wins_over_the_one_before_and_that_over_the_
     ]
 
 
-def test_check_of_a_store_that_is_not_there(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_check_reports_a_missing_store(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert run(["check", "--store", f"sqlite:///{tmp_path}/none.db"]) == 1
     assert "does not exist" in capsys.readouterr().err
 
@@ -222,7 +220,7 @@ def _run(*command: str, **env: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_completion_is_installed_for_the_shell_it_is_called_from_and_completes(
+def test_completion_is_installed_for_the_current_shell(
     tmp_path: Path,
 ) -> None:
     tickwheel = tmp_path / "tickwheel"
@@ -267,7 +265,7 @@ def test_completion_can_be_shown_for_other_shells(shell: str) -> None:
     assert f"complete_{shell}" in done.stdout
 
 
-def test_a_word_of_another_queue_names_a_command_of_ours() -> None:
+def test_a_command_of_another_queue_suggests_ours() -> None:
     root = typer.main.get_command(app)
     for word, ours in OTHER_WORDS.items():
         found: Any = root

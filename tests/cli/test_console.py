@@ -38,7 +38,7 @@ def test_the_link_is_shown(daemon: Daemon, capsys: Capture) -> None:
     assert "the link logs in once, until" in shown.err and "secret" not in shown.out + shown.err
 
 
-def test_as_json_with_an_address(daemon: Daemon, capsys: Capture) -> None:
+def test_console_prints_the_link_as_json(daemon: Daemon, capsys: Capture) -> None:
     given = ["console", "--http", f"{daemon.http}/", "--no-browser", "--json", "--token", "secret"]
     assert run(given) == 0
     said = json.loads(capsys.readouterr().out)
@@ -65,7 +65,7 @@ def test_a_browser_gets_a_file_that_nobody_else_can_read(
     assert capsys.readouterr().out == ""
 
 
-def test_where_there_is_no_browser_the_link_is_shown(
+def test_console_prints_the_link_without_a_browser(
     daemon: Daemon, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     none = stand_in(webbrowser, open=lambda url: False)
@@ -82,16 +82,16 @@ def test_where_there_is_no_browser_the_link_is_shown(
         (["console", "--http", "file:///etc/passwd"], 2, "--http must be http://HOST:PORT"),
     ],
 )
-def test_what_is_wrong_is_one_line(
+def test_console_errors_are_one_line(
     daemon: Daemon, capsys: Capture, arguments: list[str], code: int, text: str
 ) -> None:
-    given = [daemon.http if one == "HTTP" else one for one in arguments]
+    given = [daemon.http if argument == "HTTP" else argument for argument in arguments]
     assert run([*given, "--no-browser"]) == code
     shown = capsys.readouterr()
     assert text in shown.err and shown.err.count("\n") == 1 and shown.out == ""
 
 
-def test_a_daemon_without_http_and_one_without_tokens(tmp_path: Path, capsys: Capture) -> None:
+def test_console_needs_http_but_no_tokens(tmp_path: Path, capsys: Capture) -> None:
     with Daemon(tmp_path / "a") as none:
         assert run(["--url", none.url, "console", "--no-browser"]) == 2
     assert "start it with --http" in capsys.readouterr().err
@@ -109,12 +109,12 @@ def test_a_daemon_without_http_and_one_without_tokens(tmp_path: Path, capsys: Ca
         ("http://0.0.0.0:7356", "tcp://0.0.0.0:7355", "http://127.0.0.1:7356"),
     ],
 )
-def test_the_address_as_seen_from_here(http: str, address: str, found: str) -> None:
+def test_console_address_is_reachable_from_the_client(http: str, address: str, found: str) -> None:
     status: Any = SimpleNamespace(raw={"http": http}, address=address)
     assert console.address_of(status) == found
 
 
-def test_an_older_daemon_says_nothing_of_http() -> None:
+def test_console_refuses_a_daemon_without_an_http_address() -> None:
     status: Any = SimpleNamespace(raw={}, address="tcp://h:1")
     with pytest.raises(BadRequest):
         console.address_of(status)

@@ -23,7 +23,7 @@ SILENT = ONE | {
 }  # fmt: skip
 
 
-async def test_a_row_for_each_with_host_process_and_what_is_in_flight(
+async def test_each_consumer_has_a_row(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     since_ms = int(time.time() * 1000) - 60_000
@@ -36,7 +36,7 @@ async def test_a_row_for_each_with_host_process_and_what_is_in_flight(
     assert silent.startswith("10.0.0.7:5123") and "(broadcast)" in silent and " - " in silent
 
 
-async def test_one_object_a_line_with_what_the_daemon_says(
+async def test_consumers_as_json_have_one_object_per_line(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     answer = {"consumers": (ONE, SILENT), "next": None}
@@ -49,7 +49,7 @@ async def test_one_object_a_line_with_what_the_daemon_says(
     assert found == [one | {"since": "1970-01-01T00:00:00.000Z"} for one in (ONE, SILENT)]
 
 
-async def test_a_page_that_is_longer_than_asked_is_cut(capsys: pytest.CaptureFixture[str]) -> None:
+async def test_a_page_longer_than_the_limit_is_cut(capsys: pytest.CaptureFixture[str]) -> None:
     """A page ends behind all of one connection."""
     answer = {"consumers": (ONE,) * 5, "next": None}
     asked = await _ask(lambda call: consumers(call, limit=2), T.CONSUMER_LIST, answer, as_json=True)
@@ -60,12 +60,14 @@ async def test_a_page_that_is_longer_than_asked_is_cut(capsys: pytest.CaptureFix
     assert len(shown.out.splitlines()) == 3 and "only the first 2 rows are shown" in shown.err
 
 
-async def test_nobody_is_a_remark(capsys: pytest.CaptureFixture[str]) -> None:
+async def test_an_empty_consumer_list_is_reported_on_stderr(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     await _ask(consumers, T.CONSUMER_LIST, {"consumers": (), "next": None})
     shown = capsys.readouterr()
     assert (shown.out, shown.err) == ("", "tickwheel: no matching consumer is connected\n")
 
 
-async def test_what_the_daemon_refuses_is_said() -> None:
+async def test_consumers_raises_the_daemons_error() -> None:
     with pytest.raises(BadRequest, match="topic"):
         await _ask(consumers, T.CONSUMER_LIST, BadRequest("topic must be a name"))

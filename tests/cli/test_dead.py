@@ -28,7 +28,7 @@ def _letter(task_id: int) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("rate", "size"), [(None, 1_000), (0.5, 1), (1, 1), (50, 10), (1e6, 1_000)]
 )
-def test_chunks_are_small_when_it_goes_slowly(rate: float | None, size: int) -> None:
+def test_chunk_size_follows_the_rate(rate: float | None, size: int) -> None:
     assert chunk_size(rate) == size
 
 
@@ -36,13 +36,13 @@ def test_chunks_are_small_when_it_goes_slowly(rate: float | None, size: int) -> 
     ("done", "elapsed_s", "rate", "wait_s"),
     [(100, 0.0, None, 0.0), (10, 0.0, 10, 1.0), (10, 0.4, 10, 0.6), (10, 5.0, 10, 0.0)],
 )
-def test_the_pause_makes_the_rate(
+def test_chunk_pause_keeps_the_requested_rate(
     done: int, elapsed_s: float, rate: float | None, wait_s: float
 ) -> None:
     assert pause_s(done, elapsed_s, rate) == pytest.approx(wait_s)
 
 
-def test_a_tally_says_what_was_not_as_wished() -> None:
+def test_tally_counts_unexpected_statuses() -> None:
     tally = Tally("requeued")
     tally.statuses.update(["requeued"] * 1_200 + ["unknown"])
     assert tally.sentence().startswith("1,200 requeued, 1 unknown in ")
@@ -51,7 +51,7 @@ def test_a_tally_says_what_was_not_as_wished() -> None:
     assert Tally("deleted").fields()["deleted"] == 0
 
 
-async def test_pages_are_settled_one_by_one_and_nothing_that_died_later(
+async def test_requeue_skips_dead_letters_made_after_it_started(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tasks, "CHUNK_MAX", 2)
@@ -83,7 +83,7 @@ async def test_pages_are_settled_one_by_one_and_nothing_that_died_later(
     }  # fmt: skip
 
 
-async def test_what_was_done_before_a_failure_is_said(
+async def test_a_failed_requeue_reports_earlier_pages(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tasks, "CHUNK_MAX", 1)
@@ -115,7 +115,9 @@ async def test_what_was_done_before_a_failure_is_said(
         ({"all_": True, "rate": float("nan")}, "--rate must be a number above 0, not nan"),
     ],
 )
-async def test_nothing_is_settled_because_of_a_mistake(given: dict[str, Any], named: str) -> None:
+async def test_requeue_with_invalid_options_settles_nothing(
+    given: dict[str, Any], named: str
+) -> None:
     call = Call("tcp://127.0.0.1:1", None, Output(as_json=True))
     with pytest.raises(BadRequest, match=named):
         await requeue(call, **given)
@@ -153,7 +155,7 @@ async def test_purge_without_a_terminal_refuses_and_says_how_many(
         assert said in capsys.readouterr().err
 
 
-async def test_what_stays_because_its_ttl_is_over_is_counted_and_named(
+async def test_requeue_counts_dead_letters_with_an_expired_ttl(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     async with FakeDaemon() as daemon:

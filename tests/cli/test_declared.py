@@ -23,21 +23,23 @@ TARGET = {
 
 
 @pytest.mark.parametrize("verb", DECLARED, ids=lambda verb: verb.name)
-def test_a_declared_command_is_there_with_its_arguments_and_options(verb: Any) -> None:
+def test_declared_commands_have_their_arguments_and_options(verb: Any) -> None:
     found: Any = typer.main.get_command(app)
     words = verb.command.split()
     for word in words:
         if not word.isupper():
             found = found.commands[word]
-    arguments = [one for one in found.params if one.param_type_name == "argument"]
-    options = {one.name for one in found.params} - {one.name for one in arguments}
+    arguments = [param for param in found.params if param.param_type_name == "argument"]
+    options = {param.name for param in found.params} - {argument.name for argument in arguments}
     shared = {"url", "token", "keys_file", "as_json"}
-    assert [one.metavar for one in arguments] == [word for word in words if word.isupper()]
+    assert [argument.metavar for argument in arguments] == [
+        word for word in words if word.isupper()
+    ]
     assert len(options - shared) == len(verb.asked.fields()) - len(arguments)
     assert found.help and "Raises" not in found.help and "``" not in found.help
 
 
-async def test_options_are_asked_by_their_fields_and_the_answer_is_one_object(
+async def test_push_set_sends_its_options_as_fields(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     secrets = tmp_path / "secrets"
@@ -69,7 +71,7 @@ async def test_options_are_asked_by_their_fields_and_the_answer_is_one_object(
         ("schedule backfill daily --from never --to 2030-01-31T09:00Z", "--from"),
     ],
 )
-def test_a_value_out_of_bounds_is_a_usage_error_before_the_daemon_is_asked(
+def test_an_option_out_of_bounds_is_a_usage_error(
     words: str, problem: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run([*words.split(), "--url", "127.0.0.1:1"]) == 2

@@ -23,7 +23,7 @@ def _line(**fields: Any) -> bytes:
     return json.dumps(fields).encode()
 
 
-def test_a_line_with_everything() -> None:
+def test_a_line_can_set_every_field() -> None:
     task = read_task(
         _line(
             topic="t", body="hello", delay="1m", key="k", tag="g", properties={"a": "b"},
@@ -37,7 +37,7 @@ def test_a_line_with_everything() -> None:
     assert task.retry == Retry.of({"kind": "fixed", "delay_ms": 5000, "retries": 2})
 
 
-def test_an_order_key_stands_in_a_line_or_comes_from_the_options() -> None:
+def test_an_order_key_in_a_line_overrides_the_option() -> None:
     defaults = Defaults("orders", order_key="a")
     assert read_task(_line(body="x", order_key="b"), defaults).order_key == "b"
     assert read_task(_line(body="x"), defaults).order_key == "a"
@@ -46,7 +46,7 @@ def test_an_order_key_stands_in_a_line_or_comes_from_the_options() -> None:
         read_task(_line(body="x", order_key=""), TOPIC)
 
 
-def test_a_retry_may_be_a_map_or_come_from_the_options() -> None:
+def test_a_retry_policy_can_be_a_map_or_an_option() -> None:
     given = {"kind": "table", "delays_ms": [1, 2]}
     assert read_task(_line(body="x", retry=given), TOPIC).retry == Retry.of(given)
     defaults = Defaults("orders", retry=Retry.named("none"))
@@ -54,7 +54,7 @@ def test_a_retry_may_be_a_map_or_come_from_the_options() -> None:
     assert read_task(_line(body="x", retry="rocketmq"), defaults).retry == Retry.named("rocketmq")
 
 
-def test_a_rule_for_a_pending_key_may_be_a_word_or_an_object() -> None:
+def test_if_pending_can_be_a_word_or_an_object() -> None:
     given = {"action": "replace", "window": "10m", "due": "later", "max_wait": 90}
     rule = IfPending("replace", window=600.0, due="later", max_wait=90.0)
     assert read_task(_line(body="x", key="k", if_pending=given), TOPIC).if_pending == rule
@@ -77,13 +77,13 @@ def test_a_rule_for_a_pending_key_may_be_a_word_or_an_object() -> None:
         ({"action": "keep", "window": True}, "window: True is not a duration"),
     ],
 )
-def test_a_wrong_rule_is_named(value: Any, said: str) -> None:
+def test_an_invalid_if_pending_names_the_field(value: Any, said: str) -> None:
     with pytest.raises(ValueError, match="field if_pending: ") as caught:
         read_task(_line(body="x", key="k", if_pending=value), TOPIC)
     assert said in str(caught.value)
 
 
-def test_options_of_a_rule_need_one() -> None:
+def test_coalescing_options_need_if_pending() -> None:
     assert rule_of(None, {}) is None
     assert rule_of("keep", {"window": 5.0, "unique_until": "started"}) == IfPending(
         "keep", window=5.0, unique_until="started"
@@ -92,7 +92,7 @@ def test_options_of_a_rule_need_one() -> None:
         rule_of(None, {"max_wait": 5.0})
 
 
-def test_what_a_line_does_not_say_comes_from_the_options() -> None:
+def test_options_are_defaults_for_fields_missing_in_a_line() -> None:
     defaults = Defaults(
         "orders", delay=5.0, tag="tag", properties={"a": "1", "b": "2"}, priority=3, ttl=60.0
     )
@@ -157,7 +157,7 @@ def test_a_bad_line_names_line_and_field(line: bytes, problem: str) -> None:
     assert caught.value.message.startswith(f"line 3: {problem}")
 
 
-def test_a_level_stands_for_a_delay_and_a_line_wins_over_the_options() -> None:
+def test_a_delay_level_in_a_line_overrides_the_option() -> None:
     assert read_task(_line(body="x", delay_level=3), TOPIC).delay_level == 3
     defaults = Defaults("orders", delay_level=4)
     assert read_task(_line(body="x"), defaults).delay_level == 4
@@ -165,7 +165,7 @@ def test_a_level_stands_for_a_delay_and_a_line_wins_over_the_options() -> None:
     assert (timed.delay, timed.delay_level) == (5, None)
 
 
-def test_a_line_without_a_topic_anywhere() -> None:
+def test_a_line_without_any_topic_is_refused() -> None:
     with pytest.raises(ValueError, match="field topic: missing"):
         read_task(_line(body="x"), Defaults())
 
@@ -176,7 +176,7 @@ def test_sizes_add_up_to_the_input_with_its_empty_lines() -> None:
 
 
 @given(st.binary(max_size=40))
-def test_no_line_breaks_the_reader(line: bytes) -> None:
+def test_any_line_is_a_task_or_a_value_error(line: bytes) -> None:
     try:
         found = read_task(line, TOPIC)
     except ValueError:
@@ -204,7 +204,7 @@ AS_JSON = (
 )  # fmt: skip
 
 
-def test_csv_says_what_json_says() -> None:
+def test_csv_rows_equal_json_lines() -> None:
     found = list(read_csv(CSV.splitlines(keepends=True), TOPIC))
     lines = [json.dumps(one).encode() for one in AS_JSON]
     assert [task for task, _ in found] == [read_task(line, TOPIC) for line in lines]
@@ -229,7 +229,7 @@ def test_csv_says_what_json_says() -> None:
         (b"key,body\na,b\nc,\xff\n", "line 3: not UTF-8"),
     ],
 )
-def test_csv_that_is_not_understood_is_refused_with_line_and_field(text: bytes, words: str) -> None:
+def test_invalid_csv_names_line_and_field(text: bytes, words: str) -> None:
     with pytest.raises(BadLine) as refused:
         list(read_csv(text.splitlines(keepends=True), TOPIC))
     assert words in refused.value.message

@@ -57,7 +57,7 @@ def test_names_never_disappear(wide: Grid) -> None:
     assert "billing" in drawn(wide)
 
 
-def test_counts_that_have_no_room_are_left_out_from_the_right_and_named(wide: Grid) -> None:
+def test_count_columns_that_do_not_fit_are_dropped_from_the_right(wide: Grid) -> None:
     shown, hidden = wide.fitted(TERMINAL)
     assert list(shown.columns) + hidden == list(wide.columns)
     assert hidden
@@ -69,11 +69,11 @@ def test_counts_that_have_no_room_are_left_out_from_the_right_and_named(wide: Gr
         assert all(head in heads for head in wide.fitted(width)[0].columns), width
 
 
-def test_what_fits_is_left_alone(wide: Grid) -> None:
+def test_a_table_that_fits_is_unchanged(wide: Grid) -> None:
     assert wide.fitted(300) == (wide, [])
 
 
-def test_every_help_fits_and_is_grouped_by_what_one_wants_to_do(
+def test_help_fits_the_terminal_and_groups_commands(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(TERMINAL))
@@ -90,7 +90,7 @@ def test_every_help_fits_and_is_grouped_by_what_one_wants_to_do(
 # --- near misses and hints -----------------------------------------------------------------------
 
 
-def test_a_command_or_setting_that_nearly_is_one_is_suggested(
+def test_misspelt_commands_and_settings_get_a_suggestion(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert run(["enqeue", "t", "x"]) == 2
@@ -102,7 +102,9 @@ def test_a_command_or_setting_that_nearly_is_one_is_suggested(
 
 
 @pytest.mark.usefixtures("impatient")
-def test_without_a_daemon_it_says_how_to_start_one(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unreachable_daemon_error_suggests_tickwheel_serve(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert run(["--url", "tcp://127.0.0.1:1", "stats"]) == 3
     (line,) = capsys.readouterr().err.splitlines()
     assert "`tickwheel serve`" in line
@@ -124,13 +126,13 @@ def said(daemon: Daemon, *words: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
-def test_a_limit_is_called_as_its_setting(daemon: Daemon) -> None:
+def test_limit_errors_name_the_setting(daemon: Daemon) -> None:
     done = said(daemon, "enqueue", "t", "x", "--delay", "9999d")
     assert "delay_max_s" in done.stderr
     assert "delay_ms_max" not in done.stderr
 
 
-def test_subscribe_says_that_it_makes_a_durable_group_and_once_only(daemon: Daemon) -> None:
+def test_subscribe_announces_a_new_durable_group_once(daemon: Daemon) -> None:
     said(daemon, "enqueue", "typo", "x")
     said(daemon, "enqueue", "typo", "y")
     first = said(daemon, "subscribe", "typo", "--group", "biling", "--max", "1")
@@ -143,7 +145,7 @@ def test_subscribe_says_that_it_makes_a_durable_group_and_once_only(daemon: Daem
     assert again.stderr == ""
 
 
-async def test_the_commands_that_a_new_group_is_told_mend_what_they_are_told_of(
+async def test_commands_printed_for_a_new_group_move_its_backlog(
     daemon: Daemon,
 ) -> None:
     """A group that nobody uses has the backlog; the next one gets it by the printed commands."""
@@ -160,12 +162,12 @@ async def test_the_commands_that_a_new_group_is_told_mend_what_they_are_told_of(
         ):
             done = said(daemon, *command.split(), *["--yes"] * ("reset" in command))
             assert done.returncode == 0, done.stderr
-        found = await client.pull("orders", group="shop", max=3, wait=WAIT_S)
-        assert found
+        deliveries = await client.pull("orders", group="shop", max=3, wait=WAIT_S)
+        assert deliveries
         assert list((await client.stats()).topics["orders"].groups) == ["shop"]
 
 
-def test_pause_of_a_topic_that_is_not_there_says_so(daemon: Daemon) -> None:
+def test_pausing_an_unknown_topic_is_an_error(daemon: Daemon) -> None:
     assert "topic ordres does not exist yet" in said(daemon, "pause", "ordres").stderr
     said(daemon, "enqueue", "orders", "x")
     assert said(daemon, "pause", "orders").stderr == ""
@@ -186,7 +188,7 @@ def test_topics_and_groups_are_completed(daemon: Daemon, monkeypatch: pytest.Mon
     assert complete_topics(daemonless, "") == []
 
 
-def test_work_waits_for_a_daemon_that_is_not_there_yet(tmp_path: Path) -> None:
+def test_work_waits_for_the_daemon_to_start(tmp_path: Path) -> None:
     (tmp_path / "late.py").write_text(
         "from tickwheel import Client, Worker\n"
         "worker = Worker(Client(connect_timeout=0.1))\n"
@@ -215,7 +217,7 @@ def test_work_waits_for_a_daemon_that_is_not_there_yet(tmp_path: Path) -> None:
     assert "connected to 127.0.0.1" in err
 
 
-async def test_a_worker_that_is_stopped_waits_no_longer() -> None:
+async def test_stop_ends_a_workers_wait_for_the_daemon() -> None:
     worker = Worker(Client("tcp://127.0.0.1:1", connect_timeout=0.05), signals=False)
 
     @worker.on("t")

@@ -82,7 +82,7 @@ async def _ask(run: Run, kind: T, answer: Answer, *, as_json: bool = False) -> t
         ({"all_": True}, {"tags": None, "where": None}),
     ],
 )
-async def test_setting_the_filter_of_a_group(
+async def test_group_filter_is_set(
     options: dict[str, Any], changed: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     answer = {**SETTINGS, "group": "g", "tags": "eu", "where": "a > 1"}
@@ -104,7 +104,7 @@ async def test_setting_the_filter_of_a_group(
         ({"rate_each": 5.0, "no_fair": True}, "--no-fair removes a setting"),
     ],
 )
-async def test_setting_needs_what_shall_change(options: dict[str, Any], words: str) -> None:
+async def test_groups_set_needs_an_option(options: dict[str, Any], words: str) -> None:
     call = Call(None, None, Output(as_json=False))
     with pytest.raises(BadRequest, match=words):
         await groups.set_group(call, "orders", "g", **options)
@@ -128,7 +128,7 @@ LINES = {
         ({"no_fair": True}, dict.fromkeys(("fair_by", "limit_each", "rate_each"))),
     ],
 )  # fmt: skip
-async def test_setting_what_a_group_says_of_order_keys_and_shares(
+async def test_group_ordering_and_fairness_are_set(
     options: dict[str, Any], changed: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     answer = {**SETTINGS, "group": "g", **LINES}
@@ -142,7 +142,7 @@ async def test_setting_what_a_group_says_of_order_keys_and_shares(
     )
 
 
-async def test_what_groups_say_of_them_is_listed_where_one_does(
+async def test_ordering_column_appears_when_a_group_sets_it(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     topic = TOPIC | {"groups": {"billing": GROUP | LINES, "mail": GROUP}}
@@ -152,7 +152,7 @@ async def test_what_groups_say_of_them_is_listed_where_one_does(
     assert "order, shares" not in capsys.readouterr().out
 
 
-async def test_creating_a_group(capsys: pytest.CaptureFixture[str]) -> None:
+async def test_group_is_created(capsys: pytest.CaptureFixture[str]) -> None:
     answer = {**SETTINGS, "group": "g", "rate": 5.0, "burst": 9, "retry": POLICY, "created": False}
     asked = await _ask(
         lambda call: groups.create_group(
@@ -170,7 +170,7 @@ async def test_creating_a_group(capsys: pytest.CaptureFixture[str]) -> None:
     assert "already exists" in said.err
 
 
-async def test_deleting_says_what_it_held(capsys: pytest.CaptureFixture[str]) -> None:
+async def test_deleting_a_group_prints_its_counts(capsys: pytest.CaptureFixture[str]) -> None:
     held = {"ready": 1_500, "in_flight": 0, "waiting": 2, "dead": 0}
     asked = await _ask(
         lambda call: groups.delete_group(call, "orders", "g", force=True), T.GROUP_DELETE, held
@@ -179,7 +179,7 @@ async def test_deleting_says_what_it_held(capsys: pytest.CaptureFixture[str]) ->
     assert capsys.readouterr().out == "orders  g  deleted with 1,500 ready, 2 waiting\n"
 
 
-async def test_a_group_that_holds_something_is_kept_when_nobody_can_be_asked() -> None:
+async def test_deleting_a_nonempty_group_without_a_terminal_needs_force() -> None:
     with pytest.raises(Conflict, match="it holds 3 ready; --force deletes it with them"):
         await _ask(
             lambda call: groups.delete_group(call, "orders", "g"),
@@ -188,7 +188,7 @@ async def test_a_group_that_holds_something_is_kept_when_nobody_can_be_asked() -
         )
 
 
-async def test_deleting_a_topic_says_what_it_held(capsys: pytest.CaptureFixture[str]) -> None:
+async def test_deleting_a_topic_prints_its_counts(capsys: pytest.CaptureFixture[str]) -> None:
     held = {"scheduled": 1_500, "ready": 0, "in_flight": 1, "waiting": 0, "dead": 2, "groups": 3}
     asked = await _ask(
         lambda call: groups.delete_topic(call, "orders", force=True), T.TOPIC_DELETE, held
@@ -205,7 +205,7 @@ async def test_deleting_a_topic_says_what_it_held(capsys: pytest.CaptureFixture[
         ("schedules enqueue to it: s; delete them first", "s; delete them first$"),
     ],
 )
-async def test_a_topic_is_kept_when_nobody_can_be_asked(message: str, shown: str) -> None:
+async def test_deleting_a_topic_without_a_terminal_needs_force(message: str, shown: str) -> None:
     with pytest.raises(Conflict, match=shown):
         await _ask(
             lambda call: groups.delete_topic(call, "orders"), T.TOPIC_DELETE, Conflict(message)
@@ -220,11 +220,11 @@ async def test_a_topic_is_kept_when_nobody_can_be_asked(message: str, shown: str
         ("2030-01-01T00:00:00Z", datetime(2030, 1, 1, tzinfo=UTC)),
     ],
 )
-def test_starts(text: str, start: Any) -> None:
+def test_group_start_positions_are_parsed(text: str, start: Any) -> None:
     assert parse_start(text) == start
 
 
-def test_a_start_that_is_none() -> None:
+def test_an_invalid_group_start_is_refused() -> None:
     with pytest.raises(ValueError, match="'soon' is neither now nor first nor an ISO-8601 time"):
         parse_start("soon")
 
@@ -246,7 +246,7 @@ async def test_topics_as_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     ]  # fmt: skip
 
 
-async def test_topics_of_a_daemon_that_says_less(capsys: pytest.CaptureFixture[str]) -> None:
+async def test_topics_of_an_older_daemon_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
     old = {name: TOPIC[name] for name in (*STATS, "groups") if name in TOPIC}
     await _ask(groups.topics, T.STATS, {**STATS, "topics": {"orders": {**old, "groups": {}}}})
     assert _lines(capsys)[1].split()[6:9] == ["-", "-", "-"]
@@ -268,7 +268,9 @@ async def test_groups_as_a_table_and_as_json(capsys: pytest.CaptureFixture[str])
         await _ask(lambda call: groups.list_groups(call, "nosuch"), T.STATS, STATS)
 
 
-async def test_the_policy_that_holds_and_whose_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+async def test_show_policy_names_the_policy_and_its_source(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     await _ask(lambda call: groups.show_policy(call, "orders"), T.STATS, STATS, as_json=True)
     found = [json.loads(line) for line in _lines(capsys)]
     assert [(p["group"], p["from"], p["holds"].get("name")) for p in found] == [

@@ -63,14 +63,14 @@ def objects(lines: list[str]) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines]
 
 
-def test_it_says_why_a_delivery_was_late(tmp_path: Path, capsys: Capture) -> None:
+def test_history_shows_why_a_delivery_was_late(tmp_path: Path, capsys: Capture) -> None:
     late = [*delivered([A], time_ms=NOW_MS + 60_000), "no_credit"]
     write(tmp_path, [[STARTED, group()], [enqueued([A])], [late]])
     _, lines, _ = call(capsys, "history", "--dir", str(tmp_path))
     assert "+1m 0s (no_credit), by w@1" in lines[1]
 
 
-def test_it_lists_the_newest_first(folder: Path, capsys: Capture) -> None:
+def test_history_lists_newest_first(folder: Path, capsys: Capture) -> None:
     code, lines, err = call(capsys, "history", "--dir", str(folder))
     assert (code, err) == (0, "")
     assert lines[0].split() == ["time", "event", "task", "topic", "group", "details"]
@@ -111,13 +111,15 @@ def test_json_is_the_events_as_they_are(folder: Path, capsys: Capture) -> None:
         (["--limit", "0"], list(range(1, 9))),
     ],
 )
-def test_questions(folder: Path, capsys: Capture, options: list[str], seqs: list[int]) -> None:
+def test_history_filters_select_events(
+    folder: Path, capsys: Capture, options: list[str], seqs: list[int]
+) -> None:
     code, lines, _ = call(capsys, "history", "--dir", str(folder), "--json", *options)
     assert code == 0
     assert sorted(event["seq"] for event in objects(lines)) == seqs
 
 
-def test_what_is_not_there_is_4_and_what_is_wrong_is_2(folder: Path, capsys: Capture) -> None:
+def test_history_exits_4_for_unknown_and_2_for_invalid(folder: Path, capsys: Capture) -> None:
     assert call(capsys, "history", "--dir", str(folder), "--id", "5")[0] == 4
     assert call(capsys, "history", "--dir", str(folder), "--key", "none")[0] == 4
     assert call(capsys, "history", "--dir", str(folder), "--topic", "none")[0] == 0
@@ -150,7 +152,7 @@ def test_a_transaction_has_its_own_story(tmp_path: Path, capsys: Capture) -> Non
             (("order-1", "prepared"), ("order-2", "prepared"), ("order-1", "committed"))
         )
     ]
-    write(tmp_path, [[STARTED, group()], *([one] for one in records), [enqueued([A])]])
+    write(tmp_path, [[STARTED, group()], *([record] for record in records), [enqueued([A])]])
     options = ("--dir", str(tmp_path), "--transaction", "order-1")
     code, lines, _ = call(capsys, "history", "--json", "--oldest-first", *options)
     assert code == 0
@@ -170,14 +172,14 @@ def test_the_folder_may_come_from_the_environment(
     assert len(call(capsys, "history", "list", "--limit", "3")[1]) == 4
 
 
-def test_torn_lines_are_remarked(folder: Path, capsys: Capture) -> None:
+def test_torn_lines_are_reported(folder: Path, capsys: Capture) -> None:
     (path,) = folder.glob("dt=*/hour=10/*.gz")
     (path.parent / "other-s0-e1-000009.jsonl").write_text('{"torn')
     code, _, err = call(capsys, "history", "--dir", str(folder))
     assert (code, err) == (0, "tickwheel: 1 torn lines were skipped\n")
 
 
-def test_following_shows_what_comes(
+def test_follow_prints_new_events(
     tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spool = spool_of(tmp_path)
@@ -221,7 +223,7 @@ def test_a_finished_task_is_shown_from_history_alone(folder: Path, capsys: Captu
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_task_that_nobody_knows_is_4(folder: Path, capsys: Capture) -> None:
+def test_an_unknown_task_exits_with_4(folder: Path, capsys: Capture) -> None:
     code, _, err = call(
         capsys, "show", "77", str(A), "--flow", "--history", str(folder), "--url", "127.0.0.1:1"
     )
@@ -230,7 +232,7 @@ def test_a_task_that_nobody_knows_is_4(folder: Path, capsys: Capture) -> None:
     assert code == 3 and "unreachable" in err
 
 
-async def test_where_it_stands_now_stands_beside_its_story(folder: Path, capsys: Capture) -> None:
+async def test_show_prints_the_current_state_and_the_history(folder: Path, capsys: Capture) -> None:
     async with FakeDaemon() as daemon:
         arguments = ["show", str(B), "--flow", "--history", str(folder), "--url", daemon.url]
         showing = asyncio.create_task(asyncio.to_thread(run, arguments))
@@ -256,7 +258,7 @@ async def show_flow(told: dict[str, Any], info: dict[str, Any], *options: str) -
         return await showing
 
 
-async def test_the_story_comes_from_the_daemon_where_no_folder_is_named(capsys: Capture) -> None:
+async def test_history_without_a_folder_asks_the_daemon(capsys: Capture) -> None:
     events = [
         {"v": 1, "time_ms": NOW_MS, "event": "enqueued", "task_id": str(A), "topic": "t"},
         {"v": 1, "time_ms": NOW_MS + 9, "event": "acked", "task_id": str(A), "topic": "t"},
@@ -277,7 +279,7 @@ async def test_the_story_comes_from_the_daemon_where_no_folder_is_named(capsys: 
 
 
 @pytest.mark.parametrize("is_kept", [True, False])
-async def test_a_stored_task_without_a_story_is_4(is_kept: bool, capsys: Capture) -> None:
+async def test_a_stored_task_without_history_exits_with_4(is_kept: bool, capsys: Capture) -> None:
     """The table says where it stands, but no flow was found."""
     told = {"events": [], "is_kept": is_kept, "complete": True}
     stored = {"id": A, "state": "scheduled", "topic": "t", "body": b"b"}
@@ -290,7 +292,7 @@ async def test_a_stored_task_without_a_story_is_4(is_kept: bool, capsys: Capture
 # --- restore -----------------------------------------------------------------------------------
 
 
-async def test_a_restore_shows_how_far_it_is(
+async def test_restore_shows_progress_on_stderr(
     folder: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On stderr, with a share, a rate and an estimate; stdout has the result alone."""
@@ -331,7 +333,7 @@ async def test_restore_from_the_command_line(folder: Path, capsys: Capture) -> N
     assert code == 1 and "exists already" in err
 
 
-async def test_restore_of_one_and_without_overdue(folder: Path, capsys: Capture) -> None:
+async def test_restore_skips_overdue_tasks(folder: Path, capsys: Capture) -> None:
     write(folder, [[stopped()]])
     code, lines, _ = restore(capsys, folder, "--id", str(B), "--id", str(A), "--json")
     (report,) = objects(lines)
@@ -344,7 +346,7 @@ async def test_restore_of_one_and_without_overdue(folder: Path, capsys: Capture)
     assert report["skipped_overdue"] == {"count": 1, "ids": [str(B)]}
 
 
-async def test_restore_without_bodies_is_1(tmp_path: Path, capsys: Capture) -> None:
+async def test_restore_without_bodies_exits_with_1(tmp_path: Path, capsys: Capture) -> None:
     write(tmp_path, [[STARTED, group()], [enqueued([A])], [stopped()]])
     code, lines, err = restore(capsys, tmp_path)
     assert code == 1 and lines[0].startswith("Nothing was written to ")
@@ -384,7 +386,9 @@ def test_a_key_is_looked_up_in_the_history_without_a_daemon(folder: Path, capsys
         (["list", "--before", "tomorrow"], "tomorrow"),
     ],
 )
-def test_how_not_to_show_by_key(capsys: Capture, arguments: list[str], words: str) -> None:
+def test_invalid_options_of_show_by_key_are_usage_errors(
+    capsys: Capture, arguments: list[str], words: str
+) -> None:
     code, lines, err = call(capsys, *NOBODY, *arguments)
     assert (code, lines) == (2, [])
     assert words in err

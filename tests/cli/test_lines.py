@@ -26,7 +26,7 @@ LINE = {
 FAIR = {"id": 7, "kind": "fair", "value": None, "state": "limited", "in_flight": 5, "waiting": 1}
 
 
-async def test_held_keys(capsys: pytest.CaptureFixture[str]) -> None:
+async def test_held_keys_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     one = HELD | {"since_ms": int(time.time() * 1000) - 60_000}
     answer = {"keys": (one,), "held": 1, "paused": ()}
     assert await _ask(lambda c: groups.held_keys(c, "t", "g"), T.HELD_KEYS, answer) == (
@@ -43,7 +43,7 @@ async def test_held_keys(capsys: pytest.CaptureFixture[str]) -> None:
     assert "no key of group g of topic t is held" in capsys.readouterr().err
 
 
-async def test_lines(capsys: pytest.CaptureFixture[str]) -> None:
+async def test_order_lines_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     answer = {"lines": (LINE, FAIR), "waiting": 3}
     asked = await _ask(lambda c: groups.key_lines(c, "t", "g", limit=5), T.KEY_LINES, answer)
     assert asked == ("t", "g", {"limit": 6})
@@ -96,7 +96,7 @@ async def test_a_key_is_paused_and_resumed(capsys: pytest.CaptureFixture[str]) -
             await groups.pause_key(call, topic="t", group="g", **named)
 
 
-async def test_paused_keys(capsys: pytest.CaptureFixture[str]) -> None:
+async def test_paused_keys_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     since_ms = int(time.time() * 1000) - 60_000
     one = {"kind": "fair", "value": 7, "since_ms": since_ms, "by": "ann", "waiting": 1_200}
     answer = {"keys": (), "held": 0, "paused": (one,)}
@@ -114,7 +114,7 @@ async def test_paused_keys(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("text", "value"), [("a=b", "a=b"), ("", ""), (":=1.5", 1.5), (":=true", True), ("12", "12")]
 )
-def test_values_are_written_as_those_of_properties(text: str, value: object) -> None:
+def test_line_values_are_written_like_properties(text: str, value: object) -> None:
     assert parse_value(text) == value
 
 

@@ -51,7 +51,7 @@ def zone(request: pytest.FixtureRequest) -> Iterator[str]:
         yield request.param
 
 
-def test_every_local_time_around_a_gap_is_that_of_the_offset_before(zone: str) -> None:
+def test_local_times_in_a_dst_gap_use_the_offset_before_it(zone: str) -> None:
     clock, skipped = ZoneInfo(zone), 0
     for minutes in range(-60, 26 * 60, 10):
         naive = GAPS[zone] + timedelta(minutes=minutes)
@@ -70,7 +70,7 @@ def test_every_local_time_around_a_gap_is_that_of_the_offset_before(zone: str) -
      "2030-01-31x09:00", "2030-01-31T09:00:00+01:00:30", "2030-01-31T09:00+00:60",
      "", "10 0", "0001-01-01"],
 )  # fmt: skip
-def test_other_times_are_refused_with_form_and_value(text: str) -> None:
+def test_invalid_times_are_refused_with_form_and_value(text: str) -> None:
     with pytest.raises(ValueError, match="is not an ISO-8601 time; write for example") as refused:
         parse_time(text)
     assert repr(text) in str(refused.value)
@@ -82,13 +82,13 @@ def test_a_report_reads_the_times_that_commands_read() -> None:
 
 
 @pytest.mark.parametrize("text", ["10 0", "1 2 3s", "5 m s", "1. 5s", "1 .5s", "٣s", "1m1h", "s"])
-def test_other_durations_are_refused(text: str) -> None:
+def test_invalid_durations_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="write for example 30s"):
         parse_duration(text)
 
 
 @pytest.mark.parametrize("parse", [parse_moment, parse_coming])
-def test_a_date_without_signs_is_not_taken_for_seconds(parse: object) -> None:
+def test_a_date_without_separators_is_not_parsed_as_seconds(parse: object) -> None:
     with pytest.raises(ValueError, match="write 2026-11-29, or 20261129s"):
         parse("20261129")  # type: ignore[operator]
 
@@ -101,11 +101,11 @@ UNITS = sorted(UNITS_MS, key=lambda unit: -UNITS_MS[unit])
 def test_durations_are_the_sum_of_their_parts_rounded_up(parts: dict[str, str], gap: str) -> None:
     written = [(parts[unit], unit) for unit in UNITS if unit in parts]
     exact = sum(Fraction(number) * UNITS_MS[unit] for number, unit in written)
-    found = parse_duration(gap.join(number + gap + unit for number, unit in written))
-    assert round(found * 1000) == -(-exact // 1)
+    duration = parse_duration(gap.join(number + gap + unit for number, unit in written))
+    assert round(duration * 1000) == -(-exact // 1)
 
 
-def test_a_shift_never_makes_anything_earlier_than_asked() -> None:
+def test_a_shift_never_rounds_to_an_earlier_time() -> None:
     assert (parse_shift("1.4ms"), parse_shift("-1.6ms")) == (0.002, -0.001)
 
 
@@ -192,7 +192,7 @@ def written_times(draw: st.DrawFn, zone: str) -> str:
     )
 )
 @MANY
-def test_times_are_understood_digit_by_digit_or_refused(written: tuple[str, str]) -> None:
+def test_times_are_parsed_exactly_or_refused(written: tuple[str, str]) -> None:
     name, text = written
     wanted = slow_time(text, name)
     with clock_of(name):
@@ -245,7 +245,7 @@ def written_durations(draw: st.DrawFn) -> str:
 
 @given(written_durations())
 @MANY
-def test_durations_are_understood_word_by_word_or_refused(text: str) -> None:
+def test_durations_are_parsed_exactly_or_refused(text: str) -> None:
     wanted = slow_duration(text)
     if wanted is None:
         with pytest.raises(ValueError, match="duration|each unit once|longer than"):

@@ -38,11 +38,11 @@ def listing(*shards: dict[str, Any]) -> dict[str, Any]:
     ("numbers", "text"),
     [((), "-"), ((4,), "4"), ((2, 0, 1, 7), "0-2, 7"), ((0, 2, 4), "0, 2, 4"), ((5, 6), "5-6")],
 )
-def test_numbers_that_follow_each_other_are_one(numbers: tuple[int, ...], text: str) -> None:
+def test_consecutive_shard_numbers_are_a_range(numbers: tuple[int, ...], text: str) -> None:
     assert nodes.spans(numbers) == text
 
 
-async def test_nodes(capsys: pytest.CaptureFixture[str]) -> None:
+async def test_nodes_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     codes: list[int] = []
 
     async def run(call: Call) -> None:
@@ -65,7 +65,7 @@ async def test_nodes(capsys: pytest.CaptureFixture[str]) -> None:
     assert codes == [0, EXIT_FAILED]
 
 
-async def test_a_daemon_that_is_no_node_is_told_by_its_own_words() -> None:
+async def test_nodes_raises_the_error_of_a_daemon_without_nodes() -> None:
     with pytest.raises(Conflict, match="not a node"):
         await _ask(nodes.list_nodes, T.NODE_LIST, Conflict("this daemon is not a node"))
 
@@ -84,7 +84,9 @@ async def test_a_shard_is_moved(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(("node", "anywhere"), [(None, False), ("b", True)])
-async def test_where_a_shard_shall_be_is_said_once(node: str | None, *, anywhere: bool) -> None:
+async def test_move_takes_a_node_or_anywhere_but_not_both(
+    node: str | None, *, anywhere: bool
+) -> None:
     with pytest.raises(BadRequest, match="either NODE or --anywhere"):
         await nodes.move(Call(None, None, Output(as_json=False)), 3, node, anywhere=anywhere)
 
@@ -99,7 +101,7 @@ async def test_a_node_is_drained(capsys: pytest.CaptureFixture[str], *, undo: bo
 
 
 @pytest.mark.parametrize("as_json", [False, True])
-async def test_shards_say_who_has_them_where_they_go_and_what_they_wait_for(
+async def test_shards_show_owner_target_and_trouble(
     capsys: pytest.CaptureFixture[str], *, as_json: bool
 ) -> None:
     async with FakeDaemon() as daemon:
@@ -127,7 +129,7 @@ async def test_shards_say_who_has_them_where_they_go_and_what_they_wait_for(
         assert "unreachable: no daemon serves it, moves to b (b starts)" in two
 
 
-async def test_the_shards_of_a_daemon_that_is_alone(capsys: pytest.CaptureFixture[str]) -> None:
+async def test_shards_of_a_single_daemon_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     async with FakeDaemon() as daemon:
         daemon.set_status(node="alone")
         call = Call(daemon.url, None, Output(as_json=False))

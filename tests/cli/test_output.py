@@ -11,17 +11,17 @@ import pytest
 from tickwheel.cli.output import Grid, Output
 
 
-def test_columns_are_aligned_and_numbers_stand_right() -> None:
+def test_columns_are_aligned_and_numbers_right_aligned() -> None:
     grid = Grid(("id", "topic"), right=frozenset(("id",)))
     grid.rows.extend([("7", "a"), ("1234", "orders")])
     assert grid.plain() == "  id  topic\n   7  a\n1234  orders"
 
 
-def test_an_empty_table_is_its_head() -> None:
+def test_an_empty_table_prints_its_header() -> None:
     assert Grid(("id", "topic"), title="Tasks").plain() == "Tasks\nid  topic"
 
 
-def test_a_record_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_json_record_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     Output(as_json=True).record({"id": "1", "body": "two\nlines, ünïcode"})
     out = capsys.readouterr().out
     assert out.count("\n") == 1

@@ -35,7 +35,7 @@ EXPONENTIAL = {
         ("My.own-1", "My.own-1"),
     ],
 )  # fmt: skip
-def test_specs(spec: str, policy: Any) -> None:
+def test_policy_specs_are_parsed(spec: str, policy: Any) -> None:
     assert parse_policy(spec) == policy
     assert policy_of_json(spec) == policy
     made = retry_of(parse_policy(spec))
@@ -91,7 +91,7 @@ def test_a_bad_spec_names_the_field_and_the_value(spec: str, problem: str) -> No
         ({"kind": "none", "delays_ms": [1]}, "delays_ms is not part of kind none"),
     ],
 )
-def test_a_bad_policy_in_json(value: Any, problem: str) -> None:
+def test_an_invalid_policy_in_json_is_refused(value: Any, problem: str) -> None:
     with pytest.raises(ValueError, match=re.escape(problem)):
         policy_of_json(value)
 
@@ -100,11 +100,11 @@ def test_a_bad_policy_in_json(value: Any, problem: str) -> None:
     "value",
     [EXPONENTIAL, {"kind": "none"}, {"kind": "table", "delays_ms": [1, 2], "retries": 3}],
 )
-def test_a_map_in_json_is_taken_as_it_is(value: dict[str, Any]) -> None:
+def test_a_policy_map_in_json_is_passed_unchanged(value: dict[str, Any]) -> None:
     assert policy_of_json(value) == value
 
 
-def test_policies_for_people() -> None:
+def test_policies_are_formatted_for_people() -> None:
     assert format_policy(None) == "-"
     assert (
         format_policy(EXPONENTIAL) == "exponential:base=10s,factor=2,cap=2h,retries=16,jitter=0.1"
@@ -141,17 +141,17 @@ ONE_OF = st.one_of(
 
 
 @given(ONE_OF)
-def test_what_is_shown_is_read_back(policy: Any) -> None:
+def test_a_formatted_policy_parses_to_itself(policy: Any) -> None:
     assert parse_policy(format_policy(policy)) == policy
 
 
 @given(st.text(max_size=60))
-def test_no_text_breaks_the_parser(text: str) -> None:
+def test_any_text_is_a_policy_or_a_value_error(text: str) -> None:
     try:
-        found = parse_policy(text)
+        policy = parse_policy(text)
     except ValueError:
         return
-    assert isinstance(retry_of(found), Retry)
+    assert isinstance(retry_of(policy), Retry)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ async def status(url: str, *options: str) -> int:
     return await asyncio.to_thread(run, ["status", "--url", url, *options])
 
 
-async def test_a_row_for_each_address_and_the_active_one_that_is_named(capsys: Capture) -> None:
+async def test_status_has_a_row_per_address_and_for_the_named_leader(capsys: Capture) -> None:
     async with FakeDaemon() as standby, FakeDaemon() as active:
         leader = {"node": "left", "address": active.url, "epoch": 7, "since_ms": NOW_MS}
         standby.set_status(node="right", role="standby", state="standby", active=leader, epoch=0)
@@ -33,7 +33,7 @@ async def test_a_row_for_each_address_and_the_active_one_that_is_named(capsys: C
     assert "redis://r:6379/0" in rows[2]
 
 
-async def test_what_a_confirmed_task_survives_is_said_below(capsys: Capture) -> None:
+async def test_status_prints_the_durability(capsys: Capture) -> None:
     async with FakeDaemon() as daemon:
         daemon.set_status(durability="appendfsync everysec: \x1b can lose a second")
         assert await status(daemon.url) == 0
@@ -42,7 +42,7 @@ async def test_what_a_confirmed_task_survives_is_said_below(capsys: Capture) -> 
     assert "\x1b" not in last
 
 
-async def test_what_is_wrong_right_now_is_said_below(capsys: Capture) -> None:
+async def test_status_prints_current_warnings(capsys: Capture) -> None:
     async with FakeDaemon() as daemon, FakeDaemon() as standby:
         daemon.set_status()
         standby.set_status(role="standby", state="standby")
@@ -55,7 +55,7 @@ async def test_what_is_wrong_right_now_is_said_below(capsys: Capture) -> None:
     ]
 
 
-async def test_json_is_an_object_an_address(capsys: Capture) -> None:
+async def test_status_json_has_one_object_per_address(capsys: Capture) -> None:
     async with FakeDaemon() as daemon:
         expected = daemon.set_status(address="tcp://known.as:7355")
         assert await status(f"{daemon.url},127.0.0.1:1", "--json") == 0
@@ -67,7 +67,7 @@ async def test_json_is_an_object_an_address(capsys: Capture) -> None:
 
 
 @pytest.mark.parametrize("state", ["store_trouble", "draining", "recovering"])
-async def test_without_one_that_serves_it_is_1(state: str, capsys: Capture) -> None:
+async def test_status_exits_with_1_if_no_daemon_serves(state: str, capsys: Capture) -> None:
     async with FakeDaemon() as daemon, FakeDaemon() as standby:
         daemon.set_status(state=state, detail="for a reason", store_ok=False)
         standby.set_status(role="standby", state="standby")
@@ -77,7 +77,7 @@ async def test_without_one_that_serves_it_is_1(state: str, capsys: Capture) -> N
     assert "(NOT OK)" in out
 
 
-async def test_all_shards_are_there_when_one_is_asked(capsys: Capture) -> None:
+async def test_status_of_one_shard_lists_all_shards(capsys: Capture) -> None:
     async with FakeDaemon() as first, FakeDaemon() as second:
         shards = [first.url, second.url, "tcp://127.0.0.1:1"]
         first.set_status(address=first.url, shard=0, shards=shards[:2], durability="on a disk")
@@ -97,14 +97,14 @@ async def test_all_shards_are_there_when_one_is_asked(capsys: Capture) -> None:
     assert rows[2].split()[2] == "unreachable"
 
 
-async def test_with_nobody_there_it_is_3(capsys: Capture) -> None:
+async def test_status_exits_with_3_if_no_daemon_is_reachable(capsys: Capture) -> None:
     assert await status("tcp://127.0.0.1:1,127.0.0.1:2") == 3
     captured = capsys.readouterr()
     assert captured.out.count("unreachable") == 2
     assert captured.err == ""
 
 
-async def test_one_that_objects_is_there(capsys: Capture) -> None:
+async def test_status_shows_a_daemon_that_refuses_the_token(capsys: Capture) -> None:
     async with FakeDaemon() as daemon:
         daemon.greet = lambda peer, frame: (peer.error(frame, "unauthorized", "no"), peer.close())[
             0

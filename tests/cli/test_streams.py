@@ -70,8 +70,8 @@ def test_commands_do_not_answer_a_bad_stream_with_a_traceback(
         stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
     )  # fmt: skip
     *bad, tried = done.stdout.splitlines()[-30:]
-    found = [line for line in bad if line.startswith("[[")]
-    assert not found and int(tried) > 5, "\n".join([*found, done.stderr[-2_000:]])
+    lines = [line for line in bad if line.startswith("[[")]
+    assert not lines and int(tried) > 5, "\n".join([*lines, done.stderr[-2_000:]])
 
 
 def test_a_body_on_stdin_is_read_up_to_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:

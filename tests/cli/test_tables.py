@@ -114,7 +114,7 @@ def drawn(grid: Grid, width: int) -> list[str]:
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_what_is_looked_for_is_there_at_80_columns(name: str) -> None:
+def test_important_columns_fit_80_columns(name: str) -> None:
     grid, wanted = TABLES[name]
     heads = " ".join(drawn(grid, TERMINAL)[1 if grid.title else 0].split())
     for head in wanted.replace("in flight", "in_flight").split():
@@ -122,7 +122,7 @@ def test_what_is_looked_for_is_there_at_80_columns(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_nothing_that_is_shown_is_cut_at_any_width(name: str) -> None:
+def test_shown_cells_are_complete_at_any_width(name: str) -> None:
     grid, _ = TABLES[name]
     for width in range(40, 200, 3):
         shown, hidden = grid.fitted(width)
@@ -135,7 +135,7 @@ def test_nothing_that_is_shown_is_cut_at_any_width(name: str) -> None:
         assert found == sorted("".join("".join(said).split()))
 
 
-def test_first_milliseconds_go_then_columns_that_say_nothing() -> None:
+def test_milliseconds_are_dropped_before_empty_columns() -> None:
     grid = Grid(("name", "at", "rate", "n"), right=frozenset("n"), times=frozenset(("at",)))
     grid.rows += [("a", AT, "-", "1"), ("b", "-", "", "2")]
     assert grid.fitted(TERMINAL) == (grid, [])
@@ -146,7 +146,7 @@ def test_first_milliseconds_go_then_columns_that_say_nothing() -> None:
     assert [*shown.columns, *hidden] == ["name", "at", "n"], "and nobody has to be told"
 
 
-def test_what_can_be_spared_goes_in_its_order_before_any_other() -> None:
+def test_spare_columns_are_dropped_first_and_in_order() -> None:
     heads = ("name", "a", "b", "c", "text")
     grid = Grid(heads, right=frozenset("abc"), spare=("b", "text"))
     grid.rows.append(("n" * 20, *["123456789"] * 3, "t" * 20))

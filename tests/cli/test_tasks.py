@@ -28,7 +28,9 @@ OTHER = {"cause": "leased", "detail": "It is with w.", "group": "h", "command": 
 
 
 @pytest.mark.parametrize("words", [[], ["--key", "a"], ["--topic", "t"], ["7", "--key", "a"]])
-def test_explain_names_what_it_needs(capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
+def test_explain_without_a_task_names_the_options_it_needs(
+    capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
     assert run(["explain", *words]) == EXIT_USAGE
     assert "give either ID, or --topic and --key" in capsys.readouterr().err
 
@@ -66,5 +68,5 @@ async def test_a_task_is_explained_in_a_sentence_with_a_command(
         (["in_flight"], 1), (["unknown", "in_flight"], 1),
     ],
 )  # fmt: skip
-def test_the_verdict_on_many_ids(statuses: list[str], code: int) -> None:
+def test_statuses_of_many_ids_are_summarised(statuses: list[str], code: int) -> None:
     assert verdict(statuses, {"cancelled"}) == code

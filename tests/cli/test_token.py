@@ -26,7 +26,7 @@ def test_the_token_alone_is_on_stdout(path: Path, capsys: Capture) -> None:
     assert shown.out.count("\n") == 1 and "shown once" in shown.err
 
 
-def test_the_file_of_the_environment(
+def test_token_file_can_come_from_the_environment(
     path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TICKWHEEL_TOKENS_FILE", str(path))
@@ -37,7 +37,7 @@ def test_the_file_of_the_environment(
     assert token.expires_ms == token.created_ms + 90 * 86_400_000
 
 
-def test_a_table_of_them(path: Path, capsys: Capture) -> None:
+def test_tokens_are_listed(path: Path, capsys: Capture) -> None:
     over, _ = tokens.create(path, "old", tokens.parse_scopes(["read=a,b.*"]), 5, 10)
     tokens.write_used(path, {over.id: 7}, {over.id: over})
     assert run(["token", "list", "--file", str(path)]) == 0
@@ -61,7 +61,7 @@ def test_a_table_of_them(path: Path, capsys: Capture) -> None:
         (["revoke", "nobody"], 1, "io_error"),
     ],
 )
-def test_what_is_wrong_is_one_line(
+def test_token_errors_are_one_line(
     path: Path, capsys: Capture, arguments: list[str], code: int, said: str
 ) -> None:
     assert run(["token", *arguments, "--file", str(path)]) == code
@@ -69,7 +69,7 @@ def test_what_is_wrong_is_one_line(
     assert error.count("\n") == 1 and said in error and not path.exists()
 
 
-def test_which_one_is_revoked(path: Path, capsys: Capture) -> None:
+def test_revoking_an_ambiguous_name_needs_an_id_or_all(path: Path, capsys: Capture) -> None:
     for _ in range(2):
         tokens.create(path, "shop", tokens.parse_scopes(["all"]), 5, None)
     assert run(["token", "revoke", "shop", "--file", str(path)]) == 1

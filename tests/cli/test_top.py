@@ -59,7 +59,7 @@ def _stats(uptime_s: float = 10.0, epoch: int = 1, **topics: Any) -> dict[str, A
     }  # fmt: skip
 
 
-def test_what_is_wrong_right_now_stands_above_the_table() -> None:
+def test_troubles_are_shown_above_the_table() -> None:
     frame = Meter().read(_stats(10.0, a=_topic()))
     assert frame.fields()["troubles"] == []
     troubles = [("error", "Topic a is full"), *[("note", f"note {n}") for n in range(4)]]
@@ -70,7 +70,7 @@ def test_what_is_wrong_right_now_stands_above_the_table() -> None:
     assert frame.fields()["troubles"][0]["text"] == "Topic a is full"
 
 
-def test_rates_are_what_came_since_over_the_daemons_own_time() -> None:
+def test_rates_divide_by_the_daemons_clock() -> None:
     meter = Meter()
     first = meter.read(_stats(10.0, a=_topic(enqueued=100, groups={"g": _group(acked=7)})))
     assert first.rates == {"enqueued": None, "delivered": None, "acked": None}
@@ -83,7 +83,7 @@ def test_rates_are_what_came_since_over_the_daemons_own_time() -> None:
     assert group.acked_per_s == 5.0
 
 
-def test_a_topic_that_came_to_be_in_between_counts_from_nothing() -> None:
+def test_a_new_topic_counts_from_zero() -> None:
     meter = Meter()
     meter.read(_stats(10.0))
     frame = meter.read(_stats(11.0, new=_topic(enqueued=8)))
@@ -98,7 +98,7 @@ def test_a_topic_that_came_to_be_in_between_counts_from_nothing() -> None:
         _stats(10.0, a=_topic(enqueued=5)),  # no time has passed
     ],
 )
-def test_there_is_no_rate_over_a_restart(after: dict[str, Any]) -> None:
+def test_a_restart_leaves_rates_unknown(after: dict[str, Any]) -> None:
     meter = Meter()
     meter.read(_stats(10.0, a=_topic(enqueued=5)))
     assert meter.read(after).rates["enqueued"] is None
@@ -125,7 +125,7 @@ def test_rows_are_sorted_largest_first_and_by_name_where_equal() -> None:
     assert set(expected) == set(SORTS)
 
 
-def test_groups_stand_under_their_topic() -> None:
+def test_groups_are_listed_under_their_topic() -> None:
     groups = {"slow": _group(ready=1), "quick": _group(ready=2, paused=True)}
     text = frame_text(Meter("ready").read(_stats(a=_topic(ready=3, groups=groups))))
     lines = text.splitlines()
@@ -136,7 +136,7 @@ def test_groups_stand_under_their_topic() -> None:
     assert lines[6].split()[-1] == "paused"
 
 
-def test_what_does_not_fit_is_counted() -> None:
+def test_rows_that_do_not_fit_are_counted() -> None:
     frame = Meter().read(_stats(**{f"t{n:02d}": _topic() for n in range(20)}))
     grid = rows_grid(frame, 6)
     assert len(grid.rows) == 6
@@ -144,7 +144,7 @@ def test_what_does_not_fit_is_counted() -> None:
     assert len(rows_grid(frame, 20).rows) == 20
 
 
-def test_a_lost_daemon_shows_the_last_figures_and_what_is_the_matter() -> None:
+def test_a_lost_daemon_shows_its_last_figures_and_the_trouble() -> None:
     frame = Meter().read(_stats(a=_topic(ready=3)))
     frame = replace(frame, trouble="reconnecting: gone")
     assert frame_text(frame).splitlines()[0] == "reconnecting: gone"
@@ -164,7 +164,7 @@ def test_json_has_topics_with_their_groups() -> None:
     assert "scheduled" not in topic["groups"][0]
 
 
-def test_what_is_counted_for_all_topics_only_is_a_dash_for_who_may_read_some() -> None:
+def test_global_counters_are_a_dash_without_rights_to_all_topics() -> None:
     raw = _stats(a=_topic(ready=3))
     for name in ("early", "connections", "lateness"):
         del raw[name]
@@ -182,7 +182,7 @@ def test_what_is_counted_for_all_topics_only_is_a_dash_for_who_may_read_some() -
 # --- keys ----------------------------------------------------------------------------------------
 
 
-def test_keys_come_by_their_names_and_what_has_none_is_left_out() -> None:
+def test_keys_are_decoded_and_unknown_sequences_ignored() -> None:
     assert keys_of("s/é\r") == ["s", "/", "é", ENTER]
     assert keys_of("\x1b[A\x1bOB\x1b[6~\x1b[1~\x1b[F\x1b") == [
         UP, DOWN, PAGE_DOWN, HOME, END, ESCAPE,
@@ -262,13 +262,13 @@ TOPICS = {
 }  # fmt: skip
 
 
-def test_topics_have_a_row_and_one_for_each_group() -> None:
+def test_stats_have_a_row_per_topic_and_per_group() -> None:
     lines = stats_topics_grid(TOPICS).plain().splitlines()
     assert lines[0] == "Topics"
     assert lines[2].split() == ["orders", "1,234", "0", "2", "0", "1", "5", "3"]
     assert lines[3].split() == ["billing", "0", "2", "1"]
 
 
-def test_a_table_into_a_pipe_has_no_frames(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_table_in_a_pipe_is_ascii(capsys: pytest.CaptureFixture[str]) -> None:
     Output(as_json=False).grid(stats_topics_grid(TOPICS))
     assert capsys.readouterr().out.isascii()

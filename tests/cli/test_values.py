@@ -21,7 +21,7 @@ from tickwheel.model.policies import parse_duration
         ("1d12h", 129_600), ("1m500ms", 60.5), ("0.0015s", 0.002), ("1.9996ms", 0.002),
     ],
 )  # fmt: skip
-def test_durations(text: str, seconds: float) -> None:
+def test_durations_are_parsed(text: str, seconds: float) -> None:
     assert parse_duration(text) == seconds
 
 
@@ -43,7 +43,7 @@ def test_durations(text: str, seconds: float) -> None:
         "1..5s",
     ],
 )
-def test_what_is_no_duration_is_refused_with_the_text(text: str) -> None:
+def test_an_invalid_duration_is_refused_with_examples(text: str) -> None:
     with pytest.raises(ValueError, match="30s, 5m"):
         parse_duration(text)
 
@@ -66,12 +66,12 @@ def test_a_time_without_a_zone_is_local() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "tomorrow", "2030-13-01", "12:00", "0001-01-01T00:00:00x"])
-def test_what_is_no_time_is_refused(text: str) -> None:
+def test_an_invalid_time_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="ISO-8601"):
         options.parse_at(text)
 
 
-def test_ids() -> None:
+def test_ids_are_parsed() -> None:
     assert options.parse_id("0") == 0
     assert options.parse_id(str(2**63 - 1)) == 2**63 - 1
     for text in ("", "-1", "x", "1.0", "٣", str(2**63)):
@@ -79,7 +79,7 @@ def test_ids() -> None:
             options.parse_id(text)
 
 
-def test_properties() -> None:
+def test_properties_are_parsed() -> None:
     assert options.parse_property("a=b=c") == ("a", "b=c")
     assert options.parse_property("a=") == ("a", "")
     assert options.parse_property("a=1") == ("a", "1")
@@ -101,12 +101,12 @@ def test_properties() -> None:
         (5400, "1h 30m"), (90_061, "1d 1h"), (-2, "-2 s"),
     ],
 )  # fmt: skip
-def test_durations_for_people(seconds: float, text: str) -> None:
+def test_durations_are_formatted_for_people(seconds: float, text: str) -> None:
     assert output.format_duration(seconds) == text
 
 
 @given(st.integers(min_value=0, max_value=2**53))
-def test_times_can_be_shown_whatever_the_daemon_sends(at_ms: int) -> None:
+def test_any_time_of_a_daemon_is_formatted(at_ms: int) -> None:
     assert output.format_time(at_ms)
 
 
@@ -123,7 +123,7 @@ def test_a_body_is_text_when_it_can_be() -> None:
     assert output.body_fields(b"\xff\x00") == {"body_base64": "/wA="}
 
 
-def test_nothing_reaches_the_terminal_that_it_would_obey() -> None:
+def test_control_characters_are_escaped_for_the_terminal() -> None:
     assert output.printable("a\x1b[31mb\n\x07") == "a\\x1b[31mb\\n\\x07"
     assert output.printable("x" * 9, 5) == "xxxx…"
     assert output.body_text(b"\xff\xfe") == "(2 bytes that are not text)"

@@ -137,7 +137,7 @@ async def ended(process: subprocess.Popen[str], number: int = signal.SIGTERM) ->
 # --- the callback --------------------------------------------------------------------------------
 
 
-async def test_on_settled_is_told_each_end_of_a_delivery(client: Client, topic: str) -> None:
+async def test_on_settled_is_called_for_each_outcome(client: Client, topic: str) -> None:
     told: list[tuple[bytes, int, str, float, str]] = []
     worker = Worker(client, signals=False, grace=0)
     loop = asyncio.get_running_loop()
@@ -192,7 +192,7 @@ async def test_on_settled_is_told_each_end_of_a_delivery(client: Client, topic: 
     assert all(0 <= took_s < 20 for *_, took_s, _ in told)
 
 
-async def test_a_handlers_error_is_freed_once_it_was_told(
+async def test_a_reported_handler_error_is_freed_at_once(
     client: Client, topic: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """What refers to itself would live on until the garbage collector comes."""
@@ -227,7 +227,7 @@ async def test_a_handlers_error_is_freed_once_it_was_told(
 # --- lines of JSON -------------------------------------------------------------------------------
 
 
-async def test_json_has_a_line_for_each_finished_delivery_and_nothing_else(
+async def test_work_json_has_one_line_per_finished_delivery(
     program: Program, client: Client, topic: str
 ) -> None:
     for body in (b"fine", b"broken", b"never", b"later"):
@@ -252,7 +252,7 @@ async def test_json_has_a_line_for_each_finished_delivery_and_nothing_else(
     assert "got fine 0" in err and "works on" in err, "what the program prints is beside it"
 
 
-async def test_of_an_encrypted_task_a_line_has_the_type_of_the_error_alone(
+async def test_errors_of_encrypted_tasks_show_only_their_type(
     tickwheel: TestWheel,
 ) -> None:
     secret = tickwheel.new_client(keys={"a": b"k" * 32})
@@ -263,7 +263,7 @@ async def test_of_an_encrypted_task_a_line_has_the_type_of_the_error_alone(
     assert error_text(encrypted, ValueError("of a body")) == "ValueError"
 
 
-async def test_a_stop_before_there_is_a_child_reaches_it(
+async def test_a_stop_before_the_child_starts_reaches_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     need("watchfiles")
@@ -274,7 +274,7 @@ async def test_a_stop_before_there_is_a_child_reaches_it(
     assert await soon(supervisor._run_child()) == -signal.SIGTERM
 
 
-async def test_json_that_nobody_reads_any_more_ends_the_worker(
+async def test_a_closed_json_pipe_ends_the_worker(
     program: Program, client: Client, topic: str
 ) -> None:
     with program.working("--json") as process:
@@ -291,7 +291,7 @@ async def test_json_that_nobody_reads_any_more_ends_the_worker(
 # --- the live line -------------------------------------------------------------------------------
 
 
-async def test_on_a_terminal_one_line_says_what_it_does(
+async def test_a_terminal_has_one_status_line(
     program: Program, client: Client, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(program.folder)
@@ -312,7 +312,7 @@ async def test_on_a_terminal_one_line_says_what_it_does(
     await asyncio.to_thread(look)
 
 
-async def test_without_a_terminal_there_are_log_lines_alone(
+async def test_output_without_a_terminal_is_log_lines_only(
     program: Program, client: Client, topic: str
 ) -> None:
     await client.enqueue(topic, b"fine")
@@ -325,7 +325,7 @@ async def test_without_a_terminal_there_are_log_lines_alone(
 # --- reload --------------------------------------------------------------------------------------
 
 
-async def test_a_change_starts_the_worker_anew_and_spends_no_attempt(
+async def test_a_reload_restarts_the_worker_without_using_an_attempt(
     program: Program, client: Client, topic: str
 ) -> None:
     need("watchfiles")
@@ -342,7 +342,7 @@ async def test_a_change_starts_the_worker_anew_and_spends_no_attempt(
     assert f"{program.folder / 'app.py'} has changed" in "".join(stderr)
 
 
-async def test_a_program_that_is_broken_waits_for_the_next_change(
+async def test_a_broken_program_waits_for_the_next_change(
     program: Program, client: Client, topic: str
 ) -> None:
     need("watchfiles")
@@ -360,7 +360,7 @@ async def test_a_program_that_is_broken_waits_for_the_next_change(
     assert "notes.txt" not in "".join(stderr)
 
 
-async def test_json_of_a_worker_that_starts_anew_goes_on(
+async def test_json_output_continues_over_a_reload(
     program: Program, client: Client, topic: str
 ) -> None:
     need("watchfiles")

@@ -16,7 +16,7 @@ def handlers_end(ahead: Ahead, rate: float, from_s: float, for_s: float) -> floa
 
 
 @pytest.mark.parametrize(("rate", "more"), [(100, 0), (20_000, 100), (1_000_000, 256)])
-def test_what_handlers_start_within_some_milliseconds_is_asked_for(rate: float, more: int) -> None:
+def test_prefetch_grows_by_what_handlers_start_in_a_few_ms(rate: float, more: int) -> None:
     ahead = Ahead(32, 32 + 256, 10.0)
     handlers_end(ahead, rate, 10.0, 2.0)
     assert ahead.prefetch == pytest.approx(32 + more, rel=0.25)
@@ -24,7 +24,7 @@ def test_what_handlers_start_within_some_milliseconds_is_asked_for(rate: float, 
     assert ahead.is_ahead == (more > 0)
 
 
-def test_handlers_that_became_slow_are_asked_for_what_may_run() -> None:
+def test_slow_handlers_reduce_the_prefetch_to_the_concurrency() -> None:
     ahead = Ahead(4, 260, 0.0)
     now_s = handlers_end(ahead, 10_000, 0.0, 1.0)
     assert ahead.prefetch == 4 + int(10_000 * AHEAD_S)
@@ -32,7 +32,7 @@ def test_handlers_that_became_slow_are_asked_for_what_may_run() -> None:
     assert ahead.prefetch == 4
 
 
-def test_handlers_that_end_no_more_are_seen_by_a_look() -> None:
+def test_stuck_handlers_lower_the_prefetch() -> None:
     ahead = Ahead(4, 260, 0.0)
     now_s = handlers_end(ahead, 10_000, 0.0, 1.0)
     assert ahead.look(now_s + 0.5)
@@ -40,7 +40,7 @@ def test_handlers_that_end_no_more_are_seen_by_a_look() -> None:
     assert not ahead.look(now_s + 1.0), "nothing has changed"
 
 
-def test_a_rate_that_hardly_changes_is_not_asked_for_anew() -> None:
+def test_a_small_rate_change_keeps_the_prefetch() -> None:
     ahead = Ahead(4, 260, 0.0)
     now_s = handlers_end(ahead, 10_000, 0.0, 1.0)
     before = ahead.prefetch
@@ -48,7 +48,7 @@ def test_a_rate_that_hardly_changes_is_not_asked_for_anew() -> None:
     assert ahead.prefetch == before
 
 
-def test_what_was_given_never_changes() -> None:
+def test_a_fixed_prefetch_never_changes() -> None:
     ahead = Ahead(9, 9, 0.0)
     handlers_end(ahead, 100_000, 0.0, 1.0)
     assert (ahead.prefetch, ahead.is_ahead) == (9, False)

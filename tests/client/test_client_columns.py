@@ -26,7 +26,7 @@ def store(peer: Peer, frame: Frame) -> list[int]:
     return ids
 
 
-async def test_one_frame_has_the_topic_once_and_a_common_delay_once() -> None:
+async def test_a_columns_frame_has_topic_and_common_delay_once() -> None:
     async with FakeDaemon() as daemon, daemon.client() as client:
         peer = await daemon.peer()
         call = asyncio.ensure_future(client.enqueue_columns("t", [b"a", b"b"], delay=1.5))
@@ -39,7 +39,7 @@ async def test_one_frame_has_the_topic_once_and_a_common_delay_once() -> None:
         assert list(receipts[:1]) == [receipts[0]] and len(receipts) == 2
 
 
-async def test_each_has_its_own_delay() -> None:
+async def test_each_task_of_columns_has_its_own_delay() -> None:
     async with FakeDaemon() as daemon, daemon.client() as client:
         peer = await daemon.peer()
         delays = [0.0001, 2, timedelta(seconds=3)]
@@ -63,7 +63,7 @@ async def test_a_lost_frame_is_sent_again_under_its_number() -> None:
         assert len(await soon(call)) == 1
 
 
-async def test_a_daemon_that_does_not_know_columns_gets_tasks_under_the_same_number() -> None:
+async def test_an_older_daemon_gets_columns_as_tasks_with_the_same_request() -> None:
     async with FakeDaemon() as daemon, daemon.client() as client:
         peer = await daemon.peer()
         call = asyncio.ensure_future(client.enqueue_columns("t", [b"a", b"b"], delays=[1, 2]))
@@ -76,7 +76,7 @@ async def test_a_daemon_that_does_not_know_columns_gets_tasks_under_the_same_num
         assert list((await soon(call)).ids) == ids
 
 
-async def test_more_than_a_frame_may_have_goes_out_in_several() -> None:
+async def test_columns_over_the_frame_limit_are_split() -> None:
     async with FakeDaemon(tasks_per_frame_max=3) as daemon, daemon.client() as client:
         peer = await daemon.peer()
         found = [b"%d" % n for n in range(8)]
@@ -92,7 +92,7 @@ async def test_more_than_a_frame_may_have_goes_out_in_several() -> None:
         assert receipts.dues_ms[7] == NOW_MS + 7_000
 
 
-async def test_a_frame_fits_also_when_it_must_be_sent_as_tasks() -> None:
+async def test_a_columns_frame_resent_as_tasks_still_fits() -> None:
     topic = "t" * 255
     async with FakeDaemon(frame_bytes_max=10_000) as daemon, daemon.client() as client:
         peer = await daemon.peer()
@@ -121,7 +121,7 @@ async def test_a_frame_fits_also_when_it_must_be_sent_as_tasks() -> None:
         ({"topic": "a b", "bodies": []}, errors.BadRequest, "topic must be"),
     ],
 )
-async def test_what_is_wrong_is_said_before_anything_is_sent(
+async def test_invalid_columns_are_refused_before_sending(
     arguments: dict[str, Any], error: type[Exception], text: str
 ) -> None:
     async with FakeDaemon(body_bytes_max=10) as daemon, daemon.client() as client:
@@ -132,14 +132,14 @@ async def test_what_is_wrong_is_said_before_anything_is_sent(
         assert peer.nothing()
 
 
-async def test_nothing_is_nothing() -> None:
+async def test_empty_columns_send_nothing() -> None:
     async with FakeDaemon() as daemon, daemon.client() as client:
         peer = await daemon.peer()
         assert list(await client.enqueue_columns("t", [])) == []
         assert peer.nothing()
 
 
-async def test_a_real_daemon_stores_and_delivers_them() -> None:
+async def test_a_real_daemon_stores_and_delivers_columns() -> None:
     settings = Settings(store="memory:", listen="tcp://127.0.0.1:0")
     daemon = Daemon(settings, configure("json", "critical"))
     await daemon.start()

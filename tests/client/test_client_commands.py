@@ -22,7 +22,7 @@ async def collect(items: AsyncIterator[Any]) -> list[Any]:
     return [item async for item in items]
 
 
-async def test_many_ids_are_split_by_the_daemons_limit_and_keep_their_order() -> None:
+async def test_many_ids_are_split_by_the_limit_and_keep_their_order() -> None:
     async with FakeDaemon(ids_per_frame_max=4) as daemon, daemon.client() as client:
         peer = await daemon.peer()
         asking = asyncio.ensure_future(client.cancel_many(range(1, 11)))
@@ -35,7 +35,7 @@ async def test_many_ids_are_split_by_the_daemons_limit_and_keep_their_order() ->
         assert await soon(asking) == [f"word-{i}" for i in range(1, 11)]
 
 
-async def test_no_ids_ask_nothing() -> None:
+async def test_an_empty_list_of_ids_sends_nothing() -> None:
     async with FakeDaemon() as daemon, daemon.client() as client:
         peer = await daemon.peer()
         assert await soon(client.cancel_many([])) == []
@@ -81,7 +81,7 @@ async def test_lookup() -> None:
         assert (unknown.id, unknown.state, unknown.due, unknown.topic) == (6, "unknown", None, None)
 
 
-async def test_a_lookup_whose_bodies_are_too_many_is_asked_in_halves() -> None:
+async def test_a_lookup_over_the_frame_limit_is_split_in_halves() -> None:
     async with FakeDaemon() as daemon, daemon.client() as client:
         peer = await daemon.peer()
         asking = asyncio.ensure_future(client.lookup_many([1, 2, 3, 4]))
@@ -127,7 +127,7 @@ async def test_a_limit_ends_the_pages() -> None:
         assert peer.nothing()
 
 
-async def test_consumers_are_no_more_than_asked_though_pages_are_longer() -> None:
+async def test_consumers_respects_the_limit_when_pages_are_longer() -> None:
     """The daemon ends a page behind all of one connection."""
     one = {
         "topic": "t", "group": None, "kind": "subscription", "in_flight": 0, "prefetch": 5,
@@ -149,7 +149,7 @@ async def test_consumers_are_no_more_than_asked_though_pages_are_longer() -> Non
         assert peer.nothing()
 
 
-async def test_the_newest_with_a_key_is_looked_for_page_by_page() -> None:
+async def test_the_newest_task_with_a_key_is_searched_page_by_page() -> None:
     async with FakeDaemon() as daemon, daemon.client() as client:
         peer = await daemon.peer()
         asking = asyncio.ensure_future(
@@ -266,7 +266,7 @@ async def test_an_answer_of_the_wrong_shape_is_a_protocol_error() -> None:
 
 
 @pytest.mark.parametrize("task_id", [-1, 2**63, "5", 1.5, None, True])
-async def test_a_wrong_id_is_said_at_once(task_id: Any) -> None:
+async def test_an_invalid_id_is_refused_before_sending(task_id: Any) -> None:
     async with FakeDaemon() as daemon, daemon.client() as client:
         peer = await daemon.peer()
         for call in (
@@ -281,7 +281,7 @@ async def test_a_wrong_id_is_said_at_once(task_id: Any) -> None:
         assert peer.nothing()
 
 
-async def test_a_cancelled_call_leaves_nothing_and_is_not_sent_later() -> None:
+async def test_a_cancelled_call_is_not_sent_later() -> None:
     async with FakeDaemon() as daemon, daemon.client() as client:
         peer = await daemon.peer()
         sent = asyncio.ensure_future(client.stats())
@@ -304,7 +304,7 @@ async def test_a_cancelled_call_leaves_nothing_and_is_not_sent_later() -> None:
         await soon(pinging)
 
 
-async def test_a_frame_over_the_daemons_limit_is_refused_and_never_sent() -> None:
+async def test_a_frame_over_the_daemons_limit_is_never_sent() -> None:
     kinds = {verb.frame for verb in VERBS.values() if verb.frame is not None} | {T.NACK, T.REJECT}
     async with FakeDaemon(frame_bytes_max=1024) as daemon:
         client = daemon.client()
@@ -322,7 +322,7 @@ async def test_a_frame_over_the_daemons_limit_is_refused_and_never_sent() -> Non
         await client.close()
 
 
-async def test_acks_fit_the_frames_of_a_daemon_with_small_ones() -> None:
+async def test_acks_are_split_by_a_small_frame_limit() -> None:
     async with FakeDaemon(frame_bytes_max=1024) as daemon, daemon.client() as client:
         peer = await daemon.peer()
         channel = client._link.acks.channel("t" * 255, "g" * 255, 1)

@@ -60,7 +60,7 @@ MORE: dict[str, dict[str, Any]] = {
     "put_schedule": {"every": 60},
     "configure": {"if_pending": "keep"},
 }
-"""What is needed beside what has no default."""
+"""Further arguments that a verb needs."""
 
 
 # --- HELLO -----------------------------------------------------------------------------------
@@ -101,7 +101,7 @@ def test_a_wrong_url_is_refused_and_shown(url: str) -> None:
     ("code", "kind"),
     [("unauthorized", errors.Unauthorized), ("version_unsupported", errors.VersionUnsupported)],
 )
-async def test_what_will_never_work_fails_at_once(
+async def test_a_permanent_refusal_fails_connect_at_once(
     code: str, kind: type[errors.TickwheelError]
 ) -> None:
     async with FakeDaemon() as daemon:
@@ -111,7 +111,7 @@ async def test_what_will_never_work_fails_at_once(
         assert daemon.connections == 1
 
 
-async def test_a_daemon_that_is_full_is_asked_again() -> None:
+async def test_connect_retries_a_full_daemon() -> None:
     async with FakeDaemon() as daemon:
 
         def greet(peer: Peer, frame: Frame) -> None:
@@ -145,7 +145,7 @@ async def test_a_client_connects_with_its_first_call() -> None:
             await client.enqueue("t", b"x")
 
 
-async def test_a_first_call_says_why_there_is_no_connection_and_the_next_one_tries_again() -> None:
+async def test_a_failed_first_call_names_the_reason_and_the_next_retries() -> None:
     async with FakeDaemon() as daemon:
         welcome, daemon.greet = daemon.greet, refuse
         client = daemon.client()
@@ -181,9 +181,9 @@ async def test_every_verb_connects(name: str) -> None:
     client = Client(f"tcp://127.0.0.1:{free_port()}", connect_timeout=0.05, send_timeout=0.05)
     verb = getattr(client, name)
     given = {
-        one.name: ARGUMENTS[one.name]
-        for one in inspect.signature(verb).parameters.values()
-        if one.default is inspect.Parameter.empty
+        parameter.name: ARGUMENTS[parameter.name]
+        for parameter in inspect.signature(verb).parameters.values()
+        if parameter.default is inspect.Parameter.empty
     }
     if name in MORE:
         given |= MORE[name]
@@ -204,7 +204,7 @@ async def test_every_verb_connects(name: str) -> None:
         if is_verb(name, one) and not inspect.isasyncgenfunction(one)
     ],
 )
-def test_no_verb_is_called_in_vain_where_no_event_loop_runs(name: str) -> None:
+def test_verbs_without_an_event_loop_raise_bad_request(name: str) -> None:
     """A coroutine that nobody awaits does nothing, and says so to nobody: the call itself must."""
     with pytest.raises(errors.BadRequest, match=rf"Client\.{name} is .*tickwheel\.sync\.Client"):
         getattr(Client(), name)()
@@ -219,7 +219,7 @@ async def test_unreachable_names_the_address_and_the_reason() -> None:
     assert str(port) in raised.value.message
 
 
-async def test_a_daemon_that_says_nothing_is_unreachable() -> None:
+async def test_a_silent_daemon_is_unreachable() -> None:
     async with FakeDaemon() as daemon:
         daemon.greet = lambda peer, frame: None
         with pytest.raises(errors.Unreachable):
@@ -229,7 +229,7 @@ async def test_a_daemon_that_says_nothing_is_unreachable() -> None:
 @pytest.mark.parametrize(
     "answer", [b"HTTP/1.1 400\r\n\r\n", b"\x91\xcc\x41", b"\x93\xcc\x41\x01\x05"]
 )
-async def test_something_else_that_answers_is_an_error(answer: bytes) -> None:
+async def test_a_server_of_another_protocol_is_an_error(answer: bytes) -> None:
     async with FakeDaemon() as daemon:
         daemon.greet = lambda peer, frame: peer.send_bytes(answer)
         with pytest.raises((errors.ProtocolError, errors.Unreachable)):
@@ -314,8 +314,8 @@ async def test_a_call_survives_the_connection_it_was_sent_on() -> None:
 
 
 @pytest.mark.parametrize("steps", range(8))
-async def test_a_first_connection_that_ends_at_any_moment_is_no_error(steps: int) -> None:
-    """So many steps of the event loop behind the greeting: a daemon that is restarted."""
+async def test_a_lost_first_connection_is_retried(steps: int) -> None:
+    """The connection ends `steps` turns of the event loop after the greeting."""
     opened: list[Connection] = []
 
     async def open_to(connection: Connection, *where: Any) -> None:
@@ -340,7 +340,7 @@ async def test_a_first_connection_that_ends_at_any_moment_is_no_error(steps: int
         await kept.stop(errors.ClientClosed())
 
 
-async def test_a_daemon_that_hangs_up_on_everybody_is_not_hammered() -> None:
+async def test_reconnects_to_a_daemon_that_hangs_up_back_off() -> None:
     async with FakeDaemon() as daemon, daemon.client() as client:
 
         def greet(peer: Peer, frame: Frame) -> None:
@@ -355,7 +355,7 @@ async def test_a_daemon_that_hangs_up_on_everybody_is_not_hammered() -> None:
         assert daemon.connections < 12, "the pauses grow"
 
 
-async def test_broken_bytes_from_the_daemon_cost_the_connection_only(
+async def test_malformed_bytes_end_only_the_connection(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("tickwheel.client.search.BACKOFF_S_MAX", 0.02)
@@ -371,7 +371,7 @@ async def test_broken_bytes_from_the_daemon_cost_the_connection_only(
         await soon(call)
 
 
-async def test_frames_of_a_newer_daemon_are_passed_over() -> None:
+async def test_unknown_frames_of_a_newer_daemon_are_ignored() -> None:
     async with FakeDaemon() as daemon, daemon.client() as client:
         peer = await daemon.peer()
         peer.send(99, "something", {"new": 1})
@@ -383,7 +383,7 @@ async def test_frames_of_a_newer_daemon_are_passed_over() -> None:
         assert daemon.connections == 1
 
 
-async def test_frames_in_the_same_piece_as_the_answer_to_hello_count() -> None:
+async def test_frames_that_arrive_with_the_answer_to_hello_are_handled() -> None:
     async with FakeDaemon() as daemon:
 
         def greet(peer: Peer, frame: Frame) -> None:
@@ -400,7 +400,7 @@ async def test_frames_in_the_same_piece_as_the_answer_to_hello_count() -> None:
 # --- goodbye ---------------------------------------------------------------------------------
 
 
-async def test_goodbye_takes_the_answers_then_goes_on_elsewhere() -> None:
+async def test_goodbye_waits_for_answers_then_reconnects_elsewhere() -> None:
     async with FakeDaemon() as daemon, daemon.client() as client:
         peer = await daemon.peer()
         early = client.enqueue_nowait("t", b"before")
@@ -473,7 +473,7 @@ async def test_close_waits_for_answers_and_says_bye() -> None:
         await peer.gone()
 
 
-async def test_close_is_bounded_and_fails_what_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_close_is_bounded_and_fails_pending_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     slowly(monkeypatch)
     async with FakeDaemon() as daemon:
         client = daemon.client(send_timeout=0.2)
@@ -515,7 +515,7 @@ async def test_close_when_the_peer_does_not_read_is_bounded() -> None:
         peer.read_again()
 
 
-async def test_closing_twice_and_closing_what_was_never_open_is_harmless() -> None:
+async def test_closing_twice_or_unopened_is_harmless() -> None:
     async with FakeDaemon() as daemon:
         never = daemon.client()
         await never.close()
@@ -525,7 +525,7 @@ async def test_closing_twice_and_closing_what_was_never_open_is_harmless() -> No
         await soon(client.close())
 
 
-async def test_after_close_every_call_says_so() -> None:
+async def test_every_call_after_close_raises_client_closed() -> None:
     async with FakeDaemon() as daemon:
         client = daemon.client()
         await client.connect()
@@ -563,7 +563,7 @@ async def test_a_call_under_way_at_close_fails_with_an_error() -> None:
             await call
 
 
-async def test_connect_that_is_cancelled_leaves_nothing_open() -> None:
+async def test_a_cancelled_connect_leaves_no_connection() -> None:
     async with FakeDaemon() as daemon:
         greeted = asyncio.Event()
         daemon.greet = lambda peer, frame: greeted.set()
@@ -576,7 +576,7 @@ async def test_connect_that_is_cancelled_leaves_nothing_open() -> None:
         await peer.gone()
 
 
-def test_two_event_loops_one_after_the_other() -> None:
+def test_a_client_works_in_two_event_loops_in_turn() -> None:
     async def once() -> None:
         async with FakeDaemon() as daemon, daemon.client() as client:
             peer = await daemon.peer()
@@ -591,7 +591,7 @@ def test_two_event_loops_one_after_the_other() -> None:
 # --- a dead line -----------------------------------------------------------------------------
 
 
-async def test_a_connection_that_is_silent_too_long_is_given_up(
+async def test_a_silent_connection_is_abandoned_after_the_send_timeout(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """An answer is due and nothing at all comes: another connection may do better."""
@@ -608,7 +608,7 @@ async def test_a_connection_that_is_silent_too_long_is_given_up(
         await peer.gone()
 
 
-async def test_a_daemon_that_only_its_store_keeps_waiting_is_not_left(
+async def test_a_daemon_waiting_for_its_store_keeps_its_connection(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It answers PING: the connection lives, and with it the leases."""
@@ -624,7 +624,7 @@ async def test_a_daemon_that_only_its_store_keeps_waiting_is_not_left(
         assert daemon.connections == 1
 
 
-async def test_an_idle_connection_is_asked_now_and_then() -> None:
+async def test_an_idle_connection_is_pinged() -> None:
     async with FakeDaemon() as daemon, daemon.client(heartbeat=0.05):
         peer = await daemon.peer()
         peer.ok(await peer.next(T.PING))
@@ -633,7 +633,7 @@ async def test_an_idle_connection_is_asked_now_and_then() -> None:
         assert (await daemon.peer()).hello["session"] == peer.hello["session"]
 
 
-async def test_whatever_comes_is_a_sign_of_life() -> None:
+async def test_any_frame_counts_as_a_heartbeat() -> None:
     """It never answers PING, but it does say something."""
     async with FakeDaemon() as daemon, daemon.client(heartbeat=0.1):
         peer = await daemon.peer()
@@ -653,7 +653,7 @@ async def test_a_heartbeat_of_the_daemon_is_answered_at_once() -> None:
         assert daemon.connections == 1
 
 
-async def test_a_daemon_that_refuses_to_hear_of_heartbeats_is_greeted_without() -> None:
+async def test_hello_omits_the_heartbeat_for_an_older_daemon() -> None:
     """It is older than they are, and refuses what it does not know in a HELLO."""
     async with FakeDaemon() as daemon:
         hellos: list[dict[str, Any]] = []
@@ -676,7 +676,7 @@ async def test_a_daemon_that_refuses_to_hear_of_heartbeats_is_greeted_without() 
 @pytest.mark.parametrize(
     "long", [{"token": "x" * HELLO_BYTES_MAX}, {"name": "é" * HELLO_BYTES_MAX}]
 )
-async def test_a_hello_that_no_daemon_reads_is_refused_and_not_sent(long: dict[str, str]) -> None:
+async def test_an_oversized_hello_is_refused_and_not_sent(long: dict[str, str]) -> None:
     """Once, and not again on new connections for as long as a call may take."""
     async with FakeDaemon() as daemon:
         client = daemon.client(**long)
@@ -692,7 +692,7 @@ async def test_a_hello_that_no_daemon_reads_is_refused_and_not_sent(long: dict[s
         await client.close()
 
 
-async def test_a_hello_has_the_size_that_a_daemon_said_when_it_comes_again() -> None:
+async def test_a_later_hello_respects_the_daemons_frame_limit() -> None:
     async with FakeDaemon() as daemon:
         client = daemon.client(token="x" * 2_000, send_timeout=0.2, retries=0)
         await client.connect()
@@ -703,12 +703,14 @@ async def test_a_hello_has_the_size_that_a_daemon_said_when_it_comes_again() -> 
         await client.close()
 
 
-async def test_a_line_that_is_only_slow_is_not_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_slow_connection_that_makes_progress_is_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The PING waits behind bytes that do leave: with the last of them the patience begins."""
     slowly(monkeypatch, 3)
     async with FakeDaemon() as daemon, daemon.client(heartbeat=1.0, send_timeout=1.0) as client:
         peer = await daemon.peer()
-        # What is in the system's buffers counts as gone, so there must be little room in them.
+        # Bytes in the system's buffers count as sent, so the buffers must be small.
         connection = client._reconnector.connection
         assert connection is not None
         for transport, buffer in (

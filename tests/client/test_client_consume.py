@@ -36,7 +36,7 @@ async def deliveries(subscription: Subscription, count: int) -> list[Delivery]:
 # --- deliveries ------------------------------------------------------------------------------
 
 
-async def test_subscribe_says_what_was_asked_for() -> None:
+async def test_subscribe_sends_all_its_options() -> None:
     async with FakeDaemon() as daemon, daemon.client() as client:
         peer = await daemon.peer()
         first = client.subscribe("t", group="g", prefetch=7, lease=timedelta(seconds=2))
@@ -82,7 +82,7 @@ async def test_a_delivery_before_the_answer_to_subscribe_counts() -> None:
         assert (await soon(anext(subscription))).body == b"early"
 
 
-async def test_without_async_with_it_starts_at_the_first_delivery_asked_for() -> None:
+async def test_a_subscription_starts_with_its_first_read() -> None:
     async with FakeDaemon() as daemon, daemon.client() as client:
         peer = await daemon.peer()
 
@@ -107,7 +107,7 @@ async def test_several_tasks_share_a_subscription() -> None:
         assert {delivery.body for delivery in found} == {b"a", b"b", b"c"}
 
 
-async def test_batches_hand_out_what_is_there() -> None:
+async def test_batches_return_the_buffered_deliveries() -> None:
     async with FakeDaemon() as daemon, daemon.client() as client:
         peer, subscription, sub = await consume(daemon, client)
         peer.deliver(sub, *[b"%d" % i for i in range(10)])
@@ -119,7 +119,7 @@ async def test_batches_hand_out_what_is_there() -> None:
         assert sizes == [4, 4, 2]
 
 
-async def test_a_reader_that_is_cancelled_takes_nothing_with_it() -> None:
+async def test_a_cancelled_reader_loses_no_delivery() -> None:
     async with FakeDaemon() as daemon, daemon.client() as client:
         peer, subscription, sub = await consume(daemon, client)
         reading = asyncio.ensure_future(anext(subscription))
@@ -130,7 +130,7 @@ async def test_a_reader_that_is_cancelled_takes_nothing_with_it() -> None:
         assert (await soon(anext(subscription))).body == b"a"
 
 
-async def test_a_delivery_that_woke_a_reader_that_goes_is_the_next_ones() -> None:
+async def test_a_delivery_for_a_cancelled_reader_goes_to_the_next() -> None:
     async with FakeDaemon() as daemon, daemon.client() as client:
         peer, subscription, sub = await consume(daemon, client)
         first, second = [asyncio.ensure_future(anext(subscription)) for _ in range(2)]
@@ -143,7 +143,7 @@ async def test_a_delivery_that_woke_a_reader_that_goes_is_the_next_ones() -> Non
         await asyncio.gather(first, return_exceptions=True)
 
 
-async def test_what_the_daemon_objects_to_is_raised() -> None:
+async def test_subscribe_raises_the_daemons_error() -> None:
     async with FakeDaemon() as daemon, daemon.client() as client:
         peer = await daemon.peer()
         starting = asyncio.ensure_future(client.subscribe("t").start())
@@ -164,7 +164,9 @@ async def test_what_the_daemon_objects_to_is_raised() -> None:
         ({"topic": ""}, "topic"),
     ],
 )
-async def test_a_wrong_subscription_is_said_at_once(options: dict[str, Any], word: str) -> None:
+async def test_invalid_subscribe_options_are_refused_at_once(
+    options: dict[str, Any], word: str
+) -> None:
     async with FakeDaemon() as daemon, daemon.client() as client:
         await daemon.peer()
         with pytest.raises(errors.BadRequest, match=word):
@@ -248,7 +250,7 @@ async def test_an_ack_survives_its_connection() -> None:
         assert await soon(ack) == "done"
 
 
-async def test_an_ack_while_there_is_no_connection_goes_out_with_the_next() -> None:
+async def test_an_ack_without_a_connection_is_sent_on_the_next() -> None:
     async with FakeDaemon() as daemon, daemon.client() as client:
         peer, subscription, sub = await consume(daemon, client)
         peer.deliver(sub, b"x")
@@ -266,7 +268,7 @@ async def test_an_ack_while_there_is_no_connection_goes_out_with_the_next() -> N
         assert await soon(ack) == "acked"
 
 
-async def test_an_ack_that_is_refused_for_now_is_tried_again() -> None:
+async def test_a_retryable_refusal_of_an_ack_is_retried() -> None:
     async with FakeDaemon() as daemon, daemon.client() as client:
         peer, subscription, sub = await consume(daemon, client)
         peer.deliver(sub, b"x")
@@ -277,7 +279,7 @@ async def test_an_ack_that_is_refused_for_now_is_tried_again() -> None:
         assert await soon(ack) == "acked"
 
 
-async def test_an_ack_without_an_answer_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_unanswered_ack_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     slowly(monkeypatch)
     async with FakeDaemon() as daemon, daemon.client(send_timeout=0.2, retries=0) as client:
         peer, subscription, sub = await consume(daemon, client)
@@ -288,7 +290,9 @@ async def test_an_ack_without_an_answer_says_so(monkeypatch: pytest.MonkeyPatch)
         assert isinstance(raised.value, (errors.SendTimeout, errors.ConnectionLost))
 
 
-async def test_an_ack_that_nobody_looks_at_is_only_logged(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_failed_ack_that_nobody_awaits_is_only_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     with caplog.at_level(logging.WARNING):
         async with FakeDaemon() as daemon, daemon.client() as client:
             peer, subscription, sub = await consume(daemon, client)
@@ -300,7 +304,7 @@ async def test_an_ack_that_nobody_looks_at_is_only_logged(caplog: pytest.LogCapt
     assert "never retrieved" not in caplog.text
 
 
-async def test_an_ack_after_the_end_says_so() -> None:
+async def test_an_ack_after_the_lease_ended_says_so() -> None:
     async with FakeDaemon() as daemon:
         async with daemon.client() as client:
             peer, subscription, sub = await consume(daemon, client)
@@ -329,7 +333,7 @@ async def test_close_waits_for_acks() -> None:
 # --- other ends of a delivery ----------------------------------------------------------------
 
 
-async def test_nack_reject_extend_release() -> None:
+async def test_each_verb_of_a_delivery_sends_its_frame() -> None:
     async with FakeDaemon() as daemon, daemon.client() as client:
         peer, subscription, sub = await consume(daemon, client, group="g")
         [task_id] = peer.deliver(sub, b"x", attempt=2, epoch=3)
@@ -374,7 +378,9 @@ async def test_wrong_delays_and_leases_are_refused_here() -> None:
 # --- leases of what waits --------------------------------------------------------------------
 
 
-async def test_leases_of_what_waits_are_kept_up_in_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_leases_of_buffered_deliveries_are_extended_in_batches(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     slowly(monkeypatch)
     async with FakeDaemon() as daemon, daemon.client() as client:
         peer, subscription, sub = await consume(daemon, client, lease_ms=300)
@@ -390,7 +396,7 @@ async def test_leases_of_what_waits_are_kept_up_in_batches(monkeypatch: pytest.M
         assert [d.body for d in await deliveries(subscription, 3)] == [b"b", b"c", b"d"]
 
 
-async def test_very_short_leases_are_kept_up_too(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_very_short_leases_are_extended_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     slowly(monkeypatch)
     async with FakeDaemon() as daemon, daemon.client() as client:
         peer, subscription, sub = await consume(daemon, client, lease_ms=100)
@@ -400,7 +406,7 @@ async def test_very_short_leases_are_kept_up_too(monkeypatch: pytest.MonkeyPatch
         assert (await soon(anext(subscription))).body == b"a"
 
 
-async def test_what_could_not_be_extended_is_not_handed_out(
+async def test_a_delivery_whose_extension_failed_is_dropped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     slowly(monkeypatch)
@@ -412,7 +418,7 @@ async def test_what_could_not_be_extended_is_not_handed_out(
         assert [d.body for d in await deliveries(subscription, 2)] == [b"a", b"c"]
 
 
-async def test_what_has_expired_in_the_buffer_is_not_handed_out(
+async def test_a_delivery_that_expired_in_the_buffer_is_dropped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     slowly(monkeypatch)
@@ -450,7 +456,7 @@ async def test_a_subscription_goes_on_over_a_reconnect() -> None:
         assert (delivery.body, delivery.epoch) == (b"after", 2)
 
 
-async def test_what_waits_is_confirmed_before_it_is_handed_out_after_a_reconnect() -> None:
+async def test_buffered_deliveries_are_confirmed_after_a_reconnect() -> None:
     async with FakeDaemon() as daemon, daemon.client() as client:
         peer, subscription, sub = await consume(daemon, client)
         ids = peer.deliver(sub, b"a", b"b", b"c")
@@ -470,7 +476,7 @@ async def test_what_waits_is_confirmed_before_it_is_handed_out_after_a_reconnect
         assert (await soon(reading)).body == b"c"
 
 
-async def test_what_waits_is_asked_about_as_long_as_its_lease_may_hold() -> None:
+async def test_buffered_deliveries_are_confirmed_until_their_lease_ends() -> None:
     """A daemon that stopped in order keeps leases whole, however long its next start takes."""
     async with FakeDaemon() as daemon, daemon.client() as client:
         peer, subscription, sub = await consume(daemon, client)
@@ -484,7 +490,7 @@ async def test_what_waits_is_asked_about_as_long_as_its_lease_may_hold() -> None
         assert buffer.to_confirm(130.0) == [] and buffer.dropped == 1
 
 
-async def test_new_deliveries_do_not_wait_for_the_word_about_old_ones() -> None:
+async def test_new_deliveries_do_not_wait_for_confirmations() -> None:
     async with FakeDaemon() as daemon, daemon.client() as client:
         peer, subscription, sub = await consume(daemon, client)
         peer.deliver(sub, b"old")
@@ -499,7 +505,7 @@ async def test_new_deliveries_do_not_wait_for_the_word_about_old_ones() -> None:
         assert (await soon(anext(subscription))).body == b"old"
 
 
-async def test_many_reconnects_in_a_row_make_one_subscription(
+async def test_repeated_reconnects_keep_one_subscription(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("tickwheel.client.search.BACKOFF_S_MAX", 0.02)
@@ -528,7 +534,7 @@ async def peer_settled(peer: Peer, sub: int) -> None:
         await turns(20)
 
 
-async def test_a_daemon_that_is_not_ready_yet_is_asked_again() -> None:
+async def test_subscribe_retries_until_the_daemon_is_ready() -> None:
     async with FakeDaemon() as daemon, daemon.client() as client:
         peer, subscription, sub = await consume(daemon, client)
         peer.close()
@@ -539,7 +545,7 @@ async def test_a_daemon_that_is_not_ready_yet_is_asked_again() -> None:
         assert (await soon(anext(subscription))).body == b"x"
 
 
-async def test_a_subscription_that_is_refused_for_good_ends_with_the_reason() -> None:
+async def test_a_permanently_refused_subscription_raises_the_reason() -> None:
     async with FakeDaemon() as daemon, daemon.client() as client:
         peer, subscription, _ = await consume(daemon, client)
         reading = asyncio.ensure_future(anext(subscription))
@@ -573,7 +579,7 @@ async def test_a_flapping_line_does_not_pile_up_deliveries() -> None:
 # --- closing ---------------------------------------------------------------------------------
 
 
-async def test_close_gives_back_what_was_not_handed_out() -> None:
+async def test_close_releases_buffered_deliveries() -> None:
     async with FakeDaemon() as daemon, daemon.client() as client:
         peer, subscription, sub = await consume(daemon, client)
         ids = peer.deliver(sub, b"a", b"b", b"c")
@@ -588,7 +594,7 @@ async def test_close_gives_back_what_was_not_handed_out() -> None:
             await anext(subscription)
 
 
-async def test_what_comes_while_closing_goes_back_too() -> None:
+async def test_deliveries_that_arrive_during_close_are_released() -> None:
     async with FakeDaemon() as daemon, daemon.client() as client:
         peer, subscription, sub = await consume(daemon, client)
         peer.auto.discard(T.UNSUBSCRIBE)
@@ -602,7 +608,7 @@ async def test_what_comes_while_closing_goes_back_too() -> None:
         await soon(closing)
 
 
-async def test_close_wakes_who_waits_for_deliveries() -> None:
+async def test_close_wakes_waiting_readers() -> None:
     async with FakeDaemon() as daemon, daemon.client() as client:
         _, subscription, _ = await consume(daemon, client)
         readers = [asyncio.ensure_future(anext(subscription)) for _ in range(3)]
@@ -632,7 +638,7 @@ async def test_closing_the_client_ends_its_subscriptions() -> None:
         assert peer.sent(T.UNSUBSCRIBE)
 
 
-async def test_a_subscribe_that_is_cancelled_is_taken_back() -> None:
+async def test_a_cancelled_subscribe_is_unsubscribed() -> None:
     """The daemon may have subscribed us all the same, and would deliver to nobody."""
     async with FakeDaemon() as daemon, daemon.client() as client:
         peer = await daemon.peer()
@@ -648,7 +654,7 @@ async def test_a_subscribe_that_is_cancelled_is_taken_back() -> None:
         peer.ok(release)
 
 
-async def test_a_subscribe_that_is_cancelled_before_it_is_sent_is_never_sent() -> None:
+async def test_a_subscribe_cancelled_before_sending_is_never_sent() -> None:
     async with FakeDaemon() as daemon, daemon.client() as client:
         peer = await daemon.peer()
         await daemon.deaf()
@@ -669,7 +675,7 @@ async def test_a_subscribe_that_is_cancelled_before_it_is_sent_is_never_sent() -
 # --- pull ------------------------------------------------------------------------------------
 
 
-async def test_pull() -> None:
+async def test_pull_returns_deliveries() -> None:
     async with FakeDaemon() as daemon, daemon.client() as client:
         peer = await daemon.peer()
         pulling = asyncio.ensure_future(client.pull("t", group="g", max=3, wait=2, lease=5))
@@ -686,7 +692,7 @@ async def test_pull() -> None:
         assert await soon(ack) == "acked"
 
 
-async def test_pull_of_nothing() -> None:
+async def test_an_empty_pull_returns_an_empty_list() -> None:
     async with FakeDaemon() as daemon, daemon.client() as client:
         peer = await daemon.peer()
         pulling = asyncio.ensure_future(client.pull("t"))
@@ -707,7 +713,7 @@ async def test_a_long_pull_outlasts_the_send_timeout() -> None:
         assert daemon.connections == 1
 
 
-async def test_a_pull_that_is_cancelled_gives_back_what_came() -> None:
+async def test_a_cancelled_pull_releases_its_deliveries() -> None:
     async with FakeDaemon() as daemon, daemon.client() as client:
         peer = await daemon.peer()
         pulling = asyncio.ensure_future(client.pull("t", wait=10))

@@ -46,7 +46,7 @@ async def stored(peer: Peer) -> Frame:
 # --- frames ----------------------------------------------------------------------------------
 
 
-async def test_calls_of_one_step_share_a_frame() -> None:
+async def test_concurrent_enqueues_share_a_frame() -> None:
     async with FakeDaemon() as daemon, daemon.client() as client:
         peer = await daemon.peer()
         calls = [asyncio.ensure_future(client.enqueue("t", b"%d" % i)) for i in range(50)]
@@ -95,7 +95,7 @@ async def test_a_due_time_in_the_past_counts_as_the_acceptance() -> None:
         assert second.due == future
 
 
-async def test_a_level_goes_out_as_it_is_and_the_receipt_knows_its_delay() -> None:
+async def test_a_delay_level_is_sent_and_resolved_in_the_receipt() -> None:
     async with FakeDaemon() as daemon, daemon.client() as client:
         peer = await daemon.peer()
         future = client.enqueue_nowait("t", b"a", delay_level=3)
@@ -106,7 +106,7 @@ async def test_a_level_goes_out_as_it_is_and_the_receipt_knows_its_delay() -> No
         assert (await soon(future)).due_ms == NOW_MS + 10_000
 
 
-async def test_a_rule_for_a_pending_key_goes_out_and_its_outcome_comes_back() -> None:
+async def test_if_pending_is_sent_and_its_outcome_returned() -> None:
     rule = IfPending(
         "replace", window=1.5, replaces="due", due="later", max_wait=timedelta(hours=1)
     )
@@ -133,7 +133,7 @@ async def test_a_rule_for_a_pending_key_goes_out_and_its_outcome_comes_back() ->
         assert await soon(call) == Receipt(5, NOW_MS + 9, "kept")
 
 
-async def test_a_frame_has_no_more_tasks_with_rules_than_the_daemon_takes() -> None:
+async def test_a_frame_respects_the_limit_of_coalesced_tasks() -> None:
     async with FakeDaemon(coalesced_tasks_max=2) as daemon, daemon.client() as client:
         peer = await daemon.peer()
         tasks = [Task("t", b"%d" % n, key="k", if_pending="reject") for n in range(5)]
@@ -149,7 +149,7 @@ async def test_a_frame_has_no_more_tasks_with_rules_than_the_daemon_takes() -> N
         assert outcomes == ["rejected"] * 5
 
 
-async def test_a_topics_rule_is_answered_to_who_gave_none() -> None:
+async def test_a_topics_rule_sets_the_outcome_of_a_task_without_one() -> None:
     async with FakeDaemon() as daemon, daemon.client() as client:
         peer = await daemon.peer()
         calls = [client.enqueue_nowait("t", b"x", key="k") for _ in range(2)]
@@ -171,7 +171,7 @@ async def test_a_topics_rule_is_answered_to_who_gave_none() -> None:
         ({"key": "k", "if_pending": IfPending("keep", window="x")}, "if_pending.window"),  # type: ignore[arg-type]
     ],
 )
-async def test_a_wrong_rule_is_the_callers_error_at_once(more: dict[str, Any], said: str) -> None:
+async def test_an_invalid_if_pending_raises_at_once(more: dict[str, Any], said: str) -> None:
     async with FakeDaemon() as daemon, daemon.client() as client:
         await daemon.peer()
         with pytest.raises(errors.BadRequest) as caught:
@@ -220,7 +220,7 @@ async def frames_of(peer: Peer) -> list[Frame]:
     return found
 
 
-async def test_oneway_has_request_zero_and_waits_for_nothing() -> None:
+async def test_oneway_has_request_zero_and_does_not_wait() -> None:
     async with FakeDaemon() as daemon, daemon.client() as client:
         peer = await daemon.peer()
         await soon(client.oneway("t", b"x", delay=1))
@@ -264,13 +264,13 @@ async def test_many_are_split_by_size() -> None:
         assert len(await soon(call)) == 20
 
 
-async def test_none_is_none() -> None:
+async def test_enqueueing_no_tasks_sends_nothing() -> None:
     async with FakeDaemon() as daemon, daemon.client() as client:
         assert await soon(client.enqueue_many([])) == []
         assert (await daemon.peer()).nothing()
 
 
-async def test_merged_calls_never_make_a_frame_too_large() -> None:
+async def test_merged_calls_respect_the_frame_limits() -> None:
     limits = {"frame_bytes_max": 10_000, "body_bytes_max": 9_000, "tasks_per_frame_max": 50}
     async with FakeDaemon(**limits) as daemon, daemon.client() as client:
         peer = await daemon.peer()
@@ -322,7 +322,7 @@ async def test_the_floor_is_the_lowest_unanswered() -> None:
         peer.store(last)
 
 
-async def test_a_peer_that_does_not_read_stops_the_flow_and_starts_it_again() -> None:
+async def test_sending_stops_and_resumes_with_a_slow_peer() -> None:
     async with FakeDaemon() as daemon, daemon.client() as client:
         peer = await daemon.peer()
         peer.stop_reading()
@@ -336,7 +336,7 @@ async def test_a_peer_that_does_not_read_stops_the_flow_and_starts_it_again() ->
 
 
 @pytest.mark.parametrize(("name", "limit"), [("TASKS", 100), ("BYTES", 100_000)])
-async def test_more_than_fits_the_client_is_overloaded(
+async def test_enqueue_nowait_over_the_queue_limit_is_overloaded(
     monkeypatch: pytest.MonkeyPatch, name: str, limit: int
 ) -> None:
     monkeypatch.setattr(f"tickwheel.client.producer.QUEUE_{name}_MAX", limit)
@@ -355,7 +355,7 @@ async def test_more_than_fits_the_client_is_overloaded(
         await soon(future)
 
 
-async def test_who_awaits_waits_for_room_and_is_not_overloaded(
+async def test_an_awaited_enqueue_waits_for_room(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("tickwheel.client.producer.QUEUE_TASKS_MAX", 10)
@@ -416,7 +416,7 @@ async def test_a_resend_does_not_disturb_the_window() -> None:
 # --- errors ----------------------------------------------------------------------------------
 
 
-async def test_one_bad_task_in_company_fails_alone() -> None:
+async def test_an_invalid_task_in_a_shared_frame_fails_alone() -> None:
     async with FakeDaemon() as daemon, daemon.client() as client:
         peer = await daemon.peer()
         futures = [client.enqueue_nowait("t", b"%d" % i) for i in range(10)]
@@ -436,7 +436,7 @@ async def test_one_bad_task_in_company_fails_alone() -> None:
         assert len({receipt.id for receipt in await asyncio.gather(*futures)}) == 9
 
 
-async def test_many_with_a_bad_one_fail_together() -> None:
+async def test_enqueue_many_with_an_invalid_task_fails_as_a_whole() -> None:
     async with FakeDaemon() as daemon, daemon.client() as client:
         peer = await daemon.peer()
         call = asyncio.ensure_future(client.enqueue_many([Task("t", b"a"), Task("t", b"b")]))
@@ -448,7 +448,7 @@ async def test_many_with_a_bad_one_fail_together() -> None:
 
 
 @pytest.mark.parametrize("retries", [0, 2])
-async def test_a_store_that_takes_nothing_is_asked_while_the_call_has_time(retries: int) -> None:
+async def test_a_full_store_is_retried_until_the_send_timeout(retries: int) -> None:
     async with FakeDaemon() as daemon, daemon.client(retries=retries, send_timeout=0.5) as client:
         peer = await daemon.peer()
         peer.auto.add(T.ENQUEUE)
@@ -471,7 +471,7 @@ async def test_a_store_that_takes_nothing_is_asked_while_the_call_has_time(retri
 
 
 @pytest.mark.parametrize("code", ["overloaded", "store_full", "window_full"])
-async def test_what_is_refused_is_tried_again_then_raised(code: str) -> None:
+async def test_a_retryable_refusal_is_retried_then_raised(code: str) -> None:
     async with FakeDaemon() as daemon, daemon.client(retries=2) as client:
         peer = await daemon.peer()
         future = client.enqueue_nowait("t", b"x")
@@ -486,7 +486,7 @@ async def test_what_is_refused_is_tried_again_then_raised(code: str) -> None:
         assert peer.nothing()
 
 
-async def test_refused_once_and_then_taken() -> None:
+async def test_an_enqueue_refused_once_is_retried() -> None:
     async with FakeDaemon() as daemon, daemon.client() as client:
         peer = await daemon.peer()
         future = client.enqueue_nowait("t", b"x")
@@ -495,7 +495,7 @@ async def test_refused_once_and_then_taken() -> None:
         assert (await soon(future)).due_ms == NOW_MS
 
 
-async def test_outcome_unknown_is_asked_again_by_the_same_number() -> None:
+async def test_outcome_unknown_is_retried_with_the_same_request_number() -> None:
     """The daemon kept it or not; only the same number can find out."""
     async with FakeDaemon() as daemon, daemon.client() as client:
         peer = await daemon.peer()
@@ -507,7 +507,7 @@ async def test_outcome_unknown_is_asked_again_by_the_same_number() -> None:
         await soon(future)
 
 
-async def test_no_answer_is_an_unknown_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_missing_answer_is_an_unknown_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
     slowly(monkeypatch)
     async with FakeDaemon() as daemon, daemon.client(send_timeout=0.2, retries=0) as client:
         peer = await daemon.peer()
@@ -517,7 +517,7 @@ async def test_no_answer_is_an_unknown_outcome(monkeypatch: pytest.MonkeyPatch) 
             await soon(future)
 
 
-async def test_never_sent_is_unreachable(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_enqueue_never_sent_is_unreachable(monkeypatch: pytest.MonkeyPatch) -> None:
     slowly(monkeypatch)
     async with FakeDaemon() as daemon, daemon.client(send_timeout=0.2, retries=0) as client:
         peer = await daemon.peer()
@@ -531,7 +531,7 @@ async def test_never_sent_is_unreachable(monkeypatch: pytest.MonkeyPatch) -> Non
         assert str(daemon.port) in raised.value.message
 
 
-async def test_sent_and_then_lost_for_good_is_an_unknown_outcome(
+async def test_an_enqueue_sent_and_lost_is_an_unknown_outcome(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     slowly(monkeypatch)
@@ -556,7 +556,7 @@ async def test_an_answer_of_the_wrong_shape_is_an_unknown_outcome() -> None:
             assert isinstance(raised.value, (errors.OutcomeUnknown, errors.ProtocolError))
 
 
-async def test_an_answer_after_the_deadline_harms_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_late_answer_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     slowly(monkeypatch)
     async with FakeDaemon() as daemon, daemon.client(send_timeout=0.2, retries=0) as client:
         peer = await daemon.peer()
@@ -589,7 +589,7 @@ async def test_failed_futures_that_nobody_looks_at_are_only_logged(
 # --- cancelled callers -----------------------------------------------------------------------
 
 
-async def test_a_caller_that_is_cancelled_before_the_sending_enqueues_nothing() -> None:
+async def test_an_enqueue_cancelled_before_sending_stores_nothing() -> None:
     async with FakeDaemon() as daemon, daemon.client() as client:
         peer = await daemon.peer()
         gone = asyncio.ensure_future(client.enqueue("t", b"gone"))
@@ -603,7 +603,7 @@ async def test_a_caller_that_is_cancelled_before_the_sending_enqueues_nothing() 
         assert sent in ([[b"here"]], [[b"gone"], [b"here"]])
 
 
-async def test_a_caller_that_is_cancelled_while_waiting_leaves_nothing_behind() -> None:
+async def test_a_cancelled_enqueue_frees_its_place_in_the_window() -> None:
     async with FakeDaemon(window_max=2) as daemon, daemon.client() as client:
         peer = await daemon.peer()
         for _ in range(6):
@@ -668,7 +668,7 @@ async def test_a_caller_that_is_cancelled_while_waiting_leaves_nothing_behind() 
     ],
     ids=lambda value: ",".join(value) if isinstance(value, dict) else "",
 )
-async def test_what_is_wrong_is_said_at_once_naming_it(
+async def test_invalid_task_fields_are_named_before_sending(
     options: dict[str, Any], words: tuple[str, ...]
 ) -> None:
     given = {"topic": "t", "body": b"x", **options}
@@ -689,7 +689,7 @@ async def test_what_is_wrong_is_said_at_once_naming_it(
         assert peer.nothing(), "all are checked before the first is sent"
 
 
-async def test_settings_that_make_no_sense_are_refused() -> None:
+async def test_invalid_client_settings_are_refused() -> None:
     for options in ({"send_timeout": 0}, {"connect_timeout": -1}, {"retries": -1}):
         with pytest.raises(errors.BadRequest) as raised:
             Client("tcp://127.0.0.1:1", **options)  # type: ignore[arg-type]
@@ -720,14 +720,14 @@ FIVE_M = 300
         lambda of: TaskChecker().check_columns("t", [b"", b""], None, [of, 1]),
     ],
 )
-def test_a_duration_may_be_text(made: Any) -> None:
+def test_a_duration_can_be_text(made: Any) -> None:
     assert made("5m") == made(FIVE_M) == made(timedelta(minutes=5))
     for wrong in ("5 minutes", "", "m", "1s2m", b"5m", "1e3"):
         with pytest.raises(errors.BadRequest):
             made(wrong)
 
 
-def test_every_duration_of_a_verb_may_be_text() -> None:
+def test_every_duration_of_a_verb_can_be_text() -> None:
     """Leases, time-outs of schedules, shifts: whatever the declarations call a span."""
     spans = {
         (verb.name, field.name): field.kind
@@ -743,7 +743,7 @@ def test_every_duration_of_a_verb_may_be_text() -> None:
     assert shift.of_python("-5m", "shift") == shift.of_python(-FIVE_M, "shift") == -300_000
 
 
-def test_one_text_is_no_list_of_delays() -> None:
+def test_a_single_text_is_not_a_list_of_delays() -> None:
     """Each of its characters would be a duration."""
     with pytest.raises(errors.BadRequest, match="delays must be a list of durations, not '123'"):
         TaskChecker().check_columns("t", [b"", b"", b""], None, "123")

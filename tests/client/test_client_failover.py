@@ -53,7 +53,7 @@ async def silenced(daemon: FakeDaemon, peer: Peer) -> None:
 # --- finding the active one ------------------------------------------------------------------
 
 
-async def test_a_standby_is_passed_over() -> None:
+async def test_a_standby_is_skipped() -> None:
     async with FakeDaemon() as standby, FakeDaemon() as active:
         standby.stand_by()
         active.lead()
@@ -64,14 +64,14 @@ async def test_a_standby_is_passed_over() -> None:
             await (await standby.peer()).gone()
 
 
-async def test_a_daemon_that_names_no_role_is_active() -> None:
+async def test_a_daemon_without_a_role_is_active() -> None:
     async with FakeDaemon() as standby, FakeDaemon() as old:
         standby.stand_by()
         async with both(standby, old) as client:
             assert "role" not in client.server_info
 
 
-async def test_whom_a_standby_names_comes_next() -> None:
+async def test_the_daemon_named_by_a_standby_is_tried_next() -> None:
     async with FakeDaemon() as standby, FakeDaemon() as between, FakeDaemon() as active:
         standby.stand_by(active)
         between.stand_by()
@@ -80,7 +80,7 @@ async def test_whom_a_standby_names_comes_next() -> None:
             assert between.connections == 0
 
 
-async def test_whom_a_standby_names_need_not_be_in_the_list() -> None:
+async def test_a_standby_can_name_an_address_outside_the_list() -> None:
     async with FakeDaemon() as standby, FakeDaemon() as active:
         standby.stand_by(active)
         active.lead()
@@ -94,7 +94,7 @@ async def test_whom_a_standby_names_need_not_be_in_the_list() -> None:
             await soon(call)
 
 
-async def test_the_token_is_shown_to_whom_a_standby_names() -> None:
+async def test_the_token_is_sent_to_the_daemon_named_by_a_standby() -> None:
     async with FakeDaemon() as standby, FakeDaemon() as active:
         standby.stand_by(active)
         async with standby.client(token="secret"):
@@ -108,7 +108,7 @@ async def test_the_token_is_shown_to_whom_a_standby_names() -> None:
         "http://x", "", 5, b"tcp://x", ["tcp://x"], "tcp://x:0", "a" * 300,
     ],
 )  # fmt: skip
-async def test_a_hint_that_leads_nowhere_keeps_nobody_from_the_list(hint: Any) -> None:
+async def test_a_dead_hint_does_not_block_the_listed_addresses(hint: Any) -> None:
     async with FakeDaemon() as standby, FakeDaemon() as active:
         standby.stand_by(hint)
         active.lead()
@@ -124,7 +124,7 @@ async def test_a_hint_to_a_silent_daemon_costs_one_attempt() -> None:
             assert (silent.connections, active.connections) == (1, 1)
 
 
-async def test_two_standbys_that_name_each_other_end_in_pauses() -> None:
+async def test_standbys_that_name_each_other_are_retried_with_pauses() -> None:
     async with FakeDaemon() as first, FakeDaemon() as second:
         first.stand_by(second)
         second.stand_by(first)
@@ -134,7 +134,7 @@ async def test_two_standbys_that_name_each_other_end_in_pauses() -> None:
         assert 2 <= second.connections <= 8
 
 
-async def test_standbys_that_name_ever_new_ones_end_in_pauses() -> None:
+async def test_an_endless_chain_of_hints_is_followed_with_pauses() -> None:
     async with contextlib.AsyncExitStack() as stack:
         chain = [await stack.enter_async_context(FakeDaemon()) for _ in range(20)]
         for daemon, following in zip(chain, [*chain[1:], None], strict=True):
@@ -144,7 +144,7 @@ async def test_standbys_that_name_ever_new_ones_end_in_pauses() -> None:
         assert sum(daemon.connections > 0 for daemon in chain) == 9
 
 
-async def test_one_that_becomes_active_is_found_soon() -> None:
+async def test_a_standby_that_becomes_active_is_found_soon() -> None:
     async with FakeDaemon() as first, FakeDaemon() as second:
         first.stand_by()
         second.stand_by()
@@ -157,7 +157,7 @@ async def test_one_that_becomes_active_is_found_soon() -> None:
         await client.close()
 
 
-async def test_a_client_waits_longer_for_one_to_lead_than_for_one_to_answer(
+async def test_active_timeout_outlasts_connect_timeout(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A lease that is about to end, a Redis that loads: somebody is there and will lead."""
@@ -181,7 +181,7 @@ async def test_a_client_waits_longer_for_one_to_lead_than_for_one_to_answer(
             await soon(daemon.client(connect_timeout=0.05, active_timeout=0.3).connect())
 
 
-async def test_no_active_one_says_who_was_asked_and_what_each_said() -> None:
+async def test_an_error_without_an_active_daemon_lists_all_answers() -> None:
     async with FakeDaemon() as standby, FakeDaemon() as other, FakeDaemon() as silent:
         standby.stand_by("tcp://127.0.0.1:1")
         other.stand_by()
@@ -197,14 +197,14 @@ async def test_no_active_one_says_who_was_asked_and_what_each_said() -> None:
         assert "127.0.0.1:1: [Errno" in message
 
 
-async def test_a_standby_that_wants_another_token_does_not_end_the_search() -> None:
+async def test_a_standby_that_refuses_the_token_does_not_end_the_search() -> None:
     async with FakeDaemon() as strict, FakeDaemon() as active:
         strict.greet = lambda peer, frame: (peer.error(frame, "unauthorized"), peer.close())[0]
         async with both(strict, active):
             assert active.connections == 1
 
 
-async def test_what_all_object_to_for_good_is_raised_at_once() -> None:
+async def test_a_permanent_refusal_by_all_is_raised_at_once() -> None:
     async with FakeDaemon() as first, FakeDaemon() as second:
         for daemon in (first, second):
             daemon.greet = lambda peer, frame: (peer.error(frame, "unauthorized"), peer.close())[0]
@@ -214,7 +214,7 @@ async def test_what_all_object_to_for_good_is_raised_at_once() -> None:
 
 
 @pytest.mark.parametrize("slow", [1, 2])
-async def test_also_when_they_take_their_time(slow: int) -> None:
+async def test_a_slow_permanent_refusal_by_all_is_raised(slow: int) -> None:
     """A daemon makes whoever guesses tokens wait, for longer than it is left alone."""
 
     def refuse(peer: Peer, frame: Any) -> None:
@@ -276,8 +276,8 @@ async def test_enqueues_keep_session_and_numbers_over_a_change_of_address() -> N
         await soon(asyncio.gather(futures[0], futures[2], late))
 
 
-async def test_a_refusal_of_the_next_daemon_does_not_give_a_frame_a_new_number() -> None:
-    """What was sent to the one before may have been stored."""
+async def test_a_refused_resend_keeps_its_request_number() -> None:
+    """The previous daemon may have stored the first frame."""
     async with pair() as (first, second, client):
         peer = await first.peer()
         future = client.enqueue_nowait("t", b"x")
@@ -292,7 +292,7 @@ async def test_a_refusal_of_the_next_daemon_does_not_give_a_frame_a_new_number()
         await soon(future)
 
 
-async def test_calls_acks_and_nacks_go_to_the_next_one() -> None:
+async def test_calls_acks_and_nacks_move_to_the_next_daemon() -> None:
     async with pair() as (first, second, client):
         peer = await first.peer()
         subscription, sub = await consuming(client, peer)
@@ -319,7 +319,7 @@ async def test_calls_acks_and_nacks_go_to_the_next_one() -> None:
         assert (await soon(anext(subscription))).body == b"from the new one"
 
 
-async def test_a_pull_is_asked_anew() -> None:
+async def test_a_pull_is_repeated_on_the_next_daemon() -> None:
     async with pair() as (first, second, client):
         peer = await first.peer()
         pulling = asyncio.ensure_future(client.pull("t", wait=60.0))
@@ -333,7 +333,7 @@ async def test_a_pull_is_asked_anew() -> None:
         assert [found.body for found in await soon(pulling)] == [b"x"]
 
 
-async def test_without_an_active_one_a_call_ends_with_who_was_asked() -> None:
+async def test_a_call_without_an_active_daemon_lists_the_addresses() -> None:
     async with FakeDaemon() as first, FakeDaemon() as second:
         second.stand_by()
         async with both(first, second, send_timeout=2.0, retries=0) as client:
@@ -353,7 +353,7 @@ async def test_without_an_active_one_a_call_ends_with_who_was_asked() -> None:
                     assert f"{daemon.address}: standby" in raised.value.message
 
 
-async def test_what_an_earlier_daemon_may_have_stored_is_not_called_refused() -> None:
+async def test_an_enqueue_sent_to_an_earlier_daemon_has_an_unknown_outcome() -> None:
     async with pair(send_timeout=2.0, retries=0) as (first, second, client):
         peer = await first.peer()
         future = client.enqueue_nowait("t", b"x")
@@ -367,7 +367,7 @@ async def test_what_an_earlier_daemon_may_have_stored_is_not_called_refused() ->
             await soon(future)
 
 
-async def test_a_daemon_that_is_deposed_again_and_again_is_not_hammered() -> None:
+async def test_reconnects_to_a_repeatedly_deposed_daemon_back_off() -> None:
     async with FakeDaemon() as daemon, daemon.client():
         seen = 0
         with contextlib.suppress(TimeoutError):
@@ -381,7 +381,7 @@ async def test_a_daemon_that_is_deposed_again_and_again_is_not_hammered() -> Non
 # --- the active one is stopped ---------------------------------------------------------------
 
 
-async def test_a_stopped_daemon_is_left_by_who_only_subscribes() -> None:
+async def test_a_subscriber_leaves_a_stopped_daemon() -> None:
     async with pair(heartbeat=0.1) as (first, second, client):
         peer = await first.peer()
         subscription, sub = await consuming(client, peer)
@@ -394,7 +394,7 @@ async def test_a_stopped_daemon_is_left_by_who_only_subscribes() -> None:
         peer.read_again()
 
 
-async def test_while_a_standby_answers_nobody_waits_for_a_stopped_daemon() -> None:
+async def test_a_stopped_daemon_named_as_active_delays_no_search() -> None:
     """It is named as active, and it takes connections: it is asked beside the other one."""
     async with FakeDaemon() as first, FakeDaemon() as second:
         second.stand_by(first)
@@ -425,7 +425,7 @@ async def test_a_stopped_daemon_is_tried_when_nobody_else_answers() -> None:
         await first.peer()
 
 
-async def test_a_daemon_that_goes_on_in_time_is_kept() -> None:
+async def test_a_daemon_that_resumes_in_time_is_kept() -> None:
     async with pair(heartbeat=0.2) as (first, second, client):
         peer = await first.peer()
         call = asyncio.ensure_future(client.cancel(5))
@@ -450,7 +450,7 @@ async def mute(count: int) -> AsyncIterator[list[FakeDaemon]]:
         yield found
 
 
-async def test_addresses_that_say_nothing_are_passed_by_long_before_they_are_given_up(
+async def test_silent_addresses_do_not_delay_the_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "ATTEMPT_S_MAX", 600.0)
@@ -469,7 +469,7 @@ async def test_addresses_that_say_nothing_are_passed_by_long_before_they_are_giv
         assert active.connections == 1
 
 
-async def test_no_address_is_tried_beside_one_that_answers_at_once() -> None:
+async def test_a_quick_answer_prevents_parallel_attempts() -> None:
     async with FakeDaemon() as active, FakeDaemon() as other:
         async with both(active, other):
             await active.peer()
@@ -502,7 +502,7 @@ async def test_only_the_first_that_greets_is_used(monkeypatch: pytest.MonkeyPatc
         await client.close()
 
 
-async def test_so_many_attempts_stand_at_once_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_parallel_attempts_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "APART_S", 0.001)
     monkeypatch.setattr(module, "ATTEMPT_S_MAX", 0.05)
     async with mute(2 * module.ATTEMPTS_MAX) as silent, FakeDaemon() as active:
@@ -520,7 +520,7 @@ async def test_so_many_attempts_stand_at_once_and_no_more(monkeypatch: pytest.Mo
         assert module.ATTEMPTS_MAX <= most <= module.ATTEMPTS_MAX + 1
 
 
-async def test_a_stopped_daemon_that_goes_on_is_heard_at_once() -> None:
+async def test_a_stopped_daemon_that_resumes_is_used_at_once() -> None:
     """Its standby answers all the time; the attempt at the daemon itself stands beside."""
     async with FakeDaemon() as first, FakeDaemon() as second:
         second.stand_by(first)
@@ -538,7 +538,7 @@ async def test_a_stopped_daemon_that_goes_on_is_heard_at_once() -> None:
             peer.read_again()
 
 
-def test_a_hint_that_speaks_otherwise_is_none() -> None:
+def test_a_hint_with_another_security_is_ignored() -> None:
     """A token that was kept secret by TLS never goes where there is none."""
     for secure, url in ((True, "tls://b:7355"), (False, "tcp://b:7355"), (False, "b:7355")):
         found = standby({"role": "standby", "active": url}, secure=secure)

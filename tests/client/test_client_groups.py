@@ -70,7 +70,9 @@ async def test_a_deletion_whose_answer_is_lost_is_not_repeated() -> None:
         (lambda c: c.configure("t", retry={"kind": "none"}), ("retry", "Retry.fixed")),
     ],
 )
-async def test_what_is_wrong_is_named_and_not_sent(call: Any, words: tuple[str, ...]) -> None:
+async def test_invalid_group_options_are_named_and_not_sent(
+    call: Any, words: tuple[str, ...]
+) -> None:
     async with FakeDaemon() as daemon, daemon.client() as client:
         peer = await daemon.peer()
         with pytest.raises(errors.BadRequest) as raised:
@@ -109,7 +111,7 @@ async def test_a_consumer_names_the_filter(broadcast: bool) -> None:
         await soon(starting)
 
 
-async def test_a_consumer_names_what_its_group_says_of_them() -> None:
+async def test_consumers_send_ordering_and_fairness_options() -> None:
     async with FakeDaemon() as daemon, daemon.client() as client:
         peer = await daemon.peer()
         pulling = asyncio.ensure_future(client.pull("t", group="g", **LINES))
@@ -126,7 +128,7 @@ async def test_a_consumer_names_what_its_group_says_of_them() -> None:
             client.subscribe("t", broadcast=True, fair_by="key")
 
 
-async def test_what_is_said_of_them_is_of_the_right_type() -> None:
+async def test_ordering_and_fairness_options_are_type_checked() -> None:
     wrong: Any
     async with FakeDaemon() as daemon, daemon.client() as client:
         for name, wrong, words in (
@@ -142,14 +144,14 @@ async def test_what_is_said_of_them_is_of_the_right_type() -> None:
                     await call("t", "g", **{name: wrong})
 
 
-async def test_a_held_key_is_named_by_its_task_or_itself() -> None:
+async def test_a_held_key_is_named_by_task_or_key() -> None:
     async with FakeDaemon() as daemon, daemon.client() as client:
         for task_id, key in ((None, None), (5, "a")):
             with pytest.raises(errors.BadRequest, match="exactly one of ids and key must be given"):
                 await client.release_key("t", "g", task_id, key=key)
 
 
-async def test_a_filter_is_a_text() -> None:
+async def test_a_filter_must_be_text() -> None:
     wrong: Any = 5
     async with FakeDaemon() as daemon, daemon.client() as client:
         for name in ("tags", "where"):
@@ -160,7 +162,7 @@ async def test_a_filter_is_a_text() -> None:
                     await call("t", "g", **{name: wrong})
 
 
-def test_a_place_in_a_listing_has_parts_of_several_types() -> None:
+def test_a_page_cursor_can_have_parts_of_several_types() -> None:
     assert reader_of(tuple[int, str])((3, "g")) == (3, "g")
     assert reader_of(tuple[int, ...])((3, 4, 5)) == (3, 4, 5)
     with pytest.raises(ValueError, match="argument 2"):

@@ -22,7 +22,7 @@ async def stored(peer: Peer) -> None:
 # --- several frames, not all of them taken ---------------------------------------------------
 
 
-async def test_partly_says_what_was_stored_and_what_was_not() -> None:
+async def test_partly_stored_has_receipts_and_errors_in_order() -> None:
     async with FakeDaemon(tasks_per_frame_max=2) as daemon, daemon.client(retries=0) as client:
         peer = await daemon.peer()
         call = asyncio.ensure_future(client.enqueue_many([Task("t", b"x")] * 6))
@@ -38,7 +38,7 @@ async def test_partly_says_what_was_stored_and_what_was_not() -> None:
         assert [type(item) for item in found[2:4]] == [errors.StoreFull] * 2
 
 
-async def test_when_nothing_was_stored_the_error_is_the_daemons() -> None:
+async def test_a_wholly_refused_batch_raises_the_daemons_error() -> None:
     async with FakeDaemon(tasks_per_frame_max=2) as daemon, daemon.client(retries=0) as client:
         peer = await daemon.peer()
         call = asyncio.ensure_future(client.enqueue_many([Task("t", b"x")] * 4))
@@ -62,7 +62,7 @@ async def test_the_error_that_promises_least_is_raised(monkeypatch: pytest.Monke
             await soon(call)
 
 
-async def test_after_a_failure_the_rest_is_not_begun() -> None:
+async def test_a_failed_frame_stops_the_rest_of_the_batch() -> None:
     async with FakeDaemon(tasks_per_frame_max=1) as daemon, daemon.client(retries=0) as client:
         peer = await daemon.peer()
         call = asyncio.ensure_future(client.enqueue_many([Task("t", b"x")] * 100))
@@ -105,7 +105,9 @@ async def test_awaited_calls_wait_for_room_in_the_window() -> None:
         assert len({receipt.id for receipt in await asyncio.gather(*calls)}) == 6
 
 
-async def test_a_call_that_never_gets_room_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_call_without_room_in_the_window_names_the_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     slowly(monkeypatch)
     async with (
         FakeDaemon(window_max=1) as daemon,
@@ -134,7 +136,7 @@ async def test_oneway_waits_for_a_peer_that_does_not_read() -> None:
         peer.read_again()
 
 
-async def test_oneway_without_a_connection_says_so() -> None:
+async def test_oneway_without_a_connection_raises() -> None:
     async with FakeDaemon() as daemon, daemon.client(send_timeout=0.2, retries=0) as client:
         peer = await daemon.peer()
         await daemon.deaf()
@@ -148,7 +150,7 @@ async def test_oneway_without_a_connection_says_so() -> None:
 # --- time over -------------------------------------------------------------------------------
 
 
-async def test_a_call_without_an_answer_says_whether_it_was_sent(
+async def test_an_unanswered_call_says_whether_it_was_sent(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     slowly(monkeypatch)
@@ -167,7 +169,7 @@ async def test_a_call_without_an_answer_says_whether_it_was_sent(
             await soon(client.stats())
 
 
-async def test_a_call_to_a_daemon_that_drains_goes_to_the_next() -> None:
+async def test_a_call_to_a_draining_daemon_moves_to_the_next() -> None:
     async with FakeDaemon() as daemon, daemon.client() as client:
         peer = await daemon.peer()
         call = asyncio.ensure_future(client.pull("t"))
@@ -178,7 +180,7 @@ async def test_a_call_to_a_daemon_that_drains_goes_to_the_next() -> None:
         assert await soon(call) == []
 
 
-async def test_a_call_that_is_refused_for_now_is_tried_again_then_raised() -> None:
+async def test_a_retryable_error_of_a_call_is_retried_then_raised() -> None:
     async with FakeDaemon() as daemon, daemon.client(retries=1) as client:
         peer = await daemon.peer()
         call = asyncio.ensure_future(client.cancel(5))
@@ -215,14 +217,14 @@ async def test_acks_over_a_drain_are_answered_by_the_next_start() -> None:
         ("tcp://127.0.0.1:1, 127.0.0.1:2", "127.0.0.1:2"),
     ],
 )
-async def test_addresses_in_every_form(url: str, shown: str) -> None:
+async def test_addresses_are_parsed_in_every_form(url: str, shown: str) -> None:
     with pytest.raises(errors.Unreachable) as raised:
         await soon(Client(url, connect_timeout=0.2).connect())
     assert shown in raised.value.message
 
 
 @pytest.mark.parametrize("host", ["x" * 300, "no..such..host", "\ud800"])
-async def test_a_name_that_is_none_is_unreachable(host: str) -> None:
+async def test_an_invalid_host_name_is_unreachable(host: str) -> None:
     with pytest.raises((errors.Unreachable, errors.BadRequest)):
         await soon(Client(f"tcp://{host}:1", connect_timeout=0.3).connect())
 
@@ -245,7 +247,7 @@ async def test_more_calls_than_the_client_keeps_are_overloaded(
         await soon(asked)
 
 
-async def test_a_frame_that_is_too_long_for_the_client_ends_the_connection(
+async def test_an_oversized_answer_ends_the_connection(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     limit = 4_096

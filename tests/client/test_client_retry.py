@@ -54,7 +54,7 @@ ROCKETMQ_MS = [
         (Retry.named("slow-2.x_y"), "slow-2.x_y"),
     ],
 )  # fmt: skip
-def test_what_is_sent(policy: Retry, wire: Any) -> None:
+def test_retry_policies_are_encoded(policy: Retry, wire: Any) -> None:
     sent = policy.to_wire()
     if isinstance(sent, dict) and "delays_ms" in sent:
         sent["delays_ms"] = list(sent["delays_ms"])
@@ -89,20 +89,22 @@ def test_what_is_sent(policy: Retry, wire: Any) -> None:
         (lambda: Retry.of({"base_ms": 5}), ("kind",)),
     ],
 )
-def test_what_is_wrong_is_named(make: Callable[[], Retry], words: tuple[str, ...]) -> None:
+def test_invalid_retry_policies_name_the_field(
+    make: Callable[[], Retry], words: tuple[str, ...]
+) -> None:
     with pytest.raises(errors.BadRequest) as raised:
         make()
     for word in words:
         assert word in raised.value.message
 
 
-def test_limits_hold_at_their_edge() -> None:
+def test_retry_limits_are_inclusive() -> None:
     assert Retry.exponential(retries=65_535, jitter=1, factor=1, base=1, cap=1).retries == 65_535
     assert len(Retry.table([1.0] * 1024).delays_ms or ()) == 1024
     assert Retry.named("a" * 64).name == "a" * 64
 
 
-def test_what_the_daemon_answers_is_read_back() -> None:
+def test_retry_policies_of_the_daemon_are_decoded() -> None:
     found = Retry.of({"kind": "table", "delays_ms": [1, 2], "retries": 2, "name": "mine"})
     assert (found.kind, found.delays_ms, found.retries, found.name) == ("table", (1, 2), 2, "mine")
     assert found.to_wire() == "mine", "it may be defined anew: the name is what was set"
@@ -137,7 +139,7 @@ async def test_a_task_carries_its_own_policy() -> None:
         assert all(task[3] == {"retry": policy.to_wire()} for task in tasks)
 
 
-async def test_a_policy_that_is_none_is_refused_before_it_is_sent() -> None:
+async def test_a_value_that_is_not_a_policy_is_refused_before_sending() -> None:
     wrong: Any = "fixed"
     async with FakeDaemon() as daemon, daemon.client() as client:
         peer = await daemon.peer()

@@ -42,7 +42,7 @@ async def test_status_of_the_active_daemon() -> None:
         ("starting", "recovering", False),
     ],
 )
-def test_who_serves(role: str, state: str, serves: bool) -> None:
+def test_status_serves_by_role_and_state(role: str, state: str, serves: bool) -> None:
     raw = FakeDaemon().set_status(role=role, state=state)
     assert Status.of(raw).serves is serves
 
@@ -62,11 +62,11 @@ async def test_a_standby_is_asked_without_following_it() -> None:
         standby.stand_by(active)
         leader = {"node": "other", "address": active.url, "epoch": 4, "since_ms": 9}
         standby.set_status(role="standby", state="standby", active=leader)
-        found = await soon(status_at(standby.url, token="secret"))
-        assert found.active == Active(node="other", address=active.url, epoch=4, since_ms=9)
+        status = await soon(status_at(standby.url, token="secret"))
+        assert status.active == Active(node="other", address=active.url, epoch=4, since_ms=9)
         standby.set_status(role="standby", state="standby", active=leader | {"epoch": None})
-        found = await soon(status_at(standby.url, token="secret"))
-        assert found.active == Active(node="other", address=active.url, epoch=None, since_ms=9), (
+        status = await soon(status_at(standby.url, token="secret"))
+        assert status.active == Active(node="other", address=active.url, epoch=None, since_ms=9), (
             "it is taking over"
         )
         assert active.connections == 0
@@ -86,21 +86,21 @@ async def test_a_daemon_without_status_is_active_and_unknown() -> None:
         assert found.serves
 
 
-async def test_one_that_says_nothing_is_unreachable_in_time() -> None:
+async def test_status_of_a_silent_daemon_is_unreachable_in_time() -> None:
     async with FakeDaemon() as silent:
         silent.greet = lambda peer, frame: None
         with pytest.raises(errors.Unreachable, match="0.1 s"):
             await soon(status_at(silent.url, timeout=0.1))
 
 
-async def test_one_that_hangs_up_says_so() -> None:
+async def test_status_of_a_daemon_that_hangs_up_is_connection_lost() -> None:
     async with FakeDaemon() as daemon:
         daemon.greet = lambda peer, frame: peer.close()
         with pytest.raises(errors.ConnectionLost):
             await soon(status_at(daemon.url))
 
 
-async def test_one_that_objects_is_heard() -> None:
+async def test_status_raises_the_daemons_error() -> None:
     def refuse(peer: Peer, frame: Frame) -> None:
         peer.error(frame, "unauthorized", "the token is wrong")
         peer.close()
@@ -111,12 +111,12 @@ async def test_one_that_objects_is_heard() -> None:
             await soon(status_at(daemon.url))
 
 
-async def test_one_address_at_a_time() -> None:
+async def test_status_at_takes_one_address() -> None:
     with pytest.raises(errors.BadRequest, match="one address"):
         await status_at("tcp://a:1,b:1")
 
 
-async def test_all_addresses_and_whom_they_name() -> None:
+async def test_statuses_include_daemons_named_by_others() -> None:
     async with FakeDaemon() as first, FakeDaemon() as second, FakeDaemon() as active:
         active.set_status(node="c")
         leader = {"node": "c", "address": active.url, "epoch": 1, "since_ms": 9}
@@ -130,7 +130,7 @@ async def test_all_addresses_and_whom_they_name() -> None:
         assert [d.connections for d in (first, second, active)] == [1, 1, 1]
 
 
-async def test_who_answered_under_another_name_is_not_asked_again() -> None:
+async def test_statuses_ask_each_daemon_once() -> None:
     async with FakeDaemon() as standby, FakeDaemon() as active:
         active.set_status(address="tcp://a.name.of.its.own:7355")
         leader = {"node": "c", "address": "tcp://a.name.of.its.own:7355", "epoch": 1, "since_ms": 9}
@@ -140,7 +140,7 @@ async def test_who_answered_under_another_name_is_not_asked_again() -> None:
 
 
 @pytest.mark.parametrize("address", ["nonsense://x", "", "tcp://x:0"])
-async def test_a_name_that_is_none_is_passed_over(address: str) -> None:
+async def test_statuses_skip_an_invalid_leader_address(address: str) -> None:
     async with FakeDaemon() as standby:
         leader = {"node": "c", "address": address, "epoch": 1, "since_ms": 9}
         standby.set_status(role="standby", state="standby", active=leader)

@@ -71,7 +71,7 @@ async def test_options_are_sent_and_kept_over_a_reconnect(
         ({"group": ""}, "group"),
     ],
 )
-async def test_what_does_not_go_together_is_said_at_once(
+async def test_contradictory_subscribe_options_are_refused_at_once(
     options: dict[str, Any], word: str
 ) -> None:
     async with FakeDaemon() as daemon, daemon.client() as client:
@@ -83,7 +83,7 @@ async def test_what_does_not_go_together_is_said_at_once(
 # --- daemons that refuse ---------------------------------------------------------------------
 
 
-async def test_another_policy_is_refused_at_the_start() -> None:
+async def test_a_conflicting_policy_is_refused_at_the_start() -> None:
     async with FakeDaemon() as daemon, daemon.client() as client:
         peer = await daemon.peer()
         peer.auto.discard(T.UNSUBSCRIBE)
@@ -94,7 +94,7 @@ async def test_another_policy_is_refused_at_the_start() -> None:
             await soon(starting)
 
 
-async def test_another_policy_after_a_reconnect_ends_the_iteration_with_the_error() -> None:
+async def test_a_conflicting_policy_after_a_reconnect_raises() -> None:
     async with FakeDaemon() as daemon, daemon.client() as client:
         peer, subscription, _ = await consume(daemon, client, retry=Retry.none())
         reading = asyncio.ensure_future(anext(subscription))
@@ -108,7 +108,7 @@ async def test_another_policy_after_a_reconnect_ends_the_iteration_with_the_erro
             await soon(reading)
 
 
-async def test_a_number_that_is_taken_by_a_late_subscribe_is_made_free(
+async def test_a_number_used_by_a_late_subscribe_is_freed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     slowly(monkeypatch)
@@ -135,7 +135,9 @@ async def test_a_number_that_is_taken_by_a_late_subscribe_is_made_free(
 
 
 @pytest.mark.parametrize("options", [{"ack": "on_delivery"}, {"broadcast": True}])
-async def test_every_verb_is_answered_here(options: dict[str, Any]) -> None:
+async def test_verbs_of_a_delivery_without_a_lease_are_answered_locally(
+    options: dict[str, Any],
+) -> None:
     async with FakeDaemon() as daemon, daemon.client() as client:
         peer, subscription, sub = await consume(daemon, client, **options)
         peer.deliver(sub, b"x")
@@ -150,7 +152,7 @@ async def test_every_verb_is_answered_here(options: dict[str, Any]) -> None:
         assert peer.nothing()
 
 
-async def test_what_waits_without_a_lease_outlasts_leases_and_connections() -> None:
+async def test_deliveries_without_a_lease_outlast_the_connection() -> None:
     async with FakeDaemon() as daemon, daemon.client() as client:
         peer = await daemon.peer()
         subscription = client.subscribe("t", ack="on_delivery")
@@ -194,7 +196,7 @@ async def test_a_slow_reader_without_acks_holds_the_daemon_back() -> None:
 # --- auto_ack --------------------------------------------------------------------------------
 
 
-async def test_coming_back_for_the_next_one_acks() -> None:
+async def test_reading_the_next_delivery_acks_the_previous() -> None:
     async with FakeDaemon() as daemon, daemon.client() as client:
         peer, subscription, sub = await consume(daemon, client, auto_ack=True)
         ids = peer.deliver(sub, b"a", b"b")
@@ -214,7 +216,7 @@ async def test_coming_back_for_the_next_one_acks() -> None:
         reading.cancel()
 
 
-async def test_a_new_loop_in_the_same_task_acks_what_the_old_one_left() -> None:
+async def test_a_new_loop_acks_the_delivery_left_by_the_old_loop() -> None:
     async with FakeDaemon() as daemon, daemon.client() as client:
         peer, subscription, sub = await consume(daemon, client, auto_ack=True)
         ids = peer.deliver(sub, b"a", b"b")
@@ -228,14 +230,14 @@ async def test_a_new_loop_in_the_same_task_acks_what_the_old_one_left() -> None:
         assert peer.nothing()
 
 
-async def test_who_reads_without_a_loop_gets_an_error_that_nothing_could_be_acked() -> None:
+async def test_auto_ack_needs_an_async_for_loop() -> None:
     async with FakeDaemon() as daemon, daemon.client() as client:
         _, subscription, _ = await consume(daemon, client, auto_ack=True)
         with pytest.raises(errors.BadRequest, match="async for"):
             await anext(subscription)
 
 
-async def test_what_the_body_settled_is_left_alone() -> None:
+async def test_auto_ack_leaves_settled_deliveries_alone() -> None:
     async with FakeDaemon() as daemon, daemon.client() as client:
         peer, subscription, sub = await consume(daemon, client, auto_ack=True)
         peer.deliver(sub, b"a")
@@ -279,7 +281,7 @@ async def test_a_break_acks_and_an_exception_nacks_with_its_text() -> None:
             await soon(reading)
 
 
-async def test_a_reader_that_is_cancelled_in_the_body_gives_it_back() -> None:
+async def test_a_reader_cancelled_in_its_loop_releases_the_delivery() -> None:
     async with FakeDaemon() as daemon, daemon.client() as client:
         peer = await daemon.peer()
         working = asyncio.Event()
@@ -301,7 +303,7 @@ async def test_a_reader_that_is_cancelled_in_the_body_gives_it_back() -> None:
         assert reading.cancelled()
 
 
-async def test_each_reader_acks_its_own() -> None:
+async def test_each_reader_acks_its_own_deliveries() -> None:
     async with FakeDaemon() as daemon, daemon.client() as client:
         peer, subscription, sub = await consume(daemon, client, auto_ack=True)
         go_on = asyncio.Event()
@@ -326,7 +328,7 @@ async def test_each_reader_acks_its_own() -> None:
         own.cancel()
 
 
-async def test_a_batch_is_acked_as_one() -> None:
+async def test_auto_ack_acks_a_batch_in_one_frame() -> None:
     async with FakeDaemon() as daemon, daemon.client() as client:
         peer, subscription, sub = await consume(daemon, client, auto_ack=True)
         ids = peer.deliver(sub, b"a", b"b", b"c")
@@ -343,7 +345,7 @@ async def test_a_batch_is_acked_as_one() -> None:
 # --- ended by the daemon ---------------------------------------------------------------------
 
 
-async def test_a_subscription_that_the_daemon_ends_gives_its_reader_the_reason() -> None:
+async def test_a_subscription_ended_by_the_daemon_raises_the_reason() -> None:
     async with FakeDaemon() as daemon, daemon.client() as client:
         peer, subscription, sub = await consume(daemon, client, group="g")
         other = client.subscribe("u")

@@ -28,7 +28,7 @@ def patient(daemon: FakeDaemon, **options: Any) -> Client:
 # --- enqueues ------------------------------------------------------------------------------------
 
 
-async def test_an_enqueue_that_was_sent_and_not_answered_in_its_time_is_unknown() -> None:
+async def test_an_enqueue_unanswered_in_its_timeout_is_unknown() -> None:
     async with FakeDaemon() as daemon, patient(daemon) as client:
         peer = await daemon.peer()
         began_s = time.monotonic()
@@ -43,7 +43,7 @@ async def test_an_enqueue_that_was_sent_and_not_answered_in_its_time_is_unknown(
         await soon(after)
 
 
-async def test_without_a_daemon_an_enqueue_ends_in_its_time_and_was_certainly_not_stored() -> None:
+async def test_an_unsent_enqueue_times_out_and_is_not_stored() -> None:
     async with FakeDaemon() as daemon, patient(daemon) as client:
         peer = await daemon.peer()
         await daemon.deaf()
@@ -64,7 +64,7 @@ async def test_without_a_daemon_an_enqueue_ends_in_its_time_and_was_certainly_no
         await soon(kept)
 
 
-async def test_calls_with_the_same_time_share_a_frame_and_keep_their_order() -> None:
+async def test_calls_with_the_same_timeout_share_a_frame() -> None:
     async with FakeDaemon() as daemon, patient(daemon) as client:
         peer = await daemon.peer()
         named = [("a", None), ("b", 5), ("c", 5), ("d", 7), ("e", None), ("f", None)]
@@ -88,7 +88,7 @@ async def test_a_refused_enqueue_ends_with_the_refusal() -> None:
             await soon(call)
 
 
-async def test_many_and_columns_have_one_time_for_all_their_frames() -> None:
+async def test_a_timeout_covers_all_frames_of_a_call() -> None:
     async with FakeDaemon(tasks_per_frame_max=2) as daemon, patient(daemon) as client:
         peer = await daemon.peer()
         many = asyncio.ensure_future(client.enqueue_many([Task("t", b"x")] * 4, timeout=SHORT_S))
@@ -102,7 +102,7 @@ async def test_many_and_columns_have_one_time_for_all_their_frames() -> None:
         ]  # fmt: skip
 
 
-async def test_waiting_for_room_counts() -> None:
+async def test_waiting_for_room_counts_towards_the_timeout() -> None:
     async with FakeDaemon(window_max=1) as daemon, patient(daemon) as client:
         peer = await daemon.peer()
         first = asyncio.ensure_future(client.enqueue("t", b"x"))
@@ -113,7 +113,7 @@ async def test_waiting_for_room_counts() -> None:
         await soon(first)
 
 
-async def test_a_future_of_enqueue_nowait_has_its_time() -> None:
+async def test_enqueue_nowait_takes_a_timeout() -> None:
     async with FakeDaemon() as daemon, patient(daemon) as client:
         await daemon.peer()
         with pytest.raises(errors.OutcomeUnknown):
@@ -123,7 +123,7 @@ async def test_a_future_of_enqueue_nowait_has_its_time() -> None:
 # --- other calls ---------------------------------------------------------------------------------
 
 
-async def test_a_call_that_was_sent_ends_in_its_time() -> None:
+async def test_a_sent_call_ends_at_its_timeout() -> None:
     async with FakeDaemon() as daemon, patient(daemon) as client:
         await daemon.peer()
         for call in (
@@ -142,7 +142,7 @@ async def test_a_call_that_was_sent_ends_in_its_time() -> None:
                 await soon(call)
 
 
-async def test_without_a_daemon_a_call_ends_in_its_time() -> None:
+async def test_a_call_without_a_daemon_ends_at_its_timeout() -> None:
     async with FakeDaemon() as daemon, patient(daemon) as client:
         peer = await daemon.peer()
         await daemon.deaf()
@@ -154,7 +154,7 @@ async def test_without_a_daemon_a_call_ends_in_its_time() -> None:
             await soon(client.oneway("t", b"x", timeout=SHORT_S))
 
 
-async def test_the_verbs_of_a_delivery_have_their_time_too() -> None:
+async def test_verbs_of_a_delivery_take_a_timeout() -> None:
     async with FakeDaemon() as daemon, patient(daemon) as client:
         peer = await daemon.peer()
         deliveries = client.subscribe("t")
@@ -176,7 +176,7 @@ async def test_the_verbs_of_a_delivery_have_their_time_too() -> None:
         peer.ok(peer.sent(T.ACK)[0])
 
 
-async def test_a_time_that_is_none_is_refused_at_once() -> None:
+async def test_an_invalid_timeout_is_refused_at_once() -> None:
     async with FakeDaemon() as daemon, patient(daemon) as client:
         for wrong in (0, -1, "soon", timedelta(0), float("nan")):
             for call in (client.enqueue("t", b"x", timeout=wrong), client.stats(timeout=wrong)):

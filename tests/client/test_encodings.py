@@ -73,7 +73,7 @@ def without(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     keys=st.none() | st.just(KEYS),
     repeatable=st.booleans(),
 )
-def test_what_is_packed_is_unpacked(
+def test_unpacking_returns_the_packed_body(
     body: bytes, topic: str, encoding: str | None, compress: Any, over: int | None,
     keys: Any, repeatable: bool,
 ) -> None:  # fmt: skip
@@ -95,13 +95,13 @@ def test_what_is_packed_is_unpacked(
     st.binary(max_size=200),
     st.sampled_from(["zlib", "zstd", "aesgcm;key=new", "zlib,aesgcm;key=old"]),
 )
-def test_what_is_not_what_its_encoding_says_is_a_bad_body(body: bytes, encoding: str) -> None:
+def test_a_body_that_contradicts_its_encoding_is_bad_body(body: bytes, encoding: str) -> None:
     with pytest.raises(BadBody):
         Codec(keys=KEYS).unpack("t", body, encoding)
 
 
 @given(st.data())
-def test_nothing_of_a_packed_body_can_be_changed_or_cut(data: st.DataObject) -> None:
+def test_a_changed_or_cut_encrypted_body_is_refused(data: st.DataObject) -> None:
     codec = Codec(compress="zlib", compress_over=0, keys=KEYS)
     packed, how = codec.pack("t", b"x" * 300, "json")
     assert how is not None
@@ -113,7 +113,7 @@ def test_nothing_of_a_packed_body_can_be_changed_or_cut(data: st.DataObject) -> 
             codec.unpack("t", wrong, how)
 
 
-def test_an_encrypted_body_is_bound_to_its_topic_its_encoding_and_its_key() -> None:
+def test_an_encrypted_body_is_bound_to_topic_encoding_and_key() -> None:
     codec = Codec(keys=KEYS)
     packed, how = codec.pack("t", b"secret", "json")
     assert how == "json,aesgcm;key=new"
@@ -128,7 +128,7 @@ def test_an_encrypted_body_is_bound_to_its_topic_its_encoding_and_its_key() -> N
         Codec().unpack("t", packed, how)
 
 
-def test_all_keys_decrypt_and_the_first_or_the_one_that_is_said_encrypts() -> None:
+def test_all_keys_decrypt_and_one_encrypts() -> None:
     packed, how = Codec(keys=KEYS, encrypt_with="old").pack("t", b"secret", None)
     assert how == "aesgcm;key=old" and Codec(keys=KEYS).unpack("t", packed, how) == b"secret"
     again, _ = Codec(keys=KEYS, encrypt_with="old").pack("t", b"secret", None)
@@ -159,7 +159,7 @@ STEPS_ENOUGH = ("json", "zlib", "zlib,aesgcm;key=a", "json;v=2,zlib,aesgcm;key=a
 
 
 @pytest.mark.parametrize("encoding", [*STEPS_TOO_MANY, ",".join(["zlib"] * 51)])
-async def test_more_steps_than_two_are_refused_and_not_undone(
+async def test_more_than_two_encoding_steps_are_refused(
     tmp_path: Path, wheel: TestWheel, encoding: str
 ) -> None:
     said = r"encoding has \d+ steps; the limit is 2 \(encoding_steps_max\)"
@@ -175,11 +175,13 @@ async def test_more_steps_than_two_are_refused_and_not_undone(
 
 
 @pytest.mark.parametrize("encoding", STEPS_ENOUGH)
-async def test_two_steps_beside_what_a_body_is_are_taken(wheel: TestWheel, encoding: str) -> None:
+async def test_two_encoding_steps_after_the_content_type_are_accepted(
+    wheel: TestWheel, encoding: str
+) -> None:
     assert await wheel.client.enqueue("t", b"x", encoding=encoding)
 
 
-def test_the_limit_of_unpacking_is_of_all_steps_together() -> None:
+def test_the_unpacking_limit_covers_all_steps_together() -> None:
     stored = zlib.compressobj(0)
     once = stored.compress(bytes(200_000)) + stored.flush()
     twice = zlib.compress(once)
@@ -189,7 +191,7 @@ def test_the_limit_of_unpacking_is_of_all_steps_together() -> None:
 
 
 @pytest.mark.parametrize("is_damaged", [False, True])
-async def test_a_large_body_is_unpacked_aside(
+async def test_a_large_body_is_unpacked_in_a_thread(
     wheel: TestWheel, monkeypatch: pytest.MonkeyPatch, is_damaged: bool
 ) -> None:
     """In a thread, once; also when that fails."""
@@ -202,24 +204,24 @@ async def test_a_large_body_is_unpacked_aside(
 
     monkeypatch.setattr(Codec, "unpack", unpack)
     body = os.urandom(UNPACK_ASIDE_BYTES + 1)
-    found: list[bytes] = []
+    bodies: list[bytes] = []
     settled = asyncio.Event()
     worker = Worker(wheel.client, signals=False, on_settled=lambda *_: settled.set())
 
     @worker.on("t", group="g", retry=Retry.none())
     async def handle(delivery: Delivery) -> None:
-        found.extend((delivery.body, delivery.body))
+        bodies.extend((delivery.body, delivery.body))
 
     packed = body if is_damaged else zlib.compress(body)
     await wheel.client.enqueue("t", packed, encoding="zlib")
     async with wheel.working(worker):
         await settled.wait()
     assert threads == [False]
-    assert found == ([] if is_damaged else [body, body])
+    assert bodies == ([] if is_damaged else [body, body])
     assert len(await wheel.dead_letters()) == is_damaged
 
 
-def test_what_is_only_shown_is_unpacked_within_a_small_bound() -> None:
+def test_bodies_are_unpacked_for_display_within_a_small_limit() -> None:
     small, large = bytes(SHOWN_UNPACKED_BYTES_MAX), bytes(SHOWN_UNPACKED_BYTES_MAX + 1)
     assert output.unpacked("t", zlib.compress(small), "zlib") == (small, None, "")
     packed = zlib.compress(large)
@@ -228,11 +230,11 @@ def test_what_is_only_shown_is_unpacked_within_a_small_bound() -> None:
     assert output.unpacked("t", packed, "zlib", whole=True)[0] == large
 
 
-def test_what_is_nested_too_deep_is_shown_as_it_is() -> None:
+def test_a_body_nested_too_deep_is_shown_raw() -> None:
     assert "not text" in output.stored_text("t", b"\x91" * 1_000 + b"\x01", "msgpack")
 
 
-def test_a_step_that_is_not_known_is_for_another_client() -> None:
+def test_an_unknown_encoding_step_is_undecodable() -> None:
     for encoding in ("json,brotli", "zlib;x=1,rot13"):
         with pytest.raises(Undecodable, match="this client cannot undo") as caught:
             Codec().unpack("t", b"x", encoding)
@@ -261,7 +263,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize("kind", [Client, sync.Client])
 @pytest.mark.parametrize(("options", "says"), WRONG)
-def test_wrong_options_are_refused_where_they_are_given(
+def test_invalid_codec_options_are_refused_by_the_constructor(
     kind: Any, options: dict[str, Any], says: str
 ) -> None:
     with pytest.raises(BadRequest, match=says) as caught:
@@ -317,9 +319,7 @@ def test_a_file_of_keys_that_others_may_open_is_refused(tmp_path: Path, mode: in
      ("a eA==\na eA==", "line 2 repeats key 'a'"),
      ("a eA==", "a must be 32 bytes, not 1"), ("", "keys must be a mapping of at least one name")],
 )  # fmt: skip
-def test_what_is_wrong_in_a_file_of_keys_is_named_by_its_line(
-    tmp_path: Path, text: str, says: str
-) -> None:
+def test_errors_in_a_key_file_name_the_line(tmp_path: Path, text: str, says: str) -> None:
     with pytest.raises(BadRequest, match=says) as caught:
         Codec(keys_file=keys_file(tmp_path / "keys", text))
     assert "SECRET" not in str(caught.value)
@@ -361,7 +361,7 @@ async def test_every_way_out_packs_and_every_way_in_unpacks(wheel: TestWheel, wa
     assert len(pulled) == len(pushed) == 10
 
 
-async def test_only_what_gets_smaller_is_compressed_and_a_plain_client_unpacks(
+async def test_only_bodies_that_shrink_are_compressed(
     wheel: TestWheel,
 ) -> None:
     client = wheel.new_client(compress_over=100)
@@ -370,12 +370,12 @@ async def test_only_what_gets_smaller_is_compressed_and_a_plain_client_unpacks(
     for body in bodies:
         await client.enqueue("t", body)
     await client.enqueue_columns("t", [b"x" * 100, b"x" * 10])
-    found = await wheel.client.pull("t", max=9)
-    assert [one.body for one in found] == [*bodies, b"x" * 100, b"x" * 10]
-    assert [one.encoding for one in found] == [None, "zlib", None, None, None]
+    deliveries = await wheel.client.pull("t", max=9)
+    assert [one.body for one in deliveries] == [*bodies, b"x" * 100, b"x" * 10]
+    assert [one.encoding for one in deliveries] == [None, "zlib", None, None, None]
 
 
-async def test_the_limit_of_bodies_is_that_of_what_is_sent(wheel: TestWheel) -> None:
+async def test_the_body_limit_applies_to_the_packed_body(wheel: TestWheel) -> None:
     limit = wheel.client.limits.body_bytes_max
     with pytest.raises(BodyTooLarge):
         await wheel.client.enqueue("t", bytes(limit + 1))
@@ -387,7 +387,7 @@ async def test_the_limit_of_bodies_is_that_of_what_is_sent(wheel: TestWheel) -> 
         await wheel.new_client(keys=KEYS).enqueue("t", bytes(limit - 27))
 
 
-async def test_what_is_no_encoding_is_refused_before_anything_is_added_to_it(
+async def test_an_invalid_encoding_is_refused_before_packing(
     wheel: TestWheel,
 ) -> None:
     client = wheel.new_client(keys=KEYS)
@@ -401,7 +401,7 @@ async def test_what_is_no_encoding_is_refused_before_anything_is_added_to_it(
         await client.enqueue("t", b"", encoding="x" * 250)  # too long with what is added
 
 
-async def test_a_test_finds_a_task_by_its_body_as_it_was(wheel: TestWheel) -> None:
+async def test_assert_enqueued_matches_the_unpacked_body(wheel: TestWheel) -> None:
     await wheel.new_client(compress_over=100, keys=KEYS).enqueue("t", LONG)
     assert (await wheel.assert_enqueued("t", body=LONG)).body != LONG
     with pytest.raises(AssertionError, match="body b'abc abc"):
@@ -417,7 +417,7 @@ async def test_a_schedule_that_is_put_again_is_unchanged(wheel: TestWheel) -> No
     assert outcomes == ["created", "unchanged", "updated", "unchanged"]
 
 
-def test_the_synchronous_client_packs_and_unpacks_too() -> None:
+def test_the_synchronous_client_packs_and_unpacks() -> None:
     with SyncTestWheel() as wheel:
         client = sync.Client(compress_over=100, keys=KEYS)
         client._make = lambda: wheel._wheel.new_client(compress_over=100, keys=KEYS)
@@ -430,8 +430,8 @@ def test_the_synchronous_client_packs_and_unpacks_too() -> None:
             found.release()
             with pytest.raises(ZeroDivisionError):  # noqa: SIM117
                 with client.subscribe("t", auto_ack=True) as deliveries:
-                    for one in deliveries:
-                        raise ZeroDivisionError(one.body[:3].decode())
+                    for delivery in deliveries:
+                        raise ZeroDivisionError(delivery.body[:3].decode())
             (group,) = client.lookup(receipt.id).groups.values()
             assert "ZeroDivisionError" in str(group.failures) and "abc" not in str(group.failures)
 
@@ -465,7 +465,7 @@ async def test_a_worker_without_the_key_gives_the_task_back_and_stops(wheel: Tes
     assert (await wheel.client.lookup(receipt.id)).state == "acked"
 
 
-async def test_a_worker_without_the_extra_does_the_same(
+async def test_a_worker_without_the_extra_gives_the_task_back_and_stops(
     wheel: TestWheel, without: Callable[[str], None]
 ) -> None:
     receipt = await wheel.new_client(compress="zstd").enqueue("t", LONG)
@@ -477,7 +477,9 @@ async def test_a_worker_without_the_extra_does_the_same(
 
 
 @pytest.mark.parametrize("encoding", ["zlib", "aesgcm;key=new", "json,zlib"])
-async def test_what_no_worker_can_unpack_is_a_dead_letter(wheel: TestWheel, encoding: str) -> None:
+async def test_a_body_that_no_worker_can_unpack_is_a_dead_letter(
+    wheel: TestWheel, encoding: str
+) -> None:
     await wheel.client.enqueue("t", b"x" * 60, encoding=encoding)
     assert await stopped_by(wheel, wheel.new_client(keys=KEYS), "t") is None
     (letter,) = await wheel.dead_letters()
@@ -486,7 +488,7 @@ async def test_what_no_worker_can_unpack_is_a_dead_letter(wheel: TestWheel, enco
 
 @pytest.mark.parametrize("is_encrypted", [True, False])
 @pytest.mark.parametrize("how", ["raises", "rejects", "snoozes", "chains", "in a thread"])
-async def test_of_an_encrypted_task_nothing_but_types_and_lines_is_told(
+async def test_errors_of_encrypted_tasks_log_only_types_and_lines(
     wheel: TestWheel, caplog: pytest.LogCaptureFixture, how: str, is_encrypted: bool
 ) -> None:
     caplog.set_level("DEBUG", "tickwheel")
@@ -524,7 +526,7 @@ async def test_of_an_encrypted_task_nothing_but_types_and_lines_is_told(
         assert ", in fail" in lines and ("KeyError" in lines) == (how == "chains")
 
 
-async def test_a_reader_that_settles_by_itself_does_as_a_worker_does(wheel: TestWheel) -> None:
+async def test_a_reader_settles_undecodable_tasks_like_a_worker(wheel: TestWheel) -> None:
     lost = await wheel.new_client(keys={"lost": b"l" * 32}).enqueue("t", b"x")
     with pytest.raises(Undecodable):
         await read_all(wheel)
@@ -534,11 +536,11 @@ async def test_a_reader_that_settles_by_itself_does_as_a_worker_does(wheel: Test
     bad = await wheel.client.enqueue("t", b"x", encoding="zlib")
     with pytest.raises(BadBody):
         await read_all(wheel)
-    assert [one.id for one in await wheel.dead_letters()] == [bad.id]
+    assert [letter.id for letter in await wheel.dead_letters()] == [bad.id]
 
 
 async def read_all(wheel: TestWheel) -> None:
     async with wheel.client.subscribe("t", group="g", auto_ack=True) as deliveries:
         async with asyncio.timeout(30):
-            async for one in deliveries:
-                _ = one.body
+            async for delivery in deliveries:
+                _ = delivery.body

@@ -30,7 +30,7 @@ async def do(once: Once, key: str | Delivery) -> bool:
         return first
 
 
-async def test_the_second_time_is_not_the_first() -> None:
+async def test_a_second_claim_of_done_work_is_not_first() -> None:
     once = Once()
     assert [await do(once, key) for key in ("a", "a", "b", "a")] == [True, False, True, False]
     assert await once.is_done("a") and not await once.is_done("c")
@@ -39,7 +39,7 @@ async def test_the_second_time_is_not_the_first() -> None:
     await once.close()
 
 
-async def test_a_body_that_fails_lets_the_next_one_in() -> None:
+async def test_a_failed_body_frees_the_claim() -> None:
     once = Once()
     for error in (ValueError, asyncio.CancelledError):
         with pytest.raises(error):
@@ -68,7 +68,7 @@ async def test_a_second_claim_waits_and_learns_when_the_first_is_done() -> None:
     await working
 
 
-async def test_when_the_first_fails_one_of_those_who_wait_is_first() -> None:
+async def test_a_failed_claim_passes_to_one_waiter() -> None:
     once, go_on = Once(), asyncio.Event()
 
     async def failing() -> None:
@@ -87,7 +87,7 @@ async def test_when_the_first_fails_one_of_those_who_wait_is_first() -> None:
         await working
 
 
-async def test_who_waits_too_long_gets_an_error() -> None:
+async def test_a_claim_that_waits_too_long_raises_conflict() -> None:
     once = Once(wait=0.05)
     async with once.claim("a"):
         with pytest.raises(errors.Conflict, match=r"'tickwheel:once:a'.*0\.05 s"):
@@ -95,14 +95,14 @@ async def test_who_waits_too_long_gets_an_error() -> None:
     assert not await do(once, "a")
 
 
-async def test_the_bodys_own_time_out_is_its_own() -> None:
+async def test_a_timeout_in_the_body_is_raised_unchanged() -> None:
     once = Once(wait=0.01)
     with pytest.raises(TimeoutError, match="mine"):
         async with once.claim("a"):
             raise TimeoutError("mine")
 
 
-async def test_the_oldest_are_forgotten_by_number_and_by_age(
+async def test_done_claims_expire_by_number_and_age(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock = Clock()
@@ -122,7 +122,7 @@ async def delivered(*tasks: tuple[int, str | None]) -> list[Delivery]:
     """Deliveries of tasks, (id, key) each, to the groups a and b of one topic."""
     async with FakeDaemon() as daemon, daemon.client() as client:
         peer = await daemon.peer()
-        found: list[Delivery] = []
+        deliveries: list[Delivery] = []
         for group in ("a", "b"):
             subscription = client.subscribe("t", group=group)
             starting = asyncio.ensure_future(subscription.start())
@@ -130,34 +130,38 @@ async def delivered(*tasks: tuple[int, str | None]) -> list[Delivery]:
             await soon(starting)
             items = [(i, 1, 0, b"x", {} if key is None else {"key": key}) for i, key in tasks]
             peer.send(67, sub, 1, 0, items)
-            found += [await soon(anext(subscription)) for _ in items]
-        return found
+            deliveries += [await soon(anext(subscription)) for _ in items]
+        return deliveries
 
 
-async def test_two_tasks_are_two_claims_whatever_their_keys_and_one_task_is_one() -> None:
-    found = await delivered((5, "ann"), (6, "ann"), (5, "ann"), (7, None), (8, None), (7, None))
+async def test_claims_are_per_task_by_default() -> None:
+    deliveries = await delivered(
+        (5, "ann"), (6, "ann"), (5, "ann"), (7, None), (8, None), (7, None)
+    )
     for once in (Once(), Once(size=10)):
-        firsts = [await do(once, delivery) for delivery in found]
+        firsts = [await do(once, delivery) for delivery in deliveries]
         assert firsts == [True, True, False, True, True, False] * 2
 
 
-async def test_tasks_share_a_claim_where_the_handler_names_their_key() -> None:
-    found = await delivered((5, "ann"), (6, "ann"), (7, "bob"), (8, None), (9, None), (8, None))
+async def test_tasks_share_a_claim_if_the_handler_passes_a_key() -> None:
+    deliveries = await delivered(
+        (5, "ann"), (6, "ann"), (7, "bob"), (8, None), (9, None), (8, None)
+    )
     once = Once()
 
     async def by_key(delivery: Delivery) -> bool:
         async with once.claim(delivery, key=delivery.key) as first:
             return first
 
-    firsts = [await by_key(delivery) for delivery in found]
+    firsts = [await by_key(delivery) for delivery in deliveries]
     # A task without a key shares its work with nobody.
     assert firsts == [True, False, True, True, True, False] * 2
-    assert await once.is_done(found[1], key="ann") and not await once.is_done(found[1])
-    await once.forget(found[0], key="ann")
-    assert await by_key(found[1]) and not await by_key(found[0])
+    assert await once.is_done(deliveries[1], key="ann") and not await once.is_done(deliveries[1])
+    await once.forget(deliveries[0], key="ann")
+    assert await by_key(deliveries[1]) and not await by_key(deliveries[0])
 
 
-async def test_no_two_pieces_of_work_have_the_same_name() -> None:
+async def test_claim_names_are_unique() -> None:
     first, second = (await delivered((5, "5"), (6, "#5")))[:2]
     keys = ["5", "#5", "6", "#6", "=5", "a#5", "t#a#5"]
     names = [idempotence.name_of(one, key) for one in (first, second) for key in (None, "5", "#5")]
@@ -181,7 +185,7 @@ def test_wrong_options_are_named(options: dict[str, Any], word: str) -> None:
 
 
 @pytest.mark.parametrize("wrong", ["", 5, "k" * 1025, "\ud800"])
-async def test_what_cannot_be_claimed_is_named(wrong: Any) -> None:
+async def test_invalid_claims_are_refused(wrong: Any) -> None:
     (delivery, *_) = await delivered((5, "ann"))
     with pytest.raises(errors.BadRequest, match="work must be a delivery or"):
         await do(Once(), wrong)
@@ -191,7 +195,7 @@ async def test_what_cannot_be_claimed_is_named(wrong: Any) -> None:
         Once().claim("text", key="ann")
 
 
-def test_without_the_package_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_redis_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("redis", "redis.asyncio"):
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(errors.BadRequest, match=r"pip install 'tickwheel\[redis\]'"):

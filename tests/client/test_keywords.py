@@ -39,7 +39,7 @@ def verbs(kind: type) -> list[str]:
 
 
 def block_of(function: Any) -> Any:
-    """What a function takes, by what is written at it."""
+    """Return the keyword block that a function's annotation names."""
     return BLOCKS[function.__annotations__[last(function)].removeprefix("Unpack[").rstrip("]")]
 
 
@@ -50,10 +50,10 @@ def last(function: Any) -> str:
     return name
 
 
-def test_a_task_has_what_may_be_said_of_one() -> None:
+def test_task_keywords_match_the_fields_of_task() -> None:
     said = get_type_hints(TaskKeywords)
     of_a_task = get_type_hints(Task)
-    named = {one.name for one in fields(Task)} - {"topic", "body", "delay", "at"}
+    named = {field.name for field in fields(Task)} - {"topic", "body", "delay", "at"}
     assert named == said.keys()
     assert {name: of_a_task[name] for name in named} == said
     assert inspect.signature(Task).parameters.keys() >= named
@@ -66,7 +66,7 @@ def test_each_keyword_has_its_shape_on_the_wire(name: str) -> None:
     assert {field.python for field in block.fields()} == BLOCKS[name].__optional_keys__
 
 
-def test_each_keyword_says_what_it_means() -> None:
+def test_each_keyword_has_a_docstring() -> None:
     lines = (inspect.getsource(keywords) + inspect.getsource(jobs.HandlerKeywords)).splitlines()
     for block in BLOCKS.values():
         assert not block.__required_keys__
@@ -76,7 +76,7 @@ def test_each_keyword_says_what_it_means() -> None:
             assert all(lines[i + 1].startswith('    """') for i in told), name
 
 
-def test_whoever_looks_for_takers_finds_them() -> None:
+def test_the_search_for_verbs_with_keywords_finds_them() -> None:
     found = {f"{kind.__name__}.{name}" for kind, name in takers()}
     assert found >= {
         "Client.enqueue", "Client.enqueue_nowait", "Client.oneway", "Client.subscribe",
@@ -102,34 +102,38 @@ WRONG = [{"no_such": 1}, {"no_such": None}, {"key": "k", "no_such": 1}, {"tags":
 async def fails(call: Callable[..., Any], **given: Any) -> str:
     """What the TypeError says."""
     with pytest.raises(TypeError) as raised:
-        found = call(**given)
-        if inspect.isasyncgen(found):
-            await anext(found)
-        await found
+        answer = call(**given)
+        if inspect.isasyncgen(answer):
+            await anext(answer)
+        await answer
     return str(raised.value)
 
 
 def needed(verb: Any) -> dict[str, Any]:
     """Something for each parameter that has no default."""
     parameters = inspect.signature(verb).parameters.values()
-    return {one.name: b"x" for one in parameters if one.default is inspect.Parameter.empty}
+    return {
+        parameter.name: b"x"
+        for parameter in parameters
+        if parameter.default is inspect.Parameter.empty
+    }
 
 
 @pytest.mark.parametrize("name", verbs(Client))
-async def test_a_wrong_keyword_is_a_type_error_that_names_the_verb_and_it(name: str) -> None:
+async def test_an_unknown_keyword_is_a_type_error_naming_verb_and_keyword(name: str) -> None:
     client = Client(NOBODY, connect_timeout=0.05)
     verb = getattr(client, name)
     for wrong in WRONG:
         known = inspect.signature(verb).parameters
         given = {one: value for one, value in wrong.items() if one in known or one == "no_such"}
         said = await fails(verb, **(needed(verb) | given))
-        # Of one that takes no block Python says it, and names the part of Client that has it.
+        # Python itself raises for a verb without a keyword block, and names the part of Client.
         part = "Client" if (Client, name) in takers() else verb.__qualname__.partition(".")[0]
         assert said == f"{part}.{name}() got an unexpected keyword argument 'no_such'"
     await client.close()
 
 
-async def test_so_it_is_of_transactions_and_workers() -> None:
+async def test_unknown_keywords_of_transactions_are_type_errors() -> None:
     client = Client(NOBODY, connect_timeout=0.05)
     for kind, verb in (
         ("Transaction.enqueue", client.transaction("g").enqueue),
@@ -141,7 +145,7 @@ async def test_so_it_is_of_transactions_and_workers() -> None:
 
 
 @pytest.mark.parametrize("name", verbs(sync.Client))
-def test_a_wrong_keyword_is_said_without_an_event_loop_and_without_a_daemon(name: str) -> None:
+def test_unknown_keywords_of_the_synchronous_client_are_type_errors(name: str) -> None:
     client = sync.Client(NOBODY, connect_timeout=60)
     verb = getattr(client, name)
     with pytest.raises(TypeError) as raised:
@@ -193,7 +197,7 @@ def of_ones_own(c: sync.Client, **options: Unpack[tickwheel.TaskKeywords]) -> No
 """
 
 
-def test_a_type_checker_finds_a_wrong_keyword_and_a_wrong_type(tmp_path: Path) -> None:
+def test_a_type_checker_finds_unknown_keywords_and_wrong_types(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(MISTAKES)
     done = subprocess.run(

@@ -39,7 +39,7 @@ def url(shared_redis: RedisServer) -> str:
     return shared_redis.url()
 
 
-async def test_what_one_has_done_the_other_learns(url: str, shared_redis: RedisServer) -> None:
+async def test_done_work_is_known_to_other_processes(url: str, shared_redis: RedisServer) -> None:
     async with Once(url, ttl=100) as one, Once(url) as other:
         assert await do(one, "a")
         assert not await do(other, "a")
@@ -49,7 +49,7 @@ async def test_what_one_has_done_the_other_learns(url: str, shared_redis: RedisS
         assert await do(one, "a")
 
 
-async def test_a_body_that_fails_lets_the_other_in_at_once(url: str) -> None:
+async def test_a_failed_body_frees_the_claim_for_others_at_once(url: str) -> None:
     async with Once(url) as one, Once(url) as other:
         with pytest.raises(LookupError):
             async with one.claim("a"):
@@ -111,13 +111,13 @@ async def test_the_claim_of_a_process_that_was_killed_ends(url: str) -> None:
         killed.communicate()
 
 
-async def test_a_redis_that_is_away_is_unreachable() -> None:
+async def test_an_unavailable_redis_is_unreachable() -> None:
     async with Once("redis://127.0.0.1:1") as once:
         with pytest.raises(errors.Unreachable, match="Redis"):
             await do(once, "a")
 
 
-async def test_work_that_was_done_is_marked_although_its_claim_was_lost(
+async def test_finished_work_is_marked_done_despite_a_lost_claim(
     url: str, shared_redis: RedisServer
 ) -> None:
     async with Once(url) as once:

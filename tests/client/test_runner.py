@@ -12,7 +12,7 @@ from tickwheel.client.jobs import Observer, Runner, Threads, route
 
 
 class Given:
-    """Stands for a delivery and for the leases: notes what becomes of it."""
+    """A fake of delivery and leases that records their outcomes."""
 
     lease_until_s = 0.0
     settled = False
@@ -48,7 +48,7 @@ def runner(
     )
 
 
-async def test_what_is_next_is_worked_on_by_the_same_task() -> None:
+async def test_consecutive_deliveries_share_an_asyncio_task() -> None:
     first, second, third = Given(), Given(), Given()
     one = runner(first, second)
     while not second.became:
@@ -65,7 +65,7 @@ async def test_what_is_next_is_worked_on_by_the_same_task() -> None:
 
 
 @pytest.mark.parametrize("again", [False, True])
-async def test_what_is_stopped_before_it_has_begun_is_given_back(again: bool) -> None:
+async def test_a_delivery_stopped_before_it_starts_is_released(again: bool) -> None:
     given = Given()
     if again:
         before = Given()
@@ -80,7 +80,7 @@ async def test_what_is_stopped_before_it_has_begun_is_given_back(again: bool) ->
     assert given.became == ["dropped", "released"]
 
 
-async def test_what_is_lost_before_it_has_begun_is_left_alone() -> None:
+async def test_a_delivery_lost_before_it_starts_is_dropped() -> None:
     given = Given()
     one = runner(given)
     one.lose("stale")
@@ -118,7 +118,7 @@ async def endless(delivery: Any) -> None:
         ("cancel", "release", ["handled", "dropped", "released"]),
     ],
 )
-async def test_an_attempt_that_is_broken_off_is_heard_of(
+async def test_the_observer_sees_interrupted_attempts(
     how: str, outcome: str, became: list[str]
 ) -> None:
     given, heard = Given(), Heard()
@@ -137,7 +137,7 @@ async def test_an_attempt_that_is_broken_off_is_heard_of(
     assert given.became == became
 
 
-async def test_of_what_has_not_begun_nothing_is_heard() -> None:
+async def test_the_observer_sees_no_unstarted_attempts() -> None:
     given, heard = Given(), Heard()
     one = runner(given, observer=heard)
     one.stop()
@@ -145,7 +145,7 @@ async def test_of_what_has_not_begun_nothing_is_heard() -> None:
     assert heard.said == []
 
 
-async def test_an_attempt_that_ends_well_is_heard_of_each_time() -> None:
+async def test_the_observer_sees_every_finished_attempt() -> None:
     first, second, heard = Given(), Given(), Heard()
     one = runner(first, second, observer=heard)
     while not second.became:

@@ -34,7 +34,7 @@ SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 
 def shards_of(receipts: Any) -> list[int]:
     """The shards that tasks are in, by their ids."""
-    return [one.id % (1 << SHARD_BITS) for one in receipts]
+    return [receipt.id % (1 << SHARD_BITS) for receipt in receipts]
 
 
 def impatient(shards: Shards, shard: int = 0) -> Client:
@@ -42,15 +42,15 @@ def impatient(shards: Shards, shard: int = 0) -> Client:
     return shards.client(shard, send_timeout=1.0, connect_timeout=1.0, retries=0)
 
 
-def test_ids_have_as_many_bits_for_the_shard_as_the_daemon_gives_them() -> None:
+def test_client_and_daemon_use_the_same_shard_bits() -> None:
     assert SHARD_BITS == records.SHARD_BITS
 
 
-def test_the_shard_of_a_key_is_what_the_protocol_says() -> None:
+def test_the_shard_of_a_key_follows_the_protocol() -> None:
     assert [shard_of(key, 3) for key in ("", "a", "order-17", "Straße")] == [0, 0, 2, 2]
 
 
-def test_a_program_that_knows_no_shards_does_not_load_what_they_need() -> None:
+def test_shard_modules_are_loaded_on_demand() -> None:
     code = "import sys, tickwheel.client.worker; print('tickwheel.client.shards' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
     assert done.stdout.strip() == b"False"
@@ -60,7 +60,7 @@ def test_a_program_that_knows_no_shards_does_not_load_what_they_need() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2])
-async def test_who_makes_a_group_is_told_what_waits(
+async def test_creating_a_group_logs_its_backlog_once(
     count: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A subscription, a worker and a pull say that they make the group, how many tasks it takes
@@ -126,11 +126,11 @@ async def test_tasks_go_to_the_shard_of_their_key(*, connects: bool) -> None:
         assert shards_of(ends[24]) == shards_of(ends[25]) == wanted
         assert shards_of([ends[26]]) == wanted[:1]
         assert len(set(shards_of(ends[27]))) == 1
-        stored = [one.key async for one in client.list_tasks(topic="t")]
+        stored = [task.key async for task in client.list_tasks(topic="t")]
         assert len(stored) == 12 * 3 + 1 + 2
 
 
-async def test_tasks_without_a_key_go_round_a_frame_at_a_time() -> None:
+async def test_tasks_without_a_key_rotate_over_shards_by_frame() -> None:
     async with Shards(COUNT) as shards:
         client = await shards.client().connect()
         await client.stats()  # all are connected
@@ -143,14 +143,14 @@ async def test_tasks_without_a_key_go_round_a_frame_at_a_time() -> None:
         assert found[:COUNT] == found[COUNT:]
 
 
-async def test_oneway_goes_where_the_key_belongs() -> None:
+async def test_oneway_goes_to_the_shard_of_its_key() -> None:
     async with Shards(COUNT) as shards:
         client = shards.client()
         keys = [key_in(shard, COUNT) for shard in range(COUNT)]
         for key in keys:
             await soon(client.oneway("t", b"", key=key, delay=HOUR))
         await comes(lambda: _has(client, COUNT))
-        assert shards_of([one async for one in client.list_tasks()]) == [0, 1, 2]
+        assert shards_of([task async for task in client.list_tasks()]) == [0, 1, 2]
 
 
 async def _has(client: Client, count: int) -> bool:
@@ -160,7 +160,7 @@ async def _has(client: Client, count: int) -> bool:
         return False
 
 
-async def test_a_task_says_its_shard_whatever_its_keys_are() -> None:
+async def test_shard_by_overrides_the_shard_of_the_keys() -> None:
     async with Shards(COUNT) as shards:
         client = await shards.client().connect()
         names, keys = ([key_in(n, COUNT, name) for n in range(COUNT)] for name in "bk")
@@ -181,7 +181,7 @@ async def test_a_task_says_its_shard_whatever_its_keys_are() -> None:
         assert shards_of([same]) == [1]
 
 
-async def test_what_is_put_together_says_one_shard() -> None:
+async def test_several_keys_of_a_task_must_share_a_shard() -> None:
     async with Shards(COUNT) as shards:
         client = await shards.client().connect()
         name, keys = key_in(2, COUNT, "b"), [key_in(n, COUNT) for n in range(COUNT)]
@@ -193,7 +193,7 @@ async def test_what_is_put_together_says_one_shard() -> None:
         assert await client.run_schedule("s") % (1 << SHARD_BITS) == 2
 
 
-async def test_a_rule_about_a_key_goes_with_that_key_alone() -> None:
+async def test_a_coalescing_rule_needs_the_shard_of_its_key() -> None:
     async with Shards(COUNT) as shards:
         client = await shards.client().connect()
         with pytest.raises(errors.BadRequest, match="if_pending"):
@@ -205,7 +205,7 @@ async def test_a_rule_about_a_key_goes_with_that_key_alone() -> None:
         assert (again.id, again.outcome) == (first.id, "kept")
 
 
-async def test_ids_from_before_a_change_of_the_number_of_shards_are_asked_of_all() -> None:
+async def test_ids_made_before_resharding_are_asked_of_all_shards() -> None:
     moved_id = records.id_floor(NOW_MS + 500, 0)
     async with Shards(COUNT, moved_id=moved_id) as shards:
         client = impatient(shards)
@@ -214,10 +214,10 @@ async def test_ids_from_before_a_change_of_the_number_of_shards_are_asked_of_all
         shards.pass_time(1_000)
         new = [one.id for one in await client.enqueue_many(some)]
         assert max(old) <= moved_id < min(new)
-        assert [one.state for one in await client.lookup_many(old)] == ["scheduled"] * COUNT
+        assert [task.state for task in await client.lookup_many(old)] == ["scheduled"] * COUNT
         assert await client.cancel(old[1]) == "cancelled"
         # What the shard says that knows counts; the others say that the task is gone.
-        assert [one.state for one in await client.lookup_many([old[1], old[0], new[1]])] == [
+        assert [task.state for task in await client.lookup_many([old[1], old[0], new[1]])] == [
             "cancelled", "scheduled", "scheduled",
         ]  # fmt: skip
         shards.lose(1)
@@ -226,7 +226,7 @@ async def test_ids_from_before_a_change_of_the_number_of_shards_are_asked_of_all
             await soon(client.lookup(old[2]))
 
 
-async def test_a_shard_that_is_away_takes_nothing_and_the_others_do() -> None:
+async def test_an_unavailable_shard_does_not_stop_the_others() -> None:
     async with Shards(COUNT) as shards:
         client = impatient(shards)
         await client.stats()
@@ -247,7 +247,7 @@ async def test_a_shard_that_is_away_takes_nothing_and_the_others_do() -> None:
         await comes(lambda: _has(client, 2 + COUNT))
 
 
-async def test_the_own_shard_may_be_away_and_comes_back_at_its_own_address() -> None:
+async def test_the_clients_own_shard_reconnects_at_its_address() -> None:
     async with Shards(COUNT) as shards:
         client = Client(",".join(shards.urls), send_timeout=1.0, retries=0)
         client._options.open_to = shards._open_to
@@ -264,7 +264,7 @@ async def test_the_own_shard_may_be_away_and_comes_back_at_its_own_address() -> 
             assert client.server_info["shard"] == 0
 
 
-async def test_another_shard_at_an_address_is_not_taken_for_the_one_that_was_there() -> None:
+async def test_a_different_shard_at_a_known_address_is_refused() -> None:
     async with Shards(2) as shards:
         client = impatient(shards)
         await client.connect()
@@ -279,7 +279,7 @@ async def test_another_shard_at_an_address_is_not_taken_for_the_one_that_was_the
 # --- what is made in one shard -------------------------------------------------------------------
 
 
-async def test_a_transaction_has_the_tasks_of_one_shard() -> None:
+async def test_a_transaction_holds_tasks_of_one_shard() -> None:
     async with Shards(COUNT) as shards:
         client = await shards.client().connect()
         keys = [key_in(shard, COUNT) for shard in range(COUNT)]
@@ -294,7 +294,7 @@ async def test_a_transaction_has_the_tasks_of_one_shard() -> None:
             await other.enqueue_many([Task("t", b"", key=key) for key in keys])
 
 
-async def test_whoever_is_asked_about_transactions_is_asked_by_all_shards() -> None:
+async def test_a_checkback_subscriber_serves_all_shards() -> None:
     async with Shards(COUNT, transaction_check_s=1) as shards:
         maker = await shards.client().connect()
         for n in range(COUNT):
@@ -355,7 +355,7 @@ async def test_the_prefetch_is_divided_and_shards_take_turns() -> None:
         client = await shards.client().connect()
 
         async def prefetches() -> list[int]:
-            return [one.prefetch async for one in client.list_consumers()]
+            return [consumer.prefetch async for consumer in client.list_consumers()]
 
         async with client.subscribe("t", prefetch=8) as deliveries:
             assert sorted(await prefetches()) == [2, 3, 3]
@@ -379,18 +379,18 @@ async def _is_in_flight(client: Client, count: int) -> bool:
     return (await client.stats()).in_flight == count
 
 
-async def test_what_was_not_handed_out_goes_back_to_its_shard() -> None:
+async def test_undelivered_tasks_are_released_to_their_shard() -> None:
     async with Shards(COUNT) as shards:
         client = await shards.client().connect()
         async with client.subscribe("t") as deliveries:
             await client.enqueue_many([Task("t", b"", key=f"k{n}") for n in range(9)])
             await comes(lambda: _is_in_flight(client, 9))
             await (await soon(anext(deliveries))).ack()
-        states = [one.groups["default"] async for one in client.list_tasks()]
-        assert [(one.state, len(one.failures)) for one in states] == [("ready", 0)] * 8
+        states = [task.groups["default"] async for task in client.list_tasks()]
+        assert [(state.state, len(state.failures)) for state in states] == [("ready", 0)] * 8
 
 
-async def test_a_subscription_goes_on_without_a_shard_and_takes_it_in_later() -> None:
+async def test_a_subscription_survives_and_rejoins_an_unavailable_shard() -> None:
     async with Shards(COUNT) as shards:
         shards.away.add(2)
         client = impatient(shards)
@@ -416,12 +416,12 @@ async def test_a_subscription_goes_on_without_a_shard_and_takes_it_in_later() ->
 
 async def _is_whole(client: Client) -> bool:
     try:
-        return len([one async for one in client.list_consumers()]) == COUNT
+        return len([consumer async for consumer in client.list_consumers()]) == COUNT
     except errors.TickwheelError:
         return False
 
 
-async def test_a_subscription_ends_with_what_any_shard_objects_to() -> None:
+async def test_an_error_of_any_shard_ends_a_subscription() -> None:
     async with Shards(COUNT) as shards:
         client = await shards.client().connect()
         await client.create_group("t", "g", tags="a")
@@ -435,7 +435,7 @@ async def test_a_subscription_ends_with_what_any_shard_objects_to() -> None:
             await soon(waiting)
 
 
-async def test_a_shard_that_did_not_hear_its_share_is_not_joined_twice(
+async def test_a_shard_lost_before_its_share_is_joined_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It went away between the two."""
@@ -463,7 +463,7 @@ async def test_a_shard_that_did_not_hear_its_share_is_not_joined_twice(
         await front.close()
 
 
-async def test_what_comes_after_a_pull_has_ended_is_given_back() -> None:
+async def test_deliveries_after_a_pull_ended_are_released() -> None:
     async with Shards(COUNT) as shards:
         client = await shards.client().connect()
         await client.create_group("t", "g")
@@ -473,14 +473,14 @@ async def test_what_comes_after_a_pull_has_ended_is_given_back() -> None:
             [Task("t", b"", key=key_in(shard, COUNT)) for shard in range(COUNT)]
         )
         [first] = await soon(pulling)
-        others = {one.id for one in receipts} - {first.id}
+        others = {receipt.id for receipt in receipts} - {first.id}
         found: set[int] = set()
         while found != others:
             found |= {one.id for one in await soon(client.pull("t", group="g", wait=20))}
 
 
 @pytest.mark.parametrize("count", [1, COUNT])
-async def test_a_key_that_is_no_text_is_a_bad_request_also_of_a_schedule(count: int) -> None:
+async def test_a_key_that_is_not_utf8_is_a_bad_request(count: int) -> None:
     async with Shards(count) as shards:
         client = await shards.client().connect()
         for named in ({"key": "\ud800"}, {"order_key": "\ud800"}):
@@ -488,7 +488,7 @@ async def test_a_key_that_is_no_text_is_a_bad_request_also_of_a_schedule(count: 
                 await soon(client.put_schedule("s", topic="t", body=b"", every=HOUR, **named))
 
 
-async def test_a_target_is_shown_as_it_is_where_it_is_worst() -> None:
+async def test_a_targets_status_is_that_of_its_worst_shard() -> None:
     async with Shards(COUNT) as shards:
         client = await shards.client().connect()
         await client.set_push("t", "g", "https://example.com/", secrets=[SECRET])
@@ -503,7 +503,7 @@ async def test_a_target_is_shown_as_it_is_where_it_is_worst() -> None:
 
 
 @pytest.mark.parametrize("wait", [0, 20])
-async def test_what_a_pull_has_found_does_not_wait_for_a_shard_that_is_away(wait: float) -> None:
+async def test_a_pull_with_tasks_does_not_wait_for_a_lost_shard(wait: float) -> None:
     async with Shards(COUNT) as shards:
         client = await shards.client().connect()
         await client.create_group("t", "g")
@@ -512,12 +512,12 @@ async def test_what_a_pull_has_found_does_not_wait_for_a_shard_that_is_away(wait
         for _ in range(COUNT):  # whichever shard it begins with
             await client.enqueue("t", b"", key=key_in(0, COUNT))
             async with asyncio.timeout(AT_ONCE_S):
-                found = await client.pull("t", group="g", max=9, wait=wait)
-            assert [one.key for one in found] == [key_in(0, COUNT)]
-            await found[0].ack()
+                deliveries = await client.pull("t", group="g", max=9, wait=wait)
+            assert [one.key for one in deliveries] == [key_in(0, COUNT)]
+            await deliveries[0].ack()
 
 
-async def test_a_pull_ends_when_its_wait_is_over_also_without_a_shard(
+async def test_a_pull_without_a_shard_ends_at_its_wait(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(spread_subscription, "JOIN_S", 0.05)
@@ -530,7 +530,7 @@ async def test_a_pull_ends_when_its_wait_is_over_also_without_a_shard(
             assert await client.pull("t", group="g", wait=0.05) == []
 
 
-async def test_what_a_pull_has_found_is_given_back_when_it_is_cancelled(
+async def test_a_cancelled_pull_of_shards_releases_its_deliveries(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with Shards(COUNT) as shards:
@@ -562,7 +562,7 @@ def link(client: Client, shard: int) -> Any:
 
 
 async def _waits(client: Client) -> bool:
-    return [one async for one in client.list_consumers()] != []
+    return [consumer async for consumer in client.list_consumers()] != []
 
 
 async def test_a_worker_works_on_all_shards() -> None:
@@ -603,7 +603,9 @@ def having(shards: Shards, group: str) -> list[int]:
     return [n for n, one in found if one is not None and not one.is_closed]
 
 
-async def test_what_is_made_and_set_needs_its_home_alone(caplog: pytest.LogCaptureFixture) -> None:
+async def test_creating_and_configuring_needs_only_the_home_shard(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async with Shards(COUNT) as shards:
         client = await shards.client().connect()
         await client.create_group(TOPIC, "first")
@@ -617,7 +619,7 @@ async def test_what_is_made_and_set_needs_its_home_alone(caplog: pytest.LogCaptu
         assert (await soon(client.configure(TOPIC, rate=5))).rate == 5
 
 
-async def test_without_the_home_nobody_is_told(caplog: pytest.LogCaptureFixture) -> None:
+async def test_no_shard_is_changed_without_the_home_shard(caplog: pytest.LogCaptureFixture) -> None:
     async with Shards(COUNT) as shards:
         client = await shards.client().connect()
         await client.create_group(TOPIC, "g")
@@ -632,7 +634,7 @@ async def test_without_the_home_nobody_is_told(caplog: pytest.LogCaptureFixture)
         }
 
 
-async def test_what_the_home_objects_to_is_told_nobody_and_what_others_do_is_raised() -> None:
+async def test_an_error_of_the_home_shard_changes_no_shard() -> None:
     async with Shards(COUNT) as shards:
         client = await shards.client().connect()
         with pytest.raises(errors.NotFound):
@@ -645,7 +647,7 @@ async def test_what_the_home_objects_to_is_told_nobody_and_what_others_do_is_rai
         assert having(shards, "h") == [0, 1]
 
 
-async def test_a_group_that_one_shard_lacks_is_set_in_the_others() -> None:
+async def test_configuring_a_group_skips_shards_that_lack_it() -> None:
     """It follows the home."""
     async with Shards(COUNT) as shards:
         client = await shards.client().connect()
@@ -654,7 +656,7 @@ async def test_a_group_that_one_shard_lacks_is_set_in_the_others() -> None:
         assert (await client.configure(TOPIC, group="g", rate=4)).rate == 4
 
 
-async def test_what_is_deleted_is_at_its_home_to_the_last() -> None:
+async def test_a_group_is_deleted_at_its_home_shard_last() -> None:
     async with Shards(COUNT) as shards:
         client = await shards.client().connect()
         await client.create_group(TOPIC, "g")
@@ -700,7 +702,7 @@ def test_every_setting_of_a_handlers_group_has_its_case() -> None:
 @pytest.mark.parametrize("word", ["update", "warn", "refuse", None])
 @pytest.mark.parametrize("name", OTHERWISE)
 @pytest.mark.parametrize("count", [1, 2])
-async def test_of_a_group_that_is_set_otherwise_the_worker_decides(
+async def test_on_mismatch_decides_about_differing_group_settings(
     count: int, name: str, word: OnMismatch | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     own, wanted = OTHERWISE[name]
@@ -752,7 +754,7 @@ OF_KEY, OTHERS = 5, 700
     ("store", "count"),
     [("memory", 1), ("memory", 3), ("sqlite", 1), ("sqlite", 3)],
 )
-async def test_what_a_key_of_a_topic_has_is_listed_from_the_index(
+async def test_tasks_of_a_topic_and_key_are_listed_from_the_index(
     store: str, count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows of other keys are not read, whatever else is asked for. All stores read by ids alike."""

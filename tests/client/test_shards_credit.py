@@ -61,7 +61,7 @@ def by_shard(found: list[Delivery]) -> list[int]:
 
 
 async def shares(client: Client) -> list[int]:
-    return [one.prefetch async for one in client.list_consumers()]
+    return [consumer.prefetch async for consumer in client.list_consumers()]
 
 
 async def take(deliveries: Subscription, count: int) -> list[Delivery]:
@@ -77,7 +77,7 @@ async def test_credit_goes_to_the_shard_that_has_the_work(client: Client) -> Non
         assert sorted(await shares(client)) == [1, 1, most]
 
 
-async def test_a_second_shard_with_work_gets_its_part_and_nothing_is_out_beyond_the_prefetch(
+async def test_shards_with_work_share_the_prefetch_without_exceeding_it(
     client: Client,
 ) -> None:
     async with client.subscribe("t", prefetch=PREFETCH) as deliveries:
@@ -99,7 +99,7 @@ async def test_a_second_shard_with_work_gets_its_part_and_nothing_is_out_beyond_
         assert all(sum(some) <= PREFETCH for some in seen)
 
 
-async def test_another_prefetch_keeps_to_what_the_shards_had(client: Client) -> None:
+async def test_a_changed_prefetch_keeps_the_ratio_of_shares(client: Client) -> None:
     async with client.subscribe("t", prefetch=PREFETCH) as deliveries:
         await put(client, 1, 100)
         await take(deliveries, PREFETCH - (COUNT - 1))
@@ -111,7 +111,7 @@ async def test_another_prefetch_keeps_to_what_the_shards_had(client: Client) -> 
         assert await shares(client) == [2, 2, 2]
 
 
-async def test_nobody_is_asked_while_nothing_comes(
+async def test_idle_shards_are_not_asked_about_credit(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[FrameType] = []
@@ -131,7 +131,7 @@ async def test_nobody_is_asked_while_nothing_comes(
         assert asked.count(FrameType.PREFETCH) <= before + COUNT
 
 
-async def test_with_a_daemon_that_does_not_tell_the_shares_stay(
+async def test_shares_stay_fixed_with_an_older_daemon(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def refused(part: Subscription, prefetch: int) -> tuple[int, int]:
@@ -146,7 +146,7 @@ async def test_with_a_daemon_that_does_not_tell_the_shares_stay(
         await take(deliveries, 2)
 
 
-async def test_credit_that_a_shard_may_still_have_goes_to_nobody(
+async def test_unconfirmed_credit_is_not_given_to_other_shards(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Shard 0 does not say whether it has given any up."""
@@ -168,7 +168,7 @@ async def test_credit_that_a_shard_may_still_have_goes_to_nobody(
         assert sum(await shares(client)) == PREFETCH
 
 
-async def test_a_shard_that_is_away_keeps_its_share(at_once: None) -> None:
+async def test_an_unavailable_shard_keeps_its_share(at_once: None) -> None:
     async with Shards(COUNT) as shards_:
         client = await shards_.client().connect()
         async with client.subscribe("t", prefetch=9) as deliveries:

@@ -107,7 +107,7 @@ async def test_a_front_door_leads_to_all_shards() -> None:
         assert route.asked(second) == [1]
 
 
-async def test_a_shard_that_moved_is_found_by_whoever_knows_it() -> None:
+async def test_a_moved_shard_is_found_through_other_daemons() -> None:
     """Its old daemon is gone, and nobody had to say goodbye."""
     async with daemons(3) as (first, second, new):
         route = Route(2)
@@ -130,7 +130,7 @@ async def test_a_shard_that_moved_is_found_by_whoever_knows_it() -> None:
         assert route.asked(first)[1:] == [1], "a daemon of another shard was asked once"
 
 
-async def test_the_own_shard_moves_like_the_others() -> None:
+async def test_the_clients_own_shard_can_move() -> None:
     async with daemons(3) as (first, second, new):
         route = Route(2)
         route.serve(0, first)
@@ -162,7 +162,7 @@ async def test_the_own_shard_moves_like_the_others() -> None:
             assert client.server_info["shards"] == tuple(route.urls)
 
 
-async def test_a_shard_that_nobody_serves_keeps_nobody_from_the_others(
+async def test_an_unserved_shard_does_not_block_the_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     slowly(monkeypatch)
@@ -178,7 +178,7 @@ async def test_a_shard_that_nobody_serves_keeps_nobody_from_the_others(
             await enqueued(client, second, key_in(1, 2))
 
 
-async def test_a_standby_of_the_shard_is_waited_for() -> None:
+async def test_a_client_waits_for_the_standby_of_a_shard() -> None:
     """It takes over when the daemon before it has handed over."""
     async with daemons(3) as (first, second, new):
         route = Route(2)
@@ -212,7 +212,7 @@ async def moving() -> AsyncIterator[tuple[Route, FakeDaemon, FakeDaemon, FakeDae
             yield route, first, second, new, client
 
 
-async def test_whom_a_goodbye_names_is_asked_and_nobody_else() -> None:
+async def test_only_the_daemon_named_by_a_goodbye_is_asked() -> None:
     """It stands by for a moment still."""
     async with moving() as (route, _, second, new, client):
         route.serve(1, new)
@@ -225,7 +225,7 @@ async def test_whom_a_goodbye_names_is_asked_and_nobody_else() -> None:
 
 
 @pytest.mark.parametrize("heir", ["tcp://127.0.0.1:1", "tls://127.0.0.1:7356", "", 5])
-async def test_a_goodbye_that_names_nobody_who_is_there_costs_one_attempt(heir: Any) -> None:
+async def test_a_goodbye_naming_a_dead_daemon_costs_one_attempt(heir: Any) -> None:
     async with moving() as (route, first, second, new, client):
         route.serve(1, new)
         await second.deaf()
@@ -236,7 +236,9 @@ async def test_a_goodbye_that_names_nobody_who_is_there_costs_one_attempt(heir: 
         await enqueued_at(newest(new), client, key_in(1, 2))
 
 
-async def test_an_heir_that_says_nothing_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_silent_successor_does_not_delay_the_search(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     slowly(monkeypatch)
     async with moving() as (route, _, second, new, client), FakeDaemon() as silent:
         silent.greet = lambda peer, frame: None
@@ -250,7 +252,7 @@ async def test_an_heir_that_says_nothing_holds_up_nobody(monkeypatch: pytest.Mon
         await enqueued_at(newest(new), client, key_in(1, 2))
 
 
-async def test_a_connection_that_says_nothing_holds_up_no_other_one_to_the_heir(
+async def test_a_silent_connection_does_not_block_another_to_the_successor(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Its process waited for a processor, or the kernel took it for one that was about to end."""
@@ -274,8 +276,8 @@ async def test_a_connection_that_says_nothing_holds_up_no_other_one_to_the_heir(
         await unanswered[0].gone()
 
 
-async def test_daemons_that_know_no_option_shard_are_greeted_without() -> None:
-    """Those of a release before shards could move; each is asked for itself."""
+async def test_hello_omits_the_shard_for_older_daemons() -> None:
+    """Daemons older than moving shards are asked separately."""
     async with daemons(2) as (first, second):
         urls = [first.url, second.url]
         said: list[Any] = []
@@ -329,7 +331,7 @@ def address(host: str, port: int = 7356) -> tuple[str, int]:
     return host, port
 
 
-def test_a_shard_is_looked_for_at_its_own_place_first_then_where_somebody_is() -> None:
+def test_a_shard_is_sought_at_its_own_address_first() -> None:
     places = Places(4, [address("given", 7355)], secure=False)
     urls = [f"tcp://{host}:{7356 + n}" for n, host in enumerate("aabb")]
     places.learn({"shards": urls, "route_version": 3})
@@ -342,7 +344,7 @@ def test_a_shard_is_looked_for_at_its_own_place_first_then_where_somebody_is() -
     assert places.around(1)[2:4] == [("a", 7356), ("b", 7358)]
 
 
-def test_the_doors_of_nodes_are_asked_before_daemons_that_may_be_gone() -> None:
+def test_node_doors_are_asked_before_old_daemon_addresses() -> None:
     places = Places(2, [address("given")], secure=False)
     doors = ["tcp://a:1", "tcp://b:1", "tls://c:1", None]
     places.learn({"shards": ["tcp://a:2", "tcp://a:3"], "route_version": 1, "doors": doors})
@@ -363,7 +365,7 @@ def test_an_older_route_does_not_replace_a_newer_one() -> None:
     assert places.around(0)[0] == ("c", 1), "of another number of shards, or of none"
 
 
-def test_a_shard_that_nobody_names_is_looked_for_where_it_was() -> None:
+def test_an_unnamed_shard_is_sought_at_its_last_address() -> None:
     places = Places(2, [address("given")], secure=False)
     places.learn({"shards": ["", "tcp://b:1"]})
     assert places.around(0) == [address("given"), ("b", 1)]
@@ -372,7 +374,7 @@ def test_a_shard_that_nobody_names_is_looked_for_where_it_was() -> None:
     assert places.around(0) == [("x", 9), address("given"), ("b", 1)]
 
 
-def test_an_address_that_was_silent_is_trusted_again_when_a_newer_route_names_it() -> None:
+def test_a_newer_route_clears_an_addresss_silence() -> None:
     places = Places(2, [], secure=False)
     places.learn({"shards": ["tcp://a:1", "tcp://b:1"], "route_version": 5})
     places.seen.silent_until_s = dict.fromkeys((("a", 1), ("c", 1)), 60.0)
@@ -384,13 +386,13 @@ def test_an_address_that_was_silent_is_trusted_again_when_a_newer_route_names_it
 
 
 @pytest.mark.parametrize("url", ["tls://b:1", "http://b", "tcp://", 5])
-def test_an_address_that_cannot_be_asked_is_passed_over(url: Any) -> None:
+def test_an_invalid_address_in_a_route_is_skipped(url: Any) -> None:
     places = Places(2, [address("given")], secure=False)
     places.learn({"shards": ["tcp://a:1", url]})
     assert places.around(1) == [address("given"), ("a", 1)]
 
 
-def test_of_many_shards_a_few_are_asked_one_of_each_host_first() -> None:
+def test_a_search_asks_a_few_shards_on_different_hosts_first() -> None:
     places = Places(64, [address("given")], secure=False)
     places.learn({"shards": [f"tcp://h{n % 4}:{1000 + n}" for n in range(64)]})
     found = places.around(63)
@@ -433,7 +435,7 @@ async def test_pauses_are_short_while_another_daemon_is_about_to_lead() -> None:
     assert search.backoff_s == module.STANDBY_BACKOFF_S_MAX
 
 
-async def test_the_pace_lasts_for_the_time_in_which_a_connection_has_to_be_made() -> None:
+async def test_the_takeover_pace_lasts_for_the_connect_timeout() -> None:
     search = Standbys(lambda: module.Standby("standby", None)).search("a")
     search.at = address("a")
     before_s = asyncio.get_running_loop().time()
@@ -462,7 +464,7 @@ class Around:
     def connected_at(self, at: Address | None) -> None: ...
 
 
-async def test_of_those_that_know_nothing_better_a_few_are_asked_in_turn(
+async def test_uninformed_daemons_are_asked_a_few_at_a_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "INFORMED_S", 0.0)
@@ -477,7 +479,7 @@ async def test_of_those_that_know_nothing_better_a_few_are_asked_in_turn(
         assert daemons.asked == [address(host) for host in hosts]
 
 
-async def test_connections_of_one_client_ask_for_each_other(
+async def test_connections_of_a_client_share_routes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """An answer tells where all shards are, so two lost shards cost no more questions than one."""
@@ -494,7 +496,7 @@ async def test_connections_of_one_client_ask_for_each_other(
     assert daemons.asked == [address("a"), address("x")], "each asks for its own shard alone"
 
 
-async def test_what_was_silent_to_one_connection_comes_last_for_all() -> None:
+async def test_an_address_silent_to_one_connection_is_tried_last_by_all() -> None:
     seen = module.Seen()
     first = Standbys(lambda: module.Silent("silent")).search("z")
     first.follow(Around("a", seen))
@@ -506,7 +508,7 @@ async def test_what_was_silent_to_one_connection_comes_last_for_all() -> None:
     assert daemons.asked == [address(host) for host in "bca"]
 
 
-async def test_an_address_whose_daemon_said_goodbye_comes_last_for_a_while() -> None:
+async def test_an_address_after_goodbye_is_tried_last_for_a_while() -> None:
     daemons = Standbys(lambda: errors.Unreachable("nobody listens"))
     search = daemons.search("z")
     search.follow(Around("abc"))
@@ -532,7 +534,7 @@ async def test_an_address_whose_daemon_said_goodbye_comes_last_for_a_while() -> 
         lambda: errors.NotActive("this daemon is the active one now: connect again"),
     ],
 )
-async def test_an_heir_that_names_the_one_before_it_sends_nobody_back(
+async def test_a_successor_naming_its_predecessor_is_not_followed(
     error: Callable[[], TickwheelError],
 ) -> None:
     """It may also hang up, because it begins to lead at this moment."""
@@ -602,13 +604,13 @@ def reconnector_of(client: Client, shard: int) -> Any:
 
 
 async def asked_again(route: Route, daemon: FakeDaemon, times: int = 3, *, by: Peer) -> None:
-    """Until a daemon was asked so many times more where a shard is, while a connection stays."""
+    """Wait until a daemon was asked `times` more for a shard while the connection stays."""
     most = len(route.asked(daemon)) + times
     await comes(lambda: by.closed.is_set() or len(route.asked(daemon)) >= most)
     assert not by.closed.is_set()
 
 
-async def test_a_shard_whose_daemon_lost_its_lease_is_used_where_it_is_served(hasty: None) -> None:
+async def test_a_shard_is_used_at_its_new_daemon_after_a_lost_lease(hasty: None) -> None:
     async with served() as (route, first, second, third, client):
         old = newest(first)
         subscription = client.subscribe("t")
@@ -665,7 +667,7 @@ async def test_a_daemon_that_gets_its_lease_back_keeps_its_clients(hasty: None) 
         assert (newest(second), member.connection.is_leased) == (peer, True)
 
 
-async def test_one_that_stood_still_is_not_the_next_one(hasty: None) -> None:
+async def test_a_stale_daemon_is_not_followed(hasty: None) -> None:
     """It says that it serves the shard, and does not know that another one has it since."""
     async with served() as (route, first, _, third, client):
         route.urls[0] = third.url
@@ -683,7 +685,7 @@ async def test_one_that_stood_still_is_not_the_next_one(hasty: None) -> None:
         await peer.gone()
 
 
-async def test_the_daemon_itself_is_not_asked(hasty: None) -> None:
+async def test_a_search_skips_the_daemon_that_lost_its_lease(hasty: None) -> None:
     async with served() as (route, first, _, third, _client):
         count, peer = len(route.asked(first)), newest(first)
         peer.send(T.LEASE, False)
@@ -691,8 +693,8 @@ async def test_the_daemon_itself_is_not_asked(hasty: None) -> None:
         assert len(route.asked(first)) == count
 
 
-async def test_what_is_said_with_the_greeting_counts(hasty: None) -> None:
-    """A client that comes while the lease is over looks for another daemon, too."""
+async def test_a_lost_lease_in_the_greeting_starts_the_search(hasty: None) -> None:
+    """A client that connects during a lost lease searches for another daemon."""
     async with daemons(3) as (first, second, third):
         route = Route(2)
         for shard, daemon in enumerate((first, second)):
@@ -715,7 +717,7 @@ async def test_what_is_said_with_the_greeting_counts(hasty: None) -> None:
             await comes(lambda: client.server_info["epoch"] == 2)
 
 
-async def test_a_connection_that_ends_during_the_search_is_looked_for_as_ever(hasty: None) -> None:
+async def test_a_connection_lost_during_the_search_is_reconnected(hasty: None) -> None:
     async with served() as (route, _, second, third, client):
         old = newest(second)
         old.send(T.LEASE, False)
@@ -730,7 +732,7 @@ async def test_a_connection_that_ends_during_the_search_is_looked_for_as_ever(ha
         assert reconnector_of(client, 1)._searching is None
 
 
-async def test_a_client_that_closes_during_the_search_leaves_nothing(hasty: None) -> None:
+async def test_closing_a_client_ends_its_search(hasty: None) -> None:
     async with served() as (route, first, second, third, client):
         for daemon in (first, second):
             newest(daemon).send(T.LEASE, False)
@@ -749,7 +751,7 @@ def beside(route: Around, attempt: Any) -> module.Beside:
     return module.Beside(address("a"), route, attempt, choose, 10.0)
 
 
-async def test_all_searches_of_a_client_ask_no_more_than_one_would(
+async def test_searches_of_a_client_share_their_attempts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     slowly(monkeypatch, 1_000.0)
@@ -764,7 +766,7 @@ async def test_all_searches_of_a_client_ask_no_more_than_one_would(
     assert daemons.asked[2:] == [address(host) for host in "defg"], "others, each time"
 
 
-async def test_the_address_that_the_route_names_is_asked_each_time(
+async def test_the_routes_address_is_asked_in_each_round(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     slowly(monkeypatch, 1_000.0)
@@ -775,7 +777,7 @@ async def test_the_address_that_the_route_names_is_asked_each_time(
     assert daemons.asked == [address(host) for host in "xbcxx"], "the hint is the daemon itself"
 
 
-async def test_an_address_that_says_nothing_holds_up_no_search_beside(hasty: None) -> None:
+async def test_a_silent_address_does_not_delay_a_parallel_search(hasty: None) -> None:
     asked: list[Address] = []
 
     async def attempt(to: Address, timeout_s: float) -> module.Greeted:
@@ -791,7 +793,7 @@ async def test_an_address_that_says_nothing_holds_up_no_search_beside(hasty: Non
     await asyncio.wait((finding,))
 
 
-async def test_what_an_address_objects_to_is_logged_once(
+async def test_an_addresss_refusal_is_logged_once(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "TAKEOVER_BACKOFF_S_MAX", 0.0)
@@ -803,7 +805,7 @@ async def test_what_an_address_objects_to_is_logged_once(
     assert len(caplog.records) == 1
 
 
-async def test_pauses_beside_a_connection_grow_to_a_second(hasty: None) -> None:
+async def test_pauses_of_a_parallel_search_grow_to_a_second(hasty: None) -> None:
     seen = module.Seen()
     search = beside(Around("ab", seen), None)
     for _ in range(6):

@@ -145,7 +145,7 @@ async def race_for_an_idempotency_key(shards: Shards, pairs: list[tuple[Client, 
         ]
         ends = await ends_of(*asked)
         assert [type(end) for end in ends].count(errors.IdempotencyKeyReused) == 1
-    assert len([one async for one in client.list_tasks(topic="once")]) == ROUNDS
+    assert len([task async for task in client.list_tasks(topic="once")]) == ROUNDS
 
 
 async def race_for_a_bulk_operation(shards: Shards, pairs: list[tuple[Client, str]]) -> None:
@@ -189,7 +189,7 @@ ELSEWHERE = {
 """They need a history."""
 
 
-def test_each_verb_that_makes_what_has_a_name_says_which_shard_decides() -> None:
+def test_each_creating_verb_declares_its_home_shard() -> None:
     several = {
         name
         for name, verb in VERBS.items()
@@ -224,7 +224,7 @@ def name_in(shard: int) -> str:
     return key_in(shard, COUNT, "n")
 
 
-async def test_the_next_one_goes_on_where_a_program_has_stopped(shards: Shards) -> None:
+async def test_another_program_completes_an_abandoned_claim(shards: Shards) -> None:
     (client, zero), (other, one) = await pairs_of(shards)
     name = name_in(2)
     await claimed(shards, client, "schedule", name, 0)
@@ -235,7 +235,7 @@ async def test_the_next_one_goes_on_where_a_program_has_stopped(shards: Shards) 
     assert (await other.show_transaction(name)).state == "committed"
 
 
-async def test_nothing_is_made_under_a_claim_that_has_ended(shards: Shards) -> None:
+async def test_an_ended_claim_creates_nothing(shards: Shards) -> None:
     (client, _), (other, one) = await pairs_of(shards)
     name = name_in(2)
     number = await claimed(shards, client, "transaction", name, 0)
@@ -247,7 +247,7 @@ async def test_nothing_is_made_under_a_claim_that_has_ended(shards: Shards) -> N
     peer.lose()
 
 
-async def test_claims_that_were_given_up_one_after_the_other_stay_over(shards: Shards) -> None:
+async def test_abandoned_claims_stay_ended(shards: Shards) -> None:
     (client, _), (other, _) = await pairs_of(shards)
     name, numbers = name_in(2), list[int]()
     for _ in range(2):  # nothing is made of either
@@ -264,7 +264,7 @@ async def test_claims_that_were_given_up_one_after_the_other_stay_over(shards: S
             await know.links[0].call(verb, late, None)
 
 
-async def test_tasks_without_a_key_go_along(shards: Shards) -> None:
+async def test_tasks_without_a_key_follow_the_transaction(shards: Shards) -> None:
     (client, zero), (other, _) = await pairs_of(shards)
     name = name_in(2)
     await client.transaction("p", id=name).enqueue("t", b"", key=zero)
@@ -276,7 +276,7 @@ async def test_tasks_without_a_key_go_along(shards: Shards) -> None:
     assert (await client.show_transaction(name)).tasks == 2
 
 
-async def test_a_shard_alone_refuses_a_name_whose_home_is_elsewhere(shards: Shards) -> None:
+async def test_a_shard_refuses_names_of_another_home_shard(shards: Shards) -> None:
     name = name_in(2)
     peer = Peer(shards.insides[0].daemon.listener())  # type: ignore[union-attr]
     await peer.hello()
@@ -287,7 +287,7 @@ async def test_a_shard_alone_refuses_a_name_whose_home_is_elsewhere(shards: Shar
     peer.lose()
 
 
-async def test_claims_of_which_nothing_was_made_end(shards: Shards) -> None:
+async def test_unused_claims_expire(shards: Shards) -> None:
     (client, zero), _ = await pairs_of(shards)
     name, used = name_in(2), key_in(2, COUNT, "m")
     await claimed(shards, client, "schedule", name, 0)
@@ -303,9 +303,7 @@ async def test_claims_of_which_nothing_was_made_end(shards: Shards) -> None:
     assert {row.name for row in shards.shard(2).core.claims.values()} == {used}
 
 
-async def test_names_that_are_claimed_have_a_limit(
-    shards: Shards, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_claimed_names_are_limited(shards: Shards, monkeypatch: pytest.MonkeyPatch) -> None:
     (client, _), _ = await pairs_of(shards)
     monkeypatch.setattr(names, "CLAIMS_MAX", 1)
     await claimed(shards, client, "transaction", name_in(2), 0)
@@ -313,7 +311,7 @@ async def test_names_that_are_claimed_have_a_limit(
         await claimed(shards, client, "transaction", key_in(2, COUNT, "m"), 0)
 
 
-async def test_an_idempotency_key_whose_home_has_none_of_its_tasks(shards: Shards) -> None:
+async def test_an_idempotency_key_works_without_tasks_in_its_home_shard(shards: Shards) -> None:
     one = await teller(shards).connect()
     key = next(k for k in (b"%d" % n for n in range(99)) if shard_of(k.hex(), COUNT) == 0)
     tasks = (("t", b"", HOUR, {"key": key_in(1, COUNT)}), ("t", b"", HOUR, {"key": "k"}))
@@ -324,7 +322,7 @@ async def test_an_idempotency_key_whose_home_has_none_of_its_tasks(shards: Shard
             await one.put_once(key, 8, (("t", b"", HOUR, {"key": key_in(other, COUNT)}),))
 
 
-async def test_a_topics_rule_and_an_order_key_of_another_shard(shards: Shards) -> None:
+async def test_a_topics_rule_applies_with_an_order_key_of_another_shard(shards: Shards) -> None:
     client = await shards.client().connect()
     await client.configure("t", if_pending="keep")
     key = key_in(0, COUNT)

@@ -59,7 +59,7 @@ class Room:
         ]
 
     async def take(self, count: int = 100) -> list[Any]:
-        """What is due now, the oldest first."""
+        """Return the due deliveries, oldest first."""
         self.shards.pass_time(60_000)
         found: list[Any] = []
         while some := await self.client.pull("t", group="g", max=count):
@@ -142,7 +142,7 @@ async def result(done: Work, count: int) -> Any:
         return room.same(await soon(done(room)))
 
 
-async def test_a_verb_says_the_same_of_one_shard_and_of_three(verb: str) -> None:
+async def test_verbs_answer_the_same_for_one_shard_and_three(verb: str) -> None:
     assert VERBS[verb].over is not None, f"{verb} does not say which shards it asks"
     if verb in ELSEWHERE:
         assert verb not in WORKS
@@ -155,7 +155,7 @@ async def test_a_verb_says_the_same_of_one_shard_and_of_three(verb: str) -> None
 ASKED_ALL = (Over.ALL, Over.TURN, Over.HOME, Over.HOME_LAST)
 
 
-def test_each_verb_that_all_shards_are_asked_has_a_rule_for_their_answers() -> None:
+def test_each_verb_asked_of_all_shards_has_a_merge_rule() -> None:
     asked = {n for n, v in VERBS.items() if v.over in ASKED_ALL}
     by_key = {n for n, v in VERBS.items() if v.over is Over.IDS and v.request is not None}
     assert asked | by_key - {"requeue_dead", "delete_dead"} == merging.MERGED.keys()
@@ -191,7 +191,7 @@ async def enqueued(room: Room) -> Any:
 @work("enqueue_columns")
 async def columns(room: Room) -> Any:
     made = await room.client.enqueue_columns("t", [b"a", b"b"], delays=[1, 2])
-    return [one.due_ms for one in made], [one.body async for one in room.client.list_tasks()]
+    return [one.due_ms for one in made], [task.body async for task in room.client.list_tasks()]
 
 
 @work("cancel")
@@ -202,7 +202,7 @@ async def cancelled(room: Room) -> Any:
     by_key = [await client.cancel(topic="t", key=key) for key in ("k5", "k5", "k1", "none")]
     bulk = await client.cancel(topic="t", filter={"tags": "a"}, id="mine")
     done = await client.wait_bulk("mine")
-    left = [one.key async for one in client.list_tasks(topic="t")]
+    left = [task.key async for task in client.list_tasks(topic="t")]
     return by_id, by_key, bulk.id, done, left
 
 
@@ -213,7 +213,7 @@ async def rescheduled(room: Room) -> Any:
     by_key = await client.reschedule(topic="t", key="k1", shift=HOUR)
     await client.reschedule(topic="t", filter={"tags": "b"}, shift=HOUR, id="b")
     done = await client.wait_bulk("b")
-    return by_id, by_key, done, [one.due_ms async for one in client.list_tasks()]
+    return by_id, by_key, done, [task.due_ms async for task in client.list_tasks()]
 
 
 @work("spread")
@@ -226,8 +226,8 @@ async def spread(room: Room) -> Any:
 async def run_now(room: Room) -> Any:
     ids, client = await room.fill(), room.client
     by_id = await client.run_now_many(ids[3:6])
-    found = await client.pull("t", group="g", max=100, wait=20)
-    return by_id, sorted(one.key or "" for one in found)
+    deliveries = await client.pull("t", group="g", max=100, wait=20)
+    return by_id, sorted(one.key or "" for one in deliveries)
 
 
 @work("list_tasks")
@@ -284,7 +284,7 @@ async def deleted(room: Room) -> Any:
     ids, client = await room.fill(), room.client
     await room.kill()
     words = await client.dead_delete([(one, "g") for one in ids[2:5]])
-    return words, [one.id async for one in client.dead_list()]
+    return words, [letter.id async for letter in client.dead_list()]
 
 
 # --- groups --------------------------------------------------------------------------------------
@@ -330,7 +330,7 @@ async def held(room: Room) -> Any:
         await client.held_keys(*names, limit=2),
         paused,
         await client.paused_keys(*names),
-        sorted((one.value, one.state, one.waiting) for one in lines),
+        sorted((line.value, line.state, line.waiting) for line in lines),
         len(await client.key_lines(*names, limit=3)),
     ]
 
@@ -346,7 +346,7 @@ async def released(room: Room) -> Any:
         await client.skip_key(*names, room.ids[6]),
         await client.skip_key(*names, key="none"),
     ]
-    return words, [one.key for one in await client.held_keys(*names)]
+    return words, [held_key.key for held_key in await client.held_keys(*names)]
 
 
 @work("pause_key", "resume_key")
@@ -390,8 +390,13 @@ async def schedules_put(room: Room) -> Any:
     with pytest.raises(errors.NotFound):
         await client.show_schedule("none")
     shown = [await client.show_schedule(f"s{n}", planned=2) for n in range(TASKS)]
-    every = [one async for one in client.list_schedules()]
-    return again.outcome, shown, every, [one.name async for one in client.list_schedules(limit=4)]
+    every = [schedule async for schedule in client.list_schedules()]
+    return (
+        again.outcome,
+        shown,
+        every,
+        [schedule.name async for schedule in client.list_schedules(limit=4)],
+    )
 
 
 @work("pause_schedule", "resume_schedule", "delete_schedule")
@@ -403,7 +408,7 @@ async def schedules_changed(room: Room) -> Any:
     done += [await client.delete_schedule(f"s{n}") for n in range(5, 8)]
     with pytest.raises(errors.NotFound):
         await client.delete_schedule("s5")
-    return done, [(one.name, one.paused) async for one in client.list_schedules()]
+    return done, [(schedule.name, schedule.paused) async for schedule in client.list_schedules()]
 
 
 @work("run_schedule", "backfill_schedule")
@@ -414,7 +419,7 @@ async def schedules_run(room: Room) -> Any:
     ids = [await client.run_schedule("s1")]
     ids += await client.backfill_schedule("s2", start, start + 3 * HOUR)
     room.ids += ids
-    return [(one.topic, one.body, one.due_ms) for one in await client.lookup_many(ids)]
+    return [(task.topic, task.body, task.due_ms) for task in await client.lookup_many(ids)]
 
 
 async def transactions(room: Room) -> list[Any]:
@@ -431,7 +436,7 @@ async def transactions(room: Room) -> list[Any]:
 @work("commit_transaction", "rollback_transaction", "show_transaction", "list_transactions")
 async def transactions_decided(room: Room) -> Any:
     made, client = await transactions(room), room.client
-    open_ones = [one async for one in client.list_transactions()]
+    open_ones = [transaction async for transaction in client.list_transactions()]
     receipts = await made[0].commit()
     await made[1].rollback()
     by_name = await client.commit_transaction("x2")
@@ -441,8 +446,8 @@ async def transactions_decided(room: Room) -> Any:
     with pytest.raises(errors.TransactionRolledBack):
         await client.commit_transaction("x3")
     shown = [await client.show_transaction(f"x{n}") for n in range(4, TASKS)]
-    bodies = sorted([one.body async for one in client.list_tasks()])
-    return open_ones, [one.due_ms for one in receipts], len(by_name), shown, bodies
+    bodies = sorted([task.body async for task in client.list_tasks()])
+    return open_ones, [receipt.due_ms for receipt in receipts], len(by_name), shown, bodies
 
 
 # --- bulk operations -----------------------------------------------------------------------------
@@ -482,7 +487,9 @@ async def targets(room: Room) -> Any:
         await client.set_push("t", "g", "https://example.com/", secrets=(SECRET,)),
         await client.set_forward("t", "h", "redis://example.com/0?stream=x"),
     ]
-    every = [(one.topic, one.group, one.kind, one.url) for one in await client.targets()]
+    every = [
+        (target.topic, target.group, target.kind, target.url) for target in await client.targets()
+    ]
     removed = await client.remove_target("t", "g")
     with pytest.raises(errors.NotFound):
         await client.remove_target("t", "g")
@@ -515,8 +522,8 @@ async def counts(room: Room) -> Any:
 @work("consumers")
 async def consumers(room: Room) -> Any:
     async with room.client.subscribe("t", group="g"), room.client.subscribe("u"):
-        found = [one async for one in room.client.list_consumers()]
-        of_one = [one async for one in room.client.list_consumers(topic="u", limit=1)]
+        found = [consumer async for consumer in room.client.list_consumers()]
+        of_one = [consumer async for consumer in room.client.list_consumers(topic="u", limit=1)]
     return sorted({(one.topic, one.group, one.kind) for one in found}), len(of_one)
 
 
@@ -570,7 +577,7 @@ async def explained(room: Room) -> Any:
     return [{**one.raw, "command": None} for one in (*by_id, *by_key)]  # a command has ids
 
 
-async def test_a_task_of_a_shard_that_is_away_is_explained_by_that(
+async def test_explain_names_an_unavailable_shard(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(client_shards, "ANSWERS_S", 0.2)
@@ -593,7 +600,7 @@ async def told(room: Room) -> Any:
     return await asked(room, "task_history", id=ids[0]), await asked(room, "history_tasks")
 
 
-def test_samples_of_a_lag_are_put_together_from_the_newest() -> None:
+def test_lag_samples_are_merged_from_the_newest() -> None:
     one = {"every_ms": 5, "taken_ms": [1, 6, 11], "ready": [1, None, 2]}
     other = {"every_ms": 5, "taken_ms": [7, 12], "ready": [None, 5]}
     answers = [one | {"oldest_ready_ms": [9, None, 3]}, other | {"oldest_ready_ms": [None, 4]}]
@@ -604,7 +611,7 @@ def test_samples_of_a_lag_are_put_together_from_the_newest() -> None:
         }  # fmt: skip
 
 
-def test_histories_of_several_machines_are_put_together_and_one_of_all_is_told_once() -> None:
+def test_histories_of_several_machines_are_merged_without_duplicates() -> None:
     first, second = {"event": "enqueued", "time_ms": 1}, {"event": "acked", "time_ms": 2}
     kept = {"is_kept": True, "complete": True}
     for some in ([[second], [first]], [[first, second], [first, second]]):
@@ -617,7 +624,7 @@ def test_histories_of_several_machines_are_put_together_and_one_of_all_is_told_o
     found = merging.MERGED["history_tasks"](answers, {})
     assert found == {"tasks": [{"id": 3, "ended_ms": 7}, {"id": 2, "ended_ms": None}], **kept}
     found = merging.MERGED["history_tasks"](answers, {"limit": 1})
-    assert ([one["id"] for one in found["tasks"]], found["complete"]) == ([3], False)
+    assert ([task["id"] for task in found["tasks"]], found["complete"]) == ([3], False)
 
 
 @work("backup")
@@ -649,17 +656,17 @@ async def restores(room: Room) -> Any:
 @work("pull", "ack", "nack", "reject", "extend", "snooze", "release")
 async def settled(room: Room) -> Any:
     await room.fill()
-    found = await room.take(4)
+    deliveries = await room.take(4)
     words = [
-        *[await one.ack() for one in found[:2]],
-        await found[2].nack(delay=HOUR),
-        await found[3].reject("no"),
-        await found[4].extend(120),
-        await found[5].snooze(HOUR),
-        await found[6].release(),
+        *[await one.ack() for one in deliveries[:2]],
+        await deliveries[2].nack(delay=HOUR),
+        await deliveries[3].reject("no"),
+        await deliveries[4].extend(120),
+        await deliveries[5].snooze(HOUR),
+        await deliveries[6].release(),
     ]
-    states = [one.state for one in await room.client.lookup_many(room.ids)]
-    return words, [one.key for one in found], states
+    states = [task.state for task in await room.client.lookup_many(room.ids)]
+    return words, [one.key for one in deliveries], states
 
 
 @work("subscribe")
@@ -673,8 +680,8 @@ async def subscribed(room: Room) -> Any:
             await delivery.ack()
             if len(keys) == TASKS:
                 break
-    return sorted(keys), [one.state for one in await room.client.lookup_many(room.ids)]
+    return sorted(keys), [task.state for task in await room.client.lookup_many(room.ids)]
 
 
-async def test_works_are_of_verbs_that_there_are() -> None:
+async def test_works_name_existing_verbs() -> None:
     assert WORKS.keys() | ELSEWHERE.keys() == {n for n, v in VERBS.items() if v.frame is not None}

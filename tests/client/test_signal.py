@@ -19,14 +19,14 @@ def woken(waiters: list[asyncio.Task[None]]) -> list[bool]:
     return [waiter.done() and not waiter.cancelled() for waiter in waiters]
 
 
-async def test_all_are_woken() -> None:
+async def test_notify_wakes_all_waiters() -> None:
     signal, waiters = await waiting(3)
     signal.notify()
     await turns()
     assert woken(waiters) == [True] * 3
 
 
-async def test_as_many_are_woken_as_are_asked_for_the_longest_waiting_first() -> None:
+async def test_notify_wakes_a_number_of_waiters_longest_first() -> None:
     signal, waiters = await waiting(4)
     signal.notify(1)
     await turns()
@@ -39,7 +39,7 @@ async def test_as_many_are_woken_as_are_asked_for_the_longest_waiting_first() ->
     assert woken(waiters) == [True] * 4
 
 
-async def test_one_that_has_gone_is_not_counted() -> None:
+async def test_a_cancelled_waiter_is_not_counted() -> None:
     signal, waiters = await waiting(3)
     waiters[0].cancel()
     signal.notify(1)
@@ -49,7 +49,7 @@ async def test_one_that_has_gone_is_not_counted() -> None:
     await asyncio.gather(*waiters, return_exceptions=True)
 
 
-async def test_one_that_was_woken_and_goes_wakes_the_next() -> None:
+async def test_a_woken_waiter_that_is_cancelled_wakes_the_next() -> None:
     signal, waiters = await waiting(3)
     signal.notify(1)
     waiters[0].cancel()
@@ -59,7 +59,7 @@ async def test_one_that_was_woken_and_goes_wakes_the_next() -> None:
     await asyncio.gather(*waiters, return_exceptions=True)
 
 
-async def test_nobody_is_kept_that_has_gone() -> None:
+async def test_cancelled_waiters_are_forgotten() -> None:
     signal, waiters = await waiting(2)
     for waiter in waiters:
         waiter.cancel()

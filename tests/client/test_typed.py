@@ -57,7 +57,7 @@ def worker() -> Worker:
 
 @pytest.mark.parametrize("encoding", ["json", "msgpack"])
 @pytest.mark.parametrize("is_async", [True, False])
-async def test_a_handler_is_called_with_what_was_enqueued(
+async def test_a_handler_gets_the_enqueued_arguments(
     wheel: TestWheel, worker: Worker, encoding: Any, is_async: bool
 ) -> None:
     got: list[tuple[Any, ...]] = []
@@ -131,7 +131,7 @@ async def test_a_delivery_is_filled_in_and_the_function_can_be_called(
     assert "ship of t" in repr(ship)
 
 
-async def test_options_go_on_from_what_was_said_before(wheel: TestWheel) -> None:
+async def test_options_accumulate(wheel: TestWheel) -> None:
     @task("t")
     async def run(n: int) -> None: ...
 
@@ -187,7 +187,7 @@ async def test_a_task_apart_from_workers_needs_a_client(wheel: TestWheel) -> Non
         run.using(wrong)
 
 
-def test_a_call_where_no_event_loop_runs_says_what_to_call_there() -> None:
+def test_a_typed_call_without_an_event_loop_names_the_sync_client() -> None:
     @task("t")
     def run(n: int) -> int:
         return n
@@ -197,7 +197,7 @@ def test_a_call_where_no_event_loop_runs_says_what_to_call_there() -> None:
             way.enqueue(4)  # type: ignore[unused-coroutine]  # as in a plain endpoint
 
 
-def test_a_synchronous_client_enqueues_it_too() -> None:
+def test_a_synchronous_client_enqueues_typed_tasks() -> None:
     @task("t", version=3)
     def run(n: int) -> int:
         return n
@@ -250,7 +250,7 @@ def typed_on(worker: Worker, **options: Any) -> tuple[TypedTask[..., Any], list[
 
 
 @pytest.mark.parametrize(("arguments", "says"), MISFITS)
-async def test_what_does_not_fit_is_refused_before_it_is_sent(
+async def test_arguments_of_the_wrong_type_are_refused_before_sending(
     wheel: TestWheel, worker: Worker, arguments: dict[str, Any], says: str
 ) -> None:
     run, _ = typed_on(worker)
@@ -265,7 +265,7 @@ async def test_what_does_not_fit_is_refused_before_it_is_sent(
 
 @pytest.mark.parametrize("encoding", ["json", "msgpack"])
 @pytest.mark.parametrize(("arguments", "says"), MISFITS)
-async def test_and_is_a_dead_letter_when_it_comes_all_the_same(
+async def test_arguments_of_the_wrong_type_are_a_dead_letter_on_delivery(
     wheel: TestWheel, worker: Worker, arguments: dict[str, Any], says: str, encoding: str
 ) -> None:
     _, got = typed_on(worker)
@@ -293,7 +293,7 @@ async def test_and_is_a_dead_letter_when_it_comes_all_the_same(
         (b"{}", "json;v=x", "$: expected a version between 1 and 1000000, got x"),
     ],
 )
-async def test_bodies_that_are_none_are_dead_letters(
+async def test_undecodable_bodies_are_dead_letters(
     wheel: TestWheel, worker: Worker, body: bytes, encoding: str | None, says: str
 ) -> None:
     _, got = typed_on(worker)
@@ -304,9 +304,7 @@ async def test_bodies_that_are_none_are_dead_letters(
     assert letter.reason is not None and letter.reason.startswith(says) and got == []
 
 
-async def test_bodies_that_nobody_typed_are_read_when_they_fit(
-    wheel: TestWheel, worker: Worker
-) -> None:
+async def test_untyped_bodies_are_read_if_they_fit(wheel: TestWheel, worker: Worker) -> None:
     _, got = typed_on(worker)
     await wheel.client.enqueue("t", b'{"n": 1}')
     await wheel.new_client(compress_over=0).enqueue("t", b'{"n": 2' + b" " * 100 + b"}")
@@ -316,7 +314,7 @@ async def test_bodies_that_nobody_typed_are_read_when_they_fit(
     assert [one[0] for one in got] == [1, 2, 3]
 
 
-async def test_of_an_encrypted_task_the_reason_is_the_place_alone(wheel: TestWheel) -> None:
+async def test_reasons_of_encrypted_tasks_name_only_the_field(wheel: TestWheel) -> None:
     client = Client(keys={"k": b"k" * 32})
     worker = Worker(client)
     typed_on(worker)
@@ -358,11 +356,11 @@ async def test_older_versions_are_brought_up_to_date(
     assert [one[0] for one in got] == [1, 2, 3, 4]
     assert got[0][1] == Customer(name="Ann", born=datetime(2001, 2, 3, tzinfo=UTC))
     assert got[2][2] == Money(Decimal(5))
-    reasons = sorted(one.reason or "" for one in await wheel.dead_letters())
+    reasons = sorted(letter.reason or "" for letter in await wheel.dead_letters())
     assert reasons == ["$.n: expected int, got str", "$: expected object, got list"]
 
 
-async def test_a_newer_version_is_tried_again_and_an_older_one_without_upcaster_is_not(
+async def test_a_newer_version_is_retried_and_one_without_upcaster_is_dead(
     wheel: TestWheel, worker: Worker
 ) -> None:
     _, got = typed_on(
@@ -383,7 +381,7 @@ async def test_a_newer_version_is_tried_again_and_an_older_one_without_upcaster_
 # --- definitions ---------------------------------------------------------------------------------
 
 
-def test_what_cannot_be_a_typed_task_is_refused_where_it_is_written() -> None:
+def test_an_unsupported_signature_is_refused_by_the_decorator() -> None:
     def bare(n) -> None: ...  # type: ignore[no-untyped-def]  # it is wrong
 
     def starred(*n: int) -> None: ...
@@ -441,7 +439,7 @@ def test_wrong_options_of_a_typed_task_are_named(options: dict[str, Any], says: 
     assert says in str(caught.value)
 
 
-def test_without_the_extra_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_extra_of_typed_tasks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def run(n: int) -> None: ...
 
     monkeypatch.setitem(sys.modules, "msgspec", None)
@@ -469,7 +467,7 @@ KEPT: list[tuple[Any, Any]] = [
 
 
 @pytest.mark.parametrize("encoding", ["json", "msgpack"])
-def test_an_argument_comes_out_equal_or_is_refused_by_its_name(encoding: Any) -> None:
+def test_arguments_arrive_equal_or_are_refused_by_name(encoding: Any) -> None:
     def typed(kind: Any) -> Any:
         def function(first: int, x: Any) -> None: ...
 

@@ -55,7 +55,7 @@ def told() -> dict[str, set[str]]:
 
 
 @pytest.mark.parametrize("request_", [*ANSWERS, *OF_KEYS])
-def test_answers_are_those_of_the_protocol(request_: str) -> None:
+def test_typed_answers_match_the_protocol(request_: str) -> None:
     assert those((ANSWERS | OF_KEYS)[request_]) == told()[request_]
 
 
@@ -72,7 +72,7 @@ def test_answers_are_those_of_the_protocol(request_: str) -> None:
         (words.BulkState, [one.name.lower() for one in BulkState]),
     ],
 )
-def test_choices_are_those_that_the_daemon_knows(kind: Any, known: Any) -> None:
+def test_typed_choices_match_the_daemon(kind: Any, known: Any) -> None:
     assert those(kind) == set(known)
 
 
@@ -105,7 +105,7 @@ MISTAKES = 7
 
 
 @pytest.mark.parametrize(("said", "mistakes"), [(RIGHT, 0), (WRONG, MISTAKES)])
-def test_a_misspelt_word_is_found_by_a_type_checker(
+def test_a_type_checker_finds_misspelt_choices(
     tmp_path: Path, said: dict[str, str], mistakes: int
 ) -> None:
     program = tmp_path / "program.py"
@@ -114,6 +114,6 @@ def test_a_misspelt_word_is_found_by_a_type_checker(
         [sys.executable, "-m", "mypy", "--strict", str(program)],
         cwd=ROOT, capture_output=True, text=True, check=False, timeout=300,
     )  # fmt: skip
-    found = [line for line in done.stdout.splitlines() if ": error: " in line]
-    assert len(found) == mistakes, done.stdout + done.stderr
-    assert all("comparison-overlap" in line or "arg-type" in line for line in found)
+    lines = [line for line in done.stdout.splitlines() if ": error: " in line]
+    assert len(lines) == mistakes, done.stdout + done.stderr
+    assert all("comparison-overlap" in line or "arg-type" in line for line in lines)

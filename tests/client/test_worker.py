@@ -70,7 +70,7 @@ async def rig(
 
 
 async def answered_until(peer: Peer, kind: T) -> Frame:
-    """The first frame of this kind; all that came before are answered, too."""
+    """Return the first frame of this kind, after answering all frames before it."""
     while True:
         frame = await peer.next()
         peer.ok(frame)
@@ -88,7 +88,7 @@ async def nothing(delivery: Delivery) -> None:
     """Handles."""
 
 
-# --- what becomes of a delivery ---------------------------------------------------------------
+# --- outcomes of a delivery --------------------------------------------------------------------
 
 
 class Mute(Exception):
@@ -143,7 +143,7 @@ RAISED = ("raise", "Reject", "RetryLater", "Mute", "Bare")
         ("reject", False),
     ],
 )
-async def test_whatever_text_says_why_the_delivery_is_settled_at_once(
+async def test_any_text_of_a_reason_settles_the_delivery(
     how: str, text: Any, plain: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.CRITICAL, "tickwheel")  # a report of pytest cannot hold such a text
@@ -168,7 +168,7 @@ async def test_whatever_text_says_why_the_delivery_is_settled_at_once(
         r.peer.ok(await r.peer.next(), ("dead",))
 
 
-async def test_a_reason_fits_the_frame_of_a_daemon_with_small_ones() -> None:
+async def test_a_reason_is_cut_to_a_small_frame_limit() -> None:
     async with FakeDaemon(frame_bytes_max=1024) as daemon, daemon.client() as client:
         peer = await daemon.peer()
         subscription = client.subscribe("t" * 255, group="g" * 255)
@@ -193,7 +193,7 @@ EXITS = (SystemExit(3), KeyboardInterrupt("by hand"))
 
 @pytest.mark.parametrize("timeout", [None, 5])
 @pytest.mark.parametrize("error", [*EXITS, Own("of mine"), GeneratorExit()], ids=repr)
-async def test_a_handler_fails_no_other_one_whatever_it_raises(
+async def test_a_failing_handler_does_not_fail_others(
     error: BaseException, timeout: float | None
 ) -> None:
     started = asyncio.Semaphore(0)
@@ -222,7 +222,7 @@ async def test_a_handler_fails_no_other_one_whatever_it_raises(
         assert r.running.result() is (error if error in EXITS else None)
 
 
-async def test_an_event_loop_that_ends_gives_back_what_is_in_hand() -> None:
+async def test_an_ending_event_loop_releases_running_deliveries() -> None:
     started = asyncio.Event()
 
     async def handler(delivery: Delivery) -> None:
@@ -242,7 +242,7 @@ async def test_an_event_loop_that_ends_gives_back_what_is_in_hand() -> None:
         assert not r.peer.sent(T.NACK)
 
 
-async def test_returning_acks() -> None:
+async def test_a_returning_handler_acks() -> None:
     seen = []
 
     async def handler(delivery: Delivery) -> None:
@@ -287,7 +287,7 @@ async def test_an_exception_nacks_with_its_text_and_its_trace(
         assert r.peer.nothing()
 
 
-async def test_reject_and_retry_later() -> None:
+async def test_reject_and_retry_later_settle_the_delivery() -> None:
     async def handler(delivery: Delivery) -> None:
         if delivery.body == b"never":
             raise Reject("not ours")
@@ -302,7 +302,7 @@ async def test_reject_and_retry_later() -> None:
         assert frame[4] == ((task_id, 1, 1, 120_000, "closed"),)
 
 
-async def test_a_handler_postpones_and_when_it_may_not_any_more_it_is_a_nack() -> None:
+async def test_snoozing_too_often_becomes_a_nack() -> None:
     async def handler(delivery: Delivery) -> None:
         raise Snooze(60)
 
@@ -318,12 +318,12 @@ async def test_a_handler_postpones_and_when_it_may_not_any_more_it_is_a_nack() -
 
 @pytest.mark.parametrize("delay", [-1, "soon", None])
 @pytest.mark.parametrize("kind", [RetryLater, Snooze])
-def test_a_wrong_delay_is_said_where_it_is_written(kind: Any, delay: Any) -> None:
+def test_an_invalid_delay_is_refused_by_the_exceptions_constructor(kind: Any, delay: Any) -> None:
     with pytest.raises(errors.BadRequest, match="delay"):
         kind(delay)
 
 
-async def test_a_handler_that_takes_too_long_is_cancelled_and_nacked() -> None:
+async def test_a_handler_over_its_timeout_is_cancelled_and_nacked() -> None:
     cancelled = asyncio.Event()
 
     async def handler(delivery: Delivery) -> None:
@@ -339,7 +339,7 @@ async def test_a_handler_that_takes_too_long_is_cancelled_and_nacked() -> None:
         assert cancelled.is_set()
 
 
-async def test_a_handler_that_finishes_although_its_time_is_over_is_acked() -> None:
+async def test_a_handler_that_finishes_despite_its_timeout_is_acked() -> None:
     async def handler(delivery: Delivery) -> None:
         try:
             await asyncio.Event().wait()
@@ -352,7 +352,7 @@ async def test_a_handler_that_finishes_although_its_time_is_over_is_acked() -> N
 
 
 @pytest.mark.parametrize("raising", [False, True])
-async def test_what_the_handler_settled_is_left_alone(raising: bool) -> None:
+async def test_a_worker_leaves_settled_deliveries_alone(raising: bool) -> None:
     async def handler(delivery: Delivery) -> None:
         await delivery.nack(7, "mine")
         if raising:
@@ -403,12 +403,12 @@ async def test_a_log_line_names_task_topic_key_group_and_attempt(
         r.peer.send(T.DELIVER, r.sub, 1, NOW_MS, ((77, 3, NOW_MS, b"x", {"key": "order-17"}),))
         r.peer.ok(await r.peer.next(), ("dead",))
         await turns(20)
-        found = [record for record in caplog.records if "Delivery" in record.getMessage()]
+        records = [record for record in caplog.records if "Delivery" in record.getMessage()]
     of = "<Delivery 77 of t 'order-17', group default, attempt 3>"
-    assert f"{of} {word}" in [record.getMessage() for record in found]
+    assert f"{of} {word}" in [record.getMessage() for record in records]
     # Each line of a delivery, also the one that says how it ended.
-    assert any(record.levelname == "ERROR" for record in found)
-    assert all(record.getMessage().startswith(of) for record in found)
+    assert any(record.levelname == "ERROR" for record in records)
+    assert all(record.getMessage().startswith(of) for record in records)
 
 
 # --- plain functions -------------------------------------------------------------------------
@@ -434,7 +434,7 @@ async def test_a_plain_function_runs_in_a_thread() -> None:
     assert threads == ["tickwheel-worker-1"] * 3, "it is kept, with what is local to it"
 
 
-async def test_a_thread_that_takes_too_long_keeps_its_task_until_it_ends(
+async def test_a_thread_over_its_timeout_keeps_its_lease_until_it_ends(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     go_on, runs = threading.Event(), []
@@ -462,7 +462,7 @@ async def test_a_thread_that_takes_too_long_keeps_its_task_until_it_ends(
 # --- concurrency -----------------------------------------------------------------------------
 
 
-async def test_no_more_handlers_run_than_may() -> None:
+async def test_running_handlers_are_limited_by_concurrency() -> None:
     running: list[bytes] = []
     go_on = asyncio.Event()
 
@@ -483,7 +483,7 @@ async def test_no_more_handlers_run_than_may() -> None:
         assert len(running) == 6
 
 
-async def test_what_is_asked_for() -> None:
+async def test_subscribe_frames_have_the_handlers_options() -> None:
     async with FakeDaemon() as daemon, daemon.client() as client:
         peer = await daemon.peer()
         worker = Worker(client, signals=False)
@@ -509,7 +509,7 @@ async def test_what_is_asked_for() -> None:
         assert client.connected, "the client is the caller's"
 
 
-async def test_run_takes_another_concurrency() -> None:
+async def test_run_overrides_the_concurrency() -> None:
     async with FakeDaemon() as daemon, daemon.client() as client:
         peer = await daemon.peer()
         worker = Worker(client, signals=False)
@@ -522,7 +522,7 @@ async def test_run_takes_another_concurrency() -> None:
         await soon(running)
 
 
-async def test_fast_handlers_get_more_ahead_and_stuck_ones_give_it_back(
+async def test_fast_handlers_prefetch_more_and_stuck_handlers_less(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("tickwheel.client.worker.LOOK_S", 0.02)
@@ -544,7 +544,7 @@ async def test_fast_handlers_get_more_ahead_and_stuck_ones_give_it_back(
         await answered_until(r.peer, T.ACK)
 
 
-async def test_short_handlers_share_a_task() -> None:
+async def test_short_handlers_share_an_asyncio_task() -> None:
     tasks: set[Any] = set()
 
     async def handler(delivery: Delivery) -> None:
@@ -562,7 +562,7 @@ def runners() -> list[asyncio.Task[Any]]:
     return [task for task in asyncio.all_tasks() if task.get_name() == "t (default)"]
 
 
-async def test_tasks_that_have_nothing_to_do_are_kept_up_to_a_number(
+async def test_idle_asyncio_tasks_are_kept_up_to_a_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("tickwheel.client.worker.WAITING_MAX", 2)
@@ -585,7 +585,7 @@ async def test_tasks_that_have_nothing_to_do_are_kept_up_to_a_number(
 
 
 @pytest.mark.parametrize("seen", [False, True])
-async def test_a_waiting_task_that_somebody_cancels_takes_no_delivery_along(seen: bool) -> None:
+async def test_a_cancelled_idle_asyncio_task_loses_no_delivery(seen: bool) -> None:
     handled = []
 
     async def handler(delivery: Delivery) -> None:
@@ -603,7 +603,7 @@ async def test_a_waiting_task_that_somebody_cancels_takes_no_delivery_along(seen
     assert handled == [b"a", b"b"]
 
 
-async def test_a_handler_finds_nothing_of_another_ones_context() -> None:
+async def test_handlers_do_not_share_context_variables() -> None:
     word: contextvars.ContextVar[str] = contextvars.ContextVar("word", default="none")
     found = []
 
@@ -619,7 +619,9 @@ async def test_a_handler_finds_nothing_of_another_ones_context() -> None:
     assert found == ["none"] * 3
 
 
-async def test_an_ack_that_found_another_end_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_ack_answered_with_another_status_is_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     caplog.set_level(logging.INFO, "tickwheel.client")
     async with rig(nothing) as r:
         _, late = await r.deliver(b"a", b"b")
@@ -681,7 +683,7 @@ async def test_a_lost_lease_cancels_the_handler_and_acks_nothing(
         assert "stale" in caplog.text
 
 
-async def test_a_lease_that_nobody_extended_is_lost_without_a_word() -> None:
+async def test_an_expired_lease_cancels_the_handler() -> None:
     cancelled = asyncio.Event()
 
     async def handler(delivery: Delivery) -> None:
@@ -726,7 +728,7 @@ async def test_on_a_new_connection_leases_are_claimed_at_once() -> None:
 # --- stopping --------------------------------------------------------------------------------
 
 
-async def test_stop_gives_back_what_was_not_started_and_waits_for_the_rest() -> None:
+async def test_stop_releases_unstarted_deliveries_and_waits_for_the_rest() -> None:
     started, go_on = asyncio.Event(), asyncio.Event()
 
     async def handler(delivery: Delivery) -> None:
@@ -750,7 +752,7 @@ async def test_stop_gives_back_what_was_not_started_and_waits_for_the_rest() -> 
         await r.ended()
 
 
-async def test_after_stop_nothing_that_is_here_is_begun() -> None:
+async def test_no_handler_starts_after_stop() -> None:
     begun = []
 
     async def handler(delivery: Delivery) -> None:
@@ -770,7 +772,7 @@ async def test_after_stop_nothing_that_is_here_is_begun() -> None:
     assert begun == [b"a"]
 
 
-async def test_after_the_grace_handlers_are_cancelled_and_given_back() -> None:
+async def test_handlers_are_cancelled_and_released_after_the_grace() -> None:
     started = asyncio.Event()
 
     async def handler(delivery: Delivery) -> None:
@@ -786,7 +788,7 @@ async def test_after_the_grace_handlers_are_cancelled_and_given_back() -> None:
         await r.ended()
 
 
-async def test_a_worker_that_is_cancelled_gives_all_back() -> None:
+async def test_a_cancelled_worker_releases_all_deliveries() -> None:
     started = asyncio.Event()
 
     async def handler(delivery: Delivery) -> None:
@@ -803,7 +805,7 @@ async def test_a_worker_that_is_cancelled_gives_all_back() -> None:
         assert r.running.cancelled()
 
 
-async def test_a_handler_that_does_not_end_does_not_hold_the_worker_for_ever(
+async def test_a_stuck_handler_does_not_block_the_worker_for_ever(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("tickwheel.client.worker.ABANDON_S", 0.05)
@@ -829,7 +831,7 @@ async def test_a_handler_that_does_not_end_does_not_hold_the_worker_for_ever(
         await answer(r.peer, T.ACK)
 
 
-async def test_signals_stop_it_and_are_given_back() -> None:
+async def test_signals_stop_the_worker_and_are_restored() -> None:
     before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
     started, cancelled = asyncio.Event(), asyncio.Event()
 
@@ -858,7 +860,7 @@ async def test_signals_stop_it_and_are_given_back() -> None:
     assert [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)] == before
 
 
-async def test_a_worker_stopped_before_it_runs_does_nothing() -> None:
+async def test_a_worker_stopped_before_run_does_not_connect() -> None:
     async with FakeDaemon() as daemon:
         client = daemon.client()
         worker = Worker(client)
@@ -885,7 +887,7 @@ async def test_a_client_that_is_not_connected_is_connected_and_closed() -> None:
         assert peer.sent(T.BYE)
 
 
-async def test_a_group_with_another_policy_does_not_stop_a_deployment(
+async def test_a_differing_group_policy_is_kept_and_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Its own stays, now and after a reconnect; the log has the command that changes it, once."""
@@ -914,7 +916,7 @@ async def test_a_group_with_another_policy_does_not_stop_a_deployment(
     assert differs in said and said.endswith("code's: tickwheel policy set t …")
 
 
-async def test_a_worker_that_connects_again_sets_no_group_back() -> None:
+async def test_a_reconnect_does_not_update_the_group_settings() -> None:
     """A newer release has set it meanwhile: ``update`` is for the start."""
     async with FakeDaemon() as daemon, daemon.client() as client:
         worker = Worker(client, signals=False, on_mismatch="update")
@@ -937,7 +939,7 @@ async def test_a_worker_that_connects_again_sets_no_group_back() -> None:
         await soon(running)
 
 
-def test_a_worker_knows_three_words_about_groups_that_are_set_otherwise() -> None:
+def test_an_unknown_on_mismatch_is_refused() -> None:
     with pytest.raises(errors.BadRequest, match="on_mismatch must be one of update, warn, refuse"):
         Worker(Client(), on_mismatch="ignore")  # type: ignore[arg-type]
 
@@ -958,7 +960,7 @@ def test_the_spec_of_a_policy_is_what_the_command_line_reads(policy: Retry) -> N
     assert Retry.none().spec() == "none"  # a name to the command line
 
 
-async def test_what_the_daemon_objects_to_ends_the_worker() -> None:
+async def test_a_refused_subscription_ends_the_worker() -> None:
     async with FakeDaemon() as daemon, daemon.client() as client:
         peer = await daemon.peer()
         peer.auto.discard(T.UNSUBSCRIBE)
@@ -998,7 +1000,7 @@ async def test_a_retry_that_cannot_apply_ends_the_worker(order: dict[str, Any], 
         assert [delivery.body for delivery in handled] == [b"plain"] * ahead
 
 
-async def test_a_client_closed_under_it_ends_the_worker(caplog: pytest.LogCaptureFixture) -> None:
+async def test_closing_the_client_ends_the_worker(caplog: pytest.LogCaptureFixture) -> None:
     async with rig(nothing) as r:
         await r.worker._client.close()
         with pytest.raises(errors.ClientClosed):
@@ -1022,7 +1024,9 @@ async def test_a_client_closed_under_it_ends_the_worker(caplog: pytest.LogCaptur
         ({"retry": "none"}, "retry"),
     ],
 )
-def test_a_wrong_handler_is_said_where_it_is_written(options: dict[str, Any], word: str) -> None:
+def test_invalid_handler_options_are_refused_by_the_decorator(
+    options: dict[str, Any], word: str
+) -> None:
     worker = Worker(Client())
     with pytest.raises(errors.BadRequest, match=word):
         worker.on(**{"topic": "t", **options})(nothing)
@@ -1072,14 +1076,12 @@ class Handling:
         (Handling, "not the class Handling"),
     ],
 )
-def test_a_handler_that_cannot_work_is_refused_where_it_is_written(
-    handler: Any, words: str
-) -> None:
+def test_an_uncallable_handler_is_refused_by_the_decorator(handler: Any, words: str) -> None:
     with pytest.raises(errors.BadRequest, match=words):
         Worker(Client()).on("t")(handler)
 
 
-def test_handlers_of_every_kind_are_taken() -> None:
+def test_handlers_of_every_kind_are_accepted() -> None:
     loop = asyncio.new_event_loop()
 
     def waits_for_it(delivery: Delivery) -> None:
@@ -1108,7 +1110,7 @@ async def test_a_handler_that_returns_a_coroutine_has_failed(plain: bool) -> Non
         assert "returned the coroutine nothing, which was never awaited" in str(frame)
 
 
-async def test_misuse_is_said() -> None:
+async def test_worker_misuse_raises_bad_request() -> None:
     wrong: Any = "tcp://127.0.0.1"
     with pytest.raises(errors.BadRequest, match="Client"):
         Worker(wrong)
@@ -1123,6 +1125,6 @@ async def test_misuse_is_said() -> None:
     assert worker.on("t", group="other")(nothing) is nothing
 
 
-def test_what_is_logged_is_silent_until_an_application_listens() -> None:
+def test_the_worker_logger_has_a_null_handler() -> None:
     handlers = logging.getLogger("tickwheel.worker").handlers
     assert any(isinstance(handler, logging.NullHandler) for handler in handlers)

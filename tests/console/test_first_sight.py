@@ -23,7 +23,7 @@ BYTES_MAX = 160 * 1024
 
 
 @pytest.mark.slow
-def test_the_benchmark_of_the_first_sight_runs(tmp_path: Path, chromium: Browser) -> None:
+def test_the_first_page_benchmark_runs(tmp_path: Path, chromium: Browser) -> None:
     """``chromium``: where there is none, that is said once and for all."""
     command = [sys.executable, "-m", "benchmarks.console", "--runs", "1", "--tasks", "20"]
     done = subprocess.run(
@@ -35,14 +35,14 @@ def test_the_benchmark_of_the_first_sight_runs(tmp_path: Path, chromium: Browser
         assert re.search(rf"^{words}: median \d+ ms", done.stdout, re.MULTILINE), done.stdout
 
 
-def test_the_first_sight_needs_few_requests(shop: Daemon, chromium: Browser) -> None:
+def test_the_first_page_needs_few_requests(shop: Daemon, chromium: Browser) -> None:
     found = visit(chromium, shop.http)
     assert found["requests"] <= REQUESTS_MAX
     assert found["bytes"] <= BYTES_MAX
     assert 0 < found["paint_ms"] <= found["counted_ms"]
 
 
-def test_a_file_is_sent_packed_and_not_again(shop: Daemon) -> None:
+def test_files_are_compressed_and_cached(shop: Daemon) -> None:
     url = f"{shop.http}/console/main.js"
     with urllib.request.urlopen(url, timeout=30) as plain:  # noqa: S310
         text, tag = plain.read(), plain.headers["etag"]

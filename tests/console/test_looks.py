@@ -107,8 +107,8 @@ class Shop:
         post(daemon, "/v1/nacks", said | {"delay_ms": 480_000})
         for reason, many in (("no such order", 7), ("card refused", 12), ("unknown country", 3)):
             enqueue(daemon, "orders.close", many)
-            found = pull(daemon, "orders.close", "billing", many)
-            said = {"receipts": [one["receipt"] for one in found], "reason": reason}
+            deliveries = pull(daemon, "orders.close", "billing", many)
+            said = {"receipts": [one["receipt"] for one in deliveries], "reason": reason}
             post(daemon, "/v1/rejections", said)
         enqueue(daemon, "orders.close", 9)
         pull(daemon, "orders.close", "billing", 6)
@@ -119,8 +119,8 @@ class Shop:
 
         def consume() -> None:
             while not over.is_set():
-                found = pull(self.daemon, "orders.close", "billing", 100)
-                receipts = [one["receipt"] for one in found]
+                deliveries = pull(self.daemon, "orders.close", "billing", 100)
+                receipts = [one["receipt"] for one in deliveries]
                 if receipts:
                     post(self.daemon, "/v1/acks", {"receipts": receipts})
 
@@ -171,7 +171,7 @@ def looked_at(console: Console, shop: Shop, view: str) -> Page:
     [("light", WIDE), ("dark", PHONE)],
     ids=["light-wide", "dark-narrow"],
 )
-def test_axe_finds_nothing_serious_and_nothing_is_cut_off(
+def test_views_pass_axe_and_fit_the_window(
     console_on: Open, shop: Shop, scheme: str, size: dict[str, int]
 ) -> None:
     # axe is put into the page, which its policy forbids to everybody else.
@@ -184,9 +184,9 @@ def test_axe_finds_nothing_serious_and_nothing_is_cut_off(
             "axe.run(document, { iframes: false, resultTypes: ['violations'] })"
         )
         bad = [
-            (one["id"], one["impact"], one["nodes"][0]["html"][:200])
-            for one in found["violations"]
-            if one["impact"] in ("serious", "critical")
+            (violation["id"], violation["impact"], violation["nodes"][0]["html"][:200])
+            for violation in found["violations"]
+            if violation["impact"] in ("serious", "critical")
         ]
         assert not bad, (view, bad)
         wide = page.evaluate("document.documentElement.scrollWidth")
@@ -240,7 +240,7 @@ def long_names(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Daemo
 
 
 @pytest.mark.parametrize("size", NARROW_FIRST)
-def test_long_names_push_nothing_out_of_sight(
+def test_long_names_fit_the_window(
     console_on: Open, long_names: tuple[Daemon, str], size: dict[str, int]
 ) -> None:
     """Nothing is wider than the window, and every button and badge is there to be pressed and
@@ -295,7 +295,7 @@ def test_dialogs_with_long_names_fit(
         ("schedules", "Set …"),
     ],
 )  # fmt: skip
-def test_a_dialog_is_for_everybody(
+def test_dialogs_are_accessible(
     console_on: Open, shop: Shop, view: str, button: str, size: dict[str, int]
 ) -> None:
     console = console_on(shop.daemon, viewport=size, bypass_csp=True)
@@ -307,14 +307,16 @@ def test_a_dialog_is_for_everybody(
     dialog.evaluate("d => d.querySelectorAll('details').forEach((one) => { one.open = true; })")
     found: Any = page.evaluate("axe.run(document.querySelector('dialog'))")
     assert [
-        one["id"] for one in found["violations"] if one["impact"] in ("serious", "critical")
+        violation["id"]
+        for violation in found["violations"]
+        if violation["impact"] in ("serious", "critical")
     ] == []
     unnamed = "d => [...d.querySelectorAll('input, select, textarea')]"
     unnamed += ".filter((one) => !one.labels.length)"
     assert dialog.evaluate(f"{unnamed}.length") == 0
 
 
-def test_a_task_is_handed_in_by_the_keyboard_alone(console_on: Open, shop: Shop) -> None:
+def test_a_task_is_enqueued_by_keyboard(console_on: Open, shop: Shop) -> None:
     page = looked_at(console_on(shop.daemon), shop, "tasks")
     page.get_by_role("button", name="New task …").focus()
     page.keyboard.press("Enter")
@@ -332,7 +334,7 @@ def test_a_task_is_handed_in_by_the_keyboard_alone(console_on: Open, shop: Shop)
     assert [one["body"] for one in found] == ["typed body"]
 
 
-def test_the_keyboard_alone(console_on: Open, shop: Shop) -> None:
+def test_the_console_works_by_keyboard(console_on: Open, shop: Shop) -> None:
     page = console_on(shop.daemon).open("")
     page.locator(".tile b", has_text=",").first.wait_for()
     page.evaluate("document.activeElement.blur()")
@@ -360,7 +362,7 @@ def test_the_keyboard_alone(console_on: Open, shop: Shop) -> None:
     expect(cancel).to_be_focused()
 
 
-def test_the_focus_stays_where_figures_are_drawn_anew(console_on: Open, shop: Shop) -> None:
+def test_redrawing_keeps_the_focus(console_on: Open, shop: Shop) -> None:
     console = console_on(shop.daemon)
     page = looked_at(console, shop, "groups?topic=orders.close&group=billing")
     held = page.locator(".facts a").last
@@ -371,9 +373,7 @@ def test_the_focus_stays_where_figures_are_drawn_anew(console_on: Open, shop: Sh
     expect(held).to_be_focused()
 
 
-def test_on_a_phone_the_view_is_named_and_a_form_shows_what_is_wrong(
-    console_on: Open, shop: Shop
-) -> None:
+def test_forms_on_a_phone_show_their_errors(console_on: Open, shop: Shop) -> None:
     console = console_on(shop.daemon, viewport=PHONE)
     page = looked_at(console, shop, "transactions")
     expect(page.locator("nav a[aria-current]")).to_be_in_viewport(ratio=1)
@@ -391,7 +391,7 @@ def test_on_a_phone_the_view_is_named_and_a_form_shows_what_is_wrong(
     console.confirm("Do not")
 
 
-def test_on_a_phone_what_is_wrong_comes_first(console_on: Open, shop: Shop) -> None:
+def test_troubles_come_first_on_a_phone(console_on: Open, shop: Shop) -> None:
     console = console_on(shop.daemon, viewport=PHONE)
     page = looked_at(console, shop, "")
     headings = page.locator("main section:visible > h2")
@@ -406,7 +406,7 @@ def test_on_a_phone_what_is_wrong_comes_first(console_on: Open, shop: Shop) -> N
     expect(wrong).to_be_visible()
 
 
-def test_less_motion_is_asked_for(console_on: Open, shop: Shop) -> None:
+def test_reduced_motion_stops_the_animation(console_on: Open, shop: Shop) -> None:
     """The hand stands still between two looks."""
     console = console_on(shop.daemon, reduced_motion="reduce")
     page = console.page
@@ -438,7 +438,7 @@ TAKEN = (
 
 
 @pytest.mark.parametrize(("name", "view", "size", "scheme"), TAKEN, ids=[one[0] for one in TAKEN])
-def test_pictures_of_the_documents(
+def test_screenshots_of_the_documents_are_made(
     console_on: Open, shop: Shop, tmp_path: Path, name: str, view: str, size: Any, scheme: str
 ) -> None:
     console = console_on(shop.daemon, color_scheme=scheme, viewport=size)

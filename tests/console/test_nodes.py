@@ -65,7 +65,7 @@ def row(page: Page, table: str, key: object) -> Any:
 NODES, SHARDS = "Nodes that share the shards", "Shards"
 
 
-def test_who_has_which_shard(console_on: Open, settled: Nodes) -> None:
+def test_nodes_show_their_shards(console_on: Open, settled: Nodes) -> None:
     page = console_of(console_on, settled, HERE).open("nodes")
     listing = settled["a"].nodes()
     for one in listing["nodes"]:
@@ -91,7 +91,7 @@ def test_who_has_which_shard(console_on: Open, settled: Nodes) -> None:
     expect(page.get_by_role("heading", name="All nodes on this store")).to_have_count(0)
 
 
-def test_a_shard_is_moved_and_may_be_anywhere_again(console_on: Open, settled: Nodes) -> None:
+def test_a_shard_is_moved_and_released(console_on: Open, settled: Nodes) -> None:
     console = console_of(console_on, settled, HERE)
     page = console.open("nodes")
     shown = row(page, SHARDS, THERE)
@@ -131,7 +131,7 @@ def test_a_node_is_drained_until_that_is_ended(console_on: Open, settled: Nodes)
     expect(shard.locator("td.name").first).to_have_text(OTHER)
 
 
-def test_what_is_refused_is_said_in_the_dialog(console_on: Open, settled: Nodes) -> None:
+def test_a_refused_move_is_shown_in_the_dialog(console_on: Open, settled: Nodes) -> None:
     """A node that dies while somebody is asked."""
     console = console_of(console_on, settled, HERE)
     page = console.open("nodes")
@@ -142,7 +142,7 @@ def test_what_is_refused_is_said_in_the_dialog(console_on: Open, settled: Nodes)
     page.locator("dialog").get_by_role("button", name="Move", exact=True).click()
     expect(page.locator("dialog").get_by_role("alert")).to_contain_text("is not there")
     console.confirm("Do not")
-    assert {one["placed"] for one in settled["a"].nodes()["shards"]} == {None}
+    assert {shard["placed"] for shard in settled["a"].nodes()["shards"]} == {None}
     expect(row(page, NODES, OTHER)).to_have_count(0)
     settled[OTHER].start()
     expect(row(page, NODES, OTHER)).to_be_visible()
@@ -151,7 +151,7 @@ def test_what_is_refused_is_said_in_the_dialog(console_on: Open, settled: Nodes)
 @pytest.mark.parametrize(
     ("scheme", "size"), [("light", WIDE), ("dark", PHONE)], ids=["light-wide", "dark-narrow"]
 )
-def test_it_is_for_everybody(
+def test_the_nodes_view_is_accessible(
     console_on: Open, settled: Nodes, scheme: str, size: dict[str, int]
 ) -> None:
     """What axe finds, in the view and in its dialog; no button is out of sight."""
@@ -178,7 +178,7 @@ def test_it_is_for_everybody(
     expect(button).to_be_focused()
 
 
-def test_without_the_right_nothing_can_be_pressed(console_on: Open, tmp_path: Path) -> None:
+def test_buttons_without_the_right_are_disabled(console_on: Open, tmp_path: Path) -> None:
     kept = tmp_path / "tokens.json"
     reader = tokens.create(kept, "reader", tokens.parse_scopes(["read"]), 1, None)[1]
     server = RedisServer(tmp_path / "redis").start()
@@ -204,7 +204,7 @@ def test_without_the_right_nothing_can_be_pressed(console_on: Open, tmp_path: Pa
         server.kill()
 
 
-def test_a_daemon_of_a_folder_is_no_node(console_on: Open, tmp_path: Path) -> None:
+def test_shards_of_a_folder_have_no_nodes_view(console_on: Open, tmp_path: Path) -> None:
     store, asked = f"sqlite:///{tmp_path}/shards/", list[str]()
     with Daemon(tmp_path, store=store, http=True, args=("--processes", "2")) as daemon:
         console = console_on(daemon)

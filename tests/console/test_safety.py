@@ -101,7 +101,7 @@ def test_a_link_logs_in_once_and_does_not_stay_in_the_address(
     expect(other.page.get_by_role("alert")).to_contain_text("used before")
 
 
-def test_who_is_revoked_is_out(console_on: Open, guarded: Guarded) -> None:
+def test_a_revoked_token_is_logged_out(console_on: Open, guarded: Guarded) -> None:
     page = log_in(console_on(guarded.daemon), guarded.leaver)
     expect(page.locator("#live")).to_have_text("Live")
     tokens.revoke(guarded.path, "leaver")
@@ -109,7 +109,7 @@ def test_who_is_revoked_is_out(console_on: Open, guarded: Guarded) -> None:
     expect(page.get_by_role("alert")).to_contain_text("not logged in any more")
 
 
-def test_without_a_right_nothing_can_be_pressed_and_nothing_is_done(
+def test_actions_without_the_right_are_disabled_and_refused(
     console_on: Open, guarded: Guarded
 ) -> None:
     daemon, admin = guarded.daemon, guarded.admin
@@ -149,7 +149,7 @@ def test_without_a_right_nothing_can_be_pressed_and_nothing_is_done(
     assert ask(daemon, "GET", f"/v1/tasks/{task}", token=admin)[1]["state"] == "scheduled"
 
 
-def test_rights_for_some_topics_show_these(console_on: Open, guarded: Guarded) -> None:
+def test_rights_for_some_topics_show_only_those(console_on: Open, guarded: Guarded) -> None:
     daemon, admin = guarded.daemon, guarded.admin
     for topic in ("mine.a", "theirs.b"):
         post(daemon, "/v1/tasks", {"topic": topic, "delay_ms": HOUR_MS}, admin)
@@ -164,7 +164,7 @@ def test_rights_for_some_topics_show_these(console_on: Open, guarded: Guarded) -
 # --- other sites ---------------------------------------------------------------------------------
 
 
-def test_a_page_of_another_origin_can_do_nothing_with_the_cookie(
+def test_another_origin_cannot_use_the_cookie(
     console_on: Open, guarded: Guarded, tmp_path: Path
 ) -> None:
     """On the same host, so that the browser sends the cookie along: only the port differs."""
@@ -293,7 +293,7 @@ def test_hostile_texts_stay_texts(console_on: Open, tmp_path: Path) -> None:
         pytest.param("tasks", marks=pytest.mark.slow),
     ],
 )
-def test_a_daemon_that_is_killed_and_comes_back(
+def test_the_console_reconnects_to_a_restarted_daemon(
     console_on: Open, tmp_path: Path, view: str
 ) -> None:
     with Daemon(tmp_path, http=True) as daemon:
@@ -313,7 +313,7 @@ def test_a_daemon_that_is_killed_and_comes_back(
 
 
 @pytest.mark.slow
-def test_a_daemon_that_stands_still_is_noticed(console_on: Open, tmp_path: Path) -> None:
+def test_a_frozen_daemon_is_shown_as_reconnecting(console_on: Open, tmp_path: Path) -> None:
     with Daemon(tmp_path, http=True) as daemon:
         console = console_on(daemon)
         page = console.open()
@@ -324,7 +324,7 @@ def test_a_daemon_that_stands_still_is_noticed(console_on: Open, tmp_path: Path)
         expect(page.locator("#live")).to_have_text("Live")
 
 
-def test_what_is_asked_of_a_dead_daemon_is_said(console_on: Open, tmp_path: Path) -> None:
+def test_requests_to_a_stopped_daemon_show_an_error(console_on: Open, tmp_path: Path) -> None:
     with Daemon(tmp_path, http=True) as daemon:
         [task] = enqueue(daemon, "t", 1, delay_ms=HOUR_MS)
         console = console_on(daemon)
@@ -349,7 +349,7 @@ def test_a_restart_ends_the_login(console_on: Open, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_hundred_thousand_tasks_in_a_list(console_on: Open, tmp_path: Path) -> None:
+def test_a_list_of_a_hundred_thousand_tasks_is_usable(console_on: Open, tmp_path: Path) -> None:
     with Daemon(tmp_path, http=True) as daemon:
         for _ in range(10):
             enqueue(daemon, "t", 10_000, delay_ms=HOUR_MS)

@@ -45,7 +45,7 @@ def of_each(hall: Any, topic: str, **task: Any) -> list[str]:
     return [post(hall, "/v1/tasks", task)["id"] for task in tasks]
 
 
-def test_every_view_shows_what_all_shards_have(console_on: Open, hall: Any, topic: str) -> None:
+def test_every_view_covers_all_shards(console_on: Open, hall: Any, topic: str) -> None:
     make_group(hall, topic)
     ids = of_each(hall, topic, delay_ms=HOUR_MS)
     schedule = {"topic": topic, "every_ms": HOUR_MS, "task": {"key": key_in(1, COUNT)}}
@@ -73,20 +73,20 @@ def test_every_view_shows_what_all_shards_have(console_on: Open, hall: Any, topi
         console.open(view)
 
 
-def test_each_shard_is_among_the_nodes_with_its_own_console(console_on: Open, hall: Any) -> None:
+def test_each_shard_links_its_own_console(console_on: Open, hall: Any) -> None:
     page = console_on(hall).open("nodes")
     table = page.get_by_role("table", name="All shards", exact=True)
-    for one in get(hall, "/v1/status")["statuses"]:
-        row = table.locator(f'tr[data-key="{one["shard"]}"]')
+    for status in get(hall, "/v1/status")["statuses"]:
+        row = table.locator(f'tr[data-key="{status["shard"]}"]')
         expect(row).to_contain_text("ready")
-        expect(row).to_contain_text(one["url"])
-        there = f"{one['http']}/console/#/nodes"
+        expect(row).to_contain_text(status["url"])
+        there = f"{status['http']}/console/#/nodes"
         expect(row.get_by_role("link")).to_have_attribute("href", there)
     expect(page.locator("main")).to_contain_text("All shards together")
     expect(page.get_by_role("heading", name="All nodes on this store")).to_have_count(0)
 
 
-def test_what_is_chosen_is_cancelled_in_every_shard(
+def test_selected_tasks_are_cancelled_in_every_shard(
     console_on: Open, hall: Any, topic: str
 ) -> None:
     ids = of_each(hall, topic, delay_ms=HOUR_MS)

@@ -43,7 +43,7 @@ def notice(page: Page) -> Any:
     return page.locator("#notice")
 
 
-def test_a_standby_says_what_it_is_in_every_view_and_links_the_leader(
+def test_every_view_of_a_standby_links_the_leader(
     console_on: Open, pair: tuple[Daemon, Daemon]
 ) -> None:
     leader, standby = pair
@@ -65,7 +65,7 @@ def test_a_standby_says_what_it_is_in_every_view_and_links_the_leader(
         expect(page.locator("main")).to_contain_text("one that cannot reach it")
 
 
-def test_a_standby_that_takes_over_shows_what_there_is_without_a_reload(
+def test_a_standby_that_takes_over_shows_its_data(
     console_on: Open, pair: tuple[Daemon, Daemon]
 ) -> None:
     leader, standby = pair
@@ -79,7 +79,7 @@ def test_a_standby_that_takes_over_shows_what_there_is_without_a_reload(
 
 
 @pytest.mark.parametrize("view", [pytest.param("", marks=pytest.mark.slow), "topics"])
-def test_a_console_on_a_leader_that_is_deposed_says_so_and_offers_the_new_one(
+def test_a_deposed_leaders_console_links_the_new_leader(
     console_on: Open, pair: tuple[Daemon, Daemon], view: str
 ) -> None:
     leader, standby = pair

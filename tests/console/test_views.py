@@ -97,7 +97,7 @@ def test_the_overview_counts_as_the_daemon_does(console: Console, shop: Daemon, 
     expect(page.locator("main h1")).to_have_text("Tasks")
 
 
-def test_the_wheel_says_what_a_slot_holds(console: Console, shop: Daemon, topic: str) -> None:
+def test_the_wheel_shows_the_tasks_of_a_slot(console: Console, shop: Daemon, topic: str) -> None:
     due_ms = get(shop, "/v1/status")["now_ms"] + HOUR_MS * 3 // 4  # no other test's slot
     slot = due_ms // 1000 % 3600
     enqueue(shop, topic, 77, due_ms=due_ms)
@@ -122,7 +122,7 @@ def test_the_wheel_says_what_a_slot_holds(console: Console, shop: Daemon, topic:
     expect(page.locator(".slot")).to_contain_text(re.compile(r"Slot (89\d|90\d)"))
 
 
-def test_what_is_wrong_links_to_where_it_is(console: Console, shop: Daemon, topic: str) -> None:
+def test_troubles_link_to_their_view(console: Console, shop: Daemon, topic: str) -> None:
     make_group(shop, topic, "slow", paused=True)
     enqueue(shop, topic, 3)
     page = console.open()
@@ -133,7 +133,7 @@ def test_what_is_wrong_links_to_where_it_is(console: Console, shop: Daemon, topi
 
 
 @pytest.mark.parametrize("of", ["topic", "group"])
-def test_what_is_paused_is_said_where_a_group_is_looked_at_and_goes_on_from_there(
+def test_a_pause_is_shown_and_ended_in_the_group_view(
     console: Console, shop: Daemon, topic: str, of: str
 ) -> None:
     make_group(shop, topic, "slow")
@@ -188,8 +188,8 @@ def test_a_topic_is_paused_set_and_deleted(console: Console, shop: Daemon, topic
     page.get_by_label("Retry policy").fill('{"kind": "fixed", "delay_ms": 5000, "retries": 3}')
     console.confirm("Set")
     console.says("Set")
-    found = get(shop, f"/v1/topics/{topic}")
-    assert found["rate"] == 7.5 and found["retry"]["kind"] == "fixed"
+    answer = get(shop, f"/v1/topics/{topic}")
+    assert answer["rate"] == 7.5 and answer["retry"]["kind"] == "fixed"
     link = console.row(topic).get_by_role("link").first
     link.click()
     words = "again after 5 s each time, 10 % more or less; 3 retries"
@@ -227,17 +227,15 @@ def test_a_group_is_made_paused_set_and_deleted(console: Console, shop: Daemon, 
     page.get_by_label("In one burst").fill("9")
     console.confirm("Set")
     console.says("Set")
-    found = get(shop, f"/v1/topics/{topic}/groups/billing")
-    assert (found["rate"], found["burst"], found["paused"]) == (3, 9, False)
+    answer = get(shop, f"/v1/topics/{topic}/groups/billing")
+    assert (answer["rate"], answer["burst"], answer["paused"]) == (3, 9, False)
     console.row("billing").get_by_role("button", name="Delete …").click()
     assert "0 ready, 0 in flight" in console.confirm("Delete it")
     console.says("billing is deleted")
     assert get(shop, f"/v1/topics/{topic}/groups") == {"groups": {}}
 
 
-def test_counts_of_a_group_lead_to_what_they_count(
-    console: Console, shop: Daemon, topic: str
-) -> None:
+def test_counts_of_a_group_link_to_their_tasks(console: Console, shop: Daemon, topic: str) -> None:
     dead_letters(shop, topic, 2)
     enqueue(shop, topic, 5)
     page = console.open(f"groups?topic={topic}&group=g")
@@ -251,7 +249,7 @@ def test_counts_of_a_group_lead_to_what_they_count(
     expect(page.locator("tbody tr")).to_have_count(5)
 
 
-def test_what_is_wrong_in_a_form_is_said_in_it(console: Console, shop: Daemon, topic: str) -> None:
+def test_form_errors_are_shown_in_the_form(console: Console, shop: Daemon, topic: str) -> None:
     make_group(shop, topic)
     page = console.open(f"groups?topic={topic}")
     console.row("g").get_by_role("button", name="Set …").click()
@@ -268,9 +266,7 @@ def test_what_is_wrong_in_a_form_is_said_in_it(console: Console, shop: Daemon, t
     assert get(shop, f"/v1/topics/{topic}/groups/g")["retry"]["kind"] == "none"
 
 
-def test_a_group_says_its_filter_and_gets_another(
-    console: Console, shop: Daemon, topic: str
-) -> None:
+def test_a_groups_filter_is_shown_and_changed(console: Console, shop: Daemon, topic: str) -> None:
     make_group(shop, topic)
     page = console.open(f"groups?topic={topic}&group=g")
     expect(page.locator(".filter")).to_have_text("Filter: none, it wants every task")
@@ -300,7 +296,7 @@ def test_a_group_says_its_filter_and_gets_another(
     expect(page.locator(".filter")).to_have_text("Filter: none, it wants every task")
 
 
-def test_a_group_says_its_order_and_shares_and_gets_others(
+def test_a_groups_ordering_and_fairness_are_changed(
     console: Console, shop: Daemon, topic: str
 ) -> None:
     make_group(shop, topic, order_failure="hold", order_attempts=3, limit_each=5, fair_by="tenant")
@@ -320,9 +316,9 @@ def test_a_group_says_its_order_and_shares_and_gets_others(
     console.confirm("Set")
     expect(facts).to_contain_text("tried again after 2.5 s, dead after 3 attempts")
     expect(facts).not_to_contain_text("Fair shares")
-    found = get(shop, f"/v1/topics/{topic}/groups/g")
-    assert (found["order_retry_ms"], found["order_failure"]) == (2500, "dead")
-    assert "fair_by" not in found and "limit_each" not in found
+    answer = get(shop, f"/v1/topics/{topic}/groups/g")
+    assert (answer["order_retry_ms"], answer["order_failure"]) == (2500, "dead")
+    assert "fair_by" not in answer and "limit_each" not in answer
 
 
 def test_held_keys_are_tried_again_and_skipped(console: Console, shop: Daemon, topic: str) -> None:
@@ -354,9 +350,7 @@ def test_held_keys_are_tried_again_and_skipped(console: Console, shop: Daemon, t
     assert following["order_key"] == "customer-2" and following["body"] == "body 1"
 
 
-def test_a_task_says_what_keeps_it_and_what_mends_that(
-    console: Console, shop: Daemon, topic: str
-) -> None:
+def test_a_task_is_explained_with_a_remedy(console: Console, shop: Daemon, topic: str) -> None:
     make_group(shop, topic)
     assert ask(shop, "PATCH", f"/v1/topics/{topic}", {"paused": True})[0] == 200
     [task] = enqueue(shop, topic)
@@ -445,7 +439,7 @@ def test_tasks_are_searched(console: Console, shop: Daemon, topic: str) -> None:
         }
         for n in range(20)
     ]
-    ids = [one["id"] for one in post(shop, "/v1/tasks", {"tasks": many})["tasks"]]
+    ids = [task["id"] for task in post(shop, "/v1/tasks", {"tasks": many})["tasks"]]
     page = console.open("tasks")
 
     def finds(*numbers: int, **fields: str) -> None:
@@ -471,7 +465,7 @@ def test_tasks_are_searched(console: Console, shop: Daemon, topic: str) -> None:
     expect(page.locator("tbody tr")).to_contain_text(["order-3"])
 
 
-def test_a_task_is_handed_in(console: Console, shop: Daemon, topic: str) -> None:
+def test_a_task_is_enqueued(console: Console, shop: Daemon, topic: str) -> None:
     page = console.open(f"tasks?topic={topic}")
     page.get_by_role("button", name="New task …").click()
     dialog = page.locator("dialog")
@@ -511,7 +505,7 @@ def test_a_task_is_handed_in(console: Console, shop: Daemon, topic: str) -> None
     assert found["due_ms"] - found["enqueued_ms"] == 2 * HOUR_MS
 
 
-def test_a_task_whose_answer_was_lost_is_not_handed_in_twice(
+def test_a_lost_answer_does_not_enqueue_a_task_twice(
     console: Console, shop: Daemon, topic: str
 ) -> None:
     page = console.open(f"tasks?topic={topic}")
@@ -537,7 +531,7 @@ def test_a_task_whose_answer_was_lost_is_not_handed_in_twice(
     assert get(shop, f"/v1/topics/{topic}")["enqueued"] == 2
 
 
-def test_chosen_tasks_are_rescheduled_run_and_cancelled(
+def test_selected_tasks_are_rescheduled_run_and_cancelled(
     console: Console, shop: Daemon, topic: str
 ) -> None:
     make_group(shop, topic)
@@ -564,7 +558,7 @@ def test_chosen_tasks_are_rescheduled_run_and_cancelled(
     expect(page.locator("tbody tr")).to_have_count(1)
 
 
-def test_all_tasks_that_fit_are_rescheduled_run_and_cancelled(
+def test_all_matching_tasks_are_rescheduled_run_and_cancelled(
     console: Console, shop: Daemon, topic: str
 ) -> None:
     make_group(shop, topic)
@@ -609,7 +603,7 @@ def test_all_tasks_that_fit_are_rescheduled_run_and_cancelled(
     console.says("1 fits, and cannot be changed")
 
 
-def test_nothing_is_done_without_a_yes(console: Console, shop: Daemon, topic: str) -> None:
+def test_actions_need_a_confirmation(console: Console, shop: Daemon, topic: str) -> None:
     [task] = enqueue(shop, topic, delay_ms=HOUR_MS)
     page = console.open(f"task/{task}")
     page.get_by_role("button", name="Cancel …").click()
@@ -620,7 +614,7 @@ def test_nothing_is_done_without_a_yes(console: Console, shop: Daemon, topic: st
     assert get(shop, f"/v1/tasks/{task}")["state"] == "scheduled"
 
 
-def test_a_task_has_its_life_on_a_line(console: Console, shop: Daemon, topic: str) -> None:
+def test_a_task_has_a_timeline(console: Console, shop: Daemon, topic: str) -> None:
     make_group(shop, topic)
     body = '{"order": 42, "lines": [1, 2]}'
     [task] = [
@@ -685,7 +679,7 @@ def test_a_dead_task_is_requeued_and_deleted_where_it_is(
     assert get(shop, f"/v1/topics/{topic}")["groups"]["g"]["dead"] == 0
 
 
-def test_of_chosen_tasks_the_dead_ones_are_not_run(
+def test_dead_letters_among_selected_tasks_are_not_run(
     console: Console, shop: Daemon, topic: str
 ) -> None:
     dead_letters(shop, topic, 1)
@@ -721,7 +715,7 @@ PACKED = [
 
 
 @pytest.mark.parametrize(("encoding", "body", "content", "title"), PACKED)
-def test_a_packed_body_is_unpacked_or_it_is_said_why_not(
+def test_a_packed_body_is_unpacked_or_the_reason_shown(
     console: Console, shop: Daemon, topic: str, encoding: str, body: bytes, content: str, title: str
 ) -> None:
     given = {"topic": topic, "encoding": encoding, "delay_ms": HOUR_MS}
@@ -733,7 +727,7 @@ def test_a_packed_body_is_unpacked_or_it_is_said_why_not(
     expect(page.locator("main")).to_contain_text(encoding)
 
 
-def test_a_schedule_that_is_set_keeps_what_the_form_does_not_show(
+def test_a_changed_schedule_keeps_hidden_task_fields(
     console: Console, shop: Daemon, topic: str
 ) -> None:
     sealed = {"body_base64": base64.b64encode(b"\xff" * 40).decode()}
@@ -754,7 +748,7 @@ def test_a_schedule_that_is_set_keeps_what_the_form_does_not_show(
     assert (shown["task"], shown["body_base64"]) == (task, sealed["body_base64"])
 
 
-def test_a_task_that_nobody_knows(console: Console) -> None:
+def test_an_unknown_task_is_reported(console: Console) -> None:
     page = console.open("task/12345")
     expect(page.locator("main")).to_contain_text("there is no task 12345")
 
@@ -762,7 +756,7 @@ def test_a_task_that_nobody_knows(console: Console) -> None:
 # --- dead letters --------------------------------------------------------------------------------
 
 
-def test_dead_letters_by_reason_and_chosen_ones(console: Console, shop: Daemon, topic: str) -> None:
+def test_dead_letters_are_filtered_and_selected(console: Console, shop: Daemon, topic: str) -> None:
     first = dead_letters(shop, topic, 3, "no such order")
     dead_letters(shop, topic, 2, "card refused")
     page = console.open(f"dead?topic={topic}")
@@ -781,7 +775,7 @@ def test_dead_letters_by_reason_and_chosen_ones(console: Console, shop: Daemon, 
     expect(page).to_have_url(re.compile("reason=card"))
 
 
-def test_all_dead_letters_that_fit_are_a_bulk(console: Console, shop: Daemon, topic: str) -> None:
+def test_all_matching_dead_letters_are_a_bulk(console: Console, shop: Daemon, topic: str) -> None:
     dead_letters(shop, topic, 1200, "card refused")
     dead_letters(shop, topic, 1, "no such order")
     page = console.open(f"dead?topic={topic}&reason=card")
@@ -820,7 +814,7 @@ def test_a_bulk_is_stopped(console: Console, shop: Daemon, topic: str) -> None:
     expect(page.locator("main")).to_contain_text("No bulk operation fits")
 
 
-def test_dead_letters_of_every_topic_go_on_with_progress(
+def test_requeuing_all_dead_letters_shows_progress(
     console: Console, shop: Daemon, topic: str
 ) -> None:
     dead_letters(shop, topic, 1200, f"refused by {topic}")
@@ -837,7 +831,7 @@ def test_dead_letters_of_every_topic_go_on_with_progress(
     assert get(shop, f"/v1/topics/{topic}")["groups"]["g"]["ready"] == 1200
 
 
-def test_what_goes_on_can_be_stopped(console: Console, shop: Daemon, topic: str) -> None:
+def test_a_running_requeue_can_be_stopped(console: Console, shop: Daemon, topic: str) -> None:
     dead_letters(shop, topic, 600, f"refused by {topic}")  # a minute of work
     page = console.open(f"dead?reason={topic}")
     page.get_by_role("button", name="Requeue all that fit …").click()
@@ -882,7 +876,7 @@ def test_a_transaction_is_found_looked_at_and_committed(
     assert len(get(shop, f"/v1/tasks?topic={topic}")["tasks"]) == 2
 
 
-def test_chosen_transactions_are_rolled_back(console: Console, shop: Daemon, topic: str) -> None:
+def test_selected_transactions_are_rolled_back(console: Console, shop: Daemon, topic: str) -> None:
     for number in range(3):
         prepare(shop, f"{topic}-{number}", {"topic": topic}, {"topic": topic}, group=topic)
     page = console.open(f"transactions?group={topic}")
@@ -901,9 +895,7 @@ def test_chosen_transactions_are_rolled_back(console: Console, shop: Daemon, top
     assert get(shop, f"/v1/transactions/{topic}-1")["state"] == "open"
 
 
-def test_what_somebody_else_decided_meanwhile_is_said(
-    console: Console, shop: Daemon, topic: str
-) -> None:
+def test_a_decision_made_elsewhere_is_shown(console: Console, shop: Daemon, topic: str) -> None:
     prepare(shop, topic, {"topic": topic}, group=topic)
     page = console.open(f"transactions?group={topic}")
     page.get_by_label(f"Choose {topic}").check()
@@ -914,7 +906,7 @@ def test_what_somebody_else_decided_meanwhile_is_said(
     expect(page.locator("main")).to_contain_text("No transaction fits")
 
 
-def test_a_parked_transaction_is_wrong_right_now(console_on: Open, tmp_path: Any) -> None:
+def test_a_parked_transaction_is_a_trouble(console_on: Open, tmp_path: Any) -> None:
     settings = {"transaction_check_s": 0.05, "transaction_check_every_s": 0.05}
     with Daemon(tmp_path, http=True, transaction_checks_max=2, **settings) as daemon:
         console = console_on(daemon)
@@ -930,7 +922,7 @@ def test_a_parked_transaction_is_wrong_right_now(console_on: Open, tmp_path: Any
         expect(page.locator(".next")).to_contain_text("stays until somebody decides")
 
 
-def test_a_transaction_that_nobody_knows(console: Console) -> None:
+def test_an_unknown_transaction_is_reported(console: Console) -> None:
     page = console.open("transactions?id=nothing")
     expect(page.locator("main")).to_contain_text("there is no transaction nothing")
 
@@ -1002,14 +994,14 @@ def test_a_schedule_is_made_with_its_next_times(console: Console, shop: Daemon, 
     console.says("made.here is there")
     expect(page).to_have_url(re.compile(r"#/schedules\?name=made\.here$"))
     expect(page.locator("h3", has_text="Next").locator("xpath=..").locator("li")).to_have_count(5)
-    found = get(shop, "/v1/schedules/made.here")
+    answer = get(shop, "/v1/schedules/made.here")
     wanted = {
         "topic": topic, "cron": "0 9 * * mon", "timezone": "Europe/Berlin", "body": '{"n": 1}',
         "overlap": "queue_one", "catch_up": "all", "catch_up_ms": 2 * HOUR_MS, "gap": "skip",
         "fold": "both", "paused": False, "every_ms": None,
         "task": {"key": "k", "properties": {"country": "de", "amount": 12.5}, "ttl_ms": 90_000},
     }  # fmt: skip
-    assert {name: found[name] for name in wanted} == wanted
+    assert {name: answer[name] for name in wanted} == wanted
     page.get_by_role("button", name="New schedule …").click()
     page.get_by_label("Name", exact=True).fill("made.here")
     dialog.get_by_label("Topic", exact=True).fill(topic)
@@ -1024,7 +1016,7 @@ def test_a_schedule_is_made_with_its_next_times(console: Console, shop: Daemon, 
     ask(shop, "DELETE", "/v1/schedules/made.here")
 
 
-def test_a_schedule_is_set_and_keeps_what_the_dialog_does_not_show(
+def test_a_changed_schedule_keeps_hidden_timing_fields(
     console: Console, shop: Daemon, topic: str
 ) -> None:
     """Bytes that nobody can type, bounds, a retry policy: a setting of one thing is of that."""
@@ -1060,8 +1052,8 @@ def test_a_schedule_is_set_and_keeps_what_the_dialog_does_not_show(
     console.says("kept is set")
     expect(page.locator("tbody .tag")).to_have_text("paused")
     changed = {**before, "paused": True, "task": {**before["task"], "priority": 8}}
-    found = get(shop, "/v1/schedules/kept")
-    assert {**found, "next": None, "next_ms": None} == {**changed, "next": None, "next_ms": None}
+    answer = get(shop, "/v1/schedules/kept")
+    assert {**answer, "next": None, "next_ms": None} == {**changed, "next": None, "next_ms": None}
     set_.click()
     dialog.get_by_label("It", exact=True).select_option("false")
     page.get_by_label("When", exact=True).select_option("cron")
@@ -1070,12 +1062,12 @@ def test_a_schedule_is_set_and_keeps_what_the_dialog_does_not_show(
     page.get_by_label("Body", exact=True).fill("a text now")
     console.confirm("Set")
     expect(page.locator(".facts")).to_contain_text("@daily")
-    found = get(shop, "/v1/schedules/kept")
-    assert (found["paused"], found["every_ms"], found["body"]) == (False, None, "a text now")
+    answer = get(shop, "/v1/schedules/kept")
+    assert (answer["paused"], answer["every_ms"], answer["body"]) == (False, None, "a text now")
     ask(shop, "DELETE", "/v1/schedules/kept")
 
 
-def test_who_consumes_is_listed_with_host_and_process(
+def test_consumers_are_listed_with_host_and_process(
     console: Console, shop: Daemon, topic: str
 ) -> None:
     enqueue(shop, topic)
@@ -1091,7 +1083,7 @@ def test_who_consumes_is_listed_with_host_and_process(
     expect(page.locator("main")).to_contain_text("Nobody takes these tasks at the moment")
 
 
-def test_a_push_is_shown_its_requests_are_sent_again_and_it_is_removed(
+def test_a_push_target_is_shown_resent_and_removed(
     console_on: Open, tmp_path: Any, topic: str
 ) -> None:
     with Answering() as endpoint, Daemon(tmp_path, http=True, push_allow="127.0.0.0/8") as daemon:
@@ -1159,7 +1151,7 @@ class Answering:
         self._server.server_close()
 
 
-def test_the_node_says_what_it_is(console: Console, shop: Daemon) -> None:
+def test_the_node_view_shows_the_status(console: Console, shop: Daemon) -> None:
     page = console.open("nodes")
     facts = page.locator(".facts").first
     expect(facts).to_contain_text("active")
@@ -1168,7 +1160,7 @@ def test_the_node_says_what_it_is(console: Console, shop: Daemon) -> None:
     expect(page.locator("main")).to_contain_text("body bytes max")
 
 
-def test_a_report_is_shown_in_a_frame_that_reaches_nothing(console_on: Open, tmp_path: Any) -> None:
+def test_a_report_is_shown_in_a_sandboxed_frame(console_on: Open, tmp_path: Any) -> None:
     with Daemon(tmp_path, http=True, report_dir=tmp_path / "report") as daemon:
         console = console_on(daemon)
         page = console.open("reports")
@@ -1185,7 +1177,7 @@ def test_a_report_is_shown_in_a_frame_that_reaches_nothing(console_on: Open, tmp
         expect(frame.locator("p")).to_have_text("alone")
 
 
-def test_a_question_does_not_outlive_its_view(console: Console, shop: Daemon, topic: str) -> None:
+def test_leaving_a_view_closes_its_dialog(console: Console, shop: Daemon, topic: str) -> None:
     enqueue(shop, topic, delay_ms=HOUR_MS)
     page = console.open("topics")
     page.get_by_role("searchbox").fill(topic)
@@ -1208,7 +1200,7 @@ def test_logarithmic_scales_say_so(console: Console, shop: Daemon, topic: str) -
     expect(scales.last).to_contain_text("in one turn")
 
 
-def test_a_page_that_is_not_there(console: Console) -> None:
+def test_an_unknown_page_is_reported(console: Console) -> None:
     page = console.page
     page.goto(f"{console.http}/console/#/nothing")
     expect(page.locator("main")).to_contain_text("There is no such page")
@@ -1225,7 +1217,7 @@ def test_light_and_dark_are_kept(console: Console) -> None:
     assert page.locator("#theme").inner_text() == "Theme: dark"
 
 
-def test_the_last_hour_of_a_group(console: Console, behind: str) -> None:
+def test_a_group_shows_its_last_hour(console: Console, behind: str) -> None:
     page = console.open(f"groups?topic={behind}&group=g")
     hour = page.locator(".panel", has=page.get_by_role("heading", name="The last hour"))
     ready = hour.locator(".hour").first

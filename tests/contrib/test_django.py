@@ -155,9 +155,7 @@ def test_a_project_with_good_settings_passes_the_checks(project: Project) -> Non
         ("TICKWHEEL['HANDLERS'] *= 2", ["E007", "'django.close', group 'default' has two"]),
     ],
 )
-def test_what_is_wrong_with_the_settings_is_an_error_of_the_checks(
-    wrong: str, words: list[str], project: Project
-) -> None:
+def test_invalid_settings_fail_the_checks(wrong: str, words: list[str], project: Project) -> None:
     project.settings(wrong)
     code, _, err = project.run("check")
     assert code == 1
@@ -169,9 +167,7 @@ def test_what_is_wrong_with_the_settings_is_an_error_of_the_checks(
 # --- enqueue -------------------------------------------------------------------------------------
 
 
-async def test_a_task_is_there_when_and_only_when_the_transaction_is_committed(
-    project: Project, client: Client
-) -> None:
+async def test_a_task_exists_only_after_the_commit(project: Project, client: Client) -> None:
     project.run("migrate", "--run-syncdb")
     shown = project.shell(
         """
@@ -198,9 +194,7 @@ async def test_a_task_is_there_when_and_only_when_the_transaction_is_committed(
     assert task.due_ms is not None and task.due_ms > time.time() * 1000 + 500_000
 
 
-async def test_on_commit_goes_by_the_named_database_and_at_once_without_a_transaction(
-    project: Project, client: Client
-) -> None:
+async def test_on_commit_uses_the_named_database(project: Project, client: Client) -> None:
     project.shell(
         """
         from django.db import transaction
@@ -241,7 +235,7 @@ def test_a_wrong_task_is_refused_before_the_commit(project: Project) -> None:
     ]  # fmt: skip
 
 
-def test_without_a_daemon_it_is_raised_after_the_commit_or_logged(tmp_path: Path) -> None:
+def test_an_unreachable_daemon_is_raised_or_logged_after_the_commit(tmp_path: Path) -> None:
     project = Project(tmp_path, NOWHERE)
     project.run("migrate", "--run-syncdb")
     shown = project.shell(
@@ -264,9 +258,7 @@ def test_without_a_daemon_it_is_raised_after_the_commit_or_logged(tmp_path: Path
     assert shown.splitlines() == ["raised", "the next one is called", "2"]
 
 
-async def test_each_process_of_a_preforking_server_has_a_client_of_its_own(
-    project: Project, client: Client
-) -> None:
+async def test_each_preforked_process_has_its_own_client(project: Project, client: Client) -> None:
     shown = project.shell(
         """
         import os
@@ -282,13 +274,11 @@ async def test_each_process_of_a_preforking_server_has_a_client_of_its_own(
         """
     )
     assert shown.split() == ["child"] * 3
-    found = [task.body async for task in client.list_tasks(topic="django.forked")]
-    assert sorted(map(bytes, filter(None, found))) == [b"child"] * 3 + [b"master"] * 2
+    bodies = [task.body async for task in client.list_tasks(topic="django.forked")]
+    assert sorted(map(bytes, filter(None, bodies))) == [b"child"] * 3 + [b"master"] * 2
 
 
-def test_overridden_settings_of_a_test_have_a_client_of_their_own(
-    project: Project, running: Daemon
-) -> None:
+def test_overridden_settings_have_their_own_client(project: Project, running: Daemon) -> None:
     project.shell(
         f"""
         from django.test import override_settings
@@ -311,7 +301,7 @@ def test_overridden_settings_of_a_test_have_a_client_of_their_own(
 # --- the worker ----------------------------------------------------------------------------------
 
 
-async def test_the_worker_handles_tasks_and_closes_connections_around_each(
+async def test_the_worker_closes_database_connections_around_each_task(
     project: Project, client: Client
 ) -> None:
     await asyncio.to_thread(project.run, "migrate", "--run-syncdb")
@@ -337,9 +327,7 @@ async def test_the_worker_handles_tasks_and_closes_connections_around_each(
     assert "works on django.close (default), 1 at a time" in err
 
 
-async def test_sigterm_lets_a_handler_end_and_the_grace_is_as_long_as_it_says(
-    project: Project, client: Client
-) -> None:
+async def test_sigterm_waits_for_handlers_up_to_the_grace(project: Project, client: Client) -> None:
     receipt = await client.enqueue("django.slow", b"0.4")
     with project.working("--grace", "10") as process:
         assert await soon(asyncio.to_thread(line_of, process)) == "begins 1"
@@ -358,15 +346,13 @@ async def test_sigterm_lets_a_handler_end_and_the_grace_is_as_long_as_it_says(
         (["--grace", "-1"], "grace"),
     ],
 )
-def test_what_the_worker_cannot_run_is_one_line(
-    arguments: list[str], word: str, project: Project
-) -> None:
+def test_worker_errors_are_one_line(arguments: list[str], word: str, project: Project) -> None:
     code, _, err = project.run("tickwheel_worker", *arguments)
     assert code == 1
     assert len(err.splitlines()) == 1 and word in err, err
 
 
-def test_a_worker_of_wrong_settings_or_without_handlers_says_so(project: Project) -> None:
+def test_a_worker_without_handlers_names_the_setting(project: Project) -> None:
     project.settings("TICKWHEEL['HANDLER'] = []")
     code, _, err = project.run("tickwheel_worker")
     assert code == 1 and "Do you mean HANDLERS?" in err
@@ -381,7 +367,7 @@ async def test_a_child_does_not_outlive_a_parent_that_is_killed(
     need("watchfiles")
 
     async def consumers() -> int:
-        return len([one async for one in client.list_consumers(topic="django.slow")])
+        return len([consumer async for consumer in client.list_consumers(topic="django.slow")])
 
     async def nobody() -> bool:
         return await consumers() == 0
@@ -392,9 +378,7 @@ async def test_a_child_does_not_outlive_a_parent_that_is_killed(
         assert await comes(nobody)
 
 
-async def test_a_worker_starts_anew_when_the_project_changes(
-    project: Project, client: Client
-) -> None:
+async def test_a_worker_restarts_when_the_project_changes(project: Project, client: Client) -> None:
     need("watchfiles")
     with project.working("--reload") as process:
         await client.enqueue("django.slow", b"0")
@@ -412,6 +396,6 @@ async def test_a_worker_starts_anew_when_the_project_changes(
     assert process.returncode == 0
 
     async def gone() -> bool:
-        return [one async for one in client.list_consumers(topic="django.slow")] == []
+        return [consumer async for consumer in client.list_consumers(topic="django.slow")] == []
 
     assert await comes(gone), "no child is left"

@@ -81,7 +81,7 @@ def collecting(topic: str) -> tuple[Worker, list[Delivery], threading.Event]:
     return worker, seen, done
 
 
-def test_a_request_enqueues_and_the_worker_beside_the_application_handles_it(
+def test_a_worker_in_the_application_handles_enqueued_tasks(
     running: Daemon,
 ) -> None:
     worker, seen, done = collecting("beside")
@@ -99,7 +99,7 @@ def test_a_request_enqueues_and_the_worker_beside_the_application_handles_it(
 def close_order(number: int) -> None: ...
 
 
-def test_a_plain_endpoint_has_a_client_that_blocks_and_not_the_loop(running: Daemon) -> None:
+def test_a_plain_endpoint_gets_a_blocking_client(running: Daemon) -> None:
     app, kept = application(url=running.url), []
 
     @app.post("/orders/{number}", status_code=201)
@@ -123,7 +123,7 @@ def test_a_plain_endpoint_has_a_client_that_blocks_and_not_the_loop(running: Dae
         kept[0].enqueue("orders.plain", b"x")
 
 
-def test_the_wrong_client_for_an_endpoint_says_which_one_is_right(running: Daemon) -> None:
+def test_the_wrong_client_names_the_right_one(running: Daemon) -> None:
     app = application(url=running.url)
 
     @app.post("/plain/enqueue")
@@ -198,7 +198,7 @@ def test_an_application_runs_on_the_wheel_of_a_plain_test(tickwheel_sync: SyncTe
     assert "g" in tickwheel_sync.client.stats().topics["audit"].groups
 
 
-def test_an_override_by_the_wheels_client_runs_the_lifespan_on_the_wheel(
+def test_an_overriding_wheel_client_runs_the_lifespan(
     tickwheel_sync: SyncTestWheel,
 ) -> None:
     app, closed = shop()
@@ -224,7 +224,7 @@ async def test_an_application_on_the_tests_own_loop_runs_on_its_wheel(tickwheel:
     await tickwheel.client.ping()
 
 
-async def test_an_override_beside_the_fixture_works_as_the_document_has_it(
+async def test_the_documented_override_works(
     tickwheel: TestWheel,
 ) -> None:
     """Without a lifespan, and although the fixture has the name of the package."""
@@ -236,7 +236,7 @@ async def test_an_override_beside_the_fixture_works_as_the_document_has_it(
     await tickwheel.assert_enqueued("orders.close", key="41", within="30m")
 
 
-def test_an_override_that_fastapi_alone_can_call_is_left_to_it(running: Daemon) -> None:
+def test_an_override_with_dependencies_is_left_to_fastapi(running: Daemon) -> None:
     app = application(url=running.url)
 
     async def other(request: Request) -> Any:
@@ -250,7 +250,7 @@ def test_an_override_that_fastapi_alone_can_call_is_left_to_it(running: Daemon) 
         assert http.post("/override").status_code == 201
 
 
-async def test_a_test_client_beside_a_wheel_that_it_blocks_says_which_wheel_is_right(
+async def test_a_blocking_test_client_names_the_right_fixture(
     tickwheel: TestWheel,
 ) -> None:
     app, _ = shop()
@@ -274,14 +274,14 @@ def test_an_error_of_tickwheel_is_an_answer_with_its_own_status(running: Daemon)
     assert "delay" in answer.json()["message"]
 
 
-def test_without_a_daemon_the_application_does_not_start_and_says_why() -> None:
+def test_an_application_without_a_daemon_does_not_start() -> None:
     app = application(url=NOWHERE, connect_timeout=0.2)
     with pytest.raises(Unreachable, match="no daemon within") as raised, TestClient(app):
         pass
     assert any("wait=True" in note for note in raised.value.__notes__)
 
 
-async def test_an_application_that_waits_starts_without_a_daemon_and_its_worker_follows(
+async def test_an_application_with_wait_starts_without_a_daemon(
     tmp_path: Path,
 ) -> None:
     worker, _, done = collecting("waits")
@@ -300,14 +300,14 @@ async def test_an_application_that_waits_starts_without_a_daemon_and_its_worker_
         await asyncio.to_thread(use)
 
 
-def test_an_application_that_waits_can_be_stopped_while_it_waits() -> None:
+def test_an_application_with_wait_can_be_stopped() -> None:
     worker, _, _ = collecting("waits")
     app = application(url=NOWHERE, worker=worker, wait=True, connect_timeout=0.2)
     with TestClient(app) as http:
         assert http.post("/waits", params={"timeout": 0.5}).status_code == 503
 
 
-def test_the_applications_own_lifespan_has_the_client_and_outlives_the_worker(
+def test_the_applications_lifespan_outlives_the_worker(
     running: Daemon,
 ) -> None:
     order = []
@@ -344,7 +344,7 @@ def test_the_applications_own_lifespan_has_the_client_and_outlives_the_worker(
     assert order == ["begins", "handler begins", "handler ends", "ends"]
 
 
-def test_a_worker_that_the_daemon_refuses_keeps_the_application_from_starting(
+def test_a_refused_worker_stops_the_applications_start(
     running: Daemon,
 ) -> None:
     plain, _, _ = collecting("refused")
@@ -387,7 +387,7 @@ def test_a_websocket_and_a_mounted_application_have_the_client(running: Daemon) 
             assert socket.receive_text() == "True"
 
 
-def test_an_application_without_the_lifespan_is_told_what_it_lacks() -> None:
+def test_a_missing_lifespan_is_named() -> None:
     app = FastAPI()
 
     @app.get("/")

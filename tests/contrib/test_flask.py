@@ -55,7 +55,7 @@ async def test_a_request_enqueues_with_the_client_of_its_application(
     ours.close()
 
 
-def test_without_a_context_the_application_that_it_was_made_with_is_meant(running: Daemon) -> None:
+def test_the_extension_without_a_context_uses_its_application(running: Daemon) -> None:
     app = Flask("shop")
     app.config["TICKWHEEL_URL"] = running.url
     extension = Tickwheel(app)
@@ -67,7 +67,7 @@ def test_without_a_context_the_application_that_it_was_made_with_is_meant(runnin
         extension.enqueue("plain", b"")
 
 
-def test_an_enqueue_takes_as_long_as_the_configuration_says() -> None:
+def test_an_enqueue_respects_the_configured_timeout() -> None:
     extension = Tickwheel()
     app = application(
         extension, NOWHERE, TICKWHEEL_TIMEOUT=0.1, TICKWHEEL_CLIENT={"connect_timeout": 9}
@@ -137,7 +137,7 @@ async def line_of(process: subprocess.Popen[str]) -> str:
     return (await soon(asyncio.to_thread(process.stdout.readline))).strip()
 
 
-async def test_the_command_runs_handlers_in_a_context_of_the_application(
+async def test_the_worker_command_runs_handlers_in_an_app_context(
     project: Project, client: Client
 ) -> None:
     process = project.start("--concurrency", "1")
@@ -157,9 +157,7 @@ async def test_the_command_runs_handlers_in_a_context_of_the_application(
     assert "works on flask.plain (default), 1 at a time" in err
 
 
-async def test_the_command_starts_anew_when_the_program_changes(
-    project: Project, client: Client
-) -> None:
+async def test_the_worker_command_restarts_on_changes(project: Project, client: Client) -> None:
     need("watchfiles")
     process = project.start("--reload")
     try:
@@ -190,7 +188,7 @@ async def test_the_command_starts_anew_when_the_program_changes(
         (["--concurrency", "0"], 2, "0 is not in the range"),
     ],
 )
-def test_what_cannot_be_run_is_said(
+def test_an_unrunnable_worker_names_the_reason(
     arguments: list[str], code: int, word: str, project: Project
 ) -> None:
     process = project.start(*arguments)
@@ -199,7 +197,7 @@ def test_what_cannot_be_run_is_said(
     assert word in err
 
 
-def test_a_program_without_handlers_is_told_so(project: Project) -> None:
+def test_a_program_without_handlers_names_the_setting(project: Project) -> None:
     text = PROGRAM.replace(', TICKWHEEL_HANDLERS=["shop:worker"]', "")
     project.write(text)
     process = project.start()

@@ -127,7 +127,7 @@ def error_of(event: Any) -> str:
     return f"{last['type']}: {last['value']}"
 
 
-def test_what_a_handler_raises_is_captured_once_for_each_attempt_with_its_tags() -> None:
+def test_handler_errors_are_captured_once_per_attempt() -> None:
     found = events({"topic": "async", "body": "broken"}, {"topic": "plain", "body": "broken"})
     assert [tags(event) for event in found] == [
         ["async", "default", "1"], ["async", "default", "2"],
@@ -139,7 +139,7 @@ def test_what_a_handler_raises_is_captured_once_for_each_attempt_with_its_tags()
     assert (mechanism["type"], mechanism["handled"]) == ("tickwheel", False)
 
 
-def test_an_attempt_has_a_scope_of_its_own() -> None:
+def test_each_attempt_has_its_own_scope() -> None:
     found = events(
         {"topic": "async", "body": "fine", "key": "1"},
         {"topic": "async", "body": "message", "key": "2"},
@@ -151,7 +151,7 @@ def test_an_attempt_has_a_scope_of_its_own() -> None:
     assert crumbs == [["crumb of 2"], ["crumb of 3"]]
 
 
-def test_verdicts_are_captured_when_it_is_asked_for() -> None:
+def test_verdicts_are_captured_on_request() -> None:
     tasks = [{"topic": "async", "body": body} for body in ("reject", "later", "snooze")]
     assert events(*tasks) == []
     found = events(*tasks, init="integrations=[TickwheelIntegration(verdicts=True)]")
@@ -160,7 +160,7 @@ def test_verdicts_are_captured_when_it_is_asked_for() -> None:
     ]  # fmt: skip
 
 
-def test_a_time_out_is_captured_and_what_the_handler_has_captured_is_not_again() -> None:
+def test_captured_errors_are_not_captured_again() -> None:
     found = events({"topic": "slow", "body": "x"}, {"topic": "itself", "body": "x"})
     assert [event["exception"]["values"][-1]["type"] for event in found] == [
         "TimeoutError", "KeyError",
@@ -184,7 +184,7 @@ def test_bodies_are_never_sent() -> None:
     assert SECRET not in json.dumps(found)
 
 
-def test_what_exceptions_of_encrypted_tasks_say_is_not_sent(tmp_path: Path) -> None:
+def test_messages_of_encrypted_tasks_errors_are_not_sent(tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text(f"a {base64.b64encode(b'k' * 32).decode()}")
     keys.chmod(0o600)
@@ -198,7 +198,7 @@ def test_what_exceptions_of_encrypted_tasks_say_is_not_sent(tmp_path: Path) -> N
     assert SECRET not in json.dumps(found)
 
 
-def test_with_tracing_each_attempt_is_a_transaction_in_the_trace_of_its_task() -> None:
+def test_each_attempt_is_a_transaction_in_its_tasks_trace() -> None:
     found = sent(
         {"topic": "async", "body": "fine", "trace": TRACE},
         {"topic": "plain", "body": "broken"},
@@ -222,7 +222,7 @@ def test_with_tracing_each_attempt_is_a_transaction_in_the_trace_of_its_task() -
     ]
 
 
-def test_without_tracing_no_transaction_is_sent_and_without_the_integration_nothing_of_it() -> None:
+def test_disabled_tracing_sends_no_transactions() -> None:
     assert [kind for kind, _ in sent({"topic": "async", "body": "fine"})] == []
     other = sent({"topic": "async", "body": "message"}, init="")
     assert [event.get("tags") for kind, event in other if kind == "event"] in ([None], [{}])

@@ -115,7 +115,7 @@ def sqlite_engine(folder: Path, **options: Any) -> Engine:
     return create_engine(f"sqlite:///{folder}/app.db", connect_args={"timeout": 30}, **options)
 
 
-async def test_what_was_committed_is_done_and_what_was_rolled_back_is_not(
+async def test_only_committed_claims_are_done(
     database: Database,
 ) -> None:
     once = await database.once()
@@ -133,7 +133,7 @@ async def test_what_was_committed_is_done_and_what_was_rolled_back_is_not(
 
 
 @pytest.mark.parametrize("is_committed", [True, False])
-async def test_a_second_transaction_waits_and_learns_how_the_first_one_ended(
+async def test_a_second_claim_waits_for_the_first_transaction(
     database: Database, is_committed: bool
 ) -> None:
     once = await database.once()
@@ -149,9 +149,7 @@ async def test_a_second_transaction_waits_and_learns_how_the_first_one_ended(
     assert await soon(waiting) is not is_committed
 
 
-async def test_a_mark_counts_for_its_time_and_is_removed_after_it(
-    database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_done_mark_expires(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     now_ms = 1_000_000
     monkeypatch.setattr(contrib, "_now_ms", lambda: now_ms)
     monkeypatch.setattr(contrib, "SWEPT_MAX", 2)
@@ -180,15 +178,13 @@ async def test_a_mark_counts_for_its_time_and_is_removed_after_it(
     assert await marks() == 4, "two of b, c, d"
 
 
-async def test_names_of_other_groups_and_namespaces_are_other_work(database: Database) -> None:
+async def test_groups_and_namespaces_separate_claims(database: Database) -> None:
     once = await database.once()
     other = SqlOnce(namespace="other")
     assert await database.run(once.claim, "a") and await database.run(other.claim, "a")
 
 
-async def test_a_handler_that_fails_behind_its_claim_is_tried_again_and_one_that_ended_is_not(
-    tickwheel: TestWheel, database: Database
-) -> None:
+async def test_a_failed_handler_frees_its_claim(tickwheel: TestWheel, database: Database) -> None:
     once = await database.once()
     await database.run(METADATA.create_all)
     before, after = [ConnectionError("before the commit")], [ConnectionError("after it")]
@@ -218,7 +214,7 @@ async def test_a_handler_that_fails_behind_its_claim_is_tried_again_and_one_that
     assert skipped == ["ann"] and await tickwheel.enqueued() == []
 
 
-def test_a_plain_handler_has_a_session_and_a_delivery_of_the_synchronous_client(
+def test_claims_work_with_synchronous_sessions(
     tickwheel_sync: SyncTestWheel, tmp_path: Path
 ) -> None:
     metadata = MetaData()
@@ -243,7 +239,7 @@ async def test_a_connection_that_commits_each_statement_is_refused(database: Dat
     assert not await database.run(once.is_done, "a")
 
 
-def test_a_program_that_sends_begin_to_sqlite_itself_has_transactions(tmp_path: Path) -> None:
+def test_sqlite_programs_that_send_begin_are_supported(tmp_path: Path) -> None:
     """As SQLAlchemy's documents advise it, for savepoints."""
     engine, once = sqlite_engine(tmp_path), SqlOnce()
 
@@ -265,7 +261,7 @@ def test_a_program_that_sends_begin_to_sqlite_itself_has_transactions(tmp_path: 
     engine.dispose()
 
 
-def test_what_it_cannot_work_with_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unsupported_connections_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine, once = sqlite_engine(tmp_path), SqlOnce()
     for wrong in (None, engine, AsyncSession(), object.__new__(AsyncConnection)):
         with pytest.raises(errors.BadRequest, match=r"await session\.run_sync\(once\.claim"):

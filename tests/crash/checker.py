@@ -40,7 +40,7 @@ Key = tuple[int, str]
 
 @dataclass(slots=True)
 class Verdict:
-    """What was found; a run is good when ``violations`` is empty."""
+    """The result of a check; a run is correct if ``violations`` is empty."""
 
     violations: list[str] = field(default_factory=list)
     tasks: int = 0
@@ -353,7 +353,7 @@ class _Check:
             self._wrong.append(f"lost: {task.token} (id {task.id}) never came to {group}")
 
     def _delivered_and_acked(self, task: Task, group: str, since: int, why: str) -> None:
-        """After the place ``since`` in the order of what was received."""
+        """Only events received after the place `since` count."""
         key = task.id, group
         if not any(d.order > since or d.order == 0 for d in self._deliveries[key]):
             self._wrong.append(f"lost: {task.token} (id {task.id}) never came to {group}{why}")

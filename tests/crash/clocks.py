@@ -69,7 +69,7 @@ class Piece:
 
 
 class Clocks:
-    """What was shown when. Without pieces: the machine's clock, everywhere."""
+    """The readings of a clock over time. Without pieces it is the machine's clock."""
 
     def __init__(self, pieces: Iterable[Piece] = ()) -> None:
         self.pieces = list(pieces)

@@ -45,9 +45,9 @@ async def emptied(daemon: Daemon, rig: RedisRig, rnd: random.Random, folder: Pat
     problems += await _command("restore", "--from", backup.path, "--into", daemon.store)
     await daemon.astart()
     async with Client(daemon.url) as client:
-        found = {task.id async for task in client.list_tasks(topic="emptied")}
-        if found != {receipt.id for receipt in receipts}:
-            problems.append(f"restored: {len(found)} of {COUNT} tasks")
+        ids = {task.id async for task in client.list_tasks(topic="emptied")}
+        if ids != {receipt.id for receipt in receipts}:
+            problems.append(f"restored: {len(ids)} of {COUNT} tasks")
     await daemon.aterminate()
     return problems
 

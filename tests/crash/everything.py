@@ -41,9 +41,9 @@ CLOCK_MS = 8_000
 DRIFT = 0.02
 LOOK_S = 0.2
 CROWDED = 1_200
-"""So many tasks that wait are enough: the rest of the run is about what becomes of them."""
+"""Waiting tasks from which on no further ones are enqueued."""
 DRAIN_S = 60.0
-"""So long nothing at all may end of what is left, before it is stuck."""
+"""Seconds without the end of any remaining task after which the run is stuck."""
 DRAIN_ALL_S = 300.0
 SENT_AGAIN_S = 8.0
 NOTES_MAX = 40
@@ -74,7 +74,7 @@ class Scene:
         self._notes: deque[str] = deque(maxlen=NOTES_MAX)
 
     def rnd(self, name: str) -> random.Random:
-        """Of its own for each, so that the seed gives what it does whatever the others do."""
+        """Return a random generator per name, so that users do not affect each other."""
         return random.Random(f"{self.seed}/{name}")
 
     def note(self, who: str, what: str) -> None:
@@ -230,7 +230,7 @@ class Scene:
         self.witness.counted(stats, "the daemon")
         for name, topic in stats["topics"].items():
             self.witness.counted(topic, name)
-            # Of a topic: what a group that is being deleted still holds is in no group's counts.
+            # Tasks of a group being deleted count only for the topic.
             waiting += topic["scheduled"] + sum(topic[state] for state in WAITS)
             waiting += "deleting" in topic
             for group, counts in topic["groups"].items():
@@ -250,9 +250,9 @@ class Scene:
                 for name in SCHEDULES:
                     with suppress(TickwheelError):
                         await client.delete_schedule(name)
-                async for one in client.list_transactions():
-                    if one.state in ("open", "parked"):
-                        await client.rollback_transaction(one.id)
+                async for transaction in client.list_transactions():
+                    if transaction.state in ("open", "parked"):
+                        await client.rollback_transaction(transaction.id)
                 # A reset that is slow makes tasks when nothing else is left.
                 making = [one async for one in client.list_bulk(state="running")]
                 stats = (await client.stats()).raw

@@ -21,7 +21,7 @@ from tickwheel.errors import TickwheelError
 from tickwheel.model.records import ID_STEP
 
 LARGE_COUNT, LARGE_DELAY_MS = 5_200, 15_000
-"""A batch of so many tasks is more than one script of Redis takes."""
+"""Tasks of a batch that exceeds one Redis script."""
 LARGE_SHARE = 0.01
 LAG_MS_MAX = 500
 """A consumer that reads what was sent longer ago has more that it has not read, for as long again
@@ -101,7 +101,7 @@ class FairProducer:
             "priority": priority,
             "within": within_ms / 1000 or None,
         }
-        # Of several shards a batch with keys goes to all of them, one without goes to one.
+        # With several shards, keyed batches go to all of them and others to one.
         has_keys = self._plan.shards > 1 and self._rnd.random() < 0.5
         keys = [token if has_keys else None for token in tokens]
         failed: TickwheelError | None = None
@@ -207,9 +207,9 @@ class FairConsumer:
         self._settler = Settler(plan, self._journal, ("expired",) if topic == BRIEF else ())
         self._acks: set[asyncio.Task[None]] = set()
         self._prefetch = 0
-        """Of the subscription that stands; 0: none does."""
+        """Prefetch of the current subscription; 0 without one."""
         self._lease_ms = LEASE_MS
-        """Of the latest subscription."""
+        """Lease time of the latest subscription."""
         self._behind_until_ms = 0
         """Until then it may have deliveries that it has not read."""
         self._acks_since_ms = 0

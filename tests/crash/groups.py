@@ -26,13 +26,13 @@ NAMES = 8
 """Few, so that a name often comes again."""
 ALIVE_MAX = 4
 STAYS_SHARE = 0.2
-"""Of the groups: never deleted, so that they are judged by all that they are owed."""
+"""Share of groups that are never deleted and must get all their tasks."""
 STAYS_MAX = 3
 """In a topic: a long run must not use up the names."""
 REST_S_MAX = 0.5
 QUIET_TRIES = 40
 QUIET_MARGIN_MS = 1_000
-"""What is due is being read from the store, perhaps, when the wheel has passed it."""
+"""Milliseconds for due tasks that are still being read from the store."""
 WORDS = ("gone", "unknown", "deleted", "expired")
 """An ack for a group that was deleted meanwhile."""
 KINDS = ("now", "first", "moment", "delete", "delete when quiet", "replace")
@@ -63,7 +63,7 @@ class _Topic:
         self.alive: list[_Alive] = []
         self.done: Counter[str] = Counter()
         self.consumers: list[asyncio.Task[None]] = []
-        """Of all lives."""
+        """Consumers of all lives of the group."""
         self.remade = 0
         """Groups that a late SUBSCRIBE has made."""
 
@@ -131,7 +131,7 @@ class _Topic:
         elif not frame[2]["created"]:
             if not self.caller.resent:
                 self.remade += 1
-            # Perhaps made by a SUBSCRIBE, perhaps by what was sent first: nobody knows since when.
+            # Made by the SUBSCRIBE or by an earlier request, so its start is unknown.
             perhaps_ms, since = (since if isinstance(since, int) else 0), "now"
             fields = (self._topic, name, {"paused": paused})
             await self.caller.ask(FrameType.CONFIGURE, *fields)

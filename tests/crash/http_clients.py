@@ -81,7 +81,7 @@ class Http:
                 return await whole(reader)
 
     async def epoch(self) -> int:
-        """Of the daemon, or of a later one."""
+        """Return the epoch of the daemon or of a later one."""
         while True:
             try:
                 answer = await self.call("GET", "/v1/status")
@@ -110,7 +110,7 @@ async def whole(reader: asyncio.StreamReader) -> Response:
 
 
 async def pieces(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
-    """Of a chunked body, until its end."""
+    """Yield the pieces of a chunked body."""
     while True:
         size = int((await reader.readuntil(b"\r\n")).strip(), 16)
         data = await reader.readexactly(size + 2)

@@ -49,7 +49,7 @@ class KeyedProducer:
         self.stored: dict[str, int] = {}
         """Token → id, of shared keys."""
         self.merged: dict[str, int] = {}
-        """Of tasks that were not stored: whose id they were answered with."""
+        """Ids that were answered for tasks that were not stored."""
         self.own: dict[str, tuple[int, str]] = {}
         """Key → id and newest token."""
         self.looks = 0
@@ -163,8 +163,8 @@ class Keyed(Workload):
 
     @property
     def shows_enough(self) -> bool:
-        return any(one.stored for one in self._producers) and all(
-            one.merged and one.own for one in self._producers
+        return any(producer.stored for producer in self._producers) and all(
+            producer.merged and producer.own for producer in self._producers
         )
 
     def judge(self) -> list[str]:
@@ -176,7 +176,7 @@ class Keyed(Workload):
 
 
 def judge(producers: Sequence[KeyedProducer], journals: Iterable[Journal]) -> list[str]:
-    """What is wrong, when all is over."""
+    """Return the violations after the run."""
     came: dict[str, set[int]] = {}
     acked: set[int] = set()
     for journal in journals:

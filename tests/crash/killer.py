@@ -33,7 +33,7 @@ IN_VAIN_MAX = 1
 """Starts that may fail though nothing disturbs the store: on a busy machine a connection through
 the proxy may take longer than the daemon waits for it."""
 START_PATIENCE_S = 40.0
-"""For so long a daemon may refuse to start because its store is not well."""
+"""Seconds in which a daemon can refuse to start because of its store."""
 TRY_AGAIN_S = 0.1
 _KILLED = -signal.SIGKILL
 _GAVE_UP = 1
@@ -134,7 +134,7 @@ class Killer:
             await self._live(wait_s if name else LIFE_S_MAX * self._rnd.random())
 
     def _place(self) -> str:
-        """Those that have not killed yet first."""
+        """Return the next failpoint; unused ones come first."""
         hits = set(self.daemon.hits)
         return self._rnd.choice([n for n in self._places if n not in hits] or self._places)
 
@@ -172,7 +172,7 @@ class Killer:
             await self.daemon.akill()
 
     async def _live(self, life_s: float) -> None:
-        """Until a failpoint kills it, or for so long."""
+        """Let the daemon live until a failpoint kills it or `life_s` has passed."""
         try:
             code = await self.daemon.awaited(life_s)
         except DaemonFailed:

@@ -79,7 +79,7 @@ class Link:
         """By request number: the place of its answer among all that was received."""
         self._answers: dict[int, asyncio.Future[Frame]] = {}
         self._asked: dict[int, str] = {}
-        """What is not answered, by request number."""
+        """Unanswered requests by number."""
         self._down = False
         self._reading = asyncio.create_task(self._read())
 
@@ -128,7 +128,7 @@ class Link:
 
     @staticmethod
     def order() -> int:
-        """The place of what was just received among all that this process received."""
+        """Return the next position in the order of received frames of this process."""
         return next(_order)
 
     def send(self, kind: int, *fields: Any) -> asyncio.Future[Frame]:

@@ -23,9 +23,9 @@ GROUPS, ORDER_KEYS, KEYS = ("g0", "g1", "g2"), ("a", "b", "c"), ("x", "y")
 SCHEDULES = ("s0", "s1")
 PRODUCERS = "meddlers"
 NEWEST = 300
-"""Of the tasks that were acknowledged last one is chosen."""
+"""Number of newest tasks among which a meddler chooses."""
 AT_ONCE_MAX = 4
-"""So many things one meddler begins at the same moment with the same topic and group."""
+"""Maximum actions that a meddler starts at once on one group."""
 UNDERMINED_S_MAX = 0.05
 PAUSE_S_MAX = 0.03
 FAILED_PAUSE_S = 0.05
@@ -70,7 +70,7 @@ class Meddler:
         self._name = name
         self._rnd = scene.rnd(name)
         self._texts = scene.rnd("texts").choice((0.05, 0.8))
-        """So many of a run's tasks are dear to judge."""
+        """Share of tasks with long texts, which are expensive to filter."""
         self._verbs: dict[Callable[[str, str], Awaitable[object]], int] = {
             self._put: 45, self._transact: 5, self._cancel: 5, self._move: 5, self._run_now: 4,
             self._by_key: 5, self._make_group: 4, self._delete_group: 2, self._configure: 6,
@@ -191,7 +191,7 @@ class Meddler:
         await self._change_all(topic, self._rnd.choice(SELECTIONS))
 
     async def _undermine(self, topic: str, group: str) -> None:
-        """What is under way loses a group that it is about."""
+        """Delete a group while operations on it are under way."""
         await asyncio.gather(*(self._change_all(topic, {"where": DEAR}) for _ in range(3)))
         await rest(self._rnd.uniform(0, UNDERMINED_S_MAX))
         await self._delete_group(topic, group)

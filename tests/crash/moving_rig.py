@@ -146,7 +146,7 @@ class SentinelRig(MovingRig):
 
 
 class ClusterRig(MovingRig):
-    """Three masters with a replica each; the shard's slot moves among them, too."""
+    """Three masters with a replica each, between which the shard's slot also moves."""
 
     def __init__(self, folder: Path, query: str) -> None:
         super().__init__(query)
@@ -155,9 +155,9 @@ class ClusterRig(MovingRig):
         self.faults |= {"migrate": self._migrate, "halt": self._halt}
 
     def _master(self) -> RedisServer:
-        found = self.group.owner_of(self._slot)
-        assert found is not None
-        return found
+        owner = self.group.owner_of(self._slot)
+        assert owner is not None
+        return owner
 
     def _moved_from(self, before: RedisServer) -> RedisServer:
         return self.group.moved_from(before, self._slot)

@@ -33,7 +33,7 @@ CHUNK_BYTES = 1 << 16
 SLOW_BYTES_MAX = 400
 SLOW_S = 0.004
 SHARE = 0.6
-"""Of the connections: each fault meets some."""
+"""Share of connections that a fault affects."""
 REST_S_MAX = 0.5
 HOLD_S_MAX = 1.6
 """Longer than several leases, shorter than a client's patience."""
@@ -57,10 +57,10 @@ class _Way:
         self.last = False
         """Nothing follows what it holds."""
         self.tear: Callable[[], None] | None = None
-        """Called after a part of what comes next was passed on."""
+        """Called after a part of the next bytes was passed on."""
 
     async def pump(self, rnd: random.Random) -> None:
-        """Until one side ends. What was read is passed on whole, or the connection is cut."""
+        """Pass bytes on whole until one side ends or the connection is cut."""
         with contextlib.suppress(OSError):
             while not self.last and (data := await self._reader.read(CHUNK_BYTES)):
                 self.holds = True
@@ -251,7 +251,7 @@ class Net:
         self._refusing = False
 
     async def _mid_frame(self, some: Sequence[_Connection], hold_s: float) -> None:
-        """In the middle of what comes next, in either direction."""
+        """Cut connections in the middle of the next bytes of either direction."""
         for connection in some:
             self._rnd.choice(connection.ways).tear = connection.cut
         await rest(hold_s)
@@ -399,10 +399,10 @@ def journal_text(journals: Sequence[Journal]) -> str:
 
 
 def journal_of(written: dict[str, Any]) -> Journal:
-    found = Journal(written["client"], odd=written["odd"])
+    journal = Journal(written["client"], odd=written["odd"])
     for name, make in _KINDS.items():
-        getattr(found, name).extend(make(*fields) for fields in written[name])
-    return found
+        getattr(journal, name).extend(make(*fields) for fields in written[name])
+    return journal
 
 
 class NetworkFaults:

@@ -54,12 +54,12 @@ SETTLES = 0.5
 REST_S_MAX = 0.5
 REDIS_HOLD_S = (0.2, 3.0)
 SHUT_S = (2.0, 4.0)
-"""For so long clients cannot reach a node."""
+"""Seconds for which clients cannot reach a node."""
 FOUND_S_MAX = SHUT_S[1] + 10.0
-"""A client that could not reach a shard has found it again after so long."""
+"""Maximum seconds until a client finds an unreachable shard again."""
 OF_ALL = "nodes"
 OVERLOAD = 1.25
-"""No node has more than so many times its fair share."""
+"""Maximum load of a node as a multiple of its fair share."""
 ASK_AGAIN_S = 0.1
 QUIET = ("registrar", "move", "drain", "stop", BACK)
 """Faults whose shards are handed over, or not touched."""
@@ -164,7 +164,7 @@ class NodesRedis(RedisRig):
 
 
 def tag_of(shard: int | str) -> str:
-    """The hash tag of the keys of a shard, or of what is of all."""
+    """Return the hash tag of the keys of a shard, or of common keys."""
     return f"tw:default:{shard}"
 
 
@@ -216,7 +216,7 @@ class NodeFaults:
         """And until every shard was where it should be."""
 
     def _chosen(self, count: int, kinds: list[str]) -> list[str]:
-        """What happens, in its order: so much of the seed holds whatever the machine does."""
+        """Return the faults in order, which depend on the seed alone."""
         self._rnd.shuffle(kinds)
         more = self._rnd.choices(kinds, k=max(0, count - len(kinds)))
         chosen = kinds[:count] + more
@@ -328,7 +328,7 @@ class NodeFaults:
             await self._told(lambda client: client.move_shard(shard))
 
     async def _daemon(self) -> None:
-        """Of a shard that it leads."""
+        """Kill the daemon of a random shard."""
         shard = self._rnd.randrange(self._plan.shards)
         await self._kill_at(lambda node: node.port_of(shard), f"shard {shard}")
 
@@ -336,7 +336,7 @@ class NodeFaults:
         await self._kill_at(lambda node: node.first_port, "a front door")
 
     async def _kill_at(self, port_of: Callable[[Node], int], what: str) -> None:
-        """Any node's process that listens at such a port."""
+        """Kill the process of some node that listens at the port."""
         for node in self._rnd.sample(self._nodes, len(self._nodes)):
             if (pid := node.process_at(port_of(node))) not in (None, node.pid):
                 self.timeline.note(f"{node.name}'s daemon of {what} killed")
@@ -372,7 +372,7 @@ class NodeFaults:
     async def _led_by(self, node: Node) -> dict[int, int]:
         """The shards of a node, and in which epochs."""
         found: Nodes = await self._told(lambda client: client.nodes())
-        return {one.shard: one.epoch for one in found.shards if one.node == node.name}
+        return {shard.shard: shard.epoch for shard in found.shards if shard.node == node.name}
 
     # --- whether all is well -------------------------------------------------------------------
 

@@ -65,7 +65,7 @@ TOPIC, GROUP = "beats", "default"
 EVERY_MS = 100
 KILLED = ("kill",)
 DRAINED = ("drain", "move", "stop", BACK)
-"""Faults whose shards are handed over; that they go back, too."""
+"""Faults that hand shards over, and the move back."""
 MOST = ((QUIET, HANDED_S_MAX), (LAPSE, LAPSED_S_MAX), (SHUT, FOUND_S_MAX))
 """How long a silence may be, in seconds, whether or not gaps are judged."""
 REDIS_LATER = "redis://127.0.0.1"
@@ -92,7 +92,7 @@ class Beats(Recurring):
         return f"beats of {len(self.lives)} shards, {len(self._occurred)}"
 
     def by_shard(self) -> dict[int, list[Beat]]:
-        """What came, by the daemons' own clocks."""
+        """Return deliveries by shard, timed by the daemons' clocks."""
         return self._listener.by_shard()
 
 
@@ -146,7 +146,7 @@ class NodesRun(Run):
     havoc_on_nodes: NodeFaults
     rig: NodesCluster | NodesRedis
     _gaps: Sequence[str] = ()
-    """What was found of the bounds."""
+    """Results for the bounds."""
 
     async def go(self) -> None:
         try:
@@ -182,7 +182,7 @@ class NodesRun(Run):
     def _make_victim(self, redis: object) -> Victim:
         self.plan.answer_timeout_s = FAULTS_ANSWER_TIMEOUT_S
         self._wall = Wall(self.rig.servers)
-        nodes = [one for one in self.daemons if isinstance(one, Node)]
+        nodes = [daemon for daemon in self.daemons if isinstance(daemon, Node)]
         self.havoc_on_nodes = NodeFaults(
             nodes, self.rig, self._wall, self._doors, self.plan, self.options.kills
         )
@@ -223,7 +223,7 @@ class NodesRun(Run):
     # --- the end -------------------------------------------------------------------------------
 
     def _happened(self) -> int:
-        """Of each start and each fault each shard may speak."""
+        """Return the number of log lines that a shard can cause."""
         lines = super()._happened() + self.havoc_on_nodes.done.total()
         return lines * max(1, self.options.shards // 2)
 
@@ -243,7 +243,7 @@ class NodesRun(Run):
         found, beats, timeline = defaultdict(list), self._beats(), self.havoc_on_nodes.timeline
         for window, next_ms in timeline.ends():
             silences = of_fault(beats, window, next_ms)
-            if alone := [one for one in silences if not timeline.beside(window, one)]:
+            if alone := [silence for silence in silences if not timeline.beside(window, silence)]:
                 found[window.kind].append((max(alone), window))
         return found
 

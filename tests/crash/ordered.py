@@ -141,8 +141,10 @@ class Ordering(Workload):
 
     def ends(self, receipts: Iterable[Receipt], kind: str) -> None:
         """Their ends are being sent."""
-        for one in receipts:
-            self.sent.append(Sent(one.id, one.group, one.epoch, one.attempt, Link.order(), kind))
+        for receipt in receipts:
+            self.sent.append(
+                Sent(receipt.id, receipt.group, receipt.epoch, receipt.attempt, Link.order(), kind)
+            )
 
     @property
     def shows_enough(self) -> bool:
@@ -242,7 +244,7 @@ class _Puller(_Consumer, RoughPuller):
 
 
 def judge_order(seen: Sequence[Seen], sent: Sequence[Sent]) -> list[str]:
-    """Of one group: tasks of a key that came out of order, together, or again too late."""
+    """Return tasks of a key that a group got out of order, together, or repeated too late."""
     by_key: dict[str, list[Seen]] = defaultdict(list)
     for one in seen:
         by_key[one.key].append(one)

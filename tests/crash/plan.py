@@ -54,15 +54,15 @@ class Plan:
 
     seed: int
     ports: list[int] = field(default_factory=list)
-    """Of all daemons; one of them is the active one, unless they are shards or nodes."""
+    """Ports of all daemons. One is active, unless they are shards or nodes."""
     homes: dict[int, int] | None = None
-    """Of nodes: the port at which each shard was found last; ``ports`` are their front doors."""
+    """Last known port of each shard with nodes, whose front doors are `ports`."""
     shards: int = 1
     """How many daemons serve at the same time, each its part of the tasks."""
     operator: Client | None = None
-    """Of several shards: the real client, by which all are asked as if they were one."""
+    """The real client of several shards."""
     http_port: int = 0
-    """Of the only daemon, when clients go over HTTP too."""
+    """HTTP port of the only daemon; 0 without HTTP clients."""
     answer_timeout_s: float = 10.0
     """A daemon that is silent for longer, on a connection that stands, has failed."""
     large: bool = False

@@ -28,11 +28,11 @@ class Probe:
         self._session = plan.rnd("probe").randbytes(16)
         self._numbers = Numbers()
         self._number = 0
-        """Of an ENQUEUE that is sent until it is answered."""
+        """Number of the ENQUEUE that is repeated until it is answered."""
         self._ids: Sequence[int] = ()
         """To be cancelled until that is answered."""
         self.port = 0
-        """Of the daemon that worked last."""
+        """Port of the daemon that worked last."""
         self.problems: list[str] = []
 
     async def works(self, ports: Sequence[int]) -> bool:

@@ -31,7 +31,7 @@ class Accepted:
     order: int = 0
     """That of its first answer."""
     ttl_ms: int | None = None
-    """Of each of its tasks."""
+    """TTL of each task."""
     priority: int = 0
     within_ms: int = 0
     """What the real client says of a due window whose first answer was lost, and whose task has
@@ -77,7 +77,7 @@ class Finished:
     how: str
     """``acked``, ``cancelled`` or ``dead``."""
     epoch: int
-    """Of the daemon that confirmed, or a later one: never an earlier one."""
+    """Epoch of the confirming daemon or a later one."""
     got_ms: int
     connection: int
     order: int
@@ -163,7 +163,7 @@ class Cast:
     """It broke: what was on its way is lost, and nobody promised otherwise."""
     delivered: list[Delivered] = field(default_factory=list)
     shard: int | None = None
-    """Whose tasks these are; None: there is only one."""
+    """Shard of the tasks; None if there is only one."""
 
 
 @dataclass(slots=True)

@@ -88,7 +88,7 @@ class Life:
     first_ms: int
     """Its first planned time, as the put was answered."""
     next_ms: int | None = None
-    """The first planned time that nothing was decided of, in the end."""
+    """First undecided planned time at the end."""
     runs: int = 0
     queued_ms: int | None = None
     fired: dict[int, int] = field(default_factory=dict)
@@ -239,7 +239,7 @@ def _judge_one(life: Life, came: list[Occurred], requeued: Collection[int]) -> l
 
 
 def _decided(life: Life, ids: Collection[int]) -> range:
-    """The planned times that something was decided of."""
+    """Return the planned times with a decision."""
     asked = life.asked
     if life.next_ms is not None:
         return range(life.first_ms, life.next_ms, asked.every_ms)

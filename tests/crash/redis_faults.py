@@ -16,13 +16,13 @@ from support.waiting import rest
 
 HOLD_S_MIN = 0.2
 LONG_EVERY = 4
-"""One fault of so many may last as long as it likes, the others a quarter of that."""
+"""One fault in this number has the full duration, the others a quarter."""
 STRIKE_SHARE = 0.35
-"""Of the faults that lose nothing: the daemon is killed meanwhile."""
+"""Share of lossless faults during which the daemon is killed."""
 WELL_SHARE = 0.5
-"""Of all faults: everything has to work again before the next one."""
+"""Share of faults after which everything must work before the next."""
 CHANGE_SHARE = 0.2
-"""Of the times when it does: something is done to the daemon, too."""
+"""Share of recoveries after which the daemon is changed."""
 REST_S_MAX = 0.5
 
 
@@ -73,7 +73,7 @@ class Rig(Protocol):
 
     @property
     def lossy(self) -> dict[str, frozenset[str]]:
-        """Those of them that may lose what was confirmed."""
+        """Return the faults that can lose confirmed batches."""
         ...
 
     async def start(self) -> None: ...
@@ -153,7 +153,7 @@ class RedisFaults:
         await self._victim.finish()
 
     def _next(self, mode: str) -> str:
-        """Those that have not been made yet first."""
+        """Return the next fault; unused ones come first."""
         kinds = self._kinds[mode]
         fewest = [kind for kind in kinds if not self.done[f"{mode}/{kind}"]]
         return self._rnd.choice(fewest or kinds)

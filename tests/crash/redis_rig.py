@@ -26,11 +26,11 @@ LOSSY = {
 }
 ONLY_EVERYSEC = frozenset(("truncate", "older"))
 TAIL_S_MAX = 1.5
-"""What is cut off was written within such a time, as with a real ``everysec``."""
+"""Maximum age in seconds of truncated writes, as with a real ``everysec``."""
 NOBODY = "1"
 """A port at which nobody answers."""
 KEYS = ("store", "task", "prepare", "progress", "touched", "dead", "dead_record")
-"""Of the shard: those that are gone when nothing is pending."""
+"""Keys of the shard that are absent when no task is pending."""
 
 
 class RedisRig:

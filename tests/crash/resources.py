@@ -313,7 +313,7 @@ class ResourceFaults:
         self.problems.append(f"{WELL_S_MAX} s after {kind} it took no new task")
 
     async def sweep(self) -> None:
-        """What was parked goes."""
+        """Cancel the parked tasks."""
         link = await self._plan.link(self._numbers)
         try:
             while tasks := (await self._parked(link)):
@@ -337,7 +337,7 @@ class ResourceFaults:
 
 
 def rss_bytes(pid: int) -> int:
-    """Of a process; 0 when it is gone."""
+    """Return the resident bytes of a process, 0 if it is gone."""
     with contextlib.suppress(OSError):
         for line in Path(f"/proc/{pid}/status").read_text().splitlines():
             if line.startswith("VmRSS:"):

@@ -15,11 +15,11 @@ from tickwheel.protocol import Frame
 
 ROUND_S = 0.02
 PING_SHARE = 0.05
-"""Of the rounds: about one a lease."""
+"""Share of rounds with a PING, about one per lease."""
 SHARDS_A_ROUND = 2
 """Where there are more shards, there are more consumers, and each has longer rounds."""
 PREFETCH = 300
-"""Of a consumer that behaves."""
+"""Prefetch of a well-behaved consumer."""
 BEHIND_MAX = 2 * PREFETCH
 """Of the deliveries that have come meanwhile: so many, the newest, are treated one by one. On a
 busy machine leases end sooner than that is done, everything comes again, and one who treated all of
@@ -61,7 +61,7 @@ class RoughConsumer:
         self._round_s, self._ping_share = ROUND_S * slower, min(0.5, PING_SHARE * slower)
         self._inbox: list[Receipt] = []
         self._lease_ms = LEASE_MS
-        """Of the subscription that stands."""
+        """Lease time of the current subscription."""
         self._held: list[tuple[int, Receipt]] = []
         """(when to ack, receipt): later than the lease allows, as often as not."""
 
@@ -202,7 +202,7 @@ class RoughConsumer:
             await self._settler.ack(link, due)
 
     def _leave(self) -> None:
-        """Of what was in the buffer some is acked after the reconnect, the rest is forgotten."""
+        """Keep some buffered deliveries for acks after the reconnect and forget the others."""
         for receipt in self._inbox:
             if self._rnd.random() < 0.5:
                 self._hold(receipt, LEASE_MS)

@@ -38,7 +38,7 @@ class Settler:
     """Acks, nacks and rejects with a memory for those whose answer was lost."""
 
     def __init__(self, plan: Plan, journal: Journal, also_legal: Iterable[str] = ()) -> None:
-        """``also_legal``: further words that are no loss to these consumers."""
+        """`also_legal` are further statuses that are not losses."""
         self._legal = LEGAL.union(also_legal)
         self._plan = plan
         self._journal = journal

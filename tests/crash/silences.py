@@ -22,7 +22,7 @@ from crash.link import now_ms
 from support.waiting import busy_s, rest
 
 BACK = "back"
-"""What is no fault: all shards go where they should be."""
+"""The return of all shards to their nodes, which is not a fault."""
 BEFORE_MS = 300
 """A silence that began so shortly before a fault is that one's."""
 ASIDE_MS = 200
@@ -69,9 +69,9 @@ def silences(
 ) -> list[Silence]:
     """Those of a shard that are of a fault which began at ``began_ms``, up to the fault after it.
     ``beats``: all of the shard, as they came."""
-    waiting_ms = list(accumulate((one.due_ms for one in reversed(beats)), min))[::-1]
+    waiting_ms = list(accumulate((beat.due_ms for beat in reversed(beats)), min))[::-1]
     """By beat: since when the first one waits of those that have not come before it."""
-    came_ms = [one.came_ms for one in beats]
+    came_ms = [beat.came_ms for beat in beats]
     first = bisect_left(came_ms, began_ms - BEFORE_MS)
     last = bisect_left(came_ms, next_ms - BEFORE_MS)
     found = []
@@ -95,7 +95,7 @@ class Window:
     """Nothing else was under way when it began."""
     ended_ms: int = AGAIN
     patience_s: float = 0.0
-    """For so long somebody waited for a processor meanwhile."""
+    """Seconds in which some process waited for a processor."""
 
     def is_in(self, silence: Silence) -> bool:
         """Whether it was under way during a silence."""
@@ -148,11 +148,11 @@ class Timeline:
         others = self.windows[:at] + self.windows[at + 1 :]
         if others[at:] and others[at].kind == BACK:
             del others[at]
-        found = [one.kind for one in others if one.is_in(silence)]
+        kinds = [other.kind for other in others if other.is_in(silence)]
         if not window.is_clean:
             before = self.windows[at - 1].kind
-            found.append(f"shards on their way after {before}")
-        return found
+            kinds.append(f"shards on their way after {before}")
+        return kinds
 
     def during(self, window: Window, silence: Silence) -> str:
         """The steps of faults since this one began, up to the silence's end, and how busy the
@@ -191,11 +191,11 @@ class Bound:
 
 @dataclass(slots=True)
 class Judged:
-    """What was found of a bound."""
+    """The result for a bound."""
 
     bound: Bound
     alone: list[tuple[Silence, Window]] = field(default_factory=list)
-    """Of each fault the longest silence in which nothing else was under way."""
+    """The longest silence of each fault without another fault."""
     mixed: list[tuple[Silence, Window]] = field(default_factory=list)
     """Those over the bound in which something else was."""
 
@@ -225,7 +225,7 @@ def judge(
 
 
 def of_fault(beats: Mapping[int, Sequence[Beat]], window: Window, next_ms: int) -> list[Silence]:
-    """Those of all shards."""
+    """Return the silences of all shards."""
     return [
         silence
         for shard, of_shard in beats.items()

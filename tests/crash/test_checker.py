@@ -48,7 +48,7 @@ def wrong(*journals: Journal) -> list[str]:
     return check(journals, GROUPS).violations
 
 
-def test_a_good_life_is_fine() -> None:
+def test_a_correct_run_has_no_problems() -> None:
     verdict = check([journal()], GROUPS)
     assert not verdict.violations
     assert (verdict.tasks, verdict.acked, verdict.deliveries, verdict.duplicates) == (1, 1, 1, 0)
@@ -83,13 +83,13 @@ def test_each_broken_promise_is_found(lists: dict[str, Any], word: str) -> None:
     assert any(word in text for text in wrong(journal(**lists)))
 
 
-def test_a_refused_task_that_comes_without_ever_being_accepted_is_found() -> None:
+def test_a_delivery_of_a_refused_task_is_found() -> None:
     other = Journal("d", refused=[Refused(("y",), "draining")])
     other.delivered.append(replace(COME, id=8, token="y"))
     assert any("refused (draining)" in text for text in wrong(journal(), other))
 
 
-def test_an_unanswered_task_may_come_or_not() -> None:
+def test_an_unanswered_task_can_be_stored_or_not() -> None:
     assert not wrong(journal(), Journal("d", delivered=[replace(COME, id=8, token="y")]))
 
 
@@ -158,7 +158,7 @@ def test_a_second_task_that_was_never_confirmed_is_found() -> None:
     assert any("several tasks: [7, 8]" in text for text in wrong(found))
 
 
-def test_one_id_for_two_tasks_is_found() -> None:
+def test_an_id_of_two_tasks_is_found() -> None:
     other = Journal("d", accepted=[Accepted("t", ("y",), (7,), (DUE_MS,))])
     assert any("duplicate: id 7" in text for text in wrong(journal(), other))
 
@@ -172,7 +172,7 @@ def test_every_group_must_get_it() -> None:
     assert wrong(found) == ["lost: x (id 7) never came to b"]
 
 
-def test_a_cancelled_task_needs_no_delivery() -> None:
+def test_a_cancelled_task_does_not_need_a_delivery() -> None:
     gone = replace(ACKED, group=None, how="cancelled")
     assert not wrong(journal(delivered=[], finished=[gone]))
 
@@ -208,7 +208,7 @@ def brief(**more: Any) -> Journal:
     return journal(**({"accepted": accepted} | more))
 
 
-def test_a_task_that_expired_needs_no_delivery() -> None:
+def test_an_expired_task_does_not_need_a_delivery() -> None:
     gone = [Looked(7, "expired", DUE_MS + 100)]
     assert not wrong(brief(delivered=[], finished=[], looked=gone))
     assert not wrong(brief(looked=[Looked(7, "acked", 9_000)]))
@@ -224,11 +224,11 @@ def test_a_task_that_expired_needs_no_delivery() -> None:
         (brief(looked=[Looked(7, "ready", 9_000)]), "'ready' at the end"),
     ],
 )
-def test_what_a_ttl_does_not_allow_is_found(found: Journal, word: str) -> None:
+def test_deliveries_after_the_ttl_are_found(found: Journal, word: str) -> None:
     assert any(word in text for text in wrong(found))
 
 
-def test_at_most_once_never_comes_twice_and_may_be_lost_when_something_broke() -> None:
+def test_at_most_once_is_never_delivered_twice() -> None:
     come = replace(COME, once=True)
     ended = [Looked(7, "acked", 9_000)]
 
@@ -252,7 +252,7 @@ def test_a_priority_that_changed_is_found() -> None:
     assert not wrong(journal(accepted=accepted, delivered=[replace(COME, priority=9)]))
 
 
-def test_a_broadcast_leaves_nothing_out_and_repeats_nothing_on_one_connection() -> None:
+def test_a_broadcast_is_complete_and_without_repeats() -> None:
     accepted = [Accepted("t", ("x",), (7,), (DUE_MS,), sent=50, order=51)]
 
     def found(*deliveries: Delivered, confirmed: int = 40, lost: bool = False) -> list[str]:
@@ -305,7 +305,7 @@ KEPT = {"come": [got("keeper", 300)], "ends": [ended("keeper", 301)]}
         (LATER, replace(LIFE, deleted=200, quiet=150, quiet_ms=DUE_MS), "held nothing"),
     ],
 )
-def test_what_a_group_is_owed_and_did_not_get_is_found(
+def test_a_missing_delivery_to_a_group_is_found(
     accepted: Accepted, life: GroupLife, why: str
 ) -> None:
     (text,) = lives(accepted, KEEPER, life, **KEPT)
@@ -329,11 +329,13 @@ def test_what_a_group_is_owed_and_did_not_get_is_found(
         (replace(LATER, sent=105, order=106), replace(LIFE, confirmed_ms=DUE_MS)),
     ],
 )
-def test_what_a_group_may_not_be_owed_is_not_asked_for(accepted: Accepted, life: GroupLife) -> None:
+def test_a_delivery_the_group_may_not_be_owed_is_not_required(
+    accepted: Accepted, life: GroupLife
+) -> None:
     assert not lives(accepted, KEEPER, life, **KEPT)
 
 
-def test_what_another_group_had_before_the_confirmation_may_be_over() -> None:
+def test_tasks_finished_before_a_groups_confirmation_can_be_missing() -> None:
     first = replace(LIFE, since="first", confirmed_ms=DUE_MS)
     over = {"come": [got("keeper", 105)], "ends": [ended("keeper", 106)]}
     assert not lives(BEFORE, KEEPER, first, **over)
@@ -344,7 +346,7 @@ def test_what_another_group_had_before_the_confirmation_may_be_over() -> None:
     assert lives(BEFORE, replaced, first, **alone), "deleted after the new one was confirmed"
 
 
-def test_what_an_earlier_group_of_the_name_may_have_acked_is_not_asked_of_the_next() -> None:
+def test_acks_of_a_former_group_excuse_the_next() -> None:
     former = replace(LIFE, sent=10, confirmed=20, deleted=85, gone=86)
     first = replace(LIFE, since="first", confirmed_ms=DUE_MS)
     first_got = {"come": [got("g", 60), got("keeper", 300)], "ends": KEPT["ends"]}
@@ -353,7 +355,7 @@ def test_what_an_earlier_group_of_the_name_may_have_acked_is_not_asked_of_the_ne
     assert not lives(early, KEEPER, former, first, **first_got)
 
 
-def test_the_first_group_after_all_are_gone_gets_what_waits() -> None:
+def test_the_first_group_after_a_gap_gets_the_backlog() -> None:
     gone = replace(KEEPER, deleted=50, deleted_ms=3_000, gone=60)
     late = replace(LIFE, confirmed_ms=DUE_MS)
     (text,) = lives(BEFORE, gone, late)
@@ -366,7 +368,7 @@ def test_the_first_group_after_all_are_gone_gets_what_waits() -> None:
     assert not lives(BEFORE, gone, replace(late, since=DUE_MS + 1)), "others may begin before it"
 
 
-def test_an_end_in_a_former_life_of_a_group_does_not_bind_the_next() -> None:
+def test_an_end_in_a_former_group_does_not_bind_the_next() -> None:
     dead = Finished(7, "g", "dead", 1, 4_500, 1, 80)
     come = [got("keeper", 300), got("g", 310)]
     ends = [ended("keeper", 301), ended("g", 320)]
@@ -394,7 +396,7 @@ def piece(off_ms: int, from_ms: int = 0, until_ms: int | None = None, **more: An
 AHEAD = replace(COME, delivered_ms=HOUR_MS + 5_001)
 
 
-def test_a_stamp_that_no_clock_has_shown_is_found() -> None:
+def test_an_impossible_time_stamp_is_found() -> None:
     assert not with_clock(piece(HOUR_MS), delivered=[AHEAD])
     assert with_clock(piece(HOUR_MS)), "that was an hour before this clock"
     assert with_clock(piece(0), delivered=[AHEAD])
@@ -410,7 +412,7 @@ def test_a_stamp_that_no_clock_has_shown_is_found() -> None:
     assert not with_clock(piece(0, 0, 4_000), piece(HOUR_MS, 4_000, loose=True))
 
 
-def test_a_clock_that_drifts_shows_what_it_has_drifted() -> None:
+def test_a_drifting_clock_shows_its_drift() -> None:
     clocks = Clocks([Piece(0, 0, 0, 1.1, 2)])
     assert clocks.may_have_shown(1_100, 0, 1_000)
     assert not clocks.may_have_shown(1_200, 0, 1_000)
@@ -419,7 +421,7 @@ def test_a_clock_that_drifts_shows_what_it_has_drifted() -> None:
     assert clocks.first_shown(1_100) in range(990, 1_001)
 
 
-def test_what_is_after_a_confirmation_is_judged_by_when_its_stamp_was_shown() -> None:
+def test_order_after_a_confirmation_goes_by_clock_readings() -> None:
     behind = replace(
         COME, connection=NO_CONNECTION, due_ms=0, delivered_ms=5_200 - HOUR_MS, got_ms=5_300
     )
@@ -432,7 +434,7 @@ def test_what_is_after_a_confirmation_is_judged_by_when_its_stamp_was_shown() ->
     assert not with_clock(piece(-HOUR_MS), accepted=accepted, delivered=[first, under_way])
 
 
-def test_the_delay_of_a_nack_is_over_once_the_clock_has_been_there() -> None:
+def test_a_nacks_delay_ends_when_the_clock_reached_it() -> None:
     retry = Retry(7, "g", 5_080, 1, 5_010, 1, 12)
     soon = replace(COME, attempt=2, delivered_ms=5_060, got_ms=5_061, order=14)
     assert with_clock(piece(0), delivered=[COME, soon], retries=[retry])
@@ -443,7 +445,7 @@ def test_the_delay_of_a_nack_is_over_once_the_clock_has_been_there() -> None:
 # --- how an ack was answered ------------------------------------------------------------------
 
 
-async def test_an_ack_that_was_sent_before_may_have_counted_when_the_task_is_deleted() -> None:
+async def test_an_unanswered_ack_can_have_ended_a_deleted_task() -> None:
     """Then another group's deletion ended the task, and nobody remembers who had acked it."""
     found = Journal("c")
     settler = Settler(cast(Plan, None), found, ("deleted",))

@@ -141,7 +141,7 @@ def refused_enqueue(raw: Raw) -> None:
     raise AssertionError("the disk never became full")
 
 
-def test_full(disk: Disk) -> None:
+def test_a_full_disk_refuses_tasks_and_keeps_promises(disk: Disk) -> None:
     daemon = disk.daemon.start()
     with Raw(daemon.port) as raw:
         first = raw.enqueue(*[("t", b"due", 0)] * 50, ("t", b"far", FAR_MS))[2][1]
@@ -183,7 +183,7 @@ def test_full(disk: Disk) -> None:
     assert daemon.terminate() == 0
 
 
-def test_a_refused_request_may_be_sent_again_under_its_number(disk: Disk) -> None:
+def test_a_refused_request_can_be_sent_again(disk: Disk) -> None:
     daemon = disk.daemon.start()
     with Raw(daemon.port, session=b"s" * 16) as raw:
         disk.fill()
@@ -201,9 +201,7 @@ USED_MOST = 0.9
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind == "small"])
-def test_beyond_its_share_of_the_disk_tasks_are_refused_and_below_taken_again(
-    kind: str, tmp_path: Path
-) -> None:
+def test_disk_refuse_refuses_and_accepts_tasks(kind: str, tmp_path: Path) -> None:
     disk = KINDS[kind](tmp_path)
     daemon = disk.daemon
     daemon.settings["disk_refuse"] = USED_MOST
@@ -245,7 +243,7 @@ def failing(tmp_path: Path) -> Iterator[Shimmed]:
 
 @pytest.mark.parametrize("what", ["eio-write", "eio-sync"])
 @pytest.mark.parametrize("verb", ["enqueue", "ack"])
-def test_failing(failing: Shimmed, what: str, verb: str) -> None:
+def test_a_failing_disk_stops_the_daemon(failing: Shimmed, what: str, verb: str) -> None:
     failing.start()
     with Raw(failing.port) as raw:
         (kept,) = raw.enqueue(("t", b"kept", 0))[2][1]
@@ -277,7 +275,7 @@ def test_failing(failing: Shimmed, what: str, verb: str) -> None:
     assert failing.terminate() == 0
 
 
-def test_a_disk_that_fails_at_the_start(failing: Shimmed) -> None:
+def test_a_disk_failing_at_the_start_ends_the_daemon(failing: Shimmed) -> None:
     failing.start()
     failing.kill()
     failing.fail("eio-write")

@@ -28,7 +28,9 @@ LONG_RUNS = 20
         *(pytest.param(60.0, id=f"long-{n}", marks=pytest.mark.slow) for n in range(LONG_RUNS)),
     ],
 )
-async def test_all_promises_hold_whatever_meets(tmp_path: Path, seconds: float) -> None:
+async def test_all_promises_hold_with_all_features_and_faults(
+    tmp_path: Path, seconds: float
+) -> None:
     seed = secrets.randbelow(2**31)
     print(f"everything: seed {seed}")  # noqa: T201  # shown when it fails
     scene = await run(seed, seconds, tmp_path)
@@ -112,13 +114,13 @@ def internal(found: Witness) -> None:
         cancelled_by_nobody, expired_without_a_ttl, below_nothing, internal,
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_found(wrong: Callable[[Witness], None]) -> None:
+def test_the_witness_finds_broken_promises(wrong: Callable[[Witness], None]) -> None:
     found = witness()
     wrong(found)
     assert len(found.problems) == 1
 
 
-def test_what_is_explained_is_no_problem() -> None:
+def test_explained_ends_are_not_problems() -> None:
     found = witness()
     found.stored(2, Sent("t", "k", has_ttl=False))
     found.stored(3, Sent("t", None, has_ttl=True))

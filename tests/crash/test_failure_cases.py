@@ -42,7 +42,7 @@ def ack(raw: Raw, receipt: tuple[int, int, int]) -> object:
     return raw.call(FrameType.ACK, "t", "g", epoch, [task_id], [attempt])[2]
 
 
-def test_lost_on_the_wire(daemon: Daemon) -> None:
+def test_a_delivery_lost_on_the_wire_is_repeated(daemon: Daemon) -> None:
     """Delivered to a connection that is gone before its client has read anything."""
     task_id = put(daemon)
     deaf = Raw(daemon.port)
@@ -54,7 +54,7 @@ def test_lost_on_the_wire(daemon: Daemon) -> None:
         assert take(other)[1:] == (task_id, 2)
 
 
-def test_the_consumer_dies_before_it_has_finished(daemon: Daemon) -> None:
+def test_a_consumer_dying_before_its_ack_causes_a_redelivery(daemon: Daemon) -> None:
     task_id = put(daemon)
     with Raw(daemon.port) as consumer:
         assert take(consumer)[1:] == (task_id, 1)
@@ -62,7 +62,7 @@ def test_the_consumer_dies_before_it_has_finished(daemon: Daemon) -> None:
         assert take(other)[1:] == (task_id, 2)
 
 
-def test_the_daemon_dies_after_the_work_and_before_the_commit_of_its_ack(daemon: Daemon) -> None:
+def test_a_daemon_dying_before_the_acks_commit_redelivers(daemon: Daemon) -> None:
     """The consumer has no answer: the task comes again, a duplicate."""
     task_id = put(daemon)
     daemon.kill()
@@ -81,7 +81,7 @@ def test_the_daemon_dies_after_the_work_and_before_the_commit_of_its_ack(daemon:
         assert other.call(FrameType.LOOKUP, [task_id])[2][0]["state"] == "acked"
 
 
-def test_the_consumer_dies_after_a_failure_it_has_reported(daemon: Daemon) -> None:
+def test_a_nack_counts_after_its_consumer_died(daemon: Daemon) -> None:
     """The nack counts; the task comes at the time that it named."""
     task_id = put(daemon)
     with Raw(daemon.port) as consumer:
@@ -95,7 +95,7 @@ def test_the_consumer_dies_after_a_failure_it_has_reported(daemon: Daemon) -> No
         assert take(other)[1:] == (task_id, 2)
 
 
-def test_too_slow(daemon: Daemon) -> None:
+def test_a_slow_consumers_late_ack_counts(daemon: Daemon) -> None:
     """The lease ends under a consumer that works on: a duplicate, and its late ack counts."""
     task_id = put(daemon)
     with Raw(daemon.port) as slow, Raw(daemon.port) as other:

@@ -11,7 +11,7 @@ from crash.link import Link, Numbers
 from tickwheel.api.frames import FrameType
 
 
-async def test_who_is_to_end_ends_also_when_its_answer_comes_in_the_same_step() -> None:
+async def test_a_cancelled_wait_ends_despite_a_simultaneous_answer() -> None:
     reader = asyncio.StreamReader()
     link = Link(reader, Mock(is_closing=lambda: False), Numbers(), None)
     answer = link.send(FrameType.STATS)

@@ -79,7 +79,7 @@ class Spared(random.Random):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_network_never_leaves_anything_out_of_a_connection_that_goes_on(kind: str) -> None:
+async def test_the_faulty_network_never_skips_bytes(kind: str) -> None:
     """What comes through, in both directions, is what was sent or a beginning of it."""
     rnd, heard = random.Random(kind), bytearray()
 
@@ -143,7 +143,7 @@ async def test_the_client_sees_that_the_server_went_during_a_silence(kind: str) 
     server.close()
 
 
-def test_a_journal_of_another_process_says_the_same() -> None:
+def test_a_journal_survives_serialisation() -> None:
     journal = Journal("frozen", odd=["hm"])
     journal.delivered.append(Delivered(7, "g", "x", 1, 1, 5, 6, 7, -1, 3, priority=9))
     journal.finished.append(Finished(7, "g", "acked", 1, 8, -1, 4))
@@ -178,7 +178,7 @@ def waits() -> Journal:
 LATE = DUE_MS + LATE_MS_MAX + 200
 
 
-def test_what_is_late_with_a_free_subscriber_is_found() -> None:
+def test_a_late_delivery_with_a_free_subscriber_is_found() -> None:
     assert lateness(waits(), {0: True}, LATE)
     assert lateness(waits(), {0: True, 11_000: False, 12_000: True}, 17_200)
     moved = waits()
@@ -187,17 +187,17 @@ def test_what_is_late_with_a_free_subscriber_is_found() -> None:
 
 
 @pytest.mark.parametrize("free", [{0: False}, {0: True, 14_000: False}, {11_000: True}])
-def test_what_has_no_free_subscriber_all_the_time_is_not_late(free: Mapping[int, bool]) -> None:
+def test_a_delivery_without_a_free_subscriber_is_not_late(free: Mapping[int, bool]) -> None:
     assert not lateness(waits(), free, LATE)
 
 
-def test_what_nobody_watched_is_not_late() -> None:
+def test_an_unwatched_delivery_is_not_late() -> None:
     pause = range(DUE_MS + 1_000, DUE_MS + 4_000)
     assert not lateness(waits(), {0: True}, LATE, pause)
     assert lateness(waits(), {0: True}, LATE + 4_000, pause)
 
 
-def test_what_came_or_is_cancelled_or_moved_is_not_late() -> None:
+def test_delivered_cancelled_and_moved_tasks_are_not_late() -> None:
     come, cancelled, moved = waits(), waits(), waits()
     come.delivered.append(Delivered(7, "g", "x", 1, 1, DUE_MS, DUE_MS, DUE_MS, 1, 1))
     cancelled.finished.append(Finished(7, None, "cancelled", 1, 1, 1, 1))

@@ -40,7 +40,7 @@ class Story:
         return len(judge_shares(self.seen, self.sent, closed_ms or {}, limit, LEASE_MS))
 
 
-def test_one_after_the_other_is_fine() -> None:
+def test_tasks_in_order_have_no_problems() -> None:
     assert Story().came(A).sends("ack", A).came(B).sends("ack", B).came(C).order() == []
     nacked = Story().came(A).sends("nack", A).came(A, 2).sends("ack", A, 2).came(B)
     assert nacked.order() == []
@@ -52,7 +52,7 @@ def test_one_after_the_other_is_fine() -> None:
     assert frozen.came(B, at_ms=MS + 600).came(A, at_ms=MS).order() == [], "written long before"
 
 
-def test_a_dead_letter_may_come_back() -> None:
+def test_a_requeued_dead_letter_is_not_a_problem() -> None:
     story = Story().came(A).sends("reject", A).came(B).sends("ack", B).came(A, 2).sends("ack", A, 2)
     assert story.came(C).order() == []
 
@@ -81,7 +81,7 @@ def test_each_broken_promise_is_found() -> None:
     assert by_due.order() == ["out of order"]
 
 
-def test_shares() -> None:
+def test_limits_per_value_are_judged() -> None:
     two = Story().came(A).came(B)
     assert two.shares(2) == 0
     assert two.came(C).shares(2) == 1

@@ -13,7 +13,7 @@ from tickwheel.api.frames import FrameType
 
 @pytest.mark.parametrize("may_be_full", [False, True])
 @pytest.mark.parametrize("code", ["store_full", "refused"])
-async def test_no_room_is_an_answer_only_where_something_takes_the_room(
+async def test_store_full_is_accepted_only_if_the_store_can_be_full(
     code: str, may_be_full: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan = Plan(1, may_be_full=may_be_full)

@@ -23,7 +23,7 @@ NOTHING_COMES_MS = 250
 WAIT_MS = 10_000
 """For what comes."""
 STEP_MS = 15_000
-"""No step of a test takes so long."""
+"""Maximum milliseconds of a test step."""
 CLOCKS_MS = 100
 
 
@@ -46,7 +46,7 @@ def state(raw: Raw, task_id: int) -> str:
     return str(raw.call(FrameType.LOOKUP, [task_id])[2][0]["state"])
 
 
-def test_nothing_comes_early(make: Callable[..., Daemon]) -> None:
+def test_no_task_is_early(make: Callable[..., Daemon]) -> None:
     daemon = make(tick_ms=50, slots=4)
     with Raw(daemon.port) as raw:
         raw.call(FrameType.SUBSCRIBE, 1, "t", "g", 1_000, {})
@@ -82,7 +82,7 @@ def lease_ends_ms(raw: Raw, ids: list[int]) -> list[int]:
     return [task["groups"]["g"]["at_ms"] for task in found]
 
 
-def test_a_stop_keeps_leases_and_a_late_ack_is_taken(make: Callable[..., Daemon]) -> None:
+def test_a_stop_keeps_leases_and_late_acks_count(make: Callable[..., Daemon]) -> None:
     """Each to its own end, whatever a broken connection would have left of it."""
     daemon = make(reconnect_grace_s=2)
     leases_ms = (30_000, FAR_MS, 12 * FAR_MS)
@@ -111,7 +111,7 @@ def test_a_stop_keeps_leases_and_a_late_ack_is_taken(make: Callable[..., Daemon]
             assert ack(raw, epoch, task_id, attempt) == "acked", "done: a repeat is fine"
 
 
-def test_an_earlier_receipt_acks_and_does_nothing_else(make: Callable[..., Daemon]) -> None:
+def test_an_earlier_receipt_can_only_ack(make: Callable[..., Daemon]) -> None:
     daemon = make()
     with Raw(daemon.port) as raw:
         (task_id,) = raw.enqueue(("t", b"", 0))[2][1]
@@ -158,7 +158,7 @@ def test_an_id_named_twice_in_an_ack_counts_once(make: Callable[..., Daemon]) ->
         assert (counts["ready"], counts["acked"]) == (0, 1)
 
 
-def test_an_update_and_its_drop_in_one_batch_leave_nothing(make: Callable[..., Daemon]) -> None:
+def test_an_update_and_its_drop_in_one_batch_leave_no_row(make: Callable[..., Daemon]) -> None:
     """Reschedule and cancel in one write, so that one batch holds both: of tasks of which only the
     due time changes, and of those whose row is written again."""
     daemon = make()
@@ -260,7 +260,7 @@ def test_a_resend_after_a_kill_is_one_task(make: Callable[..., Daemon], place: s
         assert raw.call(FrameType.STATS)[2]["scheduled"] == 2
 
 
-def test_a_refused_request_leaves_no_mark(make: Callable[..., Daemon]) -> None:
+def test_a_refused_request_number_can_be_reused(make: Callable[..., Daemon]) -> None:
     """Refused for what it says, then sent again under its number, corrected."""
     daemon = make()
     with Raw(daemon.port, session=SESSION) as raw:

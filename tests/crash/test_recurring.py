@@ -25,15 +25,15 @@ def with_overlap(overlap: str) -> Asked:
     return Asked("s", 300, ALL.options | {"overlap": overlap})
 
 
-def test_a_good_life_is_fine() -> None:
+def test_a_correct_schedule_has_no_problems() -> None:
     assert judge([life(fired={3_600: 3_601})], CAME) == []
 
 
-def test_a_delivery_that_is_repeated_is_fine() -> None:
+def test_a_repeated_delivery_is_not_a_problem() -> None:
     assert judge([life()], [*CAME, replace(CAME[0], order=9)]) == []
 
 
-def test_so_many_runs_and_no_more_are_fine() -> None:
+def test_runs_up_to_runs_max_are_accepted() -> None:
     few = Asked("s", 300, ALL.options | {"runs_max": 3})
     assert judge([life(few, next_ms=None)], CAME) == []
     assert judge([life(few, next_ms=None, runs=2)], CAME[:2]) == ["missed: s at 3600"]
@@ -60,18 +60,18 @@ def test_each_broken_promise_is_found(
     assert any(word in text for text in judge([life(**changed)], came))
 
 
-def test_what_may_be_left_out_is_not_missed() -> None:
+def test_skippable_occurrences_are_not_required() -> None:
     for asked in (Asked("s", 300, {"every_ms": 300}), with_overlap("skip")):
         assert judge([life(asked, runs=2)], CAME[:2]) == []
 
 
-def test_one_that_was_replaced_need_not_come() -> None:
+def test_a_replaced_occurrence_is_not_required() -> None:
     assert judge([life(with_overlap("cancel_previous"))], CAME[1:]) == []
     assert judge([life(with_overlap("queue_one"))], CAME[1:])
 
 
 @pytest.mark.parametrize("overlap", ["skip", "queue_one"])
-def test_one_that_comes_after_a_later_one_was_unfinished(overlap: str) -> None:
+def test_an_occurrence_after_a_later_one_is_an_overlap(overlap: str) -> None:
     late = [*CAME, replace(CAME[1], order=9)]
     assert judge([life(with_overlap(overlap))], late) == [
         "overlap: s at 3300 came after that at 3600"

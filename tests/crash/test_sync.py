@@ -72,7 +72,7 @@ def placed(said: list[Said], kind: FrameType | None, request: int) -> int:
     return next(s.at for s in said if s.frame[0] in kinds and s.frame[1] == request)
 
 
-def test_every_reply_waits_for_a_sync_of_what_it_claims(shimmed: Callable[..., Shimmed]) -> None:
+def test_every_reply_waits_for_its_sync(shimmed: Callable[..., Shimmed]) -> None:
     """One command at a time, each verb: received, written, synced, and only then answered."""
     daemon = shimmed(lease_checkpoint_s=60, retry_max=1).start()
     with Raw(daemon.port) as raw:
@@ -115,7 +115,7 @@ def test_every_reply_waits_for_a_sync_of_what_it_claims(shimmed: Callable[..., S
     assert len(calls) == 11
 
 
-def test_pipelined_enqueues_and_their_repeats_wait_for_the_sync_of_their_own_bytes(
+def test_pipelined_enqueues_wait_for_their_own_sync(
     shimmed: Callable[..., Shimmed],
 ) -> None:
     daemon = shimmed().start()
@@ -325,7 +325,7 @@ ENDS = {
 
 
 def _wrong(held: Held, task_id: int, kind: FrameType, answer: Any) -> str | None:
-    """What is not as it was confirmed to be."""
+    """Return how a task differs from its confirmed state."""
     row = held.rows.get(task_id)
     if kind in ENDS:
         if row is not None:
@@ -409,9 +409,7 @@ WORDS = {
 }
 
 
-def test_a_daemon_starts_from_what_a_power_cut_left(
-    tmp_path: Path, shimmed: Callable[..., Shimmed]
-) -> None:
+def test_a_daemon_starts_after_a_power_cut(tmp_path: Path, shimmed: Callable[..., Shimmed]) -> None:
     daemon = shimmed(query="reserve_bytes=0&wal_bytes=65536").start()
     _work(daemon, 30)
     daemon.kill()

@@ -19,7 +19,7 @@ async def test_all_promises_hold_under_kills(tmp_path: Path, kills: int) -> None
 
 
 @pytest.mark.parametrize("kills", [8, pytest.param(100, marks=pytest.mark.slow)])
-async def test_they_hold_over_http(tmp_path: Path, kills: int) -> None:
+async def test_all_promises_hold_over_http(tmp_path: Path, kills: int) -> None:
     run = await _run(Options(kills, secrets.randbelow(2**31), http=True), tmp_path)
     for client in ("http-producer-0", "http-rough", "http-audit", "http-work", "http-billing"):
         (journal,) = (j for j in run.plan.journals if j.client == client)
@@ -27,7 +27,7 @@ async def test_they_hold_over_http(tmp_path: Path, kills: int) -> None:
 
 
 @pytest.mark.parametrize("kills", [5, pytest.param(100, marks=pytest.mark.slow)])
-async def test_they_hold_over_shards(tmp_path: Path, kills: int) -> None:
+async def test_all_promises_hold_over_shards(tmp_path: Path, kills: int) -> None:
     """Kills of the daemons of two shards, and of their parent for each five of them."""
     run = await _run(Options(kills, secrets.randbelow(2**31), processes=2), tmp_path)
     assert isinstance(run.havoc.victim, ShardKiller)

@@ -66,7 +66,7 @@ async def test_all_promises_hold_over_nodes(tmp_path: Path, how: dict[str, int |
     assert run.good, run.report()
 
 
-async def test_behind_a_wall_a_cluster_names_its_proxies(tmp_path: Path) -> None:
+async def test_a_cluster_behind_proxies_names_the_proxies(tmp_path: Path) -> None:
     """So a node behind it is cut off when they are."""
     cluster = Cluster(tmp_path / "group")
     wall = Wall([node.port for node in cluster.nodes])
@@ -155,7 +155,7 @@ def longest(of_shard: Sequence[Beat], began_ms: int = 0, next_ms: int = AGAIN) -
     return max(((one.until_ms - one.since_ms, one.since_ms) for one in found), default=(0, 0))
 
 
-def test_a_silence_begins_with_what_is_due_and_does_not_come() -> None:
+def test_a_silence_begins_at_a_missing_beat() -> None:
     assert longest(beats()) == (0, 0), "all came when it was due"
     assert longest(beats(away=(2_000, 3_450))) == (1_350, 2_100)
     assert longest(beats(2_500, away=(2_000, 3_450))) == (950, 2_500), "a redelivery is a delivery"
@@ -177,7 +177,7 @@ def test_a_silence_is_of_the_fault_that_began_with_it() -> None:
 KILLED = Bound("a killed node", ("kill",), 1.0)
 
 
-def test_what_is_silent_when_all_is_over_is_of_no_fault() -> None:
+def test_a_silence_after_the_last_fault_belongs_to_none() -> None:
     kill = Window("kill", 500, is_clean=True, ended_ms=1_000)
     silent = {0: beats(away=(2_000, 3_450))}
     for over_ms, seconds in ((5_000, 1.35), (1_500, 0.0)):
@@ -193,7 +193,7 @@ def judged(windows: Sequence[Window], *shards: Sequence[Beat]) -> tuple[Judged, 
     return found, "\n".join(verdicts(timeline, [found]))
 
 
-def test_a_gap_is_judged_of_each_fault_alone() -> None:
+def test_a_gap_is_judged_per_fault() -> None:
     silent = beats(away=(2_000, 3_450))
     kill = Window("kill", 1_950, is_clean=True, ended_ms=3_600)
     found, said = judged([kill], beats(), silent)

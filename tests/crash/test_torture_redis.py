@@ -49,14 +49,14 @@ async def test_all_promises_hold(tmp_path: Path, how: dict[str, int | float]) ->
 
 @pytest.mark.slow
 @pytest.mark.parametrize("store", MOVING)
-async def test_all_promises_hold_where_the_master_moves(tmp_path: Path, store: str) -> None:
+async def test_all_promises_hold_during_redis_failovers(tmp_path: Path, store: str) -> None:
     """Sixty faults: failovers of each kind, of a Cluster slots that move, too; and the daemon is
     killed beside."""
     await _holds(tmp_path, store, {"kills": 60, "faults": True, "every_place": False})
 
 
 @pytest.mark.slow
-async def test_two_daemons_where_the_master_moves(tmp_path: Path) -> None:
+async def test_all_promises_hold_with_two_daemons_during_redis_failovers(tmp_path: Path) -> None:
     how = {"kills": 20, "faults": True, "daemons": 2, "every_place": False}
     await _holds(tmp_path, "sentinel", how)
 

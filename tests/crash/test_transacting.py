@@ -13,13 +13,13 @@ PAID = Deal("d", kept=BODIES, sent=BODIES, answered={"commit"}, state="committed
 REFUSED = Deal("d", kept=BODIES, sent=BODIES, answered={"rollback"}, state="rolled_back")
 
 
-def test_good_ones_are_fine() -> None:
+def test_correct_transactions_have_no_problems() -> None:
     assert judge([PAID], {"d": "commit"}, ["d/1/0", "d/1/1", "d/1/1"]) == []
     assert judge([REFUSED], {"d": "rollback"}, []) == []
     assert judge([replace(PAID, answered=set())], {"d": "commit"}, BODIES) == []
 
 
-def test_what_was_never_answered_may_be_there_or_not() -> None:
+def test_unanswered_transactions_can_have_either_outcome() -> None:
     more = replace(PAID, sent=BODIES | {"d/2/0"})
     assert judge([more], {"d": "commit"}, BODIES) == []
     assert judge([more], {"d": "commit"}, BODIES | {"d/2/0"}) == []

@@ -132,7 +132,7 @@ def _run(kind: type[Run], options: Options, keep: Path | None) -> int:
 
 
 def _folder(prefix: str) -> tempfile.TemporaryDirectory[str]:
-    """What the daemon's history writer still does to it when its daemon was killed is no matter."""
+    """A history writer can still change the folder after its daemon was killed."""
     return tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True)
 
 

@@ -51,21 +51,21 @@ from tickwheel.persistence import audit, shard_folder
 SQLITE = "wal_bytes=131072&reserve_bytes=0"
 """A small log, so that it is written back many times in a run."""
 ENDINGS_MAX = 1_000_000
-"""How each task of a run ended is to be known until its last ack is asked about."""
+"""Outcomes to remember, enough for all tasks of a run."""
 DRAIN_TIMEOUT_S = 60.0
-"""So long nothing at all may end of what is left, before it is stuck."""
+"""Seconds without the end of any remaining task after which the run is stuck."""
 DRAIN_ALL_S = 300.0
 LEFT_SHOWN = 5
 """Tasks, and what their consumers know of each, when some are left."""
 SETTLED_S = 300.0
-"""Requests that nobody answers for so long will never be answered."""
+"""Seconds after which an unanswered request will never be answered."""
 SHOWN_WITHIN_S = 60.0
 LOOK_S = 0.05
 TTL_AGAIN_MS = 60_000
 """The time to live of a dead letter that had used its own up, from its requeue on."""
 COUNTS = ("scheduled", "ready", "in_flight", "waiting", "dead")
 FAULTS_ANSWER_TIMEOUT_S = 30.0
-"""What Redis is asked about waits until Redis is back."""
+"""Seconds to wait for answers while Redis can be away."""
 KEEP_MS = 600
 """So that a Redis that came back older is mended in both ways, by the batches and from memory."""
 KEEP_ALL_MS = 120_000
@@ -75,9 +75,9 @@ WIPE = "wipe"
 LINES_MAX = 25
 """In the log about one start or one fault."""
 GAP_KILLED_S, GAP_DRAINED_S = 5.0, 0.5
-"""So long a shard may deliver nothing when its node is killed, or gives it away."""
+"""Maximum seconds without deliveries of a shard after a kill and after a handover."""
 LEADER_TTL_S = 1.0
-"""The one who takes over after a kill has to wait so long."""
+"""Seconds that a successor waits after a kill."""
 REDIS = ("redis", *MOVING)
 """Stores of a run's own servers, on which faults are made and several daemons may be."""
 KILLS, GROUPS_, CLOCK, NETWORK, RESOURCES, WATCH = NEMESES = (
@@ -124,7 +124,7 @@ class Options:
     """Redis goes wrong too."""
     daemons: int = 1
     processes: int = 1
-    """Of ``serve --processes``: so many shards, on SQLite."""
+    """Number of shards of ``serve --processes``, on SQLite."""
     nodes: int = 0
     """On one Redis, which have ``shards`` together; ``kills`` counts what is done to them: see
     ``nodes_run``."""
@@ -473,7 +473,9 @@ class Run:
     async def _shown(self) -> None:
         """On a busy machine little may have come between two kills: there is time now."""
         enough_s = time.monotonic() + SHOWN_WITHIN_S
-        while time.monotonic() < enough_s and not all(one.shows_enough for one in self._workloads):
+        while time.monotonic() < enough_s and not all(
+            workload.shows_enough for workload in self._workloads
+        ):
             await rest(LOOK_S)
 
     def _producers(self) -> list[Any]:
@@ -494,7 +496,11 @@ class Run:
         return [
             *self._fair,
             *(self._over_http() if self.options.http else ()),
-            *(one for shard in range(plan.shards) for one in self._rough_consumers(shard)),
+            *(
+                consumer
+                for shard in range(plan.shards)
+                for consumer in self._rough_consumers(shard)
+            ),
             *(consumer for load in self._workloads for consumer in load.consumers),
         ]
 
@@ -600,7 +606,7 @@ class Run:
                 f"left: {journal.client} was told {one}" for one in told[-LEFT_SHOWN:]
             ]
         consumers = (await caller.ask(FrameType.CONSUMER_LIST, {}))[2]["consumers"]
-        self.problems += [f"connected: {one}" for one in consumers]
+        self.problems += [f"connected: {consumer}" for consumer in consumers]
 
     async def _requeue(self, caller: Caller) -> None:
         """Dead letters come back; their bodies take the room that producers need."""

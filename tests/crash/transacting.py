@@ -47,7 +47,7 @@ class Deal:
 
 
 class Ledger:
-    """What was decided: once, and for ever."""
+    """The final decision of each transaction."""
 
     def __init__(self) -> None:
         self.decisions: dict[str, str] = {}
@@ -184,7 +184,7 @@ class Transacting(Workload):
             self._too_late(deal, (T.ERROR, 0, error.code, error.message))
 
     def _too_late(self, deal: Deal, frame: Frame) -> None:
-        """Somebody was asked about it while its producer was slow."""
+        """Accept a refused task only if another producer rolled the transaction back."""
         decision = self.ledger.decisions.get(deal.name)
         if decision != "rollback" or frame[2] != "transaction_rolled_back":
             self.odd.append(f"a task of {deal.name} ({decision}) was answered {frame}")
@@ -240,7 +240,7 @@ class Transacting(Workload):
     # --- the end -------------------------------------------------------------------------------
 
     async def _decide_the_rest(self) -> None:
-        """What is parked an operator decides, by the ledger; the others are asked about."""
+        """Decide parked transactions by the ledger, as an operator; others get checkbacks."""
         while True:
             page = (await self.caller.get(T.TRANSACTION_LIST, {"limit": 1_000}))["transactions"]
             if not page:

@@ -45,7 +45,7 @@ MOVES = (*COUNTED, "enqueued", "delivered", "acked", "nacked", "retried", "expir
 
 
 class Lateness:
-    """What is due and did not come. ``look`` is called again and again with what is free."""
+    """Find due tasks that were not delivered. ``look`` is called regularly with free credit."""
 
     def __init__(self, journals: Sequence[Journal], groups: Mapping[str, Sequence[str]]) -> None:
         self._journals = journals

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 Member = tuple[str, str]
 """Topic and group."""
 LEASE_SURE = 0.8
-"""Of a lease, from the moment at which it was asked for: so long it surely holds."""
+"""Share of a lease, from its request, for which it surely holds."""
 PROBLEMS_MAX = 20
 ACKED_LATELY = 40
 
@@ -71,7 +71,7 @@ class Explained:
 
 
 class Witness:
-    """Of one run. ``problems`` is its verdict."""
+    """The witness of a run; ``problems`` is its verdict."""
 
     def __init__(self, clocks: Clocks, keeper: Member) -> None:
         """``keeper``: a group that is there from before the first task to the end and wants

@@ -29,7 +29,7 @@ class Caller:
         self._link: Link | None = None
         self._linking = asyncio.Lock()
         self.resent = 0
-        """Of the last question: how often its answer was lost."""
+        """Number of lost answers of the last request."""
 
     async def ask(self, kind: FrameType, *fields: Any) -> Frame:
         self.resent = 0
@@ -101,7 +101,7 @@ class Workload:
     what: ClassVar[str]
     """What it is about, in a report."""
     settings: ClassVar[dict[str, Any]] = {}
-    """Of the daemons."""
+    """Settings of the daemons."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
@@ -112,7 +112,7 @@ class Workload:
 
     @property
     def shows_enough(self) -> bool:
-        """Whether there was so much of it that its judge can tell something."""
+        """Return whether the run had enough events to judge."""
         return True
 
     async def begin(self) -> None:
@@ -127,7 +127,7 @@ class Workload:
         """After everything was consumed."""
 
     def judge(self) -> list[str]:
-        """What is wrong, and what the run did not show."""
+        """Return violations, and what the run did not show."""
         raise NotImplementedError
 
     def text(self) -> str:

@@ -27,7 +27,7 @@ def events(folder: Path) -> list[dict[str, Any]]:
     ]
 
 
-def test_history_is_whole_and_in_order(tmp_path: Path) -> None:
+def test_a_synthetic_history_is_complete_and_in_order(tmp_path: Path) -> None:
     made = generate(Plan(tasks=6_000, days=4, seed=3, start_ms=START_MS), tmp_path)
     found = events(tmp_path)
     assert len(found) == made.lines
@@ -44,7 +44,7 @@ def test_history_is_whole_and_in_order(tmp_path: Path) -> None:
     assert sorted(last) == [1, 2]
 
 
-def test_every_task_goes_a_possible_way(tmp_path: Path) -> None:
+def test_every_synthetic_task_follows_the_state_machine(tmp_path: Path) -> None:
     """Never early, attempts one by one, nothing after the end."""
     generate(Plan(tasks=4_000, days=2, seed=4, start_ms=START_MS), tmp_path)
     enqueued: dict[str, int] = {}

@@ -49,9 +49,9 @@ class Cli:
         return [json.loads(line) for line in done.stdout.splitlines()]
 
     def one(self, *arguments: str, stdin: bytes = b"") -> dict[str, Any]:
-        found = self.json(*arguments, stdin=stdin)
-        assert len(found) == 1, found
-        return found[0]
+        answer = self.json(*arguments, stdin=stdin)
+        assert len(answer) == 1, answer
+        return answer[0]
 
     def fails(self, code: int, *arguments: str) -> str:
         """The one line that a call which fails so says."""

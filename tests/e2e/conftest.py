@@ -35,7 +35,7 @@ def daemon(make_daemon: Callable[..., Daemon]) -> Daemon:
 
 @pytest.fixture
 async def client(running: Daemon) -> AsyncIterator[Client]:
-    """Of the daemon that a module's tests share, its own fixture ``running``."""
+    """A client of the daemon that a module's tests share."""
     async with Client(running.url) as client:
         yield client
 

@@ -45,7 +45,7 @@ NEXT_OF = {
     key: cycle({way[-1:]: (case, way) for case, way in reversed(list(some))}.values())
     for key, some in groupby(sorted(PLACES, key=_route_of), key=_route_of)
 }
-"""Of a route: one place after the other, each field once before any comes again."""
+"""Next place to change, by route; every field has a turn before any is repeated."""
 
 
 @schemathesis.hook

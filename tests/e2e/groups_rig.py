@@ -24,7 +24,7 @@ SETTINGS = {
     "retry_max": 3,
     "leader_ttl_s": 5.0,
 }
-"""Of every daemon here, unless a test says otherwise."""
+"""Default settings of the daemons."""
 
 
 @contextmanager

@@ -40,7 +40,7 @@ class Terminal:
         self.text = ""
 
     def read_until(self, text: str) -> str:
-        """What was shown up to there; the next call begins behind it."""
+        """Return the output up to `text`; the next call starts after it."""
         deadline = time.monotonic() + TIMEOUT_S
         while text not in self.text:
             assert time.monotonic() < deadline, f"{text!r} was never shown:\n{self.text}"

@@ -52,14 +52,14 @@ def refused(frame: Any, code: str, *words: str) -> None:
 # --- the stream is unreadable: answer and close ----------------------------------------------
 
 
-def test_a_frame_too_large_is_answered_and_the_connection_closed(raw: Raw) -> None:
+def test_an_oversized_frame_closes_the_connection(raw: Raw) -> None:
     limit = raw.limits["frame_bytes_max"]
     raw.send_bytes(encode((int(T.ENQUEUE), 9, 9, [("t", b"x" * limit, 0)]))[: limit + 10])
     refused(raw.next(), "frame_too_large", str(limit), "frame_bytes_max")
     assert raw.closed()
 
 
-def test_a_frame_at_the_limit_is_taken(raw: Raw) -> None:
+def test_a_frame_at_the_limit_is_accepted(raw: Raw) -> None:
     limit = raw.limits["frame_bytes_max"]
     bodies = [("t", b"x" * 1_000_000, DAY_MS) for _ in range(4)]
     size = len(encode((int(T.ENQUEUE), 2, 2, bodies)))
@@ -82,7 +82,7 @@ def test_garbage_bytes_are_answered_and_the_connection_closed(raw: Raw, garbage:
     assert raw.closed()
 
 
-def test_garbage_instead_of_hello_is_answered_and_the_connection_closed(running: Daemon) -> None:
+def test_garbage_instead_of_hello_closes_the_connection(running: Daemon) -> None:
     with Raw(running.port, hello=False) as raw:
         raw.send_bytes(b"\x16\x03\x01\x02\x00")
         refused(raw.next(), "protocol_error")
@@ -97,7 +97,7 @@ def test_frames_before_the_garbage_are_still_done(raw: Raw) -> None:
     assert raw.closed()
 
 
-def test_a_truncated_frame_followed_by_a_close_leaves_nothing(running: Daemon, raw: Raw) -> None:
+def test_a_truncated_frame_has_no_effect(running: Daemon, raw: Raw) -> None:
     with Raw(running.port) as other:
         whole = encode((int(T.ENQUEUE), 5, 5, [("never", b"x", DAY_MS)]))
         other.send_bytes(whole[:-3])
@@ -235,14 +235,14 @@ def test_wrong_fields_are_named_and_the_connection_goes_on(
     works(raw)
 
 
-def test_a_bad_task_among_good_ones_refuses_the_whole_frame(raw: Raw) -> None:
+def test_an_invalid_task_refuses_the_whole_frame(raw: Raw) -> None:
     topic = "all.or.nothing"
     refused(raw.enqueue((topic, b"x", DAY_MS), (topic, b"x", -1)), "bad_request", "tasks[1]")
     assert topic not in raw.call(T.STATS)[2]["topics"]
     works(raw)
 
 
-def test_a_body_at_the_limit_is_taken_and_one_byte_more_is_not(raw: Raw) -> None:
+def test_the_body_limit_is_exact(raw: Raw) -> None:
     limit = raw.limits["body_bytes_max"]
     assert raw.enqueue(("t", b"x" * limit, DAY_MS))[0] == T.OK
     refused(
@@ -321,7 +321,7 @@ def test_a_request_below_the_floor_is_forgotten(raw: Raw) -> None:
     refused(raw.answer(40), "request_forgotten", "40", "60")
 
 
-def test_too_many_unanswered_requests_are_refused(raw: Raw) -> None:
+def test_requests_over_the_window_are_refused(raw: Raw) -> None:
     window = raw.limits["window_max"]
     frames = [
         encode((int(T.ENQUEUE), 100 + i, 100, [("t", b"x", DAY_MS)])) for i in range(window + 1)
@@ -389,7 +389,7 @@ def test_a_backups_name_is_counted_in_bytes(
 
 @pytest.mark.parametrize("kind", ["missing", "file", "link"])
 @pytest.mark.parametrize("store", ["sqlite", "memory"])
-def test_a_backup_folder_that_has_gone_is_an_answer(tmp_path: Path, kind: str, store: str) -> None:
+def test_a_missing_backup_folder_is_an_error_answer(tmp_path: Path, kind: str, store: str) -> None:
     """A start without it is refused; one that goes away later is named."""
     folder = tmp_path / "backups"
     folder.mkdir()
@@ -407,8 +407,8 @@ def test_a_backup_folder_that_has_gone_is_an_answer(tmp_path: Path, kind: str, s
         assert "Traceback" not in daemon.log_text()
 
 
-def test_no_attempt_and_no_epoch_is_too_large_to_be_answered(running: Daemon) -> None:
-    """Of tasks in every state, in an epoch that has one before it, for two groups."""
+def test_extreme_attempts_and_epochs_are_answered(running: Daemon) -> None:
+    """Tasks are in every state, for two groups, after a restart."""
     running.restart(kill=False)
     with Raw(running.port) as raw:
         for group in ("a", "b"):
@@ -428,7 +428,7 @@ def test_no_attempt_and_no_epoch_is_too_large_to_be_answered(running: Daemon) ->
                     answer = raw.call(kind, "receipts", group, *receipts, *rest)
                     assert answer[0] == T.OK or answer[2] == "bad_request", answer
         works(raw)
-    # What was stored of it can be read.
+    # Stored values can be read.
     running.restart(kill=True)
     with Raw(running.port) as raw:
         raw.call(T.LOOKUP, ids)

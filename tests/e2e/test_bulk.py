@@ -41,7 +41,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
 killed = killed_on("sqlite", "redis", "asyncio-redis")
 
 
-async def test_every_verb_of_the_client(client: Client, topic: str) -> None:
+async def test_the_client_runs_every_bulk_verb(client: Client, topic: str) -> None:
     tasks = [
         Task(topic, b"", delay=HOUR_S, tag="ab"[n % 2], key=f"k{n}", properties={"n": n})
         for n in range(20)
@@ -76,7 +76,7 @@ async def test_every_verb_of_the_client(client: Client, topic: str) -> None:
     assert (await client.wait_bulk(slow.id)).is_over
 
 
-async def test_what_a_client_can_get_wrong(client: Client, topic: str) -> None:
+async def test_invalid_bulk_calls_raise(client: Client, topic: str) -> None:
     with pytest.raises(NotFound):
         await client.cancel(topic=topic, filter={})
     await client.enqueue(topic, b"", delay=HOUR_S)
@@ -101,7 +101,7 @@ async def test_what_a_client_can_get_wrong(client: Client, topic: str) -> None:
         await client.show_bulk("never")
 
 
-def test_the_synchronous_client(running: Daemon) -> None:
+def test_the_synchronous_client_runs_bulk_verbs(running: Daemon) -> None:
     with SyncClient(running.url) as client:
         client.enqueue_many([Task("sync", b"", delay=HOUR_S)] * 3)
         assert client.preview_bulk("cancel", "sync", {}).matched == 3
@@ -110,7 +110,7 @@ def test_the_synchronous_client(running: Daemon) -> None:
         assert [one.id for one in client.list_bulk(topic="sync")] == [bulk.id]
 
 
-async def test_a_daemon_that_is_killed_goes_on_where_it_was(killed: Daemon) -> None:
+async def test_a_bulk_resumes_after_kills(killed: Daemon) -> None:
     """Each task is moved once, however often the daemon dies on the way."""
     await killed.astart()
     async with Client(killed.url, send_timeout=10) as client:
@@ -132,7 +132,7 @@ async def test_a_daemon_that_is_killed_goes_on_where_it_was(killed: Daemon) -> N
         assert found == dues
 
 
-async def test_a_daemon_that_is_killed_goes_on_spreading(killed: Daemon) -> None:
+async def test_a_spread_resumes_after_kills(killed: Daemon) -> None:
     """All of a crowd are in the window in the end, none of them twice, and no tick has many."""
     await killed.astart()
     async with Client(killed.url, send_timeout=10) as client:
@@ -153,9 +153,7 @@ async def test_a_daemon_that_is_killed_goes_on_spreading(killed: Daemon) -> None
         assert heaviest <= 2 * MANY // 400, "one tick had all of them"
 
 
-async def test_a_standby_goes_on_with_it(
-    make_daemon: Callable[..., Daemon], tmp_path: Path
-) -> None:
+async def test_a_standby_resumes_a_bulk(make_daemon: Callable[..., Daemon], tmp_path: Path) -> None:
     server = RedisServer(tmp_path / "redis").start()
     await asyncio.to_thread(server.lay_out)
     first, second = (make_daemon(store=server.url(), leader_ttl_s=2) for _ in range(2))
@@ -183,7 +181,7 @@ async def test_a_standby_goes_on_with_it(
 # --- the command line ----------------------------------------------------------------------------
 
 
-def test_commands_that_make_a_bulk(running: Daemon) -> None:
+def test_commands_run_bulk_operations(running: Daemon) -> None:
     cli, topic = Cli(running), "--topic=cli"
     for n in range(4):
         more = ("--prop", f"n:={n}", "--tag", "ab"[n % 2])
@@ -214,7 +212,7 @@ def test_commands_that_make_a_bulk(running: Daemon) -> None:
     assert bulk["id"] in listed and slow not in listed
 
 
-def test_a_crowd_is_spread_from_a_terminal_and_without_an_event_loop(running: Daemon) -> None:
+def test_tasks_are_spread_by_command_and_synchronous_client(running: Daemon) -> None:
     cli, topic = Cli(running), "--topic=crowd"
     nine = datetime.now(UTC).replace(microsecond=0) + timedelta(hours=3)
     with SyncClient(running.url) as client:
@@ -242,7 +240,7 @@ def test_a_crowd_is_spread_from_a_terminal_and_without_an_event_loop(running: Da
     assert "--spread cannot be combined with --delay" in said
 
 
-def test_commands_for_dead_letters_that_match(running: Daemon) -> None:
+def test_dead_letter_commands_take_filters(running: Daemon) -> None:
     cli = Cli(running)
     with SyncClient(running.url) as client:
         client.create_group("clidead", "g")
@@ -275,7 +273,7 @@ def test_commands_for_dead_letters_that_match(running: Daemon) -> None:
         (("cancel", "--topic", "cli", "--due-from", "soon"), "neither an ISO-8601 time"),
     ],
 )
-def test_what_a_command_can_get_wrong(
+def test_invalid_bulk_commands_are_usage_errors(
     running: Daemon, arguments: tuple[str, ...], says: str
 ) -> None:
     cli = Cli(running)

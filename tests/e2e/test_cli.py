@@ -51,12 +51,12 @@ def test_a_task_survives_kill_9_between_enqueue_and_subscribe(make_daemon: Make)
     assert cli.one("show", receipt["id"])["state"] == "acked"
 
 
-def test_json_may_stand_before_the_command(cli: Cli) -> None:
+def test_json_option_works_before_the_command(cli: Cli) -> None:
     done = cli.run("--json", "enqueue", "orders", "x")
     assert json.loads(done.stdout)["topic"] == "orders"
 
 
-def test_a_body_from_stdin_may_be_anything(cli: Cli) -> None:
+def test_a_body_from_stdin_can_be_any_bytes(cli: Cli) -> None:
     body = bytes(range(256))
     cli.one("enqueue", "raw", "-", stdin=body)
     delivery = cli.one("subscribe", "raw", "--max", "1")
@@ -64,7 +64,7 @@ def test_a_body_from_stdin_may_be_anything(cli: Cli) -> None:
     assert base64.b64decode(delivery["body_base64"]) == body
 
 
-def test_everything_a_task_has_arrives(cli: Cli) -> None:
+def test_every_field_of_a_task_is_delivered(cli: Cli) -> None:
     receipt = cli.one(
         "enqueue", "orders", "x", "--key", "k1", "--tag", "urgent", "--prop", "a=1", "--prop",
         "b=x=y", "--priority", "7", "--ttl", "1h", "--at", "2020-01-01T00:00:00Z",
@@ -77,7 +77,7 @@ def test_everything_a_task_has_arrives(cli: Cli) -> None:
     assert delivery["group"] == "billing"
 
 
-def test_without_json_people_can_read_it(cli: Cli) -> None:
+def test_output_without_json_is_readable(cli: Cli) -> None:
     cli.run("enqueue", "orders", "hello")
     later = cli.run("enqueue", "orders", "later", "--delay", "1h").stdout.decode()
     assert "due" in later
@@ -94,7 +94,7 @@ def test_without_json_people_can_read_it(cli: Cli) -> None:
 # --- bulk ------------------------------------------------------------------------------------
 
 
-def test_bulk(cli: Cli, tmp_path: Path) -> None:
+def test_a_file_of_tasks_is_enqueued(cli: Cli, tmp_path: Path) -> None:
     count = 5_000
     source = tmp_path / "tasks.jsonl"
     source.write_text("".join(f'{{"body": "{n}", "key": "k{n}"}}\n' for n in range(count)))
@@ -105,7 +105,7 @@ def test_bulk(cli: Cli, tmp_path: Path) -> None:
     assert said.stdout.startswith(b"1 tasks enqueued")
 
 
-def test_a_bad_line_in_a_stream_says_what_was_enqueued_before(cli: Cli) -> None:
+def test_an_invalid_line_reports_the_tasks_enqueued_before(cli: Cli) -> None:
     lines = b'{"body": "x"}\n' * 2_000 + b'{"body": 1}\n'
     error = cli.run("enqueue", "bulk", "--from", "-", stdin=lines, expect=2).stderr.decode()
     assert "2000 tasks were enqueued" in error
@@ -113,9 +113,7 @@ def test_a_bad_line_in_a_stream_says_what_was_enqueued_before(cli: Cli) -> None:
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "csv"])
-def test_an_interrupted_file_is_gone_on_with_where_it_says(
-    cli: Cli, tmp_path: Path, kind: str
-) -> None:
+def test_an_interrupted_file_can_be_resumed(cli: Cli, tmp_path: Path, kind: str) -> None:
     count, topic, options = 20_000, f"file-{kind}", ("--delay", "1h", "--if-pending", "keep")
     source = tmp_path / f"tasks.{kind}"
     rows = [f"k{n}" if kind == "csv" else f'{{"key": "k{n}"}}' for n in range(count)]
@@ -142,7 +140,7 @@ def test_an_interrupted_file_is_gone_on_with_where_it_says(
 # --- by id -----------------------------------------------------------------------------------
 
 
-def test_ids_that_are_not_there(cli: Cli) -> None:
+def test_unknown_ids_exit_with_4(cli: Cli) -> None:
     assert "unknown" in cli.fails(4, "show", "12345")
     assert cli.json("show", "12345", expect=4) == [{"id": "12345", "state": "unknown"}]
     assert cli.json("cancel", "12345", expect=4) == [{"id": "12345", "status": "unknown"}]
@@ -216,12 +214,12 @@ def commands(command: Any, *words: str) -> Iterator[str]:
         yield " ".join(words)
 
 
-def test_every_command_is_known_to_look_or_not() -> None:
+def test_every_command_is_listed_as_reading_or_not() -> None:
     assert sorted(commands(typer.main.get_command(app))) == sorted([*LOOKS, *NO_LOOKS])
 
 
 @pytest.mark.parametrize("shards", [1, 2])
-def test_looking_owns_nothing(make_daemon: Make, tmp_path: Path, shards: int) -> None:
+def test_reading_commands_change_no_state(make_daemon: Make, tmp_path: Path, shards: int) -> None:
     """Commands that look leave groups, leases and attempts as they are; so do `--no-ack` and
     `--follow`, which are given what is due all the same."""
     if shards == 1:
@@ -251,8 +249,8 @@ def test_looking_owns_nothing(make_daemon: Make, tmp_path: Path, shards: int) ->
             cli.run(*said, "--json")
             assert owned(client) == before, name
         for said in ("subscribe unowned --no-ack --max 2", "peek unowned --follow --limit 2"):
-            found = cli.json(*said.split())
-            assert sorted(one["body"] for one in found) == ["due 0", "due 1"]
+            answer = cli.json(*said.split())
+            assert sorted(one["body"] for one in answer) == ["due 0", "due 1"]
             assert owned(client) == before, said
         # Nobody owns them yet: the worker that comes first gets all.
         assert len(client.pull("unowned", group="shop", max=2, wait=TIMEOUT_S)) > 0
@@ -276,16 +274,16 @@ def owned(client: Client) -> Any:
     return tasks, letters, counts
 
 
-def test_a_look_follows_what_comes_due(cli: Cli) -> None:
+def test_look_follow_prints_due_tasks(cli: Cli) -> None:
     cli.run("enqueue", "orders", "now", "--key", "a")
     cli.run("enqueue", "orders", "soon", "--delay", "2s", "--key", "a")
     cli.run("enqueue", "orders", "other", "--delay", "1s", "--key", "b")
-    found = cli.json("peek", "orders", "--follow", "--limit", "2", "--key", "a")
-    assert [one["body"] for one in found] == ["now", "soon"]
+    answer = cli.json("peek", "orders", "--follow", "--limit", "2", "--key", "a")
+    assert [one["body"] for one in answer] == ["now", "soon"]
     assert cli.one("stats")["topics"]["orders"]["groups"] == {}
 
 
-def test_a_look_at_an_unknown_topic_is_4(cli: Cli) -> None:
+def test_look_at_an_unknown_topic_exits_with_4(cli: Cli) -> None:
     assert "there is no topic 'nobody'" in cli.fails(4, "peek", "nobody")
     assert cli.json("peek", "nobody", "--due", expect=4) == []
     cli.run("enqueue", "orders", "later", "--delay", "1h")
@@ -315,7 +313,7 @@ def test_a_subscriber_outlives_a_killed_daemon(cli: Cli, daemon: Daemon) -> None
         assert subscriber.returncode == 0
 
 
-def test_a_reader_that_goes_away_costs_no_task(cli: Cli) -> None:
+def test_a_closed_pipe_loses_no_task(cli: Cli) -> None:
     reading, writing = os.pipe()
     os.close(reading)
     cli.run("groups", "create", "orders", "default")  # one that is new says so on stderr
@@ -374,24 +372,24 @@ def test_a_failing_command_leads_to_the_dead_letters_and_back(make_daemon: Make)
 # --- the daemon ------------------------------------------------------------------------------
 
 
-def test_a_wrong_token(make_daemon: Make) -> None:
+def test_a_wrong_token_is_one_line(make_daemon: Make) -> None:
     cli = Cli(make_daemon(serve_token="right").start())
     assert "unauthorized" in cli.fails(1, "stats")
     assert "unauthorized" in cli.fails(1, "stats", "--token", "wrong")
     assert cli.one("stats", "--token", "right")["store_ok"] is True
 
 
-def test_a_daemon_that_has_gone(cli: Cli, daemon: Daemon) -> None:
+def test_a_stopped_daemon_is_one_line(cli: Cli, daemon: Daemon) -> None:
     daemon.kill()
     assert "unreachable" in cli.fails(3, "enqueue", "orders", "x")
 
 
-def test_what_the_daemon_refuses_is_one_line_with_its_code(cli: Cli) -> None:
+def test_daemon_errors_are_one_line_with_their_code(cli: Cli) -> None:
     assert "due_too_far" in cli.fails(2, "enqueue", "orders", "x", "--delay", "9999w")
     assert "bad_request" in cli.fails(2, "enqueue", "no spaces please", "x")
 
 
-def test_a_backup_and_the_offline_check(cli: Cli, daemon: Daemon) -> None:
+def test_a_backup_passes_the_offline_check(cli: Cli, daemon: Daemon) -> None:
     for number in range(3):
         cli.one("enqueue", "orders", str(number), "--delay", "1h")
     made = cli.one("backup", "copy.db")
@@ -409,7 +407,7 @@ def test_a_backup_and_the_offline_check(cli: Cli, daemon: Daemon) -> None:
     assert "above the id mark" in cli.run("check", "--store", copy, expect=1).stdout.decode()
 
 
-def test_two_daemons_on_one_store(daemon: Daemon, cli: Cli) -> None:
+def test_a_second_daemon_on_one_store_is_refused(daemon: Daemon, cli: Cli) -> None:
     said = cli.run("serve", "--store", daemon.store, "--listen", "tcp://127.0.0.1:0", expect=1)
     assert b"in use" in said.stdout + said.stderr
 
@@ -427,7 +425,7 @@ def test_serve_reads_flags_before_environment_before_file(
     assert (stats["node"], stats["slots"], stats["tick_ms"]) == ("env", 9, 500)
 
 
-def test_bench_measures_and_leaves_nothing(cli: Cli) -> None:
+def test_bench_leaves_no_tasks_or_groups(cli: Cli) -> None:
     began = time.monotonic()
     found = cli.one("bench", "--tasks", "500", "--rate", "200", "--seconds", "1")
     assert time.monotonic() - began < TIMEOUT_S

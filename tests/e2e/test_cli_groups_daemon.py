@@ -30,9 +30,7 @@ def _groups(cli: Cli, topic: str) -> dict[str, dict[str, Any]]:
 # --- groups ----------------------------------------------------------------------------------
 
 
-def test_a_group_is_there_before_its_first_subscriber_and_after_kill_9(
-    cli: Cli, daemon: Daemon
-) -> None:
+def test_a_created_group_survives_kill_9(cli: Cli, daemon: Daemon) -> None:
     made = cli.one(
         "groups", "create", "orders", "billing", "--retry", "fixed:delay=50ms,retries=3",
         "--rate", "500", "--burst", "20",
@@ -98,9 +96,7 @@ def test_topics_show_counts_pauses_and_rates(cli: Cli) -> None:
     assert "50/s" in row
 
 
-def test_a_paused_topic_accepts_and_delivers_nothing_over_a_restart(
-    cli: Cli, daemon: Daemon
-) -> None:
+def test_a_paused_topic_delivers_no_tasks_over_a_restart(cli: Cli, daemon: Daemon) -> None:
     assert cli.one("pause", "orders")["paused"] is True
     task_id = cli.one("enqueue", "orders", "x")["id"]
     daemon.restart(kill=True)
@@ -113,13 +109,13 @@ def test_a_paused_topic_accepts_and_delivers_nothing_over_a_restart(
         assert task_id.encode() in subscriber.communicate(timeout=TIMEOUT_S)[0]
 
 
-def test_a_rate_spreads_what_is_due(cli: Cli) -> None:
+def test_a_rate_limits_deliveries(cli: Cli) -> None:
     limited = cli.one("rate", "orders", "20", "--burst", "1")
     assert (limited["rate"], limited["burst"]) == (20, 1)
     lines = b'{"body": "x"}\n' * 11
     cli.json("enqueue", "orders", "--from", "-", stdin=lines)
-    found = cli.json("subscribe", "orders", "--max", "11")
-    spread_ms = found[-1]["delivered_ms"] - found[0]["delivered_ms"]
+    answer = cli.json("subscribe", "orders", "--max", "11")
+    spread_ms = answer[-1]["delivered_ms"] - answer[0]["delivered_ms"]
     assert spread_ms >= 450  # ten gaps of 50 ms, less what one tick may round
     free = cli.one("rate", "orders", "none")
     assert (free["rate"], free["burst"]) == (None, None)
@@ -149,7 +145,7 @@ def test_policies_are_set_shown_and_cleared(cli: Cli, daemon: Daemon) -> None:
     assert "nosuch" in cli.fails(2, "policy", "set", "orders", "nosuch")
 
 
-def test_a_tasks_own_policy_wins_and_show_counts_its_retries_down(cli: Cli) -> None:
+def test_a_tasks_policy_applies_and_show_counts_retries(cli: Cli) -> None:
     cli.one("policy", "set", "orders", "fixed:delay=1h,retries=9")
     task_id = cli.one("enqueue", "orders", "x", "--retry", "fixed:delay=10ms,retries=2")["id"]
     for failures, result, left in ((0, "retrying", 2), (1, "retrying", 1), (2, "dead", 0)):
@@ -171,7 +167,7 @@ def test_policies_in_bulk_lines(cli: Cli) -> None:
     ]  # fmt: skip
 
 
-def test_a_subscribers_policy_becomes_the_groups(cli: Cli) -> None:
+def test_subscribe_sets_the_groups_policy(cli: Cli) -> None:
     cli.one("enqueue", "orders", "x")
     cli.json(
         "subscribe", "orders", "--max", "2", "--exec", "exit 1", "--retry",
@@ -188,7 +184,7 @@ def test_a_subscribers_policy_becomes_the_groups(cli: Cli) -> None:
 # --- other ways to subscribe -----------------------------------------------------------------
 
 
-def test_at_most_once_is_over_before_it_is_printed(cli: Cli, daemon: Daemon) -> None:
+def test_at_most_once_is_acked_before_it_is_printed(cli: Cli, daemon: Daemon) -> None:
     task_id = cli.one("enqueue", "orders", "x")["id"]
     found = cli.one("subscribe", "orders", "--max", "1", "--ack", "on_delivery", "--exec", "exit 7")
     assert (found["id"], found["exit_code"], found["result"]) == (task_id, 7, "done")
@@ -197,7 +193,7 @@ def test_at_most_once_is_over_before_it_is_printed(cli: Cli, daemon: Daemon) -> 
     assert cli.one("stats")["dead"] == 0
 
 
-def test_a_broadcast_gets_everything_beside_the_groups(cli: Cli) -> None:
+def test_a_broadcast_gets_tasks_in_addition_to_groups(cli: Cli) -> None:
     command = cli.command("subscribe", "orders", "--broadcast", "--max", "2", "--json")
     with (
         subprocess.Popen(command, stdout=subprocess.PIPE) as one,
@@ -225,7 +221,7 @@ def _bury(cli: Cli, topic: str, count: int, code: int = 3, group: str = "default
     )  # fmt: skip
 
 
-def test_dead_letters_are_selected_requeued_at_a_rate_and_deleted(cli: Cli, daemon: Daemon) -> None:
+def test_dead_letters_are_requeued_at_a_rate_and_deleted(cli: Cli, daemon: Daemon) -> None:
     _bury(cli, "orders", 12)
     _bury(cli, "mails", 2, code=4)
     daemon.restart(kill=True)
@@ -271,7 +267,7 @@ def test_dead_show_has_every_failure(cli: Cli) -> None:
 # --- top -------------------------------------------------------------------------------------
 
 
-def test_top_once_is_one_picture_with_rates(cli: Cli) -> None:
+def test_top_once_prints_one_picture_with_rates(cli: Cli) -> None:
     cli.one("groups", "create", "orders", "billing")
     cli.one("enqueue", "orders", "x")
     frame = cli.one("top", "--once", "--interval", "200ms")

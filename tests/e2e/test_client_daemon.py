@@ -54,7 +54,7 @@ async def test_every_field_arrives(client: Client, topic: str) -> None:
     assert (await client.lookup(receipt.id)).state == "acked"
 
 
-async def test_nothing_comes_early(client: Client, topic: str) -> None:
+async def test_no_task_is_early(client: Client, topic: str) -> None:
     delays = [0.01 * i for i in range(30)]
     receipts = await client.enqueue_many(
         Task(topic, b"%d" % i, delay=d) for i, d in enumerate(delays)
@@ -69,7 +69,7 @@ async def test_nothing_comes_early(client: Client, topic: str) -> None:
     assert stats.topics[topic].acked == 30
 
 
-async def test_fifty_thousand_through_one_client(client: Client, topic: str) -> None:
+async def test_fifty_thousand_tasks_pass_through_a_client(client: Client, topic: str) -> None:
     """Many frames, the window, acks by the hundred: each task comes once, and all come."""
     count = 50_000
     receipts = await soon(client.enqueue_many([Task(topic, b"x") for _ in range(count)]))
@@ -86,7 +86,7 @@ async def test_fifty_thousand_through_one_client(client: Client, topic: str) -> 
     assert (counts.acked, counts.ready, counts.in_flight) == (count, 0, 0)
 
 
-async def test_concurrent_producers_with_one_bad_among_them(client: Client, topic: str) -> None:
+async def test_an_invalid_concurrent_enqueue_fails_alone(client: Client, topic: str) -> None:
     calls = [client.enqueue(topic, b"%d" % i, delay=HOUR) for i in range(100)]
     calls.insert(50, client.enqueue(topic, b"bad", delay=HOUR, priority=999))
     results = await soon(asyncio.gather(*calls, return_exceptions=True))
@@ -159,7 +159,7 @@ async def test_a_lease_that_is_over_brings_it_back(client: Client, topic: str) -
         assert await second.ack() == "acked"
 
 
-async def test_leases_of_what_waits_in_the_buffer_are_kept_up(client: Client, topic: str) -> None:
+async def test_leases_of_buffered_deliveries_are_extended(client: Client, topic: str) -> None:
     """A slow consumer: the last ones wait for more than a lease."""
     await client.enqueue_many([Task(topic, b"%d" % i) for i in range(40)])
     never = asyncio.get_running_loop().create_future()
@@ -174,7 +174,7 @@ async def test_leases_of_what_waits_in_the_buffer_are_kept_up(client: Client, to
     assert (await client.stats()).topics[topic].groups["default"].delivered == 40
 
 
-async def test_closing_gives_back_and_is_no_failure(
+async def test_close_releases_without_a_failure(
     running: Daemon, client: Client, topic: str
 ) -> None:
     await client.enqueue_many([Task(topic, b"%d" % i) for i in range(10)])
@@ -210,7 +210,7 @@ def is_done() -> None:
 
 @pytest.mark.parametrize("leaves", [raises, exits, is_interrupted, is_cancelled, is_done])
 @pytest.mark.parametrize("is_pulled", [False, True])
-async def test_a_program_that_ends_fails_nothing_of_what_it_has_in_hand(
+async def test_an_ending_program_releases_its_deliveries(
     running: Daemon, client: Client, topic: str, leaves: Callable[[], None], is_pulled: bool
 ) -> None:
     """What it has settled stays so; the rest is ready at once, in order, without a failure."""
@@ -237,7 +237,7 @@ async def test_a_program_that_ends_fails_nothing_of_what_it_has_in_hand(
     assert (counts.acked, counts.in_flight) == (5, 0)
 
 
-async def test_prefetch_bounds_what_is_out(client: Client, topic: str) -> None:
+async def test_prefetch_limits_deliveries_in_flight(client: Client, topic: str) -> None:
     await client.enqueue_many([Task(topic, b"%d" % i) for i in range(20)])
     async with client.subscribe(topic, prefetch=3) as deliveries:
         found = await take(deliveries, 3)
@@ -260,7 +260,7 @@ async def test_each_group_gets_each_task(client: Client, topic: str) -> None:
             assert await delivery.ack() == "acked"
 
 
-async def test_pull(client: Client, topic: str) -> None:
+async def test_pull_returns_due_tasks(client: Client, topic: str) -> None:
     assert await client.pull(topic) == []
     waiting = asyncio.ensure_future(client.pull(topic, max=2, wait=WAIT_S))
     await client.ping()
@@ -273,7 +273,7 @@ async def test_pull(client: Client, topic: str) -> None:
     assert {await d.ack() for d in found} == {"acked"}
 
 
-async def test_a_cancelled_pull_costs_nothing(client: Client, topic: str) -> None:
+async def test_a_cancelled_pull_loses_no_task(client: Client, topic: str) -> None:
     pulling = asyncio.ensure_future(client.pull(topic, wait=WAIT_S))
     await client.ping()
     pulling.cancel()
@@ -287,7 +287,7 @@ async def test_a_cancelled_pull_costs_nothing(client: Client, topic: str) -> Non
 # --- by id, lists, counts --------------------------------------------------------------------
 
 
-async def test_lists_page_by_page(client: Client, topic: str) -> None:
+async def test_listings_are_paged(client: Client, topic: str) -> None:
     receipts = await client.enqueue_many([Task(topic, b"x", delay=HOUR) for _ in range(2500)])
     listed = [task.id async for task in client.list_tasks(topic=topic)]
     assert listed == [receipt.id for receipt in receipts]

@@ -48,7 +48,7 @@ async def test_a_tasks_policy_wins_over_its_groups_and_topics(client: Client, to
         assert left == list(range(attempts))[::-1]
 
 
-async def test_what_the_daemon_makes_of_a_policy(client: Client, topic: str) -> None:
+async def test_the_daemon_returns_policies_as_set(client: Client, topic: str) -> None:
     for policy in (
         Retry.exponential(1, 3, 50, 4, 0.5), Retry.fixed(2.5, 3), Retry.table([1, 2, 3]),
         Retry.none(),
@@ -65,9 +65,7 @@ async def test_what_the_daemon_makes_of_a_policy(client: Client, topic: str) -> 
         await client.configure(topic, retry=Retry.named("nobody-knows-it"))
 
 
-async def test_a_subscriber_brings_the_policy_of_a_group_that_has_none(
-    client: Client, topic: str
-) -> None:
+async def test_a_subscriber_sets_the_policy_of_a_new_group(client: Client, topic: str) -> None:
     async with client.subscribe(topic, group="g", retry=Retry.fixed(9, 1)):
         stats = (await client.stats()).topics[topic].groups["g"]
         assert stats.retry is not None and stats.retry.delay_ms == 9000
@@ -77,7 +75,7 @@ async def test_a_subscriber_brings_the_policy_of_a_group_that_has_none(
             await client.subscribe(topic, group="g", retry=Retry.none()).start()
 
 
-async def test_a_policy_that_was_changed_meanwhile_ends_the_subscription(
+async def test_a_changed_policy_ends_the_subscription_on_reconnect(
     make_daemon: Callable[..., Daemon],
 ) -> None:
     daemon = make_daemon().start()
@@ -94,9 +92,7 @@ async def test_a_policy_that_was_changed_meanwhile_ends_the_subscription(
 # --- groups ----------------------------------------------------------------------------------
 
 
-async def test_a_subscriber_of_a_group_that_is_deleted_gets_an_error(
-    client: Client, topic: str
-) -> None:
+async def test_subscribers_of_a_deleted_group_get_an_error(client: Client, topic: str) -> None:
     async with client.subscribe(topic, group="g") as deliveries:
         reading = asyncio.ensure_future(anext(deliveries))
         await client.delete_group(topic, "g", force=True)
@@ -104,7 +100,7 @@ async def test_a_subscriber_of_a_group_that_is_deleted_gets_an_error(
             await soon(reading)
 
 
-async def test_when_a_group_begins(client: Client, topic: str) -> None:
+async def test_groups_start_at_the_given_position(client: Client, topic: str) -> None:
     await client.create_group(topic, "first")
     receipt = await client.enqueue(topic, b"before")
     await client.create_group(topic, "now")
@@ -127,7 +123,7 @@ async def test_when_a_group_begins(client: Client, topic: str) -> None:
 # --- kinds of subscriptions ------------------------------------------------------------------
 
 
-async def test_at_most_once(client: Client, topic: str) -> None:
+async def test_at_most_once_ends_the_task_on_delivery(client: Client, topic: str) -> None:
     receipts = await client.enqueue_many(Task(topic, b"%d" % i) for i in range(2000))
     got: list[int] = []
     async with client.subscribe(topic, ack="on_delivery", prefetch=50) as deliveries:
@@ -143,7 +139,7 @@ async def test_at_most_once(client: Client, topic: str) -> None:
     assert (counts.ready, counts.in_flight, counts.acked) == (0, 0, 2000)
 
 
-async def test_a_broadcast_reaches_everybody_and_owns_nothing(client: Client, topic: str) -> None:
+async def test_a_broadcast_reaches_all_listeners(client: Client, topic: str) -> None:
     async with (
         client.subscribe(topic, broadcast=True) as first,
         client.subscribe(topic, broadcast=True) as second,
@@ -158,7 +154,7 @@ async def test_a_broadcast_reaches_everybody_and_owns_nothing(client: Client, to
         assert (await client.lookup(receipt.id)).state == "acked"
 
 
-async def test_auto_ack(client: Client, topic: str) -> None:
+async def test_auto_ack_acks_and_nacks(client: Client, topic: str) -> None:
     receipts = await client.enqueue_many(Task(topic, b"%d" % i) for i in range(5))
 
     async def consume() -> None:
@@ -170,7 +166,7 @@ async def test_auto_ack(client: Client, topic: str) -> None:
     with pytest.raises(ValueError, match="no such order"):
         await soon(consume())
     again = await one(client, topic)
-    found = await client.lookup_many(receipt.id for receipt in receipts)
-    assert [task.state for task in found] == ["acked"] * 4 + ["in_flight"]
+    tasks = await client.lookup_many(receipt.id for receipt in receipts)
+    assert [task.state for task in tasks] == ["acked"] * 4 + ["in_flight"]
     assert (again.body, again.failures) == (b"4", 1)
-    assert found[4].groups["default"].failures[0][2] == "ValueError: no such order"
+    assert tasks[4].groups["default"].failures[0][2] == "ValueError: no such order"

@@ -14,8 +14,8 @@ HOUR = 3600
 
 
 async def scheduled(client: Client, topic: str) -> int:
-    found = (await client.stats()).topics.get(topic)
-    return found.scheduled if found is not None else 0
+    answer = (await client.stats()).topics.get(topic)
+    return answer.scheduled if answer is not None else 0
 
 
 async def test_enqueues_over_a_kill_are_stored_once(daemon: Daemon) -> None:
@@ -99,7 +99,7 @@ async def test_an_ack_under_way_at_a_kill_is_answered_after_it(daemon: Daemon) -
             assert (await client.lookup(delivery.id)).state == "acked"
 
 
-async def test_a_drain_loses_nothing_and_the_client_finds_the_next_start(daemon: Daemon) -> None:
+async def test_a_client_reconnects_after_a_drain(daemon: Daemon) -> None:
     async with (
         Client(daemon.url, send_timeout=10) as client,
         client.subscribe("t") as deliveries,
@@ -117,7 +117,7 @@ async def test_a_drain_loses_nothing_and_the_client_finds_the_next_start(daemon:
         assert await soon(second.ack()) == "acked"
 
 
-async def test_leases_of_what_waits_survive_a_graceful_restart(daemon: Daemon) -> None:
+async def test_leases_of_buffered_deliveries_survive_a_restart(daemon: Daemon) -> None:
     async with Client(daemon.url, send_timeout=10) as client:
         await client.enqueue_many([Task("t", b"%d" % i) for i in range(5)])
         async with client.subscribe("t") as deliveries:
@@ -131,7 +131,7 @@ async def test_leases_of_what_waits_survive_a_graceful_restart(daemon: Daemon) -
             assert len({delivery.id for delivery in found}) == 5
 
 
-async def test_two_addresses_the_second_takes_over(make_daemon: Callable[..., Daemon]) -> None:
+async def test_the_second_of_two_addresses_takes_over(make_daemon: Callable[..., Daemon]) -> None:
     first, second = make_daemon().start(), make_daemon().start()
     async with Client(f"{first.url},{second.url.removeprefix('tcp://')}") as client:
         await client.enqueue("t", b"x", delay=HOUR)

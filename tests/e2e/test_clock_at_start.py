@@ -92,7 +92,7 @@ def is_held(daemon: Daemon) -> bool:
     return True
 
 
-def test_a_clock_that_is_a_month_ahead_fires_nothing(tmp_path: Path) -> None:
+def test_a_clock_a_month_ahead_fires_no_task(tmp_path: Path) -> None:
     clock = WallClock(tmp_path / "clock")
     daemon = Daemon(tmp_path / "d", http=True, env=clock.env)
     try:
@@ -121,7 +121,7 @@ def test_a_clock_that_is_a_month_ahead_fires_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["flag", "signal"])
-def test_an_operator_may_accept_it(tmp_path: Path, how: str) -> None:
+def test_an_operator_can_accept_the_clock(tmp_path: Path, how: str) -> None:
     clock = WallClock(tmp_path / "clock")
     daemon = Daemon(tmp_path / "d", env=clock.env)
     try:
@@ -143,7 +143,7 @@ def test_an_operator_may_accept_it(tmp_path: Path, how: str) -> None:
         daemon.close()
 
 
-def test_a_long_absence_is_no_trap(tmp_path: Path) -> None:
+def test_a_long_stop_does_not_hold_the_clock(tmp_path: Path) -> None:
     """Below the limit, and with nothing that could fire at any distance."""
     clock = WallClock(tmp_path / "clock")
     daemon = Daemon(tmp_path / "d", env=clock.env)
@@ -166,9 +166,7 @@ def test_a_long_absence_is_no_trap(tmp_path: Path) -> None:
         daemon.close()
 
 
-def test_a_standby_with_a_wrong_clock_takes_over_and_fires_nothing(
-    server: RedisServer, tmp_path: Path
-) -> None:
+def test_a_standby_with_a_wrong_clock_fires_no_task(server: RedisServer, tmp_path: Path) -> None:
     clock = WallClock(tmp_path / "clock", 30 * DAY_MS)
     options: dict[str, Any] = {"store": server.url(), "leader_ttl_s": 3.0}
     active = Daemon(tmp_path / "right", **options)

@@ -29,7 +29,7 @@ async def client(daemon: Daemon) -> AsyncIterator[Client]:
 
 
 async def bodies(client: Client, topic: str, count: int) -> dict[int, bytes]:
-    """Of deliveries, acked."""
+    """Ack `count` deliveries and return their bodies by id."""
     found: dict[int, bytes] = {}
     async with client.subscribe(topic, group="g") as deliveries:
         async for delivery in deliveries:
@@ -41,7 +41,7 @@ async def bodies(client: Client, topic: str, count: int) -> dict[int, bytes]:
 
 
 async def test_the_four_actions_over_a_kill(daemon: Daemon, client: Client) -> None:
-    """Of tasks that arrived together with many others, and are not in memory."""
+    """The tasks arrived with many others and are not in memory."""
     many = [Task("t", b"%d" % n, delay=HOUR, key=f"k{n}") for n in range(100)]
     stored = await client.enqueue_many(many)
     await daemon.arestart()
@@ -66,7 +66,7 @@ async def test_the_four_actions_over_a_kill(daemon: Daemon, client: Client) -> N
     assert (await client.stats()).topics["t"].scheduled == 102 - 3 - 1
 
 
-async def test_what_somebody_has_had_is_cancelled_for_the_new_one(
+async def test_a_delivered_task_is_cancelled_by_its_replacement(
     daemon: Daemon, client: Client
 ) -> None:
     first = await client.enqueue("t", b"old", key="k")

@@ -42,7 +42,7 @@ def pass_time(raw: Raw, ms: int) -> None:
 
 
 def counts(raw: Raw) -> dict[str, int]:
-    """Of the topic t."""
+    """Return the counts of group g of topic t."""
     answer: dict[str, Any] = raw.call(T.STATS)[2]["topics"]["t"]["groups"]["g"]
     return {name: answer[name] for name in ("ready", "in_flight", "waiting", "dead")}
 
@@ -79,7 +79,7 @@ def process(daemon: Daemon) -> Iterator[subprocess.Popen[str]]:
     found.communicate()
 
 
-def test_one_that_holds_its_connection_and_is_dead_buries_nothing(
+def test_a_frozen_consumer_buries_no_tasks(
     make_daemon: Callable[..., Daemon],
 ) -> None:
     daemon = make_daemon(retry_max=4).start()
@@ -125,7 +125,7 @@ def test_the_tasks_of_a_stopped_process_go_to_others(
         assert process.stdout.readline() == f"{second}\n"
 
 
-def test_only_who_promised_to_answer_is_asked_and_given_up(
+def test_heartbeats_need_the_option_of_hello(
     make_daemon: Callable[..., Daemon],
 ) -> None:
     daemon = make_daemon(heartbeat_interval_s=0.3, heartbeat_timeout_s=2).start()

@@ -31,7 +31,7 @@ GUIDE = (DEPLOY / "README.md").read_text().replace("\\\n", " ")
 TAKEOVER_S = 5.0
 """What is promised, with the default time to live of 3 s."""
 HERE = "127.30."
-"""What stands for the networks of the compose files: addresses of this machine."""
+"""Local addresses that replace the networks of the compose files."""
 
 
 def status(address: str, path: str) -> int:
@@ -85,7 +85,7 @@ def probed(daemon: Daemon) -> dict[str, int]:
     return {name: status(daemon.http, container[name]["httpGet"]["path"]) for name in probes}
 
 
-def test_both_daemons_are_alive_and_ready_and_a_drained_one_is_replaced(
+def test_a_drained_daemon_is_replaced_by_its_standby(
     pair: tuple[Daemon, Daemon, dict[str, str]],
 ) -> None:
     leader, standby, _ = pair
@@ -121,7 +121,7 @@ def _answers(address: str) -> bool:
         return False
 
 
-async def test_a_worker_of_the_manifests_works_with_its_token_and_ends_in_time(
+async def test_a_worker_of_the_manifests_works_and_stops_in_time(
     pair: tuple[Daemon, Daemon, dict[str, str]], tmp_path: Path
 ) -> None:
     leader, standby, tokens = pair
@@ -152,7 +152,7 @@ async def test_a_worker_of_the_manifests_works_with_its_token_and_ends_in_time(
 def _metrics_have_what_the_scaling_asks_for(leader: Daemon) -> None:
     monitor = the("ServiceMonitor")["spec"]["endpoints"][0]["path"]
     _, series = asked(leader.http, monitor)
-    queries = [one["metadata"]["query"] for one in the("ScaledObject")["spec"]["triggers"]]
+    queries = [trigger["metadata"]["query"] for trigger in the("ScaledObject")["spec"]["triggers"]]
     named = [found for query in queries for found in re.findall(r"tickwheel_\w+\{[^}]*\}", query)]
     assert len(named) == 4
     for one in named:
@@ -282,15 +282,15 @@ async def failed_over(redis: Composed, folder: Path) -> None:
             redis.kill(redis.name_of(before))
             await asyncio.to_thread(until, moved, log=daemon.log_text)
             second = await client.enqueue("orders.close", b"after", delay=3600)
-            found = [task.id for task in await client.lookup_many([first.id, second.id])]
-            assert found == [first.id, second.id]
+            ids = [task.id for task in await client.lookup_many([first.id, second.id])]
+            assert ids == [first.id, second.id]
 
 
 def _store_at(daemon: Daemon) -> str:
     return str(json.loads(asked(daemon.http, "/v1/status")[1])["store_at"])
 
 
-async def test_the_cluster_of_the_compose_file_is_laid_out_and_fails_over(tmp_path: Path) -> None:
+async def test_the_cluster_of_the_compose_file_fails_over(tmp_path: Path) -> None:
     with composed("compose-cluster.yaml", tmp_path) as redis:
         nodes = redis.named("redis-")
         assert len(nodes) == 6
@@ -301,7 +301,7 @@ async def test_the_cluster_of_the_compose_file_is_laid_out_and_fails_over(tmp_pa
         await failed_over(redis, tmp_path)
 
 
-async def test_the_sentinels_of_the_compose_file_see_a_failover_through(tmp_path: Path) -> None:
+async def test_the_sentinels_of_the_compose_file_fail_over(tmp_path: Path) -> None:
     with composed("compose-sentinel.yaml", tmp_path) as redis:
         for name in [*redis.named("redis-"), *redis.named("sentinel-")]:
             redis.start(name)

@@ -29,7 +29,7 @@ def url_text(url: str) -> tuple[int, str]:
             return error.code, error.read().decode()
 
 
-def test_new_tasks_are_refused_and_the_rest_goes_on(make_daemon: Callable[..., Daemon]) -> None:
+def test_a_full_disk_refuses_only_new_tasks(make_daemon: Callable[..., Daemon]) -> None:
     daemon = make_daemon(http=True).start()
     with Raw(daemon.port) as raw:
         due, far = raw.enqueue(("t", b"due", 0), ("t", b"far", FAR_MS))[2][1]

@@ -125,12 +125,12 @@ def environment(commands: Path, command: list[str]) -> dict[str, str]:
     }
 
 
-def test_the_readme_works_as_it_stands(tmp_path: Path, forked_shell: dict[str, str]) -> None:
+def test_the_readme_runs(tmp_path: Path, forked_shell: dict[str, str]) -> None:
     shown = run_as_it_stands("README.md", tmp_path, forked_shell)
     assert "order 42 was not paid in time" in shown
 
 
-def test_the_tour_works_as_it_stands(tmp_path: Path, forked_shell: dict[str, str]) -> None:
+def test_the_tour_runs(tmp_path: Path, forked_shell: dict[str, str]) -> None:
     shown = run_as_it_stands("docs/tour.md", tmp_path, forked_shell)
     for word in (
         "order 42", "order 43", "closing order 44, attempt 1", "order 47", "due now: b'46'",
@@ -140,17 +140,13 @@ def test_the_tour_works_as_it_stands(tmp_path: Path, forked_shell: dict[str, str
     assert "due now: b'45'" not in shown
 
 
-def test_the_page_of_the_command_line_works_as_it_stands(
-    tmp_path: Path, forked_shell: dict[str, str]
-) -> None:
+def test_the_command_line_page_runs(tmp_path: Path, forked_shell: dict[str, str]) -> None:
     shown = run_as_it_stands("docs/cli.md", tmp_path, forked_shell)
     for word in ("closing order 46", "cycles left", "good morning", "1 requeued", "deleted in"):
         assert word in shown, (word, shown)
 
 
-def test_the_page_of_schedules_works_as_it_stands(
-    tmp_path: Path, forked_shell: dict[str, str]
-) -> None:
+def test_the_schedules_page_runs(tmp_path: Path, forked_shell: dict[str, str]) -> None:
     shown = run_as_it_stands("docs/schedules.md", tmp_path, forked_shell)
     for word in (
         "daily  created  0 9 * * * Europe/Berlin",
@@ -174,16 +170,14 @@ def at_a_free_port(folder: Path) -> None:
     (commands / "curl").chmod(0o755)
 
 
-def test_the_page_of_the_console_works_as_it_stands(
-    tmp_path: Path, forked_shell: dict[str, str]
-) -> None:
+def test_the_console_page_runs(tmp_path: Path, forked_shell: dict[str, str]) -> None:
     at_a_free_port(tmp_path)
     shown = run_as_it_stands("docs/console.md", tmp_path, forked_shell)
     for word in ("/console/", '"node":', '"tasks":[]', "event: overview"):
         assert word in shown, (word, shown)
 
 
-def test_the_page_of_http_works_as_it_stands(tmp_path: Path, forked_shell: dict[str, str]) -> None:
+def test_the_http_page_runs(tmp_path: Path, forked_shell: dict[str, str]) -> None:
     at_a_free_port(tmp_path)
     shown = run_as_it_stands("docs/http.md", tmp_path, forked_shell)
     for word in (
@@ -195,7 +189,7 @@ def test_the_page_of_http_works_as_it_stands(tmp_path: Path, forked_shell: dict[
         assert word in shown, (word, shown)
 
 
-def test_the_page_of_keys_works_as_it_stands(tmp_path: Path, forked_shell: dict[str, str]) -> None:
+def test_the_keys_page_runs(tmp_path: Path, forked_shell: dict[str, str]) -> None:
     shown = run_as_it_stands("docs/keys.md", tmp_path, forked_shell)
     for pattern in (
         r"\d+  cancelled", r"\d+  kept  due ", r"\d+  replaced  due ", '"outcome": ?"rejected"',
@@ -204,9 +198,7 @@ def test_the_page_of_keys_works_as_it_stands(tmp_path: Path, forked_shell: dict[
         assert re.search(pattern, shown, re.MULTILINE), (pattern, shown)
 
 
-def test_the_page_of_transactions_works_as_it_stands(
-    tmp_path: Path, forked_shell: dict[str, str]
-) -> None:
+def test_the_transactions_page_runs(tmp_path: Path, forked_shell: dict[str, str]) -> None:
     shown = run_as_it_stands("docs/transactions.md", tmp_path, forked_shell)
     for pattern in (
         r"^died$", r"^order-2 +payments +open +2 ", r"^shipping +.* +order-2 ",
@@ -216,7 +208,7 @@ def test_the_page_of_transactions_works_as_it_stands(
         assert re.search(pattern, shown, re.MULTILINE), (pattern, shown)
 
 
-def test_the_page_of_bulk_works_as_it_stands(tmp_path: Path, forked_shell: dict[str, str]) -> None:
+def test_the_bulk_page_runs(tmp_path: Path, forked_shell: dict[str, str]) -> None:
     shown = run_as_it_stands("docs/bulk.md", tmp_path, forked_shell)
     for pattern in (
         r"^dry run  1 of 3 would be changed$", r"^cancel-\w+  done  1 of 1 changed$",
@@ -228,9 +220,7 @@ def test_the_page_of_bulk_works_as_it_stands(tmp_path: Path, forked_shell: dict[
         assert re.search(pattern, shown, re.MULTILINE), (pattern, shown)
 
 
-def test_the_page_of_resets_works_as_it_stands(
-    tmp_path: Path, forked_shell: dict[str, str]
-) -> None:
+def test_the_replay_page_runs(tmp_path: Path, forked_shell: dict[str, str]) -> None:
     shown = run_as_it_stands("docs/replay.md", tmp_path, forked_shell)
     for pattern in (
         r"^dry run  3 tasks would come again, due from \S+ \S+ to \S+ \S+$",
@@ -241,9 +231,7 @@ def test_the_page_of_resets_works_as_it_stands(
     assert shown.count("again b'invoice ") == 3
 
 
-def test_the_page_of_due_windows_works_as_it_stands(
-    tmp_path: Path, forked_shell: dict[str, str]
-) -> None:
+def test_the_due_windows_page_runs(tmp_path: Path, forked_shell: dict[str, str]) -> None:
     shown = run_as_it_stands("docs/windows.md", tmp_path, forked_shell)
     for word in ("200 tasks enqueued", "10m, the emptiest", "asked for", "report  created"):
         assert word in shown, (word, shown)
@@ -251,9 +239,7 @@ def test_the_page_of_due_windows_works_as_it_stands(
     assert len(re.findall(r"^spread-\w+  done  100 of 100 changed$", shown, re.MULTILINE)) == 2
 
 
-def test_the_page_of_order_keys_works_as_it_stands(
-    tmp_path: Path, forked_shell: dict[str, str]
-) -> None:
+def test_the_order_keys_page_runs(tmp_path: Path, forked_shell: dict[str, str]) -> None:
     shown = run_as_it_stands("docs/order.md", tmp_path, forked_shell)
     places = [shown.index(word) for word in (
         "hold after 2 attempts", "bob +5", "no such account", "key alice  released", "alice +100",
@@ -264,9 +250,7 @@ def test_the_page_of_order_keys_works_as_it_stands(
     assert "acme 3" not in shown
 
 
-def test_the_page_of_filters_works_as_it_stands(
-    tmp_path: Path, forked_shell: dict[str, str]
-) -> None:
+def test_the_filters_page_runs(tmp_path: Path, forked_shell: dict[str, str]) -> None:
     shown = run_as_it_stands("docs/filters.md", tmp_path, forked_shell)
     for pattern in (
         "order 1", "order 2", "filtered", r"europe.* tags eu \|\| uk \|\| us$", "^large: sale 11$",
@@ -276,9 +260,7 @@ def test_the_page_of_filters_works_as_it_stands(
     assert "large: sale 9" not in shown and "large: sale 10" not in shown
 
 
-def test_the_page_of_scaling_works_as_it_stands(
-    tmp_path: Path, forked_shell: dict[str, str]
-) -> None:
+def test_the_scaling_page_runs(tmp_path: Path, forked_shell: dict[str, str]) -> None:
     moved = {"127.0.0.1:7455": "127.0.0.1:0", ":7500": f":{free_port()}"}
     shown = run_as_it_stands("docs/scaling.md", tmp_path, forked_shell, moved)
     rows = re.findall(
@@ -294,24 +276,20 @@ def test_the_page_of_scaling_works_as_it_stands(
     assert shown.index("more/ has 2 shards") < would < has
 
 
-def test_the_examples_of_operations_work_as_they_stand(
-    tmp_path: Path, forked_shell: dict[str, str]
-) -> None:
+def test_the_operations_examples_run(tmp_path: Path, forked_shell: dict[str, str]) -> None:
     shown = run_as_it_stands("docs/operations.md", tmp_path, forked_shell)
     for word in ("order-42", "Restored into sqlite:///drilled.db", "all rows agree"):
         assert word in shown, (word, shown)
 
 
-def test_the_page_of_the_python_client_works_as_it_stands(
-    tmp_path: Path, shell: dict[str, str]
-) -> None:
+def test_the_python_client_page_runs(tmp_path: Path, shell: dict[str, str]) -> None:
     shown = run_as_it_stands("docs/python.md", tmp_path, shell)
     for word in ("durable: ", "ann attempt 1", "True", "20 tasks", "None", "sent to busy",
                  "states: acked acked dead waiting", "still there: scheduled"):  # fmt: skip
         assert word in shown, (word, shown)
 
 
-def test_the_page_of_typed_tasks_works_as_it_stands(tmp_path: Path, shell: dict[str, str]) -> None:
+def test_the_typed_tasks_page_runs(tmp_path: Path, shell: dict[str, str]) -> None:
     shown = run_as_it_stands("docs/typed.md", tmp_path, shell)
     for word in (
         'stored b\'{"order_id":42,', "close_order: $.order_id: expected int, got str",
@@ -325,12 +303,12 @@ def test_the_page_of_typed_tasks_works_as_it_stands(tmp_path: Path, shell: dict[
     assert "no bed" not in shown
 
 
-def test_the_page_of_testing_works_as_it_stands(tmp_path: Path, shell: dict[str, str]) -> None:
+def test_the_testing_page_runs(tmp_path: Path, shell: dict[str, str]) -> None:
     shown = run_as_it_stands("docs/testing.md", tmp_path, shell)
     assert "1 passed" in shown and "2 passed" in shown
 
 
-def test_the_page_of_traces_works_as_it_stands(tmp_path: Path, shell: dict[str, str]) -> None:
+def test_the_tracing_page_runs(tmp_path: Path, shell: dict[str, str]) -> None:
     shown = run_as_it_stands("docs/tracing.md", tmp_path, shell)
     assert shown.splitlines() == [
         "send orders.close  linked to 0",
@@ -340,7 +318,7 @@ def test_the_page_of_traces_works_as_it_stands(tmp_path: Path, shell: dict[str, 
     ]
 
 
-def test_the_page_of_push_works_as_it_stands(tmp_path: Path, forked_shell: dict[str, str]) -> None:
+def test_the_push_page_runs(tmp_path: Path, forked_shell: dict[str, str]) -> None:
     moved = {port: str(free_port()) for port in ("8090", "8091")}
     (program,) = blocks("docs/push.md", "js")
     name, _, _ = program.removeprefix("// ").partition("\n")
@@ -350,7 +328,7 @@ def test_the_page_of_push_works_as_it_stands(tmp_path: Path, forked_shell: dict[
         assert word in shown, (word, shown)
 
 
-def test_the_page_of_frameworks_works_as_it_stands(tmp_path: Path, shell: dict[str, str]) -> None:
+def test_the_frameworks_page_runs(tmp_path: Path, shell: dict[str, str]) -> None:
     serve_at_a_free_port(tmp_path / "bin")
     shown = run_as_it_stands("docs/frameworks.md", tmp_path, shell)
     for word in (
@@ -377,9 +355,7 @@ def serve_at_a_free_port(commands: Path) -> None:
         (commands / name).chmod(0o755)
 
 
-def test_the_page_of_forwarders_works_as_it_stands(
-    tmp_path: Path, forked_shell: dict[str, str]
-) -> None:
+def test_the_forwarders_page_runs(tmp_path: Path, forked_shell: dict[str, str]) -> None:
     port = str(free_port())
     redis_server = shutil.which("redis-server") or pytest.skip("redis-server is not installed")
     commands = tmp_path / "bin"
@@ -400,9 +376,7 @@ def test_the_page_of_forwarders_works_as_it_stands(
     assert places == sorted(places), shown
 
 
-def test_the_page_of_security_works_as_it_stands(
-    tmp_path: Path, forked_shell: dict[str, str]
-) -> None:
+def test_the_security_page_runs(tmp_path: Path, forked_shell: dict[str, str]) -> None:
     at_a_free_port(tmp_path)
     shown = run_as_it_stands("docs/security.md", tmp_path, forked_shell)
     for pattern in (
@@ -425,7 +399,7 @@ SPANS = {
 
 
 @pytest.mark.parametrize("span", sorted(SPANS))
-def test_a_command_in_a_sentence_is_one_that_there_is(span: str) -> None:
+def test_commands_in_sentences_exist(span: str) -> None:
     """Only parsed; a name may stand without the arguments that it needs."""
     name, words, command = "tickwheel", shlex.split(span), PARSER
     context: Any = None
@@ -454,7 +428,7 @@ NAMES_AS = re.compile(r"\b[A-Z]{2,}\b|…|\.\.\.")
 
 
 @pytest.mark.parametrize("line", sorted(SHOWN))
-def test_a_command_in_a_block_takes_the_arguments_that_it_shows(line: str) -> None:
+def test_commands_in_blocks_take_their_arguments(line: str) -> None:
     """Only parsed. Names in capitals stand for something, a variable for an id."""
     words: list[str] = []
     for word in shlex.split(re.sub(r"\$\([^)]*\)", "1", line), comments=True):
@@ -493,7 +467,7 @@ def commands_of(command: Any, name: str = "") -> list[str]:
 
 
 @pytest.mark.parametrize("document", ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md"])
-def test_links_inside_the_repository_lead_somewhere(document: str) -> None:
+def test_links_inside_the_repository_resolve(document: str) -> None:
     text = (ROOT / document).read_text()
     targets = [t for t in re.findall(r"\]\(([^)#]+)", text) if "://" not in t]
     missing = [target for target in targets if not (ROOT / target).exists()]
@@ -508,7 +482,7 @@ def test_make_targets_named_in_the_documents_exist() -> None:
             assert re.search(rf"^{target}:", makefile, re.MULTILINE), (document, target)
 
 
-def test_the_map_of_the_code_names_what_is_there() -> None:
+def test_paths_in_the_architecture_exist() -> None:
     text = (ROOT / "ARCHITECTURE.md").read_text()
     paths = re.findall(r"`((?:tickwheel|tests|docs|benchmarks)/[\w/.]*)`", text)
     assert [path for path in paths if not (ROOT / path).exists()] == []

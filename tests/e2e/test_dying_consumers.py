@@ -36,7 +36,7 @@ async def handle(delivery: Delivery) -> None:
 
 
 class Fleet:
-    """So many workers; one that is killed is started again, as a supervisor does."""
+    """Worker processes; a killed one is restarted, as by a supervisor."""
 
     def __init__(self, folder: Path, url: str, count: int) -> None:
         self._folder = folder
@@ -95,7 +95,7 @@ T = TypeVar("T")
 
 
 class Looks:
-    """What is to be seen of the group."""
+    """Wait for counts of the group."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -106,16 +106,16 @@ class Looks:
         return found
 
     async def acked(self, count: int) -> dict[str, Any]:
-        """So many are."""
+        """Wait until `count` tasks are acked."""
 
         async def look() -> dict[str, Any]:
-            found = await self.group()
-            return found if found["acked"] >= count else {}
+            group = await self.group()
+            return group if group["acked"] >= count else {}
 
         return await comes(look)
 
     async def subscribed(self, count: int) -> None:
-        """So many workers are."""
+        """Wait until `count` workers have subscribed."""
 
         async def look() -> bool:
             return (await self.group())["subscribers"] == count
@@ -126,8 +126,8 @@ class Looks:
         """The only one, that died after this."""
 
         async def look() -> list[DeadLetter]:
-            found = self._client.dead_list(topic="jobs")
-            return [letter async for letter in found if letter.died_ms > after_ms]
+            letters = self._client.dead_list(topic="jobs")
+            return [letter async for letter in letters if letter.died_ms > after_ms]
 
         (letter,) = await comes(look)
         return letter
@@ -159,7 +159,7 @@ async def test_a_task_that_kills_its_workers_becomes_a_dead_letter(
 
 
 @pytest.mark.parametrize("count", [3, pytest.param(8, marks=pytest.mark.slow)])
-async def test_a_rolling_restart_costs_nothing(
+async def test_a_rolling_restart_of_consumers_counts_no_deaths(
     make_daemon: Callable[..., Daemon], folder: Path, count: int
 ) -> None:
     daemon = make_daemon(retry_max=0, deaths_max=1)
@@ -193,7 +193,7 @@ async def test_a_rolling_restart_costs_nothing(
 
 
 @pytest.mark.parametrize("kill", [True, False])
-async def test_a_restart_of_the_daemon_is_no_death_of_its_consumers(
+async def test_a_restart_of_the_daemon_counts_no_deaths(
     make_daemon: Callable[..., Daemon], folder: Path, kill: bool
 ) -> None:
     daemon = make_daemon(retry_max=0, deaths_max=1)

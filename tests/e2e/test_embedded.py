@@ -47,7 +47,7 @@ def store(tmp_path: Path) -> str:
     return f"sqlite:///{tmp_path / 'app.db'}"
 
 
-async def test_tasks_come_to_handlers_of_the_same_loop(store: str) -> None:
+async def test_tasks_are_delivered_to_handlers_of_the_same_loop(store: str) -> None:
     async with embedded(store) as client:
         worker, came = Worker(client, signals=False), []
 
@@ -65,7 +65,7 @@ async def test_tasks_come_to_handlers_of_the_same_loop(store: str) -> None:
     assert came == [(b"x", 1), (b"x", 2)]
 
 
-async def test_what_is_pending_is_there_the_next_time(store: str) -> None:
+async def test_pending_tasks_survive_an_embedded_restart(store: str) -> None:
     before = asyncio.all_tasks()
     async with embedded(store) as client:
         receipt = await client.enqueue("t", b"x", delay=3_600, key="k")
@@ -75,7 +75,7 @@ async def test_what_is_pending_is_there_the_next_time(store: str) -> None:
         assert (task.id, task.state, task.body) == (receipt.id, "scheduled", b"x")
 
 
-def test_without_an_event_loop_it_runs_in_a_thread(store: str) -> None:
+def test_a_blocking_embedded_daemon_runs_in_a_thread(store: str) -> None:
     with embedded(store) as client:
         client.enqueue("t", b"x", delay=0.05)
         with client.subscribe("t") as deliveries:
@@ -85,7 +85,7 @@ def test_without_an_event_loop_it_runs_in_a_thread(store: str) -> None:
         assert list(client.list_tasks(topic="t")) == []
 
 
-async def test_a_daemon_takes_the_same_file_over(store: str, tmp_path: Path) -> None:
+async def test_a_daemon_can_serve_an_embedded_file(store: str, tmp_path: Path) -> None:
     async with embedded(store) as client:
         receipt = await client.enqueue("t", b"x", delay=3_600)
     with Daemon(tmp_path / "daemon", store=store) as daemon:
@@ -93,7 +93,7 @@ async def test_a_daemon_takes_the_same_file_over(store: str, tmp_path: Path) -> 
             assert (await client.lookup(receipt.id)).state == "scheduled"
 
 
-def test_kill_9_of_the_program_loses_nothing(store: str) -> None:
+def test_kill_9_of_the_program_loses_no_task(store: str) -> None:
     command = [sys.executable, "-c", PROGRAM, store]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as program:
         assert program.stdout is not None and program.stdout.readline() == "stored\n"
@@ -110,7 +110,7 @@ async def _fails(*_: Any) -> bool:
     raise StoreBroken("the disk failed: a sync returned EIO")
 
 
-async def test_a_store_that_fails_makes_each_call_raise_and_ends_nothing(
+async def test_a_broken_store_makes_each_call_raise(
     store: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with embedded(store) as client:
@@ -126,7 +126,9 @@ async def test_a_store_that_fails_makes_each_call_raise_and_ends_nothing(
         assert (await client.lookup(kept.id)).state == "scheduled"
 
 
-def test_so_it_does_in_a_thread(store: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broken_store_makes_each_blocking_call_raise(
+    store: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def is_broken(client: Any) -> bool:
         try:
             client.stats()
@@ -143,7 +145,7 @@ def test_so_it_does_in_a_thread(store: str, monkeypatch: pytest.MonkeyPatch) -> 
         until(lambda: is_broken(client))
 
 
-async def test_what_is_wrong_with_it_is_said(store: str) -> None:
+async def test_invalid_embedded_options_are_refused(store: str) -> None:
     with pytest.raises(BadRequest, match="body_bytes_max"):
         embedded(store, body_bytes_max="many")
     with pytest.raises(BadRequest, match="no_such_setting"):
@@ -195,7 +197,7 @@ async def begin_subscription(store: str) -> None:
 @pytest.mark.parametrize(
     "begin", [begin_daemon, begin_embedded, begin_wheel, begin_client, begin_subscription]
 )
-async def test_a_start_that_is_cancelled_at_any_moment_leaves_nothing_behind(
+async def test_a_cancelled_start_leaves_no_tasks_or_threads(
     begin: Callable[[str], Coroutine[Any, Any, None]], tmp_path: Path
 ) -> None:
     tasks, threads = asyncio.all_tasks(), set(threading.enumerate())
@@ -212,16 +214,16 @@ async def test_a_start_that_is_cancelled_at_any_moment_leaves_nothing_behind(
         async with embedded(store) as client:  # its lock is free
             await client.ping()
         await comes(lambda: asyncio.all_tasks() <= tasks)
-        await comes(lambda: not [one for one in own_threads() if one not in threads])
+        await comes(lambda: not [thread for thread in own_threads() if thread not in threads])
         assert beginning.cancelled() or beginning.exception() is None
 
 
 LEADING = 240
-"""After so many steps the daemon goes on until it has the lease."""
+"""Turns of the event loop after which the start waits for the lease."""
 NONE = b"*0\r\n"
 
 
-async def test_a_daemon_on_redis_whose_start_is_cancelled_leaves_nothing_behind(
+async def test_a_cancelled_start_on_redis_leaves_no_lease(
     tmp_path: Path,
 ) -> None:
     """No connection, and no lease: the next one need not wait until that is over."""

@@ -22,7 +22,7 @@ BODIES = {b"plain": None, b"json": "json", LONG: "zlib", LONG + b"!": "json;v=2,
 killed = killed_on("sqlite", "redis")
 
 
-async def test_they_are_unpacked_at_each_attempt_over_kills(killed: Daemon) -> None:
+async def test_packed_bodies_are_unpacked_over_kills(killed: Daemon) -> None:
     await killed.astart()
     async with Client(killed.url, send_timeout=10, compress_over=1_000) as client:
         await client.create_group("t", "g")
@@ -57,9 +57,7 @@ async def had(client: Client) -> list[Delivery]:
     return list(found.values())
 
 
-def test_a_restore_brings_them_back_with_their_encoding(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_restore_keeps_the_encoding(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     async def living() -> None:
         daemon = daemon_in(tmp_path)
         async with daemon, Client(daemon.url, compress_over=100, keys=KEYS) as client:

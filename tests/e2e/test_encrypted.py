@@ -103,7 +103,7 @@ async def put_through(daemon: Daemon, client: Client, log: list[str]) -> None:
 
 
 @pytest.mark.parametrize("is_encrypted", [True, False])
-async def test_nothing_of_an_encrypted_body_is_written_anywhere(
+async def test_encrypted_bodies_are_never_written_in_plain_text(
     tmp_path: Path, is_encrypted: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("DEBUG")
@@ -135,7 +135,7 @@ async def test_nothing_of_an_encrypted_body_is_written_anywhere(
         assert len(names) > 1 and SECRET.decode() in heard, found
 
 
-def test_the_command_line_shows_what_it_has_the_keys_for(
+def test_the_command_line_decrypts_with_its_keys(
     make_daemon: Callable[..., Daemon], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     daemon = make_daemon()
@@ -168,7 +168,7 @@ def test_the_command_line_shows_what_it_has_the_keys_for(
     assert "its mode must be 0600 or stricter, not 0644" in cli.fails(2, "show", sealed)
 
 
-def test_the_command_line_rejects_what_nobody_can_unpack_and_goes_on(
+def test_the_command_line_rejects_undecodable_bodies(
     make_daemon: Callable[..., Daemon],
 ) -> None:
     daemon = make_daemon()
@@ -204,7 +204,7 @@ def test_schedules_on_the_command_line_are_packed_and_shown(
     assert "encrypted with key 2026-11" in cli.run("schedule", "show", "s").stdout.decode()
 
 
-def test_a_rotation_reads_what_was_written_with_each_key(
+def test_a_key_rotation_reads_bodies_of_both_keys(
     make_daemon: Callable[..., Daemon],
 ) -> None:
     async def rotate(url: str) -> list[bytes]:
@@ -212,11 +212,11 @@ def test_a_rotation_reads_what_was_written_with_each_key(
         async with Client(url, keys=old) as before, Client(url, keys=new) as after:
             await before.enqueue("t", b"before")
             await after.enqueue("t", b"after")
-            found: list[Delivery] = []
-            while len(found) < 2:
-                found += await after.pull("t", wait=10)
-            assert [one.encrypted_with for one in found] == ["2026-10", "2026-11"]
-            return [one.body for one in found]
+            deliveries: list[Delivery] = []
+            while len(deliveries) < 2:
+                deliveries += await after.pull("t", wait=10)
+            assert [one.encrypted_with for one in deliveries] == ["2026-10", "2026-11"]
+            return [one.body for one in deliveries]
 
     daemon = make_daemon()
     daemon.start()

@@ -117,7 +117,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
 
 
 @pytest.mark.parametrize("name", sorted(EXPECTED))
-def test_an_example_shows_what_it_says(name: str, running: Daemon) -> None:
+def test_each_example_prints_its_documented_output(name: str, running: Daemon) -> None:
     environment = {**os.environ, "TICKWHEEL_URL": running.url, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         [sys.executable, str(EXAMPLES / f"{name}.py")],

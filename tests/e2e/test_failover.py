@@ -65,7 +65,7 @@ def is_active(daemon: Daemon) -> bool:
         return False  # its role is changing
 
 
-def test_a_standby_says_who_is_active_and_takes_no_work(pair: tuple[Daemon, Daemon]) -> None:
+def test_a_standby_names_the_leader_and_refuses_work(pair: tuple[Daemon, Daemon]) -> None:
     active, standby = pair
     assert " durability " in active.log_text(), "what can be lost is said at the start"
     assert " durability " not in standby.log_text()
@@ -131,9 +131,7 @@ def test_a_standby_names_the_leaders_http_and_each_lists_both(
 
 
 @pytest.mark.parametrize("how", ["killed", "stopped"])
-def test_the_standby_delivers_when_the_active_one_is_gone(
-    pair: tuple[Daemon, Daemon], how: str
-) -> None:
+def test_the_standby_delivers_after_the_leader_died(pair: tuple[Daemon, Daemon], how: str) -> None:
     active, standby = pair
     epoch = status(active)["epoch"]
     with Raw(active.port) as raw:
@@ -152,9 +150,7 @@ def test_the_standby_delivers_when_the_active_one_is_gone(
         assert raw.call(T.STATS)[2]["scheduled"] == 1
 
 
-def test_a_deposed_daemon_delivers_nothing_and_its_batch_is_refused(
-    pair: tuple[Daemon, Daemon], server: RedisServer
-) -> None:
+def test_a_deposed_daemon_is_fenced(pair: tuple[Daemon, Daemon], server: RedisServer) -> None:
     active, standby = pair
     with Raw(active.port) as old:
         ids = old.enqueue(*[("t", b"%d" % n, 4_000) for n in range(20)])[2][1]
@@ -198,7 +194,7 @@ def test_a_clean_stop_hands_over_at_once(pair: tuple[Daemon, Daemon]) -> None:
     assert status(active)["role"] == "standby"
 
 
-def test_consumers_that_survive_may_still_ack(pair: tuple[Daemon, Daemon]) -> None:
+def test_surviving_consumers_can_ack_after_a_failover(pair: tuple[Daemon, Daemon]) -> None:
     active, standby = pair
     with Raw(active.port) as raw:
         (task_id,) = raw.enqueue(("t", b"x", 0))[2][1]
@@ -213,7 +209,7 @@ def test_consumers_that_survive_may_still_ack(pair: tuple[Daemon, Daemon]) -> No
 
 
 @pytest.mark.parametrize("place", ["takeover.elected", "takeover.opened", "recovery.middle"])
-def test_a_takeover_that_is_cut_short_is_taken_over(
+def test_an_interrupted_takeover_is_completed_by_another_daemon(
     server: RedisServer, tmp_path: Path, place: str
 ) -> None:
     with Daemon(tmp_path / "first", store=server.url(), leader_ttl_s=0.5) as first:
@@ -232,9 +228,7 @@ def test_a_takeover_that_is_cut_short_is_taken_over(
                 until(lambda: raw.call(T.STATS)[2]["scheduled"] == 1, TAKEOVER_S)
 
 
-def test_a_daemon_alone_serves_again_while_redis_was_away(
-    server: RedisServer, tmp_path: Path
-) -> None:
+def test_a_single_daemon_recovers_from_a_redis_outage(server: RedisServer, tmp_path: Path) -> None:
     """Longer than its lease: it delivers nothing meanwhile, and everything afterwards."""
     with Daemon(tmp_path / "one", store=server.url(), leader_ttl_s=0.5) as daemon:
         with Raw(daemon.port) as raw:
@@ -248,7 +242,7 @@ def test_a_daemon_alone_serves_again_while_redis_was_away(
 
 
 @pytest.mark.parametrize("place", ["takeover.elected", "takeover.opened"])
-async def test_a_store_that_goes_away_in_the_first_takeover_does_not_end_the_daemon(
+async def test_a_store_lost_in_the_first_takeover_is_retried(
     server: RedisServer, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The daemon runs in this process, so that the server is killed exactly there."""
@@ -294,7 +288,7 @@ def test_takeovers_that_fail_over_and_over_are_logged_once(
     assert len(re.findall(r" role  .*role=standby", log)) <= 2, "at its start, and after the first"
 
 
-def test_a_standby_names_no_epoch_of_one_that_takes_over(
+def test_a_standby_names_no_epoch_during_a_takeover(
     pair: tuple[Daemon, Daemon], server: RedisServer
 ) -> None:
     active, standby = pair
@@ -308,9 +302,7 @@ def test_a_standby_names_no_epoch_of_one_that_takes_over(
     until(lambda: bool(status(standby)["active"] == leader | {"epoch": epoch + 1}), TAKEOVER_S)
 
 
-def test_a_daemon_that_lives_keeps_its_lease_from_another_of_its_name_and_address(
-    server: RedisServer, tmp_path: Path
-) -> None:
+def test_a_live_daemon_keeps_its_lease_from_a_namesake(server: RedisServer, tmp_path: Path) -> None:
     """Cloned machines, or one address of a load balancer: both say the same of themselves."""
     asyncio.run(_lay_out(server))
     same: dict[str, Any] = {
@@ -337,9 +329,7 @@ def test_a_daemon_that_lives_keeps_its_lease_from_another_of_its_name_and_addres
             until(lambda: is_active(second), TAKEOVER_S)
 
 
-def test_one_that_was_killed_leads_again_at_once_where_its_end_can_be_proven(
-    server: RedisServer, tmp_path: Path
-) -> None:
+def test_a_killed_local_leader_leads_again_at_once(server: RedisServer, tmp_path: Path) -> None:
     """With a lease that nobody would wait for, and at another address."""
     asyncio.run(_lay_out(server))
     options: dict[str, Any] = {"store": server.url(), "leader_ttl_s": 600}
@@ -353,9 +343,7 @@ def test_one_that_was_killed_leads_again_at_once_where_its_end_can_be_proven(
             assert "waiting" not in second.log_text()
 
 
-def test_a_daemon_that_waits_for_a_lease_says_so_with_the_end(
-    server: RedisServer, tmp_path: Path
-) -> None:
+def test_a_daemon_waiting_for_a_lease_logs_its_end(server: RedisServer, tmp_path: Path) -> None:
     asyncio.run(_lay_out(server))
     server.call("SET", "{tw:default:0}:leader", "gone/1|tcp://127.0.0.1:9|5|1", "PX", 60_000)
     with Daemon(tmp_path / "one", store=server.url()) as daemon:
@@ -391,7 +379,7 @@ async def test_a_client_that_starts_during_a_takeover_waits_for_its_end(
         assert client.server_info["role"] == "active"
 
 
-async def test_clients_of_a_leader_that_is_cut_off_from_redis_go_over_to_the_next_one(
+async def test_clients_leave_a_leader_cut_off_from_redis(
     server: RedisServer, tmp_path: Path
 ) -> None:
     """It stays cut off until they have gone on: they reach it, and it cannot know more."""
@@ -421,7 +409,7 @@ async def test_clients_of_a_leader_that_is_cut_off_from_redis_go_over_to_the_nex
         await wall.stop()
 
 
-async def test_a_client_that_is_first_waits_for_its_daemon_and_that_one_for_redis(
+async def test_a_client_waits_for_daemon_and_redis_to_start(
     server: RedisServer, tmp_path: Path
 ) -> None:
     daemon = Daemon(tmp_path / "daemon", store=server.url())

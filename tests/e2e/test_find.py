@@ -66,7 +66,7 @@ def ids(raw: Raw, **options: Any) -> list[int]:
 # --- the wire --------------------------------------------------------------------------------
 
 
-def test_only_tasks_with_the_key_and_the_newest_first(raw: Raw, topic: str) -> None:
+def test_tasks_with_a_key_are_listed_newest_first(raw: Raw, topic: str) -> None:
     one, _, two, _, three = put(raw, topic, KEY, None, KEY, KEY + "2", KEY)
     assert ids(raw, key=KEY, topic=topic) == [one, two, three]
     assert ids(raw, key=KEY, topic=topic, newest=True) == [three, two, one]
@@ -79,18 +79,18 @@ def test_only_tasks_with_the_key_and_the_newest_first(raw: Raw, topic: str) -> N
     assert ids(raw, key=KEY, topic=topic, newest=True) == [two, one]
 
 
-def test_enqueued_not_after_a_time(raw: Raw, topic: str) -> None:
+def test_tasks_are_found_by_enqueue_time(raw: Raw, topic: str) -> None:
     all_ids: list[int] = []
-    while len({when(raw, one) for one in all_ids}) < 3:
+    while len({when(raw, task_id) for task_id in all_ids}) < 3:
         all_ids += put(raw, topic, KEY)
-    times = {one: when(raw, one) for one in all_ids}
+    times = {task_id: when(raw, task_id) for task_id in all_ids}
     middle_ms = sorted(set(times.values()))[1]
     for until_ms in (min(times.values()) - 1, middle_ms - 1, middle_ms, max(times.values()) + 1):
-        expected = [one for one in all_ids if times[one] <= until_ms]
+        expected = [task_id for task_id in all_ids if times[task_id] <= until_ms]
         assert ids(raw, key=KEY, topic=topic, until_ms=until_ms) == expected
         found = ids(raw, key=KEY, topic=topic, until_ms=until_ms, newest=True)
         assert found == expected[::-1]
-        # Times are no matter of keys.
+        # A time limit is not a matter of keys.
         assert ids(raw, topic=topic, until_ms=until_ms, newest=True) == expected[::-1]
     for until_ms in (0, 1):
         assert ids(raw, key=KEY, until_ms=until_ms, newest=True) == []
@@ -114,7 +114,7 @@ def test_a_request_looks_at_a_bounded_number_of_tasks(raw: Raw, topic: str) -> N
     assert ids(raw, key="oldest of many") == [oldest]
 
 
-def test_a_listed_task_is_what_a_lookup_answers(raw: Raw, topic: str) -> None:
+def test_a_listed_task_equals_its_lookup(raw: Raw, topic: str) -> None:
     # Half a rotation from where the number of rotations changes.
     one = raw.enqueue((topic, b"x", 3 * FAR_MS // 2, {"key": "known"}))[2][1][0]
     (task,) = raw.call(T.LIST, {"key": "known", "newest": True})[2]["tasks"]
@@ -123,7 +123,7 @@ def test_a_listed_task_is_what_a_lookup_answers(raw: Raw, topic: str) -> None:
     assert {"slot", "due_ms", "enqueued_ms", "groups"} <= task.keys()
 
 
-def test_a_state_and_a_key(raw: Raw, topic: str) -> None:
+def test_tasks_are_found_by_state_and_key(raw: Raw, topic: str) -> None:
     raw.enqueue((topic, b"x", 0, {"key": KEY}))
     (later,) = put(raw, topic, KEY)
     assert ids(raw, key=KEY, topic=topic, state="scheduled") == [later]
@@ -152,7 +152,7 @@ def test_the_longest_key_is_found(raw: Raw, topic: str) -> None:
 # --- the client --------------------------------------------------------------------------------
 
 
-async def test_find(running: Daemon, topic: str) -> None:
+async def test_find_returns_the_newest_task(running: Daemon, topic: str) -> None:
     async with Client(running.url) as client:
         first = await client.enqueue(topic, b"1", delay=FAR, key=topic)
         started = datetime.now(UTC)
@@ -175,7 +175,7 @@ async def test_find(running: Daemon, topic: str) -> None:
         assert await client.find(topic) is None
 
 
-async def test_by_topic_and_key(running: Daemon, topic: str) -> None:
+async def test_tasks_are_addressed_by_topic_and_key(running: Daemon, topic: str) -> None:
     named: Any = {"topic": topic, "key": KEY}
     async with Client(running.url) as client:
         assert await client.cancel(**named) == [TaskOutcome(None, "unknown")]
@@ -198,7 +198,7 @@ async def test_by_topic_and_key(running: Daemon, topic: str) -> None:
                 "cancelled",
             ]
             await delivery.ack()
-        # Of these two the one with the higher id is the newest that finished.
+        # The higher id is the newest finished task.
         assert await client.cancel(**named) == [TaskOutcome(second.id, "already_cancelled")]
         [ended] = await client.lookup(**named)
         assert (ended.id, ended.state) == (second.id, "cancelled")
@@ -208,7 +208,7 @@ async def test_by_topic_and_key(running: Daemon, topic: str) -> None:
 # --- the command line --------------------------------------------------------------------------
 
 
-def test_list_and_show(running: Daemon, topic: str) -> None:
+def test_commands_list_and_show_by_key(running: Daemon, topic: str) -> None:
     cli = Cli(running)
     key = f"key of {topic}"
     old, new = (
@@ -228,7 +228,7 @@ def test_list_and_show(running: Daemon, topic: str) -> None:
     assert cli.json("show", "--key", "none", expect=4) == []
 
 
-def test_cancel_and_move_by_key(running: Daemon, topic: str) -> None:
+def test_commands_cancel_and_reschedule_by_key(running: Daemon, topic: str) -> None:
     cli, named = Cli(running), ("--topic", topic, "--key", KEY)
     first, second = (
         cli.one("enqueue", topic, text, "--key", KEY, "--delay", "1h")["id"] for text in "ab"
@@ -251,7 +251,7 @@ def test_cancel_and_move_by_key(running: Daemon, topic: str) -> None:
         assert "by topic and key" in cli.fails(2, "cancel", *given)
 
 
-def test_flow_by_key_and_ended_tasks_from_the_history(running: Daemon, topic: str) -> None:
+def test_show_flow_by_key_uses_the_history(running: Daemon, topic: str) -> None:
     cli, history = Cli(running), str(running.settings["history_dir"])
     key = f"key of {topic}"
     old, new = (

@@ -59,7 +59,7 @@ async def command(*words: str, expect: int) -> str:
 
 
 @pytest.mark.parametrize("end", [Daemon.kill, Daemon.pause], ids=["SIGKILL", "SIGSTOP"])
-async def test_who_only_subscribes_gets_its_tasks_from_the_standby(pair: Pair, end: End) -> None:
+async def test_subscribers_follow_to_the_standby(pair: Pair, end: End) -> None:
     active, standby = pair
     got: list[Delivery] = []
 
@@ -112,7 +112,7 @@ async def test_the_address_of_a_standby_is_enough(pair: Pair) -> None:
         assert (await client.status()).address == active.url
 
 
-async def test_status_shows_who_is_active_and_init_touches_nothing(pair: Pair) -> None:
+async def test_status_shows_the_leader_and_init_refuses(pair: Pair) -> None:
     active, standby = pair
     deadline_s = time.monotonic() + TIMEOUT_S
     while True:
@@ -131,7 +131,7 @@ async def test_status_shows_who_is_active_and_init_touches_nothing(pair: Pair) -
     assert "unreachable" in await command("status", "--url", standby.url, expect=3)
 
 
-async def test_without_an_active_one_status_ends_with_1(pair: Pair) -> None:
+async def test_status_without_a_leader_exits_with_1(pair: Pair) -> None:
     active, standby = pair
     active.pause()
     try:

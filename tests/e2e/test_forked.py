@@ -29,7 +29,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("FORKED", request.param)
 
 
-def test_it_serves_and_ends_by_signals(tmp_path: Path) -> None:
+def test_a_forked_daemon_serves_and_ends_by_signals(tmp_path: Path) -> None:
     with Daemon(tmp_path, http=True) as daemon:
         assert isinstance(daemon._process, subprocess.Popen) == (not forked.can_fork())
         assert Cli(daemon).one("stats")["scheduled"] == 0
@@ -40,7 +40,7 @@ def test_it_serves_and_ends_by_signals(tmp_path: Path) -> None:
         assert daemon.wait() == -signal.SIGKILL
 
 
-async def test_it_is_killed_at_a_failpoint_of_its_own_environment(tmp_path: Path) -> None:
+async def test_a_forked_daemon_dies_at_its_failpoint(tmp_path: Path) -> None:
     daemon = Daemon(tmp_path, failpoints="commit.after=1")
     async with daemon, Client(daemon.url) as client:
         sent = client.enqueue_nowait("t", b"x")
@@ -50,7 +50,7 @@ async def test_it_is_killed_at_a_failpoint_of_its_own_environment(tmp_path: Path
     assert daemon.hits == ["commit.after"]
 
 
-def test_its_errors_are_the_program_s(tmp_path: Path) -> None:
+def test_a_forked_daemons_errors_equal_the_programs(tmp_path: Path) -> None:
     daemon = Daemon(tmp_path, no_such_setting=1)
     with pytest.raises(DaemonFailed, match=r"ended with 2 before(.|\n)*no_such_setting"):
         daemon.start()
@@ -62,7 +62,7 @@ def test_its_errors_are_the_program_s(tmp_path: Path) -> None:
         assert cli.one("subscribe", "t", "--max", "1")["body"] == "body"
 
 
-def test_a_shell_has_it_in_pipes_and_in_other_folders(tmp_path: Path) -> None:
+def test_a_shells_tickwheel_works_in_pipes_and_other_folders(tmp_path: Path) -> None:
     with Daemon(tmp_path / "daemon") as daemon, commands() as command:
         done = shell(
             command,
@@ -82,7 +82,7 @@ def test_a_shell_has_it_in_pipes_and_in_other_folders(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "code"), [("TERM", 0), ("KILL", 128 + signal.SIGKILL)])
-def test_a_shell_ends_it_by_signals(tmp_path: Path, name: str, code: int) -> None:
+def test_a_shells_tickwheel_ends_by_signals(tmp_path: Path, name: str, code: int) -> None:
     """A job's number is that of the process, or of one whose end is the process' end."""
     with commands() as command:
         done = shell(

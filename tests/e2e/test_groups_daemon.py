@@ -55,9 +55,9 @@ def test_a_group_is_made_with_settings_that_outlast_a_kill(daemon: Daemon) -> No
         assert (again["created"], again["paused"]) == (False, True)
     daemon.restart()
     with Peer(daemon.port) as peer:
-        found = peer.do(T.CONFIGURE, "t", "g", {})
-        assert found == {name: made[name] for name in found}
-        assert (found["rate"], found["burst"], found["retry"]["name"]) == (5.0, 2, "rocketmq")
+        answer = peer.do(T.CONFIGURE, "t", "g", {})
+        assert answer == {name: made[name] for name in answer}
+        assert (answer["rate"], answer["burst"], answer["retry"]["name"]) == (5.0, 2, "rocketmq")
         assert peer.refused(T.CONFIGURE, "t", "x", {})[0] == "not_found"
 
 
@@ -78,7 +78,7 @@ def test_a_group_from_the_first_task_on(daemon: Daemon) -> None:
         assert peer.words(*ids).count("acked") == 1
 
 
-def test_deleting_a_group_lets_go_of_what_it_held_and_of_nothing_else(daemon: Daemon) -> None:
+def test_deleting_a_group_keeps_other_groups_tasks(daemon: Daemon) -> None:
     with Peer(daemon.port) as peer:
         peer.do(T.GROUP_CREATE, "t", "other", {})
         peer.sub(0, "t", "g", prefetch=3)
@@ -101,7 +101,7 @@ def test_deleting_a_group_lets_go_of_what_it_held_and_of_nothing_else(daemon: Da
         assert peer.words(*ids) == ["ready"] * 6
 
 
-def test_deleting_the_last_group_keeps_what_is_scheduled(daemon: Daemon) -> None:
+def test_deleting_the_last_group_keeps_scheduled_tasks(daemon: Daemon) -> None:
     with Peer(daemon.port) as peer:
         peer.do(T.GROUP_CREATE, "t", "g", {})
         ready = peer.put("t", *(b"%d" % n for n in range(1_500)))
@@ -144,9 +144,7 @@ def new_has_all(peer: Peer, ids: list[int]) -> None:
 
 
 @pytest.mark.parametrize("kills", [False, True])
-def test_a_new_group_from_the_first_task_on_outlives_the_old_one(
-    daemon: Daemon, kills: bool
-) -> None:
+def test_a_replayed_group_outlives_the_older_group(daemon: Daemon, kills: bool) -> None:
     with Peer(daemon.port) as peer:
         ids = held_by_old(peer)
         peer.do(T.GROUP_CREATE, "t", "new", {"since": "first"})
@@ -160,7 +158,7 @@ def test_a_new_group_from_the_first_task_on_outlives_the_old_one(
 
 
 @pytest.mark.parametrize("kills", [False, True])
-def test_acks_of_the_old_group_take_nothing_from_a_new_one(daemon: Daemon, kills: bool) -> None:
+def test_acks_of_one_group_do_not_affect_a_replayed_group(daemon: Daemon, kills: bool) -> None:
     with Peer(daemon.port) as peer, Peer(daemon.port) as other:
         ids = held_by_old(peer)
         peer.sub(1, "t", "old", prefetch=COUNT)
@@ -215,7 +213,7 @@ def test_a_deleted_topic_ends_with_all_it_held_over_a_kill(daemon: Daemon) -> No
         assert (fresh["rate"], fresh["retry"], fresh.get("if_pending")) == (None, None, None)
 
 
-def test_a_topic_for_broadcasts_keeps_nothing_over_a_kill(daemon: Daemon) -> None:
+def test_a_broadcast_only_topic_keeps_no_tasks_over_a_kill(daemon: Daemon) -> None:
     with Peer(daemon.port) as peer:
         kept = peer.put("t", b"1", b"2")
         until(lambda: peer.topic("t")["ready"] == 2, SOON_S)
@@ -271,7 +269,7 @@ def test_policies_of_task_group_and_topic_outlast_a_kill(daemon: Daemon) -> None
         assert failure[3].startswith("raw 127.0.0.1:")
 
 
-def test_a_group_has_one_policy(daemon: Daemon) -> None:
+def test_a_conflicting_group_policy_is_refused(daemon: Daemon) -> None:
     fixed = {"kind": "fixed", "delay_ms": 5, "retries": 1, "jitter": 0}
     with Peer(daemon.port) as peer:
         peer.sub(0, "t", "g")
@@ -308,7 +306,7 @@ def test_poison_ends_in_the_dead_letters(daemon: Daemon) -> None:
 # --- dead letters --------------------------------------------------------------------------------
 
 
-def test_dead_letters_are_filtered_requeued_and_deleted_across_a_kill(daemon: Daemon) -> None:
+def test_dead_letters_are_requeued_and_deleted_over_a_kill(daemon: Daemon) -> None:
     with Peer(daemon.port) as peer:
         peer.sub(0, "t", "g")
         ids = peer.put("t", b"1", b"2", b"3")
@@ -364,7 +362,7 @@ def test_dead_letters_are_kept_for_their_retention(store: str, tmp_path: Path) -
 # --- at most once, broadcast ---------------------------------------------------------------------
 
 
-def test_at_most_once_is_finished_before_it_is_sent(daemon: Daemon) -> None:
+def test_at_most_once_ends_before_it_is_sent(daemon: Daemon) -> None:
     with Peer(daemon.port) as peer:
         peer.sub(0, "t", "g", ack="on_delivery")
         ids = peer.put("t", b"1", b"2")
@@ -379,7 +377,7 @@ def test_at_most_once_is_finished_before_it_is_sent(daemon: Daemon) -> None:
         assert peer.words(*ids) == ["acked", "acked"]
 
 
-def test_a_kill_between_the_commit_and_the_frame_never_sends_it_twice(daemon: Daemon) -> None:
+def test_a_kill_after_an_at_most_once_commit_never_redelivers(daemon: Daemon) -> None:
     # The first commit makes the group, the second takes the task, the third ends it.
     daemon.kill()
     daemon.failpoints = "commit.after=3"
@@ -396,7 +394,7 @@ def test_a_kill_between_the_commit_and_the_frame_never_sends_it_twice(daemon: Da
         assert peer.words(task_id) == ["acked"]
 
 
-def test_a_kill_before_the_commit_sends_nothing(daemon: Daemon) -> None:
+def test_a_kill_before_an_at_most_once_commit_redelivers(daemon: Daemon) -> None:
     daemon.kill()
     daemon.failpoints = "commit.before=3"
     daemon.start()
@@ -413,7 +411,7 @@ def test_a_kill_before_the_commit_sends_nothing(daemon: Daemon) -> None:
         assert item[3] == b"1"
 
 
-def test_a_broadcast_owns_nothing(daemon: Daemon) -> None:
+def test_a_broadcast_creates_no_group(daemon: Daemon) -> None:
     with Peer(daemon.port) as peer, Peer(daemon.port) as other:
         peer.sub(0, "t", None, broadcast=True)
         other.sub(0, "t", "", broadcast=True)
@@ -448,7 +446,7 @@ def test_a_slow_broadcast_is_ended_and_says_why(store: str, tmp_path: Path) -> N
 # --- priority, ttl, pause, rate ------------------------------------------------------------------
 
 
-def test_priorities_and_their_share_for_the_others(daemon: Daemon) -> None:
+def test_lower_priorities_get_their_share(daemon: Daemon) -> None:
     with Peer(daemon.port) as peer:
         peer.do(T.GROUP_CREATE, "t", "g", {})
         low = peer.put("t", *[b"low"] * 5)
@@ -463,7 +461,7 @@ def test_priorities_and_their_share_for_the_others(daemon: Daemon) -> None:
         assert set(got) - set(low) < set(high)
 
 
-def test_a_ttl_ends_with_nobody_there(daemon: Daemon) -> None:
+def test_a_ttl_expires_without_subscribers(daemon: Daemon) -> None:
     with Peer(daemon.port) as peer:
         peer.do(T.GROUP_CREATE, "t", "g", {"paused": True})
         (held,) = peer.put("t", b"1", ttl_ms=3_000)
@@ -524,7 +522,7 @@ def test_a_rate_holds_after_a_kill(daemon: Daemon) -> None:
 # --- filters -------------------------------------------------------------------------------------
 
 
-def test_a_filter_and_the_moment_of_its_change_outlast_kills(daemon: Daemon) -> None:
+def test_a_filter_and_its_change_survive_kills(daemon: Daemon) -> None:
     with Peer(daemon.port) as peer:
         peer.do(T.GROUP_CREATE, "t", "a", {"tags": "eu", "where": "n > 1", "paused": True})
         peer.do(T.GROUP_CREATE, "t", "b", {"paused": True})

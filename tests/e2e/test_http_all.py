@@ -86,14 +86,14 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Whole]:
 # --- all is well ----------------------------------------------------------------------------------
 
 
-def test_it_lives_and_all_serve(running: Whole) -> None:
+def test_health_and_readiness_cover_all_shards(running: Whole) -> None:
     assert running.get("/healthz").json == {"status": "alive"}
     ready = running.heard("/readyz")
     assert (ready.status, ready.json["status"]) == (200, "ready")
     assert ready.json["shards"] == {"0": "ready", "1": "ready"}
 
 
-def test_it_says_where_they_are(running: Whole) -> None:
+def test_shards_are_listed_with_their_addresses(running: Whole) -> None:
     shards = running.heard("/v1/shards").json["shards"]
     said = [{name: shard[name] for name in ("url", "http", "pid")} for shard in shards]
     assert said == running.ready["shards"]
@@ -105,7 +105,7 @@ def test_it_says_where_they_are(running: Whole) -> None:
     assert all(0 < now_ms - one["since_ms"] < 600_000 for one in shards)
 
 
-def test_its_page_leads_to_the_consoles(running: Whole) -> None:
+def test_the_start_page_links_the_consoles(running: Whole) -> None:
     page = running.heard("/")
     assert page.headers["content-type"].startswith("text/html")
     links = re.findall(r'<a href="([^"]+)">shard (\d)</a>: ready', page.body.decode())
@@ -114,14 +114,14 @@ def test_its_page_leads_to_the_consoles(running: Whole) -> None:
         assert b"<title>" in running.get("", link).body
 
 
-def test_what_there_is_not_is_said_to_be_not_there(running: Whole) -> None:
+def test_unknown_paths_and_hosts_are_refused(running: Whole) -> None:
     for path in ("/v1/nothing", "/nothing"):
         assert running.get(path).status == 404
     for path in ("/metrics", "/v1/stats"):
         assert running.get(path, Host="evil.example").status == 403
 
 
-def test_metrics_are_those_of_all_in_one_valid_text(running: Whole) -> None:
+def test_metrics_of_all_shards_are_one_valid_text(running: Whole) -> None:
     answer = running.get("/metrics")
     assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
     found = {metric.name: metric for metric in families(answer.body.decode())}
@@ -145,14 +145,14 @@ def test_metrics_are_those_of_all_in_one_valid_text(running: Whole) -> None:
     }
 
 
-def test_promtool_has_nothing_against_them(running: Whole) -> None:
+def test_promtool_accepts_the_metrics(running: Whole) -> None:
     need_prometheus()
     text = running.get("/metrics").body
     done = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True)
     assert done.returncode == 0, done.stderr
 
 
-def test_openmetrics_too(running: Whole) -> None:
+def test_openmetrics_cover_all_shards(running: Whole) -> None:
     kind = "application/openmetrics-text; version=1.0.0"
     answer = running.get("/metrics", Accept=kind)
     assert answer.headers["content-type"].startswith(kind)
@@ -167,7 +167,7 @@ def test_openmetrics_too(running: Whole) -> None:
 # --- one is not -----------------------------------------------------------------------------------
 
 
-def test_a_shard_that_is_killed_is_named_and_the_other_one_goes_on(
+def test_a_killed_shard_is_named_and_the_others_serve(
     make_daemon: MakeDaemon, tmp_path: Path
 ) -> None:
     whole = Whole(make_daemon, tmp_path)
@@ -189,7 +189,7 @@ def test_a_shard_that_is_killed_is_named_and_the_other_one_goes_on(
     assert whole.get("/healthz").status == 200
     until(lambda: whole.metric("tickwheel_shard_up") == {"0": 1, "1": 0})
     until(lambda: whole.metric("tickwheel_serving") == {"0": 1})
-    (away,) = [one for one in whole.get("/v1/shards").json["shards"] if one["shard"] == 1]
+    (away,) = [shard for shard in whole.get("/v1/shards").json["shards"] if shard["shard"] == 1]
     assert away["restarts"] > 0
     status = whole.get("/v1/status").json
     assert (status["state"], status["shard"]) == ("unreachable", 0)
@@ -204,7 +204,7 @@ def test_a_shard_that_is_killed_is_named_and_the_other_one_goes_on(
     assert restarts["0"] == 0 < restarts["1"]
 
 
-def test_a_shard_that_stands_still_costs_a_bounded_time(
+def test_a_frozen_shard_delays_answers_by_a_bounded_time(
     make_daemon: MakeDaemon, tmp_path: Path
 ) -> None:
     whole = Whole(make_daemon, tmp_path)
@@ -229,7 +229,7 @@ def test_a_shard_that_stands_still_costs_a_bounded_time(
     assert whole.metric("tickwheel_shard_up") == {"0": 1, "1": 1}
 
 
-def test_the_process_that_answers_comes_back_and_ends_with_the_parent(
+def test_the_http_process_restarts_and_ends_with_its_parent(
     make_daemon: MakeDaemon, tmp_path: Path
 ) -> None:
     whole = Whole(make_daemon, tmp_path)
@@ -247,7 +247,7 @@ def test_the_process_that_answers_comes_back_and_ends_with_the_parent(
     until(lambda: is_over(second) and not listens(port))
 
 
-def test_sigterm_ends_it_with_the_others(make_daemon: MakeDaemon, tmp_path: Path) -> None:
+def test_sigterm_ends_all_processes(make_daemon: MakeDaemon, tmp_path: Path) -> None:
     whole = Whole(make_daemon, tmp_path)
     process = whole.process
     assert whole.shards.parent.terminate() == 0
@@ -287,4 +287,4 @@ def test_tokens_and_tls_are_those_of_the_daemons(
     if is_required:
         assert "certificate is required" in found.json["detail"]
     else:
-        assert [one["state"] for one in found.json["shards"]] == ["ready", "ready"]
+        assert [shard["state"] for shard in found.json["shards"]] == ["ready", "ready"]

@@ -35,7 +35,7 @@ REFUSALS = """
 negative_data_rejection.expected-statuses = [400, 403, 404, 405, 409, 410, 413, 415, 422, 429, 503]
 not_a_server_error.expected-statuses = ["2xx", "3xx", "4xx", 503]
 """
-"""Too large is a refusal, too, and so is a topic that is just being deleted (503, try again)."""
+"""Refusals include oversized bodies and a topic being deleted (503, retryable)."""
 SHOWN_MAX = 1_000
 TOKEN = "from the document"
 WHO = ("all", "small")
@@ -62,7 +62,7 @@ HOOKS = {
         ),
     ],
 )
-def test_nothing_happens_that_the_document_does_not_say(
+def test_responses_match_the_openapi_document(
     make_daemon: Callable[..., Daemon], phases: str, examples: int, timeout_s: float, who: str
 ) -> None:
     """By somebody with all rights, and by a token with quotas and the rights of one topic."""
@@ -105,7 +105,7 @@ KINDS = {
 }
 
 
-def test_the_page_of_the_document_needs_no_other_host(make_daemon: Callable[..., Daemon]) -> None:
+def test_the_openapi_page_loads_no_other_host(make_daemon: Callable[..., Daemon]) -> None:
     daemon = make_daemon(http=True, serve_token=TOKEN).start()
     for path, kind in KINDS.items():
         with urllib.request.urlopen(f"{daemon.http}{path}", timeout=30) as response:  # noqa: S310

@@ -55,7 +55,9 @@ def shard_of(task_id: str) -> int:
     return int(task_id) & ((1 << SHARD_BITS) - 1)
 
 
-def test_one_address_has_the_tasks_of_all_shards(make_daemon: MakeDaemon, tmp_path: Path) -> None:
+def test_the_gateway_serves_the_tasks_of_all_shards(
+    make_daemon: MakeDaemon, tmp_path: Path
+) -> None:
     machine = Machine(make_daemon, tmp_path)
     assert machine.ask("GET", "/readyz").status in (200, 503)
     assert machine.ask("PUT", "/v1/topics/orders/groups/g", {}).status == 201
@@ -83,7 +85,7 @@ def test_one_address_has_the_tasks_of_all_shards(make_daemon: MakeDaemon, tmp_pa
         asked = {"group": "g", "max": 10, "wait_ms": 1_000}
         answer = machine.ask("POST", "/v1/topics/orders/pull", asked)
         assert "new_group" not in answer.json
-        receipts.extend(one["receipt"] for one in answer.json["deliveries"])
+        receipts.extend(delivery["receipt"] for delivery in answer.json["deliveries"])
         return len(receipts) == 10
 
     until(pulled)
@@ -99,9 +101,7 @@ def test_one_address_has_the_tasks_of_all_shards(make_daemon: MakeDaemon, tmp_pa
     assert "Traceback" not in machine.parent.log_text()
 
 
-def test_a_shard_that_stands_still_holds_up_nobody_else(
-    make_daemon: MakeDaemon, tmp_path: Path
-) -> None:
+def test_a_frozen_shard_does_not_delay_the_others(make_daemon: MakeDaemon, tmp_path: Path) -> None:
     machine = Machine(make_daemon, tmp_path)
     tasks = [{"topic": "t", "key": key_in(n, COUNT), "delay_ms": HOUR_MS} for n in range(COUNT)]
     ids = [machine.ask("POST", "/v1/tasks", task).json["id"] for task in tasks]
@@ -122,9 +122,7 @@ def test_a_shard_that_stands_still_holds_up_nobody_else(
     until(lambda: machine.ask("GET", f"/v1/tasks/{ids[1]}").status == 200)
 
 
-def test_all_shards_are_restored_as_one_and_serve_what_they_had(
-    make_daemon: MakeDaemon, tmp_path: Path
-) -> None:
+def test_all_shards_are_restored_together(make_daemon: MakeDaemon, tmp_path: Path) -> None:
     folder = tmp_path / "backups"
     folder.mkdir()
     settings = {"history_dir": str(tmp_path / "history"), "history_bodies": "true"}
@@ -174,7 +172,7 @@ def test_all_shards_are_restored_as_one_and_serve_what_they_had(
 
 
 @pytest.mark.parametrize("scheme", ["", "https://"])
-def test_tokens_are_passed_on_also_over_tls_without_more_settings(
+def test_the_gateway_passes_tokens_on_with_and_without_tls(
     make_daemon: MakeDaemon, tmp_path: Path, scheme: str
 ) -> None:
     settings: dict[str, Any] = {"serve_token": "of-everything", "login_delay_s": 0}
@@ -204,8 +202,8 @@ def test_a_node_answers_for_tasks_of_the_other_node(server: RedisServer, tmp_pat
         made = ask(nodes["a"].http, "POST", "/v1/tasks", task)
         assert made.status == 201 and shard_of(made.json["id"]) == elsewhere, made.body
         for name in "ab":
-            found = ask(nodes[name].http, "GET", f"/v1/tasks/{made.json['id']}")
-            assert (found.status, found.json["body"]) == (200, "x")
+            answer = ask(nodes[name].http, "GET", f"/v1/tasks/{made.json['id']}")
+            assert (answer.status, answer.json["body"]) == (200, "x")
             assert ask(nodes[name].http, "GET", "/v1/stats").json["scheduled"] == 1
             status = ask(nodes[name].http, "GET", "/v1/status").json
             assert status["state"] == "ready", status
@@ -214,7 +212,7 @@ def test_a_node_answers_for_tasks_of_the_other_node(server: RedisServer, tmp_pat
         assert len(ask(nodes["a"].http, "GET", "/v1/nodes").json["nodes"]) == 2
 
 
-def test_a_name_is_one_name_at_the_doors_of_all_nodes(server: RedisServer, tmp_path: Path) -> None:
+def test_names_are_unique_over_all_nodes(server: RedisServer, tmp_path: Path) -> None:
     """Schedules, transactions and idempotency keys, with tasks of two shards each."""
     with Nodes(tmp_path, server.url(), 4, http=True) as nodes:
         nodes.until_led("a", "ab")
@@ -247,9 +245,7 @@ def test_a_name_is_one_name_at_the_doors_of_all_nodes(server: RedisServer, tmp_p
         assert len(ask(nodes["a"].http, "GET", "/v1/tasks?topic=once").json["tasks"]) == 1
 
 
-async def test_a_callback_is_settled_by_the_shard_that_has_moved_meanwhile(
-    server: RedisServer, tmp_path: Path
-) -> None:
+async def test_a_callback_reaches_a_moved_shard(server: RedisServer, tmp_path: Path) -> None:
     """Its address is that of the node that sent the task, which has the shard no more."""
     loopback = {"push_allow": "127.0.0.0/8"}
     nodes = Nodes(tmp_path, server.url(), 4, http=True, **loopback)

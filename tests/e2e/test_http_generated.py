@@ -165,7 +165,7 @@ def test_a_generated_typescript_client_works(
     assert _node(folder, program, daemon.http) == "it works hello fixed\n"
 
 
-def test_the_linter_has_nothing_to_say(folder: Path) -> None:
+def test_the_openapi_linter_reports_no_problem(folder: Path) -> None:
     (folder / "lint.js").write_text(LINT)
     assert _node(folder, "lint.js", "openapi.json") == ""
 

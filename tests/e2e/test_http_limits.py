@@ -56,7 +56,7 @@ def is_closed(connection: socket.socket, wait_s: float = 0) -> bool:
 def test_idle_connections_make_room_the_oldest_first(
     make_daemon: Callable[..., Daemon], said: bytes
 ) -> None:
-    """Those that began a request and do not end it, too."""
+    """Connections with an unfinished request count as idle."""
     limits = {"http_connections_max": MAX, "http_idle_timeout_s": 60}
     daemon = make_daemon(http=True, **limits).start()
     idle = []
@@ -97,7 +97,7 @@ def test_a_connection_without_a_request_is_closed_in_time(
     assert status(daemon, "/healthz") == 200
 
 
-def test_too_long_a_head_is_refused(make_daemon: Callable[..., Daemon]) -> None:
+def test_an_oversized_request_head_is_refused(make_daemon: Callable[..., Daemon]) -> None:
     daemon = make_daemon(http=True).start()
     with connect(daemon) as greedy:
         greedy.sendall(b"GET /healthz HTTP/1.1\r\nA: " + b"a" * 20_000)
@@ -135,7 +135,7 @@ def answer(connection: socket.socket) -> bytes:
     return data
 
 
-def test_health_is_answered_while_every_connection_waits_for_tasks(
+def test_health_is_answered_during_long_pulls(
     make_daemon: Callable[..., Daemon],
 ) -> None:
     daemon = make_daemon(http=True, http_connections_max=MAX).start()
@@ -196,7 +196,7 @@ def test_bombs_end_in_an_error_of_the_client(make_daemon: Callable[..., Daemon])
     assert "Traceback" not in daemon.log_text()
 
 
-def test_a_peer_that_stops_in_its_body_is_given_up(make_daemon: Callable[..., Daemon]) -> None:
+def test_a_stalled_request_body_times_out(make_daemon: Callable[..., Daemon]) -> None:
     daemon = make_daemon(http=True, http_body_timeout_s=0.3).start()
     slow = connect(daemon)
     slow.sendall(
@@ -209,7 +209,7 @@ def test_a_peer_that_stops_in_its_body_is_given_up(make_daemon: Callable[..., Da
     assert "Traceback" not in daemon.log_text()
 
 
-def test_a_stream_ends_in_words_when_the_daemon_stops(make_daemon: Callable[..., Daemon]) -> None:
+def test_a_stopping_daemon_ends_streams_with_a_reason(make_daemon: Callable[..., Daemon]) -> None:
     daemon = make_daemon(http=True).start()
     stream, waiting = connect(daemon), pulling(daemon)
     stream.sendall(

@@ -23,9 +23,9 @@ from tickwheel import Client
 from tickwheel.model.lateness import LATE_MS, Cause
 
 ENOUGH_S = 5 * LATE_MS / 1000
-"""So much more than a busy machine adds that the cause is certain."""
+"""Seconds of lateness that a busy machine does not add by itself."""
 PREFETCH = 2
-"""Of a push with one request at a time: that one, and the next."""
+"""Prefetch of a push with one request at a time."""
 NAME = "tickwheel_lateness_cause_seconds_count"
 AGE = "tickwheel_oldest_ready_age_seconds t g"
 
@@ -36,12 +36,12 @@ def daemon(tmp_path: Path) -> Daemon:
 
 
 async def has_aged(daemon: Daemon, age_s: float = ENOUGH_S) -> None:
-    """Until the oldest ready task has waited for so long."""
+    """Wait until the oldest ready task is `age_s` seconds old."""
     await comes(lambda: scraped(daemon).get(AGE, 0.0) >= age_s)
 
 
 async def has_passed(due_s: float) -> None:
-    """Until a delivery of what was due then would be late."""
+    """Wait until a delivery due at `due_s` would be late."""
     await comes(lambda: time.time() >= due_s + ENOUGH_S)
 
 
@@ -66,7 +66,7 @@ async def take(client: Client, wait: float = 20.0) -> None:
     await delivery.ack()
 
 
-async def test_nobody_had_subscribed(daemon: Daemon) -> None:
+async def test_a_missing_subscriber_is_the_cause(daemon: Daemon) -> None:
     async with daemon, Client(daemon.url) as client:
         await client.create_group("t", "g")
         await client.enqueue("t", b"x")
@@ -75,7 +75,7 @@ async def test_nobody_had_subscribed(daemon: Daemon) -> None:
         await blamed(daemon, Cause.NO_SUBSCRIBER)
 
 
-async def test_it_was_paused(daemon: Daemon) -> None:
+async def test_a_pause_is_the_cause(daemon: Daemon) -> None:
     async with daemon, Client(daemon.url) as client:
         await client.create_group("t", "g", paused=True)
         await client.enqueue("t", b"x")
@@ -85,7 +85,7 @@ async def test_it_was_paused(daemon: Daemon) -> None:
         await blamed(daemon, Cause.PAUSED)
 
 
-async def test_a_rate_held_it_back(daemon: Daemon) -> None:
+async def test_a_rate_is_the_cause(daemon: Daemon) -> None:
     async with daemon, Client(daemon.url) as client:
         await client.create_group("t", "g", rate=1.5, burst=1)
         subscription = client.subscribe("t", group="g")
@@ -96,7 +96,7 @@ async def test_a_rate_held_it_back(daemon: Daemon) -> None:
         await blamed(daemon, Cause.RATE)
 
 
-async def test_its_consumer_had_enough(daemon: Daemon) -> None:
+async def test_a_consumer_without_credit_is_the_cause(daemon: Daemon) -> None:
     async with daemon, Client(daemon.url) as client:
         subscription = client.subscribe("t", group="g", prefetch=1)
         for _ in range(2):
@@ -113,7 +113,7 @@ async def is_sending(client: Client) -> bool:
     return target.state == "sending"
 
 
-async def test_the_endpoint_that_it_is_pushed_to_let_it_wait(tmp_path: Path) -> None:
+async def test_a_slow_push_endpoint_is_the_cause(tmp_path: Path) -> None:
     daemon = daemon_in(tmp_path, http=True, push_allow="127.0.0.0/8")
     answers = asyncio.Event()
 
@@ -132,7 +132,7 @@ async def test_the_endpoint_that_it_is_pushed_to_let_it_wait(tmp_path: Path) -> 
         await blamed(daemon, Cause.ENDPOINT)
 
 
-async def test_one_that_was_handed_out_before_is_not_late(daemon: Daemon) -> None:
+async def test_a_redelivered_task_is_not_late(daemon: Daemon) -> None:
     async with daemon, Client(daemon.url) as client:
         subscription = await client.subscribe("t", group="g").start()
         await client.enqueue("t", b"x")
@@ -141,7 +141,7 @@ async def test_one_that_was_handed_out_before_is_not_late(daemon: Daemon) -> Non
         await blamed(daemon, Cause.LEASE_OVER, 0)
 
 
-async def test_the_daemon_was_down(daemon: Daemon) -> None:
+async def test_a_stopped_daemon_is_the_cause(daemon: Daemon) -> None:
     async with daemon:
         async with Client(daemon.url) as client:
             await client.create_group("t", "g")
@@ -155,7 +155,7 @@ async def test_the_daemon_was_down(daemon: Daemon) -> None:
             await blamed(daemon, Cause.DAEMON_DOWN)
 
 
-async def test_what_it_waited_for_before_a_restart_is_unknown(tmp_path: Path) -> None:
+async def test_a_wait_before_a_restart_has_an_unknown_cause(tmp_path: Path) -> None:
     clock = WallClock(tmp_path / "clock")
     daemon = daemon_in(tmp_path, http=True, env=clock.env)
     async with daemon:
@@ -174,7 +174,7 @@ async def test_what_it_waited_for_before_a_restart_is_unknown(tmp_path: Path) ->
             await blamed(daemon, Cause.UNKNOWN)
 
 
-async def test_the_clock_jumped(tmp_path: Path) -> None:
+async def test_a_clock_jump_is_the_cause(tmp_path: Path) -> None:
     clock = WallClock(tmp_path / "clock")
     daemon = daemon_in(tmp_path, http=True, env=clock.env)
     async with daemon, Client(daemon.url) as client:
@@ -185,7 +185,7 @@ async def test_the_clock_jumped(tmp_path: Path) -> None:
         await blamed(daemon, Cause.CLOCK)
 
 
-async def test_the_daemon_had_no_time(daemon: Daemon) -> None:
+async def test_a_busy_loop_is_the_cause(daemon: Daemon) -> None:
     async with daemon, Client(daemon.url) as client:
         subscription = client.subscribe("t", group="g")
         due_s = time.time() + 0.3
@@ -204,7 +204,7 @@ def redis(tmp_path: Path) -> Iterator[RedisServer]:
     server.kill()
 
 
-async def test_the_store_was_away(redis: RedisServer, tmp_path: Path) -> None:
+async def test_an_unavailable_store_is_the_cause(redis: RedisServer, tmp_path: Path) -> None:
     await laid_out(redis)
     daemon = daemon_in(tmp_path, http=True, store=redis.url())
     async with daemon, Client(daemon.url) as client:

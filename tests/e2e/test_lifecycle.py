@@ -56,7 +56,7 @@ def test_a_drain_says_goodbye_and_keeps_leases_for_the_next_start(make_daemon: M
         assert raw.call(T.LOOKUP, [task_id])[2][0]["state"] == "acked"
 
 
-def test_after_a_kill_leases_end_within_the_grace_and_the_task_comes_again(
+def test_leases_end_within_the_grace_after_a_kill(
     make_daemon: MakeDaemon,
 ) -> None:
     daemon = make_daemon(lease_default_s=60, reconnect_grace_s=0.3, lease_checkpoint_s=0).start()
@@ -86,7 +86,7 @@ MODES_OF_FOLDERS = {0o600: 0o700, 0o640: 0o750, 0o644: 0o755}
     ("args", "file_mode", "most"),
     [((), None, 0o640), (("--processes", "2"), None, 0o640), ((), "0600", 0o600)],
 )
-def test_no_file_of_a_daemon_has_more_than_the_mode_that_is_set(
+def test_files_have_at_most_the_configured_mode(
     make_daemon: MakeDaemon,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -162,7 +162,7 @@ def test_a_second_daemon_on_one_database_is_refused(make_daemon: MakeDaemon) -> 
         assert raw.enqueue(("t", b"x", DAY_MS))[0] == T.OK
 
 
-def test_an_address_that_is_taken_is_reported(make_daemon: MakeDaemon) -> None:
+def test_an_address_in_use_is_reported(make_daemon: MakeDaemon) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -176,9 +176,7 @@ def test_an_address_that_is_taken_is_reported(make_daemon: MakeDaemon) -> None:
 @pytest.mark.parametrize(
     ("setting", "value"), [("slots", "1"), ("nonsense", "1"), ("listen", "somewhere")]
 )
-def test_a_wrong_setting_is_reported_and_nothing_is_started(
-    tmp_path: Path, setting: str, value: str
-) -> None:
+def test_an_invalid_setting_stops_the_start(tmp_path: Path, setting: str, value: str) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "tickwheel", "serve", "--set", f"{setting}={value}"],
         cwd=tmp_path,
@@ -206,7 +204,7 @@ def test_a_store_that_cannot_be_opened_is_reported(make_daemon: MakeDaemon, tmp_
         assert "Traceback" not in daemon.log_text(), daemon.log_text()
 
 
-def test_json_logs_are_one_object_a_line(make_daemon: MakeDaemon) -> None:
+def test_json_logs_have_one_object_per_line(make_daemon: MakeDaemon) -> None:
     daemon = make_daemon(log_format="json", node="n1").start()
     assert daemon.terminate() == 0
     events = [json.loads(line) for line in daemon.log_text().splitlines()]
@@ -262,7 +260,7 @@ def test_a_backup_is_a_database_that_can_be_served(make_daemon: MakeDaemon) -> N
         assert raw.call(T.STATS)[2]["scheduled"] == 500
 
 
-def test_the_memory_store_serves_too(make_daemon: MakeDaemon) -> None:
+def test_the_memory_store_serves(make_daemon: MakeDaemon) -> None:
     daemon = make_daemon(store="memory:").start()
     with Raw(daemon.port) as raw:
         raw.enqueue(("t", b"x", 0))
@@ -270,7 +268,7 @@ def test_the_memory_store_serves_too(make_daemon: MakeDaemon) -> None:
     assert daemon.terminate() == 0
 
 
-def test_since_when_it_is_paused_is_known_after_a_kill(make_daemon: MakeDaemon) -> None:
+def test_the_start_of_a_pause_survives_a_kill(make_daemon: MakeDaemon) -> None:
     daemon = make_daemon(http=True).start()
     with Raw(daemon.port) as raw:
         raw.call(T.GROUP_CREATE, "t", "g", {})

@@ -21,7 +21,7 @@ CONNECTIONS_MAX = 500
 DAY_MS = 86_400_000
 
 
-def test_idle_connections_above_the_limit_are_refused_with_a_clear_error(
+def test_connections_over_the_limit_are_refused(
     make_daemon: Callable[..., Daemon],
 ) -> None:
     daemon = make_daemon(connections_max=CONNECTIONS_MAX, hello_timeout_s=60).start()
@@ -65,7 +65,7 @@ def _until_there_is_room(daemon: Daemon) -> None:
     raise AssertionError("no room after the idle connections were closed")
 
 
-def test_a_subscriber_that_never_reads_is_bounded_and_its_tasks_go_to_others(
+def test_a_subscriber_that_never_reads_loses_its_tasks_to_others(
     make_daemon: Callable[..., Daemon],
 ) -> None:
     daemon = make_daemon(
@@ -133,9 +133,7 @@ def _everything_works(raw: Raw, name: str) -> None:
 
 
 @pytest.mark.parametrize("http", [False, True])
-def test_connections_cannot_take_the_descriptors_that_the_daemon_needs(
-    tmp_path: Path, http: bool
-) -> None:
+def test_connections_leave_descriptors_to_the_daemon(tmp_path: Path, http: bool) -> None:
     with (
         Daemon(tmp_path, http=http, files_max=FILES, hello_timeout_s=60) as daemon,
         Raw(daemon.port) as raw,
@@ -150,7 +148,7 @@ def test_connections_cannot_take_the_descriptors_that_the_daemon_needs(
         assert "Traceback" not in daemon.log_text()
 
 
-def test_without_any_descriptor_left_reads_go_on_and_the_rest_is_answered(tmp_path: Path) -> None:
+def test_a_daemon_without_descriptors_keeps_answering(tmp_path: Path) -> None:
     """However that came about; it ends with the shortage."""
     with Daemon(tmp_path, hello_timeout_s=60) as daemon, Raw(daemon.port) as raw:
         assert raw.enqueue(("t", b"x", 0))[0] == T.OK

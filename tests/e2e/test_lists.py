@@ -62,7 +62,7 @@ def commands() -> dict[str, Any]:
     return dict(below(typer.main.get_command(app), ()))
 
 
-def test_no_list_is_forgotten_here() -> None:
+def test_every_list_command_is_tested() -> None:
     lists = {
         words
         for words, command in commands().items()
@@ -136,7 +136,9 @@ def given(words: str, folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("words", LISTS)
-def test_json_has_all_and_a_table_says_where_it_stops(full: tuple[Cli, Path], words: str) -> None:
+def test_json_lists_all_rows_and_tables_name_their_limit(
+    full: tuple[Cli, Path], words: str
+) -> None:
     cli, folder = full
     arguments = given(words, folder)
     has_limit = any(p.name == "limit" for p in commands()[words].params)
@@ -158,7 +160,7 @@ def test_json_has_all_and_a_table_says_where_it_stops(full: tuple[Cli, Path], wo
         assert len(cli.json(*arguments, "--limit", str(limit))) == limit
 
 
-async def test_dead_show_says_who_had_it_and_all_of_the_reason(make_daemon: Make) -> None:
+async def test_dead_show_prints_consumer_and_full_reason(make_daemon: Make) -> None:
     """As the daemon keeps it: nothing that is shown of one dead letter is cut."""
     daemon = make_daemon().start()
     reason = "the reason: " + "word " * 30 + "end"
@@ -181,7 +183,7 @@ def fails(delivery: object) -> None:
 
 
 @pytest.mark.parametrize("kept", [True, False])
-async def test_a_dead_letter_and_its_history_say_where_the_consumer_failed(
+async def test_dead_letters_and_history_have_the_failure_trace(
     make_daemon: Make, tmp_path: Path, kept: bool
 ) -> None:
     history = tmp_path / "history"

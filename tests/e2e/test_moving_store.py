@@ -65,7 +65,7 @@ async def _enqueue_and_get_all(daemon: Daemon, move: Callable[[], object]) -> No
         assert got >= set(ids)
 
 
-async def test_a_failover_of_sentinels_is_followed_and_said(
+async def test_a_sentinel_failover_is_followed_and_logged(
     group: SentinelGroup, tmp_path: Path
 ) -> None:
     with Daemon(tmp_path / "d", store=group.url("wait_replicas=1"), http=True) as daemon:
@@ -83,9 +83,7 @@ async def test_a_failover_of_sentinels_is_followed_and_said(
         assert status["store_at"] == f"127.0.0.1:{now.port}"
 
 
-async def test_a_slot_that_goes_to_another_node_is_followed(
-    cluster: Cluster, tmp_path: Path
-) -> None:
+async def test_a_moved_cluster_slot_is_followed(cluster: Cluster, tmp_path: Path) -> None:
     with Daemon(tmp_path / "d", store=cluster.url("wait_replicas=1"), http=True) as daemon:
         before = cluster.owner_of(SLOT)
         to = next(node for node in cluster.masters() if node is not before)
@@ -94,10 +92,10 @@ async def test_a_slot_that_goes_to_another_node_is_followed(
         assert "tickwheel_store_moves_total 1" in over_http(daemon, "/metrics")
 
 
-def test_a_start_waits_for_a_master_and_says_so(group: SentinelGroup, tmp_path: Path) -> None:
+def test_a_start_waits_for_a_master_and_logs_it(group: SentinelGroup, tmp_path: Path) -> None:
     master = group.master
-    for one in group.sentinels[:2]:
-        one.kill()
+    for sentinel in group.sentinels[:2]:
+        sentinel.kill()
     master.kill()
     daemon = Daemon(tmp_path / "d", store=group.url())
     daemon.spawn()

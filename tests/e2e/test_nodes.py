@@ -31,7 +31,7 @@ DAY_MS = 86_400_000
 GAP_S = 0.5
 """What is promised of a shard that is handed over, on a machine that has nothing else to do."""
 BUSY = 6
-"""So many times that on one whose processors are all taken."""
+"""Factor for limits on a busy machine."""
 
 
 @pytest.fixture
@@ -57,19 +57,19 @@ def state(node: Node, shard: int, task: int) -> str:
 # --- dividing ------------------------------------------------------------------------------------
 
 
-def test_two_nodes_divide_the_shards_and_both_say_the_same(pair: Nodes) -> None:
+def test_two_nodes_divide_the_shards(pair: Nodes) -> None:
     led_by = pair.leaders("a")
     assert sorted(map(list(led_by.values()).count, "ab")) == [2, 2]
     assert pair.leaders("b") == led_by
     urls = tuple(pair[str(led_by[shard])].url_of(shard) for shard in range(SHARDS))
     listing = pair["a"].nodes()
-    assert [one["node"] for one in listing["nodes"]] == ["a", "b"]
-    for one in listing["nodes"]:
-        assert one["address"] == f"tcp://127.0.0.1:{pair[one['node']].first_port}"
-        assert list(one["shards"]) == [
-            shard for shard, name in led_by.items() if name == one["node"]
+    assert [node["node"] for node in listing["nodes"]] == ["a", "b"]
+    for node in listing["nodes"]:
+        assert node["address"] == f"tcp://127.0.0.1:{pair[node['node']].first_port}"
+        assert list(node["shards"]) == [
+            shard for shard, name in led_by.items() if name == node["node"]
         ]
-        assert (one["draining"], one["capacity"]) == (False, 1.0)
+        assert (node["draining"], node["capacity"]) == (False, 1.0)
     for shard in listing["shards"]:
         assert shard["address"] == urls[shard["shard"]]
         assert (shard["wanted"], shard["placed"]) == (shard["node"], None)
@@ -82,7 +82,7 @@ def test_two_nodes_divide_the_shards_and_both_say_the_same(pair: Nodes) -> None:
         assert raw.call(T.STATUS)[2]["role"] == "standby"
 
 
-def test_hello_names_the_daemon_of_the_shard_that_is_looked_for(pair: Nodes) -> None:
+def test_hello_names_the_daemon_of_a_shard(pair: Nodes) -> None:
     led_by = pair.leaders("a")
     for shard, name in led_by.items():
         url = pair[str(name)].url_of(shard)
@@ -112,7 +112,7 @@ def test_a_client_with_one_address_finds_all_shards(pair: Nodes) -> None:
     asyncio.run(go())
 
 
-def test_the_rate_of_a_group_is_of_all_shards(pair: Nodes) -> None:
+def test_a_groups_rate_covers_all_shards(pair: Nodes) -> None:
     async def go() -> None:
         async with Client(f"tcp://127.0.0.1:{pair['a'].first_port}") as client:
             await client.create_group("t", "g", rate=0.004, burst=SHARDS)
@@ -161,7 +161,7 @@ def test_another_node_of_the_same_name_is_refused(pair: Nodes, tmp_path: Path) -
         ),
     ],
 )
-def test_settings_that_no_node_can_have(
+def test_settings_invalid_for_nodes_are_refused(
     make_daemon: Callable[..., Daemon], store: str, args: tuple[str, ...], said: str
 ) -> None:
     daemon = make_daemon(store=store, args=args)
@@ -173,9 +173,7 @@ def test_settings_that_no_node_can_have(
 # --- moving --------------------------------------------------------------------------------------
 
 
-def test_a_node_that_joins_gets_its_part_and_no_more_moves(
-    server: RedisServer, tmp_path: Path
-) -> None:
+def test_a_joining_node_gets_only_its_share(server: RedisServer, tmp_path: Path) -> None:
     with Nodes(tmp_path, server.url(), SHARDS, "a", leader_ttl_s=TTL_S) as nodes:
         assert nodes.until_led("a", "a") == dict.fromkeys(range(SHARDS), "a")
         task = {shard: enqueued(nodes["a"], shard) for shard in range(SHARDS)}
@@ -194,9 +192,7 @@ def test_a_node_that_joins_gets_its_part_and_no_more_moves(
         assert {one["epoch"] for one in second.nodes()["shards"] if one["node"] == "a"} == {1}
 
 
-def test_a_node_at_the_address_of_another_one_is_told_of(
-    server: RedisServer, tmp_path: Path
-) -> None:
+def test_a_duplicate_node_address_is_logged(server: RedisServer, tmp_path: Path) -> None:
     with Nodes(tmp_path, server.url(), 1, "a", leader_ttl_s=TTL_S) as nodes:
         taken = f"tcp://127.0.0.1:{nodes['a'].first_port}"
         with Nodes(tmp_path, server.url(), 1, "b", leader_ttl_s=TTL_S, advertise=taken) as others:
@@ -205,7 +201,7 @@ def test_a_node_at_the_address_of_another_one_is_told_of(
             until(lambda: "detail='node a says" in others.log(), 60, others.log)
 
 
-def test_a_shard_moves_where_an_operator_wants_it_and_back(pair: Nodes) -> None:
+def test_an_operator_moves_a_shard_and_back(pair: Nodes) -> None:
     before = pair.leaders("a")
     shard = next(shard for shard, name in before.items() if name == "a")
     with pair["a"].raw(shard) as raw:
@@ -220,7 +216,7 @@ def test_a_shard_moves_where_an_operator_wants_it_and_back(pair: Nodes) -> None:
     until(lambda: pair.leaders("a") == before, 60, pair.log)
 
 
-def test_a_client_that_stays_holds_no_move_up(pair: Nodes) -> None:
+def test_a_connected_client_does_not_delay_a_move(pair: Nodes) -> None:
     """It reads no GOODBYE, and a daemon alone would wait a second for it. On a machine that has
     other work a move may take longer than that now and then, but not each time."""
     leader, tries = str(pair.leaders("a")[0]), 5
@@ -237,7 +233,7 @@ def test_a_client_that_stays_holds_no_move_up(pair: Nodes) -> None:
         assert tries, gaps_s
 
 
-def test_a_shard_goes_nowhere_that_is_not_there(pair: Nodes) -> None:
+def test_moving_to_an_unknown_node_is_refused(pair: Nodes) -> None:
     async def go() -> None:
         async with Client(f"tcp://127.0.0.1:{pair['a'].first_port}") as client:
             with pytest.raises(NotFound, match="node 'c' is not there; there are a, b"):
@@ -249,13 +245,13 @@ def test_a_shard_goes_nowhere_that_is_not_there(pair: Nodes) -> None:
     asyncio.run(go())
 
 
-def test_a_drained_node_gives_all_away_until_it_is_said_that_it_shall_not(pair: Nodes) -> None:
+def test_a_drained_node_hands_over_until_undrained(pair: Nodes) -> None:
     before = pair.leaders("a")
     shard = next(shard for shard, name in before.items() if name == "a")
     with pair["a"].raw(shard) as raw:
         assert raw.call(T.NODE_DRAIN, "b", True)[2] == {"node": "b", "draining": True}
     pair.until_led("b", "a")
-    draining = {one["node"]: one["draining"] for one in pair["a"].nodes()["nodes"]}
+    draining = {node["node"]: node["draining"] for node in pair["a"].nodes()["nodes"]}
     assert draining == {"a": False, "b": True}
     with pair["a"].raw(shard) as raw:
         raw.call(T.NODE_DRAIN, "a", True)
@@ -281,13 +277,13 @@ def test_the_shards_of_a_node_that_was_killed_go_to_the_others(pair: Nodes) -> N
     pair.until_led("a", "a")
     for shard, task in tasks.items():
         assert state(pair["a"], shard, task) == "scheduled"
-    assert [one["node"] for one in pair["a"].nodes()["nodes"]] == ["a"]
+    assert [node["node"] for node in pair["a"].nodes()["nodes"]] == ["a"]
     until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids[1:]))
     pair["b"].start()
     until(lambda: pair.leaders("a") == led_by, 60, pair.log)
 
 
-def test_a_node_that_is_stopped_hands_its_shards_over_first(pair: Nodes) -> None:
+def test_a_stopping_node_hands_its_shards_over_first(pair: Nodes) -> None:
     led_by = pair.leaders("a")
     tasks = {shard: enqueued(pair[str(name)], shard) for shard, name in led_by.items()}
     before = len(pair["a"].log_text())  # the first of two nodes gives the other one its part
@@ -309,7 +305,7 @@ def handed_over(log: str) -> list[str]:
     return [line for line in log.splitlines() if "shard_handed_over" in line]
 
 
-def test_a_shard_that_is_handed_over_is_without_a_daemon_for_a_moment(pair: Nodes) -> None:
+def test_a_handover_is_short(pair: Nodes) -> None:
     """Asked all the time, as somebody who knows both addresses would."""
     led_by = pair.leaders("a")
     shard = next(shard for shard, name in led_by.items() if name == "a")
@@ -332,7 +328,7 @@ def test_a_shard_that_is_handed_over_is_without_a_daemon_for_a_moment(pair: Node
     assert pair["a"].wait() == 0
 
 
-def test_a_node_that_stood_still_does_no_harm_and_gets_its_shards_back(pair: Nodes) -> None:
+def test_a_frozen_node_is_fenced_and_gets_its_shards_back(pair: Nodes) -> None:
     led_by = pair.leaders("a")
     tasks = {shard: enqueued(pair[str(name)], shard) for shard, name in led_by.items()}
     frozen = pair["b"].freeze()
@@ -345,7 +341,7 @@ def test_a_node_that_stood_still_does_no_harm_and_gets_its_shards_back(pair: Nod
         assert state(pair[str(led_by[shard])], shard, task) == "scheduled"
 
 
-def test_a_registrar_that_dies_disturbs_no_shard(pair: Nodes) -> None:
+def test_a_dead_registrar_does_not_affect_shards(pair: Nodes) -> None:
     led_by, epochs = pair.leaders("a"), {one["epoch"] for one in pair["a"].nodes()["shards"]}
     children = family(pair["b"].pid)[1:]
     serving = {shard: enqueued(pair[str(name)], shard) for shard, name in led_by.items()}
@@ -392,7 +388,7 @@ def test_a_daemon_that_dies_is_started_again_where_it_was(pair: Nodes) -> None:
     until(is_back, 60, pair.log)
 
 
-def test_while_redis_is_away_all_stays_as_it_is(pair: Nodes, server: RedisServer) -> None:
+def test_shards_stay_in_place_during_a_redis_outage(pair: Nodes, server: RedisServer) -> None:
     led_by = pair.leaders("a")
     server.kill()
     until(lambda: "registry_trouble" in pair["a"].log_text(), 60, pair.log)
@@ -401,7 +397,7 @@ def test_while_redis_is_away_all_stays_as_it_is(pair: Nodes, server: RedisServer
     until(lambda: pair.leaders("a") == led_by == pair.leaders("b"), 60, pair.log)
 
 
-def test_a_daemon_that_is_no_node_says_so(make_daemon: Callable[..., Daemon]) -> None:
+def test_node_commands_on_a_plain_daemon_are_refused(make_daemon: Callable[..., Daemon]) -> None:
     daemon = make_daemon(store="memory:").start()
 
     async def go() -> None:
@@ -416,7 +412,7 @@ def test_a_daemon_that_is_no_node_says_so(make_daemon: Callable[..., Daemon]) ->
 # --- HTTP ----------------------------------------------------------------------------------------
 
 
-def test_the_http_of_a_node_is_that_of_its_shards(server: RedisServer, tmp_path: Path) -> None:
+def test_a_nodes_http_serves_its_shards(server: RedisServer, tmp_path: Path) -> None:
     with Nodes(tmp_path, server.url(), SHARDS, http=True, leader_ttl_s=TTL_S) as nodes:
         led_by = nodes.until_led("a", "ab")
         node = nodes["a"]
@@ -445,7 +441,7 @@ def get(http: str, path: str) -> Any:
 # --- what became of the store --------------------------------------------------------------------
 
 
-def test_a_node_beside_a_store_that_was_emptied_ends_with_one_line_a_shard(
+def test_a_node_on_an_emptied_store_ends_with_one_line_per_shard(
     server: RedisServer, tmp_path: Path
 ) -> None:
     options = {"leader_ttl_s": TTL_S, "history_dir": tmp_path / "history"}

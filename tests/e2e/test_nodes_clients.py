@@ -124,7 +124,7 @@ class Work:
         made = await self.client.enqueue("later", b"", key=f"later-{turn}", delay=3600)
         assert (await self.client.lookup(made.id)).state == "scheduled"
         assert await self.client.cancel(made.id) in self.cancelled
-        assert [one.name async for one in self.client.list_schedules()] == ["tick"]
+        assert [schedule.name async for schedule in self.client.list_schedules()] == ["tick"]
 
     async def _pull(self, turn: int) -> None:
         # Not for long: a tick comes each second, and the others fill the queues meanwhile.
@@ -182,7 +182,7 @@ async def _led(nodes: Nodes, asked: str, by: str, shards: range) -> bool:
     return {leaders.get(shard) for shard in shards} == set(by)
 
 
-async def test_no_program_sees_an_error_while_shards_move(pair: Nodes) -> None:
+async def test_clients_see_no_error_while_shards_move(pair: Nodes) -> None:
     async with working(pair) as work:
         own = int(work.client.server_info["shard"])
         for shard in (own, (own + 1) % SHARDS):
@@ -191,10 +191,10 @@ async def test_no_program_sees_an_error_while_shards_move(pair: Nodes) -> None:
                 await work.client.move_shard(shard, name)
                 await led(pair, name, name, range(shard, shard + 1))
                 await work.go_on()
-        assert {one.node for one in (await work.client.nodes()).nodes} == {"a", "b"}
+        assert {node.node for node in (await work.client.nodes()).nodes} == {"a", "b"}
 
 
-async def test_no_program_sees_an_error_while_a_node_is_drained_and_stopped(pair: Nodes) -> None:
+async def test_clients_see_no_error_during_a_drain_and_stop(pair: Nodes) -> None:
     async with working(pair) as work:
         await work.client.drain_node("b")
         await led(pair, "a", "a", range(SHARDS))
@@ -206,7 +206,7 @@ async def test_no_program_sees_an_error_while_a_node_is_drained_and_stopped(pair
         await work.go_on()
 
 
-async def test_no_program_sees_an_error_when_a_node_is_killed(pair: Nodes) -> None:
+async def test_clients_see_no_error_after_a_node_was_killed(pair: Nodes) -> None:
     async with working(pair) as work:
         # The node may die behind a commit and before the answer; then the next one is asked, which
         # does not know of a lease that was not written down yet.
@@ -218,7 +218,7 @@ async def test_no_program_sees_an_error_when_a_node_is_killed(pair: Nodes) -> No
         await work.go_on()
 
 
-async def test_a_program_with_one_address_goes_on_when_all_was_on_that_node(pair: Nodes) -> None:
+async def test_a_client_of_one_address_survives_losing_that_node(pair: Nodes) -> None:
     async with Client(pair["a"].url) as client:
         await client.drain_node("b")
         await led(pair, "a", "a", range(SHARDS))
@@ -261,9 +261,7 @@ def connections(client: Client) -> list[Any]:
     return [link.reconnector.connection for link in client._shards.links]
 
 
-async def test_no_program_waits_for_a_node_that_is_cut_off_from_redis(
-    server: RedisServer, tmp_path: Path
-) -> None:
+async def test_clients_leave_a_node_cut_off_from_redis(server: RedisServer, tmp_path: Path) -> None:
     """It stays cut off until all goes on: its clients reach it, and it cannot know more."""
     async with walled(server, tmp_path) as (nodes, wall), working(nodes) as work:
         work.cancelled.add("already_cancelled")
@@ -281,18 +279,16 @@ async def test_no_program_waits_for_a_node_that_is_cut_off_from_redis(
         assert gap_s < BUSY * (TTL_S + CUT_S), gap_s
         assert not old.is_leased, "it said so"
         await work.go_on()
-        assert {one.peer.rpartition(":")[2] for one in connections(work.client)} == {
+        assert {connection.peer.rpartition(":")[2] for connection in connections(work.client)} == {
             nodes["a"].url_of(shard).rpartition(":")[2] for shard in range(SHARDS)
         }
-        assert all(one.is_leased for one in connections(work.client))
+        assert all(connection.is_leased for connection in connections(work.client))
         wall.let_go()
         await led(nodes, "b", "ab", range(SHARDS))
         await work.go_on()
 
 
-async def test_no_program_goes_elsewhere_while_redis_is_away_for_all(
-    server: RedisServer, tmp_path: Path
-) -> None:
+async def test_clients_stay_during_a_redis_outage(server: RedisServer, tmp_path: Path) -> None:
     async with walled(server, tmp_path) as (nodes, _), working(nodes) as work:
         work.cancelled.add("already_cancelled")
         before = connections(work.client), connections(work.consumer)
@@ -327,8 +323,8 @@ def test_a_program_without_an_event_loop_follows_a_shard(pair: Nodes) -> None:
 def test_commands_show_nodes_and_move_shards(pair: Nodes) -> None:
     cli, leaders = Cli(pair["a"]), pair.leaders("a")
     nodes = cli.json("nodes")
-    assert [(one["node"], one["draining"]) for one in nodes] == [("a", False), ("b", False)]
-    assert {shard: one["node"] for one in nodes for shard in one["shards"]} == leaders
+    assert [(node["node"], node["draining"]) for node in nodes] == [("a", False), ("b", False)]
+    assert {shard: node["node"] for node in nodes for shard in node["shards"]} == leaders
     shards = cli.json("shards")
     assert {one["shard"]: one["node"] for one in shards} == leaders
     assert all(one["reachable"] and one["state"] == "ready" for one in shards)

@@ -92,7 +92,7 @@ async def test_a_backup_has_paused_keys(make_daemon: Callable[..., Daemon]) -> N
     await other.astart()
     async with Client(other.url) as client:
         await client.enqueue("t", b"x", order_key="a")
-        assert [one.value for one in await client.paused_keys("t", "g")] == ["a"]
+        assert [paused_key.value for paused_key in await client.paused_keys("t", "g")] == ["a"]
         assert await client.pull("t", group="g") == []
 
 
@@ -106,14 +106,14 @@ async def all_held(client: Client) -> list[HeldKey]:
 
 async def pulled(client: Client, wanted: set[bytes]) -> list[Delivery]:
     """Exactly these, and nothing else, come now."""
-    found: list[Delivery] = []
-    while {one.body for one in found} != wanted:
-        found += await client.pull("t", group="g", max=9, wait=10, lease=60)
-        assert {one.body for one in found} <= wanted
-    return found
+    deliveries: list[Delivery] = []
+    while {one.body for one in deliveries} != wanted:
+        deliveries += await client.pull("t", group="g", max=9, wait=10, lease=60)
+        assert {one.body for one in deliveries} <= wanted
+    return deliveries
 
 
-async def test_they_are_seen_and_let_go_from_the_command_line(
+async def test_held_keys_are_listed_and_released_by_command(
     make_daemon: Callable[..., Daemon],
 ) -> None:
     daemon = make_daemon()

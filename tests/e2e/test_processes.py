@@ -69,7 +69,7 @@ def listens(port: int) -> bool:
 
 
 def is_over(pid: int) -> bool:
-    """Whether a process that is no child of this one has ended."""
+    """Return whether a process has ended that is not our child."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
@@ -91,7 +91,7 @@ def enqueued(raw: Raw, delay_ms: int = DAY_MS) -> int:
 # --- what each of them is to a client -------------------------------------------------------------
 
 
-def test_who_looks_for_another_shard_is_told_where_it_is_and_nothing_is_kept(
+def test_hello_for_another_shard_names_its_address(
     shards: Shards,
 ) -> None:
     with Raw(shards.port, shard=1) as raw:
@@ -109,7 +109,7 @@ def test_who_looks_for_another_shard_is_told_where_it_is_and_nothing_is_kept(
             assert raw.hello(shard=wrong)[2] == "bad_request"
 
 
-def test_each_shard_serves_a_plain_client_and_says_where_all_are(shards: Shards) -> None:
+def test_each_shard_serves_and_lists_all_shards(shards: Shards) -> None:
     route = tuple(f"tcp://127.0.0.1:{shards.port + shard}" for shard in range(SHARDS))
     with shards.raw(0) as first, shards.raw(1) as second:
         for shard, raw in enumerate((first, second)):
@@ -137,7 +137,7 @@ def test_each_shard_serves_a_plain_client_and_says_where_all_are(shards: Shards)
     assert [line.split()[3] for line in shown] == [str(pid) for pid in shards.pids()]
 
 
-def test_commands_at_one_shard_are_of_all(shards: Shards) -> None:
+def test_commands_at_one_shard_cover_all_shards(shards: Shards) -> None:
     with shards.raw(0) as first, shards.raw(1) as second:
         for raw, count in ((first, 2), (second, 3)):
             for _ in range(count):
@@ -156,7 +156,7 @@ def test_commands_at_one_shard_are_of_all(shards: Shards) -> None:
         os.kill(shards.pids()[1], signal.SIGCONT)
 
 
-def test_one_daemon_says_nothing_of_shards(daemon: Daemon) -> None:
+def test_a_single_daemon_names_no_shards(daemon: Daemon) -> None:
     with Raw(daemon.port) as raw:
         assert {"shard", "shards"}.isdisjoint(raw.hello_answer)
     (row,) = Cli(daemon).json("shards")
@@ -202,7 +202,7 @@ def test_logs_of_a_shard_have_its_number(make_daemon: MakeDaemon, tmp_path: Path
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_a_shard_that_ends_comes_back_with_its_tasks(shards: Shards, number: int) -> None:
+def test_an_ended_shard_is_restarted_with_its_tasks(shards: Shards, number: int) -> None:
     with shards.raw(0) as other, shards.raw(1) as raw:
         kept, task = enqueued(other), enqueued(raw)
         first, killed = shards.pids()
@@ -217,7 +217,7 @@ def test_a_shard_that_ends_comes_back_with_its_tasks(shards: Shards, number: int
     assert shards.parent.terminate() == 0
 
 
-def test_a_shard_that_dies_at_once_is_tried_again_and_the_other_one_serves(shards: Shards) -> None:
+def test_a_crashing_shard_is_restarted_and_the_others_serve(shards: Shards) -> None:
     database = shards.folder / "shard-1.db"
     database.rename(database.with_suffix(".away"))
     database.mkdir()  # no database can be opened there
@@ -274,7 +274,7 @@ def handles(pid: int, number: int) -> bool:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_start_that_is_stopped_at_any_moment_leaves_nothing_behind(
+def test_a_start_stopped_at_any_moment_is_cleaned_up(
     make_daemon: MakeDaemon, tmp_path: Path, number: int
 ) -> None:
     """Before it has processes, while they start, and when all are there: no process, no port, no
@@ -335,7 +335,7 @@ def test_another_number_of_shards_is_refused(
     assert len(json.loads((auto.folder / "ready.json").read_text())["shards"]) == 2
 
 
-def test_a_missing_database_is_not_made_anew(shards: Shards) -> None:
+def test_a_missing_database_is_not_recreated(shards: Shards) -> None:
     shards.parent.terminate()
     (shards.folder / "shard-1.db").unlink()
     said = refusal(shards.parent, 1)
@@ -343,7 +343,7 @@ def test_a_missing_database_is_not_made_anew(shards: Shards) -> None:
     assert not (shards.folder / "shard-1.db").exists()
 
 
-def test_a_port_that_is_taken_is_reported_and_nothing_is_laid_out(
+def test_a_port_in_use_is_reported_and_creates_no_folder(
     make_daemon: MakeDaemon, tmp_path: Path
 ) -> None:
     shards = Shards(make_daemon, tmp_path)
@@ -380,7 +380,7 @@ def test_a_second_parent_of_one_folder_is_refused(make_daemon: MakeDaemon, shard
 # --- commands on a folder -------------------------------------------------------------------------
 
 
-def test_init_lays_a_folder_out_once(make_daemon: MakeDaemon, tmp_path: Path) -> None:
+def test_init_creates_a_folder_once(make_daemon: MakeDaemon, tmp_path: Path) -> None:
     shards = Shards(make_daemon, tmp_path)
     cli, store = Cli(NOWHERE), shards.parent.store
     (made,) = cli.json("init", "--store", store, "--processes", "2")
@@ -391,7 +391,7 @@ def test_init_lays_a_folder_out_once(make_daemon: MakeDaemon, tmp_path: Path) ->
         assert raw.hello_answer["shard"] == 1
 
 
-def test_commands_on_one_store_name_the_database_of_a_shard(
+def test_store_commands_need_the_database_of_a_shard(
     make_daemon: MakeDaemon, tmp_path: Path
 ) -> None:
     shards = Shards(make_daemon, tmp_path)

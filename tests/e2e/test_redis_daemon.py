@@ -23,7 +23,7 @@ def daemon(server: RedisServer, tmp_path: Path) -> Iterator[Daemon]:
         yield made
 
 
-def test_a_kill_between_enqueue_and_delivery_loses_nothing(daemon: Daemon) -> None:
+def test_a_kill_between_enqueue_and_delivery_loses_no_task(daemon: Daemon) -> None:
     with Raw(daemon.port) as raw:
         _, ids = raw.enqueue(*[("t", b"%d" % n, 0) for n in range(50)], ("t", b"far", DAY_MS))[2]
     daemon.restart()
@@ -38,7 +38,7 @@ def test_a_kill_between_enqueue_and_delivery_loses_nothing(daemon: Daemon) -> No
         assert raw.call(T.LOOKUP, [ids[0]])[2][0]["state"] == "acked"
 
 
-def test_what_is_in_flight_shows_with_its_score(daemon: Daemon, server: RedisServer) -> None:
+def test_tasks_in_flight_are_visible_in_redis(daemon: Daemon, server: RedisServer) -> None:
     with Raw(daemon.port) as raw:
         _, (task_id,) = raw.enqueue(("t", b"x", 0))[2]
         raw.call(T.PULL, "t", "g", 1, 20_000, {"lease_ms": 60_000})
@@ -50,7 +50,7 @@ def test_what_is_in_flight_shows_with_its_score(daemon: Daemon, server: RedisSer
     assert "g" in answer
 
 
-def test_a_redis_that_stands_still_is_waited_for(daemon: Daemon, server: RedisServer) -> None:
+def test_a_daemon_waits_for_a_frozen_redis(daemon: Daemon, server: RedisServer) -> None:
     with Raw(daemon.port) as raw:
         raw.enqueue(("t", b"before", DAY_MS))
         server.pause()
@@ -82,7 +82,7 @@ def test_a_start_before_its_redis_waits_for_it(server: RedisServer, tmp_path: Pa
             raw.enqueue(("t", b"x", DAY_MS))
 
 
-def test_who_stops_it_meanwhile_has_not_to_wait(server: RedisServer, tmp_path: Path) -> None:
+def test_a_stop_ends_the_wait_for_redis(server: RedisServer, tmp_path: Path) -> None:
     server.kill()
     early = Daemon(tmp_path / "daemon", store=server.url(), store_wait_s=3_600)
     with contextlib.closing(early):
@@ -92,7 +92,7 @@ def test_who_stops_it_meanwhile_has_not_to_wait(server: RedisServer, tmp_path: P
         assert "Traceback" not in early.log_text()
 
 
-def test_a_redis_that_does_not_come_ends_the_start(server: RedisServer, tmp_path: Path) -> None:
+def test_a_redis_that_stays_unreachable_ends_the_start(server: RedisServer, tmp_path: Path) -> None:
     server.kill()
     with pytest.raises(DaemonFailed, match="store redis"):
         Daemon(tmp_path / "daemon", store=server.url(), store_wait_s=0.5).start()

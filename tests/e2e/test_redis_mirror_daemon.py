@@ -62,7 +62,7 @@ def test_everything_is_delivered_after_redis_came_back_empty(
     assert "Traceback" not in daemon.log_text()
 
 
-def test_deliveries_go_on_while_redis_stands_still(server: RedisServer, tmp_path: Path) -> None:
+def test_deliveries_continue_while_redis_is_frozen(server: RedisServer, tmp_path: Path) -> None:
     """Bodies are not in the engine's memory: they come from the mirror."""
     server.lay_out()
     settings = {"leader_ttl_s": 15.0, "resident_horizon_s": 0.5}
@@ -85,7 +85,7 @@ def test_deliveries_go_on_while_redis_stands_still(server: RedisServer, tmp_path
         assert sorted(delivered) == sorted(body for _, body, _ in tasks)
 
 
-def test_an_absence_makes_few_lines_in_the_log(server: RedisServer, tmp_path: Path) -> None:
+def test_a_redis_outage_logs_few_lines(server: RedisServer, tmp_path: Path) -> None:
     with (
         Daemon(tmp_path / "daemon", store=server.url(QUICK), leader_ttl_s=1.0) as daemon,
         Raw(daemon.port) as raw,
@@ -105,9 +105,7 @@ def test_an_absence_makes_few_lines_in_the_log(server: RedisServer, tmp_path: Pa
         assert "Traceback" not in daemon.log_text()
 
 
-def test_more_than_the_bound_is_refused_until_there_is_room(
-    server: RedisServer, tmp_path: Path
-) -> None:
+def test_tasks_over_the_mirrors_limit_are_refused(server: RedisServer, tmp_path: Path) -> None:
     settings = {"leader_ttl_s": 1.0, "resident_bytes_max": 100_000}
     with (
         Daemon(tmp_path / "daemon", store=server.url(QUICK), **settings) as daemon,

@@ -61,9 +61,7 @@ def _bodies(*tasks: tuple[str, bytes, int]) -> list[bytes]:
     return sorted(body for _, body, _ in tasks)
 
 
-def test_what_a_redis_that_came_back_older_lacks_is_sent_again(
-    daemon: Daemon, server: RedisServer
-) -> None:
+def test_batches_lost_by_redis_are_replayed(daemon: Daemon, server: RedisServer) -> None:
     """Killed, and the end of its log is gone, as with a power cut and ``everysec``."""
     with Raw(daemon.port) as raw:
         first, second = _tasks("first", 100, 4_000), _tasks("second", 100, 4_000)
@@ -78,7 +76,7 @@ def test_what_a_redis_that_came_back_older_lacks_is_sent_again(
     assert daemon.alive
 
 
-def test_one_that_came_back_empty_stops_the_daemon_and_is_restored(
+def test_an_emptied_redis_stops_the_daemon_and_is_restored(
     daemon: Daemon, server: RedisServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with Raw(daemon.port) as raw:
@@ -137,7 +135,7 @@ def test_a_takeover_reads_bodies_only_when_they_are_due_soon(
             assert raw.call(T.STATS)[2]["scheduled"] == 300
 
 
-def test_a_standby_does_not_go_on_with_what_is_left(server: RedisServer, tmp_path: Path) -> None:
+def test_a_standby_refuses_an_incomplete_redis(server: RedisServer, tmp_path: Path) -> None:
     """The active one knows that its Redis came back too old; the standby does not."""
     options: dict[str, Any] = {"store": server.url(f"{QUERY}&keep_bytes=10"), **SETTINGS}
     with (

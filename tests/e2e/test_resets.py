@@ -43,7 +43,7 @@ killed = killed_on(
 
 
 async def had(client: Client, topic: str, group: str, count: int) -> list[Delivery]:
-    """So many deliveries, acked."""
+    """Ack `count` deliveries and return them."""
     found: list[Delivery] = []
     while len(found) < count:
         deliveries = await client.pull(topic, group=group, max=count, wait=10)
@@ -65,7 +65,7 @@ async def finished(client: Client, topic: str, *groups: str, count: int = 3) -> 
     return ids
 
 
-async def test_a_group_gets_again_what_it_has_finished(client: Client, topic: str) -> None:
+async def test_a_reset_group_gets_finished_tasks_again(client: Client, topic: str) -> None:
     begun = datetime.now(UTC) - timedelta(seconds=1)
     ids = await finished(client, topic, "g", "other")
     wanted = await client.preview_reset(topic, "g", to=begun)
@@ -83,7 +83,7 @@ async def test_a_group_gets_again_what_it_has_finished(client: Client, topic: st
     assert shown.state == "acked"
 
 
-async def test_what_stands_for_another_says_so_where_it_is_looked_at(
+async def test_a_replayed_task_names_its_original(
     client: Client, running: Daemon, topic: str
 ) -> None:
     (original,) = await finished(client, topic, "g", count=1)
@@ -95,8 +95,8 @@ async def test_what_stands_for_another_says_so_where_it_is_looked_at(
     assert (named.id, named.state) == (original, "acked"), "it is not what the key names"
     done = await asyncio.to_thread(Cli(running).run, "show", str(shown.id))
     assert f"replay of {original}" in " ".join(done.stdout.decode().split())
-    found = await ask(running, "GET", f"/v1/tasks/{shown.id}")
-    assert (found["replay_of"], found["replay_to"]) == (str(original), "g")
+    answer = await ask(running, "GET", f"/v1/tasks/{shown.id}")
+    assert (answer["replay_of"], answer["replay_to"]) == (str(original), "g")
     pulled = await ask(running, "POST", f"/v1/topics/{topic}/pull", {"group": "g"})
     assert pulled["deliveries"][0]["replay_of"] == str(original)
 
@@ -118,7 +118,7 @@ async def ask(daemon: Daemon, method: str, path: str, body: object = None) -> di
     return await asyncio.to_thread(call)
 
 
-async def test_at_the_command_line(client: Client, running: Daemon, topic: str) -> None:
+async def test_groups_are_reset_by_command(client: Client, running: Daemon, topic: str) -> None:
     await finished(client, topic, "g")
 
     command = ("groups", "reset", topic, "g", "--to", "1h")
@@ -137,7 +137,7 @@ async def test_at_the_command_line(client: Client, running: Daemon, topic: str) 
     assert len(await had(client, topic, "g", 3)) == 3
 
 
-async def test_what_is_wrong(client: Client, topic: str) -> None:
+async def test_invalid_resets_are_refused(client: Client, topic: str) -> None:
     with pytest.raises(NotFound):
         await client.reset_group(topic, "g", to="first")
     await client.create_group(topic, "g")
@@ -159,7 +159,7 @@ async def has_given(client: Client, count: int) -> bool:
 async def acked(killed: Daemon) -> AsyncIterator[list[Delivery]]:
     """What group g has had and acked, from any of the daemon's lives."""
     await killed.astart()
-    found: list[Delivery] = []
+    deliveries: list[Delivery] = []
 
     async def consume() -> None:
         async with (
@@ -168,17 +168,15 @@ async def acked(killed: Daemon) -> AsyncIterator[list[Delivery]]:
         ):
             async for delivery in coming:
                 await delivery.ack()
-                found.append(delivery)
+                deliveries.append(delivery)
 
     task = asyncio.create_task(consume())
-    yield found
+    yield deliveries
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
 
 
-async def test_one_that_is_killed_in_the_middle_goes_on(
-    killed: Daemon, acked: list[Delivery]
-) -> None:
+async def test_a_reset_resumes_after_kills(killed: Daemon, acked: list[Delivery]) -> None:
     """Each task is given once, however often the daemon dies; the other group has nothing of it."""
     count = 60
     async with Client(killed.url) as client:

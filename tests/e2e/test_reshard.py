@@ -83,7 +83,7 @@ def home(make_daemon: MakeDaemon, tmp_path: Path) -> Home:
 
 
 async def populate(client: Client) -> dict[str, list[int]]:
-    """Tasks of every kind and in every state; the ids by what is expected of them."""
+    """Create tasks of every kind and state. Return ids by expectation."""
     await client.create_group("t", "g", order_failure="hold", order_attempts=1)
     await client.create_group("t", "late")
     await client.configure("t", "g", rate=100_000)
@@ -144,11 +144,11 @@ async def seen_by(client: Client, ids: dict[str, list[int]]) -> dict[str, Any]:
     return {
         "tasks": tasks,
         "listed": [task.id async for task in client.list_tasks()],
-        "dead": [one async for one in client.dead_list(topic="d")],
-        "schedules": [one async for one in client.list_schedules()],
-        "transactions": [one async for one in client.list_transactions()],
-        "held": [(one.key, one.id) for one in await client.held_keys("t", "g")],
-        "paused": [one.value for one in await client.paused_keys("t", "g")],
+        "dead": [letter async for letter in client.dead_list(topic="d")],
+        "schedules": [schedule async for schedule in client.list_schedules()],
+        "transactions": [transaction async for transaction in client.list_transactions()],
+        "held": [(held_key.key, held_key.id) for held_key in await client.held_keys("t", "g")],
+        "paused": [paused_key.value for paused_key in await client.paused_keys("t", "g")],
         "groups": sorted(
             (topic, name, group.rate)
             for topic, one in (await client.stats()).topics.items()
@@ -158,7 +158,7 @@ async def seen_by(client: Client, ids: dict[str, list[int]]) -> dict[str, Any]:
 
 
 async def check_places(count: int, client: Client) -> None:
-    """What has a key is in its shard, and each id is in one."""
+    """Check that every keyed task is in its shard and every id in one shard."""
     places: dict[int, int] = {}
     shards = client._shards
     assert (1 if shards is None else len(shards.links)) == count
@@ -170,7 +170,7 @@ async def check_places(count: int, client: Client) -> None:
                 assert shard == crc32(basis.encode()) % count, task
 
 
-async def test_all_that_was_kept_is_the_same_over_any_number_of_shards(home: Home) -> None:
+async def test_resharding_keeps_all_tasks(home: Home) -> None:
     daemon = home.serve()
     async with Client(daemon.url) as client:
         ids = await populate(client)
@@ -182,9 +182,13 @@ async def test_all_that_was_kept_is_the_same_over_any_number_of_shards(home: Hom
         would = home.to(count, "--dry-run")
         done = home.to(count)
         assert would == {**done, "dry_run": True, "kept": []}
-        assert done["tasks"] == len(before["listed"]) == sum(one["tasks"] for one in done["shards"])
-        for one in done["shards"]:
-            CLI.run("check", "--store", f"sqlite:///{one['database']}")
+        assert (
+            done["tasks"]
+            == len(before["listed"])
+            == sum(shard["tasks"] for shard in done["shards"])
+        )
+        for shard in done["shards"]:
+            CLI.run("check", "--store", f"sqlite:///{shard['database']}")
         daemon = home.serve()
         async with Client(daemon.url) as client:
             assert await seen_by(client, ids) == before, count
@@ -282,9 +286,7 @@ def serve_http(home: Home, count: int) -> Daemon:
 
 
 @pytest.mark.parametrize("begins", [0, 2])
-async def test_a_request_with_an_idempotency_key_comes_once_over_any_number_of_shards(
-    home: Home, begins: int
-) -> None:
+async def test_resharding_keeps_idempotency_keys(home: Home, begins: int) -> None:
     """Also one of which some shards have not taken their part: then the rest comes, once."""
     daemon = serve_http(home, begins)
     before = await put_all(daemon, begins)
@@ -322,13 +324,13 @@ SERVES_NOTHING = ("reshard.given_up", "reshard.given_up=2", "reshard.switching")
 SERVES_THE_NEW = ("reshard.switched",)
 
 
-def test_every_place_is_tried() -> None:
+def test_every_failpoint_of_resharding_is_tested() -> None:
     tried = {*SERVES_THE_OLD, *SERVES_NOTHING, *SERVES_THE_NEW}
     assert {place.partition("=")[0] for place in tried} == set(failpoints.OFFLINE)
 
 
 @pytest.mark.parametrize("place", [*SERVES_THE_OLD, *SERVES_NOTHING, *SERVES_THE_NEW])
-async def test_killed_anywhere_it_is_run_again(
+async def test_a_killed_resharding_can_be_repeated(
     home: Home, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keys = [f"k{n}" for n in range(30)]
@@ -352,13 +354,13 @@ async def test_killed_anywhere_it_is_run_again(
                 home.serve_folder("2")
     else:
         async with stopping(home.serve()) as daemon, Client(daemon.url) as client:
-            assert {one.id async for one in client.list_tasks()} == made
+            assert {task.id async for task in client.list_tasks()} == made
             count = len(client._shards.links) if client._shards else 1
             assert count == (last if place in SERVES_THE_NEW else first)
     done = CLI.one(*arguments)
     assert done["already"] == (place in SERVES_THE_NEW)
     async with stopping(home.serve()) as daemon, Client(daemon.url) as client:
-        assert {one.id async for one in client.list_tasks()} == made
+        assert {task.id async for task in client.list_tasks()} == made
         await check_places(last, client)
     assert CLI.one(*arguments)["already"]
     if first == 1:
@@ -369,7 +371,7 @@ async def test_killed_anywhere_it_is_run_again(
 # --- what comes after ----------------------------------------------------------------------------
 
 
-async def test_a_shard_is_restored_by_what_came_after_the_change_and_not_by_what_was_before(
+async def test_a_resharded_shard_is_restored_from_later_history_only(
     home: Home, tmp_path: Path
 ) -> None:
     history = str(tmp_path / "history")
@@ -386,7 +388,7 @@ async def test_a_shard_is_restored_by_what_came_after_the_change_and_not_by_what
         await client.backup("after.db")
         later = [f"later{n}" for n in range(20)]
         await client.enqueue_many([Task("t", b"", delay=HOUR, key=key) for key in later])
-        ids = [one.id async for one in client.list_tasks()]
+        ids = [task.id async for task in client.list_tasks()]
         assert len(ids) == len(keys + later)
     for shard, source in ((0, ("--from", str(backups / "before.db"))), (1, ("--shard", "1"))):
         database = home.path / "layout-1" / f"shard-{shard}.db"
@@ -400,5 +402,5 @@ async def test_a_shard_is_restored_by_what_came_after_the_change_and_not_by_what
             "restore", "--into", f"sqlite:///{database}", "--history", history, "--from", backup
         )
     async with stopping(home.serve(**said)) as daemon, Client(daemon.url) as client:
-        assert [one.id async for one in client.list_tasks()] == ids
+        assert [task.id async for task in client.list_tasks()] == ids
         await check_places(2, client)

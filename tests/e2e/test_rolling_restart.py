@@ -26,7 +26,7 @@ TOPIC, WORKED, PULLED = "rolling", "rolling.worked", "rolling.pulled"
 PAUSE_S = 0.05
 DELAY_S = 0.05
 BETWEEN_S = 0.5
-"""Of full load, before each restart and after the last one."""
+"""Seconds of full load before each restart and after the last."""
 NODE_TTL_S = 3.0
 
 
@@ -82,7 +82,7 @@ class Load:
     async def schedules(self, client: Client) -> None:
         await client.put_schedule("nightly", topic="rolling.changed", cron="0 3 * * *")
         await client.show_schedule("nightly")
-        assert "nightly" in [one.name async for one in client.list_schedules()]
+        assert "nightly" in [schedule.name async for schedule in client.list_schedules()]
         await client.delete_schedule("nightly")
 
     async def transact(self, client: Client) -> None:
@@ -165,7 +165,7 @@ async def rolls(url: str, restarts: list[Callable[[], Awaitable[None]]]) -> Load
     return load
 
 
-async def test_clients_with_their_defaults_see_no_error(tmp_path: Path) -> None:
+async def test_clients_see_no_error_while_shards_restart(tmp_path: Path) -> None:
     args = ("--processes", str(SHARDS), "--listen", f"tcp://127.0.0.1:{free_ports(SHARDS)}")
     parent = Daemon(tmp_path / "parent", store=f"sqlite:///{tmp_path}/shards/", args=args)
     async with parent:
@@ -188,7 +188,9 @@ def pids(parent: Daemon) -> list[int]:
     ]
 
 
-async def test_nor_while_all_nodes_are_restarted(server: RedisServer, tmp_path: Path) -> None:
+async def test_clients_see_no_error_while_nodes_restart(
+    server: RedisServer, tmp_path: Path
+) -> None:
     with Nodes(tmp_path, server.url(), SHARDS, "abc", leader_ttl_s=NODE_TTL_S) as nodes:
         nodes.until_led("a", "abc")
         url = f"tcp://{','.join(f'127.0.0.1:{node.first_port}' for node in nodes.all.values())}"

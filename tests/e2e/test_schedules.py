@@ -39,7 +39,7 @@ start = 2030-01-01T00:00:00Z
 killed = killed_on("redis", "sqlite")
 
 
-async def test_no_occurrence_is_missed_or_doubled_by_kills(killed: Daemon) -> None:
+async def test_kills_neither_lose_nor_double_occurrences(killed: Daemon) -> None:
     """Real time: a schedule of a second, a daemon that is killed between its occurrences."""
     daemon = killed
     await daemon.astart()
@@ -54,12 +54,12 @@ async def test_no_occurrence_is_missed_or_doubled_by_kills(killed: Daemon) -> No
         while (await client.show_schedule("tick")).runs < 5:  # real time
             await rest(0.05)
         shown = await client.pause_schedule("tick")
-        found = [task async for task in client.list_tasks(topic="ticks")]
-    planned = [task.raw["properties"]["tickwheel.planned_ms"] for task in found]
+        tasks = [task async for task in client.list_tasks(topic="ticks")]
+    planned = [task.raw["properties"]["tickwheel.planned_ms"] for task in tasks]
     assert sorted(planned) == [anchor_ms + 1_000 * n for n in range(1, len(planned) + 1)]
     assert shown.raw["next_ms"] == max(planned) + 1_000
     assert shown.runs == len(planned)
-    assert all(task.due_ms >= at for task, at in zip(found, planned, strict=True))
+    assert all(task.due_ms >= at for task, at in zip(tasks, planned, strict=True))
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ async def client(daemon: Daemon) -> AsyncIterator[Client]:
         yield connected
 
 
-async def test_a_consumer_sees_whose_task_it_is_and_when_it_was_planned(client: Client) -> None:
+async def test_tasks_of_a_schedule_name_it_and_the_planned_time(client: Client) -> None:
     name = f"seen{time.time_ns()}"
     await client.put_schedule(name, topic=name, body=b"hi", every=1, runs_max=1, key="k")
     async with client.subscribe(name) as deliveries:
@@ -114,7 +114,7 @@ def test_the_command_line_shows_schedules_to_people(daemon: Daemon) -> None:
     assert "there is no schedule nine" in cli.fails(4, "schedule", "show", "nine")
 
 
-def test_a_file_is_applied_and_says_what_it_changes_first(daemon: Daemon, tmp_path: Path) -> None:
+def test_schedule_apply_shows_its_changes_first(daemon: Daemon, tmp_path: Path) -> None:
     cli = Cli(daemon)
     file = tmp_path / "schedules.toml"
     file.write_text(FILE)
@@ -135,7 +135,7 @@ def test_a_file_is_applied_and_says_what_it_changes_first(daemon: Daemon, tmp_pa
     assert (left["name"], left["body"]) == ("nightly", "some")
 
 
-def test_what_is_wrong_is_one_line_and_nothing_is_stored(daemon: Daemon, tmp_path: Path) -> None:
+def test_invalid_schedules_are_one_line_errors(daemon: Daemon, tmp_path: Path) -> None:
     cli = Cli(daemon)
     put: Any = ("schedule", "put", "x", "--topic", "t")
     wrong = {

@@ -42,7 +42,7 @@ def daemons(tmp_path: Path) -> Iterator[list[Daemon]]:
         yield found
 
 
-async def test_nothing_is_lost_and_keys_stay_in_order_when_a_shard_is_killed(
+async def test_a_killed_shard_loses_no_task_and_keeps_the_order(
     daemons: list[Daemon],
 ) -> None:
     keys = [f"o{n}" for n in range(20)]
@@ -95,13 +95,13 @@ def test_programs_without_an_event_loop_have_all_shards(daemons: list[Daemon]) -
         assert client.enqueue("t", b"", key=keys[0]).id % 1024 == 0
 
 
-def test_the_page_of_sharded_clients_works_as_it_stands(daemons: list[Daemon]) -> None:
+def test_the_sharded_clients_page_runs(daemons: list[Daemon]) -> None:
     page = (Path(__file__).parents[2] / "docs/sharded-clients.md").read_text()
     [program] = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     env = {**os.environ, "TICKWHEEL_URL": daemons[1].url}
     subprocess.run([sys.executable, "-c", program], env=env, check=True)
     with sync.Client(daemons[0].url) as client:
-        assert [one.key for one in client.list_tasks()] == ["order-42"]
+        assert [task.key for task in client.list_tasks()] == ["order-42"]
 
 
 async def test_each_shard_pushes_its_own_tasks(daemons: list[Daemon]) -> None:

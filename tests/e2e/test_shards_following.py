@@ -37,7 +37,7 @@ def daemons(tmp_path: Path) -> Iterator[list[Daemon]]:
         yield found
 
 
-async def test_a_shard_that_was_away_has_what_it_missed_before_it_serves(
+async def test_a_returning_shard_follows_before_it_serves(
     daemons: list[Daemon], caplog: pytest.LogCaptureFixture
 ) -> None:
     async with Client(daemons[0].url) as client:
@@ -58,7 +58,7 @@ async def test_a_shard_that_was_away_has_what_it_missed_before_it_serves(
     assert "settings_followed" in log and log.rindex("settings_followed") < log.rindex("serving")
 
 
-async def test_a_group_begun_by_a_subscription_is_owed_what_comes_to_a_shard_that_was_away(
+async def test_a_new_group_gets_tasks_of_a_returning_shard(
     daemons: list[Daemon],
 ) -> None:
     for away in (AWAY, HOME):
@@ -76,7 +76,7 @@ async def test_a_group_begun_by_a_subscription_is_owed_what_comes_to_a_shard_tha
             await delivery.ack()
 
 
-async def test_clients_that_race_end_with_the_settings_of_home_everywhere(
+async def test_racing_clients_end_with_the_home_shards_settings(
     daemons: list[Daemon],
 ) -> None:
     async with Client(daemons[0].url) as one, Client(daemons[2].url) as other:
@@ -97,7 +97,7 @@ async def test_clients_that_race_end_with_the_settings_of_home_everywhere(
         await comes(are_one)
 
 
-async def test_a_deletion_needs_all_shards_and_is_undone_where_one_is_away(
+async def test_a_deletion_without_all_shards_is_undone(
     daemons: list[Daemon],
 ) -> None:
     async with Client(daemons[0].url) as client:

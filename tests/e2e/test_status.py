@@ -60,7 +60,7 @@ def test_the_token_is_needed(make_daemon: Make) -> None:
     assert "ready" in status(daemon.url, "--token", "secret")
 
 
-async def test_the_client_says_the_same(daemon: Daemon) -> None:
+async def test_the_client_returns_the_same_status(daemon: Daemon) -> None:
     async with Client(daemon.url) as client:
         assert client.server_info["role"] == "active"
         mine = await client.status()

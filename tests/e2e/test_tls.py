@@ -82,7 +82,7 @@ def over_http(daemon: Daemon, context: ssl.SSLContext, path: str, token: str | N
         return json.load(answer)
 
 
-async def test_a_task_goes_in_and_comes_out(running: Daemon, authority: Authority) -> None:
+async def test_a_task_is_delivered_over_tls(running: Daemon, authority: Authority) -> None:
     assert running.url.startswith("tls://") and running.http.startswith("https://")
     async with (
         client(running, authority) as consumer,
@@ -100,7 +100,7 @@ async def test_a_task_goes_in_and_comes_out(running: Daemon, authority: Authorit
         assert found == set(bodies)
 
 
-def test_the_synchronous_client_the_command_line_and_http(
+def test_every_client_works_over_tls(
     running: Daemon, authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with SyncClient(running.url, token="of-everything", ca=str(authority.ca)) as one:
@@ -123,7 +123,7 @@ def test_the_synchronous_client_the_command_line_and_http(
     cli.run("stats")
 
 
-async def test_what_does_not_fit_is_said_in_one_line(
+async def test_tls_mismatches_are_one_line_errors(
     running: Daemon, authority: Authority, tmp_path: Path
 ) -> None:
     stranger = Authority(tmp_path, "stranger")
@@ -147,23 +147,21 @@ async def test_what_does_not_fit_is_said_in_one_line(
     assert said.startswith("tickwheel: tls_failed: ") and said.count("\n") == 1, said
 
 
-def test_a_plain_request_is_told_to_use_https(running: Daemon) -> None:
+def test_a_plain_request_at_an_https_port_is_refused(running: Daemon) -> None:
     with pytest.raises(urllib.error.HTTPError) as raised:
         urllib.request.urlopen(f"http://127.0.0.1:{http_port(running)}/healthz", timeout=30)
     assert raised.value.code == 400
     assert json.load(raised.value)["code"] == "tls_required"
 
 
-def test_a_plain_hello_is_told_to_use_tls(running: Daemon) -> None:
+def test_a_plain_hello_at_a_tls_port_is_refused(running: Daemon) -> None:
     with socket.create_connection(("127.0.0.1", running.port), 30) as plain:
         plain.sendall(encode((int(T.HELLO), 1, {"v": 1})))
         data = b"".join(iter(lambda: plain.recv(4096), b""))
     assert Decoder(4096).feed(data)[0][:3] == (T.ERROR, 0, "tls_required")
 
 
-async def test_a_clients_certificate_stands_for_a_token(
-    running: Daemon, authority: Authority
-) -> None:
+async def test_a_client_certificate_replaces_a_token(running: Daemon, authority: Authority) -> None:
     shop, other = authority.sign("shop"), authority.sign("other")
     files = {"client_cert": str(shop.cert), "client_key": str(shop.key), "token": ""}
     async with client(running, authority, **files) as limited:
@@ -183,7 +181,7 @@ async def test_a_clients_certificate_stands_for_a_token(
     assert raised.value.code == 403 and "token shop" in json.load(raised.value)["detail"]
 
 
-async def test_a_certificate_of_a_strange_authority_opens_nothing(
+async def test_a_certificate_of_an_unknown_authority_is_refused(
     running: Daemon, authority: Authority, tmp_path: Path
 ) -> None:
     shop = Authority(tmp_path, "stranger").sign("shop")
@@ -209,7 +207,7 @@ async def test_certificates_are_enough_where_they_are_required(
         assert over_http(daemon, context, "/readyz")["status"] == "ready"
 
 
-async def test_a_new_certificate_breaks_no_connection(
+async def test_a_renewed_certificate_keeps_connections(
     tmp_path: Path,
 ) -> None:
     first, second = Authority(tmp_path / "a", "first"), Authority(tmp_path / "b", "second")
@@ -236,7 +234,7 @@ async def test_a_new_certificate_breaks_no_connection(
                 await later.enqueue("t", b"")
 
 
-def test_a_start_needs_files_that_are_right(tmp_path: Path, settings: dict[str, Any]) -> None:
+def test_invalid_tls_files_stop_the_start(tmp_path: Path, settings: dict[str, Any]) -> None:
     with pytest.raises(DaemonFailed) as raised:
         Daemon(tmp_path, **settings | {"tls_cert": "no/such.pem"}).start()
     said = str(raised.value)
@@ -246,7 +244,7 @@ def test_a_start_needs_files_that_are_right(tmp_path: Path, settings: dict[str, 
 # --- peers that do not finish --------------------------------------------------------------------
 
 
-async def test_handshakes_that_do_not_end_stop_nobody(
+async def test_unfinished_handshakes_do_not_block_others(
     running: Daemon, authority: Authority
 ) -> None:
     """More of them than there may be at a time, on both ports: silent, and half way."""
@@ -268,10 +266,10 @@ async def test_handshakes_that_do_not_end_stop_nobody(
             sock.close()
 
 
-async def test_a_rush_of_handshakes_is_let_in_one_after_the_other(
+async def test_handshakes_are_admitted_at_a_limited_rate(
     tmp_path: Path, settings: dict[str, Any], authority: Authority
 ) -> None:
-    """So many at once, then so many a second; all come in, and who is in waits for nobody."""
+    """A burst is admitted at once and the rest at a rate; open connections do not wait."""
     at_once, per_s, count = settings["tls_handshakes_max"], 50, 30
     with Daemon(tmp_path, tls_handshakes_per_s=per_s, **settings) as daemon:
         async with client(daemon, authority, token=None) as first:
@@ -292,7 +290,7 @@ def ended(sock: socket.socket) -> bool:
         return True
 
 
-async def test_nonsense_at_a_port_with_tls_ends_that_connection_only(
+async def test_garbage_at_a_tls_port_ends_only_its_connection(
     running: Daemon, authority: Authority
 ) -> None:
     for data in (
@@ -323,7 +321,7 @@ def iter_until_end(sock: socket.socket) -> Iterator[bytes]:
 # --- several daemons -----------------------------------------------------------------------------
 
 
-async def test_failover_with_tls(
+async def test_a_failover_works_over_tls(
     tmp_path: Path, settings: dict[str, Any], authority: Authority
 ) -> None:
     server = RedisServer(tmp_path / "redis").start()
@@ -338,9 +336,9 @@ async def test_failover_with_tls(
             # It knows the standby only, and is sent on; then back.
             async with client(second, authority, token=None, active_timeout=60.0) as one:
                 await soon(one.enqueue("t", b"1", delay=3600))
-                found = Cli(second).json("--ca", str(authority.ca), "status")
-                assert {status["role"] for status in found} == {"active", "standby"}
-                assert {status["url"][:6] for status in found} == {"tls://"}
+                answer = Cli(second).json("--ca", str(authority.ca), "status")
+                assert {status["role"] for status in answer} == {"active", "standby"}
+                assert {status["url"][:6] for status in answer} == {"tls://"}
                 first.kill()
                 await one.enqueue("t", b"2", delay=3600, timeout=60)
     finally:

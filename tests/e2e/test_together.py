@@ -29,10 +29,10 @@ PUSH, PULL, BROADCAST = "push", "pull", "broadcast"
 FEATURES = (DELAY, BATCH, TRANSACTION, ORDER, PRIORITY, TTL, RULE, FILTER, PUSH, PULL, BROADCAST)
 DELAY_S = 0.5
 FAR_S = 60.0
-"""What is replaced must not have come before."""
+"""Delay of tasks that must not be due before they are replaced."""
 TTL_S = 0.1
 ORDERS_WAIT_S = 0.1
-"""For so long nothing more comes of a key; a real clock is needed to see that."""
+"""Real seconds in which no further task of a key is delivered."""
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
 
 
 def table() -> dict[frozenset[str], str]:
-    """Of each pair, what its cell says."""
+    """Return the cell of each pair of features."""
     section = DOCUMENT.read_text().partition("## What goes together\n")[2].partition("\n## ")[0]
     rows = [
         [cell.strip().strip("*") for cell in line.strip().strip("|").split("|")]
@@ -73,7 +73,9 @@ def test_the_table_has_every_pair_and_every_note() -> None:
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids=" and ".join)
-async def test_a_pair(running: Daemon, client: Client, pair: tuple[str, str]) -> None:
+async def test_two_features_work_together(
+    running: Daemon, client: Client, pair: tuple[str, str]
+) -> None:
     cell = Cell(client, frozenset(pair), f"cell.{PAIRS.index(pair)}")
     if TABLE[frozenset(pair)].startswith("yes"):
         await soon(cell.run())
@@ -159,13 +161,13 @@ class Cell:
 
     @property
     def _expected(self) -> list[bytes]:
-        """Of the group, in the order in which it gets them."""
+        """Return the bodies that the group gets, in order."""
         if PRIORITY in self._asked and ORDER not in self._asked:
             return [b"b", b"a"]
         return [b"a", b"b"]
 
     async def _all_due(self) -> None:
-        """What is to be handed out is ready, and the rest has ended."""
+        """Wait until deliverable tasks are ready and the others have ended."""
 
         async def states() -> dict[bytes, str]:
             found = await self._client.lookup_many(list(self._ids.values()))
@@ -208,24 +210,24 @@ class Cell:
         """All at once; with an order key each when the one before is acked."""
         got: list[bytes] = []
         while len(got) < 2:
-            found: list[Delivery] = []
-            while not found or (ORDER not in self._asked and len(got) + len(found) < 2):
-                found += await ask()
+            deliveries: list[Delivery] = []
+            while not deliveries or (ORDER not in self._asked and len(got) + len(deliveries) < 2):
+                deliveries += await ask()
             if ORDER in self._asked:
-                assert len(found) == 1 and await ask() == []
-            got += [one.body for one in found]
-            await self._end(*found)
+                assert len(deliveries) == 1 and await ask() == []
+            got += [one.body for one in deliveries]
+            await self._end(*deliveries)
         assert got == self._expected
         assert await ask() == []
 
     async def _end(self, *deliveries: Delivery) -> None:
-        for one in deliveries:
-            assert one.delivered_ms >= one.due_ms == self._due_ms[one.body]
-            assert await one.ack() == "acked"
+        for delivery in deliveries:
+            assert delivery.delivered_ms >= delivery.due_ms == self._due_ms[delivery.body]
+            assert await delivery.ack() == "acked"
 
 
 async def pushed(deliveries: Subscription) -> list[Delivery]:
-    """What has come, or comes in a moment."""
+    """Return deliveries that have arrived or arrive soon."""
     try:
         async with asyncio.timeout(ORDERS_WAIT_S):
             return [await anext(deliveries)]

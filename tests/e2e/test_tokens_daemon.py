@@ -53,7 +53,7 @@ def made(cli: Cli, path: Path, *arguments: str) -> str:
     return str(cli.one("token", "create", *arguments, "--file", str(path))["token"])
 
 
-async def test_a_revoked_token_ends_what_it_opened(running: Daemon, path: Path) -> None:
+async def test_a_revoked_token_ends_its_connections(running: Daemon, path: Path) -> None:
     cli = Cli(running)
     token = made(cli, path, "leaver", "--scope", "all")
     with known(running, token) as raw:
@@ -71,7 +71,7 @@ async def test_a_revoked_token_ends_what_it_opened(running: Daemon, path: Path) 
     assert cli.fails(1, "--token", token, "stats").startswith("tickwheel: unauthorized: ")
 
 
-def test_ids_of_other_topics_are_unknown_in_packs_too(running: Daemon, path: Path) -> None:
+def test_packed_ids_of_other_topics_are_unknown(running: Daemon, path: Path) -> None:
     """Tasks with nothing but a body, or a key, are stored many to a row, and looked at at once."""
     owner = known(running, create(path, "owner", "all"))
     guest = known(running, create(path, "guest", "all=ours.*"))
@@ -110,7 +110,7 @@ def test_the_command_line_names_the_right_that_is_missing(running: Daemon, path:
 
 
 @pytest.mark.parametrize("content", [None, "{"])
-def test_a_start_needs_a_file_that_is_right(tmp_path: Path, content: str | None) -> None:
+def test_an_invalid_token_file_stops_the_start(tmp_path: Path, content: str | None) -> None:
     path = tmp_path / "tokens.json"
     if content is not None:
         path.write_text(content)
@@ -119,7 +119,7 @@ def test_a_start_needs_a_file_that_is_right(tmp_path: Path, content: str | None)
     assert "Traceback" not in str(raised.value)
 
 
-def test_last_use_is_noted_at_a_stop(tmp_path: Path) -> None:
+def test_last_use_is_stored_at_a_stop(tmp_path: Path) -> None:
     path = tmp_path / "tokens.json"
     token = create(path, "somebody", "all")
     with Daemon(tmp_path / "daemon", tokens_file=str(path)) as daemon:
@@ -130,7 +130,7 @@ def test_last_use_is_noted_at_a_stop(tmp_path: Path) -> None:
     assert tokens.read_used(path)[token_id] > 1_600_000_000_000
 
 
-def test_no_secret_stands_where_others_can_read_it(tmp_path: Path) -> None:
+def test_secrets_appear_in_no_output(tmp_path: Path) -> None:
     """Command line, log, metrics, answers, audit log, files: also not one that is nearly right."""
     path, audit = tmp_path / "tokens.json", tmp_path / "audit.jsonl"
     token = create(path, "somebody", "all")

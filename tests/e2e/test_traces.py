@@ -25,7 +25,7 @@ BODIES = {b"one": TRACE, b"half": HIGHEST, b"run": LOWEST, b"keyed": OTHER, b"no
 killed = killed_on("redis", "sqlite")
 
 
-async def test_it_comes_with_each_attempt_over_kills(killed: Daemon) -> None:
+async def test_a_trace_is_delivered_with_each_attempt_over_kills(killed: Daemon) -> None:
     await killed.astart()
     async with Client(killed.url, send_timeout=10) as client:
         await client.create_group("t", "g")
@@ -66,7 +66,7 @@ async def had(client: Client, attempt: int) -> list[Delivery]:
     return list(found.values())
 
 
-async def test_handlers_and_the_synchronous_client_have_it(
+async def test_handlers_and_the_synchronous_client_get_the_trace(
     make_daemon: Callable[..., Daemon],
 ) -> None:
     daemon = make_daemon()
@@ -97,7 +97,9 @@ async def test_handlers_and_the_synchronous_client_have_it(
         await working
 
 
-async def test_what_is_none_never_leaves_the_client(make_daemon: Callable[..., Daemon]) -> None:
+async def test_an_invalid_trace_is_refused_by_the_client(
+    make_daemon: Callable[..., Daemon],
+) -> None:
     daemon = make_daemon()
     await daemon.astart()
     async with Client(daemon.url) as client:
@@ -112,7 +114,7 @@ async def test_what_is_none_never_leaves_the_client(make_daemon: Callable[..., D
         assert [task async for task in client.list_tasks()] == []
 
 
-def test_from_the_command_line(make_daemon: Callable[..., Daemon]) -> None:
+def test_traces_are_set_by_command(make_daemon: Callable[..., Daemon]) -> None:
     daemon = make_daemon()
     daemon.start()
     cli = Cli(daemon)
@@ -133,7 +135,7 @@ def test_from_the_command_line(make_daemon: Callable[..., Daemon]) -> None:
     assert MUST_BE in failed.stderr.decode()
 
 
-def test_the_history_tells_it_and_a_restore_brings_it_back(
+def test_traces_are_in_the_history_and_restored(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async def living() -> tuple[int, int]:
@@ -149,7 +151,9 @@ def test_the_history_tells_it_and_a_restore_brings_it_back(
     asyncio.run(taken_up(tmp_path / "history"))
     assert run(["history", "--dir", str(tmp_path / "history"), "--json"]) == 0
     events = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    told = {one["task_id"]: one["traceparent"] for one in events if one["event"] == "enqueued"}
+    told = {
+        event["task_id"]: event["traceparent"] for event in events if event["event"] == "enqueued"
+    }
     assert told == {str(before): TRACE, str(after): OTHER}
     (backup,) = tmp_path.glob("**/kept.db")
     source = ["--from", str(backup), "--history", str(tmp_path / "history")]

@@ -52,7 +52,7 @@ def linked(span: ReadableSpan) -> list[tuple[str, str]]:
     return [(f"{one.trace_id:032x}", f"{one.span_id:016x}") for one in found]
 
 
-async def test_one_trace_over_a_kill_and_two_attempts(
+async def test_a_trace_spans_a_kill_and_two_attempts(
     receiver: OtlpReceiver, killed: Daemon
 ) -> None:
     program = Program()
@@ -84,9 +84,13 @@ async def test_one_trace_over_a_kill_and_two_attempts(
     outcomes = [(one.attributes or {}).get("tickwheel.outcome") for one in attempts]
     assert outcomes == [None, "ack"]
     deliveries = [receiver.named("tickwheel.deliver")[0], *delivered]
-    assert [(one.trace_id, one.parent_id) for one in deliveries] == [(trace_id, span_id)] * 2
-    assert [one.attributes["tickwheel.attempt"] for one in deliveries] == [1, 2]
-    assert {one.attributes["messaging.message.id"] for one in deliveries} == {str(receipt.id)}
+    assert [(delivery.trace_id, delivery.parent_id) for delivery in deliveries] == [
+        (trace_id, span_id)
+    ] * 2
+    assert [delivery.attributes["tickwheel.attempt"] for delivery in deliveries] == [1, 2]
+    assert {delivery.attributes["messaging.message.id"] for delivery in deliveries} == {
+        str(receipt.id)
+    }
     (commit,) = receiver.named("tickwheel.commit")
     assert commit.links == [(trace_id, span_id)]
     assert commit.trace_id != trace_id and commit.parent_id == ""
@@ -121,7 +125,7 @@ async def work(worker: Worker) -> None:
     await asyncio.wait_for(worker.run(), 60)
 
 
-async def test_what_is_late_says_why_and_what_is_not_sampled_has_no_span(
+async def test_late_spans_have_a_cause_and_unsampled_tasks_no_span(
     make_daemon: Callable[..., Daemon], receiver: OtlpReceiver
 ) -> None:
     daemon = make_daemon(otlp_endpoint=receiver.url, trace_sample=0.5)
@@ -175,7 +179,7 @@ async def test_an_endpoint_that_is_down_costs_a_warning_and_is_counted(
         await comes(lambda: "otlp_works_again" in daemon.log_text())
         await client.enqueue("t", b"")
         await comes(lambda: metric(daemon, "tickwheel_spans_total") >= 1)
-    assert {one["authorization"] for one in receiver.headers} == {"Bearer secret-42"}
+    assert {header["authorization"] for header in receiver.headers} == {"Bearer secret-42"}
     assert "secret-42" not in daemon.log_text()
     receiver.status = 503  # is tried again, for longer than a stop may take
     assert await daemon.aterminate(timeout_s=20) == 0
@@ -212,17 +216,17 @@ async def test_every_metric_is_sent_also_without_a_port_to_scrape(
 
 def of_billing(receiver: OtlpReceiver, name: str, value: int) -> object:
     """The metric, once it has this value for the group."""
-    found = receiver.metrics.get(name)
-    if found is None:
+    answer = receiver.metrics.get(name)
+    if answer is None:
         return None
-    for point in found.sum.data_points:
-        said = {one.key: one.value.string_value for one in point.attributes}
+    for point in answer.sum.data_points:
+        said = {attribute.key: attribute.value.string_value for attribute in point.attributes}
         if said == {"topic": "orders", "group": "billing"} and point.as_int == value:
-            return found
+            return answer
     return None
 
 
-async def test_a_daemon_inside_a_program_does_the_same(receiver: OtlpReceiver) -> None:
+async def test_an_embedded_daemon_sends_spans(receiver: OtlpReceiver) -> None:
     program = Program()
     settings = {"otlp_endpoint": receiver.url, "trace_sample": 1, "otlp_interval_s": 1}
     async with embedded("memory:", **settings) as client:

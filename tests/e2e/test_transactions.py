@@ -42,24 +42,22 @@ killed = killed_on("asyncio-redis", "redis", "sqlite", settings=lambda _, __: CH
 
 
 async def _bodies(client: Client, topic: str, count: int) -> list[bytes]:
-    """What is delivered of the topic, acked; and nothing more is pending."""
-    found: list[bytes] = []
-    while len(found) < count:
+    """Ack the topic's deliveries and return their bodies. Check that no task is left."""
+    bodies: list[bytes] = []
+    while len(bodies) < count:
         deliveries = await client.pull(topic, max=count, wait=10)
-        assert deliveries, f"{len(found)} of {count} came"
+        assert deliveries, f"{len(bodies)} of {count} came"
         for delivery in deliveries:
-            found.append(delivery.body)
+            bodies.append(delivery.body)
             await delivery.ack()
-    return found
+    return bodies
 
 
 async def _pending(client: Client, topic: str) -> int:
     return len([task async for task in client.list_tasks(topic=topic)])
 
 
-async def test_half_tasks_become_tasks_at_the_end_and_not_before(
-    client: Client, topic: str
-) -> None:
+async def test_prepared_tasks_become_tasks_at_the_commit(client: Client, topic: str) -> None:
     async with client.transaction("payments") as tx:
         await tx.enqueue(topic, b"1")
         await tx.enqueue_many([Task(topic, b"2"), Task(topic, b"3", key="k", tag="t")])
@@ -114,8 +112,8 @@ async def test_a_decision_is_answered_again(client: Client, topic: str) -> None:
     assert await _bodies(client, topic, 1) == [b"1"]
 
 
-async def test_commands_that_come_together(client: Client, topic: str) -> None:
-    """Of one transaction, before anything of it is durable."""
+async def test_concurrent_decisions_agree(client: Client, topic: str) -> None:
+    """Decisions of one transaction arrive before it is durable."""
     tx = client.transaction("payments")
     await asyncio.gather(*(tx.enqueue(topic, b"%d" % i) for i in range(10)))
     results = await asyncio.gather(
@@ -130,7 +128,7 @@ async def test_commands_that_come_together(client: Client, topic: str) -> None:
     assert len(await _bodies(client, topic, 10)) == 10
 
 
-async def test_delays_count_from_what_was_chosen(client: Client, topic: str) -> None:
+async def test_delays_count_from_prepare_or_commit(client: Client, topic: str) -> None:
     early = client.transaction("payments")
     late = client.transaction("payments", count_from="commit")
     await early.enqueue(topic, b"1", delay=3600)
@@ -150,7 +148,7 @@ async def test_delays_count_from_what_was_chosen(client: Client, topic: str) -> 
     ]
 
 
-async def test_what_is_refused(client: Client, topic: str) -> None:
+async def test_invalid_transaction_calls_are_refused(client: Client, topic: str) -> None:
     tx = client.transaction("payments")
     with pytest.raises(BadRequest, match="if_pending"):
         await tx.enqueue(topic, b"", key="k", if_pending="keep")
@@ -167,27 +165,27 @@ async def test_what_is_refused(client: Client, topic: str) -> None:
     await tx.rollback()
 
 
-async def test_so_many_open_transactions_and_no_more(client: Client, topic: str) -> None:
+async def test_open_transactions_are_limited(client: Client, topic: str) -> None:
     made = []
     with pytest.raises(Overloaded, match="transactions_max"):
         for _ in range(31):
             made.append(client.transaction("many"))
             await made[-1].enqueue(topic, b"")
-    found = [one.id async for one in client.list_transactions(group="many")]
-    assert found == sorted(tx.id for tx in made[:-1])
+    ids = [transaction.id async for transaction in client.list_transactions(group="many")]
+    assert ids == sorted(tx.id for tx in made[:-1])
     for tx in made[:-1]:
         await tx.rollback()
-    assert [one async for one in client.list_transactions(group="many")] == []
+    assert [transaction async for transaction in client.list_transactions(group="many")] == []
 
 
-async def test_an_empty_transaction_asks_for_nothing(client: Client) -> None:
+async def test_an_empty_transaction_sends_no_request(client: Client) -> None:
     async with client.transaction("payments") as tx:
         pass
     with pytest.raises(UnknownTransaction):
         await client.show_transaction(tx.id)
 
 
-def test_without_an_event_loop(running: Daemon, topic: str) -> None:
+def test_the_synchronous_client_runs_transactions(running: Daemon, topic: str) -> None:
     with SyncClient(running.url) as client:
         with client.transaction("payments") as tx:
             tx.enqueue(topic, b"1")
@@ -215,7 +213,7 @@ class Producer:
         return self._decisions.get(check.transaction, "unknown")
 
 
-async def test_somebody_else_is_asked_when_producer_and_daemon_die(killed: Daemon) -> None:
+async def test_another_producer_is_asked_after_kills(killed: Daemon) -> None:
     """Both are killed between prepare and commit."""
     daemon = killed
     await daemon.astart()
@@ -236,7 +234,9 @@ async def test_somebody_else_is_asked_when_producer_and_daemon_die(killed: Daemo
             await rest(0.02)
         while len([c for c in other.asked if c.transaction == "nobody-knows"]) < 2:
             await rest(0.02)
-        assert [one.id async for one in client.list_transactions()] == ["nobody-knows"]
+        assert [transaction.id async for transaction in client.list_transactions()] == [
+            "nobody-knows"
+        ]
         check = next(c for c in other.asked if c.transaction == "paid")
         assert (check.group, check.tasks) == ("payments", 2)
         await daemon.arestart()
@@ -246,7 +246,7 @@ async def test_somebody_else_is_asked_when_producer_and_daemon_die(killed: Daemo
         await client.rollback_transaction("nobody-knows")
 
 
-async def test_what_nobody_decides_is_parked_and_not_lost(
+async def test_an_undecided_transaction_is_parked(
     make_daemon: Callable[..., Daemon],
 ) -> None:
     daemon = make_daemon(
@@ -258,7 +258,7 @@ async def test_what_nobody_decides_is_parked_and_not_lost(
         await tx.enqueue("orders", b"1", delay=0)
         while (await client.show_transaction("lost")).state != "parked":
             await rest(0.02)
-        (parked,) = [one async for one in client.list_transactions(state="parked")]
+        (parked,) = [transaction async for transaction in client.list_transactions(state="parked")]
         assert (parked.id, parked.checks, parked.asked) == ("lost", 2, 0)
         await daemon.arestart()
         assert (await client.show_transaction("lost")).state == "parked"
@@ -267,7 +267,7 @@ async def test_what_nobody_decides_is_parked_and_not_lost(
         assert await _bodies(client, "orders", 1) == [b"1"]
 
 
-async def test_a_producer_is_not_asked_about_what_it_is_doing(
+async def test_a_producer_is_not_asked_about_open_transactions(
     make_daemon: Callable[..., Daemon],
 ) -> None:
     daemon = make_daemon(transaction_check_s=0.05, transaction_check_every_s=0.05)

@@ -80,7 +80,7 @@ async def strangers(port: int, count: int = 20) -> None:
         writer.close()
 
 
-async def test_a_daemon_answers_and_ends(tmp_path: Path) -> None:
+async def test_a_daemon_with_an_unread_log_answers_and_ends(tmp_path: Path) -> None:
     with unread(Daemon(tmp_path, http=True)) as daemon:
         await strangers(daemon.port)
         await asked(daemon.url)
@@ -89,7 +89,7 @@ async def test_a_daemon_answers_and_ends(tmp_path: Path) -> None:
         assert await daemon.aterminate() == 0
 
 
-async def test_shards_their_parent_and_their_http_answer_and_end(tmp_path: Path) -> None:
+async def test_shards_with_an_unread_log_answer_and_end(tmp_path: Path) -> None:
     store = f"sqlite:///{tmp_path / 'shards'}/"
     args = ("--processes", "2", "--http-all", "127.0.0.1:0")
     with unread(Daemon(tmp_path / "run", store=store, http=True, args=args)) as daemon:
@@ -99,10 +99,12 @@ async def test_shards_their_parent_and_their_http_answer_and_end(tmp_path: Path)
         assert await daemon.aterminate() == 0
 
 
-async def test_a_node_and_its_registrar_answer_and_end(server: RedisServer, tmp_path: Path) -> None:
+async def test_a_node_with_an_unread_log_answers_and_ends(
+    server: RedisServer, tmp_path: Path
+) -> None:
     node = Node(tmp_path / "a", "a", server.url(), 2, http=True, leader_ttl_s=1)
     with unread(node):
-        until(lambda: all(one["node"] == "a" for one in node.nodes()["shards"]))
+        until(lambda: all(shard["node"] == "a" for shard in node.nodes()["shards"]))
         await asked(node.url)
         assert got(f"{node.http}/healthz")
         assert await node.aterminate() == 0
@@ -122,7 +124,9 @@ async def handle(delivery):
 
 
 @pytest.mark.parametrize("as_json", [False, True])
-async def test_a_worker_handles_tasks_and_ends(tmp_path: Path, as_json: bool) -> None:
+async def test_a_worker_with_an_unread_log_handles_tasks_and_ends(
+    tmp_path: Path, as_json: bool
+) -> None:
     """Its log, and with --json its lines, which are a log of what it did."""
     (tmp_path / "app.py").write_text(WORKER)
     with Daemon(tmp_path / "daemon") as daemon:

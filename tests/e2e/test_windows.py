@@ -23,7 +23,7 @@ WITHIN_S = 600
 killed = killed_on("sqlite", "redis")
 
 
-async def test_the_moments_survive_a_kill(killed: Daemon) -> None:
+async def test_chosen_due_times_survive_a_kill(killed: Daemon) -> None:
     await killed.astart()
     async with Client(killed.url, send_timeout=10) as client:
         await client.enqueue_many([Task("t", b"plain", at=NINE)] * 50)
@@ -43,12 +43,12 @@ async def test_the_moments_survive_a_kill(killed: Daemon) -> None:
         }
         assert await client.load(since=NINE, step=60, steps=11) == load
         assert sum(load.counts) == 3_050 and load.exact and max(load.counts) <= 300 + 50 + 10
-        # What is there counts for what comes after a restart.
+        # Stored tasks count for windows after a restart.
         receipt = await client.enqueue("t", b"y", at=NINE, within=timedelta(seconds=WITHIN_S))
         assert each[receipt.due_ms // 1000] == min(each.values())
 
 
-async def test_what_is_wrong_with_a_window(make_daemon: Callable[..., Daemon]) -> None:
+async def test_invalid_windows_are_refused(make_daemon: Callable[..., Daemon]) -> None:
     daemon = make_daemon(within_max_s=60)
     await daemon.astart()
     async with Client(daemon.url) as client:
@@ -61,7 +61,7 @@ async def test_what_is_wrong_with_a_window(make_daemon: Callable[..., Daemon]) -
         assert (await client.enqueue("t", b"x", delay=60, within=0)).id
 
 
-def test_from_the_command_line(make_daemon: Callable[..., Daemon]) -> None:
+def test_windows_are_set_by_command(make_daemon: Callable[..., Daemon]) -> None:
     daemon = make_daemon()
     daemon.start()
     cli = Cli(daemon)
@@ -75,8 +75,8 @@ def test_from_the_command_line(make_daemon: Callable[..., Daemon]) -> None:
     assert "10m, rescheduled since" in cli.run("show", second["id"]).stdout.decode()
     lines = b'{"body": "a", "within": "30s"}\n{"body": "b"}\n'
     window = ("--at", "2030-01-31T09:01:00Z", "--within", "10m")
-    found = cli.json("enqueue", "u", "--from", "-", *window, stdin=lines)
-    assert [one["due_ms"] - NINE_MS for one in found] == [60_000, 61_000]
+    answer = cli.json("enqueue", "u", "--from", "-", *window, stdin=lines)
+    assert [one["due_ms"] - NINE_MS for one in answer] == [60_000, 61_000]
     assert cli.one("load", "--from", nine, "--steps", "3")["counts"] == [1, 2, 0]
     table = cli.run("load", "--from", nine, "--steps", "2", "--step", "1h")
     assert b"3" in table.stdout

@@ -94,7 +94,7 @@ async def test_a_handler_that_raises_is_retried_and_then_dead(client: Client, to
     ]
 
 
-async def test_reject_is_the_end_at_the_first_attempt(client: Client, topic: str) -> None:
+async def test_reject_buries_at_the_first_attempt(client: Client, topic: str) -> None:
     async def handler(delivery: Delivery) -> None:
         raise Reject("no such order")
 
@@ -105,7 +105,7 @@ async def test_reject_is_the_end_at_the_first_attempt(client: Client, topic: str
     assert (letter.attempt, letter.reason) == (1, "no such order")
 
 
-async def test_retry_later_waits_for_as_long_as_it_says(client: Client, topic: str) -> None:
+async def test_retry_later_waits_for_its_delay(client: Client, topic: str) -> None:
     seen: list[Delivery] = []
 
     async def handler(delivery: Delivery) -> None:
@@ -151,7 +151,7 @@ async def test_a_time_out_is_a_failed_attempt(client: Client, topic: str) -> Non
 # --- the heartbeat ---------------------------------------------------------------------------
 
 
-async def test_a_handler_may_take_longer_than_its_lease(client: Client, topic: str) -> None:
+async def test_a_handler_can_outlast_its_lease(client: Client, topic: str) -> None:
     runs = 0
 
     async def handler(delivery: Delivery) -> None:
@@ -165,7 +165,7 @@ async def test_a_handler_may_take_longer_than_its_lease(client: Client, topic: s
     assert runs == 1
 
 
-async def test_so_may_a_function_in_a_thread(client: Client, topic: str) -> None:
+async def test_a_function_in_a_thread_can_outlast_its_lease(client: Client, topic: str) -> None:
     runs = []
 
     def handler(delivery: Delivery) -> None:
@@ -179,14 +179,14 @@ async def test_so_may_a_function_in_a_thread(client: Client, topic: str) -> None
     assert runs == [1] * 4, "those that wait are kept, too"
 
 
-async def test_a_task_that_another_one_finished_is_let_go(
+async def test_a_handler_of_a_finished_task_is_cancelled(
     client: Client, topic: str, running: Daemon
 ) -> None:
     started, cancelled = asyncio.Event(), asyncio.Event()
-    found: list[Delivery] = []
+    deliveries: list[Delivery] = []
 
     async def handler(delivery: Delivery) -> None:
-        found.append(delivery)
+        deliveries.append(delivery)
         started.set()
         try:
             await asyncio.Event().wait()
@@ -197,7 +197,7 @@ async def test_a_task_that_another_one_finished_is_let_go(
     with Raw(running.port) as other:
         async with Running(client, topic, handler, lease=0.3):
             await soon(started.wait())
-            [mine] = found
+            [mine] = deliveries
             ack = (topic, "default", mine.epoch, [mine.id], [mine.attempt])
             answer = await asyncio.to_thread(other.call, FrameType.ACK, *ack)
             assert answer[0] == FrameType.OK
@@ -208,7 +208,7 @@ async def test_a_task_that_another_one_finished_is_let_go(
 # --- stopping --------------------------------------------------------------------------------
 
 
-async def test_stop_while_handlers_run(client: Client, topic: str) -> None:
+async def test_stop_waits_for_running_handlers(client: Client, topic: str) -> None:
     started, go_on = asyncio.Semaphore(0), asyncio.Event()
 
     async def handler(delivery: Delivery) -> None:
@@ -220,7 +220,7 @@ async def test_stop_while_handlers_run(client: Client, topic: str) -> None:
         for _ in range(3):
             await soon(started.acquire())
         worker.stop()
-        # What was not started is ready for others at once, and has not failed.
+        # Unstarted tasks are ready for others at once, without a failure.
         others = []
         while len(others) < 7:
             others += await soon(client.pull(topic, max=10, wait=20))
@@ -231,7 +231,7 @@ async def test_stop_while_handlers_run(client: Client, topic: str) -> None:
     assert states == ["acked"] * 10
 
 
-async def test_after_the_grace_a_task_is_free_and_has_not_failed(
+async def test_a_task_is_released_without_failure_after_the_grace(
     client: Client, topic: str
 ) -> None:
     started = asyncio.Event()
@@ -370,9 +370,7 @@ async def test_a_second_signal_ends_the_grace(
         ("empty:worker", "no handlers"),
     ],
 )
-def test_what_cannot_be_run_is_one_line_and_exit_code_2(
-    target: str, word: str, tmp_path: Path
-) -> None:
+def test_an_unrunnable_program_exits_with_2(target: str, word: str, tmp_path: Path) -> None:
     (tmp_path / "app.py").write_text(PROGRAM.format(topic="t"))
     (tmp_path / "needs.py").write_text("\nimport not_installed\n")
     (tmp_path / "broken.py").write_text("1 / 0\n")

@@ -51,7 +51,7 @@ class ScheduleRig(Rig):
         raise AssertionError("something is always due")
 
     def tasks_of(self, name: str = "s") -> list[TaskRow]:
-        """Those that are stored, by id."""
+        """Return the stored tasks of a schedule, by id."""
         return [row for _, row in sorted(self.rows.tasks.items()) if _of(row)[0] == name]
 
     def times_of(self, name: str = "s") -> list[int]:
@@ -59,7 +59,7 @@ class ScheduleRig(Rig):
         return [_of(row)[1] for row in self.tasks_of(name)]
 
     def outcomes(self, name: str = "s") -> list[tuple[str, int]]:
-        """What was decided, and of how many occurrences."""
+        """Return the outcome and the number of occurrences of recent runs."""
         return [(run.outcome, run.occurrences) for run in self.planned(name).row.recent]
 
 

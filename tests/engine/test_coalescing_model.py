@@ -126,7 +126,7 @@ class CoalescingMachine(RuleBasedStateMachine):
     # --- the model -----------------------------------------------------------------------------
 
     def current(self) -> dict[int, State]:
-        """What is there when everything so far will be durable."""
+        """Return the state after everything so far is durable."""
         found = dict(self.durable)
         for change in self.log:
             if change.state is None:
@@ -326,7 +326,7 @@ class CoalescingMachine(RuleBasedStateMachine):
         rest: dict[int, dict[int, dict[str, str]]],
         answer: Answer,
     ) -> None:
-        """What was not pending has given way to what has a newer body."""
+        """Check that delivered tasks were replaced by newer ones."""
         gone: set[int] = set()
         own: set[tuple[str, str]] = set()
         """What this request itself stores: it has overtaken the others already."""
@@ -433,9 +433,9 @@ class CoalescingMachine(RuleBasedStateMachine):
     @rule()
     def deliver(self) -> None:
         alive = set(self.current())
-        found = self.rig.tick()
+        deliveries = self.rig.tick()
         self.ended_of(alive)
-        for got in found:
+        for got in deliveries:
             assert (got.id, got.group.name) not in self.overtaken, "it was replaced"
             assert got.body == self.durable[got.id][0], "a body that is not durable"
             self.held.append(got)
@@ -464,7 +464,7 @@ class CoalescingMachine(RuleBasedStateMachine):
         self.ended_of(alive)
 
     def ended_of(self, alive: set[int]) -> None:
-        """Those that the command has ended."""
+        """Drop the tasks that the command ended."""
         for task_id in alive & self.rig.core.open.effects.ended.keys():
             self.note(task_id, None, accepted=True)
 
@@ -510,7 +510,7 @@ def some_rule(rnd: random.Random) -> Coalescing | None:
 
 @pytest.mark.parametrize("steps", [800, pytest.param(4_000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_a_long_life(seed: int, steps: int) -> None:
+def test_a_long_random_run_matches_the_model(seed: int, steps: int) -> None:
     """Everything that can happen happens, and often."""
     rnd, machine, seen = random.Random(seed), CoalescingMachine(), Counter[str]()
     judged = machine.judge

@@ -15,7 +15,7 @@ def delivered(rig: Rig, **options: int) -> Got:
     return rig.one()
 
 
-def test_an_ack_ends_the_task_in_memory_at_once_and_in_the_store_with_its_batch(rig: Rig) -> None:
+def test_an_ack_ends_the_task_at_once_and_durably_with_its_batch(rig: Rig) -> None:
     rig.subscribe()
     got = delivered(rig)
     assert rig.ack(got) == "acked"
@@ -47,7 +47,7 @@ def test_a_repeated_ack_is_answered_done(rig: Rig) -> None:
     assert rig.ack(got) == "done"
 
 
-def test_a_repeated_ack_of_a_task_that_another_group_still_has_is_answered_done(rig: Rig) -> None:
+def test_a_repeated_ack_of_one_of_two_groups_is_answered_done(rig: Rig) -> None:
     rig.subscribe(group="a")
     rig.subscribe(group="b")
     rig.enqueue()
@@ -57,7 +57,7 @@ def test_a_repeated_ack_of_a_task_that_another_group_still_has_is_answered_done(
     assert rig.ack(first) == "done"
 
 
-def test_an_ack_by_an_earlier_receipt_ends_a_task_that_is_ready_again(rig: Rig) -> None:
+def test_an_earlier_receipt_acks_a_ready_task(rig: Rig) -> None:
     subscriber = rig.subscribe()
     got = delivered(rig)
     subscriber.prefetch = 0
@@ -71,7 +71,7 @@ def test_an_ack_by_an_earlier_receipt_ends_a_task_that_is_ready_again(rig: Rig) 
     assert rig.rows.is_empty()
 
 
-def test_an_ack_by_an_earlier_receipt_ends_a_task_that_waits_and_takes_its_handle_along(
+def test_an_earlier_receipt_acks_a_waiting_task(
     rig: Rig,
 ) -> None:
     rig.subscribe()
@@ -82,7 +82,7 @@ def test_an_ack_by_an_earlier_receipt_ends_a_task_that_waits_and_takes_its_handl
     assert rig.tick() == []
 
 
-def test_an_ack_by_an_earlier_receipt_ends_a_task_that_is_in_flight_again(rig: Rig) -> None:
+def test_an_earlier_receipt_acks_a_task_in_flight(rig: Rig) -> None:
     rig.subscribe()
     first = delivered(rig)
     second = rig.after(LEASE_MS).one()
@@ -102,7 +102,7 @@ def test_an_ack_while_the_row_is_being_read_ends_the_task(rig: Rig) -> None:
     assert rig.dispatch() == []
 
 
-def test_an_ack_by_a_receipt_that_was_never_given_is_stale(rig: Rig) -> None:
+def test_an_ack_by_an_invented_receipt_is_stale(rig: Rig) -> None:
     rig.subscribe()
     got = delivered(rig)
     group = got.group
@@ -115,9 +115,7 @@ def test_an_ack_by_a_receipt_that_was_never_given_is_stale(rig: Rig) -> None:
 
 @pytest.mark.parametrize("state", ["scheduled", "ready", "in_flight", "waiting"])
 @pytest.mark.parametrize("restarted", [False, True], ids=["", "restarted"])
-def test_no_receipt_that_cannot_have_been_given_ends_a_task(
-    rig: Rig, state: str, restarted: bool
-) -> None:
+def test_an_impossible_receipt_never_ends_a_task(rig: Rig, state: str, restarted: bool) -> None:
     """Whatever the task is doing, and whatever an earlier epoch may have forgotten."""
     subscriber = rig.subscribe()
     task_id = rig.enqueue(delay_ms=1_000 if state == "scheduled" else 0)
@@ -141,7 +139,7 @@ def test_no_receipt_that_cannot_have_been_given_ends_a_task(
     assert rig.state(task_id) == before
 
 
-def test_one_forged_receipt_among_genuine_ones_takes_nothing_from_them(rig: Rig) -> None:
+def test_a_forged_receipt_does_not_affect_genuine_receipts(rig: Rig) -> None:
     rig.subscribe()
     ids = [rig.enqueue() for _ in range(3)]
     rig.tick()
@@ -170,7 +168,7 @@ def test_an_ack_says_how_else_the_task_ended(rig: Rig) -> None:
     assert rig.ack(dead) == "deleted"
 
 
-def test_an_ack_by_a_group_that_is_not_owed_the_task_leaves_it_alone(rig: Rig) -> None:
+def test_an_ack_by_a_group_without_the_task_is_stale(rig: Rig) -> None:
     rig.subscribe(group="first")
     rig.enqueue()
     rig.commit()
@@ -195,7 +193,7 @@ def test_an_ack_that_names_another_topic_leaves_the_task_alone(rig: Rig) -> None
     assert rig.state(task_id) == "ready"
 
 
-def test_a_receipt_from_before_a_crash_acks_a_task_that_has_not_fired_again(rig: Rig) -> None:
+def test_a_receipt_from_before_a_crash_acks_a_scheduled_task(rig: Rig) -> None:
     rig.subscribe()
     rig.commit()
     got = delivered(rig)
@@ -207,7 +205,7 @@ def test_a_receipt_from_before_a_crash_acks_a_task_that_has_not_fired_again(rig:
     assert rig.tick() == []
 
 
-def test_a_receipt_from_before_a_crash_acks_a_task_that_is_in_flight_again(rig: Rig) -> None:
+def test_a_receipt_from_before_a_crash_acks_a_task_in_flight(rig: Rig) -> None:
     rig.subscribe()
     rig.commit()
     first = delivered(rig)
@@ -218,7 +216,7 @@ def test_a_receipt_from_before_a_crash_acks_a_task_that_is_in_flight_again(rig: 
     assert (rig.ack(first), rig.ack(second)) == ("acked", "done")
 
 
-def test_a_receipt_whose_delivery_a_crash_forgot_acks_the_one_that_is_remembered(rig: Rig) -> None:
+def test_a_receipt_forgotten_in_a_crash_is_stale_after_redelivery(rig: Rig) -> None:
     rig.subscribe()
     got = delivered(rig)
     rig.after(200).commit()
@@ -232,7 +230,7 @@ def test_a_receipt_whose_delivery_a_crash_forgot_acks_the_one_that_is_remembered
     assert rig.rows.is_empty()
 
 
-def test_credit_of_an_ack_and_of_the_next_are_added_when_their_batches_are_joined(rig: Rig) -> None:
+def test_credits_of_joined_batches_add_up(rig: Rig) -> None:
     subscriber = rig.subscribe()
     for _ in range(2):
         rig.enqueue()

@@ -1,4 +1,4 @@
-"""What is counted in bytes, and what the engine holds at most: at the limit, and one above it."""
+"""Byte counts and limits of the engine, each tested at the limit and one above it."""
 
 from __future__ import annotations
 
@@ -69,13 +69,13 @@ WORST = Past(failed=ATTEMPT_MAX, deaths=ATTEMPT_MAX)
 )
 @example(item=(TaskRow(ID_MAX, ID_MAX, "t", b"", TaskOptions("k" * 300, "é" * 300)), ID_MAX, WORST))
 @example(item=(TaskRow(ID_MAX, ID_MAX, "t", b""), ID_MAX, WORST))
-def test_a_task_takes_no_more_in_a_frame_than_it_counts(item: Item) -> None:
+def test_an_encoded_task_is_no_larger_than_counted(item: Item) -> None:
     (wire,) = delivery_items([item])
     assert len(encode(wire)) <= DELIVERY_BYTES + task_bytes(item[0])
 
 
 @given(some=st.lists(items, max_size=20), pull=st.booleans())
-def test_no_more_than_its_head_comes_with_a_frame(some: list[Item], pull: bool) -> None:
+def test_a_frame_adds_no_more_than_its_head(some: list[Item], pull: bool) -> None:
     wire, edge = delivery_items(some), 2**64 - 1
     frame: Any = (65, edge, (edge, edge, wire)) if pull else (67, 2**32 - 1, edge, edge, wire)
     most = sum(DELIVERY_BYTES + task_bytes(row) for row, _, _ in some) + FRAME_HEAD_BYTES
@@ -143,7 +143,7 @@ def test_a_task_above_the_limit_of_a_frame_is_delivered_alone() -> None:
     recount(rig)
 
 
-def test_one_dispatch_hands_out_its_bytes_and_a_frame_more_however_many_subscribers() -> None:
+def test_bytes_of_a_dispatch_are_limited() -> None:
     rig = Rig(replace(CONFIG, delivery_frame_bytes_max=1_000, dispatch_bytes_max=3_000))
     for _ in range(50):
         rig.subscribe(prefetch=10)
@@ -180,7 +180,7 @@ def test_extras_count_as_resident_and_as_staged(rig: Rig) -> None:
 # --- at most once, while the commit waits --------------------------------------------------------
 
 
-def test_what_is_handed_out_at_most_once_before_its_commit_is_bounded() -> None:
+def test_uncommitted_at_most_once_deliveries_are_limited() -> None:
     size = DELIVERY_BYTES + 100
     config = replace(CONFIG, handed_bytes_max=4 * size, delivery_frame_bytes_max=2 * size)
     rig = Rig(config)
@@ -205,7 +205,7 @@ def test_what_is_handed_out_at_most_once_before_its_commit_is_bounded() -> None:
 # --- in flight -----------------------------------------------------------------------------------
 
 
-def test_no_more_is_in_flight_than_the_limit_and_it_goes_on_when_some_end() -> None:
+def test_tasks_in_flight_are_limited() -> None:
     rig = Rig(replace(CONFIG, in_flight_max=7))
     rig.subscribe()
     rig.subscribe("other")
@@ -259,7 +259,7 @@ def test_a_delivery_costs_the_same_however_many_wait(
         rig.disconnect(one)
 
 
-def test_whoever_gets_credit_back_has_a_turn_again(rig: Rig) -> None:
+def test_a_subscriber_with_new_credit_gets_a_turn(rig: Rig) -> None:
     full, blocked, paused = (rig.subscribe(prefetch=1) for _ in range(3))
     blocked.blocked = True
     paused.prefetch = 0
@@ -277,7 +277,7 @@ def test_whoever_gets_credit_back_has_a_turn_again(rig: Rig) -> None:
     assert rig.one().subscriber is full
 
 
-def test_the_furthest_behind_is_ended_when_all_broadcasts_together_hold_too_much() -> None:
+def test_the_slowest_broadcast_is_ended_at_the_byte_limit() -> None:
     rig = Rig(replace(CONFIG, broadcasts_bytes_max=10_000))
     slow, slower, fast = (Broadcaster(None, rig.core.topic(name), 1) for name in ("t", "u", "t"))
     for one in (slow, slower, fast):
@@ -304,7 +304,7 @@ def forget(rig: Rig) -> list[str]:
     return sorted(rig.engine.grouping.forget_idle(1_000))
 
 
-def test_a_topic_is_forgotten_when_nothing_is_left_of_it(rig: Rig) -> None:
+def test_an_empty_topic_is_forgotten(rig: Rig) -> None:
     for topic in ("cancelled", "expired", "ready", "lives"):
         rig.enqueue(topic, 0 if topic in ("ready", "expired") else 1_000, ttl_ms=10)
     ids = {row.topic: i for i, row in rig.rows.tasks.items()}
@@ -322,7 +322,7 @@ def test_a_topic_is_forgotten_when_nothing_is_left_of_it(rig: Rig) -> None:
     assert rig.state(ids["ready"]) == "cancelled"
 
 
-def test_what_holds_a_topic(rig: Rig) -> None:
+def test_groups_settings_and_tasks_keep_a_topic(rig: Rig) -> None:
     staged = rig.core.topic("staged")
     rig.configure("set", paused=True)
     rig.subscribe("grouped", "g")
@@ -352,7 +352,7 @@ def test_what_holds_a_topic(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("how", ["refused", "withdrawn"])
-def test_a_topic_of_tasks_that_were_not_taken_is_forgotten(rig: Rig, how: str) -> None:
+def test_a_topic_of_refused_tasks_is_forgotten(rig: Rig, how: str) -> None:
     rig.core.topic("t")
     rig.stage("t", 1_000)
     assert forget(rig) == []
@@ -364,7 +364,7 @@ def test_a_topic_of_tasks_that_were_not_taken_is_forgotten(rig: Rig, how: str) -
     assert forget(rig) == ["t"]
 
 
-def test_a_forgotten_topic_comes_back_as_a_new_one_and_after_a_restart() -> None:
+def test_a_forgotten_topic_can_be_used_again() -> None:
     rig = Rig(EngineConfig())
     rig.cancel(rig.enqueue("t", 1_000))
     assert forget(rig) == ["t"]

@@ -39,7 +39,7 @@ def block(rig: Rig, subscribers: list[Subscriber], rnd: random.Random) -> None:
 
 
 @pytest.mark.parametrize("prefetch", [1, 7, 300])
-def test_no_more_is_set_aside_than_credit_allows(prefetch: int) -> None:
+def test_loading_tasks_are_limited_by_credit(prefetch: int) -> None:
     """However often there is a tick before the first row has come."""
     rig = rig_with(ready=1_000, room=0)
     rig.subscribe(prefetch=prefetch)
@@ -51,7 +51,7 @@ def test_no_more_is_set_aside_than_credit_allows(prefetch: int) -> None:
     recount(rig)
 
 
-def test_what_is_read_counts_for_all_subscribers_together() -> None:
+def test_loading_tasks_count_for_all_subscribers() -> None:
     rig = rig_with(ready=100, room=0)
     for prefetch in (3, 5):
         rig.subscribe(prefetch=prefetch)
@@ -61,7 +61,7 @@ def test_what_is_read_counts_for_all_subscribers_together() -> None:
     assert len(rig.dispatch()) == 8
 
 
-def test_a_rate_bounds_what_is_set_aside() -> None:
+def test_loading_tasks_are_limited_by_the_rate() -> None:
     rig = rig_with(ready=100, room=0)
     rig.configure(group="default", rate=1.0, burst=4)
     rig.subscribe(prefetch=50)
@@ -84,7 +84,7 @@ def test_a_row_that_is_missing_does_not_stop_the_others() -> None:
     assert rig.group().ready_count == 9, "it is counted still"
 
 
-def test_with_room_the_backlog_is_read_ahead() -> None:
+def test_the_backlog_is_read_ahead_if_memory_allows() -> None:
     """So that a subscriber with little credit does not wait for the store at each task."""
     rig = rig_with(ready=3 * READ_AHEAD_TASKS, room=2 * READ_AHEAD_TASKS)
     rig.subscribe(prefetch=1)
@@ -127,7 +127,7 @@ def test_loaded_rows_stay_within_the_budget_and_the_last_load() -> None:
         assert len({got.id for got in seen}) == 400, f"seed {seed}: all have come"
 
 
-def test_what_is_put_back_keeps_its_priority() -> None:
+def test_a_returned_task_keeps_its_priority() -> None:
     """Also when its row is not in memory: it must not fall behind, nor get ahead of others."""
     rig = rig_with(ready=30, room=0, priority=5)
     for _ in range(10):
@@ -146,7 +146,7 @@ def test_what_is_put_back_keeps_its_priority() -> None:
     assert levels == {10, 30, 0}, "nothing plain"
 
 
-def test_a_row_that_others_still_owe_is_not_kept_without_room() -> None:
+def test_a_row_owed_to_others_is_not_kept_without_room() -> None:
     rig = rig_with(ready=0, room=0)
     rig.create_group("t", "slow")
     for _ in range(50):
@@ -158,7 +158,7 @@ def test_a_row_that_others_still_owe_is_not_kept_without_room() -> None:
     assert rig.core.resident_bytes <= ROW
 
 
-def test_a_group_that_wants_another_look_each_time_does_not_hold_the_tick(
+def test_repeated_looks_at_a_group_do_not_hold_the_tick(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     rig = rig_with(ready=3, room=3)

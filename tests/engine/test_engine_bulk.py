@@ -35,7 +35,7 @@ def test_reasons_beyond_the_limit_are_counted_together() -> None:
     assert row.matched == row.changed + sum(refused.values())
 
 
-def test_a_refused_batch_keeps_what_a_bulk_did() -> None:
+def test_a_refused_batch_keeps_the_progress_of_a_bulk() -> None:
     """Like an ack: with the next batch, or a later state of it."""
     ours = engine()
     ours.bulks.make(bulk("a"))
@@ -49,7 +49,7 @@ def test_a_refused_batch_keeps_what_a_bulk_did() -> None:
     assert again.effects.of_kind(BULK) == {"a": later, "b": BulkRow(bulk("b"))}
 
 
-def test_rows_come_back_in_the_order_of_their_making() -> None:
+def test_bulk_rows_are_recovered_in_creation_order() -> None:
     ours = engine()
     rows = [
         BulkRow(bulk("b", 2)),
@@ -62,7 +62,7 @@ def test_rows_come_back_in_the_order_of_their_making() -> None:
     assert ours.core.open.is_empty()
 
 
-def test_running_ones_are_never_forgotten() -> None:
+def test_running_bulk_operations_are_never_forgotten() -> None:
     ours = engine(bulk_remembered_max=1, bulk_remembered_ms=10)
     for name in "abc":
         ours.bulks.make(bulk(name))
@@ -92,7 +92,7 @@ def test_running_ones_are_never_forgotten() -> None:
         ),
     ],
 )
-def test_a_selection_is_all_of_its_parts(
+def test_a_selection_matches_if_all_parts_match(
     options: dict[str, object], row: TaskRow, fits: bool
 ) -> None:
     assert Selector(bulk("a", **options).selection).fits(row) is fits

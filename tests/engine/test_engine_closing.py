@@ -11,7 +11,7 @@ from tickwheel.model.records import ProgressState
 # --- made ----------------------------------------------------------------------------------------
 
 
-def test_the_first_group_gets_everything_that_waits_whatever_its_start(rig: Rig) -> None:
+def test_the_first_group_gets_the_whole_backlog(rig: Rig) -> None:
     early = rig.enqueue()
     rig.fire()
     rig.pass_time(1_000)
@@ -20,22 +20,22 @@ def test_the_first_group_gets_everything_that_waits_whatever_its_start(rig: Rig)
     assert rig.one().id == early
 
 
-def test_a_group_from_the_first_task_on_is_owed_what_others_still_owe(rig: Rig) -> None:
+def test_a_group_from_the_first_task_gets_unfinished_tasks(rig: Rig) -> None:
     rig.subscribe(group="a")
     acked, flying, waiting, dead_lettered = (rig.enqueue() for _ in range(4))
     scheduled = rig.enqueue(delay_ms=100)
-    got = {one.id: one for one in rig.tick()}
+    got = {delivery.id: delivery for delivery in rig.tick()}
     rig.ack(got[acked])
     rig.nack(got[waiting], 5_000)
     rig.reject(got[dead_lettered])
     rig.create_group("t", "b", 0)
     recount(rig)
     rig.after(100).subscribe(group="b")
-    mine = [one.id for one in rig.tick() if one.group.name == "b"]
+    mine = [delivery.id for delivery in rig.tick() if delivery.group.name == "b"]
     assert sorted(mine) == sorted([flying, waiting, dead_lettered, scheduled])
 
 
-def test_a_group_from_a_moment_on(rig: Rig) -> None:
+def test_a_group_from_a_time_gets_tasks_due_since(rig: Rig) -> None:
     rig.subscribe(group="a", prefetch=0)
     rig.enqueue()
     rig.pass_time(1_000)
@@ -57,10 +57,10 @@ def test_a_start_in_the_past_means_the_same_after_a_crash(rig: Rig, crashes: boo
     if crashes:
         rig.crash()
     rig.subscribe(group="b")
-    assert sorted(one.id for one in rig.tick()) == ids
+    assert sorted(delivery.id for delivery in rig.tick()) == ids
 
 
-def test_a_page_that_is_looked_at_twice_changes_nothing(rig: Rig) -> None:
+def test_replaying_a_page_twice_changes_nothing(rig: Rig) -> None:
     rig.subscribe(group="a", prefetch=0)
     task_id = rig.enqueue()
     rig.fire()
@@ -81,7 +81,7 @@ def held(rig: Rig, group: str) -> dict[str, int]:
     consumer = rig.subscribe(group=group, prefetch=4)
     names = ("acked", "flying", "waiting", "buried", "ready")
     ids = {name: rig.enqueue() for name in names}
-    got = {one.id: one for one in rig.tick() if one.group.name == group}
+    got = {delivery.id: delivery for delivery in rig.tick() if delivery.group.name == group}
     rig.ack(got[ids["acked"]])
     rig.nack(got[ids["waiting"]], 5_000)
     rig.reject(got[ids["buried"]])
@@ -90,7 +90,7 @@ def held(rig: Rig, group: str) -> dict[str, int]:
     return ids
 
 
-def test_deleting_the_only_group_ends_what_it_held_and_keeps_what_is_scheduled(rig: Rig) -> None:
+def test_deleting_the_only_group_keeps_scheduled_tasks(rig: Rig) -> None:
     ids = held(rig, "a")
     rig.delete_group("t", "a")
     recount(rig)
@@ -106,7 +106,7 @@ def test_deleting_the_only_group_ends_what_it_held_and_keeps_what_is_scheduled(r
     assert rig.one().id == ids["scheduled"]
 
 
-def test_deleting_one_of_two_groups_drops_its_share_only(rig: Rig) -> None:
+def test_deleting_one_of_two_groups_keeps_the_others_tasks(rig: Rig) -> None:
     rig.subscribe(group="b", prefetch=0)
     ids = held(rig, "a")
     rig.delete_group("t", "a")
@@ -123,8 +123,8 @@ def test_deleting_one_of_two_groups_drops_its_share_only(rig: Rig) -> None:
     assert rig.rows.is_empty()
 
 
-def test_deleting_the_first_of_two_leaves_the_other_its_own(rig: Rig) -> None:
-    """What is owed to the first group alone is not named anywhere: it must not change hands."""
+def test_deleting_the_first_group_keeps_the_second_ones_tasks(rig: Rig) -> None:
+    """Tasks owed to the first group alone name no group and must not be given to another."""
     rig.subscribe(group="a", prefetch=0)
     old = rig.enqueue()
     rig.fire()
@@ -140,10 +140,10 @@ def test_deleting_the_first_of_two_leaves_the_other_its_own(rig: Rig) -> None:
         recount(rig)
     assert [rig.state(i) for i in (old, both, late)] == ["deleted", "ready", "ready"]
     rig.subscribe(group="b")
-    assert sorted(one.id for one in rig.tick()) == [both, late]
+    assert sorted(delivery.id for delivery in rig.tick()) == [both, late]
 
 
-def test_what_comes_due_while_the_last_group_goes_waits_for_the_next(rig: Rig) -> None:
+def test_tasks_due_during_a_deletion_wait_for_the_next_group(rig: Rig) -> None:
     rig.subscribe(group="a", prefetch=0)
     rig.store(count=3)
     rig.fire()
@@ -163,7 +163,7 @@ def test_what_comes_due_while_the_last_group_goes_waits_for_the_next(rig: Rig) -
     assert rig.one().id == late
 
 
-def test_a_new_group_takes_over_while_the_last_one_is_still_going(rig: Rig) -> None:
+def test_a_new_group_gets_tasks_due_during_a_deletion(rig: Rig) -> None:
     rig.subscribe(group="a", prefetch=0)
     old = rig.enqueue()
     rig.fire()
@@ -186,7 +186,7 @@ def test_a_new_group_takes_over_while_the_last_one_is_still_going(rig: Rig) -> N
 
 
 @pytest.mark.parametrize("steps", range(5))
-def test_a_crash_in_the_middle_goes_on_where_it_was(rig: Rig, steps: int) -> None:
+def test_a_deletion_resumes_after_a_crash(rig: Rig, steps: int) -> None:
     ids = held(rig, "a")
     group = rig.close_group("t", "a")
     rig.commit()
@@ -210,10 +210,10 @@ def test_a_crash_in_the_middle_goes_on_where_it_was(rig: Rig, steps: int) -> Non
     assert not rig.rows.groups
 
 
-def test_acks_and_nacks_of_what_is_in_flight_count_until_it_is_taken_back(rig: Rig) -> None:
+def test_acks_and_nacks_count_until_the_deletion_reaches_the_task(rig: Rig) -> None:
     rig.subscribe(group="a")
     first, second, third = (rig.enqueue() for _ in range(3))
-    got = {one.id: one for one in rig.tick()}
+    got = {delivery.id: delivery for delivery in rig.tick()}
     group = rig.close_group("t", "a")
     assert rig.ack(got[first]) == "acked"
     assert rig.nack(got[second], 100) == "retrying"
@@ -224,7 +224,7 @@ def test_acks_and_nacks_of_what_is_in_flight_count_until_it_is_taken_back(rig: R
     assert rig.ack(got[third]) == "deleted"
 
 
-def test_the_name_can_be_used_again(rig: Rig) -> None:
+def test_a_deleted_groups_name_can_be_reused(rig: Rig) -> None:
     rig.subscribe(group="a")
     rig.enqueue()
     rig.tick()
@@ -257,7 +257,7 @@ def test_subscriptions_of_a_deleted_group_are_cut(rig: Rig) -> None:
     assert rig.tick() == []
 
 
-def test_a_task_whose_groups_are_missing_from_the_store_waits_for_the_next(rig: Rig) -> None:
+def test_a_task_without_stored_groups_waits_for_the_next_group(rig: Rig) -> None:
     """A store that somebody edited: nothing of it may be lost."""
     rig.subscribe(group="a")
     task_id = rig.enqueue()

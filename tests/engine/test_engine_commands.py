@@ -82,7 +82,7 @@ def test_a_cancelled_task_never_comes(before: object) -> None:
 
 
 @pytest.mark.parametrize("before", BEFORE)
-def test_a_rescheduled_task_comes_at_its_new_time_and_once(before: object) -> None:
+def test_a_rescheduled_task_is_delivered_once_at_its_new_time(before: object) -> None:
     rig = rig_for(before)
     assert callable(before)
     task_id = before(rig)
@@ -122,7 +122,7 @@ def test_run_now_makes_it_due_now(before: object) -> None:
     recount(rig)
 
 
-def test_a_reschedule_before_the_first_read_is_answered_does_not_bring_it_twice() -> None:
+def test_a_reschedule_during_a_read_delivers_once() -> None:
     rig = Rig(ROWS_ON_DEMAND)
     rig.subscribe()
     task_id = firing(rig)
@@ -134,20 +134,20 @@ def test_a_reschedule_before_the_first_read_is_answered_does_not_bring_it_twice(
     recount(rig)
 
 
-def test_what_is_in_flight_is_neither_cancelled_nor_moved(rig: Rig) -> None:
+def test_a_task_in_flight_is_neither_cancelled_nor_rescheduled(rig: Rig) -> None:
     got = flying(rig)
     assert rig.cancel(got.id) == rig.reschedule(got.id, 0) == "in_flight"
     assert rig.ack(got) == "acked"
     assert rig.cancel(got.id) == rig.reschedule(got.id, 0) == "acked"
 
 
-def test_what_is_dead_is_neither_cancelled_nor_moved(rig: Rig) -> None:
+def test_a_dead_letter_is_neither_cancelled_nor_rescheduled(rig: Rig) -> None:
     got = flying(rig)
     rig.reject(got)
     assert rig.cancel(got.id) == rig.reschedule(got.id, 0) == "dead"
 
 
-def test_ids_that_are_not_there_are_distinguished(rig: Rig) -> None:
+def test_unknown_and_finished_ids_are_distinguished(rig: Rig) -> None:
     task_id = scheduled(rig)
     assert rig.cancel(task_id + 1024) == rig.reschedule(task_id + 1024, 0) == "unknown"
     assert rig.cancel(task_id + 1) == rig.cancel(0) == rig.cancel(-1024) == "unknown"
@@ -198,14 +198,14 @@ def view(rig: Rig, task_id: int) -> dict[str, GroupView]:
     return rig.engine.control.view(known, rig.now_ms - rig.mono_ms)
 
 
-def test_a_look_up_says_where_each_group_stands(rig: Rig) -> None:
+def test_a_lookup_has_the_state_of_each_group(rig: Rig) -> None:
     groups = ("acks", "dies", "flies", "never reads", "waits")
     for group in groups:
         rig.subscribe(group=group, prefetch=0 if group == "never reads" else 1)
     task_id = rig.enqueue(delay_ms=100)
     assert view(rig, task_id) == {}
     rig.pass_time(100)
-    got = {one.group.name: one for one in rig.tick()}
+    got = {delivery.group.name: delivery for delivery in rig.tick()}
     rig.ack(got["acks"])
     rig.reject(got["dies"], "why")
     rig.nack(got["waits"], 700, "not yet")

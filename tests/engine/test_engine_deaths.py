@@ -30,10 +30,10 @@ def kill(rig: Rig, subscriber: Subscriber) -> None:
 
 
 def handed_out(rig: Rig) -> list[Got]:
-    found = rig.tick()
+    deliveries = rig.tick()
     rig.commit()
     recount(rig)
-    return found
+    return deliveries
 
 
 def after(rig: Rig, ms: int) -> list[Got]:
@@ -52,12 +52,12 @@ def deadly(config: EngineConfig = CONFIG, key: str | None = None) -> tuple[Order
     return rig, got.id if got.id == task_id else 0
 
 
-def test_a_death_is_no_failure_and_is_waited_for() -> None:
+def test_a_death_counts_apart_from_failures_and_delays_the_retry() -> None:
     rig, task_id = deadly()
     row = rig.rows.progress[task_id, "default"]
     assert (row.state, row.attempt, row.failed, row.deaths) == (ProgressState.WAITING, 1, 0, 1)
     assert row.at_ms == rig.now_ms + 1_000
-    assert [one.reason for one in row.failures] == [f"{CONSUMER_DIED}: {KILLED}"]
+    assert [failure.reason for failure in row.failures] == [f"{CONSUMER_DIED}: {KILLED}"]
     assert rig.group().deaths == rig.core.totals.deaths == 1
     assert (rig.core.totals.leases_over, rig.core.totals.nacked) == (0, 0)
     rig.subscribe()
@@ -74,7 +74,7 @@ def test_a_death_is_no_failure_and_is_waited_for() -> None:
     assert rig.rows.is_empty()
 
 
-def test_so_many_deaths_make_a_dead_letter_that_begins_anew() -> None:
+def test_too_many_deaths_make_a_dead_letter() -> None:
     rig, task_id = deadly()
     for wait_ms in (1_000, 2_000):
         consumer = rig.subscribe()
@@ -84,14 +84,14 @@ def test_so_many_deaths_make_a_dead_letter_that_begins_anew() -> None:
     letter = rig.rows.dead[task_id, "default"]
     assert letter.reason == f"{CONSUMER_DIED}: {KILLED}"
     assert (letter.attempt, letter.failed, letter.deaths) == (3, 0, 3)
-    assert [one.attempt for one in letter.failures] == [1, 2, 3]
+    assert [failure.attempt for failure in letter.failures] == [1, 2, 3]
     rig.subscribe()
     assert rig.requeue(task_id) == "requeued"
     (got,) = handed_out(rig)
     assert (got.attempt, got.failures, got.deaths) == (4, 0, 0)
 
 
-def test_nobody_but_the_daemon_says_that_a_consumer_died() -> None:
+def test_a_nack_with_the_death_reason_is_a_failure() -> None:
     """A consumer that says so of itself has failed, and uses up the retries."""
     rig = Rig(replace(CONFIG, retry=replace(CONFIG.retry, retries_max=1)))
     rig.subscribe()
@@ -131,7 +131,7 @@ def leaves(rig: Rig, got: Got) -> None:
 
 
 @pytest.mark.parametrize("end", [lapses, leaves])
-def test_what_is_no_death_is_a_failure(rig: Rig, end: Callable[[Rig, Got], None]) -> None:
+def test_other_lost_deliveries_are_failures(rig: Rig, end: Callable[[Rig, Got], None]) -> None:
     rig.subscribe()
     rig.enqueue()
     (got,) = handed_out(rig)
@@ -142,7 +142,7 @@ def test_what_is_no_death_is_a_failure(rig: Rig, end: Callable[[Rig, Got], None]
     assert rig.core.totals.deaths == 0
 
 
-def test_what_was_settled_or_claimed_in_time_is_no_death(rig: Rig) -> None:
+def test_settled_and_extended_deliveries_do_not_count_as_deaths(rig: Rig) -> None:
     consumer = rig.subscribe()
     for _ in range(4):
         rig.enqueue()
@@ -158,7 +158,7 @@ def test_what_was_settled_or_claimed_in_time_is_no_death(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("clean", [True, False])
-def test_a_restart_of_the_daemon_kills_no_consumer(clean: bool) -> None:
+def test_a_restart_of_the_daemon_counts_no_deaths(clean: bool) -> None:
     rig, task_id = deadly()
     rig.subscribe()
     rig.enqueue()
@@ -184,7 +184,7 @@ def test_a_restart_of_the_daemon_kills_no_consumer(clean: bool) -> None:
 # --- alone ----------------------------------------------------------------------------------
 
 
-def test_what_a_dead_consumer_had_goes_on_as_it_was(rig: Rig) -> None:
+def test_prefetched_tasks_of_a_dead_consumer_are_redelivered(rig: Rig) -> None:
     """One kill -9 says nothing about thousands of tasks that were there."""
     consumer = rig.subscribe()
     ids = {*rig.stage(count=50)}
@@ -196,7 +196,7 @@ def test_what_a_dead_consumer_had_goes_on_as_it_was(rig: Rig) -> None:
     assert {got.id for got in found} == ids and {got.deaths for got in found} == {1}
 
 
-def test_no_task_ends_by_what_another_one_does_to_its_consumer(rig: Rig) -> None:
+def test_a_poison_task_does_not_bury_its_neighbours(rig: Rig) -> None:
     poison, *innocent = rig.store(count=20)
     acked = set[int]()
     for _ in range(200):
@@ -220,7 +220,7 @@ def got_alone(found: list[Got]) -> bool:
     return len(found) == 1
 
 
-def test_it_is_alone_on_its_connection_while_others_go_elsewhere() -> None:
+def test_a_suspect_task_is_alone_on_its_connection() -> None:
     rig, task_id = deadly(LAST)
     first, second = rig.subscribe(prefetch=5), rig.subscribe(prefetch=5)
     rig.store(count=4)
@@ -228,12 +228,12 @@ def test_it_is_alone_on_its_connection_while_others_go_elsewhere() -> None:
     assert len(others) == 4 and {got.subscriber for got in others} == {first, second}
     assert after(rig, 1_000) == []
     rig.store(count=20)
-    found = handed_out(rig)
+    deliveries = handed_out(rig)
     # One of the two is kept free; the other one goes on.
     kept = first if first.presence.kept_for else second
     goes_on = second if kept is first else first
-    assert task_id not in {got.id for got in found}
-    assert {got.subscriber for got in found} == {goes_on}
+    assert task_id not in {got.id for got in deliveries}
+    assert {got.subscriber for got in deliveries} == {goes_on}
     for got in others:
         if got.subscriber is kept:
             rig.ack(got)
@@ -253,12 +253,12 @@ def test_a_connection_has_several_subscriptions() -> None:
     one.presence.subscribers |= {one: None, other: None}
     rig.group(name="other")
     rig.enqueue()
-    found = handed_out(rig)
-    assert {got.group.name for got in found} == {"default", "other"}
+    deliveries = handed_out(rig)
+    assert {got.group.name for got in deliveries} == {"default", "other"}
     assert task_id not in {got.id for got in after(rig, 1_000)}
     rig.enqueue()
     assert handed_out(rig) == [], "it is kept free"
-    for got in found:
+    for got in deliveries:
         rig.ack(got)
     rig.commit()
     (got,) = handed_out(rig)
@@ -295,7 +295,7 @@ def test_work_that_lasts_does_not_cost_a_connection() -> None:
     assert got.id == task_id
 
 
-def test_others_come_between_two_that_are_alone() -> None:
+def test_other_tasks_run_between_two_suspects() -> None:
     rig = Rig(LAST)
     consumer = rig.subscribe()
     deadly_ids = set(rig.stage(count=3))
@@ -317,7 +317,7 @@ def test_others_come_between_two_that_are_alone() -> None:
 
 
 @pytest.mark.parametrize("how", ["release", "cancel", "expire", "close"])
-def test_one_that_waits_to_be_alone_goes_another_way(how: str) -> None:
+def test_a_suspect_task_waiting_for_a_connection_can_end(how: str) -> None:
     rig = OrderRig(LAST)
     consumer = rig.subscribe()
     task_id = rig.put(None, ttl_ms=60_000)
@@ -359,7 +359,7 @@ def test_one_that_waits_to_be_alone_goes_another_way(how: str) -> None:
 
 
 @pytest.mark.parametrize("failure", ["dead", "hold", "retry"])
-def test_a_key_whose_task_kills_its_consumers(failure: str) -> None:
+def test_an_order_key_with_a_poison_task_follows_its_policy(failure: str) -> None:
     rig, task_id = deadly(key="k")
     rig.configure("t", "default", order_failure=failure)
     behind = rig.put("k")
@@ -393,7 +393,7 @@ def test_a_key_whose_task_kills_its_consumers(failure: str) -> None:
 
 
 @pytest.mark.parametrize("config", [LAST, replace(LAST, resident_bytes_max=0)])
-def test_several_are_alone_on_several_connections(config: EngineConfig) -> None:
+def test_several_suspects_use_separate_connections(config: EngineConfig) -> None:
     """Also where their rows have to be read; innocent ones go elsewhere, or between them."""
     rig = OrderRig(config)
     rig.create_group("t", "default")
@@ -423,7 +423,7 @@ def test_several_are_alone_on_several_connections(config: EngineConfig) -> None:
     assert sorted(seen) == sorted({*deadly_ids, innocent})
 
 
-def test_a_row_that_is_read_keeps_one_connection_free_and_not_each_in_turn() -> None:
+def test_a_suspect_being_read_reserves_one_connection() -> None:
     """With several that were free a dispatch had no end: each look let the last one in again."""
     rig = OrderRig(replace(LAST, resident_bytes_max=0))
     rig.create_group("t", "default")

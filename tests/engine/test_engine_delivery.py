@@ -24,7 +24,7 @@ def test_a_task_is_delivered_in_its_millisecond_and_not_before(rig: Rig) -> None
     assert ids(rig) == [task_id]
 
 
-def test_what_comes_due_together_is_of_several_kinds(rig: Rig) -> None:
+def test_tasks_of_all_kinds_due_together_are_delivered(rig: Rig) -> None:
     """One topic after the other, with one group and with two, with ttl, priority, order keys, a
     retry and a row that is not in memory between them: each comes as it would alone."""
     for topic in ("t", "u"):
@@ -66,9 +66,7 @@ def test_what_comes_due_together_is_of_several_kinds(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("back_ms", [1, 600])
-def test_nothing_is_early_when_the_clock_goes_back_after_it_has_fired(
-    rig: Rig, back_ms: int
-) -> None:
+def test_a_fired_task_is_not_early_after_a_clock_set_back(rig: Rig, back_ms: int) -> None:
     task_id = rig.enqueue(delay_ms=1_000)
     rig.after(1_000).subscribe(prefetch=0)
     rig.fire()
@@ -95,7 +93,7 @@ def test_a_task_that_waits_for_the_clock_can_be_cancelled_and_rescheduled() -> N
         assert [got.id for got in rig.tick()] == list(rig.known([task_id]))
 
 
-def test_a_jump_ahead_delivers_what_is_due_then(rig: Rig) -> None:
+def test_a_clock_jump_delivers_the_tasks_due(rig: Rig) -> None:
     rig.subscribe()
     due = rig.enqueue(delay_ms=3_600_000)
     rig.enqueue(delay_ms=3_600_001)
@@ -111,7 +109,7 @@ def test_higher_priorities_come_first_and_equals_in_order(rig: Rig) -> None:
     assert ids(rig) == [*high, *low, *plain]
 
 
-def test_credit_is_not_exceeded_and_comes_back_with_the_commit_of_the_ack(rig: Rig) -> None:
+def test_credit_returns_with_the_commit_of_the_ack(rig: Rig) -> None:
     rig.subscribe(prefetch=2)
     for _ in range(3):
         rig.enqueue()
@@ -122,7 +120,7 @@ def test_credit_is_not_exceeded_and_comes_back_with_the_commit_of_the_ack(rig: R
     assert len(rig.tick()) == 1
 
 
-def test_credit_of_some_acks_comes_back_ahead_of_their_commit() -> None:
+def test_some_credit_returns_before_the_acks_commit() -> None:
     rig = Rig(replace(CONFIG, acks_ahead_max=2))
     subscriber = rig.subscribe(prefetch=2)
     for _ in range(6):
@@ -144,7 +142,7 @@ def test_credit_of_some_acks_comes_back_ahead_of_their_commit() -> None:
     recount(rig)
 
 
-def test_credit_of_an_at_most_once_delivery_never_comes_ahead_of_its_commit() -> None:
+def test_at_most_once_credit_never_returns_before_its_commit() -> None:
     rig = Rig(replace(CONFIG, acks_ahead_max=2))
     subscriber = rig.subscribe(prefetch=1, at_most_once=True)
     rig.store(count=2)
@@ -154,7 +152,7 @@ def test_credit_of_an_at_most_once_delivery_never_comes_ahead_of_its_commit() ->
     assert subscriber.credit == 1
 
 
-def test_a_blocked_subscriber_gets_nothing_until_it_reads_again(rig: Rig) -> None:
+def test_a_blocked_subscriber_gets_no_tasks(rig: Rig) -> None:
     subscriber = rig.subscribe()
     subscriber.blocked = True
     rig.enqueue()
@@ -164,7 +162,7 @@ def test_a_blocked_subscriber_gets_nothing_until_it_reads_again(rig: Rig) -> Non
     assert len(rig.tick()) == 1
 
 
-def test_a_lowered_prefetch_holds_for_what_comes_next(rig: Rig) -> None:
+def test_a_lowered_prefetch_applies_to_later_deliveries(rig: Rig) -> None:
     subscriber = rig.subscribe(prefetch=3)
     for _ in range(4):
         rig.enqueue()
@@ -191,7 +189,7 @@ def test_subscribers_of_a_group_share_its_tasks_in_turn(rig: Rig) -> None:
     assert firsts in ([0, 1, 0, 1], [1, 0, 1, 0])
 
 
-def test_one_group_with_a_backlog_does_not_hold_up_another() -> None:
+def test_a_busy_group_does_not_delay_another() -> None:
     config = replace(CONFIG, delivery_frame_tasks_max=4)
     rig = Rig(config)
     rig.subscribe("busy")
@@ -201,10 +199,10 @@ def test_one_group_with_a_backlog_does_not_hold_up_another() -> None:
     rig.fire()
     dispatches, more = rig.engine.delivery.dispatch(*rig.now, 8)
     assert more
-    assert quiet in [row.id for one in dispatches for row, _, _ in one.items]
+    assert quiet in [row.id for dispatch in dispatches for row, _, _ in dispatch.items]
 
 
-def test_a_frame_holds_no_more_bytes_than_its_limit_and_the_rest_follows_in_order() -> None:
+def test_frames_are_split_by_bytes_in_order() -> None:
     rig = Rig(replace(CONFIG, delivery_frame_bytes_max=2 * (60 + DELIVERY_BYTES)))
     rig.subscribe()
     sent = rig.store(count=5, body=b"x" * 60)
@@ -213,7 +211,7 @@ def test_a_frame_holds_no_more_bytes_than_its_limit_and_the_rest_follows_in_orde
     more = True
     while more:
         dispatches, more = rig.engine.delivery.dispatch(*rig.now, 1)
-        frames += [[row.id for row, _, _ in one.items] for one in dispatches]
+        frames += [[row.id for row, _, _ in dispatch.items] for dispatch in dispatches]
     assert [len(frame) for frame in frames] == [2, 2, 1]
     assert [i for frame in frames for i in frame] == sent
     recount(rig)
@@ -227,7 +225,7 @@ def test_a_pull_leaves_after_its_first_delivery(rig: Rig) -> None:
     assert not rig.group().subscribers
 
 
-def test_after_unsubscribe_nothing_comes_and_what_was_delivered_can_be_acked(rig: Rig) -> None:
+def test_deliveries_can_be_acked_after_unsubscribe(rig: Rig) -> None:
     subscriber = rig.subscribe()
     rig.enqueue()
     got = rig.one()
@@ -248,7 +246,7 @@ def test_a_ttl_ends_a_task_that_nobody_took_in_time(rig: Rig) -> None:
     assert rig.core.totals.expired == 1
 
 
-def test_a_ttl_that_ends_between_two_attempts_ends_the_task_and_its_history(rig: Rig) -> None:
+def test_a_ttl_ending_between_attempts_expires_the_task(rig: Rig) -> None:
     rig.subscribe()
     task_id = rig.enqueue(ttl_ms=100)
     rig.nack(rig.one(), 200)
@@ -258,7 +256,7 @@ def test_a_ttl_that_ends_between_two_attempts_ends_the_task_and_its_history(rig:
     assert rig.rows.is_empty()
 
 
-def test_rows_beyond_the_memory_budget_are_read_again_when_they_are_needed() -> None:
+def test_rows_over_the_memory_budget_are_read_again() -> None:
     rig = Rig(replace(CONFIG, resident_bytes_max=500, loading_max=3))
     sent = rig.store(count=20)
     assert rig.core.resident_bytes <= 1_000
@@ -267,7 +265,7 @@ def test_rows_beyond_the_memory_budget_are_read_again_when_they_are_needed() -> 
     recount(rig)
 
 
-def test_a_far_task_is_read_ahead_of_its_time() -> None:
+def test_a_far_task_is_read_before_its_due_time() -> None:
     rig = Rig(replace(CONFIG, resident_horizon_ms=0))
     task_id = rig.enqueue(delay_ms=250)
     assert task_id not in rig.core.resident_rows

@@ -30,7 +30,7 @@ def dead_lettered(rig: Rig) -> Got:
     return got
 
 
-def test_a_nack_waits_for_its_delay_and_comes_again_as_the_next_attempt(rig: Rig) -> None:
+def test_a_nacked_task_returns_after_its_delay(rig: Rig) -> None:
     got = delivered(rig)
     assert rig.nack(got, 700, "later") == "retrying"
     assert rig.state(got.id) == "waiting"
@@ -48,7 +48,7 @@ def test_a_nack_without_a_delay_follows_the_retry_policy(rig: Rig) -> None:
         got = rig.after(1).one()
 
 
-def test_the_last_retry_that_fails_is_buried_with_its_failures(rig: Rig) -> None:
+def test_the_last_failed_retry_makes_a_dead_letter(rig: Rig) -> None:
     got = delivered(rig)
     for attempt in range(1, 4):
         assert rig.nack(got, 0, f"try {attempt}") == "retrying"
@@ -85,7 +85,7 @@ def test_reasons_and_the_number_of_failures_kept_are_bounded() -> None:
 
 @pytest.mark.parametrize(("most", "kept"), [(TRACE_LENGTH_MAX, 4_000), (7, 7), (0, 0)])
 @pytest.mark.parametrize("rejected", [True, False])
-def test_a_trace_is_kept_with_the_dead_letter_and_nowhere_else_in_memory(
+def test_a_failure_trace_is_kept_only_with_the_dead_letter(
     most: int, kept: int, rejected: bool
 ) -> None:
     config = replace(CONFIG, retry=replace(RETRY, retries_max=1), trace_length_max=most)
@@ -94,7 +94,7 @@ def test_a_trace_is_kept_with_the_dead_letter_and_nowhere_else_in_memory(
     trace = "line\n" * 1_000 + "the end"
     rig.nack(got, 0, f"why\n{trace}")
     got = rig.one()
-    assert [one.reason for one in rig.held(got).past.failures] == ["why"]
+    assert [failure.reason for failure in rig.held(got).past.failures] == ["why"]
     if rejected:
         rig.reject(got, f"never\n{trace}")
     else:
@@ -102,12 +102,12 @@ def test_a_trace_is_kept_with_the_dead_letter_and_nowhere_else_in_memory(
     rig.commit()
     dead = rig.rows.dead[got.id, "default"]
     assert dead.reason == "never"
-    assert [one.trace for one in dead.failures] == ["", trace[-kept:] if kept else ""]
-    assert [one.summary for one in dead.failures] == ["why", "never"]
+    assert [failure.trace for failure in dead.failures] == ["", trace[-kept:] if kept else ""]
+    assert [failure.summary for failure in dead.failures] == ["why", "never"]
     recount(rig)
 
 
-def test_traces_that_wait_for_the_store_are_bounded_also_over_refused_batches() -> None:
+def test_uncommitted_failure_traces_are_limited() -> None:
     rig = Rig(replace(CONFIG, trace_length_max=1_000_000))
     rig.subscribe(prefetch=100)
     rig.store(count=40)
@@ -118,12 +118,12 @@ def test_traces_that_wait_for_the_store_are_bounded_also_over_refused_batches() 
             rig.refuse()
     rows = rig.core.open.effects.dead.values()
     assert len(rows) == 40
-    waiting = sum(len(one.reason) for row in rows for one in row.failures)
+    waiting = sum(len(failure.reason) for row in rows for failure in row.failures)
     assert TRACES_LENGTH_MAX - 1_000_000 < waiting <= TRACES_LENGTH_MAX + 40 * len("why\n")
     assert {row.reason for row in rows} == {"why"}
 
 
-def test_a_receipt_that_is_not_the_current_one_settles_nothing(rig: Rig) -> None:
+def test_an_old_receipt_has_no_lease(rig: Rig) -> None:
     got = delivered(rig)
     rig.nack(got, 0)
     again = rig.one()
@@ -132,7 +132,7 @@ def test_a_receipt_that_is_not_the_current_one_settles_nothing(rig: Rig) -> None
     assert rig.lease(again) is not None
 
 
-def test_a_requeued_task_is_ready_at_once_and_counts_its_failures_anew(rig: Rig) -> None:
+def test_a_requeued_task_is_ready_with_no_failures(rig: Rig) -> None:
     got = dead_lettered(rig)
     rig.commit()
     assert rig.requeue(got.id) == "requeued"
@@ -170,7 +170,7 @@ def test_a_deleted_dead_letter_ends_the_task(rig: Rig) -> None:
     assert rig.rows.is_empty()
 
 
-def test_dead_letters_that_are_not_there_are_unknown(rig: Rig) -> None:
+def test_missing_dead_letters_are_unknown(rig: Rig) -> None:
     got = delivered(rig)
     assert rig.requeue(got.id) == rig.delete_dead(got.id) == "unknown"
     rig.reject(got)
@@ -180,13 +180,13 @@ def test_dead_letters_that_are_not_there_are_unknown(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("attempt", [1, 2, 30, 10_000])
-def test_delays_grow_to_the_cap_and_stay_there(attempt: int) -> None:
+def test_retry_delays_grow_to_the_cap(attempt: int) -> None:
     policy = RetryPolicy(base_ms=10_000, factor=2.0, cap_ms=7_200_000, jitter=0.0)
     expected_ms = min(10_000 * 2 ** (min(attempt, 40) - 1), 7_200_000)
     assert policy.delay_ms(attempt, 1) == expected_ms
 
 
-def test_jitter_spreads_tasks_within_its_share_and_repeats_itself() -> None:
+def test_jitter_is_bounded_and_repeatable() -> None:
     policy = RetryPolicy(base_ms=10_000, jitter=0.1)
     delays_ms = [policy.delay_ms(1, task_id << 10) for task_id in range(200)]
     assert len(set(delays_ms)) > 150
@@ -200,7 +200,7 @@ def test_a_policy_without_retries_buries_at_the_first_failure() -> None:
     assert rig.nack(delivered(rig)) == "dead"
 
 
-def test_a_dead_letter_whose_ttl_is_over_stays_when_it_is_requeued(rig: Rig) -> None:
+def test_a_dead_letter_with_an_expired_ttl_is_not_requeued(rig: Rig) -> None:
     """It would expire at once, and be gone without a word."""
     rig.subscribe()
     letters = [rig.enqueue(ttl_ms=ttl_ms) for ttl_ms in (100, 101)]
@@ -208,8 +208,8 @@ def test_a_dead_letter_whose_ttl_is_over_stays_when_it_is_requeued(rig: Rig) -> 
         rig.reject(got, "no good")
     rig.commit()
     rig.after(101)
-    assert [rig.requeue(one) for one in letters] == ["ttl_over", "requeued"]
-    assert [rig.state(one) for one in letters] == ["dead", "ready"]
+    assert [rig.requeue(letter) for letter in letters] == ["ttl_over", "requeued"]
+    assert [rig.state(letter) for letter in letters] == ["dead", "ready"]
     rig.commit()
     assert {key[0] for key in rig.rows.dead} == {letters[0]}
     assert rig.core.totals.expired == 0
@@ -217,7 +217,7 @@ def test_a_dead_letter_whose_ttl_is_over_stays_when_it_is_requeued(rig: Rig) -> 
 
 @pytest.mark.parametrize("restarted", [False, True], ids=["", "restarted"])
 @pytest.mark.parametrize("ttl_ms", [None, 100, 5_000])
-def test_a_new_ttl_holds_in_all_groups_of_the_task(
+def test_a_new_ttl_applies_to_all_groups_of_the_task(
     rig: Rig, ttl_ms: int | None, restarted: bool
 ) -> None:
     """It is the task's, and counts from the requeue on: where it is ready, waits for a retry, or is
@@ -225,7 +225,7 @@ def test_a_new_ttl_holds_in_all_groups_of_the_task(
     rig.subscribe_all(("dead", "dead-too", "flight", "waiting"))
     rig.subscribe(group="ready", prefetch=0)
     task_id = rig.enqueue(ttl_ms=ttl_ms)
-    got = {one.group.name: one for one in rig.tick()}
+    got = {delivery.group.name: delivery for delivery in rig.tick()}
     rig.nack(got["waiting"], 5_000)
     for name in ("dead", "dead-too"):
         rig.reject(got[name], "no good")

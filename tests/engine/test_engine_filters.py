@@ -27,7 +27,7 @@ def rig() -> FilterRig:
 # --- what is left out ------------------------------------------------------------------------
 
 
-def test_each_group_gets_what_its_filter_lets_pass(rig: FilterRig) -> None:
+def test_groups_get_the_tasks_that_match_their_filter(rig: FilterRig) -> None:
     rig.make("a", EU)
     rig.make("b", BIG)
     rig.make("c")
@@ -45,7 +45,7 @@ def test_each_group_gets_what_its_filter_lets_pass(rig: FilterRig) -> None:
 
 
 @pytest.mark.parametrize("groups", [1, 2])
-def test_what_no_group_wants_ends_as_filtered(rig: FilterRig, groups: int) -> None:
+def test_a_task_that_no_group_wants_is_filtered(rig: FilterRig, groups: int) -> None:
     for name in "ab"[:groups]:
         rig.make(name, EU)
     gone, kept = rig.put(tag="us", ttl_ms=60_000), rig.put(tag="eu", ttl_ms=60_000)
@@ -62,7 +62,7 @@ def test_what_no_group_wants_ends_as_filtered(rig: FilterRig, groups: int) -> No
     assert rig.state(gone) == "filtered"
 
 
-def test_many_that_come_due_together_are_judged_together(rig: FilterRig) -> None:
+def test_tasks_due_together_are_filtered_together(rig: FilterRig) -> None:
     rig.make("a", EU)
     options = [TaskOptions(key=f"k{n % 3}", tag="eu" if n % 2 else "us") for n in range(10)]
     new = [("t", rig.now_ms + 5, b"b", one) for one in (*options, TaskOptions(key="k0"))]
@@ -79,11 +79,11 @@ def test_many_that_come_due_together_are_judged_together(rig: FilterRig) -> None
     rig.commit()
     assert rig.rows.outcomes == dict.fromkeys(others, Outcome.FILTERED)
     rig.subscribe("t", "a")
-    assert [one.id for one in rig.tick()] == ours
+    assert [delivery.id for delivery in rig.tick()] == ours
     assert sorted(i for n in range(3) for i in rig.core.keys.find("t", f"k{n}")) == ours
 
 
-def test_the_last_ack_of_those_who_want_it_ends_a_task(rig: FilterRig) -> None:
+def test_the_last_ack_of_a_matching_group_ends_the_task(rig: FilterRig) -> None:
     rig.make("a", EU)
     rig.make("b", US)
     rig.make("c")
@@ -98,7 +98,7 @@ def test_the_last_ack_of_those_who_want_it_ends_a_task(rig: FilterRig) -> None:
     assert not rig.core.owed
 
 
-def test_a_task_that_one_group_wants_is_cancelled_and_moved_as_ever(rig: FilterRig) -> None:
+def test_partly_filtered_tasks_are_cancelled_and_rescheduled(rig: FilterRig) -> None:
     rig.make("a", EU)
     rig.make("b", US)
     one, other = rig.put(tag="us"), rig.put(tag="us")
@@ -113,7 +113,7 @@ def test_a_task_that_one_group_wants_is_cancelled_and_moved_as_ever(rig: FilterR
     assert (rig.had("a"), rig.had("b")) == ([], [other])
 
 
-def test_plain_tasks_are_judged_when_their_rows_are_not_in_memory() -> None:
+def test_plain_tasks_are_filtered_without_rows_in_memory() -> None:
     rig = FilterRig(replace(CONFIG, resident_bytes_max=0))
     rig.make("a", (None, "amount IS NULL AND priority = 0"))
     rig.make("b", EU)
@@ -127,7 +127,7 @@ def test_plain_tasks_are_judged_when_their_rows_are_not_in_memory() -> None:
 # --- the first group of a topic ---------------------------------------------------------------
 
 
-def test_what_waited_for_the_first_group_is_judged_as_its_turn_comes(rig: FilterRig) -> None:
+def test_the_backlog_of_the_first_group_is_filtered_on_delivery(rig: FilterRig) -> None:
     ids = [rig.put(tag="eu" if n % 2 else "us", ttl_ms=60_000) for n in range(6)]
     rig.fire()
     group = rig.make("a", EU)
@@ -142,7 +142,7 @@ def test_what_waited_for_the_first_group_is_judged_as_its_turn_comes(rig: Filter
     assert len(rig.core.lifetimes) == 0
 
 
-def test_a_crash_before_its_turn_changes_nothing_for_it(rig: FilterRig) -> None:
+def test_the_backlog_is_filtered_after_a_crash(rig: FilterRig) -> None:
     ids = [rig.put(tag="eu" if n % 2 else "us") for n in range(6)]
     rig.fire()
     rig.make("a", EU)
@@ -156,7 +156,7 @@ def test_a_crash_before_its_turn_changes_nothing_for_it(rig: FilterRig) -> None:
 # --- groups that look back --------------------------------------------------------------------
 
 
-def test_a_group_that_begins_in_the_past_gets_what_its_filter_lets_pass(rig: FilterRig) -> None:
+def test_a_replayed_group_gets_matching_tasks(rig: FilterRig) -> None:
     rig.make("a")
     one, other = rig.put(tag="eu"), rig.put(tag="us")
     rig.fire()
@@ -170,7 +170,7 @@ def test_a_group_that_begins_in_the_past_gets_what_its_filter_lets_pass(rig: Fil
 
 
 @pytest.mark.parametrize("tag", ["eu", "us"])
-def test_what_others_end_before_a_replay_comes_to_it_is_judged_then(
+def test_a_task_finished_before_a_replay_reaches_it_is_filtered_then(
     rig: FilterRig, tag: str
 ) -> None:
     rig.make("a")
@@ -195,9 +195,7 @@ def test_what_others_end_before_a_replay_comes_to_it_is_judged_then(
 
 
 @pytest.mark.parametrize("crashes", [False, True])
-def test_what_came_due_before_a_change_is_judged_by_the_old_filter(
-    rig: FilterRig, crashes: bool
-) -> None:
+def test_tasks_due_before_a_change_use_the_old_filter(rig: FilterRig, crashes: bool) -> None:
     rig.make("a", EU)
     rig.make("b")
     before, coming = rig.put(tag="eu"), rig.put(1_000, tag="eu")
@@ -214,7 +212,7 @@ def test_what_came_due_before_a_change_is_judged_by_the_old_filter(
     assert rig.had("b") == sorted([before, coming, left_out, after])
 
 
-def test_what_is_overdue_and_has_not_fired_is_judged_by_the_old_filter(rig: FilterRig) -> None:
+def test_overdue_unfired_tasks_use_the_old_filter(rig: FilterRig) -> None:
     rig.make("a", EU)
     ids = [rig.put(delay_ms, tag=tag) for delay_ms in (0, 5, 6) for tag in ("eu", "us")]
     rig.pass_time(5)
@@ -224,7 +222,7 @@ def test_what_is_overdue_and_has_not_fired_is_judged_by_the_old_filter(rig: Filt
     assert rig.had("a") == [ids[0], ids[2], ids[5]]
 
 
-def test_what_is_being_read_while_the_filter_changes_has_come_due() -> None:
+def test_a_task_being_read_during_a_change_uses_the_old_filter() -> None:
     rig = FilterRig(replace(CONFIG, resident_bytes_max=0))
     rig.make("a", EU)
     task_id = rig.put(tag="eu")
@@ -260,7 +258,7 @@ def test_a_change_stays_when_its_batch_is_refused(rig: FilterRig) -> None:
     assert rig.group("t", "a").settings.tags == "us"
 
 
-def test_a_task_that_is_moved_behind_a_change_is_judged_by_the_new_filter(rig: FilterRig) -> None:
+def test_a_task_rescheduled_after_a_change_uses_the_new_filter(rig: FilterRig) -> None:
     rig.make("a", EU)
     rig.configure("t", "a", paused=True)
     old = rig.put(tag="eu")
@@ -271,7 +269,7 @@ def test_a_task_that_is_moved_behind_a_change_is_judged_by_the_new_filter(rig: F
     assert rig.state(old) == "filtered"
 
 
-def test_one_that_was_moved_to_this_moment_is_judged_by_the_old_filter(rig: FilterRig) -> None:
+def test_a_task_moved_to_now_before_a_change_uses_the_old_filter(rig: FilterRig) -> None:
     """Behind a group that came meanwhile, so that it has a place later than all ids there are."""
     rig.make("a")
     task_id = rig.put(1)
@@ -287,7 +285,7 @@ def test_one_that_was_moved_to_this_moment_is_judged_by_the_old_filter(rig: Filt
     assert rig.had("a") == rig.had("b") == [task_id]
 
 
-def test_a_dead_letter_comes_back_though_the_filter_is_another_one_now(rig: FilterRig) -> None:
+def test_a_requeued_dead_letter_ignores_the_new_filter(rig: FilterRig) -> None:
     rig.make("a", EU)
     rig.subscribe("t", "a")
     task_id = rig.put(tag="eu")
@@ -302,7 +300,7 @@ def test_a_dead_letter_comes_back_though_the_filter_is_another_one_now(rig: Filt
     assert rig.had("a") == [task_id]
 
 
-def test_a_clock_that_was_set_back_moves_no_change(rig: FilterRig) -> None:
+def test_a_clock_set_back_does_not_move_a_filter_change(rig: FilterRig) -> None:
     rig.make("a", EU)
     rig.make("b")
     old = rig.put(tag="eu")
@@ -315,7 +313,7 @@ def test_a_clock_that_was_set_back_moves_no_change(rig: FilterRig) -> None:
     assert rig.had("a") == [old]
 
 
-def test_a_change_while_nothing_is_there_leaves_nothing_behind(rig: FilterRig) -> None:
+def test_a_change_without_due_tasks_keeps_no_former_filter(rig: FilterRig) -> None:
     group = rig.make("a", EU)
     rig.put(60_000, tag="eu")
     rig.refilter("a", US)
@@ -333,7 +331,7 @@ def test_a_change_while_nothing_is_there_leaves_nothing_behind(rig: FilterRig) -
     assert not rig.core.topic("t").filtering
 
 
-def test_each_change_judges_what_came_due_since_the_one_before(rig: FilterRig) -> None:
+def test_each_former_filter_applies_to_its_period(rig: FilterRig) -> None:
     rig.make("a", EU)
     wanted = [rig.put(tag="eu"), 0, 0]
     rig.put(tag="us")
@@ -353,7 +351,7 @@ def test_each_change_judges_what_came_due_since_the_one_before(rig: FilterRig) -
     assert [one.tags for one in rig.group("t", "a").settings.former] == ["eu", "us"]
 
 
-def test_what_one_group_was_handed_is_not_another_ones_after_a_crash(rig: FilterRig) -> None:
+def test_a_crash_does_not_move_tasks_between_groups(rig: FilterRig) -> None:
     rig.make("a", EU)
     rig.make("b", US)
     rig.subscribe("t", "b")
@@ -367,7 +365,7 @@ def test_what_one_group_was_handed_is_not_another_ones_after_a_crash(rig: Filter
     assert (rig.had("a"), rig.had("b")) == ([], [task_id])
 
 
-def test_many_that_are_moved_behind_a_change_get_places(rig: FilterRig) -> None:
+def test_tasks_rescheduled_after_a_change_get_places(rig: FilterRig) -> None:
     rig.make("a", EU)
     rig.make("b")
     rig.put()
@@ -385,7 +383,7 @@ def test_many_that_are_moved_behind_a_change_get_places(rig: FilterRig) -> None:
     assert rig.had("a") == far
 
 
-def test_the_same_filter_in_other_words_is_no_change(rig: FilterRig) -> None:
+def test_an_equivalent_filter_is_no_change(rig: FilterRig) -> None:
     group = rig.make("a", (None, "amount > 10"))
     rig.put(amount=11)
     rig.consume("a")
@@ -394,7 +392,7 @@ def test_the_same_filter_in_other_words_is_no_change(rig: FilterRig) -> None:
     assert group.settings.where == "(amount   > 10.0)"
 
 
-def test_places_are_given_only_where_a_former_filter_would_judge_wrongly(rig: FilterRig) -> None:
+def test_places_are_given_only_if_a_former_filter_would_apply(rig: FilterRig) -> None:
     group = rig.make("a", EU)
     old = rig.put(tag="eu")
     rig.consume("a")
@@ -407,7 +405,7 @@ def test_places_are_given_only_where_a_former_filter_would_judge_wrongly(rig: Fi
     assert not needs_place([group], known.row._replace(due_ms=moment_ms + 1))
 
 
-def test_a_deleted_group_takes_its_filter_with_it(rig: FilterRig) -> None:
+def test_deleting_a_group_deletes_its_filter(rig: FilterRig) -> None:
     rig.make("a", EU)
     rig.make("b")
     assert rig.core.topic("t").filtering
@@ -429,7 +427,7 @@ def test_a_broadcast_has_a_filter_of_its_own(rig: FilterRig) -> None:
         subscriber = Broadcaster(None, topic, 100, str(number), wanted)
         rig.engine.subscriptions.subscribe(subscriber)
     one, other = rig.put(tag="us", amount=1), rig.put(tag="eu", amount=11)
-    got = [(one.subscriber.label, one.id) for one in rig.tick()]
+    got = [(delivery.subscriber.label, delivery.id) for delivery in rig.tick()]
     assert sorted(got) == [("0", one), ("0", other), ("1", one), ("2", other)]
     assert rig.state(one) == "filtered"
 
@@ -443,14 +441,14 @@ def dear_steps() -> int:
     return Filter(*DEAR).steps
 
 
-def test_a_search_in_long_texts_is_dear_and_a_comparison_is_not() -> None:
+def test_a_text_search_costs_more_than_a_comparison() -> None:
     assert Filter("eu").steps == 1
     assert Filter(None, "a > 1 AND b = 2 OR s LIKE 'x%'").steps == 4
     assert dear_steps() > 10_000
 
 
 @pytest.mark.parametrize("resident", [True, False])
-def test_a_look_at_what_is_due_judges_a_bounded_number(resident: bool) -> None:
+def test_tasks_filtered_per_step_are_limited(resident: bool) -> None:
     rig = FilterRig(CONFIG if resident else replace(CONFIG, resident_bytes_max=0))
     rig.make("a", DEAR)
     rig.make("b")
@@ -476,7 +474,7 @@ def test_a_look_at_what_is_due_judges_a_bounded_number(resident: bool) -> None:
     assert rig.had("b") == ids
 
 
-def test_what_waits_to_be_judged_can_be_cancelled_and_moved(rig: FilterRig) -> None:
+def test_unfiltered_tasks_can_be_cancelled_and_rescheduled(rig: FilterRig) -> None:
     rig.make("a", DEAR)
     rig.make("b")
     ids = [rig.put(1_000, s="x", lands=n == 29) for n in range(30)]
@@ -493,7 +491,7 @@ def test_what_waits_to_be_judged_can_be_cancelled_and_moved(rig: FilterRig) -> N
     assert rig.had("b") == ids[:-1]
 
 
-def test_what_was_there_before_the_filter_is_judged_in_steps_too(rig: FilterRig) -> None:
+def test_the_backlog_of_a_new_filter_is_judged_in_steps(rig: FilterRig) -> None:
     ids = [rig.put(s="x", lands=n == 29) for n in range(30)]
     rig.fire()
     rig.make("a", DEAR)

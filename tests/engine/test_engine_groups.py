@@ -20,16 +20,16 @@ def test_every_group_gets_every_task(rig: Rig) -> None:
     assert {name: one.id for name, one in got.items()} == {"a": task_id, "b": task_id}
 
 
-def test_the_first_group_gets_what_was_due_before_it_existed(rig: Rig) -> None:
+def test_the_first_group_gets_tasks_due_before_it(rig: Rig) -> None:
     sent = [rig.enqueue(), rig.enqueue(priority=3)]
     rig.fire()
     rig.after(1_000).fire()
     rig.subscribe(group="first")
     assert rig.group(name="first").since_ms == 0
-    assert sorted(one.id for one in rig.tick()) == sent
+    assert sorted(delivery.id for delivery in rig.tick()) == sent
 
 
-def test_a_later_group_gets_what_comes_due_from_then_on(rig: Rig) -> None:
+def test_a_later_group_gets_tasks_due_after_it(rig: Rig) -> None:
     rig.subscribe(group="first", prefetch=0)
     rig.enqueue()
     rig.fire()
@@ -39,7 +39,7 @@ def test_a_later_group_gets_what_comes_due_from_then_on(rig: Rig) -> None:
     assert rig.after(10).one().id == both
 
 
-def test_a_group_made_in_the_millisecond_of_a_task_that_has_fired_is_not_owed_it(rig: Rig) -> None:
+def test_a_group_made_in_the_millisecond_of_a_fired_task_misses_it(rig: Rig) -> None:
     rig.subscribe(group="first", prefetch=0)
     task_id = rig.enqueue()
     rig.fire()
@@ -57,7 +57,7 @@ def test_the_same_groups_are_owed_a_task_after_a_restart(rig: Rig) -> None:
     both = rig.enqueue()
     rig.crash()
     rig.subscribe_all(("first", "late"))
-    got = sorted((one.group.name, one.id) for one in rig.tick())
+    got = sorted((delivery.group.name, delivery.id) for delivery in rig.tick())
     assert got == [("first", early), ("first", both), ("late", both)]
 
 
@@ -97,15 +97,15 @@ def test_each_group_has_its_own_attempts(rig: Rig) -> None:
     assert (again.group.name, again.attempt) == ("a", 2)
 
 
-def test_retries_of_two_groups_that_wait_for_one_millisecond_both_come(rig: Rig) -> None:
+def test_retries_of_two_groups_in_one_millisecond_both_run(rig: Rig) -> None:
     rig.subscribe_all("ab")
     rig.enqueue()
-    for one in rig.tick():
-        rig.nack(one, 100)
+    for delivery in rig.tick():
+        rig.nack(delivery, 100)
     assert sorted(by_group(rig.after(100).tick())) == ["a", "b"]
 
 
-def test_the_retry_of_one_group_does_not_disturb_another_that_waits_longer(rig: Rig) -> None:
+def test_a_groups_retry_does_not_affect_another_groups(rig: Rig) -> None:
     rig.subscribe_all("ab")
     rig.enqueue()
     got = by_group(rig.tick())
@@ -116,7 +116,7 @@ def test_the_retry_of_one_group_does_not_disturb_another_that_waits_longer(rig: 
     assert rig.after(100).one().group.name == "b"
 
 
-def test_a_dead_letter_of_one_group_keeps_the_task_until_it_is_dealt_with(rig: Rig) -> None:
+def test_a_groups_dead_letter_keeps_the_task(rig: Rig) -> None:
     rig.subscribe_all("ab")
     task_id = rig.enqueue()
     got = by_group(rig.tick())
@@ -134,7 +134,7 @@ def test_a_dead_letter_of_one_group_keeps_the_task_until_it_is_dealt_with(rig: R
     assert rig.rows.is_empty()
 
 
-def test_a_requeued_dead_letter_comes_to_its_group_only(rig: Rig) -> None:
+def test_a_requeued_dead_letter_is_delivered_to_its_group_only(rig: Rig) -> None:
     rig.subscribe_all("ab")
     task_id = rig.enqueue()
     got = by_group(rig.tick())
@@ -166,11 +166,11 @@ def test_a_deleted_dead_letter_leaves_the_task_to_the_others(rig: Rig) -> None:
     assert rig.rows.is_empty()
 
 
-def test_two_dead_letters_of_one_task_are_two(rig: Rig) -> None:
+def test_each_group_has_its_own_dead_letter_of_a_task(rig: Rig) -> None:
     rig.subscribe_all("ab")
     task_id = rig.enqueue()
-    for one in rig.tick():
-        rig.reject(one)
+    for delivery in rig.tick():
+        rig.reject(delivery)
     assert rig.core.dead == 2
     rig.delete_dead(task_id, "a")
     assert rig.state(task_id) == "dead"
@@ -179,7 +179,7 @@ def test_two_dead_letters_of_one_task_are_two(rig: Rig) -> None:
     assert rig.state(task_id) == "deleted"
 
 
-def test_a_ttl_ends_for_each_group_and_the_last_one_decides_how_the_task_ended(rig: Rig) -> None:
+def test_the_last_group_decides_how_a_task_ended(rig: Rig) -> None:
     rig.subscribe(group="a")
     slow = rig.subscribe(group="b", prefetch=0)
     task_id = rig.enqueue(ttl_ms=100)
@@ -202,7 +202,7 @@ def test_groups_have_backlogs_of_their_own(rig: Rig) -> None:
     assert (rig.group(name="a").ready_count, rig.group(name="b").ready_count) == (4, 0)
 
 
-def test_a_task_moved_before_anybody_took_it_is_owed_anew_when_it_comes_due(rig: Rig) -> None:
+def test_a_rescheduled_ready_task_is_owed_again_when_due(rig: Rig) -> None:
     rig.subscribe_all("ab", prefetch=0)
     task_id = rig.enqueue()
     rig.fire()

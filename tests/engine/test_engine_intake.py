@@ -26,7 +26,7 @@ def test_a_staged_task_is_not_delivered_before_its_batch_is_durable(rig: Rig) ->
     assert rig.one().id == task_id
 
 
-def test_what_arrives_while_a_batch_is_with_the_store_is_the_next_batch(rig: Rig) -> None:
+def test_enqueues_during_a_commit_join_the_next_batch(rig: Rig) -> None:
     rig.stage()
     first = rig.seal()
     rig.stage(count=2)
@@ -52,21 +52,21 @@ def test_the_tasks_of_a_request_have_ids_in_a_row() -> None:
     assert ids == list(range(ids[0], ids[0] + 5 * ID_STEP, ID_STEP))
 
 
-def test_ids_of_a_burst_borrow_from_the_next_millisecond_and_stay_unique(rig: Rig) -> None:
+def test_ids_of_a_burst_stay_unique(rig: Rig) -> None:
     ids = rig.stage(count=10_000) + rig.stage(count=3)
     assert ids == sorted(set(ids))
     assert id_time_ms(ids[0]) == NOW_MS
     assert id_time_ms(ids[-1]) <= NOW_MS + 3
 
 
-def test_ids_go_on_above_the_mark_after_a_restart_with_the_clock_set_back(rig: Rig) -> None:
+def test_ids_ascend_after_a_restart_with_the_clock_set_back(rig: Rig) -> None:
     before = rig.enqueue(delay_ms=60_000)
     rig.now_ms -= 3_600_000
     rig.crash()
     assert rig.enqueue(delay_ms=60_000) > before
 
 
-def test_a_resend_of_a_durable_request_is_answered_at_once_with_the_first_ids(rig: Rig) -> None:
+def test_a_resend_of_a_durable_request_gets_the_first_ids(rig: Rig) -> None:
     session = rig.session(KEY)
     ids = rig.store(count=3, session=session, request=7, address="first")
     outcome = session.answers.get(7)
@@ -75,7 +75,7 @@ def test_a_resend_of_a_durable_request_is_answered_at_once_with_the_first_ids(ri
     assert rig.answered == ["first"]
 
 
-def test_a_resend_of_a_staged_request_is_answered_together_with_it(rig: Rig) -> None:
+def test_a_resend_of_a_staged_request_is_answered_with_it(rig: Rig) -> None:
     session, intake = rig.session(KEY), rig.engine.intake
     rig.stage(session=session, request=1, address="in the sealed batch")
     rig.seal()
@@ -98,13 +98,13 @@ def test_a_resend_to_a_restarted_engine_gets_the_first_ids(rig: Rig) -> None:
     assert rig.session(KEY).answers.get(1) == (1, task_id, 1, NOW_MS)
 
 
-def test_a_request_that_was_not_durable_is_a_new_one_after_a_crash(rig: Rig) -> None:
+def test_an_uncommitted_request_is_new_after_a_crash(rig: Rig) -> None:
     rig.stage(session=rig.session(KEY), request=1)
     rig.crash()
     assert rig.session(KEY).answers.get(1) is None
 
 
-def test_outcomes_below_the_floor_are_forgotten_in_memory_and_in_the_store(rig: Rig) -> None:
+def test_outcomes_below_the_floor_are_forgotten(rig: Rig) -> None:
     session = rig.session(KEY)
     for request in range(1, 6):
         rig.stage(session=session, request=request)
@@ -126,7 +126,7 @@ def test_a_forgotten_session_is_dropped_by_the_next_batch(rig: Rig) -> None:
     assert rig.rows.sessions == {}
 
 
-def test_the_sweep_forgets_sessions_that_are_idle_and_not_connected(rig: Rig) -> None:
+def test_idle_disconnected_sessions_are_forgotten(rig: Rig) -> None:
     idle, connected = rig.session(b"i" * 16), rig.session(b"c" * 16)
     connected.connections = 1
     for session in (idle, connected):
@@ -138,7 +138,7 @@ def test_the_sweep_forgets_sessions_that_are_idle_and_not_connected(rig: Rig) ->
     assert [session.key for session in rig.core.sessions] == [connected.key]
 
 
-def test_the_number_of_sessions_is_bounded_and_the_longest_unused_makes_room() -> None:
+def test_the_least_recently_used_session_makes_room() -> None:
     sessions = Sessions(sessions_max=2, idle_ms_max=10_000)
     for key, seen_ms in ((b"a", 20), (b"b", 10)):
         assert sessions.open(key, seen_ms) is not None
@@ -149,7 +149,7 @@ def test_the_number_of_sessions_is_bounded_and_the_longest_unused_makes_room() -
     assert sessions.open(b"c", 30) is not None
 
 
-def test_many_sessions_make_room_without_all_being_looked_at_each_time() -> None:
+def test_making_room_does_not_scan_all_sessions() -> None:
     class Counted(dict[bytes, Session]):
         looks = 0
 
@@ -178,7 +178,7 @@ def test_many_sessions_make_room_without_all_being_looked_at_each_time() -> None
     assert sessions.make_room(11_000, idle_ms_min=1_000) == b"3"
 
 
-def test_what_is_staged_is_counted_until_it_has_landed(rig: Rig) -> None:
+def test_staged_bytes_count_until_the_commit(rig: Rig) -> None:
     intake = rig.engine.intake
     rig.stage(body=b"x" * 1_000)
     assert intake.inflight_bytes > 1_000
@@ -190,8 +190,8 @@ def test_what_is_staged_is_counted_until_it_has_landed(rig: Rig) -> None:
     assert intake.inflight_bytes == 0
 
 
-def test_the_store_is_told_how_many_bytes_new_tasks_have(rig: Rig) -> None:
-    """Those of a batch that was refused are not among those of the next."""
+def test_a_batch_has_the_bytes_of_its_new_tasks(rig: Rig) -> None:
+    """Bytes of a refused batch do not count in the next one."""
     for bodies in ((b"x" * 1_000, b""), (b"y" * 10,)):
         for body in bodies:
             rig.stage(body=body)

@@ -14,7 +14,7 @@ from tickwheel.engine.queues import FAIR_EVERY
 # --- at most once --------------------------------------------------------------------------------
 
 
-def test_the_end_is_durable_before_the_delivery_is_written(rig: Rig) -> None:
+def test_at_most_once_ends_durably_before_the_delivery(rig: Rig) -> None:
     rig.subscribe(at_most_once=True)
     task_id = rig.enqueue()
     assert rig.tick() == [], "nothing is written yet"
@@ -29,7 +29,7 @@ def test_the_end_is_durable_before_the_delivery_is_written(rig: Rig) -> None:
     assert rig.ack(got) == "done"
 
 
-def test_a_crash_before_the_commit_delivers_it_to_the_next(rig: Rig) -> None:
+def test_a_crash_before_an_at_most_once_commit_redelivers(rig: Rig) -> None:
     rig.subscribe(at_most_once=True)
     task_id = rig.enqueue()
     rig.tick()
@@ -39,7 +39,7 @@ def test_a_crash_before_the_commit_delivers_it_to_the_next(rig: Rig) -> None:
     assert rig.one().id == task_id
 
 
-def test_a_crash_behind_the_commit_loses_it_and_never_sends_it_twice(rig: Rig) -> None:
+def test_a_crash_after_an_at_most_once_commit_never_redelivers(rig: Rig) -> None:
     rig.subscribe(at_most_once=True)
     rig.enqueue()
     rig.tick()
@@ -51,7 +51,7 @@ def test_a_crash_behind_the_commit_loses_it_and_never_sends_it_twice(rig: Rig) -
     assert rig.rows.is_empty()
 
 
-def test_a_refused_batch_keeps_the_delivery_for_the_next(rig: Rig) -> None:
+def test_a_refused_batch_delays_an_at_most_once_delivery(rig: Rig) -> None:
     rig.subscribe(at_most_once=True)
     task_id = rig.enqueue()
     rig.tick()
@@ -62,7 +62,7 @@ def test_a_refused_batch_keeps_the_delivery_for_the_next(rig: Rig) -> None:
     assert [got.id for got in rig.handed] == [task_id]
 
 
-def test_credit_returns_with_the_commit(rig: Rig) -> None:
+def test_at_most_once_credit_returns_with_the_commit(rig: Rig) -> None:
     subscriber = rig.subscribe(prefetch=2, at_most_once=True)
     rig.store(count=5)
     rig.tick()
@@ -76,7 +76,7 @@ def test_credit_returns_with_the_commit(rig: Rig) -> None:
     assert len(rig.handed) == 5
 
 
-def test_others_still_owe_it(rig: Rig) -> None:
+def test_at_most_once_keeps_the_task_for_other_groups(rig: Rig) -> None:
     rig.subscribe(group="a", at_most_once=True)
     rig.subscribe(group="b")
     task_id = rig.enqueue()
@@ -99,7 +99,7 @@ def broadcaster(rig: Rig, prefetch: int = 1) -> Broadcaster:
     return one
 
 
-def test_what_waited_for_a_broadcaster_says_when_it_was_offered(rig: Rig) -> None:
+def test_a_broadcast_has_the_time_of_its_offer(rig: Rig) -> None:
     """The clock may go back before it is written, and its stamp must be one that there was."""
     one = broadcaster(rig)
     rig.enqueue()
@@ -110,7 +110,7 @@ def test_what_waited_for_a_broadcaster_says_when_it_was_offered(rig: Rig) -> Non
     assert [(d.subscriber, d.taken_ms) for d in dispatches] == [(one, offered_ms)]
 
 
-def test_what_fired_before_the_clock_went_back_is_not_offered_before_its_time() -> None:
+def test_a_broadcast_is_not_early_after_a_clock_set_back() -> None:
     """Its row was being read meanwhile."""
     rig = Rig(replace(CONFIG, resident_bytes_max=0))
     one = broadcaster(rig)
@@ -127,7 +127,7 @@ def test_what_fired_before_the_clock_went_back_is_not_offered_before_its_time() 
     assert [(got.subscriber, got.id) for got in rig.tick()] == [(one, task_id)]
 
 
-def test_everybody_gets_what_comes_due_and_owns_nothing(rig: Rig) -> None:
+def test_broadcasts_reach_all_listeners_and_own_no_tasks(rig: Rig) -> None:
     ones = [broadcaster(rig) for _ in range(2)]
     task_id = rig.enqueue()
     got = rig.tick()
@@ -140,7 +140,7 @@ def test_everybody_gets_what_comes_due_and_owns_nothing(rig: Rig) -> None:
     assert rig.core.topics["t"].groups.keys() == {"default"}
 
 
-def test_what_was_due_before_or_comes_again_is_not_broadcast(rig: Rig) -> None:
+def test_older_and_retried_tasks_are_not_broadcast(rig: Rig) -> None:
     rig.subscribe()
     rig.enqueue()
     rig.fire()
@@ -152,7 +152,7 @@ def test_what_was_due_before_or_comes_again_is_not_broadcast(rig: Rig) -> None:
     assert [again.subscriber for again in rig.tick()] == [got.subscriber]
 
 
-def test_what_waits_for_a_slow_one_is_bounded_in_tasks() -> None:
+def test_a_slow_broadcast_is_ended_at_its_task_limit() -> None:
     rig = Rig(replace(CONFIG, broadcast_tasks_max=5))
     slow, fast = broadcaster(rig), broadcaster(rig)
     slow.blocked = True
@@ -170,7 +170,7 @@ def test_what_waits_for_a_slow_one_is_bounded_in_tasks() -> None:
     assert [got.subscriber for got in rig.tick()] == [fast]
 
 
-def test_what_waits_for_a_slow_one_is_bounded_in_bytes() -> None:
+def test_a_slow_broadcast_is_ended_at_its_byte_limit() -> None:
     rig = Rig(replace(CONFIG, broadcast_bytes_max=3_000))
     slow = broadcaster(rig)
     slow.blocked = True
@@ -190,7 +190,7 @@ def test_a_single_body_over_the_limit_is_still_delivered() -> None:
     assert len(rig.tick()) == 1
 
 
-def test_a_slow_one_that_catches_up_gets_everything_in_order(rig: Rig) -> None:
+def test_a_slow_broadcast_catches_up_in_order(rig: Rig) -> None:
     one = broadcaster(rig, prefetch=0)
     ids = [rig.enqueue(delay_ms=i) for i in range(700)]
     assert rig.after(1_000).tick() == []
@@ -199,7 +199,7 @@ def test_a_slow_one_that_catches_up_gets_everything_in_order(rig: Rig) -> None:
     assert one.size_bytes == 0
 
 
-def test_one_that_left_gets_nothing_more(rig: Rig) -> None:
+def test_a_disconnected_broadcast_gets_no_tasks(rig: Rig) -> None:
     one = broadcaster(rig)
     one.blocked = True
     rig.enqueue()
@@ -224,7 +224,7 @@ def test_a_paused_topic_is_not_broadcast(rig: Rig) -> None:
 # --- priority ------------------------------------------------------------------------------------
 
 
-def test_low_priorities_get_one_of_sixteen(rig: Rig) -> None:
+def test_low_priorities_get_one_delivery_in_sixteen(rig: Rig) -> None:
     rig.subscribe(prefetch=FAIR_EVERY)
     low = [rig.enqueue(priority=1) for _ in range(2)]
     rig.store(count=40, priority=200)
@@ -240,7 +240,7 @@ def test_low_priorities_get_one_of_sixteen(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("situation", ["no group", "no subscriber", "no credit", "paused", "rate"])
-def test_a_ttl_ends_though_nobody_asks(rig: Rig, situation: str) -> None:
+def test_a_ttl_expires_without_subscribers(rig: Rig, situation: str) -> None:
     if situation != "no group":
         rig.subscribe(prefetch=0 if situation in ("no subscriber", "no credit") else 10)
     if situation == "paused":
@@ -270,10 +270,10 @@ def test_a_ttl_ends_while_it_waits_for_a_retry(rig: Rig) -> None:
     assert rig.state(task_id) == "expired"
 
 
-def test_a_task_in_flight_is_its_consumers_and_expires_when_it_comes_back(rig: Rig) -> None:
+def test_a_task_in_flight_expires_only_when_returned(rig: Rig) -> None:
     rig.subscribe()
     acked, nacked = rig.enqueue(ttl_ms=200), rig.enqueue(ttl_ms=200)
-    got = {one.id: one for one in rig.tick()}
+    got = {delivery.id: delivery for delivery in rig.tick()}
     rig.after(1_000).fire()
     assert rig.state(acked) == rig.state(nacked) == "in_flight"
     assert rig.ack(got[acked]) == "acked"
@@ -311,7 +311,7 @@ def test_many_ttls_end_in_bounded_steps() -> None:
     recount(rig)
 
 
-def test_a_reschedule_gives_a_new_time_to_live(rig: Rig) -> None:
+def test_a_reschedule_restarts_the_ttl(rig: Rig) -> None:
     rig.subscribe(prefetch=0)
     task_id = rig.enqueue(ttl_ms=200)
     rig.fire()
@@ -323,7 +323,7 @@ def test_a_reschedule_gives_a_new_time_to_live(rig: Rig) -> None:
     assert rig.state(task_id) == "expired"
 
 
-def test_a_cancel_while_it_is_looked_up(rig: Rig) -> None:
+def test_a_cancel_during_an_expiry_read_wins(rig: Rig) -> None:
     rig.subscribe(prefetch=0)
     task_id = rig.enqueue(ttl_ms=5)
     rig.fire()
@@ -334,7 +334,7 @@ def test_a_cancel_while_it_is_looked_up(rig: Rig) -> None:
     assert rig.state(task_id) == "cancelled"
 
 
-def test_the_clock_goes_back_while_it_is_looked_up(rig: Rig) -> None:
+def test_a_clock_set_back_during_an_expiry_read_keeps_the_task(rig: Rig) -> None:
     rig.subscribe(prefetch=0)
     task_id = rig.enqueue(ttl_ms=5)
     rig.fire()
@@ -348,7 +348,7 @@ def test_the_clock_goes_back_while_it_is_looked_up(rig: Rig) -> None:
     assert rig.state(task_id) == "expired"
 
 
-def test_ttls_run_on_after_a_crash(rig: Rig) -> None:
+def test_ttls_continue_after_a_crash(rig: Rig) -> None:
     rig.subscribe()
     nacked = rig.enqueue(ttl_ms=500)
     rig.nack(rig.one(), 60_000)

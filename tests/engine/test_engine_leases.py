@@ -17,7 +17,7 @@ def delivered(rig: Rig) -> Got:
     return rig.one()
 
 
-def test_a_lease_that_is_over_brings_the_task_back_as_the_next_attempt(rig: Rig) -> None:
+def test_an_expired_lease_starts_the_next_attempt(rig: Rig) -> None:
     rig.subscribe()
     got = delivered(rig)
     assert rig.after(LEASE_MS - 1).tick() == []
@@ -34,7 +34,7 @@ def test_a_lease_does_not_follow_the_wall_clock(rig: Rig) -> None:
     assert rig.tick() == []
 
 
-def test_leases_that_are_over_too_often_end_in_the_dead_letters() -> None:
+def test_repeated_lease_expiries_end_as_a_dead_letter() -> None:
     rig = Rig(replace(CONFIG, retry=replace(RETRY, retries_max=1)))
     rig.subscribe()
     got = delivered(rig)
@@ -84,7 +84,7 @@ def test_released_deliveries_are_first_in_line(rig: Rig) -> None:
     assert [got.id for got in rig.tick() if got.subscriber is subscriber] == ids[:2]
 
 
-def test_who_leaves_gives_back_what_it_has_and_nobody_walks_what_others_have(rig: Rig) -> None:
+def test_a_disconnect_releases_only_its_own_leases(rig: Rig) -> None:
     class Unwalked(dict[int, Lease]):
         def __iter__(self) -> NoReturn:
             raise AssertionError("the deliveries of the whole group are looked at")
@@ -107,7 +107,7 @@ def test_who_leaves_gives_back_what_it_has_and_nobody_walks_what_others_have(rig
     assert list(again.held) == mine
 
 
-def test_a_released_second_attempt_keeps_the_history_of_the_first(rig: Rig) -> None:
+def test_a_release_keeps_earlier_failures(rig: Rig) -> None:
     rig.subscribe()
     rig.nack(delivered(rig), 0, "first")
     second = rig.one()
@@ -140,7 +140,7 @@ def test_a_broken_connection_does_not_make_a_lease_longer(rig: Rig) -> None:
     assert rig.after(1_000).one().attempt == 2
 
 
-def test_an_ack_within_the_grace_is_taken(rig: Rig) -> None:
+def test_an_ack_within_the_grace_is_accepted(rig: Rig) -> None:
     gone = rig.subscribe()
     got = delivered(rig)
     rig.disconnect(gone)
@@ -188,7 +188,7 @@ def test_a_slow_delivery_is_checkpointed_once(rig: Rig) -> None:
     assert rig.engine.next_checkpoint_mono_ms() is None
 
 
-def test_an_extension_is_checkpointed_too(rig: Rig) -> None:
+def test_an_extension_is_checkpointed(rig: Rig) -> None:
     rig.subscribe()
     got = delivered(rig)
     rig.after(100).commit()
@@ -214,7 +214,7 @@ def frozen(rig: Rig, **options: Any) -> Subscriber:
     return subscriber
 
 
-def test_one_that_shows_no_life_costs_each_of_its_tasks_one_attempt(rig: Rig) -> None:
+def test_a_frozen_consumer_costs_each_task_one_attempt(rig: Rig) -> None:
     dead = frozen(rig, prefetch=3)
     for _ in range(10):
         rig.stage()
@@ -230,7 +230,7 @@ def test_one_that_shows_no_life_costs_each_of_its_tasks_one_attempt(rig: Rig) ->
     rig.commit()
 
 
-def test_its_tasks_go_to_those_who_live(rig: Rig) -> None:
+def test_tasks_of_a_frozen_consumer_go_to_others(rig: Rig) -> None:
     frozen(rig, prefetch=3)
     for _ in range(3):
         rig.stage()
@@ -242,7 +242,7 @@ def test_its_tasks_go_to_those_who_live(rig: Rig) -> None:
     assert {rig.ack(one) for one in got} == {"acked"}
 
 
-def test_one_that_is_heard_of_again_is_handed_tasks_again(rig: Rig) -> None:
+def test_a_frozen_consumer_gets_tasks_after_a_sign_of_life(rig: Rig) -> None:
     slow = frozen(rig, prefetch=1)
     got = delivered(rig)
     assert rig.after(LEASE_MS).tick() == []
@@ -253,7 +253,7 @@ def test_one_that_is_heard_of_again_is_handed_tasks_again(rig: Rig) -> None:
     assert rig.tick() == [], "what it did before does not count for the next lease"
 
 
-def test_all_subscriptions_of_one_connection_are_in_doubt_together() -> None:
+def test_subscriptions_of_a_connection_freeze_together() -> None:
     rig = Rig()  # presences that are put together here are not counted
     one, other, elsewhere = frozen(rig), rig.subscribe("u"), rig.subscribe("v")
     other.presence = one.presence
@@ -269,7 +269,7 @@ def test_all_subscriptions_of_one_connection_are_in_doubt_together() -> None:
     assert {got.subscriber for got in rig.tick()} == {one, other, pull}
 
 
-def test_a_pull_asked_for_after_the_delivery_is_served_and_one_before_it_is_not() -> None:
+def test_a_frozen_consumers_later_pull_is_served() -> None:
     """Somebody who has dropped a task and asks again is there; pulls that wait in a row with
     nobody behind them would take one attempt each."""
     rig = Rig()  # presences that are put together here are not counted
@@ -288,7 +288,7 @@ def test_a_pull_asked_for_after_the_delivery_is_served_and_one_before_it_is_not(
     assert rig.group().ready_count == 1
 
 
-def test_an_end_of_a_lease_that_is_not_its_own_doubts_nobody(rig: Rig) -> None:
+def test_an_expired_lease_of_a_gone_connection_freezes_no_consumer(rig: Rig) -> None:
     """Taken over from before a restart, or of a connection that is gone."""
     before = rig.subscribe(prefetch=1)
     delivered(rig)

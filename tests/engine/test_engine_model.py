@@ -303,8 +303,8 @@ class EngineMachine(DeliveryRules):
             standing = (task.standings or {}).get(name)
             if task.topic != topic or standing is None or standing.state in FINISHED:
                 continue
-            found = known.get(task.id)
-            dead_lettered = found is not None and name in found.dead
+            answer = known.get(task.id)
+            dead_lettered = answer is not None and name in answer.dead
             if (task.id, name) not in places and not dead_lettered:
                 self.model.drop_share(task, name)
 

@@ -68,9 +68,9 @@ def rig_with(*tasks: tuple[str | None, int]) -> tuple[OrderRig, list[int]]:
     return rig, [rig.put(key, delay_ms) for key, delay_ms in tasks]
 
 
-def test_of_a_key_one_is_handed_out_at_a_time_and_other_keys_go_on() -> None:
+def test_one_task_of_an_order_key_runs_at_a_time() -> None:
     rig, (a1, a2, b1, plain) = rig_with(("a", 0), ("a", 0), ("b", 0), (None, 0))
-    got = {one.id: one for one in rig.tick()}
+    got = {delivery.id: delivery for delivery in rig.tick()}
     assert list(got) == [a1, b1, plain]
     rig.done(got[b1])
     assert rig.ids() == []
@@ -78,7 +78,7 @@ def test_of_a_key_one_is_handed_out_at_a_time_and_other_keys_go_on() -> None:
     assert rig.ids() == [a2]
 
 
-def test_the_next_one_comes_when_the_end_of_the_one_before_is_durable() -> None:
+def test_the_next_task_of_a_key_waits_for_the_durable_ack() -> None:
     rig, (first, second) = rig_with(("a", 0), ("a", 0))
     assert rig.ack(rig.one()) == "acked"
     assert rig.ids() == []
@@ -91,7 +91,7 @@ def test_the_next_one_comes_when_the_end_of_the_one_before_is_durable() -> None:
     assert rig.state(first) == "acked"
 
 
-def test_a_crash_before_that_hands_out_the_earlier_one_again() -> None:
+def test_a_crash_before_the_durable_ack_repeats_the_task() -> None:
     rig, (first, second) = rig_with(("a", 0), ("a", 0))
     rig.ack(rig.one())
     rig.crash()
@@ -104,7 +104,7 @@ def test_a_crash_before_that_hands_out_the_earlier_one_again() -> None:
 
 @pytest.mark.parametrize("what", ["cancel", "move", "move-fired"])
 @pytest.mark.parametrize("end", ["commit", "refuse", "crash"])
-def test_what_a_crash_would_put_back_holds_those_behind_it(what: str, end: str) -> None:
+def test_uncommitted_changes_hold_the_tasks_behind(what: str, end: str) -> None:
     """A scheduled one leaves, and that is not durable when the one behind it comes due."""
     rig, (first, second) = rig_with(("a", 100), ("a", 200))
     if what == "move-fired":
@@ -131,7 +131,7 @@ def test_what_a_crash_would_put_back_holds_those_behind_it(what: str, end: str) 
 
 
 @pytest.mark.parametrize("acks_first", [True, False])
-def test_a_key_goes_on_when_all_that_has_changed_is_durable(acks_first: bool) -> None:
+def test_a_key_continues_when_all_changes_are_durable(acks_first: bool) -> None:
     rig, (_, second, third) = rig_with(("a", 0), ("a", 0), ("a", 0))
     got = rig.one()
     if acks_first:
@@ -148,7 +148,7 @@ def test_a_key_goes_on_when_all_that_has_changed_is_durable(acks_first: bool) ->
     assert rig.ids() == [third]
 
 
-def test_one_that_was_moved_behind_another_comes_behind_it(rig: OrderRig) -> None:
+def test_a_task_moved_behind_another_follows_it(rig: OrderRig) -> None:
     """It was the first of its key, and comes due again before it is durable that it left."""
     rig.create_group("t", "default")
     moved, other = rig.put("a"), rig.put("a", 50)
@@ -163,7 +163,7 @@ def test_one_that_was_moved_behind_another_comes_behind_it(rig: OrderRig) -> Non
     assert moved not in rig.ids()
 
 
-def test_one_that_comes_back_behind_others_does_not_stop_its_key(rig: OrderRig) -> None:
+def test_a_returning_task_behind_others_does_not_block_its_key(rig: OrderRig) -> None:
     """It has been had in another group, so it waits in this one, where it was never first."""
     rig.subscribe(group="quick")
     rig.create_group("t", "slow")
@@ -183,7 +183,7 @@ def test_one_that_comes_back_behind_others_does_not_stop_its_key(rig: OrderRig) 
     assert moved in rig.ids()
 
 
-def test_they_come_by_due_time_and_then_in_the_order_of_enqueues(rig: OrderRig) -> None:
+def test_tasks_of_a_key_run_by_due_time_then_enqueue_order(rig: OrderRig) -> None:
     late, early, same = rig.put("a", 300), rig.put("a", 100), rig.put("a", 100)
     rig.after(1_000).subscribe()
     seen: list[int] = []
@@ -193,7 +193,7 @@ def test_they_come_by_due_time_and_then_in_the_order_of_enqueues(rig: OrderRig) 
     assert seen == [early, same, late]
 
 
-def test_one_that_nobody_has_had_gives_way_to_an_earlier_one(rig: OrderRig) -> None:
+def test_an_undelivered_task_gives_way_to_an_earlier_one(rig: OrderRig) -> None:
     """As a transaction's tasks, which are due before they land."""
     rig.fire()
     later = rig.put("a", 0)
@@ -210,7 +210,7 @@ def test_one_that_nobody_has_had_gives_way_to_an_earlier_one(rig: OrderRig) -> N
     assert rig.ids() == [later]
 
 
-def test_priority_counts_among_those_whose_turn_it_is(rig: OrderRig) -> None:
+def test_priority_decides_between_keys_but_not_within_one(rig: OrderRig) -> None:
     low, high, other = rig.put("a"), rig.put("a", priority=9), rig.put("b", priority=1)
     rig.subscribe(prefetch=1)
     order: list[int] = []
@@ -220,10 +220,10 @@ def test_priority_counts_among_those_whose_turn_it_is(rig: OrderRig) -> None:
     assert order == [other, low, high]
 
 
-def test_a_failing_one_holds_its_key_and_no_other() -> None:
+def test_a_failing_task_holds_only_its_key() -> None:
     rig, (a1, a2, b1, b2) = rig_with(("a", 0), ("a", 0), ("b", 0), ("b", 0))
     rig.configure("t", "default", order_failure="retry")
-    got = {one.id: one for one in rig.tick()}
+    got = {delivery.id: delivery for delivery in rig.tick()}
     assert rig.nack(got[a1]) == "retrying"
     rig.done(got[b1])
     assert rig.ids() == [b2]
@@ -250,7 +250,7 @@ def test_a_failing_one_holds_its_key_and_no_other() -> None:
         ({"order_failure": "dead", "order_attempts": 1}, 1, "dead"),
     ],
 )
-def test_nobody_waits_for_ever_behind_one_that_always_fails(
+def test_a_permanently_failing_task_does_not_block_its_key_for_ever(
     settings: dict[str, Any], failures: int, word: str
 ) -> None:
     """Unless the group says so."""
@@ -267,7 +267,7 @@ def test_nobody_waits_for_ever_behind_one_that_always_fails(
     assert rig.ids() == ([] if word == "held" else [a2])
 
 
-def test_after_so_many_attempts_it_is_a_dead_letter_and_the_key_goes_on() -> None:
+def test_order_failure_dead_buries_after_order_attempts() -> None:
     rig, (a1, a2) = rig_with(("a", 0), ("a", 0))
     rig.configure("t", "default", order_failure="dead", order_attempts=2, order_retry_ms=10)
     assert rig.nack(rig.one()) == "retrying"
@@ -279,7 +279,7 @@ def test_after_so_many_attempts_it_is_a_dead_letter_and_the_key_goes_on() -> Non
     assert rig.state(a1) == "dead"
 
 
-def test_a_requeued_one_comes_before_later_ones_of_its_key() -> None:
+def test_a_requeued_task_precedes_later_tasks_of_its_key() -> None:
     rig, (a1, a2, a3) = rig_with(("a", 0), ("a", 0), ("a", 0))
     rig.configure("t", "default", order_failure="dead")
     rig.reject(rig.one())
@@ -296,7 +296,7 @@ def test_a_requeued_one_comes_before_later_ones_of_its_key() -> None:
     assert rig.ids() == [a3]
 
 
-def test_one_that_is_back_before_its_end_is_durable_keeps_its_turn() -> None:
+def test_a_task_requeued_before_its_durable_end_keeps_its_turn() -> None:
     rig, (a1, a2) = rig_with(("a", 0), ("a", 0))
     rig.configure("t", "default", order_failure="dead")
     rig.reject(rig.one())
@@ -326,9 +326,7 @@ def rig_of_two_groups(
 
 @pytest.mark.parametrize("times", [1, 2])
 @pytest.mark.parametrize("is_durable", [True, False])
-def test_one_that_comes_again_before_its_end_is_durable_has_its_turn_alone(
-    times: int, is_durable: bool
-) -> None:
+def test_a_task_due_again_before_its_durable_end_runs_alone(times: int, is_durable: bool) -> None:
     """Moved, and so out of its turn; and back in it, before or after that is durable."""
     rig, ids = rig_of_two_groups(3, 1)
     rig.subscribe(group="ledger")
@@ -347,7 +345,7 @@ def test_one_that_comes_again_before_its_end_is_durable_has_its_turn_alone(
 
 @pytest.mark.parametrize("is_looked_at", [True, False])
 @pytest.mark.parametrize("has_room", [True, False])
-def test_one_that_comes_again_while_its_row_is_read_waits_until_that_is_durable(
+def test_a_task_due_again_during_its_read_waits_for_the_commit(
     has_room: bool, is_looked_at: bool
 ) -> None:
     """The read was for the turn that it had before."""
@@ -375,7 +373,7 @@ def test_one_that_comes_again_while_its_row_is_read_waits_until_that_is_durable(
         rig.done(got)
 
 
-def test_one_that_was_only_moved_gives_way_to_an_earlier_one_that_comes_later() -> None:
+def test_a_moved_task_gives_way_to_an_earlier_one() -> None:
     rig, (a1, a2) = rig_of_two_groups(2, 2)
     for task_id, delay_ms in ((a1, 100), (a2, 10)):
         assert rig.reschedule(task_id, delay_ms) == "scheduled"
@@ -394,7 +392,7 @@ def test_one_that_was_only_moved_gives_way_to_an_earlier_one_that_comes_later() 
 def test_a_held_key_waits_for_an_operator(restart: Any, what: str) -> None:
     rig, (a1, a2, b1) = rig_with(("a", 0), ("a", 0), ("b", 0))
     rig.configure("t", "default", order_failure="hold", order_attempts=1)
-    got = {one.id: one for one in rig.tick()}
+    got = {delivery.id: delivery for delivery in rig.tick()}
     assert rig.nack(got[a1], reason="broken") == "held"
     rig.done(got[b1])
     held_ms = rig.now_ms
@@ -425,7 +423,7 @@ def test_a_held_key_waits_for_an_operator(restart: Any, what: str) -> None:
     assert rig.ids() == [a2]
 
 
-def test_a_rejected_one_holds_a_key_that_is_to_be_held() -> None:
+def test_a_rejected_task_holds_its_key() -> None:
     rig, (a1, a2) = rig_with(("a", 0), ("a", 0))
     rig.configure("t", "default", order_failure="hold")
     rig.reject(rig.one())
@@ -439,7 +437,7 @@ def test_a_rejected_one_holds_a_key_that_is_to_be_held() -> None:
 
 @pytest.mark.parametrize("what", ["cancel", "reschedule", "expire"])
 @pytest.mark.parametrize("which", [0, 1])
-def test_one_that_leaves_lets_its_key_go_on(rig: OrderRig, what: str, which: int) -> None:
+def test_a_task_that_leaves_frees_its_key(rig: OrderRig, what: str, which: int) -> None:
     ids = [rig.put("a", ttl_ms=50 if what == "expire" and which == n else None) for n in range(3)]
     rig.fire()
     if what == "cancel":
@@ -459,7 +457,7 @@ def test_one_that_leaves_lets_its_key_go_on(rig: OrderRig, what: str, which: int
     assert seen == left
 
 
-def test_one_that_has_had_an_attempt_keeps_its_turn_when_it_is_moved() -> None:
+def test_a_rescheduled_attempted_task_keeps_its_turn() -> None:
     rig, (a1, a2) = rig_with(("a", 0), ("a", 0))
     rig.nack(rig.one())
     assert rig.reschedule(a1, 10_000) == "scheduled"
@@ -475,7 +473,7 @@ def test_one_that_has_had_an_attempt_keeps_its_turn_when_it_is_moved() -> None:
     assert rig.ids() == [a2]
 
 
-def test_only_the_current_receipt_ends_it() -> None:
+def test_only_the_current_receipt_ends_an_ordered_task() -> None:
     rig, (a1, a2) = rig_with(("a", 0), ("a", 0))
     first = rig.one()
     rig.nack(first, 0)
@@ -488,7 +486,7 @@ def test_only_the_current_receipt_ends_it() -> None:
 
 
 @pytest.mark.parametrize("checkpointed", [False, True])
-def test_after_a_crash_no_former_answer_counts_for_what_came_due_anew(checkpointed: bool) -> None:
+def test_receipts_from_before_a_crash_are_stale_for_ordered_tasks(checkpointed: bool) -> None:
     """The crash may have made the daemon forget that somebody else has had it since."""
     rig, (a1, a2) = rig_with(("a", 0), ("a", 0))
     first = rig.one()
@@ -505,7 +503,7 @@ def test_after_a_crash_no_former_answer_counts_for_what_came_due_anew(checkpoint
     assert rig.ids() == ([a2] if checkpointed else [a1])
 
 
-def test_a_lease_that_is_over_leaves_the_turn_with_its_task() -> None:
+def test_an_expired_lease_keeps_the_turn() -> None:
     rig, (a1, a2) = rig_with(("a", 0), ("a", 0))
     rig.one()
     rig.pass_time(31_000)
@@ -515,7 +513,7 @@ def test_a_lease_that_is_over_leaves_the_turn_with_its_task() -> None:
     assert rig.ids() == [a2]
 
 
-def test_at_most_once_hands_out_the_next_one_behind_the_commit(rig: OrderRig) -> None:
+def test_at_most_once_delivers_the_next_of_a_key_after_the_commit(rig: OrderRig) -> None:
     a1, a2 = rig.put("a"), rig.put("a")
     rig.subscribe(at_most_once=True)
     rig.tick()
@@ -527,7 +525,7 @@ def test_at_most_once_hands_out_the_next_one_behind_the_commit(rig: OrderRig) ->
     assert [got.id for got in rig.handed] == [a1, a2]
 
 
-def test_rows_that_are_not_in_memory_come_in_order_too() -> None:
+def test_ordered_tasks_without_rows_in_memory_run_in_order() -> None:
     rig = OrderRig(replace(CONFIG, resident_horizon_ms=1_000))
     rig.subscribe()
     far = [rig.put("a", 5_000), rig.put("b", 5_001)]
@@ -547,8 +545,8 @@ def test_rows_that_are_not_in_memory_come_in_order_too() -> None:
     assert rig.ids() == near
 
 
-def test_a_group_that_begins_in_the_past_gets_a_key_by_due_times_too(rig: OrderRig) -> None:
-    """What was there before comes to it page by page, by ids."""
+def test_a_replayed_group_gets_a_key_in_order(rig: OrderRig) -> None:
+    """Earlier tasks are replayed in pages ordered by id."""
     rig.create_group("t", "first")
     late, early = rig.put("a", 300), rig.put("a", 100)
     rig.after(300).fire()
@@ -564,7 +562,7 @@ def test_a_group_that_begins_in_the_past_gets_a_key_by_due_times_too(rig: OrderR
         rig.done(got)
 
 
-def test_a_group_may_be_deleted_in_the_batch_in_which_its_replay_ends(rig: OrderRig) -> None:
+def test_a_group_can_be_deleted_in_the_batch_ending_its_replay(rig: OrderRig) -> None:
     """What its keys waited for is durable when there is no such group any more."""
     rig.create_group("t", "first")
     rig.put("a", 100)
@@ -582,7 +580,7 @@ def test_a_group_may_be_deleted_in_the_batch_in_which_its_replay_ends(rig: Order
     recount(rig)
 
 
-def test_a_group_that_begins_in_the_past_waits_for_what_ended_just_before_it(rig: OrderRig) -> None:
+def test_a_replayed_group_waits_for_uncommitted_acks_of_a_key(rig: OrderRig) -> None:
     """A crash would give it that task, which is before the others of its key."""
     rig.subscribe(group="first")
     rig.put("a")
@@ -595,7 +593,7 @@ def test_a_group_that_begins_in_the_past_waits_for_what_ended_just_before_it(rig
     assert {(got.id, got.group.name) for got in rig.tick()} == {(second, "first"), (second, "late")}
 
 
-def test_a_replay_leaves_alone_what_comes_again_when_that_is_durable(rig: OrderRig) -> None:
+def test_a_replay_skips_tasks_that_return_after_a_commit(rig: OrderRig) -> None:
     rig.subscribe(group="quick")
     rig.create_group("t", "slow")
     first = rig.put("a")
@@ -611,7 +609,7 @@ def test_a_replay_leaves_alone_what_comes_again_when_that_is_durable(rig: OrderR
     assert [got.id for got in rig.tick()] == [first]
 
 
-def test_a_group_that_is_deleted_lets_go_of_lines(rig: OrderRig) -> None:
+def test_deleting_a_group_drops_its_order_lines(rig: OrderRig) -> None:
     rig.create_group("t", "g")
     rig.create_group("t", "h")
     ids = [rig.put("a") for _ in range(5)]
@@ -626,7 +624,7 @@ def test_a_group_that_is_deleted_lets_go_of_lines(rig: OrderRig) -> None:
     assert seen == ids
 
 
-def test_keys_prefer_the_subscriber_that_had_them(rig: OrderRig) -> None:
+def test_keys_prefer_their_previous_subscriber(rig: OrderRig) -> None:
     subscribers = [rig.subscribe() for _ in range(4)]
     keys = [f"k{n}" for n in range(160)]  # a subscriber may have but a twelfth of the partitions
     had: dict[str, object] = {}
@@ -659,10 +657,10 @@ def test_a_slow_subscriber_does_not_hold_up_its_keys(rig: OrderRig) -> None:
     assert sum(one.subscriber is quick for one in got) == 39
 
 
-def test_some_partitions_move_when_somebody_joins_or_leaves(rig: OrderRig) -> None:
+def test_few_partitions_move_when_a_subscriber_joins_or_leaves(rig: OrderRig) -> None:
     partitions, members = KeyPartitions[Subscriber](), [rig.subscribe() for _ in range(5)]
-    for one in members[:4]:
-        partitions.join(one)
+    for member in members[:4]:
+        partitions.join(member)
     before = partitions.of(range(1, 65), {})
     partitions.join(members[4])
     after = partitions.of(range(1, 65), {})
@@ -693,10 +691,10 @@ arrivals = st.lists(st.tuples(st.integers(1, 6), st.integers(0, 3)), min_size=1,
 
 
 @given(before=arrivals, arriving=arrivals, few=st.integers(1, 8))
-def test_many_arrive_as_one_after_the_other_would(
+def test_arriving_together_equals_arriving_in_turn(
     before: list[tuple[int, int]], arriving: list[tuple[int, int]], few: int
 ) -> None:
-    """Of (mark, due_ms); with a dictionary that is soon full."""
+    """Arrivals are (mark, due_ms); the dictionary is soon full."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(queues, "FEW_MAX", few)
         one, many = Order(), Order()
@@ -714,7 +712,7 @@ def test_many_arrive_as_one_after_the_other_would(
                 assert many.follow([mark]) == one.follow([mark])
 
 
-def test_two_of_a_key_that_come_back_before_that_is_durable_both_come(rig: OrderRig) -> None:
+def test_two_returning_tasks_of_a_key_both_run(rig: OrderRig) -> None:
     """One is given back, and one ends its wait that was had in another group only."""
     rig.subscribe(group="quick")
     first, moved = rig.put("a"), rig.put("a")
@@ -738,7 +736,7 @@ def test_two_of_a_key_that_come_back_before_that_is_durable_both_come(rig: Order
     assert [got.id for got in rig.tick() if got.group.name == "slower"] == [moved]
 
 
-def test_a_filter_leaves_out_all_of_those_that_come_due_together(rig: OrderRig) -> None:
+def test_a_filter_skips_all_tasks_due_together(rig: OrderRig) -> None:
     rig.subscribe()
     rig.configure("t", "default", tags="eu")
     rig.commit()
@@ -759,7 +757,7 @@ def fair_rig(**settings: Any) -> OrderRig:
     return rig
 
 
-def test_one_tenants_many_do_not_make_the_others_wait() -> None:
+def test_a_busy_tenant_does_not_delay_others() -> None:
     rig = fair_rig()
     many = [rig.put(None, tenant="big", lands=False) for _ in range(2_000)]
     rig.commit()
@@ -772,7 +770,7 @@ def test_one_tenants_many_do_not_make_the_others_wait() -> None:
     assert [i for i in got if i in set(many)] == many[: len(got) - 3]
 
 
-def test_no_more_than_so_many_of_a_value_are_in_flight() -> None:
+def test_limit_each_limits_tasks_in_flight_per_value() -> None:
     rig = fair_rig(limit_each=2)
     ids = [rig.put(None, tenant=tenant) for tenant in ("a", "a", "a", "b", "b", "b")]
     rig.put(None)
@@ -793,7 +791,7 @@ def test_no_more_than_so_many_of_a_value_are_in_flight() -> None:
     assert rig.ids() == [ids[5]]
 
 
-def test_a_rate_for_each_value() -> None:
+def test_rate_each_limits_the_rate_per_value() -> None:
     rig = fair_rig(rate_each=2.0)
     a = [rig.put(None, tenant="a") for _ in range(5)]
     b = [rig.put(None, tenant="b") for _ in range(1)]
@@ -811,7 +809,7 @@ def test_a_rate_for_each_value() -> None:
     assert rig.ids() == a[3:]
 
 
-def test_what_waits_for_its_share_can_be_cancelled_and_moved() -> None:
+def test_tasks_waiting_for_their_share_can_be_cancelled() -> None:
     rig = fair_rig(limit_each=1)
     ids = [rig.put(None, tenant="a") for _ in range(5)]
     rig.subscribe()
@@ -833,7 +831,7 @@ def test_what_waits_for_its_share_can_be_cancelled_and_moved() -> None:
 
 
 @pytest.mark.parametrize("restart", [Rig.crash, Rig.stop_and_start])
-def test_a_restart_counts_what_is_in_flight(restart: Any) -> None:
+def test_limit_each_counts_tasks_in_flight_after_a_restart(restart: Any) -> None:
     rig = fair_rig(limit_each=2)
     ids = [rig.put(None, tenant="a") for _ in range(4)]
     rig.subscribe()
@@ -847,7 +845,7 @@ def test_a_restart_counts_what_is_in_flight(restart: Any) -> None:
     assert rig.ids() == ids[2:], "what comes back stands behind the others"
 
 
-def test_another_property_holds_for_what_comes() -> None:
+def test_a_changed_fair_by_applies_to_later_tasks() -> None:
     rig = fair_rig(limit_each=1)
     ids = [rig.put(None, tenant="a", region="x") for _ in range(4)]
     rig.fire()
@@ -878,7 +876,7 @@ def test_order_and_shares_hold_together() -> None:
     assert rig.ids() == [a[1]]
 
 
-def test_who_waits_for_whom_is_shown() -> None:
+def test_order_lines_show_which_task_blocks() -> None:
     rig = fair_rig(limit_each=1)
     for _ in range(3):
         rig.put("k", tenant="b")
@@ -886,7 +884,7 @@ def test_who_waits_for_whom_is_shown() -> None:
     rig.subscribe()
     rig.tick()
     queues = rig.engine.key_control.queues(rig.group(), 10)
-    assert [(one.kind, one.state, one.in_flight, one.waiting) for one in queues] == [
+    assert [(queue.kind, queue.state, queue.in_flight, queue.waiting) for queue in queues] == [
         ("fair", "limited", 1, 4),
         ("order", "in_flight", 1, 2),
     ]
@@ -896,7 +894,7 @@ def test_who_waits_for_whom_is_shown() -> None:
 # --- why it is late ----------------------------------------------------------------------------
 
 
-def test_who_was_late_because_of_its_key_is_known() -> None:
+def test_lateness_by_a_busy_key_has_its_cause() -> None:
     rig, (a1, a2) = rig_with(("a", 0), ("a", 0))
     first = rig.one()
     rig.pass_time(5_000)
@@ -905,7 +903,7 @@ def test_who_was_late_because_of_its_key_is_known() -> None:
     assert (rig.causes[a1], rig.causes[a2]) == (None, Cause.KEY_BUSY)
 
 
-def test_who_was_late_because_of_its_share_is_known() -> None:
+def test_lateness_by_a_share_has_its_cause() -> None:
     rig = fair_rig(limit_each=1)
     ids = [rig.put(None, tenant="a"), rig.put(None, tenant="a")]
     rig.subscribe()
@@ -919,7 +917,7 @@ def test_who_was_late_because_of_its_share_is_known() -> None:
 @pytest.mark.parametrize("of", ["key", "share"])
 @pytest.mark.parametrize("held", [Cause.NO_SUBSCRIBER, Cause.PAUSED, Cause.STORE, None])
 @pytest.mark.parametrize("turn_ms", [500, 10_000])
-def test_who_waited_for_its_turn_waited_longer_for_something_else(
+def test_the_longest_wait_is_the_cause_of_lateness(
     of: str, held: Cause | None, turn_ms: int
 ) -> None:
     """All of a wait is not the turn's because its end was: whatever covers most of it."""
@@ -955,7 +953,7 @@ def test_who_waited_for_its_turn_waited_longer_for_something_else(
     assert {rig.causes[one.id] for one in later} == {Cause.KEY_BUSY if turn else whole}
 
 
-def test_a_pause_is_a_pause_for_a_task_with_a_key_too() -> None:
+def test_lateness_by_a_pause_applies_to_ordered_tasks() -> None:
     rig, ids = rig_with(("a", 1_000), ("b", 1_000))
     rig.configure("t", "default", paused=True)
     assert rig.after(1_000).tick() == []
@@ -964,7 +962,7 @@ def test_a_pause_is_a_pause_for_a_task_with_a_key_too() -> None:
     assert {rig.causes[i] for i in ids} == {Cause.PAUSED}
 
 
-def test_the_age_of_what_waits_in_lines_counts() -> None:
+def test_tasks_waiting_in_lines_count_for_the_oldest_age() -> None:
     rig, _ = rig_with(("a", 0), ("a", 10))
     begin_ms = rig.now_ms
     rig.one()
@@ -979,7 +977,7 @@ def test_the_age_of_what_waits_in_lines_counts() -> None:
     assert fair.group().oldest_since_ms() == begin_ms
 
 
-def test_a_higher_rate_holds_at_once() -> None:
+def test_a_higher_rate_applies_at_once() -> None:
     rig = fair_rig(rate_each=0.001)
     ids = [rig.put(None, tenant="a") for _ in range(4)]
     rig.subscribe()
@@ -1009,7 +1007,7 @@ def test_many_that_wait_for_their_share_can_leave() -> None:
 
 
 @pytest.mark.parametrize("then", ["cancel", "nack", "lapse", "move"])
-def test_what_is_on_its_way_when_the_property_changes_has_no_share(then: str) -> None:
+def test_a_changed_fair_by_ignores_tasks_already_ready(then: str) -> None:
     rig = fair_rig(limit_each=1)
     ids = [rig.put("k", tenant="a", region="x") for _ in range(3)]
     ids += [rig.put(None, tenant="a", region="x") for _ in range(3)]
@@ -1036,14 +1034,14 @@ def test_what_is_on_its_way_when_the_property_changes_has_no_share(then: str) ->
     recount(rig)
     for _ in range(40):
         rig.pass_time(40_000)
-        for one in rig.tick():
-            rig.ack(one)
+        for delivery in rig.tick():
+            rig.ack(delivery)
         rig.commit()
         recount(rig)
     assert not rig.rows.tasks
 
 
-def test_a_held_key_of_a_group_that_is_being_deleted_outlasts_a_crash(rig: OrderRig) -> None:
+def test_a_deletion_with_a_held_key_resumes_after_a_crash(rig: OrderRig) -> None:
     rig.create_group("t", "g")
     rig.configure("t", "g", order_failure="hold", order_attempts=1)
     task_id = rig.put("a")

@@ -39,7 +39,7 @@ def everywhere(*ids: int) -> set[tuple[str, int]]:
 @pytest.mark.parametrize("back_ms", [1, 2_500, HOUR_MS])
 @pytest.mark.parametrize("crashes", [False, True])
 @pytest.mark.parametrize("fires", [False, True])
-def test_what_is_enqueued_after_a_group_is_its_own_whatever_the_clock_says(
+def test_tasks_enqueued_after_a_group_belong_to_it_despite_the_clock(
     rig: Rig, back_ms: int, crashes: bool, fires: bool
 ) -> None:
     rig.create_group("t", "a")
@@ -58,7 +58,7 @@ def test_what_is_enqueued_after_a_group_is_its_own_whatever_the_clock_says(
 
 
 @pytest.mark.parametrize("skew_ms", [-HOUR_MS, -3_000, 0, 3_000])
-def test_a_takeover_by_another_clock_changes_nothing(rig: Rig, skew_ms: int) -> None:
+def test_a_takeover_with_another_clock_keeps_ownership(rig: Rig, skew_ms: int) -> None:
     rig.create_group("t", "a")
     before = rig.enqueue(delay_ms=1_000)
     rig.after(10).create_group("t", "b")
@@ -70,7 +70,7 @@ def test_a_takeover_by_another_clock_changes_nothing(rig: Rig, skew_ms: int) -> 
     assert consume(rig, "a", "b") == everywhere(before, after)
 
 
-def test_a_group_made_while_the_clock_is_behind_gets_what_waits_for_it(rig: Rig) -> None:
+def test_a_group_made_with_the_clock_behind_gets_waiting_tasks(rig: Rig) -> None:
     """Ids from before the group, due times below what the wheel has passed."""
     rig.create_group("t", "a")
     rig.now_ms += HOUR_MS
@@ -85,9 +85,7 @@ def test_a_group_made_while_the_clock_is_behind_gets_what_waits_for_it(rig: Rig)
 
 
 @pytest.mark.parametrize("crashes", [False, True])
-def test_memory_and_rows_agree_on_what_fired_before_the_clock_went_back(
-    rig: Rig, crashes: bool
-) -> None:
+def test_memory_and_rows_agree_after_a_clock_set_back(rig: Rig, crashes: bool) -> None:
     """Due after the start of the new group by the clock, fired before it by the wheel."""
     rig.create_group("t", "a")
     fired, waits = rig.enqueue(delay_ms=HOUR_MS), rig.enqueue(delay_ms=2 * HOUR_MS)
@@ -105,7 +103,7 @@ def test_memory_and_rows_agree_on_what_fired_before_the_clock_went_back(
 
 @pytest.mark.parametrize("move_ms", [0, 400])
 @pytest.mark.parametrize("crashes", [False, True])
-def test_a_task_moved_below_the_start_of_a_group_is_still_its_own(
+def test_a_task_moved_before_a_groups_start_still_belongs_to_it(
     rig: Rig, move_ms: int, crashes: bool
 ) -> None:
     rig.create_group("t", "a")
@@ -157,7 +155,7 @@ def test_a_task_that_moves_as_usual_keeps_its_place(rig: Rig) -> None:
 
 
 def drained(rig: Rig, name: str) -> None:
-    """What is being deleted goes to its end."""
+    """Complete the deletion of a group."""
     for _ in range(20):
         group = rig.core.find_group("t", name)
         if group is None:
@@ -171,7 +169,7 @@ def drained(rig: Rig, name: str) -> None:
 @pytest.mark.parametrize("ahead_ms", [0, 150, HOUR_MS])
 @pytest.mark.parametrize("crashes", [False, True])
 @pytest.mark.parametrize("others", [False, True])
-def test_what_is_scheduled_survives_the_deletion_of_a_group(
+def test_scheduled_tasks_survive_the_deletion_of_a_group(
     rig: Rig, ahead_ms: int, crashes: bool, others: bool
 ) -> None:
     rig.create_group("t", "g")
@@ -197,7 +195,9 @@ def test_what_is_scheduled_survives_the_deletion_of_a_group(
 
 
 @pytest.mark.parametrize("crashes", [False, True])
-def test_what_was_staged_when_the_group_went_is_not_its_own(rig: Rig, crashes: bool) -> None:
+def test_tasks_committed_after_a_deletion_do_not_belong_to_the_group(
+    rig: Rig, crashes: bool
+) -> None:
     """An enqueue that is confirmed after the deletion had not come due before it."""
     rig.create_group("t", "g")
     rig.commit()
@@ -310,7 +310,7 @@ def cut_off_old(rig: Rig) -> None:
     "ends", [delete_old, ack_old, ack_old_at_most_once, reject_old, cut_off_old]
 )
 @pytest.mark.parametrize("crashes", [False, True])
-def test_what_a_replay_has_not_reached_outlives_its_other_groups(
+def test_unreplayed_tasks_outlive_their_other_groups(
     rig: Rig, ends: Callable[[Rig], None], crashes: bool
 ) -> None:
     ids = replaying(rig)
@@ -329,7 +329,7 @@ def test_what_a_replay_has_not_reached_outlives_its_other_groups(
         assert {rig.state(task_id) for task_id in ids} == {"acked"}
 
 
-def test_a_ttl_that_ends_for_one_group_does_not_end_it_for_the_replay(rig: Rig) -> None:
+def test_a_ttl_ending_during_a_replay_ends_the_task_once(rig: Rig) -> None:
     rig.create_group("t", "a")
     rig.store(count=3, ttl_ms=100)
     rig.fire()
@@ -342,7 +342,7 @@ def test_a_ttl_that_ends_for_one_group_does_not_end_it_for_the_replay(rig: Rig) 
     assert rig.replay(group) and not rig.replay(group)
 
 
-def test_what_came_due_before_the_start_ends_with_its_group(rig: Rig) -> None:
+def test_tasks_due_before_a_groups_start_end_with_their_group(rig: Rig) -> None:
     """The replay claims what the new group is owed, and nothing else."""
     rig.create_group("t", "a")
     early = rig.enqueue()
@@ -360,7 +360,7 @@ def test_what_came_due_before_the_start_ends_with_its_group(rig: Rig) -> None:
     assert rig.rows.is_empty()
 
 
-def test_a_replay_leaves_what_is_durable_and_not_yet_on_the_wheel_to_its_due_time(rig: Rig) -> None:
+def test_a_replay_leaves_unfired_tasks_to_their_due_time(rig: Rig) -> None:
     rig.create_group("t", "a")
     (task_id,) = rig.stage()
     batch = rig.seal()
@@ -391,7 +391,7 @@ def test_two_replays_each_get_everything_once(rig: Rig) -> None:
     assert rig.rows.is_empty()
 
 
-def test_what_the_new_group_has_acked_does_not_come_to_it_again(rig: Rig) -> None:
+def test_a_replay_skips_tasks_the_group_acked(rig: Rig) -> None:
     """It fired with the new group there, and the replay has still to pass it."""
     rig.create_group("t", "a")
     task_id = rig.enqueue(delay_ms=10)
@@ -403,7 +403,7 @@ def test_what_the_new_group_has_acked_does_not_come_to_it_again(rig: Rig) -> Non
     finish_replay(rig)
 
 
-def test_a_group_that_comes_back_under_its_name_keeps_what_it_acked(rig: Rig) -> None:
+def test_a_recreated_group_keeps_earlier_acks(rig: Rig) -> None:
     rig.create_group("t", "a")
     rig.create_group("t", "b")
     ids = rig.store(count=2)
@@ -430,7 +430,7 @@ def acked_by_a_former_one(rig: Rig) -> list[int]:
     return ids
 
 
-def test_what_all_have_acked_is_not_moved(rig: Rig) -> None:
+def test_a_task_acked_by_all_is_not_rescheduled(rig: Rig) -> None:
     ids = acked_by_a_former_one(rig)
     assert rig.reschedule(ids[0], 5_000) == "acked"
     recount(rig)
@@ -441,7 +441,7 @@ def test_what_all_have_acked_is_not_moved(rig: Rig) -> None:
     assert consume(rig, "b") == set()
 
 
-def test_what_a_former_group_of_the_name_acked_ends_as_acked_when_the_next_one_is_deleted(
+def test_deleting_a_recreated_group_keeps_earlier_acks(
     rig: Rig,
 ) -> None:
     ids = acked_by_a_former_one(rig)
@@ -454,14 +454,14 @@ def test_what_a_former_group_of_the_name_acked_ends_as_acked_when_the_next_one_i
 
 
 @pytest.mark.parametrize("how", ["expired", "deleted"])
-def test_what_nobody_has_acked_does_not_end_as_acked(rig: Rig, how: str) -> None:
+def test_an_unacked_task_does_not_end_as_acked(rig: Rig, how: str) -> None:
     """A former group was done with it, and not by an ack; then the last one that owed it goes."""
     rig.create_group("t", "a")
     rig.create_group("t", "b")
     [task_id] = rig.store(ttl_ms=1_000 if how == "expired" else None)
     for group in "ab":
         rig.subscribe(group=group)
-    got = {one.group.name: one for one in rig.tick()}
+    got = {delivery.group.name: delivery for delivery in rig.tick()}
     if how == "expired":
         rig.release(got["b"])
         rig.pass_time(1_001)
@@ -489,10 +489,10 @@ def test_a_replay_ends_with_its_group(rig: Rig) -> None:
     assert {rig.state(task_id) for task_id in ids} == {"acked"}
 
 
-def test_what_is_moved_during_a_replay_moves_for_all_its_groups(rig: Rig) -> None:
+def test_a_reschedule_during_a_replay_applies_to_all_groups(rig: Rig) -> None:
     ids = replaying(rig)
     rig.subscribe(group="a")
-    got = {one.id: one for one in rig.tick() if one.group.name == "a"}
+    got = {delivery.id: delivery for delivery in rig.tick() if delivery.group.name == "a"}
     rig.nack(got[ids[-1]], 50)
     assert rig.reschedule(ids[-1], 5_000) == "scheduled"
     finish_replay(rig)
@@ -501,7 +501,7 @@ def test_what_is_moved_during_a_replay_moves_for_all_its_groups(rig: Rig) -> Non
 
 
 @pytest.mark.parametrize("verb", ["cancel", "reschedule"])
-def test_commands_find_what_waits_for_the_replay(rig: Rig, verb: str) -> None:
+def test_commands_find_tasks_waiting_for_the_replay(rig: Rig, verb: str) -> None:
     ids = replaying(rig)
     ack_old(rig)
     if verb == "cancel":
@@ -519,7 +519,7 @@ def test_commands_find_what_waits_for_the_replay(rig: Rig, verb: str) -> None:
     assert rig.rows.is_empty()
 
 
-def test_a_replay_says_how_far_it_is(rig: Rig) -> None:
+def test_a_replay_reports_its_progress(rig: Rig) -> None:
     replaying(rig)
     group = rig.group("t", "b")
     replay = rig.core.topics["t"].replays[group]
@@ -531,7 +531,7 @@ def test_a_replay_says_how_far_it_is(rig: Rig) -> None:
     assert replay.is_over
 
 
-def test_a_group_from_now_on_needs_no_replay(rig: Rig) -> None:
+def test_a_group_from_now_needs_no_replay(rig: Rig) -> None:
     rig.create_group("t", "a")
     rig.enqueue()
     rig.fire()
@@ -543,7 +543,7 @@ def test_a_group_from_now_on_needs_no_replay(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("crashes", [False, True])
-def test_a_start_in_the_future_is_a_due_time(rig: Rig, crashes: bool) -> None:
+def test_a_future_start_goes_by_due_time(rig: Rig, crashes: bool) -> None:
     rig.create_group("t", "a")
     rig.create_group("t", "b", rig.now_ms + 1_000)
     rig.commit()
@@ -556,7 +556,7 @@ def test_a_start_in_the_future_is_a_due_time(rig: Rig, crashes: bool) -> None:
     assert rig.group("t", "b").since_id != BY_DUE_ALONE, "its time has come"
 
 
-def test_a_group_that_is_deleted_is_owed_what_had_come_due_and_was_enqueued() -> None:
+def test_a_deleted_group_owns_tasks_enqueued_and_due_before() -> None:
     row = GroupRow("t", "g", 0, GroupSettings(closed_ms=100, closed_id=7))
     held, later, moved = (
         TaskRow(7, 100, "t", b""),
@@ -566,13 +566,13 @@ def test_a_group_that_is_deleted_is_owed_what_had_come_due_and_was_enqueued() ->
     assert [owes(row, task) for task in (held, later, moved)] == [True, False, False]
 
 
-def test_what_a_replay_keeps_does_not_hold_up_other_tasks_of_the_group() -> None:
+def test_a_replay_does_not_block_other_tasks_of_its_group() -> None:
     """Their rows are not in memory, and what waits for the replay is not being read."""
     rig = Rig(replace(CONFIG, resident_bytes_max=1, loading_max=2))
     kept = replaying(rig)
     ours = rig.subscribe(group="a")
-    for one in rig.tick():
-        assert rig.ack(one) == "acked"
+    for delivery in rig.tick():
+        assert rig.ack(delivery) == "acked"
     rig.commit()
     rig.engine.subscriptions.unsubscribe(ours)
     group = rig.group(name="b")
@@ -581,4 +581,4 @@ def test_what_a_replay_keeps_does_not_hold_up_other_tasks_of_the_group() -> None
     new = rig.enqueue()
     rig.fire()
     rig.load()
-    assert {one.id for one in rig.dispatch() if one.group is group} == {kept[0], new}
+    assert {delivery.id for delivery in rig.dispatch() if delivery.group is group} == {kept[0], new}

@@ -23,7 +23,7 @@ def wait_after_nack(rig: Rig, got: Got) -> int:
     return got.group.waiting[got.id] - rig.now_ms
 
 
-def test_the_tasks_own_policy_its_groups_its_topics_the_daemons() -> None:
+def test_policies_apply_in_the_order_task_group_topic_daemon() -> None:
     rig = Rig(NAMED)
     rig.subscribe()
     rig.enqueue()
@@ -39,7 +39,7 @@ def test_the_tasks_own_policy_its_groups_its_topics_the_daemons() -> None:
     recount(rig)
 
 
-def test_a_delay_of_the_nack_itself_wins_but_gives_no_more_retries(rig: Rig) -> None:
+def test_a_nacks_delay_overrides_the_policy_but_not_its_retries(rig: Rig) -> None:
     rig.subscribe()
     rig.enqueue(retry=fixed(50, 1))
     got = rig.one()
@@ -49,7 +49,7 @@ def test_a_delay_of_the_nack_itself_wins_but_gives_no_more_retries(rig: Rig) -> 
     assert rig.nack(rig.one(), 5) == "dead"
 
 
-def test_a_name_that_is_not_defined_any_more_stands_for_the_daemons_policy() -> None:
+def test_an_undefined_policy_name_uses_the_daemons_policy() -> None:
     rig = Rig(NAMED)
     rig.subscribe()
     rig.enqueue(retry="quick")
@@ -79,7 +79,7 @@ def test_policies_outlast_a_crash(rig: Rig) -> None:
     assert [wait_after_nack(rig, got) for got in rig.tick()] == [10_000, 3]
 
 
-def test_the_table_step_by_step_then_dead(rig: Rig) -> None:
+def test_a_table_policy_follows_its_steps_then_buries(rig: Rig) -> None:
     rig.subscribe()
     rig.enqueue(retry=BUILT_IN["rocketmq"])
     waits = []
@@ -92,17 +92,17 @@ def test_the_table_step_by_step_then_dead(rig: Rig) -> None:
     assert rig.nack(rig.one()) == "dead"
 
 
-def test_none_buries_at_the_first_failure_of_any_kind(rig: Rig) -> None:
+def test_policy_none_buries_at_the_first_failure(rig: Rig) -> None:
     rig.subscribe()
     nacked, expired, lost = (rig.enqueue(retry="none") for _ in range(3))
-    got = {one.id: one for one in rig.tick()}
+    got = {delivery.id: delivery for delivery in rig.tick()}
     assert rig.nack(got[nacked]) == "dead"
     rig.after(LEASE_MS).expire()
     assert [rig.state(i) for i in (nacked, expired, lost)] == ["dead"] * 3
     assert rig.core.totals.dead == 3
 
 
-def test_a_task_whose_consumer_disconnects_every_time_ends_in_the_dead_letters(rig: Rig) -> None:
+def test_repeated_disconnects_end_as_a_dead_letter(rig: Rig) -> None:
     task_id = rig.enqueue()
     for attempt in range(1, 5):
         consumer = rig.subscribe()
@@ -139,7 +139,7 @@ def test_retries_left_count_down_while_it_fails(rig: Rig) -> None:
     ]  # fmt: skip
 
 
-def test_who_failed_is_recorded_and_clipped(rig: Rig) -> None:
+def test_the_failing_consumer_is_recorded(rig: Rig) -> None:
     subscriber = rig.subscribe()
     subscriber.label = "worker 10.0.0.7:51234"
     rig.enqueue(retry="none")
@@ -160,7 +160,7 @@ class Broken(RetryPolicy):
 
 
 @pytest.mark.parametrize("how", ["nack", "lease over"])
-def test_a_task_whose_policy_cannot_be_computed_is_dead_with_the_reason(rig: Rig, how: str) -> None:
+def test_an_uncomputable_policy_buries_its_task(rig: Rig, how: str) -> None:
     """And nothing else happens: not to the engine, not to the tasks beside it."""
     rig.subscribe()
     broken = rig.enqueue(retry=Broken())

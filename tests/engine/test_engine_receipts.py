@@ -108,9 +108,7 @@ def again(rig: OrderRig) -> Got:
 @pytest.mark.parametrize("key", [None, "k"])
 @pytest.mark.parametrize("second", WAYS)
 @pytest.mark.parametrize("first", WAYS)
-def test_no_two_deliveries_have_one_receipt(
-    rig: OrderRig, first: Way, second: Way, key: str | None
-) -> None:
+def test_receipts_are_unique(rig: OrderRig, first: Way, second: Way, key: str | None) -> None:
     rig.subscribe()
     task_id = rig.put(key)
     rig.put(key, 3_600_000)  # so that something is behind it
@@ -133,9 +131,7 @@ def test_no_two_deliveries_have_one_receipt(
 
 
 @pytest.mark.parametrize("way", [released, requeued])
-def test_a_genuine_earlier_receipt_finishes_a_task_without_an_order_key(
-    rig: OrderRig, way: Way
-) -> None:
+def test_an_earlier_receipt_acks_a_task_without_an_order_key(rig: OrderRig, way: Way) -> None:
     """The work was done, so it is not done twice."""
     rig.subscribe()
     rig.put(None)
@@ -148,7 +144,7 @@ def test_a_genuine_earlier_receipt_finishes_a_task_without_an_order_key(
 
 
 @pytest.mark.parametrize(("key", "word"), [(None, "acked"), ("k", "stale")])
-def test_a_task_that_waits_since_it_was_given_back_and_moved_knows_its_receipt(
+def test_a_released_and_moved_task_knows_its_receipt(
     rig: OrderRig, key: str | None, word: str
 ) -> None:
     rig.subscribe()
@@ -165,21 +161,21 @@ def test_a_task_that_waits_since_it_was_given_back_and_moved_knows_its_receipt(
 
 
 @pytest.mark.parametrize("count", [1, 3_000])
-def test_what_is_given_back_costs_no_row_and_one_number(rig: OrderRig, count: int) -> None:
+def test_a_released_delivery_costs_no_row(rig: OrderRig, count: int) -> None:
     """A consumer that closes gives back whatever it had fetched ahead."""
     consumer: Subscriber = rig.subscribe(prefetch=count)
     rig.store(count=count)
-    found = rig.tick()
-    assert len(found) == count
-    for got in reversed(found):
+    deliveries = rig.tick()
+    assert len(deliveries) == count
+    for got in reversed(deliveries):
         rig.release(got)
     rig.engine.subscriptions.unsubscribe(consumer)
     rig.commit()
     assert not rig.rows.progress
     assert len(rig.group().numbers) == count and not rig.group().delivery_attempts
     rig.subscribe(prefetch=count)
-    found = rig.tick()
-    assert [(got.attempt, got.failures) for got in found] == [(2, 0)] * count
+    deliveries = rig.tick()
+    assert [(got.attempt, got.failures) for got in deliveries] == [(2, 0)] * count
     assert not rig.group().numbers
 
 

@@ -19,7 +19,7 @@ def checkpointed(rig: Rig) -> Got:
     return got
 
 
-def test_scheduled_tasks_come_at_their_time(rig: Rig) -> None:
+def test_scheduled_tasks_are_delivered_when_due_after_a_restart(rig: Rig) -> None:
     task_id = rig.enqueue(delay_ms=5_000)
     rig.crash(down_ms=1_000)
     rig.subscribe()
@@ -27,14 +27,14 @@ def test_scheduled_tasks_come_at_their_time(rig: Rig) -> None:
     assert rig.after(1).one().id == task_id
 
 
-def test_tasks_that_came_due_during_the_restart_come_at_once_in_order(rig: Rig) -> None:
+def test_tasks_due_during_a_restart_are_delivered_in_order(rig: Rig) -> None:
     second, first = rig.enqueue(delay_ms=2_000), rig.enqueue(delay_ms=1_000)
     rig.crash(down_ms=3_000)
     rig.subscribe()
     assert [got.id for got in rig.tick()] == [first, second]
 
 
-def test_after_a_crash_a_lease_is_kept_for_the_grace_and_its_receipt_is_current(rig: Rig) -> None:
+def test_a_lease_lasts_for_the_grace_after_a_crash(rig: Rig) -> None:
     got = checkpointed(rig)
     rig.crash()
     rig.subscribe()
@@ -46,7 +46,7 @@ def test_after_a_crash_a_lease_is_kept_for_the_grace_and_its_receipt_is_current(
     assert (again.attempt, again.epoch) == (2, 2)
 
 
-def test_a_clock_that_was_set_back_meanwhile_makes_no_lease_longer() -> None:
+def test_a_clock_set_back_does_not_prolong_leases() -> None:
     for hours in (1, 1_000):
         rig = Rig()
         rig.subscribe()
@@ -90,7 +90,7 @@ def test_an_old_lease_can_be_nacked_extended_and_released(rig: Rig) -> None:
     rig.commit()
 
 
-def test_a_delivery_that_no_batch_held_is_repeated(rig: Rig) -> None:
+def test_an_uncommitted_delivery_is_repeated_after_a_crash(rig: Rig) -> None:
     rig.subscribe()
     rig.enqueue()
     first = rig.one()
@@ -99,7 +99,7 @@ def test_a_delivery_that_no_batch_held_is_repeated(rig: Rig) -> None:
     assert rig.one()._replace(subscriber=first.subscriber) == first._replace(epoch=2)
 
 
-def test_a_retry_waits_for_its_time_over_a_restart_and_remembers_why(rig: Rig) -> None:
+def test_a_retry_keeps_time_and_reason_over_a_restart(rig: Rig) -> None:
     got = checkpointed(rig)
     rig.nack(got, 10_000, "why")
     rig.commit()
@@ -122,7 +122,7 @@ def test_a_batch_that_was_applied_before_the_crash_counts(rig: Rig) -> None:
     assert rig.ack(got) == "done"
 
 
-def test_an_ack_that_was_not_applied_is_forgotten_and_can_be_repeated(rig: Rig) -> None:
+def test_an_uncommitted_ack_can_be_repeated_after_a_crash(rig: Rig) -> None:
     got = checkpointed(rig)
     rig.ack(got)
     rig.seal()
@@ -133,7 +133,7 @@ def test_an_ack_that_was_not_applied_is_forgotten_and_can_be_repeated(rig: Rig) 
     assert rig.rows.is_empty()
 
 
-def test_nothing_is_early_or_lost_when_the_clock_went_back_during_the_restart(rig: Rig) -> None:
+def test_a_clock_set_back_during_a_restart_loses_no_retry(rig: Rig) -> None:
     got = checkpointed(rig)
     rig.nack(got, 200)
     rig.commit()
@@ -146,7 +146,7 @@ def test_nothing_is_early_or_lost_when_the_clock_went_back_during_the_restart(ri
     assert rig.after(1).one().attempt == 2
 
 
-def test_a_released_task_can_be_cancelled_after_the_clock_went_back_during_the_restart(
+def test_a_task_can_be_cancelled_after_a_restart_with_an_older_clock(
     rig: Rig,
 ) -> None:
     got = checkpointed(rig)
@@ -161,7 +161,7 @@ def test_a_released_task_can_be_cancelled_after_the_clock_went_back_during_the_r
     assert rig.core.scheduled == 0
 
 
-def test_a_group_that_was_not_durable_is_made_anew(rig: Rig) -> None:
+def test_an_uncommitted_group_is_created_again(rig: Rig) -> None:
     task_id = rig.enqueue()
     rig.subscribe(group="first")
     rig.crash()
@@ -171,7 +171,7 @@ def test_a_group_that_was_not_durable_is_made_anew(rig: Rig) -> None:
     assert rig.one().id == task_id
 
 
-def test_endings_answer_after_a_restart(rig: Rig) -> None:
+def test_ended_tasks_are_known_after_a_restart(rig: Rig) -> None:
     task_id = rig.enqueue(delay_ms=1_000)
     rig.cancel(task_id)
     rig.commit()
@@ -180,7 +180,7 @@ def test_endings_answer_after_a_restart(rig: Rig) -> None:
     assert rig.cancel(task_id) == "already_cancelled"
 
 
-def test_endings_are_bounded_and_the_newest_are_known() -> None:
+def test_outcomes_are_limited_to_the_newest() -> None:
     outcomes = Outcomes(bound=100)
     for task_id in range(1_000):
         outcomes.add(task_id, Outcome.ACKED)
@@ -193,7 +193,7 @@ def test_endings_are_bounded_and_the_newest_are_known() -> None:
     assert tiny.get(2) is Outcome.EXPIRED
 
 
-def test_ids_start_above_the_mark_whatever_its_shard() -> None:
+def test_ids_start_above_the_mark_of_any_shard() -> None:
     for mark in (0, 5 << 10, (5 << 10) + 7, (5 << 10) + 900):
         source = IdSource(7, mark)
         task_id = source.take(1, now_ms=0)

@@ -15,7 +15,7 @@ def refused(rig: Rig) -> list[object]:
     return rig.refuse()
 
 
-def test_its_tasks_are_gone_and_their_requests_left_no_mark(rig: Rig) -> None:
+def test_a_refused_batch_drops_its_tasks_and_requests(rig: Rig) -> None:
     session = rig.session(KEY)
     rig.subscribe()
     (task_id,) = rig.stage(session=session, request=1, address="peer")
@@ -38,7 +38,7 @@ def test_the_resend_of_a_refused_request_is_a_new_request(rig: Rig) -> None:
     assert [answer[1] for answer in row.answers] == [after]
 
 
-def test_repeats_staged_beside_it_are_answered_too(rig: Rig) -> None:
+def test_repeats_of_a_refused_request_are_answered(rig: Rig) -> None:
     session, intake = rig.session(KEY), rig.engine.intake
     rig.stage(session=session, request=1, address="first")
     rig.seal()
@@ -49,7 +49,7 @@ def test_repeats_staged_beside_it_are_answered_too(rig: Rig) -> None:
     assert session.answers.get(1) is None
 
 
-def test_requests_of_the_batch_behind_it_are_not_touched(rig: Rig) -> None:
+def test_a_refused_batch_keeps_the_requests_of_the_next(rig: Rig) -> None:
     session = rig.session(KEY)
     rig.stage(session=session, request=1)
     rig.seal()
@@ -61,7 +61,7 @@ def test_requests_of_the_batch_behind_it_are_not_touched(rig: Rig) -> None:
     assert list(rig.rows.answered(KEY)) == [2]
 
 
-def test_acks_are_kept_and_their_credit_comes_back_with_the_batch_that_lands(rig: Rig) -> None:
+def test_a_refused_batch_keeps_its_acks_for_the_next(rig: Rig) -> None:
     subscriber = rig.subscribe()
     rig.enqueue()
     got = rig.one()
@@ -89,7 +89,7 @@ def test_the_later_state_of_a_key_wins_when_batches_are_joined(rig: Rig) -> None
     assert rig.rows.progress[got.id, "default"].at_ms == rig.now_ms + 9_000
 
 
-def test_an_ack_behind_a_refused_nack_leaves_nothing(rig: Rig) -> None:
+def test_an_ack_after_a_refused_nack_ends_the_task(rig: Rig) -> None:
     rig.subscribe()
     rig.enqueue()
     got = rig.one()
@@ -101,7 +101,7 @@ def test_an_ack_behind_a_refused_nack_leaves_nothing(rig: Rig) -> None:
     assert rig.rows.is_empty()
 
 
-def test_replies_are_kept_in_order_and_leave_even_when_nothing_else_is_left(rig: Rig) -> None:
+def test_replies_of_a_refused_batch_are_kept_in_order(rig: Rig) -> None:
     rig.stage()
     rig.core.open.replies.append(("peer", b"one"))
     sealed = rig.seal()
@@ -115,7 +115,7 @@ def test_replies_are_kept_in_order_and_leave_even_when_nothing_else_is_left(rig:
     assert batch.effects.is_empty()
 
 
-def test_replies_of_the_refused_batch_come_before_those_of_the_next(rig: Rig) -> None:
+def test_replies_of_a_refused_batch_precede_the_next(rig: Rig) -> None:
     rig.stage()
     rig.core.open.replies.append(("peer", b"one"))
     rig.seal()
@@ -125,7 +125,7 @@ def test_replies_of_the_refused_batch_come_before_those_of_the_next(rig: Rig) ->
     assert rig.core.open.replies == [("peer", b"one"), ("peer", b"two")]
 
 
-def test_a_session_that_was_forgotten_meanwhile_is_dropped(rig: Rig) -> None:
+def test_a_session_forgotten_during_a_refused_commit_is_dropped(rig: Rig) -> None:
     rig.stage(session=rig.session(KEY), request=1)
     rig.seal()
     rig.engine.forget_session(KEY)
@@ -135,7 +135,7 @@ def test_a_session_that_was_forgotten_meanwhile_is_dropped(rig: Rig) -> None:
     assert batch.effects.of_kind(SESSION) == {(KEY, 1): None}
 
 
-def test_ids_of_refused_tasks_are_not_given_again_while_it_runs(rig: Rig) -> None:
+def test_ids_of_refused_tasks_are_not_reused(rig: Rig) -> None:
     (before,) = rig.stage()
     refused(rig)
     assert rig.stage()[0] > before
@@ -143,7 +143,7 @@ def test_ids_of_refused_tasks_are_not_given_again_while_it_runs(rig: Rig) -> Non
     assert before not in rig.rows.tasks
 
 
-def test_strip_ended_drops_every_other_row_of_what_has_ended() -> None:
+def test_strip_ended_drops_other_rows_of_ended_tasks() -> None:
     row = TaskRow(1, 0, "t", b"")
     effects = Effects(
         updated={1: row, 2: row._replace(id=2)},
@@ -171,7 +171,7 @@ def test_an_update_and_a_drop_in_one_batch_still_drop(rig: Rig) -> None:
     assert rig.rows.is_empty()
 
 
-def test_a_batch_is_empty_only_when_nothing_and_nobody_waits_for_it() -> None:
+def test_a_batch_with_replies_or_effects_is_not_empty() -> None:
     assert Batch().is_empty()
     assert not Batch(replies=[("peer", b"")]).is_empty()
     assert not Batch(effects=Effects(ended={1: Outcome.ACKED})).is_empty()

@@ -30,7 +30,7 @@ def after(*seconds: int) -> list[int]:
     return [NOW_MS + second * 1_000 for second in seconds]
 
 
-def test_an_occurrence_becomes_a_task_that_says_whose_it_is(rig: ScheduleRig) -> None:
+def test_an_occurrence_becomes_a_task_naming_its_schedule(rig: ScheduleRig) -> None:
     options = TaskOptions("k", "tag", {"mine": 1}, 7, 5_000)
     assert rig.put(topic="t", body=b"hi", options=options) == "created"
     rig.settle()
@@ -48,7 +48,7 @@ def test_an_occurrence_becomes_a_task_that_says_whose_it_is(rig: ScheduleRig) ->
     assert rig.one().id == row.id
 
 
-def test_the_task_and_the_advance_are_one_batch(rig: ScheduleRig) -> None:
+def test_a_run_and_its_schedules_advance_are_one_batch(rig: ScheduleRig) -> None:
     rig.put()
     rig.settle()
     rig.after(10_000).plan()
@@ -77,7 +77,7 @@ def test_a_crash_neither_loses_nor_doubles_an_occurrence(
     assert rig.times_of() == after(10, 20)
 
 
-def test_a_refused_batch_undoes_the_run_which_comes_again(rig: ScheduleRig) -> None:
+def test_a_run_in_a_refused_batch_is_repeated(rig: ScheduleRig) -> None:
     rig.put()
     rig.settle()
     rig.after(10_000).plan()
@@ -108,7 +108,7 @@ def remembered(rig: ScheduleRig) -> tuple[object, ...]:
 @pytest.mark.parametrize("is_unfinished", [True, False])
 @pytest.mark.parametrize("what", ["run", "backfill", "occurrence"])
 @pytest.mark.parametrize("is_sealed", [True, False])
-def test_whatever_is_refused_leaves_a_schedule_as_it_was(
+def test_a_refused_batch_leaves_a_schedule_unchanged(
     rig: ScheduleRig, overlap: str, is_unfinished: bool, what: str, is_sealed: bool
 ) -> None:
     rig.subscribe("s")
@@ -141,7 +141,7 @@ def test_whatever_is_refused_leaves_a_schedule_as_it_was(
         assert rig.core.totals.schedules_missed == 999
 
 
-def test_a_task_that_ends_beside_a_refused_run_has_ended(rig: ScheduleRig) -> None:
+def test_a_task_ended_in_a_refused_run_stays_ended(rig: ScheduleRig) -> None:
     rig.subscribe("s")
     rig.put(overlap="skip")
     rig.after(10_000).settle()
@@ -156,7 +156,7 @@ def test_a_task_that_ends_beside_a_refused_run_has_ended(rig: ScheduleRig) -> No
     assert rig.outcomes() == [("fired", 1), ("fired", 1)]
 
 
-def test_what_is_withdrawn_before_a_store_saw_it_comes_again(rig: ScheduleRig) -> None:
+def test_a_withdrawn_run_is_repeated(rig: ScheduleRig) -> None:
     rig.put()
     rig.settle()
     rig.after(10_000).plan()
@@ -165,7 +165,7 @@ def test_what_is_withdrawn_before_a_store_saw_it_comes_again(rig: ScheduleRig) -
     assert rig.times_of() == after(10)
 
 
-def test_a_schedule_made_in_a_refused_batch_is_there(rig: ScheduleRig) -> None:
+def test_a_schedule_put_in_a_refused_batch_is_kept(rig: ScheduleRig) -> None:
     rig.put(start_ms=NOW_MS)
     rig.after(10_000).plan()
     rig.seal()
@@ -176,7 +176,7 @@ def test_a_schedule_made_in_a_refused_batch_is_there(rig: ScheduleRig) -> None:
     assert rig.times_of() == after(10)
 
 
-def test_nothing_fires_while_tasks_are_not_accepted(rig: ScheduleRig) -> None:
+def test_schedules_wait_while_tasks_are_refused(rig: ScheduleRig) -> None:
     rig.put(catch_up="all")
     rig.settle()
     rig.after(25_000).plan(accepts=False)
@@ -186,7 +186,7 @@ def test_nothing_fires_while_tasks_are_not_accepted(rig: ScheduleRig) -> None:
     assert rig.times_of() == after(10, 20)
 
 
-def test_a_clock_that_is_set_back_does_not_make_that_wait_longer(rig: ScheduleRig) -> None:
+def test_a_clock_set_back_does_not_prolong_a_schedules_wait(rig: ScheduleRig) -> None:
     rig.put(catch_up="all")
     rig.settle()
     rig.after(3_600_000).plan(accepts=False)
@@ -197,7 +197,7 @@ def test_a_clock_that_is_set_back_does_not_make_that_wait_longer(rig: ScheduleRi
     assert rig.times_of() == after(*range(10, 110, 10))
 
 
-def test_nothing_fires_beyond_the_room_for_tasks_and_nothing_is_lost() -> None:
+def test_schedules_wait_for_room_without_losses() -> None:
     rig = ScheduleRig(replace(CONFIG, tasks_max=2))
     rig.put(catch_up="all")
     rig.settle()
@@ -209,7 +209,7 @@ def test_nothing_fires_beyond_the_room_for_tasks_and_nothing_is_lost() -> None:
     assert rig.times_of() == after(20, 30)
 
 
-def test_one_call_makes_so_many_bytes_and_a_schedule_more(rig: ScheduleRig) -> None:
+def test_bytes_of_runs_per_call_are_limited(rig: ScheduleRig) -> None:
     for name in "abc":
         rig.put(name, body=bytes(FIRE_BYTES_MAX // 2))
     rig.settle()
@@ -222,10 +222,10 @@ def test_one_call_makes_so_many_bytes_and_a_schedule_more(rig: ScheduleRig) -> N
 
 @pytest.mark.parametrize("catch_up", ["skip", "last", "all"])
 @pytest.mark.parametrize("jump_ms", [3_600_000, 400 * DAY_MS])
-def test_a_clock_that_jumps_ahead_is_made_up_for_in_slices(
+def test_catch_up_after_a_clock_jump_is_sliced(
     rig: ScheduleRig, catch_up: str, jump_ms: int
 ) -> None:
-    """However much was missed, and by however many, one call does so much and no more."""
+    """One call does a bounded amount of work, whatever was missed."""
     count = 300
     every = [{"every_ms": 1_000}, {"cron": "* * * * * *", "timezone": "Europe/Berlin"}]
     every.append({"cron": "0-59 0-59 0-23 * * *", "timezone": "America/New_York"})
@@ -253,7 +253,7 @@ def test_a_clock_that_jumps_ahead_is_made_up_for_in_slices(
     assert {undo.missed for undo in undos.values()} == {COUNTED_MAX}
 
 
-def test_a_clock_that_goes_back_fires_nothing_twice(rig: ScheduleRig) -> None:
+def test_a_clock_set_back_repeats_no_run(rig: ScheduleRig) -> None:
     rig.put()
     rig.settle()
     rig.after(10_000).settle()
@@ -288,7 +288,7 @@ def test_a_restart_does_not_shift_an_interval(rig: ScheduleRig) -> None:
     ],
 )
 @pytest.mark.parametrize("how", ["down", "paused"])
-def test_what_was_missed_is_for_the_catch_up(
+def test_missed_occurrences_follow_catch_up(
     rig: ScheduleRig, how: str, catch_up: str, window_ms: int, expected: list[int], missed: int
 ) -> None:
     rig.put(catch_up=catch_up, catch_up_ms=window_ms)
@@ -308,7 +308,7 @@ def test_what_was_missed_is_for_the_catch_up(
 
 
 @pytest.mark.parametrize(("late_ms", "is_fired"), [(CURRENT_MS_MAX, True), (60_001, False)])
-def test_skip_fires_what_is_a_minute_late_and_no_more(
+def test_catch_up_skip_fires_up_to_a_minute_late(
     rig: ScheduleRig, late_ms: int, is_fired: bool
 ) -> None:
     rig.put(every_ms=DAY_MS, catch_up="skip")
@@ -318,7 +318,7 @@ def test_skip_fires_what_is_a_minute_late_and_no_more(
     assert rig.times_of() == after(*[86_400] * is_fired)
 
 
-def test_a_weekly_occurrence_outlives_a_restart_at_its_very_moment(rig: ScheduleRig) -> None:
+def test_a_weekly_occurrence_survives_a_restart_at_its_time(rig: ScheduleRig) -> None:
     rig.put(every_ms=7 * DAY_MS, catch_up="last")
     rig.settle()
     rig.crash(down_ms=7 * DAY_MS + DAY_MS // 2)
@@ -326,7 +326,7 @@ def test_a_weekly_occurrence_outlives_a_restart_at_its_very_moment(rig: Schedule
     assert rig.times_of() == after(7 * 86_400)
 
 
-def test_a_long_absence_is_made_up_for_a_batch_at_a_time_and_counted_up_to_a_limit(
+def test_a_long_absence_is_caught_up_in_batches(
     rig: ScheduleRig,
 ) -> None:
     rig.put(catch_up="all", catch_up_ms=10_000 * (AT_ONCE_MAX + 1) - 1)
@@ -352,7 +352,7 @@ def test_the_newest_runs_are_remembered(rig: ScheduleRig) -> None:
 # --- overlap -------------------------------------------------------------------------------------
 
 
-def test_skip_waits_for_nobody_and_makes_nothing_up(rig: ScheduleRig) -> None:
+def test_overlap_skip_drops_overlapping_occurrences(rig: ScheduleRig) -> None:
     rig.put(overlap="skip")
     rig.subscribe("s")
     rig.settle()
@@ -366,7 +366,7 @@ def test_skip_waits_for_nobody_and_makes_nothing_up(rig: ScheduleRig) -> None:
     assert rig.core.totals.schedules_overlapped == 1
 
 
-def test_queue_one_fires_the_first_that_waited_as_soon_as_it_can(rig: ScheduleRig) -> None:
+def test_overlap_queue_one_fires_the_first_waiting_occurrence(rig: ScheduleRig) -> None:
     rig.put(overlap="queue_one")
     rig.subscribe("s")
     rig.settle()
@@ -386,7 +386,9 @@ def test_queue_one_fires_the_first_that_waited_as_soon_as_it_can(rig: ScheduleRi
 
 
 @pytest.mark.parametrize("is_taken", [True, False])
-def test_cancel_previous_replaces_what_nobody_has(rig: ScheduleRig, is_taken: bool) -> None:
+def test_overlap_cancel_previous_cancels_an_undelivered_task(
+    rig: ScheduleRig, is_taken: bool
+) -> None:
     rig.put(overlap="cancel_previous")
     rig.settle()
     rig.after(10_000).settle()
@@ -399,7 +401,7 @@ def test_cancel_previous_replaces_what_nobody_has(rig: ScheduleRig, is_taken: bo
 
 
 @pytest.mark.parametrize("restart", [True, False])
-def test_a_dead_letter_blocks_nobody(rig: ScheduleRig, restart: bool) -> None:
+def test_a_dead_letter_does_not_overlap(rig: ScheduleRig, restart: bool) -> None:
     rig.put(overlap="skip")
     rig.subscribe("s")
     rig.settle()
@@ -412,7 +414,7 @@ def test_a_dead_letter_blocks_nobody(rig: ScheduleRig, restart: bool) -> None:
     assert rig.times_of() == after(10, 20)
 
 
-def test_a_task_that_ended_while_the_daemon_was_down_blocks_nobody(rig: ScheduleRig) -> None:
+def test_a_task_ended_before_a_crash_does_not_overlap(rig: ScheduleRig) -> None:
     rig.put(overlap="skip")
     rig.settle()
     rig.after(10_000).settle()
@@ -426,7 +428,7 @@ def test_a_task_that_ended_while_the_daemon_was_down_blocks_nobody(rig: Schedule
 # --- counts, jitter, changes ---------------------------------------------------------------------
 
 
-def test_so_many_runs_and_no_more(rig: ScheduleRig) -> None:
+def test_runs_max_limits_the_runs(rig: ScheduleRig) -> None:
     rig.put(catch_up="all", runs_max=3)
     rig.settle()
     rig.after(100_000).settle()
@@ -452,7 +454,7 @@ def test_jitter_is_bounded_and_the_same_after_a_restart() -> None:
     assert row.due_ms == NOW_MS + 10_000 + jitter_of(wanted, NOW_MS + 10_000)
 
 
-def test_putting_the_same_again_changes_nothing_and_another_timing_begins_now(
+def test_putting_the_same_schedule_again_is_unchanged(
     rig: ScheduleRig,
 ) -> None:
     rig.put()
@@ -467,7 +469,7 @@ def test_putting_the_same_again_changes_nothing_and_another_timing_begins_now(
     assert rig.planned().row.runs == 1
 
 
-def test_a_deleted_schedule_is_gone_and_its_tasks_stay(rig: ScheduleRig) -> None:
+def test_deleting_a_schedule_keeps_its_tasks(rig: ScheduleRig) -> None:
     rig.put(overlap="skip")
     rig.settle()
     rig.after(10_000).settle()
@@ -478,7 +480,7 @@ def test_a_deleted_schedule_is_gone_and_its_tasks_stay(rig: ScheduleRig) -> None
     assert rig.put() == "created"
 
 
-def test_a_run_on_demand_is_a_task_and_no_occurrence(rig: ScheduleRig) -> None:
+def test_a_run_on_demand_does_not_count_as_an_occurrence(rig: ScheduleRig) -> None:
     rig.put(runs_max=1)
     rig.settle()
     rig.engine.schedules.run(rig.planned(), object(), 7, rig.now_ms)  # type: ignore[arg-type]
@@ -491,9 +493,7 @@ def test_a_run_on_demand_is_a_task_and_no_occurrence(rig: ScheduleRig) -> None:
 
 
 @pytest.mark.parametrize("what", ["run", "backfill"])
-def test_nothing_is_decided_while_a_run_on_demand_may_be_refused(
-    rig: ScheduleRig, what: str
-) -> None:
+def test_overlap_is_decided_after_a_run_on_demand_is_durable(rig: ScheduleRig, what: str) -> None:
     """Neither to skip nor to queue: it would be forgotten with the run, and told all the same."""
     rig.subscribe("s")
     rig.put(overlap="queue_one")
@@ -512,7 +512,7 @@ def test_nothing_is_decided_while_a_run_on_demand_may_be_refused(
     assert rig.planned().row.queued_ms == NOW_MS + 40_000
 
 
-def test_pausing_over_and_over_leaves_no_heap_behind(rig: ScheduleRig) -> None:
+def test_repeated_pauses_leave_no_heap_entries(rig: ScheduleRig) -> None:
     rig.put()
     for _ in range(1_000):
         for paused in (True, False):

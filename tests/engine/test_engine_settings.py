@@ -13,7 +13,7 @@ from support.engine_rig import CONFIG, LEASE_MS, Rig
 
 
 @pytest.mark.parametrize("group", [None, "default"])
-def test_a_pause_hands_out_nothing_and_takes_everything(rig: Rig, group: str | None) -> None:
+def test_a_pause_stops_deliveries_but_accepts_acks(rig: Rig, group: str | None) -> None:
     rig.subscribe()
     first = rig.enqueue()
     (before,) = rig.tick()
@@ -27,7 +27,7 @@ def test_a_pause_hands_out_nothing_and_takes_everything(rig: Rig, group: str | N
     assert [got.id for got in rig.tick()] == [second, third]
 
 
-def test_retries_become_ready_in_a_pause_and_wait(rig: Rig) -> None:
+def test_retries_become_ready_during_a_pause(rig: Rig) -> None:
     rig.subscribe()
     rig.enqueue()
     rig.nack(rig.one(), 100)
@@ -38,7 +38,7 @@ def test_retries_become_ready_in_a_pause_and_wait(rig: Rig) -> None:
     assert rig.one().attempt == 2
 
 
-def test_leases_end_in_a_pause(rig: Rig) -> None:
+def test_leases_expire_during_a_pause(rig: Rig) -> None:
     rig.subscribe()
     task_id = rig.enqueue()
     rig.one()
@@ -61,7 +61,7 @@ def test_a_paused_group_does_not_stop_the_others(rig: Rig) -> None:
     assert sorted(got.group.name for got in rig.tick()) == ["a", "a", "b"]
 
 
-def test_a_pause_outlasts_a_crash_and_a_resume_too(rig: Rig) -> None:
+def test_pause_and_resume_survive_a_crash(rig: Rig) -> None:
     rig.subscribe()
     rig.configure("t", paused=True)
     rig.enqueue()
@@ -88,7 +88,7 @@ def test_a_topic_can_be_paused_before_anybody_uses_it(rig: Rig) -> None:
 # --- rates -------------------------------------------------------------------------------------
 
 
-def test_a_rate_lets_a_burst_go_and_then_one_after_the_other(rig: Rig) -> None:
+def test_a_rate_allows_a_burst_then_single_deliveries(rig: Rig) -> None:
     rig.subscribe()
     rig.configure("t", "default", rate=10.0, burst=3)
     rig.store(count=10)
@@ -99,7 +99,7 @@ def test_a_rate_lets_a_burst_go_and_then_one_after_the_other(rig: Rig) -> None:
     assert len(rig.after(10_000).tick()) == 3
 
 
-def test_without_a_burst_it_is_what_a_second_brings(rig: Rig) -> None:
+def test_the_default_burst_is_one_second_of_the_rate(rig: Rig) -> None:
     rig.subscribe()
     rig.configure("t", "default", rate=5.0)
     rig.store(count=20)
@@ -107,7 +107,7 @@ def test_without_a_burst_it_is_what_a_second_brings(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize(("burst", "at_once"), [(8, 2), (1, 1), (None, 5)])
-def test_of_several_shards_each_has_its_part_of_a_rate(burst: int | None, at_once: int) -> None:
+def test_a_rate_is_divided_by_the_shards(burst: int | None, at_once: int) -> None:
     rig = Rig(replace(CONFIG, shards=4))
     rig.subscribe()
     rig.configure("t", "default", rate=20.0, burst=burst)
@@ -117,7 +117,7 @@ def test_of_several_shards_each_has_its_part_of_a_rate(burst: int | None, at_onc
     assert len(rig.after(1).tick()) == 1
 
 
-def test_the_rate_of_a_topic_bounds_the_sum_of_its_groups_and_shares_it(rig: Rig) -> None:
+def test_a_topics_rate_is_shared_by_its_groups(rig: Rig) -> None:
     rig.subscribe_all("ab")
     rig.configure("t", rate=10.0, burst=1)
     rig.store(count=10)
@@ -129,7 +129,7 @@ def test_the_rate_of_a_topic_bounds_the_sum_of_its_groups_and_shares_it(rig: Rig
     assert names.count("a") == names.count("b") == 5
 
 
-def test_both_limits_hold_at_once(rig: Rig) -> None:
+def test_topic_and_group_rates_apply_together(rig: Rig) -> None:
     rig.subscribe_all("ab")
     rig.configure("t", rate=4.0, burst=1)
     rig.configure("t", "a", rate=1.0, burst=1)
@@ -142,7 +142,7 @@ def test_both_limits_hold_at_once(rig: Rig) -> None:
     assert 38 <= len(names) <= 41
 
 
-def test_what_cannot_be_delivered_costs_no_token(rig: Rig) -> None:
+def test_undeliverable_tasks_use_no_rate(rig: Rig) -> None:
     subscriber = rig.subscribe(prefetch=0)
     rig.configure("t", "default", rate=1.0, burst=1)
     gone = rig.enqueue(ttl_ms=10)
@@ -157,7 +157,7 @@ def test_what_cannot_be_delivered_costs_no_token(rig: Rig) -> None:
     assert rig.state(gone) == "expired"
 
 
-def test_lifting_a_rate_lets_everything_go_at_once(rig: Rig) -> None:
+def test_removing_a_rate_delivers_at_once(rig: Rig) -> None:
     rig.subscribe()
     rig.configure("t", rate=1.0)
     rig.store(count=5)

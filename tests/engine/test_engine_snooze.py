@@ -16,7 +16,7 @@ def delivered(rig: Rig) -> Got:
     return rig.one()
 
 
-def test_a_snoozed_task_comes_again_at_its_time_and_has_not_failed(rig: Rig) -> None:
+def test_a_snoozed_task_returns_without_a_failure(rig: Rig) -> None:
     subscriber = rig.subscribe()
     got = delivered(rig)
     assert rig.snooze(got, 700) == "snoozed"
@@ -38,7 +38,7 @@ def test_a_snoozed_task_comes_again_at_its_time_and_has_not_failed(rig: Rig) -> 
 
 
 @pytest.mark.parametrize("crash", [True, False])
-def test_snoozes_are_remembered_over_a_restart_beside_the_attempts_that_failed(crash: bool) -> None:
+def test_snooze_count_survives_a_restart(crash: bool) -> None:
     rig = Rig(replace(CONFIG, snoozes_max=2))
     rig.subscribe()
     rig.nack(delivered(rig), 0, "first")
@@ -58,7 +58,7 @@ def test_snoozes_are_remembered_over_a_restart_beside_the_attempts_that_failed(c
     recount(rig)
 
 
-def test_a_task_is_postponed_as_often_as_the_limit_says_and_then_stays() -> None:
+def test_snoozes_of_a_task_are_limited() -> None:
     rig = Rig(replace(CONFIG, snoozes_max=3))
     rig.subscribe()
     got = delivered(rig)
@@ -74,7 +74,7 @@ def test_a_task_is_postponed_as_often_as_the_limit_says_and_then_stays() -> None
     recount(rig)
 
 
-def test_neither_a_release_nor_a_lapsed_lease_nor_a_nack_forgets_the_snoozes() -> None:
+def test_release_lapse_and_nack_keep_the_snooze_count() -> None:
     rig = Rig(replace(CONFIG, snoozes_max=1))
     rig.subscribe()
     rig.snooze(delivered(rig), 0)
@@ -106,7 +106,7 @@ def test_a_snoozed_task_can_be_cancelled_and_expires(rig: Rig) -> None:
     assert not rig.rows.tasks
 
 
-def test_each_group_postpones_for_itself(rig: Rig) -> None:
+def test_snoozes_count_per_group(rig: Rig) -> None:
     rig.subscribe(group="a")
     rig.subscribe(group="b")
     rig.enqueue()

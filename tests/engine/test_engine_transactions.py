@@ -17,7 +17,7 @@ def rig() -> TransactionRig:
     return TransactionRig()
 
 
-def test_half_tasks_are_no_tasks(rig: TransactionRig) -> None:
+def test_prepared_tasks_are_not_delivered(rig: TransactionRig) -> None:
     rig.subscribe()
     rig.prepare("x", 1, half(), half(), address="p")
     assert rig.answered == []
@@ -29,7 +29,7 @@ def test_half_tasks_are_no_tasks(rig: TransactionRig) -> None:
     recount(rig)
 
 
-def test_a_commit_makes_all_of_them_tasks_at_once(rig: TransactionRig) -> None:
+def test_a_commit_makes_all_prepared_tasks_at_once(rig: TransactionRig) -> None:
     rig.subscribe()
     rig.prepare("x", 2, half(b"3"))
     rig.prepare("x", 1, half(b"1"), half(b"2"))
@@ -50,7 +50,7 @@ def test_a_commit_makes_all_of_them_tasks_at_once(rig: TransactionRig) -> None:
     recount(rig)
 
 
-def test_a_rollback_leaves_nothing(rig: TransactionRig) -> None:
+def test_a_rollback_drops_the_prepared_tasks(rig: TransactionRig) -> None:
     rig.prepare("x", 1, half())
     rig.commit()
     rig.roll_back("x")
@@ -62,7 +62,7 @@ def test_a_rollback_leaves_nothing(rig: TransactionRig) -> None:
     recount(rig)
 
 
-def test_due_times(rig: TransactionRig) -> None:
+def test_due_times_count_from_prepare_or_commit(rig: TransactionRig) -> None:
     now_ms = rig.now_ms
     window = TaskOptions(within_ms=5_000, asked_ms=0)
     rig.prepare(
@@ -84,7 +84,7 @@ def test_due_times(rig: TransactionRig) -> None:
     assert now_ms + HOUR_MS <= placed.due_ms <= now_ms + HOUR_MS + 5_000
 
 
-def test_a_group_that_was_made_before_the_commit_is_owed_what_was_prepared_before_it(
+def test_a_group_made_before_the_commit_gets_the_tasks(
     rig: TransactionRig,
 ) -> None:
     """And one that is deleted holds nothing of it."""
@@ -101,7 +101,7 @@ def test_a_group_that_was_made_before_the_commit_is_owed_what_was_prepared_befor
 
 
 @pytest.mark.parametrize("end", ["refuse", "withdraw"])
-def test_what_is_refused_was_never_done(rig: TransactionRig, end: str) -> None:
+def test_a_refused_transaction_batch_has_no_effect(rig: TransactionRig, end: str) -> None:
     rig.prepare("old", 1, half(b"old"))
     rig.prepare("other", 1, half(b"other"))
     rig.commit()
@@ -126,7 +126,7 @@ def test_what_is_refused_was_never_done(rig: TransactionRig, end: str) -> None:
     assert rig.standing("other") is TransactionState.COMMITTED
 
 
-def test_nobody_acts_on_what_may_be_undone(rig: TransactionRig) -> None:
+def test_an_uncommitted_transaction_cannot_be_decided(rig: TransactionRig) -> None:
     rig.prepare("x", 1, half())
     assert rig.is_free("x"), "more of the same batch shares its fate"
     rig.commit_of("x")
@@ -140,7 +140,7 @@ def test_nobody_acts_on_what_may_be_undone(rig: TransactionRig) -> None:
     assert rig.is_free("y")
 
 
-def test_what_is_being_decided_is_shown_as_it_was(rig: TransactionRig) -> None:
+def test_an_uncommitted_decision_is_not_shown(rig: TransactionRig) -> None:
     rig.prepare("x", 1, half())
     assert rig.core.transaction_registry.durable("x") is None
     rig.commit()
@@ -153,7 +153,7 @@ def test_what_is_being_decided_is_shown_as_it_was(rig: TransactionRig) -> None:
     assert after is not None and after.row.state is TransactionState.COMMITTED
 
 
-def test_a_part_comes_once(rig: TransactionRig) -> None:
+def test_each_part_of_a_transaction_is_stored_once(rig: TransactionRig) -> None:
     rig.prepare("x", 1, half(b"1"))
     rig.prepare("x", 1, half(b"again"), address="resend")
     rig.commit()
@@ -163,7 +163,7 @@ def test_a_part_comes_once(rig: TransactionRig) -> None:
     assert rig.bodies() == [b"1"]
 
 
-def test_questions_come_in_time_and_then_it_is_parked(rig: TransactionRig) -> None:
+def test_checkbacks_are_limited_then_parked(rig: TransactionRig) -> None:
     rig.prepare("x", 1, half())
     rig.commit()
     began_ms, asked_ms = rig.now_ms, []
@@ -189,7 +189,7 @@ def test_questions_come_in_time_and_then_it_is_parked(rig: TransactionRig) -> No
     assert rig.bodies() == [b"b"]
 
 
-def test_its_producer_is_heard_of_again(rig: TransactionRig) -> None:
+def test_a_returning_producer_is_asked_again(rig: TransactionRig) -> None:
     rig.prepare("x", 1, half())
     rig.commit()
     rig.pass_time(CHECK_MS)
@@ -203,7 +203,9 @@ def test_its_producer_is_heard_of_again(rig: TransactionRig) -> None:
 
 
 @pytest.mark.parametrize("restarted", [False, True])
-def test_who_comes_late_is_asked_what_nobody_was(rig: TransactionRig, restarted: bool) -> None:
+def test_parked_transactions_are_asked_of_a_late_producer(
+    rig: TransactionRig, restarted: bool
+) -> None:
     rig.there = Reach.NOBODY
     rig.prepare("parked", 1, half())
     rig.commit()
@@ -228,7 +230,7 @@ def test_who_comes_late_is_asked_what_nobody_was(rig: TransactionRig, restarted:
     recount(rig)
 
 
-def test_decided_ones_are_forgotten_by_age_and_by_number(rig: TransactionRig) -> None:
+def test_decided_transactions_expire_by_age_and_number(rig: TransactionRig) -> None:
     for n in range(25):
         rig.prepare(f"x{n:02}", 1, half())
         rig.commit()

@@ -30,7 +30,7 @@ of_one = recounted(Rig)
 rig = recounted(OfShards)
 
 
-def test_the_only_shard_numbers_nothing(of_one: Rig) -> None:
+def test_a_single_shard_assigns_no_versions(of_one: Rig) -> None:
     of_one.create_group("t", "g")
     of_one.configure("t", "g", paused=True)
     of_one.configure("t", paused=True)
@@ -39,7 +39,7 @@ def test_the_only_shard_numbers_nothing(of_one: Rig) -> None:
     assert [row.version for row in of_one.rows.groups.values()] == [0]
 
 
-def test_at_home_each_change_has_the_next_number(rig: OfShards) -> None:
+def test_the_home_shard_numbers_each_change(rig: OfShards) -> None:
     rig.create_group(OURS, "a")
     rig.create_group(OURS, "b")
     assert (rig.stored(OURS, "a"), rig.stored(OURS, "b")) == (1, 2)
@@ -49,7 +49,7 @@ def test_at_home_each_change_has_the_next_number(rig: OfShards) -> None:
     assert not rig.core.versions.strays
 
 
-def test_a_group_that_a_subscription_makes_is_numbered_too(rig: OfShards) -> None:
+def test_a_group_made_by_a_subscription_is_numbered(rig: OfShards) -> None:
     rig.subscribe(OURS, "g")
     assert rig.stored(OURS, "g") == 1
 
@@ -61,7 +61,7 @@ def test_a_deletion_at_home_raises_the_counter(rig: OfShards) -> None:
     assert rig.core.versions.counter == 2
 
 
-def test_settings_of_a_topic_that_are_taken_away_raise_the_counter(rig: OfShards) -> None:
+def test_removing_topic_settings_raises_the_counter(rig: OfShards) -> None:
     rig.configure(OURS, paused=True)
     rig.configure(OURS, paused=False)
     assert rig.stored(OURS) is None
@@ -69,7 +69,7 @@ def test_settings_of_a_topic_that_are_taken_away_raise_the_counter(rig: OfShards
     assert rig.core.topics[OURS].version == 0
 
 
-def test_elsewhere_nothing_is_numbered_and_what_was_noted_stays(rig: OfShards) -> None:
+def test_other_shards_assign_no_versions(rig: OfShards) -> None:
     group = rig.create_group(THEIRS, "g")
     assert rig.stored(THEIRS, "g") == 0
     rig.engine.grouping.followed(group, 7)
@@ -80,7 +80,7 @@ def test_elsewhere_nothing_is_numbered_and_what_was_noted_stays(rig: OfShards) -
     assert rig.core.versions.strays == {2: 3}, "made, set and deleted here"
 
 
-def test_what_is_followed_does_not_stray(rig: OfShards) -> None:
+def test_following_marks_no_stray_changes(rig: OfShards) -> None:
     rig.core.versions.follows = True
     rig.create_group(THEIRS, "g")
     rig.configure(THEIRS, paused=True)

@@ -70,7 +70,7 @@ class FilterMachine(RuleBasedStateMachine):
         self.database.execute("CREATE TABLE task (id INTEGER PRIMARY KEY, tag, n, s)")
 
     def teardown(self) -> None:
-        """What is left comes due; a last crash changes nothing."""
+        """Let the remaining tasks come due; a last crash changes nothing."""
         try:
             self.everybody_has_what_is_owed()
             self.rig.crash(down_ms=5_000)
@@ -97,7 +97,7 @@ class FilterMachine(RuleBasedStateMachine):
         return found.fetchone() is not None
 
     def decide(self, until_ms: int) -> None:
-        """What is due by then has come due, if there is somebody."""
+        """Decide the tasks due by then, if there is a group."""
         for task_id, known in self.tasks.items() if self.filters else ():
             if known.owed is None and known.due_ms <= until_ms and not known.is_over:
                 known.owed = {group: self.wants(group, task_id) for group in self.filters}
@@ -194,7 +194,7 @@ class FilterMachine(RuleBasedStateMachine):
 
     @rule(pick=picks, delay_ms=delays_ms)
     def reschedule(self, pick: int, delay_ms: int) -> None:
-        """Of those that nobody has: they come due anew."""
+        """Reschedule undelivered tasks."""
         self.settle()
         free = [i for i, known in self.tasks.items() if known.owed is None and not known.is_over]
         if free:

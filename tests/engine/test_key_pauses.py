@@ -33,7 +33,7 @@ def paused(rig: OrderRig) -> list[KeyOfPause]:
 
 
 @pytest.mark.parametrize("restart", RESTARTS)
-def test_tasks_of_a_paused_key_are_not_handed_out_until_it_is_resumed(restart: Any) -> None:
+def test_tasks_of_a_paused_key_wait_for_its_resume(restart: Any) -> None:
     rig, (a1, b1, plain) = rig_with(("a", 0), ("b", 0), (None, 0))
     key = pause(rig, "a")
     rig.commit()
@@ -68,7 +68,7 @@ def test_a_resumed_key_is_not_paused_after_a_restart(restart: Any) -> None:
 
 
 @pytest.mark.parametrize("restart", RESTARTS)
-def test_tasks_of_a_paused_value_are_not_handed_out_until_it_is_resumed(restart: Any) -> None:
+def test_tasks_of_a_paused_value_wait_for_its_resume(restart: Any) -> None:
     rig = fair_rig()
     ids = [rig.put(None, tenant=tenant) for tenant in ("a", "a", "b", "a")]
     pause(rig, "a", "tenant")
@@ -84,8 +84,8 @@ def test_tasks_of_a_paused_value_are_not_handed_out_until_it_is_resumed(restart:
     assert rig.ids() == [ids[0], ids[1], ids[3], ids[4]]
 
 
-def test_what_stands_in_the_ready_queue_is_kept_back_in_its_order() -> None:
-    """Those of a value that had been called when it was paused come first, and in their order."""
+def test_ready_tasks_of_a_paused_value_keep_their_order() -> None:
+    """Tasks of a value that were ready before the pause come first, in order."""
     rig = fair_rig()
     ids = [rig.put(None, tenant="a", lands=False) for _ in range(200)]
     rig.commit()
@@ -101,7 +101,7 @@ def test_what_stands_in_the_ready_queue_is_kept_back_in_its_order() -> None:
     assert subscriber.outstanding == 201
 
 
-def test_what_is_in_flight_stays_and_can_be_acked() -> None:
+def test_a_task_in_flight_of_a_paused_key_can_be_acked() -> None:
     rig, (a1, a2) = rig_with(("a", 0), ("a", 0))
     got = rig.one()
     pause(rig, "a")
@@ -114,7 +114,7 @@ def test_what_is_in_flight_stays_and_can_be_acked() -> None:
 
 
 @pytest.mark.parametrize("how", ["nack", "lapse", "snooze"])
-def test_what_comes_back_stays_the_holder_of_its_key(how: str) -> None:
+def test_a_returned_task_keeps_its_paused_key(how: str) -> None:
     rig, (a1, a2) = rig_with(("a", 0), ("a", 0))
     got = rig.one()
     pause(rig, "a")
@@ -135,7 +135,7 @@ def test_what_comes_back_stays_the_holder_of_its_key(how: str) -> None:
     assert rig.state(a2) == "ready"
 
 
-def test_one_that_nobody_has_had_gives_way_to_an_earlier_one_when_its_key_is_resumed() -> None:
+def test_a_resumed_key_starts_with_the_earliest_task() -> None:
     rig, (later,) = rig_with(("a", 0))
     pause(rig, "a")
     assert rig.ids() == []
@@ -180,7 +180,7 @@ def test_values_of_different_types_are_different_keys(one: Any, other: Any) -> N
     assert rig.ids() == ids[:1]
 
 
-def test_equal_numbers_are_one_key() -> None:
+def test_equal_numbers_are_the_same_key() -> None:
     rig = fair_rig()
     first = pause(rig, 2, "tenant")
     assert pause(rig, 2.0, "tenant") == first
@@ -188,7 +188,7 @@ def test_equal_numbers_are_one_key() -> None:
 
 
 @pytest.mark.parametrize("what", ["cancel", "move", "run now"])
-def test_what_is_kept_back_can_be_cancelled_and_moved(rig: OrderRig, what: str) -> None:
+def test_tasks_of_a_paused_key_can_be_cancelled_and_rescheduled(rig: OrderRig, what: str) -> None:
     rig.subscribe()
     pause(rig, "a")
     first, second = rig.put("a"), rig.put("a")
@@ -204,7 +204,7 @@ def test_what_is_kept_back_can_be_cancelled_and_moved(rig: OrderRig, what: str) 
     assert rig.ids() == [first if what == "run now" else second]
 
 
-def test_what_is_kept_back_expires() -> None:
+def test_tasks_of_a_paused_key_expire() -> None:
     rig, _ = rig_with()
     pause_first = rig.put("b")
     rig.tick()
@@ -220,7 +220,7 @@ def test_what_is_kept_back_expires() -> None:
     assert rig.state(pause_first) == "in_flight"
 
 
-def test_a_bulk_operation_changes_what_is_kept_back() -> None:
+def test_bulk_operations_change_tasks_of_a_paused_key() -> None:
     rig, ids = rig_with(("a", 0), ("b", 0))
     pause(rig, "a")
     assert rig.ids() == [ids[1]]
@@ -231,7 +231,7 @@ def test_a_bulk_operation_changes_what_is_kept_back() -> None:
     assert rig.state(ids[0]) == "cancelled"
 
 
-def test_other_groups_are_not_concerned(rig: OrderRig) -> None:
+def test_a_paused_key_does_not_affect_other_groups(rig: OrderRig) -> None:
     rig.create_group("t", "default")
     rig.create_group("t", "other")
     pause(rig, "a")
@@ -242,7 +242,7 @@ def test_other_groups_are_not_concerned(rig: OrderRig) -> None:
     assert (got.id, got.group.name) == (first, "other")
 
 
-def test_a_paused_order_key_takes_no_place_of_its_value() -> None:
+def test_a_paused_order_key_uses_no_share_of_its_value() -> None:
     rig = fair_rig(limit_each=1)
     rig.subscribe()
     pause(rig, "k")
@@ -270,7 +270,7 @@ def test_an_order_key_and_a_value_are_paused_apart() -> None:
 
 
 @pytest.mark.parametrize("by", [None, "region"])
-def test_what_waited_for_a_value_goes_on_when_the_group_is_shared_by_something_else(
+def test_a_changed_fair_by_frees_tasks_of_a_paused_value(
     by: str | None,
 ) -> None:
     rig = fair_rig()
@@ -294,7 +294,7 @@ def test_what_waited_for_a_value_goes_on_when_the_group_is_shared_by_something_e
     assert rig.ids() == [order]
 
 
-def test_a_backlog_that_has_no_shares_yet_is_kept_back_too(rig: OrderRig) -> None:
+def test_a_paused_value_holds_an_unread_backlog(rig: OrderRig) -> None:
     rig.create_group("t", "default")
     ids = [rig.put(None, tenant=tenant) for tenant in ("a", "b", "a")]
     rig.fire()
@@ -321,7 +321,7 @@ def test_a_held_key_that_is_paused_waits_for_both(released: bool) -> None:
     assert rig.one().id == (a1 if released else a2)
 
 
-def test_a_paused_key_whose_task_has_not_failed_is_not_held() -> None:
+def test_a_paused_key_is_not_held() -> None:
     rig, (a1,) = rig_with(("a", 0))
     pause(rig, "a")
     assert rig.ids() == []
@@ -357,7 +357,7 @@ def test_the_deletion_of_a_group_drops_its_paused_keys(rig: OrderRig, crashes: b
 
 
 @pytest.mark.parametrize(("group", "fair_by"), [("gone", None), ("default", "tenant")])
-def test_a_pause_of_what_is_not_there_is_forgotten_at_a_start(
+def test_a_pause_of_a_missing_group_is_dropped_at_a_start(
     rig: OrderRig, group: str, fair_by: str | None
 ) -> None:
     """As after a restore of an older backup."""
@@ -382,7 +382,7 @@ def test_lease_batches_leave_paused_keys_out(rig: OrderRig, many: bool) -> None:
     assert sorted(rig.ids()) == [*ids[:3], *ids[4:]]
 
 
-def test_rows_that_are_not_in_memory_are_kept_back_too() -> None:
+def test_paused_tasks_without_rows_in_memory_wait() -> None:
     rig = OrderRig(replace(CONFIG, resident_bytes_max=0))
     rig.create_group("t", "default")
     pause(rig, "a")
@@ -397,7 +397,7 @@ def test_rows_that_are_not_in_memory_are_kept_back_too() -> None:
 # --- how it is shown --------------------------------------------------------------------------
 
 
-def test_lines_say_that_a_key_is_paused() -> None:
+def test_order_lines_show_paused_keys() -> None:
     rig = fair_rig(limit_each=5)
     rig.subscribe()
     pause(rig, "k")
@@ -413,7 +413,7 @@ def test_lines_say_that_a_key_is_paused() -> None:
     ]
 
 
-def test_the_age_of_what_is_kept_back_counts() -> None:
+def test_paused_tasks_count_for_the_oldest_age() -> None:
     rig, _ = rig_with(("a", 0))
     begin_ms = rig.now_ms
     pause(rig, "a")
@@ -426,7 +426,7 @@ def test_the_age_of_what_is_kept_back_counts() -> None:
 
 
 @pytest.mark.parametrize("restart", RESTARTS)
-def test_who_was_late_because_its_key_was_paused_is_known(restart: Any) -> None:
+def test_lateness_by_a_paused_key_has_its_cause(restart: Any) -> None:
     rig, (a1, a2, b1) = rig_with(("a", 0), ("a", 0), ("b", 40_000))
     pause(rig, "a")
     rig.tick()
@@ -446,7 +446,7 @@ def test_who_was_late_because_its_key_was_paused_is_known(restart: Any) -> None:
     assert rig.causes[b1] is None
 
 
-def test_each_of_a_frame_has_its_own_cause() -> None:
+def test_deliveries_of_a_frame_have_separate_causes() -> None:
     rig = fair_rig(limit_each=1)
     subscriber = rig.subscribe()
     pause(rig, "a", "tenant")
@@ -461,7 +461,7 @@ def test_each_of_a_frame_has_its_own_cause() -> None:
     assert subscriber.outstanding == 2
 
 
-def test_pauses_that_are_over_are_remembered_up_to_a_number(rig: OrderRig) -> None:
+def test_remembered_past_pauses_are_limited(rig: OrderRig) -> None:
     rig.subscribe()
     pause(rig, "first")
     for number in range(2 * REMEMBERED_MAX):

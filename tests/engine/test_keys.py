@@ -90,7 +90,7 @@ class Slow:
 
 
 @given(st.integers(0, 2**32))
-def test_it_finds_what_a_dictionary_finds(seed: int) -> None:
+def test_the_key_index_equals_a_dictionary(seed: int) -> None:
     slow = Slow(seed, KeyHash(b"model"))
     for _ in range(12):
         step = slow.rnd.choice(("land", "land", "end", "restart"))
@@ -126,7 +126,7 @@ def test_keys_that_collide_are_found_with_their_neighbours() -> None:
 
 
 @pytest.mark.parametrize("count", [keys.LONG_BYTES // keys.ENTRY_BYTES - 1, 20_000])
-def test_a_crowd_comes_and_goes(count: int) -> None:
+def test_a_key_with_many_tasks_moves_to_its_own_table_and_back(count: int) -> None:
     """Below the limit it lies with the others, from it on in a table of its own."""
     index = KeyIndex(KeyHash(b""), finished_max=10)
     ids = [FIRST_ID + n * ID_STEP for n in range(count)]
@@ -144,7 +144,7 @@ def test_a_crowd_comes_and_goes(count: int) -> None:
     assert (len(index), len(index._crowds), index.find("t", "crowd")) == (1, 0, [])
 
 
-def test_the_number_of_buckets_follows_that_of_the_tasks() -> None:
+def test_the_bucket_count_follows_the_task_count() -> None:
     """Whether tasks come one or many at a time, and while they go."""
     for at_once in (1, 700, 20_000):
         table, rnd = Table(), random.Random(2)
@@ -167,7 +167,7 @@ def test_the_number_of_buckets_follows_that_of_the_tasks() -> None:
         assert len(list(table.buckets())) == keys.BUCKETS_MIN
 
 
-def test_buckets_that_are_reserved_are_not_divided_while_as_many_as_expected_come(
+def test_reserved_buckets_are_not_split(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """They are made some at a time, and those that came before are found in them."""
@@ -195,7 +195,7 @@ def _check_buckets(table: Table) -> None:
         assert max(map(len, table.buckets())) < 3 * keys.FILL_MAX * keys.ENTRY_BYTES
 
 
-def test_a_keyed_task_costs_little_memory_also_after_many_have_come_and_gone() -> None:
+def test_a_keyed_task_costs_little_memory() -> None:
     index = KeyIndex(KeyHash(b""), finished_max=1_000)
     count = 20_000
     hashes = [index.hash("t", f"order-{n}") for n in range(count)]
@@ -215,7 +215,7 @@ def test_a_keyed_task_costs_little_memory_also_after_many_have_come_and_gone() -
     assert after / count < 40
 
 
-def test_what_ended_is_known_for_at_least_half_of_the_bound() -> None:
+def test_ended_keys_are_remembered_up_to_the_bound() -> None:
     finished = Finished(bound=100)
     for task_id in range(1_000):
         finished.add(task_id % 7 + 1 + task_id * 1_000, task_id)
@@ -224,7 +224,7 @@ def test_what_ended_is_known_for_at_least_half_of_the_bound() -> None:
     assert 50 <= sum(found is not None for found in known) <= 100
 
 
-def test_of_a_key_that_ended_twice_the_newest_id_is_known() -> None:
+def test_a_key_ended_twice_has_the_newest_id() -> None:
     index = KeyIndex(KeyHash(b""), finished_max=10)
     index.ended("t", "k", 5)
     index.ended("t", "k", 3)

@@ -30,14 +30,14 @@ def pause(rig: Rig, *, paused: bool) -> None:
 
 
 @pytest.mark.parametrize(("late_ms", "has_one"), [(0, False), (LATE_MS, False), (LATE, True)])
-def test_only_what_is_late_has_a_cause(rig: Rig, late_ms: int, has_one: bool) -> None:
+def test_only_late_deliveries_have_a_cause(rig: Rig, late_ms: int, has_one: bool) -> None:
     rig.subscribe()
     task_id = rig.enqueue(delay_ms=1_000)
     rig.pass_time(1_000 + late_ms)
     assert cause(rig, task_id) is (Cause.LOOP_BUSY if has_one else None)
 
 
-def test_nobody_had_subscribed(rig: Rig) -> None:
+def test_a_missing_subscriber_is_the_cause(rig: Rig) -> None:
     rig.disconnect(rig.subscribe())
     task_id = rig.enqueue()
     rig.tick()
@@ -45,7 +45,7 @@ def test_nobody_had_subscribed(rig: Rig) -> None:
     assert cause(rig, task_id) is Cause.NO_SUBSCRIBER
 
 
-def test_there_was_no_group_at_all(rig: Rig) -> None:
+def test_a_missing_group_counts_as_no_subscriber(rig: Rig) -> None:
     task_id = rig.enqueue()
     rig.tick()
     rig.after(5_000).subscribe()
@@ -53,7 +53,7 @@ def test_there_was_no_group_at_all(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("whole_topic", [False, True])
-def test_it_was_paused(rig: Rig, whole_topic: bool) -> None:
+def test_a_pause_is_the_cause(rig: Rig, whole_topic: bool) -> None:
     rig.subscribe()
     for paused in (True, False):
         settings = GroupSettings(paused=paused)
@@ -68,7 +68,7 @@ def test_it_was_paused(rig: Rig, whole_topic: bool) -> None:
     assert cause(rig, task_id) is Cause.PAUSED
 
 
-def test_a_pause_counts_while_nobody_has_subscribed(rig: Rig) -> None:
+def test_a_pause_outranks_a_missing_subscriber(rig: Rig) -> None:
     subscriber = rig.subscribe()
     task_id = rig.enqueue()
     pause(rig, paused=True)
@@ -80,7 +80,7 @@ def test_a_pause_counts_while_nobody_has_subscribed(rig: Rig) -> None:
     assert cause(rig, task_id) is Cause.PAUSED
 
 
-def test_a_rate_held_it_back(rig: Rig) -> None:
+def test_a_rate_is_the_cause(rig: Rig) -> None:
     rig.subscribe()
     rig.engine.grouping.set(rig.group(), GroupSettings(rate=1.0, burst=1), rig.mono_ms)
     first, second = rig.enqueue(), rig.enqueue()
@@ -90,7 +90,7 @@ def test_a_rate_held_it_back(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize(("is_pushed", "found"), [(False, Cause.NO_CREDIT), (True, Cause.ENDPOINT)])
-def test_its_consumer_had_enough(rig: Rig, is_pushed: bool, found: Cause) -> None:
+def test_a_consumer_without_credit_is_the_cause(rig: Rig, is_pushed: bool, found: Cause) -> None:
     rig.subscribe(prefetch=1)
     if is_pushed:
         row = TargetRow("t", rig.group().name, "push", "https://example.com", (), (), 1, "me")
@@ -104,7 +104,7 @@ def test_its_consumer_had_enough(rig: Rig, is_pushed: bool, found: Cause) -> Non
     assert cause(rig, second) is found
 
 
-def test_what_is_done_with_was_not_durable() -> None:
+def test_an_uncommitted_ack_makes_the_store_the_cause() -> None:
     rig = Rig(replace(CONFIG, acks_ahead_max=1))
     rig.subscribe(prefetch=1)
     *_, last = rig.store(count=3)
@@ -115,7 +115,7 @@ def test_what_is_done_with_was_not_durable() -> None:
     assert cause(rig, last) is Cause.STORE
 
 
-def test_a_backlog_has_one_cause_however_its_consumer_takes_it(rig: Rig) -> None:
+def test_a_backlog_has_one_cause(rig: Rig) -> None:
     subscriber = rig.subscribe(prefetch=10)
     rig.store(count=100)
     rig.causes.clear()
@@ -131,7 +131,7 @@ def test_a_backlog_has_one_cause_however_its_consumer_takes_it(rig: Rig) -> None
     assert set(late) == {Cause.NO_CREDIT}
 
 
-def test_the_consumer_let_its_lease_end(rig: Rig) -> None:
+def test_an_expired_lease_is_the_cause(rig: Rig) -> None:
     hanging = rig.subscribe(prefetch=5)
     rig.frozen.add(hanging)
     rig.enqueue()
@@ -144,7 +144,7 @@ def test_the_consumer_let_its_lease_end(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("how", ["snoozed", "released", "requeued"])
-def test_one_that_was_handed_out_before_is_not_late(rig: Rig, how: str) -> None:
+def test_a_redelivered_task_is_not_late(rig: Rig, how: str) -> None:
     rig.subscribe()
     task_id = rig.enqueue()
     got = rig.one()
@@ -171,7 +171,7 @@ def test_a_retry_has_no_cause(rig: Rig) -> None:
     assert cause(rig, task_id) is None
 
 
-def test_no_daemon_was_there(rig: Rig) -> None:
+def test_a_stopped_daemon_is_the_cause(rig: Rig) -> None:
     rig.subscribe()
     task_id = rig.enqueue(delay_ms=1_000)
     stopped_ms = rig.now_ms
@@ -182,7 +182,7 @@ def test_no_daemon_was_there(rig: Rig) -> None:
     assert cause(rig, task_id) is Cause.DAEMON_DOWN
 
 
-def test_what_waited_before_a_restart_is_not_known_after_it(rig: Rig) -> None:
+def test_a_wait_before_a_restart_has_an_unknown_cause(rig: Rig) -> None:
     rig.disconnect(rig.subscribe())
     task_id = rig.enqueue()
     rig.tick()
@@ -194,7 +194,7 @@ def test_what_waited_before_a_restart_is_not_known_after_it(rig: Rig) -> None:
     assert cause(rig, task_id) is Cause.UNKNOWN
 
 
-def test_consumers_that_stay_away_after_a_start_are_to_blame_themselves(rig: Rig) -> None:
+def test_consumers_absent_after_a_start_are_the_cause(rig: Rig) -> None:
     rig.disconnect(rig.subscribe())
     task_id = rig.enqueue(delay_ms=1_000)
     stopped_ms = rig.now_ms
@@ -206,7 +206,7 @@ def test_consumers_that_stay_away_after_a_start_are_to_blame_themselves(rig: Rig
 
 
 @pytest.mark.parametrize("held", [Cause.STORE, Cause.CLOCK, Cause.LOOP_BUSY])
-def test_the_daemon_was_held_up(rig: Rig, held: Cause) -> None:
+def test_a_busy_loop_is_the_cause(rig: Rig, held: Cause) -> None:
     rig.subscribe()
     task_id = rig.enqueue(delay_ms=1_000)
     rig.pass_time(3_000)
@@ -214,7 +214,7 @@ def test_the_daemon_was_held_up(rig: Rig, held: Cause) -> None:
     assert cause(rig, task_id) is held
 
 
-def test_a_consumer_without_credit_is_not_to_blame_for_a_busy_loop(rig: Rig) -> None:
+def test_a_busy_loop_outranks_missing_credit(rig: Rig) -> None:
     rig.subscribe(prefetch=1)
     rig.store(count=2)
     got = rig.one()
@@ -225,7 +225,7 @@ def test_a_consumer_without_credit_is_not_to_blame_for_a_busy_loop(rig: Rig) -> 
     assert rig.causes[rig.one().id] is Cause.LOOP_BUSY
 
 
-def test_what_consumers_would_have_taken_the_loop_was_late_with() -> None:
+def test_a_limited_dispatch_makes_the_loop_the_cause() -> None:
     rig = Rig(replace(CONFIG, dispatch_bytes_max=1))
     rig.disconnect(rig.subscribe())
     rig.store(count=3)
@@ -241,7 +241,7 @@ def test_what_consumers_would_have_taken_the_loop_was_late_with() -> None:
     assert found == [Cause.NO_SUBSCRIBER, Cause.LOOP_BUSY, Cause.LOOP_BUSY]
 
 
-def test_deliveries_of_one_frame_have_causes_of_their_own(rig: Rig) -> None:
+def test_deliveries_of_a_frame_have_separate_causes(rig: Rig) -> None:
     rig.disconnect(rig.subscribe())
     old = rig.store(count=3)
     rig.tick()
@@ -260,7 +260,7 @@ def test_deliveries_of_one_frame_have_causes_of_their_own(rig: Rig) -> None:
     assert [rig.causes[i] for i in fresh] == [None] * 2
 
 
-def test_a_broadcast_waits_for_its_connection(rig: Rig) -> None:
+def test_a_blocked_broadcast_connection_is_the_cause(rig: Rig) -> None:
     broadcaster = Broadcaster(None, rig.core.topic("t"), 10)
     rig.engine.subscriptions.subscribe(broadcaster)
     broadcaster.blocked = True
@@ -306,7 +306,7 @@ def test_every_millisecond_has_the_first_cause_that_covers_it(
     assert {what: ms for what, ms in found.items() if ms} == {w: ms for w, ms in slow.items() if ms}
 
 
-def test_consumers_that_are_back_end_the_start(rig: Rig) -> None:
+def test_returning_consumers_end_the_start_phase(rig: Rig) -> None:
     rig.disconnect(rig.subscribe())
     rig.enqueue(delay_ms=500)
     stopped_ms = rig.now_ms

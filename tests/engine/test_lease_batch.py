@@ -1,4 +1,4 @@
-"""What is handed out in one step is handed out as it would be task by task."""
+"""Deliveries made in one step equal deliveries made task by task."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class Life:
     def live(self, step: object) -> None:
         rig = self.rig
         if isinstance(step, Put):
-            new = [("t", rig.now_ms + step.delay_ms, b"b" * 9, one) for one in step.options]
+            new = [("t", rig.now_ms + step.delay_ms, b"b" * 9, option) for option in step.options]
             if new:
                 size_bytes = sum(size_of(body, one) for _, _, body, one in new)
                 rig.engine.intake.enqueue(None, None, 0, new, size_bytes, rig.now_ms)
@@ -126,7 +126,7 @@ class Life:
 
 @given(steps=steps, frame_bytes=st.sampled_from([1, 400, 1 << 20]))
 @settings(max_examples=150)
-def test_they_are_handed_out_as_one_by_one(steps: list[object], frame_bytes: int) -> None:
+def test_a_lease_batch_equals_single_deliveries(steps: list[object], frame_bytes: int) -> None:
     lives = []
     for as_one in (True, False):
         with pytest.MonkeyPatch.context() as patched:
@@ -152,7 +152,7 @@ def test_they_are_handed_out_as_one_by_one(steps: list[object], frame_bytes: int
     ],
     ids=["key", "tag", "priority", "ttl", "retry", "order"],
 )
-def test_nothing_is_left_of_what_was_handed_out_in_one_step(options: TaskOptions) -> None:
+def test_a_settled_lease_batch_leaves_no_state(options: TaskOptions) -> None:
     life = Life(1 << 20)
     puts = [Put([options] * 3, 0), Put([options] * 2, 50)]
     for step in (Come(100), Come(1), *puts, *[Tick(60, commits=False), End(1, "ack")] * 5):
@@ -189,14 +189,14 @@ def test_a_lease_batch_is_made_of_usual_tasks(monkeypatch: pytest.MonkeyPatch) -
 
 
 @given(some=st.lists(usual | unusual, min_size=1, max_size=6) | st.lists(usual, min_size=1))
-def test_columns_say_what_each_says(some: list[TaskOptions]) -> None:
+def test_columns_equal_their_options(some: list[TaskOptions]) -> None:
     columns = columns_of(some)
     assert [TaskOptions(*one) for one in zip(*columns, strict=True)] == some
     assert columns_bytes(columns, some) == sum(map(options_bytes, some))
 
 
 @given(some=st.lists(st.none() | usual | unusual, min_size=1) | st.lists(usual, min_size=1))
-def test_extras_of_many_are_those_of_each(some: list[TaskOptions | None]) -> None:
+def test_extras_of_columns_equal_those_of_each_task(some: list[TaskOptions | None]) -> None:
     each = [None if one is None else delivered(one) for one in some]
     assert list(delivery_extras(some)) == each
 
@@ -205,7 +205,7 @@ def test_extras_of_many_are_those_of_each(some: list[TaskOptions | None]) -> Non
 
 
 @given(data=st.data(), rooms=st.lists(st.integers(1, 6), min_size=1, max_size=4))
-def test_everybody_gets_what_is_wanted_as_far_as_there_is_room(
+def test_subscribers_get_preferred_tasks_within_their_room(
     data: st.DataObject, rooms: list[int]
 ) -> None:
     group = Group(Topic("t"), "g", 0)
@@ -217,11 +217,11 @@ def test_everybody_gets_what_is_wanted_as_far_as_there_is_room(
     parts, has_others = share_out(wanted, room)
     assert sorted(at for places in parts.values() for at in places) == list(range(len(wanted)))
     asked = Counter(wanted)
-    for one in members:
-        places = parts.get(one, [])
-        assert len(places) <= room[one]
-        its_own = [at for at in places if wanted[at] is one]
-        assert len(its_own) == min(asked[one], room[one])
-        assert its_own == [at for at, other in enumerate(wanted) if other is one][: len(its_own)]
+    for member in members:
+        places = parts.get(member, [])
+        assert len(places) <= room[member]
+        its_own = [at for at in places if wanted[at] is member]
+        assert len(its_own) == min(asked[member], room[member])
+        assert its_own == [at for at, other in enumerate(wanted) if other is member][: len(its_own)]
     given_away = [at for one, places in parts.items() for at in places if wanted[at] is not one]
     assert has_others == bool(given_away)

@@ -40,7 +40,7 @@ keys = st.sampled_from([None, "k", "k", "l", "m"])
 tenants = st.sampled_from([None, "x", "y"])
 picks = st.integers(0, 10_000)
 DELAY_MS_MAX = 10_000
-"""Of a task that a bulk operation moves."""
+"""Maximum delay of a task that a bulk operation moves."""
 
 
 class OrderMachine(RuleBasedStateMachine):
@@ -77,7 +77,7 @@ class OrderMachine(RuleBasedStateMachine):
         self.subscribe()
 
     def teardown(self) -> None:
-        """What is left is handed out and done in the end."""
+        """Deliver and finish the remaining tasks."""
         for restart in (False, True):
             if restart:
                 self.crash(down_ms=0)
@@ -271,7 +271,7 @@ class OrderMachine(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from(GROUPS), paused=st.booleans())
     def pause(self, name: str, paused: bool) -> None:
-        """What is ready then is ready for long."""
+        """Pause a group, so that ready tasks stay ready for long."""
         group = self.rig.core.find_group("t", name)
         if group is not None and not group.is_closed:
             self.rig.configure("t", name, paused=paused)
@@ -408,7 +408,7 @@ class OrderMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.rig.core.in_flight)
     @rule(pick=picks, count=st.integers(1, 20))
     def ack_many(self, pick: int, count: int) -> None:
-        """Those of one group and one epoch in one step, as a frame brings them."""
+        """Ack tasks of one group and epoch in one step, as a frame does."""
         live = self.live(self.names[pick % len(self.names)])[:count]
         some = [one for one in live if one.epoch == live[0].epoch]
         if some:

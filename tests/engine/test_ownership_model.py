@@ -180,7 +180,7 @@ class OwnershipMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.live)
     @rule(pick=picks, answers=st.lists(st.sampled_from(["ack", "ack", "nack", ""]), max_size=6))
     def consume(self, pick: int, answers: list[str]) -> None:
-        """Somebody of a group comes, answers some of what is there, and goes."""
+        """Subscribe to a group, settle some deliveries, and leave."""
         subscriber = self.rig.subscribe(group=self.live[pick % len(self.live)])
         got = self.rig.tick()
         for one, answer in zip(got, [*answers, *["ack"] * len(got)], strict=False):
@@ -275,7 +275,7 @@ class OwnershipMachine(RuleBasedStateMachine):
             assert not extra, "delivered without a promise"
 
 
-def test_what_a_group_has_acked_stays_acked_for_the_next_of_its_name() -> None:
+def test_acks_outlive_a_group_recreated_under_its_name() -> None:
     """The last that owes the task is deleted before the replay of the new group comes to it."""
     machine = OwnershipMachine()
     machine.begin(first="c", second="a")

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tickwheel.engine.queues import Bucket, changed
 
 
-def test_it_begins_full_and_fills_with_time() -> None:
+def test_a_bucket_starts_full_and_refills() -> None:
     bucket = Bucket(2.0, 3, 1_000)
     assert bucket.left(1_000) == 3
     bucket.take(3)
@@ -20,7 +20,7 @@ def test_it_begins_full_and_fills_with_time() -> None:
 
 
 @pytest.mark.parametrize(("rate", "burst"), [(0.01, 1), (0.5, 1), (1.0, 1), (7.0, 7)])
-def test_the_burst_is_what_a_second_brings_and_at_least_one(rate: float, burst: int) -> None:
+def test_the_default_burst_is_one_second_and_at_least_one(rate: float, burst: int) -> None:
     assert Bucket(rate, None, 0).left(0) == burst
 
 
@@ -29,7 +29,7 @@ def test_the_burst_is_what_a_second_brings_and_at_least_one(rate: float, burst: 
     st.integers(1, 50),
     st.lists(st.tuples(st.integers(0, 700), st.integers(1, 60)), max_size=60),
 )
-def test_it_never_lets_through_more_than_it_may(
+def test_a_bucket_never_exceeds_its_rate(
     rate: float, burst: int, steps: list[tuple[int, int]]
 ) -> None:
     bucket, now_ms, sent = Bucket(rate, burst, 0), 0, 0
@@ -46,7 +46,7 @@ def test_it_never_lets_through_more_than_it_may(
             now_ms = wake_ms
 
 
-def test_a_change_gives_no_second_burst() -> None:
+def test_a_changed_rate_gives_no_second_burst() -> None:
     bucket = Bucket(10.0, 10, 0)
     bucket.take(10)
     slower = changed(bucket, 1.0, 5, 0)

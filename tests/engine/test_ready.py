@@ -19,7 +19,7 @@ def filled(*entries: tuple[int, int]) -> ReadyQueue:
     return queue
 
 
-def test_higher_priorities_come_first_and_each_in_order_of_arrival() -> None:
+def test_higher_priorities_are_first_and_equal_in_order() -> None:
     queue = filled((1, 0), (2, 5), (3, 255), (4, 5), (5, 0))
     assert queue.take(3) == [3, 2, 4]
     assert queue.take(9) == [1, 5]
@@ -27,7 +27,7 @@ def test_higher_priorities_come_first_and_each_in_order_of_arrival() -> None:
 
 
 @pytest.mark.parametrize("step", [1, 3, 7, 16, 100, 1_000])
-def test_of_every_sixteen_one_is_of_a_lower_priority(step: int) -> None:
+def test_one_of_sixteen_is_of_a_lower_priority(step: int) -> None:
     queue = filled(*((i, 9) for i in range(300)), *((1_000 + i, 0) for i in range(300)))
     taken: list[int] = []
     while len(taken) < 160:
@@ -37,7 +37,7 @@ def test_of_every_sixteen_one_is_of_a_lower_priority(step: int) -> None:
     assert [taken[i] for i in low] == list(range(1_000, 1_010))
 
 
-def test_the_lower_ones_take_turns() -> None:
+def test_lower_priorities_take_turns() -> None:
     queue = filled(
         *((i, 9) for i in range(300)),
         *((1_000 + i, 1) for i in range(100)),
@@ -48,7 +48,7 @@ def test_the_lower_ones_take_turns() -> None:
     assert low == [2_000, 1_000, 3_000, 2_001, 1_001, 3_001]
 
 
-def test_a_priority_that_comes_and_goes_does_not_push_in() -> None:
+def test_a_sporadic_priority_does_not_use_others_turns() -> None:
     """A single task of priority 5 now and then must not use up the turns of priority 0."""
     queue = filled(*((i, 9) for i in range(2_000)), *((5_000 + i, 0) for i in range(50)))
     low: list[int] = []
@@ -69,7 +69,7 @@ def test_a_priority_that_comes_and_goes_does_not_push_in() -> None:
         max_size=80,
     )
 )
-def test_nothing_is_lost_nothing_comes_twice_and_nobody_starves(
+def test_every_task_is_taken_once_and_no_priority_starves(
     steps: list[tuple[str, int]],
 ) -> None:
     queue, waiting = ReadyQueue(), {p: deque[int]() for p in (0, 1, 7, 255)}
@@ -128,7 +128,7 @@ def test_a_long_backlog_costs_few_marks_and_stays_nearly_right() -> None:
         assert head_ms - since_ms <= 7 * day_ms // 100
 
 
-def test_an_emptied_line_begins_anew() -> None:
+def test_an_emptied_level_restarts_its_age() -> None:
     level = PriorityLevel()
     level.arrive(1, 1_000)
     assert level.take(5) == [1]

@@ -65,7 +65,7 @@ class Slow:
             self.were_ready = len(self.since_ms)
 
     def _take(self) -> list[int]:
-        """Real entries; some of what was taken goes back."""
+        """Take entries and return some of them to the queue."""
         taken = self.group.ready.take(self.rnd.choice((1, 2, 5, 30)))
         index = self.rnd.randrange(len(taken) + 1)
         priorities = [self.group.ready.priority_at(i) for i in range(len(taken))]
@@ -140,11 +140,11 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 # A priority that was emptied, put back and emptied again.
 @example(73, ["lease", "withdraw", "come", "lease", "lease", "age"])
 @given(st.integers(0, 2**32), st.lists(st.sampled_from(STEPS), max_size=60))
-def test_what_is_ready_is_handed_out_once(seed: int, steps: list[str]) -> None:
+def test_ready_tasks_are_taken_once(seed: int, steps: list[str]) -> None:
     run(seed, steps)
 
 
-def test_a_queue_that_nobody_takes_from_does_not_grow() -> None:
+def test_an_unread_queue_does_not_grow() -> None:
     """A producer that enqueues and cancels, or moves one task again and again."""
     slow = Slow(1)
     for _ in range(3_000):
@@ -155,7 +155,7 @@ def test_a_queue_that_nobody_takes_from_does_not_grow() -> None:
     slow.drain()
 
 
-def test_the_age_is_not_that_of_those_that_left() -> None:
+def test_the_age_ignores_tasks_that_left() -> None:
     group = Group(Topic("t"), "g", 0)
     for task_id in range(100):
         group.ready.push(task_id, 0, 1_000 * task_id)

@@ -33,7 +33,7 @@ def rig() -> ResetRig:
 
 @pytest.mark.parametrize("crashes", [False, True])
 @pytest.mark.parametrize("group", ["a", "b"])
-def test_only_the_group_that_it_names_gets_it(rig: ResetRig, group: str, crashes: bool) -> None:
+def test_a_replayed_task_goes_only_to_its_group(rig: ResetRig, group: str, crashes: bool) -> None:
     rig.make("a")
     rig.make("b")
     rig.pass_time(10)
@@ -108,9 +108,7 @@ def settle(rig: ResetRig, got: Got, way: str) -> None:
 
 @pytest.mark.parametrize("crashes", [False, True])
 @pytest.mark.parametrize("way", WAYS)
-def test_how_a_group_stands_with_a_task_says_whether_it_is_given_again(
-    rig: ResetRig, way: str, crashes: bool
-) -> None:
+def test_the_state_in_a_group_decides_a_replay(rig: ResetRig, way: str, crashes: bool) -> None:
     task_id = stand(rig, way)
     rig.commit()
     if crashes:
@@ -123,7 +121,7 @@ def test_how_a_group_stands_with_a_task_says_whether_it_is_given_again(
     assert rig.engine.resets.may_have(rig.group("t", "a"), known) is WAYS[way]
 
 
-def test_what_has_not_fired_since_a_restart_is_given_all_the_same(rig: ResetRig) -> None:
+def test_unfired_tasks_after_a_restart_are_replayed(rig: ResetRig) -> None:
     rig.make("a")
     task_id = rig.put()
     rig.after(1).fire()
@@ -137,7 +135,7 @@ def test_what_has_not_fired_since_a_restart_is_given_all_the_same(rig: ResetRig)
     assert not may_have(rig.group("t", "a"), known), "it comes to it anyway"
 
 
-def test_a_group_that_begins_in_the_future_gets_it_nevertheless(rig: ResetRig) -> None:
+def test_a_group_with_a_future_start_gets_a_replayed_task(rig: ResetRig) -> None:
     rig.make("a")
     rig.make("b", since_ms=rig.now_ms + 60_000)
     task_id = rig.again("b")
@@ -146,7 +144,7 @@ def test_a_group_that_begins_in_the_future_gets_it_nevertheless(rig: ResetRig) -
     assert (rig.had("a"), rig.had("b")) == ([], [task_id])
 
 
-def test_a_group_that_is_made_later_is_not_owed_it(rig: ResetRig) -> None:
+def test_a_later_group_does_not_get_a_replayed_task(rig: ResetRig) -> None:
     rig.make("a")
     rig.pass_time(5)
     task_id = rig.again("a")
@@ -168,7 +166,7 @@ def test_a_group_that_is_made_later_is_not_owed_it(rig: ResetRig) -> None:
 
 
 @pytest.mark.parametrize("others", [0, 1])
-def test_without_its_group_it_ends(rig: ResetRig, others: int) -> None:
+def test_a_replayed_task_ends_without_its_group(rig: ResetRig, others: int) -> None:
     for name in "bc"[:others]:
         rig.make(name)
     rig.make("a")
@@ -187,7 +185,7 @@ def test_without_its_group_it_ends(rig: ResetRig, others: int) -> None:
     recount(rig)
 
 
-def test_a_crash_while_its_group_is_deleted_gives_it_to_nobody(rig: ResetRig) -> None:
+def test_a_replayed_task_of_a_deleted_group_ends_after_a_crash(rig: ResetRig) -> None:
     rig.make("b")
     rig.make("a")
     task_id = rig.again("a")
@@ -201,7 +199,7 @@ def test_a_crash_while_its_group_is_deleted_gives_it_to_nobody(rig: ResetRig) ->
     assert rig.rows.outcomes == {task_id: Outcome.DELETED}
 
 
-def test_its_key_is_seen_and_is_not_pending(rig: ResetRig) -> None:
+def test_a_replayed_tasks_key_is_found_but_not_pending(rig: ResetRig) -> None:
     rig.make("a", (None, "key LIKE 'customer%'"))
     wanted, other = rig.again("a", key="customer 7"), rig.again("a", key="else")
     assert not list(rig.core.keys.find("t", "customer 7"))
@@ -213,17 +211,17 @@ def test_its_key_is_seen_and_is_not_pending(rig: ResetRig) -> None:
     assert rig.rows.outcomes == {other: Outcome.FILTERED}
 
 
-def test_broadcasts_do_not_have_it(rig: ResetRig) -> None:
+def test_a_replayed_task_is_not_broadcast(rig: ResetRig) -> None:
     rig.make("a")
     rig.engine.subscriptions.subscribe(Broadcaster(None, rig.core.topic("t"), 100))
     rig.again("a")
     plain = rig.put()
     rig.fire()
     dispatches, _ = rig.engine.delivery.dispatch(rig.now_ms, rig.mono_ms, 100)
-    assert [row.id for one in dispatches for row, _, _ in one.items] == [plain]
+    assert [row.id for dispatch in dispatches for row, _, _ in dispatch.items] == [plain]
 
 
-def test_a_move_leaves_it_where_it_belongs(rig: ResetRig) -> None:
+def test_a_rescheduled_replayed_task_keeps_its_group(rig: ResetRig) -> None:
     rig.make("a")
     rig.make("b")
     task_id = rig.again("b")
@@ -235,7 +233,7 @@ def test_a_move_leaves_it_where_it_belongs(rig: ResetRig) -> None:
     assert (rig.had("a"), rig.had("b")) == ([], [task_id])
 
 
-def test_order_keys_hold_it_and_it_keeps_its_place(rig: ResetRig) -> None:
+def test_a_replayed_task_follows_its_order_key(rig: ResetRig) -> None:
     """One at a time for its key, with the tasks of that key, and fairly by its own."""
     rig.make("a")
     rig.make("b")

@@ -25,7 +25,7 @@ def written(rig: Rig) -> int:
 
 
 @pytest.mark.parametrize("requests", [1, 10])
-def test_a_batch_writes_what_it_has_answered_however_much_is_remembered(requests: int) -> None:
+def test_a_batch_writes_only_its_own_answers(requests: int) -> None:
     rig = Rig()  # what it holds takes seconds to be counted
     session, number = rig.session(KEY), 0
     for _ in range(200):
@@ -38,7 +38,7 @@ def test_a_batch_writes_what_it_has_answered_however_much_is_remembered(requests
     assert list(rig.rows.answered(KEY)) == list(rig.session(KEY).answers) == [*range(1, number + 1)]
 
 
-def test_rows_below_the_floor_are_dropped_and_at_most_one_is_partly_below() -> None:
+def test_session_rows_below_the_floor_are_dropped() -> None:
     """However a client chooses its numbers."""
     chance, rig = random.Random(7), Rig()
     session, numbers = rig.session(KEY), list(range(1, 3_000))
@@ -66,7 +66,7 @@ def test_rows_below_the_floor_are_dropped_and_at_most_one_is_partly_below() -> N
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_a_restart_finds_what_was_answered(seed: int) -> None:
+def test_a_restart_recovers_session_answers(seed: int) -> None:
     """Over refusals, floors, sessions that are forgotten and begun anew, and crashes."""
     chance, rig = random.Random(seed), Rig()
     durable: dict[int, int] = {}
@@ -106,7 +106,7 @@ def test_a_restart_finds_what_was_answered(seed: int) -> None:
     assert kept == rig.rows.answered(KEY)
 
 
-def test_what_is_left_of_a_refused_batch_is_written_with_the_next(rig: Rig) -> None:
+def test_accepted_answers_of_a_refused_batch_are_written_next(rig: Rig) -> None:
     """A request that was only answered with others is gone; an accepted one stays."""
     session = rig.session(KEY)
     rig.store(session=session, request=1)

@@ -12,7 +12,9 @@ texts = st.text("abc", max_size=4)
 
 
 @given(st.lists(st.tuples(st.booleans(), texts), max_size=200), texts, st.integers(1, 8))
-def test_it_is_a_sorted_set(changes: list[tuple[bool, str]], after: str, run_max: int) -> None:
+def test_sorted_names_equal_a_sorted_set(
+    changes: list[tuple[bool, str]], after: str, run_max: int
+) -> None:
     before, transaction_registry.RUN_MAX = transaction_registry.RUN_MAX, run_max
     names, expected = SortedNames(), set[str]()
     try:

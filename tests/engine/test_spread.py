@@ -59,7 +59,7 @@ def spread(rig: Rig, ids: list[int], *, as_columns: bool, **arguments: int) -> C
 
 
 @pytest.mark.parametrize("as_columns", [True, False])
-def test_the_heaviest_tick_of_a_crowd_falls_to_its_share(rig: Rig, as_columns: bool) -> None:
+def test_spreading_reduces_the_heaviest_tick(rig: Rig, as_columns: bool) -> None:
     ids = crowd(rig)
     assert heaviest(rig, ids) == CROWD
     words = spread(rig, ids, as_columns=as_columns, within_ms=WINDOW_MS)
@@ -72,7 +72,7 @@ def test_the_heaviest_tick_of_a_crowd_falls_to_its_share(rig: Rig, as_columns: b
 
 
 @pytest.mark.parametrize("as_columns", [True, False])
-def test_a_window_of_its_own_replaces_the_due_times(rig: Rig, as_columns: bool) -> None:
+def test_an_explicit_window_replaces_the_due_times(rig: Rig, as_columns: bool) -> None:
     ids = [*crowd(rig, 50), *crowd(rig, 50, 2 * HOUR_MS)]
     start_ms = rig.now_ms + 5 * WINDOW_MS
     spread(rig, ids, as_columns=as_columns, start_ms=start_ms, within_ms=WINDOW_MS)
@@ -81,7 +81,7 @@ def test_a_window_of_its_own_replaces_the_due_times(rig: Rig, as_columns: bool) 
     assert heaviest(rig, ids) == 2
 
 
-def test_what_is_full_already_is_left_free(rig: Rig) -> None:
+def test_full_ticks_are_avoided(rig: Rig) -> None:
     first = rig.now_ms + HOUR_MS
     taken = [
         i for n in range(30) for _ in range(3) for i in rig.store(delay_ms=HOUR_MS + n * TICK_MS)
@@ -95,7 +95,7 @@ def test_what_is_full_already_is_left_free(rig: Rig) -> None:
     assert heaviest(rig, [*ids, *taken]) == 3
 
 
-def test_nothing_is_due_before_now_in_a_window_that_has_begun(rig: Rig) -> None:
+def test_a_started_window_begins_now(rig: Rig) -> None:
     ids = crowd(rig, 20)
     start_ms = rig.now_ms - WINDOW_MS // 2
     spread(rig, ids, as_columns=True, start_ms=start_ms, within_ms=WINDOW_MS)
@@ -105,7 +105,7 @@ def test_nothing_is_due_before_now_in_a_window_that_has_begun(rig: Rig) -> None:
     assert {row.due_ms for row in rows(rig, over)} == {rig.now_ms}, "the window is over: at once"
 
 
-def test_what_is_not_scheduled_stays_and_is_counted_by_its_state(rig: Rig) -> None:
+def test_unscheduled_tasks_are_counted_by_state(rig: Rig) -> None:
     rig.subscribe(group="g", prefetch=1)
     now = crowd(rig, 3, 0)
     assert len(rig.tick()) == 1

@@ -67,7 +67,7 @@ def changes(zone: ZoneInfo) -> list[datetime]:
 ALL = [(name, at) for name in ZONES for at in changes(ZoneInfo(name))]
 
 
-def test_there_are_changes_in_every_zone_and_year() -> None:
+def test_the_zones_under_test_have_clock_changes() -> None:
     assert {(name, at.year) for name, at in ALL} == {
         (name, year) for name in ZONES for year in range(2020, 2030)
     }
@@ -124,7 +124,7 @@ def test_every_n_goes_on_by_elapsed_time_over_every_change(name: str, at: dateti
     ]
 
 
-def test_both_changes_in_berlin_as_the_document_has_them() -> None:
+def test_berlins_clock_changes_match_the_document() -> None:
     berlin, day_ms = "Europe/Berlin", 86_400_000
     spring, autumn = utc("2026-03-28T12:00"), utc("2026-10-24T12:00")
     at = {"cron": "30 2 * * *", "timezone": berlin}
@@ -139,7 +139,7 @@ def test_both_changes_in_berlin_as_the_document_has_them() -> None:
     assert nine == [local(f"2026-03-{day}T09:00", berlin) for day in (29, 30, 31)]
 
 
-def test_several_fixed_times_in_a_jumped_hour_are_one_occurrence() -> None:
+def test_fixed_times_in_a_skipped_hour_are_one_occurrence() -> None:
     found = times(
         utc("2026-03-29T00:00"), utc("2026-03-29T03:00"), cron="0,15,30 2 * * *",
         timezone="Europe/Berlin",
@@ -157,7 +157,7 @@ def test_a_day_that_a_zone_left_out() -> None:
     ]  # fmt: skip
 
 
-def test_day_of_month_and_weekday_together_mean_or() -> None:
+def test_day_of_month_and_weekday_are_combined_with_or() -> None:
     found = times(utc("2026-06-01T01:00"), utc("2026-06-16T00:00"), cron="0 0 13 * 5")
     assert found == [utc(f"2026-06-{day}T00:00") for day in ("05", "12", "13")]
 
@@ -193,7 +193,7 @@ def test_an_interval_is_its_anchor_and_a_multiple(
     assert newest_ms <= planned_ms + ahead_ms < newest_ms + every_ms
 
 
-def test_the_newest_of_many_is_found_without_looking_at_all() -> None:
+def test_the_newest_time_is_found_directly() -> None:
     table = Timetable(schedule(cron="*/10 * * * * *"))
     first, until = utc("2020-01-01T00:00"), utc("2026-01-01T00:00:05")
     assert table.newest(first, until) == utc("2026-01-01T00:00")
@@ -203,7 +203,7 @@ def test_the_newest_of_many_is_found_without_looking_at_all() -> None:
     )
 
 
-def test_nothing_is_planned_before_the_start_nor_after_the_end() -> None:
+def test_planned_times_lie_between_start_and_end() -> None:
     fields = {"every_ms": 10, "start_ms": 25, "end_ms": 50}
     assert times(0, 100, **fields) == [30, 40, 50]
     assert Timetable(schedule(**fields)).after(50) is None
@@ -229,7 +229,7 @@ def test_nothing_is_planned_before_the_start_nor_after_the_end() -> None:
         ({"cron": "@daily", "timezone": ""}, "timezone", "is not known"),
     ],
 )
-def test_what_cannot_be_is_said(fields: dict[str, Any], field: str, words: str) -> None:
+def test_invalid_timings_name_the_field(fields: dict[str, Any], field: str, words: str) -> None:
     with pytest.raises(BadTiming) as caught:
         Timetable(schedule(**fields))
     assert caught.value.field == field and words in str(caught.value)
@@ -264,7 +264,7 @@ READ = (
 
 
 @pytest.mark.parametrize(("cron", "days"), READ)
-def test_an_expression_is_read_as_crontab_has_it(cron: str, days: tuple[int, ...]) -> None:
+def test_cron_expressions_follow_crontab(cron: str, days: tuple[int, ...]) -> None:
     table = Timetable(schedule(cron=cron), is_new=True)
     found = table.between(utc("2026-06-01T00:00"), utc("2026-06-30T23:59:59"))
     assert list(found) == [utc(f"2026-06-{day:02}T00:00") for day in days]
@@ -309,7 +309,7 @@ def test_an_expression_is_read_as_crontab_has_it(cron: str, days: tuple[int, ...
         ("0 0 12 1 * ?", "day of week ? has a ?, which is not supported; write * for any value"),
     ],
 )
-def test_what_cannot_be_read_is_named_by_field_and_value(cron: str, words: str) -> None:
+def test_invalid_cron_names_field_and_value(cron: str, words: str) -> None:
     with pytest.raises(BadTiming) as caught:
         Timetable(schedule(cron=cron), is_new=True)
     assert caught.value.field == "cron" and f"cannot be read: {words}" in str(caught.value)
@@ -374,7 +374,7 @@ def moment(text: str) -> int:
 
 
 @pytest.mark.parametrize("name", CLOCKS)
-def test_times_are_those_that_others_find(name: str) -> None:
+def test_times_equal_those_of_other_libraries(name: str) -> None:
     given, used = vectors(name), set[str]()
     differ: list[object] = []
     for row in given["next"]:
@@ -407,7 +407,7 @@ def test_times_are_those_that_others_find(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CLOCKS)
-def test_what_others_refuse_is_refused(name: str) -> None:
+def test_expressions_refused_by_others_are_refused(name: str) -> None:
     for cron in vectors(name)["refused"]:
         if cron in ACCEPTED:
             table = Timetable(schedule(cron=cron), is_new=True)
@@ -441,11 +441,11 @@ OF_BEFORE = (
     {"cron": "*/90 * * * *"}, {"cron": "0 0 L/2 * *"}, {"cron": "0 0 1,LW/3 * *"},
     {"cron": "0 0 * * MON-MON/99"},
 )  # fmt: skip
-"""What was accepted once, and may be in a store."""
+"""Timings that an earlier release accepted and a store can hold."""
 
 
 @pytest.mark.parametrize("name", ODD_ZONES)
-def test_a_zone_is_one_of_iana(name: str) -> None:
+def test_a_timezone_must_be_an_iana_name(name: str) -> None:
     """Whatever other files a machine has among those of the zones."""
     with pytest.raises(BadTiming, match="it must be an IANA name such as Europe/Berlin or UTC"):
         Timetable(schedule(cron="@daily", timezone=name), is_new=True)
@@ -454,7 +454,7 @@ def test_a_zone_is_one_of_iana(name: str) -> None:
 
 
 @pytest.mark.parametrize("fields", OF_BEFORE)
-def test_what_a_store_holds_from_before_it_was_refused_is_read(fields: dict[str, Any]) -> None:
+def test_stored_timings_refused_now_still_load(fields: dict[str, Any]) -> None:
     assert Timetable(schedule(**fields)).after(0) is not None
     with pytest.raises(BadTiming):
         Timetable(schedule(**fields), is_new=True)
@@ -469,7 +469,7 @@ def test_a_stored_zone_that_is_refused_now_is_read(monkeypatch: pytest.MonkeyPat
 
 
 @given(st.text(alphabet="*/-,0123456789LW#MONJAN @?", max_size=30), st.booleans())
-def test_no_expression_breaks_it(text: str, is_new: bool) -> None:
+def test_any_text_is_a_timetable_or_an_error(text: str, is_new: bool) -> None:
     try:
         table = Timetable(schedule(cron=text, timezone="Europe/Berlin"), is_new=is_new)
     except BadTiming:

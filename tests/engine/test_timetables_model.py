@@ -72,7 +72,7 @@ def first_of(text: str, wall: datetime) -> datetime | None:
 
 @given(text=EXPRESSIONS, wall=MOMENTS)
 @settings(max_examples=300, deadline=None)
-def test_the_next_wall_time_is_cronsims(text: str, wall: datetime) -> None:
+def test_the_next_wall_time_equals_cronsims(text: str, wall: datetime) -> None:
     wall = wall.replace(microsecond=0)
     try:
         walls = _Walls(text)
@@ -94,7 +94,7 @@ def test_the_next_wall_time_is_cronsims(text: str, wall: datetime) -> None:
 @example(text=IN_THE_HOUR, change=SPRING, gap="after", fold="first")
 @example(text=IN_THE_HOUR, change=SPRING, gap="skip", fold="first")
 @settings(max_examples=60, deadline=None)
-def test_every_second_around_a_change(
+def test_every_second_around_a_clock_change_matches(
     text: str, change: tuple[str, datetime], gap: str, fold: str
 ) -> None:
     name, at = change
@@ -143,7 +143,7 @@ def test_every_second_around_a_change(
     fold=st.sampled_from(["first", "second", "both"]),
 )
 @settings(max_examples=200, deadline=None)
-def test_what_is_counted_is_what_a_walk_counts(
+def test_counting_equals_walking(
     given_: dict[str, Any], begin: datetime, span: timedelta, most: int, ends: str | None, fold: str
 ) -> None:
     begin_ms = ms(begin.replace(tzinfo=UTC))
@@ -362,7 +362,7 @@ def written_fields(draw: st.DrawFn) -> tuple[Field, str]:
 
 @given(written_fields())
 @MANY
-def test_fields_are_understood_term_by_term_or_refused(written: tuple[Field, str]) -> None:
+def test_fields_are_parsed_exactly_or_refused(written: tuple[Field, str]) -> None:
     field, text = written
     assume(text and not re.search(r"[0-9]{3}", text))  # 005 is 5
     wanted = slow_field(field, text)
@@ -468,7 +468,7 @@ def check_around(parts: tuple[Term, ...], name: str, at: datetime, gap: str, fol
     fold=st.sampled_from(["first", "second", "both"]),
 )
 @MANY
-def test_every_minute_around_a_change_matches_as_crontab_and_the_rules_say(
+def test_minutes_around_a_clock_change_follow_the_rules(
     parts: tuple[Term, ...], change: tuple[str, datetime], ahead: int, gap: str, fold: str
 ) -> None:
     name, day = change
@@ -498,7 +498,7 @@ RARE = (
 @pytest.mark.parametrize("text", RARE)
 @pytest.mark.parametrize("fold", ["first", "second", "both"])
 @pytest.mark.parametrize("gap", ["after", "skip"])
-def test_what_a_question_costs(text: str, fold: str, gap: str) -> None:
+def test_questions_have_a_bounded_cost(text: str, fold: str, gap: str) -> None:
     """However rare its times are, and however many lie between."""
     table = Timetable(schedule(cron=text, timezone="Europe/Berlin", fold=fold, gap=gap))
     for now in (datetime(2026, 3, 28, 1), datetime(2026, 10, 24, 23), datetime(2088, 3, 1)):  # noqa: DTZ001

@@ -200,10 +200,10 @@ class TransactionsMachine(RuleBasedStateMachine):
         if rows[name, 0].state.is_decided:  # type: ignore[union-attr]
             return
         stored = {
-            one.body
+            half.body
             for key, row in rows.items()
             if key[0] == name and key[1]
-            for one in row.halves  # type: ignore[union-attr]
+            for half in row.halves  # type: ignore[union-attr]
         }
         assert bodies <= stored, f"half tasks {bodies - stored} are lost"
 
@@ -240,7 +240,7 @@ class Question:
 
     def __init__(self, due_ms: int) -> None:
         self.due_ms = due_ms
-        """When it is asked about, by the steady clock; a parked one is not."""
+        """Next checkback on the steady clock; parked transactions have none."""
         self.checks = 0
         self.reached = Reach.NOBODY
         self.is_parked = False

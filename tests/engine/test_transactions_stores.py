@@ -29,7 +29,7 @@ MakeStore = Callable[[], Store]
 
 
 class StoreRig(TransactionRig):
-    """Commits to a store, too; each start begins with what that has."""
+    """A rig that also commits to a store and restarts from it."""
 
     def __init__(self, make_store: MakeStore) -> None:
         self._make_store = make_store
@@ -129,7 +129,7 @@ def on_redis(folder: Path, request: pytest.FixtureRequest) -> Callable[[], MakeS
 @pytest.mark.parametrize(
     ("examples", "steps"), [(15, 40), pytest.param(150, 80, marks=pytest.mark.slow)]
 )
-def test_transactions_on_a_store(
+def test_transactions_match_the_model_on_each_store(
     kind: Callable[..., Callable[[], MakeStore]],
     examples: int,
     steps: int,

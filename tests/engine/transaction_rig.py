@@ -1,4 +1,4 @@
-"""A rig with transactions: what the operations look at is looked at here, too."""
+"""A rig with transactions and the checks that the operations make."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class TransactionRig(Rig):
         self.engine.transactions.rollback(found, address, 0, *self.now)
 
     def check(self) -> list[str]:
-        """Those that somebody is asked about."""
+        """Return the transactions with a checkback."""
         self.asked = []
         more = self.engine.transactions.check(*self.now, 1_000, self._ask)
         assert not more
@@ -86,5 +86,5 @@ class TransactionRig(Rig):
         self.engine.transactions.came(GROUP)
 
     def bodies(self) -> list[bytes]:
-        """Of all tasks that are stored, by id."""
+        """Return the bodies of stored tasks, by id."""
         return [row.body for _, row in sorted(self.rows.tasks.items())]

@@ -46,7 +46,7 @@ async def living(folder: Path) -> tuple[set[int], set[int]]:
     return before, after
 
 
-def test_the_backup_of_the_day_and_the_history_since_are_the_store(
+def test_a_daily_backup_and_later_history_equal_the_store(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before, after = asyncio.run(living(tmp_path))
@@ -66,7 +66,7 @@ def test_the_backup_of_the_day_and_the_history_since_are_the_store(
     ("setting", "value"),
     [("backup_dir", "none"), ("audit_file", "none/audit.jsonl"), ("history_dir", "none/history")],
 )
-def test_a_start_without_its_folder_is_refused_and_makes_none(
+def test_a_missing_backup_folder_stops_the_start(
     tmp_path: Path, setting: str, value: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """A volume that is not mounted must not become a folder of another disk."""
@@ -83,7 +83,7 @@ def test_a_start_without_its_folder_is_refused_and_makes_none(
     assert not (tmp_path / "none").exists()
 
 
-async def test_a_folder_for_backups_that_goes_away_fails_them_by_name(tmp_path: Path) -> None:
+async def test_a_lost_backup_folder_fails_backups_by_name(tmp_path: Path) -> None:
     """The daily one is tried again, one that a client asks for is refused; neither makes it."""
     backups = tmp_path / "backups"
     backups.mkdir()
@@ -102,7 +102,7 @@ async def test_a_folder_for_backups_that_goes_away_fails_them_by_name(tmp_path: 
         assert await daemon.aterminate() == 0
 
 
-def test_a_restore_into_a_folder_that_is_not_there_is_refused(
+def test_a_restore_into_a_missing_folder_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     into = f"sqlite:///{tmp_path / 'none' / 'new.db'}"

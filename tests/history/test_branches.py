@@ -253,9 +253,7 @@ def _begun(history: Path) -> Iterator[Start]:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_whatever_is_done_to_files_a_loss_is_loud_and_exact_is_exact(
-    tmp_path: Path, seed: int
-) -> None:
+def test_a_loss_by_file_operations_is_never_silent(tmp_path: Path, seed: int) -> None:
     world = World(tmp_path, seed)
 
     async def walk() -> None:
@@ -283,7 +281,7 @@ def at(began: Began) -> Known:
     "one",
     [at(M1), at(M3), at(M3._replace(batch=29)), Known("the setting expect_store"), Known("h", 2)],
 )
-def test_a_store_that_has_all_that_is_known_goes_on(one: Known) -> None:
+def test_a_complete_store_continues(one: Known) -> None:
     assert begin("s", HELD, [one]) == Beginning(4, (M1, M2, M3), "m3")
 
 
@@ -291,9 +289,7 @@ def test_a_store_that_has_all_that_is_known_goes_on(one: Known) -> None:
     "one", [at(M9), at(M3._replace(batch=31)), at(M3._replace(mark="x")), at(M1._replace(mark="x"))]
 )
 @pytest.mark.parametrize("branch", ["", COPY])
-def test_a_store_that_lacks_something_is_refused_until_an_operator_decides(
-    one: Known, branch: str
-) -> None:
+def test_an_older_store_needs_an_operators_decision(one: Known, branch: str) -> None:
     held = Held(M3, "inc", (M1, M2), branch)
     with pytest.raises(StoreUnusable, match=r"^s is an older or another store: .*epoch 3 \(m3\)"):
         begin("s", held, [one])
@@ -301,22 +297,22 @@ def test_a_store_that_lacks_something_is_refused_until_an_operator_decides(
     assert begin("s", permitted, [one]) == Beginning(max(4, one.epoch + 1), (), "m3", True, True)
 
 
-def test_a_copy_that_lacks_nothing_begins_a_branch_above_all_that_is_known() -> None:
+def test_a_complete_copy_begins_a_new_branch() -> None:
     held = Held(M3, "inc", (M1, M2), COPY)
     assert begin("s", held, [at(M3), Known("h", 7)]) == Beginning(8, (), "m3", True)
 
 
 @pytest.mark.parametrize("one", [at(M1), Known("the setting expect_store")])
-def test_an_empty_store_where_there_was_one_is_refused(one: Known) -> None:
+def test_an_emptied_store_is_refused(one: Known) -> None:
     with pytest.raises(StoreUnusable, match=r"^s is empty, but .*`tickwheel init --force`"):
         begin("s", None, [one])
 
 
-def test_an_unmarked_history_says_which_numbers_are_taken_and_no_more() -> None:
+def test_an_unmarked_history_only_reserves_epochs() -> None:
     assert begin("s", None, [Known("h", 7)]) == Beginning(8)
 
 
-def test_a_torn_or_an_absent_note_is_no_news(tmp_path: Path) -> None:
+def test_torn_and_missing_notes_are_ignored(tmp_path: Path) -> None:
     folder = tmp_path / STATE / f"{NODE}-s0"
     folder.mkdir(parents=True)
     assert known(tmp_path, 0) == []
@@ -331,7 +327,7 @@ def test_a_torn_or_an_absent_note_is_no_news(tmp_path: Path) -> None:
     assert known(tmp_path, 0) == []
 
 
-def test_a_frozen_daemon_does_not_write_over_what_its_successor_has_noted(tmp_path: Path) -> None:
+def test_a_frozen_daemon_keeps_its_successors_note(tmp_path: Path) -> None:
     frozen = Reached(tmp_path, Start(4, "m4"), 7)
     Reached(tmp_path, Start(5, "m5", "m4"), 7).note(8)
     frozen.note(20)
@@ -359,12 +355,12 @@ def epochs_of(branch: Branch, epochs: range, time_ms: int = 5) -> list[int]:
 LINE = (Start(1, "a"), Start(2, "b", "a"), Start(3, "c", "b"))
 
 
-def test_a_history_of_one_branch_counts_as_a_whole(tmp_path: Path) -> None:
+def test_a_single_branch_history_is_used_whole(tmp_path: Path) -> None:
     branch = branch_of(tmp_path, 1, "a", *LINE)
     assert (epochs_of(branch, range(6)), branch.notes, branch.head) == ([*range(6)], [], "c")
 
 
-def test_what_was_served_last_is_followed_and_the_lost_branch_left_out(tmp_path: Path) -> None:
+def test_the_last_served_branch_is_followed(tmp_path: Path) -> None:
     fork = Start(4, "d", "b", 4, is_branch=True)
     branch = branch_of(tmp_path, 1, "a", *LINE, fork)
     assert epochs_of(branch, range(1, 5), time_ms=4) == [1, 2, 4]
@@ -373,20 +369,20 @@ def test_what_was_served_last_is_followed_and_the_lost_branch_left_out(tmp_path:
     assert "epoch 4 continued with an older copy" in branch.notes[0]
 
 
-def test_a_backup_of_the_lost_branch_brings_that_back_and_says_so(tmp_path: Path) -> None:
+def test_a_backup_of_a_lost_branch_restores_that_branch(tmp_path: Path) -> None:
     branch = branch_of(tmp_path, 3, "c", *LINE, Start(4, "d", "b", 4, is_branch=True))
     assert (epochs_of(branch, range(1, 5)), branch.head) == ([1, 2, 3], "c")
     assert "continues to epoch 4 in another branch" in branch.notes[0]
 
 
-def test_history_alone_begins_with_the_store_that_was_begun_anew(tmp_path: Path) -> None:
+def test_history_alone_starts_at_the_recreated_store(tmp_path: Path) -> None:
     branch = branch_of(
         tmp_path, 0, "", *LINE, Start(4, "d", "", is_branch=True), Start(5, "e", "d")
     )
     assert (epochs_of(branch, range(1, 6)), branch.notes) == ([4, 5], [])
 
 
-def test_numbers_that_were_left_out_are_no_gap_when_the_marks_follow(tmp_path: Path) -> None:
+def test_skipped_epochs_are_not_gaps_if_marks_follow(tmp_path: Path) -> None:
     branch = branch_of(tmp_path, 1, "a", *LINE, Start(20, "d", "c", is_branch=True))
     assert branch.missing({1, 2, 3, 20}) == 0
     assert branch.missing({1, 3, 20, 22}) == 2
@@ -411,7 +407,7 @@ def refusal(daemon: Daemon) -> str:
     return [line for line in str(failed.value).splitlines() if "store_error" in line][-1]
 
 
-async def test_a_database_that_was_moved_away_stops_the_start(tmp_path: Path) -> None:
+async def test_a_moved_database_stops_the_start(tmp_path: Path) -> None:
     daemon = daemon_in(tmp_path)
     daemon.start()
     await enqueue(daemon, 3)
@@ -429,7 +425,7 @@ async def test_a_database_that_was_moved_away_stops_the_start(tmp_path: Path) ->
     daemon.terminate()
 
 
-async def test_an_older_copy_is_served_when_an_operator_says_so(tmp_path: Path) -> None:
+async def test_an_operator_can_serve_an_older_copy(tmp_path: Path) -> None:
     daemon = daemon_in(tmp_path)
     daemon.start()
     await enqueue(daemon, 3)
@@ -448,9 +444,7 @@ async def test_an_older_copy_is_served_when_an_operator_says_so(tmp_path: Path) 
     daemon.terminate()
 
 
-async def test_a_redis_that_came_back_empty_stops_the_start(
-    tmp_path: Path, redis: RedisServer
-) -> None:
+async def test_an_emptied_redis_stops_the_start(tmp_path: Path, redis: RedisServer) -> None:
     daemon = daemon_in(tmp_path, store=redis.url(""))
     daemon.start()
     await enqueue(daemon, 3)

@@ -56,7 +56,7 @@ def test_a_clean_stop_leaves_sealed_segments_and_no_spool(tmp_path: Path) -> Non
     assert files(state_folder(tmp_path, NODE, 0)) == []
 
 
-def test_while_the_daemon_lives_lines_come_and_nothing_is_sealed(tmp_path: Path) -> None:
+def test_segments_stay_open_while_the_daemon_lives(tmp_path: Path) -> None:
     spool = spool_of(tmp_path)
     writer = writer_of(tmp_path)
     for n, records in enumerate(batches(3), 1):
@@ -72,7 +72,7 @@ def test_while_the_daemon_lives_lines_come_and_nothing_is_sealed(tmp_path: Path)
     writer.close()
 
 
-def test_events_lie_in_the_folder_of_their_own_hour(tmp_path: Path) -> None:
+def test_events_are_stored_in_the_folder_of_their_hour(tmp_path: Path) -> None:
     times = [NOW_MS - 1, NOW_MS, NOW_MS + HOUR_MS, NOW_MS + 5]
     write(tmp_path, [[enqueued([make_id(n)], time_ms=at)] for n, at in enumerate(times)])
     found = {
@@ -118,7 +118,7 @@ def test_an_hour_is_sealed_when_it_is_over(tmp_path: Path) -> None:
     writer.close()
 
 
-def test_a_new_epoch_seals_the_one_before(tmp_path: Path) -> None:
+def test_a_new_epoch_seals_the_previous_segment(tmp_path: Path) -> None:
     fill(tmp_path, batches(2), epoch=1)
     fill(tmp_path, batches(2, first=50), epoch=2)
     spool = spool_of(tmp_path, 3)
@@ -136,7 +136,7 @@ def test_a_new_epoch_seals_the_one_before(tmp_path: Path) -> None:
     writer.close()
 
 
-def test_a_deposed_daemon_that_still_appends_is_heard(tmp_path: Path) -> None:
+def test_appends_of_a_deposed_daemon_are_written(tmp_path: Path) -> None:
     old, new = spool_of(tmp_path, 1), spool_of(tmp_path, 2)
     old.append(1, [enqueued([make_id(1)])])
     new.append(1, [enqueued([make_id(2)])])
@@ -151,7 +151,7 @@ def test_a_deposed_daemon_that_still_appends_is_heard(tmp_path: Path) -> None:
     assert sorted(numbers(read_all(tmp_path))) == [(1, 1), (1, 2), (2, 1)]
 
 
-def test_a_writer_goes_on_where_one_before_it_was_cut_off(tmp_path: Path) -> None:
+def test_a_writer_resumes_where_its_predecessor_stopped(tmp_path: Path) -> None:
     """Cut off after the lines and before the position: the same lines are written again."""
     fill(tmp_path, batches(4))
     writer = writer_of(tmp_path)
@@ -170,7 +170,7 @@ def test_a_writer_goes_on_where_one_before_it_was_cut_off(tmp_path: Path) -> Non
     assert tally.torn == 0
 
 
-def test_a_segment_that_the_position_does_not_know_is_written_anew(tmp_path: Path) -> None:
+def test_a_segment_unknown_to_the_position_is_rewritten(tmp_path: Path) -> None:
     fill(tmp_path, batches(4))
     writer = writer_of(tmp_path)
     saved = (state_folder(tmp_path, NODE, 0) / POSITION).read_bytes()
@@ -181,21 +181,21 @@ def test_a_segment_that_the_position_does_not_know_is_written_anew(tmp_path: Pat
     assert numbers(read_all(tmp_path)) == [(1, seq) for seq in range(1, 13)]
 
 
-def test_without_a_position_nothing_is_removed_and_numbers_go_on(tmp_path: Path) -> None:
+def test_numbers_continue_without_a_position(tmp_path: Path) -> None:
     write(tmp_path, batches(2))
     (state_folder(tmp_path, NODE, 0) / POSITION).unlink()
     write(tmp_path, batches(1))
     assert numbers(read_all(tmp_path)) == [(1, seq) for seq in range(1, 10)]
 
 
-def test_an_epoch_that_begins_anew_counts_on(tmp_path: Path) -> None:
+def test_a_reused_epoch_continues_its_numbers(tmp_path: Path) -> None:
     """A new store in an old history: (epoch, seq) must stay unique."""
     write(tmp_path, batches(2))
     write(tmp_path, batches(2))
     assert numbers(read_all(tmp_path)) == [(1, seq) for seq in range(1, 13)]
 
 
-def test_many_epochs_before_do_not_push_the_current_one_out(
+def test_the_current_epoch_is_never_forgotten(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A new store begins with epoch 1 again, below all that is remembered."""
@@ -208,7 +208,7 @@ def test_many_epochs_before_do_not_push_the_current_one_out(
     assert kept is not None and list(kept.epochs) == [52, 53, 1]
 
 
-def test_a_position_that_is_behind_its_segment_after_a_power_cut(tmp_path: Path) -> None:
+def test_a_position_behind_its_segment_loses_no_numbers(tmp_path: Path) -> None:
     spool = spool_of(tmp_path)
     spool.append(1, batches(1)[0])
     writer = writer_of(tmp_path)
@@ -257,7 +257,7 @@ def test_a_damaged_spool_is_skipped_to_its_next_file(tmp_path: Path) -> None:
         [EventKind.DELIVERED, NOW_MS, "t", "g", "w", [1, 2], [1, 1], [NOW_MS]],
     ],
 )
-def test_a_record_that_is_not_understood_stops_nothing(tmp_path: Path, record: Any) -> None:
+def test_an_unknown_record_is_counted_as_dropped(tmp_path: Path, record: Any) -> None:
     write(tmp_path, [[record, *batches(1)[0]]])
     events = read_all(tmp_path)
     assert [event["event"] for event in events] == ["dropped", *["enqueued"] * 3]
@@ -281,7 +281,7 @@ def _fail_once_in(monkeypatch: pytest.MonkeyPatch, module: Any, name: str, every
     return calls
 
 
-def test_a_full_disk_delays_lines_and_loses_none(
+def test_a_full_disk_delays_lines_without_losses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fill(tmp_path, batches(10))
@@ -323,7 +323,7 @@ def test_a_position_that_cannot_be_saved_repeats_the_same_lines(
     assert numbers(read_all(tmp_path)) == [(1, seq) for seq in range(1, 7)]
 
 
-def test_a_name_of_a_node_that_is_no_file_name() -> None:
+def test_node_names_become_valid_file_names() -> None:
     assert safe_node("a b/c:1") == "a_b_c_1"
     assert safe_node(".hidden") == "n.hidden"
     assert safe_node("") == "n"
@@ -331,11 +331,11 @@ def test_a_name_of_a_node_that_is_no_file_name() -> None:
 
 
 @pytest.mark.parametrize("name", ["_x-s0-e1-000001.jsonl", ".x-s0-e1-1.jsonl", "x.jsonl", "a.gz"])
-def test_names_that_are_no_segments(name: str) -> None:
+def test_other_file_names_are_not_segments(name: str) -> None:
     assert parse_segment(name) is None
 
 
-def test_lines_go_on_in_another_file_when_an_open_one_is_removed(tmp_path: Path) -> None:
+def test_a_removed_open_segment_is_replaced(tmp_path: Path) -> None:
     spool = spool_of(tmp_path)
     writer = writer_of(tmp_path)
     for n in (1, 2):

@@ -102,13 +102,13 @@ def stepped(
     return log
 
 
-def test_up_to_the_limits_nothing_is_said_or_done(folder: Path) -> None:
+def test_use_below_the_limits_has_no_effect(folder: Path) -> None:
     disk = Disk(folder, 0.75)
     assert stepped(folder, disk) == []
     assert (disk.looks, len(hours(folder))) == (1, 5)
 
 
-def test_it_is_warned_of_once_until_it_was_below(folder: Path) -> None:
+def test_disk_use_is_warned_about_once(folder: Path) -> None:
     clock, log, disk = Clock(), list[str](), Disk(folder, 0.7512)
     writer = writer_of(folder, limits=LIMITS, clock=clock, log=log, disk=disk)
     warning = f"the disk of {folder} is 75.1% full; above 75.0% (history_disk_warn)"
@@ -121,20 +121,20 @@ def test_it_is_warned_of_once_until_it_was_below(folder: Path) -> None:
     assert len(hours(folder)) == 5
 
 
-def test_it_is_looked_at_once_a_minute(folder: Path) -> None:
+def test_disk_use_is_measured_once_a_minute(folder: Path) -> None:
     disk = Disk(folder, 0.5)
     stepped(folder, disk, steps_ms=(0, 1_000, 59_000, LOOK_MS, 61_000, 119_000, 2 * LOOK_MS))
     assert disk.looks == 3
 
 
-def test_switched_off_it_is_not_looked_at(folder: Path) -> None:
+def test_disabled_limits_measure_no_disk(folder: Path) -> None:
     disk = Disk(folder, 1.0)
     assert stepped(folder, disk, Limits(None, None)) == []
     assert (disk.looks, len(hours(folder))) == (0, 5)
 
 
 @pytest.mark.parametrize(("over", "left"), [(0, 5), (1, 4), (BLOCK, 4), (BLOCK + 1, 3)])
-def test_the_oldest_are_removed_and_no_more_than_needed(folder: Path, over: int, left: int) -> None:
+def test_the_oldest_segments_are_removed_as_needed(folder: Path, over: int, left: int) -> None:
     assert {bytes_of(segment) for segment in segments.find(folder)} == {BLOCK}
     limits = Limits(None, None, disk_clean=0.85)
     log = stepped(folder, Disk(folder, 0.85 + over / DISK_BYTES), limits)
@@ -147,7 +147,7 @@ def test_the_oldest_are_removed_and_no_more_than_needed(folder: Path, over: int,
         assert log[0].endswith(" full, above 85.0% (history_disk_clean)")
 
 
-def test_a_disk_that_is_slow_to_give_back_costs_what_it_was_over_at_each_look(folder: Path) -> None:
+def test_a_slow_disk_removes_the_excess_at_each_look(folder: Path) -> None:
     looks = 0
 
     def stubborn(_: Path) -> Use:
@@ -166,7 +166,7 @@ def test_a_disk_that_is_slow_to_give_back_costs_what_it_was_over_at_each_look(fo
     assert looks == 3
 
 
-def test_what_a_restore_needs_is_kept_and_that_is_said_once(folder: Path) -> None:
+def test_segments_needed_by_a_restore_are_kept(folder: Path) -> None:
     # A restore reads from an hour before its backup on.
     write_last_backup(folder, 0, NOW_MS - 2 * HOUR_MS, "backup.db")
     limits = Limits(None, None, disk_clean=0.85)
@@ -206,7 +206,7 @@ def test_an_open_segment_is_kept(tmp_path: Path) -> None:
     spool.close()
 
 
-def test_it_is_looked_at_when_a_segment_is_sealed(tmp_path: Path) -> None:
+def test_disk_use_is_measured_when_a_segment_is_sealed(tmp_path: Path) -> None:
     spool = spool_of(tmp_path)
     log, disk = list[str](), Disk(tmp_path, 0.5)
     writer = writer_of(tmp_path, segment_bytes=10, limits=LIMITS, log=log, disk=disk)
@@ -226,7 +226,7 @@ def test_it_is_looked_at_when_a_segment_is_sealed(tmp_path: Path) -> None:
     spool.close()
 
 
-def test_what_is_measured_is_what_df_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_disk_use_equals_that_of_df(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     class Measured:
         f_frsize, f_blocks, f_bfree, f_bavail = 4096, 1000, 300, 100
 
@@ -238,7 +238,7 @@ def test_what_is_measured_is_what_df_says(monkeypatch: pytest.MonkeyPatch, tmp_p
 # --- real processes ----------------------------------------------------------------------------
 
 
-def test_the_process_cleans_whatever_may_go(folder: Path) -> None:
+def test_the_writer_process_cleans_up(folder: Path) -> None:
     """The smallest limit makes any disk too full."""
     write_last_backup(folder, 0, NOW_MS - 2 * HOUR_MS, "backup.db")
     process = start_writer(folder, disk_warn=float(ANY), disk_clean=float(ANY))
@@ -257,7 +257,7 @@ def ended(process: subprocess.Popen[bytes]) -> tuple[int, str]:
     return process.returncode, logged.decode()
 
 
-def test_the_daemon_passes_the_limits_on_and_logs_what_is_done(folder: Path) -> None:
+def test_the_daemon_passes_limits_and_logs_the_cleaning(folder: Path) -> None:
     shares = {"history_disk_warn": ANY, "history_disk_clean": ANY}
     last_backup_file(folder, 0).unlink(missing_ok=True)
     with Daemon(folder / STATE / "daemon", history_dir=folder, node=NODE, **shares) as daemon:

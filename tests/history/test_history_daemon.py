@@ -84,8 +84,8 @@ class Life:
         due = await enqueued(client, name, "t", 8, 0)
         async with client.subscribe("t", group="g", prefetch=100) as deliveries:
             got: dict[int, Delivery] = {}
-            async for one in deliveries:
-                got[one.id] = one
+            async for delivery in deliveries:
+                got[delivery.id] = delivery
                 if got.keys() >= set(due):
                     break
             await got[due[0]].ack()
@@ -124,7 +124,9 @@ async def restored(life: Life, folder: Path) -> tuple[Held, Report]:
     return await held(url(folder)), report
 
 
-async def test_restore_after_a_clean_stop(lives: dict[str, Life], tmp_path: Path) -> None:
+async def test_a_restore_after_a_clean_stop_is_exact(
+    lives: dict[str, Life], tmp_path: Path
+) -> None:
     before = lives["stopped"].before
     after, report = await restored(lives["stopped"], tmp_path)
     assert before is not None and len(before.rows) > 40 and before.dead and before.progress
@@ -141,7 +143,9 @@ async def test_restore_after_a_clean_stop(lives: dict[str, Life], tmp_path: Path
     assert report.exact, report.gaps
 
 
-async def test_restore_after_a_kill(lives: dict[str, Life], tmp_path: Path) -> None:
+async def test_a_restore_after_a_kill_keeps_all_tasks(
+    lives: dict[str, Life], tmp_path: Path
+) -> None:
     before = lives["killed"].before
     after, report = await restored(lives["killed"], tmp_path)
     # Everything had been answered, so all of it was in the spool.
@@ -162,7 +166,7 @@ def states(found: Held) -> dict[tuple[int, str], tuple[str, int]]:
 @pytest.mark.parametrize("scope", ["all", "one"])
 @pytest.mark.parametrize("overdue", ["include", "skip"])
 @pytest.mark.parametrize("how", ["stopped", "killed"])
-def test_a_daemon_on_the_restored_store_delivers_what_was_promised(
+def test_a_restored_store_delivers_its_tasks(
     lives: dict[str, Life], tmp_path: Path, capsys: pytest.CaptureFixture[str],
     how: str, overdue: str, scope: str,
 ) -> None:  # fmt: skip
@@ -222,16 +226,16 @@ async def delivered(client: Client, count: int) -> Any:
     """(id, body) of so many tasks, each of which is acked."""
     while count:
         for topic, group in (("t", "g"), ("u", "h")):
-            for one in await client.pull(topic, group=group, max=100):
-                yield one.id, one.body
-                assert await one.ack() == "acked"
+            for delivery in await client.pull(topic, group=group, max=100):
+                yield delivery.id, delivery.body
+                assert await delivery.ack() == "acked"
                 count -= 1
 
 
 # --- under load -----------------------------------------------------------------------------------
 
 
-async def test_killed_under_load_no_complete_line_is_lost(tmp_path: Path) -> None:
+async def test_a_kill_under_load_loses_no_complete_line(tmp_path: Path) -> None:
     history = tmp_path / "history"
     confirmed: set[int] = set()
     done: set[int] = set()
@@ -286,9 +290,7 @@ async def load(daemon: Daemon, confirmed: set[int], done: set[int]) -> None:
 
 
 @pytest.mark.parametrize("backed_up", ["before all", "before it was replaced", "in the end"])
-async def test_a_task_that_was_replaced_in_flight_does_not_come_back(
-    tmp_path: Path, backed_up: str
-) -> None:
+async def test_a_task_replaced_in_flight_is_not_restored(tmp_path: Path, backed_up: str) -> None:
     async with daemon_in(tmp_path) as daemon:
         async with Client(daemon.url) as client:
             await client.create_group("t", "g")

@@ -27,12 +27,12 @@ def first_column(head: str) -> list[str]:
     return [line.split("|")[1].strip().strip("`") for line in table.splitlines()[2:]]
 
 
-def test_every_field_and_every_event_is_there_in_order() -> None:
+def test_the_document_lists_fields_and_events_in_order() -> None:
     assert first_column("field | type | what") == list(FIELDS)
     assert sorted(first_column("event | what has happened")) == sorted(EVENTS)
 
 
-def test_every_kind_of_record_is_there() -> None:
+def test_the_document_lists_every_kind_of_record() -> None:
     assert first_column("kind | after `[kind, time_ms,`") == [f"{k} {k.name}" for k in EventKind]
 
 
@@ -55,9 +55,7 @@ def test_the_commands_exist_with_their_options() -> None:
 
 
 @pytest.mark.parametrize(("name", "program"), PROGRAMS)
-def test_the_one_liners_work_where_their_library_is(
-    name: str, program: str, tmp_path: Path
-) -> None:
+def test_the_documented_one_liners_run(name: str, program: str, tmp_path: Path) -> None:
     ast.parse(program)
     library = {"pandas": "pandas", "DuckDB": "duckdb", "Spark": "pyspark"}[name]
     if name == "Spark" or importlib.util.find_spec(library) is None:
@@ -71,5 +69,5 @@ def test_the_one_liners_work_where_their_library_is(
     assert "t" in str(shown) and "2" in str(shown)
 
 
-def test_there_is_one_for_each() -> None:
+def test_each_library_has_a_one_liner() -> None:
     assert [name for name, _ in PROGRAMS] == ["pandas", "DuckDB", "Spark"]

@@ -364,12 +364,12 @@ CASES: list[tuple[list[Any], list[dict[str, Any]]]] = [
 
 
 @pytest.mark.parametrize(("record", "events"), CASES, ids=lambda value: str(value)[:40])
-def test_a_record_becomes_its_events(record: list[Any], events: list[dict[str, Any]]) -> None:
+def test_records_are_rendered_as_events(record: list[Any], events: list[dict[str, Any]]) -> None:
     assert render(record) == events
     assert render(record, 41) == events
 
 
-def test_the_cases_are_every_event_and_every_field() -> None:
+def test_the_cases_cover_every_event_and_field() -> None:
     made = [event for _, events in CASES for event in events]
     assert {event["event"] for event in made} == set(EVENTS)
     fields = {name for event in made for name in event} | {"v", "time_ms", "seq", *END}
@@ -377,7 +377,7 @@ def test_the_cases_are_every_event_and_every_field() -> None:
 
 
 @given(ANY, ANY, ANY, ANY, st.binary(max_size=30))
-def test_any_text_comes_back_as_it_was(
+def test_any_text_is_read_back_unchanged(
     topic: str, key: str, who: str, reason: str, body: bytes
 ) -> None:
     options = [key, reason, {key: who, "n": [reason]}]
@@ -393,7 +393,7 @@ def test_any_text_comes_back_as_it_was(
 
 
 @given(st.recursive(st.floats() | ANY | st.integers() | st.booleans(), st.lists, max_leaves=5))
-def test_properties_are_valid_json_even_without_a_word_for_them(value: Any) -> None:
+def test_special_numbers_in_properties_are_valid_json(value: Any) -> None:
     def refuse(word: str) -> None:
         raise AssertionError(word)
 
@@ -401,7 +401,7 @@ def test_properties_are_valid_json_even_without_a_word_for_them(value: Any) -> N
 
 
 @given(st.lists(st.integers() | ANY | st.lists(st.integers()) | st.none(), max_size=10))
-def test_a_record_that_is_none_is_refused_and_nothing_else(record: list[Any]) -> None:
+def test_invalid_records_are_refused(record: list[Any]) -> None:
     renderer = Renderer("n", 0, 1)
     for kind in EventKind:
         try:

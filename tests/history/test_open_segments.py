@@ -41,7 +41,7 @@ def seal(path: Path) -> None:
     assert not sealer.busy
 
 
-def test_the_lines_are_the_same_and_a_torn_one_is_left_out(
+def test_sealing_keeps_lines_and_drops_a_torn_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(writing, "PIECE_BYTES", 10)
@@ -53,12 +53,12 @@ def test_the_lines_are_the_same_and_a_torn_one_is_left_out(
 
 
 @pytest.mark.parametrize("text", ["", "torn"])
-def test_what_holds_no_line_just_goes(tmp_path: Path, text: str) -> None:
+def test_an_empty_segment_is_removed(tmp_path: Path, text: str) -> None:
     seal(open_segment(tmp_path, text))
     assert list(tmp_path.iterdir()) == []
 
 
-def test_one_that_was_sealed_and_not_removed_is_removed(tmp_path: Path) -> None:
+def test_an_already_sealed_segment_is_removed(tmp_path: Path) -> None:
     path = open_segment(tmp_path, "{}\n")
     seal(path)
     kept = path.with_name(path.name + ".gz").read_bytes()
@@ -66,13 +66,11 @@ def test_one_that_was_sealed_and_not_removed_is_removed(tmp_path: Path) -> None:
     assert [(e.name, e.read_bytes()) for e in tmp_path.iterdir()] == [(path.name + ".gz", kept)]
 
 
-def test_one_that_is_gone_is_no_error(tmp_path: Path) -> None:
+def test_sealing_a_missing_segment_does_not_raise(tmp_path: Path) -> None:
     seal(tmp_path / f"{NODE}-s0-e1-000001.jsonl")
 
 
-def test_a_full_disk_begins_anew_and_leaves_nothing_half(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_restarts_the_sealing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = open_segment(tmp_path, '{"time_ms":1}\n' * 50)
 
     def full(fd: int) -> None:
@@ -91,7 +89,7 @@ def test_a_full_disk_begins_anew_and_leaves_nothing_half(
     assert [entry.name for entry in tmp_path.iterdir()] == [path.name + ".gz"]
 
 
-def test_a_writer_that_was_killed_while_sealing_is_followed_by_one_that_seals(
+def test_an_interrupted_sealing_is_completed_by_the_next_writer(
     tmp_path: Path,
 ) -> None:
     spool = spool_of(tmp_path)
@@ -108,7 +106,7 @@ def test_a_writer_that_was_killed_while_sealing_is_followed_by_one_that_seals(
     assert numbers(read_all(tmp_path)) == [(1, 1)]
 
 
-def test_what_a_kill_left_beside_a_sealed_segment_is_removed(tmp_path: Path) -> None:
+def test_an_open_copy_of_a_sealed_segment_is_removed(tmp_path: Path) -> None:
     """Sealed and named, and then killed: readers that take every file would see it twice."""
     spool = spool_of(tmp_path)
     spool.append(1, [enqueued([make_id(1)])])

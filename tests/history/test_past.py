@@ -60,7 +60,7 @@ def ack(*some: int, group: str = "g", last: bool = True) -> Record:
     return acked(list(some), group=group, ended=last)
 
 
-def test_what_the_group_has_acked_is_given_with_all_that_it_carried(tmp_path: Path) -> None:
+def test_acked_tasks_are_planned_with_all_fields(tmp_path: Path) -> None:
     given = {"key": "k", "tag": "eu", "properties": {"n": 1}, "priority": 3, "order_key": "c"}
     plan = plan_of(tmp_path, put(A, B, **given), delivered([A]), ack(A, last=False))
     (kept,) = plan.read((-1, -1), 100, 1 << 20)
@@ -86,11 +86,13 @@ def test_what_the_group_has_acked_is_given_with_all_that_it_carried(tmp_path: Pa
         ([ack(A), [EventKind.REQUEUED, NOW_MS + 9, "t", "other", [A]]], True),
     ],
 )
-def test_how_it_stood_decides(tmp_path: Path, records: list[Record], given: bool) -> None:
+def test_the_state_in_the_history_decides_the_plan(
+    tmp_path: Path, records: list[Record], given: bool
+) -> None:
     assert ids(plan_of(tmp_path, put(A), *records)) == ([A] if given else [])
 
 
-def test_only_what_came_due_in_the_time_by_due_time(tmp_path: Path) -> None:
+def test_only_tasks_due_in_the_period_are_planned_in_order(tmp_path: Path) -> None:
     wanted = Wanted("t", "g", DUE, DUE + 10)
     dues = {A: DUE + 10, B: DUE, C: DUE - 1, D: DUE + 11}
     records = [put(one, due_ms=due_ms) for one, due_ms in dues.items()]
@@ -100,7 +102,7 @@ def test_only_what_came_due_in_the_time_by_due_time(tmp_path: Path) -> None:
     assert plan.count() == Count(2, DUE, DUE + 10, 0)
 
 
-def test_what_was_moved_counts_by_its_last_due_time(tmp_path: Path) -> None:
+def test_rescheduled_tasks_count_by_their_last_due_time(tmp_path: Path) -> None:
     wanted = Wanted("t", "g", DUE, DUE + 10)
     moved_in = [EventKind.RESCHEDULED, NOW_MS, "t", [A], [DUE]]
     moved_out = [EventKind.RESCHEDULED, NOW_MS, "t", [B], [DUE - 1]]
@@ -113,13 +115,13 @@ def test_what_was_moved_counts_by_its_last_due_time(tmp_path: Path) -> None:
     assert (first.id, first.body, second.id) == (A, str(A).encode(), C)
 
 
-def test_a_task_that_was_replaced_is_given_as_it_was_then(tmp_path: Path) -> None:
+def test_a_replaced_task_is_planned_with_its_last_content(tmp_path: Path) -> None:
     replaced = [EventKind.REPLACED, NOW_MS, "p", [A], [DUE + 5], "t", {}, [b"new"], None]
     (kept,) = plan_of(tmp_path, put(A), replaced, ack(A)).read((-1, -1), 100, 1 << 20)
     assert (kept.due_ms, kept.body) == (DUE + 5, b"new")
 
 
-def test_the_mark_ends_it(tmp_path: Path) -> None:
+def test_the_plan_ends_at_the_mark(tmp_path: Path) -> None:
     mark = [EventKind.GROUP, NOW_MS, "t", "g", "reset", {"bulk": "reset-1"}]
     other = [EventKind.GROUP, NOW_MS, "t", "g", "reset", {"bulk": "reset-0"}]
     wanted = Wanted("t", "g", 0, NOW_MS + 60_000, "reset-1")
@@ -127,17 +129,17 @@ def test_the_mark_ends_it(tmp_path: Path) -> None:
     assert ids(plan) == [A]
 
 
-def test_what_itself_was_given_again_is_not(tmp_path: Path) -> None:
+def test_replayed_tasks_are_not_planned(tmp_path: Path) -> None:
     again = enqueued([B], DUE, options={0: [*[None] * 10, [A, "g", None]]}, bodies=[b"x"])
     assert ids(plan_of(tmp_path, put(A), ack(A), again, delivered([B]), ack(B))) == [A]
 
 
-def test_other_topics_are_other_topics(tmp_path: Path) -> None:
+def test_tasks_of_other_topics_are_not_planned(tmp_path: Path) -> None:
     there = enqueued([B], DUE, "else", bodies=[b"x"])
     assert ids(plan_of(tmp_path, put(A), there, ack(A), acked([B], topic="else"))) == [A]
 
 
-def test_without_bodies_it_is_lost_unless_it_is_stored(tmp_path: Path) -> None:
+def test_a_task_without_a_body_is_lost_unless_stored(tmp_path: Path) -> None:
     plan = plan_of(tmp_path, enqueued([A, B, C], DUE), ack(A, B, last=False))
     assert plan.count() == Count(0, None, None, 2)
     assert [kept.body for kept in plan.read((-1, -1), 100, 1 << 20)] == [None, None]
@@ -145,19 +147,19 @@ def test_without_bodies_it_is_lost_unless_it_is_stored(tmp_path: Path) -> None:
     assert plan.count() == Count(1, DUE, DUE, 1)
 
 
-def test_what_the_history_has_never_heard_of_the_store_knows(tmp_path: Path) -> None:
+def test_stored_tasks_missing_in_the_history_are_planned(tmp_path: Path) -> None:
     plan, late = plan_of(tmp_path), TaskRow(D, NOW_MS + DAY_MS, "t", b"")
     stored = [(TaskRow(A, DUE, "t", b""), True), (TaskRow(B, DUE, "t", b""), False), (late, True)]
     plan.meet(WANTED, stored)
     assert ids(plan) == [A]
 
 
-def test_how_it_was_enqueued_may_be_forgotten(tmp_path: Path) -> None:
+def test_a_task_without_its_enqueue_event_is_counted_as_lost(tmp_path: Path) -> None:
     plan = plan_of(tmp_path, delivered([A], due_ms=DUE), ack(A))
     assert plan.count() == Count(0, None, None, 1)
 
 
-def test_what_came_before_the_group_is_its_unless_the_rules_say_it_has_it(tmp_path: Path) -> None:
+def test_stored_tasks_before_the_group_are_planned(tmp_path: Path) -> None:
     wanted = Wanted("t", "g", 0, NOW_MS + 60_000, since_ms=DUE + 1, since_id=B)
     plan = plan_of(tmp_path, put(A, B, C), wanted=wanted)
     assert ids(plan) == [A, B]
@@ -165,7 +167,7 @@ def test_what_came_before_the_group_is_its_unless_the_rules_say_it_has_it(tmp_pa
     assert ids(plan) == [A]
 
 
-def test_the_filter_of_the_group_holds(tmp_path: Path) -> None:
+def test_the_plan_respects_the_groups_filter(tmp_path: Path) -> None:
     wanted = Wanted("t", "g", 0, NOW_MS + 60_000, where="n > 1 AND key LIKE 'k%'")
     tasks = [put(A, key="k", properties={"n": 2}), put(B, key="k", properties={"n": 1}), put(C)]
     plan = plan_of(tmp_path, *tasks, ack(A, B, C), wanted=wanted)
@@ -183,7 +185,7 @@ def test_a_page_ends_at_its_bytes(tmp_path: Path) -> None:
     assert [kept.id for kept in plan.read((-1, -1), 2, 1 << 20)] == [A, B]
 
 
-def test_a_plan_over_its_limit_is_none(tmp_path: Path) -> None:
+def test_a_plan_over_its_limit_fails(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match="full"):
         plan_of(tmp_path, enqueued([A], DUE, bodies=[b"x" * 100_000]), ack(A), size=40_960)
 
@@ -211,13 +213,13 @@ def dropped(at_ms: int, count: int | None = 5) -> Record:
 
 
 @pytest.mark.parametrize(("at_ms", "gaps"), [(NOW_MS - 1, 0), (NOW_MS, 1), (DUE + 60_000, 1)])
-def test_what_was_dropped_in_the_time_is_a_gap(tmp_path: Path, at_ms: int, gaps: int) -> None:
+def test_dropped_events_in_the_period_are_a_gap(tmp_path: Path, at_ms: int, gaps: int) -> None:
     wanted = replace(WANTED, from_ms=NOW_MS)
     with plan_of(tmp_path, put(A), dropped(at_ms), ack(A), wanted=wanted) as plan:
         assert (plan.count().tasks, plan.count().incomplete) == (1, gaps)
 
 
-def test_a_gap_behind_the_mark_is_none_of_its_business(tmp_path: Path) -> None:
+def test_a_gap_after_the_mark_is_ignored(tmp_path: Path) -> None:
     wanted = replace(WANTED, mark="j")
     reset: Record = [EventKind.GROUP, DUE + 9, "t", "g", "reset", {"bulk": "j"}]
     with plan_of(tmp_path, put(A), reset, dropped(DUE + 10), wanted=wanted) as plan:
@@ -225,9 +227,7 @@ def test_a_gap_behind_the_mark_is_none_of_its_business(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("after_ms", "gaps"), [(-HOUR_MS, 0), (0, 2), (HOUR_MS, 0)])
-def test_epochs_of_which_nothing_is_there_are_gaps(
-    tmp_path: Path, after_ms: int, gaps: int
-) -> None:
+def test_missing_epochs_are_gaps(tmp_path: Path, after_ms: int, gaps: int) -> None:
     """Another machine had the shard, before the last epoch that is there, and wrote elsewhere."""
     late: Record = [EventKind.DAEMON, NOW_MS + after_ms, "started", {"clean": True}]
     write(tmp_path, [[put(A)], [ack(A)]], epoch=1)
@@ -241,7 +241,7 @@ def test_epochs_of_which_nothing_is_there_are_gaps(
 @pytest.mark.parametrize("first_seq", [1, 2])
 @pytest.mark.parametrize("epoch", [1, 2])
 @pytest.mark.parametrize("before_ms", [-1, 0, 1])
-def test_a_history_that_begins_behind_the_moment_has_a_gap(
+def test_a_history_starting_after_the_period_has_a_gap(
     tmp_path: Path, first_seq: int, epoch: int, before_ms: int
 ) -> None:
     """Unless it begins with the store."""

@@ -33,7 +33,7 @@ def folder(tmp_path: Path) -> Path:
     return made
 
 
-def test_what_was_durable_is_taken_in_order_and_once(tmp_path: Path, folder: Path) -> None:
+def test_durable_batches_are_taken_in_order_and_once(tmp_path: Path, folder: Path) -> None:
     pending = Pending(folder, 3)
     pending.note(8, b"eight")
     pending.note(9, b"nine")
@@ -44,7 +44,7 @@ def test_what_was_durable_is_taken_in_order_and_once(tmp_path: Path, folder: Pat
 
 
 @pytest.mark.parametrize(("epoch", "last_batch"), [(4, 8), (5, 9), (3, 9)])
-def test_what_the_store_never_had_or_another_daemon_may_have_had_is_not(
+def test_uncommitted_and_foreign_batches_are_not_taken(
     tmp_path: Path, folder: Path, epoch: int, last_batch: int
 ) -> None:
     pending = Pending(folder, 3)
@@ -54,7 +54,7 @@ def test_what_the_store_never_had_or_another_daemon_may_have_had_is_not(
 
 
 @pytest.mark.parametrize("epoch", [2, 3])
-def test_a_daemon_that_was_frozen_in_its_start_takes_nothing_of_its_successors(
+def test_a_frozen_daemon_takes_no_batches_of_its_successor(
     tmp_path: Path, folder: Path, epoch: int
 ) -> None:
     pending = Pending(folder, 3)
@@ -66,7 +66,7 @@ def test_a_daemon_that_was_frozen_in_its_start_takes_nothing_of_its_successors(
 
 
 @pytest.mark.parametrize("data", [b"", b"\0" * 5, b"x" * 100])
-def test_only_what_was_crossed_out_is_taken(folder: Path, data: bytes) -> None:
+def test_only_marked_batches_count_as_taken(folder: Path, data: bytes) -> None:
     """Where in doubt its daemon appends it."""
     pending = Pending(folder, 3)
     pending.note(9, b"nine")
@@ -78,7 +78,7 @@ def test_only_what_was_crossed_out_is_taken(folder: Path, data: bytes) -> None:
     pending.close()
 
 
-def test_another_shard_is_left_alone(tmp_path: Path, folder: Path) -> None:
+def test_batches_of_another_shard_are_left_alone(tmp_path: Path, folder: Path) -> None:
     pending = Pending(folder, 3)
     pending.note(9, b"nine")
     assert take_pending(tmp_path, 1, 4, 9) == []
@@ -87,7 +87,7 @@ def test_another_shard_is_left_alone(tmp_path: Path, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("length", [10, 2 << 20])
-def test_what_was_appended_is_not(tmp_path: Path, folder: Path, length: int) -> None:
+def test_appended_batches_are_not_taken(tmp_path: Path, folder: Path, length: int) -> None:
     pending = Pending(folder, 3)
     pending.note(8, b"x" * length)
     pending.note(9, b"nine")
@@ -97,7 +97,7 @@ def test_what_was_appended_is_not(tmp_path: Path, folder: Path, length: int) -> 
     pending.close()
 
 
-def test_a_shorter_one_hides_the_rest_of_a_longer_one(tmp_path: Path, folder: Path) -> None:
+def test_a_shorter_batch_overwrites_a_longer_one(tmp_path: Path, folder: Path) -> None:
     pending = Pending(folder, 3)
     for n, data in ((6, b"a long one"), (8, b"short")):
         pending.note(n, data)
@@ -107,7 +107,7 @@ def test_a_shorter_one_hides_the_rest_of_a_longer_one(tmp_path: Path, folder: Pa
     pending.close()
 
 
-def test_half_of_one_is_none(tmp_path: Path, folder: Path) -> None:
+def test_a_torn_batch_is_ignored(tmp_path: Path, folder: Path) -> None:
     pending = Pending(folder, 3)
     pending.note(8, b"eight")
     pending.close()
@@ -115,7 +115,7 @@ def test_half_of_one_is_none(tmp_path: Path, folder: Path) -> None:
     assert take_pending(tmp_path, 0, 4, 9) == []
 
 
-def test_a_disk_that_fails_is_no_trouble(
+def test_disk_errors_are_ignored(
     tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object) -> int:
@@ -167,7 +167,7 @@ def batches(events: list[Event]) -> list[int]:
 
 
 @pytest.mark.parametrize(("last_batch", "expected"), [(2, [1, 2, 3]), (1, [1, 3])])
-async def test_a_batch_that_was_with_the_store_is_appended_by_the_next(
+async def test_a_pending_batch_is_appended_by_the_next_daemon(
     tmp_path: Path, last_batch: int, expected: list[int]
 ) -> None:
     first = Tenure(tmp_path, 1, 0)
@@ -182,7 +182,7 @@ async def test_a_batch_that_was_with_the_store_is_appended_by_the_next(
     assert batches(read_all(tmp_path)) == expected
 
 
-async def test_a_daemon_that_was_frozen_does_not_append_it_again(tmp_path: Path) -> None:
+async def test_a_frozen_daemon_does_not_append_a_batch_twice(tmp_path: Path) -> None:
     first = Tenure(tmp_path, 1, 0)
     notes = first.prepare(1)
     second = Tenure(tmp_path, 2, 1, node="other")
@@ -193,7 +193,7 @@ async def test_a_daemon_that_was_frozen_does_not_append_it_again(tmp_path: Path)
     assert batches(read_all(tmp_path)) == [1]
 
 
-async def test_a_client_that_resends_gets_only_what_is_in_the_history(tmp_path: Path) -> None:
+async def test_a_resend_is_answered_only_with_recorded_tasks(tmp_path: Path) -> None:
     """The store had the batch, and the daemon was killed before it could do anything with that."""
     daemon = daemon_in(tmp_path)
     async with daemon, Client(daemon.url, name="shop") as client:

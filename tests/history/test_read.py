@@ -59,12 +59,12 @@ def find(folder: Path, **wanted: Any) -> list[Any]:
     return list(search(folder, Query(**wanted), Tally()))
 
 
-def test_everything_oldest_first(tmp_path: Path) -> None:
+def test_all_events_are_read_oldest_first(tmp_path: Path) -> None:
     some_history(tmp_path)
     assert numbers(find(tmp_path)) == [(1, seq) for seq in range(1, 12)]
 
 
-def test_by_id_topic_group_and_event(tmp_path: Path) -> None:
+def test_events_are_filtered_by_id_topic_group_and_event(tmp_path: Path) -> None:
     ids = some_history(tmp_path)
     assert pairs(find(tmp_path, ids=frozenset((ids[1],)))) == [
         ("enqueued", ids[1]), ("delivered", ids[1]), ("acked", ids[1])
@@ -80,7 +80,7 @@ def test_by_id_topic_group_and_event(tmp_path: Path) -> None:
     assert find(tmp_path, ids=frozenset()) == []
 
 
-def test_by_key_events_that_do_not_hold_it_are_found_too(tmp_path: Path) -> None:
+def test_a_key_finds_all_events_of_its_tasks(tmp_path: Path) -> None:
     ids = some_history(tmp_path)
     assert pairs(find(tmp_path, key=KEY)) == [
         ("enqueued", ids[0]), ("enqueued", ids[3]), ("delivered", ids[0]), ("acked", ids[0]),
@@ -95,7 +95,9 @@ def test_by_key_events_that_do_not_hold_it_are_found_too(tmp_path: Path) -> None
     assert find(tmp_path, key="1") == []
 
 
-def test_a_key_that_too_many_tasks_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tasks_of_a_searched_key_are_limited(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     some_history(tmp_path)
     monkeypatch.setattr(read, "KEY_IDS_MAX", 1)
     with pytest.raises(LimitExceeded, match="more than 1 tasks have the key"):
@@ -120,7 +122,7 @@ def test_the_newest_first(tmp_path: Path, limit: int) -> None:
     assert found == [(1, seq) for seq in range(11, 0, -1)][:limit]
 
 
-def test_hours_that_are_not_asked_for_are_not_opened(tmp_path: Path) -> None:
+def test_only_the_requested_hours_are_opened(tmp_path: Path) -> None:
     some_history(tmp_path)
     tally = Tally()
     assert len(list(newest(tmp_path, Query(), 3, tally))) == 3
@@ -129,7 +131,7 @@ def test_hours_that_are_not_asked_for_are_not_opened(tmp_path: Path) -> None:
     assert tally.lines == 9
 
 
-def test_a_task_whole_story(tmp_path: Path) -> None:
+def test_all_events_of_a_task_are_found(tmp_path: Path) -> None:
     ids = some_history(tmp_path)
     assert [e["event"] for e in flow(tmp_path, ids[0], NOW_MS, Tally())] == [
         "enqueued", "delivered", "acked"
@@ -153,7 +155,7 @@ def test_daemons_side_by_side_are_merged_by_time(tmp_path: Path) -> None:
     assert [event["time_ms"] - NOW_MS for event in find(tmp_path)] == [*range(1, 101)]
 
 
-def test_what_is_no_history_is_not_looked_at(tmp_path: Path) -> None:
+def test_other_files_are_ignored(tmp_path: Path) -> None:
     some_history(tmp_path)
     folder = tmp_path / hour_folder(NOW_MS)
     for name in ("_x.jsonl", ".tmp-n-s0-e1-000009.jsonl.gz", "notes.txt", "x.jsonl", "y.gz"):
@@ -180,7 +182,7 @@ def test_torn_lines_and_segments_are_skipped_and_counted(tmp_path: Path) -> None
     assert tally.unreadable == 2
 
 
-def test_what_lies_there_twice_is_given_once(tmp_path: Path) -> None:
+def test_duplicate_segments_are_read_once(tmp_path: Path) -> None:
     some_history(tmp_path)
     for segment in segments.find(tmp_path):
         text = gzip.decompress(segment.path.read_bytes()).decode()
@@ -203,7 +205,7 @@ def test_a_large_body_is_read_back(tmp_path: Path) -> None:
 # --- as it comes -------------------------------------------------------------------------------
 
 
-def test_following_gives_what_is_new_once_through_sealing(tmp_path: Path) -> None:
+def test_following_yields_new_events_once(tmp_path: Path) -> None:
     spool, clock = spool_of(tmp_path), Clock()
     writer = writer_of(tmp_path, clock=clock, segment_bytes=600)
     follow = Follow(tmp_path, Query(), NOW_MS, Tally())
@@ -222,7 +224,7 @@ def test_following_gives_what_is_new_once_through_sealing(tmp_path: Path) -> Non
     writer.close()
 
 
-def test_following_misses_nothing_that_is_sealed_as_it_looks(
+def test_following_survives_a_concurrent_sealing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The folder was listed with two open segments; then the first is sealed."""
@@ -281,7 +283,7 @@ def test_following_begins_at_its_time(tmp_path: Path) -> None:
     assert [event["group"] for event in follow.read()] == ["h"]
 
 
-def test_groups_and_daemons_have_no_task(tmp_path: Path) -> None:
+def test_group_and_daemon_events_have_no_task(tmp_path: Path) -> None:
     write(tmp_path, [[[EventKind.DAEMON, NOW_MS, "started", {"clean": True}],
                       [EventKind.GROUP, NOW_MS, "t", "g", "created", {}]]])  # fmt: skip
     assert [event["event"] for event in find(tmp_path)] == ["started", "group_created"]

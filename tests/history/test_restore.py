@@ -77,7 +77,7 @@ def created(topic: str, name: str, since_ms: int, since_id: int) -> list[Any]:
     return [EventKind.GROUP, t(3), topic, name, "created", since]
 
 
-async def test_without_events_it_is_the_backup(tmp_path: Path) -> None:
+async def test_a_restore_without_events_equals_the_backup(tmp_path: Path) -> None:
     session = SessionRow(b"s" * 16, 3, NOW_MS, ((3, A, 1, NOW_MS),))
     paused = PausedKey("t", "g", None, "k", NOW_MS, "ops")
     records = keyed(SESSION, [session]) | keyed(PAUSED_KEY, [paused])
@@ -91,7 +91,7 @@ async def test_without_events_it_is_the_backup(tmp_path: Path) -> None:
     assert (report.restored, report.from_backup, report.exact) == (1, 1, False)
 
 
-async def test_what_was_enqueued_since_comes_with_all_it_had(tmp_path: Path) -> None:
+async def test_tasks_enqueued_since_are_restored_with_all_fields(tmp_path: Path) -> None:
     backup = await make_backup(tmp_path, [OLD])
     options = TaskOptions(
         "k", "", {"n": 1.5, "b": True}, 7, 60_000, RetryPolicy(5, 1.0, 0, 3, 0.0, "fixed")
@@ -114,7 +114,7 @@ async def test_what_was_enqueued_since_comes_with_all_it_had(tmp_path: Path) -> 
     assert report.exact and report.gaps == []
 
 
-async def test_a_due_window_comes_with_what_was_chosen(tmp_path: Path) -> None:
+async def test_a_due_window_is_restored_with_its_chosen_time(tmp_path: Path) -> None:
     options = TaskOptions(within_ms=600_000, asked_ms=DUE - 7)
     given = {0: [None, None, None, 0, None, None, None, 600_000, DUE - 7]}
     write(tmp_path, [[STARTED, group()], [enqueued([B], DUE, options=given, bodies=[b"x"])],
@@ -123,7 +123,7 @@ async def test_a_due_window_comes_with_what_was_chosen(tmp_path: Path) -> None:
     assert (await held(url(tmp_path))).rows[B] == TaskRow(B, DUE, "t", b"x", options)
 
 
-async def test_order_keys_and_what_groups_say_of_them_come_back(tmp_path: Path) -> None:
+async def test_order_keys_and_ordering_settings_are_restored(tmp_path: Path) -> None:
     given = {0: [None, None, None, 0, None, None, None, None, None, "customer 7"]}
     settings = {
         "order_retry_ms": 50, "order_attempts": 3, "order_failure": "hold", "fair_by": "tenant",
@@ -138,7 +138,7 @@ async def test_order_keys_and_what_groups_say_of_them_come_back(tmp_path: Path) 
     assert found.groups["t", "g"].settings == GroupSettings().replaced(settings)
 
 
-async def test_what_has_ended_does_not_come_back(tmp_path: Path) -> None:
+async def test_ended_tasks_are_not_restored(tmp_path: Path) -> None:
     rows = [TaskRow(i, DUE, "t", b"x") for i in (A, B, C, D)]
     backup = await make_backup(tmp_path, rows)
     write(
@@ -153,7 +153,7 @@ async def test_what_has_ended_does_not_come_back(tmp_path: Path) -> None:
     assert report.ended_since == 3
 
 
-async def test_what_gave_way_in_one_group_stays_with_the_other(tmp_path: Path) -> None:
+async def test_a_task_replaced_in_one_group_stays_in_the_other(tmp_path: Path) -> None:
     backup = await make_backup(tmp_path, [TaskRow(A, DUE, "t", b"x")])
     gave_way = [EventKind.ENDED, t(8), "t", "g", "cancelled", [A], False, "replaced by 7; no"]
     write(tmp_path, [[STARTED], [delivered([A], time_ms=t(6)), gave_way], [stopped()]])
@@ -162,7 +162,7 @@ async def test_what_gave_way_in_one_group_stays_with_the_other(tmp_path: Path) -
     assert found.progress[A, "g"].state is ProgressState.REPLACED
 
 
-async def test_what_was_replaced_in_flight_has_no_further_attempt(tmp_path: Path) -> None:
+async def test_a_task_replaced_in_flight_has_no_further_attempt(tmp_path: Path) -> None:
     """Also where the backup alone knows it: an event of its delivery from before takes it back
     no more."""
     known = ProgressRow(C, "g", ProgressState.IN_FLIGHT, 1, t(40), 1, replaced_by=D)
@@ -174,7 +174,7 @@ async def test_what_was_replaced_in_flight_has_no_further_attempt(tmp_path: Path
     assert {i: found.progress[i, "g"].replaced_by for i in (A, C)} == {A: B, C: D}
 
 
-async def test_events_from_before_the_backup_do_no_harm(tmp_path: Path) -> None:
+async def test_events_from_before_the_backup_are_ignored(tmp_path: Path) -> None:
     """Ended before it, enqueued before it, failed before it: the backup knows it already."""
     failure = Failure(1, t(-40), "no", "w@1")
     waiting = ProgressRow(A, "g", ProgressState.WAITING, 1, t(100), 1, (failure,), 1)
@@ -193,7 +193,7 @@ async def test_events_from_before_the_backup_do_no_harm(tmp_path: Path) -> None:
     assert report.exact
 
 
-async def test_attempts_failures_and_due_times(tmp_path: Path) -> None:
+async def test_attempts_failures_and_due_times_are_restored(tmp_path: Path) -> None:
     rows = [TaskRow(i, DUE, "t", b"x") for i in (A, B, C, D)]
     backup = await make_backup(tmp_path, rows)
     write(
@@ -271,7 +271,7 @@ async def test_dead_letters_are_made_deleted_and_requeued(tmp_path: Path) -> Non
     assert report.dead_letters == 1
 
 
-async def test_a_replaced_task_has_what_replaced_it(tmp_path: Path) -> None:
+async def test_a_replaced_task_has_its_new_content(tmp_path: Path) -> None:
     """One whose new body the history does not hold is not given the old one."""
     backup = await make_backup(tmp_path, [TaskRow(i, DUE, "t", b"old") for i in (A, B, C)])
     whole = [
@@ -316,7 +316,7 @@ async def test_each_group_owes_its_own_end(tmp_path: Path) -> None:
     assert set(found.groups) == {("t", name) for name in ("g", "h", "late")}
 
 
-async def test_groups_of_the_history(tmp_path: Path) -> None:
+async def test_groups_of_the_history_are_restored(tmp_path: Path) -> None:
     backup = await make_backup(tmp_path, [OLD, TaskRow(B, DUE, "t", b"b")])
     settings = {"rate": 2.5, "retry": {"kind": "none"}}
     closed = {"closed_ms": t(8), "closed_id": str(B)}
@@ -350,7 +350,7 @@ async def test_groups_of_the_history(tmp_path: Path) -> None:
     assert report.groups == 3
 
 
-async def test_filters_of_the_history(tmp_path: Path) -> None:
+async def test_filters_of_the_history_are_restored(tmp_path: Path) -> None:
     backup = await make_backup(tmp_path, [OLD, TaskRow(B, DUE, "t", b"b")])
     former = [["eu", None, DUE, str(B)], [None, "n > 1", t(5), str(2**60)]]
     settings = {"tags": "us", "where": "n > 2", "former": former}
@@ -392,7 +392,7 @@ async def test_groups_and_moved_tasks_keep_their_places(tmp_path: Path) -> None:
     assert owed == [False, True]
 
 
-async def test_a_task_of_no_group_expires_and_broadcasts_own_nothing(tmp_path: Path) -> None:
+async def test_expiry_without_groups_and_broadcasts_are_restored(tmp_path: Path) -> None:
     backup = await make_backup(tmp_path, [OLD, TaskRow(B, DUE, "t", b"b")], groups=[])
     write(
         tmp_path,
@@ -407,7 +407,7 @@ async def test_a_task_of_no_group_expires_and_broadcasts_own_nothing(tmp_path: P
 # --- what is asked for -------------------------------------------------------------------------
 
 
-async def test_one_task_alone(tmp_path: Path) -> None:
+async def test_a_single_task_can_be_restored(tmp_path: Path) -> None:
     backup = await make_backup(tmp_path, [OLD, TaskRow(B, DUE, "t", b"b")])
     write(tmp_path, [[STARTED], [enqueued([C], DUE, bodies=[b"c"])], [stopped()]])
     report, found = await restored(tmp_path, backup, ids=frozenset((B, D)))
@@ -418,7 +418,7 @@ async def test_one_task_alone(tmp_path: Path) -> None:
     assert set((await held(url(tmp_path))).rows) == {C}
 
 
-async def test_overdue_tasks_stay_away_when_that_is_wanted(tmp_path: Path) -> None:
+async def test_overdue_tasks_can_be_skipped(tmp_path: Path) -> None:
     later = LATER_MS + 1
     rows = [
         OLD,
@@ -439,7 +439,7 @@ async def test_overdue_tasks_stay_away_when_that_is_wanted(tmp_path: Path) -> No
     assert (report.restored, report.skipped_overdue.ids) == (3, [str(A)])
 
 
-async def test_a_dry_run_writes_nothing(tmp_path: Path) -> None:
+async def test_a_dry_run_writes_no_file(tmp_path: Path) -> None:
     backup = await make_backup(tmp_path, [OLD])
     write(tmp_path, [[STARTED], [stopped()]])
     before = sorted(os.listdir(tmp_path))
@@ -448,7 +448,7 @@ async def test_a_dry_run_writes_nothing(tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path)) == before
 
 
-async def test_without_bodies_nothing_is_written_unless_asked(tmp_path: Path) -> None:
+async def test_a_restore_without_bodies_must_be_requested(tmp_path: Path) -> None:
     backup = await make_backup(tmp_path, [OLD])
     write(tmp_path, [[STARTED], [enqueued([B, C], DUE)], [delivered([C]), acked([C])], [stopped()]])
     report = await run(tmp_path, backup)
@@ -460,7 +460,7 @@ async def test_without_bodies_nothing_is_written_unless_asked(tmp_path: Path) ->
     assert set((await held(url(tmp_path))).rows) == {A}
 
 
-async def test_history_alone_will_do(tmp_path: Path) -> None:
+async def test_history_alone_can_be_restored(tmp_path: Path) -> None:
     write(
         tmp_path,
         [[STARTED, group()], [enqueued([A, B], DUE, bodies=[b"a", b"b"])],
@@ -486,7 +486,7 @@ async def test_epoch_and_id_mark_are_above_everything_seen(tmp_path: Path) -> No
     assert found.opened.clean
 
 
-async def test_ids_that_are_lost_with_the_tail_are_not_given_again(tmp_path: Path) -> None:
+async def test_ids_lost_with_the_tail_are_not_reused(tmp_path: Path) -> None:
     backup = await make_backup(tmp_path, [OLD])
     fill(tmp_path, [[STARTED], [enqueued([B], DUE, bodies=[b""])]])
     report = await run(tmp_path, backup)
@@ -497,7 +497,7 @@ async def test_ids_that_are_lost_with_the_tail_are_not_given_again(tmp_path: Pat
 # --- how exact ---------------------------------------------------------------------------------
 
 
-async def test_spools_that_no_writer_has_taken_up_are_read(tmp_path: Path) -> None:
+async def test_unconverted_spools_are_read(tmp_path: Path) -> None:
     backup = await make_backup(tmp_path, [OLD])
     fill(tmp_path, [[STARTED], [enqueued([B], DUE, bodies=[b"b"])]])
     drain(tmp_path)
@@ -550,7 +550,7 @@ async def test_a_crash_since_the_backup_is_reported(tmp_path: Path) -> None:
     assert report.crashes == 1 and report.clean_stop and not report.exact
 
 
-async def test_a_writer_at_work_meanwhile_does_no_harm(
+async def test_a_concurrent_writer_loses_no_event(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It takes up the spool, seals it and removes it between the first look and the reading."""
@@ -588,7 +588,7 @@ async def test_events_that_lack_fields_are_counted(tmp_path: Path) -> None:
     assert report.unusable_events == 1 and not report.exact
 
 
-async def test_several_folders_are_one_history(tmp_path: Path) -> None:
+async def test_several_folders_are_read_as_one_history(tmp_path: Path) -> None:
     """The daemons of a pair, each with its own disk."""
     backup = await make_backup(tmp_path, [OLD])
     left, right = tmp_path / "left", tmp_path / "right"
@@ -617,7 +617,7 @@ def moved(folder: Path) -> list[str]:
     return [str(folder / "host-b"), str(folder / "host-a")]
 
 
-async def test_a_shard_that_has_moved_comes_back_from_the_folders_of_its_machines(
+async def test_a_moved_shard_is_restored_from_several_folders(
     tmp_path: Path,
 ) -> None:
     """Named one by one, also where one is a copy of another, or copied into one folder."""
@@ -633,7 +633,7 @@ async def test_a_shard_that_has_moved_comes_back_from_the_folders_of_its_machine
         (tmp_path / "new.db").unlink()
 
 
-async def test_a_machine_whose_folder_is_not_named_is_a_gap(tmp_path: Path) -> None:
+async def test_a_missing_machines_folder_is_a_gap(tmp_path: Path) -> None:
     """What it had acked comes again, so the store is not as it was."""
     backup = await make_backup(tmp_path, [OLD])
     report, found = await restored(tmp_path, backup, history=(moved(tmp_path)[1],))
@@ -645,7 +645,7 @@ async def test_a_machine_whose_folder_is_not_named_is_a_gap(tmp_path: Path) -> N
 # --- what cannot be done -----------------------------------------------------------------------
 
 
-async def test_a_target_that_is_there_is_refused(tmp_path: Path) -> None:
+async def test_an_existing_restore_target_is_refused(tmp_path: Path) -> None:
     backup = await make_backup(tmp_path, [OLD])
     (tmp_path / "new.db").write_bytes(b"mine")
     with pytest.raises(Conflict, match="exists already"):
@@ -653,7 +653,7 @@ async def test_a_target_that_is_there_is_refused(tmp_path: Path) -> None:
     assert (tmp_path / "new.db").read_bytes() == b"mine"
 
 
-async def test_what_makes_no_sense_is_said(tmp_path: Path) -> None:
+async def test_invalid_restore_options_are_refused(tmp_path: Path) -> None:
     backup = await make_backup(tmp_path, [OLD])
     with pytest.raises(NotFound, match="no such file"):
         await run(tmp_path, str(tmp_path / "none.db"))
@@ -690,7 +690,7 @@ async def test_the_shard_of_a_history_alone(tmp_path: Path) -> None:
     assert set((await held(url(tmp_path))).rows) == {make_id(1) + 5}
 
 
-async def test_many_tasks_come_in_many_batches(tmp_path: Path) -> None:
+async def test_many_tasks_are_restored_in_many_batches(tmp_path: Path) -> None:
     rows = [TaskRow(make_id(n), DUE, "t", b"x" * 10_000) for n in range(1_500)]
     backup = await make_backup(tmp_path, rows)
     more = [make_id(n) for n in range(2_000, 4_500)]
@@ -740,7 +740,7 @@ async def test_a_restore_begins_at_the_backup(tmp_path: Path, hours: int) -> Non
     assert new.rows.keys() == {row.id for row in rows[1:]} | {make_id(50 + n) for n in range(3)}
 
 
-async def test_a_gap_behind_the_backup_is_never_exact(tmp_path: Path) -> None:
+async def test_a_gap_after_the_backup_is_never_exact(tmp_path: Path) -> None:
     """The report says so of every file that may count: from the last one before the backup on."""
     rows = [TaskRow(make_id(10 + n), DUE + HOUR_MS, "t", b"x") for n in range(5)]
     backup = await make_backup(tmp_path, rows, position_ms=NOW_MS)
@@ -757,7 +757,7 @@ async def test_a_gap_behind_the_backup_is_never_exact(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("behind_a_segment", [False, True])
-async def test_a_clock_that_was_set_back_after_the_backup_hides_nothing(
+async def test_a_clock_set_back_after_the_backup_hides_no_event(
     tmp_path: Path, behind_a_segment: bool
 ) -> None:
     rows = [TaskRow(make_id(10 + n), DUE + HOUR_MS, "t", b"x") for n in range(5)]
@@ -778,7 +778,7 @@ async def test_a_clock_that_was_set_back_after_the_backup_hides_nothing(
     assert report.exact and report.events == 4
 
 
-async def test_a_copied_backup_is_what_is_written_row_by_row(tmp_path: Path) -> None:
+async def test_copying_a_backup_equals_writing_its_rows(tmp_path: Path) -> None:
     """Both ways to fill a new SQLite store give the same, whatever the events have changed."""
     ids = [make_id(n) for n in range(40)]
     rows = [TaskRow(one, DUE + n, "t", b"%d" % n) for n, one in enumerate(ids)]

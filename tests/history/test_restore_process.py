@@ -37,7 +37,7 @@ class Enough(Exception):
 
 
 @pytest.mark.parametrize("last", RESTORE_STEPS)
-async def test_one_that_is_stopped_leaves_nothing(tmp_path: Path, last: str) -> None:
+async def test_a_stopped_restore_leaves_no_files(tmp_path: Path, last: str) -> None:
     plan, seen = await sources(tmp_path / "x"), list[str]()
 
     def watch(step: str, done: int, of: int | None) -> None:
@@ -65,7 +65,7 @@ def begin(plan: Plan, **more: Any) -> subprocess.Popen[bytes]:
     return made
 
 
-async def test_the_process_says_how_far_it_is_and_how_it_ended(tmp_path: Path) -> None:
+async def test_the_process_reports_progress_and_result(tmp_path: Path) -> None:
     plan = await sources(tmp_path / "x")
     with begin(plan) as process:
         assert process.stdout is not None
@@ -80,7 +80,7 @@ async def test_the_process_says_how_far_it_is_and_how_it_ended(tmp_path: Path) -
     assert json.loads(out.splitlines()[-1])["error"]["code"] == "conflict"
 
 
-def test_without_its_daemon_the_process_ends_and_does_nothing() -> None:
+def test_a_restore_process_without_its_daemon_ends() -> None:
     for given in (b"", b'{"into": "half a'):
         done = subprocess.run(
             [sys.executable, "-m", "tickwheel.history.restore"],
@@ -92,7 +92,7 @@ def test_without_its_daemon_the_process_ends_and_does_nothing() -> None:
         assert (done.returncode, done.stdout, done.stderr) == (3, b"", b"")
 
 
-def test_the_end_of_its_input_stops_it_at_the_next_word(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_end_of_its_input_stops_a_restore_process(monkeypatch: pytest.MonkeyPatch) -> None:
     read_end, write_end = os.pipe()
     out_end, said_end = os.pipe()
     monkeypatch.setattr(module, "STDIN", read_end)

@@ -30,7 +30,9 @@ def redis(tmp_path: Path) -> Iterator[RedisServer]:
     server.kill()
 
 
-async def test_all_rows_come_into_an_empty_shard(tmp_path: Path, redis: RedisServer) -> None:
+async def test_all_rows_are_restored_into_an_empty_shard(
+    tmp_path: Path, redis: RedisServer
+) -> None:
     rows = [TaskRow(A, DUE, "t", b"\x00a"), TaskRow(B, DUE, "t", b"b")]
     waiting = ProgressRow(B, "g", ProgressState.WAITING, 2, DUE, 4)
     letter = DeadRow(A, "h", "t", NOW_MS, 3, "no")
@@ -54,7 +56,7 @@ async def test_all_rows_come_into_an_empty_shard(tmp_path: Path, redis: RedisSer
         await run(tmp_path, backup, into=url)
 
 
-async def test_a_shard_that_was_laid_out_anew_is_filled(tmp_path: Path, redis: RedisServer) -> None:
+async def test_a_newly_initialised_shard_is_filled(tmp_path: Path, redis: RedisServer) -> None:
     backup = await make_backup(tmp_path, [TaskRow(A, DUE, "t", b"a")])
     url, options = redis.url(""), options_from(redis.url(""))
     redis.call("HSET", "{tw:default:0}:wheel", "format", "1", "rewriting", "gone/1")
@@ -81,7 +83,7 @@ async def test_a_shard_that_a_daemon_leads_is_left_alone(
     await election.close()
 
 
-async def test_nobody_else_leads_while_it_is_filled(
+async def test_a_restore_holds_the_lease_of_the_shard(
     tmp_path: Path, redis: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backup = await make_backup(tmp_path, [TaskRow(A, DUE, "t", b"a")])
@@ -99,7 +101,7 @@ async def test_nobody_else_leads_while_it_is_filled(
     assert tried == [False]
 
 
-async def test_a_lease_that_is_lost_ends_it(
+async def test_a_lost_lease_ends_the_restore(
     tmp_path: Path, redis: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backup = await make_backup(tmp_path, [TaskRow(A, DUE, "t", b"a")])

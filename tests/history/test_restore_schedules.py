@@ -46,7 +46,7 @@ def test_every_field_of_a_schedule_is_in_its_event() -> None:
     } == {*Schedule._fields, "paused", "task"} - {"options"}  # fmt: skip
 
 
-async def test_one_that_was_put_since_comes_as_it_was_asked_for(tmp_path: Path) -> None:
+async def test_a_schedule_put_since_is_restored(tmp_path: Path) -> None:
     backup = await make_backup(tmp_path, records=keyed(SCHEDULE, [ROW]))
     daily = ScheduleRow(DAILY, next_ms=NOW_MS + 500)
     changed = ROW._replace(schedule=POLL._replace(every_ms=60_000, jitter_ms=0), next_ms=NOW_MS + 9)
@@ -63,7 +63,7 @@ async def test_one_that_was_put_since_comes_as_it_was_asked_for(tmp_path: Path) 
     assert report.exact and report.schedules == 2
 
 
-async def test_what_fired_since_has_fired(tmp_path: Path) -> None:
+async def test_runs_since_the_backup_are_restored(tmp_path: Path) -> None:
     backup = await make_backup(tmp_path, records=keyed(SCHEDULE, [ROW]))
     state = {"next_ms": NOW_MS + 90_003, "runs": 3, "queued_ms": NOW_MS + 3}
     runs = [[NOW_MS, "missed", 0, 4], [NOW_MS + 1, "fired", A, 1], [NOW_MS + 3, "queued", 0, 1]]
@@ -88,7 +88,7 @@ async def test_what_fired_since_has_fired(tmp_path: Path) -> None:
     assert report.exact
 
 
-async def test_one_that_was_deleted_stays_away(tmp_path: Path) -> None:
+async def test_a_deleted_schedule_is_not_restored(tmp_path: Path) -> None:
     backup = await make_backup(tmp_path, records=keyed(SCHEDULE, [ROW]))
     gone = [EventKind.SCHEDULE, NOW_MS + 5, "t", "poll", "deleted", {"runs": 2}, None]
     write(tmp_path, [[STARTED], [gone], [stopped()]])
@@ -96,7 +96,7 @@ async def test_one_that_was_deleted_stays_away(tmp_path: Path) -> None:
     assert (await held(url(tmp_path))).small.of_kind(SCHEDULE) == []
 
 
-async def test_what_happened_before_the_backup_does_not_count(tmp_path: Path) -> None:
+async def test_schedule_events_from_before_the_backup_are_ignored(tmp_path: Path) -> None:
     backup = await make_backup(tmp_path, records=keyed(SCHEDULE, [ROW]))
     gone = [EventKind.SCHEDULE, NOW_MS - 5, "t", "poll", "deleted", {"runs": 2}, None]
     write(tmp_path, [[STARTED, gone], [stopped()]])
@@ -105,7 +105,7 @@ async def test_what_happened_before_the_backup_does_not_count(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("same", [True, False])
-async def test_without_bodies_one_that_kept_its_own_comes(tmp_path: Path, same: bool) -> None:
+async def test_a_changed_schedule_without_its_body_is_named(tmp_path: Path, same: bool) -> None:
     backup = await make_backup(tmp_path, records=keyed(SCHEDULE, [ROW]))
     other = ROW._replace(schedule=POLL._replace(every_ms=60_000))
     write(tmp_path, [[STARTED], [put(other.schedule, other, body=False, same=same)], [stopped()]])
@@ -127,7 +127,7 @@ class RecordingScheduleRig(RecordingRig, ScheduleRig):
     """Keeps what is durable."""
 
 
-def test_a_refused_run_leaves_no_event() -> None:
+def test_a_refused_run_has_no_event() -> None:
     """Its task is forgotten; when it comes again it is another one."""
     rig = RecordingScheduleRig(CONFIG)
     rig.put(catch_up="all")

@@ -36,7 +36,7 @@ def event(what: str, first_id: int = 0, **details: Any) -> list[Any]:
     return [EventKind.TRANSACTION, NOW_MS + 5, "p", "x", what, 2, first_id, DETAILS | details]
 
 
-async def test_one_that_is_open_comes_as_it_was(tmp_path: Path) -> None:
+async def test_an_open_transaction_is_restored(tmp_path: Path) -> None:
     backup = await make_backup(tmp_path, records=keyed(TRANSACTION, [HEAD, HALVES]))
     write(tmp_path, [[STARTED], [event("checked", checks=1, asked=1)], [stopped()]])
     report, found = await restored(tmp_path, backup)
@@ -45,7 +45,7 @@ async def test_one_that_is_open_comes_as_it_was(tmp_path: Path) -> None:
     assert report.exact
 
 
-async def test_one_that_was_parked_since_is_parked(tmp_path: Path) -> None:
+async def test_a_transaction_parked_since_is_parked(tmp_path: Path) -> None:
     backup = await make_backup(tmp_path, records=keyed(TRANSACTION, [HEAD, HALVES]))
     write(tmp_path, [[STARTED], [event("parked", checks=15, asked=0)], [stopped()]])
     await run(tmp_path, backup)
@@ -53,7 +53,7 @@ async def test_one_that_was_parked_since_is_parked(tmp_path: Path) -> None:
     assert found["x", 0].state is TransactionState.PARKED
 
 
-async def test_one_that_was_committed_since_lends_its_tasks_their_bodies(tmp_path: Path) -> None:
+async def test_a_transaction_committed_since_restores_its_tasks(tmp_path: Path) -> None:
     backup = await make_backup(tmp_path, records=keyed(TRANSACTION, [HEAD, HALVES]))
     ids = [FIRST, FIRST + 1024]
     dues = [NOW_MS + 10**9, NOW_MS + 10**9]
@@ -68,7 +68,7 @@ async def test_one_that_was_committed_since_lends_its_tasks_their_bodies(tmp_pat
     assert (head.state, head.first_id, head.tasks) == (TransactionState.COMMITTED, FIRST, 2)
 
 
-async def test_one_that_was_rolled_back_since_is_gone(tmp_path: Path) -> None:
+async def test_a_transaction_rolled_back_since_is_rolled_back(tmp_path: Path) -> None:
     backup = await make_backup(tmp_path, records=keyed(TRANSACTION, [HEAD, HALVES]))
     write(tmp_path, [[STARTED], [event("rolled_back")], [stopped()]])
     assert (await run(tmp_path, backup)).exact
@@ -76,7 +76,7 @@ async def test_one_that_was_rolled_back_since_is_gone(tmp_path: Path) -> None:
     assert isinstance(head, TransactionRow) and head.state is TransactionState.ROLLED_BACK
 
 
-async def test_what_was_prepared_since_is_named_and_never_half_of_it_comes(tmp_path: Path) -> None:
+async def test_a_transaction_prepared_since_is_named_as_lost(tmp_path: Path) -> None:
     backup = await make_backup(tmp_path, records=keyed(TRANSACTION, [HEAD, HALVES]))
     write(tmp_path, [[STARTED], [event("prepared", part=2)], [stopped()]])
     report = await run(tmp_path, backup)
@@ -85,7 +85,7 @@ async def test_what_was_prepared_since_is_named_and_never_half_of_it_comes(tmp_p
     assert not report.exact
 
 
-async def test_what_was_prepared_and_decided_since_is_decided(tmp_path: Path) -> None:
+async def test_a_transaction_decided_since_is_decided(tmp_path: Path) -> None:
     backup = await make_backup(tmp_path)
     write(tmp_path, [[STARTED], [event("prepared", part=1)], [event("rolled_back")], [stopped()]])
     report = await run(tmp_path, backup)
@@ -98,7 +98,7 @@ class RecordingTransactionRig(RecordingRig, TransactionRig):
     """Keeps what is durable."""
 
 
-def test_what_was_refused_leaves_no_event() -> None:
+def test_a_refused_transaction_has_no_event() -> None:
     rig = RecordingTransactionRig(TRANSACTIONS)
     rig.prepare("x", 1, half(b"1"), half(b"2"), address="p")
     rig.seal()
@@ -122,7 +122,7 @@ def test_what_was_refused_leaves_no_event() -> None:
     assert found[1]["task_id"] == enqueued[0]["task_id"]
 
 
-def test_how_many_were_added_and_how_old_it_is_at_its_end() -> None:
+def test_transaction_events_have_task_count_and_age() -> None:
     rig = RecordingTransactionRig(TRANSACTIONS)
     rig.prepare("x", 1, half(b"1"), half(b"2"))
     rig.prepare("y", 1, half(b"1"))

@@ -38,7 +38,7 @@ async def restored(daemon: Daemon, **wanted: Any) -> Any:
     return await ended(daemon, made["id"])
 
 
-async def test_all_one_and_without_what_is_overdue(tmp_path: Path) -> None:
+async def test_restores_of_all_one_and_without_overdue_tasks(tmp_path: Path) -> None:
     history = tmp_path / "history"
     options: dict[str, Any] = {"http": True, "history_dir": str(history), "history_bodies": "true"}
     with Daemon(tmp_path / "first", backup_dir=str(tmp_path), **options) as daemon:

@@ -45,7 +45,7 @@ def hours_left(folder: Path) -> list[int]:
     return [segment.hour_ms for segment in segments.find(folder)]
 
 
-def test_hours_go_when_they_are_older_than_the_retention(tmp_path: Path) -> None:
+def test_hours_older_than_the_retention_are_removed(tmp_path: Path) -> None:
     starts = history_of_hours(tmp_path, 6)
     cleaned = clean(tmp_path, Limits(2 * HOUR_MS), NOW_MS)
     assert hours_left(tmp_path) == starts[3:]
@@ -56,7 +56,7 @@ def test_hours_go_when_they_are_older_than_the_retention(tmp_path: Path) -> None
     assert hours_left(tmp_path) == starts[4:]
 
 
-def test_folders_go_when_they_are_empty_and_other_files_stay(tmp_path: Path) -> None:
+def test_empty_folders_are_removed_and_other_files_kept(tmp_path: Path) -> None:
     history_of_hours(tmp_path, 14)
     other = tmp_path / "dt=2026-11-20" / "hour=23" / "notes.txt"
     other.write_text("mine")
@@ -65,7 +65,7 @@ def test_folders_go_when_they_are_empty_and_other_files_stay(tmp_path: Path) -> 
     assert left == ["dt=2026-11-20/hour=23", "dt=2026-11-20/hour=23/notes.txt"]
 
 
-def test_the_oldest_go_when_there_is_too_much(tmp_path: Path) -> None:
+def test_the_oldest_segments_are_removed_over_the_size_limit(tmp_path: Path) -> None:
     starts = history_of_hours(tmp_path, 5)
     sizes = [segment.path.stat().st_size for segment in segments.find(tmp_path)]
     limit = sum(sizes[3:])
@@ -76,7 +76,7 @@ def test_the_oldest_go_when_there_is_too_much(tmp_path: Path) -> None:
     assert cleaned.left_bytes == sizes[4]
 
 
-def test_what_a_restore_needs_is_never_removed(tmp_path: Path) -> None:
+def test_segments_needed_by_a_restore_are_never_removed(tmp_path: Path) -> None:
     starts = history_of_hours(tmp_path, 6)
     write_last_backup(tmp_path, 0, starts[3] + BACKUP_MARGIN_MS + 5, "/b/1.db")
     assert last_backup_ms(tmp_path, 0) == starts[3] + BACKUP_MARGIN_MS + 5
@@ -96,7 +96,7 @@ def test_a_mark_that_cannot_be_read_needs_everything(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("node", ["last_backup", "_last_backup"])
-def test_a_mark_is_in_no_nodes_way(tmp_path: Path, node: str) -> None:
+def test_backup_marks_do_not_collide_with_node_folders(tmp_path: Path, node: str) -> None:
     assert state_folder(tmp_path, node, 0) != last_backup_file(tmp_path, 0)
 
 

@@ -31,7 +31,7 @@ def arrays(folder: Path) -> list[tuple[int, list[Any]]]:
     return found
 
 
-def test_what_is_appended_is_read_in_order(tmp_path: Path) -> None:
+def test_spooled_records_are_read_in_order(tmp_path: Path) -> None:
     spool = Spool(tmp_path / "s", 7)
     batches = [(n, records(n)) for n in range(1, 50)]
     for n, some in batches:
@@ -40,7 +40,7 @@ def test_what_is_appended_is_read_in_order(tmp_path: Path) -> None:
     assert spool.measure() == sum(p.stat().st_size for p in (tmp_path / "s").glob("spool-7-*"))
 
 
-def test_a_torn_tail_is_no_error_at_any_byte(tmp_path: Path) -> None:
+def test_a_torn_tail_at_any_byte_is_ignored(tmp_path: Path) -> None:
     spool = Spool(tmp_path, 1)
     for n in range(1, 4):
         spool.append(n, records(3, n))
@@ -58,7 +58,7 @@ def test_a_torn_tail_is_no_error_at_any_byte(tmp_path: Path) -> None:
     assert ends == sorted(ends) and ends[-1] == len(data)
 
 
-def test_files_rotate_and_are_read_one_after_the_other(tmp_path: Path) -> None:
+def test_spool_files_rotate_and_are_read_in_order(tmp_path: Path) -> None:
     spool = Spool(tmp_path, 1, bytes_max=4_000)
     for n in range(1, 31):
         assert spool.append(n, records())
@@ -116,7 +116,7 @@ def test_a_full_disk_leaves_whole_arrays(
     assert [n for n, _ in arrays(tmp_path)] == [1, 3]
 
 
-def test_where_the_rest_cannot_be_cut_off_another_file_is_begun(
+def test_a_file_that_cannot_be_truncated_is_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spool = Spool(tmp_path, 1)
@@ -135,7 +135,7 @@ def test_where_the_rest_cannot_be_cut_off_another_file_is_begun(
     assert [n for n, _ in arrays(tmp_path)] == [1, 3]
 
 
-def test_a_folder_that_cannot_be_made_is_trouble_and_no_error(tmp_path: Path) -> None:
+def test_an_uncreatable_spool_folder_does_not_raise(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     spool = Spool(tmp_path / "file" / "below", 1)
     assert not spool.append(1, records())
@@ -143,7 +143,7 @@ def test_a_folder_that_cannot_be_made_is_trouble_and_no_error(tmp_path: Path) ->
     spool.close()
 
 
-def test_what_cannot_be_packed_is_refused(tmp_path: Path) -> None:
+def test_unpackable_records_are_refused(tmp_path: Path) -> None:
     spool = Spool(tmp_path, 1)
     assert not spool.append(1, [[1, object()]])
     assert not spool.append(1, [[1, 2**70]])
@@ -171,7 +171,7 @@ def test_the_writer_sees_whether_its_daemon_lives(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [b"\x00" * 30, b"\xc1", b"\x93\x01\x02\x03", b"\x92\xa1x\x90"])
-def test_damage_is_not_taken_for_a_torn_tail(tmp_path: Path, damage: bytes) -> None:
+def test_damage_is_not_mistaken_for_a_torn_tail(tmp_path: Path, damage: bytes) -> None:
     spool = Spool(tmp_path, 1)
     spool.append(1, records())
     path = tmp_path / str(spool_module.files(tmp_path)[0])

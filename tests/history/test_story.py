@@ -33,13 +33,13 @@ def write(folder: Path, events: int, *, at_ms: int = NOW_MS, task: int = TASK, *
             file.write(json.dumps(event | more) + "\n")
 
 
-def test_it_is_whole_and_in_order(tmp_path: Path) -> None:
+def test_a_story_is_complete_and_in_order(tmp_path: Path) -> None:
     write(tmp_path, 20)
     events, is_whole = story(tmp_path, TASK, NOW_MS)
     assert is_whole and [event["seq"] for event in events] == list(range(1, 41, 2))
 
 
-def test_of_a_shard_that_has_moved_it_is_whole_where_all_folders_were_copied(
+def test_a_story_of_a_moved_shard_needs_all_folders(
     tmp_path: Path,
 ) -> None:
     """The folder of one machine has what was written there."""
@@ -55,7 +55,7 @@ def test_of_a_shard_that_has_moved_it_is_whole_where_all_folders_were_copied(
     assert (told("a"), told("b"), told("all")) == (of_a, of_b, of_a + of_b)
 
 
-def test_what_its_id_says_nothing_of_is_found_all_the_same(tmp_path: Path) -> None:
+def test_events_older_than_the_id_are_found(tmp_path: Path) -> None:
     write(tmp_path, 3, at_ms=NOW_MS - 10 * 3_600_000)
     events, is_whole = story(tmp_path, TASK, NOW_MS)
     assert is_whole and len(events) == 3
@@ -74,15 +74,13 @@ def test_a_story_ends_at_its_bounds(
     assert (len(events), is_whole) == (has, False)
 
 
-def test_one_event_that_is_too_large_ends_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_oversized_event_ends_a_story(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path, 2, body="x" * 5_000)
     monkeypatch.setattr(read, "BYTES_MAX", 4_000)
     assert story(tmp_path, TASK, NOW_MS) == ([], False)
 
 
-def test_it_gives_up_when_its_time_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_story_ends_at_its_time_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path, 20)
     monkeypatch.setattr(read, "LINES_PER_LOOK", 10)
     monkeypatch.setattr(read, "S_MAX", -1.0)
@@ -90,7 +88,7 @@ def test_it_gives_up_when_its_time_is_over(tmp_path: Path, monkeypatch: pytest.M
     assert not is_whole and len(events) < 20
 
 
-def test_questions_are_answered_one_after_the_other(tmp_path: Path) -> None:
+def test_questions_are_answered_in_turn(tmp_path: Path) -> None:
     write(tmp_path, 2)
     answers = io.BytesIO()
     serve(

@@ -59,7 +59,7 @@ def ids(found: list[dict[str, Any]]) -> list[int]:
     return [int(one["id"]) for one in found]
 
 
-def test_a_finished_task_is_as_it_was(folder: Path) -> None:
+def test_a_finished_task_is_shown_as_it_was(folder: Path) -> None:
     found = {int(one["id"]): one for one in find(folder)}
     assert found[A] == {
         "id": str(A), "state": "acked", "topic": "t", "key": KEY, "tag": "tag", "body": "a",
@@ -86,13 +86,15 @@ def test_a_finished_task_is_as_it_was(folder: Path) -> None:
         ({"key": "nothing has this"}, []),
     ],
 )
-def test_by_key_topic_and_time(folder: Path, wanted: Any, newest_first: list[int]) -> None:
+def test_tasks_are_found_by_key_topic_and_time(
+    folder: Path, wanted: Any, newest_first: list[int]
+) -> None:
     assert ids(find(folder, **wanted)) == newest_first
 
 
 @pytest.mark.parametrize("word", ["cancelled", "expired", "deleted", "filtered"])
 @pytest.mark.parametrize(("group", "last"), [(None, True), ("g", True), ("g", False)])
-def test_a_task_has_ended_when_it_has_with_all_of_its_groups(
+def test_a_task_has_ended_when_all_groups_ended_it(
     tmp_path: Path, word: str, group: str | None, last: bool
 ) -> None:
     write(tmp_path, [[enqueued([A], DUE_MS)], [ended(word, A, group, last=last)]])
@@ -101,7 +103,7 @@ def test_a_task_has_ended_when_it_has_with_all_of_its_groups(
     assert found["ended_ms"] == (NOW_MS + 500 if last else None)
 
 
-def test_more_than_one_look_takes_are_all_found_once(tmp_path: Path) -> None:
+def test_tasks_beyond_one_read_are_found_once(tmp_path: Path) -> None:
     many = [make_id(n) for n in range(3 * read.PART + 7)]
     write(tmp_path, [[enqueued(many, DUE_MS)], [delivered(many), acked(many)]])
     found = find(tmp_path)
@@ -137,7 +139,7 @@ def test_the_process_answers_a_question(folder: Path) -> None:
 RENDERER = Renderer("n", 0, 1)
 
 
-def test_a_task_that_gave_way_names_the_newer_one_and_its_failure() -> None:
+def test_a_replaced_task_names_its_replacement_and_failure() -> None:
     rig = RecordingRig(CONFIG)
     rig.subscribe(group="a")
     task_id = rig.enqueue()

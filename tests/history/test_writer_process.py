@@ -52,7 +52,7 @@ def end(process: subprocess.Popen[bytes]) -> tuple[int, str]:
 @pytest.mark.parametrize(
     "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))]
 )
-def test_killed_at_random_moments_every_record_appears_once(tmp_path: Path, seed: int) -> None:
+def test_kills_of_the_writer_neither_lose_nor_double_records(tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)
     spool = spool_of(tmp_path, bytes_max=400_000)
     process = start_writer(tmp_path, segment_bytes=200_000)
@@ -106,7 +106,7 @@ def begun(folder: Path) -> tuple[Spool, subprocess.Popen[bytes]]:
     return spool, process
 
 
-def test_a_wake_up_is_heard_and_the_end_of_the_pipe_ends_it(tmp_path: Path) -> None:
+def test_the_pipe_wakes_and_ends_the_writer(tmp_path: Path) -> None:
     process = start_writer(tmp_path)
     assert process.stdin is not None
     spool = spool_of(tmp_path)
@@ -156,7 +156,7 @@ def test_a_second_writer_ends_with_its_own_daemon(tmp_path: Path) -> None:
     assert numbers(read_all(tmp_path)) == [(1, 1), (1, 2)]
 
 
-def test_a_second_writer_does_not_leave_what_only_a_dead_one_holds(tmp_path: Path) -> None:
+def test_a_second_writer_takes_over_from_a_stuck_one(tmp_path: Path) -> None:
     """The first stands still with something of a daemon that is gone before it."""
     spool = spool_of(tmp_path)
     first = start_writer(tmp_path)
@@ -178,7 +178,7 @@ def test_a_second_writer_does_not_leave_what_only_a_dead_one_holds(tmp_path: Pat
     assert numbers(read_all(tmp_path)) == [(1, 1)]
 
 
-def test_a_folder_that_was_removed_is_begun_anew(tmp_path: Path) -> None:
+def test_a_removed_history_folder_is_recreated(tmp_path: Path) -> None:
     spool, first = begun(tmp_path)
     assert not spool.is_lost()
     (tmp_path / STATE).rename(tmp_path / "away")
@@ -194,7 +194,7 @@ def test_a_folder_that_was_removed_is_begun_anew(tmp_path: Path) -> None:
     assert numbers(read_all(tmp_path)) == [(1, 1), (1, 2)]
 
 
-def test_a_disk_that_does_not_take_it_is_logged_once_and_tried_on(tmp_path: Path) -> None:
+def test_a_failing_disk_is_logged_once_and_retried(tmp_path: Path) -> None:
     (tmp_path / "dt=2026-11-21").write_text("in the way")
     spool = spool_of(tmp_path)
     spool.append(1, [enqueued([make_id(1)])])
@@ -209,13 +209,13 @@ def test_a_disk_that_does_not_take_it_is_logged_once_and_tried_on(tmp_path: Path
     assert end(process) == (0, "")
 
 
-def test_it_has_a_low_priority(tmp_path: Path) -> None:
+def test_the_writer_has_a_low_priority(tmp_path: Path) -> None:
     process = start_writer(tmp_path)
     until(lambda: os.getpriority(os.PRIO_PROCESS, process.pid) >= 10, PATIENCE_S)
     assert end(process)[0] == 0
 
 
-def test_by_hand_it_finishes_what_a_daemon_left(tmp_path: Path) -> None:
+def test_a_writer_started_by_hand_finishes_a_spool(tmp_path: Path) -> None:
     spool = spool_of(tmp_path)
     spool.append(1, [enqueued([make_id(1)])])
     spool.close()
@@ -223,7 +223,7 @@ def test_by_hand_it_finishes_what_a_daemon_left(tmp_path: Path) -> None:
     assert len(read_all(tmp_path)) == 1
 
 
-def test_without_a_folder_it_says_so_and_ends(tmp_path: Path) -> None:
+def test_a_writer_without_a_folder_ends_with_an_error(tmp_path: Path) -> None:
     folder = state_folder(tmp_path, NODE, 0)
     folder.parent.mkdir()
     folder.write_text("in the way")

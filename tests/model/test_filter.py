@@ -52,7 +52,7 @@ def failure(**filtered: str) -> FilterError:
 # --- tags ------------------------------------------------------------------------------------
 
 
-def test_tags_are_any_of_a_list() -> None:
+def test_a_tag_list_matches_any_of_its_tags() -> None:
     wanted = Filter("eu || us")
     assert wanted.passes(task("eu")) and wanted.passes(task("us"))
     assert not wanted.passes(task("eur"))
@@ -60,7 +60,7 @@ def test_tags_are_any_of_a_list() -> None:
     assert not wanted.passes(TaskRow(1, 1_000, "orders", b""))
 
 
-def test_a_star_is_any_task_also_one_without_a_tag() -> None:
+def test_a_star_matches_any_task() -> None:
     for row in (task("eu"), task(), TaskRow(1, 1_000, "orders", b"")):
         assert Filter(" * ").passes(row)
         assert Filter().passes(row)
@@ -92,7 +92,7 @@ def test_wrong_tags_name_the_place(tags: str, position: int, said: str) -> None:
     assert text == f"  {tags}" and caret == "  " + " " * position + "^"
 
 
-def test_tags_and_a_condition_are_both_asked() -> None:
+def test_tags_and_condition_must_both_match() -> None:
     wanted = Filter("eu || us", "amount > 10")
     assert wanted.passes(task("eu", amount=12))
     assert not wanted.passes(task("eu", amount=9))
@@ -123,7 +123,7 @@ ORDER = task("eu", "order-7", 5, amount=12, rate=0.5, region="Sur_eu", paid=True
         "notes IS NULL AND inner IS NULL AND android IS NULL",
     ],
 )  # fmt: skip
-def test_what_is_true(where: str) -> None:
+def test_conditions_that_are_true(where: str) -> None:
     assert passes(where, ORDER)
 
 
@@ -139,7 +139,7 @@ def test_what_is_true(where: str) -> None:
         "missing = 1 AND paid", "missing = 1 OR open", "tag = amount",
     ],
 )  # fmt: skip
-def test_what_is_unknown(where: str) -> None:
+def test_conditions_that_are_unknown(where: str) -> None:
     assert unknown(where, ORDER)
 
 
@@ -150,11 +150,11 @@ def test_what_is_unknown(where: str) -> None:
         "amount IN (1, 2)", "region LIKE 'Sur'", "region LIKE '_'", "region LIKE ''", "FALSE",
     ],
 )  # fmt: skip
-def test_what_is_false(where: str) -> None:
+def test_conditions_that_are_false(where: str) -> None:
     assert not passes(where, ORDER) and not unknown(where, ORDER)
 
 
-def test_a_property_that_is_called_as_something_else_stands_in_double_quotes() -> None:
+def test_double_quotes_name_a_property() -> None:
     properties = {"tag": "of the property", "select all": 1, 'a"b': 2, "and": 3, "Tag": 4}
     row = TaskRow(1, 1_000, "orders", b"", TaskOptions(tag="eu", properties=properties))
     assert passes("tag = 'eu' AND \"tag\" = 'of the property'", row)
@@ -181,7 +181,7 @@ def test_a_quote_in_a_text_is_doubled() -> None:
         ("a%", "A", False), ("%b_%_b", "abcb", False), ("%b_%_b", "abccb", True),
     ],
 )  # fmt: skip
-def test_patterns(pattern: str, text: str, matches: bool) -> None:
+def test_like_patterns_match(pattern: str, text: str, matches: bool) -> None:
     assert passes(f"x LIKE '{pattern}'", task(x=text)) is matches
 
 
@@ -274,7 +274,7 @@ def test_a_filter_shows_its_text() -> None:
         ("a = 1e999", 4, "the number is too large"),
     ],
 )
-def test_what_does_not_parse_names_the_place(where: str, position: int, said: str) -> None:
+def test_syntax_errors_name_the_position(where: str, position: int, said: str) -> None:
     found = failure(where=where)
     assert (found.field, found.position) == ("where", position)
     message, text, caret = str(found).split("\n")
@@ -282,7 +282,7 @@ def test_what_does_not_parse_names_the_place(where: str, position: int, said: st
     assert text == f"  {where}" and caret == "  " + " " * position + "^"
 
 
-def test_of_a_long_text_the_part_around_the_place_is_shown() -> None:
+def test_a_syntax_error_in_a_long_text_shows_its_surroundings() -> None:
     where = "a = 1 AND\n" * 20 + "b = = 1" + " AND a = 1" * 20
     _, text, caret = str(failure(where=where)).split("\n")
     assert text[caret.index("^") :].startswith("= 1 AND") and len(text) < 80
@@ -365,7 +365,7 @@ NEVER = (
 
 
 @pytest.mark.parametrize(("where", "reason"), [*UNKNOWN, *NEVER])
-def test_a_condition_that_no_task_can_meet_has_a_reason(where: str, reason: str) -> None:
+def test_why_never_explains_an_unsatisfiable_condition(where: str, reason: str) -> None:
     """It can be read all the same: a store may hold it."""
     wanted = Filter(where=where)
     assert reason in (why_never(wanted) or "")
@@ -385,7 +385,7 @@ def test_a_condition_that_no_task_can_meet_has_a_reason(where: str, reason: str)
         " AND ".join(f"a<>{n}" for n in range(150)) + " AND a IN (1,2,3)",  # not looked for
     ],
 )  # fmt: skip
-def test_of_a_condition_that_some_task_can_meet_nothing_is_said(where: str) -> None:
+def test_why_never_accepts_a_satisfiable_condition(where: str) -> None:
     assert why_never(Filter(where=where)) is None
 
 
@@ -443,7 +443,7 @@ def test_selectors_of_rocketmq(
     assert passes(where, row) is expected
 
 
-def test_what_others_read_or_refuse_is_read_or_refused() -> None:
+def test_selectors_are_accepted_and_refused_as_by_others() -> None:
     of_rocket, of_active = vectors("rocketmq_selectors"), vectors("activemq_selectors")
     for where in of_rocket["accepted"]:
         assert why_never(Filter(where=where)) is None
@@ -468,7 +468,7 @@ def padded(where: str, length: int) -> str:
     return where + " " * (length - len(where))
 
 
-def test_the_length_of_a_filter() -> None:
+def test_the_length_of_a_filter_is_limited() -> None:
     limit = FILTER_LENGTH_MAX
     assert Filter(where=padded("a = 1", limit)).passes(task(a=1))
     assert Filter("x" * limit).passes(task("x" * limit))
@@ -486,7 +486,7 @@ def nested(depth: int) -> str:
     return where
 
 
-def test_the_depth_of_a_filter() -> None:
+def test_the_depth_of_a_filter_is_limited() -> None:
     limit = FILTER_DEPTH_MAX
     assert Filter(where=nested(limit)).passes(task(a=1, b=True))
     assert Filter(where="NOT " * limit + "a = 1").passes(task(a=1))
@@ -502,16 +502,16 @@ def test_the_depth_of_a_filter() -> None:
         "a=1" + " or a=1" * (FILTER_COST_MAX - 1),
     ],
 )
-def test_what_is_long_and_not_deep_is_taken(where: str) -> None:
+def test_a_long_flat_filter_is_accepted(where: str) -> None:
     assert Filter(where=where).passes(task(a=1))
 
 
 @pytest.mark.parametrize("where", ["NOT " * 510 + "a = 1", "(NOT " * 340 + "a" + ")" * 340])
-def test_no_text_is_deep_enough_for_an_error_of_another_kind(where: str) -> None:
+def test_any_nesting_over_the_limit_is_the_same_error(where: str) -> None:
     assert "FILTER_DEPTH_MAX" in str(failure(where=where))
 
 
-def test_the_cost_of_a_filter() -> None:
+def test_the_cost_of_a_filter_is_limited() -> None:
     limit = FILTER_COST_MAX
     at_the_limit = [
         " OR ".join(["a=1"] * limit),
@@ -578,12 +578,10 @@ def test_a_tag_is_accepted_only_if_a_filter_can_name_it(tag: str) -> None:
         ({"where": "n = 1"}, task(n=1), ""),
     ],
 )  # fmt: skip
-def test_a_filter_says_why_it_leaves_a_task_out(
-    filtered: dict[str, str], row: TaskRow, why: str
-) -> None:
+def test_why_not_explains_a_filtered_task(filtered: dict[str, str], row: TaskRow, why: str) -> None:
     assert Filter(**filtered).why_not(row) == why
 
 
-def test_of_many_failing_parts_some_are_named() -> None:
+def test_why_not_names_some_of_many_failing_parts() -> None:
     where = " OR ".join(f"n = {value}" for value in range(9))
     assert Filter(where=where).why_not(task(n=10)).endswith("n = 4 is FALSE (n is 10) and 4 more")

@@ -301,7 +301,7 @@ ROW: Row = dict.fromkeys(COLUMNS) | {"priority": 0}
 @example(where="n1 NOT IN (1, NULL)", given_rows=[ROW | {"n1": 1}, ROW | {"n1": 2}])
 @example(where="n1 = n2", given_rows=[ROW | {"n1": 2**53 + 1, "n2": float(2**53)}])
 @example(where="b1 OR NULL AND b2", given_rows=[ROW | {"b1": True}, ROW | {"b2": False}])
-def test_the_same_text_chooses_the_same_rows(
+def test_filters_select_the_same_rows_as_sqlite(
     database: sqlite3.Connection, where: str, given_rows: list[Row]
 ) -> None:
     compare(database, where, given_rows)
@@ -312,7 +312,7 @@ def test_the_same_text_chooses_the_same_rows(
 @example(where="n1 = 1", given_rows=[ROW | {"n1": True}, ROW | {"n1": "1"}, ROW | {"n1": 1.0}])
 @example(where="n1 IN (TRUE, 'a')", given_rows=[ROW | {"n1": 1}, ROW | {"n1": "a"}])
 @example(where="b1 < b2", given_rows=[ROW | {"b1": False, "b2": True}])
-def test_what_compares_two_kinds_is_unknown(
+def test_comparisons_of_two_types_are_unknown(
     database: sqlite3.Connection, where: str, given_rows: list[Row]
 ) -> None:
     compare_guarded(database, where, given_rows)
@@ -321,7 +321,7 @@ def test_what_compares_two_kinds_is_unknown(
 @pytest.mark.slow
 @examples(5_000)
 @given(where=ONE_KIND, given_rows=ROWS)
-def test_the_same_text_at_length(
+def test_filters_select_the_same_rows_as_sqlite_at_length(
     database: sqlite3.Connection, where: str, given_rows: list[Row]
 ) -> None:
     compare(database, where, given_rows)
@@ -330,7 +330,7 @@ def test_the_same_text_at_length(
 @pytest.mark.slow
 @examples(5_000)
 @given(where=MIXED, given_rows=MIXED_ROWS)
-def test_two_kinds_at_length(
+def test_comparisons_of_two_types_are_unknown_at_length(
     database: sqlite3.Connection, where: str, given_rows: list[Row]
 ) -> None:
     compare_guarded(database, where, given_rows)
@@ -348,9 +348,7 @@ def test_any_text_is_a_condition_or_a_clear_error(text: str) -> None:
 
 @examples(300)
 @given(where=st.one_of(ONE_KIND, MIXED), given_rows=st.one_of(ROWS, MIXED_ROWS))
-def test_a_task_that_is_left_out_has_a_reason_and_no_other_one(
-    where: str, given_rows: list[Row]
-) -> None:
+def test_only_filtered_tasks_have_a_reason(where: str, given_rows: list[Row]) -> None:
     wanted = Filter(where=where)
     for row in map(task, given_rows):
         assert bool(wanted.why_not(row)) is not wanted.passes(row)
@@ -389,7 +387,7 @@ EVERY_VALUE = [None, True, False, "", "w", "x", "y", *(n / 2 for n in range(-2, 
     junction=st.sampled_from([" AND ", " AND ", " OR "]),
     is_negated=st.booleans(),
 )
-def test_a_condition_on_one_name_that_no_value_meets_is_found(
+def test_unsatisfiable_conditions_on_a_name_are_detected(
     joined: list[str], junction: str, is_negated: bool
 ) -> None:
     where = junction.join(joined)

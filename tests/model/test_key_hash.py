@@ -8,7 +8,7 @@ from tickwheel.model.key_hash import KeyHash, is_prime
 from tickwheel.model.records import TaskOptions, TaskRow
 
 
-def test_one_seed_gives_one_hash_in_every_process() -> None:
+def test_hashes_depend_only_on_the_seed() -> None:
     """Stored hashes rest on these values: they never change."""
     key_hash = KeyHash(bytes(range(32)))
     assert key_hash("orders.close", "order-42") == 0x94118DED8FBE3700
@@ -61,7 +61,7 @@ def test_rows_without_a_key_have_none() -> None:
     assert key_hash.of_rows(rows) == {3: key_hash("t", "k"), 4: key_hash("t", "")}
 
 
-def test_primes_are_told_from_other_numbers() -> None:
+def test_is_prime_recognises_primes() -> None:
     sieve = bytearray([1]) * 2_000
     for n in range(2, 45):
         sieve[n * n :: n] = bytes(len(range(n * n, 2_000, n)))
@@ -73,7 +73,7 @@ def test_primes_are_told_from_other_numbers() -> None:
     assert not is_prime((2**32 - 5) * (2**32 - 17))
 
 
-def test_many_at_once_are_hashed_as_one_by_one() -> None:
+def test_hashing_many_equals_hashing_each() -> None:
     key_hash = KeyHash(b"")
     topics, keys = ["t", "u", "t"], ["k", "ключ", "\0"]
     one_by_one = [key_hash(topic, key) for topic, key in zip(topics, keys, strict=True)]
@@ -81,7 +81,7 @@ def test_many_at_once_are_hashed_as_one_by_one() -> None:
 
 
 @pytest.mark.parametrize("odd", ["\n", "a\nb", "\n\1k", "\ud800", "", "ключ"])
-def test_no_key_beside_it_changes_the_hash_of_one(odd: str) -> None:
+def test_neighbouring_keys_do_not_change_a_hash(odd: str) -> None:
     """Many keys are encoded as one text, which is cut up again."""
     key_hash = KeyHash(b"")
     keys = ["k", odd, "l"]

@@ -227,7 +227,7 @@ WALKS: dict[Edge, tuple[Step, Step]] = {
 }
 
 
-def test_there_is_a_walk_for_every_edge() -> None:
+def test_every_transition_has_a_walk() -> None:
     assert WALKS.keys() == TRANSITIONS.keys()
 
 
@@ -245,7 +245,7 @@ def test_the_engine_takes_every_edge(edge: Edge) -> None:
     recount(life.rig)
 
 
-def test_nothing_leaves_a_final_state() -> None:
+def test_final_states_have_no_transitions() -> None:
     finals = {S.ACKED, S.CANCELLED, S.EXPIRED, S.DELETED, S.FILTERED, S.REFUSED}
     assert {state for state, _ in TRANSITIONS} == set(S) - finals
 

@@ -35,7 +35,7 @@ def check(given: Any) -> None:
 
 
 @given(st.dictionaries(st.sampled_from("abcdef") | ANY_TEXT, ANY_VALUE, max_size=6))
-def test_what_passes_can_be_encoded(given: dict[str, Any]) -> None:
+def test_valid_values_can_be_encoded(given: dict[str, Any]) -> None:
     try:
         check(given)
     except InvalidValue as error:
@@ -68,7 +68,7 @@ def test_a_text_that_passes_is_utf8(given: str) -> None:
         ("é" * LIMITS.property_value_bytes_max, ("8192", "4096 (property_value_bytes_max)")),
     ],
 )
-def test_what_is_wrong_is_said_with_its_name(value: Any, words: tuple[str, ...]) -> None:
+def test_invalid_values_name_the_field(value: Any, words: tuple[str, ...]) -> None:
     """By the daemon and by the client in the same words."""
     with pytest.raises(BadRequest) as found:
         PROPERTIES.check({"n": value}, "props", LIMITS)
@@ -82,6 +82,6 @@ def test_what_is_wrong_is_said_with_its_name(value: Any, words: tuple[str, ...])
 
 
 @pytest.mark.parametrize("value", [INTEGER_MIN, INTEGER_MAX, 0, True, 1.5, "é" * 2_048, "\0"])
-def test_what_lies_within_its_bounds_passes(value: Any) -> None:
+def test_values_within_their_bounds_pass(value: Any) -> None:
     assert PROPERTIES.check({"n": value}, "props", LIMITS) == {"n": value}
     TaskChecker().check(Task("t", b"", properties={"n": value}))

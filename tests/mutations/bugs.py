@@ -45,15 +45,11 @@ KEY_PAUSES = "tests/engine/test_key_pauses.py::test_"
 OWNERSHIP = "tests/engine/test_engine_ownership.py::test_"
 COALESCING = "tests/server/shard/test_coalescing.py::test_"
 EXPLAINED = "tests/server/shard/test_explaining.py::test_a_task_is_explained"
-MODES = (
-    "tests/e2e/test_lifecycle.py::test_no_file_of_a_daemon_has_more_than_the_mode_that_is_set"
-    "[args0-None-416]"
+MODES = "tests/e2e/test_lifecycle.py::test_files_have_at_most_the_configured_mode[args0-None-416]"
+GIVEN_UP = "tests/server/test_reshard.py::test_a_check_refuses_superseded_databases[1]"
+COALESCING_MODEL = (
+    "tests/engine/test_coalescing_model.py::test_a_long_random_run_matches_the_model[1-800]"
 )
-GIVEN_UP = (
-    "tests/server/test_reshard.py"
-    "::test_a_check_names_the_databases_that_count_and_refuses_the_others[1]"
-)
-COALESCING_MODEL = "tests/engine/test_coalescing_model.py::test_a_long_life[1-800]"
 
 # What is answered is durable, and a resend is harmless.
 LOST = (
@@ -63,7 +59,7 @@ LOST = (
         {"Committer._seal": (followed("hit", "release(batch)"),)},
         (
             COMMITTER + "an_enqueue_is_answered_only_when_its_batch_is_durable",
-            SYNC + "pipelined_enqueues_and_their_repeats_wait_for_the_sync_of_their_own_bytes",
+            SYNC + "pipelined_enqueues_wait_for_their_own_sync",
         ),
         usual=True,
     ),
@@ -73,7 +69,7 @@ LOST = (
         {
             "Committer.reply": (condition("is_empty", "isinstance(sink, _Turn)"),),
         },
-        (SYNC + "every_reply_waits_for_a_sync_of_what_it_claims", SIMULATION),
+        (SYNC + "every_reply_waits_for_its_sync", SIMULATION),
     ),
     Bug(
         "a-resend-recognised-by-number-alone",
@@ -91,7 +87,7 @@ LOST = (
         {"Producing._is_repeat": (dropped("self._check_same"),)},
         (
             "tests/server/shard/test_operations.py"
-            "::test_the_number_of_a_request_is_recognised_by_what_it_says[True-another key]",
+            "::test_a_resend_is_recognised_by_its_tasks[True-another key]",
         ),
     ),
     Bug(
@@ -100,8 +96,7 @@ LOST = (
         {"Intake._forget": (dropped("session.drop"),)},
         (
             COMMITTER + "a_refused_batch_refuses_its_enqueues_and_forgets_their_requests",
-            "tests/crash/test_disk.py"
-            "::test_a_refused_request_may_be_sent_again_under_its_number[refusing]",
+            "tests/crash/test_disk.py::test_a_refused_request_can_be_sent_again[refusing]",
         ),
     ),
     Bug(
@@ -116,7 +111,7 @@ LOST = (
         {
             "Committer._store_batch": (preceded("_set_trouble", "number += 1"),),
         },
-        (COMMITTER + "an_unknown_outcome_is_tried_again_under_the_same_number",),
+        (COMMITTER + "an_unknown_outcome_is_retried_under_the_same_number",),
     ),
     Bug(
         "acks-of-a-refused-batch-forgotten",
@@ -129,7 +124,7 @@ LOST = (
         "commits are not synced",
         {"make_durable": (word("FULL", "OFF"),)},
         (
-            SYNC + "every_reply_waits_for_a_sync_of_what_it_claims",
+            SYNC + "every_reply_waits_for_its_sync",
             SYNC + "a_power_cut_leaves_every_promise",
         ),
         usual=True,
@@ -181,7 +176,7 @@ LOST = (
         "what-is-staged-was-not-encoded",
         "the bounds alone keep from the store what it cannot hold",
         {"storable_options": (dropped("_pack"),)},
-        ("tests/server/test_values.py::test_what_an_encoder_cannot_say_is_refused_alone[task]",),
+        ("tests/server/test_values.py::test_an_unencodable_value_is_refused_alone[task]",),
     ),
 )
 
@@ -200,7 +195,7 @@ DELIVERED = (
             "Firing._due": (instead("row.due_ms > now_ms", "False"),),
             "Leasing._lease_all": (instead("due_ms > now_ms", "False"),),
         },
-        (PROMISES + "nothing_comes_early",),
+        (PROMISES + "no_task_is_early",),
         usual=True,
     ),
     Bug(
@@ -225,31 +220,27 @@ DELIVERED = (
         "a-death-is-a-failure",
         "a consumer that is killed uses up the retries of what it had",
         {"Past.with_failure": (condition("is_death", "False"),)},
-        ("tests/engine/test_engine_deaths.py::test_a_death_is_no_failure_and_is_waited_for",),
+        (
+            "tests/engine/test_engine_deaths.py::test_a_death_counts_apart_from_failures_and_delays_the_retry",
+        ),
     ),
     Bug(
         "another-connection-is-kept-free",
         "a connection is kept free for a lone task while another one is",
         {"Apart.keep_free": (condition("keep", "presence.kept_for is None"),)},
-        (
-            "tests/engine/test_engine_deaths.py::"
-            "test_a_row_that_is_read_keeps_one_connection_free_and_not_each_in_turn",
-        ),
+        ("tests/engine/test_engine_deaths.py::test_a_suspect_being_read_reserves_one_connection",),
     ),
     Bug(
         "once-is-not-finished-first",
         "an at-most-once delivery is written at once and stays unfinished",
         {"Leasing._handed": (condition("at_most_once", "False"),)},
-        (
-            "tests/engine/test_engine_kinds.py"
-            "::test_the_end_is_durable_before_the_delivery_is_written",
-        ),
+        ("tests/engine/test_engine_kinds.py::test_at_most_once_ends_durably_before_the_delivery",),
     ),
     Bug(
         "a-missing-row-is-answered-as-gone",
         "cancel and look-up of a task whose row is missing say that it has left",
         {"Commands._check": (condition("missing", "False"),)},
-        ("tests/server/shard/test_missing_rows.py::test_when_it_comes_due",),
+        ("tests/server/shard/test_missing_rows.py::test_a_row_missing_at_its_due_time_is_counted",),
         usual=True,
     ),
     Bug(
@@ -264,7 +255,7 @@ DELIVERED = (
                 ),
             ),
         },
-        ("tests/persistence/test_races.py::test_reads_beside_commits_see_whole_batches[sqlite]",),
+        ("tests/persistence/test_races.py::test_reads_during_commits_see_whole_batches[sqlite]",),
     ),
 )
 
@@ -281,8 +272,8 @@ FENCED = (
         "whoever finds no lease behind a failover leads, though its owner knows more and lives",
         {"Leadership._owner_had_time": (instead("seen.leased_here", "True"),)},
         (
-            "tests/server/test_leadership.py::test_a_store_that_has_just_come_back_is_its_owners_first",
-            "tests/server/test_leadership.py::test_a_replica_that_was_promoted_is_its_owners_first",
+            "tests/server/test_leadership.py::test_a_returning_store_waits_for_its_owner_first",
+            "tests/server/test_leadership.py::test_a_promoted_replica_waits_for_its_owner_first",
         ),
     ),
     Bug(
@@ -302,7 +293,7 @@ FENCED = (
         },
         (
             "tests/persistence/test_conformance.py"
-            "::TestBatches::test_are_applied_in_order_and_once[sqlite]",
+            "::TestBatches::test_batches_are_applied_in_order_and_once[sqlite]",
             "tests/persistence/test_conformance.py"
             "::TestBatches::test_another_epoch_or_owner_is_fenced[sqlite]",
         ),
@@ -313,20 +304,20 @@ FENCED = (
         {"Leadership.first_campaign": (without("is_over"),)},
         (
             "tests/server/test_leadership.py"
-            "::test_the_first_campaign_yields_to_whoever_is_not_proven_dead",
+            "::test_the_first_campaign_yields_unless_the_leader_is_dead",
         ),
     ),
     Bug(
         "any-receipt-is-current",
         "a nack by an earlier receipt ends the attempt of somebody else",
         {"Settlement.current": (condition("attempt", "lease is None"),)},
-        (PROMISES + "an_earlier_receipt_acks_and_does_nothing_else",),
+        (PROMISES + "an_earlier_receipt_can_only_ack",),
     ),
     Bug(
         "receipts-begin-anew-with-a-requeue",
         "a late answer to a delivery of before ends the work of whoever has the task now",
         {"DeadLetters.requeue": (dropped("begins_anew"),)},
-        ("tests/engine/test_engine_receipts.py::test_no_two_deliveries_have_one_receipt",),
+        ("tests/engine/test_engine_receipts.py::test_receipts_are_unique",),
     ),
 )
 
@@ -347,15 +338,15 @@ OWED = (
         },
         (
             "tests/verbs/test_verbs.py"
-            "::test_reading_makes_no_group_and_touches_no_lease[peek: what is due]",
-            "tests/e2e/test_cli.py::test_looking_owns_nothing[2]",
+            "::test_reading_changes_no_group_and_no_lease[peek: what is due]",
+            "tests/e2e/test_cli.py::test_reading_commands_change_no_state[2]",
         ),
     ),
     Bug(
         "a-new-group-is-told-nothing",
         "who makes a group does not hear of a backlog that another one holds for nobody",
         {"_told_of_new": (returning('{"adopted": 0, "idle": {}}'),)},
-        ("tests/client/test_shards.py::test_who_makes_a_group_is_told_what_waits[2]",),
+        ("tests/client/test_shards.py::test_creating_a_group_logs_its_backlog_once[2]",),
     ),
     Bug(
         "the-next-one-before-the-end-is-durable",
@@ -363,7 +354,7 @@ OWED = (
         {
             "KeyHolders.done": (replaced("goes_on", "self.durable(marks, 0)"),),
         },
-        (ORDERING + "the_next_one_comes_when_the_end_of_the_one_before_is_durable",),
+        (ORDERING + "the_next_task_of_a_key_waits_for_the_durable_ack",),
     ),
     Bug(
         "a-key-queue-in-order-of-arrival",
@@ -382,8 +373,8 @@ OWED = (
         "what an operator has stopped is handed out after a crash",
         {"Recovery.records": (dropped("key_control"),)},
         (
-            KEY_PAUSES + "tasks_of_a_paused_key_are_not_handed_out_until_it_is_resumed[crash]",
-            KEY_PAUSES + "tasks_of_a_paused_value_are_not_handed_out_until_it_is_resumed[crash]",
+            KEY_PAUSES + "tasks_of_a_paused_key_wait_for_its_resume[crash]",
+            KEY_PAUSES + "tasks_of_a_paused_value_wait_for_its_resume[crash]",
         ),
     ),
     Bug(
@@ -398,7 +389,7 @@ OWED = (
         {
             "FairShares._has_place": (instead("called + share.in_flight", "share.in_flight"),),
         },
-        (ORDERING + "no_more_than_so_many_of_a_value_are_in_flight",),
+        (ORDERING + "limit_each_limits_tasks_in_flight_per_value",),
     ),
     Bug(
         "owing-goes-by-due-times-alone",
@@ -408,8 +399,8 @@ OWED = (
             "Ownership.assign": (without("since_id"),),
         },
         (
-            OWNERSHIP + "what_is_enqueued_after_a_group_is_its_own_whatever_the_clock_says",
-            OWNERSHIP + "a_takeover_by_another_clock_changes_nothing",
+            OWNERSHIP + "tasks_enqueued_after_a_group_belong_to_it_despite_the_clock",
+            OWNERSHIP + "a_takeover_with_another_clock_keeps_ownership",
         ),
     ),
     Bug(
@@ -417,7 +408,7 @@ OWED = (
         "what a replay has not reached ends with the last group that had it",
         {"Ownership._goes_on": (condition("claiming", "True"),)},
         (
-            OWNERSHIP + "what_a_replay_has_not_reached_outlives_its_other_groups",
+            OWNERSHIP + "unreplayed_tasks_outlive_their_other_groups",
             "tests/engine/test_ownership_model.py::TestOwnershipAtLength",
         ),
     ),
@@ -425,7 +416,7 @@ OWED = (
         "what-is-given-again-is-everybodys",
         "a task that stands for another, by a reset, comes to all groups",
         {"Firing.make_ready": (condition("replayed", "False"),)},
-        ("tests/engine/test_resets.py::test_only_the_group_that_it_names_gets_it[b-False]",),
+        ("tests/engine/test_resets.py::test_a_replayed_task_goes_only_to_its_group[b-False]",),
     ),
     Bug(
         "unknown-passes",
@@ -439,7 +430,7 @@ OWED = (
                 ),
             ),
         },
-        ("tests/model/test_filter.py::test_what_is_unknown",),
+        ("tests/model/test_filter.py::test_conditions_that_are_unknown",),
     ),
     Bug(
         "a-newer-replacement-overtaken-by-an-older-failure",
@@ -448,8 +439,7 @@ OWED = (
         {"Settlement._go_on": (condition("replaced_by", "False"),)},
         (
             COALESCING_MODEL,
-            COALESCING
-            + "what_is_replaced_in_flight_gives_way_however_its_delivery_ends[nack-more0]",
+            COALESCING + "a_replaced_delivery_never_runs_after_its_replacement[nack-more0]",
         ),
         usual=True,
     ),
@@ -473,7 +463,7 @@ OWED = (
         "an-answer-without-its-mark",
         "what became of tasks is answered before it is remembered durably",
         {"Coalescer._do": (dropped("has_marks"),)},
-        ("tests/server/shard/test_coalescing.py::test_what_was_answered_is_durable_before",),
+        ("tests/server/shard/test_coalescing.py::test_coalescing_answers_are_durable",),
     ),
 )
 
@@ -485,7 +475,7 @@ TOGETHER = (
         {"conditions:_around": (instead("floor(number) + 1", "floor(number)"),)},
         (
             "tests/model/test_filter.py"
-            "::test_of_a_condition_that_some_task_can_meet_nothing_is_said"
+            "::test_why_never_accepts_a_satisfiable_condition"
             "[a > 9007199254740992 AND a < 9007199254740994]",
         ),
     ),
@@ -506,7 +496,7 @@ TOGETHER = (
         "a-webhook-signed-with-no-secret",
         "a receiver whose secret is missing accepts what anybody signs",
         {"webhooks:_sign_of": (instead("not key", "False"),)},
-        ("tests/test_signing.py::test_nothing_is_signed_by_an_empty_secret[whsec_]",),
+        ("tests/test_signing.py::test_an_empty_secret_verifies_no_request[whsec_]",),
     ),
     Bug(
         "a-cron-step-beyond-its-range",
@@ -514,7 +504,7 @@ TOGETHER = (
         {"timetables:_term": (instead("first == last", "False"),)},
         (
             "tests/engine/test_timetables.py"
-            "::test_an_expression_is_read_as_crontab_has_it[0 0 2-2/5 * *-days8]",
+            "::test_cron_expressions_follow_crontab[0 0 2-2/5 * *-days8]",
             "tests/engine/test_timetables_model.py"
             "::test_every_minute_of_some_days_matches_as_crontab_says",
         ),
@@ -525,7 +515,9 @@ TOGETHER = (
         {
             "Schedules._advance": (dropped("put"),),
         },
-        ("tests/engine/test_engine_schedules.py::test_the_task_and_the_advance_are_one_batch",),
+        (
+            "tests/engine/test_engine_schedules.py::test_a_run_and_its_schedules_advance_are_one_batch",
+        ),
     ),
     Bug(
         "a-refused-run-is-lost",
@@ -533,10 +525,7 @@ TOGETHER = (
         {
             "Intake._undo_runs": (instead("schedule_heap.undo", "schedule_heap.landed"),),
         },
-        (
-            "tests/engine/test_engine_schedules.py"
-            "::test_a_refused_batch_undoes_the_run_which_comes_again",
-        ),
+        ("tests/engine/test_engine_schedules.py::test_a_run_in_a_refused_batch_is_repeated",),
     ),
     Bug(
         "a-bulk-whose-place-is-not-stored-with-its-step",
@@ -550,7 +539,7 @@ TOGETHER = (
                 replaced("put", "self._core.open.effects.put(BULK, before)"),
             ),
         },
-        ("tests/server/shard/test_bulk.py::test_it_goes_on_after_a_restart_where_it_was",),
+        ("tests/server/shard/test_bulk.py::test_a_bulk_resumes_after_a_restart",),
     ),
     Bug(
         "reply-before-its-history",
@@ -561,7 +550,7 @@ TOGETHER = (
                 followed("release", "self._history and self._history.keep(number, batch.notes)"),
             ),
         },
-        ("tests/server/test_history_service.py::test_what_is_answered_is_in_the_spool_already",),
+        ("tests/server/test_history_service.py::test_history_is_spooled_before_the_answer",),
     ),
     Bug(
         "history-of-a-refused-batch",
@@ -571,7 +560,7 @@ TOGETHER = (
                 instead("_only(notes.arrivals, accepted)", "notes.arrivals"),
             ),
         },
-        ("tests/server/test_history_service.py::test_a_refused_batch_leaves_no_arrivals",),
+        ("tests/server/test_history_service.py::test_a_refused_batch_leaves_no_history",),
     ),
     Bug(
         "requeued-though-its-ttl-is-over",
@@ -579,14 +568,14 @@ TOGETHER = (
         {"DeadLetters.is_over": (instead("now_ms >= end_ms", "False"),)},
         (
             "tests/engine/test_engine_failures.py::"
-            "test_a_dead_letter_whose_ttl_is_over_stays_when_it_is_requeued",
+            "test_a_dead_letter_with_an_expired_ttl_is_not_requeued",
         ),
     ),
     Bug(
         "new-ttl-is-not-written",
         "a requeued task has its new time to live until a restart",
         {"DeadLetters._live_on": (instead("core.write(row, is_moved=False)", "None"),)},
-        ("tests/engine/test_engine_failures.py::test_a_new_ttl_holds_in_all_groups_of_the_task",),
+        ("tests/engine/test_engine_failures.py::test_a_new_ttl_applies_to_all_groups_of_the_task",),
     ),
     Bug(
         "restore-begins-too-late",
@@ -598,7 +587,7 @@ TOGETHER = (
         "restore-misses-a-gap-behind-the-backup",
         "a restore begins at the first file since the backup, whatever was before it",
         {"history/read:_from_start": (instead("head.seq >= begin.seq", "head.seq > begin.seq"),)},
-        ("tests/history/test_restore.py::test_a_gap_behind_the_backup_is_never_exact",),
+        ("tests/history/test_restore.py::test_a_gap_after_the_backup_is_never_exact",),
     ),
 )
 
@@ -609,8 +598,8 @@ WHICH = (
         "an older copy of a database goes on beside the history of what it lacks",
         {"persistence/identity:_is_lacking": (returning("False"),)},
         (
-            BRANCHES + "an_older_copy_is_served_when_an_operator_says_so",
-            BRANCHES + "whatever_is_done_to_files_a_loss_is_loud_and_exact_is_exact[0]",
+            BRANCHES + "an_operator_can_serve_an_older_copy",
+            BRANCHES + "a_loss_by_file_operations_is_never_silent[0]",
         ),
     ),
     Bug(
@@ -619,14 +608,14 @@ WHICH = (
         {"sqlite/database:left_behind": (returning("[]"),)},
         (
             "tests/persistence/sqlite/test_sqlite_opening.py"
-            "::TestLost::test_is_not_made_anew_beside_what_was_left[.lock-empty]",
+            "::TestLost::test_a_lost_database_is_not_recreated_next_to_its_files[.lock-empty]",
         ),
     ),
     Bug(
         "a-branch-that-was-lost-is-restored",
         "a restore applies the events of every branch",
         {"history/branches:Branch.has": (returning("True"),)},
-        (BRANCHES + "what_was_served_last_is_followed_and_the_lost_branch_left_out",),
+        (BRANCHES + "the_last_served_branch_is_followed",),
     ),
 )
 
@@ -637,8 +626,8 @@ ALLOWED = (
         "a right for one topic is one for all",
         {"RightsStage._check": (condition("topics", "False"),)},
         (
-            "tests/server/test_rights.py::test_tcp[produce=u]",
-            "tests/server/test_guard.py::test_one_topic_that_may_not_be_refuses_the_whole_request",
+            "tests/server/test_rights.py::test_every_tcp_request_needs_its_right[produce=u]",
+            "tests/server/test_guard.py::test_one_forbidden_topic_refuses_the_whole_request",
         ),
     ),
     Bug(
@@ -662,37 +651,31 @@ ALLOWED = (
                 ),
             ),
         },
-        ("tests/server/test_rights.py::test_what_no_declaration_names_cannot_be_asked_for",),
+        ("tests/server/test_rights.py::test_undeclared_operations_are_not_exposed",),
     ),
     Bug(
         "an-expired-token-passes",
         "the end of a token is only shown",
         {"Logins.authenticate": (without("is_over"),)},
-        (
-            "tests/server/test_logins.py"
-            "::test_a_token_that_is_over_opens_nothing_and_ends_what_it_opened",
-        ),
+        ("tests/server/test_logins.py::test_an_expired_token_is_refused_and_ends_its_connections",),
     ),
     Bug(
         "a-cookie-counts-alone",
         "a page on another port of the host acts as whoever is logged in",
         {"Api._principal": (condition("CONSOLE_HEADER", "True"),)},
-        (
-            "tests/server/http/test_sessions.py"
-            "::test_a_cookie_counts_for_nothing_without_our_header[/v1/stats]",
-        ),
+        ("tests/server/http/test_sessions.py::test_a_cookie_needs_the_console_header[/v1/stats]",),
     ),
     Bug(
         "a-token-goes-where-there-is-no-tls",
         "a client follows a standby's hint to a port without TLS",
         {"search:address_named": (without("is_secure"),)},
-        ("tests/client/test_client_failover.py::test_a_hint_that_speaks_otherwise_is_none",),
+        ("tests/client/test_client_failover.py::test_a_hint_with_another_security_is_ignored",),
     ),
     Bug(
         "the-audit-log-comes-after-the-answer",
         "who was answered is not in it yet",
         {"guard:_Line.give": (dropped("self.ended"),)},
-        ("tests/server/test_audit.py::test_a_line_is_there_before_its_answer",),
+        ("tests/server/test_audit.py::test_an_audit_line_is_written_before_the_answer",),
     ),
 )
 
@@ -704,9 +687,8 @@ BOUNDED = (
         {"Sparing.note": (returning('""'),)},
         (
             "tests/server/test_bounds.py"
-            "::test_strangers_have_some_lines_of_the_log_and_the_rest_is_counted",
-            "tests/server/test_leadership.py"
-            "::test_what_repeats_by_itself_has_some_lines_of_the_log",
+            "::test_log_lines_of_unauthenticated_connections_are_limited",
+            "tests/server/test_leadership.py::test_repeated_log_events_are_limited",
         ),
     ),
     Bug(
@@ -714,34 +696,28 @@ BOUNDED = (
         "a process whose log nobody reads stands still",
         {"log_writer:unblock_stderr": (returning("None"),)},
         (
-            "tests/e2e/test_unread_log.py::test_a_daemon_answers_and_ends",
-            "tests/e2e/test_unread_log.py::test_shards_their_parent_and_their_http_answer_and_end",
-            "tests/e2e/test_unread_log.py::test_a_worker_handles_tasks_and_ends[False]",
+            "tests/e2e/test_unread_log.py::test_a_daemon_with_an_unread_log_answers_and_ends",
+            "tests/e2e/test_unread_log.py::test_shards_with_an_unread_log_answer_and_end",
+            "tests/e2e/test_unread_log.py::test_a_worker_with_an_unread_log_handles_tasks_and_ends[False]",
         ),
     ),
     Bug(
         "a-targets-not-now-counted-as-a-failure",
         "what a target says of itself costs the tasks of the batch their retries",
         {"Runner._send": (condition("NotNow", "True"),)},
-        (
-            "tests/outbound/test_runner.py"
-            "::test_what_a_target_says_of_itself_costs_no_task_an_attempt",
-        ),
+        ("tests/outbound/test_runner.py::test_target_errors_use_no_attempt",),
     ),
     Bug(
         "requests-are-looked-at-however-many-wait",
         "a peer whose answers wait goes on asking",
         {"Connection.must_wait": (without("is_behind"),)},
-        ("tests/server/test_bounds.py::test_answers_that_wait_for_the_store_of_one_connection",),
+        ("tests/server/test_bounds.py::test_uncommitted_answers_of_a_connection_are_limited",),
     ),
     Bug(
         "a-piece-of-frames-in-one-go",
         "tens of thousands of small frames that come together hold up everybody",
         {"Connection._handle_all": (without("is_over"),)},
-        (
-            "tests/server/tcp/test_turns.py"
-            "::test_a_piece_of_many_frames_is_looked_at_a_share_at_a_time[1-lists]",
-        ),
+        ("tests/server/tcp/test_turns.py::test_a_large_read_is_handled_in_shares[1-lists]",),
     ),
     Bug(
         "schedules-are-decided-of-until-all-are",
@@ -749,7 +725,7 @@ BOUNDED = (
         {"Schedules.fire": (without("steps_left"),)},
         (
             "tests/engine/test_engine_schedules.py"
-            "::test_a_clock_that_jumps_ahead_is_made_up_for_in_slices[3600000-all]",
+            "::test_catch_up_after_a_clock_jump_is_sliced[3600000-all]",
         ),
     ),
 )
@@ -762,7 +738,7 @@ NODES = (
         {"registrar:decide": (without("standbys"),)},
         (
             SIMULATED_NODES,
-            "tests/server/test_placement.py::test_a_shard_is_given_away_only_to_one_who_stands_by",
+            "tests/server/test_placement.py::test_a_shard_is_handed_over_only_to_a_standby",
         ),
     ),
     Bug(
@@ -822,29 +798,26 @@ NODES = (
 
 # A client leaves a daemon without a lease for the one that leads now, and troubles nobody else.
 MOVING = "tests/client/test_shards_moving.py::test_"
-UNREAD = (
-    "tests/server/http/test_gateway.py"
-    "::test_a_stream_that_nobody_reads_takes_a_bounded_number_of_bytes"
-)
+UNREAD = "tests/server/http/test_gateway.py::test_an_unread_stream_uses_bounded_memory"
 NAMES = "tests/client/test_shards_names.py::test_"
 BESIDE = (
     Bug(
         "an-heir-is-one-of-many",
         "a client asks around where its shard goes, although it was told",
         {"Search._only_successor": (returning("None"),)},
-        (MOVING + "whom_a_goodbye_names_is_asked_and_nobody_else",),
+        (MOVING + "only_the_daemon_named_by_a_goodbye_is_asked",),
     ),
     Bug(
         "an-attempt-blocks-its-address",
         "one connection that says nothing keeps a client from a daemon that would answer another",
         {"Search._may_repeat": (instead("a.since_s <= silent_s", "False"),)},
-        (MOVING + "a_connection_that_says_nothing_holds_up_no_other_one_to_the_heir",),
+        (MOVING + "a_silent_connection_does_not_block_another_to_the_successor",),
     ),
     Bug(
         "whoever-says-it-serves-is-the-next-one",
         "a daemon that stood still gets the clients of the one that leads since",
         {"Reconnector._check_newer": (instead("epoch > own", "True"),)},
-        (MOVING + "one_that_stood_still_is_not_the_next_one",),
+        (MOVING + "a_stale_daemon_is_not_followed",),
     ),
     Bug(
         "a-lease-that-is-back-is-still-looked-for",
@@ -856,16 +829,13 @@ BESIDE = (
         "each-shard-asks-for-itself",
         "a client of 64 shards asks 64 times as often where they are",
         {"Beside._list": (instead("max(most - fresh, 0)", "most"),)},
-        (MOVING + "all_searches_of_a_client_ask_no_more_than_one_would",),
+        (MOVING + "searches_of_a_client_share_their_attempts",),
     ),
     Bug(
         "a-lease-that-is-over-is-told-to-nobody",
         "clients of a node that is cut off from Redis wait until it reaches it again",
         {"Listener.leased": (dropped("say_lease"),)},
-        (
-            "tests/e2e/test_nodes_clients.py"
-            "::test_no_program_waits_for_a_node_that_is_cut_off_from_redis",
-        ),
+        ("tests/e2e/test_nodes_clients.py::test_clients_leave_a_node_cut_off_from_redis",),
     ),
 )
 
@@ -875,32 +845,32 @@ CLIENTS = (
         "a-neighbour-failed-by-sys-exit",
         "a handler's sys.exit ends the event loop, with the deliveries of all others in hand",
         {"Runner._exit_by": (replaced("_exits", "raise error"),)},
-        (WORKER + "a_handler_fails_no_other_one_whatever_it_raises",),
+        (WORKER + "a_failing_handler_does_not_fail_others",),
         usual=True,
     ),
     Bug(
         "a-goodbye-that-fails-what-is-in-hand",
         "what a client did not settle before its goodbye counts as a failed attempt",
         {"Producing.leave": (dropped("release_all"),)},
-        ("tests/server/tcp/test_deaths.py::test_who_says_goodbye_gives_back_what_is_in_hand",),
+        ("tests/server/tcp/test_deaths.py::test_bye_releases_the_deliveries",),
     ),
     Bug(
         "a-text-that-cannot-be-sent",
         "an exception whose text has a lone surrogate leaves its task unsettled",
         {"errors:text_of": (word("backslashreplace", "strict"),)},
-        (WORKER + "whatever_text_says_why_the_delivery_is_settled_at_once",),
+        (WORKER + "any_text_of_a_reason_settles_the_delivery",),
     ),
     Bug(
         "a-call-that-nobody-awaits",
         "an enqueue where no event loop runs returns a coroutine that nobody awaits",
         {"requests:needs_loop": (replaced("name", "pass"),)},
-        (CONNECTING + "no_verb_is_called_in_vain_where_no_event_loop_runs[enqueue]",),
+        (CONNECTING + "verbs_without_an_event_loop_raise_bad_request[enqueue]",),
     ),
     Bug(
         "two-tasks-with-one-key-are-one-claim",
         "work that was asked for twice is done once, because both tasks have the same key",
         {"idempotence:name_of": (instead("work.id", "work.key or work.id"),)},
-        (ONCE + "two_tasks_are_two_claims_whatever_their_keys_and_one_task_is_one",),
+        (ONCE + "claims_are_per_task_by_default",),
         usual=True,
     ),
 )
@@ -911,7 +881,7 @@ RESTORED = (
         "a-restore-that-forgets-a-replacement",
         "a restore brings a task back that was replaced while a consumer had it",
         {"Fold._overtaken": (returning("None"),)},
-        ("tests/history/test_restore.py::test_what_was_replaced_in_flight_has_no_further_attempt",),
+        ("tests/history/test_restore.py::test_a_task_replaced_in_flight_has_no_further_attempt",),
     ),
 )
 
@@ -921,10 +891,7 @@ RESHARDED = (
         "an-idempotency-key-that-stays-behind",
         "what was answered to a request with a key is not where its repeat is asked for",
         {"_Move._add_once": (instead("self.shard_of(row.once.key.hex())", "self._stays(source)"),)},
-        (
-            "tests/server/test_reshard.py"
-            "::test_answers_to_a_request_with_an_idempotency_key_meet_at_its_new_home",
-        ),
+        ("tests/server/test_reshard.py::test_idempotency_answers_move_to_their_new_home_shard",),
     ),
 )
 
@@ -1017,13 +984,13 @@ WHOLE = (
         "a-quota-of-each-shard",
         "a token has its quota once in each shard",
         {"part_of": (returning("most"),)},
-        ("tests/server/test_quotas.py::test_a_quota_is_of_all_shards_together[quotas0-10]",),
+        ("tests/server/test_quotas.py::test_quotas_cover_all_shards_together[quotas0-10]",),
     ),
     Bug(
         "a-claim-that-has-ended-counts",
         "what was claimed is made, although somebody else has the name by now",
         {"check_new_name": (condition("_is_over", "False"),)},
-        (NAMES + "nothing_is_made_under_a_claim_that_has_ended",),
+        (NAMES + "an_ended_claim_creates_nothing",),
     ),
     Bug(
         "files-that-everybody-reads",
@@ -1042,7 +1009,7 @@ WHOLE = (
         "a-new-file-of-tokens-is-roots",
         "the daemon cannot read what root has changed, and goes by tokens that were revoked",
         {"server/tokens:_replace": (dropped("os.fchown"),)},
-        ("tests/server/test_tokens.py::test_root_leaves_the_file_to_whom_it_belongs",),
+        ("tests/server/test_tokens.py::test_root_keeps_the_owner_of_the_token_file",),
         usual=True,
     ),
     Bug(

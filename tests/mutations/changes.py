@@ -142,8 +142,8 @@ def condition(mention: str, text: str) -> Change:
                 conditions.append(node.test)
             elif isinstance(node, ast.comprehension):
                 conditions += node.ifs
-        found = [node for node in conditions if _mentions(node, mention)]
-        return function.place(_only(found, f"condition with {mention}"), text)
+        nodes = [node for node in conditions if _mentions(node, mention)]
+        return function.place(_only(nodes, f"condition with {mention}"), text)
 
     return change
 
@@ -170,12 +170,12 @@ def instead(expression: str, text: str) -> Change:
     wanted = ast.dump(ast.parse(expression, mode="eval").body)
 
     def change(function: Function) -> Place:
-        found = [
+        nodes = [
             node
             for node in ast.walk(function.node)
             if isinstance(node, ast.expr) and ast.dump(node) == wanted
         ]
-        return function.place(_only(found, expression), text)
+        return function.place(_only(nodes, expression), text)
 
     return change
 
@@ -184,12 +184,12 @@ def word(old: str, new: str) -> Change:
     """Another word in the one text that has it."""
 
     def change(function: Function) -> Place:
-        found = [
+        nodes = [
             node
             for node in ast.walk(function.node)
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and old in node.value
         ]
-        node = _only(found, f"text with {old}")
+        node = _only(nodes, f"text with {old}")
         return function.place(node, function.text(node).replace(old, new))
 
     return change
@@ -228,12 +228,12 @@ def _scope(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def _statement(function: Function, mention: str) -> ast.AST:
-    found = [
+    nodes = [
         node
         for node in ast.walk(function.node)
         if isinstance(node, SIMPLE) and _mentions(node, mention)
     ]
-    return _only(found, f"statement with {mention}")
+    return _only(nodes, f"statement with {mention}")
 
 
 def _mentions(node: ast.AST, mention: str) -> bool:

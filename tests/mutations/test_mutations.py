@@ -136,7 +136,7 @@ class Door:
         (instead("self.pushed", "1"), "self.pushed", "1"),
     ],
 )  # fmt: skip
-def test_only_the_place_of_a_change_is_another(change: Change, old: str, new: str) -> None:
+def test_a_change_replaces_only_its_place(change: Change, old: str, new: str) -> None:
     expected = SOURCE.decode().replace(old, new)
     assert changed(SOURCE, "Door.open", (change,)).decode() == expected
 
@@ -150,6 +150,6 @@ def test_only_the_place_of_a_change_is_another(change: Change, old: str, new: st
         ("Door.open", instead("key", "0")),
     ],
 )
-def test_a_change_that_does_not_find_one_place_is_refused(function: str, change: Change) -> None:
+def test_an_ambiguous_or_missing_place_is_refused(function: str, change: Change) -> None:
     with pytest.raises(Unfit, match="places"):
         changed(SOURCE, function, (change,))

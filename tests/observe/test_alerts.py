@@ -450,19 +450,19 @@ def test_the_table_has_every_alert() -> None:
 
 
 @pytest.mark.parametrize("alert", CASES)
-def test_it_fires(alert: str, tmp_path: Path) -> None:
+def test_an_alert_fires(alert: str, tmp_path: Path) -> None:
     case = CASES[alert]
     ask(tmp_path, [evaluated(alert, case, case.series, fires=True)], case.interval, alert)
 
 
 @pytest.mark.parametrize("alert", CASES)
-def test_it_does_not_fire(alert: str, tmp_path: Path) -> None:
+def test_an_alert_stays_quiet(alert: str, tmp_path: Path) -> None:
     case = CASES[alert]
     tests = [evaluated(alert, case, {**case.series, **other}, fires=False) for other in case.quiet]
     ask(tmp_path, tests, case.interval, alert)
 
 
-def test_a_disk_that_fills_within_a_day_is_told_early(tmp_path: Path) -> None:
+def test_a_filling_disk_fires_a_day_ahead(tmp_path: Path) -> None:
     """At one percent an hour from 60 % on, ``disk_refuse`` is a day away after six hours."""
     alert = "TickwheelDiskFilling"
     case = Case({}, [], {"severity": "warning", "instance": "a"}, "9h", LONG)
@@ -472,7 +472,7 @@ def test_a_disk_that_fills_within_a_day_is_told_early(tmp_path: Path) -> None:
         ask(tmp_path, [evaluated(alert, case, series, fires=fires)], LONG, alert)
 
 
-def test_a_store_without_room_fires_one_alert(tmp_path: Path) -> None:
+def test_a_full_store_fires_one_alert(tmp_path: Path) -> None:
     """As at ``disk_refuse``: the store is up, the daemon not ready, and new tasks are refused."""
     given = {
         "tickwheel_leader": "1x60",
@@ -495,7 +495,9 @@ def test_a_store_without_room_fires_one_alert(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("count", "late", "fires"), [(2, 1, True), (1, 1, False), (60, 0, False)])
-def test_a_minimum_of_traffic(count: int, late: int, *, fires: bool, tmp_path: Path) -> None:
+def test_lateness_alerts_need_a_minimum_of_traffic(
+    count: int, late: int, *, fires: bool, tmp_path: Path
+) -> None:
     """60 deliveries an hour are too few, though all are late; 120, half of them late, are not."""
     case = Case({}, [], {"severity": "critical"}, "2h")
     series = lateness(count, store=late)
@@ -503,7 +505,7 @@ def test_a_minimum_of_traffic(count: int, late: int, *, fires: bool, tmp_path: P
     ask(tmp_path, [evaluated(alert, case, series, fires=fires)], alert=alert)
 
 
-def test_nine_late_ones_are_too_few(tmp_path: Path) -> None:
+def test_nine_late_deliveries_do_not_fire(tmp_path: Path) -> None:
     """Of 400 in an hour, 9 in the last five minutes: more than 14.4 times what is allowed."""
     for late, fires in ((9, False), (12, True)):
         series = dict(lateness(7))
@@ -513,7 +515,7 @@ def test_nine_late_ones_are_too_few(tmp_path: Path) -> None:
         ask(tmp_path, [evaluated(alert, case, series, fires=fires)], alert=alert)
 
 
-def test_the_words_of_a_burn_rate_are_true(tmp_path: Path) -> None:
+def test_burn_rate_descriptions_are_correct(tmp_path: Path) -> None:
     """2 % are late: 20 times as many as 0.1 %."""
     given = {"tickwheel_leader": "1x500"} | dict(lateness(1_000, loop_busy=15, store=5, rate=500))
     given[LATENESS + '{topic="o"}'] = "0+1500x500"
@@ -536,14 +538,14 @@ def test_the_words_of_a_burn_rate_are_true(tmp_path: Path) -> None:
     ask(tmp_path, [{"interval": "1m", "input_series": series, "alert_rule_test": [asked]}])
 
 
-def test_the_rules_count_what_the_program_calls_the_daemons_causes() -> None:
+def test_the_rules_count_the_daemons_causes() -> None:
     text = (RULES / "recording.yml").read_text() + (RULES / "alerts.yml").read_text()
     named = set(re.findall(r"cause[=!]~[\"']([^\"']+)[\"']", text))
     assert named == {"|".join(DAEMONS_CAUSES)}
     assert set(re.findall(r'le="([\d.]+)"', text)) == {f"{LATE_MS / 1000:g}"}
 
 
-def test_burn_rates_say_how_long_the_budget_lasts() -> None:
+def test_burn_rate_alerts_name_how_long_the_budget_lasts() -> None:
     text = (RULES / "alerts.yml").read_text()
     said = re.findall(
         r"At ([\d.]+) times, what is allowed in 30 days is used up in (\d+) (hours|days)", text
@@ -595,7 +597,7 @@ def test_the_rules_are_written_with_addresses_that_open(tmp_path: Path) -> None:
 # --- events ------------------------------------------------------------------------------------
 
 
-def test_a_restart_and_a_failover_are_drawn_and_nothing_else(tmp_path: Path) -> None:
+def test_restarts_and_failovers_are_annotated(tmp_path: Path) -> None:
     given = {
         "process_start_time_seconds": "100x10 700x10",
         'process_start_time_seconds{instance="b"}': "100x20",

@@ -56,7 +56,7 @@ async def laid_out(server: RedisServer) -> None:
     await lay_out(options, await look(options), int(time.time() * 1000), watch_s=0)
 
 
-def test_roles_and_counts_over_a_failover_and_back(server: RedisServer, tmp_path: Path) -> None:
+def test_metrics_follow_a_failover_and_back(server: RedisServer, tmp_path: Path) -> None:
     asyncio.run(laid_out(server))
     store, ttl_s = server.url(), 2.5
     with (
@@ -98,7 +98,7 @@ def test_roles_and_counts_over_a_failover_and_back(server: RedisServer, tmp_path
         assert again["tickwheel_early_total"] == 0
 
 
-def test_a_redis_that_is_away_shows(server: RedisServer, tmp_path: Path) -> None:
+def test_an_unavailable_redis_shows_in_the_metrics(server: RedisServer, tmp_path: Path) -> None:
     asyncio.run(laid_out(server))
     with Daemon(tmp_path / "a", store=server.url(), http=True, outcome_timeout_s=0.3) as daemon:
         with Raw(daemon.port) as raw:

@@ -72,7 +72,7 @@ def selectors(expression: str) -> set[str]:
 # --- what needs no server ---------------------------------------------------------------------
 
 
-def test_the_dashboards_are_what_the_program_writes() -> None:
+def test_dashboards_match_their_generator() -> None:
     for path, text in files().items():
         assert path.read_text() == text, f"{path.name}: run python -m grafana.generate"
     assert {path.name for path in files()} <= {path.name for path in DASHBOARDS}
@@ -96,7 +96,7 @@ def panels(path: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)
-def test_a_state_is_a_word(path: Path) -> None:
+def test_states_are_shown_as_words(path: Path) -> None:
     """No panel says 0 or 1 where that stands for a state."""
     state = re.compile(
         r"^(max|min|sum)?[ \w(),]*tickwheel_"
@@ -114,7 +114,7 @@ def test_a_state_is_a_word(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)
-def test_it_leads_to_pages_that_the_console_has(path: Path) -> None:
+def test_dashboards_link_to_existing_console_pages(path: Path) -> None:
     """From a line of a topic to the topic, from a number of tasks to the tasks."""
     board = json.loads(path.read_text())
     (address,) = [v for v in board["templating"]["list"] if v["name"] == "console"]
@@ -154,7 +154,7 @@ def test_two_active_daemons_are_red(name: str) -> None:
 
 
 @pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)
-def test_no_panel_has_a_line_for_each_of_a_thousand_topics(path: Path) -> None:
+def test_panels_limit_their_lines_by_topic(path: Path) -> None:
     for panel in panels(path):
         for target in panel.get("targets", ()):
             if re.search(r"by \([^)]*topic", target["expr"]):
@@ -297,7 +297,7 @@ def test_every_variable_of_a_dashboard_has_values(server: Prometheus, path: Path
             assert server.label_values(asked[2], filled_in(asked[1])), variable["name"]
 
 
-def test_the_events_of_dashboards_can_be_asked_for(server: Prometheus) -> None:
+def test_annotation_queries_are_valid(server: Prometheus) -> None:
     """Nothing was restarted here; what they count is there."""
     for path in DASHBOARDS:
         for event in json.loads(path.read_text())["annotations"]["list"]:
@@ -322,7 +322,7 @@ def test_every_rule_is_evaluated_and_its_series_exist(server: Prometheus) -> Non
     assert wrong == {}
 
 
-def test_nothing_is_early_and_no_alert_of_trouble_fires(server: Prometheus) -> None:
+def test_a_healthy_run_fires_no_alert(server: Prometheus) -> None:
     early = until(lambda: server.query("tickwheel_early_total"), LASTING_S)
     assert {one["metric"].get("shard") for one in early} == {None, "0", "1"}
     assert {one["value"][1] for one in early} == {"0"}
@@ -344,7 +344,7 @@ def test_nothing_is_early_and_no_alert_of_trouble_fires(server: Prometheus) -> N
     until(lambda: not alerts(), LASTING_S, alerts)
 
 
-def test_every_delivery_has_an_end_or_is_in_flight(server: Prometheus) -> None:
+def test_delivery_counters_add_up(server: Prometheus) -> None:
     """A group is read in one step, so nothing is counted twice or missed, whatever goes on."""
     ends = ("tickwheel_acked_total", "tickwheel_nacked_total", "tickwheel_in_flight_tasks")
     until(lambda: server.query("tickwheel_acked_total > 10"), LASTING_S)

@@ -38,7 +38,7 @@ class Endpoint:
     headers: dict[str, str] = field(default_factory=dict)
     got: list[Got] = field(default_factory=list)
     bad: list[str] = field(default_factory=list)
-    """What was wrong with signatures."""
+    """Errors of signatures."""
     answer: Answer | None = None
     url: str = ""
     arrived: asyncio.Event = field(default_factory=asyncio.Event)

@@ -38,9 +38,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "PAUSE_S", 0.001)
 
 
-async def test_a_message_has_the_body_and_all_that_was_said(
-    wheel: TestWheel, server: RabbitServer
-) -> None:
+async def test_a_message_has_body_and_headers(wheel: TestWheel, server: RabbitServer) -> None:
     await declare_queue(server, "all")
     receipt = await wheel.client.enqueue(
         "t", b'{"a":1}', key="k", priority=9, encoding="json;v=2",
@@ -68,9 +66,7 @@ async def acked(wheel: TestWheel, task_id: int) -> bool:
     return found.state == "acked"
 
 
-async def test_messages_stand_in_the_order_in_which_tasks_came_due(
-    wheel: TestWheel, server: RabbitServer
-) -> None:
+async def test_messages_are_in_due_order(wheel: TestWheel, server: RabbitServer) -> None:
     await declare_queue(server, "order")
     bodies = [b"%d" % number for number in range(1_000)]
     receipts = await wheel.client.enqueue_columns("t", bodies)
@@ -79,7 +75,9 @@ async def test_messages_stand_in_the_order_in_which_tasks_came_due(
     assert [found.body for found in await drained(server, "order")] == bodies
 
 
-async def test_by_an_exchange_and_a_routing_key(wheel: TestWheel, server: RabbitServer) -> None:
+async def test_messages_use_exchange_and_routing_key(
+    wheel: TestWheel, server: RabbitServer
+) -> None:
     await declare_queue(server, "bound")
     async with await aio_pika.connect(server.url) as connection:
         channel = await connection.channel()
@@ -93,10 +91,10 @@ async def test_by_an_exchange_and_a_routing_key(wheel: TestWheel, server: Rabbit
     assert (found.exchange, found.routing_key) == ("shop", "orders.eu")
 
 
-async def test_over_tls_with_a_certificate_that_is_trusted(
+async def test_messages_are_sent_over_tls(
     wheel: TestWheel, server: RabbitServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # The relay's side of a handshake that fails is none of the target's.
+    # The relay's failed handshake is not the target's error.
     asyncio.get_running_loop().set_exception_handler(lambda *_: None)
     await declare_queue(server, "tls")
     authority = Authority(tmp_path / "tls")
@@ -116,9 +114,7 @@ async def test_over_tls_with_a_certificate_that_is_trusted(
     assert [found.body for found in await drained(server, "tls")] == [b"x"]
 
 
-async def test_what_no_queue_takes_has_failed_and_the_rest_goes_on(
-    wheel: TestWheel, server: RabbitServer
-) -> None:
+async def test_an_unroutable_message_fails_alone(wheel: TestWheel, server: RabbitServer) -> None:
     await wheel.client.configure("t", group="g", retry=Retry.none())
     await wheel.client.enqueue("t", b"x")
     async with running(wheel.client, target_of(f"{server.url}/?routing_key=nobodys")) as made:
@@ -131,28 +127,28 @@ async def dead(wheel: TestWheel) -> list[str]:
     return [letter.failures[-1].reason for letter in await wheel.dead_letters("t", "g")]
 
 
-async def test_what_a_full_queue_refuses_waits_for_room(
+async def test_messages_refused_by_a_full_queue_are_retried(
     wheel: TestWheel, server: RabbitServer
 ) -> None:
     await declare_queue(server, "full", **{"x-max-length": 1, "x-overflow": "reject-publish"})
     await wheel.client.configure("t", group="g", retry=Retry.none())
     receipts = await wheel.client.enqueue_columns("t", [b"1", b"2", b"3"])
-    found: list[bytes] = []
+    bodies: list[bytes] = []
     async with running(wheel.client, target_of(f"{server.url}/?routing_key=full")) as made:
         await comes(lambda: made.trouble)
         assert "Nack" in (made.trouble or "")
 
         async def are_acked() -> bool:
-            found.extend([one.body for one in await drained(server, "full")])
+            bodies.extend([message.body for message in await drained(server, "full")])
             return all([await acked(wheel, one) for one in receipts.ids])
 
         await comes(are_acked)
-    found += [one.body for one in await drained(server, "full")]
-    assert set(found) == {b"1", b"2", b"3"} and await dead(wheel) == []
+    bodies += [message.body for message in await drained(server, "full")]
+    assert set(bodies) == {b"1", b"2", b"3"} and await dead(wheel) == []
 
 
 @pytest.mark.parametrize("begin", [b"\1\0\0\x7f\xff\xff\xff", b"\1\0\0\0\x20\0\0"])
-async def test_a_frame_that_is_too_large_is_not_read_and_holds_up_no_other(
+async def test_an_oversized_amqp_frame_is_not_read(
     wheel: TestWheel, server: RabbitServer, begin: bytes
 ) -> None:
     await declare_queue(server, "beside")
@@ -172,9 +168,7 @@ async def test_a_frame_that_is_too_large_is_not_read_and_holds_up_no_other(
         assert hostile.sent < 200 * (1 << 20), "kernels take some of each try"
 
 
-async def test_an_exchange_that_is_gone_costs_no_task_an_attempt(
-    wheel: TestWheel, server: RabbitServer
-) -> None:
+async def test_a_missing_exchange_uses_no_attempt(wheel: TestWheel, server: RabbitServer) -> None:
     await wheel.client.configure("t", group="g", retry=Retry.none())
     await declare_queue(server, "behind")
     async with await aio_pika.connect(server.url) as connection:
@@ -198,7 +192,7 @@ async def test_an_exchange_that_is_gone_costs_no_task_an_attempt(
     assert await dead(wheel) == []
 
 
-async def test_an_alarm_of_the_broker_costs_no_task_an_attempt(
+async def test_a_broker_alarm_uses_no_attempt(
     wheel: TestWheel, server: RabbitServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(forward, "ANSWER_S", 0.5)
@@ -222,7 +216,7 @@ async def test_an_alarm_of_the_broker_costs_no_task_an_attempt(
         ("routing_key=q", "wrong", "ACCESS_REFUSED"),
     ],
 )
-async def test_what_keeps_it_from_connecting_is_the_reason(
+async def test_a_failed_connection_names_the_reason(
     wheel: TestWheel, server: RabbitServer, query: str, secret: str | None, words: str
 ) -> None:
     await wheel.client.configure("t", group="g", retry=Retry.none())
@@ -233,7 +227,7 @@ async def test_what_keeps_it_from_connecting_is_the_reason(
     assert await dead(wheel) == []
 
 
-async def test_a_broker_that_hangs_is_given_up_and_gets_all_later(
+async def test_a_hanging_broker_is_retried_later(
     wheel: TestWheel, server: RabbitServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(forward, "ANSWER_S", 1.5)
@@ -260,7 +254,7 @@ ODD_PROPERTIES = {
 
 
 @pytest.mark.parametrize("what", ODD_PROPERTIES)
-async def test_what_amqp_cannot_say_is_left_out_and_nobody_waits_for_it(
+async def test_values_that_amqp_cannot_encode_are_left_out(
     wheel: TestWheel, server: RabbitServer, what: str
 ) -> None:
     await wheel.client.configure("t", group="g", retry=Retry.none())

@@ -37,7 +37,7 @@ async def fail(host: Host, count: int) -> None:
             host.failed()
 
 
-def test_it_opens_lets_a_probe_through_and_closes(loop: HandLoop) -> None:
+def test_the_breaker_opens_probes_and_closes(loop: HandLoop) -> None:
     async def play() -> None:
         host, through = Host(), list[int]()
 
@@ -69,7 +69,7 @@ def test_it_opens_lets_a_probe_through_and_closes(loop: HandLoop) -> None:
     loop.run_until_complete(play())
 
 
-def test_one_probe_at_a_time(loop: HandLoop) -> None:
+def test_only_one_probe_runs_at_a_time(loop: HandLoop) -> None:
     async def play() -> None:
         host, entered, leave = Host(), list[int](), asyncio.Event()
 
@@ -90,7 +90,7 @@ def test_one_probe_at_a_time(loop: HandLoop) -> None:
     loop.run_until_complete(play())
 
 
-def test_a_probe_that_is_given_up_makes_way_for_the_next(loop: HandLoop) -> None:
+def test_a_cancelled_probe_allows_the_next(loop: HandLoop) -> None:
     async def play() -> None:
         host, entered = Host(), asyncio.Event()
 
@@ -115,7 +115,7 @@ def test_a_probe_that_is_given_up_makes_way_for_the_next(loop: HandLoop) -> None
     loop.run_until_complete(play())
 
 
-def test_it_stays_open_for_a_bounded_time(loop: HandLoop) -> None:
+def test_the_open_time_is_bounded(loop: HandLoop) -> None:
     async def play() -> None:
         host = Host()
         await fail(host, FAILURES_MAX)
@@ -127,7 +127,7 @@ def test_it_stays_open_for_a_bounded_time(loop: HandLoop) -> None:
     loop.run_until_complete(play())
 
 
-def test_what_was_under_way_when_it_opened_makes_it_no_longer(loop: HandLoop) -> None:
+def test_failures_under_way_do_not_prolong_the_open_time(loop: HandLoop) -> None:
     async def play() -> None:
         host = Host()
         for _ in range(5 * FAILURES_MAX):
@@ -139,7 +139,7 @@ def test_what_was_under_way_when_it_opened_makes_it_no_longer(loop: HandLoop) ->
     loop.run_until_complete(play())
 
 
-def test_a_host_gets_so_many_requests_at_a_time(loop: HandLoop) -> None:
+def test_concurrent_requests_to_a_host_are_limited(loop: HandLoop) -> None:
     async def play() -> None:
         host, inside, most = Host(), 0, 0
 

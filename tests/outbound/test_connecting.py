@@ -20,7 +20,7 @@ from tickwheel.testing import TestWheel
 
 @pytest.fixture
 async def port() -> AsyncIterator[int]:
-    """Of a server that takes connections."""
+    """The port of a server that accepts connections."""
     server = await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1", 0)
     async with server:
         yield server.sockets[0].getsockname()[1]
@@ -36,19 +36,19 @@ async def connect(port: int) -> None:
     writer.close()
 
 
-async def test_a_check_is_given_the_address_and_not_the_name(port: int) -> None:
+async def test_a_check_gets_the_resolved_address(port: int) -> None:
     seen: list[str] = []
     with checked(seen.append):
         await connect(port)
     assert seen == ["127.0.0.1"]
 
 
-async def test_what_a_check_refuses_is_not_connected_to(port: int) -> None:
+async def test_a_refused_address_is_not_connected(port: int) -> None:
     with checked(refuse), pytest.raises(Forbidden, match="127.0.0.1 is private"):
         await connect(port)
 
 
-async def test_a_task_that_began_in_the_context_is_checked_after_its_end(port: int) -> None:
+async def test_tasks_started_in_the_context_stay_checked(port: int) -> None:
     go_on = asyncio.Event()
 
     async def later() -> None:
@@ -65,7 +65,7 @@ async def test_a_task_that_began_in_the_context_is_checked_after_its_end(port: i
         await soon(task)
 
 
-async def test_a_path_is_no_address(tmp_path: Any) -> None:
+async def test_unix_sockets_are_refused(tmp_path: Any) -> None:
     with checked(lambda address: None), pytest.raises(Forbidden, match="reached by an address"):
         await asyncio.open_unix_connection(str(tmp_path / "socket"))
 

@@ -48,8 +48,8 @@ async def test_tasks_of_a_forwarded_group_are_entries_of_the_stream(
         receipts = await client.enqueue_many(tasks)
         await comes(lambda: redis.xlen("orders") >= len(tasks), SOON_S)
         entries = [fields for _, fields in redis.xrange("orders")]
-        assert {int(one[b"body"]) for one in entries} == set(range(50))
-        ids = {int(one[b"tickwheel-dedupe-id"]) for one in entries}
+        assert {int(entry[b"body"]) for entry in entries} == set(range(50))
+        ids = {int(entry[b"tickwheel-dedupe-id"]) for entry in entries}
         assert ids == {receipt.id for receipt in receipts}
         await comes(lambda: _acked(client, ids), SOON_S)
         with pytest.raises(Conflict, match="forwarded"):
@@ -63,7 +63,7 @@ async def _acked(client: Client, ids: set[int]) -> bool:
     return all([(await client.lookup(one)).state == "acked" for one in ids])
 
 
-async def test_the_user_of_a_server_stands_in_the_address(
+async def test_the_user_comes_from_the_address(
     daemon: Daemon, server: RedisServer, redis: Any
 ) -> None:
     redis.acl_setuser("sender", enabled=True, passwords=["+word"], keys=["*"], commands=["+@all"])
@@ -74,7 +74,7 @@ async def test_the_user_of_a_server_stands_in_the_address(
         await comes(lambda: redis.xlen("orders"), SOON_S)
 
 
-async def test_a_server_that_refuses_the_password_is_told_and_nothing_is_lost(
+async def test_a_refused_password_is_reported_without_losses(
     daemon: Daemon, server: RedisServer, redis: Any
 ) -> None:
     async with Client(daemon.url) as client:
@@ -97,9 +97,7 @@ async def test_a_server_that_refuses_the_password_is_told_and_nothing_is_lost(
         ("redis://10.1.2.3/0?stream=a", "10.1.2.3"),
     ],
 )
-async def test_an_address_that_cannot_be_is_refused_at_once(
-    daemon: Daemon, url: str, said: str
-) -> None:
+async def test_an_invalid_address_is_refused_at_once(daemon: Daemon, url: str, said: str) -> None:
     async with Client(daemon.url) as client:
         with pytest.raises(BadRequest, match=said) as raised:
             await client.set_forward("orders", "warehouse", url)
@@ -107,7 +105,7 @@ async def test_an_address_that_cannot_be_is_refused_at_once(
         assert await client.targets() == []
 
 
-def test_the_command_line_sets_lists_and_takes_away(
+def test_the_command_line_sets_lists_and_removes_forwards(
     daemon: Daemon, server: RedisServer, redis: Any, tmp_path: Path
 ) -> None:
     file = tmp_path / "password"

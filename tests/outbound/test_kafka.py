@@ -45,7 +45,7 @@ class FakeProducer:
     records: ClassVar[list[Record]] = []
     refusals: ClassVar[list[Exception]] = []
     answers: ClassVar[dict[bytes, Exception]] = {}
-    """What becomes of a record with such a value; others are taken."""
+    """Answers by value of a record; other records are accepted."""
 
     def __init__(self, **options: Any) -> None:
         self.options = options
@@ -121,7 +121,7 @@ async def test_a_record_has_the_body_a_key_and_the_headers(
     assert (made.started, made.stopped) == (1, 1)
 
 
-async def test_a_user_and_tls(wheel: TestWheel, producer: type[FakeProducer]) -> None:
+async def test_user_and_tls_are_configured(wheel: TestWheel, producer: type[FakeProducer]) -> None:
     await wheel.client.enqueue("t", b"1")
     url = "kafkas://ann@a/?topic=orders&sasl=scram-sha-512"
     async with running(wheel.client, target_of(url, "anns")):
@@ -133,7 +133,7 @@ async def test_a_user_and_tls(wheel: TestWheel, producer: type[FakeProducer]) ->
 
 
 @pytest.mark.parametrize("size", [0x7FFFFFFF, -1, forward.RESPONSE_BYTES_MAX + 1])
-async def test_a_response_that_is_too_large_is_not_read(
+async def test_an_oversized_response_is_not_read(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, size: int
 ) -> None:
     monkeypatch.setattr(aiokafka, "AIOKafkaProducer", real_producer.AIOKafkaProducer)
@@ -158,7 +158,7 @@ async def test_a_record_with_a_time_that_the_brokers_refuse_has_failed(
 
 
 @pytest.mark.parametrize("error", [MessageSizeTooLargeError("1"), RecordTooLargeError("2")])
-async def test_a_record_that_is_too_large_is_a_dead_letter_at_once(
+async def test_an_oversized_record_is_a_dead_letter_at_once(
     wheel: TestWheel, producer: type[FakeProducer], error: Exception
 ) -> None:
     producer.answers[b"large"] = error
@@ -178,7 +178,7 @@ async def test_a_record_that_is_too_large_is_a_dead_letter_at_once(
         UnknownTopicOrPartitionError(), KafkaTimeoutError(), ProducerFenced(),
     ],
 )  # fmt: skip
-async def test_what_the_cluster_says_of_itself_costs_no_record_an_attempt(
+async def test_cluster_errors_use_no_attempt(
     wheel: TestWheel, producer: type[FakeProducer], error: Exception
 ) -> None:
     producer.answers[b"2"] = error
@@ -192,7 +192,7 @@ async def test_what_the_cluster_says_of_itself_costs_no_record_an_attempt(
     assert await wheel.dead_letters("t", "g") == []
 
 
-async def test_when_nothing_is_taken_a_new_producer_is_made(
+async def test_a_failing_producer_is_replaced(
     wheel: TestWheel, producer: type[FakeProducer]
 ) -> None:
     producer.refusals.append(KafkaConnectionError("nobody there"))

@@ -39,7 +39,7 @@ def rabbit(tmp_path: Path) -> Iterator[RabbitServer]:
 
 
 @pytest.mark.parametrize("kills", [2, pytest.param(50, marks=pytest.mark.slow)])
-async def test_nothing_is_lost_on_its_way_to_a_redis_stream(
+async def test_kills_lose_no_task_on_the_way_to_redis(
     kills: int, daemon: Daemon, redis: RedisServer, tmp_path: Path
 ) -> None:
     forwarder = Forwarder(tmp_path, daemon.url, redis.url("stream=s"))
@@ -55,7 +55,7 @@ async def test_nothing_is_lost_on_its_way_to_a_redis_stream(
 
 
 @pytest.mark.parametrize("kills", [pytest.param(50, marks=pytest.mark.slow)])
-async def test_nothing_is_lost_on_its_way_to_rabbitmq(
+async def test_kills_lose_no_task_on_the_way_to_rabbitmq(
     kills: int, daemon: Daemon, rabbit: RabbitServer, tmp_path: Path
 ) -> None:
     await declare_queue(rabbit, "q")

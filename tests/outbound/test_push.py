@@ -131,11 +131,13 @@ async def test_a_task_arrives_signed_when_it_is_due(
     assert {name: got.headers.get(name) for name in wanted} == wanted
     assert not [name for name in got.headers if "odd" in name or "callback" in name]
     assert await settled(client, receipt.id) == "acked"
-    found = await target_when(client, topic, lambda one: one.acked == 1)
-    assert (found.state, found.last_status, found.failed) == ("sending", 204, 0)
+    target = await target_when(client, topic, lambda one: one.acked == 1)
+    assert (target.state, target.last_status, target.failed) == ("sending", 204, 0)
 
 
-async def test_a_task_as_a_cloudevent(client: Client, topic: str, endpoint: Endpoint) -> None:
+async def test_a_task_is_pushed_as_a_cloudevent(
+    client: Client, topic: str, endpoint: Endpoint
+) -> None:
     await push(client, topic, endpoint, format="cloudevents")
     await client.enqueue(topic, b'{"n": 1}', key="k", encoding="json", properties={"amount": 5})
     await client.enqueue(topic, b"\xff\x00")
@@ -150,10 +152,10 @@ async def test_a_task_as_a_cloudevent(client: Client, topic: str, endpoint: Endp
     assert kinds == {"application/cloudevents+json; charset=utf-8"}
 
 
-async def test_a_body_stands_in_a_cloudevent_as_it_is(
+async def test_a_cloudevent_keeps_the_body_exactly(
     client: Client, topic: str, endpoint: Endpoint
 ) -> None:
-    """Also one that a parser would change, and none that is no JSON or too deep to be looked at."""
+    """Includes JSON that a parser would change. Invalid and deeply nested JSON becomes base64."""
     await push(client, topic, endpoint, format="cloudevents", concurrency=1)
     kept = [b'{"n": 1.00000000000000000000001, "n": 1e400}', '"ä"'.encode()]
     others = [b"[NaN]", b"-Infinity", b"[" * 100_000 + b"]" * 100_000, b'{"n": 1', b"\xef\xbb\xbf1"]
@@ -168,7 +170,7 @@ async def test_a_body_stands_in_a_cloudevent_as_it_is(
         assert base64.b64decode(event["data_base64"]) == body and "data" not in event
 
 
-async def test_an_event_that_came_in_goes_out_as_the_same(
+async def test_an_enqueued_event_is_pushed_unchanged(
     client: Client, topic: str, endpoint: Endpoint, running: Daemon
 ) -> None:
     await push(client, topic, endpoint, format="cloudevents")
@@ -182,11 +184,11 @@ async def test_an_event_that_came_in_goes_out_as_the_same(
         async with session.post(url, data=json.dumps(event), headers=kind) as response:
             assert response.status == 201
     await endpoint.until_count(1)
-    found = json.loads(endpoint.got[0].body)
-    assert {name: found[name] for name in event} == event
+    answer = json.loads(endpoint.got[0].body)
+    assert {name: answer[name] for name in event} == event
 
 
-async def test_an_event_leaves_valid_and_with_the_type_of_data_that_it_came_with(
+async def test_a_pushed_event_is_valid_and_keeps_its_data_type(
     client: Client, topic: str, endpoint: Endpoint, running: Daemon
 ) -> None:
     await push(client, topic, endpoint, format="cloudevents", concurrency=1)
@@ -235,7 +237,7 @@ async def test_the_second_attempt_has_the_same_id(
 
 
 @pytest.mark.parametrize("status", [400, 401, 404, 422, 500, 302, 502])
-async def test_a_failure_is_one_and_the_policy_decides(
+async def test_a_failed_push_follows_the_retry_policy(
     client: Client, topic: str, endpoint: Endpoint, status: int
 ) -> None:
     await client.create_group(topic, "g", retry=Retry.fixed(0.02, retries=1))
@@ -249,17 +251,17 @@ async def test_a_failure_is_one_and_the_policy_decides(
 
 
 @pytest.mark.parametrize("status", [429, 503])
-async def test_a_host_that_takes_nothing_costs_no_task_an_attempt(
+async def test_an_overloaded_host_uses_no_attempt(
     client: Client, topic: str, endpoint: Endpoint, status: int
 ) -> None:
     await client.create_group(topic, "g", retry=Retry.none())
     endpoint.status = status
     await push(client, topic, endpoint)
     receipts = [await client.enqueue(topic, b"x") for _ in range(3)]
-    found = await target_when(client, topic, lambda one: one.sent >= 3)
-    assert (found.state, found.last_error) == ("failing", f"answer {status}")
+    target = await target_when(client, topic, lambda one: one.sent >= 3)
+    assert (target.state, target.last_error) == ("failing", f"answer {status}")
     endpoint.status = 204
-    assert [await settled(client, one.id) for one in receipts] == ["acked"] * 3
+    assert [await settled(client, receipt.id) for receipt in receipts] == ["acked"] * 3
     last = endpoint.got[-1].headers
     assert last["tickwheel-attempt"] == "2"
 
@@ -300,7 +302,7 @@ async def test_retry_after_is_obeyed(
         ("Fri, 01 Jan 0100 00:00:00 +2359", 0.0),
     ],
 )  # fmt: skip
-def test_both_forms_of_retry_after_are_bounded(text: str | None, seconds: float | None) -> None:
+def test_retry_after_is_parsed_and_bounded(text: str | None, seconds: float | None) -> None:
     assert retry_after_s(text, 10.0) == seconds
 
 
@@ -310,8 +312,8 @@ async def test_410_ends_the_push_until_it_is_set_again(
     endpoint.status = 410
     await push(client, topic, endpoint)
     receipt = await client.enqueue(topic, b"x")
-    found = await target_when(client, topic, lambda one: one.state == "ended")
-    assert found.reason == "the endpoint answered 410" and found.ended_ms
+    target = await target_when(client, topic, lambda one: one.state == "ended")
+    assert target.reason == "the endpoint answered 410" and target.ended_ms
     await comes(lambda: "push_ended" in running.log_text())
     assert (await client.lookup(receipt.id)).state in ("ready", "in_flight")
     with pytest.raises(Conflict, match="is pushed to"):
@@ -339,14 +341,14 @@ async def test_202_waits_for_a_callback(
         async with session.post(url + "x", json=said) as response:
             assert response.status == 404
         async with session.post(url, json=said) as response:
-            found = await response.json()
-    assert response.status == 200 and found["result"] == state
+            answer = await response.json()
+    assert response.status == 200 and answer["result"] == state
     assert await settled(client, receipt.id) == state
     assert len(endpoint.got) == 1
 
 
 @pytest.mark.parametrize("result", ["ack", "nack", "reject", "extend"])
-async def test_a_callback_of_an_earlier_sending_counts_no_more(
+async def test_a_callback_of_an_earlier_attempt_is_refused(
     client: Client, topic: str, endpoint: Endpoint, result: str
 ) -> None:
     endpoint.status = 202
@@ -369,7 +371,7 @@ async def test_a_callback_of_an_earlier_sending_counts_no_more(
     assert await settled(client, receipt.id) == "acked"
 
 
-async def test_202_without_a_callback_in_time_is_tried_again(
+async def test_202_without_a_callback_is_retried(
     client: Client, topic: str, endpoint: Endpoint
 ) -> None:
     endpoint.status = 202
@@ -380,7 +382,7 @@ async def test_202_without_a_callback_in_time_is_tried_again(
     assert await settled(client, receipt.id) == "acked"
 
 
-async def test_an_extension_says_for_how_long_where_the_push_does_not_any_more(
+async def test_an_extending_callback_needs_a_lease(
     client: Client, topic: str, endpoint: Endpoint, running: Daemon
 ) -> None:
     endpoint.status = 202
@@ -401,7 +403,7 @@ async def test_an_extension_says_for_how_long_where_the_push_does_not_any_more(
     assert "internal_error" not in running.log_text()
 
 
-async def test_202_is_like_204_where_nobody_waits(
+async def test_202_acks_without_a_callback_lease(
     client: Client, topic: str, endpoint: Endpoint
 ) -> None:
     endpoint.status = 202
@@ -411,7 +413,7 @@ async def test_202_is_like_204_where_nobody_waits(
     assert "tickwheel-callback" not in endpoint.got[0].headers
 
 
-async def test_an_answer_is_read_as_far_as_it_may_be(
+async def test_answers_are_read_up_to_a_limit(
     client: Client, topic: str, endpoint: Endpoint
 ) -> None:
     written = 0
@@ -447,9 +449,7 @@ async def posted(http: Http, port: int) -> Answer:
 
 
 @pytest.mark.parametrize("how", ["closes", "resets", "begins"])
-async def test_a_kept_connection_that_ends_without_an_answer_is_nobodys_failure(
-    http: Http, how: str
-) -> None:
+async def test_a_closed_idle_connection_is_not_a_failure(http: Http, how: str) -> None:
     """One that ends in the middle of an answer, or at its first request, is a failure."""
     asked: list[int] = []
     is_well = True
@@ -502,18 +502,16 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("what", HOSTILE)
-async def test_an_endless_answer_is_dropped_and_holds_up_no_other(
-    http: Http, endpoint: Endpoint, what: str
-) -> None:
+async def test_an_endless_answer_is_dropped(http: Http, endpoint: Endpoint, what: str) -> None:
     with flooding(*HOSTILE[what]) as hostile:
         floods = [asyncio.create_task(posted(http, hostile.port)) for _ in range(16)]
         others = 0
-        while not all(one.done() for one in floods):
+        while not all(flood.done() for flood in floods):
             request = Request(endpoint.url, "m", {}, b"x")
             answer = await post(http, request, Signer([SECRET]), Spans(request_s=5.0))
             assert answer.status == 204, answer.error
             others += 1
-        answers = [await one for one in floods]
+        answers = [await flood for flood in floods]
     assert others
     is_answered = what in ("chunks", "an extension", "trailers")
     assert {one.status for one in answers} == {200 if is_answered else None}
@@ -521,7 +519,7 @@ async def test_an_endless_answer_is_dropped_and_holds_up_no_other(
         assert all("(INTERIM_MAX)" in (one.error or "") for one in answers), answers[0].error
 
 
-async def test_interim_answers_before_the_answer_are_let_through(http: Http) -> None:
+async def test_interim_answers_are_skipped(http: Http) -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         await reader.readexactly(1_000)
@@ -535,7 +533,7 @@ async def test_interim_answers_before_the_answer_are_let_through(http: Http) -> 
 
 
 @pytest.mark.parametrize("how", ["never", "trickles", "body trickles"])
-async def test_an_endpoint_that_takes_its_time(
+async def test_a_slow_endpoint_times_out(
     client: Client, topic: str, endpoint: Endpoint, how: str
 ) -> None:
     over = asyncio.Event()
@@ -558,12 +556,12 @@ async def test_an_endpoint_that_takes_its_time(
     await client.create_group(topic, "g", retry=Retry.fixed(0.02, retries=0))
     await push(client, topic, endpoint, request_timeout=0.5)
     receipt = await client.enqueue(topic, b"x")
-    # Of a body that trickles the status was there.
+    # The status arrived before the slow body.
     assert await settled(client, receipt.id) == ("acked" if how == "body trickles" else "dead")
     over.set()
 
 
-async def test_slow_and_dead_hosts_do_not_hold_a_fast_one_up(
+async def test_slow_hosts_do_not_delay_fast_hosts(
     client: Client, topic: str, endpoint: Endpoint
 ) -> None:
     over, ended = asyncio.Event(), 0
@@ -587,7 +585,7 @@ async def test_slow_and_dead_hosts_do_not_hold_a_fast_one_up(
         over.set()
 
     async def states() -> dict[str, str] | None:
-        found = {one.group: one.state for one in await client.targets(topic=topic)}
+        found = {target.group: target.state for target in await client.targets(topic=topic)}
         is_told = found["g"] != "starting" and found["dead"] in ("failing", "open")
         return found if is_told else None  # a moment later
 
@@ -596,7 +594,7 @@ async def test_slow_and_dead_hosts_do_not_hold_a_fast_one_up(
     await client.delete_topic(topic, force=True)
 
 
-async def test_a_host_that_fails_is_left_alone_and_tried_again(
+async def test_a_failing_host_is_paused_and_retried(
     client: Client, topic: str, endpoint: Endpoint
 ) -> None:
     endpoint.status = 500
@@ -629,7 +627,7 @@ async def test_the_last_requests_are_shown_and_sent_again(
     assert [one.number for one in await client.push_log(topic, "g")] == [2, 1]
 
 
-async def test_a_url_is_tried(client: Client, endpoint: Endpoint) -> None:
+async def test_a_push_url_is_tested(client: Client, endpoint: Endpoint) -> None:
     found = await client.test_push(endpoint.url, secrets=[SECRET])
     assert (found.result, found.status) == ("acked", 204)
     assert endpoint.got[0].headers["tickwheel-test"] == "1"
@@ -637,7 +635,7 @@ async def test_a_url_is_tried(client: Client, endpoint: Endpoint) -> None:
     assert (nobody.result, nobody.status) == ("retry", None) and nobody.error
 
 
-async def test_a_group_goes_from_subscribers_to_a_push_and_back(
+async def test_a_group_switches_between_subscribers_and_push(
     client: Client, topic: str, endpoint: Endpoint
 ) -> None:
     async with client.subscribe(topic, group="g"):
@@ -659,7 +657,7 @@ async def test_a_group_goes_from_subscribers_to_a_push_and_back(
 # --- the guard -----------------------------------------------------------------------------------
 
 
-async def test_the_process_checks_what_it_connects_to(tmp_path: Path) -> None:
+async def test_the_outbound_process_checks_addresses(tmp_path: Path) -> None:
     """A target that was set while the address was allowed, as by a name that has changed."""
     async with serving(Endpoint()) as endpoint:
         with Daemon(tmp_path, push_allow=LOCAL) as daemon:
@@ -671,17 +669,17 @@ async def test_the_process_checks_what_it_connects_to(tmp_path: Path) -> None:
             daemon.restart()
             async with Client(daemon.url) as client:
                 await client.enqueue("t", b"x")
-                found = await target_when(client, "t", lambda one: one.last_error is not None)
-                assert "127.0.0.1" in found.last_error and "push_allow" in found.last_error
+                target = await target_when(client, "t", lambda one: one.last_error is not None)
+                assert "127.0.0.1" in target.last_error and "push_allow" in target.last_error
         assert len(endpoint.got) == 1
 
 
-async def test_of_a_host_that_nobody_is_pushed_to_nothing_is_kept() -> None:
+async def test_unused_hosts_are_forgotten() -> None:
     http = Http(Guard())
     try:
         hosts = [http.host(f"https://{name}.example.com/") for name in ("a", "b", "a")]
         assert hosts[0] is hosts[2], "what is known of it is of all its pushes"
-        kept = [weakref.ref(one) for one in hosts[:2]]
+        kept = [weakref.ref(host) for host in hosts[:2]]
         del hosts[1]
         gc.collect()
         assert [one() is None for one in kept] == [False, True]
@@ -717,7 +715,7 @@ async def test_the_log_is_bounded_in_requests_and_in_bytes() -> None:
         ("2130706433", "not a canonical IPv4 address"),
     ],
 )
-async def test_nothing_reaches_an_address_that_may_not_be_asked(
+async def test_forbidden_addresses_get_no_request(
     endpoint: Endpoint, host: str, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever the address is written like; also of a name that stood for a public address when it
@@ -748,7 +746,7 @@ async def test_nothing_reaches_an_address_that_may_not_be_asked(
     assert endpoint.got == []
 
 
-async def test_no_proxy_is_asked_and_no_cookie_is_kept(
+async def test_proxies_and_cookies_are_not_used(
     endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9/")

@@ -67,12 +67,12 @@ async def torture(folder: Path, kills: int, tasks: int) -> None:
     assert {got.task for got in endpoint.got} == ids
 
 
-async def test_nothing_is_lost_when_daemon_sender_and_endpoint_are_killed(tmp_path: Path) -> None:
+async def test_kills_of_daemon_sender_and_endpoint_lose_no_task(tmp_path: Path) -> None:
     await torture(tmp_path, kills=6, tasks=600)
 
 
 @pytest.mark.slow
-async def test_nothing_is_lost_in_a_hundred_kills(tmp_path: Path) -> None:
+async def test_a_hundred_kills_lose_no_task(tmp_path: Path) -> None:
     await torture(tmp_path, kills=100, tasks=10_000)
 
 
@@ -98,7 +98,7 @@ async def test_the_process_ends_with_its_daemon_and_is_started_again(tmp_path: P
             await comes(lambda: not Path(f"/proc/{third}").exists())
 
 
-async def test_what_is_under_way_at_a_stop_is_acked(tmp_path: Path) -> None:
+async def test_a_stop_acks_requests_under_way(tmp_path: Path) -> None:
     """A stop in order has nothing sent twice."""
     async with serving(Endpoint()) as endpoint:
         with Daemon(tmp_path, push_allow=LOCAL) as daemon:

@@ -37,7 +37,7 @@ def to(server: RedisServer, query: str, secret: str | None = PASSWORD) -> Any:
     return target_of(server.url(query), secret)
 
 
-async def test_an_entry_of_a_stream_has_the_body_and_a_field_for_each_header(
+async def test_a_stream_entry_has_body_and_headers(
     wheel: TestWheel, server: RedisServer, redis: Any
 ) -> None:
     receipt = await wheel.client.enqueue(
@@ -57,9 +57,7 @@ async def test_an_entry_of_a_stream_has_the_body_and_a_field_for_each_header(
     assert [found.state for found in await wheel.client.lookup_many([receipt.id])] == ["acked"]
 
 
-async def test_entries_stand_in_the_order_in_which_tasks_came_due(
-    wheel: TestWheel, server: RedisServer, redis: Any
-) -> None:
+async def test_entries_are_in_due_order(wheel: TestWheel, server: RedisServer, redis: Any) -> None:
     bodies = [b"%d" % number for number in range(3_000)]
     for start in range(0, 3_000, 1_000):
         await wheel.client.enqueue_columns("t", bodies[start : start + 1_000])
@@ -68,11 +66,11 @@ async def test_entries_stand_in_the_order_in_which_tasks_came_due(
     assert [fields[b"body"] for _, fields in redis.xrange("s")] == bodies
 
 
-async def test_over_tls_with_a_certificate_that_is_trusted(
+async def test_entries_are_sent_over_tls(
     wheel: TestWheel, server: RedisServer, redis: Any, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    # The relay's side of a handshake that fails is none of the target's.
+    # The relay's failed handshake is not the target's error.
     asyncio.get_running_loop().set_exception_handler(lambda *_: None)
     authority = Authority(tmp_path / "tls")
     pair = authority.sign("server")
@@ -90,7 +88,7 @@ async def test_over_tls_with_a_certificate_that_is_trusted(
     await proxy.stop()
 
 
-async def test_batches_that_are_under_way_together_get_their_own_replies(
+async def test_concurrent_batches_get_their_own_replies(
     wheel: TestWheel, server: RedisServer, redis: Any
 ) -> None:
     redis.set("taken", "by a string")
@@ -141,7 +139,7 @@ async def test_an_element_of_a_list_is_json_or_the_body(
     assert redis.lrange("plain", 0, -1) == [b"\xff"]
 
 
-async def test_another_database_and_a_user_of_ones_own(
+async def test_database_and_user_are_selected(
     wheel: TestWheel, server: RedisServer, redis: Any
 ) -> None:
     redis.acl_setuser("ann", enabled=True, passwords=["+anns"], keys=["*"], commands=["+@all"])
@@ -155,7 +153,7 @@ async def test_another_database_and_a_user_of_ones_own(
 @pytest.mark.parametrize(
     ("secret", "words"), [(None, "NOAUTH"), ("wrong", "WRONGPASS")]
 )  # fmt: skip
-async def test_a_wrong_password_is_a_reason(
+async def test_a_wrong_password_names_the_reason(
     wheel: TestWheel, server: RedisServer, secret: str | None, words: str
 ) -> None:
     await wheel.client.enqueue("t", b"x")
@@ -164,7 +162,7 @@ async def test_a_wrong_password_is_a_reason(
         assert (made.trouble or "").startswith(f"RedisFailed: {words}")
 
 
-async def test_what_the_server_refuses_of_one_command_is_the_reason_of_its_task(
+async def test_a_refused_command_is_its_tasks_reason(
     wheel: TestWheel, server: RedisServer, redis: Any
 ) -> None:
     redis.set("taken", "by a string")
@@ -177,7 +175,7 @@ async def test_what_the_server_refuses_of_one_command_is_the_reason_of_its_task(
     assert dead.failures[-1].reason.startswith("WRONGTYPE ")
 
 
-async def test_a_server_that_takes_nothing_is_a_target_that_fails(
+async def test_a_read_only_server_is_a_failing_target(
     wheel: TestWheel, server: RedisServer, redis: Any
 ) -> None:
     await wheel.client.configure("t", group="g", retry=Retry.fixed(delay=1, retries=5))
@@ -192,7 +190,7 @@ async def test_a_server_that_takes_nothing_is_a_target_that_fails(
 
 
 @pytest.mark.parametrize("word", ["NOPERM", "BUSY", "OOM", "NOREPLICAS"])
-async def test_what_a_server_says_of_itself_costs_no_task_an_attempt(
+async def test_server_errors_use_no_attempt(
     wheel: TestWheel, server: RedisServer, redis: Any, word: str
 ) -> None:
     await wheel.client.configure("t", group="g", retry=Retry.none())
@@ -262,7 +260,7 @@ FLOODS = {
 
 @pytest.mark.parametrize("what", FLOODS)
 @pytest.mark.parametrize("begin", [b"", b"+OK\r\n"], ids=["at once", "later"])
-async def test_a_reply_without_end_is_not_read_and_holds_up_no_other(
+async def test_an_endless_reply_is_not_read(
     wheel: TestWheel, server: RedisServer, redis: Any, begin: bytes, what: str
 ) -> None:
     first, piece = FLOODS[what]
@@ -282,7 +280,7 @@ async def test_a_reply_without_end_is_not_read_and_holds_up_no_other(
         assert hostile.sent < 200 * (1 << 20), "kernels take some; each try reads a little"
 
 
-async def test_part_of_a_batch_that_a_server_refuses_costs_no_attempt_either(
+async def test_a_partly_refused_batch_uses_no_attempt(
     wheel: TestWheel, server: RedisServer, redis: Any
 ) -> None:
     await wheel.client.configure("t", group="g", retry=Retry.none())
@@ -305,7 +303,7 @@ async def test_part_of_a_batch_that_a_server_refuses_costs_no_attempt_either(
     assert await wheel.dead_letters("t", "g") == []
 
 
-async def test_a_server_that_hangs_is_given_up_and_one_that_is_back_gets_all(
+async def test_a_hanging_server_is_retried_later(
     wheel: TestWheel, server: RedisServer, redis: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(forward, "ANSWER_S", 1.0)
@@ -327,5 +325,5 @@ async def test_a_server_that_hangs_is_given_up_and_one_that_is_back_gets_all(
 
 
 def bodies(redis: Any) -> set[bytes]:
-    """Those of the stream ``s``."""
+    """Return the bodies in stream ``s``."""
     return {fields[b"body"] for _, fields in redis.xrange("s")}

@@ -71,11 +71,11 @@ async def test_each_delivery_is_settled_by_its_own_outcome(wheel: TestWheel) -> 
         assert target.bodies.count(b"retry") == 2
 
 
-async def test_later_without_a_delay_comes_back_without_a_failure(wheel: TestWheel) -> None:
+async def test_later_without_a_delay_redelivers_without_a_failure(wheel: TestWheel) -> None:
     seen: list[tuple[int, int]] = []
 
     async def answer(deliveries: Sequence[Delivery]) -> list[Outcome]:
-        seen.extend((one.attempt, one.failures) for one in deliveries)
+        seen.extend((delivery.attempt, delivery.failures) for delivery in deliveries)
         return [ACK if len(seen) > 2 else Outcome("later")]
 
     await enqueue(wheel, b"x")
@@ -84,7 +84,7 @@ async def test_later_without_a_delay_comes_back_without_a_failure(wheel: TestWhe
     assert [failures for _, failures in seen] == [0, 0, 0]
 
 
-async def test_what_is_postponed_too_often_has_failed(wheel: TestWheel) -> None:
+async def test_a_delivery_postponed_too_often_fails(wheel: TestWheel) -> None:
     async with TestWheel(snoozes_max=1) as small:
         await small.client.create_group("t", "g")
         await enqueue(small, b"later")
@@ -96,7 +96,7 @@ async def test_what_is_postponed_too_often_has_failed(wheel: TestWheel) -> None:
         assert words == ["snoozed", "retrying"]
 
 
-async def test_a_batch_is_what_is_there_and_never_larger_than_the_target_takes(
+async def test_batches_are_limited_by_the_target(
     wheel: TestWheel,
 ) -> None:
     free = asyncio.Event()
@@ -115,7 +115,7 @@ async def test_a_batch_is_what_is_there_and_never_larger_than_the_target_takes(
     assert [len(batch) for batch in target.batches] == [1, 10, 10, 5]
 
 
-async def test_as_many_batches_are_under_way_as_the_target_takes(wheel: TestWheel) -> None:
+async def test_concurrent_batches_are_limited_by_the_target(wheel: TestWheel) -> None:
     free = asyncio.Event()
 
     async def answer(deliveries: Sequence[Delivery]) -> list[Outcome]:
@@ -131,7 +131,7 @@ async def test_as_many_batches_are_under_way_as_the_target_takes(wheel: TestWhee
     assert target.under_way_max == 3
 
 
-async def test_a_batch_of_a_target_that_breaks_goes_back_by_the_groups_policy(
+async def test_a_broken_targets_batch_follows_the_groups_policy(
     wheel: TestWheel,
 ) -> None:
     await wheel.client.configure("t", group="g", retry=Retry.fixed(delay=5, retries=2))
@@ -168,7 +168,7 @@ async def breaks_at_bad(deliveries: Sequence[Delivery]) -> list[Outcome]:
     return [ACK] * len(deliveries)
 
 
-async def test_one_that_a_target_breaks_at_takes_no_others_along(wheel: TestWheel) -> None:
+async def test_a_delivery_that_breaks_the_target_fails_alone(wheel: TestWheel) -> None:
     await wheel.client.configure("t", group="g", retry=Retry.none())
     *good, bad = await enqueue(wheel, b"1", b"2", b"3", b"4", b"bad")
     later = await enqueue(wheel, b"5", b"bad", b"6", b"bad", b"7")
@@ -180,7 +180,7 @@ async def test_one_that_a_target_breaks_at_takes_no_others_along(wheel: TestWhee
     assert {one.failures[-1].reason for one in dead} == {"ConnectionResetError: it has broken"}
 
 
-async def test_a_target_that_breaks_at_all_of_a_batch_is_not_asked_for_each(
+async def test_a_target_broken_for_a_whole_batch_is_not_tried_for_each(
     wheel: TestWheel,
 ) -> None:
     await wheel.client.configure("t", group="g", retry=Retry.none())
@@ -192,7 +192,7 @@ async def test_a_target_that_breaks_at_all_of_a_batch_is_not_asked_for_each(
     assert [len(batch) for batch in target.batches[:6]] == [10, 10, *alone, 7]
 
 
-async def test_what_cannot_be_connected_to_is_tried_again_and_the_rest_waits(
+async def test_an_unreachable_target_is_retried(
     wheel: TestWheel,
 ) -> None:
     target = Scripted(batch_max=2)
@@ -205,7 +205,7 @@ async def test_what_cannot_be_connected_to_is_tried_again_and_the_rest_waits(
         assert len(target.bodies) == 10
 
 
-async def test_what_a_target_says_of_itself_costs_no_task_an_attempt(wheel: TestWheel) -> None:
+async def test_target_errors_use_no_attempt(wheel: TestWheel) -> None:
     """Neither those that it refuses of a batch, nor a batch that it refuses as a whole."""
     refusals, pauses = 6, list[int]()
 
@@ -228,7 +228,7 @@ async def test_what_a_target_says_of_itself_costs_no_task_an_attempt(wheel: Test
     assert "busy" in told and runner.trouble is None
 
 
-async def test_what_a_closed_connection_has_failed_is_sent_on_a_new_one_without_a_failure(
+async def test_a_closed_connection_is_reopened_without_a_failure(
     wheel: TestWheel,
 ) -> None:
     closed = True
@@ -312,7 +312,7 @@ async def test_a_target_is_not_connected_while_it_closes(wheel: TestWheel) -> No
     assert doing[:4] == ["connects", "closes", "closed", "connects"]
 
 
-async def test_outcomes_that_are_too_few_are_a_failure_and_nothing_is_acked(
+async def test_missing_outcomes_fail_the_batch(
     wheel: TestWheel,
 ) -> None:
     async def answer(deliveries: Sequence[Delivery]) -> list[Outcome]:
@@ -324,7 +324,7 @@ async def test_outcomes_that_are_too_few_are_a_failure_and_nothing_is_acked(
         assert runner.trouble == "RuntimeError: 0 outcomes of 1 deliveries"
 
 
-async def test_a_lane_does_not_close_the_connection_that_another_has_made_again(
+async def test_a_lane_keeps_a_connection_reopened_by_another(
     wheel: TestWheel,
 ) -> None:
     free = asyncio.Event()
@@ -354,7 +354,7 @@ async def test_a_lane_does_not_close_the_connection_that_another_has_made_again(
         assert target.closed == 1
 
 
-async def test_a_stop_gives_back_what_has_just_failed(wheel: TestWheel) -> None:
+async def test_a_stop_releases_failed_deliveries(wheel: TestWheel) -> None:
     free = asyncio.Event()
 
     async def answer(deliveries: Sequence[Delivery]) -> list[Outcome]:
@@ -374,7 +374,7 @@ async def test_a_stop_gives_back_what_has_just_failed(wheel: TestWheel) -> None:
     assert [found.failures for found in await pulled(wheel)] == [0]
 
 
-async def test_a_stop_lets_the_batch_under_way_end_and_gives_the_rest_back(
+async def test_a_stop_finishes_its_batch_and_releases_the_rest(
     wheel: TestWheel,
 ) -> None:
     free = asyncio.Event()
@@ -438,7 +438,7 @@ async def test_a_cancel_gives_the_batch_under_way_back_at_once(wheel: TestWheel)
     await soon(runner.stop())
 
 
-async def test_a_stop_does_not_wait_for_a_target_that_cannot_be_reached(wheel: TestWheel) -> None:
+async def test_a_stop_does_not_wait_for_an_unreachable_target(wheel: TestWheel) -> None:
     target = Scripted()
     target.refusals = [OSError("nobody there") for _ in range(1000)]
     await enqueue(wheel, b"a")
@@ -448,7 +448,7 @@ async def test_a_stop_does_not_wait_for_a_target_that_cannot_be_reached(wheel: T
     assert target.bodies == []
 
 
-async def test_leases_are_kept_up_while_a_batch_is_under_way(wheel: TestWheel) -> None:
+async def test_leases_are_extended_while_a_batch_is_under_way(wheel: TestWheel) -> None:
     free = asyncio.Event()
 
     async def answer(deliveries: Sequence[Delivery]) -> list[Outcome]:
@@ -470,7 +470,7 @@ async def test_leases_are_kept_up_while_a_batch_is_under_way(wheel: TestWheel) -
         assert await states(short, [one]) == ["acked"]
 
 
-async def test_a_delivery_that_has_lost_its_lease_is_said_once_and_acked_all_the_same(
+async def test_a_lost_lease_is_logged_once_and_the_ack_still_sent(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     free = asyncio.Event()
@@ -506,7 +506,7 @@ async def test_a_group_that_is_deleted_ends_the_runner_with_the_reason(wheel: Te
     await soon(runner.stop())
 
 
-async def test_a_runner_runs_once_and_one_that_was_stopped_before_does_nothing(
+async def test_a_runner_runs_once(
     wheel: TestWheel,
 ) -> None:
     target = Scripted()

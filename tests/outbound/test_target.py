@@ -46,14 +46,14 @@ TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
         ("kafka://host/?topic=t&sasl=plain", "url has the option 'sasl'"),
     ],
 )
-def test_a_wrong_url_is_refused_with_what_is_wrong(url: str, words: str) -> None:
+def test_an_invalid_url_names_the_problem(url: str, words: str) -> None:
     with pytest.raises(BadRequest) as caught:
         target_of(url)
     assert words in caught.value.message
     assert "secret" not in caught.value.message
 
 
-def test_a_kind_of_target_of_ones_own_is_found_by_its_entry_point(
+def test_custom_targets_are_found_by_entry_point(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     name = f"{__name__}:carrier_target"
@@ -79,19 +79,19 @@ def carrier_target(url: str, secret: str | None) -> Carrier:
 
 async def told(wheel: TestWheel) -> Message:
     """What a target gets of the task that is due."""
-    found: list[Message] = []
+    messages: list[Message] = []
 
     async def take(deliveries: Sequence[Delivery]) -> list[Outcome]:
-        found.extend(map(message, deliveries))
+        messages.extend(map(message, deliveries))
         return [ACK] * len(deliveries)
 
     async with running(wheel.client, Scripted(take)):
         await wheel.settle()
-    (one,) = found
+    (one,) = messages
     return one
 
 
-async def test_of_a_plain_task_others_get_its_body_its_id_and_its_times(wheel: TestWheel) -> None:
+async def test_a_plain_tasks_message_has_body_id_and_times(wheel: TestWheel) -> None:
     receipt = await wheel.client.enqueue("t", b"\x00\xff", delay=1)
     await wheel.advance(1)
     assert await told(wheel) == Message(
@@ -107,7 +107,7 @@ async def test_of_a_plain_task_others_get_its_body_its_id_and_its_times(wheel: T
     )
 
 
-async def test_whatever_was_said_of_a_task_others_are_told(wheel: TestWheel) -> None:
+async def test_a_message_has_every_field_of_its_task(wheel: TestWheel) -> None:
     await wheel.client.enqueue(
         "t", b"{}", key="order-1", order_key="ann", tag="eu", priority=7, trace=TRACE,
         encoding="json;v=2", properties={"amount": 3, "paid": True, "rate": 0.5, "who": "ännie"},
@@ -124,23 +124,23 @@ async def test_whatever_was_said_of_a_task_others_are_told(wheel: TestWheel) -> 
     }  # fmt: skip
 
 
-async def test_the_id_to_drop_duplicates_by_stays_over_attempts_and_restarts(
+async def test_the_dedupe_id_is_stable_over_attempts(
     wheel: TestWheel,
 ) -> None:
-    found: list[Message] = []
+    messages: list[Message] = []
 
     async def refuse(deliveries: Sequence[Delivery]) -> list[Outcome]:
-        found.extend(map(message, deliveries))
+        messages.extend(map(message, deliveries))
         return [Outcome("retry", 1.0)] * len(deliveries)
 
     receipt = await wheel.client.enqueue("t", b"x")
     async with running(wheel.client, Scripted(refuse)):
-        await in_time(wheel, lambda: len(found) == 2)
+        await in_time(wheel, lambda: len(messages) == 2)
     await wheel.crash()
     async with running(wheel.client, Scripted(refuse)):
-        await in_time(wheel, lambda: len(found) == 3)
-    assert [one.headers["tickwheel-attempt"] for one in found] == [1, 2, 3]
-    assert {one.headers["tickwheel-dedupe-id"] for one in found} == {str(receipt.id)}
+        await in_time(wheel, lambda: len(messages) == 3)
+    assert [one.headers["tickwheel-attempt"] for one in messages] == [1, 2, 3]
+    assert {one.headers["tickwheel-dedupe-id"] for one in messages} == {str(receipt.id)}
 
 
 async def test_a_packed_body_goes_out_as_it_was_stored(wheel: TestWheel) -> None:
@@ -155,5 +155,5 @@ async def test_a_packed_body_goes_out_as_it_was_stored(wheel: TestWheel) -> None
 @pytest.mark.parametrize(
     ("value", "text"), [("x", "x"), (True, "true"), (False, "false"), (-3, "-3"), (0.1, "0.1")]
 )
-def test_values_as_text(value: str | float | bool, text: str) -> None:
+def test_header_values_are_formatted_as_text(value: str | float | bool, text: str) -> None:
     assert as_text(value) == text

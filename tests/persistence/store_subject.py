@@ -1,4 +1,4 @@
-"""A store under test with what is needed to use it: epoch, owner and batch numbers."""
+"""A store under test with its epoch, owner and batch numbers."""
 
 from __future__ import annotations
 
@@ -56,13 +56,13 @@ class Subject:
 
     async def keys(self) -> dict[int, int]:
         """id → hash; one that comes twice is an error."""
-        found = [
+        pairs = [
             pair
             async for keyed in self.store.recover_keys()
             for pair in zip(*keyed[:2], strict=True)
         ]
-        assert len(dict(found)) == len(found)
-        return dict(found)
+        assert len(dict(pairs)) == len(pairs)
+        return dict(pairs)
 
     async def small(self) -> Small:
         """With lists that have no order of their own sorted."""

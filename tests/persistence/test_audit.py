@@ -96,7 +96,7 @@ ANSWERED = "kind = 2 AND key LIKE '% 5'"
         ("INSERT INTO prepare SELECT id, grp, 1, 1, 1, 1, NULL FROM dead", "both dead and in"),
     ],
 )
-async def test_what_does_not_fit_is_found(path: Path, statement: str, problem: str) -> None:
+async def test_inconsistent_rows_are_found(path: Path, statement: str, problem: str) -> None:
     assert problem in _problems_after(path, statement)
 
 
@@ -112,7 +112,7 @@ async def test_damaged_pages_are_found(path: Path) -> None:
     assert any(problem.startswith("SQLite: ") for problem in _check(path).problems)
 
 
-async def test_a_task_that_nobody_owes_is_found(tmp_path: Path) -> None:
+async def test_a_task_owed_to_no_group_is_found(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
     subject = Subject(SqliteStore(str(path)))
     await subject.open()
@@ -138,9 +138,7 @@ async def test_a_task_that_nobody_owes_is_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("placed", ["id", "packed", "loose"])
-async def test_a_group_that_is_owed_a_task_by_its_place_is_known(
-    tmp_path: Path, placed: str
-) -> None:
+async def test_groups_owed_a_task_by_place_are_recognised(tmp_path: Path, placed: str) -> None:
     """Done for one group; the other begins later by due time, and before it in the order."""
     path = tmp_path / "store.db"
     subject = Subject(SqliteStore(str(path)))
@@ -176,7 +174,7 @@ async def test_a_store_in_use_is_refused(path: Path) -> None:
     _check(path)
 
 
-async def test_what_is_no_store_is_refused(tmp_path: Path) -> None:
+async def test_files_that_are_not_stores_are_refused(tmp_path: Path) -> None:
     with pytest.raises(StoreUnusable, match="does not exist"):
         _check(tmp_path / "none.db")
     assert not (tmp_path / "none.db").exists()

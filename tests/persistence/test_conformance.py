@@ -69,7 +69,7 @@ ANSWERED = SessionRow(b"a" * 16, 1, 2, ((7, 5, 1, 9),))
 
 
 class TestBatches:
-    async def test_are_applied_in_order_and_once(self, subject: Subject) -> None:
+    async def test_batches_are_applied_in_order_and_once(self, subject: Subject) -> None:
         store, epoch = subject.store, subject.opened.epoch
         assert await store.commit(epoch, OWNER, 1, tasks([10])) is True
         assert await store.commit(epoch, OWNER, 1, tasks([11])) is False
@@ -101,7 +101,7 @@ class TestBatches:
             await subject.store.commit(former, OWNER, 1, tasks([10]))
         assert await subject.commit(tasks([10])) is True
 
-    async def test_an_epoch_may_be_asked_to_be_higher(self, subject: Subject) -> None:
+    async def test_open_raises_the_epoch_to_a_minimum(self, subject: Subject) -> None:
         """For a store that takes a lost one's place."""
         store, first = subject.store, subject.opened.epoch
         await store.close(clean=True)
@@ -122,7 +122,7 @@ class TestBatches:
         assert await subject.commit(Effects()) is True
         assert (await subject.reopen()).last_batch == 1
 
-    async def test_big_ones_are_whole(self, subject: Subject) -> None:
+    async def test_large_batches_are_applied_whole(self, subject: Subject) -> None:
         ids = range(1, 20_001)
         await subject.commit(tasks(ids))
         assert await subject.ids() == list(ids)
@@ -139,7 +139,9 @@ class TestBatches:
         assert (await subject.small()).progress == []
 
     @pytest.mark.parametrize("count", [*range(1, 18), 31, 33, 63, 65, 511, 512, 513, 700, 1_025])
-    async def test_of_any_size_are_whole(self, subject: Subject, count: int) -> None:
+    async def test_batches_of_any_size_are_applied_whole(
+        self, subject: Subject, count: int
+    ) -> None:
         ids = list(range(100, 100 + count))
         await subject.commit(tasks(ids))
         await subject.commit(Effects(progress={(i, "g"): in_flight(i, "g") for i in ids}))
@@ -156,7 +158,7 @@ def by_id(rows: list[BulkRow]) -> list[BulkRow]:
 
 
 class TestStates:
-    async def test_keep_the_rare_options_of_tasks_and_what_is_held(self, subject: Subject) -> None:
+    async def test_rare_options_and_held_progress_are_kept(self, subject: Subject) -> None:
         """Due windows, order keys, what a task stands for."""
         rows = [row for row in TASKS if (row.options or PLAIN)[6:] != PLAIN[6:]]
         held = next(row for row in PROGRESS if row.state is ProgressState.HELD)
@@ -174,7 +176,7 @@ class TestStates:
         small = await subject.small()
         assert (small.of_kind(SCHEDULE), small.progress) == ([ordered], [held])
 
-    async def test_are_absolute(self, subject: Subject) -> None:
+    async def test_states_are_absolute(self, subject: Subject) -> None:
         row = TaskRow(10, 2_000, "other", b"new")
         await subject.commit(tasks([10]))
         for _ in range(2):
@@ -212,7 +214,7 @@ class TestStates:
         await subject.reopen()
         assert sorted((await subject.small()).of_kind(SESSION)) == sorted([rows[0], rows[2], other])
 
-    async def test_the_last_one_counts(self, subject: Subject) -> None:
+    async def test_the_last_state_wins(self, subject: Subject) -> None:
         await subject.commit(tasks([10]))
         for attempt in (1, 2, 3):
             await subject.commit(Effects(progress={(10, "a"): in_flight(10, "a", attempt)}))
@@ -222,7 +224,7 @@ class TestStates:
         assert small.progress == [in_flight(10, "a", 3)]
         assert sorted(small.of_kind(SESSION)) == [ANSWERED._replace(floor=3)]
 
-    async def test_drops_drop_one_key_only(self, subject: Subject) -> None:
+    async def test_a_drop_removes_one_key_only(self, subject: Subject) -> None:
         await subject.commit(everything())
         row, dead, group = PROGRESS[1], DEAD[0], GROUPS[1]
         await subject.commit(
@@ -239,7 +241,7 @@ class TestStates:
         assert sorted(small.of_kind(GROUP)) == sorted(set(GROUPS) - {group})
         assert sorted(small.of_kind(SESSION)) == sorted(SESSIONS[1:])
 
-    async def test_an_ended_task_leaves_nothing_but_its_ending(self, subject: Subject) -> None:
+    async def test_an_ended_task_leaves_only_its_outcome(self, subject: Subject) -> None:
         await subject.commit(everything())
         some = sorted({row.id for row in (*PROGRESS, *DEAD)})
         await subject.commit(ended(some, Outcome.CANCELLED))
@@ -254,7 +256,9 @@ class TestStates:
         await subject.commit(ended([5], Outcome.EXPIRED))
         assert (await subject.small()).outcomes == [(5, Outcome.EXPIRED)]
 
-    async def test_progress_of_later_tasks_goes_with_them_too(self, subject: Subject) -> None:
+    async def test_progress_is_removed_with_its_task_after_many_batches(
+        self, subject: Subject
+    ) -> None:
         """Also when there was no progress and no dead letter for many batches before."""
         for i in range(1, 200):
             await subject.commit(tasks([i]))
@@ -280,7 +284,7 @@ class TestStates:
 
 
 class TestEndings:
-    async def test_are_bounded_to_the_newest(self, subject: Subject) -> None:
+    async def test_outcomes_are_limited_to_the_newest(self, subject: Subject) -> None:
         """The stores under test keep 1,000."""
         for start in range(0, 3_000, 7):
             await subject.commit(ended(range(start, start + 7)))
@@ -293,14 +297,14 @@ class TestEndings:
         assert outcomes[-1] == (9_999, Outcome.DELETED)
         assert outcomes[0][0] == 2_004
 
-    async def test_of_one_big_batch_are_bounded(self, subject: Subject) -> None:
+    async def test_outcomes_of_a_large_batch_are_limited(self, subject: Subject) -> None:
         await subject.commit(ended(range(5_000)))
         outcomes = (await subject.small()).outcomes
         assert [task_id for task_id, _ in outcomes] == list(range(4_000, 5_000))
 
 
 class TestReading:
-    async def test_every_extreme_comes_back_as_it_was(self, subject: Subject) -> None:
+    async def test_extreme_values_are_read_back_unchanged(self, subject: Subject) -> None:
         await subject.commit(everything())
         for restart in (False, True):
             if restart:
@@ -321,12 +325,12 @@ class TestReading:
             assert sorted(small.of_kind(SESSION)) == sorted(SESSIONS)
             assert small.outcomes == list(everything().ended.items())
 
-    async def test_schedules_come_back_as_they_were(self, subject: Subject) -> None:
+    async def test_schedules_are_read_back_unchanged(self, subject: Subject) -> None:
         one, *others = SCHEDULES
         await subject.commit(Effects(records=keyed(SCHEDULE, SCHEDULES)))
         await subject.reopen()
-        found = (await subject.small()).of_kind(SCHEDULE)
-        assert sorted(found) == sorted(SCHEDULES)
+        records = (await subject.small()).of_kind(SCHEDULE)
+        assert sorted(records) == sorted(SCHEDULES)
         changed = one._replace(runs=7, next_ms=MS_MAX)
         await subject.commit(
             Effects(
@@ -339,7 +343,7 @@ class TestReading:
                 await subject.reopen()
             assert (await subject.small()).of_kind(SCHEDULE) == [changed]
 
-    async def test_a_run_and_the_advance_of_its_schedule_are_one(self, subject: Subject) -> None:
+    async def test_a_run_and_its_schedules_advance_are_atomic(self, subject: Subject) -> None:
         effects = tasks([10])
         effects.put(SCHEDULE, SCHEDULES[0])
         await subject.commit(effects)
@@ -347,7 +351,7 @@ class TestReading:
         assert list(await subject.store.read([10])) == [10]
         assert (await subject.small()).of_kind(SCHEDULE) == [SCHEDULES[0]]
 
-    async def test_transactions_come_back_as_they_were(self, subject: Subject) -> None:
+    async def test_transactions_are_read_back_unchanged(self, subject: Subject) -> None:
         rows = {key_of(row): row for row in TRANSACTIONS}
         await subject.commit(Effects(records=keyed(TRANSACTION, TRANSACTIONS)))
         await subject.reopen(clean=False)
@@ -366,7 +370,7 @@ class TestReading:
                 await subject.reopen()
             assert sorted((await subject.small()).of_kind(TRANSACTION), key=key_of) == kept
 
-    async def test_bulk_come_back_as_they_were(self, subject: Subject) -> None:
+    async def test_bulk_operations_are_read_back_unchanged(self, subject: Subject) -> None:
         rows = {row.bulk.id: row for row in BULKS}
         await subject.commit(Effects(records=keyed(BULK, BULKS)))
         await subject.reopen(clean=False)
@@ -379,7 +383,7 @@ class TestReading:
                 await subject.reopen()
             assert by_id((await subject.small()).of_kind(BULK)) == list(rows.values())
 
-    async def test_a_bulk_and_what_its_step_changes_are_one(self, subject: Subject) -> None:
+    async def test_a_bulk_step_and_its_changes_are_atomic(self, subject: Subject) -> None:
         await subject.commit(Effects(enqueued={10: TaskRow(10, 5, "t", b"x")}))
         step = BULKS[0]._replace(place=(10, ""), changed=1)
         effects = Effects(ended={10: Outcome.CANCELLED}, records=keyed(BULK, [step]))
@@ -389,7 +393,7 @@ class TestReading:
         assert by_id((await subject.small()).of_kind(BULK)) == [step]
         assert await subject.ids() == []
 
-    async def test_a_commit_and_the_tasks_of_a_transaction_are_one(self, subject: Subject) -> None:
+    async def test_a_transactions_commit_and_tasks_are_atomic(self, subject: Subject) -> None:
         await subject.commit(Effects(records=keyed(TRANSACTION, TRANSACTIONS)))
         effects = tasks([10, 11])
         head = next(row for row in TRANSACTIONS if key_of(row) == ("order-17", 0))
@@ -404,7 +408,7 @@ class TestReading:
         assert found["order-17", 0] == done
         assert not found.keys() & gone.keys()
 
-    async def test_how_often_a_task_was_snoozed_comes_back(self, subject: Subject) -> None:
+    async def test_the_snooze_count_is_read_back(self, subject: Subject) -> None:
         first = next(row for row in PROGRESS if row.snoozes)
         key, again = (first.id, first.group), first._replace(failures=(), snoozes=1)
         await subject.commit(tasks([first.id]))
@@ -414,7 +418,7 @@ class TestReading:
             assert (await subject.small()).progress == [row]
             assert (await subject.store.read([row.id]))[row.id].progress == (row,)
 
-    async def test_settings_and_what_became_of_tasks_come_back(self, subject: Subject) -> None:
+    async def test_settings_and_outcomes_are_read_back(self, subject: Subject) -> None:
         records = keyed(GROUP, GROUPS) | keyed(SESSION, SESSIONS)
         await subject.commit(Effects(records=dict(records)))
         await subject.reopen()
@@ -465,8 +469,8 @@ class TestScanning:
     async def test_filters_by_topic(self, subject: Subject) -> None:
         await subject.commit(tasks(range(1, 26), topic="a"))
         await subject.commit(tasks(range(26, 51), topic=UNICODE))
-        found = await subject.store.scan(20, 10, UNICODE)
-        assert [task.row.id for task in found] == list(range(26, 36))
+        page = await subject.store.scan(20, 10, UNICODE)
+        assert [task.row.id for task in page] == list(range(26, 36))
         assert await subject.store.scan(-1, 10, "no such") == []
 
     @pytest.mark.parametrize("options", [False, pytest.param(True, marks=pytest.mark.slow)])
@@ -503,8 +507,8 @@ class TestScanning:
 
     async def test_gives_whole_tasks(self, subject: Subject) -> None:
         await subject.commit(everything())
-        found = await subject.store.scan(2, 1, None)
-        assert found == [(await subject.store.read([3]))[3]]
+        page = await subject.store.scan(2, 1, None)
+        assert page == [(await subject.store.read([3]))[3]]
 
     async def test_ends_at_the_last_id(self, subject: Subject) -> None:
         await subject.commit(everything())
@@ -559,13 +563,13 @@ class TestScanning:
         assert await subject.store.scan_dead((0, ""), 99, "no such", None) == []
         assert await subject.store.scan_dead((ID_MAX, ""), 99, None, None) == []
 
-    async def test_dead_letters_come_with_all_their_fields(self, subject: Subject) -> None:
+    async def test_dead_letters_have_all_fields(self, subject: Subject) -> None:
         await subject.commit(everything())
         assert await subject.store.scan_dead((-1, ""), 99, None, None) == sorted(DEAD)
 
 
 class TestRecovery:
-    async def test_handles_come_in_due_order(self, subject: Subject) -> None:
+    async def test_handles_are_recovered_in_due_order(self, subject: Subject) -> None:
         rows = [TaskRow(i, (i * 7_919) % 50, f"topic{i % 3}", b"") for i in range(1, 501)]
         await subject.commit(Effects(enqueued={row.id: row for row in rows}, id_mark=500))
         chunks = await subject.handles(chunk=64)
@@ -586,10 +590,10 @@ class TestRecovery:
             for row in sorted(TASKS, key=lambda row: (row.due_ms, row.id))
         ]
 
-    async def test_an_empty_store_has_no_chunks(self, subject: Subject) -> None:
+    async def test_an_empty_store_has_no_handles(self, subject: Subject) -> None:
         assert await subject.handles() == []
 
-    async def test_commits_go_on_between_chunks(self, subject: Subject) -> None:
+    async def test_commits_continue_between_chunks(self, subject: Subject) -> None:
         await subject.commit(tasks(range(1, 101)))
         found: list[int] = []
         async for handles in subject.store.recover_handles(chunk=10):
@@ -599,7 +603,7 @@ class TestRecovery:
         assert found == list(range(1, 101))
         assert len(await subject.ids()) == 100
 
-    async def test_keys_come_as_hashes_of_what_is_there(self, subject: Subject) -> None:
+    async def test_keys_are_recovered_as_hashes(self, subject: Subject) -> None:
         """In packs, mixed packs and rows of their own; given or worked out; moved and ended."""
         key_hash = KeyHash(subject.opened.key_seed)
         rows: dict[int, TaskRow] = {}
@@ -632,7 +636,7 @@ class TestRecovery:
         await subject.commit(everything())
         assert await _keys(subject) == KeyHash(subject.opened.key_seed).of_rows(TASKS)
 
-    async def test_may_be_given_up(self, subject: Subject) -> None:
+    async def test_recovery_can_be_abandoned(self, subject: Subject) -> None:
         await subject.commit(tasks(range(1, 101)))
         async for _ in subject.store.recover_handles(chunk=10):
             break
@@ -641,7 +645,7 @@ class TestRecovery:
 
 
 class TestOpening:
-    async def test_a_new_store(self, subject: Subject) -> None:
+    async def test_a_new_store_has_its_first_epoch(self, subject: Subject) -> None:
         opened = subject.opened
         assert opened.created
         assert opened.clean
@@ -685,7 +689,7 @@ class TestOpening:
         with pytest.raises(StoreBroken):
             await subject.store.read([1])
 
-    async def test_there_is_room(self, subject: Subject) -> None:
+    async def test_probe_room_finds_room(self, subject: Subject) -> None:
         assert await subject.store.probe_room() is True
 
 

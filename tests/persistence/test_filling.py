@@ -35,7 +35,7 @@ class Noted(MemoryStore):
         return await super().commit(epoch, owner, n, effects)
 
 
-async def test_batches_are_bounded_in_rows_and_bytes_and_say_the_marks(
+async def test_filling_batches_are_bounded_and_set_the_marks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(filling, "ROWS_A_BATCH", 3)
@@ -61,7 +61,7 @@ async def test_batches_are_bounded_in_rows_and_bytes_and_say_the_marks(
     assert [len(page) async for page in pages(store.scan)] == [6]
 
 
-async def test_what_is_changed_loses_what_it_had_before(tmp_path: Path) -> None:
+async def test_a_changed_task_loses_its_former_rows(tmp_path: Path) -> None:
     had = ProgressRow(1, "old", ProgressState.WAITING, 1, 10, 1)
     now = had._replace(group="new")
     before, after = task(1)._replace(progress=(had,)), task(1)._replace(progress=(now,))
@@ -89,7 +89,7 @@ async def test_a_copy_has_its_name_when_it_is_whole(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-async def test_a_copy_that_fails_leaves_nothing_behind(
+async def test_a_failed_copy_leaves_no_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def broken(*_: object) -> bool:
@@ -103,7 +103,7 @@ async def test_a_copy_that_fails_leaves_nothing_behind(
     assert not list(tmp_path.iterdir())
 
 
-async def test_a_copy_replaces_no_file_that_has_come_meanwhile(tmp_path: Path) -> None:
+async def test_a_copy_never_replaces_a_file(tmp_path: Path) -> None:
     path = tmp_path / "copy.db"
     with pytest.raises(StoreError, match="exists"):
         async with copying(str(path), HELD) as filler:
@@ -112,7 +112,7 @@ async def test_a_copy_replaces_no_file_that_has_come_meanwhile(tmp_path: Path) -
     assert path.read_bytes() == b"mine" and list(tmp_path.iterdir()) == [path]
 
 
-def test_records_come_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_records_are_copied_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(codec, "ROWS_A_BATCH", 2)
     rows = [GroupRow("t", str(n), 0) for n in range(5)]
     records: dict[RecordKey, object] = {(GROUP, GROUP.key(row)): row for row in rows}

@@ -51,7 +51,7 @@ def declared(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(KINDS, REMARK.number, REMARK)
 
 
-async def test_it_is_kept_changed_and_dropped(subject: Subject) -> None:
+async def test_a_new_kind_is_stored_changed_and_dropped(subject: Subject) -> None:
     others = everything()
     await subject.commit(others)
     await subject.commit(Effects(records=keyed(REMARK, REMARKS)))
@@ -74,7 +74,7 @@ async def test_it_is_kept_changed_and_dropped(subject: Subject) -> None:
     assert (await subject.small()).records == others.records
 
 
-async def test_it_is_copied_and_checked(subject: Subject, tmp_path: Path) -> None:
+async def test_a_new_kind_is_copied_and_checked(subject: Subject, tmp_path: Path) -> None:
     await subject.commit(Effects(records=keyed(REMARK, REMARKS)))
     path = tmp_path / "copy.db"
     await subject.store.backup(str(path))
@@ -87,7 +87,7 @@ async def test_it_is_copied_and_checked(subject: Subject, tmp_path: Path) -> Non
     assert check(f"sqlite:///{path}").problems == []
 
 
-async def test_it_is_written_anew_into_a_redis_that_lost_it(shared_redis: RedisServer) -> None:
+async def test_a_new_kind_is_rewritten_after_redis_lost_it(shared_redis: RedisServer) -> None:
     shared_redis.call("FLUSHALL")
     subject = Subject(RedisStore(options_from(shared_redis.url())))
     await subject.open()
@@ -116,7 +116,7 @@ def test_different_keys_of_a_kind_are_different_texts() -> None:
     assert key_text(("a b", "c")) != key_text(("a", "b c"))
 
 
-def test_numbers_and_names_are_given_once() -> None:
+def test_kind_numbers_and_names_are_unique() -> None:
     kinds = list(KINDS.values())
     assert [KINDS[kind.number] for kind in kinds] == kinds
     assert len({kind.name for kind in kinds}) == len(kinds)

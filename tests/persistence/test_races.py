@@ -50,9 +50,9 @@ GROUPS = ("a", "b")
 TOPICS = ("t", "t", "t", "u")
 READERS = 3
 LIVE = 300
-"""About so many tasks are there at a time."""
+"""Approximate number of tasks at a time."""
 TURNS = 30
-"""Of the event loop, in which the answer of a Redis nearby comes."""
+"""Turns of the event loop until a local Redis answers."""
 BIG = 20_000
 """Bytes of a body that SQLite reads on its own."""
 
@@ -302,15 +302,15 @@ async def _beside(race: Race, readers: Sequence[asyncio.Task[None]]) -> None:
 
 @pytest.fixture(autouse=True)
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is rare with real sizes: packs that are taken apart, batches of several parts."""
+    """Make split packs and multi-part batches frequent by small sizes."""
     monkeypatch.setattr(packindex, "SPARSE_EVERY_BATCHES", 3)
     monkeypatch.setattr(layout, "PART_ARGS_MAX", 400)
 
 
-async def test_reads_beside_commits_see_whole_batches(subject: Subject) -> None:
+async def test_reads_during_commits_see_whole_batches(subject: Subject) -> None:
     await run(subject, random.randrange(2**32), 40)
 
 
 @pytest.mark.slow
-async def test_many_reads_beside_commits_see_whole_batches(subject: Subject) -> None:
+async def test_many_reads_during_commits_see_whole_batches(subject: Subject) -> None:
     await run(subject, random.randrange(2**32), 300)

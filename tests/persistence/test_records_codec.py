@@ -106,46 +106,46 @@ def _through(kind: Kind[Any], row: Any) -> Any:
 
 
 @given(tasks)
-def test_tasks(row: TaskRow) -> None:
+def test_tasks_are_decoded_as_encoded(row: TaskRow) -> None:
     assert repr(codec.decode_task(codec.encode_task(row))) == repr(row)
 
 
 @given(options)
-def test_extras(value: TaskOptions) -> None:
+def test_extras_are_decoded_as_encoded(value: TaskOptions) -> None:
     assert repr(codec.decode_extras(codec.encode_extras(value))) == repr(value)
 
 
 @given(progress)
-def test_progress(row: ProgressRow) -> None:
+def test_progress_is_decoded_as_encoded(row: ProgressRow) -> None:
     assert repr(codec.decode_progress(codec.encode_progress(row))) == repr(row)
 
 
 @given(dead)
-def test_dead(row: DeadRow) -> None:
+def test_dead_letters_are_decoded_as_encoded(row: DeadRow) -> None:
     assert repr(codec.decode_dead(codec.encode_dead(row))) == repr(row)
 
 
 @given(groups)
-def test_groups(row: GroupRow) -> None:
+def test_groups_are_decoded_as_encoded(row: GroupRow) -> None:
     assert repr(_through(GROUP, row)) == repr(row)
 
 
 @given(sessions)
-def test_sessions(row: SessionRow) -> None:
+def test_sessions_are_decoded_as_encoded(row: SessionRow) -> None:
     assert _through(SESSION, row) == row
 
 
 @given(st.builds(Past, failures, counts, counts, counts, counts))
-def test_pasts(past: Past) -> None:
+def test_pasts_are_decoded_as_encoded(past: Past) -> None:
     assert repr(codec.decode_past(codec.encode_past(past))) == repr(past)
 
 
 @given(st.dictionaries(ints, st.sampled_from(Outcome), max_size=20))
-def test_endings(ended: dict[int, Outcome]) -> None:
+def test_endings_are_decoded_as_encoded(ended: dict[int, Outcome]) -> None:
     assert codec.decode_endings(codec.encode_endings(ended)) == list(ended.items())
 
 
-def test_what_is_absent_takes_no_bytes() -> None:
+def test_absent_values_use_no_bytes() -> None:
     assert codec.encode_extras(None) is None
     assert codec.decode_extras(None) is None
     assert codec.decode_extras(b"") is None
@@ -153,7 +153,7 @@ def test_what_is_absent_takes_no_bytes() -> None:
     assert codec.decode_past(None) == NO_PAST
 
 
-def test_rare_fields_that_say_nothing_take_no_bytes() -> None:
+def test_unset_rare_fields_use_no_bytes() -> None:
     """They are the last ones, and absent in nearly all records."""
     assert codec.encode_extras(TaskOptions(tag="t")) == codec.pack(None, "t", None, 0, None, None)
     ordered = TaskOptions(order_key="k")

@@ -38,7 +38,7 @@ async def registry(shared_redis: RedisServer) -> AsyncIterator[NodeRegistry]:
     await found.close()
 
 
-async def test_what_a_node_says_is_seen_whole(registry: NodeRegistry) -> None:
+async def test_a_beat_publishes_all_fields_of_a_node(registry: NodeRegistry) -> None:
     await registry.beat(B)
     seen = await registry.beat(A)
     assert seen.nodes == {"a": A, "b": B}
@@ -48,7 +48,7 @@ async def test_what_a_node_says_is_seen_whole(registry: NodeRegistry) -> None:
     assert (await registry.beat(B)).nodes.keys() == {"b"}
 
 
-async def test_a_node_that_is_silent_is_gone_by_the_clock_of_the_store(
+async def test_a_silent_node_expires_by_the_stores_clock(
     registry: NodeRegistry,
 ) -> None:
     await registry.beat(replace(A, ttl_ms=50))
@@ -70,7 +70,7 @@ async def test_the_version_grows_when_a_shard_is_led_by_another_daemon(
     assert (await registry.beat(A)).version == len(A.claims) + 1, "it is deposed"
 
 
-async def test_two_of_one_name_are_not_both_there(registry: NodeRegistry) -> None:
+async def test_a_second_node_of_a_name_is_refused(registry: NodeRegistry) -> None:
     await registry.beat(A)
     other = replace(A, run="run-9", address="tcp://c:7355", claims=())
     seen = await registry.beat(other)
@@ -81,7 +81,7 @@ async def test_two_of_one_name_are_not_both_there(registry: NodeRegistry) -> Non
     assert (await registry.beat(other, instead_of="run-1")).nodes == {"a": other}
 
 
-async def test_a_store_has_so_many_nodes(
+async def test_nodes_of_a_store_are_limited(
     registry: NodeRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(redis_store, "NODES_MAX", 2)
@@ -102,7 +102,7 @@ async def test_a_store_has_so_many_nodes(
     await comes(has_room)
 
 
-async def test_what_operators_want_stays(registry: NodeRegistry) -> None:
+async def test_placements_and_drains_persist(registry: NodeRegistry) -> None:
     await registry.place(2, "b")
     await registry.place(3, "a")
     await registry.place(3, None)
@@ -114,7 +114,7 @@ async def test_what_operators_want_stays(registry: NodeRegistry) -> None:
     assert (seen.placed, seen.drained) == ({2: "b"}, {"a"})
 
 
-async def test_another_number_of_shards_changes_nothing(
+async def test_a_node_with_another_number_of_shards_is_refused(
     registry: NodeRegistry, shared_redis: RedisServer
 ) -> None:
     await registry.beat(A)
@@ -127,7 +127,7 @@ async def test_another_number_of_shards_changes_nothing(
     assert (await registry.beat(A)).nodes == {"a": A}
 
 
-async def test_what_it_cannot_read_is_nobody(
+async def test_unreadable_nodes_are_ignored(
     registry: NodeRegistry, shared_redis: RedisServer
 ) -> None:
     key = "{tw:default:nodes}:nodes"
@@ -137,7 +137,7 @@ async def test_what_it_cannot_read_is_nobody(
     assert (await registry.beat(A)).nodes == {"a": A}
 
 
-async def test_a_full_store_still_takes_the_word_of_a_node(
+async def test_a_full_store_accepts_beats(
     registry: NodeRegistry, shared_redis: RedisServer
 ) -> None:
     await registry.beat(A)
@@ -148,7 +148,7 @@ async def test_a_full_store_still_takes_the_word_of_a_node(
         shared_redis.call("CONFIG", "SET", "maxmemory", 0)
 
 
-async def test_a_store_that_is_away_is_an_error(tmp_path_factory: pytest.TempPathFactory) -> None:
+async def test_an_unreachable_store_is_an_error(tmp_path_factory: pytest.TempPathFactory) -> None:
     registry = open_nodes("redis://127.0.0.1:1/0", SHARDS)
     with pytest.raises(StoreError):
         await asyncio.wait_for(registry.beat(A), 10)

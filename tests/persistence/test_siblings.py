@@ -86,12 +86,14 @@ def numbered(number: int, *rows: GroupRow) -> Effects:
     return Effects(records=keyed(GROUP, rows) | keyed(COUNTER, [SettingsCounter(number)]))
 
 
-async def test_a_shard_that_has_numbered_nothing(subject: Subject, siblings: Siblings) -> None:
+async def test_a_shard_without_versions_has_no_settings(
+    subject: Subject, siblings: Siblings
+) -> None:
     assert await siblings.settings(2, None) == (SettingsCounter(), [])
     assert await siblings.settings(2, 0) == (SettingsCounter(), None)
 
 
-async def test_what_was_committed_is_read_beside_its_owner(
+async def test_committed_settings_are_read_by_siblings(
     subject: Subject, siblings: Siblings
 ) -> None:
     await subject.commit(numbered(1, GROUP_ROW))
@@ -102,7 +104,7 @@ async def test_what_was_committed_is_read_beside_its_owner(
     assert await siblings.settings(2, 1) == (SettingsCounter(2), [changed])
 
 
-async def test_every_row_is_read_and_nothing_else(subject: Subject, siblings: Siblings) -> None:
+async def test_all_settings_rows_are_read(subject: Subject, siblings: Siblings) -> None:
     await subject.commit(everything())
     counter, rows = await siblings.settings(2, None)
     assert rows is not None
@@ -128,7 +130,7 @@ async def test_many_rows(
     assert rows is not None and (counter.number, len(rows), set(rows)) == (3_000, 3_000, set(many))
 
 
-async def test_a_look_behind_preparations(subject: Subject, siblings: Siblings) -> None:
+async def test_settings_are_read_after_preparations(subject: Subject, siblings: Siblings) -> None:
     siblings.prepare()
     siblings.prepare()
     await subject.commit(numbered(1, GROUP_ROW))
@@ -136,7 +138,7 @@ async def test_a_look_behind_preparations(subject: Subject, siblings: Siblings) 
 
 
 @pytest.mark.parametrize("clean", [False, True])
-async def test_nobody_serves_the_shard(
+async def test_settings_of_an_unserved_shard_are_read(
     subject: Subject, siblings: Siblings, *, clean: bool
 ) -> None:
     await subject.commit(numbered(1, GROUP_ROW))
@@ -146,7 +148,9 @@ async def test_nobody_serves_the_shard(
     assert (opened.clean, opened.last_batch) == (clean, 1), "the look has changed nothing"
 
 
-async def test_shards_are_told_apart(urls: Urls, subject: Subject, siblings: Siblings) -> None:
+async def test_settings_are_separate_per_shard(
+    urls: Urls, subject: Subject, siblings: Siblings
+) -> None:
     other = Subject(open_url(urls(3)))
     await other.open()
     await subject.commit(numbered(1, GROUP_ROW))
@@ -156,7 +160,7 @@ async def test_shards_are_told_apart(urls: Urls, subject: Subject, siblings: Sib
     await other.store.close(clean=True)
 
 
-async def test_a_database_that_is_not_there(tmp_path: Path) -> None:
+async def test_siblings_report_a_missing_database(tmp_path: Path) -> None:
     siblings = open_siblings(ShardFolder(f"{tmp_path}/").url(0))
     assert siblings is not None
     with pytest.raises(StoreAway, match=r"shard-2\.db"):
@@ -165,7 +169,7 @@ async def test_a_database_that_is_not_there(tmp_path: Path) -> None:
     await siblings.close()
 
 
-async def test_a_redis_that_is_away(redis_server: RedisServer) -> None:
+async def test_siblings_report_an_unreachable_redis(redis_server: RedisServer) -> None:
     siblings = open_siblings(shard_url(redis_server.url("connect_ms=100&call_ms=100"), 0))
     assert siblings is not None
     redis_server.kill()
@@ -180,7 +184,7 @@ def named_lines(cluster: Cluster) -> int:
     return sum(ask(node, "CLIENT", "LIST").count(b"name=tickwheel") for node in cluster.nodes)
 
 
-async def test_a_cluster_has_a_line_to_each_master_however_many_shards_there_are(
+async def test_cluster_siblings_use_one_connection_per_master(
     shared_cluster: Cluster,
 ) -> None:
     siblings = open_siblings(shard_url(shared_cluster.url(), 0))
@@ -191,7 +195,7 @@ async def test_a_cluster_has_a_line_to_each_master_however_many_shards_there_are
     await siblings.close()
 
 
-async def test_preparations_connect_to_all_masters_and_end_with_the_rest(
+async def test_preparations_connect_to_all_masters_until_close(
     shared_cluster: Cluster,
 ) -> None:
     before, all_of_them = named_lines(shared_cluster), 1 + len(shared_cluster.nodes)
@@ -209,7 +213,7 @@ async def test_preparations_connect_to_all_masters_and_end_with_the_rest(
     await comes(lambda: named_lines(shared_cluster) <= before)
 
 
-async def test_preparations_without_a_redis_are_no_error() -> None:
+async def test_preparations_without_redis_do_not_raise() -> None:
     siblings = open_siblings(shard_url(f"redis://127.0.0.1:{free_port()}/0", 0))
     assert siblings is not None
     siblings.prepare()
@@ -218,7 +222,7 @@ async def test_preparations_without_a_redis_are_no_error() -> None:
     await siblings.close()
 
 
-async def test_a_shard_on_its_way_to_another_master_is_waited_for_and_found_there(
+async def test_a_migrating_shard_is_found_at_its_new_master(
     shared_cluster: Cluster,
 ) -> None:
     url, slot = shard_url(shared_cluster.url(), 2), slot_of("tw:default:2")
@@ -258,7 +262,7 @@ async def test_a_shard_on_its_way_to_another_master_is_waited_for_and_found_ther
     await subject.store.close(clean=True)
 
 
-async def test_a_redis_that_stands_still_is_waited_for_once(redis_server: RedisServer) -> None:
+async def test_a_frozen_redis_is_waited_for_once(redis_server: RedisServer) -> None:
     """Not by each shard in its turn."""
     siblings = open_siblings(shard_url(redis_server.url("connect_ms=400&call_ms=400"), 0))
     assert siblings is not None
@@ -281,7 +285,7 @@ async def test_a_redis_that_stands_still_is_waited_for_once(redis_server: RedisS
     await siblings.close()
 
 
-async def test_what_changes_during_a_scan_is_read_again(
+async def test_changes_during_a_scan_are_read_again(
     redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A group that goes and comes again meanwhile need not be in what the scan finds."""

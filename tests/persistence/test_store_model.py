@@ -86,7 +86,7 @@ outcomes = st.lists(st.tuples(small_ints, ids, small_ints, small_ints), max_size
 
 
 class Content:
-    """What has to be there: the dictionaries."""
+    """The expected content of the store."""
 
     def __init__(self) -> None:
         self.tasks: dict[int, TaskRow] = {}

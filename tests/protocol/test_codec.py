@@ -30,7 +30,7 @@ LIMIT = 4096
 KINDS = pytest.mark.parametrize("kind", FrameType, ids=lambda kind: kind.name.lower())
 
 
-def test_there_is_a_sample_of_every_type() -> None:
+def test_every_frame_type_has_a_sample() -> None:
     assert set(SAMPLES) == set(FrameType)
 
 
@@ -38,7 +38,7 @@ def test_there_is_a_sample_of_every_type() -> None:
 
 
 @KINDS
-def test_a_frame_whole(kind: FrameType) -> None:
+def test_a_whole_frame_is_decoded(kind: FrameType) -> None:
     decoder = Decoder(LIMIT)
     assert decoder.feed(encode(sample(kind))) == [sample(kind)]
     assert decoder.pending_bytes == 0
@@ -46,7 +46,7 @@ def test_a_frame_whole(kind: FrameType) -> None:
 
 
 @KINDS
-def test_a_frame_byte_by_byte(kind: FrameType) -> None:
+def test_a_frame_byte_by_byte_is_decoded(kind: FrameType) -> None:
     decoder, data = Decoder(LIMIT), encode(sample(kind))
     for count, value in enumerate(data[:-1], 1):
         assert decoder.feed(bytes([value])) == []
@@ -55,7 +55,7 @@ def test_a_frame_byte_by_byte(kind: FrameType) -> None:
 
 
 @KINDS
-def test_a_frame_with_the_beginning_of_the_next(kind: FrameType) -> None:
+def test_a_frame_with_part_of_the_next_is_decoded(kind: FrameType) -> None:
     data, following = encode(sample(kind)), encode(sample(FrameType.PING))
     for cut in range(len(following)):
         decoder = Decoder(LIMIT)
@@ -75,7 +75,7 @@ def test_a_frame_cut_short_is_not_a_frame(kind: FrameType) -> None:
 
 
 @KINDS
-def test_a_frame_before_garbage_comes_first(kind: FrameType) -> None:
+def test_a_frame_before_garbage_is_decoded(kind: FrameType) -> None:
     decoder = Decoder(LIMIT)
     assert decoder.feed(encode(sample(kind)) + b"\xc1") == [sample(kind)]
     assert isinstance(decoder.error, ProtocolError)
@@ -83,7 +83,7 @@ def test_a_frame_before_garbage_comes_first(kind: FrameType) -> None:
         decoder.feed(encode(sample(kind)))
 
 
-def test_all_frames_in_one_piece_and_in_two() -> None:
+def test_frames_cut_anywhere_are_decoded() -> None:
     frames = [sample(kind) for kind in FrameType]
     data = b"".join(map(encode, frames))
     assert Decoder(LIMIT).feed(data) == frames
@@ -92,7 +92,7 @@ def test_all_frames_in_one_piece_and_in_two() -> None:
         assert decoder.feed(data[:cut]) + decoder.feed(data[cut:]) == frames
 
 
-# --- what is no frame ------------------------------------------------------------------------
+# --- invalid frames ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_all_frames_in_one_piece_and_in_two() -> None:
         "array-key",
     ],
 )
-def test_what_is_no_frame_is_a_protocol_error(data: bytes) -> None:
+def test_invalid_bytes_are_a_protocol_error(data: bytes) -> None:
     decoder = Decoder(LIMIT)
     with pytest.raises(ProtocolError) as first:
         decoder.feed(data)
@@ -149,7 +149,7 @@ def test_nesting_without_end_is_a_protocol_error() -> None:
             Decoder(1 << 20).feed(data)
 
 
-def test_what_cannot_be_encoded_is_a_bad_request() -> None:
+def test_unencodable_values_are_a_bad_request() -> None:
     loop: list[object] = []
     loop.append(loop)
     for value in (object(), 2**64, -(2**63) - 1, {1, 2}, "\ud800", loop):
@@ -179,7 +179,7 @@ def pieces(data: bytes, size: int) -> list[bytes]:
 
 
 @pytest.mark.parametrize("step", [1, 7, LIMIT, 2 * LIMIT])
-def test_a_frame_at_the_limit_is_taken(step: int) -> None:
+def test_a_frame_at_the_limit_is_accepted(step: int) -> None:
     decoder, frames = Decoder(LIMIT), []
     for piece in pieces(of_size(LIMIT) * 3, step):
         frames += decoder.feed(piece)
@@ -227,7 +227,7 @@ def test_the_limit_may_change_between_frames() -> None:
     ],
     ids=["arrays", "maps", "bytes", "text"],
 )
-def test_announcing_much_reserves_nothing(data: bytes) -> None:
+def test_an_announced_size_reserves_no_memory(data: bytes) -> None:
     decoder = Decoder(LIMIT)
     tracemalloc.start()
     try:
@@ -259,7 +259,7 @@ DEEPEST = 1_023
 
 @pytest.mark.parametrize("head", [ARRAYS, MAPS], ids=["arrays", "maps"])
 @pytest.mark.parametrize("depth", [1, NESTING_MAX, NESTING_MAX + 1, 500, 1_000, DEEPEST])
-def test_nothing_is_too_deep_to_be_refused(head: bytes, depth: int) -> None:
+def test_any_depth_of_nesting_is_refused(head: bytes, depth: int) -> None:
     """With the frame's own array around it, and without one."""
     data = head * (depth - 1) + b"\xc0"
     (frame,) = Decoder(LIMIT * 4).feed(b"\x92\x17" + data)
@@ -308,8 +308,8 @@ def test_wide_values_are_shown_without_being_walked() -> None:
     assert len(shown(wide)) <= SHOWN_LENGTH_MAX
 
 
-def test_between_two_frames_a_decoder_holds_nothing_large() -> None:
-    """Thousands of connections are idle. What one has held in pieces is no other's."""
+def test_an_idle_decoder_holds_no_large_buffer() -> None:
+    """Thousands of connections are idle, and their decoders share no buffered bytes."""
     first, second = Decoder(1 << 20), Decoder(1 << 20)
     data = encode((1, 2, "x" * 100_000))
     for cut in (1, 10, 70_000):

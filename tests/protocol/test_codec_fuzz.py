@@ -82,22 +82,22 @@ places = st.lists(st.integers(0, 2000), max_size=6)
 
 
 @given(data=st.binary(max_size=2000), cuts=places)
-def test_random_bytes(data: bytes, cuts: list[int]) -> None:
+def test_random_bytes_decode_or_raise_protocol_error(data: bytes, cuts: list[int]) -> None:
     swallow(data, cuts)
 
 
 @given(data=mutated(), cuts=places)
-def test_mutated_frames(data: bytes, cuts: list[int]) -> None:
+def test_mutated_frames_decode_or_raise_protocol_error(data: bytes, cuts: list[int]) -> None:
     swallow(data, cuts)
 
 
 @given(data=mutated() | st.binary(max_size=600), cuts=places)
-def test_where_it_is_cut_changes_nothing(data: bytes, cuts: list[int]) -> None:
+def test_cuts_do_not_change_the_decoded_frames(data: bytes, cuts: list[int]) -> None:
     assert repr(swallow(data, cuts)) == repr(swallow(data, []))
 
 
 @given(sent=st.lists(frames, max_size=6), cuts=places)
-def test_what_is_encoded_comes_out_again(sent: list[Any], cuts: list[int]) -> None:
+def test_decoding_returns_the_encoded_frames(sent: list[Any], cuts: list[int]) -> None:
     decoder, found = Decoder(1 << 20), []
     for piece in cut(b"".join(map(encode, sent)), cuts):
         found += decoder.feed(piece)
@@ -105,6 +105,6 @@ def test_what_is_encoded_comes_out_again(sent: list[Any], cuts: list[int]) -> No
 
 
 @given(value=values | st.builds(object) | st.text(st.characters(codec=None), max_size=5))
-def test_encode_knows_no_other_error(value: Any) -> None:
+def test_encode_raises_only_bad_request(value: Any) -> None:
     with contextlib.suppress(BadRequest):
         encode((1, value))

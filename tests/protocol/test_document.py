@@ -38,14 +38,14 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Raw]:
         yield raw
 
 
-def test_every_frame_type_with_its_number() -> None:
+def test_the_document_lists_every_frame_type() -> None:
     documented = {}
     for title in ("Frames from the client", "Frames from the daemon"):
         documented |= {int(row[0]): row[1] for row in rows(section(title)) if row[0].isdigit()}
     assert documented == {kind.value: kind.name for kind in FrameType}
 
 
-def test_every_error_code_with_what_it_means_for_a_client() -> None:
+def test_the_document_describes_every_error_code() -> None:
     documented = {
         row[0].strip("`"): row[1:4] for row in rows(section("Errors")) if row[0][0] == "`"
     }
@@ -60,12 +60,12 @@ def test_every_error_code_with_what_it_means_for_a_client() -> None:
     assert documented == known
 
 
-def test_every_limit_with_its_default(running: Raw) -> None:
+def test_the_document_lists_every_limit_with_its_default(running: Raw) -> None:
     documented = {row[0].strip("`"): row[1] for row in rows(section("Limits")) if row[0][0] == "`"}
     assert documented == {name: str(value) for name, value in running.limits.items()}
 
 
-def test_every_field_of_stats(running: Raw) -> None:
+def test_the_document_lists_every_field_of_stats(running: Raw) -> None:
     running.enqueue(("t", b"x", 0))
     running.call(FrameType.SUBSCRIBE, 1, "t", "g", 0, {"tags": "eu", "where": "TRUE"})
     stats = running.call(FrameType.STATS)[2]
@@ -84,14 +84,14 @@ def names(text: str) -> list[str]:
     return re.findall(r"`(\w+)`", text)
 
 
-def test_every_field_of_a_task_map(running: Raw) -> None:
+def test_the_document_lists_every_field_of_a_task(running: Raw) -> None:
     task_id = running.enqueue(("t", b"x", 60_000))[2][1][0]
     found = running.call(FrameType.LOOKUP, [task_id])[2][0]
     paragraph = section("Looking").partition("**task map**")[2].partition("**dead map**")[0]
     assert set(found) <= set(names(paragraph))
 
 
-def test_every_word_of_an_answer_has_a_row(running: Raw) -> None:
+def test_the_document_lists_every_status(running: Raw) -> None:
     words = {name for row in rows(section("Words"))[1:] for name in names(row[0])}
     task_id = running.enqueue(("w", b"x", 60_000))[2][1][0]
     asked = [running.call(FrameType.CANCEL, [task_id])[2][0][1:] for _ in range(2)]
@@ -114,7 +114,7 @@ def example() -> list[tuple[tuple[Any, ...], bytes]]:
     return found
 
 
-def test_the_example_byte_for_byte() -> None:
+def test_the_documents_example_is_exact() -> None:
     found = example()
     assert [frame[0] for frame, _ in found] == [1, 65, 2, 65, 4, 65, 67, 8, 65]
     for frame, data in found:
@@ -123,8 +123,8 @@ def test_the_example_byte_for_byte() -> None:
         assert encode(decoded) == data
 
 
-def test_a_daemon_takes_the_bytes_of_the_example(running: Raw) -> None:
-    """Those that do not name an id, which the daemon chooses."""
+def test_a_daemon_accepts_the_documents_example(running: Raw) -> None:
+    """Only examples without ids, which the daemon chooses."""
     sent = [data for frame, data in example() if frame[0] in (1, 2, 4)]
     with Raw(running.socket.getpeername()[1], hello=False) as raw:
         raw.send_bytes(b"".join(sent))

@@ -45,7 +45,7 @@ def age(path: Path, seconds: float) -> None:
     os.utime(path, (at, at))
 
 
-def test_the_first_jvm_records_and_the_next_one_uses_it(cache: Path) -> None:
+def test_the_first_jvm_records_an_archive_for_the_next(cache: Path) -> None:
     recording = only(cache)
     assert recording.startswith(f"{RECORD}{cache}/")
     assert classes.recorded([recording])
@@ -58,7 +58,7 @@ def test_the_first_jvm_records_and_the_next_one_uses_it(cache: Path) -> None:
     assert java(using).returncode == 0
 
 
-def test_of_many_that_start_at_once_one_records(cache: Path) -> None:
+def test_one_of_many_concurrent_jvms_records(cache: Path) -> None:
     """200 MB each, and seconds of processor time."""
     many = 8
     begin = threading.Barrier(many)
@@ -73,7 +73,7 @@ def test_of_many_that_start_at_once_one_records(cache: Path) -> None:
     assert classes.recorded(recording)
 
 
-def test_a_report_that_failed_leaves_the_recording_to_the_next_one(cache: Path) -> None:
+def test_a_failed_report_leaves_the_recording_to_the_next(cache: Path) -> None:
     first = only(cache)
     assert classes.class_options(str(cache)) == []
     unwritten = classes.recorded([first])
@@ -86,12 +86,12 @@ def test_a_report_that_failed_leaves_the_recording_to_the_next_one(cache: Path) 
     assert classes.recorded([using]) is None
 
 
-def test_off_is_off(cache: Path) -> None:
+def test_archives_can_be_disabled(cache: Path) -> None:
     assert classes.class_options(classes.OFF) == []
     assert not cache.exists()
 
 
-def test_without_a_name_it_is_in_the_users_caches(
+def test_the_archive_is_in_the_users_cache_by_default(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
@@ -99,7 +99,7 @@ def test_without_a_name_it_is_in_the_users_caches(
     assert option.startswith(f"{RECORD}{cache}/tickwheel/java/")
 
 
-def test_one_that_is_being_written_is_left_alone_and_a_torn_one_goes(cache: Path) -> None:
+def test_a_torn_archive_is_replaced(cache: Path) -> None:
     """A JVM that was killed leaves a file without its head."""
     torn = Path(only(cache).removeprefix(RECORD))
     torn.write_bytes(bytes(4096))
@@ -109,7 +109,7 @@ def test_one_that_is_being_written_is_left_alone_and_a_torn_one_goes(cache: Path
     assert not torn.exists()
 
 
-def test_a_damaged_archive_harms_no_jvm(cache: Path) -> None:
+def test_a_damaged_archive_is_ignored_by_the_jvm(cache: Path) -> None:
     damaged = Path(only(cache).removeprefix(RECORD))
     damaged.write_bytes(classes.MAGIC + b"nonsense" * 1000)
     using = only(cache)
@@ -117,7 +117,7 @@ def test_a_damaged_archive_harms_no_jvm(cache: Path) -> None:
     assert java(using).returncode == 0
 
 
-def test_another_java_spark_or_class_path_has_an_archive_of_its_own(
+def test_each_java_spark_and_class_path_has_its_own_archive(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     java(only(cache))
@@ -129,7 +129,7 @@ def test_another_java_spark_or_class_path_has_an_archive_of_its_own(
     assert only(cache).startswith(RECORD)
 
 
-def test_what_is_not_ours_alone_is_not_mapped(cache: Path) -> None:
+def test_an_archive_writable_by_others_is_not_used(cache: Path) -> None:
     """Whoever can write an archive can put code into our JVM."""
     java(only(cache))
     (archive,) = cache.glob("*.jsa")
@@ -141,14 +141,16 @@ def test_what_is_not_ours_alone_is_not_mapped(cache: Path) -> None:
     assert classes.class_options(str(cache)) == []
 
 
-def test_of_another_user_is_not_mapped(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_archive_of_another_user_is_not_used(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     java(only(cache))
     monkeypatch.setattr(classes, "os", stand_in(os, geteuid=lambda: os.getuid() + 1))
     assert classes.class_options(str(cache)) == []
 
 
 @pytest.mark.parametrize("name", ["a file", "a b"])
-def test_where_no_archive_can_be_there_is_none(cache: Path, name: str) -> None:
+def test_an_unusable_cache_folder_disables_archives(cache: Path, name: str) -> None:
     place = cache.parent / name
     if name == "a file":
         place.write_text("")

@@ -68,7 +68,7 @@ def test_each_topic_and_group_by_hand(made: Report) -> None:
 
 
 @pytest.mark.parametrize("most", [1, 2])
-def test_the_summary_and_the_page_count_all_stuck_tasks_and_name_the_cut(
+def test_stuck_tasks_are_counted_beyond_the_listed(
     made: Report, most: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cut = replace(made, rows={**made.rows, "stuck": made.rows["stuck"][:most]})
@@ -82,11 +82,11 @@ def test_the_summary_and_the_page_count_all_stuck_tasks_and_name_the_cut(
     assert "stuck: 2 tasks" in remarks
     assert ("the 1 longest overdue are in" in remarks) == (most == 1)
     show_report(Output(as_json=True), said, made.settings, 1.0)
-    found = json.loads(capsys.readouterr().out)
-    assert (found["stuck"], found["stuck_listed"]) == (2, most)
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["stuck"], answer["stuck_listed"]) == (2, most)
 
 
-def test_what_went_wrong_is_listed(made: Report) -> None:
+def test_stuck_tasks_and_failures_are_listed(made: Report) -> None:
     rows = made.rows
     assert [(r["task_id"], r["state"], r["overdue_ms"]) for r in rows["stuck"]] == [
         (5, "never delivered", 10_200_000), (7, "in flight", 6_599_997),
@@ -122,7 +122,7 @@ def test_what_went_wrong_is_listed(made: Report) -> None:
     assert only(rows["subscribers"], group="audit")["ack_mean_ms"] == 3.5
 
 
-def test_what_there_was_none_of_has_no_table(made: Report) -> None:
+def test_empty_tables_are_omitted(made: Report) -> None:
     """Transactions, schedules, what was left out by a filter or held up by an order key."""
     assert made.rows["transactions"] == made.rows["schedules"] == []
     counted = {(row["filtered"], row["held_up"], row["held_up_sum_ms"], row["held_up_max_ms"])
@@ -143,7 +143,7 @@ def test_figures_are_written_as_parquet_and_csv(made: Report, spark: SparkSessio
     assert not list(out.rglob(".*.crc"))
 
 
-def test_no_program_is_started_for_each_file(made: Report, spark: SparkSession) -> None:
+def test_file_modes_need_no_external_program(made: Report, spark: SparkSession) -> None:
     """Hadoop would start chmod for each; the modes are the same without."""
     out = Path(made.settings.out)
     jvm: Any = spark.sparkContext._jvm
@@ -160,7 +160,7 @@ def test_no_program_is_started_for_each_file(made: Report, spark: SparkSession) 
         assert (out / "csv").stat().st_mode & 0o7777 == mode
 
 
-def test_the_page_draws_its_charts_and_needs_no_network(made: Report, browser: Browser) -> None:
+def test_the_page_needs_no_network(made: Report, browser: Browser) -> None:
     page = Path(made.page)
     text = page.read_text()
     assert "http://" not in text.replace("http://www.w3.org/2000/svg", "")
@@ -253,7 +253,7 @@ def test_a_click_on_a_heading_sorts_by_it(made: Report, browser: Browser, tmp_pa
     assert seen(2) == downwards[::-1]
 
 
-def test_on_time_counts_what_was_never_delivered(made: Report) -> None:
+def test_undelivered_tasks_count_as_late(made: Report) -> None:
     """Task 5 is overdue and nobody got it: a share of what was delivered alone would hide it."""
     (whole,) = made.rows["all"]
     assert whole["undelivered"] == 1
@@ -267,7 +267,7 @@ def test_on_time_counts_what_was_never_delivered(made: Report) -> None:
     ]  # fmt: skip
 
 
-def test_steps_say_the_same_as_hours(made: Report) -> None:
+def test_steps_add_up_to_hours(made: Report) -> None:
     """The finest figures, counted from the events, add up to those that are kept by the quarter."""
     for name in ("enqueued", "delivered", "acked", "dead", "first_deliveries", "on_time"):
         steps = sum(row[name] for row in made.rows["by_step"])
@@ -373,7 +373,7 @@ frame.srcdoc = SOURCE;
 
 
 @pytest.mark.parametrize("width", [390, 1280])
-def test_nothing_is_cut_and_a_phone_shows_no_slivers(
+def test_the_page_fits_screens_and_phones(
     made: Report, browser: Browser, tmp_path: Path, width: int
 ) -> None:
     """Nothing beyond the edge, no chart or column too thin to be read; on a screen no table

@@ -49,7 +49,7 @@ def settings_of(*folders: Path, **options: Any) -> ReportSettings:
 # --- what is loaded, without Spark ---------------------------------------------------------------
 
 
-def test_of_the_files_of_a_segment_the_one_with_the_most_counts(tmp_path: Path) -> None:
+def test_the_most_complete_copy_of_a_segment_is_used(tmp_path: Path) -> None:
     """A sealed one before an open one, the longest of these, the first of equal ones."""
     a, b, c = (tmp_path / name for name in "abc")
     put(a, NAME, 900)
@@ -62,7 +62,7 @@ def test_of_the_files_of_a_segment_the_one_with_the_most_counts(tmp_path: Path) 
     assert [s.path for s in listed(LocalFiles(), settings_of(b, Path(f"{b}/"), b))] == [short]
 
 
-def test_segments_come_in_the_order_in_which_their_shard_wrote_them(tmp_path: Path) -> None:
+def test_segments_are_in_the_order_of_writing(tmp_path: Path) -> None:
     """Whichever node had it: a batch holds what comes before the next one."""
     written = [
         ("hour=10", "b-s3-e9-000007"), ("hour=10", "a-s3-e10-000008"),
@@ -79,7 +79,7 @@ def test_segments_come_in_the_order_in_which_their_shard_wrote_them(tmp_path: Pa
     ("size", "sealed", "is_new"),
     [(100, False, False), (99, False, False), (101, False, True), (9, True, True)],
 )
-def test_an_older_copy_than_what_was_loaded_is_not_new(
+def test_an_older_copy_of_a_loaded_segment_is_ignored(
     tmp_path: Path, size: int, sealed: bool, is_new: bool
 ) -> None:
     """Left over in a folder that was copied earlier, when the folder that it is of is left out."""
@@ -110,7 +110,7 @@ def test_histories_of_two_stores_are_not_mixed(tmp_path: Path) -> None:
     assert len(new_segments(listed(LocalFiles(), settings_of(a, b)), held)) == 2
 
 
-def test_what_is_wrong_with_a_folder_is_said_with_its_name(tmp_path: Path) -> None:
+def test_folder_errors_name_the_folder(tmp_path: Path) -> None:
     with pytest.raises(ReportError, match="history: name at least 1 folder"):
         ReportSettings((), "out")
     with pytest.raises(ReportError, match=r"^b\*: Spark reads"):
@@ -141,7 +141,7 @@ def load(spark: SparkSession) -> Callable[[ReportSettings], tuple[Outcome, Table
     return run
 
 
-def test_the_report_of_two_nodes_is_that_of_one_history(
+def test_a_report_of_two_nodes_equals_one_history(
     load: Callable[[ReportSettings], tuple[Outcome, Table]], whole_story: Report,
     spark: SparkSession, tmp_path: Path,
 ) -> None:  # fmt: skip
@@ -183,7 +183,7 @@ def test_the_report_of_two_nodes_is_that_of_one_history(
     assert left_out(report.loaded.manifest, settings) == []
 
 
-def test_a_damaged_file_is_no_loss_where_another_folder_has_the_segment(
+def test_a_damaged_copy_is_replaced_by_another_folders(
     load: Callable[[ReportSettings], tuple[Outcome, Table]], history: Path, tmp_path: Path
 ) -> None:
     """And it is not read again, as long as it lies there."""

@@ -25,7 +25,7 @@ def of(span_ms: int, rows: int = 1_000, **more: int) -> Grain:
         (7 * DAY_MS, "hour"), (15 * DAY_MS, "hour"), (16 * DAY_MS, "day"), (900 * DAY_MS, "day"),
     ],
 )  # fmt: skip
-def test_the_span_decides(span_ms: int, text: str) -> None:
+def test_the_grain_follows_the_time_span(span_ms: int, text: str) -> None:
     found = of(span_ms)
     assert found.text == text
     assert span_ms / found.step_ms <= 1_000
@@ -33,7 +33,7 @@ def test_the_span_decides(span_ms: int, text: str) -> None:
         assert span_ms < BUCKETS_MAX * found.step_ms
 
 
-def test_a_part_of_a_long_time_is_a_short_one() -> None:
+def test_a_part_of_a_long_time_has_a_finer_grain() -> None:
     since_ms = T0 + DAY_MS
     part = {"since_ms": since_ms, "until_ms": since_ms + QUARTER_MS}
     assert of(9 * DAY_MS, **part).text == "5 seconds"
@@ -42,5 +42,5 @@ def test_a_part_of_a_long_time_is_a_short_one() -> None:
     assert not of(25_000, FINE_ROWS_MAX + 1).is_fine
 
 
-def test_no_step_crosses_a_border() -> None:
+def test_steps_divide_a_quarter_of_an_hour() -> None:
     assert [step_ms for step_ms in STEPS_MS if QUARTER_MS % step_ms] == []

@@ -39,7 +39,7 @@ def settings(kept: Report, tmp_path: Path) -> ReportSettings:
     return ReportSettings((str(tmp_path / "history"),), str(tmp_path / "out"), **CHOSEN)
 
 
-def test_without_news_the_last_report_holds(kept: Report, settings: ReportSettings) -> None:
+def test_the_last_report_is_reused_without_changes(kept: Report, settings: ReportSettings) -> None:
     found = still_holds(settings)
     assert found is not None
     said = kept.summary()
@@ -107,7 +107,7 @@ def write_figures(settings: ReportSettings) -> None:
     [grow, grow_an_open_one, seal_again, load_only, lock, change_a_figure, lose_a_figure,
      lose_the_page, tear, lose_the_table, write_figures],
 )  # fmt: skip
-def test_any_change_of_the_files_makes_another(
+def test_any_changed_file_makes_a_new_report(
     settings: ReportSettings, change: Callable[[ReportSettings], None]
 ) -> None:
     assert still_holds(settings)
@@ -124,7 +124,9 @@ def test_any_change_of_the_files_makes_another(
     ],
     ids=lambda other: next(iter(other)),
 )  # fmt: skip
-def test_any_other_option_makes_another(settings: ReportSettings, other: dict[str, Any]) -> None:
+def test_any_changed_option_makes_a_new_report(
+    settings: ReportSettings, other: dict[str, Any]
+) -> None:
     from tickwheel.reports import Slo
 
     if "slos" in other:
@@ -135,7 +137,7 @@ def test_any_other_option_makes_another(settings: ReportSettings, other: dict[st
     assert still_holds(same)
 
 
-def test_any_other_version_makes_another(
+def test_any_changed_version_makes_a_new_report(
     settings: ReportSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A version is what the package's files hold: a script of the page counts like a figure."""
@@ -151,7 +153,7 @@ def test_any_other_version_makes_another(
         assert still_holds(settings)
 
 
-def test_a_run_that_fails_while_it_writes_leaves_no_report_that_holds(
+def test_a_failed_run_invalidates_the_last_report(
     settings: ReportSettings, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Some of its figures are there, some are those of the report before."""
@@ -173,7 +175,7 @@ def test_a_run_that_fails_while_it_writes_leaves_no_report_that_holds(
     assert still_holds(settings) is None
 
 
-def test_what_lies_elsewhere_is_left_to_spark(settings: ReportSettings) -> None:
+def test_remote_files_are_left_to_spark(settings: ReportSettings) -> None:
     assert (
         still_holds(ReportSettings((f"file://{settings.history[0]}",), settings.out, **CHOSEN))
         is None
@@ -207,9 +209,9 @@ def test_the_command_answers_without_spark(
     code, said, remarks = run("--history", loaded)
     assert (code, "0 new events, " in said, "left out" in remarks) == (0, True, False)
     assert json.loads(run("--history", loaded, "--json")[1])["left_out"] == []
-    found = json.loads(run("--json")[1])
-    assert found["left_out"] == [loaded]
-    assert (found["new_events"], found["load_s"], found["figures_s"]) == (0, 0, 0)
-    assert found["all"]["enqueued"] > 0
+    answer = json.loads(run("--json")[1])
+    assert answer["left_out"] == [loaded]
+    assert (answer["new_events"], answer["load_s"], answer["figures_s"]) == (0, 0, 0)
+    assert answer["all"]["enqueued"] > 0
     code, _, remarks = run("--top", "3")
     assert (code, "Spark was started" in remarks) == (1, True)

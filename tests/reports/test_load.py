@@ -108,7 +108,7 @@ TOPICS = ("a/b", "a:b", "a_b", "a-2fb", "2024", "1e5", "..", "_", "x" * 255, "x"
 """They fit no path as they are, or are alike as names of files."""
 
 
-def test_whatever_a_history_holds_what_is_good_is_loaded_and_the_rest_counted_by_kind(
+def test_valid_lines_are_loaded_and_others_counted_by_kind(
     load: Load, history: Path, table: Table
 ) -> None:
     """Lines of other versions and bad ones, a segment that cannot be unpacked (until it can), and
@@ -174,7 +174,7 @@ def test_whatever_a_history_holds_what_is_good_is_loaded_and_the_rest_counted_by
 
 
 @pytest.mark.slow
-def test_late_segments_and_many_runs_come_to_the_same_table(
+def test_late_segments_and_many_runs_give_the_same_table(
     load: Load, history: Path, table: Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In any order, in batches of any size, before and after runs are made into fewer."""
@@ -219,7 +219,7 @@ def everything(table: Table, manifest: Manifest) -> dict[str, list[Any]]:
     return found
 
 
-def test_what_a_killed_run_left_is_not_seen_and_is_swept(
+def test_leftovers_of_a_killed_run_are_removed(
     load: Load, history: Path, table: Table, spark: SparkSession
 ) -> None:
     """Its files, its torn manifest, its lock; the real kill is in test_processes.py."""
@@ -243,7 +243,9 @@ def test_what_a_killed_run_left_is_not_seen_and_is_swept(
     assert names == {"00000001.json", "00000002.json"}
 
 
-def test_one_report_at_a_time(load: Load, history: Path, table: Table, tmp_path: Path) -> None:
+def test_concurrent_reports_are_refused(
+    load: Load, history: Path, table: Table, tmp_path: Path
+) -> None:
     (tmp_path / "out/table").mkdir(parents=True)
     lock = tmp_path / "out/table/_lock"
     lock.write_text(json.dumps({"host": "elsewhere", "pid": 1}))
@@ -265,13 +267,13 @@ def test_a_table_of_a_newer_version_is_left_alone(
         load()
 
 
-def test_a_history_that_is_not_there_is_said(load: Load, history: Path) -> None:
+def test_a_missing_history_is_named(load: Load, history: Path) -> None:
     history.rmdir()
     with pytest.raises(ReportError, match="history_dir"):
         load()
 
 
-def test_of_many_that_make_a_file_at_once_one_does(spark: SparkSession, tmp_path: Path) -> None:
+def test_only_one_of_many_creates_a_file(spark: SparkSession, tmp_path: Path) -> None:
     """A lock and a commit rest on this."""
     files, at_once = Files(spark), 6
     for number in range(20):
@@ -299,7 +301,7 @@ def test_a_lock_that_was_taken_over_is_not_taken_back(spark: SparkSession, tmp_p
 
 
 @pytest.mark.slow
-def test_a_segment_that_goes_while_it_is_loaded_is_not_called_damaged(
+def test_a_segment_removed_during_loading_is_not_damaged(
     load: Load, history: Path, table: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Sealed under another name, or removed by retention, between the listing and the reading."""
@@ -322,7 +324,7 @@ def test_a_segment_that_goes_while_it_is_loaded_is_not_called_damaged(
 
 
 @pytest.mark.slow
-def test_lines_of_a_newer_version_are_read_once_there_is_one_that_knows_them(
+def test_lines_of_a_newer_version_are_loaded_after_an_update(
     load: Load, history: Path, table: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By themselves, after an update of the program; a segment that is gone stays counted."""

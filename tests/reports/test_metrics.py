@@ -156,7 +156,7 @@ def test_the_peak_is_the_busiest_second(spark: SparkSession) -> None:
     assert {row.run for row in newest.collect()} == {2}
 
 
-def test_the_backlog_is_what_has_begun_and_not_ended(spark: SparkSession) -> None:
+def test_the_backlog_counts_started_and_unfinished_tasks(spark: SparkSession) -> None:
     """Three wait at the most, within the hour; what ended before the history began is no debt."""
     quarter = HOUR // 4
     steps = [(0, 2), (1, 1), (2, -2), (5, -1)]
@@ -168,7 +168,7 @@ def test_the_backlog_is_what_has_begun_and_not_ended(spark: SparkSession) -> Non
     ]  # fmt: skip
 
 
-def test_a_part_of_the_backlog_begins_with_what_waited_before(spark: SparkSession) -> None:
+def test_a_partial_backlog_starts_with_earlier_tasks(spark: SparkSession) -> None:
     """Nothing changes in the first hours asked for; what is 0 by then is not shown."""
     changes = [(T0, "t", "g", "due", 7), (T0 + HOUR, "t", "g", "due", -2),
             (T0 + 5 * HOUR, "t", "g", "due", -4), (T0 + 6 * HOUR, "t", "g", "due", -1),
@@ -244,7 +244,7 @@ def test_journeys_follow_each_task_to_its_end(spark: SparkSession) -> None:
     found.unpersist()
 
 
-def test_a_task_that_some_group_has_not_got_is_not_over(spark: SparkSession) -> None:
+def test_a_task_missing_in_a_group_is_unfinished(spark: SparkSession) -> None:
     """``ended`` says whether the last ack was the last; without it, all that were seen is all."""
     made: list[dict[str, Any]] = []
     for task, said in ((1, (False, None)), (2, (False, True)), (3, (None, None)), (4, (None,))):
@@ -294,7 +294,7 @@ def test_journeys_do_not_depend_on_the_order_of_runs(spark: SparkSession) -> Non
     assert seen == sorted(map(repr, rollups.advance(whole, None).drop("lead").collect()))
 
 
-def test_the_slowest_keys_of_any_quarter_are_known(spark: SparkSession) -> None:
+def test_the_slowest_keys_of_each_quarter_are_listed(spark: SparkSession) -> None:
     """One key's many slow tasks, and those without a key, leave room for others; so does a day."""
     closed = [
         (task, "t", "g", key, T0 + at - took, T0 + at, 1)

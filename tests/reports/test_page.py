@@ -18,7 +18,7 @@ def day(local: str, topic: str, group: str, **more: Any) -> dict[str, Any]:
     return {"local": local, "topic": topic, "group": group, **usual, **more}
 
 
-def test_what_was_enqueued_on_a_day_is_said_of_each_group_of_the_topic() -> None:
+def test_enqueued_tasks_are_shown_for_each_group() -> None:
     """Apart they would say of a group that nothing was enqueued, and of its topic that nothing
     was delivered."""
     rows = [
@@ -44,7 +44,7 @@ def test_a_day_on_which_a_topic_was_only_enqueued_to_stays() -> None:
     assert whole_days(rows) == rows
 
 
-def test_the_summary_says_of_a_group_what_was_enqueued_to_its_topic(
+def test_the_summary_has_enqueued_tasks_per_group(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     row = {

@@ -58,7 +58,7 @@ def quick(tmp_path: Path) -> dict[str, str]:
 
 
 @pytest.mark.slow  # test_load.py: what such a run has left
-def test_a_run_killed_half_way_leaves_nothing_that_counts(
+def test_a_killed_run_has_no_effect(
     spark: SparkSession, quick: dict[str, str], history: Path, tmp_path: Path,
     load: Callable[..., Outcome],
 ) -> None:  # fmt: skip
@@ -98,7 +98,7 @@ def test_a_run_killed_half_way_leaves_nothing_that_counts(
     assert not (root / "_lock").exists()
 
 
-def test_a_folder_without_history_ends_a_report_and_one_without_events_does_not(
+def test_a_report_needs_a_history_but_no_events(
     command: Callable[..., tuple[int, str, str]], history: Path, tmp_path: Path
 ) -> None:
     place = ["--history", str(history), "--out", str(tmp_path / "out")]
@@ -117,7 +117,7 @@ def test_a_folder_without_history_ends_a_report_and_one_without_events_does_not(
 
 
 @pytest.mark.slow
-def test_a_part_of_a_history_by_command(
+def test_the_command_reports_a_part_of_a_history(
     command: Callable[..., tuple[int, str, str]], history: Path, tmp_path: Path
 ) -> None:
     place = ["--history", str(history), "--out", str(tmp_path / "out")]
@@ -127,13 +127,13 @@ def test_a_part_of_a_history_by_command(
         "--topic", "orders.*", "--stuck-after", "30m",
     )  # fmt: skip
     assert code == 0
-    found = json.loads(said)
-    assert found["new_events"] == len(story().events)
-    assert found["all"]["enqueued"] == 0
-    assert (found["all"]["delivered"], found["all"]["acked"]) == (5, 4)
-    assert [row["group"] for row in found["topics"]] == ["audit", "billing"]
-    assert found["stuck"] == 0
-    assert found["synthetic"] is False
+    answer = json.loads(said)
+    assert answer["new_events"] == len(story().events)
+    assert answer["all"]["enqueued"] == 0
+    assert (answer["all"]["delivered"], answer["all"]["acked"]) == (5, 4)
+    assert [row["group"] for row in answer["topics"]] == ["audit", "billing"]
+    assert answer["stuck"] == 0
+    assert answer["synthetic"] is False
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ def test_a_part_of_a_history_by_command(
         (["--out", "/dev/null/report"], "/dev/null"),
     ],
 )
-def test_wrong_options_are_said_in_one_line(
+def test_invalid_options_are_one_line_errors(
     command: Callable[..., tuple[int, str, str]], history: Path, tmp_path: Path,
     arguments: list[str], reason: str,
 ) -> None:  # fmt: skip
@@ -173,7 +173,7 @@ def remarks_of_stages() -> set[str]:
 
 
 @pytest.mark.slow  # test_load.py: one report at a time
-def test_nobody_else_works_on_the_table_until_the_page_is_written(
+def test_the_table_is_locked_until_the_page_is_written(
     report: Callable[..., Report], load: Callable[..., Outcome], history: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
@@ -218,7 +218,7 @@ def test_missing_parts_are_named(
     assert "install" in done.stderr
 
 
-def test_why_spark_did_not_start_is_said_without_a_stack(tmp_path: Path) -> None:
+def test_a_failed_spark_start_names_the_reason(tmp_path: Path) -> None:
     from tickwheel.reports.session import _reason
 
     log = tmp_path / "log"
@@ -238,7 +238,7 @@ def test_why_spark_did_not_start_is_said_without_a_stack(tmp_path: Path) -> None
     ("new_bytes", "rows", "little"),
     [(0, 0, True), (LITTLE_BYTES, 0, False), (9, LITTLE_ROWS - 1, True), (9, LITTLE_ROWS, False)],
 )
-def test_how_java_compiles_depends_on_what_there_is_to_do(
+def test_the_java_compiler_follows_the_amount_of_work(
     tmp_path: Path, new_bytes: int, rows: int, little: bool
 ) -> None:
     """What is loaded already does not count as new."""
@@ -255,7 +255,7 @@ def test_how_java_compiles_depends_on_what_there_is_to_do(
     assert not little_to_do(ReportSettings(("s3a://h",), str(tmp_path / "out")))
 
 
-def test_the_summary_names_what_was_missed() -> None:
+def test_the_summary_names_missed_objectives() -> None:
     row = {
         "topic": "t", "group": "g", "enqueued": 0, "delivered": 1234, "acked": 1, "nacked": 2,
         "dead": 3, "on_time_share": 0.5, "late_p50_ms": 1.0, "late_p99_ms": None,
@@ -309,11 +309,11 @@ def test_the_benchmark_runs_and_counts_everything_once(
     report = tmp_path / "figures.json"
     benchmark.main(["--events", "5000", "--master", "local[2]", "--memory", "1g",
                     "--dir", str(tmp_path), "--json", str(report)])  # fmt: skip
-    found = json.loads(report.read_text())
-    first, second = found["first"], found["second"]
+    answer = json.loads(report.read_text())
+    first, second = answer["first"], answer["second"]
     assert 0 < second["events"] < first["events"]
     assert second["events_in_all"] == first["events"] + second["events"]
-    assert second["events_in_all"] == found["generate"]["events"]
+    assert second["events_in_all"] == answer["generate"]["events"]
     assert first["jvm_peak_mb"] > 0
     assert "new data took" in capsys.readouterr().out
     assert [path.name for path in tmp_path.glob("tickwheel-reports-*")] == []
@@ -326,10 +326,10 @@ def test_the_benchmark_of_small_histories_measures_each_part(
     """The commands themselves, once; says nothing about speed."""
     report = tmp_path / "figures.json"
     benchmark.main(["--small", "--events", "2000", "--dir", str(tmp_path), "--json", str(report)])
-    found = json.loads(report.read_text())
-    assert found["least"].keys() == benchmark.SMALL_MAX_S.keys()
-    assert all(seconds > 0 for seconds in found["least"].values())
+    answer = json.loads(report.read_text())
+    assert answer["least"].keys() == benchmark.SMALL_MAX_S.keys()
+    assert all(seconds > 0 for seconds in answer["least"].values())
     # Without news nothing is made, so Spark is not started either.
-    assert found["least"]["without news"] < found["least"]["1 % more"] / 2
+    assert answer["least"]["without news"] < answer["least"]["1 % more"] / 2
     assert capsys.readouterr().out.count("wanted: <=") == len(benchmark.SMALL_MAX_S)
     assert [path.name for path in tmp_path.glob("tickwheel-reports-*")] == []

@@ -62,7 +62,7 @@ def morning_of_transactions() -> Book:
     return book
 
 
-def test_what_became_of_transactions(made: Report) -> None:
+def test_transactions_are_counted_by_outcome(made: Report) -> None:
     rows = {row.pop("what"): row for row in map(dict, made.rows["transactions"])}
     none = {"age_mean_ms": None, "age_max_ms": None}
     assert rows == {
@@ -108,11 +108,11 @@ def morning_of_schedules(*, wrong: bool) -> Book:
     return book
 
 
-def test_every_event_of_the_history_is_one_of_a_report() -> None:
+def test_reports_know_every_event_of_the_history() -> None:
     assert set(schema.EVENTS) == set(EVENTS)
 
 
-def test_what_was_planned_against_what_became_of_it(made: Report) -> None:
+def test_schedules_compare_planned_and_actual_runs(made: Report) -> None:
     daily, poll = made.rows["schedules"]
     assert daily == {
         "schedule": "daily", "topic": "mails", "planned": 10, "fired": 4, "missed": 5,
@@ -181,8 +181,8 @@ LATER = DUE + 24 * 3_600_000
 def next_day() -> Iterator[dict[str, Any]]:
     """One more that is held up."""
     late_ms = LATER - DUE
-    for one in lines(delivered("billing", late_ms, [8], Cause.KEY_BUSY)):
-        yield one | {"epoch": 2}
+    for line in lines(delivered("billing", late_ms, [8], Cause.KEY_BUSY)):
+        yield line | {"epoch": 2}
 
 
 def figures(rows: list[dict[str, Any]]) -> dict[str, tuple[int | None, ...]]:
@@ -229,7 +229,7 @@ def test_left_out_by_filters_and_held_up_by_keys(
 
 
 @pytest.mark.slow
-def test_a_table_of_a_version_without_causes_goes_on(
+def test_a_table_without_causes_is_extended(
     spark: SparkSession, load: Callable[..., Outcome], report: Callable[..., Report],
     history: Path, tmp_path: Path,
 ) -> None:  # fmt: skip

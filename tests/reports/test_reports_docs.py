@@ -19,8 +19,8 @@ TEXT = (DOCS / "reports.md").read_text()
 
 
 def fenced(language: str) -> list[str]:
-    found = re.findall(r"^```(\w*)\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
-    return [text for said, text in found if said == language]
+    matches = re.findall(r"^```(\w*)\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
+    return [text for said, text in matches if said == language]
 
 
 def first_column(head: str) -> list[str]:
@@ -30,7 +30,7 @@ def first_column(head: str) -> list[str]:
     return [name for cell in cells for name in re.findall(r"`([^`]+)`", cell)]
 
 
-def test_the_examples_work_as_they_stand(
+def test_the_reports_examples_run(
     command: Callable[..., tuple[int, str, str]], tmp_path: Path
 ) -> None:
     """In a folder of their own; then the tables name exactly the files that are there.
@@ -62,7 +62,7 @@ def test_options_and_their_defaults_are_those_of_the_command() -> None:
         assert name == "--slo" or shown == default, name
 
 
-def test_what_spark_submit_is_shown_is_understood() -> None:
+def test_the_documented_spark_submit_options_are_valid() -> None:
     shown = [line for block in fenced("") for line in re.split(r"(?<!\\)\n", block)]
     submitted = [
         shlex.split(line.replace("\\\n", "")) for line in shown if line.startswith("spark-submit")
@@ -77,7 +77,7 @@ def test_what_spark_submit_is_shown_is_understood() -> None:
         assert settings.batch_bytes == batch_mb << 20
 
 
-def test_its_links_lead_somewhere() -> None:
+def test_links_of_the_reports_page_resolve() -> None:
     targets = [t for t in re.findall(r"\]\(([^)#]+)", TEXT) if "://" not in t]
     assert len(targets) >= 3
     assert [target for target in targets if not (DOCS / target).exists()] == []

@@ -76,7 +76,7 @@ def copied(shard: int, sample: Path, history: Path) -> int:
     return count
 
 
-def test_every_segment_is_loaded_and_no_line_is_bad(loaded: Loaded) -> None:
+def test_every_sample_segment_is_loaded(loaded: Loaded) -> None:
     there, read = loaded.segments
     assert read == there >= 2 * len(SAMPLES)
     assert loaded.bad == 0

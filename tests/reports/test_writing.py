@@ -11,7 +11,7 @@ from tickwheel.reports.job import csv_text
 
 
 @pytest.mark.parametrize("text", ["=1+1", "+1", "-1", "@x", "\t=1", "\r=1", "\n=1"])
-def test_no_cell_is_a_formula(text: str) -> None:
+def test_csv_cells_are_never_formulas(text: str) -> None:
     (row,) = csv.DictReader(io.StringIO(csv_text(["key"], [{"key": text}]), newline=""))
     assert row["key"] == "'" + text
 
@@ -19,7 +19,7 @@ def test_no_cell_is_a_formula(text: str) -> None:
 @pytest.mark.parametrize(
     "text", ["a\rb", "a\nb", "a\r\n=1", 'a"b,c;d', " x ", "\u2028", "\x85", "ä💥", "'", "x" * 255]
 )
-def test_a_text_comes_back_as_it_was(text: str) -> None:
+def test_texts_are_read_back_unchanged(text: str) -> None:
     rows = [{"key": text, "n": 1}, {"key": "next", "n": None}]
     written = csv_text(["key", "n"], rows)
     assert list(csv.reader(io.StringIO(written, newline=""))) == [

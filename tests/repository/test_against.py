@@ -33,13 +33,13 @@ def test_the_other_build_has_its_own_client(capsys: pytest.CaptureFixture[str]) 
 
 
 @pytest.mark.slow  # the same on SQLite is quick
-def test_on_redis(capsys: pytest.CaptureFixture[str]) -> None:
+def test_builds_are_compared_on_redis(capsys: pytest.CaptureFixture[str]) -> None:
     only = ["--store", "redis", "--only", "steady"]
     assert main([COMMAND, "--quick", "--rounds", "1", *only]) == 0
     assert "steady.batches_at_2000" in capsys.readouterr().out
 
 
-def test_a_case_that_there_is_not_is_bad_usage(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_case_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([COMMAND, "--only", "none"]) == 2
     assert "not one of enqueue_frame" in capsys.readouterr().err
 

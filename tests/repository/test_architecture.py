@@ -130,7 +130,7 @@ def test_the_calendar_reads_no_clock() -> None:
     assert not called & {"now", "utcnow", "today", "time", "fromtimestamp"}
 
 
-def test_of_the_history_only_restore_resets_and_the_daemons_end_know_stores_and_records() -> None:
+def test_few_history_modules_import_stores() -> None:
     wrong = [
         f"{path.relative_to(ROOT)} imports {name}"
         for path in _modules("history")
@@ -142,7 +142,7 @@ def test_of_the_history_only_restore_resets_and_the_daemons_end_know_stores_and_
     assert not wrong
 
 
-def test_only_the_clock_reads_the_time_in_the_core_and_the_stores() -> None:
+def test_core_and_stores_do_not_read_the_time() -> None:
     wrong = [
         f"{path.relative_to(ROOT)} imports {name}"
         for part in ("wheel", "model", "engine", "persistence", "protocol")
@@ -153,7 +153,7 @@ def test_only_the_clock_reads_the_time_in_the_core_and_the_stores() -> None:
     assert not wrong
 
 
-def test_the_daemon_and_the_writer_of_its_history_take_the_wall_time_from_the_clock() -> None:
+def test_daemon_and_history_writer_read_the_time_from_the_clock() -> None:
     wall = {"time.time", "time.time_ns", "datetime.now", "datetime.utcnow", "date.today"}
     wrong = [
         f"{path.relative_to(ROOT)}:{node.lineno} calls {ast.unparse(node.func)}"
@@ -165,19 +165,19 @@ def test_the_daemon_and_the_writer_of_its_history_take_the_wall_time_from_the_cl
     assert not wrong
 
 
-def test_who_is_owed_a_task_is_looked_at_in_one_module() -> None:
+def test_only_ownership_reads_owed() -> None:
     """``state`` keeps what ``ownership`` decides there; everybody else asks."""
-    found = {
+    names = {
         path.name
         for part in ("engine", "server", "history")
         for path in _modules(part)
         for node in ast.walk(_parsed(path))
         if isinstance(node, ast.Attribute) and node.attr == "owed"
     }
-    assert found == {"ownership.py", "state.py"}
+    assert names == {"ownership.py", "state.py"}
 
 
-def test_no_modules_import_each_other_in_a_circle() -> None:
+def test_modules_have_no_import_cycles() -> None:
     """What is imported in a function, or for type checkers only, counts too."""
     imported = {
         name: {other for other in _imported_modules(path) if other != name}
@@ -243,7 +243,7 @@ PRIVATE_OF_OTHERS = {
 a runner of ``outbound`` waits for."""
 
 
-def test_what_uses_the_client_uses_public_names() -> None:
+def test_users_of_the_client_use_public_names() -> None:
     found = set[str]()
     for top in CLIENTS_OF_THE_CLIENT:
         paths = [PACKAGE / top] if top.endswith(".py") else (PACKAGE / top).rglob("*.py")
@@ -273,7 +273,7 @@ def _defined(module: ast.AST) -> Iterator[str]:
             yield node.target.id
 
 
-def test_every_module_says_what_it_is_for() -> None:
+def test_every_module_has_a_docstring() -> None:
     without = [
         str(path.relative_to(ROOT))
         for path in PACKAGE.rglob("*.py")

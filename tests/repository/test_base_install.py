@@ -49,7 +49,7 @@ def test_the_client_imports_with_msgpack_alone(base_install: Path) -> None:
     assert not [name for name in ours if name.split(".")[1] in heavy]
 
 
-def test_the_worker_and_once_need_no_more_and_come_with_their_first_use(
+def test_worker_and_once_are_imported_on_first_use(
     base_install: Path,
 ) -> None:
     done = _run(
@@ -73,7 +73,7 @@ def test_the_worker_and_once_need_no_more_and_come_with_their_first_use(
     assert "pip install 'tickwheel[redis]'" in second
 
 
-def test_a_forwarder_needs_no_more_and_each_target_says_which_extra_it_needs(
+def test_each_target_names_its_missing_extra(
     base_install: Path,
 ) -> None:
     done = _run(
@@ -105,7 +105,7 @@ def test_tracing_says_which_extra_it_needs(base_install: Path) -> None:
     assert "pip install 'tickwheel[otel]'" in last
 
 
-def test_nothing_but_msgpack_is_required() -> None:
+def test_only_msgpack_is_required() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert [text.split(">")[0] for text in project["dependencies"]] == ["msgpack"]
     assert set(project["optional-dependencies"]) == {
@@ -114,7 +114,7 @@ def test_nothing_but_msgpack_is_required() -> None:
     }  # fmt: skip
 
 
-def test_files_that_are_no_python_are_in_the_built_package() -> None:
+def test_data_files_are_in_the_built_package() -> None:
     tools = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]
     package = ROOT / "tickwheel"
     packed = {
@@ -171,9 +171,7 @@ WITHOUT = {
 
 
 @pytest.mark.parametrize("case", WITHOUT)
-def test_a_missing_extra_is_one_line_with_the_command_that_installs_it(
-    case: str, tmp_path: Path
-) -> None:
+def test_a_missing_extra_is_reported_in_one_line(case: str, tmp_path: Path) -> None:
     extra, arguments = WITHOUT[case]
     _says_what_to_install(extra, EXTRAS[extra].modules, arguments, tmp_path)
 
@@ -187,9 +185,7 @@ ABSENT = {
 
 
 @pytest.mark.parametrize("module", sorted({*EXTRAS["server"].modules} - ABSENT))
-def test_each_package_of_the_daemon_may_be_the_one_that_is_missing(
-    module: str, tmp_path: Path
-) -> None:
+def test_each_missing_package_of_the_daemon_is_named(module: str, tmp_path: Path) -> None:
     arguments = [
         "serve", "--store", "memory:", "--listen", "tcp://127.0.0.1:0", "--http", "127.0.0.1:0",
     ]  # fmt: skip
@@ -262,13 +258,13 @@ TOLD_ELSEWHERE = {"http"}
 
 
 @pytest.mark.parametrize("case", DOORS)
-def test_what_needs_an_extra_says_in_one_line_how_to_install_it(case: str) -> None:
+def test_a_missing_extra_of_an_import_is_named(case: str) -> None:
     extra, code = DOORS[case]
     _raises_what_to_install(extra, EXTRAS[extra].modules, code)
 
 
 @pytest.mark.parametrize("module", sorted({*EXTRAS["server"].modules} - ABSENT))
-def test_each_package_may_be_the_one_that_a_daemon_inside_a_program_lacks(module: str) -> None:
+def test_each_missing_package_of_an_embedded_daemon_is_named(module: str) -> None:
     """It says so, or it can do without: the packages of ports are not needed inside."""
     for code in (INSIDE.format(store="memory:"), WHEEL):
         if module in PORTS:
@@ -277,15 +273,13 @@ def test_each_package_may_be_the_one_that_a_daemon_inside_a_program_lacks(module
             _raises_what_to_install("server", (module,), code)
 
 
-def test_every_extra_is_missed_by_a_command_or_a_program() -> None:
+def test_every_extra_has_a_test_for_its_absence() -> None:
     missed = {extra for extra, _ in (*DOORS.values(), *WITHOUT.values())}
     assert missed | TOLD_ELSEWHERE == EXTRAS.keys()
 
 
 @pytest.mark.parametrize("fixture", ["tickwheel", "tickwheel_sync"])
-def test_a_fixture_that_lacks_the_extra_fails_its_test_by_one_line(
-    fixture: str, tmp_path: Path
-) -> None:
+def test_a_fixture_without_its_extra_fails_in_one_line(fixture: str, tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text(f"def test_it({fixture}): ...\n")
     (tmp_path / "pytest.ini").write_text("[pytest]\nasyncio_mode = auto\n")
     code = MISSING.format(modules=EXTRAS["server"].modules)
@@ -321,7 +315,7 @@ def _raises_what_to_install(extra: str, modules: tuple[str, ...], code: str) -> 
     assert told.count("Traceback (most recent call last)") == 1, told
 
 
-def test_the_table_of_extras_has_every_package_that_an_extra_brings() -> None:
+def test_the_table_of_extras_lists_every_package() -> None:
     """What ``pip install`` calls otherwise than ``import`` does is written down here."""
     imported = {"asyncio-redis": "asyncio_redis", "pydantic-settings": "pydantic_settings"}
     imported |= {"prometheus-client": "prometheus_client", "aio-pika": "aio_pika"}
@@ -337,6 +331,6 @@ def test_the_table_of_extras_has_every_package_that_an_extra_brings() -> None:
             continue
         for package in packages:
             plain = package.partition(";")[0].partition(">")[0].strip()
-            found = imported.get(plain, plain)
-            assert any(found in extra.modules for extra in EXTRAS.values()), package
+            answer = imported.get(plain, plain)
+            assert any(answer in extra.modules for extra in EXTRAS.values()), package
         assert name in EXTRAS

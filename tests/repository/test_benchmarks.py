@@ -52,7 +52,7 @@ DAILY = {
         for case in cases
     ],
 )
-def test_case_runs_and_measures_what_its_bounds_name(
+def test_each_case_measures_the_metrics_of_its_bounds(
     store: str, case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if store == "redis" and find_redis() is None:
@@ -76,7 +76,7 @@ def test_case_runs_and_measures_what_its_bounds_name(
     assert case in capsys.readouterr().out
 
 
-def test_a_missing_peer_is_reported_and_fails_the_check_unless_not_wanted() -> None:
+def test_a_missing_peer_fails_the_check() -> None:
     judged = judge({"burst.early": 0}, ["burst"], full=True)
     unmeasured = {one.bound.metric for one in failed(judged, peers_wanted=True)}
     assert unmeasured == {"burst.ratio_no_log", "burst.ratio_postgres"}
@@ -122,12 +122,12 @@ def test_every_bound_belongs_to_a_case() -> None:
     assert {bound.store for bound in BOUNDS} <= {None, *CASES}
 
 
-def test_only_cases_of_the_store_are_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_case_of_another_store_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["--store", "redis", "--only", "enqueue_frame"]) == 2
     assert "redis_enqueue" in capsys.readouterr().err
 
 
-def test_the_floor_is_never_above_what_a_full_window_leaves_unanswered() -> None:
+def test_the_floor_never_passes_an_unanswered_request() -> None:
     load = enqueue_frames(count=50, tasks_per_frame=2, window=4, seed=1)
     frames = Decoder(1 << 20).feed(load.blob)
     assert len(frames) == len(load.ends) == 25
@@ -136,7 +136,7 @@ def test_the_floor_is_never_above_what_a_full_window_leaves_unanswered() -> None
         assert max(2, request - 3) == floor
 
 
-def test_both_sides_get_the_same_bodies() -> None:
+def test_both_peers_get_the_same_bodies() -> None:
     frames = Decoder(1 << 20).feed(enqueue_frames(10, 1, 4, seed=3).blob)
     puts = beanstalkd_puts(10, seed=3).blob.split(b"\r\n")
     assert [frame[3][0][1] for frame in frames] == puts[1::2]
@@ -181,7 +181,7 @@ def test_heavy_cases_run_only_when_they_are_named(
     assert sorted(ran[1:]) == sorted(HEAVY)
 
 
-def test_the_length_of_a_mixed_day_is_asked_for(
+def test_minutes_set_the_length_of_a_mixed_day(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     seconds: list[float] = []

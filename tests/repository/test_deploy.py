@@ -26,7 +26,7 @@ EXPOSURE_MAX = 2.0
 
 
 @pytest.mark.parametrize("name", settings_page.FILES)
-def test_it_is_what_the_code_says_today(name: str) -> None:
+def test_generated_settings_files_are_current(name: str) -> None:
     """After a change: .venv/bin/python scripts/settings_page.py"""
     assert (ROOT / name).read_text() == settings_page.FILES[name]()
 
@@ -35,7 +35,7 @@ def test_every_setting_has_a_meaning() -> None:
     assert Settings.model_fields.keys() - settings_page.meanings().keys() == set()
 
 
-def test_no_setting_is_explained_as_another_is_or_by_what_stands_beside_it() -> None:
+def test_each_setting_has_its_own_explanation() -> None:
     """The page and the sample show each setting alone."""
     means = settings_page.meanings()
     told: dict[str, str] = {}
@@ -84,7 +84,7 @@ READ_BY_SCRIPTS = sorted(
 
 
 @pytest.mark.parametrize("name", READ_BY_SCRIPTS)
-def test_make_hands_on_what_its_caller_has_set(tmp_path: Path, name: str) -> None:
+def test_make_passes_the_callers_variables_on(tmp_path: Path, name: str) -> None:
     more = tmp_path / "more.mk"
     more.write_text(f'tell-it:\n\t@echo "$${name}"\n')
     # Not the make that runs the tests: below another one it says more.
@@ -96,7 +96,7 @@ def test_make_hands_on_what_its_caller_has_set(tmp_path: Path, name: str) -> Non
     assert said.stdout == "of-the-caller\n"
 
 
-def test_what_a_box_of_the_picture_says_fits_into_it() -> None:
+def test_texts_of_the_picture_fit_their_boxes() -> None:
     """A letter of a usual font without serifs is 0.55 of its size wide, on average and at most."""
     text = (ROOT / "docs" / "wheel.svg").read_text()
     boxes = re.findall(r'<rect [^>]*width="(\d+)"[^>]*class="b"/>(.*)', text)
@@ -127,7 +127,7 @@ needs_systemd = pytest.mark.skipif(
 
 @needs_systemd
 @pytest.mark.parametrize("text", [UNIT, with_credentials(UNIT)], ids=["as it is", "credentials"])
-def test_systemd_takes_the_unit(tmp_path: Path, text: str) -> None:
+def test_systemd_accepts_the_unit(tmp_path: Path, text: str) -> None:
     command = shutil.which("true")
     unit = tmp_path / "tickwheel.service"
     unit.write_text(re.sub(r"^ExecStart=\S+", f"ExecStart={command}", text, flags=re.MULTILINE))
@@ -148,7 +148,7 @@ def test_systemd_finds_little_that_the_unit_may_do() -> None:
     assert float(found[1]) <= EXPOSURE_MAX
 
 
-def test_the_unit_hides_nothing_that_the_daemon_reads() -> None:
+def test_the_unit_does_not_hide_proc() -> None:
     """A leader on the same machine that cannot be seen in /proc would look dead to its standby."""
     settings = [line for line in UNIT.splitlines() if not line.startswith("#")]
     assert not [line for line in settings if line.startswith(("ProtectProc=", "ProcSubset="))]
@@ -158,7 +158,7 @@ def test_the_unit_hides_nothing_that_the_daemon_reads() -> None:
 # --- containers ----------------------------------------------------------------------------------
 
 
-def test_the_image_is_not_root_has_a_volume_and_is_asked_how_it_is() -> None:
+def test_the_image_has_a_user_a_volume_and_a_health_check() -> None:
     lines = (DEPLOY / "Dockerfile").read_text().splitlines()
     words = [line.split()[0] for line in lines if re.match(r"[A-Z]+ ", line)]
     assert words.index("USER") < words.index("ENTRYPOINT")
@@ -180,7 +180,7 @@ EXPOSED = set(
 
 
 @pytest.mark.parametrize("name", [str(path.relative_to(ROOT)) for path in COMPOSE])
-def test_a_compose_file_names_what_is_there(name: str) -> None:
+def test_compose_files_name_existing_files(name: str) -> None:
     path = ROOT / name
     services = yaml.safe_load(path.read_text())["services"]
     for service in services.values():

@@ -69,7 +69,7 @@ def checked(*command: str) -> None:
 # --- their own tools ------------------------------------------------------------------------------
 
 
-def test_yamllint_takes_all_of_it() -> None:
+def test_yamllint_accepts_all_files() -> None:
     found = [str(path) for path in (*DEPLOY.rglob("*.yaml"), *DEPLOY.rglob("*.yml"))]
     assert len(found) >= 12
     checked(tool("yamllint"), "--strict", "-d", YAML_RULES, *found)
@@ -100,7 +100,7 @@ def test_a_field_that_kubernetes_does_not_know_is_refused() -> None:
 
 
 @pytest.mark.parametrize("folder", [KUBERNETES, WORKERS], ids=lambda path: str(path.name))
-def test_a_kustomization_has_what_it_names(folder: Path) -> None:
+def test_a_kustomization_names_existing_files(folder: Path) -> None:
     said = yaml.safe_load((folder / "kustomization.yaml").read_text())
     files = [name for one in said.get("configMapGenerator", ()) for name in one["files"]]
     for name in [*said["resources"], *files]:
@@ -113,7 +113,7 @@ def test_a_kustomization_has_what_it_names(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["prometheus.yml", "prometheus-nodes.yml"])
-def test_promtool_takes_what_a_container_of_prometheus_sees(name: str, tmp_path: Path) -> None:
+def test_promtool_accepts_the_mounted_configuration(name: str, tmp_path: Path) -> None:
     need_prometheus()
     compose = [path for path in COMPOSE if f"./{name}:" in path.read_text()]
     assert compose
@@ -145,11 +145,11 @@ def test_variables_and_commands_that_are_named_exist(name: str) -> None:
 
 def _commands(text: str) -> list[str]:
     """Lines of a shell that run ``tickwheel``: in blocks that are set in, in units, in quotes."""
-    found = re.findall(
+    matches = re.findall(
         r"^(?:    .*?|ExecStart=\S*)\btickwheel ((?:--url|[a-z]).*)$", text, re.MULTILINE
     )
-    found += re.findall(r"`tickwheel ([a-z][^`]*)`", text)
-    return [re.split(r"[)|;&#]|\\$", line)[0] for line in found]
+    matches += re.findall(r"`tickwheel ([a-z][^`]*)`", text)
+    return [re.split(r"[)|;&#]|\\$", line)[0] for line in matches]
 
 
 def _is_a_command(line: str) -> None:
@@ -167,7 +167,7 @@ def _is_a_command(line: str) -> None:
     assert not hasattr(here, "commands"), f"tickwheel {line}"
 
 
-def test_what_an_operator_is_told_to_look_at_exists() -> None:
+def test_metrics_and_events_of_the_operations_page_exist() -> None:
     text = (ROOT / "docs" / "operations.md").read_text()
     metrics = re.findall(r"`(tickwheel_\w+)`", (ROOT / "docs" / "metrics.md").read_text())
     named = set(re.findall(r"`(tickwheel_\w+)`", text))
@@ -178,7 +178,7 @@ def test_what_an_operator_is_told_to_look_at_exists() -> None:
     assert len(rows) > 12 and {len(row) for row in rows[2:]} == {3}, "symptom, check, action"
 
 
-def test_security_says_the_same_in_both_places() -> None:
+def test_security_documents_agree() -> None:
     """What SECURITY.md names are settings, and quotas are told of where they are."""
     text = (ROOT / "SECURITY.md").read_text()
     named = set(re.findall(r"`([a-z_]+)`", text))
@@ -216,7 +216,7 @@ def settings_of(
 
 
 @pytest.mark.parametrize("path", COMPOSE, ids=lambda path: f"{path.parent.name}-{path.stem}")
-def test_a_daemon_of_a_compose_file_has_settings_that_it_takes(
+def test_daemons_of_compose_files_have_valid_settings(
     path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     daemons = {name: one for name, one in services(path).items() if "build" in one}
@@ -241,7 +241,7 @@ def test_a_daemon_of_a_compose_file_has_settings_that_it_takes(
 def _places(name: str, service: dict[str, Any]) -> list[str]:
     """By which a service is found by others."""
     networks = service.get("networks", {})
-    return [name, *(one["ipv4_address"] for one in networks.values())]
+    return [name, *(network["ipv4_address"] for network in networks.values())]
 
 
 def stop_s(settings: Settings) -> float:
@@ -252,7 +252,7 @@ def stop_s(settings: Settings) -> float:
 # --- without a clone ------------------------------------------------------------------------------
 
 
-def test_the_files_are_written_out_and_nothing_is_overwritten_unasked(
+def test_deploy_files_overwrites_only_with_force(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "ops"
@@ -275,7 +275,7 @@ def test_the_files_are_written_out_and_nothing_is_overwritten_unasked(
     assert mine.read_text() == ONE.read_text() and list(folder.rglob("*.json"))
 
 
-def test_the_image_of_what_was_written_out_needs_no_clone(tmp_path: Path) -> None:
+def test_the_written_image_needs_no_clone(tmp_path: Path) -> None:
     assert run(["deploy-files", str(tmp_path)]) == 0
     text = (tmp_path / "deploy" / "Dockerfile").read_text()
     assert re.findall(r"^COPY (?!--from=)", text, re.MULTILINE) == []
@@ -317,7 +317,7 @@ def test_a_unit_waits_for_a_stop_and_puts_state_where_it_works() -> None:
         assert Path(said["ExecStart"].split()[3]).parent == Path("/etc/tickwheel")
 
 
-def test_files_that_are_roots_are_handed_to_a_unit_as_credentials() -> None:
+def test_files_of_root_are_passed_as_credentials() -> None:
     for path, folder in ((ONE, "/etc/tickwheel"), (MANY, "/etc/tickwheel/%i")):
         text = path.read_text()
         files = dict(re.findall(r"^#LoadCredential=(\S+):(\S+)$", text, re.MULTILINE))
@@ -327,7 +327,7 @@ def test_files_that_are_roots_are_handed_to_a_unit_as_credentials() -> None:
         assert set(used.values()) == set(files)
 
 
-def test_what_serves_starts_again_after_a_crash_and_after_a_reboot() -> None:
+def test_services_restart_after_a_crash_and_a_reboot() -> None:
     for unit in (ONE, MANY):
         said = dict(re.findall(r"^(\w+)=(.*)$", unit.read_text(), re.MULTILINE))
         assert (said["Restart"], said["WantedBy"]) == ("on-failure", "multi-user.target")
@@ -347,7 +347,7 @@ def test_what_serves_starts_again_after_a_crash_and_after_a_reboot() -> None:
     shutil.which("systemd-analyze") is None and not os.environ.get("CI"),
     reason="systemd-analyze is not on this machine (apt-get install systemd)",
 )
-def test_systemd_takes_an_instance_of_the_template(tmp_path: Path) -> None:
+def test_systemd_accepts_an_instance_of_the_template(tmp_path: Path) -> None:
     command = shutil.which("true")
     unit = tmp_path / "tickwheel@.service"
     unit.write_text(
@@ -369,7 +369,7 @@ def test_systemd_takes_an_instance_of_the_template(tmp_path: Path) -> None:
 # --- Kubernetes: what has to agree ----------------------------------------------------------------
 
 
-def test_a_daemon_of_the_manifests_has_settings_that_it_takes(
+def test_daemons_of_the_manifests_have_valid_settings(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     daemons = the("StatefulSet")
@@ -382,7 +382,7 @@ def test_a_daemon_of_the_manifests_has_settings_that_it_takes(
     assert settings.advertise == (
         f"tcp://<TICKWHEEL_NODE>.{service['metadata']['name']}.<POD_NAMESPACE>:7355"
     )
-    ports = {one["name"]: one["containerPort"] for one in container["ports"]}
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
     assert split_address(settings.listen, "listen")[1] == ports["tcp"]
     assert split_address(settings.http or "", "http")[1] == ports["http"]
     # Twice the bodies: what the tasks themselves take is about as much.
@@ -391,12 +391,14 @@ def test_a_daemon_of_the_manifests_has_settings_that_it_takes(
     stop = container["lifecycle"]["preStop"]["sleep"]["seconds"] + stop_s(settings)
     assert spec["terminationGracePeriodSeconds"] >= stop
     tokens = Path(said["TICKWHEEL_TOKENS_FILE"])
-    [mount] = [one for one in container["volumeMounts"] if one["mountPath"] == str(tokens.parent)]
+    [mount] = [
+        mount for mount in container["volumeMounts"] if mount["mountPath"] == str(tokens.parent)
+    ]
     [volume] = [one for one in spec["volumes"] if one["name"] == mount["name"]]
     assert tokens.name in [item["path"] for item in volume["secret"]["items"]]
 
 
-def test_services_lead_to_ports_of_the_daemons_and_probes_too() -> None:
+def test_services_and_probes_use_ports_of_the_daemons() -> None:
     daemons = the("StatefulSet")
     labels = daemons["spec"]["template"]["metadata"]["labels"]
     _, container = pod(daemons)
@@ -420,7 +422,7 @@ def test_services_lead_to_ports_of_the_daemons_and_probes_too() -> None:
     assert the("ServiceMonitor")["spec"]["jobLabel"] in labels
 
 
-def test_one_daemon_may_be_missing_and_never_both() -> None:
+def test_the_disruption_budget_keeps_one_daemon() -> None:
     assert the("StatefulSet")["spec"]["replicas"] == 2
     assert the("PodDisruptionBudget")["spec"]["maxUnavailable"] == 1
 
@@ -448,7 +450,7 @@ def test_the_network_lets_clients_prometheus_and_redis_through() -> None:
 
 
 @pytest.mark.parametrize("kind", ["StatefulSet", "Deployment"])
-def test_nothing_runs_as_root_or_may_become_it(kind: str) -> None:
+def test_containers_never_run_as_root(kind: str) -> None:
     spec, container = pod(the(kind))
     whole, own = spec["securityContext"], container["securityContext"]
     user = re.findall(r"^USER (\d+)$", (DEPLOY / "Dockerfile").read_text(), re.MULTILINE)
@@ -466,7 +468,7 @@ def test_nothing_runs_as_root_or_may_become_it(kind: str) -> None:
     assert "memory" in container["resources"]["limits"]
 
 
-def test_workers_know_both_daemons_and_have_the_grace_that_they_are_given() -> None:
+def test_workers_know_both_daemons_and_their_grace() -> None:
     spec, container = pod(the("Deployment"))
     daemons = the("StatefulSet")
     url = environment(container)["TICKWHEEL_URL"]
@@ -529,15 +531,15 @@ COMING = {
 }
 
 
-def test_the_workers_are_scaled_by_what_is_coming(tmp_path: Path) -> None:
+def test_workers_are_scaled_by_the_upcoming_load(tmp_path: Path) -> None:
     need_prometheus()
     triggers = the("ScaledObject")["spec"]["triggers"]
-    assert [one["name"] for one in triggers] == list(COMING)
+    assert [trigger["name"] for trigger in triggers] == list(COMING)
     tests = [
-        {"expr": one["metadata"]["query"], "eval_time": at,
+        {"expr": trigger["metadata"]["query"], "eval_time": at,
          "exp_samples": [{"labels": "{}", "value": value}]}
-        for one in triggers
-        for at, value in COMING[one["name"]].items()
+        for trigger in triggers
+        for at, value in COMING[trigger["name"]].items()
     ]  # fmt: skip
     series = [{"series": name, "values": f"{value}x60"} for name, value in SERIES.items()]
     case = {"interval": "1m", "input_series": series, "promql_expr_test": tests}
@@ -546,9 +548,9 @@ def test_the_workers_are_scaled_by_what_is_coming(tmp_path: Path) -> None:
     promtool("test", "rules", str(path))
 
 
-def test_every_trigger_says_all_that_its_scaler_asks_for() -> None:
-    for one in the("ScaledObject")["spec"]["triggers"]:
-        assert one["type"] == "prometheus"
-        assert {"serverAddress", "query", "threshold"} == one["metadata"].keys()
-        assert float(one["metadata"]["threshold"]) > 0
-        assert isinstance(one["metadata"]["threshold"], str), "KEDA takes texts"
+def test_every_trigger_has_the_fields_of_its_scaler() -> None:
+    for trigger in the("ScaledObject")["spec"]["triggers"]:
+        assert trigger["type"] == "prometheus"
+        assert {"serverAddress", "query", "threshold"} == trigger["metadata"].keys()
+        assert float(trigger["metadata"]["threshold"]) > 0
+        assert isinstance(trigger["metadata"]["threshold"], str), "KEDA takes texts"

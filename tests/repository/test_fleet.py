@@ -11,7 +11,7 @@ from benchmarks import fleet
 from benchmarks.environment import NoDisk, choose_folder
 
 
-def test_a_small_fleet(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_small_fleet_runs(capsys: pytest.CaptureFixture[str]) -> None:
     try:
         choose_folder(None)
     except NoDisk as error:
@@ -42,10 +42,10 @@ def figures(**changed: Any) -> dict[str, Any]:
          ["2 early", "3 refused"]),
     ],
 )  # fmt: skip
-def test_what_must_not_be_is_named(run: dict[str, Any], words: list[str]) -> None:
+def test_failures_of_a_run_are_named(run: dict[str, Any], words: list[str]) -> None:
     assert fleet.failures(run) == words
 
 
-def test_nobody_has_no_spread() -> None:
+def test_an_empty_list_has_no_spread() -> None:
     assert fleet.spread([]) == {}
     assert fleet.spread([1, 2, 30]) == {"min": 1, "median": 2, "max": 30}

@@ -19,7 +19,7 @@ def check(root: Path) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
-def test_what_is_checked_in_is_what_is_generated() -> None:
+def test_generated_files_are_current() -> None:
     done = check(ROOT)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 

@@ -133,7 +133,7 @@ def _breaks(name: str, data: bytes, rules: dict[str, str]) -> Iterator[str]:
 # --- .pre-commit-config.yaml ---------------------------------------------------------------------
 
 
-def test_the_hooks_are_the_parts_of_the_check_and_nothing_else() -> None:
+def test_hooks_equal_the_parts_of_the_check() -> None:
     config = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())
     (local,) = config["repos"]
     assert local["repo"] == "local", "what is fetched from elsewhere is declared a second time"
@@ -197,7 +197,7 @@ def test_the_versions_that_are_tested_are_those_that_are_claimed() -> None:
         assert step["with"]["python-version"] in {"${{ matrix.python }}", *claimed}
 
 
-def test_every_command_of_the_workflow_is_one_of_the_repository() -> None:
+def test_workflow_commands_are_scripts_of_the_repository() -> None:
     commands = [step["run"] for job in JOBS.values() for step in job["steps"] if "run" in step]
     assert "make test" in commands
     for command in commands:
@@ -255,7 +255,7 @@ def _minor(version: str) -> int:
     [("0", "", "as it is"), ("1000", "true", "by sudo"), ("1000", "", "not at all")],
     ids=["root", "CI", "somebody's machine"],
 )
-def test_setup_takes_sudo_unasked_on_ci_only(
+def test_setup_uses_sudo_without_asking_only_on_ci(
     user: str, ci: str, installs: str, tmp_path: Path
 ) -> None:
     """Nothing is installed here: the programs that would are stood in for, and Python is absent."""
@@ -295,7 +295,7 @@ FORMS = sorted((ROOT / ".github/ISSUE_TEMPLATE").glob("*_*.yml"))
 
 
 @pytest.mark.parametrize("path", FORMS, ids=lambda path: path.stem)
-def test_a_form_for_an_issue_is_one_that_github_shows(path: Path) -> None:
+def test_issue_forms_are_valid(path: Path) -> None:
     form = yaml.safe_load(path.read_text())
     assert form["name"]
     assert form["description"]
@@ -317,7 +317,7 @@ def test_the_bug_report_asks_for_a_promise_that_is_made() -> None:
     assert parts["promise"]["options"] == ["None of them", *promises]
 
 
-def test_commands_and_files_that_the_templates_name_are_there() -> None:
+def test_commands_and_files_of_the_templates_exist() -> None:
     paths = [*FORMS, ROOT / ".github/PULL_REQUEST_TEMPLATE.md", ROOT / "CONTRIBUTING.md"]
     text = "\n".join(path.read_text() for path in paths)
     commands = re.findall(r"\btickwheel (?!--)([a-z]+)\b", text)
@@ -336,7 +336,7 @@ def _committed(*paths: str) -> list[str]:
     return done.stdout.split("\0")[:-1]
 
 
-def test_what_a_release_publishes_is_the_package_of_the_last_commit(tmp_path: Path) -> None:
+def test_a_release_publishes_the_committed_package(tmp_path: Path) -> None:
     """Neither more nor less, although an earlier build has left a file; and under one version."""
     _tracked()  # without a clone there is no last commit
     (tmp_path / "tickwheel-0.0.1-py3-none-any.whl").touch()
@@ -364,7 +364,7 @@ def test_what_a_release_publishes_is_the_package_of_the_last_commit(tmp_path: Pa
     assert not [path for path in files if path.startswith("tests/")]
 
 
-def test_the_changelog_begins_with_what_is_not_released_or_with_this_version() -> None:
+def test_the_changelog_starts_with_the_current_version() -> None:
     heads = re.findall(r"^## (.*)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert heads[0] == "Unreleased" or heads[0].startswith(f"{__version__} (")
     for head in heads[1:]:

@@ -36,12 +36,12 @@ def shown(name: str, value: int) -> str:
     return str(value)
 
 
-def test_every_limit_is_in_it() -> None:
+def test_the_table_lists_every_limit() -> None:
     names = {name for name in Settings.model_fields if re.search(r"_max$|_bytes_soft$", name)}
     assert names - NO_CONTAINERS == SETTINGS.keys()
 
 
-def test_every_default_is_right() -> None:
+def test_the_tables_defaults_are_current() -> None:
     for name, row in SETTINGS.items():
         value = Settings.model_fields[name].default
         if value is not None:
@@ -52,7 +52,7 @@ def test_every_default_is_right() -> None:
 
 
 @pytest.mark.parametrize("row", rows(), ids=lambda row: row[1].strip("`").rpartition(".")[2])
-def test_its_tests_are_there(row: list[str]) -> None:
+def test_the_tables_tests_exist(row: list[str]) -> None:
     assert row[3], "what happens when it is reached?"
     named = re.findall(r"`(test_\w+)`", row[4])
     assert named
@@ -61,7 +61,7 @@ def test_its_tests_are_there(row: list[str]) -> None:
         assert files, test
 
 
-def test_every_test_of_limits_stands_for_one_in_the_table() -> None:
+def test_most_limit_tests_are_in_the_table() -> None:
     """Who adds a test there says in the table what it is about."""
     text = (ROOT / "tests/server/test_bounds.py").read_text()
     named = "\n".join(row[4] for row in rows())

@@ -13,12 +13,12 @@ FLEET = Fleet(nodes=2, masters=2, shards=8, pending=1_000_000, rate=40_000, trip
 SECONDS = 1.0
 
 
-def test_the_price_of_a_batch_and_of_a_task_are_found() -> None:
+def test_costs_per_batch_and_task_are_fitted() -> None:
     rows = [(b, n, 300.0 * b + 8.0 * n) for b, n in ((400, 1000), (60, 1000), (3, 1000))]
     assert fit(rows) == pytest.approx((300.0, 8.0))
 
 
-def test_a_fleet_with_room_is_in_time_and_one_redis_too_few_is_not() -> None:
+def test_a_fleet_with_spare_capacity_is_in_time() -> None:
     roomy = Master(FLEET, COSTS, seed=1)
     roomy.play(SECONDS)
     narrow = Master(replace(FLEET, rate=800_000), COSTS, seed=1)
@@ -29,6 +29,6 @@ def test_a_fleet_with_room_is_in_time_and_one_redis_too_few_is_not() -> None:
 
 
 @pytest.mark.parametrize("mean", [0.5, 8.0, 400.0])
-def test_arrivals_have_the_mean_that_was_asked_for(mean: float) -> None:
+def test_arrivals_have_the_requested_mean(mean: float) -> None:
     random = Master(FLEET, COSTS, seed=3)._random
     assert sum(poisson(random, mean) for _ in range(4000)) / 4000 == pytest.approx(mean, rel=0.1)

@@ -65,7 +65,7 @@ def _lines_with(pattern: str, *, flags: int = 0) -> list[str]:
     ]
 
 
-def test_no_test_or_daemon_has_left_a_file_in_the_root() -> None:
+def test_the_root_has_no_stray_files() -> None:
     assert {name for name in _names() if "/" not in name} <= IN_THE_ROOT
 
 
@@ -74,15 +74,15 @@ def test_no_package_registry_is_named() -> None:
     assert not _lines_with("|".join(map(re.escape, REGISTRIES)), flags=re.IGNORECASE)
 
 
-def test_no_path_of_somebodys_machine_is_named() -> None:
+def test_no_machine_specific_path_is_named() -> None:
     assert not _lines_with(r"(?<![\w.*$})-])(?:" + "|".join(map(re.escape, PLACES)) + ")")
 
 
-def test_nothing_is_left_open() -> None:
+def test_no_open_todo_is_left() -> None:
     assert not _lines_with(r"\b(?:" + "|".join(LEFT_OPEN) + r")\b")
 
 
-def test_requirements_are_pinned_with_hashes_and_name_no_place() -> None:
+def test_requirements_are_pinned_with_hashes() -> None:
     for path in sorted((ROOT / "requirements").glob("*.txt")):
         text = path.read_text()
         assert "://" not in text, path.name

@@ -33,13 +33,13 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_it_is_built_strictly_and_has_every_document(site: Path) -> None:
+def test_the_site_has_every_document(site: Path) -> None:
     for document in ROOT.glob("docs/*.md"):
         assert (site / "docs" / f"{document.stem}.html").exists(), document.name
     assert "Hand it work that must happen later" in (site / "index.html").read_text()
 
 
-def test_it_loads_nothing_from_another_host(site: Path) -> None:
+def test_the_site_loads_no_other_host(site: Path) -> None:
     loads = re.compile(
         r"<(?:script|img|link|iframe|source)\b[^>]*(?:src|href)=\"(https?:)?//[^\"]+"
     )
@@ -77,7 +77,7 @@ def public() -> dict[str, object]:
 
 
 @pytest.mark.parametrize("name", sorted(public().keys() - {"__version__", "Handler"}))
-def test_a_public_name_is_in_a_document_and_says_what_it_is(name: str) -> None:
+def test_public_names_are_documented(name: str) -> None:
     value = public()[name]
     if isinstance(value, type) and issubclass(value, errors.TickwheelError) and name != "Partly":
         assert f"`{name}`" in ERRORS
@@ -87,7 +87,7 @@ def test_a_public_name_is_in_a_document_and_says_what_it_is(name: str) -> None:
     assert inspect.getdoc(value)
 
 
-def test_every_error_that_there_is_can_be_caught_by_its_name() -> None:
+def test_every_error_can_be_caught_by_its_name() -> None:
     for kind in errors.BY_CODE.values():
         assert getattr(tickwheel, kind.__name__) is kind
     assert {"OutcomeUnknown", "Refused", "Unreachable", "Partly"} <= set(tickwheel.__all__)
@@ -98,7 +98,7 @@ def test_every_error_that_there_is_can_be_caught_by_its_name() -> None:
     ["RetryLater", "Reject", "Snooze", "lookup_many", "enqueue_nowait", "auto_ack",
      "OutcomeUnknown", "grace=", "timeout=", "on_delivery", "connect_timeout"],
 )  # fmt: skip
-def test_what_users_asked_for_is_explained(words: str) -> None:
+def test_the_python_guide_covers_common_questions(words: str) -> None:
     assert words in PYTHON
 
 
@@ -109,7 +109,7 @@ def test_every_verb_is_named_in_the_guide() -> None:
                 assert re.search(rf"\b{name}\b", PYTHON), f"{kind.__name__}.{name}"
 
 
-def test_the_table_of_errors_is_that_of_the_code() -> None:
+def test_the_table_of_errors_matches_the_code() -> None:
     rows = [
         [cell.strip().strip("`") for cell in line.strip("| ").split(" | ")]
         for line in ERRORS.splitlines()
@@ -138,7 +138,7 @@ def test_the_decisions_are_listed_in_order() -> None:
 # --- one figure ----------------------------------------------------------------------------------
 
 
-def test_one_figure_for_the_memory_of_a_pending_task() -> None:
+def test_documents_agree_on_the_memory_of_a_pending_task() -> None:
     readme, operations = ((ROOT / name).read_text() for name in ("README.md", "docs/operations.md"))
     (figure,) = set(re.findall(r"(\d+) bytes of memory per pending task", readme))
     assert f"{figure} bytes in memory, its body on disk" in readme

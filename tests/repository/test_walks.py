@@ -61,7 +61,9 @@ def test_every_package_is_on_the_map() -> None:
         str(path.parent.relative_to(ROOT)) + "/"
         for path in (ROOT / "tickwheel").glob("*/**/__init__.py")
     }
-    missing = {one for one in packages if f"`{one}`" not in TEXT and one not in TEXT}
+    missing = {
+        package for package in packages if f"`{package}`" not in TEXT and package not in TEXT
+    }
     assert not missing
 
 

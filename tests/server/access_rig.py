@@ -54,5 +54,5 @@ class AccessRig(HttpRig):
 
 
 def id_of(text: str) -> str:
-    """Of a token's text."""
+    """Return the id in a token's text."""
     return text.split("_")[1]

@@ -52,7 +52,7 @@ def lines(rig: AccessRig) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def test_whatever_changes_what_others_have_is_in_it() -> None:
+def test_every_changing_operation_is_audited() -> None:
     assert "backup" in AUDITED and "put_schedule" in AUDITED and "cancel" in AUDITED
     for name, need in ((verb.name, verb.need) for verb in VERBS.values()):
         if need is not None and need.right in (Right.OPERATE, Right.ADMIN):
@@ -60,7 +60,7 @@ def test_whatever_changes_what_others_have_is_in_it() -> None:
     assert not AUDITED & {"enqueue", "enqueue_plain", "ack", "list_tasks", "stats", "pull"}
 
 
-async def test_who_did_what_and_how_it_ended(rig: AccessRig) -> None:
+async def test_audit_lines_name_caller_operation_and_outcome(rig: AccessRig) -> None:
     token = await rig.token("all", name="ops")
     peer = await rig.peer(token=token, client="a-tool")
     ids = (await peer.enqueue(*[("t", SECRET, DAY_MS, {"key": "k"})] * 12))[2][1]
@@ -90,25 +90,25 @@ async def test_who_did_what_and_how_it_ended(rig: AccessRig) -> None:
     assert found[2]["named"] == {"group": "g", "topic": "t"}
 
 
-async def test_who_paused_a_key_is_in_it_and_in_the_pause(rig: AccessRig) -> None:
+async def test_a_paused_key_names_who_paused_it(rig: AccessRig) -> None:
     token = await rig.token("all", name="ops")
     peer = await rig.peer(token=token)
     await peer.call(T.GROUP_CREATE, "t", "g", {"fair_by": "tenant"})
     assert (await peer.call(T.PAUSE_KEY, "t", "g", "customer-7", None))[2]["by"] == "token ops"
     await peer.call(T.RESUME_KEY, "t", "g", None, 7)
-    assert [(one["operation"], one["named"], one["who"]) for one in lines(rig)[2:]] == [
+    assert [(line["operation"], line["named"], line["who"]) for line in lines(rig)[2:]] == [
         ("pause_key", {"topic": "t", "group": "g", "key": "customer-7"}, "token ops"),
         ("resume_key", {"topic": "t", "group": "g", "value": 7}, "token ops"),
     ]
 
 
-async def test_over_http_too_and_what_is_refused(rig: AccessRig) -> None:
+async def test_http_requests_and_refusals_are_audited(rig: AccessRig) -> None:
     few = await rig.token("read", name="few")
     ops = await rig.token("all", name="ops")
     assert (await rig.http(few, "DELETE", "/v1/topics/t")).status == 403
     schedule = {"topic": "t", "every_ms": 60_000, "body": SECRET.decode()}
     assert (await rig.http(ops, "PUT", "/v1/schedules/nightly", schedule)).status in (200, 201)
-    found = [one for one in lines(rig) if not one["operation"].startswith("token_")]
+    found = [line for line in lines(rig) if not line["operation"].startswith("token_")]
     assert [(one["who"], one["operation"], one["outcome"]) for one in found] == [
         ("token few", "delete_topic", "forbidden"),
         ("token ops", "put_schedule", "ok"),
@@ -117,7 +117,7 @@ async def test_over_http_too_and_what_is_refused(rig: AccessRig) -> None:
     assert found[1]["client"] == "http"
 
 
-async def test_it_has_no_secrets_and_no_bodies(rig: AccessRig, path: Path) -> None:
+async def test_audit_lines_have_no_secrets_and_no_bodies(rig: AccessRig, path: Path) -> None:
     token = await rig.token("all", name="ops")
     peer = await rig.peer(token=token)
     await peer.call(T.GROUP_CREATE, "t", "x" * 10_000, {"note": SECRET})
@@ -135,7 +135,7 @@ async def test_it_has_no_secrets_and_no_bodies(rig: AccessRig, path: Path) -> No
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
-async def test_changes_of_the_file_of_tokens(rig: AccessRig) -> None:
+async def test_token_file_changes_are_audited(rig: AccessRig) -> None:
     token = await rig.token("produce=orders.*", name="shop")
     tokens.revoke(rig.path, "shop")
     await rig.reload()
@@ -153,7 +153,7 @@ async def test_changes_of_the_file_of_tokens(rig: AccessRig) -> None:
     assert added["who"] == str(rig.path)
 
 
-async def test_a_line_is_there_before_its_answer(rig: AccessRig) -> None:
+async def test_an_audit_line_is_written_before_the_answer(rig: AccessRig) -> None:
     peer = await rig.peer_with("all")
     rig.store.stall()
     number = peer.send(T.GROUP_CREATE, "t", "g", {})
@@ -164,7 +164,7 @@ async def test_a_line_is_there_before_its_answer(rig: AccessRig) -> None:
     assert lines(rig)[1]["outcome"] == "ok"
 
 
-async def test_a_line_of_a_bulk_says_what_was_selected(rig: AccessRig) -> None:
+async def test_a_bulk_line_has_the_selection(rig: AccessRig) -> None:
     peer = await rig.peer_with("all")
     await peer.enqueue(("t", b"x", 60_000))
     asked = {"where": "amount > 10", "rate": 5, "id": "mine"}
@@ -179,7 +179,7 @@ async def test_a_line_of_a_bulk_says_what_was_selected(rig: AccessRig) -> None:
     assert (ended["operation"], ended["named"]) == ("cancel_bulk", {"bulk": "mine"})
 
 
-async def test_a_spread_is_in_it_at_once_and_as_a_bulk(rig: AccessRig) -> None:
+async def test_a_spread_is_audited_when_asked_and_as_a_bulk(rig: AccessRig) -> None:
     peer = await rig.peer_with("all")
     await peer.enqueue(*[("t", b"x", 60_000, {"key": "k"})] * 3)
     of_key = {"topic": "t", "key": "k", "within_ms": 5_000}
@@ -192,7 +192,7 @@ async def test_a_spread_is_in_it_at_once_and_as_a_bulk(rig: AccessRig) -> None:
     assert made["named"] == {"kind": "spread", "topic": "t", "within_ms": 5_000}
 
 
-async def test_who_has_gone_is_in_it_all_the_same(rig: AccessRig) -> None:
+async def test_a_disconnected_callers_operation_is_audited(rig: AccessRig) -> None:
     peer = await rig.peer_with("all")
     rig.store.stall()
     peer.send(T.GROUP_CREATE, "t", "g", {})
@@ -203,7 +203,7 @@ async def test_who_has_gone_is_in_it_all_the_same(rig: AccessRig) -> None:
     assert lines(rig)[1]["operation"] == "create_group"
 
 
-async def test_who_has_gone_before_another_process_answered_is_in_it() -> None:
+async def test_an_operation_without_an_answer_has_an_unknown_outcome() -> None:
     written: list[dict[str, Any]] = []
     log: Any = SimpleNamespace(write=written.append)
     caller, answer = Caller(Nobody(), address="127.0.0.1:9"), asyncio.Future[Any]()
@@ -216,7 +216,7 @@ async def test_who_has_gone_before_another_process_answered_is_in_it() -> None:
     assert (line["operation"], line["outcome"]) == ("delete_topic", "outcome_unknown")
 
 
-async def test_it_grows_to_its_limit_and_no_further(path: Path) -> None:
+async def test_the_audit_log_is_rotated_at_its_limit(path: Path) -> None:
     most = 64 * 1024
     rig = await AccessRig(audit_file=str(path), audit_bytes_max=most).start()
     assert isinstance(rig, AccessRig)
@@ -234,7 +234,7 @@ async def test_it_grows_to_its_limit_and_no_further(path: Path) -> None:
         await rig.stop()
 
 
-async def test_a_log_that_cannot_be_written_stops_nothing(tmp_path: Path) -> None:
+async def test_an_unwritable_audit_log_stops_no_operation(tmp_path: Path) -> None:
     path = tmp_path / "gone" / "audit.jsonl"
     rig = await AccessRig(audit_file=str(path)).start()
     assert isinstance(rig, AccessRig)
@@ -314,7 +314,7 @@ async def test_a_clean_stop_waits_for_every_line(
     assert lines(rig)[-1]["operation"] == "later"
 
 
-async def test_a_disk_that_stands_still_does_not_hold_up_a_stop_for_ever(
+async def test_a_stuck_disk_does_not_block_a_stop(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rig = await AccessRig(audit_file=str(path), drain_timeout_s=0.05).start()
@@ -335,7 +335,7 @@ async def test_a_disk_that_stands_still_does_not_hold_up_a_stop_for_ever(
     await rig.stop()
 
 
-async def test_what_is_accepted_as_an_enqueue_has_its_line(rig: AccessRig) -> None:
+async def test_run_schedule_in_a_batch_with_an_enqueue_is_audited(rig: AccessRig) -> None:
     """Two requests of one connection in one batch, beside an enqueue of its own."""
     peer = await rig.peer_with("all", "produce=t")
     schedule = {"topic": "t", "body": b"", "every_ms": 60_000}
@@ -347,7 +347,7 @@ async def test_what_is_accepted_as_an_enqueue_has_its_line(rig: AccessRig) -> No
     rig.store.go_on()
     for number in numbers:
         assert (await peer.answer(number))[0] == T.OK
-    ran = [one for one in lines(rig) if one["operation"] == "run_schedule"]
+    ran = [line for line in lines(rig) if line["operation"] == "run_schedule"]
     assert [(one["outcome"], one["counts"]) for one in ran] == [("ok", {"tasks": 1})]
 
 
@@ -357,7 +357,7 @@ async def prepared(rig: AccessRig, peer: Peer, *names: str) -> None:
         assert (await peer.call(T.PREPARE, name, "payments", 1, (half, half), {}))[0] == T.OK
 
 
-async def test_a_decision_of_an_operator_is_in_it(rig: AccessRig) -> None:
+async def test_an_operators_decision_is_audited(rig: AccessRig) -> None:
     producer, operator = await rig.peer_with("all"), await rig.peer_with("all")
     await prepared(rig, producer, "a", "b", "c")
     rig.store.stall()
@@ -368,7 +368,7 @@ async def test_a_decision_of_an_operator_is_in_it(rig: AccessRig) -> None:
     answers = [await operator.answer(number) for number in numbers]
     assert [answer[0] for answer in answers] == [T.OK, T.OK, T.ERROR]
     assert (await operator.call(T.COMMIT, "a"))[0] == T.OK  # once more
-    found = [one for one in lines(rig) if one["operation"].endswith("_transaction")]
+    found = [line for line in lines(rig) if line["operation"].endswith("_transaction")]
     said = {(one["operation"], one["named"]["transaction"], one["outcome"]) for one in found}
     assert said == {
         ("commit_transaction", "a", "ok"),
@@ -379,19 +379,19 @@ async def test_a_decision_of_an_operator_is_in_it(rig: AccessRig) -> None:
     assert commits == [{"tasks": 2}] * 2
 
 
-async def test_what_producers_decide_is_not_an_operators(rig: AccessRig) -> None:
+async def test_producers_decisions_are_not_audited(rig: AccessRig) -> None:
     producer, member = await rig.peer_with("all"), await rig.peer_with("all")
     await prepared(rig, producer, "a", "b")
     assert (await member.call(T.CHECKS, ("payments",)))[0] == T.OK
     assert (await producer.call(T.COMMIT, "a"))[0] == T.OK
     assert (await member.call(T.ROLLBACK, "b"))[0] == T.OK
-    assert not [one for one in lines(rig) if one["operation"].endswith("_transaction")]
+    assert not [line for line in lines(rig) if line["operation"].endswith("_transaction")]
     token = await rig.token("all")
     assert (await rig.http(token, "POST", "/v1/transactions/a/commit")).status == 200
     assert lines(rig)[-1]["operation"] == "commit_transaction"
 
 
-async def test_a_decision_about_what_is_anothers_is_in_it_whoever_is_asked(rig: AccessRig) -> None:
+async def test_a_decision_on_anothers_transaction_is_audited(rig: AccessRig) -> None:
     """A token that may decide is a member as soon as it says so, and that hides nothing."""
     shop, also = await rig.token("all", name="shop"), await rig.token("all", name="also")
     producer, other = await rig.peer(token=shop), await rig.peer(token=also)
@@ -402,12 +402,12 @@ async def test_a_decision_about_what_is_anothers_is_in_it_whoever_is_asked(rig: 
     assert (await other.call(T.ROLLBACK, "a"))[0] == T.OK
     assert (await other.call(T.COMMIT, "b"))[0] == T.OK
     assert (await other.call(T.COMMIT, "c"))[0] == T.OK
-    found = [one for one in lines(rig) if one["operation"].endswith("_transaction")]
+    found = [line for line in lines(rig) if line["operation"].endswith("_transaction")]
     assert [one["named"]["transaction"] for one in found] == ["a", "b", "c"]
     assert {one["who"] for one in found} == {"token also"}
 
 
-async def test_logins_of_the_console_are_in_it_and_only_some_that_failed(rig: AccessRig) -> None:
+async def test_console_logins_are_audited_and_failures_limited(rig: AccessRig) -> None:
     token = await rig.token("read", name="few")
     begun = len(lines(rig))
     for method, path, operation in (
@@ -439,7 +439,7 @@ async def test_logins_of_the_console_are_in_it_and_only_some_that_failed(rig: Ac
     ("audit_file", "said"),
     [("none/audit.log", "the folder of none/audit.log is not there"), (".", ". is a folder")],
 )
-def test_a_log_that_cannot_be_made_is_refused_before_anything_is_served(
+def test_an_audit_file_that_cannot_be_created_stops_the_start(
     store: str, audit_file: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
@@ -451,7 +451,7 @@ def test_a_log_that_cannot_be_made_is_refused_before_anything_is_served(
     assert list(tmp_path.iterdir()) == []
 
 
-async def test_answers_of_logged_requests_count_for_the_limit_of_their_caller(
+async def test_answers_of_audited_requests_count_towards_the_limit(
     rig: AccessRig,
 ) -> None:
     peer = await rig.peer_with("all")

@@ -10,7 +10,7 @@ from tickwheel.server import board
 from tickwheel.server.board import BULLETIN_BYTES, Board, Bulletin, Part, Role, Seen, State
 
 
-def test_what_a_daemon_says_counts_while_its_process_runs() -> None:
+def test_a_boards_entry_is_valid_while_its_process_runs() -> None:
     board = Board(2)
     part = Part(17, Role.ACTIVE, 3, 1_000)
     board.write_part(1, part)
@@ -37,7 +37,7 @@ def test_a_bulletin_is_read_by_another_process() -> None:
     assert bulletin.read() is bulletin.read(), "it is taken apart once"
 
 
-def test_of_a_bulletin_that_is_half_written_the_one_before_is_read() -> None:
+def test_a_half_written_bulletin_leaves_the_previous_readable() -> None:
     """Who writes may die at any moment."""
     bulletin = Bulletin()
     bulletin.write({"wanted": [1]})
@@ -52,7 +52,7 @@ def test_of_a_bulletin_that_is_half_written_the_one_before_is_read() -> None:
     assert bulletin.read() == {"wanted": [2]}
 
 
-def test_one_that_nobody_has_read_is_kept_while_the_next_one_is_written(
+def test_an_unread_bulletin_is_replaced_by_the_next(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The parent reads when it is told to, and is told once."""
@@ -73,7 +73,7 @@ def test_one_that_nobody_has_read_is_kept_while_the_next_one_is_written(
     assert bulletin.read() == {"wanted": [2], "version": 3}
 
 
-def test_a_bulletin_that_is_too_large_is_refused() -> None:
+def test_an_oversized_bulletin_is_refused() -> None:
     bulletin = Bulletin()
     bulletin.write({"wanted": [1]})
     with pytest.raises(ValueError, match=str(BULLETIN_BYTES)):

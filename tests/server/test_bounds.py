@@ -91,7 +91,7 @@ SIZES = {"body_bytes_max": 1_000, "task_bytes_max": TASK, "property_value_bytes_
         ),
     ],
 )
-async def test_the_sizes_of_a_task(
+async def test_fields_of_a_task_have_size_limits(
     make: Make, task: Callable[[int], Any], code: str, limit: str
 ) -> None:
     rig = await make(**SIZES)
@@ -100,7 +100,7 @@ async def test_the_sizes_of_a_task(
     refused(await peer.enqueue(task(1)), code, limit)
 
 
-async def test_a_task_as_a_whole(make: Make) -> None:
+async def test_total_size_of_a_task_is_limited(make: Make) -> None:
     rig = await make(**SIZES)
     peer = await rig.peer()
     # 64 for the extras; each property 8, its name and its text; what is left is the body.
@@ -111,7 +111,7 @@ async def test_a_task_as_a_whole(make: Make) -> None:
     refused(answer, "limit_exceeded", "2001 bytes", "the limit is 2000 (task_bytes_max)")
 
 
-async def test_the_tasks_of_a_frame(make: Make) -> None:
+async def test_tasks_of_a_frame_are_limited(make: Make) -> None:
     rig = await make(tasks_per_frame_max=5)
     peer = await rig.peer()
     ok(await peer.enqueue(*[("t", b"", DAY_MS)] * 5))
@@ -121,9 +121,7 @@ async def test_the_tasks_of_a_frame(make: Make) -> None:
 
 
 @pytest.mark.parametrize("pull", [False, True])
-async def test_the_largest_task_goes_out_in_a_frame_that_any_peer_takes(
-    make: Make, pull: bool
-) -> None:
+async def test_the_largest_task_fits_a_delivery_frame(make: Make, pull: bool) -> None:
     """The least that ``out_bytes_max`` may be for it; one byte less is refused at the start."""
     frame_max = 8_192
     task_max = frame_max - DELIVERY_BYTES - FRAME_HEAD_BYTES
@@ -156,7 +154,7 @@ async def test_the_largest_task_goes_out_in_a_frame_that_any_peer_takes(
 # --- consumers -----------------------------------------------------------------------------------
 
 
-async def test_the_subscriptions_of_a_connection(make: Make) -> None:
+async def test_subscriptions_of_a_connection_are_limited(make: Make) -> None:
     rig = await make(subscriptions_max=3)
     peer = await rig.peer()
     for number in range(3):
@@ -167,7 +165,7 @@ async def test_the_subscriptions_of_a_connection(make: Make) -> None:
     ok(await peer.call(T.SUBSCRIBE, 3, "t", "g", 1, None))
 
 
-async def test_the_pulls_of_a_connection(make: Make) -> None:
+async def test_pulls_of_a_connection_are_limited(make: Make) -> None:
     rig = await make(pulls_max=3)
     peer, other = await rig.peer(), await rig.peer()
     ok(await other.call(T.GROUP_CREATE, "t", "g", None))
@@ -189,7 +187,7 @@ async def test_the_pulls_of_a_connection(make: Make) -> None:
     assert rig.core.subscribers == 0
 
 
-async def test_a_connection_that_pulls_and_acks_keeps_nothing_of_it(make: Make) -> None:
+async def test_finished_pulls_leave_no_state(make: Make) -> None:
     rig = await make()
     peer = await rig.peer()
     ok(await peer.call(T.GROUP_CREATE, "t", "g", None))
@@ -201,7 +199,7 @@ async def test_a_connection_that_pulls_and_acks_keeps_nothing_of_it(make: Make) 
     assert not peer.connection.caller.pulls and not rig.core.in_flight and not rig.core.subscribers
 
 
-async def test_all_subscribers(make: Make) -> None:
+async def test_subscribers_of_a_daemon_are_limited(make: Make) -> None:
     rig = await make(subscribers_max=3)
     one, two = await rig.peer(), await rig.peer()
     ok(await one.call(T.SUBSCRIBE, 1, "t", "g", 1, None))
@@ -223,14 +221,16 @@ async def test_all_subscribers(make: Make) -> None:
         (lambda n: (T.PULL, "t", "g", n, 0, None), "pull_max"),
     ],
 )
-async def test_the_credit_of_one(make: Make, frame: Callable[[int], Any], limit: str) -> None:
+async def test_credit_of_a_subscriber_is_limited(
+    make: Make, frame: Callable[[int], Any], limit: str
+) -> None:
     rig = await make(**{limit: 7})
     peer = await rig.peer()
     refused(await peer.call(*frame(8)), "bad_request", "7", "8")
     ok(await peer.call(*frame(7)))
 
 
-async def test_all_deliveries_in_flight(make: Make) -> None:
+async def test_deliveries_in_flight_are_limited(make: Make) -> None:
     rig = await make(in_flight_max=5)
     peer = await rig.peer()
     ok(await peer.call(T.SUBSCRIBE, 1, "t", "g", 100, None))
@@ -244,7 +244,7 @@ async def test_all_deliveries_in_flight(make: Make) -> None:
     assert rig.core.in_flight == 3
 
 
-async def test_acks_of_a_subscription_ahead_of_the_store(make: Make) -> None:
+async def test_acks_ahead_of_the_store_are_limited(make: Make) -> None:
     rig = await make(acks_ahead_max=3)
     peer = await rig.peer()
     ok(await peer.call(T.SUBSCRIBE, 1, "t", "g", 2, None))
@@ -269,7 +269,7 @@ async def test_acks_of_a_subscription_ahead_of_the_store(make: Make) -> None:
 
 
 @pytest.mark.parametrize("limit", ["tasks_max", "scheduled_max"])
-async def test_all_tasks_also_those_on_their_way(make: Make, limit: str) -> None:
+async def test_tasks_are_limited_including_uncommitted(make: Make, limit: str) -> None:
     rig = await make(**{limit: 5})
     peer = await rig.peer()
     ids = list(ok(await peer.enqueue(*[("t", b"x", DAY_MS)] * 2))[1])
@@ -294,7 +294,7 @@ async def test_all_tasks_also_those_on_their_way(make: Make, limit: str) -> None
     ok(await peer.enqueue(("t", b"x", DAY_MS)))
 
 
-async def test_due_tasks_of_a_topic_that_has_no_group(make: Make) -> None:
+async def test_backlog_of_a_topic_without_groups_is_limited(make: Make) -> None:
     rig = await make(backlog_max=3)
     peer = await rig.peer()
     ok(await peer.enqueue(*[("t", b"x", 0)] * 3))
@@ -303,7 +303,7 @@ async def test_due_tasks_of_a_topic_that_has_no_group(make: Make) -> None:
     ok(await peer.enqueue(("other", b"x", 0)))
 
 
-async def test_all_topics(make: Make) -> None:
+async def test_topics_are_limited(make: Make) -> None:
     rig = await make(topics_max=3)
     peer = await rig.peer()
     ids = ok(await peer.enqueue(*[(f"t{n}", b"x", DAY_MS) for n in range(3)]))[1]
@@ -344,7 +344,7 @@ async def test_topics_come_and_go_without_end(make: Make) -> None:
     assert len(rig.core.topics) <= 10
 
 
-async def test_groups_of_a_topic_and_of_all(make: Make) -> None:
+async def test_groups_are_limited_per_topic_and_in_total(make: Make) -> None:
     rig = await make(groups_per_topic_max=2, groups_max=3)
     peer = await rig.peer()
     for group in ("a", "b"):
@@ -362,7 +362,7 @@ async def test_groups_of_a_topic_and_of_all(make: Make) -> None:
 # --- producers' sessions -------------------------------------------------------------------------
 
 
-async def test_the_requests_of_a_session(make: Make) -> None:
+async def test_requests_of_a_session_are_limited_by_the_window(make: Make) -> None:
     rig = await make(window_max=3)
     peer = await rig.peer()
     for number in range(2, 5):
@@ -374,7 +374,7 @@ async def test_the_requests_of_a_session(make: Make) -> None:
 
 
 @pytest.mark.parametrize("rule", [None, "keep", "replace", "reject"])
-async def test_the_requests_of_a_session_in_one_piece(make: Make, rule: str | None) -> None:
+async def test_requests_in_one_read_count_towards_the_window(make: Make, rule: str | None) -> None:
     """Those that are not decided of yet count like those that were answered, and like those that
     came before."""
     rig = await make(window_max=5)
@@ -401,7 +401,7 @@ async def test_the_requests_of_a_session_in_one_piece(make: Make, rule: str | No
     ok(await peer.call(T.ENQUEUE, floor + 1, [("t", b"", DAY_MS, {"key": "k0", **options})]))
 
 
-async def test_all_sessions(make: Make) -> None:
+async def test_sessions_are_limited(make: Make) -> None:
     rig = await make(sessions_max=2)
     for _ in range(2):
         ok(await (await rig.peer()).enqueue(("t", b"x", DAY_MS)))
@@ -411,8 +411,8 @@ async def test_all_sessions(make: Make) -> None:
 
 
 @pytest.mark.parametrize("rule", [None, "keep"])
-async def test_what_one_session_remembers(make: Make, rule: str | None) -> None:
-    """Of tasks with a rule each counts."""
+async def test_remembered_outcomes_per_session_are_limited(make: Make, rule: str | None) -> None:
+    """Each task with a rule counts."""
     rig = await make(outcomes_per_session_max=4)
     peer, other = await rig.peer(), await rig.peer()
     options = {} if rule is None else {"key": "k", "if_pending": rule}
@@ -436,7 +436,7 @@ async def test_what_one_session_remembers(make: Make, rule: str | None) -> None:
     ok(await peer.enqueue(task))  # it has seen the others
 
 
-async def test_what_all_sessions_remember(make: Make) -> None:
+async def test_remembered_outcomes_of_all_sessions_are_limited(make: Make) -> None:
     rig = await make(session_outcomes_max=4)
     idle, busy = await rig.peer(), await rig.peer()
     for _ in range(2):
@@ -465,7 +465,7 @@ async def test_what_all_sessions_remember(make: Make) -> None:
 # --- what waits for the store --------------------------------------------------------------------
 
 
-async def test_enqueues_that_wait_for_the_store(make: Make) -> None:
+async def test_uncommitted_enqueues_are_limited_by_bytes(make: Make) -> None:
     """A task counts with its extras, and 250 bytes."""
     rig = await make(staged_bytes_max=4 * (250 + 64 + 8 + 1 + 1_000), outcome_timeout_s=60)
     peer = await rig.peer()
@@ -479,7 +479,7 @@ async def test_enqueues_that_wait_for_the_store(make: Make) -> None:
     ok(await peer.enqueue(task))
 
 
-async def test_answers_that_wait_for_the_store_of_one_connection(make: Make) -> None:
+async def test_uncommitted_answers_of_a_connection_are_limited(make: Make) -> None:
     rig = await make(replies_bytes_max=1_600)
     busy, other = await rig.peer(), await rig.peer()
     rig.store.stall()
@@ -501,7 +501,7 @@ async def test_answers_that_wait_for_the_store_of_one_connection(make: Make) -> 
     assert rig.shard.committer.replies_bytes == 0
 
 
-async def test_answers_that_wait_for_the_store_of_all_connections(make: Make) -> None:
+async def test_uncommitted_answers_of_all_connections_are_limited(make: Make) -> None:
     rig = await make(replies_all_bytes_max=1_600)
     peers = [await rig.peer() for _ in range(30)]
     rig.store.stall()
@@ -515,7 +515,7 @@ async def test_answers_that_wait_for_the_store_of_all_connections(make: Make) ->
     assert rig.held == {}
 
 
-async def test_a_held_connection_that_breaks_leaves_nothing(make: Make) -> None:
+async def test_a_held_connection_that_breaks_leaves_no_state(make: Make) -> None:
     rig = await make(replies_bytes_max=200)
     peer = await rig.peer()
     rig.store.stall()
@@ -537,7 +537,7 @@ async def test_a_held_connection_that_breaks_leaves_nothing(make: Make) -> None:
         pytest.param(("t", b"x" * 10_000, DAY_MS, {"tag": "x"}), 300_000, id="rows"),
     ],
 )
-async def test_changed_tasks_that_wait_for_the_store(
+async def test_uncommitted_changes_are_limited_by_bytes(
     make: Make, task: tuple[Any, ...], limit: int
 ) -> None:
     """One that is written whole waits with its body."""
@@ -572,7 +572,7 @@ async def test_changed_tasks_that_wait_for_the_store(
 # --- what reads ----------------------------------------------------------------------------------
 
 
-async def test_commands_that_wait_and_their_ids(make: Make) -> None:
+async def test_waiting_commands_and_their_ids_are_limited(make: Make) -> None:
     rig = await make(commands_max=3, command_ids_max=10)
     peer = await rig.peer()
     # One frame after the other, before the loop has a turn.
@@ -586,7 +586,7 @@ async def test_commands_that_wait_and_their_ids(make: Make) -> None:
     refused(await peer.answer(over), "overloaded", "the limit is 10 (command_ids_max)")
 
 
-async def test_enqueues_that_wait_for_what_is_pending(make: Make) -> None:
+async def test_enqueues_waiting_for_coalescing_are_limited(make: Make) -> None:
     rig = await make(commands_max=3, staged_bytes_max=10_000)
     peer = await rig.peer()
 
@@ -609,7 +609,7 @@ async def test_enqueues_that_wait_for_what_is_pending(make: Make) -> None:
 MIB = 1 << 20
 
 
-async def test_a_command_of_many_large_tasks_reads_some_of_them_at_a_time(make: Make) -> None:
+async def test_a_command_on_large_tasks_reads_them_in_parts(make: Make) -> None:
     rig = await make()
     peer = await rig.peer()
     ids: list[int] = []
@@ -629,7 +629,7 @@ async def test_a_command_of_many_large_tasks_reads_some_of_them_at_a_time(make: 
     assert rig.core.tasks == 0
 
 
-async def test_a_lookup_at_the_limit_of_its_bytes(make: Make) -> None:
+async def test_a_lookup_is_limited_by_bytes(make: Make) -> None:
     rig = await make(frame_bytes_max=20_000, body_bytes_max=9_000)
     peer = await rig.peer()
     (task_id,) = ok(await peer.enqueue(("t", b"x" * 9_000, DAY_MS)))[1]
@@ -686,7 +686,7 @@ async def test_a_page_of_dead_letters_ends_when_its_bytes_are_used_up(make: Make
     assert found == 20
 
 
-async def test_listings_of_a_connection(make: Make) -> None:
+async def test_listings_of_a_connection_are_limited(make: Make) -> None:
     rig = await make(listings_max=3, listings_all_max=100)
     peer, other = await rig.peer(), await rig.peer()
     ok(await peer.enqueue(("t", b"x", DAY_MS)))
@@ -700,7 +700,7 @@ async def test_listings_of_a_connection(make: Make) -> None:
     ok(await peer.call(T.LIST, {}))
 
 
-async def test_listings_of_all_connections_in_turn(make: Make) -> None:
+async def test_listings_of_all_connections_take_turns(make: Make) -> None:
     rig = await make(listings_max=100, listings_all_max=12)
     greedy, modest = await rig.peer(), await rig.peer()
     ok(await greedy.enqueue(("t", b"x", DAY_MS)))
@@ -715,7 +715,7 @@ async def test_listings_of_all_connections_in_turn(make: Make) -> None:
     assert asked
 
 
-async def test_who_does_not_read_has_no_turn(make: Make) -> None:
+async def test_a_connection_that_does_not_read_gets_no_turn(make: Make) -> None:
     rig = await make(frame_bytes_max=100_000, out_bytes_soft=1_000, body_bytes_max=60_000)
     peer, other = await rig.peer(), await rig.peer()
     ok(await peer.enqueue(("t", b"x" * 40_000, DAY_MS)))
@@ -746,7 +746,7 @@ async def test_a_backup_waits_until_its_caller_reads(make: Make) -> None:
     assert ok(await peer.answer(999))["path"].endswith("a.db")
 
 
-async def test_backups_that_wait(make: Make, tmp_path: Any) -> None:
+async def test_waiting_backups_are_limited(make: Make, tmp_path: Any) -> None:
     rig = await make(backups_max=2)
     rig.shard.backup_folder = tmp_path
     peer, other = await rig.peer(), await rig.peer()
@@ -762,7 +762,7 @@ async def test_backups_that_wait(make: Make, tmp_path: Any) -> None:
     assert ok(await other.answer(second))["path"].endswith("b.db")
 
 
-async def test_lookups_in_the_history_that_wait(make: Make, tmp_path: Any) -> None:
+async def test_waiting_history_lookups_are_limited(make: Make, tmp_path: Any) -> None:
     rig = await make(history_lookups_max=2, history_dir=str(tmp_path))
     peer, others = await rig.peer(), [await rig.peer() for _ in range(2)]
     gate, asked = asyncio.Event(), list[int]()
@@ -788,7 +788,7 @@ async def test_lookups_in_the_history_that_wait(make: Make, tmp_path: Any) -> No
 # --- answers and requests on the wire ------------------------------------------------------------
 
 
-async def test_requests_of_who_does_not_read_are_not_looked_at(make: Make) -> None:
+async def test_requests_of_a_connection_that_does_not_read_wait(make: Make) -> None:
     rig = await make(out_bytes_soft=65_536, out_bytes_max=9_000_000)
     peer = await rig.peer()
     (task_id,) = ok(await peer.enqueue(("t", b"x" * 30_000, DAY_MS)))[1]
@@ -803,7 +803,7 @@ async def test_requests_of_who_does_not_read_are_not_looked_at(make: Make) -> No
     assert not peer.transport.reading
 
 
-async def test_unfinished_frames_of_all_connections(make: Make) -> None:
+async def test_unfinished_frames_of_all_connections_are_limited(make: Make) -> None:
     rig = await make(unread_bytes_max=10_000)
     peers = [await rig.peer() for _ in range(3)]
     half = encode((T.ENQUEUE, 9, 9, [("t", b"x" * 8_000, 0)]))[:5_000]
@@ -821,7 +821,7 @@ async def test_unfinished_frames_of_all_connections(make: Make) -> None:
     assert rig.unread_bytes == 5_000
 
 
-async def test_strangers_wait_for_nobody(make: Make) -> None:
+async def test_a_connection_over_the_limit_is_refused_at_once(make: Make) -> None:
     """One connection too many is refused at once, also while the store stands still."""
     rig = await make(connections_max=2)
     peer, _ = await rig.peer(), await rig.peer()
@@ -836,7 +836,7 @@ async def test_strangers_wait_for_nobody(make: Make) -> None:
     assert len(rig.core.open.replies) + len(rig.core.sealed.replies if rig.core.sealed else ()) == 1
 
 
-async def test_in_a_crowd_of_strangers_a_newcomer_has_little_time(
+async def test_many_unauthenticated_connections_shorten_the_hello_timeout(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rig = await make()
@@ -854,7 +854,7 @@ async def test_in_a_crowd_of_strangers_a_newcomer_has_little_time(
     assert not fourth.closed  # whoever was let in, or has left, is no stranger
 
 
-async def test_a_stranger_costs_few_bytes(make: Make) -> None:
+async def test_an_unauthenticated_connection_costs_few_bytes(make: Make) -> None:
     rig = await make()
     await rig.peer()
     tracemalloc.start()
@@ -866,7 +866,7 @@ async def test_a_stranger_costs_few_bytes(make: Make) -> None:
     assert each < 8_192
 
 
-async def test_strangers_have_some_lines_of_the_log_and_the_rest_is_counted(make: Make) -> None:
+async def test_log_lines_of_unauthenticated_connections_are_limited(make: Make) -> None:
     """And so have those that were let in, whose lines no stranger takes."""
     rig = await make(serve_token="right")
 
@@ -894,7 +894,7 @@ async def test_strangers_have_some_lines_of_the_log_and_the_rest_is_counted(make
     assert rig.notices[-1][1].endswith("not msgpack; 6 more like it were not logged")
 
 
-async def test_stats_of_very_many_topics(make: Make) -> None:
+async def test_stats_of_many_topics_are_paged(make: Make) -> None:
     rig = await make(out_bytes_max=9_000_000, out_bytes_soft=1_000_000)
     object.__setattr__(rig.settings, "out_bytes_soft", 1_000_000 - 1)
     object.__setattr__(rig.settings, "out_bytes_max", 2_000_000)
@@ -910,7 +910,7 @@ async def test_stats_of_very_many_topics(make: Make) -> None:
     assert ok(await peer.call(T.STATS))["topics_left_out"] == 0
 
 
-async def test_tasks_of_an_older_store_may_be_larger_and_go_out_alone(make: Make) -> None:
+async def test_oversized_tasks_of_an_older_store_are_delivered_alone(make: Make) -> None:
     rig = await make()
     peer = await rig.peer()
     ok(await peer.call(T.GROUP_CREATE, "t", "g", None))
@@ -939,7 +939,7 @@ async def prepare(peer: Any, name: str, part: int, *tasks: Any, group: str = "g"
     return await peer.call(T.PREPARE, name, group, part, list(tasks), None)
 
 
-async def test_transactions_that_are_not_decided(make: Make) -> None:
+async def test_undecided_transactions_are_limited(make: Make) -> None:
     rig = await make(transactions_max=2)
     peer = await rig.peer()
     for name in ("a", "b"):
@@ -950,7 +950,7 @@ async def test_transactions_that_are_not_decided(make: Make) -> None:
     ok(await prepare(peer, "c", 1, ("t", b"", 0)))
 
 
-async def test_the_half_tasks_of_all_transactions(make: Make) -> None:
+async def test_prepared_tasks_of_all_transactions_are_limited(make: Make) -> None:
     # Each counts 250 bytes beside what it has.
     rig = await make(transactions_bytes_max=600)
     peer = await rig.peer()
@@ -966,7 +966,7 @@ async def test_the_half_tasks_of_all_transactions(make: Make) -> None:
     ok(await prepare(peer, "c", 1, ("t", b"x" * 60, 0)))
 
 
-async def test_the_half_tasks_of_one_transaction(make: Make) -> None:
+async def test_prepared_tasks_of_a_transaction_are_limited(make: Make) -> None:
     rig = await make(transaction_tasks_max=300, transaction_bytes_max=1_000)
     peer = await rig.peer()
     ok(await prepare(peer, "a", 1, *[("t", b"", 0)] * 299))
@@ -990,7 +990,7 @@ async def test_the_half_tasks_of_one_transaction(make: Make) -> None:
     )
 
 
-async def test_the_producer_groups_of_a_connection(make: Make) -> None:
+async def test_producer_groups_of_a_connection_are_limited(make: Make) -> None:
     peer = await (await make()).peer()
     ok(await peer.call(T.CHECKS, [f"g{n}" for n in range(1_000)]))
     refused(await peer.call(T.CHECKS, [f"g{n}" for n in range(1_001)]), "limit_exceeded", "1000")

@@ -66,7 +66,7 @@ def row(rig: AccessRig, name: str = "x") -> Any:
     return rig.core.transaction_registry.known[name].row
 
 
-async def test_a_stranger_changes_nothing(rig: AccessRig) -> None:
+async def test_another_tokens_member_does_not_change_checkbacks(rig: AccessRig) -> None:
     """However often it says that it answers for the group."""
     shop, stranger = await of(rig, "shop"), await of(rig, "stranger", "produce=junk,orders")
     await prepared(rig, shop, "x")
@@ -86,7 +86,7 @@ async def test_a_stranger_changes_nothing(rig: AccessRig) -> None:
 
 
 @pytest.mark.parametrize("times", [1, CHECKS_MAX + 1])
-async def test_who_returns_is_asked_at_once_parked_or_not(rig: AccessRig, times: int) -> None:
+async def test_a_returning_owner_is_asked_at_once(rig: AccessRig, times: int) -> None:
     """Also when somebody was there to be asked at first."""
     shop = await of(rig, "shop")
     first = await member(rig, shop)
@@ -106,7 +106,7 @@ async def test_who_returns_is_asked_at_once_parked_or_not(rig: AccessRig, times:
     assert [name for name, _ in await asked(rig, second)] == ["x"], "and then every second"
 
 
-async def test_its_owner_is_asked_before_others_who_could_decide(rig: AccessRig) -> None:
+async def test_a_transactions_owner_is_asked_before_others(rig: AccessRig) -> None:
     shop, also = await of(rig, "shop"), await of(rig, "also", "produce=*")
     other = await member(rig, also)
     await prepared(rig, shop, "x", "y")
@@ -120,7 +120,7 @@ async def test_its_owner_is_asked_before_others_who_could_decide(rig: AccessRig)
     assert len(await asked(rig, ours)) == 2 and await asked(rig, other) == []
 
 
-async def test_who_has_added_to_it_is_not_its_owner(rig: AccessRig) -> None:
+async def test_adding_tasks_does_not_make_an_owner(rig: AccessRig) -> None:
     shop, also = await of(rig, "shop"), await of(rig, "also", "produce=*")
     await prepared(rig, shop, "x")
     adding, ours = await member(rig, also), await member(rig, shop)
@@ -131,7 +131,7 @@ async def test_who_has_added_to_it_is_not_its_owner(rig: AccessRig) -> None:
     assert await asked(rig, ours) == [("x", 1)]
 
 
-async def test_who_does_not_read_is_asked_when_it_does(rig: AccessRig) -> None:
+async def test_a_member_that_does_not_read_is_asked_later(rig: AccessRig) -> None:
     shop = await of(rig, "shop")
     ours = await member(rig, shop)
     await prepared(rig, shop, "x")
@@ -144,7 +144,7 @@ async def test_who_does_not_read_is_asked_when_it_does(rig: AccessRig) -> None:
     assert await asked(rig, ours) == [("x", 1)]
 
 
-async def test_who_comes_while_the_check_is_on_its_way_to_the_store_is_asked(
+async def test_a_member_joining_during_the_commit_is_asked(
     rig: AccessRig,
 ) -> None:
     shop = await of(rig, "shop")
@@ -159,7 +159,7 @@ async def test_who_comes_while_the_check_is_on_its_way_to_the_store_is_asked(
     assert await asked(rig, ours) == [("x", 1)]
 
 
-async def test_a_wall_clock_that_is_put_back_silences_nobody(
+async def test_a_clock_set_back_does_not_stop_checkbacks(
     rig: AccessRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shop = await of(rig, "shop")

@@ -41,7 +41,7 @@ def _heaps(which: str, **environment: str) -> int:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks glibc")
-def test_all_threads_share_one_heap_unless_the_operator_says_otherwise() -> None:
+def test_threads_share_one_malloc_arena_by_default() -> None:
     assert _heaps("many") > 1
     assert _heaps("one") == 1
     assert _heaps("one", MALLOC_ARENA_MAX="3") > 1

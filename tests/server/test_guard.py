@@ -56,7 +56,7 @@ async def test_ids_of_other_topics_are_unknown(rig: AccessRig) -> None:
     assert kept[1]["due_ms"] == NOW_MS + HOUR_MS
 
 
-async def test_what_has_ended_is_unknown_too_whosever_it_was(rig: AccessRig) -> None:
+async def test_ended_tasks_of_other_topics_are_unknown(rig: AccessRig) -> None:
     owner, ours, theirs = await two_tasks(rig)
     await words(owner, T.CANCEL, (ours, theirs))
     peer = await rig.peer_with("all=ours.*")
@@ -64,7 +64,7 @@ async def test_what_has_ended_is_unknown_too_whosever_it_was(rig: AccessRig) -> 
     assert ended == ((ours, "unknown"), (theirs, "unknown"))
 
 
-async def test_tasks_that_have_more_than_a_body_are_hidden_too(rig: AccessRig) -> None:
+async def test_tasks_of_other_topics_with_options_are_hidden(rig: AccessRig) -> None:
     owner = await rig.peer_with("all")
     answer = await owner.enqueue(("theirs", b"", HOUR_MS, {"key": "k", "tag": "x"}))
     peer = await rig.peer_with("all=ours.*")
@@ -72,7 +72,7 @@ async def test_tasks_that_have_more_than_a_body_are_hidden_too(rig: AccessRig) -
     assert await words(peer, T.CANCEL, ids) == ((ids[0], "unknown"),)
 
 
-async def test_listings_show_what_may_be_read(rig: AccessRig) -> None:
+async def test_listings_show_only_readable_topics(rig: AccessRig) -> None:
     _, ours, _ = await two_tasks(rig)
     peer = await rig.peer_with("read=ours.*")
     page = await words(peer, T.LIST, {})
@@ -102,7 +102,7 @@ async def test_dead_letters_of_other_topics_are_not_shown(rig: AccessRig) -> Non
     assert (await words(peer, T.DEAD_LIST, {"topic": "theirs"}))["dead"] == ()
 
 
-async def test_schedules_of_other_topics_are_not_there_but_keep_their_names(
+async def test_hidden_schedules_still_reserve_their_names(
     rig: AccessRig,
 ) -> None:
     owner = await rig.peer_with("all")
@@ -111,7 +111,7 @@ async def test_schedules_of_other_topics_are_not_there_but_keep_their_names(
     peer = await rig.peer_with("all=ours.*")
     await words(peer, T.SCHEDULE_PUT, "ours", every | {"topic": "ours.a"})
     page = await words(peer, T.SCHEDULE_LIST, {})
-    assert [one["name"] for one in page["schedules"]] == ["ours"]
+    assert [schedule["name"] for schedule in page["schedules"]] == ["ours"]
     for verb in ("show", "pause", "resume", "run", "delete"):
         answers = [await peer.call(T.SCHEDULE, name, verb, {}) for name in ("theirs", "never")]
         assert [answer[2] for answer in answers] == ["not_found", "not_found"], verb
@@ -125,7 +125,7 @@ async def test_schedules_of_other_topics_are_not_there_but_keep_their_names(
     assert (await words(peer, T.SCHEDULE, "ours", "delete", {}))["name"] == "ours"
 
 
-async def test_bulk_on_other_topics_are_not_there(rig: AccessRig) -> None:
+async def test_bulk_operations_on_other_topics_are_hidden(rig: AccessRig) -> None:
     owner, peer = await rig.peer_with("all"), await rig.peer_with("all=ours.*")
     for topic in ("theirs", "ours.a"):
         await words(owner, T.ENQUEUE, 1, ((topic, b"", 60_000),))
@@ -158,7 +158,7 @@ async def test_consumers_of_other_topics_are_not_shown(rig: AccessRig) -> None:
     assert (await producer.call(T.CONSUMER_LIST, None))[2] == "forbidden"
 
 
-async def test_transactions_of_other_topics_are_not_there_but_keep_their_names(
+async def test_hidden_transactions_still_reserve_their_names(
     rig: AccessRig,
 ) -> None:
     owner = await rig.peer_with("all")
@@ -167,7 +167,7 @@ async def test_transactions_of_other_topics_are_not_there_but_keep_their_names(
     peer = await rig.peer_with("all=ours.*")
     await words(peer, T.PREPARE, "ours", "g", 1, [("ours.a", b"", 0)], None)
     page = await words(peer, T.TRANSACTION_LIST, {})
-    assert [one["id"] for one in page["transactions"]] == ["ours"]
+    assert [transaction["id"] for transaction in page["transactions"]] == ["ours"]
     for verb in (T.TRANSACTION_SHOW, T.COMMIT, T.ROLLBACK):
         answers = [await peer.call(verb, name) for name in ("theirs", "both", "never")]
         assert [answer[2] for answer in answers] == ["unknown_transaction"] * 3, verb
@@ -181,14 +181,14 @@ async def test_transactions_of_other_topics_are_not_there_but_keep_their_names(
     assert len((await words(peer, T.COMMIT, "ours"))[1]) == 1
 
 
-async def test_one_topic_that_may_not_be_refuses_the_whole_request(rig: AccessRig) -> None:
+async def test_one_forbidden_topic_refuses_the_whole_request(rig: AccessRig) -> None:
     peer = await rig.peer_with("produce=ours.*")
     answer = await peer.enqueue(("ours.a", b"", 0), ("theirs", b"", 0))
     assert answer[2] == "forbidden" and "theirs" in answer[3]
     assert rig.core.tasks == 0 and not rig.core.topics
 
 
-async def test_many_plain_requests_at_once_are_checked_one_by_one(rig: AccessRig) -> None:
+async def test_plain_requests_in_one_read_are_checked_separately(rig: AccessRig) -> None:
     """The way of fast producers: frames of one task each, taken in one go."""
     await two_tasks(rig)
     peer = await rig.peer_with("produce=ours.*")
@@ -202,7 +202,7 @@ async def test_many_plain_requests_at_once_are_checked_one_by_one(rig: AccessRig
     assert rig.core.tasks == before + 3
 
 
-async def test_lines_over_http_are_refused_one_by_one(rig: AccessRig) -> None:
+async def test_http_lines_are_refused_separately(rig: AccessRig) -> None:
     token = await rig.token("produce=ours.*")
     lines = b'{"topic":"ours.a"}\n{"topic":"theirs"}\n{"topic":"ours.b"}\n'
     response = await rig.call(
@@ -226,7 +226,7 @@ async def test_a_group_of_ours_does_not_settle_tasks_of_others(rig: AccessRig) -
     assert await words(owner, T.ACK, "theirs", "g", epoch, (item[0],), (item[1],)) is None
 
 
-async def test_nobody_gets_into_the_session_of_another(rig: AccessRig) -> None:
+async def test_sessions_are_separate_per_token(rig: AccessRig) -> None:
     """Else a request of somebody else would be taken for a resend, and its tasks for stored."""
     token = await rig.token("produce=ours.*", name="shop")
     session = once("order-42", Principal("token shop", None), ()).session
@@ -241,7 +241,7 @@ async def test_nobody_gets_into_the_session_of_another(rig: AccessRig) -> None:
     assert answers[0][2][1] != answers[1][2][1] and "of.1" in rig.core.topics
 
 
-async def test_a_resend_is_known_again_also_with_a_newer_token_of_the_name(rig: AccessRig) -> None:
+async def test_a_resend_is_recognised_with_a_newer_token(rig: AccessRig) -> None:
     answers = []
     for _ in range(2):
         token = await rig.token("produce", name="shop")
@@ -250,7 +250,7 @@ async def test_a_resend_is_known_again_also_with_a_newer_token_of_the_name(rig: 
     assert answers[0] == answers[1] and rig.core.tasks == 1
 
 
-async def test_frames_behind_hello_in_one_piece_have_its_rights(rig: AccessRig) -> None:
+async def test_frames_read_with_hello_have_its_rights(rig: AccessRig) -> None:
     token = await rig.token("read")
     peer = rig.stranger()
     hello = (int(T.HELLO), 1, {"v": 1, "token": token, "client": "x"})
@@ -261,7 +261,7 @@ async def test_frames_behind_hello_in_one_piece_have_its_rights(rig: AccessRig) 
     assert (await peer.call(T.STATS))[0] == T.OK
 
 
-async def test_stats_are_of_the_topics_that_may_be_read(rig: AccessRig) -> None:
+async def test_stats_cover_only_readable_topics(rig: AccessRig) -> None:
     owner, _, _ = await two_tasks(rig)
     await owner.enqueue(("ours.b", b"", HOUR_MS))
     for topic in ("ours.a", "theirs"):

@@ -62,7 +62,7 @@ class Service:
         return self
 
     def batch(self, count: int = 200) -> None:
-        """So many tasks arrive, and are durable."""
+        """Enqueue `count` tasks durably."""
         now_ms = self.clock.read().now_ms
         ids = range(self._tasks * ID_STEP, (self._tasks + count) * ID_STEP, ID_STEP)
         self._tasks += count
@@ -94,7 +94,7 @@ def of_kind(events: Iterable[Event], kind: str) -> list[Event]:
 # --- no room, no disk -------------------------------------------------------------------------
 
 
-async def test_a_full_spool_drops_history_says_so_once_and_goes_on(tmp_path: Path) -> None:
+async def test_a_full_spool_drops_history_and_logs_it_once(tmp_path: Path) -> None:
     service = Service(tmp_path, history_spool_bytes_max=SPOOL_BYTES).begin()
     while not service.history.dropped:
         service.batch()
@@ -125,7 +125,7 @@ def remove(folder: Path) -> None:
     raise AssertionError(f"{folder} is never empty")
 
 
-async def test_a_folder_that_is_removed_is_reported_counted_and_begun_anew(tmp_path: Path) -> None:
+async def test_a_removed_history_folder_is_reported_and_recreated(tmp_path: Path) -> None:
     """Linux keeps a file that is open: what is appended goes nowhere, without an error."""
     service = Service(tmp_path).begin()
     service.history.start()
@@ -146,7 +146,7 @@ async def test_a_folder_that_is_removed_is_reported_counted_and_begun_anew(tmp_p
     assert "removed or moved" in events[0]["reason"] and "count" not in events[0]
 
 
-async def test_what_was_dropped_last_is_reported_at_a_clean_stop(tmp_path: Path) -> None:
+async def test_dropped_history_is_reported_at_a_clean_stop(tmp_path: Path) -> None:
     service = Service(tmp_path, history_spool_bytes_max=SPOOL_BYTES).begin()
     while not service.history.dropped:
         service.batch()
@@ -156,7 +156,7 @@ async def test_what_was_dropped_last_is_reported_at_a_clean_stop(tmp_path: Path)
     assert dropped["count"] == 200
 
 
-async def test_a_tenure_that_begins_without_its_folder_serves_all_the_same(tmp_path: Path) -> None:
+async def test_a_daemon_starts_without_its_history_folder(tmp_path: Path) -> None:
     service = Service(tmp_path)
     state = service.folder / STATE
     away = tmp_path / "away"
@@ -175,7 +175,7 @@ async def test_a_tenure_that_begins_without_its_folder_serves_all_the_same(tmp_p
     assert events[0]["count"] == 8
 
 
-async def test_a_daemon_whose_folder_goes_away_serves_on_and_reports_it(tmp_path: Path) -> None:
+async def test_a_daemon_serves_on_after_its_history_folder_is_lost(tmp_path: Path) -> None:
     small = {"history_spool_bytes_max": SPOOL_BYTES, "history_bodies": "false"}
     async with daemon_in(tmp_path, http=True, **small) as daemon:
         (folder,) = [path for path in (tmp_path / "history" / STATE).iterdir() if path.is_dir()]
@@ -227,7 +227,7 @@ async def test_a_folder_that_cannot_be_made_is_reported_at_the_start(tmp_path: P
 # --- the writing process ----------------------------------------------------------------------
 
 
-async def test_a_writer_that_is_killed_is_started_again_and_nothing_is_lost(
+async def test_a_killed_history_writer_restarts_without_losses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(history_module, "RESTART_S", 0.0)
@@ -242,7 +242,7 @@ async def test_a_writer_that_is_killed_is_started_again_and_nothing_is_lost(
 
 
 async def kill_in_the_middle(service: Service) -> None:
-    """Of its work, as a rule; until the next one is there."""
+    """Kill the writer while it usually works, and wait for the next one."""
     history, before = service.history, len(read_all(service.folder))
     await comes(lambda: history._process is not None)
     process = history._process
@@ -254,7 +254,7 @@ async def kill_in_the_middle(service: Service) -> None:
     await comes(lambda: history._process is not process)
 
 
-async def test_a_stop_while_the_writer_is_down_has_it_started_once_more(
+async def test_a_stop_restarts_a_history_writer_that_is_down(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(history_module, "RESTART_S", 3_600.0)
@@ -282,9 +282,9 @@ async def test_a_clean_stop_leaves_sealed_segments_and_no_spool(tmp_path: Path) 
     events = read_all(history)
     assert events[0]["event"] == "started" and events[0]["clean"] is True
     assert events[-1]["event"] == "stopped" and events[-1]["clean"] is True
-    found = of_kind(events, "enqueued")
-    assert [event.get("key") for event in found] == ["k", None, None, None]
-    assert all(event["producer"].startswith("shop 127.0.0.1:") for event in found)
+    records = of_kind(events, "enqueued")
+    assert [event.get("key") for event in records] == ["k", None, None, None]
+    assert all(event["producer"].startswith("shop 127.0.0.1:") for event in records)
 
 
 # --- what no batch carries, and what is finished when it is written ------------------------------
@@ -313,9 +313,9 @@ async def test_at_most_once_is_delivered_and_acked(tmp_path: Path) -> None:
             async with client.subscribe("t", group="g", ack="on_delivery") as deliveries:
                 assert (await anext(aiter(deliveries))).id == receipt.id
         assert await daemon.aterminate() == 0
-    found = [event for event in read_all(tmp_path / "history") if "task_id" in event]
-    assert [event["event"] for event in found] == ["enqueued", "delivered", "acked"]
-    assert found[-1]["ended"] is True
+    events = [event for event in read_all(tmp_path / "history") if "task_id" in event]
+    assert [event["event"] for event in events] == ["enqueued", "delivered", "acked"]
+    assert events[-1]["ended"] is True
 
 
 # --- a store that does not take it ---------------------------------------------------------------
@@ -351,7 +351,7 @@ class Looking(Peer):
         super().flush()
 
 
-async def test_what_is_answered_is_in_the_spool_already(bench: Bench) -> None:
+async def test_history_is_spooled_before_the_answer(bench: Bench) -> None:
     assert bench.history is not None
     peer, before = Looking(bench.history), bench.history.spool_bytes
     bench.enqueue(peer, 1)
@@ -363,7 +363,7 @@ async def test_what_is_answered_is_in_the_spool_already(bench: Bench) -> None:
     assert peer.seen[0] > before
 
 
-async def test_a_refused_batch_leaves_no_arrivals(bench: Bench, tmp_path: Path) -> None:
+async def test_a_refused_batch_leaves_no_history(bench: Bench, tmp_path: Path) -> None:
     refused, taken = Peer(), Peer()
     bench.enqueue(refused, 1, "refused")
     await bench.arrived()
@@ -373,12 +373,12 @@ async def test_a_refused_batch_leaves_no_arrivals(bench: Bench, tmp_path: Path) 
     for _ in range(3):
         bench.let()
     (first, *_) = (await taken.next())[2][1]  # type: ignore[index]  # an OK: (accepted, ids)
-    found = of_kind(await ended(bench, tmp_path), "enqueued")
-    assert [(event["task_id"], event["topic"]) for event in found] == [(str(first), "taken")]
-    assert found[0]["producer"] == "shop 1.2.3.4:5"
+    records = of_kind(await ended(bench, tmp_path), "enqueued")
+    assert [(event["task_id"], event["topic"]) for event in records] == [(str(first), "taken")]
+    assert records[0]["producer"] == "shop 1.2.3.4:5"
 
 
-async def test_what_was_withdrawn_leaves_nothing_and_what_was_unclear_is_there(
+async def test_withdrawn_tasks_leave_no_history_and_unclear_ones_do(
     bench: Bench, tmp_path: Path
 ) -> None:
     unclear, withdrawn = Peer(), Peer()
@@ -394,11 +394,11 @@ async def test_what_was_withdrawn_leaves_nothing_and_what_was_unclear_is_there(
     await bench.committer.barrier()
     # Once more: the batch that what was withdrawn would have belonged to.
     await bench.committer.barrier()
-    found = of_kind(await ended(bench, tmp_path), "enqueued")
-    assert [event["topic"] for event in found] == ["unclear"]
+    records = of_kind(await ended(bench, tmp_path), "enqueued")
+    assert [event["topic"] for event in records] == ["unclear"]
 
 
-async def test_what_comes_again_and_again_without_a_store_is_bounded(
+async def test_repeated_deliveries_without_commits_are_bounded(
     bench: Bench, tmp_path: Path
 ) -> None:
     """A lease that ends and is given out again needs no batch that is durable."""
@@ -439,7 +439,7 @@ async def test_what_comes_again_and_again_without_a_store_is_bounded(
 
 
 @pytest.mark.parametrize("node", ["b", "a"])
-async def test_daemons_of_one_redis_may_share_a_folder(tmp_path: Path, node: str) -> None:
+async def test_daemons_of_one_redis_can_share_a_history_folder(tmp_path: Path, node: str) -> None:
     """Also on one machine, where both have its name: one writing process at a time."""
     history = tmp_path / "history"
     server = await asyncio.to_thread(RedisServer(tmp_path / "redis").start)
@@ -461,7 +461,7 @@ async def test_daemons_of_one_redis_may_share_a_folder(tmp_path: Path, node: str
     finally:
         await asyncio.to_thread(server.kill)
     events = read_all(history)
-    # What was answered had been appended before.
+    # Answered batches were appended before.
     assert sorted(ids_of(events, "enqueued")) == sorted(confirmed)
     numbers: dict[int, list[int]] = {}
     for event in events:
@@ -472,8 +472,8 @@ async def test_daemons_of_one_redis_may_share_a_folder(tmp_path: Path, node: str
         assert sorted(seqs) == list(range(1, len(seqs) + 1))
 
 
-def test_what_a_store_refuses_over_and_over_stays_bounded() -> None:
-    """What is put back waits again, and counts again."""
+def test_records_of_repeatedly_refused_batches_are_bounded() -> None:
+    """Records of a refused batch wait again and count again."""
     recorder = Recorder(1, lambda: (NOW_MS, 0), str)
     recorder.repeats_max = 5
     group = SimpleNamespace(topic=SimpleNamespace(name="t"), name="g")

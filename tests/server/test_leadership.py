@@ -34,7 +34,7 @@ OTHER = Leader("there/2", "tcp://there:2", NOW_MS, 7)
 LIFE = Life.own()
 assert LIFE is not None
 OVER = str(LIFE._replace(start=LIFE.start - 1))
-"""Of one that had this process's number before it."""
+"""The life of an earlier process with our process id."""
 
 
 class Sources:
@@ -64,7 +64,7 @@ class TableElection:
         self.is_replica = self.leased_here = False
         self.away = False
         self.unreachable = 0
-        """So many first questions find nobody."""
+        """Number of first questions that find no server."""
         self.asked = 0
         self.connections = 1
         self.at = ""
@@ -196,7 +196,7 @@ async def test_renewals_extend_it_from_when_they_were_sent(rig: LeaderRig) -> No
     assert rig.slept[0] == TTL_MS / 1000 / module.RENEWALS_PER_TTL
 
 
-async def test_a_store_that_is_away_extends_nothing_and_is_logged_once(rig: LeaderRig) -> None:
+async def test_an_unreachable_store_is_logged_once_per_outage(rig: LeaderRig) -> None:
     await rig.leadership.acquire(ME, ADDRESS)
     until = rig.sources.mono + 2_500
 
@@ -213,7 +213,7 @@ async def test_a_store_that_is_away_extends_nothing_and_is_logged_once(rig: Lead
     assert rig.leadership.may_deliver(until + 1)
 
 
-async def test_who_asks_is_told_when_the_lease_is_over_and_when_it_is_back(rig: LeaderRig) -> None:
+async def test_watchers_hear_when_the_lease_ends_and_returns(rig: LeaderRig) -> None:
     await rig.leadership.acquire(ME, ADDRESS)
     told: list[bool] = []
 
@@ -228,7 +228,7 @@ async def test_who_asks_is_told_when_the_lease_is_over_and_when_it_is_back(rig: 
     assert rig.slept == [2.5, *4 * [module.ANSWER_S], 2.5]
 
 
-async def test_a_process_that_stood_still_asks_the_store_before_it_tells(rig: LeaderRig) -> None:
+async def test_a_paused_process_asks_the_store_before_it_reports(rig: LeaderRig) -> None:
     await rig.leadership.acquire(ME, ADDRESS)
     told: list[bool] = []
     renewed = partial(rig.leadership._licensed, rig.sources.mono + 60_000)
@@ -238,7 +238,7 @@ async def test_a_process_that_stood_still_asks_the_store_before_it_tells(rig: Le
     assert told == [True], "the store has answered at once"
 
 
-async def test_a_lease_that_ran_out_is_taken_again_and_the_store_looked_at(rig: LeaderRig) -> None:
+async def test_an_expired_lease_is_retaken_and_the_store_checked(rig: LeaderRig) -> None:
     await rig.leadership.acquire(ME, ADDRESS)
     rig.leadership.opened(4)
     rig.table.owner, rig.table.epoch = ME, 4
@@ -252,7 +252,7 @@ async def test_a_lease_that_ran_out_is_taken_again_and_the_store_looked_at(rig: 
     assert rig.table.leader is not None
 
 
-async def test_a_new_connection_has_the_store_looked_at(rig: LeaderRig) -> None:
+async def test_a_new_connection_checks_the_store(rig: LeaderRig) -> None:
     await rig.leadership.acquire(ME, ADDRESS)
     original = rig.table.renew
 
@@ -290,7 +290,7 @@ async def test_a_lease_lost_before_the_store_was_opened_is_lost(rig: LeaderRig) 
         await rig.leadership.hold(lambda: None)
 
 
-async def test_an_empty_store_is_laid_out_after_one_time_to_live(rig: LeaderRig) -> None:
+async def test_an_empty_store_is_initialised_after_one_lease_time(rig: LeaderRig) -> None:
     rig.table.incarnation = ""
     assert not await rig.leadership.look()
     rig.sources.mono += TTL_MS - 1
@@ -299,7 +299,7 @@ async def test_an_empty_store_is_laid_out_after_one_time_to_live(rig: LeaderRig)
     assert await rig.leadership.look()
 
 
-async def test_a_store_that_was_seen_with_data_is_never_laid_out_anew(rig: LeaderRig) -> None:
+async def test_a_store_seen_with_data_is_never_initialised_again(rig: LeaderRig) -> None:
     rig.table.leader = OTHER
     assert not await rig.leadership.look()
     rig.table.leader, rig.table.incarnation = None, ""
@@ -311,7 +311,7 @@ async def test_a_store_that_was_seen_with_data_is_never_laid_out_anew(rig: Leade
     assert await rig.leadership.look()
 
 
-async def test_a_store_that_has_just_come_back_is_its_owners_first(rig: LeaderRig) -> None:
+async def test_a_returning_store_waits_for_its_owner_first(rig: LeaderRig) -> None:
     """It may be older than what its owner, if it lives, has in memory."""
     rig.table.clean, rig.table.up_s = False, 3
     assert not await rig.leadership.look()
@@ -335,7 +335,7 @@ async def test_a_lease_that_ended_at_this_server_was_not_lost(rig: LeaderRig) ->
     assert await rig.leadership.look()
 
 
-async def test_a_replica_that_was_promoted_is_its_owners_first(rig: LeaderRig) -> None:
+async def test_a_promoted_replica_waits_for_its_owner_first(rig: LeaderRig) -> None:
     rig.table.clean, rig.table.is_replica = False, True
     for _ in range(3):
         rig.sources.mono += TTL_MS
@@ -349,7 +349,7 @@ async def test_a_replica_that_was_promoted_is_its_owners_first(rig: LeaderRig) -
     assert await rig.leadership.look()
 
 
-async def test_a_store_that_is_being_written_anew_is_left_to_its_owner(rig: LeaderRig) -> None:
+async def test_a_store_being_rewritten_is_left_to_its_owner(rig: LeaderRig) -> None:
     # FLUSHALL took the lease too; taking it now would depose the only one who has everything.
     rig.table.rewriting, rig.table.clean, rig.table.up_s = OTHER.owner, False, 3_600
     for _ in range(10):
@@ -365,7 +365,7 @@ async def test_a_store_that_is_being_written_anew_is_left_to_its_owner(rig: Lead
     assert await rig.leadership.look()
 
 
-async def test_a_start_on_a_store_in_part_ends_when_its_owner_does_not_come(rig: LeaderRig) -> None:
+async def test_a_start_on_a_partial_store_fails_without_its_owner(rig: LeaderRig) -> None:
     rig.table.rewriting = OTHER.owner
     rig.script = [rig.later(TTL_MS // 2)] * 3
     with pytest.raises(StoreUnusable, match=f"{OTHER.owner}.*tickwheel init --force"):
@@ -389,12 +389,12 @@ async def test_a_store_whose_owner_has_no_copy_waits_for_an_operator(rig: Leader
     assert await rig.leadership.look()
 
 
-async def test_a_store_that_was_closed_is_anybodys(rig: LeaderRig) -> None:
+async def test_a_cleanly_closed_store_needs_no_wait(rig: LeaderRig) -> None:
     rig.table.up_s = 0
     assert await rig.leadership.look()
 
 
-async def test_the_epoch_of_one_that_takes_over_is_known_once_it_has_opened_the_store(
+async def test_a_new_leaders_epoch_is_known_after_it_opened_the_store(
     rig: LeaderRig,
 ) -> None:
     rig.table.leader, rig.table.owner, rig.table.epoch = replace(OTHER, epoch=0), "before/1", 6
@@ -405,7 +405,7 @@ async def test_the_epoch_of_one_that_takes_over_is_known_once_it_has_opened_the_
     assert rig.leadership.leader == OTHER
 
 
-async def test_one_that_died_here_before_it_wrote_its_epoch_is_replaced_at_once(
+async def test_a_local_leader_that_died_without_an_epoch_is_replaced(
     rig: LeaderRig,
 ) -> None:
     rig.table.leader = Leader("here/0", ADDRESS, NOW_MS, 0, OVER)
@@ -414,7 +414,7 @@ async def test_one_that_died_here_before_it_wrote_its_epoch_is_replaced_at_once(
 
 
 @pytest.mark.parametrize("address", [ADDRESS, "tcp://here:9"])
-async def test_the_first_campaign_does_not_wait_for_one_that_died_here(
+async def test_the_first_campaign_replaces_a_dead_local_leader(
     rig: LeaderRig, address: str
 ) -> None:
     rig.table.leader = replace(OTHER, owner="here/0", address=address, life=OVER)
@@ -435,7 +435,7 @@ async def test_the_first_campaign_does_not_wait_for_one_that_died_here(
     ],
     ids=["another node", "unsaid", "unreadable", "alive", "other machine", "other container"],
 )
-async def test_the_first_campaign_yields_to_whoever_is_not_proven_dead(
+async def test_the_first_campaign_yields_unless_the_leader_is_dead(
     rig: LeaderRig, owner: str, life: str, address: str
 ) -> None:
     """Name and address prove nothing: cloned machines, a load balancer's address."""
@@ -444,7 +444,7 @@ async def test_the_first_campaign_yields_to_whoever_is_not_proven_dead(
     assert rig.leadership.leader == rig.table.leader
 
 
-async def test_another_daemon_of_this_nodes_name_that_lives_is_logged_once(rig: LeaderRig) -> None:
+async def test_a_live_daemon_with_the_same_node_name_is_logged_once(rig: LeaderRig) -> None:
     former = replace(OTHER, owner="here/0", address=ADDRESS)
     rig.table.leader = former
     assert not await rig.leadership.first_campaign(ME, ADDRESS)
@@ -500,7 +500,7 @@ async def test_a_wait_with_nobody_leading_is_logged_again_each_minute(
     assert len(set(rig.waits)) == (2 if "UTC" in rig.waits[0] else 1)
 
 
-async def test_the_wait_for_an_owner_of_a_store_that_came_back_says_its_end(rig: LeaderRig) -> None:
+async def test_the_wait_for_an_owner_names_its_end(rig: LeaderRig) -> None:
     rig.table.clean, rig.table.up_s = False, 1
     await _campaign(rig)
     assert "has just come back, that may live and know more: 3.0 s, until 08:00:04" in rig.waits[0]
@@ -515,7 +515,7 @@ async def test_resigning_gives_the_lease_back(rig: LeaderRig) -> None:
     assert rig.table.released == [ME]
 
 
-async def test_who_was_fenced_releases_nothing(rig: LeaderRig) -> None:
+async def test_a_fenced_daemon_does_not_release_the_lease(rig: LeaderRig) -> None:
     await rig.leadership.acquire(ME, ADDRESS)
     rig.leadership.forfeit(for_good=True)
     rig.table.leader = OTHER
@@ -523,7 +523,7 @@ async def test_who_was_fenced_releases_nothing(rig: LeaderRig) -> None:
     assert rig.table.leader == OTHER
 
 
-async def test_the_first_campaign_leaves_a_store_that_is_away_to_the_next(rig: LeaderRig) -> None:
+async def test_the_first_campaign_skips_an_unreachable_store(rig: LeaderRig) -> None:
     rig.table.away = True
     assert not await rig.leadership.first_campaign(ME, ADDRESS)
     assert rig.events == ["election_trouble"]
@@ -532,7 +532,7 @@ async def test_the_first_campaign_leaves_a_store_that_is_away_to_the_next(rig: L
 # --- a start before its store --------------------------------------------------------------------
 
 
-async def test_a_start_waits_for_a_store_that_comes_soon(rig: LeaderRig) -> None:
+async def test_a_start_waits_for_the_store(rig: LeaderRig) -> None:
     rig.table.unreachable = 3
     rig.script = [rig.later(250)] * 3
     await rig.leadership.prepare(1.0)
@@ -541,7 +541,7 @@ async def test_a_start_waits_for_a_store_that_comes_soon(rig: LeaderRig) -> None
     assert "1.0 s" in said and "store_wait_s" in said and "nobody is there" in said
 
 
-async def test_without_a_limit_it_waits_for_as_long_as_it_takes(rig: LeaderRig) -> None:
+async def test_a_start_without_a_limit_waits_for_ever(rig: LeaderRig) -> None:
     rig.table.unreachable = 500
     rig.script = [rig.later(60_000)] * 500
     await rig.leadership.prepare(None)
@@ -550,7 +550,7 @@ async def test_without_a_limit_it_waits_for_as_long_as_it_takes(rig: LeaderRig) 
     assert len(rig.waits) > 1, "now and then it says so again"
 
 
-async def test_and_gives_up_when_the_time_is_over(rig: LeaderRig) -> None:
+async def test_a_start_gives_up_at_its_limit(rig: LeaderRig) -> None:
     rig.table.unreachable = 100
     rig.script = [rig.later(250)] * 4
     with pytest.raises(StoreUnreachable, match="nobody is there"):
@@ -558,7 +558,7 @@ async def test_and_gives_up_when_the_time_is_over(rig: LeaderRig) -> None:
     assert rig.table.asked == 5 and not rig.script
 
 
-async def test_or_at_once_when_there_is_no_time_or_it_shall_stop(rig: LeaderRig) -> None:
+async def test_a_start_gives_up_at_once_with_limit_0_or_a_stop(rig: LeaderRig) -> None:
     rig.table.unreachable = 100
     with pytest.raises(StoreUnreachable):
         await rig.leadership.prepare(0)
@@ -568,14 +568,14 @@ async def test_or_at_once_when_there_is_no_time_or_it_shall_stop(rig: LeaderRig)
     assert rig.table.asked == 3
 
 
-async def test_a_store_that_must_not_be_used_is_not_waited_for(rig: LeaderRig) -> None:
+async def test_an_unusable_store_ends_the_wait(rig: LeaderRig) -> None:
     rig.table.away = True
     with pytest.raises(StoreAway):
         await rig.leadership.prepare(100)
     assert rig.table.asked == 1
 
 
-async def test_a_standby_says_so_as_often_as_a_lease_is_renewed_and_only_behind_a_leader(
+async def test_a_standby_announces_itself_behind_a_leader(
     rig: LeaderRig,
 ) -> None:
     rig.leadership.http = "http://here:2"
@@ -592,7 +592,7 @@ async def test_a_standby_says_so_as_often_as_a_lease_is_renewed_and_only_behind_
     assert rig.table.said == [Standby("here", ADDRESS, "http://here:2", since_ms)] * 4
 
 
-async def test_the_leader_is_not_among_those_who_stand_by(rig: LeaderRig) -> None:
+async def test_a_new_leader_is_not_listed_as_a_standby(rig: LeaderRig) -> None:
     """It was, a moment ago."""
     waiting = Standby("there", "tcp://there:2", "", NOW_MS)
     rig.table.standbys = (Standby("here", ADDRESS, "", NOW_MS), waiting)
@@ -600,7 +600,7 @@ async def test_the_leader_is_not_among_those_who_stand_by(rig: LeaderRig) -> Non
     assert rig.leadership.standbys == (waiting,)
 
 
-def test_what_repeats_by_itself_has_some_lines_of_the_log() -> None:
+def test_repeated_log_events_are_limited() -> None:
     """A store that can be asked and refuses, in turn; each time counts, ten a minute are said."""
     sources = Sources()
     logged: list[str] = []

@@ -40,7 +40,7 @@ def test_a_process_reads_its_own_life_and_finds_it_again(here: Life) -> None:
     assert "|" not in str(here), "the lease's value is separated by it"
 
 
-def test_one_that_ended_is_over_and_what_it_wrote_says_so(here: Life) -> None:
+def test_an_ended_process_is_over(here: Life) -> None:
     written = subprocess.run(WRITES, capture_output=True, text=True, check=True).stdout
     known = Life.parse(written)
     assert known is not None
@@ -48,7 +48,7 @@ def test_one_that_ended_is_over_and_what_it_wrote_says_so(here: Life) -> None:
     assert is_over(written, here)
 
 
-def test_one_that_lives_is_not_over_until_it_is_killed(here: Life) -> None:
+def test_a_live_process_is_over_only_after_its_kill(here: Life) -> None:
     with subprocess.Popen(READS, stdin=subprocess.PIPE) as process:
         life = str(life_of(process.pid, here))
         assert not is_over(life, here)
@@ -60,12 +60,12 @@ def test_one_that_lives_is_not_over_until_it_is_killed(here: Life) -> None:
         assert is_over(life, here)
 
 
-def test_another_process_of_the_same_number_does_not_hide_the_end(here: Life) -> None:
+def test_a_reused_pid_does_not_hide_the_end(here: Life) -> None:
     assert is_over(str(here._replace(start=here.start - 1)), here)
     assert not is_over(str(here), here)
 
 
-def test_nothing_is_known_of_other_machines_and_containers(here: Life) -> None:
+def test_processes_of_other_machines_are_not_judged(here: Life) -> None:
     ended = here._replace(start=0)
     assert is_over(str(ended), here)
     assert not is_over(str(ended._replace(boot="other")), here)
@@ -74,14 +74,12 @@ def test_nothing_is_known_of_other_machines_and_containers(here: Life) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "a/b/c/d", "a/b/1", "a/b/1/2/3", "a//1/2", "a/b/-1/2", "|"])
-def test_what_is_no_life_is_not_over(text: str, here: Life) -> None:
+def test_an_invalid_life_is_not_over(text: str, here: Life) -> None:
     assert Life.parse(text) is None
     assert not is_over(text, here)
 
 
-def test_a_process_that_cannot_be_looked_at_may_live(
-    here: Life, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unreadable_process_counts_as_alive(here: Life, monkeypatch: pytest.MonkeyPatch) -> None:
     """Hidden from other users (hidepid), or a number that no system has."""
 
     def denied(pid: int, signal: int) -> None:

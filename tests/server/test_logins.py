@@ -24,7 +24,7 @@ rig = started(AccessRig)
 
 
 async def tcp_code(rig: AccessRig, token: object) -> str | None:
-    """Of the answer to HELLO; None: welcome."""
+    """Return the error code of HELLO, or None if it was accepted."""
     answer = await rig.stranger().hello(token=token)
     return None if answer[0] == T.OK else str(answer[2])
 
@@ -61,7 +61,7 @@ async def test_guesses_are_refused_and_counted(rig: AccessRig) -> None:
     assert await comes_in(rig, right) and await comes_in(rig, other)
 
 
-async def test_a_token_that_is_over_opens_nothing_and_ends_what_it_opened(rig: AccessRig) -> None:
+async def test_an_expired_token_is_refused_and_ends_its_connections(rig: AccessRig) -> None:
     token = await rig.token("all", ttl_ms=DAY_MS)
     peer = await rig.peer(token=token)
     stream = rig.begin("GET", "/v1/topics/t/deliveries", authorization=f"Bearer {token}")
@@ -77,7 +77,7 @@ async def test_a_token_that_is_over_opens_nothing_and_ends_what_it_opened(rig: A
     assert b"unauthorized" in (await stream.done()).body
 
 
-async def test_a_revoked_token_ends_its_connections_and_no_others(rig: AccessRig) -> None:
+async def test_a_revoked_token_ends_only_its_connections(rig: AccessRig) -> None:
     gone, stays = await rig.token("all"), await rig.token("all")
     peers = [await rig.peer(token=token) for token in (gone, stays)]
     await peers[0].call(T.SUBSCRIBE, 1, "t", "g", 10, None)
@@ -99,7 +99,7 @@ async def test_a_revoked_token_ends_its_connections_and_no_others(rig: AccessRig
     assert rig.core.subscribers == 0
 
 
-async def test_a_token_that_is_over_is_logged_with_its_id_whenever_it_is_shown(
+async def test_uses_of_expired_tokens_are_logged_with_the_id(
     rig: AccessRig,
 ) -> None:
     gone, right = [await rig.token("all", name=name) for name in ("gone", "right")]
@@ -127,7 +127,7 @@ async def test_a_token_that_is_over_is_logged_with_its_id_whenever_it_is_shown(
     assert len(lines()) == LINES_MAX
 
 
-async def test_what_came_before_the_end_of_a_connection_is_not_looked_at(rig: AccessRig) -> None:
+async def test_frames_after_a_revocation_are_ignored(rig: AccessRig) -> None:
     token = await rig.token("all")
     peer = await rig.peer(token=token)
     tokens.revoke(rig.path, id_of(token))
@@ -138,7 +138,7 @@ async def test_what_came_before_the_end_of_a_connection_is_not_looked_at(rig: Ac
     assert rig.core.tasks == 0 and not rig.core.topics
 
 
-async def test_rotation_has_both_until_the_old_one_is_revoked(rig: AccessRig) -> None:
+async def test_both_tokens_work_during_a_rotation(rig: AccessRig) -> None:
     old, new = await rig.token("read", name="shop"), await rig.token("all", name="shop")
     assert await comes_in(rig, old) and await comes_in(rig, new)
     tokens.revoke(rig.path, id_of(old))
@@ -146,7 +146,7 @@ async def test_rotation_has_both_until_the_old_one_is_revoked(rig: AccessRig) ->
     assert not await comes_in(rig, old) and await comes_in(rig, new)
 
 
-async def test_other_rights_for_the_same_token_end_its_connections(rig: AccessRig) -> None:
+async def test_changed_rights_end_a_tokens_connections(rig: AccessRig) -> None:
     token = await rig.token("all")
     peer = await rig.peer(token=token)
     known = tokens.read(rig.path)
@@ -158,7 +158,7 @@ async def test_other_rights_for_the_same_token_end_its_connections(rig: AccessRi
 
 
 @pytest.mark.parametrize("broken", [b"", b"{", b'{"version": 2, "tokens": []}', b"\xff", None])
-async def test_a_broken_file_keeps_the_tokens_of_before(
+async def test_an_invalid_token_file_keeps_the_previous_tokens(
     rig: AccessRig, broken: bytes | None
 ) -> None:
     token = await rig.token("all")
@@ -176,14 +176,14 @@ async def test_a_broken_file_keeps_the_tokens_of_before(
     assert rig.observed.tokens_file_ok and rig.notices[-1][0] == "tokens_read"
 
 
-async def test_without_a_file_to_begin_with_it_does_not_start(tmp_path: Path) -> None:
+async def test_a_missing_token_file_stops_the_start(tmp_path: Path) -> None:
     (tmp_path / "bad").write_text("[]")
     for name in ("none", "bad"):
         with pytest.raises(BadRequest, match=name):
             await ShardRig(tokens_file=str(tmp_path / name)).start()
 
 
-async def test_the_one_token_may_do_all_beside_the_file() -> None:
+async def test_serve_token_has_all_rights_next_to_a_token_file() -> None:
     running = await AccessRig(serve_token="secret").start()
     assert isinstance(running, AccessRig)
     peer = await running.peer(token="secret")
@@ -193,7 +193,7 @@ async def test_the_one_token_may_do_all_beside_the_file() -> None:
     await running.stop()
 
 
-async def test_last_use_is_noted_beside_the_file(rig: AccessRig) -> None:
+async def test_last_use_is_stored_next_to_the_token_file(rig: AccessRig) -> None:
     used, unused = await rig.token("all"), await rig.token("all")
     await rig.peer(token=used)
     rig.pass_time(5_000)
@@ -209,7 +209,7 @@ async def test_last_use_is_noted_beside_the_file(rig: AccessRig) -> None:
     assert set(tokens.read_used(rig.path)) == {id_of(unused)}
 
 
-async def test_a_folder_that_cannot_be_written_costs_the_last_use_only(
+async def test_an_unwritable_folder_loses_only_the_last_use(
     rig: AccessRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*args: object) -> None:
@@ -223,7 +223,7 @@ async def test_a_folder_that_cannot_be_written_costs_the_last_use_only(
     assert [event for event, _ in rig.notices].count("tokens_used_unwritable") == 1
 
 
-async def test_a_failure_waits_and_only_so_many_do(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_failed_logins_wait_and_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     rig = await AccessRig(login_delay_s=0.5).start()
     assert isinstance(rig, AccessRig)
     timers: list[tuple[float, Callable[[], None]]] = []
@@ -249,7 +249,7 @@ async def test_a_failure_waits_and_only_so_many_do(monkeypatch: pytest.MonkeyPat
     await rig.stop()
 
 
-async def test_a_rule_needs_all_of_its_parts(rig: AccessRig) -> None:
+async def test_a_certificate_rule_needs_all_its_parts(rig: AccessRig) -> None:
     """What TLS has verified of a certificate, against rules of the file."""
     grants = tokens.parse_scopes(["produce"])
     tokens.create(rig.path, "billing", grants, NOW_MS, None, "CN=billing,O=shop")

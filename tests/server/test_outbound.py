@@ -35,8 +35,10 @@ def serving(events: list[str]) -> Outbound:
     return made
 
 
-async def test_so_much_is_asked_of_the_process_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of one that answers nothing, as while an endpoint does not."""
+async def test_requests_to_the_outbound_process_are_limited(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The process does not answer, as if its endpoint hung."""
     command = sys.executable, "-c", "import sys; sys.stdin.read()"
     monkeypatch.setattr(module, "COMMAND", command)
     monkeypatch.setattr(module, "ASKED_MAX", 2)
@@ -58,7 +60,7 @@ async def test_so_much_is_asked_of_the_process_at_a_time(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("said", ["", '{"state": ["t", "g"', "hello\n", "x" * 100])
-async def test_one_that_ends_in_the_middle_of_a_line_is_started_again(
+async def test_an_outbound_process_ending_mid_line_is_restarted(
     monkeypatch: pytest.MonkeyPatch, said: str
 ) -> None:
     """As one does that is killed while it writes."""
@@ -75,10 +77,10 @@ async def test_one_that_ends_in_the_middle_of_a_line_is_started_again(
 
 @pytest.mark.parametrize("stands_by", [False, True])
 @pytest.mark.parametrize("said", ["print('hello', flush=True)", "while True: print('x' * 99_999)"])
-async def test_after_a_stop_all_processes_are_gone(
+async def test_a_stop_ends_all_outbound_processes(
     monkeypatch: pytest.MonkeyPatch, said: str, stands_by: bool
 ) -> None:
-    """Also one that was killed because it said what is no line, and has more to say."""
+    """Includes a process killed for an invalid line while it still has output."""
     begun: list[Process] = []
     begin = module.start_process
 

@@ -26,7 +26,7 @@ counts = st.integers(1, 64)
 
 
 @given(counts, capacities, st.dictionaries(st.integers(0, 70), names, max_size=8))
-def test_every_shard_has_one_node_within_its_bound(
+def test_each_shard_gets_one_node_within_its_bound(
     shards: int, nodes: dict[str, float], placed: dict[int, str]
 ) -> None:
     found = place(shards, nodes, placed)
@@ -40,7 +40,7 @@ def test_every_shard_has_one_node_within_its_bound(
 
 
 @given(counts, capacities)
-def test_the_bound_is_a_quarter_more_than_the_fair_share_or_the_next_whole_number(
+def test_a_nodes_bound_is_125_percent_of_its_fair_share(
     shards: int, nodes: dict[str, float]
 ) -> None:
     total = sum(nodes.values())
@@ -50,7 +50,7 @@ def test_the_bound_is_a_quarter_more_than_the_fair_share_or_the_next_whole_numbe
 
 
 @given(counts, capacities, st.randoms())
-def test_the_order_in_which_nodes_are_seen_is_of_no_account(
+def test_placement_does_not_depend_on_the_order_of_nodes(
     shards: int, nodes: dict[str, float], order: Random
 ) -> None:
     items = list(nodes.items())
@@ -59,9 +59,7 @@ def test_the_order_in_which_nodes_are_seen_is_of_no_account(
 
 
 @given(st.integers(8, 64), st.sets(names, min_size=2, max_size=6), names)
-def test_a_node_that_joins_moves_little_more_than_what_it_gets(
-    shards: int, nodes: set[str], new: str
-) -> None:
+def test_a_joining_node_moves_few_other_shards(shards: int, nodes: set[str], new: str) -> None:
     nodes.discard(new)
     before = place(shards, dict.fromkeys(nodes, 1.0), {})
     after = place(shards, dict.fromkeys(nodes | {new}, 1.0), {})
@@ -76,9 +74,7 @@ def test_a_node_that_joins_moves_little_more_than_what_it_gets(
 
 
 @given(st.integers(1, 64), st.sets(names, min_size=2, max_size=6))
-def test_what_only_one_node_had_to_give_up_goes_when_it_leaves(
-    shards: int, nodes: set[str]
-) -> None:
+def test_a_leaving_node_moves_few_other_shards(shards: int, nodes: set[str]) -> None:
     gone = min(nodes)
     before = place(shards, dict.fromkeys(nodes, 1.0), {})
     after = place(shards, dict.fromkeys(nodes - {gone}, 1.0), {})
@@ -87,13 +83,13 @@ def test_what_only_one_node_had_to_give_up_goes_when_it_leaves(
     assert len(moved) <= shards // 3 + 1
 
 
-def test_a_node_that_can_bear_twice_as_much_gets_about_twice_as_much() -> None:
+def test_shards_follow_the_capacity_of_nodes() -> None:
     found = Counter(place(60, {"small": 1.0, "large": 2.0}, {}).values())
     assert 15 <= found["small"] <= 25
     assert found["large"] == 60 - found["small"]
 
 
-def test_without_nodes_nobody_has_anything() -> None:
+def test_placement_without_nodes_is_empty() -> None:
     assert place(4, {}, {0: "a"}) == {}
 
 
@@ -114,7 +110,7 @@ def seen(*nodes: NodeRecord, drained: str = "") -> NodesSeen:
     )
 
 
-def test_who_is_drained_or_leaves_gets_none_unless_nobody_else_is_there() -> None:
+def test_drained_nodes_get_shards_only_as_a_last_resort() -> None:
     a, b = node("a"), node("b")
     assert eligible(seen(a, b)).keys() == {"a", "b"}
     assert eligible(seen(a, b, drained="b")).keys() == {"a"}
@@ -124,7 +120,7 @@ def test_who_is_drained_or_leaves_gets_none_unless_nobody_else_is_there() -> Non
     assert eligible(seen(replace(a, leaving=True))) == {}
 
 
-def test_of_two_who_say_that_they_lead_the_later_one_does() -> None:
+def test_the_highest_epoch_decides_between_two_leaders() -> None:
     found = leaders(seen(node("a", (0, 2), (1, 5)), node("b", (0, 3))))
     assert {shard: name for shard, (name, _) in found.items()} == {0: "b", 1: "a"}
 
@@ -134,64 +130,62 @@ def test_of_two_who_say_that_they_lead_the_later_one_does() -> None:
 NONE = frozenset[int]()
 
 
-def test_a_node_begins_what_it_shall_have_and_expects_it_from_whoever_leads_it() -> None:
-    found = decide("a", seen(node("a"), node("b", (0, 1))), {0: "a", 1: "a"}, NONE, NONE)
-    assert (found.wanted, found.given) == ({0, 1}, NONE)
-    assert found.expected == {0, 1}, "it looks often until it leads, also when b has just ended"
-    assert found.waits == {0: "b hands it over to a", 1: "nobody leads it yet; a will"}
+def test_a_node_starts_a_standby_for_each_assigned_shard() -> None:
+    decision = decide("a", seen(node("a"), node("b", (0, 1))), {0: "a", 1: "a"}, NONE, NONE)
+    assert (decision.wanted, decision.given) == ({0, 1}, NONE)
+    assert decision.expected == {0, 1}, "it looks often until it leads, also when b has just ended"
+    assert decision.waits == {0: "b hands it over to a", 1: "nobody leads it yet; a will"}
 
 
-def test_a_shard_is_given_away_only_to_one_who_stands_by() -> None:
+def test_a_shard_is_handed_over_only_to_a_standby() -> None:
     a = node("a", (0, 1))
-    found = decide("a", seen(a, node("b")), {0: "b"}, {0}, NONE)
-    assert (found.wanted, found.given) == ({0}, NONE)
-    assert found.waits == {0: "b does not stand by for it yet"}
-    found = decide("a", seen(a, node("b", standbys=(0,))), {0: "b"}, {0}, NONE)
-    assert (found.wanted, found.given) == (NONE, {0})
+    decision = decide("a", seen(a, node("b")), {0: "b"}, {0}, NONE)
+    assert (decision.wanted, decision.given) == ({0}, NONE)
+    assert decision.waits == {0: "b does not stand by for it yet"}
+    decision = decide("a", seen(a, node("b", standbys=(0,))), {0: "b"}, {0}, NONE)
+    assert (decision.wanted, decision.given) == (NONE, {0})
 
 
-def test_what_a_node_leads_it_has_whoever_said_so() -> None:
+def test_a_led_shard_counts_as_had() -> None:
     """A registrar that was started again may not know it."""
-    found = decide("a", seen(node("a", (0, 1)), node("b")), {0: "b"}, NONE, NONE)
-    assert found.wanted == {0}
+    decision = decide("a", seen(node("a", (0, 1)), node("b")), {0: "b"}, NONE, NONE)
+    assert decision.wanted == {0}
 
 
-def test_only_so_many_are_given_away_at_a_time() -> None:
+def test_concurrent_handovers_are_limited() -> None:
     shards = range(5)
     a, b = node("a", *((s, 1) for s in shards)), node("b", standbys=tuple(shards))
-    found = decide("a", seen(a, b), dict.fromkeys(shards, "b"), set(shards), NONE)
-    assert len(found.given) == HANDOVERS_MAX
-    assert found.wanted == set(shards) - found.given
-    found = decide("a", seen(a, b), dict.fromkeys(shards, "b"), found.wanted, found.given)
-    assert len(found.given) == HANDOVERS_MAX, "those that nobody leads yet count"
+    decision = decide("a", seen(a, b), dict.fromkeys(shards, "b"), set(shards), NONE)
+    assert len(decision.given) == HANDOVERS_MAX
+    assert decision.wanted == set(shards) - decision.given
+    decision = decide("a", seen(a, b), dict.fromkeys(shards, "b"), decision.wanted, decision.given)
+    assert len(decision.given) == HANDOVERS_MAX, "those that nobody leads yet count"
 
 
-def test_one_that_is_given_away_and_wanted_again_is_kept() -> None:
-    found = decide("a", seen(node("a", (0, 1)), node("b")), {0: "a"}, NONE, {0})
-    assert (found.wanted, found.given) == ({0}, NONE)
+def test_a_shard_assigned_back_during_a_handover_is_kept() -> None:
+    decision = decide("a", seen(node("a", (0, 1)), node("b")), {0: "a"}, NONE, {0})
+    assert (decision.wanted, decision.given) == ({0}, NONE)
 
 
-def test_who_stands_by_for_nothing_ends() -> None:
+def test_an_unneeded_standby_ends() -> None:
     a = node("a", standbys=(0,))
-    found = decide("a", seen(a, node("b", (0, 1))), {0: "b"}, {0}, NONE)
-    assert found.wanted == NONE
+    decision = decide("a", seen(a, node("b", (0, 1))), {0: "b"}, {0}, NONE)
+    assert decision.wanted == NONE
 
 
-def test_who_stands_by_for_a_shard_that_nobody_leads_stays_until_the_heir_is_there() -> None:
+def test_a_standby_of_a_leaderless_shard_waits_for_the_successor() -> None:
     a = node("a", standbys=(0,))
     assert decide("a", seen(a, node("b")), {0: "b"}, {0}, NONE).wanted == {0}
     heir = node("b", standbys=(0,))
     assert decide("a", seen(a, heir), {0: "b"}, {0}, NONE).wanted == NONE
 
 
-def test_without_an_heir_all_stays() -> None:
+def test_a_handover_without_a_successor_changes_nothing() -> None:
     assert decide("a", seen(node("a", (0, 1))), {}, {0}, NONE).wanted == {0}
 
 
 @given(st.integers(1, 16), st.data())
-def test_nodes_that_do_what_is_decided_come_to_where_all_shall_be(
-    shards: int, data: st.DataObject
-) -> None:
+def test_decisions_converge_to_the_placement(shards: int, data: st.DataObject) -> None:
     """A model of nodes: daemons begin at once, and who ends gives the lease to one who stands by.
     Never are more shards without a leader than may be handed over at a time."""
     owners = {shard: data.draw(st.sampled_from("abc")) for shard in range(shards)}
@@ -212,19 +206,19 @@ def test_nodes_that_do_what_is_decided_come_to_where_all_shall_be(
         )
         for name in "abcd":
             giving[name] = {s for s in giving[name] if owners[s] == name}
-            found = decide(name, picture, target, has[name], giving[name])
-            giving[name] |= found.given
+            decision = decide(name, picture, target, has[name], giving[name])
+            giving[name] |= decision.given
             assert len(giving[name]) <= HANDOVERS_MAX
-            for shard in has[name] - found.wanted:
+            for shard in has[name] - decision.wanted:
                 if owners[shard] == name:
                     owners[shard] = next(n for n in "abcd" if n != name and shard in has[n])
-            has[name] = set(found.wanted)
+            has[name] = set(decision.wanted)
     assert owners == target
     assert all(has[name] == {s for s, o in target.items() if o == name} for name in "abcd")
 
 
 @pytest.mark.parametrize("shards", [16, 64])
-def test_a_join_moves_about_the_share_of_the_new_one(shards: int) -> None:
+def test_a_join_moves_about_the_new_nodes_share(shards: int) -> None:
     moved = []
     for run in range(50):
         nodes = [f"{run}-{number}" for number in range(4)]

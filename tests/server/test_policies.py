@@ -73,7 +73,7 @@ def extreme(draw: st.DrawFn) -> RetryPolicy:
     attempt=st.integers(1, 100) | st.integers(1, 10**6),
     task_id=st.integers(0, 2**63 - 1),
 )
-def test_every_policy_a_client_may_give_says_a_delay_for_every_attempt(
+def test_every_valid_policy_has_a_delay_for_every_attempt(
     policy: RetryPolicy, attempt: int, task_id: int
 ) -> None:
     top_ms = max(policy.base_ms, policy.cap_ms, *policy.delays_ms, 0)
@@ -96,7 +96,7 @@ def test_growth_is_exact_until_the_cap(factor: float) -> None:
     assert all(abs(one - two) <= 1 + two / 10**12 for one, two in zip(found, exact, strict=True))
 
 
-def test_the_sixteen_steps_and_two_hours_beyond_them() -> None:
+def test_the_default_table_has_sixteen_steps_then_two_hours() -> None:
     minutes = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 20, 30, 60, 120, 120, 120]
     expected = [10_000, 30_000, *(60_000 * m for m in minutes)]
     assert delays(BUILT_IN["rocketmq"], 18) == expected
@@ -109,14 +109,14 @@ def test_retries_left_count_down_from_all_to_none() -> None:
     assert left == [16, 16, 15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0, 0]
 
 
-def test_fixed_and_none() -> None:
+def test_fixed_and_none_have_their_delays() -> None:
     fixed = parsed({"kind": "fixed", "delay_ms": 5, "retries": 2, "jitter": 0})
     assert delays(fixed, 3) == [5, 5, 5]
     assert [fixed.allows(n) for n in (2, 3)] == [True, False]
     assert not parsed({"kind": "none"}).allows(1)
 
 
-def test_jitter_stays_in_its_share_and_is_repeatable() -> None:
+def test_jitter_is_bounded_and_repeatable() -> None:
     policy = parsed({"kind": "fixed", "delay_ms": 10_000, "jitter": 0.5})
     found = {policy.delay_ms(1, task_id) for task_id in range(0, 10**6, 1_009)}
     assert 5_000 <= min(found) < 6_000
@@ -126,7 +126,7 @@ def test_jitter_stays_in_its_share_and_is_repeatable() -> None:
     assert max(capped.delay_ms(1, i) for i in range(999)) <= 1_000
 
 
-def test_numbers_that_are_left_out_are_the_defaults() -> None:
+def test_omitted_numbers_have_defaults() -> None:
     assert parsed({"kind": "exponential"}) == DEFAULT
     assert parsed({"kind": "exponential", "base_ms": 10**8}).cap_ms == 10**8
     assert parsed({"kind": "table", "delays_ms": (1, 2)}).retries_max == 16
@@ -156,12 +156,12 @@ def test_numbers_that_are_left_out_are_the_defaults() -> None:
         ({"kind": "table", "delays_ms": (1, "x")}, r"retry.delays_ms\[1\]"),
     ],
 )
-def test_what_is_wrong_is_named(value: Any, said: str) -> None:
+def test_invalid_policies_name_the_field(value: Any, said: str) -> None:
     with pytest.raises(BadRequest, match=said):
         checks.policy(value, "retry", KNOWN)
 
 
-def test_limits_themselves_are_allowed() -> None:
+def test_policy_limits_are_inclusive() -> None:
     parsed({"kind": "fixed", "delay_ms": 315_576_000_000, "retries": 65_535, "jitter": 1})
     parsed({"kind": "table", "delays_ms": (0,) * 1_024, "retries": 0})
 
@@ -194,13 +194,13 @@ def test_a_policy_is_answered_with_all_its_numbers_and_its_name() -> None:
         ({"retry": "x"}, "not known"),
     ],
 )
-def test_wrong_settings_are_named(given: dict[str, Any], said: str) -> None:
+def test_invalid_group_settings_are_named(given: dict[str, Any], said: str) -> None:
     with pytest.raises(TickwheelError, match=said):
         asked = SettingsFields.checked(given, Limits())
         checks.settings(asked.said(), GroupSettings(), KNOWN, 5)
 
 
-def test_settings_change_what_is_named_and_nothing_else() -> None:
+def test_configure_changes_only_the_named_settings() -> None:
     before = GroupSettings(True, 5.0, 7, "slow", paused_ms=3)
     assert checks.settings({}, before, KNOWN, 5) == before
     assert checks.settings({"rate": None}, before, KNOWN, 5) == before._replace(rate=None)
@@ -226,12 +226,12 @@ def test_the_settings_define_policies_by_name() -> None:
         ("x", "none", "retry_policies"),
     ],
 )
-def test_wrong_policies_of_the_settings_are_named(name: str, value: Any, said: str) -> None:
+def test_invalid_policies_in_the_settings_are_named(name: str, value: Any, said: str) -> None:
     with pytest.raises(BadRequest, match=said):
         load(None, {"retry_policies": {name: value}})
 
 
-def test_policies_in_the_configuration_file(tmp_path: Path) -> None:
+def test_policies_come_from_the_configuration_file(tmp_path: Path) -> None:
     config = tmp_path / "tickwheel.toml"
     config.write_text(
         "[retry_policies.payments]\nkind = 'table'\ndelays_ms = [1_000, 60_000]\nretries = 3\n"

@@ -29,7 +29,7 @@ def settings(folder: Path, **more: Any) -> Settings:
 
 
 @pytest.mark.parametrize("value", ["0", "65", "-1", "two", "", "1.5", 0, 65, True, 2.0])
-def test_a_number_that_cannot_be(value: Any) -> None:
+def test_an_invalid_number_of_processes_is_refused(value: Any) -> None:
     with pytest.raises(BadRequest) as error:
         load(overrides={"processes": value})
     assert "setting processes: must be auto, or a whole number of 1 to 64" in error.value.message
@@ -37,7 +37,7 @@ def test_a_number_that_cannot_be(value: Any) -> None:
 
 
 @pytest.mark.parametrize(("value", "read"), [("1", 1), ("64", 64), ("auto", "auto"), (2, 2)])
-def test_a_number_that_can_be(value: Any, read: object) -> None:
+def test_a_valid_number_of_processes_is_accepted(value: Any, read: object) -> None:
     assert load(overrides={"processes": value}).processes == read
 
 
@@ -82,7 +82,7 @@ def test_a_number_that_can_be(value: Any, read: object) -> None:
         ({"advertise": "tcp://wheel:65535"}, r"^advertise \(tcp://wheel:65535\).* up to 65536;"),
     ],
 )
-def test_what_cannot_be_served_is_said_and_nothing_is_made(
+def test_an_invalid_setup_is_refused_and_creates_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: dict[str, Any], message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -106,7 +106,9 @@ def test_what_cannot_be_served_is_said_and_nothing_is_made(
         ('{"format": 1, "shards": 4}', r"laid out with 4 shards \(shards.json\), and processes is"),
     ],
 )
-def test_a_folder_that_says_something_else(tmp_path: Path, content: str, message: str) -> None:
+def test_a_folder_with_another_number_of_shards_is_refused(
+    tmp_path: Path, content: str, message: str
+) -> None:
     (tmp_path / "d").mkdir()
     (tmp_path / "d" / "shards.json").write_text(content)
     with pytest.raises(StoreUnusable, match=message):
@@ -121,12 +123,12 @@ def test_databases_without_their_number_are_left_alone(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "d").iterdir()] == ["shard-5.db"]
 
 
-def test_a_folder_in_a_folder_that_is_not_there(tmp_path: Path) -> None:
+def test_a_missing_parent_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StoreUnusable, match="missing/d/: No such file or directory"):
         processes.run(settings(tmp_path / "missing"))
 
 
-def test_auto_is_what_the_folder_has(tmp_path: Path) -> None:
+def test_auto_uses_the_number_of_the_folder(tmp_path: Path) -> None:
     auto = settings(tmp_path, processes="auto")
     assert processes.count_of(auto) == min(SHARDS_MAX, len(os.sched_getaffinity(0)))
     assert processes.init(settings(tmp_path, processes=5)) == 5
@@ -137,7 +139,7 @@ def test_auto_is_what_the_folder_has(tmp_path: Path) -> None:
     assert said == {"format": 1, "shards": 5}
 
 
-def test_http_of_all_is_refused_where_auto_is_one(tmp_path: Path) -> None:
+def test_http_all_is_refused_with_one_process(tmp_path: Path) -> None:
     processes.init(settings(tmp_path, processes=1))
     where = {"http": "127.0.0.1:0", "http_all": "127.0.0.1:0"}
     with pytest.raises(
@@ -146,7 +148,7 @@ def test_http_of_all_is_refused_where_auto_is_one(tmp_path: Path) -> None:
         processes.run(settings(tmp_path, processes="auto", **where))
 
 
-def test_urls_of_folders(tmp_path: Path) -> None:
+def test_folder_urls_are_parsed(tmp_path: Path) -> None:
     assert shard_folder("sqlite:///a%20b/?wal_bytes=9") == ShardFolder("a b/", "wal_bytes=9")
     assert shard_folder("sqlite:////abs/d/") == ShardFolder("/abs/d/")
     for other in ("sqlite:///x.db", "memory:", "redis://a/0", "sqlite:///", "sqlite:///x.db?a=b/"):
@@ -180,7 +182,7 @@ def test_each_shard_has_addresses_and_files_of_its_own(tmp_path: Path) -> None:
     assert (first.processes, second.processes) == (1, 1)
 
 
-async def test_the_process_that_sends_is_not_told_of_other_shards(rig: ShardRig) -> None:
+async def test_the_outbound_process_gets_no_route_to_other_shards(rig: ShardRig) -> None:
     rig.logins.own = b"secret of the moment"
     own = await rig.stranger().hello(token="secret of the moment")
     assert {"shard", "shards"}.isdisjoint(own[2])

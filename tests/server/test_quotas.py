@@ -50,7 +50,7 @@ async def one_by_one(peer: Peer, count: int) -> list[Any]:
     return [await peer.answer(number) for number in numbers]
 
 
-async def test_tasks_a_second(make: Make) -> None:
+async def test_tasks_per_second_are_limited(make: Make) -> None:
     rig = await make()
     token = await rig.token("produce", quotas={"tasks_per_s": 10})
     one, same = await rig.peer(token=token), await rig.peer(token=token)
@@ -73,7 +73,7 @@ async def test_tasks_a_second(make: Make) -> None:
     assert T.OK in kinds and T.ERROR in kinds
 
 
-async def test_bytes_a_second(make: Make) -> None:
+async def test_bytes_per_second_are_limited(make: Make) -> None:
     rig = await make()
     token = await rig.token("produce", quotas={"bytes_per_s": 1_000})
     peer = await rig.peer(token=token)
@@ -83,7 +83,7 @@ async def test_bytes_a_second(make: Make) -> None:
     assert (await peer.enqueue(task()))[0] == T.OK
 
 
-async def test_tasks_that_are_not_finished_of_the_topics_that_it_may_produce_to(
+async def test_pending_tasks_of_a_tokens_topics_are_limited(
     make: Make,
 ) -> None:
     rig = await make()
@@ -104,7 +104,7 @@ async def test_tasks_that_are_not_finished_of_the_topics_that_it_may_produce_to(
     assert (await peer.enqueue(task("ours.a")))[0] == T.OK
 
 
-async def test_pending_counts_whatever_will_be_a_task_and_nothing_of_others(make: Make) -> None:
+async def test_pending_counts_every_unfinished_task_of_its_topics(make: Make) -> None:
     """However it came in, at any moment: it is staged, it is half, it is durable."""
     rig = await make()
     few = await rig.token("produce=ours.*", name="few", quotas={"pending": 10})
@@ -129,7 +129,7 @@ async def test_pending_counts_whatever_will_be_a_task_and_nothing_of_others(make
     refused(await peer.enqueue(task("ours.a")), "has 10 tasks", "limit is 10 (pending)")
 
 
-async def test_pending_counts_down_with_whatever_ends_a_task(make: Make) -> None:
+async def test_pending_falls_with_every_end_of_a_task(make: Make) -> None:
     rig = await make()
     token = await rig.token("all=ours.*", quotas={"pending": 4})
     peer = await rig.peer(token=token)
@@ -150,7 +150,7 @@ async def test_pending_counts_down_with_whatever_ends_a_task(make: Make) -> None
     refused(await peer.enqueue(task("ours.a")), "4 tasks", "(pending)")
 
 
-async def test_a_token_counts_what_its_predecessor_has_put_elsewhere(make: Make) -> None:
+async def test_a_rotated_token_counts_its_predecessors_tasks(make: Make) -> None:
     rig = await make()
     old = await rig.token("produce=old.*", name="roll", quotas={"pending": 10})
     peer = await rig.peer(token=old)
@@ -162,7 +162,7 @@ async def test_a_token_counts_what_its_predecessor_has_put_elsewhere(make: Make)
     refused(await peer.enqueue(task("old.a")), "10 tasks")
 
 
-async def test_asking_what_is_pending_takes_no_look_at_topics(
+async def test_a_pending_check_does_not_scan_topics(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rig = await make()
@@ -182,7 +182,7 @@ async def test_asking_what_is_pending_takes_no_look_at_topics(
     assert len(looked_at) <= 20, "what is new is looked at once"
 
 
-async def test_transactions_of_a_token(make: Make) -> None:
+async def test_transactions_of_a_token_are_limited(make: Make) -> None:
     rig = await make()
     one = await rig.peer(token=await rig.token("produce", name="a", quotas={"transactions": 2}))
     same = await rig.peer(token=await rig.token("produce", name="a", quotas={"transactions": 2}))
@@ -195,7 +195,7 @@ async def test_transactions_of_a_token(make: Make) -> None:
     assert (await one.call(T.PREPARE, "z", "g", 1, [task()], None))[0] == T.OK
 
 
-async def test_whatever_tokens_take_of_transactions_others_find_room(make: Make) -> None:
+async def test_tokens_leave_each_other_room_for_transactions(make: Make) -> None:
     """One leaves as much as it has, and so does the next; the one password has all of it."""
     rig = await make(
         transactions_max=12, transactions_bytes_max=1 << 20, serve_token="of-everything"
@@ -228,7 +228,7 @@ async def test_whatever_tokens_take_of_transactions_others_find_room(make: Make)
     assert (await peer.call(T.PREPARE, "m", "g", 1, [task(body=large)], None))[0] == T.OK
 
 
-async def test_what_is_due_and_not_finished_counts(make: Make) -> None:
+async def test_due_tasks_count_as_pending(make: Make) -> None:
     rig = await make()
     token = await rig.token("produce", "consume", quotas={"pending": 2})
     peer = await rig.peer(token=token)
@@ -238,7 +238,7 @@ async def test_what_is_due_and_not_finished_counts(make: Make) -> None:
     refused(await peer.enqueue(task()), "(pending)")
 
 
-async def test_half_tasks_are_tasks_for_a_quota(make: Make) -> None:
+async def test_prepared_tasks_count_towards_a_quota(make: Make) -> None:
     rig = await make()
     peer = await rig.peer(token=await rig.token("produce", quotas={"tasks_per_s": 3}))
     for part in (1, 1, 2):
@@ -260,7 +260,7 @@ async def test_a_resend_is_answered_also_above_a_quota(make: Make) -> None:
     refused(await peer.enqueue(task()), "(pending)")
 
 
-async def test_connections(make: Make) -> None:
+async def test_connections_of_a_token_are_limited(make: Make) -> None:
     rig = await make()
     token = await rig.token("all", quotas={"connections": 2})
     first, second = await rig.peer(token=token), await rig.peer(token=token)
@@ -274,7 +274,7 @@ async def test_connections(make: Make) -> None:
     assert not first.closed
 
 
-async def test_subscriptions(make: Make) -> None:
+async def test_subscriptions_of_a_token_are_limited(make: Make) -> None:
     rig = await make()
     token = await rig.token("consume", quotas={"subscriptions": 2})
     one, two = await rig.peer(token=token), await rig.peer(token=token)
@@ -287,7 +287,7 @@ async def test_subscriptions(make: Make) -> None:
     assert (await two.call(T.SUBSCRIBE, 1, "t", "g", 1, {}))[0] == T.OK
 
 
-async def test_settings_hold_where_a_token_says_nothing(make: Make) -> None:
+async def test_settings_are_the_default_quotas(make: Make) -> None:
     rig = await make(quota_connections=1, quota_pending=100, serve_token="of-everything")
     own = await rig.token("all", name="own", quotas={"connections": 2})
     plain = await rig.token("all", name="plain")
@@ -301,7 +301,7 @@ async def test_settings_hold_where_a_token_says_nothing(make: Make) -> None:
         await rig.peer(token="of-everything")
 
 
-async def test_a_change_of_its_quotas_ends_what_a_token_has_opened(make: Make) -> None:
+async def test_changed_quotas_end_a_tokens_connections(make: Make) -> None:
     rig = await make()
     token = await rig.token("all", quotas={"connections": 2})
     peer = await rig.peer(token=token)
@@ -324,7 +324,7 @@ def test_quotas_are_read_strictly() -> None:
 @pytest.mark.parametrize(
     ("quotas", "most"), [({"pending": 10}, 10), ({"tasks_per_s": 6}, 6), ({"pending": 2}, 3)]
 )
-async def test_a_quota_is_of_all_shards_together(
+async def test_quotas_cover_all_shards_together(
     tmp_path: Path, quotas: dict[str, float], most: int
 ) -> None:
     path, count = tmp_path / "tokens.json", 3

@@ -216,7 +216,7 @@ def test_tasks_go_to_the_shard_of_their_basis_and_others_stay(tmp_path: Path) ->
     assert report.moved == sum(home != one % ID_STEP for one, (_, home) in rows.items())
 
 
-def test_runs_of_ids_of_several_shards_between_each_other_are_all_found(tmp_path: Path) -> None:
+def test_interleaved_id_runs_of_several_shards_are_found(tmp_path: Path) -> None:
     """Packs are looked for by the order of ids: those of one shard must not lie over another's."""
     folder = Folder(tmp_path, 2)
     wanted = set[int]()
@@ -230,7 +230,7 @@ def test_runs_of_ids_of_several_shards_between_each_other_are_all_found(tmp_path
     assert set(folder.read(0).tasks) == wanted
 
 
-def test_progress_dead_letters_and_outcomes_go_along(tmp_path: Path) -> None:
+def test_progress_dead_letters_and_outcomes_are_moved(tmp_path: Path) -> None:
     folder = Folder(tmp_path, 1)
     folder.keep(0, GROUP, GroupRow(TOPIC, GROUP_NAME, 0, None, 0))
     keys = [key_in(shard, 3) for shard in range(3)]
@@ -337,7 +337,7 @@ def test_each_kind_of_record_goes_to_the_right_shards(tmp_path: Path) -> None:
     )
 
 
-def test_answers_of_a_shard_that_is_gone_are_known_in_all(tmp_path: Path) -> None:
+def test_answers_of_a_removed_shard_are_known_in_all_shards(tmp_path: Path) -> None:
     folder = Folder(tmp_path, 3)
     folder.keep(0, SESSION, session(b"a"))
     folder.keep(2, SESSION, session(b"a", 9), session(b"z"))
@@ -347,7 +347,7 @@ def test_answers_of_a_shard_that_is_gone_are_known_in_all(tmp_path: Path) -> Non
     assert folder.read(1).of(SESSION) == by_text([session(b"a", 9), session(b"z")])
 
 
-def test_answers_to_a_request_with_an_idempotency_key_meet_at_its_new_home(tmp_path: Path) -> None:
+def test_idempotency_answers_move_to_their_new_home_shard(tmp_path: Path) -> None:
     def answered(first: int, tasks: int) -> SessionRow:
         return SessionRow(b"s" * 16, 0, 5, ((2**40, first, tasks, 5),), once=Once(b"key"))
 
@@ -367,7 +367,7 @@ def test_answers_to_a_request_with_an_idempotency_key_meet_at_its_new_home(tmp_p
 # --- groups --------------------------------------------------------------------------------------
 
 
-def test_a_task_goes_to_the_groups_that_it_was_owed_to_and_to_no_other(tmp_path: Path) -> None:
+def test_a_moved_task_is_owed_to_the_same_groups(tmp_path: Path) -> None:
     """In shard 0 both groups are old, in shard 1 the second one came late."""
     folder = Folder(tmp_path, 2)
     folder.keep(0, GROUP, GroupRow(TOPIC, "a", 0, None, 0), GroupRow(TOPIC, "b", 10, None, 1))
@@ -386,13 +386,13 @@ def test_a_task_goes_to_the_groups_that_it_was_owed_to_and_to_no_other(tmp_path:
         done = ProgressRow(row.id, "b", ProgressState.DONE, 0, 0)
         assert found.tasks[row.id].progress == (done,)
     assert all(not found.tasks[row.id].progress for row in (*later, *others))
-    # Once more: what was said of a task stays said, and is not said twice.
+    # A repeated run keeps the records of a task without duplicates.
     assert folder.to(2).done == 0
     assert sum(len(one.progress) for one in folder.read(1).tasks.values()) == 0
     assert sum(len(one.progress) for one in folder.read(0).tasks.values()) == len(fired)
 
 
-def test_a_group_that_a_shard_lacks_begins_there_now(tmp_path: Path) -> None:
+def test_a_group_missing_in_a_shard_starts_there_now(tmp_path: Path) -> None:
     folder = Folder(tmp_path, 2)
     settings = GroupSettings(rate=5.0)
     folder.keep(0, GROUP, GroupRow(TOPIC, "a", 0, None, 0), GroupRow(TOPIC, "b", 0, settings, 0))
@@ -418,7 +418,7 @@ def test_a_group_that_a_shard_lacks_begins_there_now(tmp_path: Path) -> None:
         }  # fmt: skip
 
 
-def test_the_groups_of_one_shard_are_taken_over_as_they_are(tmp_path: Path) -> None:
+def test_groups_of_a_single_shard_are_copied_unchanged(tmp_path: Path) -> None:
     folder = Folder(tmp_path, 1)
     former = (FormerFilter("x", None, 5, ident(9, 0)),)
     rows = [
@@ -451,7 +451,7 @@ def _topic_is_deleted(folder: Folder) -> Iterable[str]:
     return ("topic t is being deleted",)
 
 
-def test_the_settings_of_a_home_count_where_others_have_not_followed_it(tmp_path: Path) -> None:
+def test_the_home_shards_settings_win(tmp_path: Path) -> None:
     folder = Folder(tmp_path, 2)
     folder.keep(0, GROUP, GroupRow(TOPIC, "a", 0, GroupSettings(rate=1.0), 0, 3))
     folder.keep(1, GROUP, GroupRow(TOPIC, "a", 0, GroupSettings(rate=2.0), 0, 7))
@@ -537,7 +537,7 @@ def _owed_before_alone(folder: Folder) -> Iterable[str]:
         _owed_before_alone,
     ],
 )  # fmt: skip
-def test_what_cannot_be_moved_exactly_is_refused(
+def test_records_that_cannot_be_moved_are_refused(
     tmp_path: Path, prepare: Callable[[Folder], Iterable[str]]
 ) -> None:
     folder = Folder(tmp_path, 2)
@@ -595,7 +595,7 @@ def test_a_disk_without_room_is_refused(tmp_path: Path, monkeypatch: pytest.Monk
         ("redis://u:secret@h:1/0", 2, None, "store 'redis://h:1/0': only SQLite stores"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(
+def test_invalid_plans_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: str, to: int, into: str | None,
     message: str,
 ) -> None:  # fmt: skip
@@ -606,14 +606,14 @@ def test_what_cannot_be_meant_is_refused(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_that_is_none(tmp_path: Path) -> None:
+def test_a_folder_without_shards_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StoreUnusable, match="shards.json is missing: there are no shards"):
         reshard(Plan(f"sqlite:///{tmp_path}/", 2), NOW_MS)
     with pytest.raises(StoreUnusable, match="x.db is missing"):
         reshard(Plan(f"sqlite:///{tmp_path}/x.db", 2, f"sqlite:///{tmp_path}/d/"), NOW_MS)
 
 
-def test_a_database_goes_into_one_folder_only(tmp_path: Path) -> None:
+def test_a_database_can_be_resharded_into_one_folder_only(tmp_path: Path) -> None:
     folder = Folder(tmp_path, 1)
     folder.add(0, task(1, 0), task(2, 0))
     folder.write()
@@ -630,9 +630,7 @@ def test_a_database_goes_into_one_folder_only(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("rounds", [1, 2])
-def test_a_check_names_the_databases_that_count_and_refuses_the_others(
-    tmp_path: Path, rounds: int
-) -> None:
+def test_a_check_refuses_superseded_databases(tmp_path: Path, rounds: int) -> None:
     folder = Folder(tmp_path, 1)
     folder.add(0, task(1, 0), task(2, 0))
     folder.write()
@@ -671,7 +669,7 @@ def test_a_check_names_the_databases_that_count_and_refuses_the_others(
         lambda batch: batch.ended.clear(),
     ],
 )
-def test_what_was_not_written_as_it_was_is_noticed(
+def test_a_wrongly_written_row_is_detected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loses: Callable[[Effects], Any]
 ) -> None:
     folder = Folder(tmp_path, 1)

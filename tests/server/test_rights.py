@@ -108,7 +108,9 @@ async def ask(peer: Peer, kind: T, fields: tuple[Any, ...]) -> str | None:
 
 
 @pytest.mark.parametrize(("right", "pattern"), SCOPES, ids=SCOPE_IDS)
-async def test_tcp(rig: AccessRig, right: Right, pattern: str) -> None:
+async def test_every_tcp_request_needs_its_right(
+    rig: AccessRig, right: Right, pattern: str
+) -> None:
     peer = await rig.peer_with(f"{right}={pattern}")
     for kind, operation, fields in requests():
         code = await ask(peer, kind, fields)
@@ -122,7 +124,7 @@ async def test_tcp(rig: AccessRig, right: Right, pattern: str) -> None:
         assert code != "internal", said
 
 
-async def test_without_a_right_nothing_is_done_over_tcp(rig: AccessRig) -> None:
+async def test_tcp_requests_without_rights_change_nothing(rig: AccessRig) -> None:
     peer = await rig.peer_with("produce=nothing-here")
     changes = rig.core.open.is_empty()
     for kind, operation, fields in requests():
@@ -206,7 +208,7 @@ def target(path: str) -> str:
 
 
 async def http_status(rig: AccessRig, token: str, method: str, path: str) -> int:
-    """Of the answer's head: a stream goes on."""
+    """Return the status of the answer's head; a stream stays open."""
     body = BODIES.get((method, path))
     asked = rig.begin(method, target(path), body, authorization=f"Bearer {token}")
     response = await asked.until(lambda response: response.status)
@@ -216,7 +218,7 @@ async def http_status(rig: AccessRig, token: str, method: str, path: str) -> int
 
 
 @pytest.mark.parametrize(("right", "pattern"), SCOPES, ids=SCOPE_IDS)
-async def test_http(rig: AccessRig, right: Right, pattern: str) -> None:
+async def test_every_http_route_needs_its_right(rig: AccessRig, right: Right, pattern: str) -> None:
     token = await rig.token(f"{right}={pattern}")
     for route in ROUTES:
         status = await http_status(rig, token, route.method, route.path)
@@ -238,7 +240,7 @@ def guarded(rig: AccessRig, *grants: tuple[Right, tuple[str, ...]]) -> Any:
     return Pipeline(rig.operations, lambda: None).of(Principal("p", grants))
 
 
-def test_what_no_declaration_names_cannot_be_asked_for(rig: AccessRig) -> None:
+def test_undeclared_operations_are_not_exposed(rig: AccessRig) -> None:
     rig.operations.verbs.format_the_disk = lambda *args: None  # type: ignore[attr-defined]
     everything = guarded(rig, *((right, ("*",)) for right in Right))
     assert set(vars(everything)) == {*VERBS, "plain_tasks", "unreadable"}
@@ -262,7 +264,7 @@ def test_every_operation_is_checked_by_its_row(rig: AccessRig) -> None:
             assert "tasks" in parameters or "new_tasks" in parameters, name
 
 
-def test_who_may_do_all_has_the_operations_themselves(rig: AccessRig) -> None:
+def test_full_rights_get_the_unguarded_operations(rig: AccessRig) -> None:
     pipeline, verbs = Pipeline(rig.operations, lambda: None), rig.operations.verbs
     assert pipeline.of(Principal("p", None)) is verbs
     assert pipeline.of(NOBODY) is pipeline.of(NOBODY)
@@ -274,7 +276,7 @@ def test_who_may_do_all_has_the_operations_themselves(rig: AccessRig) -> None:
     "tasks",
     [None, "t", {"t": 1}, ("t",), ({0: "t"},), (["t", b"", 0],), ((),), ((b"t", b"", 0),), (5,)],
 )
-def test_what_has_not_the_shape_of_tasks_never_gets_past(rig: AccessRig, tasks: object) -> None:
+def test_malformed_tasks_never_pass_the_guard(rig: AccessRig, tasks: object) -> None:
     def enqueue(caller: object, request: int, floor: int, tasks: object, now: object) -> None:
         pytest.fail(f"{tasks} did")
 
@@ -291,15 +293,17 @@ def test_what_has_not_the_shape_of_tasks_never_gets_past(rig: AccessRig, tasks: 
         ("o*", ("o", "orders"), ("p", "")),
     ],
 )
-def test_patterns(pattern: str, fits: tuple[str, ...], does_not: tuple[str, ...]) -> None:
+def test_topic_patterns_match(
+    pattern: str, fits: tuple[str, ...], does_not: tuple[str, ...]
+) -> None:
     topics = Topics((pattern,))
     assert all(map(topics, fits)) and not any(map(topics, does_not)) and not topics.are_all
     assert Topics(("*",)).are_all
 
 
-def test_no_patterns_are_no_topics() -> None:
+def test_an_empty_pattern_list_matches_no_topic() -> None:
     assert not Topics(())("") and not Topics(())("t")
 
 
-def test_a_need_says_what_it_is_of() -> None:
+def test_every_need_is_a_need() -> None:
     assert all(need is None or isinstance(need, Need) for _, need in NEEDS)

@@ -47,7 +47,9 @@ def state(rig: AccessRig) -> tuple[Any, ...]:
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("scopes", [("produce=nothing",), ("all=nothing.*",), ()])
-async def test_tcp(rig: AccessRig, seed: int, scopes: tuple[str, ...]) -> None:
+async def test_random_tcp_requests_need_their_rights(
+    rig: AccessRig, seed: int, scopes: tuple[str, ...]
+) -> None:
     """Without a scope: before HELLO."""
     ids = await furnished(rig)
     token = await rig.token(*scopes) if scopes else None
@@ -82,7 +84,9 @@ async def test_tcp(rig: AccessRig, seed: int, scopes: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("scope", ["produce=nothing", "all=nothing.*", None])
-async def test_http(rig: AccessRig, seed: int, scope: str | None) -> None:
+async def test_random_http_requests_need_their_rights(
+    rig: AccessRig, seed: int, scope: str | None
+) -> None:
     ids = await furnished(rig)
     token = await rig.token(scope) if scope is not None else "tw_000000000000_x"
     before, chance = state(rig), random.Random(seed)

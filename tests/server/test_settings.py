@@ -21,7 +21,7 @@ from tickwheel.server import tokens
 from tickwheel.server.settings import Settings, load, split_address
 
 
-def test_defaults_need_nothing() -> None:
+def test_defaults_need_no_configuration() -> None:
     settings = load()
     assert settings.store == "sqlite:///tickwheel.db"
     assert settings.listen == "tcp://127.0.0.1:7355"
@@ -68,7 +68,7 @@ def names_that_clients_read() -> set[str]:
     return {text for text in texts if re.fullmatch("TICKWHEEL_[A-Z_]+[A-Z]", text)}
 
 
-def test_no_variable_of_a_client_is_a_setting_of_the_daemon() -> None:
+def test_client_variables_are_not_daemon_settings() -> None:
     """What a shell has for its clients says nothing to a daemon that starts there."""
     settings = {f"TICKWHEEL_{name.upper()}" for name in Settings.model_fields}
     clients = names_that_clients_read()
@@ -76,7 +76,7 @@ def test_no_variable_of_a_client_is_a_setting_of_the_daemon() -> None:
     assert settings & clients == DAEMONS_OWN_FILES
 
 
-def test_serve_looks_at_no_token_of_a_client(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_serve_ignores_the_clients_token(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Settings] = []
     monkeypatch.setattr(main, "run", lambda settings: seen.append(settings) or 0)
     monkeypatch.setenv("TICKWHEEL_TOKEN", "of-a-client")
@@ -90,7 +90,7 @@ def test_serve_looks_at_no_token_of_a_client(monkeypatch: pytest.MonkeyPatch) ->
     assert len(seen) == 2
 
 
-def test_a_token_of_the_file_does_not_become_the_one_password(tmp_path: Path) -> None:
+def test_a_token_of_the_file_cannot_be_the_serve_token(tmp_path: Path) -> None:
     """Also one that was revoked, and is in the file no more."""
     path = tmp_path / "tokens.json"
     grants = tokens.parse_scopes(["produce=orders.*"])
@@ -121,7 +121,7 @@ def test_a_token_of_the_file_does_not_become_the_one_password(tmp_path: Path) ->
         ({"connections_max": "many"}, ["connections_max", "many"]),
     ],
 )
-def test_a_wrong_setting_is_named_with_its_value(
+def test_an_invalid_setting_is_named_with_its_value(
     overrides: dict[str, object], words: list[str]
 ) -> None:
     with pytest.raises(BadRequest) as caught:
@@ -130,7 +130,7 @@ def test_a_wrong_setting_is_named_with_its_value(
         assert word in caught.value.message
 
 
-def test_the_shares_of_the_disk_are_in_order() -> None:
+def test_disk_shares_must_be_in_order() -> None:
     settings = load()
     assert (settings.history_disk_warn, settings.history_disk_clean, settings.disk_refuse) == (
         0.75,
@@ -162,7 +162,7 @@ def test_a_missing_or_unreadable_file_is_reported(tmp_path: Path) -> None:
         load(str(broken))
 
 
-def test_addresses() -> None:
+def test_addresses_are_parsed() -> None:
     assert split_address("tcp://10.1.2.3:7355", "listen") == ("10.1.2.3", 7355)
     assert split_address("[::1]:80", "http") == ("::1", 80)
     for wrong in ("localhost", ":5", "a:b", "tcp://x:70000"):
@@ -212,7 +212,7 @@ def test_connections_leave_descriptors_to_the_daemon(
     assert logged == ([] if connections_max == 4096 else ["few_file_descriptors"])
 
 
-def test_connections_that_cannot_be_accepted_are_logged_once_in_a_while() -> None:
+def test_failed_accepts_are_logged_at_a_limited_rate() -> None:
     logged: list[str] = []
     passed_on: list[str] = []
     now_s = [0.0]

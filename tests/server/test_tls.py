@@ -31,14 +31,14 @@ def test_a_certificate_says_until_when_it_is_valid(authority: Authority) -> None
     assert 29 * 86_400 < until_s - time.time() < 31 * 86_400
 
 
-def test_key_and_certificate_may_stand_in_one_file(authority: Authority, tmp_path: Path) -> None:
+def test_key_and_certificate_can_share_a_file(authority: Authority, tmp_path: Path) -> None:
     pair = authority.sign("both")
     both = tmp_path / "both.pem"
     both.write_text(pair.key.read_text() + pair.cert.read_text())
     load(Files(str(both), None, str(authority.ca)))
 
 
-def test_what_is_wrong_with_the_files_is_one_line_that_names_one(
+def test_certificate_errors_are_one_line_naming_the_file(
     authority: Authority, tmp_path: Path
 ) -> None:
     right, other = authority.sign("right"), authority.sign("other")
@@ -70,7 +70,7 @@ def test_what_is_wrong_with_the_files_is_one_line_that_names_one(
         assert all(word in said for word in words) and "\n" not in said, said
 
 
-async def test_new_files_are_for_the_next_connection_and_broken_ones_for_none(
+async def test_changed_certificates_apply_to_new_connections(
     authority: Authority,
 ) -> None:
     said: list[str] = []
@@ -138,7 +138,7 @@ def test_a_certificate_names_its_holder_by_parts() -> None:
         ({"listen": "tcp://wheel.internal:1", "tokens_file": "t"}, "without TLS"),
     ],
 )
-def test_a_port_without_what_it_needs_is_refused(given: dict[str, object], words: str) -> None:
+def test_a_tls_port_without_its_files_is_refused(given: dict[str, object], words: str) -> None:
     with pytest.raises(BadRequest) as raised:
         load_settings(None, given)
     assert words in raised.value.message and "\n" not in raised.value.message
@@ -165,11 +165,11 @@ def test_a_port_without_what_it_needs_is_refused(given: dict[str, object], words
         },
     ],
 )
-def test_a_port_with_what_it_needs_is_taken(given: dict[str, object]) -> None:
+def test_a_tls_port_with_its_files_is_accepted(given: dict[str, object]) -> None:
     assert isinstance(load_settings(None, given), Settings)
 
 
-def test_so_many_handshakes_a_second_and_no_more() -> None:
+def test_handshakes_per_second_are_limited() -> None:
     pace = Pace(per_s=10, most=5)
     for _ in range(5):
         assert pace.wait_s(1.0) == 0

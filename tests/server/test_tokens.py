@@ -23,7 +23,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "tokens.json"
 
 
-def test_the_secret_is_in_no_file(path: Path) -> None:
+def test_token_secrets_are_not_stored(path: Path) -> None:
     token, text = tokens.create(path, "shop", ALL, 5, None)
     prefix, token_id, secret = text.split("_", 2)
     assert (prefix, token_id) == ("tw", token.id) and len(secret) == 43
@@ -33,7 +33,7 @@ def test_the_secret_is_in_no_file(path: Path) -> None:
     assert secret not in repr(token) and text not in repr(token)
 
 
-def test_what_is_written_is_read(path: Path) -> None:
+def test_written_tokens_are_read_back(path: Path) -> None:
     grants = tokens.parse_scopes(["produce=a.*,b", "read", "produce=c"])
     assert grants == ((Right.PRODUCE, ("a.*", "b", "c")), (Right.READ, ("*",)))
     token, _ = tokens.create(path, "shop", grants, 5, 10)
@@ -61,12 +61,12 @@ def test_what_is_written_is_read(path: Path) -> None:
         (["read=a**"], "not"),
     ],
 )
-def test_scopes_that_are_none(scopes: list[str], said: str) -> None:
+def test_invalid_scopes_are_refused(scopes: list[str], said: str) -> None:
     with pytest.raises(BadRequest, match=said):
         tokens.parse_scopes(scopes)
 
 
-def test_limits(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_token_fields_are_limited(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     most = ",".join(f"t{n}" for n in range(tokens.PATTERNS_MAX))
     tokens.parse_scopes([f"read={most}"])
     with pytest.raises(LimitExceeded, match="101 patterns; the limit is 100"):
@@ -119,7 +119,7 @@ GOOD: dict[str, Any] = {
         {"expires_ms": 1.5}, {"expires": 5},
     ],
 )  # fmt: skip
-def test_what_is_not_understood_refuses_the_whole_file(path: Path, change: dict[str, Any]) -> None:
+def test_an_unknown_field_refuses_the_whole_token_file(path: Path, change: dict[str, Any]) -> None:
     path.write_text(json.dumps({"version": 1, "tokens": [GOOD]}))
     assert len(tokens.read(path)) == 1
     other = GOOD | {"id": "1" * 12} | change
@@ -140,15 +140,13 @@ def test_a_file_of_another_shape(path: Path, value: Any) -> None:
         tokens.read(path)
 
 
-def test_commands_at_the_same_time_lose_nothing(path: Path) -> None:
+def test_concurrent_commands_lose_no_token(path: Path) -> None:
     with ThreadPoolExecutor(8) as pool:
         made = [pool.submit(tokens.create, path, f"n{n}", ALL, 5, None) for n in range(24)]
     assert set(tokens.read(path)) == {one.result()[0].id for one in made}
 
 
-def test_a_write_that_fails_leaves_what_was_there(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_write_keeps_the_token_file(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tokens.create(path, "first", ALL, 5, None)
     before = path.read_bytes()
 
@@ -161,7 +159,7 @@ def test_a_write_that_fails_leaves_what_was_there(
     assert path.read_bytes() == before and os.listdir(path.parent) == [path.name]
 
 
-def test_behind_a_link_the_file_itself_is_changed(path: Path, tmp_path: Path) -> None:
+def test_a_symlinked_token_file_is_changed_at_its_target(path: Path, tmp_path: Path) -> None:
     tokens.create(path, "first", ALL, 5, None)
     link = tmp_path / "link.json"
     link.symlink_to(path)
@@ -169,7 +167,7 @@ def test_behind_a_link_the_file_itself_is_changed(path: Path, tmp_path: Path) ->
     assert link.is_symlink() and len(tokens.read(path)) == 2
 
 
-def test_root_leaves_the_file_to_whom_it_belongs(
+def test_root_keeps_the_owner_of_the_token_file(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A daemon that cannot read the new file goes by the old one: what is revoked stays valid."""
@@ -197,7 +195,7 @@ def test_root_leaves_the_file_to_whom_it_belongs(
     assert len(owners) == 2
 
 
-def test_last_use_only_grows_and_forgets_what_is_gone(path: Path) -> None:
+def test_last_use_only_grows_and_forgets_revoked_tokens(path: Path) -> None:
     token, _ = tokens.create(path, "first", ALL, 5, None)
     known = {token.id: token}
     tokens.write_used(path, {token.id: 100, "1" * 12: 7}, known)

@@ -84,12 +84,14 @@ async def rig() -> AsyncIterator[TracingRig]:
         (0, 0, "01", False),
     ],
 )
-async def test_who_is_sampled(share: float, low: int, flags: str, sampled: bool) -> None:
+async def test_sampling_follows_flag_and_share(
+    share: float, low: int, flags: str, sampled: bool
+) -> None:
     rig = TracingRig(trace_sample=share)
     assert rig.tracing.is_sampled(traceparent(low, flags)) is sampled
 
 
-async def test_a_frame_says_of_each_delivery_why_it_is_late(rig: TracingRig) -> None:
+async def test_spans_name_the_cause_of_lateness(rig: TracingRig) -> None:
     rig.deliver(
         [
             (row(1, traceparent(), NOW_MS - 500), 1),
@@ -112,13 +114,13 @@ async def test_a_frame_says_of_each_delivery_why_it_is_late(rig: TracingRig) -> 
     assert "tickwheel.lateness_s" not in said["4"].attributes
 
 
-async def test_one_cause_stands_for_all_late_ones_of_a_frame(rig: TracingRig) -> None:
+async def test_late_deliveries_of_a_frame_share_a_cause(rig: TracingRig) -> None:
     rig.deliver([(row(1, traceparent(), NOW_MS - 500), 1), (row(2, traceparent()), 1)], Cause.STORE)
     causes = [span.attributes.get("tickwheel.lateness_cause") for span in await rig.spans()]
     assert causes == ["store", None]
 
 
-async def test_a_commit_names_some_producers_and_none_without_one(rig: TracingRig) -> None:
+async def test_a_commit_span_links_a_limited_number_of_producers(rig: TracingRig) -> None:
     many = {i: row(i, traceparent()) for i in range(1, 2 * LINKS_MAX)}
     rig.tracing.committed(Effects(enqueued={1: row(1, None), **many}), 7, 0.25)
     rig.tracing.committed(Effects(enqueued={1: row(1, None)}), 8, 0.25)
@@ -130,7 +132,7 @@ async def test_a_commit_names_some_producers_and_none_without_one(rig: TracingRi
     assert span.end_time - span.start_time == 250_000_000
 
 
-async def test_what_waits_is_bounded_and_the_rest_is_counted(
+async def test_waiting_spans_are_limited_and_dropped_ones_counted(
     rig: TracingRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "NOTES_MAX", 3)
@@ -144,13 +146,13 @@ async def test_what_waits_is_bounded_and_the_rest_is_counted(
     assert not rig.tracing._deliveries
 
 
-async def test_no_body_waits_for_a_span(rig: TracingRig) -> None:
+async def test_waiting_spans_hold_no_bodies(rig: TracingRig) -> None:
     rig.deliver([(row(1, traceparent()), 1)])
     (note,) = rig.tracing._deliveries
     assert not [value for value in note if isinstance(value, (bytes, TaskRow))]
 
 
-async def test_a_failure_is_told_once_in_a_while(rig: TracingRig) -> None:
+async def test_export_failures_are_logged_at_a_limited_rate(rig: TracingRig) -> None:
     for sent in (False, False, True, False, True):
         rig.exports.ended("metrics", 0, sent=sent, why="it is away")
     await asyncio.sleep(0)
@@ -163,7 +165,7 @@ async def test_a_failure_is_told_once_in_a_while(rig: TracingRig) -> None:
     assert rig.events[-1][0] == "otlp_failed"
 
 
-async def test_metrics_that_cannot_be_read_once_are_read_again(rig: TracingRig) -> None:
+async def test_a_failed_metrics_read_is_repeated(rig: TracingRig) -> None:
     class Broken:
         async def read(self) -> list[Family]:
             raise ValueError("no such series")
@@ -185,24 +187,24 @@ async def test_metrics_that_cannot_be_read_once_are_read_again(rig: TracingRig) 
     ["collector:4318", "ftp://collector", "http://", "http://h:99999", "http://h?a=b",
      "http://user:word@h", "http://h:x"],
 )  # fmt: skip
-def test_an_endpoint_that_is_none_is_named(wrong: str) -> None:
+def test_an_invalid_otlp_endpoint_is_refused(wrong: str) -> None:
     with pytest.raises(BadRequest, match=r"setting otlp_endpoint: .*\(got "):
         load(None, {"otlp_endpoint": wrong})
 
 
 @pytest.mark.parametrize("wrong", [-0.1, 1.1, "half"])
-def test_a_share_that_is_none_is_named(wrong: Any) -> None:
+def test_an_invalid_trace_sample_is_refused(wrong: Any) -> None:
     with pytest.raises(BadRequest, match="setting trace_sample: "):
         load(None, {"trace_sample": wrong})
 
 
-def test_it_is_off_unless_it_is_asked_for() -> None:
+def test_tracing_is_off_by_default() -> None:
     assert load(None, {}).otlp_endpoint is None
     assert load(None, {"otlp_endpoint": ""}).otlp_endpoint is None
     assert load(None, {"otlp_endpoint": "https://h/otlp"}).otlp_endpoint == "https://h/otlp"
 
 
-def test_headers_come_from_a_file(tmp_path: Path) -> None:
+def test_otlp_headers_come_from_a_file(tmp_path: Path) -> None:
     path = tmp_path / "headers"
     path.write_text("# a comment\nAuthorization: Bearer a:b\n\nX-Scope: shop \n")
     assert headers_of(str(path)) == {"authorization": "Bearer a:b", "x-scope": "shop"}

@@ -84,21 +84,21 @@ SAID_AS = {
 """What an error calls it."""
 ODD = for_json(Limits())
 MORE_ODD = 2
-"""In the walk of ``make test``, each place gets so many more of the odd values."""
+"""Additional odd values for each place in `make test`."""
 
 Case = tuple[str, str, Any]
 """(method, path, body)"""
 
 
 def bodies() -> list[Case]:
-    """Of each route that takes JSON; the base of what is sent."""
-    found: list[Case] = []
+    """Return a valid body for each route that takes JSON."""
+    cases: list[Case] = []
     for route in ROUTES:
         if route.body is None:
             continue
         where = route.method, route.path
-        found += [(*where, body) for body in (*MORE.get(where, ()), BODIES.get(where)) if body]
-    return found
+        cases += [(*where, body) for body in (*MORE.get(where, ()), BODIES.get(where)) if body]
+    return cases
 
 
 def declared(method: str, path: str) -> list[str]:
@@ -143,7 +143,7 @@ class ValuesRig(HttpRig):
         await self.encoding.close(clean=True)
 
     async def receipt(self) -> str:
-        """Of a task that was delivered, of a topic that nothing else is about."""
+        """Return the receipt of a delivered task of a separate topic."""
         await self.post("/v1/tasks", {"topic": "own"})
         pulled = await self.post("/v1/topics/own/pull", {"group": "own"})
         return str(pulled["deliveries"][0]["receipt"])
@@ -163,7 +163,7 @@ class ValuesRig(HttpRig):
         self.is_over = False
 
     async def lives(self, said: object) -> None:
-        """What was changed is stored, in all ways."""
+        """Check that changes are stored and readable in all ways."""
         answer = await self.call("GET", "/v1/stats")
         assert answer.status == 200, said
         assert not self.shard.failed.done(), said
@@ -217,7 +217,9 @@ async def walk(rig: ValuesRig, cases: Iterator[tuple[tuple[Case, Way], Any]]) ->
         await rig.judged(case, way, value)
 
 
-def test_each_place_of_each_body_takes_or_refuses(rig: ValuesRig, runner: asyncio.Runner) -> None:
+def test_each_field_of_each_body_accepts_or_refuses_odd_values(
+    rig: ValuesRig, runner: asyncio.Runner
+) -> None:
     """Some of the odd values, other ones at each place."""
     chance = random.Random(1)
     pairs = ((place, value) for place in PLACES for value in (*FAR, *chance.sample(ODD, MORE_ODD)))
@@ -225,7 +227,7 @@ def test_each_place_of_each_body_takes_or_refuses(rig: ValuesRig, runner: asynci
 
 
 @pytest.mark.slow  # the same with all of them
-def test_each_place_of_each_body_takes_or_refuses_everything(
+def test_each_field_of_each_body_accepts_or_refuses_all_odd_values(
     rig: ValuesRig, runner: asyncio.Runner
 ) -> None:
     runner.run(walk(rig, itertools.product(PLACES, ODD)))
@@ -238,7 +240,7 @@ few = settings(
 
 @few
 @given(place=st.sampled_from(PLACES), value=JSON_VALUES)
-def test_any_value_at_any_place(
+def test_random_values_are_accepted_or_refused(
     rig: ValuesRig, runner: asyncio.Runner, place: tuple[Case, Way], value: Any
 ) -> None:
     runner.run(rig.judged(*place, value))
@@ -280,7 +282,7 @@ KINDS: dict[str, tuple[str, str, str, Any]] = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_what_an_encoder_cannot_say_is_refused_alone(
+async def test_an_unencodable_value_is_refused_alone(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Beside it, in the same batch, are an enqueue before it and one behind it."""

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from simulation.world import Run
 
 BOUND_S = 20.0
-"""Within so many seconds after the last fault everything is delivered."""
+"""Maximum seconds from the last fault to the last delivery."""
 LOOK_S = 0.25
 GENTLE_HOLD_S = 0.3
 """Where nothing happens but hand-overs consumers work so long on a delivery: some are under way at
@@ -125,7 +125,7 @@ class Crowd:
         await asyncio.wait({looker.life}, timeout=patience_s)
 
     def judge(self, servers: Sequence[Server], clocks: Clocks) -> list[str]:
-        """What is wrong. ``servers``: of each shard."""
+        """Return the problems. `servers` are those of each shard."""
         wrong = [text for program in self.programs for text in program.failed]
         return wrong + judge.judge(self.records, servers, clocks)
 

@@ -24,7 +24,7 @@ PLANNED_GROUPS = "planned"
 
 
 def judge(records: Records, servers: Sequence[Server], clocks: Clocks) -> list[str]:
-    """What is wrong. ``servers``: of each shard."""
+    """Return the problems. `servers` are those of each shard."""
     owed = {topic: groups for topic, groups in GROUPS.items() if topic != PLANNED_GROUPS}
     wrong = list(check([records.journal], owed, clocks=clocks).violations)
     # The judge of the torture takes all tasks for enqueued before the first one comes. A delivery
@@ -43,7 +43,7 @@ def judge(records: Records, servers: Sequence[Server], clocks: Clocks) -> list[s
 
 
 def in_order(records: Records) -> list[str]:
-    """Of the tasks of a key, none comes before one that is due earlier and was there already."""
+    """Return tasks of a key delivered before an earlier due task that already existed."""
     wrong: list[str] = []
     came: dict[str, list[Seen]] = defaultdict(list)
     for one in records.seen:
@@ -87,7 +87,7 @@ def one_owner_an_epoch(server: Server) -> list[str]:
 
 
 def nothing_twice(records: Records) -> list[str]:
-    """Of a run in which daemons were only stopped in order: leases last over that."""
+    """Return repeats in a run with orderly stops only, over which leases last."""
     came = Counter((one.token, one.group) for one in records.journal.delivered)
     return [
         f"{token} came {times} times to {group}, and nothing had happened but hand-overs"

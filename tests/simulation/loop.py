@@ -35,7 +35,7 @@ from tickwheel.server.tcp.connection import Connection
 EPOCH_MS = 1_700_000_000_000
 """The wall clock at the begin of a run. It is past: the judge of the torture counts on that."""
 STUCK_CALLBACKS = 200_000
-"""So many callbacks in a row in which no time passes are a loop that has no end."""
+"""Consecutive callbacks without progress of time that count as an endless loop."""
 
 CLOSE_TRIES = 5
 """A program that waits for something in its ``finally`` needs more than one."""
@@ -238,7 +238,7 @@ class SimLoop(asyncio.BaseEventLoop):
 
 
 async def passes(seconds: float) -> None:
-    """Return when so much time of the simulation has passed."""
+    """Return after `seconds` of simulated time."""
     await asyncio.sleep(seconds)  # real time: none, this loop's time is a number
 
 

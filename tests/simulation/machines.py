@@ -41,7 +41,7 @@ RESTART_S = (0.1, 3.0)
 
 @cache
 def settings_of(name: str, capacity: float = 1.0) -> Settings:
-    """Those of a node."""
+    """Return the settings of a node."""
     return Settings(
         **DAEMON,
         store="redis://store/?shards=2",
@@ -55,7 +55,7 @@ def settings_of(name: str, capacity: float = 1.0) -> Settings:
 
 @cache
 def settings_of_shard(name: str, shard: int) -> Settings:
-    """Those of a node's daemon."""
+    """Return the settings of a node's daemon."""
     address = f"{name}:{PORT + 1 + shard}"
     own = {"store": "memory:", "shard": shard, "listen": address, "advertise": f"tcp://{address}"}
     return settings_of(name).model_copy(update=own)

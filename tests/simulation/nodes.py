@@ -43,17 +43,17 @@ from tickwheel.server.processes import Process, ProcessKind
 from tickwheel.server.registrar import place
 
 GAP_S = 0.5
-"""A shard that is handed over has a leader again within so many seconds."""
+"""Maximum seconds without a leader during a handover."""
 BOUND_S = 30.0
 """Within so many seconds after the last fault, or after each wish of a calm run, all is where it
 shall be."""
 STAYS_S = 1.0
-"""Then nothing more moves, for so long at least."""
+"""Seconds without a move after which the placement is stable."""
 FAULTS_S = 4.0
 CALM_EACH = 4
-"""Each so many-th seed is a run in which nothing goes wrong."""
+"""One in this number of seeds is a run without faults."""
 WISHES = 4
-"""What is wished for, one after the other, in a calm run."""
+"""Number of operator requests in a run without faults."""
 LOOK_S = 0.1
 DRAIN_S = (0.01, 0.3)
 """How long a daemon takes to give its shard back."""
@@ -205,7 +205,7 @@ class NodesWorld(Run):
         """Whether a registrar can see that the process of another one is over."""
         self.machines = [self.make_machine(self, f"node-{letter}") for letter in "abc"]
         self.daemons: list[dict[int, ProcessHost]] = [{} for _ in range(self.count)]
-        """Of each shard: the processes that have led it and live."""
+        """Live processes that have led each shard."""
         self._given: dict[int, float] = {}
         """Shard that its leader was told to give back, with nothing else wrong → when."""
 
@@ -249,12 +249,12 @@ class NodesWorld(Run):
         self.trace("gives", host, "with its node" if is_node else "")
         others = [one for one in self.machines if one.is_alive and one is not machine]
         if is_node:
-            if self.is_calm and any(not one.is_leaving for one in others):
+            if self.is_calm and any(not other.is_leaving for other in others):
                 self.problems.append(f"{host} leads still when its node ends, at {now_s:.3f} s")
             return
         heirs = {} if machine.seen is None else dict(machine.seen.nodes)
         heirs.pop(machine.name, None)
-        if not any(shard in one.standbys for one in heirs.values()):
+        if not any(shard in heir.standbys for heir in heirs.values()):
             self.problems.append(
                 f"{host} gives its shard away, and nobody stands by: {now_s:.3f} s"
             )
@@ -269,9 +269,9 @@ class NodesWorld(Run):
     # --- where all shall be -----------------------------------------------------------------------
 
     def target(self) -> dict[int, str]:
-        """Shard → node, by what is true."""
+        """Return the node of each shard by the actual state."""
         registry = self.registry
-        there = {one.name: one.capacity for one in self.machines if one.is_alive}
+        there = {machine.name: machine.capacity for machine in self.machines if machine.is_alive}
         free = {name: c for name, c in there.items() if name not in registry.drained}
         return place(self.count, free or there, registry.placed)
 
@@ -285,7 +285,7 @@ class NodesWorld(Run):
         }
 
     def amiss(self) -> str:
-        """What is not where it shall be yet; empty: nothing."""
+        """Return what is still misplaced, or an empty text."""
         for machine in self.machines:
             if machine.is_leaving or machine.is_alive == machine.is_gone:
                 return f"{machine.name} is on its way"
@@ -373,7 +373,7 @@ class NodesWorld(Run):
                 )
 
     def _can(self, name: str) -> bool:
-        alive = [one for one in self.machines if one.is_alive]
+        alive = [machine for machine in self.machines if machine.is_alive]
         if name == "join":
             return len(alive) < len(self.machines)
         return name != "leave" or len(alive) > 1
@@ -455,17 +455,19 @@ def host_of_process() -> ProcessHost:
 
 
 def _machine(world: NodesWorld) -> Machine:
-    return world.rnd.choice([one for one in world.machines if one.is_alive] or world.machines)
+    return world.rnd.choice(
+        [machine for machine in world.machines if machine.is_alive] or world.machines
+    )
 
 
 def _process(world: NodesWorld, kind: ProcessKind) -> ProcessHost | None:
-    found = [
+    hosts = [
         host
         for machine in world.machines
         for host in machine.hosts.values()
         if machine.is_alive and host.process is not None and host.process.kind is kind
     ]
-    return world.rnd.choice(found) if found else None
+    return world.rnd.choice(hosts) if hosts else None
 
 
 def _for_s(world: NodesWorld, low_s: float, high_s: float, end: Callable[[], object]) -> None:
@@ -557,7 +559,7 @@ def slow_store(world: NodesWorld) -> None:
 
 def join(world: NodesWorld) -> None:
     """A machine that is not there begins."""
-    gone = [one for one in world.machines if not one.is_alive]
+    gone = [machine for machine in world.machines if not machine.is_alive]
     if gone:
         world.rnd.choice(gone).start()
 

@@ -24,16 +24,16 @@ from typing import Any, NamedTuple
 from simulation.world import Outcome, simulate
 
 COLLECT_RUNS = 25
-"""Garbage is collected after so many runs: when it is decides nothing in one."""
+"""Runs between two garbage collections, which do not affect a run."""
 SHOWN_MAX = 20
 STUCK_S = 60.0
-"""A run that uses so much of a core has no end: it shows where it is, and ends the process."""
+"""Processor seconds after which a run is stuck: it prints its stack and ends the process."""
 LEFT: list[str] = []
 """What went wrong where nobody could catch it, as a coroutine that nobody has closed."""
 
 
 class Report(NamedTuple):
-    """What came of some runs."""
+    """The result of some runs."""
 
     failed: list[Outcome]
     runs: int
@@ -71,7 +71,7 @@ class Kind(NamedTuple):
     name: str
     simulate: Callable[..., Outcome]
     each: int = 1
-    """Among runs of all kinds, each so many-th seed has one of this kind: they take long."""
+    """One in this number of seeds has a run of this slow kind."""
 
 
 def _simulate_nodes(seed: int, **options: Any) -> Outcome:
@@ -108,7 +108,7 @@ def prepare() -> None:
 
 
 def run_all(seeds: Sequence[int], *, stop_at: int = 0, kind: Kind = DAEMONS) -> Report:
-    """Runs of these seeds, until so many have failed (0: all)."""
+    """Run these seeds until `stop_at` have failed (0: all)."""
     failed: list[Outcome] = []
     faults, events, counts = Counter[str](), Counter[str](), Counter[str]()
     began_s, virtual_s, runs = time.process_time(), 0.0, 0
@@ -146,7 +146,7 @@ def _watch(seed: int, kind: Kind) -> None:
 
 
 def failure(outcome: Outcome, kind: Kind = DAEMONS) -> str:
-    """What is wrong with a run, and how to see it again."""
+    """Return the problems of a run and how to repeat it."""
     again = command(outcome.seed, kind)
     lines = [f"FAILED seed {outcome.seed} (trace {outcome.trace_hash}): {again}"]
     lines += [f"  {text}" for text in outcome.problems[:SHOWN_MAX]]

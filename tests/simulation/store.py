@@ -245,7 +245,7 @@ class Line:
     def __init__(self, server: Server, host: Host, trace: Trace) -> None:
         self.server, self.host, self._trace = server, host, trace
         self.number = 1
-        """Of the connection: another one after each answer that did not come."""
+        """Number of the connection, which changes after each missing answer."""
         self._life = server.lives
         self._last_s = 0.0
 

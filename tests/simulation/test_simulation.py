@@ -62,7 +62,7 @@ def _case(name: str, seen: dict[str, Any] | None = None) -> Any:
 
 
 def _report(kind: str, seeds: int) -> Any:
-    """What came of so many runs, all of which hold."""
+    """Return the report of `seeds` runs, all of which must hold."""
     options = ("--kind", kind, "--seeds", str(seeds), "--stop-at", "1", "--json")
     report = _run("simulation", *options)
     assert not report["failed"], "\n".join(report["shown"])
@@ -108,7 +108,7 @@ def test_every_run_of_the_whole_holds(seeds: int) -> None:
     assert counts["tasks"] > 10 * seeds and counts["deliveries"] > counts["tasks"]
 
 
-def test_a_seed_is_one_run_in_every_process() -> None:
+def test_a_seed_gives_the_same_run_in_every_process() -> None:
     others = _run("simulation.cases", "named", "named_whole")
     here, there = _case("named"), _case("named", others)
     assert here == there
@@ -124,7 +124,7 @@ def test_a_seed_is_one_run_in_every_process() -> None:
 
 
 @pytest.mark.parametrize("nodes", ["1", "2", "3"])
-def test_without_faults_nothing_comes_twice(nodes: str) -> None:
+def test_a_run_without_faults_delivers_once(nodes: str) -> None:
     outcome = _case("without_faults")[nodes]
     assert not outcome["problems"]
     assert outcome["counts"]["epochs"] == 1
@@ -145,7 +145,7 @@ def test_a_failure_says_how_to_see_it_again() -> None:
 
 
 @pytest.mark.parametrize("lost", LOST)
-def test_a_store_that_goes_away_in_the_first_takeover_does_not_end_the_daemon(lost: str) -> None:
+def test_a_store_lost_in_the_first_takeover_is_retried(lost: str) -> None:
     """It waited for the lease; now it tries on, as it does in every later takeover."""
     outcome = _case("store_away")[lost]
     assert outcome["seen"] == [lost]
@@ -154,16 +154,16 @@ def test_a_store_that_goes_away_in_the_first_takeover_does_not_end_the_daemon(lo
     assert outcome["events"]["serving"] == 1, "it is the same process"
 
 
-def test_a_killed_host_runs_nothing_more_and_a_frozen_one_later() -> None:
+def test_a_killed_host_stops_and_a_frozen_one_resumes() -> None:
     assert _case("hosts") == {"ran": ["middle", "two at 1", "two at 3"], "ended_s": 4.0}
 
 
-def test_programs_that_are_left_are_closed_after_the_run() -> None:
+def test_leftover_programs_are_closed_after_the_run() -> None:
     """Nothing of them runs before, and nothing that they begin then."""
     assert _case("programs") == ["over", "killed closes", "alive closes"]
 
 
-def test_the_network_keeps_the_order_of_a_connection_and_not_between_them() -> None:
+def test_the_network_keeps_order_only_within_a_connection() -> None:
     """Bytes of one arrive in order, whatever the latency; those of others overtake them."""
     arrived = _case("network")
     for number in (0, 1):
@@ -171,7 +171,7 @@ def test_the_network_keeps_the_order_of_a_connection_and_not_between_them() -> N
     assert [one for one, _ in arrived] != sorted(one for one, _ in arrived), "they overtake"
 
 
-def test_the_server_takes_batches_of_the_newest_owner_alone() -> None:
+def test_the_server_accepts_only_the_newest_owners_batches() -> None:
     seen = _case("server")
     assert seen["said"] == [True, False, "Fenced", "StoreBehind"], "the second one is there"
     assert seen["last_batch"] == 1

@@ -49,7 +49,7 @@ CALM_S = 10.0
 CALM_TASKS = 25
 """so many tasks of each producer."""
 FOLLOWED_S = 20
-"""So long after the end of all work every shard has the settings of the homes, at the latest."""
+"""Maximum seconds after the work until every shard has the home shards' settings."""
 KEYS = ("c", "d", "e", "f")
 """Order keys beside the usual ones, so that each shard has some."""
 
@@ -172,7 +172,7 @@ class WholeWorld(NodesWorld):
         self._all_over = self.loop.create_task(self._until_over())
 
     async def _until_over(self) -> None:
-        """Wait until all has ended, and what a last producer puts into each shard, too."""
+        """Wait until all tasks have ended, including those of a last producer in each shard."""
         names = (f"last-{number}" for number in count())
         self.crowd.probe([
             next(name for name in names if shard_of(name, self.count) == shard)

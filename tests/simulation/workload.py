@@ -80,7 +80,7 @@ class Records:
         self.over: set[int] = set()
         """Tasks that were cancelled."""
         self.errors: list[str] = []
-        """Of enqueues."""
+        """Errors of enqueues."""
         self.is_ready = asyncio.Event()
         """The groups are there."""
         self.tried = 0

@@ -42,9 +42,9 @@ FAULTS_S = 3.0
 RESTART_S = (0.1, 1.5)
 JUMP_MS = (-3_000, 3_000)
 GENTLE_EACH = 4
-"""Each so many-th seed is a run without violence."""
+"""One in this number of seeds is a run without kills."""
 FAILING_OVER_EACH = 8
-"""Of so many seeds the last is a run whose store loses what it has confirmed."""
+"""One in this number of seeds is a run whose store loses confirmed batches."""
 
 
 DAEMON: dict[str, Any] = {
@@ -156,7 +156,7 @@ def daemon_of(
     """A daemon, with the store of the simulation where it would open its own. ``shards``: the
     servers of all shards, where there are several."""
     store = NodeStore(Line(server, host, run.trace))
-    siblings = NodeSiblings([Line(one, host, run.trace) for one in shards])
+    siblings = NodeSiblings([Line(shard, host, run.trace) for shard in shards])
     election = NodeElection(Line(server, host, run.trace), int(TTL_S * 1000))
     with (
         mock.patch.object(roles, "open_store", lambda given: (store, given.engine())),
@@ -185,14 +185,14 @@ class Log:
 
 @dataclass
 class Outcome:
-    """What came of one run."""
+    """The result of a run."""
 
     seed: int
     problems: list[str]
-    """What is wrong; empty: nothing."""
+    """Problems; empty if the run holds."""
     trace_hash: str
     lines: int
-    """Of the trace."""
+    """Lines of the trace."""
     virtual_s: float
     faults: Counter[str] = field(default_factory=Counter)
     events: Counter[str] = field(default_factory=Counter)
@@ -215,7 +215,7 @@ class Run:
         self.lines.append((self.loop.time(), *what))
 
     def outcome(self) -> Outcome:
-        """What came of it, once it is over."""
+        """Return the result after the run."""
         digest = hashlib.blake2b(digest_size=12)
         for line in self.lines:
             digest.update(f"{line}\n".encode())

@@ -1,1 +1,1 @@
-"""What the tests of more than one folder need: rigs, fakes, real daemons."""
+"""Rigs, fakes and real servers that tests of several folders share."""

@@ -1,4 +1,4 @@
-"""An authority and what it signs, made by ``openssl``."""
+"""A certificate authority made by ``openssl``."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ LOCAL = "subjectAltName=DNS:localhost,IP:127.0.0.1"
 
 
 class Pair(NamedTuple):
-    """Two files in PEM."""
+    """The PEM files of a certificate and its key."""
 
     cert: Path
     key: Path
 
 
 class Authority:
-    """``sign`` makes certificates that ``ca`` stands for."""
+    """An authority; clients that trust `ca` accept what ``sign`` makes."""
 
     def __init__(self, folder: Path, name: str = "authority") -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -31,7 +31,7 @@ class Authority:
         return self._root.cert
 
     def sign(self, name: str, *, subject: str = "", extension: str = LOCAL, days: int = 30) -> Pair:
-        """``NAME.pem`` and ``NAME.key``, new ones in the place of those of before."""
+        """Write ``NAME.pem`` and ``NAME.key``, replacing earlier ones."""
         made = Pair(self._folder / f"{name}.pem", self._folder / f"{name}.key")
         request, extensions = self._folder / f"{name}.csr", self._folder / f"{name}.ext"
         extensions.write_text(extension + "\n")

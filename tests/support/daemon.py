@@ -28,25 +28,25 @@ START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 60.0
 CLOSE_TIMEOUT_S = 5.0
 _GLANCE_S = 0.02
-"""How long one wait for the process's end lasts while the ready file is looked for."""
+"""Seconds between two checks for the ready file."""
 ANY_DISK = {
     "TICKWHEEL_DISK_REFUSE": "1",
     "TICKWHEEL_HISTORY_DISK_WARN": "1",
     "TICKWHEEL_HISTORY_DISK_CLEAN": "1",
 }
-"""The machine's own disk may be nearly full: no test but that of the limits depends on it."""
+"""Settings that make tests independent of how full the machine's disk is."""
 
 
 class DaemonFailed(Exception):
-    """It ended, or did not become ready in time; the message holds its log."""
+    """The daemon ended, or was not ready in time; the message holds its log."""
 
 
 class Daemon:
-    """One daemon's folder, store and address over any number of starts.
+    """The folder, store and address of a daemon over any number of starts.
 
-    ``settings`` are fields of ``tickwheel.server.settings.Settings`` (``lease_default_s=1``).
-    ``failpoints`` holds for the next start only; the places that killed stand in ``hits``.
-    ``files_max``: so many descriptors and no more, as in a container.
+    `settings` are fields of ``tickwheel.server.settings.Settings`` (``lease_default_s=1``).
+    `failpoints` apply to the next start only; `hits` lists those that killed the daemon.
+    `files_max` limits its file descriptors, as in a container.
     """
 
     def __init__(
@@ -86,17 +86,18 @@ class Daemon:
 
     @property
     def url(self) -> str:
-        """``tcp://127.0.0.1:PORT``, with ``tls_cert`` ``tls://…``; known after the first start."""
+        """Return ``tcp://127.0.0.1:PORT``, or ``tls://…`` with `tls_cert`. Valid after the first
+        start."""
         return str(self._ready["url"])
 
     @property
     def http(self) -> str:
-        """``http://127.0.0.1:PORT``, or ``https://…``; with ``http=True``."""
+        """Return ``http://127.0.0.1:PORT``, or ``https://…``. Needs ``http=True``."""
         return str(self._ready["http"])
 
     @property
     def http_all(self) -> str:
-        """The same of all shards together; with ``--http-all`` in ``args``."""
+        """Return the HTTP address of all shards. Needs ``--http-all`` in `args`."""
         return str(self._ready["http_all"])
 
     @property
@@ -113,23 +114,23 @@ class Daemon:
 
     @property
     def hits(self) -> list[str]:
-        """The failpoints that killed it, in order, over all starts."""
+        """Return the failpoints that killed the daemon, in order, over all starts."""
         return self._hits_file.read_text().split() if self._hits_file.exists() else []
 
     def log_text(self) -> str:
-        """What it has written to standard output and error over all starts."""
+        """Return the standard output and error of all starts."""
         return self.log.read_text(errors="replace") if self.log.exists() else ""
 
     # --- starting and ending ------------------------------------------------------------
 
     def start(self, timeout_s: float = START_TIMEOUT_S) -> Self:
-        """Start it and return once it serves. Raises DaemonFailed with its log."""
+        """Start the daemon and return once it serves. Raise DaemonFailed with its log."""
         self.spawn()
         self.wait_ready(timeout_s)
         return self
 
     def spawn(self) -> None:
-        """Start it without waiting until it serves."""
+        """Start the daemon without waiting until it serves."""
         assert not self.alive, "it is running"
         self._ready_file.unlink(missing_ok=True)
         with self.log.open("ab") as log:
@@ -144,7 +145,7 @@ class Daemon:
         self.starts += 1
 
     def wait_ready(self, timeout_s: float = START_TIMEOUT_S) -> None:
-        """Until the ready file of this start is there."""
+        """Wait for the ready file of this start."""
         process = self._running()
         deadline = time.monotonic() + timeout_s
         while not self._ready_file.exists():
@@ -163,32 +164,32 @@ class Daemon:
             self._http = self.http.removeprefix("http://")
 
     def kill(self) -> None:
-        """SIGKILL, and wait until it is gone. Nothing happens when it is not running."""
+        """Send SIGKILL and wait for the end. Do nothing if the daemon is not running."""
         if self._process is not None and self._process.poll() is None:
             self._process.kill()
             self._process.wait(STOP_TIMEOUT_S)
 
     def pause(self) -> None:
-        """SIGSTOP: it stands still, its connections stay."""
+        """Send SIGSTOP; connections stay open."""
         self._running().send_signal(signal.SIGSTOP)
 
     def go_on(self) -> None:
         self._running().send_signal(signal.SIGCONT)
 
     def terminate(self, timeout_s: float = STOP_TIMEOUT_S) -> int:
-        """SIGTERM; its exit code."""
+        """Send SIGTERM and return the exit code."""
         self._running().send_signal(signal.SIGTERM)
         return self.wait(timeout_s)
 
     def wait(self, timeout_s: float = STOP_TIMEOUT_S) -> int:
-        """Until it ends by itself; its exit code, negative for a signal."""
+        """Wait until the daemon ends by itself. Return its exit code, negative for a signal."""
         try:
             return self._running().wait(timeout_s)
         except subprocess.TimeoutExpired:
             raise DaemonFailed(f"still running after {timeout_s} s\n{self.log_text()}") from None
 
     def close(self) -> None:
-        """End it in whatever state it is: gracefully if it can, which also saves its coverage."""
+        """End the daemon in any state, gracefully if possible, which also saves its coverage."""
         if self.alive:
             self.go_on()
             self._running().send_signal(signal.SIGTERM)
@@ -197,7 +198,7 @@ class Daemon:
         self.kill()
 
     def restart(self, *, kill: bool = True) -> Self:
-        """End it, by SIGKILL or SIGTERM, and start it again at the same address."""
+        """End the daemon by SIGKILL or SIGTERM and start it at the same address."""
         if kill:
             self.kill()
         else:

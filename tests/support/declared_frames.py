@@ -1,5 +1,6 @@
-"""Frames made from what the daemon declares: every type, its fields, and every option that its
-handler says it knows; each place in turn gets another value."""
+"""Frames made from the daemon's declarations.
+
+Every type, field and declared option has a place, and each place in turn gets another value."""
 
 from __future__ import annotations
 
@@ -19,16 +20,16 @@ from tickwheel.server.shard.callers import Caller, Nobody
 from tickwheel.server.tcp.listener import command_table
 
 SILENT = (T.ONEWAY, T.ALIVE)
-"""They are answered only when they are wrong, and then with request 0."""
+"""Frames that are answered only if they are invalid, with request 0."""
 PATIENT = (T.PULL,)
-"""Answered when there is something to say."""
+"""Frames that are answered when there is something to report."""
 _LEAVES = (T.HELLO, T.BYE)
 _UNKNOWN = "no such option"
 Fields = tuple[Any, ...]
 
 
 def bases() -> list[tuple[T, Fields]]:
-    """The fields behind the request number of well-formed frames that a client sends."""
+    """Return the fields after the request number of valid client frames."""
     found = [(kind, SAMPLES[kind][1:]) for kind in T if kind < T.OK and kind not in _LEAVES]
     words = [verb.word for verb in VERBS.values() if verb.frame is T.SCHEDULE]
     found += [(T.SCHEDULE, ("daily", word, {})) for word in words if word != "show"]
@@ -37,7 +38,7 @@ def bases() -> list[tuple[T, Fields]]:
 
 
 def _declared(kind: T, fields: Fields, way: Way) -> list[str]:
-    """The names that the map at ``way`` may have, as its handler says."""
+    """Return the declared option names of the map at `way`."""
     operations: Any = _Operations()
     handler = command_table(operations, operations).handlers[int(kind)]
     asked = put(fields, way, {_UNKNOWN: 1})
@@ -51,7 +52,7 @@ def _declared(kind: T, fields: Fields, way: Way) -> list[str]:
 
 
 class _Operations:
-    """Takes whatever passes the handler."""
+    """Accept everything that passes the handler."""
 
     plain_tasks = (), 0, 0, 0
     limits = Limits()
@@ -64,7 +65,7 @@ _PEER: Any = SimpleNamespace(caller=Caller(Nobody()), send=None)
 
 
 def all_places() -> Iterator[tuple[T, Fields, Way]]:
-    """Everything inside of each base, and every option there may be."""
+    """Return every place inside each base, and every possible option."""
     for kind, fields in bases():
         yield from ((kind, fields, way) for way in places(fields) if way)
         for at in range(len(fields)):

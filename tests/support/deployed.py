@@ -1,4 +1,4 @@
-"""What the files of ``deploy/`` say, read for tests: objects of Kubernetes, services of compose."""
+"""Read the files of ``deploy/``: Kubernetes objects and compose services."""
 
 from __future__ import annotations
 
@@ -26,27 +26,29 @@ MANIFESTS = tuple(
 
 
 def objects(kind: str) -> list[dict[str, Any]]:
-    """Every object of this kind in the manifests."""
+    """Return all objects of a kind in the manifests."""
     found = (one for path in MANIFESTS for one in yaml.safe_load_all(path.read_text()))
     return [one for one in found if one["kind"] == kind]
 
 
 def the(kind: str, name: str = "") -> dict[str, Any]:
-    """The one object of this kind, or the one of this name."""
-    [found] = [one for one in objects(kind) if not name or one["metadata"]["name"] == name]
+    """Return the only object of a kind, or the one with this name."""
+    [found] = [item for item in objects(kind) if not name or item["metadata"]["name"] == name]
     return found
 
 
 def pod(workload: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(what a pod of it is, its one container)"""
+    """Return the pod specification of an object and its only container."""
     spec = workload["spec"]["template"]["spec"]
     [container] = spec["containers"]
     return spec, container
 
 
 def environment(container: dict[str, Any]) -> dict[str, str]:
-    """What Kubernetes would set, as far as the manifests say it: what comes from a Secret, or from
-    the pod itself, is ``<its name>``; ``$(NAME)`` stands for what was set before."""
+    """Return the environment that Kubernetes would set.
+
+    Values from a Secret or the pod itself are ``<their name>``; ``$(NAME)`` is replaced by an
+    earlier value."""
     values: dict[str, str] = {}
     for one in container["env"]:
         value = one.get("value", f"<{one['name']}>")
@@ -57,7 +59,7 @@ def environment(container: dict[str, Any]) -> dict[str, str]:
 
 
 def services(path: Path) -> dict[str, dict[str, Any]]:
-    """The services of a compose file; one that extends another has what that one has, too."""
+    """Return the services of a compose file, with what they inherit by ``extends``."""
     return {name: _whole(path, one) for name, one in _read(path)["services"].items()}
 
 
@@ -67,7 +69,7 @@ def _whole(path: Path, service: dict[str, Any]) -> dict[str, Any]:
         return service
     extended = services(path.parent / above["file"])[above["service"]]
     whole = {**extended, **{name: value for name, value in service.items() if name != "extends"}}
-    # What stands at one place in a container is what was said last.
+    # The last mount at a path wins.
     mounted = [*extended.get("volumes", ()), *service.get("volumes", ())]
     whole["volumes"] = list({one.split(":")[1]: one for one in mounted}.values())
     return whole
@@ -79,7 +81,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def texts() -> Iterator[tuple[str, str]]:
-    """(name below the root, text) of every file of ``deploy/`` that is written by hand."""
+    """Return (path, text) of every hand-written file of ``deploy/``."""
     for path in sorted(DEPLOY.rglob("*")):
         if path.is_file() and path.name != "tickwheel.toml" and "__pycache__" not in path.parts:
             yield str(path.relative_to(ROOT)), path.read_text()

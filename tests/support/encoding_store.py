@@ -1,5 +1,6 @@
-"""A store that fails as soon as any store would: each batch goes through the encoders of all of
-them, and through the history's."""
+"""A store that fails as soon as any store would.
+
+Each batch passes the encoders of all stores and of the history."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ ENDINGS_MAX = 10_000
 
 
 class EncodingStore(GatedStore):
-    """In memory, with a database of SQLite beside it that gets the same batches."""
+    """A memory store with a SQLite database that gets the same batches."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
@@ -48,7 +49,7 @@ class EncodingStore(GatedStore):
 
 
 class Encoded:
-    """A history that packs what belongs to each batch, as strictly as msgpack can, and drops it."""
+    """A history that packs each batch's records, as strictly as msgpack can, and drops them."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder

@@ -1,4 +1,4 @@
-"""Encodings for tests of every way in: the bounds, and what lies beyond them."""
+"""Encodings at and beyond their limits, for tests of every way in."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from tickwheel.model.records import BY_DUE_ALONE, Event, State
 CHECKPOINT_MS = 100
 DEATHS_MAX = 2
 SCAN_MS = 21
-"""Leases end up to this much late."""
+"""Maximum milliseconds between the end of a lease and its scan."""
 
 Receipt = tuple[int, str, int, int]
 """(id, group, epoch, attempt)"""
@@ -25,7 +25,7 @@ Receipt = tuple[int, str, int, int]
 
 @dataclass
 class Rate:
-    """A limit, and when what it let through was delivered since it was set."""
+    """A rate limit, and the times of deliveries since it was set."""
 
     rate: float
     burst: float
@@ -33,7 +33,7 @@ class Rate:
     sent_mono_ms: list[int] = field(default_factory=list)
 
     def tokens(self, mono_ms: int) -> float:
-        """Simulated from the beginning."""
+        """Return the tokens left, simulated from the beginning."""
         tokens, at_ms = float(self.burst), self.since_mono_ms
         for moment_ms in (*self.sent_mono_ms, mono_ms):
             tokens = min(float(self.burst), tokens + (moment_ms - at_ms) * self.rate / 1000) - 1
@@ -42,7 +42,7 @@ class Rate:
 
 
 class Model:
-    """``now`` is the present; ``durable`` what a crash would leave."""
+    """``now`` is the current content; ``durable`` is what a crash leaves."""
 
     def __init__(self, retry: RetryPolicy) -> None:
         self.retry = retry
@@ -95,7 +95,7 @@ class Model:
         self.sealed = None
 
     def restart(self, ends_mono_ms: dict[tuple[int, str], int], now_ms: int, id_mark: int) -> None:
-        """Go on from what is durable; ``ends_mono_ms`` says when the leases kept end."""
+        """Continue from the durable content. `ends_mono_ms` are the ends of the kept leases."""
         self.now = deepcopy(self.durable)
         self._begin_again(now_ms, id_mark)
         self.now.restored = {
@@ -124,7 +124,7 @@ class Model:
                 self._end(task, "deleted")
 
     def _begin_again(self, now_ms: int, id_mark: int) -> None:
-        """Groups whose start was a time in the future, which has come, get a place now."""
+        """Give groups with a reached future start their place."""
         for topic, groups in self.now.groups.items():
             for name in self.now.live(topic):
                 if groups[name].id == BY_DUE_ALONE and groups[name].ms <= now_ms:
@@ -143,7 +143,7 @@ class Model:
     # --- time ----------------------------------------------------------------------------------
 
     def due(self, task: Task) -> None:
-        """Its time has come: it is owed to the groups there are."""
+        """Make a task owed to the current groups."""
         if task.standings is None:
             if self.was_closed(task):
                 self._end(task, "deleted")
@@ -155,14 +155,13 @@ class Model:
                 scheduled.move(Event.DUE)
 
     def was_closed(self, task: Task) -> bool:
-        """Only groups that are being deleted were owed it; a restart made that anew."""
+        """Return whether only groups whose deletion a restart resumes were owed the task."""
         now, topic = self.now, task.topic
         owed = now.ever_owed(task)
         return bool(owed) and all((topic, name) in now.restored for name in owed)
 
     def add_group(self, topic: str, group: str, start: Start) -> None:
-        """By its first subscriber, or by an operator who says from when on it is owed; ``start``
-        is what the engine has made of that."""
+        """Add a group with the start that the engine chose for it."""
         groups = self.now.groups.setdefault(topic, {})
         if group in groups:
             return
@@ -182,7 +181,7 @@ class Model:
                 task.standings[group] = Standing(coming=True)
 
     def see_coming(self, places: dict[tuple[int, str], str]) -> None:
-        """What a replay has come to is there; so is what nobody else has any more."""
+        """Let a replay reach a task, and drop what no other group holds."""
         for task_id, group in self.now.coming():
             task = self.now.tasks[task_id]
             assert task.standings is not None
@@ -195,7 +194,7 @@ class Model:
     # --- groups that are deleted ---------------------------------------------------------------
 
     def close_group(self, topic: str, group: str) -> None:
-        """It gets nothing more; with it ends the search for what was there before it."""
+        """Begin the deletion of a group. It gets no further tasks, and its replay ends."""
         for task in self.now.tasks.values():
             standing = (task.standings or {}).get(group) if task.topic == topic else None
             if standing is not None and standing.coming:
@@ -203,14 +202,14 @@ class Model:
                 del task.standings[group]
 
     def drop_share(self, task: Task, group: str) -> None:
-        """The group lets go of it."""
+        """Remove a group's standing of a task."""
         assert task.standings is not None
         del task.standings[group]
         if not task.holds():
             self._end(task, "deleted")
 
     def remove_group(self, topic: str, group: str) -> None:
-        """It has let go of everything."""
+        """Complete the deletion of a group."""
         del self.now.groups[topic][group]
         self.now.settings.pop((topic, group))
         self.now.restored.discard((topic, group))
@@ -221,7 +220,7 @@ class Model:
                 assert standing is None or standing.state in FINISHED, "it still holds a task"
 
     def deliver(self, task: Task, group: str, mono_ms: int, lease_ms: int) -> int:
-        """Returns the attempt, which no other delivery of the task to the group has."""
+        """Deliver a task. Return its attempt, which is unique within the group."""
         standing = self.standing(task.id, group)
         standing.move(Event.DELIVER)
         standing.attempt += 1
@@ -231,7 +230,7 @@ class Model:
         return standing.attempt
 
     def hold(self, task: Task, group: str) -> None:
-        """The clock went back before it was delivered."""
+        """Hold a task back, because the clock was set back before its delivery."""
         standing = self.standing(task.id, group)
         standing.move(Event.HOLD)
         standing.at_ms = task.due_ms
@@ -244,7 +243,7 @@ class Model:
     def set_rate(
         self, key: tuple[str, str], rate: float | None, burst: int | None, mono_ms: int
     ) -> None:
-        """A new limit begins no fuller than the one before it was."""
+        """Set a limit; it starts no fuller than the previous one."""
         before = self.rates.pop(key, None)
         if rate is not None:
             size = burst if burst is not None else max(1.0, rate)
@@ -254,7 +253,7 @@ class Model:
                 fresh.sent_mono_ms += [mono_ms] * max(0, int(size) - left)
 
     def expire_without_group(self, task: Task) -> None:
-        """Before there was a group that could have taken it."""
+        """Expire a task that no group could have taken."""
         self._end(task, "expired")
 
     def policy(self, task: Task, group: str) -> RetryPolicy:
@@ -274,7 +273,7 @@ class Model:
             standing.row = standing.noted("RELEASED")
 
     def died(self, task: Task, group: str, now_ms: int) -> None:
-        """Its consumer did, which is no failure of the task."""
+        """End an attempt because its consumer died, without counting a failure."""
         standing = self.standing(task.id, group)
         standing.deaths += 1
         if standing.deaths >= DEATHS_MAX:
@@ -286,7 +285,7 @@ class Model:
         standing.row = standing.noted("WAITING")
 
     def written_once(self, task_id: int, group: str) -> None:
-        """An at-most-once delivery is written: its end is durable, and it is the only one."""
+        """End an at-most-once delivery durably."""
         assert (task_id, group) not in self.once, "sent twice, though at most once was promised"
         self.once.add((task_id, group))
         task = self.durable.tasks.get(task_id)
@@ -343,7 +342,7 @@ class Model:
         self.now.ended[task.id] = word
 
     def held(self, receipt: Receipt) -> Standing | None:
-        """The standing that this receipt is the current one of."""
+        """Return the standing whose current receipt this is."""
         task_id, group, epoch, attempt = receipt
         task = self.now.tasks.get(task_id)
         standing = (task.standings or {}).get(group) if task is not None else None
@@ -368,8 +367,9 @@ class Model:
         standing.row = None
 
     def release(self, standing: Standing) -> None:
-        """Nothing is counted. One of which nothing counted before either begins anew, but for the
-        number of its next delivery."""
+        """End a delivery without counting it.
+
+        A standing with no counted attempt starts again, except for its next attempt number."""
         standing.move(Event.RELEASE)
         has_past = standing.failed or standing.deaths
         standing.row = standing.noted("RELEASED") if has_past else None

@@ -1,4 +1,4 @@
-"""What the engine's model keeps: standings, tasks, and what a batch adds. See engine_model."""
+"""The content of the engine's model: standings, tasks, and what a batch adds."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Row = tuple[str, int, int, int]
 
 
 class Start(NamedTuple):
-    """Where a group begins: a due time, and a place in the order of the tasks."""
+    """The start of a group: a due time, and a place in the order of tasks."""
 
     ms: int
     id: int
@@ -26,22 +26,22 @@ class Start(NamedTuple):
 
 @dataclass
 class Standing:
-    """Where one group stands with one task that is due."""
+    """The state of a due task in one group."""
 
     state: State = State.READY
     coming: bool = False
-    """A replay has not come to it yet, so the engine may not show it."""
+    """A replay has not reached it, so the engine need not show it."""
     attempt: int = 0
-    """The number of the newest delivery."""
+    """Number of the newest delivery."""
     failed: int = 0
     deaths: int = 0
     epoch: int = 0
     at_ms: int = 0
-    """When it is tried again."""
+    """Time of the next attempt."""
     since_mono_ms: int = 0
     end_mono_ms: int = 0
     row: Row | None = None
-    """What the store is to know."""
+    """The row that the store is to have."""
 
     def move(self, event: Event) -> None:
         self.state = TRANSITIONS[self.state, event]
@@ -50,7 +50,7 @@ class Standing:
         return word, self.attempt, self.failed, self.deaths
 
     def come(self) -> None:
-        """The time of the next attempt has come."""
+        """Make a task ready for its next attempt."""
         self.move(Event.DUE)
 
 
@@ -62,9 +62,9 @@ class Task:
     ttl_ms: int | None
     retry: RetryPolicy | None = None
     standings: dict[str, Standing] | None = None
-    """By group; None until it is due."""
+    """Standings by group; None until the task is due."""
     place: int = 0
-    """In the order, when that is not its id."""
+    """Place in the order, if it is not the id."""
 
     @property
     def order(self) -> int:
@@ -76,11 +76,11 @@ class Task:
                 standing.move(event)
 
     def is_over(self, now_ms: int) -> bool:
-        """Nobody wants it any more."""
+        """Return whether no group wants the task any more."""
         return self.ttl_ms is not None and now_ms > self.due_ms + self.ttl_ms
 
     def views(self) -> dict[str, tuple[str, int]]:
-        """(word, attempt) for each group, as LOOKUP says it."""
+        """Return (word, attempt) for each group, as LOOKUP does."""
         return {
             group: (
                 s.state.value,
@@ -91,7 +91,7 @@ class Task:
         }
 
     def holds(self) -> bool:
-        """Some group owes it or keeps it as a dead letter."""
+        """Return whether a group owes the task or keeps it as a dead letter."""
         return any(s.state not in FINISHED for s in (self.standings or {}).values())
 
     def active(self) -> dict[str, Standing]:
@@ -99,7 +99,7 @@ class Task:
 
     @property
     def state(self) -> State:
-        """One word for all groups."""
+        """Return the state of the task over all groups."""
         if self.standings is None:
             return State.SCHEDULED
         states = {s.state for s in self.standings.values() if not s.coming}
@@ -116,13 +116,13 @@ class Content:
     tasks: dict[int, Task] = field(default_factory=dict)
     ended: dict[int, str] = field(default_factory=dict)
     groups: dict[str, dict[str, Start]] = field(default_factory=dict)
-    """topic → group → from where on it is owed tasks, oldest first"""
+    """Start of each group by topic and name, oldest first."""
     restored: set[tuple[str, str]] = field(default_factory=set)
     """Groups whose deletion began before the last restart."""
     settings: dict[tuple[str, str], GroupSettings] = field(default_factory=dict)
-    """What was set, for (topic, group) and (topic, ""); ``closed_ms``: it is being deleted."""
+    """Settings by (topic, group) and (topic, ""). ``closed_ms`` marks a deletion."""
     requests: dict[int, int] = field(default_factory=dict)
-    """Answered requests of the one session there is, with the id of their task."""
+    """Answered requests of the only session, with the id of their task."""
 
     def set(self, topic: str, group: str) -> GroupSettings:
         return self.settings.get((topic, group), GroupSettings())
@@ -131,7 +131,7 @@ class Content:
         return self.set(topic, group).closed_ms is not None
 
     def is_held(self, topic: str, group: str) -> bool:
-        """Nothing may be handed out."""
+        """Return whether deliveries are paused."""
         paused = self.set(topic, "").paused or self.set(topic, group).paused
         return paused or self.is_closed(topic, group)
 
@@ -143,12 +143,12 @@ class Content:
         return task.order > start.id or task.due_ms >= start.ms
 
     def owed_groups(self, task: Task) -> list[str]:
-        """Those it is owed to when it comes due now."""
+        """Return the groups that a task due now is owed to."""
         live = [name for name in self.live(task.topic) if self.begins_by(task, name)]
         return live or self.earliest(task.topic)
 
     def ever_owed(self, task: Task) -> list[str]:
-        """Those that owed it when it came due, the ones that are being deleted included."""
+        """Return the groups that owed a task when it was due, including those being deleted."""
         found = []
         for name in self.groups.get(task.topic, {}):
             closed_ms, closed_id = self.set(task.topic, name)[4:6]
@@ -159,7 +159,7 @@ class Content:
         return found or self.earliest(task.topic)
 
     def earliest(self, topic: str) -> list[str]:
-        """Those that begin first."""
+        """Return the groups with the earliest start."""
         groups, live = self.groups.get(topic, {}), self.live(topic)
         since_ms = min((groups[name].ms for name in live), default=0)
         return [name for name in live if groups[name].ms == since_ms]
@@ -179,14 +179,14 @@ class Content:
             self.settings[topic, group] = after
 
     def rows(self) -> dict[tuple[int, str], Row]:
-        """What is recorded of each group's progress."""
+        """Return the recorded progress of each group."""
         return {key: s.row for key, s in self._standings().items() if s.row is not None}
 
     def dead(self) -> set[tuple[int, str]]:
         return {key for key, s in self._standings().items() if s.state is State.DEAD}
 
     def places(self) -> dict[tuple[int, str], str]:
-        """What is due and not finished."""
+        """Return every due, unfinished task."""
         places = {
             key: s.state.value
             for key, s in self._standings().items()
@@ -210,7 +210,7 @@ class Content:
 
 @dataclass
 class Staged:
-    """What a batch adds, if it is not refused."""
+    """The changes of a batch that is not refused."""
 
     tasks: dict[int, Task] = field(default_factory=dict)
     requests: dict[int, int] = field(default_factory=dict)

@@ -28,7 +28,7 @@ ROUNDING = 1e-5
 
 
 class DeliveryRules(StoreRules):
-    """Whatever the engine does by itself must be allowed by the model, and nothing left out."""
+    """Check that the engine does what the model allows, and leaves nothing out."""
 
     @initialize(config=st.sampled_from([ROOMY, TIGHT]), names=st.lists(groups, unique=True))
     def begin_with(self, config: EngineConfig, names: list[str]) -> None:
@@ -61,7 +61,7 @@ class DeliveryRules(StoreRules):
         self.see_group(topic, group)
 
     def see_group(self, topic: str, name: str) -> None:
-        """It may have been made just now."""
+        """Add a group that the engine has just created."""
         made = self.rig.group(topic, name)
         self.model.add_group(topic, name, Start(made.since_ms, made.since_id))
 
@@ -88,7 +88,7 @@ class DeliveryRules(StoreRules):
 
     @rule(ms=steps_ms)
     def tick(self, ms: int) -> None:
-        """What the shard does again and again."""
+        """Do a tick, as the shard does regularly."""
         self.pass_time(ms)
         self.fire(loads=True)
         self.expire()
@@ -98,7 +98,7 @@ class DeliveryRules(StoreRules):
     def enqueue_and_deliver(
         self, count: int, group: str, ttl_ms: int | None, retry: RetryPolicy | None
     ) -> None:
-        """What happens to deliveries is the most interesting, so there shall be many."""
+        """Enqueue and deliver often, because most rules concern deliveries."""
         for _ in range(count):
             self.stage("a", 0, ttl_ms=ttl_ms, retry=retry)
         self.commit()
@@ -132,7 +132,7 @@ class DeliveryRules(StoreRules):
     def _see_lapsed(
         self, task: Task, places: dict[tuple[int, str], str], *, everything: bool
     ) -> None:
-        """Nobody took it in time."""
+        """Expire tasks that were not taken in time."""
         is_over = task.is_over(self.high_ms)
         if task.standings == {}:
             # Due on a topic without a group.

@@ -32,7 +32,8 @@ TIGHT = replace(
     delivery_frame_tasks_max=2,
     acks_ahead_max=0,
 )
-"""Next to no memory: rows are read again and again. No credit ahead of the commit either."""
+"""A configuration with little memory, so that rows are read again, and without credit ahead of
+the commit."""
 
 picks = st.integers(0, 10_000)
 topics = st.sampled_from(TOPICS)
@@ -51,7 +52,7 @@ KEYS = (None, "k", "l")
 
 
 class StoreRules(RuleBasedStateMachine):
-    """``rig`` is the engine at work, ``model`` what it promises."""
+    """``rig`` is the engine under test, ``model`` its promises."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -156,7 +157,7 @@ class StoreRules(RuleBasedStateMachine):
             self.model.refuse()
 
     def commit(self) -> None:
-        """Everything so far is durable after it."""
+        """Make everything so far durable."""
         if self.rig.core.sealed is not None:
             self._land()
         if self._seal(everything=False):
@@ -170,7 +171,7 @@ class StoreRules(RuleBasedStateMachine):
         return True
 
     def _apply(self) -> None:
-        """The store has it and the engine does not know: a crash may come now."""
+        """Apply a batch of which the engine does not know; a crash can follow."""
         self.rig.apply()
         self.model.apply()
         self.applied = True
@@ -189,7 +190,7 @@ class StoreRules(RuleBasedStateMachine):
         assert len(self.rig.answered) == answered + len(batch.staged)
 
     def _check_rows(self) -> None:
-        """The store has what a restart needs, and nothing else."""
+        """Check that the store has exactly what a restart needs."""
         rows, content = self.rig.rows, self.model.durable
         assert {i: r.due_ms for i, r in rows.tasks.items()} == {
             i: t.due_ms for i, t in content.tasks.items()
@@ -245,6 +246,6 @@ class StoreRules(RuleBasedStateMachine):
 
     @rule(jump_ms=st.sampled_from([-2_000, -150, -1, 1, 250, 3_000]))
     def jump(self, jump_ms: int) -> None:
-        """The wall clock is set."""
+        """Set the wall clock."""
         self.rig.now_ms += jump_ms
         self.high_ms = max(self.high_ms, self.rig.now_ms)

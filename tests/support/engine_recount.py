@@ -23,7 +23,7 @@ from tickwheel.model.records import TaskSnapshot, order_of, task_bytes
 
 
 def recounted(make: Callable[[], Rig]) -> Any:
-    """A fixture: a rig that is counted again after each test."""
+    """Fixture: recount a rig after each test."""
 
     @pytest.fixture
     def rig() -> Iterator[Rig]:
@@ -39,7 +39,7 @@ def queued(ready: ReadyQueue) -> list[int]:
 
 
 def ready_ids(core: Core, group: Group) -> list[int]:
-    """Ids that stand in the queue or are being loaded, each as often as it is there."""
+    """Return the ids in the ready queue or being loaded, with repeats."""
     entries = Counter(queued(group.ready))
     stale = group.ready.stale
     assert all(entries[i] >= n > 0 for i, n in stale.items()), "stale without an entry"
@@ -49,15 +49,15 @@ def ready_ids(core: Core, group: Group) -> list[int]:
 
 
 def in_key_queues(core: Core, group: Group) -> list[int]:
-    """Ids that wait for their turn."""
+    """Return the ids that wait for their turn in a key's line."""
     ordering = core.orderings.of.get(group)
     assert group.is_ordered == (ordering is not None)
     if ordering is None:
         assert group.in_key_queues == group.held == 0
         assert not group.paused_keys
         return []
-    found = [task_id for queue in ordering.keys.order.queues.values() for task_id in queue.ids()]
-    assert len(found) == ordering.keys.order.waiting
+    task_ids = [task_id for queue in ordering.keys.order.queues.values() for task_id in queue.ids()]
+    assert len(task_ids) == ordering.keys.order.waiting
     assert all(queue.waiting for queue in ordering.keys.order.queues.values()), (
         "a key queue of nobody"
     )
@@ -69,24 +69,23 @@ def in_key_queues(core: Core, group: Group) -> list[int]:
         assert all(entries[i] >= n > 0 for i, n in queue.stale.items()), "stale without an entry"
         entries.subtract(queue.stale)
         assert share.waiting == entries.total()
-        found += entries.elements()
+        task_ids += entries.elements()
         flying = [one for one in group.flight.values() if one.traits.share is share]
         assert share.in_flight == len(flying), "in flight of a value"
         assert not share.is_idle or share.bucket is not None, "a value with nothing is remembered"
     kept = ordering.pauses.kept
     assert {one.mark for one in kept.values()} <= group.paused_keys.keys() or group.is_closed
     assert group.paused_keys.keys() <= group.key_intervals.keys()
-    found += kept
-    assert group.in_key_queues == len(found)
+    task_ids += kept
+    assert group.in_key_queues == len(task_ids)
     coming = {i for comes in ordering.keys._again.values() for i, _, _ in comes}
     assert ordering.keys.coming <= coming & group.loading.keys(), "one that comes again does not"
     assert group.held == len(ordering.held) == sum(at == NEVER_MS for at in group.waiting.values())
-    return found
+    return task_ids
 
 
 def _is_first(core: Core, group: Group, mark: int, queue: KeyQueue) -> bool:
-    """The head of a key comes before those behind it, if it may be handed out for the first time
-    and is not to be looked at then."""
+    """Return whether the head of a key precedes the tasks behind it."""
     ordering, row = core.orderings.of[group], core.resident_rows.get(queue.head)
     is_looked_at = mark in ordering.keys.order.overtaken or mark in ordering.keys.notes
     if (
@@ -102,7 +101,7 @@ def _is_first(core: Core, group: Group, mark: int, queue: KeyQueue) -> bool:
 
 
 def recount(rig: Rig) -> dict[tuple[int, str], str]:
-    """(id, group) → place, of everything that is due and not finished."""
+    """Check all counts. Return the place of every due, unfinished task by (id, group)."""
     core = rig.core
     ids = [i for i in rig.rows.tasks if i <= core.landed_id]
     known = rig.known(ids)
@@ -139,7 +138,7 @@ def recount(rig: Rig) -> dict[tuple[int, str], str]:
     assert core.tasks == len(known)
     _unfinished(core, known, {*scheduled, *(task_id for task_id, _ in places)})
     _keys(rig, known)
-    assert core.sessions.answers == sum(one.weight for one in core.sessions)
+    assert core.sessions.answers == sum(session.weight for session in core.sessions)
     held = [batch.replaced for batch in (core.sealed, core.landing, core.open) if batch is not None]
     for task_id, row in core.replaced.items():
         assert any(rows.get(task_id) is row for rows in held), f"{task_id} is held for ever"
@@ -159,7 +158,7 @@ def recount(rig: Rig) -> dict[tuple[int, str], str]:
 
 
 def _unfinished(core: Core, known: dict[int, TaskSnapshot], wanted: set[int]) -> None:
-    """What is scheduled or owed, by topic, and what tallies say of it and of what is staged."""
+    """Check the tallies of scheduled, owed and staged tasks by topic."""
     durable = Counter(known[task_id].row.topic for task_id in wanted)
     for name, topic in core.topics.items():
         assert topic.unfinished == durable[name], f"unfinished of {name}"
@@ -181,7 +180,7 @@ def _unfinished(core: Core, known: dict[int, TaskSnapshot], wanted: set[int]) ->
 
 
 def _presences(groups: list[Group]) -> None:
-    """What each connection has, and what it is kept free for."""
+    """Check the deliveries of each connection, and what it is reserved for."""
     unsettled = Counter(one.subscriber.presence for g in groups for one in g.flight.values())
     for group in groups:
         for subscriber in group.subscribers:
@@ -192,7 +191,7 @@ def _presences(groups: list[Group]) -> None:
 
 
 def _keys(rig: Rig, known: dict[int, TaskSnapshot]) -> None:
-    """The index has the tasks with a key, and no other."""
+    """Check that the key index has exactly the tasks with a key."""
     by_key: dict[tuple[str, str], list[int]] = {}
     for task_id, one in known.items():
         if one.row.options is not None and one.row.options.key is not None:
@@ -206,7 +205,7 @@ def _keys(rig: Rig, known: dict[int, TaskSnapshot]) -> None:
 def _lifetimes(
     rig: Rig, known: dict[int, TaskSnapshot], places: dict[tuple[int, str], str]
 ) -> None:
-    """One handle for each time to live that is running."""
+    """Check that every running TTL has one handle."""
     lifetimes = rig.core.lifetimes
     wanted: Counter[int] = Counter()
     for (task_id, _), place in places.items():
@@ -221,7 +220,7 @@ def _lifetimes(
 
 
 def _settings(rig: Rig) -> None:
-    """What a restart would find of groups, settings and paused keys is what holds now."""
+    """Check that a restart would find the current groups, settings and paused keys."""
     core = rig.core
     stored, paused = dict(rig.rows.groups), dict(rig.rows.paused_keys)
     targets, counter = dict(rig.rows.targets), dict(rig.rows.counter)
@@ -311,7 +310,7 @@ def _is_of(known: TaskSnapshot, group: Group) -> bool:
 
 
 def _transactions(rig: Rig) -> None:
-    """The sums, and that the rows beside what is open are what is known."""
+    """Check the sums and rows of open transactions."""
     registry = rig.core.transaction_registry
     open_ = [one for one in registry.known.values() if not one.row.state.is_decided]
     halves = [half for one in open_ for part in one.parts.values() for half in part.halves]
@@ -333,7 +332,7 @@ def _transactions(rig: Rig) -> None:
 
 
 def _asked_and_listed(rig: Rig) -> None:
-    """Who waits to be asked, what owners have, and the names of what is durable."""
+    """Check pending checkbacks, owners' counts, and the names of durable transactions."""
     registry = rig.core.transaction_registry
     waiting: dict[str, set[str]] = {}
     shares: dict[str, tuple[int, int, int]] = {}

@@ -18,7 +18,7 @@ __all__ = ["CONFIG", "GRACE_MS", "LEASE_MS", "NOW_MS", "RETRY", "Got", "Rig"]
 
 
 class Rig(RigBase):
-    """Adds what consumers send, and commands by id."""
+    """Add what consumers send, and commands by id."""
 
     # --- what consumers send -------------------------------------------------------------------
 
@@ -40,7 +40,7 @@ class Rig(RigBase):
         return self.engine.settlement.current(group, got.id, got.epoch, got.attempt)
 
     def held(self, got: Got) -> Lease:
-        """Its lease, which must be the current one."""
+        """Return the lease of a delivery, which must be the current one."""
         lease = self.lease(got)
         assert lease is not None
         return lease
@@ -70,7 +70,7 @@ class Rig(RigBase):
         return control.absent(task_id) if known is None else control.state(known).value
 
     def views(self, task_id: int) -> dict[str, tuple[str, int]]:
-        """(word, attempt) for each group that is owed a task that is there."""
+        """Return (word, attempt) for each group that is owed the task."""
         known = self.find(task_id)
         assert known is not None
         views = self.engine.control.view(known, self.now_ms - self.mono_ms)
@@ -127,7 +127,7 @@ class Rig(RigBase):
     # --- groups and their settings -------------------------------------------------------------
 
     def configure(self, topic: str = "t", group: str | None = None, **changes: Any) -> None:
-        """CONFIGURE of a group, or of the topic itself."""
+        """Configure a group, or the topic if no group is named."""
         core, grouping = self.core, self.engine.grouping
         if group is None:
             found = core.topic(topic)
@@ -139,8 +139,7 @@ class Rig(RigBase):
     def create_group(
         self, topic: str, name: str, since_ms: int | None = None, *, replays: bool = True
     ) -> Group:
-        """A group that is not there yet; ``replays``: all that
-        it is to get of what was there before."""
+        """Create a group. `replays` says whether it gets earlier tasks."""
         grouping, found = self.engine.grouping, self.core.topic(topic)
         group = begin_group(grouping, found, name, since_ms, self.now_ms)
         while replays and self.replay(group):
@@ -148,7 +147,7 @@ class Rig(RigBase):
         return group
 
     def replay(self, group: Group, limit: int = 100) -> bool:
-        """A page of what was there before the group, as the upkeep does it; False: that is over."""
+        """Replay a page of earlier tasks to the group. Return whether more are left."""
         core, topic = self.core, group.topic
         replay = topic.replays.get(group)
         if replay is None:
@@ -162,14 +161,14 @@ class Rig(RigBase):
         return True
 
     def close_group(self, topic: str, name: str) -> Group:
-        """GROUP_DELETE; ``drain`` does the rest."""
+        """Start the deletion of a group; ``drain`` completes it."""
         group = self.group(topic, name)
         self.engine.closing.close(group)
         self.core.cut = []
         return group
 
     def drain(self, group: Group, limit: int = 100) -> bool:
-        """One step of it; whether the group is gone."""
+        """Do one step of a deletion. Return whether the group is gone."""
         closing = self.engine.closing
         if closing.is_drained(group):
             closing.finish(group)
@@ -182,7 +181,7 @@ class Rig(RigBase):
         return False
 
     def delete_group(self, topic: str, name: str) -> None:
-        """All of it."""
+        """Delete a group completely."""
         group = self.close_group(topic, name)
         self.commit()
         while not self.drain(group):

@@ -26,11 +26,11 @@ GRACE_MS = 5_000
 PASSES_MAX = 1_000
 RETRY = RetryPolicy(base_ms=1_000, factor=2.0, cap_ms=60_000, retries_max=3, jitter=0.0)
 CONFIG = EngineConfig(slots=60, tick_ms=100, retry=RETRY, acks_ahead_max=0)
-"""No credit ahead of the commit, so that a test can say when it comes."""
+"""Without credit ahead of the commit, so that a test decides when credit returns."""
 
 
 class Got(NamedTuple):
-    """One delivery as a consumer sees it."""
+    """A delivery as its consumer sees it."""
 
     subscriber: Subscriber
     id: int
@@ -47,7 +47,7 @@ class Got(NamedTuple):
 
 
 class RigBase:
-    """``engine`` is replaced by every ``restart``; ``rows`` is what survives it."""
+    """``engine`` is replaced by each restart; ``rows`` survives it."""
 
     def __init__(self, config: EngineConfig = CONFIG, now_ms: int = NOW_MS) -> None:
         self.config = config
@@ -97,13 +97,15 @@ class RigBase:
         return Engine(self.config, self.epoch, self.rows.id_mark, self.now_ms)
 
     def crash(self, *, down_ms: int = 0) -> None:
-        """What was not applied to the rows is gone."""
+        """Restart without the effects that were not applied to the rows."""
         self.pass_time(down_ms)
         self._start(clean=False)
 
     def stop_and_start(self, *, down_ms: int = 0, back_ms: int = 0) -> None:
-        """A graceful restart: everything is committed, deliveries in flight too. Meanwhile the
-        wall clock is set back by ``back_ms``."""
+        """Commit everything, including deliveries in flight, and restart.
+
+        The wall clock is set back by `back_ms` meanwhile.
+        """
         if self.core.sealed is not None:
             self.apply_and_land()
         while self.seal(checkpoint_all=True) is not None:
@@ -117,7 +119,7 @@ class RigBase:
         self.mono_ms += ms
 
     def after(self, ms: int) -> Self:
-        """The rig, so much later."""
+        """Advance the clock and return the rig."""
         self.pass_time(ms)
         return self
 
@@ -131,7 +133,7 @@ class RigBase:
         return self.engine.seal(self.now_ms, self.mono_ms, checkpoint_all=checkpoint_all)
 
     def apply(self) -> None:
-        """The store applies the sealed batch; the engine does not know it yet."""
+        """Apply the sealed batch to the rows; the engine does not learn of it yet."""
         assert self.core.sealed is not None
         self.rows.apply(self.core.sealed.effects)
 
@@ -147,7 +149,7 @@ class RigBase:
         self.land()
 
     def refuse(self) -> list[object]:
-        """The store refuses the sealed batch. Returns the addresses that must get an error."""
+        """Refuse the sealed batch. Return the addresses that must get an error."""
         batch = self.core.sealed
         assert batch is not None
         self.engine.intake.refused(batch)
@@ -156,7 +158,7 @@ class RigBase:
         return refused
 
     def commit(self) -> None:
-        """Everything so far is durable after it."""
+        """Make everything so far durable."""
         if self.core.sealed is not None:
             self.apply_and_land()
         while self.seal() is not None:
@@ -184,7 +186,7 @@ class RigBase:
         request: int = 0,
         address: object = None,
     ) -> list[int]:
-        """An ENQUEUE of ``count`` equal tasks; their ids."""
+        """Stage an ENQUEUE of `count` equal tasks and return their ids."""
         options = TaskOptions(key, priority=priority, ttl_ms=ttl_ms, retry=retry)
         new_task = (
             topic,
@@ -204,13 +206,13 @@ class RigBase:
         return list(range(last - (count - 1) * ID_STEP, last + 1, ID_STEP))
 
     def store(self, topic: str = "t", delay_ms: int = 0, **options: Any) -> list[int]:
-        """The same, durable."""
+        """Enqueue `count` equal tasks durably and return their ids."""
         ids = self.stage(topic, delay_ms, **options)
         self.commit()
         return ids
 
     def enqueue(self, topic: str = "t", delay_ms: int = 0, **options: Any) -> int:
-        """One task, durable. Its id."""
+        """Enqueue a task durably and return its id."""
         (task_id,) = self.store(topic, delay_ms, **options)
         return task_id
 
@@ -244,11 +246,11 @@ class RigBase:
         return subscriber
 
     def disconnect(self, subscriber: Subscriber, death: str = "") -> None:
-        """``death``: it ends without a word, as if its consumer had died."""
+        """End a subscriber. With `death` its consumer counts as died."""
         self.engine.subscriptions.disconnected(subscriber, self.mono_ms, death)
 
     def fire(self) -> None:
-        """Hand what is due to its groups."""
+        """Hand due tasks to their groups."""
         for _ in range(PASSES_MAX):
             more = self.engine.firing.fire(self.now_ms, 1_000)
             more |= self.engine.firing.lapse(self.now_ms, 1_000)
@@ -258,7 +260,7 @@ class RigBase:
         raise AssertionError("the wheel always says that there is more")
 
     def load(self) -> None:
-        """Read what the engine asked for."""
+        """Read the rows that the engine asked for."""
         core, firing = self.core, self.engine.firing
         wants, core.wants = core.wants, []
         firing.loaded(wants, {i: k.row for i, k in self.known(wants).items()}, self.now_ms)
@@ -278,7 +280,7 @@ class RigBase:
         return over
 
     def dispatch(self, limit: int = 1_000) -> list[Got]:
-        """Deliver until nothing more can be delivered now."""
+        """Deliver until no more can be delivered now."""
         got: list[Got] = []
         for _ in range(PASSES_MAX):
             dispatches, more = self.engine.delivery.dispatch(self.now_ms, self.mono_ms, limit)
@@ -306,12 +308,12 @@ class RigBase:
         return self.dispatch()
 
     def one(self) -> Got:
-        """The only delivery there is now."""
+        """Return the only delivery there is now."""
         (got,) = self.tick()
         return got
 
     def known(self, ids: list[int]) -> dict[int, TaskSnapshot]:
-        """As the shard's reader says it: what is durable, under what is not yet."""
+        """Return tasks as the shard's reader does: durable rows under uncommitted changes."""
         sealed = self.core.sealed
         overlays = (
             [self.core.open.effects] if sealed is None else [sealed.effects, self.core.open.effects]

@@ -47,7 +47,7 @@ V = TypeVar("V")
 
 
 class Rows:
-    """What is durable."""
+    """The durable state."""
 
     def __init__(self) -> None:
         self.tasks: dict[int, TaskRow] = {}
@@ -67,7 +67,7 @@ class Rows:
         self.position_ms = 0
 
     def answered(self, session: bytes) -> dict[int, int]:
-        """Requests of a session, ascending, that a resend would find, and their first ids."""
+        """Return the answered requests of a session, ascending, with their first ids."""
         rows = [row for row in self.sessions.values() if row.session == session]
         floor = max((row.floor for row in rows), default=0)
         found = sorted(answer[:2] for row in rows for answer in row.answers if answer[0] >= floor)
@@ -89,11 +89,11 @@ class Rows:
         }
 
     def of_kind(self, kind: Kind[Any]) -> list[Any]:
-        """The records of one kind."""
+        """Return the records of a kind."""
         return list(self._records[kind].values())
 
     def is_empty(self) -> bool:
-        """No task is left, nor anything that belongs to one."""
+        """Return whether no task and no record of one is left."""
         return not (self.tasks or self.progress or self.dead)
 
     def apply(self, effects: Effects) -> None:
@@ -122,7 +122,7 @@ class Rows:
         self.position_ms = effects.position_ms
 
     def known(self, ids: Iterable[int], *overlays: Effects) -> dict[int, TaskSnapshot]:
-        """The records of those of ``ids`` that exist, with effects laid over them in order."""
+        """Return the records of those of `ids` that exist, with effects applied in order."""
         wanted = set(ids)
         tasks = {i: self.tasks[i] for i in wanted if i in self.tasks}
         progress: dict[ProgressKey, ProgressRow] = dict(self.progress)
@@ -150,7 +150,7 @@ def _move(tasks: dict[int, TaskRow], moved: dict[int, int]) -> None:
 
 
 def check_effects(effects: Effects) -> None:
-    """The promises that ``Effects`` makes to every store."""
+    """Check the promises that ``Effects`` makes to every store."""
     assert not effects.moved.keys() & (effects.enqueued.keys() | effects.updated.keys())
     assert not effects.moved.keys() & effects.ended.keys()
     assert not effects.enqueued.keys() & effects.updated.keys()

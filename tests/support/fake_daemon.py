@@ -1,12 +1,12 @@
-"""A daemon that does what a test says and nothing else: real TCP, the codec, no rules.
+"""A scripted daemon: real TCP and the codec, but no rules.
 
     async with FakeDaemon() as daemon, daemon.client() as client:
-        peer = await daemon.peer()                 # the connection; HELLO was answered
+        peer = await daemon.peer()                 # a connection whose HELLO was answered
         call = asyncio.ensure_future(client.ping())
-        frame = await peer.next(T.PING)            # what the client sent, in order
+        frame = await peer.next(T.PING)            # the client's frames, in order
         peer.ok(frame)
 
-Every wait is bounded. At its end the event loop must not have complained about anything.
+Every wait is bounded. The event loop must not have reported an error at the end.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ID_STEP = 1024
 
 
 def overview(troubles: list[tuple[str, str]], left_out: int = 0) -> dict[str, Any]:
-    """An overview with these troubles, each (level, text)."""
+    """Return an answer to OVERVIEW with these troubles, each (level, text)."""
     none = {"topic": None, "group": None, "about": "daemon"}
     ring = {"slots": 1, "tick_ms": 1, "slots_per_cell": 1, "slot": 0, "this": [0], "next": [0]}
     return {
@@ -86,21 +86,21 @@ class Peer(asyncio.Protocol):
     # --- what the client sent -------------------------------------------------------------------
 
     async def next(self, kind: T | None = None) -> Frame:
-        """The next frame that is not answered by itself."""
+        """Return the next frame that is not answered automatically."""
         async with asyncio.timeout(WAIT_S):
             frame = await self._frames.get()
         assert kind is None or frame[0] == kind, f"{T(frame[0]).name} came, not {kind.name}"
         return frame
 
     def nothing(self) -> bool:
-        """Nothing waits for ``next``."""
+        """Return whether no frame waits for ``next``."""
         return self._frames.empty()
 
     def sent(self, kind: T) -> list[Frame]:
         return [frame for frame in self.seen if frame[0] == kind]
 
     async def gone(self) -> None:
-        """Until the connection has ended."""
+        """Wait until the connection has ended."""
         async with asyncio.timeout(WAIT_S):
             await self.closed.wait()
 
@@ -112,7 +112,7 @@ class Peer(asyncio.Protocol):
 
     @contextmanager
     def in_one_write(self) -> Iterator[None]:
-        """What is sent within goes out together, so that the client reads it together."""
+        """Send all frames of the block in one write, so that the client reads them together."""
         transport, frames = self._transport, bytearray()
         assert transport is not None
         self._transport = cast(asyncio.Transport, SimpleNamespace(write=frames.extend))
@@ -133,7 +133,7 @@ class Peer(asyncio.Protocol):
         self.send(T.ERROR, frame[1], code, message)
 
     def store(self, frame: Frame, accepted_ms: int = NOW_MS) -> list[int]:
-        """Answer an ENQUEUE with new ids."""
+        """Answer an ENQUEUE with new ids and return them."""
         assert frame[0] == T.ENQUEUE
         ids = [self.daemon.new_id() for _ in frame[3]]
         self.ok(frame, (accepted_ms, ids))
@@ -147,7 +147,7 @@ class Peer(asyncio.Protocol):
         epoch: int = 1,
         options: dict[str, Any] | None = None,
     ) -> list[int]:
-        """A DELIVER frame; the ids."""
+        """Send a DELIVER frame and return its ids."""
         ids = [self.daemon.new_id() for _ in bodies]
         more = () if options is None else (options,)
         items = [(i, attempt, NOW_MS, body, *more) for i, body in zip(ids, bodies, strict=True)]
@@ -155,13 +155,13 @@ class Peer(asyncio.Protocol):
         return ids
 
     async def subscribed(self, lease_ms: int = 30_000) -> int:
-        """Answer the SUBSCRIBE that comes next; the subscription's number."""
+        """Answer the next SUBSCRIBE and return its subscription number."""
         frame = await self.next(T.SUBSCRIBE)
         self.ok(frame, {"lease_ms": lease_ms})
         return int(frame[2])
 
     def goodbye(self, code: str = "draining", *heir: str) -> None:
-        """``heir``: who has the shard next, if the daemon says so."""
+        """Send GOODBYE. `heir` is the address of the shard's next daemon."""
         self.send(T.GOODBYE, code, "as the test says", *heir)
 
     def close(self) -> None:
@@ -178,7 +178,7 @@ class Peer(asyncio.Protocol):
 
 
 class FakeDaemon:
-    """Listens; hands out connections in the order in which they greeted."""
+    """Listen, and return connections in the order of their HELLO."""
 
     def __init__(self, **limits: int) -> None:
         self.limits = Limits(**limits)
@@ -213,12 +213,12 @@ class FakeDaemon:
         return f"tcp://{self.address}"
 
     def stand_by(self, active: FakeDaemon | str | None = None) -> None:
-        """From the next HELLO on: a standby that names ``active``."""
+        """Answer further HELLOs as a standby that names `active`."""
         self.role = "standby"
         self.active = active.url if isinstance(active, FakeDaemon) else active
 
     def set_status(self, **fields: Any) -> dict[str, Any]:
-        """Answer STATUS with this: an active daemon that is ready, but for ``fields``."""
+        """Answer STATUS as an active, ready daemon, changed by `fields`."""
         self.status = {
             "node": "fake", "version": "0", "role": "active", "state": "ready", "detail": None,
             "epoch": self.epoch, "address": self.url, "since_ms": NOW_MS - 3_723_000,
@@ -228,7 +228,7 @@ class FakeDaemon:
         return self.status
 
     def lead(self) -> None:
-        """From the next HELLO on: the active one."""
+        """Answer further HELLOs as the active daemon."""
         self.role, self.active = "active", None
 
     def client(self, url: str | None = None, **options: Any) -> Client:
@@ -239,7 +239,7 @@ class FakeDaemon:
         return self._last_id
 
     def welcome(self, peer: Peer, frame: Frame) -> None:
-        """Answer HELLO, and let the test have the connection."""
+        """Answer HELLO and pass the connection to the test."""
         answer: dict[str, Any] = {"v": 1, "epoch": self.epoch, "node": "fake", "now_ms": NOW_MS}
         if self.role is not None:
             answer |= {"role": self.role, "active": self.active}
@@ -247,18 +247,18 @@ class FakeDaemon:
         self._peers.put_nowait(peer)
 
     async def peer(self) -> Peer:
-        """The next connection whose HELLO was answered."""
+        """Return the next connection whose HELLO was answered."""
         async with asyncio.timeout(WAIT_S):
             return await self._peers.get()
 
     async def listen(self) -> None:
-        """At the same port as before, if there was one."""
+        """Listen at the previous port, if there was one."""
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(lambda: Peer(self), "127.0.0.1", self.port)
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def deaf(self) -> None:
-        """Stop listening; connections stay."""
+        """Stop listening; connections stay open."""
         if self._server is not None:
             self._server.close()
             self._server = None
@@ -286,6 +286,6 @@ class FakeDaemon:
 
 
 async def turns(count: int = 5) -> None:
-    """Let the event loop go round, so that what is ready happens."""
+    """Let the event loop turn several times."""
     for _ in range(count):
         await asyncio.sleep(0)

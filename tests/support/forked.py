@@ -52,7 +52,7 @@ _REQUEST_BYTES_MAX = 1 << 20
 
 
 class Process(Protocol):
-    """What both kinds have of ``subprocess.Popen``."""
+    """The part of ``subprocess.Popen`` that both kinds of process have."""
 
     @property
     def pid(self) -> int: ...
@@ -100,12 +100,12 @@ def fork(
     folder: Path,
     files_max: int | None = None,
 ) -> Forked:
-    """Always forked; ``files`` are its first three descriptors."""
+    """Start a forked process. `files` are its first three descriptors."""
     return _parent().fork(arguments, env, files, folder, files_max)
 
 
 def can_fork() -> bool:
-    """Linux: an end is seen by a descriptor of the process."""
+    """Return whether the platform supports it: on Linux a descriptor reports a process's end."""
     return (
         hasattr(os, "pidfd_open")
         and os.environ.get("FORKED") != "0"
@@ -115,7 +115,7 @@ def can_fork() -> bool:
 
 
 class Forked:
-    """One process; its exit code comes through a pipe, from the parent that it really has."""
+    """A forked process. Its exit code comes through a pipe from its real parent."""
 
     def __init__(self, pid: int, ended: int) -> None:
         self.pid = pid
@@ -124,7 +124,7 @@ class Forked:
         self._code: int | None = None
 
     def fileno(self) -> int:
-        """Can be read when it has ended."""
+        """Return a descriptor that is readable once the process has ended."""
         return self._ended
 
     def poll(self) -> int | None:
@@ -163,7 +163,7 @@ class Forked:
 
 
 class _Parent:
-    """The process that forks, for as long as this one lives."""
+    """The forking process, which lives as long as this one."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -175,11 +175,11 @@ class _Parent:
         atexit.register(self._end)
 
     def _end(self) -> None:
-        """It ends when nobody can ask it for anything any more."""
+        """End the forking process when no caller is left."""
         self._socket.close()
         try:
             self._process.wait(END_S)
-        except subprocess.TimeoutExpired:  # somebody else has the socket, too
+        except subprocess.TimeoutExpired:  # another process also has the socket
             self._process.kill()
             self._process.wait()
 
@@ -224,7 +224,7 @@ class _Forking:
         self._selector.register(self._asked, selectors.EVENT_READ)
 
     def run(self) -> None:
-        """Until nobody can ask any more; what was started lives on."""
+        """Serve until no caller is left. Started processes live on."""
         while True:
             for key, _ in self._selector.select():
                 if key.fileobj is not self._asked:
@@ -256,7 +256,7 @@ class _Forking:
 
 
 def _become(asked: dict[str, Any], files: list[int]) -> None:
-    """The child: the program, as Python would have begun it. Never returns."""
+    """Run the program in the child, as Python would start it. Never returns."""
     code = 1
     try:
         for number, fd in enumerate(files):
@@ -295,9 +295,9 @@ def _end(code: int) -> None:
 
 
 def _make_once() -> None:
-    """What every process of the program makes of its own declarations, and makes alike: the parser
-    of the command line, the types of the HTTP API and its document. It is half of what a start
-    costs."""
+    """Build what every process of the program builds alike.
+
+    The command-line parser, the types of the HTTP API and its document take half of a start."""
     import typer.main
 
     from tickwheel.cli.app import app

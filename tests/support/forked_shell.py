@@ -28,8 +28,9 @@ _CODE = struct.Struct("<i")
 
 @contextlib.contextmanager
 def commands() -> Iterator[list[str]]:
-    """The beginning of a command line that means ``tickwheel``; what was started by it and still
-    runs when its caller is gone, or at the end, is killed."""
+    """Return the start of a command line that runs ``tickwheel``.
+
+    Processes that outlive their caller are killed."""
     if not forked.can_fork():
         yield [sys.executable, "-m", "tickwheel"]
         return

@@ -1,4 +1,4 @@
-"""One well-formed frame of every type, as docs/protocol.md lays them out."""
+"""A valid frame of every type, as docs/protocol.md describes it."""
 
 from __future__ import annotations
 
@@ -126,5 +126,5 @@ SAMPLES: dict[T, tuple[Any, ...]] = {
 
 
 def sample(kind: T) -> tuple[Any, ...]:
-    """The whole frame."""
+    """Return the whole frame."""
     return (int(kind), *SAMPLES[kind])

@@ -1,5 +1,4 @@
-"""Whether the packages of a framework are installed: without them a test is skipped, on CI it
-fails."""
+"""Skip tests of a framework whose packages are missing; on CI they fail."""
 
 from __future__ import annotations
 
@@ -10,7 +9,7 @@ import pytest
 
 
 def need(*modules: str) -> None:
-    """Skip the tests of the module that calls this when one of ``modules`` cannot be imported."""
+    """Skip the calling module's tests if one of `modules` cannot be imported."""
     missing = [name for name in modules if importlib.util.find_spec(name) is None]
     if not missing:
         return

@@ -66,7 +66,7 @@ GOLDEN = Path(__file__).parent.parent / "golden"
 OWNER = "golden"
 NOW_MS = 1_700_000_000_000
 BODY_BYTES_MAX = 1_000
-"""Of tasks in golden files."""
+"""Maximum bytes of bodies in golden files."""
 
 STORED_TRANSACTIONS = [
     row._replace(size_bytes=sum(half.size_bytes for part in HALVES for half in part.halves))
@@ -74,7 +74,7 @@ STORED_TRANSACTIONS = [
     else row
     for row in TRANSACTIONS
 ]
-"""With the sum that ``check`` compares."""
+"""Transactions with the sum that ``check`` compares."""
 GOLDEN_TASKS = [row for row in TASKS if len(row.body) < BODY_BYTES_MAX]
 GOLDEN_SESSIONS = [row._replace(answers=row.answers[:3]) for row in SESSIONS]
 ENDED = {int(how) << 50 | 1: how for how in Outcome}
@@ -83,7 +83,7 @@ Case = tuple[Any, Callable[[Any], bytes | None], Callable[[Any], Any]]
 
 
 def cases() -> dict[str, Case]:
-    """Name → (value, encode, decode), of every kind of record."""
+    """Return (value, encode, decode) by name for every kind of record."""
     found: dict[str, Case] = {
         "extras-full": (FULL_EXTRAS, codec.encode_extras, codec.decode_extras),
         "past": (Past(FAILURES), codec.encode_past, codec.decode_past),
@@ -106,7 +106,7 @@ def cases() -> dict[str, Case]:
 
 
 def records() -> Iterator[tuple[str, Kind[Any], Any]]:
-    """(name, kind, row) of records of every kind."""
+    """Yield (name, kind, row) of records of every kind."""
     yield from ((f"group-{i}", GROUP, row) for i, row in enumerate(GROUPS))
     yield from ((f"session-{i}", SESSION, row) for i, row in enumerate(GOLDEN_SESSIONS))
     yield from ((f"schedule-{row.schedule.name}", SCHEDULE, row) for row in SCHEDULES)
@@ -124,7 +124,7 @@ def records() -> Iterator[tuple[str, Kind[Any], Any]]:
 
 
 def content() -> Effects:
-    """Every extreme but the large bodies, in one batch."""
+    """Return a batch with every extreme except large bodies."""
     effects = everything()
     effects.enqueued = {row.id: row for row in GOLDEN_TASKS}
     effects.ended |= ENDED
@@ -143,7 +143,7 @@ def content() -> Effects:
 
 
 def crowd() -> Effects:
-    """Tasks in a row, which SQLite keeps in packs."""
+    """Return consecutive tasks, which SQLite keeps in packs."""
     first = 1 << 40
     options = (None, TaskOptions("k", "t", {"a": 1}, 7, 1000))
     ids = range(first, first + 70 * ID_STEP, ID_STEP)
@@ -152,7 +152,7 @@ def crowd() -> Effects:
 
 
 def ended() -> Effects:
-    """Some of the crowd leave, one moves."""
+    """Return a batch in which some of the crowd end and one is rescheduled."""
     rows = list(crowd().enqueued.values())
     effects = Effects(id_mark=rows[-1].id)
     effects.ended = {row.id: Outcome.ACKED for row in rows[3:9]}
@@ -161,7 +161,7 @@ def ended() -> Effects:
 
 
 def moved() -> tuple[Effects, Effects]:
-    """Some of the crowd get another due time, two of them one more after that."""
+    """Return batches that reschedule some of the crowd, two of them twice."""
     ids = list(crowd().enqueued)
     return Effects(moved={i: 1_000 + i % 7 for i in ids[30:66]}), Effects(
         moved={ids[31]: 5, ids[60]: 2**40, ids[10]: 3}
@@ -169,7 +169,7 @@ def moved() -> tuple[Effects, Effects]:
 
 
 def stored_tasks() -> dict[int, TaskRow]:
-    """The tasks of a golden store, by id."""
+    """Return the tasks of a golden store by id."""
     rows = content().enqueued | crowd().enqueued | ended().updated
     for effects in moved():
         rows |= _moved_rows(rows, effects)
@@ -181,7 +181,7 @@ def _moved_rows(rows: dict[int, TaskRow], effects: Effects) -> dict[int, TaskRow
 
 
 async def fill(store: Store) -> None:
-    """Write what a golden store holds, batch by batch, and close the store."""
+    """Write the content of a golden store batch by batch, and close the store."""
     opened = await store.open(OWNER, NOW_MS)
     some, others = moved()
     if not isinstance(store, Moves):
@@ -198,14 +198,14 @@ async def fill(store: Store) -> None:
 
 
 def load_dump(dump: Path, path: Path) -> None:
-    """Make a database from a dump."""
+    """Create a database from a dump."""
     connection = sqlite3.connect(path, isolation_level=None)
     connection.executescript(dump.read_text(encoding="utf-8"))
     connection.close()
 
 
 def dump_database(path: Path) -> str:
-    """The dump that ``load_dump`` takes."""
+    """Return the dump that ``load_dump`` reads."""
     connection = sqlite3.connect(path)
     lines = list(connection.iterdump())
     for pragma in ("application_id", "user_version"):
@@ -216,7 +216,7 @@ def dump_database(path: Path) -> str:
 
 
 def encoded_cases() -> dict[str, str]:
-    """The records of ``cases`` in hex."""
+    """Return the records of ``cases`` in hexadecimal."""
     encoded = {name: encode(value) for name, (value, encode, _) in cases().items()}
     return {name: data.hex() for name, data in encoded.items() if data is not None}
 

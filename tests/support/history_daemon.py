@@ -1,4 +1,4 @@
-"""For the tests with a real daemon and its history: starting one, and waiting for the files."""
+"""Start a real daemon with a history, and wait for its files."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ def daemon_in(folder: Path, **settings: Any) -> Daemon:
 
 
 async def taken_up(history: Path) -> None:
-    """Until the writing process has turned everything into files."""
+    """Wait until the writer has converted every spool file."""
     await comes(lambda: not spools(history))
 
 
 def spools(history: Path) -> list[Path]:
-    """The spool files that are still there."""
+    """Return the remaining spool files."""
     folders = [path for path in (history / STATE).iterdir() if path.is_dir()]
     return [folder / str(name) for folder in folders for name in spool.files(folder)]
 
 
 def metric(daemon: Daemon, name: str) -> float:
-    """A number without labels, as ``/metrics`` has it now."""
+    """Return the current value of a metric without labels."""
     with urllib.request.urlopen(f"{daemon.http}/metrics", timeout=60) as answer:  # noqa: S310  # our own address
         found = re.search(rf"^{name} (\S+)$", answer.read().decode(), re.MULTILINE)
     assert found is not None

@@ -1,4 +1,4 @@
-"""For the tests of the history: records as a daemon makes them, a writer, what the files hold."""
+"""Records as a daemon makes them, a history writer, and the contents of its files."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Record = Sequence[Any]
 
 
 def make_id(index: int, at_ms: int = NOW_MS) -> int:
-    """A task's id of that time."""
+    """Return a task id of that time."""
     return id_floor(at_ms, 0) + index * 1024
 
 
@@ -79,7 +79,7 @@ def spool_of(
 def fill(
     folder: Path, batches: Iterable[Sequence[Record]], epoch: int = 1, *, node: str = NODE
 ) -> None:
-    """Batches into a spool that is closed afterwards."""
+    """Write batches into a spool and close it."""
     spool = spool_of(folder, epoch, node=node)
     for n, records in enumerate(batches, 1):
         assert spool.append(n, records)
@@ -87,7 +87,7 @@ def fill(
 
 
 class Clock:
-    """A clock that stands still until it is moved."""
+    """A clock that only the test moves."""
 
     def __init__(self, now_ms: int = NOW_MS) -> None:
         self.now_ms = now_ms
@@ -101,7 +101,7 @@ def writer_of(
     clock: Clock | None = None, log: list[str] | None = None, clean_hour: int = 4,
     disk: Callable[[Path], Use] = measure, node: str = NODE,
 ) -> Writer:  # fmt: skip
-    """A writer in this process."""
+    """Return a writer in this process."""
     state_folder(folder, node, 0).mkdir(parents=True, exist_ok=True)
     lines = log if log is not None else []
     limits = limits or Limits(None, None)
@@ -114,7 +114,7 @@ def writer_of(
 
 
 def drain(folder: Path, **options: Any) -> list[str]:
-    """All that is in the spools, written and sealed; what the writer had to say."""
+    """Convert and seal all spools. Return what the writer logged."""
     log: list[str] = []
     writer = writer_of(folder, log=log, **options)
     assert writer.finish()
@@ -125,20 +125,20 @@ def drain(folder: Path, **options: Any) -> list[str]:
 def write(
     folder: Path, batches: Iterable[Sequence[Record]], epoch: int = 1, *, node: str = NODE
 ) -> None:
-    """Batches as sealed segments."""
+    """Write batches as sealed segments."""
     fill(folder, batches, epoch, node=node)
     drain(folder, node=node)
 
 
 def start_writer(folder: Path, **options: Any) -> subprocess.Popen[bytes]:
-    """A writer's process, with a pipe to its standard input."""
+    """Start a writer process with a pipe to its standard input."""
     command = WriterOptions(str(folder), NODE, **options).command()
     assert command[0] == sys.executable
     return subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
 def read_all(folder: Path, tally: Tally | None = None) -> list[Event]:
-    """Every line of every segment, as it lies there."""
+    """Return every line of every segment."""
     tally = tally if tally is not None else Tally()
     return [
         event for segment in segments.find(folder) for event in segments.events(segment.path, tally)
@@ -150,5 +150,5 @@ def numbers(events: Iterable[Event]) -> list[tuple[int, int]]:
 
 
 def segment_names(folder: Path) -> list[str]:
-    """All files outside ``_state``, as their names say."""
+    """Return the names of all files outside ``_state``."""
     return sorted(path.name for path in folder.glob("dt=*/hour=*/*"))

@@ -1,4 +1,4 @@
-"""Requests over HTTP, and their answers as they came."""
+"""HTTP requests and their unchecked answers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Answer(NamedTuple):
 
 
 def ask(url: str, method: str, path: str, body: Any = None, **headers: str) -> Answer:
-    """What is answered, whatever the status; certificates are not looked at."""
+    """Return the answer, whatever its status. Certificates are not verified."""
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     data = None if body is None else json.dumps(body).encode()
     if data is not None:

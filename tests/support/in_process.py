@@ -1,12 +1,13 @@
-"""A whole daemon in this process: its clock is moved by hand, its connections have no sockets.
+"""A whole daemon in this process, with a clock moved by hand and connections without sockets.
 
     async with InProcess(tmp_path) as daemon:
         peer = daemon.connect()
         peer.send(FrameType.STATS)
         await daemon.settle()
-        peer.frames()                   # the frames that came
+        peer.frames()                   # the frames received
 
-Everything but the transport is the daemon's own: connection, handlers, shard, committer, store.
+Everything except the transport is the daemon's own: connection, handlers, shard, committer,
+store.
 """
 
 from __future__ import annotations
@@ -35,11 +36,11 @@ from tickwheel.server.tcp.connection import Connection
 
 SETTLE_S = 300.0
 _TURNS = 8
-"""Rounds of the event loop in which a batch and what follows from it is over, mostly."""
+"""Turns of the event loop in which a batch and its consequences usually end."""
 
 
 class _Log:
-    """Keeps what the daemon logs."""
+    """Keep what the daemon logs."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -49,10 +50,11 @@ class _Log:
 
 
 class InProcess:
-    """One daemon on a memory store. ``store`` of one that ended may be given to the next."""
+    """A daemon on a memory store. The `store` of one that ended can be passed to the next."""
 
     request = 10
-    """The last one that was sent: a session, which lasts over connections, has no number twice."""
+    """The number of the last request. A session never uses a number twice, over all its
+    connections."""
 
     def __init__(
         self,
@@ -109,12 +111,12 @@ class InProcess:
         self.shard.wake()
 
     async def turn(self) -> None:
-        """Let the daemon do what it can at once."""
+        """Let the daemon do what is possible at once."""
         for _ in range(_TURNS):
             await asyncio.sleep(0)
 
     async def settle(self) -> None:
-        """Until everything that was asked for has been committed and written."""
+        """Wait until all requests are committed and answered."""
         deadline_s = time.monotonic() + SETTLE_S
         core = self.shard.core
         while True:
@@ -150,22 +152,22 @@ class InProcess:
             await asyncio.sleep(0.01 if any(slow.values()) else 0)  # real time: a thread does it
 
     async def send(self, peer: Peer, *frames: tuple[Any, ...]) -> list[Any]:
-        """The answers of frames that arrive together, in their order."""
+        """Feed frames together and return their answers in order."""
         first = InProcess.request + 1
         InProcess.request += len(frames)
         peer.feed(b"".join(encode((int(f[0]), n, *f[1:])) for n, f in enumerate(frames, first)))
         await self.settle()
-        found = {one[1]: one for one in peer.frames() if one[0] in (T.OK, T.ERROR)}
+        found = {frame[1]: frame for frame in peer.frames() if frame[0] in (T.OK, T.ERROR)}
         return [found[n][2:] for n in range(first, first + len(frames))]
 
     async def ask(self, peer: Peer, *frame: Any) -> Any:
-        """What the OK to one frame says; there must be one."""
+        """Send a frame and return the value of its OK. Fail if the answer is an error."""
         ((result, *error),) = await self.send(peer, frame)
         assert not error, error
         return result
 
     def recount(self) -> dict[tuple[int, str], str]:
-        """All counts of the engine against a slow count; call it when settled."""
+        """Compare all counts of the engine with a slow count. Call it when settled."""
         core, store = self.shard.core, self.store
         assert core.sealed is None
 

@@ -1,4 +1,4 @@
-"""Nodes that share the shards of one Redis: real processes, each with a daemon for each shard."""
+"""Real nodes that share the shards of one Redis, each with a daemon process per shard."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tickwheel.api.frames import FrameType as T
 
 
 def family(pid: int) -> list[int]:
-    """A process and all that it has started, those that were started first in front."""
+    """Return the process and its descendants, oldest first."""
     try:
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     except FileNotFoundError:  # it has ended meanwhile
@@ -26,7 +26,7 @@ def family(pid: int) -> list[int]:
 
 
 class Node(Daemon):
-    """One node; ``listen`` is a row of ports that stays, and so is ``http``."""
+    """A node. Its row of `listen` ports and its `http` port stay the same over restarts."""
 
     def __init__(self, folder: Path, name: str, store: str, shards: int, **options: Any) -> None:
         super().__init__(folder, store=f"{store}?shards={shards}", node=name, **options)
@@ -38,19 +38,19 @@ class Node(Daemon):
             self._http = f"127.0.0.1:{free_ports(shards + 1)}"
 
     def url_of(self, shard: int) -> str:
-        """Where the node's daemon of a shard listens."""
+        """Return the address of the node's daemon of a shard."""
         return f"tcp://127.0.0.1:{self.first_port + 1 + shard}"
 
     def front(self, **options: Any) -> Raw:
-        """A connection to the front door."""
+        """Return a connection to the front door."""
         return Raw(self.first_port, **options)
 
     def raw(self, shard: int, /, **options: Any) -> Raw:
-        """A connection to the daemon of a shard."""
+        """Return a connection to the daemon of a shard."""
         return Raw(self.first_port + 1 + shard, **options)
 
     def freeze(self) -> list[int]:
-        """SIGSTOP to all processes of the node; these, for ``wake``."""
+        """Send SIGSTOP to all processes of the node and return them for ``wake``."""
         found = list[int]()
         while more := [pid for pid in family(self.pid) if pid not in found]:
             for pid in more:  # its parent first: it starts no more of them
@@ -66,14 +66,14 @@ class Node(Daemon):
                 os.kill(pid, signal.SIGCONT)
 
     def nodes(self) -> dict[str, Any]:
-        """What the front door says of all nodes and shards."""
+        """Return the front door's listing of all nodes and shards."""
         with self.front() as raw:
             answer: dict[str, Any] = raw.call(T.NODE_LIST)[2]
             return answer
 
 
 class Nodes:
-    """Some nodes by name, in ``with``."""
+    """Nodes by name, as a context manager."""
 
     def __init__(
         self,
@@ -108,21 +108,21 @@ class Nodes:
         return "\n".join(node.log_text() for node in self.all.values())
 
     def leaders(self, asked: str) -> dict[int, str | None]:
-        """Shard → the node that leads it, as one of them says."""
-        return {one["shard"]: one["node"] for one in self[asked].nodes()["shards"]}
+        """Return the leading node of each shard, as one node lists them."""
+        return {shard["shard"]: shard["node"] for shard in self[asked].nodes()["shards"]}
 
     def until_led(
         self, asked: str, by: Iterable[str], timeout_s: float = 60.0
     ) -> dict[int, str | None]:
-        """Until the nodes named in ``by``, each of which has some, lead all shards, and none is to
-        move any more."""
+        """Wait until the nodes in `by` lead all shards, each of them some, and no move is
+        pending."""
 
         those = set(by)
 
         def look() -> dict[int, str | None]:
             shards = self[asked].nodes()["shards"]
-            found = {one["shard"]: one["node"] for one in shards}
-            rests = all(one["node"] == one["wanted"] for one in shards)
+            found = {shard["shard"]: shard["node"] for shard in shards}
+            rests = all(shard["node"] == shard["wanted"] for shard in shards)
             return found if rests and set(found.values()) == those else {}
 
         return until(look, timeout_s, self.log)

@@ -1,5 +1,4 @@
-"""Values at every bound and one beyond it, and those of a type that belongs elsewhere; and where in
-a request they may be put."""
+"""Values at every bound, one beyond it, and of wrong types, and their places in requests."""
 
 from __future__ import annotations
 
@@ -12,13 +11,13 @@ from tickwheel.limits import Limits
 from tickwheel.model.records import MOMENT_MS_MAX
 
 Way = tuple[Any, ...]
-"""To a place inside a value: indexes and names."""
+"""The path to a place inside a value: indexes and names."""
 
 _EDGES = (0, 2**31, 2**32, 2**53, 2**63, 2**64)
 INTEGERS = tuple(
     sorted({sign * edge + d for edge in _EDGES for sign in (1, -1) for d in (-1, 0, 1)})
 )
-"""Those of 65 bits and more too: JSON can say them, msgpack cannot."""
+"""Integers at powers of two, including some that JSON can encode and msgpack cannot."""
 FAR = (2**53 - 2, 2**63, -(2**63) - 1, 2**64, 10**30, -(10**30))
 """Where calendars have no date any more, and 64 bits no number: every walk tries each of them."""
 HUGE = (10**30, -(10**30), 10**400)
@@ -28,7 +27,7 @@ TEXTS = (
     "x" * 70_000,
 )  # fmt: skip
 HALVES = ("\ud800", "a\udfff", "\udc00" * 256)
-"""Halves of surrogate pairs: Python has them, and JSON as escapes; no UTF-8 has."""
+"""Halves of surrogate pairs, which Python and JSON escapes allow, but UTF-8 does not."""
 OTHERS: tuple[Any, ...] = (
     None, True, False, (), {}, ((),), ("t",), {"": None}, {"a": {"b": 1}}, (1,) * 300, (0, "g"),
 )  # fmt: skip
@@ -36,7 +35,7 @@ OTHERS: tuple[Any, ...] = (
 
 @st.composite
 def almost(draw: st.DrawFn, text: str, alphabet: str) -> str:
-    """The text, or one with a character or two put in, left out or changed."""
+    """Return the text, or a copy with one or two characters changed."""
     for _ in range(draw(st.sampled_from([0, 1, 1, 2]))):
         place = draw(st.integers(0, len(text)))
         text = (
@@ -48,7 +47,7 @@ def almost(draw: st.DrawFn, text: str, alphabet: str) -> str:
 
 
 def nested(depth: int) -> Any:
-    """Arrays inside each other."""
+    """Return nested arrays."""
     value: Any = ()
     for _ in range(depth):
         value = (value,)
@@ -56,19 +55,19 @@ def nested(depth: int) -> Any:
 
 
 def at_limits(limits: Limits) -> tuple[int, ...]:
-    """At, below and above each that is announced, and the last moment."""
+    """Return values at, below and above each announced limit, and the last date."""
     edges = {*limits.to_wire().values(), MOMENT_MS_MAX}
     return tuple(sorted({edge + d for edge in edges for d in (-1, 0, 1)}))
 
 
 def for_frames(limits: Limits) -> list[Any]:
-    """What msgpack can say."""
+    """Return the values that msgpack can encode."""
     integers = [n for n in {*INTEGERS, *at_limits(limits)} if -(2**63) <= n < 2**64]
     return [*sorted(integers), *NUMBERS, *TEXTS, b"", b"x" * 300, *OTHERS, nested(12), nested(20)]
 
 
 def for_json(limits: Limits) -> list[Any]:
-    """What Python's JSON can say, with its NaN."""
+    """Return the values that Python's JSON can encode, including NaN."""
     integers = sorted({*INTEGERS, *at_limits(limits)})
     return [*integers, *HUGE, *NUMBERS, *TEXTS, *HALVES, *OTHERS, nested(12), nested(400)]
 
@@ -82,7 +81,7 @@ JSON_VALUES = st.one_of(
 
 
 def places(value: Any, way: Way = ()) -> Iterator[Way]:
-    """The ways to everything inside ``value``, and to it."""
+    """Yield the paths to `value` and everything inside it."""
     yield way
     inner: Sequence[Any] = ()
     if isinstance(value, (tuple, list)):
@@ -94,7 +93,7 @@ def places(value: Any, way: Way = ()) -> Iterator[Way]:
 
 
 def put(value: Any, way: Way, fresh: Any) -> Any:
-    """``value`` with ``fresh`` at a place; a name that a map has not got yet is added."""
+    """Return `value` with `fresh` at a place. A missing name is added to its map."""
     if not way:
         return fresh
     at, *rest = way

@@ -20,7 +20,7 @@ from opentelemetry.proto.common.v1.common_pb2 import KeyValue
 
 
 class Span(NamedTuple):
-    """One span; ids are hexadecimal, and empty where there is none."""
+    """A span with hexadecimal ids; missing ids are empty."""
 
     name: str
     trace_id: str
@@ -34,7 +34,7 @@ class Span(NamedTuple):
 
 
 class OtlpReceiver:
-    """Keeps what comes, in order. ``status``: what it answers instead of taking anything."""
+    """Keep what arrives, in order. A set `status` is answered instead."""
 
     def __init__(self) -> None:
         self.status = 200
@@ -110,7 +110,7 @@ def _span(raw: Any, resource: dict[str, Any]) -> Span:
 
 
 def _plain(attributes: Any) -> dict[str, Any]:
-    return {one.key: _value(one) for one in attributes}
+    return {attribute.key: _value(attribute) for attribute in attributes}
 
 
 def _value(one: KeyValue) -> Any:

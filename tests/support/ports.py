@@ -17,21 +17,21 @@ from contextlib import ExitStack
 FIRST = 10_000
 LAST = 19_999
 BUS_OFFSET = 10_000
-"""Redis Cluster talks on the port this far above a node's: it is probed as well."""
+"""Distance from a Redis Cluster node's port to its bus port, which is probed as well."""
 ROWS_FIRST = 30_000
 ROWS_LAST = 32_767
-"""For those who need several ports one after the other: above all bus ports."""
+"""Last port for rows of several ports, above all bus ports."""
 ROW = 20
-"""Enough for the front door of a node and its 16 shards."""
+"""Ports in a row: the front door of a node and its 16 shards."""
 
 
 def _candidates(places: range) -> Iterator[int]:
-    """The share of this process, over and over."""
+    """Yield the ports of this process, over and over."""
     count = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     number = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
     size = len(places) // count
     own = list(places[number % count * size :][:size])  # in a row: some want the next one as well
-    random.Random().shuffle(own)  # the tests' own seed must not decide: other runs draw, too
+    random.Random().shuffle(own)  # not by the tests' seed, because concurrent runs draw as well
     while True:
         yield from own
 
@@ -41,7 +41,7 @@ _ROWS = _candidates(range(ROWS_FIRST, ROWS_LAST + 2 - ROW, ROW))
 
 
 def free_port() -> int:
-    """A port of 127.0.0.1 that nobody listens on, and whose bus port is free, too."""
+    """Return a free port of 127.0.0.1 whose bus port is free as well."""
     while True:
         port = next(_PORTS)
         with socket.socket() as probe, socket.socket() as bus:
@@ -54,7 +54,7 @@ def free_port() -> int:
 
 
 def free_ports(count: int) -> int:
-    """The first of ``count`` ports in a row that nobody listens on."""
+    """Return the first of `count` consecutive free ports."""
     assert count <= ROW, f"a row has {ROW} ports"
     while True:
         first = next(_ROWS)

@@ -20,7 +20,7 @@ import pytest
 from support.ports import free_port
 
 PLACES = ("/usr/lib/rabbitmq/bin/rabbitmq-server", "rabbitmq-server")
-"""Debian's own command changes to another user; what it calls then is the first of these."""
+"""Paths of the server; Debian's own command would switch to another user first."""
 START_TIMEOUT_S = 120.0
 CONFIG = """
 listeners.tcp.1 = 127.0.0.1:{port}
@@ -28,11 +28,11 @@ disk_free_limit.absolute = 1MB
 log.file.level = warning
 """
 SMALL = "+S 1:1 +sbwt none +sbwtdcpu none +sbwtdio none +A 4"
-"""Erlang with one scheduler, which does not turn while it waits: other tests run beside it."""
+"""Options for one Erlang scheduler without busy waiting."""
 
 
 def program() -> str:
-    """The server's program; without one a test is skipped, on CI it fails."""
+    """Return the path of the server. Without it skip the test, or fail on CI."""
     for place in PLACES:
         found = shutil.which(place)
         if found is not None and shutil.which("epmd") is not None:
@@ -44,7 +44,7 @@ def program() -> str:
 
 
 class RabbitServer:
-    """One broker, which may be killed and started again on the same port and data."""
+    """A broker that can be restarted on the same port and data."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -57,7 +57,7 @@ class RabbitServer:
         return f"amqp://127.0.0.1:{self.port}"
 
     def start(self) -> Self:
-        """Start it and return once it takes connections."""
+        """Start the broker and return once it accepts connections."""
         self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / "rabbitmq.conf").write_text(CONFIG.format(port=self.port))
         (self.folder / "plugins").write_text("[].\n")
@@ -108,7 +108,7 @@ class RabbitServer:
         }
 
     def kill(self) -> None:
-        """As a crash would: no last words."""
+        """Send SIGKILL, as a crash would."""
         if self._process is not None:
             self._signal(signal.SIGKILL)
             self._process.wait()
@@ -119,7 +119,7 @@ class RabbitServer:
         self.start()
 
     def control(self, *words: str) -> None:
-        """Give the broker a command of ``rabbitmqctl``."""
+        """Run a command of ``rabbitmqctl``."""
         command = [str(Path(program()).with_name("rabbitmqctl")), *words]
         subprocess.run(
             command, env=self._environment(), cwd=self.folder, check=True,
@@ -133,13 +133,13 @@ class RabbitServer:
         self._signal(signal.SIGCONT)
 
     def _signal(self, number: int) -> None:
-        """To all its processes: they are a session of their own."""
+        """Signal all processes of the broker's session."""
         assert self._process is not None, "it was started"
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, number)
 
     def stop(self) -> None:
-        """End it, and its name server."""
+        """End the broker and its name server."""
         self.kill()
         names, self._names = self._names, None
         if names is not None:

@@ -1,4 +1,4 @@
-"""A client that does exactly what a test says, rules or no rules: blocking sockets and frames."""
+"""A client of blocking sockets and frames that sends exactly what a test says."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from tickwheel.api.frames import PROTOCOL_VERSION, FrameType
 from tickwheel.protocol import Decoder, Frame, encode
 
 TIMEOUT_S = 30.0
-"""Only a failing test waits so long."""
+"""Maximum seconds to wait; only a failing test waits this long."""
 
 
 class Raw:
-    """One connection. ``call`` numbers requests; ``send_bytes`` sends anything at all."""
+    """A connection. ``call`` numbers requests; ``send_bytes`` sends any bytes."""
 
     def __init__(self, port: int, *, hello: bool = True, **options: Any) -> None:
         self.socket = socket.create_connection(("127.0.0.1", port), TIMEOUT_S)
@@ -41,13 +41,14 @@ class Raw:
         self.socket.sendall(data)
 
     def send(self, kind: int, *fields: Any) -> int:
-        """One frame with the next request number, which is returned."""
+        """Send a frame with the next request number and return that number."""
         self.request += 1
         self.send_bytes(encode((int(kind), self.request, *fields)))
         return self.request
 
     def call(self, kind: int, *fields: Any) -> Frame:
-        """The OK or ERROR that answers; frames before it stay for ``next``."""
+        """Send a request and return its OK or ERROR. Frames received before it are kept for
+        ``next``."""
         return self.answer(self.send(kind, *fields))
 
     def answer(self, request: int) -> Frame:
@@ -63,7 +64,8 @@ class Raw:
         return self.call(FrameType.ENQUEUE, self.request + 1, tasks)
 
     def next(self) -> Frame:
-        """The next frame. Raises EOFError when the daemon closed, TimeoutError when silent."""
+        """Return the next frame. Raise EOFError if the daemon closed, TimeoutError if it is
+        silent."""
         while not self._frames:
             data = self.socket.recv(1 << 16)
             if not data:
@@ -72,7 +74,7 @@ class Raw:
         return self._frames.pop(0)
 
     def closed(self) -> bool:
-        """Whether the daemon closes, after whatever it still sends."""
+        """Return whether the daemon closes the connection after its remaining frames."""
         try:
             while True:
                 self.next()

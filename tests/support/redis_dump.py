@@ -1,4 +1,4 @@
-"""A Redis shard as JSON and back: what the golden file of a layout holds."""
+"""Convert a Redis shard to JSON and back, for the golden files of the layout."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ CHANGING = ("incarnation", "opened_ms", "link")
 
 
 def _text(value: bytes) -> str:
-    """Latin-1 keeps every byte; JSON escapes it."""
+    """Decode as Latin-1, which keeps every byte."""
     return value.decode("latin-1")
 
 
 async def dump(url: str, masked: tuple[str, ...] = CHANGING) -> dict[str, Any]:
-    """Key → [type, content]; hashes and sorted sets in order of their fields and members. The
-    fields in ``masked`` are named and not shown."""
+    """Return [type, content] by key, with sorted fields and members. Values of `masked` fields
+    are hidden."""
     found: dict[str, Any] = {}
     async with Redis.from_url(url) as redis:
         for key in sorted(await redis.keys("*")):

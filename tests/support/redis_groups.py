@@ -27,25 +27,25 @@ DOWN_AFTER_MS = 500
 FAILOVER_TIMEOUT_MS = 2_000
 NODE_TIMEOUT_MS = 1_000
 FAILOVER_AGAIN_S = 5.5
-"""A replica that was told to take over gives up after 5 s."""
+"""Seconds after which a replica told to take over gives up."""
 SWITCH_AGAIN_S = 4 * FAILOVER_TIMEOUT_MS / 1000
-"""By then a failover of Sentinels that was begun is over, or was given up."""
+"""Seconds after which a Sentinel failover is over or abandoned."""
 KEYS_A_MIGRATE = 100
 MIGRATE_MS = 60_000
 PERIODS = (
     "info-period", 300, "publish-period", 300, "ping-period", 200, "ask-period", 200,
     "min-link-reconnect-period", 300,
 )  # fmt: skip
-"""Of Sentinels, in ms: they do the same as with their own, which are of seconds, in less time."""
+"""Periods of Sentinels in milliseconds, shortened from seconds."""
 
 
 def ask(server: RedisServer, *args: str | bytes | int) -> Any:
-    """The parsed reply to one command; an error of Redis is a value. Raises OSError."""
+    """Return the parsed reply to a command. Redis errors are values. Raise OSError."""
     return asked(server.port, server.password, *args)
 
 
 def asked(port: int, password: str, *args: str | bytes | int, before: tuple[str, ...] = ()) -> Any:
-    """See ``ask``; ``before`` is a command that goes ahead."""
+    """Like ``ask``, with a command `before` it."""
     reader, reply = hiredis.Reader(), None
     commands = [one for one in (("AUTH", password) if password else (), before, args) if one]
     with socket.create_connection(("127.0.0.1", port), timeout=TIMEOUT_S) as connection:
@@ -60,12 +60,12 @@ def asked(port: int, password: str, *args: str | bytes | int, before: tuple[str,
 
 
 def asking(server: RedisServer, *args: str | bytes | int) -> Any:
-    """The reply to a command behind ASKING, as a client sends it that follows an ASK."""
+    """Return the reply to a command after ASKING, as a client that follows ASK sends it."""
     return asked(server.port, server.password, *args, before=("ASKING",))
 
 
 def info(server: RedisServer, section: str) -> dict[str, str]:
-    """What INFO says of this section; nothing if the server cannot be asked."""
+    """Return a section of INFO, or an empty map if the server is unreachable."""
     try:
         reply = ask(server, "INFO", section)
     except OSError:
@@ -77,13 +77,12 @@ def info(server: RedisServer, section: str) -> dict[str, str]:
 
 
 def named_port(server: RedisServer) -> int:
-    """The port at which the others of its group know it: that of TLS, if it has one."""
+    """Return the port by which the group knows the server: the TLS port if it has one."""
     return int(server.options.get("tls-port", server.port))
 
 
 def tls(certificate: Path) -> dict[str, str]:
-    """Settings of a server whose group speaks TLS; the key is beside the certificate. The tests
-    themselves go on to ask it without."""
+    """Return settings of a server whose group uses TLS. Tests still query it in plain text."""
     return {
         "tls_port": str(free_port()),
         "tls_cert_file": str(certificate),
@@ -95,7 +94,7 @@ def tls(certificate: Path) -> dict[str, str]:
 
 
 def catch_up(master: RedisServer, *replicas: RedisServer) -> None:
-    """Return when the replicas have all that the master has now."""
+    """Wait until the replicas have all the master's data."""
     offset = int(info(master, "replication")["master_repl_offset"])
 
     def has_all(replica: RedisServer) -> bool:
@@ -107,7 +106,7 @@ def catch_up(master: RedisServer, *replicas: RedisServer) -> None:
 
 
 def is_replica_of(server: RedisServer, master: RedisServer) -> bool:
-    """Whether it follows the master, and has all of its data."""
+    """Return whether the server follows the master and has all its data."""
     found = info(server, "replication")
     return (
         found.get("role") == "slave"
@@ -117,7 +116,7 @@ def is_replica_of(server: RedisServer, master: RedisServer) -> bool:
 
 
 class _Sentinel:
-    """One Sentinel process."""
+    """A Sentinel process."""
 
     def __init__(self, folder: Path, master_port: int, certificate: Path | None = None) -> None:
         self.port = free_port()
@@ -167,7 +166,7 @@ class _Sentinel:
 
 
 class SentinelGroup:
-    """A master, its replicas, and three Sentinels that watch them."""
+    """A master, its replicas, and three Sentinels."""
 
     def __init__(self, folder: Path, replicas: int = 2, certificate: Path | None = None) -> None:
         names = ("a", "b", "c")[: replicas + 1]
@@ -181,7 +180,9 @@ class SentinelGroup:
         self.sentinels: list[_Sentinel] = []
 
     def url(self, query: str = "", user: str = "") -> str:
-        seeds = ",".join(f"127.0.0.1:{one.tls_port or one.port}" for one in self.sentinels)
+        seeds = ",".join(
+            f"127.0.0.1:{sentinel.tls_port or sentinel.port}" for sentinel in self.sentinels
+        )
         scheme = "redis" if self._certificate is None else "rediss"
         return f"{scheme}+sentinel://{user}{seeds}/0?master={NAME}{'&' if query else ''}{query}"
 
@@ -191,7 +192,7 @@ class SentinelGroup:
         for server in replicas:
             server.start()
             ask(server, "REPLICAOF", "127.0.0.1", named_port(first))
-        until(lambda: all(is_replica_of(one, first) for one in replicas))
+        until(lambda: all(is_replica_of(replica, first) for replica in replicas))
         for number in range(3):
             folder = self.folder / f"sentinel-{number}"
             one = _Sentinel(folder, named_port(first), self._certificate)
@@ -201,9 +202,9 @@ class SentinelGroup:
         return self
 
     def _is_ready(self) -> bool:
-        """Whether each Sentinel knows the others and all replicas, and may fail over."""
-        for one in self.sentinels:
-            reply = one.ask("SENTINEL", "MASTER", NAME)
+        """Return whether every Sentinel knows all servers and can fail over."""
+        for sentinel in self.sentinels:
+            reply = sentinel.ask("SENTINEL", "MASTER", NAME)
             if isinstance(reply, Exception):
                 return False
             state = dict(zip(reply[::2], reply[1::2], strict=True))
@@ -218,13 +219,15 @@ class SentinelGroup:
             one.kill()
 
     def named(self) -> set[int]:
-        """The ports that Sentinels name as the master's."""
-        replies = [one.ask("SENTINEL", "GET-MASTER-ADDR-BY-NAME", NAME) for one in self.sentinels]
+        """Return the master ports that the Sentinels name."""
+        replies = [
+            sentinel.ask("SENTINEL", "GET-MASTER-ADDR-BY-NAME", NAME) for sentinel in self.sentinels
+        ]
         return {int(reply[1]) for reply in replies}
 
     @property
     def master(self) -> RedisServer:
-        """The one that all Sentinels name and that says it is the master."""
+        """Return the master that all Sentinels agree on."""
         return until(self._master)
 
     def _master(self, but: RedisServer | None = None) -> RedisServer | None:
@@ -238,11 +241,11 @@ class SentinelGroup:
         return None
 
     def moved_from(self, before: RedisServer) -> RedisServer:
-        """The master, as soon as it is another one."""
+        """Wait for another master and return it."""
         return until(lambda: self._master(but=before))
 
     def switch(self) -> RedisServer:
-        """Tell a Sentinel to fail over; the new master."""
+        """Tell a Sentinel to fail over, and return the new master."""
         before, asked_s = self.master, float("-inf")
 
         def moved() -> RedisServer | None:
@@ -257,13 +260,13 @@ class SentinelGroup:
         return until(moved)
 
     def is_whole(self) -> bool:
-        """Whether all others follow the master."""
+        """Return whether all other servers follow the master."""
         master = self._master()
-        others = [one for one in self.servers if one is not master]
-        return master is not None and all(is_replica_of(one, master) for one in others)
+        others = [server for server in self.servers if server is not master]
+        return master is not None and all(is_replica_of(other, master) for other in others)
 
     def heal(self) -> None:
-        """Wait until all are there, follow the master, and may be failed over to."""
+        """Wait until all servers run, follow the master, and can be promoted."""
         for server in self.servers:
             server.go_on()
             if not info(server, "server"):
@@ -279,7 +282,7 @@ class _Node(RedisServer):
             "cluster_enabled": "yes",
             "cluster_node_timeout": str(NODE_TIMEOUT_MS),
             "cluster_config_file": "nodes.conf",
-            # One that was cut off for a while may be chosen, too: it has the replication's offset.
+            # A node that was cut off can be chosen, because it keeps its replication offset.
             "cluster_replica_validity_factor": "0",
             "cluster_allow_replica_migration": "no",
         }
@@ -287,7 +290,7 @@ class _Node(RedisServer):
 
 
 class Cluster:
-    """Three masters and a replica of each."""
+    """Three masters with one replica each."""
 
     def __init__(
         self, folder: Path, replicas: int = 1, certificate: Path | None = None, **options: str
@@ -338,7 +341,7 @@ class Cluster:
         return len(rows) == len(self.nodes) and all("handshake" not in row for row in rows)
 
     def _view(self, node: RedisServer) -> Any:
-        """Slots and their masters' ports as this node sees them; None: not all are served."""
+        """Return slots and master ports as this node sees them, or None if slots are unserved."""
         try:
             state, slots = ask(node, "CLUSTER", "INFO"), ask(node, "CLUSTER", "SLOTS")
         except OSError:
@@ -348,11 +351,11 @@ class Cluster:
         return None if isinstance(slots, Exception) else [(*row[:2], row[2][1]) for row in slots]
 
     def masters(self) -> list[RedisServer]:
-        """Those that can be asked and are a master."""
+        """Return the reachable masters."""
         return [node for node in self.nodes if info(node, "replication").get("role") == "master"]
 
     def is_whole(self) -> bool:
-        """Whether all nodes agree, and every replica follows its master."""
+        """Return whether all nodes agree and every replica follows its master."""
         views = [self._view(node) for node in self.nodes]
         if views[0] is None or any(view != views[0] for view in views):
             return False
@@ -364,7 +367,7 @@ class Cluster:
         return len(links) == len(self.nodes) - 3 and all(links)
 
     def heal(self) -> None:
-        """Wait until all are there and each follows the one it should."""
+        """Wait until all nodes run and follow their masters."""
         for node in self.nodes:
             node.go_on()
             if not info(node, "server"):
@@ -372,7 +375,7 @@ class Cluster:
         until(self.is_whole)
 
     def owner_of(self, slot: int, seen_by: RedisServer | None = None) -> RedisServer | None:
-        """The node that has this slot, as one sees it that can be asked."""
+        """Return the node of a slot, as a reachable node sees it."""
         for node in [seen_by] if seen_by else self.nodes:
             try:
                 rows = ask(node, "CLUSTER", "SLOTS")
@@ -386,11 +389,11 @@ class Cluster:
         return None
 
     def replica_of(self, master: RedisServer) -> RedisServer:
-        """One replica of this master that has all of its data."""
+        """Return a replica that has all of this master's data."""
         return until(lambda: next((n for n in self.nodes if is_replica_of(n, master)), None))
 
     def switch(self, slot: int, how: str = "") -> RedisServer:
-        """Tell a replica to take its master's place; the new master."""
+        """Tell a replica to replace its master, and return the new master."""
         before = self.owner_of(slot)
         assert before is not None
         replica = self.replica_of(before)
@@ -409,7 +412,7 @@ class Cluster:
         return replica
 
     def moved_from(self, before: RedisServer, slot: int) -> RedisServer:
-        """The slot's master, as soon as it is another one, in the eyes of all that can be asked."""
+        """Wait until all reachable nodes name another master of the slot, and return it."""
 
         def look() -> RedisServer | None:
             others = [node for node in self.nodes if node is not before]
@@ -429,8 +432,8 @@ class Cluster:
         between: Callable[[str], None] = lambda step: None,
         auth: tuple[str, ...] = (),
     ) -> float:
-        """Move a slot with its keys; ``between`` is called after each step. Returns for how many
-        seconds the slot was under way."""
+        """Move a slot with its keys, calling `between` after each step. Return the seconds it
+        took."""
         source = self.owner_of(slot)
         assert source is not None and source is not to
         began_s = time.monotonic()
@@ -454,12 +457,16 @@ class Cluster:
             assert reply in (b"OK", b"NOKEY"), reply
             between("some")
         between("all")
-        for node in (to, source, *(one for one in self.masters() if one not in (to, source))):
+        for node in (
+            to,
+            source,
+            *(master for master in self.masters() if master not in (to, source)),
+        ):
             reply = ask(node, "CLUSTER", "SETSLOT", slot, "NODE", self._ids[to.port])
             assert reply == b"OK", reply
         return time.monotonic() - began_s
 
 
 def slot_of(tag: str) -> int:
-    """The slot of keys with this hash tag."""
+    """Return the slot of keys with this hash tag."""
     return crc_hqx(tag.encode(), 0) % SLOTS

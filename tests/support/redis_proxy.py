@@ -11,8 +11,8 @@ import ssl
 
 
 class Proxy:
-    """``hold`` keeps all that comes from now on; ``let_go`` delivers it, even if the client is
-    gone by then; ``let_new_through`` lets connections made later pass meanwhile."""
+    """A proxy. ``hold`` keeps everything the clients send, ``let_go`` delivers it, even for
+    clients that are gone. ``let_new_through`` lets connections made later pass meanwhile."""
 
     def __init__(self, port: int, tls: ssl.SSLContext | None = None) -> None:
         self._target = port
@@ -85,7 +85,7 @@ class Proxy:
             self.connections.discard(task)
 
     async def _drain(self, reader: asyncio.StreamReader) -> bytes:
-        """All that comes until the client closes."""
+        """Read until the client closes."""
         parts = []
         with contextlib.suppress(OSError):
             while data := await reader.read(1 << 16):

@@ -1,4 +1,4 @@
-"""Real Redis servers for tests: own port of 127.0.0.1, own data directory, ended by pid."""
+"""Real Redis servers for tests, each with its own port of 127.0.0.1 and its own folder."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ DEFAULTS = {
 
 
 def program() -> str:
-    """The server's program; without one a test is skipped, on CI it fails."""
+    """Return the path of redis-server. Without it skip the test, or fail on CI."""
     for name in PROGRAMS:
         found = shutil.which(name)
         if found is not None:
@@ -42,7 +42,7 @@ def program() -> str:
 
 
 class RedisServer:
-    """One server process, which may be started again on the same port and data."""
+    """A server process that can be restarted on the same port and data."""
 
     def __init__(self, folder: Path, **options: str) -> None:
         self.folder = folder
@@ -75,7 +75,7 @@ class RedisServer:
             time.sleep(0.01)  # real time: another process
 
     def call(self, *args: str | bytes | int) -> bytes:
-        """One command on a connection of its own; the reply's bytes as they come."""
+        """Run a command on a new connection and return the bytes of the reply."""
         with socket.create_connection(("127.0.0.1", self.port), timeout=20) as connection:
             commands = [("AUTH", self.password)] if self.password else []
             for command in (*commands, args):
@@ -87,8 +87,8 @@ class RedisServer:
         return reply
 
     def lay_out(self, shards: int = 1) -> RedisServer:
-        """So that the first daemon of a shard does not wait, for a leader's lease, whether an owner
-        of the empty store comes back."""
+        """Initialise the shard, so that the first daemon does not wait a lease time for an
+        owner."""
 
         async def prepare() -> None:
             for shard in range(shards):
@@ -104,21 +104,21 @@ class RedisServer:
             self._process.send_signal(number)
 
     def kill(self) -> None:
-        """As a crash would: no last words."""
+        """Send SIGKILL, as a crash would."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
             self._process = None
 
     def stop(self) -> None:
-        """As an operator would: it writes what it has and ends."""
+        """Send SIGTERM: the server saves its data and ends."""
         if self._process is not None:
             self._process.terminate()
             self._process.wait()
             self._process = None
 
     def log_tail(self) -> Path:
-        """The file to which it appends what it does."""
+        """Return the append-only file that is being written."""
         return max((self.folder / "appendonlydir").glob("*.incr.aof"), key=_number)
 
     def restart(self) -> None:
@@ -132,20 +132,20 @@ class RedisServer:
         self.signal(signal.SIGCONT)
 
     def rewrite(self) -> None:
-        """Put everything into the base of the append-only file; returns when it is done."""
+        """Rewrite the append-only file into its base. Return when it is done."""
         self.call("BGREWRITEAOF")
         while b"aof_rewrite_in_progress:0" not in self.call("INFO", "persistence"):
             time.sleep(0.01)  # real time: another process
 
     def snapshot(self) -> Path:
-        """A copy of the append-only files as they are now."""
+        """Return a copy of the append-only files."""
         copy = self.folder.with_name(f"{self.folder.name}-snapshot")
         shutil.rmtree(copy, ignore_errors=True)
         shutil.copytree(self.folder, copy)
         return copy
 
     def restart_from(self, snapshot: Path | None) -> None:
-        """Come back as of ``snapshot``; with None, empty."""
+        """Restart with the data of `snapshot`, or empty if it is None."""
         self.kill()
         shutil.rmtree(self.folder)
         if snapshot is not None:
@@ -154,5 +154,5 @@ class RedisServer:
 
 
 def _number(path: Path) -> int:
-    """Which of the append-only files it is: ``appendonly.aof.NUMBER.incr.aof``."""
+    """Return the number of an append-only file: ``appendonly.aof.NUMBER.incr.aof``."""
     return int(path.name.split(".")[2])

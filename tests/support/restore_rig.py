@@ -1,4 +1,4 @@
-"""For the tests of restoring: a store with rows, its backup, what a restored store holds."""
+"""Make backups, restore them, and read restored stores."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tickwheel.persistence.sqlite import SqliteOptions, SqliteStore
 
 BACKUP_MS = NOW_MS
 LATER_MS = NOW_MS + HOUR_MS
-"""When everything of these tests has happened."""
+"""A time after every event of these tests."""
 OWNER = "tester"
 STARTED: Record = [EventKind.DAEMON, NOW_MS - 10, "started", {"clean": True}]
 
@@ -44,7 +44,7 @@ async def make_backup(
     opens: int = 1,
     **more: Any,
 ) -> str:
-    """The path of a backup of a store that holds this; it was opened ``opens`` times."""
+    """Return the path of a backup of a store with these rows that was opened `opens` times."""
     rows = {row.id: row for row in tasks}
     effects = Effects(
         enqueued=rows,
@@ -70,7 +70,7 @@ async def make_backup(
 async def run(
     folder: Path, backup: str | None, *, now_ms: int = LATER_MS, **options: Any
 ) -> Report:
-    """A restore into a new file; with the history of ``folder`` unless ``history`` says other."""
+    """Restore into a new file, by default with the history of `folder`."""
     plan: dict[str, Any] = {"into": url(folder), "backup": backup, "history": (str(folder),)}
     return await restore(Plan(**(plan | options)), now_ms)
 
@@ -80,7 +80,7 @@ def url(folder: Path) -> str:
 
 
 class Held:
-    """Everything that a restored store holds."""
+    """The content of a restored store."""
 
     def __init__(self, opened: Opened, small: Small, tasks: Sequence[StoredTask]) -> None:
         self.opened = opened
@@ -93,7 +93,7 @@ class Held:
 
 
 async def restored(folder: Path, backup: str | None, **options: Any) -> tuple[Report, Held]:
-    """The report of a restore, and what the new store holds."""
+    """Return the report of a restore and the content of the new store."""
     report = await run(folder, backup, **options)
     return report, await held(url(folder))
 

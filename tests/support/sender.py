@@ -1,4 +1,4 @@
-"""A sender that sends nothing: it answers what the process of a daemon would."""
+"""A sender that sends no request but answers like a daemon's outbound process."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""A daemon's shard without sockets: connections that a test feeds with frames, a store whose
-commits wait for the test, and a clock that it moves."""
+"""A daemon's shard without sockets.
+
+Tests feed frames into its connections, hold its commits back, and move its clock.
+"""
 
 from __future__ import annotations
 
@@ -35,8 +37,11 @@ PATIENCE_S = 60.0
 
 
 class Turns:
-    """``async for _ in Turns()``: turns of the event loop. At once first, then with pauses, because
-    what is waited for may be done by a thread."""
+    """Yield turns of the event loop: ``async for _ in Turns()``.
+
+    The first turns follow each other at once, later ones after pauses, because a thread may have
+    to work.
+    """
 
     def __init__(self) -> None:
         self._left = TURNS_AT_ONCE
@@ -53,7 +58,7 @@ class Turns:
 
 
 class Sources:
-    """A clock that stands still until it is moved."""
+    """A clock that only the test moves."""
 
     def __init__(self) -> None:
         self.now_ms = NOW_MS
@@ -66,7 +71,10 @@ class Sources:
 
 
 class GatedStore(MemoryStore):
-    """``stall`` holds commits back until ``go_on``; ``reads`` are the sizes of what was asked."""
+    """A store whose commits wait between ``stall`` and ``go_on``.
+
+    `reads` are the numbers of ids of each read.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -94,7 +102,8 @@ class GatedStore(MemoryStore):
 
 
 class FakeTransport(asyncio.Transport):
-    """Takes everything, and sends it when the test says so; pauses as a real one does."""
+    """A transport that keeps what is written until the test calls ``read``; it pauses like a
+    real one."""
 
     def __init__(self, number: int) -> None:
         super().__init__({"peername": ("127.0.0.1", number)})
@@ -120,7 +129,7 @@ class FakeTransport(asyncio.Transport):
         return len(self.out) if self.stuck else 0
 
     def read(self) -> bytes:
-        """The peer takes what there is."""
+        """Let the peer read everything that was written."""
         data, self.out = self.out, b""
         if self._paused:
             self._paused = False
@@ -155,7 +164,7 @@ class FakeTransport(asyncio.Transport):
 
 
 class Peer:
-    """One client's connection."""
+    """A client's connection."""
 
     def __init__(self, connection: Connection, number: int = 1) -> None:
         self.transport = FakeTransport(number)
@@ -169,18 +178,18 @@ class Peer:
         self.connection.connection_made(self.transport)
 
     def send(self, kind: int, *fields: Any) -> int:
-        """One frame with the next request number, which is returned."""
+        """Send a frame with the next request number and return that number."""
         self.request += 1
         self.feed(encode((int(kind), self.request, *fields)))
         return self.request
 
     def feed(self, data: bytes) -> None:
-        """As one piece."""
+        """Feed the bytes to the connection in one piece."""
         if not self.transport.closed:
             self.connection.data_received(data)
 
     def frames(self) -> list[Frame]:
-        """All that came since."""
+        """Return all frames since the last call."""
         self._read()
         found, self._frames = self._frames, []
         return found
@@ -203,13 +212,14 @@ class Peer:
         return await self.answer(self.send(kind, *fields))
 
     async def do(self, kind: int, *fields: Any) -> Any:
-        """What the OK says; there must be one."""
+        """Send a request and return the value of its OK. Fail if the answer is an error."""
         answer = await self.call(kind, *fields)
         assert answer[0] == T.OK, answer
         return answer[2]
 
     async def refused(self, kind: int, *fields: Any) -> tuple[str, str]:
-        """The code and the text of the error; there must be one."""
+        """Send a request and return the code and the message of its error. Fail if the answer is
+        OK."""
         answer = await self.call(kind, *fields)
         assert answer[0] == T.ERROR, answer
         return answer[2], answer[3]
@@ -229,12 +239,12 @@ class Peer:
         return self.transport.closed
 
     def lose(self) -> None:
-        """The connection breaks."""
+        """Break the connection."""
         self.transport.lose()
 
 
 class ShardRig:
-    """``await ShardRig(setting=…).start()``; ``await stop()`` at the end."""
+    """A started shard: ``await ShardRig(setting=…).start()``, then ``await stop()``."""
 
     def __init__(self, **settings: Any) -> None:
         said = {"store": "memory:", "login_delay_s": 0, **settings}
@@ -283,7 +293,7 @@ class ShardRig:
 
     @property
     def held(self) -> dict[Connection, None]:
-        """Connections whose requests wait."""
+        """Return the connections whose requests wait."""
         assert self.listener._active is not None
         return self.listener._active.held
 
@@ -293,7 +303,7 @@ class ShardRig:
         return self.listener._active.unread_bytes
 
     async def peer(self, **options: Any) -> Peer:
-        """One that has said HELLO."""
+        """Return a connection that has sent HELLO."""
         peer = self.stranger()
         answer = await peer.hello(**options)
         assert answer[0] == T.OK, answer
@@ -307,24 +317,24 @@ class ShardRig:
         self.shard.wake()
 
     async def until(self, condition: Callable[[], object]) -> None:
-        """Let the loop turn until it holds."""
+        """Let the event loop turn until `condition` is true."""
         async for _ in Turns():
             if condition():
                 return
         raise AssertionError("it never came to that")
 
     async def settle(self, steps: int = 50) -> None:
-        """Whatever can happen now has happened."""
+        """Let the shard do everything that is possible now."""
         for _ in range(steps):
             await asyncio.sleep(0)
 
 
 async def _nothing() -> None:
-    """There is nothing to load."""
+    """Load no rows."""
 
 
 def started(make: Callable[[], ShardRig]) -> Any:
-    """A fixture: a rig that runs, and is stopped after the test."""
+    """Fixture: start a rig, and stop it after the test."""
 
     @pytest.fixture
     async def rig() -> AsyncIterator[ShardRig]:

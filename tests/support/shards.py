@@ -28,14 +28,14 @@ NOW_MS = 1_800_000_000_000
 
 
 def key_in(shard: int, count: int, name: str = "k") -> str:
-    """A key whose tasks belong into this one of ``count`` shards."""
+    """Return a key whose tasks belong to shard `shard` of `count`."""
     return next(
         key for key in (f"{name}{n}" for n in range(10_000)) if crc32(key.encode()) % count == shard
     )
 
 
 class Shards:
-    """The daemons of all shards. Those that are ``away`` let nobody connect."""
+    """The daemons of all shards. Connections to those in `away` are refused."""
 
     def __init__(self, count: int, folder: Path | None = None, **settings: Any) -> None:
         self.count = count
@@ -69,7 +69,7 @@ class Shards:
         await self._stack.aclose()
 
     def client(self, shard: int = 0, **options: Any) -> Client:
-        """A client that knows the address of one shard."""
+        """Return a client that knows the address of one shard."""
         client = Client(self.urls[shard], **options)
         client._options.open_to = self._open_to
         self._stack.push_async_callback(client.close)
@@ -82,13 +82,13 @@ class Shards:
         await self.insides[shard].open_to(connection, address, tls)
 
     def lose(self, shard: int) -> None:
-        """Let a shard be away: its connections break, and nobody gets a new one."""
+        """Break a shard's connections and refuse new ones."""
         self.away.add(shard)
         for end in self.insides[shard].ends:
             end.abort()
 
     async def stop(self, shard: int) -> None:
-        """End the daemon of a shard in order; nobody can connect to it until it starts again."""
+        """Stop the daemon of a shard in order. Connections are refused until it starts again."""
         self.away.add(shard)
         await self.insides[shard].stop()
 
@@ -97,7 +97,7 @@ class Shards:
         self.away.discard(shard)
 
     def shard(self, number: int) -> Shard:
-        """A shard whose daemon runs."""
+        """Return a running shard."""
         daemon = self.insides[number].daemon
         assert daemon is not None and daemon.roles.shard is not None
         return daemon.roles.shard
@@ -109,13 +109,13 @@ class Shards:
                 self.shard(number).wake()
 
     async def settle(self) -> None:
-        """Until the daemons and clients have done what they can at once."""
+        """Wait until daemons and clients have done what is possible at once."""
         for _ in range(50):
             await asyncio.sleep(0)
 
 
 def alone(client: Client, shard: int) -> Client:
-    """A client of one shard, over the link that a client of all has to it."""
+    """Return a client of one shard that uses the link of a client of all shards."""
     assert client._shards is not None
     one = Client()
     one._link = client._shards.opened(client._shards.links[shard])

@@ -14,7 +14,7 @@ from tickwheel.clock import TEST_CLOCK_ENV, SteeredSources
 
 
 class WallClock:
-    """``offset_ms`` and ``rate`` as they stand in the file."""
+    """Write `offset_ms` and `rate` into the file."""
 
     def __init__(self, path: Path, offset_ms: int = 0, rate: float = 1.0) -> None:
         path.write_bytes(SteeredSources.LAYOUT.pack(offset_ms, rate))
@@ -24,16 +24,16 @@ class WallClock:
 
     @property
     def env(self) -> dict[str, str]:
-        """For the process that is to follow it."""
+        """Return the environment of a process that is to follow the file."""
         return {TEST_CLOCK_ENV: str(self.path)}
 
     def step(self, by_ms: int) -> None:
-        """Jump."""
+        """Jump by `by_ms` milliseconds."""
         self.offset_ms += by_ms
         self._write()
 
     def drift(self, rate: float) -> None:
-        """From now on so many milliseconds for each of the machine's."""
+        """Let the clock run at `rate` times the machine's from now on."""
         self.rate = rate
         self._write()
 

@@ -228,7 +228,7 @@ GROUPS = (
     GroupRow("numbered", "g", 5, None, 7, 1),
     GroupRow("numbered", "", 0, GroupSettings(paused=True), version=2**53),
 )  # fmt: skip
-"""Those with an empty name hold the settings of their topic."""
+"""Groups; rows with an empty name hold the settings of their topic."""
 SCHEDULES = (
     ScheduleRow(Schedule("daily", "mails", b"hi", None, "0 9 * * *", "Europe/Berlin", None, 0)),
     ScheduleRow(
@@ -349,7 +349,7 @@ SESSIONS = (
 
 
 def everything() -> Effects:
-    """One batch with every extreme in it."""
+    """Return a batch with every extreme."""
     return Effects(
         enqueued={row.id: row for row in TASKS},
         ended={ID_MAX - 5: Outcome.ACKED, 2**53 + 3: Outcome.DELETED, 9: Outcome.EXPIRED},
@@ -362,25 +362,25 @@ def everything() -> Effects:
 
 
 def dropped(kind: Kind[Any], *keys: Key) -> dict[RecordKey, Any]:
-    """Changes that drop the records with these keys."""
+    """Return changes that drop the records with these keys."""
     return {(kind, key): None for key in keys}
 
 
 def kept(store: MemoryStore, kind: Kind[Any]) -> dict[Any, Any]:
-    """The rows of one kind in a store in memory, by key."""
+    """Return the rows of a kind in a memory store, by key."""
     return {key: row for (other, key), row in store._records.items() if other is kind}
 
 
 def tasks(
     ids: Iterable[int], topic: str = "t", due_ms: int = 1_000, body: bytes = b"body"
 ) -> Effects:
-    """A batch that makes tasks."""
+    """Return a batch that creates tasks."""
     rows = {task_id: TaskRow(task_id, due_ms, topic, body) for task_id in ids}
     return Effects(enqueued=rows, id_mark=max(rows, default=0))
 
 
 def ended(ids: Iterable[int], how: Outcome = Outcome.ACKED) -> Effects:
-    """A batch that ends tasks."""
+    """Return a batch that ends tasks."""
     return Effects(ended=dict.fromkeys(ids, how))
 
 

@@ -1,4 +1,4 @@
-"""History made by hand: events with their times as people write them, and segments of them."""
+"""A history made by hand: events at readable times, and segments of them."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ Event = dict[str, Any]
 
 
 def ms(text: str) -> int:
-    """``2026-11-20T10:00:00.005`` (UTC) → milliseconds since 1970."""
+    """Convert ``2026-11-20T10:00:00.005`` (UTC) to milliseconds since 1970."""
     return round(datetime.fromisoformat(text + "+00:00").timestamp() * 1000)
 
 
 class Book:
-    """Events in the order in which they are written; ``seq`` counts them."""
+    """Events in the order of writing, numbered by `seq`."""
 
     def __init__(self, day: str = "2026-11-20", *, shard: int = 0, epoch: int = 1) -> None:
         self.day, self.shard, self.epoch = day, shard, epoch
         self.events: list[Event] = []
 
     def add(self, at: str | int, event: str, task: int | None = None, **fields: Any) -> Event:
-        """``at`` is a time of the day, or milliseconds."""
+        """Add an event. `at` is a time of day or milliseconds."""
         time_ms = ms(f"{self.day}T{at}") if isinstance(at, str) else at
         one: Event = {"v": 1, "time_ms": time_ms, "event": event}
         if task is not None:
@@ -43,7 +43,7 @@ class Book:
     def delivery(
         self, task: int, topic: str, group: str, due: str, late_ms: int, attempt: int = 1
     ) -> int:
-        """The time of it."""
+        """Add a delivery and return its time."""
         due_ms = ms(f"{self.day}T{due}")
         late = {"lateness_ms": late_ms} if attempt == 1 else {}
         self.add(due_ms + late_ms, "delivered", task, topic=topic, group=group, due_ms=due_ms,
@@ -60,7 +60,7 @@ class Book:
 def write(
     root: Path, events: Iterable[Event], number: int = 1, *, sealed: bool = True, tail: str = ""
 ) -> list[Path]:
-    """A segment for each hour that the events touch; ``tail`` is appended to the last one."""
+    """Write a segment for each hour with events. `tail` is appended to the last one."""
     hours: dict[str, list[Event]] = {}
     for event in events:
         hour = datetime.fromtimestamp(event["time_ms"] / 1000, UTC)

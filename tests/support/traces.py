@@ -1,4 +1,4 @@
-"""Traceparents for tests of every way in: the bounds, and what lies beyond them."""
+"""Traceparents at and beyond their limits, for tests of every way in."""
 
 from __future__ import annotations
 
@@ -23,4 +23,4 @@ WRONG_TEXTS = (
 )
 WRONG = (*WRONG_TEXTS, "", TRACE.encode(), 7, True)
 MUST_BE = "trace must be a W3C traceparent (55 characters"
-"""How the error of each of them goes on behind the name of the task."""
+"""The end of each trace error, after the name of the task."""

@@ -10,6 +10,6 @@ FOLDER = Path(__file__).parents[1] / "vectors"
 
 
 def vectors(name: str) -> dict[str, Any]:
-    """Return the vectors of one file, each kind under its name."""
+    """Return the vectors of a file by kind."""
     found: dict[str, Any] = json.loads((FOLDER / f"{name}.json").read_text("utf-8"))
     return found

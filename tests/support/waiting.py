@@ -1,4 +1,4 @@
-"""How long a test waits for what should happen at once; only a failing one waits so long."""
+"""Wait for events in tests, within a bounded time."""
 
 from __future__ import annotations
 
@@ -17,14 +17,17 @@ T = TypeVar("T")
 WAIT_S = 60.0
 LOOK_S = 0.01
 BUSY_S_MAX = float(os.environ.get("BUSY_S_MAX", "120"))
-"""So much longer what has not come is waited for on a machine that has other work."""
+"""Maximum seconds that a wait is prolonged on a busy machine."""
 _PRESSURE = Path("/proc/pressure/cpu")
 
 
 class Patience:
-    """So many seconds, of which those do not count in which processes had to wait for a processor
-    (``BUSY_S_MAX`` of them at most): what takes a second on a machine that has time for it takes
-    many where it has not. Where the kernel does not say how busy it is, every second counts."""
+    """Count down seconds of patience.
+
+    Time in which processes waited for a processor does not count, up to `BUSY_S_MAX` seconds: an
+    action that takes one second on an idle machine takes many on a busy one. Every second counts
+    where the kernel does not report how busy it is.
+    """
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
@@ -40,7 +43,7 @@ class Patience:
 
 
 def busy_s() -> float:
-    """For so long, since the machine's start, somebody has waited for a processor."""
+    """Return the seconds since boot in which some process waited for a processor."""
     try:
         return int(_PRESSURE.read_text().partition("total=")[2].split()[0]) / 1e6
     except (OSError, IndexError):
@@ -48,7 +51,7 @@ def busy_s() -> float:
 
 
 async def soon(awaitable: Awaitable[T]) -> T:
-    """The result, within a bounded time."""
+    """Return the result of `awaitable`. Raise TimeoutError if it takes too long."""
     async with asyncio.timeout(WAIT_S):
         return await awaitable
 
@@ -56,8 +59,10 @@ async def soon(awaitable: Awaitable[T]) -> T:
 def until(
     look: Callable[[], T], timeout_s: float = 60.0, log: Callable[[], object] = lambda: ""
 ) -> T:
-    """What ``look`` finds, as soon as it finds something: for what another process does, and says
-    nowhere else. ``log`` is what to show when that does not happen."""
+    """Call `look` until it returns a true value, and return that.
+
+    For events in another process that cannot be signalled. A failure shows the text of `log`.
+    """
     patience = Patience(timeout_s)
     while not (found := look()):
         assert not patience.is_over, f"not within {timeout_s} s: {log()}"
@@ -68,7 +73,7 @@ def until(
 async def comes(
     look: Callable[[], T | Awaitable[T]], timeout_s: float = 60.0, every_s: float = LOOK_S
 ) -> T:
-    """The same in an event loop; ``look`` may have to be awaited."""
+    """Like `until`, in an event loop; `look` may be a coroutine function."""
     patience = Patience(timeout_s)
     async with asyncio.timeout(timeout_s + BUSY_S_MAX):
         while True:
@@ -83,13 +88,16 @@ async def comes(
 
 
 def slowly(monkeypatch: pytest.MonkeyPatch, times: float = 5.0) -> None:
-    """This loop's clock goes so much slower: a busy machine may hold a process up for a tenth of a
-    second, and a lease or a wait of that length is over then, as it should be."""
+    """Slow down the clock of this event loop.
+
+    A busy machine can stop a process for a tenth of a second, and a lease of that length would
+    end.
+    """
     loop = asyncio.get_running_loop()
     real, began_s = loop.time, loop.time()
     monkeypatch.setattr(loop, "time", lambda: began_s + (real() - began_s) / times)
 
 
 async def rest(seconds: float) -> None:
-    """A pause of whoever loads or disturbs a daemon in another process; it waits for nothing."""
+    """Pause a program that loads or disturbs a daemon in another process."""
     await asyncio.sleep(seconds)  # real time: it is the load

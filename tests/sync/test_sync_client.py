@@ -41,7 +41,7 @@ def client(daemon: Daemon) -> Iterator[Client]:
         yield found
 
 
-def test_from_an_enqueue_to_its_ack(client: Client) -> None:
+def test_a_task_is_enqueued_delivered_and_acked(client: Client) -> None:
     receipt = client.enqueue("plain", b"x", delay=0.01, key="k", timeout=WAIT_S)
     assert client.lookup(receipt.id).key == "k"
     with client.subscribe("plain") as deliveries:
@@ -69,7 +69,7 @@ def test_every_verb_of_a_delivery_returns_the_daemons_word(client: Client) -> No
     assert [letter.group for letter in letters] == ["default"]
 
 
-def test_pull_and_its_deliveries(client: Client) -> None:
+def test_pull_returns_deliveries(client: Client) -> None:
     assert client.pull("pulled") == []
     client.enqueue("pulled", b"x")
     (delivery,) = client.pull("pulled", wait=WAIT_S)
@@ -85,7 +85,7 @@ def test_a_listing_is_an_iterator_over_all_its_pages(client: Client) -> None:
     assert client.cancel_many(r.id for r in receipts) == ["cancelled"] * 1_300
 
 
-def test_the_daemon_says_what_it_is(client: Client) -> None:
+def test_server_info_and_limits_are_available(client: Client) -> None:
     assert client.ping() > 0
     assert client.limits.window_max > 0
     assert client.server_info["role"] == "active"
@@ -121,7 +121,7 @@ def test_threads_share_one_client_and_its_frames(client: Client) -> None:
     deliveries.close()
 
 
-def test_auto_ack_is_by_coming_back_and_an_exception_is_a_nack(client: Client) -> None:
+def test_auto_ack_acks_on_the_next_read_and_nacks_on_exceptions(client: Client) -> None:
     client.configure("auto", retry=Retry.fixed(60, 1))
     ids = [client.enqueue("auto", b"%d" % n).id for n in range(3)]
     with (
@@ -134,7 +134,7 @@ def test_auto_ack_is_by_coming_back_and_an_exception_is_a_nack(client: Client) -
     assert [task.state for task in client.lookup_many(ids)] == ["acked", "acked", "waiting"]
 
 
-def test_a_subscription_without_deliveries_says_none_and_closes_under_its_reader(
+def test_closing_a_subscription_ends_its_blocked_reader(
     client: Client,
 ) -> None:
     deliveries = client.subscribe("nothing").start()
@@ -150,7 +150,7 @@ def test_a_subscription_without_deliveries_says_none_and_closes_under_its_reader
 # --- time and trouble ----------------------------------------------------------------------------
 
 
-def test_without_a_daemon_a_call_ends_in_the_time_that_its_caller_named() -> None:
+def test_a_call_without_a_daemon_ends_at_its_timeout() -> None:
     client = Client(NOWHERE, connect_timeout=60)
     began_s = time.monotonic()
     with pytest.raises(errors.Unreachable, match=r"within 0\.1 s"):
@@ -176,13 +176,13 @@ def test_the_daemon_may_come_after_the_first_failed_call(tmp_path: Path) -> None
         client.close()
 
 
-def test_wrong_arguments_are_refused_where_they_are_given() -> None:
+def test_invalid_arguments_are_refused_by_the_constructor() -> None:
     for wrong in ({"url": "http://x"}, {"retries": -1}, {"send_timeout": 0}):
         with pytest.raises(errors.BadRequest):
             Client(**wrong)  # type: ignore[arg-type]
 
 
-def test_after_close_everything_says_closed(daemon: Daemon) -> None:
+def test_every_call_after_close_raises_client_closed(daemon: Daemon) -> None:
     before = set(threading.enumerate())
     client = Client(daemon.url)
     deliveries = client.subscribe("closing").start()
@@ -237,7 +237,7 @@ def run(daemon: Daemon, body: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
-def test_a_child_of_a_fork_connects_anew_and_its_parent_goes_on(daemon: Daemon) -> None:
+def test_a_forked_child_opens_its_own_connection(daemon: Daemon) -> None:
     done = run(
         daemon,
         """
@@ -297,7 +297,7 @@ client.close()
     assert (done.stdout.split(), done.stderr) == (["0"], "")
 
 
-def test_a_program_that_closes_nothing_ends_and_says_goodbye(daemon: Daemon) -> None:
+def test_an_unclosed_client_says_goodbye_at_exit(daemon: Daemon) -> None:
     began_s = time.monotonic()
     done = run(daemon, 'print(client.enqueue("open", b"x").id > 0)')
     assert (done.stdout.split(), done.stderr, done.returncode) == (["True"], "", 0)
@@ -336,7 +336,7 @@ next(deliveries)
         (lambda it: it.put_schedule("s", body=b""), "put_schedule() missing a required"),
     ],
 )
-def test_arguments_that_do_not_fit_are_said_without_a_daemon(
+def test_mismatched_arguments_raise_without_a_daemon(
     call: Callable[[Client], object], message: str
 ) -> None:
     client = Client(NOWHERE)
@@ -348,7 +348,7 @@ def test_arguments_that_do_not_fit_are_said_without_a_daemon(
 # --- the surface ---------------------------------------------------------------------------------
 
 
-def test_it_has_every_verb_of_the_asynchronous_client() -> None:
+def test_sync_client_has_every_verb_of_the_asynchronous_client() -> None:
     for name, method in inspect.getmembers(tickwheel.Client, inspect.isfunction):
         if not name.startswith("_"):
             assert hasattr(Client, name), f"{name} is missing in tickwheel.sync.Client"
@@ -371,7 +371,7 @@ SURFACE = [
 
 
 @pytest.mark.parametrize(("kind", "name"), SURFACE, ids=lambda one: getattr(one, "__name__", one))
-def test_help_is_about_the_verb_of_this_client(kind: type, name: str) -> None:
+def test_help_describes_the_synchronous_verb(kind: type, name: str) -> None:
     """Not about the asynchronous one that it is made of: what comes back can be used as told."""
     member = inspect.getattr_static(kind, name)
     said = pydoc.plain(pydoc.render_doc(member))
@@ -385,7 +385,7 @@ def test_help_is_about_the_verb_of_this_client(kind: type, name: str) -> None:
         assert (member.__doc__ or "").strip()
 
 
-def test_help_says_what_comes_back(client: Client) -> None:
+def test_help_names_the_return_type(client: Client) -> None:
     told = {name: str(inspect.signature(getattr(Client, name)).return_annotation) for name in VERBS}
     assert told == VERBS
     assert isinstance(client.list_tasks(), Iterator)
@@ -400,7 +400,7 @@ VERBS = {
 }
 
 
-def test_clients_begin_anew_in_a_child_beside_a_blocking_embedded(
+def test_clients_reconnect_in_a_child_of_an_embedding_process(
     daemon: Daemon, tmp_path: Path
 ) -> None:
     done = run(
@@ -424,7 +424,7 @@ for one in clients:
     assert (done.stdout.split(), done.stderr) == (["6"], "")
 
 
-def test_a_child_gives_up_the_connections_to_all_shards() -> None:
+def test_a_forked_child_closes_the_connections_to_all_shards() -> None:
     pipes = [descriptor for _ in range(3) for descriptor in os.pipe()]
 
     def to(descriptor: int) -> Any:

@@ -34,7 +34,7 @@ class Place(NamedTuple):
     wheel: TestWheel | None
 
     async def wait(self, seconds: float) -> None:
-        """Let so much time pass."""
+        """Let `seconds` pass."""
         if self.wheel is not None:
             await self.wheel.advance(seconds)
         else:
@@ -62,7 +62,7 @@ async def nxt(deliveries: Subscription) -> Delivery:
     return await soon(anext(aiter(deliveries)))
 
 
-async def test_what_is_due_comes_at_its_time(place: Place) -> None:
+async def test_a_task_is_delivered_when_due(place: Place) -> None:
     client = place.client
     receipt = await client.enqueue("t", b"x", delay=2.0, tag="a", properties={"n": 1})
     assert await client.pull("t", wait=0) == []
@@ -77,7 +77,7 @@ async def test_what_is_due_comes_at_its_time(place: Place) -> None:
         assert await delivery.nack() == "acked"
 
 
-async def test_what_is_cancelled_or_moved(place: Place) -> None:
+async def test_tasks_are_cancelled_and_rescheduled(place: Place) -> None:
     client = place.client
     one, two = await client.enqueue_many([Task("t", b"1", delay=60, key="k"), Task("t", b"2")])
     assert await client.cancel(one.id) == "cancelled"
@@ -113,7 +113,7 @@ async def test_retries_and_dead_letters(place: Place) -> None:
         assert await client.dead_delete([(letter.id, "g")]) == ["deleted"]
 
 
-async def test_snooze_release_and_extend(place: Place) -> None:
+async def test_leases_are_snoozed_released_and_extended(place: Place) -> None:
     async with place.client.subscribe("t", prefetch=1, lease=30) as deliveries:
         await place.client.enqueue("t", b"x")
         first = await nxt(deliveries)
@@ -129,7 +129,7 @@ async def test_snooze_release_and_extend(place: Place) -> None:
         await third.ack()
 
 
-async def test_one_task_a_key(place: Place) -> None:
+async def test_coalescing_keeps_one_task_per_key(place: Place) -> None:
     client = place.client
     first = await client.enqueue("t", b"1", key="k", delay=60, if_pending="keep")
     kept = await client.enqueue("t", b"2", key="k", delay=60, if_pending="keep")
@@ -141,7 +141,7 @@ async def test_one_task_a_key(place: Place) -> None:
     assert rejected.outcome == "rejected"
 
 
-async def test_one_of_an_order_key_at_a_time(place: Place) -> None:
+async def test_tasks_of_an_order_key_run_one_at_a_time(place: Place) -> None:
     async with place.client.subscribe("t", prefetch=10) as deliveries:
         tasks = [Task("t", b"%d" % n, order_key="ab"[n % 2]) for n in range(6)]
         await place.client.enqueue_many(tasks)
@@ -156,7 +156,7 @@ async def test_one_of_an_order_key_at_a_time(place: Place) -> None:
     assert [body for body in got if int(body) % 2 == 0] == [b"0", b"2", b"4"]
 
 
-async def test_each_group_gets_what_its_filter_wants(place: Place) -> None:
+async def test_groups_get_the_tasks_that_match_their_filter(place: Place) -> None:
     client = place.client
     async with (
         client.subscribe("t", group="all") as everything,
@@ -169,7 +169,7 @@ async def test_each_group_gets_what_its_filter_wants(place: Place) -> None:
             await client.subscribe("t", group="eu", tags="us").start()
 
 
-async def test_a_transaction_is_there_when_it_is_committed(place: Place) -> None:
+async def test_tasks_of_a_transaction_exist_after_its_commit(place: Place) -> None:
     client = place.client
     async with client.transaction("orders") as transaction:
         await transaction.enqueue("t", b"in it", delay=60)
@@ -183,7 +183,7 @@ async def test_a_transaction_is_there_when_it_is_committed(place: Place) -> None
     assert len([task async for task in client.list_tasks(topic="t")]) == 1
 
 
-async def test_a_schedule_and_its_runs(place: Place) -> None:
+async def test_a_schedule_makes_its_runs(place: Place) -> None:
     client = place.client
     made = await client.put_schedule("often", topic="t", body=b"x", every=1, runs_max=3)
     assert made.outcome == "created"
@@ -197,7 +197,7 @@ async def test_a_schedule_and_its_runs(place: Place) -> None:
         await client.show_schedule("seldom")
 
 
-async def test_all_that_matches(place: Place) -> None:
+async def test_bulk_verbs_act_on_all_matching_tasks(place: Place) -> None:
     client = place.client
     await client.enqueue_many([Task("t", b"", delay=60, properties={"n": n}) for n in range(10)])
     bulk = await client.cancel(topic="t", filter={"where": "n < 4"})
@@ -206,7 +206,7 @@ async def test_all_that_matches(place: Place) -> None:
     assert len([task async for task in client.list_tasks(topic="t")]) == 6
 
 
-async def test_counts_and_settings(place: Place) -> None:
+async def test_stats_and_settings_are_returned(place: Place) -> None:
     client = place.client
     await client.create_group("t", "g")
     await client.enqueue_many([Task("t", b""), Task("t", b"", delay=60)])
@@ -221,7 +221,7 @@ async def test_counts_and_settings(place: Place) -> None:
     assert (await client.lookup(delivery.id)).state == "acked"
 
 
-async def test_what_is_wrong_is_said_in_the_same_words(place: Place) -> None:
+async def test_error_codes_are_the_same(place: Place) -> None:
     client = place.client
     said = []
     for wrong in (

@@ -55,7 +55,7 @@ async def wheel() -> Any:
 # --- time ----------------------------------------------------------------------------------------
 
 
-async def test_what_comes_due_on_the_way_comes_at_its_millisecond_and_in_order(
+async def test_tasks_due_during_a_step_run_at_their_millisecond_in_order(
     wheel: TestWheel,
 ) -> None:
     work = Work(wheel, concurrency=1)
@@ -68,7 +68,7 @@ async def test_what_comes_due_on_the_way_comes_at_its_millisecond_and_in_order(
     assert wheel.now == BEGIN + timedelta(days=2)
 
 
-async def test_without_a_step_nothing_comes_due(wheel: TestWheel) -> None:
+async def test_no_task_becomes_due_without_a_step(wheel: TestWheel) -> None:
     work = Work(wheel)
     async with wheel.working(work.worker):
         await wheel.client.enqueue("t", b"now")
@@ -79,18 +79,18 @@ async def test_without_a_step_nothing_comes_due(wheel: TestWheel) -> None:
 
 
 @pytest.mark.parametrize("by", ["90m", 5_400, 5_400.0, timedelta(minutes=90), "1h30m"])
-async def test_a_duration_is_said_in_several_ways(wheel: TestWheel, by: Any) -> None:
+async def test_advance_takes_durations_in_several_forms(wheel: TestWheel, by: Any) -> None:
     await wheel.advance(by)
     assert wheel.now - BEGIN == timedelta(minutes=90)
 
 
 @pytest.mark.parametrize("by", ["a while", -1, "", None])
-async def test_what_is_no_duration_is_refused(wheel: TestWheel, by: Any) -> None:
+async def test_an_invalid_duration_is_refused(wheel: TestWheel, by: Any) -> None:
     with pytest.raises(BadRequest, match="duration"):
         await wheel.advance(by)
 
 
-async def test_retries_come_when_their_policy_says_and_end_as_a_dead_letter(
+async def test_retries_follow_their_policy_and_end_as_a_dead_letter(
     wheel: TestWheel,
 ) -> None:
     work = Work(wheel, retry=Retry.exponential(base=10, factor=3, jitter=0, retries=3))
@@ -103,7 +103,7 @@ async def test_retries_come_when_their_policy_says_and_end_as_a_dead_letter(
     assert letter.reason == "ValueError: it fails"
 
 
-async def test_a_handler_enqueues_what_comes_due_later_in_the_same_step(wheel: TestWheel) -> None:
+async def test_tasks_enqueued_by_handlers_run_in_the_same_step(wheel: TestWheel) -> None:
     worker, came = Worker(Client(), signals=False), []
 
     @worker.on("chain")
@@ -118,7 +118,7 @@ async def test_a_handler_enqueues_what_comes_due_later_in_the_same_step(wheel: T
     assert came == [0, 60, 120, 180, 240]
 
 
-async def test_while_a_handler_runs_the_clock_stands(wheel: TestWheel) -> None:
+async def test_the_clock_stands_still_while_a_handler_runs(wheel: TestWheel) -> None:
     worker, ended = Worker(Client(), signals=False), []
 
     @worker.on("slow", lease=1.0)
@@ -159,7 +159,7 @@ async def test_a_schedule_fires_at_its_times(wheel: TestWheel) -> None:
         assert wheel.now == BEGIN + timedelta(days=7), "what a schedule will enqueue is no task yet"
 
 
-async def test_what_never_ends_is_told_when_it_is_run_to_its_end(wheel: TestWheel) -> None:
+async def test_run_until_idle_raises_if_tasks_remain(wheel: TestWheel) -> None:
     work = Work(wheel, retry=Retry.fixed(60, retries=1_000))
     work.fails.add(b"bad")
     await wheel.client.enqueue_many([Task("t", b"bad"), Task("t", b"", delay=5)])
@@ -168,7 +168,7 @@ async def test_what_never_ends_is_told_when_it_is_run_to_its_end(wheel: TestWhee
             await wheel.run_until_idle(within="1h")
 
 
-async def test_a_year_passes_and_the_clock_is_believed(wheel: TestWheel) -> None:
+async def test_a_step_of_a_year_is_not_held_as_a_clock_jump(wheel: TestWheel) -> None:
     work = Work(wheel)
     await wheel.client.enqueue("t", b"", delay=timedelta(days=300))
     await wheel.advance("299d")
@@ -181,7 +181,7 @@ async def test_a_year_passes_and_the_clock_is_believed(wheel: TestWheel) -> None
 # --- what is there -------------------------------------------------------------------------------
 
 
-async def test_what_is_enqueued_is_told(wheel: TestWheel) -> None:
+async def test_assertions_list_the_enqueued_tasks(wheel: TestWheel) -> None:
     assert wheel.due_next is None
     await wheel.client.enqueue("t", b"b", delay=120, key="k")
     await wheel.client.enqueue("t", b"a", delay=60)
@@ -198,7 +198,7 @@ async def test_what_is_enqueued_is_told(wheel: TestWheel) -> None:
 # --- faults --------------------------------------------------------------------------------------
 
 
-async def test_a_crash_leaves_what_was_durable_and_nothing_else(wheel: TestWheel) -> None:
+async def test_a_crash_keeps_only_durable_tasks(wheel: TestWheel) -> None:
     work = Work(wheel)
     await wheel.client.enqueue("t", b"kept", delay=60, key="k")
     with wheel.failing_store(), pytest.raises(Refused):
@@ -212,7 +212,7 @@ async def test_a_crash_leaves_what_was_durable_and_nothing_else(wheel: TestWheel
     assert len(work.came) == 1
 
 
-async def test_what_was_not_acked_before_a_crash_comes_again(wheel: TestWheel) -> None:
+async def test_tasks_unacked_before_a_crash_are_redelivered(wheel: TestWheel) -> None:
     async with wheel.client.subscribe("t") as deliveries:
         await wheel.client.enqueue("t", b"x")
         first = await soon(anext(aiter(deliveries)))
@@ -222,7 +222,7 @@ async def test_what_was_not_acked_before_a_crash_comes_again(wheel: TestWheel) -
         assert again.id == first.id
 
 
-async def test_a_lease_lapses_when_it_is_told_to(wheel: TestWheel) -> None:
+async def test_lapse_ends_a_lease(wheel: TestWheel) -> None:
     async with wheel.client.subscribe("t", group="g") as deliveries:
         await wheel.client.enqueue("t", b"x")
         first = await soon(anext(aiter(deliveries)))
@@ -232,7 +232,7 @@ async def test_a_lease_lapses_when_it_is_told_to(wheel: TestWheel) -> None:
         assert (again.id, again.attempt) == (first.id, 2)
 
 
-async def test_a_delivery_comes_twice_when_it_is_told_to(wheel: TestWheel) -> None:
+async def test_duplicate_delivers_a_task_twice(wheel: TestWheel) -> None:
     work = Work(wheel)
     async with wheel.working(work.worker):
         wheel.duplicate()
@@ -243,7 +243,7 @@ async def test_a_delivery_comes_twice_when_it_is_told_to(wheel: TestWheel) -> No
     assert await wheel.enqueued() == []
 
 
-async def test_an_answer_that_is_lost_is_asked_for_again_and_nothing_is_stored_twice(
+async def test_a_lost_reply_is_retried_without_a_duplicate(
     wheel: TestWheel,
 ) -> None:
     wheel.lose_replies(2)
@@ -274,7 +274,7 @@ async def test_limits_are_the_daemons() -> None:
             await wheel.client.enqueue("t", bytes(101))
 
 
-async def test_a_store_of_its_own_is_refused() -> None:
+async def test_a_test_wheel_refuses_a_store_setting() -> None:
     with pytest.raises(BadRequest, match="memory:"):
         TestWheel(store="sqlite:///x.db")
 
@@ -294,21 +294,21 @@ async def test_two_wheels_do_not_know_each_other() -> None:
         assert one.now == BEGIN
 
 
-async def test_what_the_daemon_logs_is_a_record(caplog: pytest.LogCaptureFixture) -> None:
+async def test_daemon_log_events_are_log_records(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "tickwheel.inside"):
         async with TestWheel() as wheel:
             await wheel.settle()
     assert "recovered" in caplog.text
 
 
-async def test_it_leaves_nothing_running(wheel: TestWheel) -> None:
+async def test_a_test_wheel_leaves_no_asyncio_tasks(wheel: TestWheel) -> None:
     before = asyncio.all_tasks()
     async with TestWheel() as other:
         await other.client.enqueue("t", b"x")
     assert asyncio.all_tasks() <= before
 
 
-def test_without_an_event_loop_everything_is_the_same() -> None:
+def test_the_synchronous_test_wheel_behaves_the_same() -> None:
     with SyncTestWheel(BEGIN) as wheel:
         wheel.client.enqueue("t", b"x", delay=1_800, key="k")
         wheel.client.enqueue("t", b"y", delay=3_600)
@@ -331,7 +331,7 @@ def test_without_an_event_loop_everything_is_the_same() -> None:
         assert wheel.dead_letters() == []
 
 
-def test_a_blocking_test_lets_handlers_work_and_makes_more_clients() -> None:
+def test_a_synchronous_test_runs_handlers_and_new_clients() -> None:
     worker, done = Worker(Client(), signals=False), list[bytes]()
 
     @worker.on("t")

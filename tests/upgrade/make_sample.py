@@ -125,7 +125,7 @@ class Story:
             return [(ids[n], epoch, held[group][ids[n]][1]) for n in numbers]
 
         def words(kind: int, group: str, receipts: list[Any], *more: Any) -> None:
-            self._peer.do(kind, "orders", group, [(*one, *more) for one in receipts])
+            self._peer.do(kind, "orders", group, [(*receipt, *more) for receipt in receipts])
 
         self._ack("orders", "mail", of("mail", 0, 1))
         self._ack("orders", "audit", of("audit", 0, 2, 8, 10, 11, 12))
@@ -158,7 +158,9 @@ class Story:
         for n, one in enumerate(receipts[20:24]):
             wait_ms = FAR_MS - _now_ms() if n % 2 else SOON_MS
             self._peer.do(T.NACK, "pack", "p/1", [(*one, wait_ms, f"pack {n}")])
-        self._peer.do(T.REJECT, "pack", "p/1", [(*one, "bad pack") for one in receipts[24:27]])
+        self._peer.do(
+            T.REJECT, "pack", "p/1", [(*receipt, "bad pack") for receipt in receipts[24:27]]
+        )
         self._keep("pack", "p/1", epoch, receipts[27:])
         self._peer.do(T.CANCEL, ids[40:50])
         self._peer.do(T.RESCHEDULE, ids[60:65], {"due_ms": FAR_MS + 86_400_000})
@@ -261,17 +263,17 @@ class Story:
 
     def _ack(self, topic: str, group: str, receipts: list[Any]) -> None:
         epoch = receipts[0][1]
-        ids, attempts = [one[0] for one in receipts], [one[2] for one in receipts]
+        ids, attempts = [receipt[0] for receipt in receipts], [receipt[2] for receipt in receipts]
         assert self._peer.do(T.ACK, topic, group, epoch, ids, attempts) is None
 
     def _plain(self, kind: int, group: str, receipts: list[Any], *more: Any) -> None:
         epoch = receipts[0][1]
-        ids, attempts = [one[0] for one in receipts], [one[2] for one in receipts]
+        ids, attempts = [receipt[0] for receipt in receipts], [receipt[2] for receipt in receipts]
         assert self._peer.do(kind, "orders", group, epoch, ids, attempts, *more) is None
 
     def _keep(self, topic: str, group: str, epoch: int, receipts: list[Any]) -> None:
         """Receipts with which the later daemon will be asked to ack."""
-        ids, attempts = [one[0] for one in receipts], [one[2] for one in receipts]
+        ids, attempts = [receipt[0] for receipt in receipts], [receipt[2] for receipt in receipts]
         known = {"topic": topic, "group": group, "epoch": epoch}
         self._receipts.append(known | {"ids": ids, "attempts": attempts})
 

@@ -33,7 +33,7 @@ YEARS_S = 100 * 365.25 * 86_400
 FAR_MS = 4_070_908_800_000
 """2099-01-01T00:00:00Z: reports take a time from 2100 on for a mistake."""
 LATER_MS = 60_000
-"""So long after its end the sample is opened: every lease of it is over by then."""
+"""Milliseconds after its end at which the sample is opened; all leases have ended by then."""
 SETTINGS = {
     "node": "sample",
     "delay_max_s": YEARS_S,
@@ -44,7 +44,7 @@ SETTINGS = {
     "lease_checkpoint_s": 0,
     "leader_ttl_s": 1.0,
 }
-"""Of the daemon that writes a sample, and of those that open it: nothing becomes too old."""
+"""Settings for writing and opening a sample, with which no record becomes too old."""
 COUNTS = ("scheduled", "ready", "in_flight", "waiting", "dead")
 _STORE_FILES = {"sqlite": "store.sql", "redis": "store.json"}
 _PACKED = ".gz"
@@ -64,7 +64,7 @@ class Peer(Raw):
         return answer[2]
 
     def pull(self, topic: str, group: str, count: int, lease_ms: int) -> tuple[int, list[Any]]:
-        """The epoch, and exactly so many deliveries: (id, attempt, due_ms, body[, options])."""
+        """Return the epoch and `count` deliveries: (id, attempt, due_ms, body[, options])."""
         found: list[Any] = []
         epoch = 0
         while len(found) < count:

@@ -39,7 +39,7 @@ class Store:
     url: str
 
     async def layout(self) -> int:
-        """What stands in it."""
+        """Return the layout version of the store."""
         if self.path is not None:
             connection = sqlite3.connect(self.path)
             (found,) = connection.execute("SELECT value FROM meta WHERE key = 'layout'").fetchone()
@@ -97,7 +97,7 @@ async def test_a_store_of_format_1_is_upgraded_when_it_is_opened(store: Store) -
     assert await store.layout() == 2
 
 
-async def test_an_upgrade_is_whole_or_not_there(tmp_path: Path) -> None:
+async def test_an_upgrade_is_atomic(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
     load_dump(V1 / "sqlite.sql", path)
     subject = Subject(open_url(f"sqlite:///{path}"))
@@ -115,7 +115,7 @@ async def test_an_upgrade_is_whole_or_not_there(tmp_path: Path) -> None:
 def _first(*fields: Any) -> tuple[DeadRow, str]:
     """A dead letter, and who signed it: of version 1 nobody has."""
     failures, *counts = fields[6:]
-    return DeadRow(*fields[:6], tuple(Failure(*one) for one in failures), *counts), "nobody"
+    return DeadRow(*fields[:6], tuple(Failure(*failure) for failure in failures), *counts), "nobody"
 
 
 def _second(*fields: Any) -> tuple[DeadRow, str]:
@@ -123,7 +123,7 @@ def _second(*fields: Any) -> tuple[DeadRow, str]:
     return _first(*first)[0], str(signed)
 
 
-def test_a_record_of_format_1_is_read_beside_those_of_a_later_version() -> None:
+def test_records_of_format_1_are_read_with_later_versions() -> None:
     """A kind of record gets one more build, and those before it stay."""
     written: dict[str, str] = json.loads((V1 / "records.json").read_text("utf-8"))
     letters = {name: case[0] for name, case in cases().items() if name.startswith("dead")}

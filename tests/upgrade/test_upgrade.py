@@ -42,7 +42,7 @@ Command = Callable[..., list[dict[str, Any]]]
 PendingGroups = dict[tuple[str, str], set[int]]
 
 
-def test_there_is_a_sample_of_each_store() -> None:
+def test_each_store_has_a_sample() -> None:
     assert {path.name for path in found_samples()} == set(STORES)
 
 
@@ -53,7 +53,7 @@ def sample(request: pytest.FixtureRequest) -> Path:
 
 @pytest.fixture(
     params=[
-        # What is written does not depend on the store.
+        # The history does not depend on the store.
         pytest.param(path, marks=[pytest.mark.slow] if path.name == "redis" else [])
         for path in found_samples()
     ],
@@ -78,7 +78,7 @@ def tickwheel(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
     return run
 
 
-def test_a_store_is_served(sample: Path, tmp_path: Path, tickwheel: Command) -> None:
+def test_a_sample_store_is_served(sample: Path, tmp_path: Path, tickwheel: Command) -> None:
     expected, history = expected_of(sample), tmp_path / "history"
     with place_for(sample.name, tmp_path) as url:
         restore_store(sample, url)
@@ -105,7 +105,7 @@ def test_a_store_is_served(sample: Path, tmp_path: Path, tickwheel: Command) -> 
         the_history_goes_on(tickwheel, history, expected)
 
 
-def test_a_history_is_read_and_restored(past: Path, tmp_path: Path, tickwheel: Command) -> None:
+def test_a_sample_history_is_restored(past: Path, tmp_path: Path, tickwheel: Command) -> None:
     expected, history = expected_of(past), tmp_path / "history"
     shutil.copytree(past / "history", history)
     ids = {task["id"] for task in expected["tasks"]}
@@ -220,7 +220,7 @@ def what_is_due_is_delivered(peer: Peer, expected: Expected) -> None:
 
 
 def only_the_far_part_is_left(peer: Peer, expected: Expected) -> None:
-    """What is due in the year 2099, and dead letters."""
+    """Check that tasks of the year 2099 and dead letters are left."""
     states: dict[int, str] = {}
     waiting = 0
     for task in (later(task, expected) for task in expected["tasks"]):
@@ -231,8 +231,8 @@ def only_the_far_part_is_left(peer: Peer, expected: Expected) -> None:
                 states[task["id"]] = word
         if task["state"] == "scheduled":
             states[task["id"]] = "scheduled"
-    found = peer.do(T.STATS)
-    assert {name: found[name] for name in (*COUNTS, "early")} == {
+    answer = peer.do(T.STATS)
+    assert {name: answer[name] for name in (*COUNTS, "early")} == {
         "scheduled": list(states.values()).count("scheduled"),
         "ready": 0,
         "in_flight": 0,
@@ -245,7 +245,7 @@ def only_the_far_part_is_left(peer: Peer, expected: Expected) -> None:
 
 
 def the_history_goes_on(tickwheel: Command, history: Path, expected: Expected) -> None:
-    """What was left in the spool has become lines, beside what the new daemon did."""
+    """Check that the old spool became lines next to the new daemon's."""
     state = history / "_state"
     until_none(lambda: [str(path) for path in state.glob("*/spool-*-*")])
     events = tickwheel("history", "list", "--dir", str(history), "--limit", "0")
@@ -292,7 +292,7 @@ def _later(group: dict[str, Any], now_ms: int) -> dict[str, Any]:
 
 
 def agrees(want: dict[str, Any], found: dict[str, Any]) -> bool:
-    """Of groups only what ``want`` names."""
+    """Return whether the counts agree; groups count only if `want` names them."""
     wanted, groups = want.get("groups", {}), found.get("groups", {})
     return (
         want | {"groups": {}} == found | {"groups": {}}
@@ -312,7 +312,11 @@ def letters(expected: Expected) -> list[dict[str, Any]]:
 def owed(expected: Expected) -> PendingGroups:
     """What each group must get, once the old receipts were acked. A topic that never had a group
     gives everything to its first one."""
-    acked = {(one["group"], task_id) for one in expected["receipts"] for task_id in one["ids"]}
+    acked = {
+        (receipt["group"], task_id)
+        for receipt in expected["receipts"]
+        for task_id in receipt["ids"]
+    }
     found: PendingGroups = defaultdict(set)
     for task in (later(task, expected) for task in expected["tasks"]):
         if task["state"] == "ready" and not task["groups"]:

@@ -90,7 +90,7 @@ class Refusal:
     """What a verb refuses, and with which code."""
 
     scene: str
-    """Whose words are used."""
+    """Scene that provides the words."""
     code: str
     values: Callable[[Stage], Values]
     cli: bool
@@ -168,7 +168,7 @@ class Stage:
     # --- what scenes need ------------------------------------------------------------------------
 
     def enqueue(self, count: int = 1, *, delay_ms: int = DAY_MS, **options: Any) -> list[int]:
-        """The ids of so many tasks of its topic; their bodies are their numbers."""
+        """Enqueue `count` tasks with numbers as bodies, and return their ids."""
         tasks = [(self.topic, b"%d" % n, delay_ms, options) for n in range(count)]
         answer = self.say(VERBS["enqueue"], self._raw.request + 1, tasks)
         self.house.settle()
@@ -187,15 +187,15 @@ class Stage:
         """Deliveries of its group: (id, epoch, attempt)."""
         fields = (self.topic, self.group, count, 0, None)
         epoch, _, deliveries = self.say(VERBS["pull"], *fields)
-        return [(one[0], epoch, one[1]) for one in deliveries]
+        return [(delivery[0], epoch, delivery[1]) for delivery in deliveries]
 
     def deliver(self, count: int = 1, **options: Any) -> list[tuple[int, int, int]]:
-        """So many new tasks that its group was given."""
+        """Enqueue and deliver `count` tasks to the group."""
         self.make_group()
         self.enqueue(count, delay_ms=0, **options)
-        found = self.pull(count)
-        assert len(found) == count
-        return found
+        deliveries = self.pull(count)
+        assert len(deliveries) == count
+        return deliveries
 
     @contextmanager
     def subscribed(self) -> Iterator[None]:
@@ -205,22 +205,22 @@ class Stage:
             yield
 
     def bury(self, count: int = 1, **options: Any) -> list[int]:
-        """The ids of so many dead letters of its group."""
+        """Make `count` dead letters of the group and return their ids."""
         receipts = [(*one, "bad") for one in self.deliver(count, **options)]
         self.say(VERBS["reject"], self.topic, self.group, receipts)
-        return [one[0] for one in receipts]
+        return [receipt[0] for receipt in receipts]
 
     def hold(self, *keys: str) -> list[int]:
         """The ids of tasks that failed, so that their order keys are held."""
         self.make_group(order_failure="hold", order_attempts=1)
         ids = [self.enqueue(delay_ms=0, order_key=key)[0] for key in keys]
-        receipts = [(*one, None, "why") for one in self.pull(len(keys))]
+        receipts = [(*delivery, None, "why") for delivery in self.pull(len(keys))]
         self.say(VERBS["nack"], self.topic, self.group, receipts)
         self.house.settle()
         return ids
 
     def prepare(self, name: str, count: int = 1, *, count_from: str = "enqueue") -> str:
-        """A transaction of this stage with so many half tasks."""
+        """Prepare a transaction with `count` tasks."""
         halves = [(self.topic, b"half", DAY_MS)] * count
         name = self.name(name)
         self.say(VERBS["prepare"], name, self.name("payments"), 1, halves, {"from": count_from})
@@ -289,7 +289,7 @@ def elements(verb: Verb, values: Values) -> tuple[Any, ...]:
     """The elements of a declared verb's frame behind its number and the request's."""
     assert verb.request is not None, f"the frame of {verb.name} is written by hand"
     fields = verb.request.to_frame(values)
-    more = values.keys() - {one.name for one in verb.request.fields()}
+    more = values.keys() - {field.name for field in verb.request.fields()}
     if more and verb.request.options():  # which the verb does not know
         fields = (*fields[:-1], fields[-1] | {name: values[name] for name in more})
     if not verb.word:

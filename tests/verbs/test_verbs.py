@@ -60,7 +60,7 @@ ELSEWHERE = {
     "claim_transaction": "tests/client/test_shards_names.py: a step of prepare over shards",
     "report": "tests/server/http/test_watching.py: a page",
 }
-"""Verbs that are no question with an answer, and where they are tested."""
+"""Verbs without a request and answer, and where they are tested."""
 NOT_ASKED = {
     ("commit_transaction", "store_full"),
     ("run_schedule", "store_full"),
@@ -72,7 +72,7 @@ tests/server/shard/test_targets.py has a daemon without a process that sends."""
 VOLATILE = frozenset(("uptime_s", "memory_bytes", "disk_used", "disk_free_bytes", "connections"))
 """Fields of which nobody can say what they are a moment later."""
 _PREFIX = re.compile(r"s\d+\.")
-"""Of a stage's names."""
+"""Prefix of the names of a stage."""
 SCENE_NAMES = sorted(SCENES)
 
 
@@ -150,13 +150,13 @@ def test_every_verb_has_a_scene() -> None:
     assert not SCENES.keys() & ELSEWHERE.keys()
 
 
-def test_every_verb_is_said_over_http_where_a_route_has_it() -> None:
+def test_every_routed_verb_is_tested_over_http() -> None:
     over_http = {name for route in ROUTES for name in route.operations}
     said = {n for n, it in SCENES.items() if it.saying.http or it.verb.path}
     assert said == over_http & SCENES.keys()
 
 
-def test_every_error_that_is_declared_is_asked_for() -> None:
+def test_every_declared_error_is_tested() -> None:
     asked = {(one.scene, one.code) for one in REFUSALS}
     declared = {(n, code) for n, it in SCENES.items() for code in it.verb.errors}
     assert declared - asked == NOT_ASKED
@@ -166,7 +166,7 @@ def test_every_error_that_is_declared_is_asked_for() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(SCENES | VARIANTS))
-def test_all_ways_say_the_same(name: str, ways: Ways, begin: Begin) -> None:
+def test_all_clients_get_the_same_answer(name: str, ways: Ways, begin: Begin) -> None:
     """What changes nothing is asked in all ways on one stage, what does on one of its own in each
     way."""
     scene, reference = (SCENES | VARIANTS)[name], None
@@ -199,7 +199,7 @@ def test_all_ways_say_the_same(name: str, ways: Ways, begin: Begin) -> None:
 
 
 def rest(play: Any) -> None:
-    """What has to be true after a scene."""
+    """Check the conditions after a scene."""
     with pytest.raises(StopIteration):
         next(play)
 
@@ -250,7 +250,7 @@ LOOKING = sorted(
 
 
 @pytest.mark.parametrize("name", LOOKING)
-def test_reading_makes_no_group_and_touches_no_lease(name: str, ways: Ways, begin: Begin) -> None:
+def test_reading_changes_no_group_and_no_lease(name: str, ways: Ways, begin: Begin) -> None:
     """Groups, leases and attempts are the same after a read as before it, in each way."""
     scene = (SCENES | VARIANTS)[name]
     stage, values, _, _ = begin(scene)
@@ -282,7 +282,7 @@ async def held(house: House) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("kind", [OverHttp, OverGateway])
-def test_a_pull_that_makes_its_group_says_so(kind: type[Way], ways: Ways) -> None:
+def test_a_pull_that_creates_its_group_reports_it(kind: type[Way], ways: Ways) -> None:
     stage = ways.stage()
     stage.enqueue(2, delay_ms=0)
     made = pulled(ways.one(kind), stage, "g")
@@ -303,7 +303,7 @@ def pulled(way: Way, stage: Stage, group: str) -> Any:
 
 
 @pytest.mark.parametrize("one", REFUSALS, ids=lambda one: f"{one.scene}-{one.code}")
-def test_all_ways_refuse_the_same(one: Refusal, ways: Ways) -> None:
+def test_all_clients_get_the_same_error(one: Refusal, ways: Ways) -> None:
     scene, found = (SCENES | VARIANTS)[one.scene], {}
     for way in ways.of():
         if isinstance(way, Cli) and not one.cli:
@@ -331,7 +331,7 @@ def check_declared(verb: Verb, error: TickwheelError) -> None:
 
 def _has_pages(verb: Verb) -> bool:
     request = verb.request
-    return request is not None and {"after", "limit"} <= {one.name for one in request.fields()}
+    return request is not None and {"after", "limit"} <= {field.name for field in request.fields()}
 
 
 # --- bounds --------------------------------------------------------------------------------------
@@ -340,7 +340,7 @@ BOUNDED = [name for name in SCENE_NAMES if VERBS[name].request is not None]
 
 
 @pytest.mark.parametrize("name", BOUNDED)
-def test_bounds(name: str, ways: Ways, begin: Begin) -> None:
+def test_fields_are_accepted_up_to_their_bounds(name: str, ways: Ways, begin: Begin) -> None:
     """At each bound of each field, and one beyond it."""
     scene = SCENES[name]
     assert scene.verb.request is not None
@@ -418,7 +418,7 @@ def check_taken(way: Way, scene: Scene, bound: Bound, values: Values) -> None:
 
 
 @pytest.mark.parametrize("name", BOUNDED)
-def test_what_is_no_field_is_named(name: str, ways: Ways, begin: Begin) -> None:
+def test_unknown_fields_are_named(name: str, ways: Ways, begin: Begin) -> None:
     scene = SCENES[name]
     assert scene.verb.request is not None
     _, values, _, _ = begin(scene)
@@ -441,7 +441,7 @@ PAGED = [name for name in BOUNDED if _has_pages(VERBS[name])]
 
 
 @pytest.mark.parametrize("name", PAGED)
-def test_pages_are_the_list(name: str, ways: Ways, begin: Begin) -> None:
+def test_pages_add_up_to_the_list(name: str, ways: Ways, begin: Begin) -> None:
     """Several pages, each asked for by the place that the one before has said."""
     scene = SCENES[name]
     _, values, _, _ = begin(scene)
@@ -470,7 +470,7 @@ GUARDED = sorted(n for n, it in (SCENES | VARIANTS).items() if it.verb.need is n
 
 
 @pytest.mark.parametrize("name", GUARDED)
-def test_without_its_right_it_is_forbidden(name: str, ways: Ways, begin: Begin) -> None:
+def test_a_verb_without_its_right_is_forbidden(name: str, ways: Ways, begin: Begin) -> None:
     scene = (SCENES | VARIANTS)[name]
     need = scene.verb.need
     assert need is not None
@@ -488,9 +488,7 @@ def test_without_its_right_it_is_forbidden(name: str, ways: Ways, begin: Begin) 
 
 
 @pytest.mark.parametrize("name", SCENE_NAMES)
-def test_one_that_stands_by_answers_or_names_the_leader(
-    name: str, ways: Ways, begin: Begin
-) -> None:
+def test_a_standby_answers_or_names_the_leader(name: str, ways: Ways, begin: Begin) -> None:
     scene = SCENES[name]
     _, values, _, play = begin(scene)
     for kind in (Tcp, OverHttp):

@@ -59,7 +59,7 @@ class Unsayable(Exception):
 
 
 class Said(NamedTuple):
-    """What came, and what it is of an answer over TCP."""
+    """An answer, and the part of it in TCP's form."""
 
     value: Any
     of: Of
@@ -237,7 +237,7 @@ def _is_no_text(verb: Verb, name: str, value: Any) -> bool:
     """Whether a value of another type stands for a text, which a path or a query cannot say."""
     if verb.request is None or isinstance(value, str):
         return False
-    kinds = {one.name: one.kind for one in verb.request.fields()}
+    kinds = {field.name: field.kind for field in verb.request.fields()}
     return isinstance(kinds.get(name), (Text, Name))
 
 
@@ -259,9 +259,9 @@ def _json_of(verb: Verb, values: Values, method: str, named: list[str]) -> Any:
     """The fields of a request in JSON; None: it has none beside those that the path names."""
     if verb.request is None:
         raise Unsayable
-    kinds = {one.name: one.kind for one in verb.request.fields()}
+    kinds = {field.name: field.kind for field in verb.request.fields()}
     said = {n: _in_json(kinds.get(n, FieldKind()), v) for n, v in values.items()}
-    if any(one.name not in named for one in verb.request.fields()):
+    if any(field.name not in named for field in verb.request.fields()):
         return said
     if said and method not in ("GET", "DELETE"):
         raise Unsayable  # nobody reads a body
@@ -291,9 +291,9 @@ def _of_json(answer: Any, said: Any) -> Any:
     if answer == list[TaskInfo]:
         return said["tasks"]
     if answer == list[str]:
-        return [one["result"] for one in said["results"]]
+        return [result["result"] for result in said["results"]]
     if answer == list[TaskOutcome]:
-        return [outcome_of(one) for one in said["results"]]
+        return [outcome_of(result) for result in said["results"]]
     return said
 
 
@@ -345,10 +345,10 @@ class AsyncPython(Python):
 
     def _call(self, call: Callable[[Any, Values], Any], values: Values) -> Any:
         async def asked() -> Any:
-            found = call(self._client, values)
-            if inspect.isasyncgen(found) or hasattr(found, "__aiter__"):
-                return [one async for one in found]
-            return await found
+            answer = call(self._client, values)
+            if inspect.isasyncgen(answer) or hasattr(answer, "__aiter__"):
+                return [one async for one in answer]
+            return await answer
 
         return self.house.do(asked())
 
@@ -364,8 +364,8 @@ class SyncPython(Python):
         self._client = SyncClient(f"tcp://127.0.0.1:{self.port}", token=self.token, retries=0)
 
     def _call(self, call: Callable[[Any, Values], Any], values: Values) -> Any:
-        found = call(self._client, values)
-        return list(found) if hasattr(found, "__next__") else found
+        answer = call(self._client, values)
+        return list(answer) if hasattr(answer, "__next__") else answer
 
     def close(self) -> None:
         self._client.close()
@@ -395,7 +395,7 @@ def _selecting(method: str, named: Values) -> tuple[str, Values]:
 
 
 def _for_a_word(verb: Verb, method: str, named: Values) -> tuple[str, Values, Of]:
-    """The same of a method that returns a word for what is named by itself."""
+    """The same for a method that returns a single status."""
     if verb.answer != list[TaskOutcome]:
         return method, named, same
     if not verb.bulk:

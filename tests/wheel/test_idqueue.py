@@ -22,7 +22,7 @@ steps = st.one_of(
 
 
 @given(st.lists(steps, max_size=60))
-def test_behaves_like_a_list(script: list[tuple[str, int | list[int]]]) -> None:
+def test_an_id_queue_behaves_like_a_list(script: list[tuple[str, int | list[int]]]) -> None:
     queue, model = IdQueue(), list[int]()
     for verb, value in script:
         if isinstance(value, list):
@@ -40,7 +40,7 @@ def test_behaves_like_a_list(script: list[tuple[str, int | list[int]]]) -> None:
     assert queue.take(len(model) + 1) == model
 
 
-def test_what_is_put_back_comes_out_first_in_the_order_given() -> None:
+def test_returned_ids_come_first_in_order() -> None:
     queue = IdQueue([1, 2, 3, 4])
     taken = queue.take(3)
     queue.push_front(taken)
@@ -60,7 +60,7 @@ def test_extends_by_an_array_and_holds_the_largest_id() -> None:
     assert queue.take(1) == [ID_MAX]
 
 
-def test_memory_is_given_back_while_it_drains_and_when_it_is_empty() -> None:
+def test_draining_an_id_queue_frees_its_memory() -> None:
     queue = IdQueue(range(100_000))
     empty_bytes = IdQueue().memory_bytes
     assert queue.memory_bytes < 8.6 * 100_000

@@ -31,7 +31,7 @@ def drain(wheel: TimingWheel, now_ms: int, limit: int = 5_000) -> list[tuple[int
 # --- slots and cycle-num ---------------------------------------------------------------------
 
 
-def test_from_slot_1_a_task_in_3610_s_lies_in_slot_11_with_cycle_num_1() -> None:
+def test_a_task_in_3610_s_is_in_slot_11_with_one_cycle_left() -> None:
     now_ms = 3_600_000 * 7 + 1_000
     wheel = TimingWheel(now_ms)
     assert wheel.current_slot == 1
@@ -39,7 +39,7 @@ def test_from_slot_1_a_task_in_3610_s_lies_in_slot_11_with_cycle_num_1() -> None
     assert wheel.cycles_left(now_ms + 3_610_000, now_ms) == 1
 
 
-def test_from_slot_3599_a_task_in_2_s_lies_in_slot_1_with_cycle_num_0() -> None:
+def test_a_task_in_2_s_from_slot_3599_is_in_slot_1() -> None:
     now_ms = 3_600_000 * 7 + 3_599_000
     wheel = TimingWheel(now_ms)
     assert wheel.current_slot == 3599
@@ -109,14 +109,14 @@ def test_returns_at_most_the_limit_and_says_whether_more_is_due(limit: int) -> N
     assert (ids, more) == ([1, 2, 3][:limit], limit < 3)
 
 
-def test_a_limit_of_zero_fires_nothing() -> None:
+def test_a_limit_of_zero_fires_no_task() -> None:
     wheel = small()
     wheel.add(1, 3)
     assert wheel.advance(9, 0) == ([], [], True)
     assert drain(wheel, 9) == [(3, 1)]
 
 
-def test_what_is_overdue_when_added_fires_at_once_and_by_due_time() -> None:
+def test_overdue_tasks_fire_at_once_by_due_time() -> None:
     wheel = TimingWheel(NOW_MS)
     wheel.advance(NOW_MS, 1)
     wheel.add_many([1, 2, 3], [NOW_MS - DAY_MS, NOW_MS, NOW_MS - 2 * DAY_MS])
@@ -126,7 +126,7 @@ def test_what_is_overdue_when_added_fires_at_once_and_by_due_time() -> None:
     assert [task_id for _, task_id in drain(wheel, NOW_MS)] == [3, 1, 2]
 
 
-def test_the_position_follows_the_clock_but_in_a_burst_what_fired() -> None:
+def test_the_position_follows_the_clock_or_the_fired_burst() -> None:
     wheel = TimingWheel(NOW_MS)
     wheel.add_many([1, 2, 3], [NOW_MS + 10, NOW_MS + 20, NOW_MS + 20])
     wheel.advance(NOW_MS + 500, 2)
@@ -137,7 +137,7 @@ def test_the_position_follows_the_clock_but_in_a_burst_what_fired() -> None:
     assert wheel.position_ms == NOW_MS + 500
 
 
-def test_the_position_moves_without_firing_until_there_is_something_to_do() -> None:
+def test_the_position_moves_without_firing() -> None:
     wheel = TimingWheel(NOW_MS)
     wheel.add(1, NOW_MS + 1_500)
     wheel.add(2, NOW_MS + 3_500)
@@ -157,7 +157,7 @@ def test_the_position_moves_without_firing_until_there_is_something_to_do() -> N
     assert drain(wheel, NOW_MS + 4_500) == [(NOW_MS + 4_500, 3)]
 
 
-def test_a_day_of_silence_is_made_up_for_in_order() -> None:
+def test_a_day_without_advance_fires_in_order() -> None:
     wheel = TimingWheel(NOW_MS)
     rng = random.Random(4)
     dues_ms = [NOW_MS + rng.randrange(DAY_MS) for _ in range(5_000)]
@@ -170,7 +170,7 @@ def test_a_day_of_silence_is_made_up_for_in_order() -> None:
 # --- the clock goes back -----------------------------------------------------------------------
 
 
-def test_behind_the_position_a_task_waits_for_its_own_time() -> None:
+def test_a_task_before_the_position_waits_for_its_due_time() -> None:
     wheel = TimingWheel(NOW_MS)
     wheel.advance(NOW_MS + DAY_MS, 1)
     wheel.add(1, NOW_MS + 5_000)
@@ -182,7 +182,7 @@ def test_behind_the_position_a_task_waits_for_its_own_time() -> None:
     assert drain(wheel, NOW_MS + 5_000) == [(NOW_MS + 5_000, 1)]
 
 
-def test_nothing_fires_again_when_the_clock_went_back() -> None:
+def test_a_clock_set_back_fires_no_task_again() -> None:
     wheel = TimingWheel(NOW_MS)
     wheel.add(1, NOW_MS + 10)
     assert len(drain(wheel, NOW_MS + 20)) == 1
@@ -212,7 +212,7 @@ def test_an_orphan_never_fires_and_its_successor_does(offset_ms: int) -> None:
 
 
 @pytest.mark.parametrize("offset_ms", [0, 90_000, 5 * DAY_MS])
-def test_of_two_equal_handles_one_orphan_takes_one(offset_ms: int) -> None:
+def test_an_orphan_removes_one_of_two_equal_handles(offset_ms: int) -> None:
     wheel = TimingWheel(NOW_MS)
     wheel.advance(NOW_MS, 1)
     wheel.add_many([1, 1], [NOW_MS + offset_ms] * 2)
@@ -221,7 +221,7 @@ def test_of_two_equal_handles_one_orphan_takes_one(offset_ms: int) -> None:
     assert drain(wheel, NOW_MS + 6 * DAY_MS) == [(NOW_MS + offset_ms, 1)]
 
 
-def test_orphans_in_the_middle_of_a_burst_of_one_millisecond() -> None:
+def test_orphans_inside_a_burst_do_not_fire() -> None:
     wheel = TimingWheel(NOW_MS)
     wheel.advance(NOW_MS, 1)
     wheel.add_many(range(1_000), [NOW_MS] * 1_000)
@@ -236,7 +236,7 @@ def test_orphans_in_the_middle_of_a_burst_of_one_millisecond() -> None:
 
 
 @pytest.mark.parametrize("offset_ms", [0, 90_000, 5 * DAY_MS])
-def test_an_orphan_of_nothing_leaves_the_count_right(offset_ms: int) -> None:
+def test_an_orphan_without_a_handle_keeps_the_count(offset_ms: int) -> None:
     """It is a caller's mistake, but must not hide the tasks that are there."""
     wheel = TimingWheel(NOW_MS)
     wheel.advance(NOW_MS, 1)
@@ -247,7 +247,7 @@ def test_an_orphan_of_nothing_leaves_the_count_right(offset_ms: int) -> None:
     assert len(wheel) == 0
 
 
-def test_an_orphan_behind_the_position_in_a_tick_that_is_half_opened(
+def test_an_orphan_in_a_half_opened_tick_does_not_fire(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(timing, "AHEAD_MAX", 2)
@@ -266,7 +266,7 @@ def test_an_orphan_behind_the_position_in_a_tick_that_is_half_opened(
 # --- when to come back ---------------------------------------------------------------------------
 
 
-def test_an_empty_wheel_asks_for_nothing() -> None:
+def test_an_empty_wheel_has_no_next_due_time() -> None:
     assert TimingWheel(NOW_MS).next_due_ms(NOW_MS) is None
 
 
@@ -285,7 +285,7 @@ def test_following_next_due_meets_a_lone_task_in_few_steps(offset_ms: int) -> No
     assert now_ms == NOW_MS + offset_ms
 
 
-def test_upcoming_ids_are_given_out_once_before_they_are_due() -> None:
+def test_upcoming_ids_are_returned_once() -> None:
     wheel = TimingWheel(NOW_MS)
     wheel.add_many([1, 2, 3], [NOW_MS + 9_100, NOW_MS + 9_050, NOW_MS + 60_000])
     wheel.add(4, NOW_MS + 9_000)
@@ -299,7 +299,7 @@ def test_upcoming_ids_are_given_out_once_before_they_are_due() -> None:
 # --- bounds --------------------------------------------------------------------------------------
 
 
-def test_one_advance_moves_a_bounded_number_of_handles(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_advance_moves_a_bounded_number_of_handles(monkeypatch: pytest.MonkeyPatch) -> None:
     moved = 0
     push_pairs = Near.push_pairs
 
@@ -341,7 +341,7 @@ def test_a_handle_costs_16_to_20_bytes_over_a_week() -> None:
     assert wheel.memory_bytes < 24 * count
 
 
-def test_rescheduled_tasks_leave_little_behind() -> None:
+def test_rescheduled_tasks_leave_little_memory_behind() -> None:
     wheel, rng, count = TimingWheel(NOW_MS), random.Random(6), 100_000
     dues_ms = [NOW_MS + DAY_MS + rng.randrange(DAY_MS) for _ in range(count)]
     wheel.add_many(range(count), dues_ms)
@@ -385,7 +385,7 @@ def test_a_dense_rotation_is_spread_over_ticks_and_stays_exact() -> None:
 
 
 @pytest.mark.parametrize(("task_id", "due_ms"), [(-1, NOW_MS), (1, 2**62), (1, -(2**62))])
-def test_what_is_no_handle_is_refused_whole(task_id: int, due_ms: int) -> None:
+def test_an_invalid_handle_refuses_the_whole_call(task_id: int, due_ms: int) -> None:
     wheel = TimingWheel(NOW_MS)
     with pytest.raises(ValueError, match="not a valid handle"):
         wheel.add(task_id, due_ms)
@@ -403,7 +403,7 @@ def test_a_wheel_without_slots_or_ticks_is_refused(slots: int, tick_ms: int) -> 
         TimingWheel(NOW_MS, slots=slots, tick_ms=tick_ms)
 
 
-def test_the_first_handle_is_known_exactly_where_it_is_near_and_never_too_late() -> None:
+def test_first_ms_is_exact_if_near_and_never_late() -> None:
     wheel = TimingWheel(NOW_MS, slots=4, tick_ms=10)
     assert wheel.first_ms() is None
     wheel.add(1, NOW_MS + 3)

@@ -39,7 +39,7 @@ def made(wheel: TimingWheel) -> Windows:
 @example(
     (1, 1), [], [(882, 0, 1), (583, 498, 1), (0, 338, 1), (402, 500, 60), (882, 500, 60)], 4
 ).via("more pages than are kept at a time")
-def test_each_gets_the_first_of_the_emptiest(
+def test_each_task_gets_the_first_of_the_emptiest_ticks(
     shape: tuple[int, int], there: list[int], asked: list[tuple[int, int, int]], page_bits: int
 ) -> None:
     slots, tick_ms = shape
@@ -58,9 +58,9 @@ def test_each_gets_the_first_of_the_emptiest(
             ticks = [first, *whole]
             # Of a window of very many ticks only the first are looked at.
             ticks = ticks[: timing.WINDOW_TICKS_MAX]
-            found = chooser.choose(low_ms, high_ms, count, NOW_MS)
-            assert len(found) == count
-            for moment_ms in found:
+            moments = chooser.choose(low_ms, high_ms, count, NOW_MS)
+            assert len(moments) == count
+            for moment_ms in moments:
                 assert low_ms <= moment_ms <= high_ms
                 expected = min(ticks, key=lambda tick: (counts[tick], tick))
                 assert moment_ms // tick_ms == expected
@@ -68,13 +68,13 @@ def test_each_gets_the_first_of_the_emptiest(
                 chosen.append(expected)
 
 
-def test_with_nothing_else_there_it_is_the_asked_moment() -> None:
+def test_an_empty_wheel_keeps_the_requested_time() -> None:
     chooser = made(TimingWheel(NOW_MS))
     assert chooser.choose(NOW_MS + 1_234, NOW_MS + 61_234, 1, NOW_MS) == [NOW_MS + 1_234]
 
 
 @pytest.mark.parametrize("after_ms", [0, HOUR_MS // 2, 50 * HOUR_MS])
-def test_a_hundred_thousand_spread(after_ms: int) -> None:
+def test_a_hundred_thousand_tasks_spread(after_ms: int) -> None:
     """At nine, within ten minutes: also over the end of a rotation, and far away."""
     wheel = TimingWheel(NOW_MS)
     chooser = made(wheel)
@@ -97,11 +97,11 @@ def test_a_crowd_is_avoided_wherever_it_is() -> None:
         counts, exact = wheel.counts_between(nine_ms // 1000, nine_ms // 1000 + 10)
         assert exact == (hour < 2) and list(counts) == [nine_ms // 1000]
         assert 0.9 * count <= counts[nine_ms // 1000] <= 1.1 * count
-        found = made(wheel).choose(nine_ms, nine_ms + 60_000, 120, NOW_MS)
-        assert sorted(Counter(ms // 1000 - nine_ms // 1000 for ms in found)) == list(range(1, 60))
+        moments = made(wheel).choose(nine_ms, nine_ms + 60_000, 120, NOW_MS)
+        assert sorted(Counter(ms // 1000 - nine_ms // 1000 for ms in moments)) == list(range(1, 60))
 
 
-def test_withdrawn_ones_make_room() -> None:
+def test_withdrawn_tasks_free_their_ticks() -> None:
     for hour in (0, 30):
         wheel = TimingWheel(NOW_MS)
         due_ms = NOW_MS + hour * HOUR_MS + 600_000
@@ -110,7 +110,7 @@ def test_withdrawn_ones_make_room() -> None:
         assert made(wheel).choose(due_ms, due_ms + 60_000, 1, NOW_MS) == [due_ms]
 
 
-def test_what_was_chosen_counts_until_it_is_on_the_wheel() -> None:
+def test_chosen_times_count_before_they_are_on_the_wheel() -> None:
     wheel, placed = TimingWheel(NOW_MS), list[int]()
     chooser = Chooser(wheel, lambda: placed)
     window = NOW_MS + 60_000, NOW_MS + 69_999
@@ -120,7 +120,7 @@ def test_what_was_chosen_counts_until_it_is_on_the_wheel() -> None:
     assert sorted(placed) == list(range(window[0] // 1000, window[0] // 1000 + 10))
 
 
-def test_what_has_come_to_the_wheel_meanwhile_is_seen() -> None:
+def test_tasks_added_meanwhile_are_counted() -> None:
     wheel = TimingWheel(NOW_MS)
     chooser = made(wheel)
     due_ms = NOW_MS + 60_000
@@ -138,7 +138,7 @@ def test_pages_are_bounded() -> None:
     assert len(chooser._pages) == timing.PAGES_MAX
 
 
-def test_a_request_reads_so_much_and_no_more() -> None:
+def test_pages_read_per_request_are_limited() -> None:
     """Of a thousand days, one each: behind the limit tasks are due when they asked to be."""
     wheel = TimingWheel(NOW_MS)
     wheel.add_many(list(range(1_000)), [NOW_MS + day * 24 * HOUR_MS for day in range(1_000)])
@@ -155,7 +155,7 @@ def test_a_request_reads_so_much_and_no_more() -> None:
     assert chooser.choose(asked[-1], asked[-1] + 10_000, 1, NOW_MS) == [asked[-1] + 1_000]
 
 
-def test_few_tasks_of_a_long_window_cost_no_heap_of_its_ticks(
+def test_few_tasks_in_a_long_window_need_no_heap(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """One request may have hundreds of windows with some tasks each."""
@@ -170,14 +170,14 @@ def test_few_tasks_of_a_long_window_cost_no_heap_of_its_ticks(
     chooser = Chooser(TimingWheel(NOW_MS), lambda: ())
     day_ms = 24 * HOUR_MS
     few, many = 2 * SHARED_MIN, day_ms // 1_000 // timing.SHARED_TICKS
-    found = chooser.choose(NOW_MS, NOW_MS + day_ms - 1, few, NOW_MS)
-    assert len({moment_ms // 1_000 for moment_ms in found}) == few
+    moments = chooser.choose(NOW_MS, NOW_MS + day_ms - 1, few, NOW_MS)
+    assert len({moment_ms // 1_000 for moment_ms in moments}) == few
     assert not sorted_ticks
     chooser.choose(NOW_MS, NOW_MS + day_ms - 1, many, NOW_MS)
     assert len(sorted_ticks) == 1
 
 
-def test_a_window_of_which_a_part_is_known() -> None:
+def test_a_partly_known_window_is_chosen_from_correctly() -> None:
     wheel = TimingWheel(NOW_MS)
     chooser = Windows(wheel, lambda: ())
     page_ms = timing.PAGE * 1_000
@@ -187,15 +187,15 @@ def test_a_window_of_which_a_part_is_known() -> None:
         chooser.choose(at_ms, at_ms + page_ms - 1, 40, NOW_MS)
     chooser._reads_left = 0
     for count in (1, 40):
-        found = chooser.choose(NOW_MS, third_ms + page_ms - 1, count, NOW_MS)
-        assert min(found) >= third_ms and max(Counter(found).values()) == 1
+        moments = chooser.choose(NOW_MS, third_ms + page_ms - 1, count, NOW_MS)
+        assert min(moments) >= third_ms and max(Counter(moments).values()) == 1
 
 
 @given(
     st.sampled_from(SHAPES), st.lists(st.integers(0, 40_000), max_size=60),
     st.integers(1, 50), st.integers(1, 30), st.integers(0, 50),
 )  # fmt: skip
-def test_the_load_is_what_is_due_in_each_span(
+def test_load_counts_the_tasks_due_in_each_span(
     shape: tuple[int, int], there: list[int], step_ticks: int, steps: int, first_tick: int
 ) -> None:
     slots, tick_ms = shape

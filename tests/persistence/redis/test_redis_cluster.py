@@ -91,7 +91,7 @@ async def test_the_node_that_has_the_slot_is_found(cluster: Cluster, tag: str, m
 @pytest.mark.parametrize(
     ("how", "wait_replicas"), [("kill", 0), ("kill", 1), ("freeze", 1), ("switch", 0)]
 )
-async def test_a_failover_is_followed_and_nothing_is_lost(
+async def test_a_failover_loses_no_batch(
     cluster: Cluster, make: Make, how: str, wait_replicas: int
 ) -> None:
     subject = make(f"wait_replicas={wait_replicas}")
@@ -128,7 +128,7 @@ async def _is_unconfirmed(subject: Subject) -> bool:
 
 
 @pytest.mark.parametrize("mirror", ["yes", "no"])
-async def test_what_the_promoted_one_lacks_is_replayed(
+async def test_batches_missing_in_the_promoted_master_are_replayed(
     cluster: Cluster, make: Make, mirror: str
 ) -> None:
     subject = make(f"mirror={mirror}")
@@ -151,7 +151,7 @@ async def test_what_the_promoted_one_lacks_is_replayed(
 class TestASlotOnItsWay:
     """All keys of a shard are in one slot, which an operator may move while batches run."""
 
-    async def test_nothing_is_lost_and_batches_wait(self, cluster: Cluster, make: Make) -> None:
+    async def test_a_migrating_slot_loses_no_batch(self, cluster: Cluster, make: Make) -> None:
         subject = make()
         await subject.open()
         await commit(subject, 0)
@@ -179,7 +179,7 @@ class TestASlotOnItsWay:
         await subject.reopen()
         assert len(await subject.ids()) == 10 * (done + 2)
 
-    async def test_a_batch_that_cannot_wait_so_long_is_refused_and_comes_again(
+    async def test_a_batch_that_cannot_wait_is_refused_and_repeated(
         self, cluster: Cluster, make: Make
     ) -> None:
         subject = make()
@@ -200,7 +200,9 @@ class TestASlotOnItsWay:
         await commit(subject, 100)
         assert pending(cluster) == 20
 
-    async def test_what_redis_says_meanwhile(self, cluster: Cluster, make: Make) -> None:
+    async def test_redis_refuses_scripts_during_a_migration(
+        self, cluster: Cluster, make: Make
+    ) -> None:
         """What the waiting rests on: from the first step to the last no node runs a script of ours,
         not even the one to which ASK points."""
         subject = make()
@@ -253,7 +255,7 @@ class TestASlotOnItsWay:
         assert (found, await again.ids()) == expected
 
 
-async def test_the_lease_moves_too(cluster: Cluster, make: Make) -> None:
+async def test_the_lease_follows_a_failover(cluster: Cluster, make: Make) -> None:
     me = Leader(OWNER, "tcp://here:1", 0, 0)
     election = RedisElection(options_from(cluster.url(QUICK)), 3_000)
     try:
@@ -275,9 +277,7 @@ async def test_the_lease_moves_too(cluster: Cluster, make: Make) -> None:
         await election.close()
 
 
-async def test_nodes_that_are_not_in_the_url_are_known_from_the_others(
-    cluster: Cluster, make: Make
-) -> None:
+async def test_nodes_missing_in_the_url_are_discovered(cluster: Cluster, make: Make) -> None:
     """Nobody of the URL is there any more when the slot's master dies."""
     before = owner(cluster)
     seed = next(node for node in cluster.masters() if node is not before)
@@ -292,7 +292,9 @@ async def test_nodes_that_are_not_in_the_url_are_known_from_the_others(
     await subject.store.close(clean=True)
 
 
-async def test_what_is_wrong_is_said(cluster: Cluster, shared_redis: RedisServer) -> None:
+async def test_invalid_cluster_setups_are_refused(
+    cluster: Cluster, shared_redis: RedisServer
+) -> None:
     plain = f"redis+cluster://127.0.0.1:{shared_redis.port}/"
     await refused(plain, "cluster support disabled", StoreUnreachable)
     await refused("redis+cluster://127.0.0.1:1/", "127.0.0.1:1: ", StoreUnreachable)
@@ -319,7 +321,7 @@ async def test_users_of_their_own(cluster: Cluster, make: Make, driver: str) -> 
 class TestUrls:
     def test_name_everything(self) -> None:
         options = options_from("rediss+cluster://u:p@a,b:7001/?wait_replicas=1&shard=3")
-        assert [str(one) for one in options.seeds] == ["a:6379", "b:7001"]
+        assert [str(seed) for seed in options.seeds] == ["a:6379", "b:7001"]
         assert (options.tls, options.tag, options.db) == (True, "tw:default:3", 0)
         assert options.name == "rediss+cluster://a:6379,b:7001/0"
 
@@ -331,7 +333,7 @@ class TestUrls:
             ("redis+cluster://[::1", "its URL is not valid"),
         ],
     )
-    def test_that_are_wrong_say_why(self, url: str, match: str) -> None:
+    def test_invalid_urls_name_the_reason(self, url: str, match: str) -> None:
         with pytest.raises(StoreUnusable, match=match) as error:
             open_url(url.replace("//", "//user:secret@"))
         assert "secret" not in str(error.value)

@@ -102,7 +102,9 @@ async def test_close_ends_a_call_under_way(driver: str, shared_redis: RedisServe
 
 
 @pytest.mark.parametrize("driver", ["redis", "asyncio-redis"])
-async def test_errors_and_large_answers(driver: str, shared_redis: RedisServer) -> None:
+async def test_errors_and_large_answers_keep_the_connection(
+    driver: str, shared_redis: RedisServer
+) -> None:
     """An answer of several reads is one answer, and an error leaves the connection as it was."""
     wire = await connect(options_from(f"{shared_redis.url()}?driver={driver}"))
     try:
@@ -116,7 +118,7 @@ async def test_errors_and_large_answers(driver: str, shared_redis: RedisServer) 
         await wire.close()
 
 
-async def test_an_answer_that_nobody_asked_for_ends_the_connection() -> None:
+async def test_an_unexpected_answer_ends_the_connection() -> None:
     """It could be taken for the answer to the next call."""
     talking: list[asyncio.StreamWriter] = []
 
@@ -152,9 +154,7 @@ PATIENT = "connect_ms=20000&call_ms=20000"
 
 
 @pytest.mark.parametrize("driver", DRIVERS)
-async def test_an_opening_that_is_cancelled_at_any_moment_leaves_nothing_behind(
-    driver: str, tmp_path: Path
-) -> None:
+async def test_a_cancelled_opening_leaves_no_connection(driver: str, tmp_path: Path) -> None:
     """Neither a task nor a connection; and the next one opens it."""
     tasks, ends = asyncio.all_tasks(), Counter[str]()
     server = RedisServer(tmp_path / "redis").start()

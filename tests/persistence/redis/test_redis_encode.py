@@ -1,4 +1,4 @@
-"""What is sent to Redis for a batch: its limits, its order, and what is encoded ahead of it."""
+"""The encoding of a batch for Redis: limits, order, and tasks encoded ahead."""
 
 from __future__ import annotations
 
@@ -72,12 +72,12 @@ def check_tasks(prepared: Prepared, wanted: dict[int, TaskRow]) -> None:
 
 
 class TestParts:
-    def test_an_ordinary_batch_is_one(self) -> None:
+    def test_an_ordinary_batch_is_one_part(self) -> None:
         prepared = prepare(tasks(range(16_384)), 10)
         assert len(prepared.flat) == 1
         assert prepared.size_bytes > 16_384 * 60
 
-    def test_nothing_is_one_too(self) -> None:
+    def test_an_empty_batch_is_one_part(self) -> None:
         assert prepare(Effects(), 10).flat == [Packed(0, b"")]
 
     @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ class TestParts:
         ],
         ids=["tasks", "bytes", "large bodies", "updated", "progress", "ended"],
     )
-    def test_a_large_one_keeps_the_limits_and_its_pairs(
+    def test_a_large_batch_is_split_at_the_limits(
         self, effects: Effects, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         prepared = prepare(effects, 200_000)
@@ -111,7 +111,7 @@ class TestParts:
 
 class TestNewTasks:
     @pytest.mark.parametrize("count", [1, NEW_ROWS - 1, NEW_ROWS, NEW_ROWS + 1, 3 * NEW_ROWS + 7])
-    def test_every_row_is_there_once(self, count: int) -> None:
+    def test_every_new_task_is_encoded_once(self, count: int) -> None:
         wanted = rows(1, 1 + count)
         check_tasks(prepare(Effects(enqueued=wanted), 10), wanted)
 
@@ -144,7 +144,9 @@ class TestNewTasks:
 
 
 class TestAhead:
-    def test_what_was_encoded_is_not_encoded_again(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_tasks_encoded_ahead_are_not_encoded_again(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         encoded: list[int] = []
 
         def counting(some: list[TaskRow]) -> list[bytes]:
@@ -164,7 +166,7 @@ class TestAhead:
         assert sum(encoded) == len(effects.enqueued)
 
     @pytest.mark.parametrize("change", ["drop", "replace", "drop the last", "nothing"])
-    def test_what_changed_since_does_not_count(self, change: str) -> None:
+    def test_tasks_changed_since_are_encoded_again(self, change: str) -> None:
         ahead, effects = Ahead(), Effects(enqueued=rows(1, 2_001))
         ahead.add(effects.enqueued)
         if change == "drop":
@@ -175,7 +177,7 @@ class TestAhead:
             del effects.enqueued[2_000]
         check_tasks(prepare(effects, 10, ahead), effects.enqueued)
 
-    def test_another_batch_than_the_one_begun(self) -> None:
+    def test_tasks_encoded_ahead_for_another_batch_are_ignored(self) -> None:
         ahead = Ahead()
         first, second = Effects(enqueued=rows(1, 1_501)), Effects(enqueued=rows(2_000, 3_000))
         ahead.add(first.enqueued)

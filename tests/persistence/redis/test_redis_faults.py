@@ -43,7 +43,7 @@ async def subject(make: Make) -> Subject:
 
 
 class TestWithoutMemory:
-    async def test_new_tasks_are_refused_and_all_else_goes_through(
+    async def test_only_new_tasks_are_refused_without_memory(
         self, subject: Subject, redis_server: RedisServer
     ) -> None:
         await subject.commit(tasks(range(1, 11)))
@@ -95,14 +95,18 @@ class TestARedisThatTakesNoWrites:
         await taken(subject, tasks([3]))
         assert await subject.ids() == [1, 3]
 
-    async def test_too_few_replicas(self, subject: Subject, redis_server: RedisServer) -> None:
+    async def test_too_few_replicas_refuse_a_batch(
+        self, subject: Subject, redis_server: RedisServer
+    ) -> None:
         redis_server.call("CONFIG", "SET", "min-replicas-to-write", "1")
         with pytest.raises(CommitRefused, match="NOREPLICAS"):
             await subject.commit(ended([2]))
         redis_server.call("CONFIG", "SET", "min-replicas-to-write", "0")
         await subject.commit(ended([2]))
 
-    async def test_away_and_loading(self, subject: Subject, redis_server: RedisServer) -> None:
+    async def test_an_unreachable_or_loading_redis_refuses_commits(
+        self, subject: Subject, redis_server: RedisServer
+    ) -> None:
         redis_server.call("MSET", *(word for i in range(1_000) for word in (f"theirs:{i}", i)))
         await subject.commit(tasks([1]))
         redis_server.rewrite()
@@ -209,7 +213,7 @@ class TestALateScript:
         await asyncio.sleep(0.2)  # real time: what was lost is over by then
         return subject
 
-    async def test_changes_nothing_twice(self, proxy: Proxy, held: Subject) -> None:
+    async def test_a_late_script_is_not_applied_twice(self, proxy: Proxy, held: Subject) -> None:
         await held.commit(tasks([1, 2, 3]))
         await held.commit(ended([2]))
         proxy.let_go()
@@ -218,7 +222,7 @@ class TestALateScript:
         assert await held.commit(ended([3])) is True
         assert await held.ids() == [1]
 
-    async def test_of_a_batch_that_was_refused_meanwhile_is_void(
+    async def test_a_late_script_of_a_refused_batch_is_void(
         self, proxy: Proxy, held: Subject, redis_server: RedisServer
     ) -> None:
         redis_server.call("CONFIG", "SET", "maxmemory", "1")
@@ -231,7 +235,7 @@ class TestALateScript:
         assert await held.commit(ended([9])) is True
         assert await held.ids() == []
 
-    async def test_of_a_deposed_daemon_is_fenced(
+    async def test_a_late_script_of_a_deposed_daemon_is_fenced(
         self, proxy: Proxy, held: Subject, redis_server: RedisServer, make: Make
     ) -> None:
         other = make()
@@ -258,7 +262,7 @@ class TestTheScriptItself:
         assert await subject.ids() == []
         assert await subject.commit(tasks([2])) is True
 
-    async def test_lets_nothing_pass_a_sealed_batch(
+    async def test_a_sealed_batch_is_applied_first(
         self, subject: Subject, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         async def die(count: int, applied: int) -> None:
@@ -286,7 +290,7 @@ async def _says(sender: Sender, status: str, n: int, effects: Effects) -> None:
 
 
 class TestADeposedDaemon:
-    async def test_is_fenced_and_reads_no_more_as_the_owner(
+    async def test_a_deposed_daemon_is_fenced_for_reads(
         self, subject: Subject, redis_server: RedisServer, make: Make
     ) -> None:
         await subject.commit(tasks([1]))
@@ -348,7 +352,9 @@ class TestARedisThatLostSomething:
         assert (await subject.reopen()).epoch == 3
         await subject.store.close(clean=True)
 
-    async def test_older_than_what_is_kept(self, redis_server: RedisServer, make: Make) -> None:
+    async def test_an_older_redis_than_the_kept_batches_is_refused(
+        self, redis_server: RedisServer, make: Make
+    ) -> None:
         """And not everything is in memory yet."""
         subject = make("keep_bytes=10")
         await subject.open()
@@ -374,7 +380,7 @@ class TestARedisThatLostSomething:
             await subject.store.read([1])
         assert redis_server.call("DBSIZE") == b":0\r\n"
 
-    async def test_laid_out_anew_by_another(
+    async def test_a_shard_laid_out_by_another_daemon_fences(
         self, subject: Subject, redis_server: RedisServer, make: Make
     ) -> None:
         await subject.commit(tasks([1]))
@@ -391,7 +397,7 @@ class TestARedisThatLostSomething:
 
 
 class TestLargeBatches:
-    async def test_of_many_bytes(self, subject: Subject) -> None:
+    async def test_large_batches_are_applied(self, subject: Subject) -> None:
         rows = {i: TaskRow(i, 5, "t", bytes(1 << 20)) for i in range(1, 21)}
         await subject.commit(Effects(enqueued=rows, id_mark=20))
         found = await subject.store.read(list(rows))
@@ -402,7 +408,7 @@ class TestLargeBatches:
         await subject.commit(Effects(enqueued={1: row, 2: TaskRow(2, 5, "t", b"")}, id_mark=2))
         assert (await subject.store.read([1]))[1].row == row
 
-    async def test_an_id_assigned_twice_changes_nothing(self, subject: Subject) -> None:
+    async def test_a_duplicate_id_refuses_the_whole_batch(self, subject: Subject) -> None:
         await subject.commit(tasks([21_999], body=b"first"))
         with pytest.raises(StoreBroken, match="id 21999 was assigned twice"):
             await subject.commit(tasks(range(1, 22_000)))
@@ -505,7 +511,9 @@ class TestTheSecondDriver:
         assert await subject.commit(ended([1])) is True
         assert await subject.ids() == [2, 3]
 
-    async def test_replays_to_an_older_one(self, redis_server: RedisServer, make: Make) -> None:
+    async def test_the_second_driver_replays_to_an_older_redis(
+        self, redis_server: RedisServer, make: Make
+    ) -> None:
         subject = make("driver=asyncio-redis")
         await subject.open()
         await subject.commit(tasks([1]))
@@ -553,7 +561,7 @@ class TestReadingBesideCommits:
         assert len(ended_ids) // 10 - rows in (0, 1)
 
 
-async def test_the_proxy_lets_go_of_what_nobody_waits_for_without_a_word(
+async def test_the_proxy_ignores_a_server_gone_while_it_held(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The server has gone while it held: that is what its tests are about, and no fault."""

@@ -61,7 +61,7 @@ async def anew(options: RedisOptions, found: Found | None = None) -> str:
 # --- an empty shard --------------------------------------------------------------------------
 
 
-async def test_what_is_laid_out_opens_as_a_new_shard_does(
+async def test_an_initialised_shard_opens_as_a_new_one(
     options: RedisOptions, server: RedisServer
 ) -> None:
     found = await look(options)
@@ -80,7 +80,7 @@ async def test_what_is_laid_out_opens_as_a_new_shard_does(
     assert await keys_of(server) >= {f"{S}:wheel", f"{S}:task"}
 
 
-async def test_of_two_that_lay_out_the_same_shard_one_gets_an_error(options: RedisOptions) -> None:
+async def test_concurrent_inits_of_a_shard_conflict(options: RedisOptions) -> None:
     found = await look(options)
     await anew(options, found)
     with pytest.raises(StoreUnusable, match="has changed since it was read"):
@@ -90,7 +90,9 @@ async def test_of_two_that_lay_out_the_same_shard_one_gets_an_error(options: Red
 # --- one that holds something ----------------------------------------------------------------
 
 
-async def test_what_is_there_is_counted(options: RedisOptions, server: RedisServer) -> None:
+async def test_a_look_counts_the_rows_of_a_shard(
+    options: RedisOptions, server: RedisServer
+) -> None:
     subject = await filled(server)
     found = await look(options)
     assert found.counts["tasks"] == len(await subject.ids())
@@ -102,7 +104,7 @@ async def test_what_is_there_is_counted(options: RedisOptions, server: RedisServ
     assert "initialized (epoch 1): " in found.state
 
 
-async def test_everything_of_it_goes_and_nothing_else(
+async def test_init_removes_only_the_shards_keys(
     options: RedisOptions, server: RedisServer
 ) -> None:
     subject = await filled(server)
@@ -119,7 +121,7 @@ async def test_everything_of_it_goes_and_nothing_else(
     assert after.epoch == before.epoch + 1
 
 
-async def test_who_used_it_before_is_fenced(options: RedisOptions, server: RedisServer) -> None:
+async def test_init_fences_the_former_owner(options: RedisOptions, server: RedisServer) -> None:
     subject = await filled(server)
     await anew(options)
     with pytest.raises(Fenced):
@@ -128,7 +130,7 @@ async def test_who_used_it_before_is_fenced(options: RedisOptions, server: Redis
     await subject.store.close(clean=True)
 
 
-async def test_who_used_it_before_it_came_back_empty_is_fenced(
+async def test_init_fences_the_former_owner_of_an_emptied_redis(
     options: RedisOptions, server: RedisServer
 ) -> None:
     subject = await filled(server)
@@ -157,7 +159,7 @@ async def test_a_late_script_is_refused(options: RedisOptions, server: RedisServ
 # --- one that no daemon opens ----------------------------------------------------------------
 
 
-async def test_half_written_or_damaged_is_reported_and_can_be_laid_out_anew(
+async def test_a_damaged_shard_is_reported_and_can_be_initialised(
     options: RedisOptions, server: RedisServer
 ) -> None:
     subject = await filled(server)
@@ -174,7 +176,9 @@ async def test_half_written_or_damaged_is_reported_and_can_be_laid_out_anew(
     await store.close(clean=True)
 
 
-async def test_without_its_wheel_it_is_damaged(options: RedisOptions, server: RedisServer) -> None:
+async def test_a_shard_without_its_wheel_is_damaged(
+    options: RedisOptions, server: RedisServer
+) -> None:
     subject = await filled(server)
     await subject.store.close(clean=True)
     server.call("DEL", f"{S}:wheel")
@@ -206,7 +210,7 @@ async def test_a_newer_layout_is_left_alone(options: RedisOptions, server: Redis
 # --- while a daemon leads --------------------------------------------------------------------
 
 
-async def test_nothing_is_done_while_a_daemon_leads(
+async def test_init_refuses_while_a_daemon_leads(
     options: RedisOptions, server: RedisServer
 ) -> None:
     found = await look(options)
@@ -216,9 +220,7 @@ async def test_nothing_is_done_while_a_daemon_leads(
     assert not (await look(options)).exists
 
 
-async def test_a_leader_that_comes_back_while_it_is_looked_for_stops_it(
-    options: RedisOptions, server: RedisServer
-) -> None:
+async def test_init_stops_if_a_leader_returns(options: RedisOptions, server: RedisServer) -> None:
     """A Redis that came back empty has forgotten the lease of a daemon that lives."""
     found = await look(options)
     server.call("CONFIG", "RESETSTAT")
@@ -265,7 +267,7 @@ class TestTheCommand:
         assert "--force" in error
         assert error.count("\n") == 1
 
-    def test_force_shows_what_goes_and_needs_a_yes(
+    def test_init_force_shows_counts_and_needs_a_yes(
         self, server: RedisServer, capsys: Capture
     ) -> None:
         async def fill() -> None:
@@ -286,7 +288,7 @@ class TestTheCommand:
         assert "tasks, " in captured.err
         assert server.call("HLEN", f"{S}:task") == b":0\r\n"
 
-    def test_force_on_an_empty_shard_asks_nothing(self, server: RedisServer) -> None:
+    def test_init_force_on_an_empty_shard_does_not_ask(self, server: RedisServer) -> None:
         assert run(["init", "--store", server.url(), "--force"]) == 0
 
     def test_a_leader_is_named(self, server: RedisServer, capsys: Capture) -> None:
@@ -305,7 +307,7 @@ class TestTheCommand:
         finally:
             server.call("CONFIG", "SET", "appendonly", "yes")
 
-    def test_no_password_is_shown(self, server: RedisServer, capsys: Capture) -> None:
+    def test_init_shows_no_password(self, server: RedisServer, capsys: Capture) -> None:
         url = server.url(user="who:secret@")
         assert run(["init", "--store", url]) == 1
         captured = capsys.readouterr()
@@ -332,6 +334,6 @@ def test_a_sqlite_file_is_made_once(tmp_path: Path, capsys: Capture) -> None:
     assert "is a store with" in capsys.readouterr().err
 
 
-def test_memory_has_nothing_to_lay_out(capsys: Capture) -> None:
+def test_init_refuses_a_memory_store(capsys: Capture) -> None:
     assert run(["init", "--store", "memory:"]) == 2
     assert "memory:" in capsys.readouterr().err

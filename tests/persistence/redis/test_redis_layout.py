@@ -43,7 +43,7 @@ async def cli(shared_redis: RedisServer) -> AsyncIterator[Redis]:
 
 
 class TestRedisCli:
-    async def test_shows_what_is_in_flight_with_second_and_retry(
+    async def test_redis_shows_tasks_in_flight_and_retries(
         self, subject: Subject, cli: Redis
     ) -> None:
         await subject.open()
@@ -161,7 +161,7 @@ class TestHistory:
 
 
 class TestIdIndex:
-    async def test_knows_what_was_added_while_it_was_loaded(self) -> None:
+    async def test_the_id_index_has_ids_added_during_its_load(self) -> None:
         index = IdIndex()
         index.add([1])
         assert index.after(-1, 9) is None

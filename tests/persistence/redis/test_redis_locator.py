@@ -20,7 +20,7 @@ SILENT = None
 
 
 class Told(_Asked):
-    """Those who are asked answer what the test says, in this order."""
+    """Sentinels with scripted answers, in this order."""
 
     def __init__(self, answers: list[Address | str | None], options: RedisOptions) -> None:
         super().__init__(options)
@@ -47,17 +47,17 @@ def told(*answers: Address | str | None, connect_ms: int = 60_000) -> Told:
     "answers",
     [(NEW,), (NEW, NEW, SILENT), (OLD, NEW, NEW), (NEW, "refused", "refused"), (SILENT, NEW, NEW)],
 )
-async def test_more_than_half_need_no_others(answers: tuple[Address | str | None, ...]) -> None:
+async def test_a_majority_of_sentinels_decides(answers: tuple[Address | str | None, ...]) -> None:
     async with asyncio.timeout(20):  # far below what is waited for the silent ones
         assert await told(*answers).named() == NEW
 
 
-async def test_of_what_there_is_in_time_most_count() -> None:
+async def test_the_most_frequent_timely_answer_decides() -> None:
     assert await told(NEW, SILENT, SILENT, connect_ms=20).named() == NEW
     assert await told(OLD, NEW, NEW, SILENT, SILENT, connect_ms=20).named() == NEW
 
 
-async def test_of_two_that_are_named_as_often_the_new_one() -> None:
+async def test_a_tie_is_decided_for_the_newer_master() -> None:
     asked = told(OLD, NEW, "refused")
     asked._last = OLD
     assert await asked.named() == NEW
@@ -65,7 +65,7 @@ async def test_of_two_that_are_named_as_often_the_new_one() -> None:
     assert await asked.named() == OLD, "the one before did not prove to be it"
 
 
-async def test_of_none_the_reasons_are_named() -> None:
+async def test_no_answer_names_all_reasons() -> None:
     asked = told("refused", SILENT, "knows no master", "refused", connect_ms=20)
     with pytest.raises(NotConnected, match="s:0: refused; s:1: no answer; s:2: knows.*and 1 more"):
         await asked.named()
@@ -82,7 +82,7 @@ async def test_of_none_the_reasons_are_named() -> None:
         ("of another kind", None),
     ],
 )
-def test_where_a_slot_went(text: str, expected: Address | None) -> None:
+def test_moved_errors_name_the_new_node(text: str, expected: Address | None) -> None:
     nodes = Nodes(options_from("redis+cluster://here/"))
     nodes._last = Address("here", 7000)
     nodes.is_elsewhere(ServerError("READONLY", "x y:1"))

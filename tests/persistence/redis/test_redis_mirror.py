@@ -68,7 +68,9 @@ class TestFilling:
     async def test_a_new_shard_is_complete(self, subject: Subject) -> None:
         assert _mirror(subject).complete
 
-    async def test_a_stream_that_was_given_up_leaves_it_incomplete(self, subject: Subject) -> None:
+    async def test_an_abandoned_recovery_leaves_the_mirror_incomplete(
+        self, subject: Subject
+    ) -> None:
         await subject.commit(tasks(range(1, 101)))
         await subject.reopen()
         await subject.store.recover_small()
@@ -127,7 +129,7 @@ class TestFilling:
         assert max(found) < NEW
         await _compare(subject, reference)
 
-    async def test_an_absence_meanwhile_is_waited_for_and_what_was_lost_replayed(
+    async def test_an_outage_during_recovery_is_waited_for(
         self, subject: Subject, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         await subject.commit(tasks(range(1, 101)))
@@ -155,7 +157,7 @@ class TestFilling:
         await subject.reopen()
         assert await subject.ids() == [*range(1, 101), 1_000]
 
-    async def test_one_that_is_away_at_the_first_chunk_is_told(
+    async def test_an_outage_at_the_first_chunk_is_reported(
         self, subject: Subject, redis_server: RedisServer
     ) -> None:
         await subject.commit(tasks(range(1, 101)))
@@ -240,7 +242,7 @@ async def _compare(subject: Subject, reference: Subject) -> None:
 
 
 class TestReading:
-    async def test_goes_on_while_redis_stands_still(
+    async def test_reads_continue_while_redis_is_frozen(
         self, subject: Subject, redis_server: RedisServer
     ) -> None:
         await subject.commit(everything())
@@ -254,7 +256,7 @@ class TestReading:
             assert len(await _dead(subject)) == len(everything().dead)
             assert (await subject.small()).records == everything().records
 
-    async def test_sees_nothing_of_a_batch_whose_fate_is_unknown(
+    async def test_reads_do_not_see_batches_with_an_unknown_outcome(
         self, subject: Subject, redis_server: RedisServer
     ) -> None:
         await subject.commit(tasks([1]))
@@ -268,7 +270,7 @@ class TestReading:
         await subject.commit(ended([1]))
         assert await subject.ids() == []
 
-    async def test_a_listing_sees_what_is_made_between_its_pages(self, subject: Subject) -> None:
+    async def test_a_listing_sees_tasks_made_between_its_pages(self, subject: Subject) -> None:
         await subject.commit(tasks(range(1, 11)))
         assert [t.row.id for t in await subject.store.scan(-1, 5, None)] == [1, 2, 3, 4, 5]
         await subject.commit(tasks([11]))
@@ -303,7 +305,7 @@ class TestTheBound:
             await subject.commit(tasks([12], body=b""))
         assert await subject.store.probe_room() is False
 
-    async def test_lets_everything_pass_that_makes_no_task(self, make: Make) -> None:
+    async def test_the_mirrors_limit_accepts_batches_without_tasks(self, make: Make) -> None:
         subject = make(f"resident_bytes_max={_size(tasks(range(10)))}")
         await subject.open()
         await subject.commit(tasks(range(10)))
@@ -364,7 +366,7 @@ class TestTheBound:
         assert await small.commit(tasks([9_000])) is True
 
     @pytest.mark.parametrize("body", [10, 300, 3_000])
-    async def test_what_is_there_at_the_start_is_estimated(self, make: Make, body: int) -> None:
+    async def test_resident_bytes_are_estimated_at_the_start(self, make: Make, body: int) -> None:
         subject = make()
         await subject.open()
         for start in range(0, 6_000, 2_000):
@@ -384,17 +386,17 @@ class TestTheBound:
 
 class TestContainers:
     def test_count_their_bytes(self) -> None:
-        found = TaskRecords()
-        found.add([1, 2], [b"12", b"3"], 3)
-        assert found.bytes_held == 2 * TASK_BYTES + 3
-        found.put([2, 3], [b"4567", b"8"])
-        assert found.bytes_held == 3 * TASK_BYTES + 7
-        assert [found.get(i) for i in range(5)] == [None, b"12", b"4567", b"8", None]
-        assert sorted(found) == [1, 2, 3]
-        found.drop([1, 1, 9])
-        assert len(found) == 2
-        found.drop([2, 3])
-        assert found.bytes_held == 0
+        records = TaskRecords()
+        records.add([1, 2], [b"12", b"3"], 3)
+        assert records.bytes_held == 2 * TASK_BYTES + 3
+        records.put([2, 3], [b"4567", b"8"])
+        assert records.bytes_held == 3 * TASK_BYTES + 7
+        assert [records.get(i) for i in range(5)] == [None, b"12", b"4567", b"8", None]
+        assert sorted(records) == [1, 2, 3]
+        records.drop([1, 1, 9])
+        assert len(records) == 2
+        records.drop([2, 3])
+        assert records.bytes_held == 0
 
     def test_count_their_rows(self) -> None:
         found = GroupRecords()
@@ -406,15 +408,15 @@ class TestContainers:
         found.drop([1, 2])
         assert (len(found), found.bytes_held) == (0, 0)
 
-    def test_no_dictionary_grows_with_the_others(self) -> None:
+    def test_dictionaries_of_the_mirror_grow_separately(self) -> None:
         """So that the event loop never waits for one large one, nor for all at once."""
         for step in (1 << 10, 1 << 15, 1 << 20, 1 << 22, 1 << 30):
-            found = TaskRecords()
+            records = TaskRecords()
             ids = range(1 << 50, (1 << 50) + 100_000 * step, step)
-            found.add(ids, [b""] * len(ids), 0)
-            found.place()
-            sizes = sorted(map(len, found._buckets))
-            assert sum(sizes) == len(found) == 100_000
+            records.add(ids, [b""] * len(ids), 0)
+            records.place()
+            sizes = sorted(map(len, records._buckets))
+            assert sum(sizes) == len(records) == 100_000
             if step >= 1 << 20:
                 assert sizes[-1] < 2_000
                 assert len(set(sizes)) > 15
@@ -450,35 +452,35 @@ class TestContainers:
         assert (len(found), found.bytes_held) == (0, 0)
 
     @pytest.mark.parametrize("ask", ["len", "iter", "get", "put", "drop", "records", "add"])
-    def test_what_was_added_last_is_found_by_all(self, ask: str) -> None:
-        found = TaskRecords()
-        found.add([1, 2], [b"1", b"2"], 2)
+    def test_every_reader_finds_the_last_added_records(self, ask: str) -> None:
+        records = TaskRecords()
+        records.add([1, 2], [b"1", b"2"], 2)
         if ask == "len":
-            assert len(found) == 2
+            assert len(records) == 2
         elif ask == "iter":
-            assert list(found) == [1, 2]
+            assert list(records) == [1, 2]
         elif ask == "get":
-            assert found.get(2) == b"2"
+            assert records.get(2) == b"2"
         elif ask == "put":
-            found.put([2], [b"two"])
-            assert found.bytes_held == 2 * TASK_BYTES + 4
+            records.put([2], [b"two"])
+            assert records.bytes_held == 2 * TASK_BYTES + 4
         elif ask == "drop":
-            found.drop([1, 2])
-            assert (len(found), found.bytes_held) == (0, 0)
+            records.drop([1, 2])
+            assert (len(records), records.bytes_held) == (0, 0)
         elif ask == "records":
-            assert list(found.records()) == [b"1", b"2"]
+            assert list(records.records()) == [b"1", b"2"]
         else:
-            found.add([3], [b"3"], 1)
-            assert sorted(found) == [1, 2, 3]
+            records.add([3], [b"3"], 1)
+            assert sorted(records) == [1, 2, 3]
 
     def test_come_in_batches(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(codec, "ROWS_A_BATCH", 300)
-        found = TaskRecords()
-        found.add(range(1_000), [b"%03d" % i for i in range(1_000)], 3_000)
-        batches = list(codec.in_parts(found.records(), len))
+        records = TaskRecords()
+        records.add(range(1_000), [b"%03d" % i for i in range(1_000)], 3_000)
+        batches = list(codec.in_parts(records.records(), len))
         assert [len(batch) for batch in batches] == [300, 300, 300, 100]
         assert sorted(record for batch in batches for record in batch) == [
             b"%03d" % i for i in range(1_000)
         ]
         monkeypatch.setattr(codec, "BYTES_A_BATCH", 30)
-        assert {len(batch) for batch in codec.in_parts(found.records(), len)} == {10}
+        assert {len(batch) for batch in codec.in_parts(records.records(), len)} == {10}

@@ -58,7 +58,7 @@ class TestAServerThatWouldLoseTasks:
         clean_redis.call("CONFIG", "SET", name, clean_redis.options[name])
 
     @pytest.mark.parametrize("driver", DRIVERS)
-    async def test_is_refused_with_what_to_change(
+    async def test_a_volatile_server_is_refused_naming_the_setting(
         self, volatile: tuple[RedisServer, str], driver: str
     ) -> None:
         server, name = volatile
@@ -96,7 +96,9 @@ class TestWhatAConfirmedTaskSurvives:
         finally:
             clean_redis.call("CONFIG", "SET", "appendfsync", before)
 
-    async def test_is_reported_too_where_it_may_vanish(self, clean_redis: RedisServer) -> None:
+    async def test_durability_of_a_volatile_server_is_reported(
+        self, clean_redis: RedisServer
+    ) -> None:
         clean_redis.call("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
         clean_redis.call("CONFIG", "SET", "appendonly", "no")
         try:
@@ -109,7 +111,9 @@ class TestWhatAConfirmedTaskSurvives:
             clean_redis.call("CONFIG", "SET", "appendonly", "yes")
             clean_redis.call("CONFIG", "SET", "maxmemory-policy", "noeviction")
 
-    async def test_is_not_known_to_a_user_without_config(self, clean_redis: RedisServer) -> None:
+    async def test_durability_is_unknown_without_the_config_right(
+        self, clean_redis: RedisServer
+    ) -> None:
         rules = ("on", ">pw", "~{tw:*", "+@all", "-config")
         clean_redis.call("ACL", "SETUSER", "plain", *rules)
         try:
@@ -123,12 +127,12 @@ class TestWhatAConfirmedTaskSurvives:
 
 class TestAServerThatCannotBeUsed:
     @pytest.mark.parametrize("driver", DRIVERS)
-    async def test_that_is_not_there(self, tmp_path: Path, driver: str) -> None:
+    async def test_an_unreachable_server_is_refused(self, tmp_path: Path, driver: str) -> None:
         server = RedisServer(tmp_path / "never")
         await _refused(_store(server, f"driver={driver}"), f"127.0.0.1:{server.port}")
 
     @pytest.mark.parametrize("driver", DRIVERS)
-    async def test_that_knows_another_password(self, tmp_path: Path, driver: str) -> None:
+    async def test_a_wrong_password_is_refused(self, tmp_path: Path, driver: str) -> None:
         server = RedisServer(tmp_path / "redis", requirepass="secret").start()
         try:
             query = f"driver={driver}"
@@ -147,7 +151,7 @@ class TestAServerThatCannotBeUsed:
         finally:
             server.kill()
 
-    async def test_that_is_a_replica(self, clean_redis: RedisServer) -> None:
+    async def test_a_replica_is_refused(self, clean_redis: RedisServer) -> None:
         election = RedisElection(options_from(clean_redis.url()), 3_000)
         assert not (await election.look()).is_replica
         clean_redis.call("REPLICAOF", "127.0.0.1", "1")
@@ -158,7 +162,7 @@ class TestAServerThatCannotBeUsed:
         finally:
             clean_redis.call("REPLICAOF", "NO", "ONE")
 
-    async def test_that_is_loading_is_waited_for(
+    async def test_a_loading_server_is_waited_for(
         self, redis_server: RedisServer, caplog: pytest.LogCaptureFixture
     ) -> None:
         subject = Subject(_store(redis_server))
@@ -181,7 +185,7 @@ class TestAServerThatCannotBeUsed:
         await subject.store.close(clean=True)
 
     @pytest.mark.parametrize("driver", DRIVERS)
-    async def test_one_that_is_no_redis(
+    async def test_a_server_that_is_not_redis_is_refused(
         self, driver: str, caplog: pytest.LogCaptureFixture
     ) -> None:
         other = await asyncio.get_running_loop().create_server(_Http, "127.0.0.1", 0)
@@ -208,21 +212,25 @@ class TestAShardThatIsNotOurs:
         clean_redis.call("ZADD", f"{S}:store", 1, "x")
         await _refused(_store(clean_redis), "choose another")
 
-    async def test_a_key_of_another_type_beside_our_wheel(self, clean_redis: RedisServer) -> None:
+    async def test_a_foreign_key_next_to_our_wheel_is_refused(
+        self, clean_redis: RedisServer
+    ) -> None:
         store = _store(clean_redis)
         await store.open("me", 0)
         await store.close(clean=True)
         clean_redis.call("SET", f"{S}:dead", "theirs")
         await _refused(store, f"{S}:dead belongs to another program")
 
-    async def test_one_from_before_the_first_release(self, clean_redis: RedisServer) -> None:
+    async def test_a_layout_from_before_the_first_release_is_refused(
+        self, clean_redis: RedisServer
+    ) -> None:
         wheel = ("layout", 1, "epoch", 3, "incarnation", "f", "last", 7)
         clean_redis.call("HSET", f"{S}:wheel", *wheel)
         before = await dump(clean_redis.url(), masked=())
         await _refused(_store(clean_redis), "before the first release.*choose another")
         assert await dump(clean_redis.url(), masked=()) == before
 
-    async def test_a_hash_that_is_no_wheel(self, clean_redis: RedisServer) -> None:
+    async def test_a_hash_that_is_not_a_wheel_is_refused(self, clean_redis: RedisServer) -> None:
         clean_redis.call("HSET", f"{S}:wheel", "spokes", 32)
         await _refused(_store(clean_redis), "wheel belongs to another program")
 
@@ -234,7 +242,7 @@ class TestAShardThatIsNotOurs:
             (("HSET", f"{S}:wheel", "rewriting", "node/7"), "because node/7 was rewriting it"),
         ],
     )
-    async def test_one_that_cannot_be_read(
+    async def test_an_unreadable_layout_is_refused(
         self, clean_redis: RedisServer, command: tuple[str, ...], match: str
     ) -> None:
         store = _store(clean_redis)
@@ -256,7 +264,9 @@ class TestAShardThatIsNotOurs:
 
 
 class TestOpening:
-    async def test_an_empty_one_only_if_it_may_be_made(self, clean_redis: RedisServer) -> None:
+    async def test_an_empty_shard_is_created_only_if_allowed(
+        self, clean_redis: RedisServer
+    ) -> None:
         store = _store(clean_redis)
         with pytest.raises(StoreUnusable, match="is empty, and another daemon may still have"):
             await store.open("standby", 0, may_create=False)
@@ -319,7 +329,7 @@ class TestUrls:
             ("redis://h?prefix=", "must be 1 to 64"),
         ],
     )
-    def test_that_are_wrong_say_why(self, url: str, match: str) -> None:
+    def test_invalid_urls_name_the_reason(self, url: str, match: str) -> None:
         with pytest.raises(StoreUnusable, match=match):
             open_url(url.replace("//", "//user:secret@"))
         with pytest.raises(StoreUnusable) as error:
@@ -338,9 +348,7 @@ class TestUrls:
     @pytest.mark.parametrize(
         ("driver", "missing"), [("redis", "redis"), ("asyncio-redis", "asyncio_redis")]
     )
-    def test_a_driver_that_is_not_installed_says_what_to_install(
-        self, driver: str, missing: str
-    ) -> None:
+    def test_a_missing_driver_names_the_package(self, driver: str, missing: str) -> None:
         code = (
             f"import sys, asyncio; sys.modules[{missing!r}] = None\n"
             "from tickwheel.persistence import open_url\n"

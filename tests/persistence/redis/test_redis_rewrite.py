@@ -104,7 +104,7 @@ class TestEverythingIsThereAgain:
         await pair[1].reopen()
         await _compare(pair)
 
-    async def test_after_it_came_back_older_than_what_is_kept(
+    async def test_a_redis_older_than_the_kept_batches_is_rewritten(
         self, pair: Pair, redis_server: RedisServer
     ) -> None:
         snapshot = redis_server.snapshot()
@@ -125,7 +125,7 @@ class TestEverythingIsThereAgain:
         assert store(pair[0]).rewrites == 2
         await _compare(pair)
 
-    async def test_when_nothing_was_in_it(self, make: Make, redis_server: RedisServer) -> None:
+    async def test_an_empty_store_is_rewritten(self, make: Make, redis_server: RedisServer) -> None:
         subject, reference = make(), Subject(MemoryStore())
         await subject.open()
         await reference.open()
@@ -133,7 +133,7 @@ class TestEverythingIsThereAgain:
         await both((subject, reference), tasks([1]))
         await _compare((subject, reference))
 
-    async def test_with_a_batch_whose_fate_was_unknown(
+    async def test_a_batch_with_an_unknown_outcome_is_rewritten(
         self, pair: Pair, redis_server: RedisServer
     ) -> None:
         subject = pair[0]
@@ -199,7 +199,7 @@ class TestEverythingIsThereAgain:
 
 
 class TestCutShort:
-    async def test_it_begins_again_until_it_is_whole(
+    async def test_a_rewrite_restarts_until_it_is_complete(
         self,
         pair: Pair,
         redis_server: RedisServer,
@@ -226,7 +226,7 @@ class TestCutShort:
         await _compare(pair)
 
     @pytest.mark.parametrize("empty", [True, False])
-    async def test_by_another_loss(
+    async def test_a_rewrite_restarts_after_another_loss(
         self, pair: Pair, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch, empty: bool
     ) -> None:
         """Redis comes back empty, or as it was before, in the middle."""
@@ -242,7 +242,7 @@ class TestCutShort:
         assert store(pair[0]).rewrites == 1
         await _compare(pair)
 
-    async def test_by_the_end_of_the_daemon_it_is_nobodys_store(
+    async def test_an_unfinished_rewrite_makes_the_store_unusable(
         self,
         pair: Pair,
         redis_server: RedisServer,
@@ -265,7 +265,7 @@ class TestCutShort:
         with pytest.raises(StoreUnusable, match=f"incomplete, because {OWNER} was rewriting it"):
             await make().open("other")
 
-    async def test_by_somebody_who_removed_the_number_of_the_last_batch(
+    async def test_a_removed_batch_number_is_recovered(
         self, pair: Pair, redis_server: RedisServer
     ) -> None:
         redis_server.call("HDEL", f"{S}:wheel", "last")
@@ -274,9 +274,7 @@ class TestCutShort:
         assert store(pair[0]).rewrites + store(pair[0]).replays == 1
         await _compare(pair)
 
-    async def test_by_no_memory_it_waits_for_some(
-        self, pair: Pair, redis_server: RedisServer
-    ) -> None:
+    async def test_a_rewrite_waits_for_memory(self, pair: Pair, redis_server: RedisServer) -> None:
         redis_server.call("FLUSHALL")
         redis_server.call("CONFIG", "SET", "maxmemory", "1")
         with pytest.raises(CommitRefused):
@@ -308,7 +306,7 @@ def _at_batch(
 
 
 class TestWhatIsLate:
-    async def test_a_beginning_that_comes_late_removes_nothing(
+    async def test_a_late_begin_of_a_rewrite_has_no_effect(
         self, pair: Pair, redis_server: RedisServer
     ) -> None:
         subject = pair[0]
@@ -322,7 +320,7 @@ class TestWhatIsLate:
         writer._sender.link = now
         await _compare(pair)
 
-    async def test_an_end_counts_what_is_there(
+    async def test_the_end_of_a_rewrite_counts_the_rows(
         self,
         pair: Pair,
         redis_server: RedisServer,
@@ -345,7 +343,7 @@ class TestWhatIsLate:
         assert store(pair[0]).rewrites == 1
         await _compare(pair)
 
-    async def test_a_script_from_before_changes_nothing(
+    async def test_a_script_from_before_the_loss_has_no_effect(
         self, pair: Pair, redis_server: RedisServer
     ) -> None:
         """Claims count on over an emptied Redis: an old number fits nothing."""
@@ -391,7 +389,7 @@ class TestWhoMayNot:
         with pytest.raises(StoreBehind):
             await taken(subject, tasks([10_001]))
 
-    async def test_whose_shard_another_laid_out_meanwhile(
+    async def test_a_shard_laid_out_by_another_is_not_rewritten(
         self,
         pair: Pair,
         redis_server: RedisServer,
@@ -454,7 +452,7 @@ class TestWhoMayNot:
         await again.open("again")
         assert await content(again) == await content(reference)
 
-    async def test_what_nobody_expects_ends_the_daemon(
+    async def test_an_unexpected_error_ends_the_daemon(
         self, pair: Pair, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         async def fail(*_: Any) -> None:
@@ -527,7 +525,7 @@ class TestQuiet:
         assert await subject.ids() == [2]
         assert len(caplog.records) == 1
 
-    async def test_writing_anew_while_it_is_away_does_not_spin(
+    async def test_a_rewrite_without_a_server_does_not_spin(
         self,
         pair: Pair,
         redis_server: RedisServer,
@@ -564,7 +562,7 @@ class TestQuiet:
 
 
 @pytest.mark.parametrize("comes_back", ["as it was", "empty"])
-async def test_what_landed_and_was_not_replicated_keeps_its_number(
+async def test_an_unreplicated_batch_keeps_its_number(
     make: Make, redis_server: RedisServer, comes_back: str
 ) -> None:
     """It is in memory: were it refused, other changes would come under its number, and be taken for

@@ -60,7 +60,7 @@ def test_every_command_of_a_script_is_tried() -> None:
     assert {name.lower() for name in outside} <= allowed
 
 
-async def test_those_of_nodes_suffice_for_their_list_of_each_other(server: RedisServer) -> None:
+async def test_the_documented_node_rights_suffice(server: RedisServer) -> None:
     (more,) = re.findall(
         r"`(~\{tw:default:nodes\}:\*[^`]*)`", (ROOT / "docs/operations.md").read_text()
     )
@@ -79,7 +79,7 @@ async def test_those_of_nodes_suffice_for_their_list_of_each_other(server: Redis
 
 
 @pytest.mark.parametrize("driver", ["redis", "asyncio-redis"])
-async def test_the_documented_ones_suffice(
+async def test_the_documented_rights_suffice(
     server: RedisServer, driver: str, tmp_path: Path
 ) -> None:
     server.call("ACL", "LOG", "RESET")
@@ -109,16 +109,14 @@ async def test_the_documented_ones_suffice(
 
 
 @pytest.mark.parametrize("command", opening.COMMANDS)
-async def test_one_that_is_missing_is_named_and_nothing_written(
-    server: RedisServer, command: str
-) -> None:
+async def test_a_missing_right_is_named_before_writing(server: RedisServer, command: str) -> None:
     allow(server, command)
     with pytest.raises(StoreUnusable, match=f"(?i)tickwheel.*{command}|{command}.*command"):
         await RedisStore(options(server)).open(OWNER, 0)
     assert server.call("KEYS", "*") == b"*0\r\n"
 
 
-async def test_all_that_are_missing_are_named_with_what_to_do(server: RedisServer) -> None:
+async def test_all_missing_rights_are_named_with_the_acl_command(server: RedisServer) -> None:
     allow(server, "zadd", "hset", "memory|usage", "wait")
     message = (
         "user 'tickwheel' has no right to run hset, zadd; ACL SETUSER tickwheel \\+hset \\+zadd"
@@ -134,9 +132,7 @@ async def test_all_that_are_missing_are_named_with_what_to_do(server: RedisServe
 
 
 @pytest.mark.parametrize("command", ["eval", "evalsha", *opening.COMMANDS])
-async def test_one_that_was_renamed_is_named_before_anything_is_written(
-    tmp_path: Path, command: str
-) -> None:
+async def test_a_renamed_command_is_named_before_writing(tmp_path: Path, command: str) -> None:
     server = RedisServer(tmp_path / "renamed", rename_command=f"{command} hidden").start()
     try:
         with pytest.raises(StoreUnusable, match=f"(?i)command '?{command}\\b"):
@@ -147,9 +143,7 @@ async def test_one_that_was_renamed_is_named_before_anything_is_written(
 
 
 @pytest.mark.parametrize("command", ["evalsha", "time", "hgetall", "del"])
-async def test_a_node_names_one_that_was_renamed_and_does_not_wait_for_it(
-    tmp_path: Path, command: str
-) -> None:
+async def test_a_node_names_a_renamed_command(tmp_path: Path, command: str) -> None:
     server = RedisServer(tmp_path / "renamed", rename_command=f"{command} hidden").start()
     nodes = RedisNodes(options_from(server.url()), 2)
     me = NodeRecord("a", "run", "tcp://here:1", "0.1.0", 1.0, 0, 3_000, claims=(CLAIM,))
@@ -161,7 +155,7 @@ async def test_a_node_names_one_that_was_renamed_and_does_not_wait_for_it(
         server.kill()
 
 
-async def test_a_node_that_was_well_waits_for_a_right_that_was_taken_away(
+async def test_a_node_waits_for_a_revoked_right(
     server: RedisServer,
 ) -> None:
     server.call("ACL", "SETUSER", "tickwheel", "~{tw:default:nodes}:*", "+@all")
@@ -177,7 +171,7 @@ async def test_a_node_that_was_well_waits_for_a_right_that_was_taken_away(
     await nodes.close()
 
 
-async def test_one_that_is_forbidden_later_is_named(server: RedisServer) -> None:
+async def test_a_right_revoked_later_is_named(server: RedisServer) -> None:
     election = RedisElection(options(server), 3_000)
     await election.prepare()
     me = Leader(OWNER, "tcp://here:1", 0, 0)
@@ -198,7 +192,7 @@ async def test_keys_of_another_shard_are_not_enough(server: RedisServer) -> None
         await RedisStore(options(server, "shard=1")).open(OWNER, 0)
 
 
-async def test_a_full_server_is_no_missing_right(server: RedisServer) -> None:
+async def test_a_full_server_is_not_reported_as_a_missing_right(server: RedisServer) -> None:
     server.call("CONFIG", "SET", "maxmemory", "1")
     election = RedisElection(options(server), 3_000)
     await election.prepare()

@@ -79,7 +79,7 @@ async def test_the_master_is_found_and_written_to(group: SentinelGroup, make: Ma
 @pytest.mark.parametrize(
     ("how", "wait_replicas"), [("kill", 0), ("kill", 1), ("freeze", 1), ("switch", 0)]
 )
-async def test_a_failover_is_followed_and_nothing_is_lost(
+async def test_a_failover_loses_no_batch(
     group: SentinelGroup, make: Make, how: str, wait_replicas: int
 ) -> None:
     subject = make(f"wait_replicas={wait_replicas}")
@@ -107,7 +107,7 @@ async def test_a_failover_is_followed_and_nothing_is_lost(
 
 
 @pytest.mark.parametrize("mirror", ["yes", "no"])
-async def test_what_the_promoted_one_lacks_is_replayed(
+async def test_batches_missing_in_the_promoted_master_are_replayed(
     group: SentinelGroup, make: Make, mirror: str
 ) -> None:
     """Confirmed without ``wait_replicas``, and not replicated when the master died."""
@@ -169,7 +169,7 @@ async def test_a_master_that_was_cut_off_is_doubted(group: SentinelGroup, make: 
     assert ask(group.master, "ZCARD", "{tw:default:0}:store") == 30
 
 
-async def test_the_lease_moves_too(group: SentinelGroup, elect: RedisElection) -> None:
+async def test_the_lease_follows_a_failover(group: SentinelGroup, elect: RedisElection) -> None:
     me = Leader(OWNER, "tcp://here:1", 0, 0)
     await elect.prepare()
     assert await elect.acquire(me)
@@ -187,7 +187,7 @@ async def test_the_lease_moves_too(group: SentinelGroup, elect: RedisElection) -
     assert (at != elect.at) and elect.at == address(now)
 
 
-async def test_nobody_leads_at_once_behind_one_that_was_promoted(
+async def test_a_promoted_replica_delays_the_next_leader(
     group: SentinelGroup, make: Make, elect: RedisElection
 ) -> None:
     """Its last owner may live, and have what was not replicated: it gets the time of a lease."""
@@ -200,7 +200,7 @@ async def test_nobody_leads_at_once_behind_one_that_was_promoted(
     assert (seen.leader, seen.clean, seen.up_s, seen.leased_here) == (None, False, 0, False)
 
 
-async def test_whoever_leads_behind_one_that_was_promoted_notes_that_it_does(
+async def test_a_leader_marks_a_promoted_replica(
     group: SentinelGroup, make: Make, elect: RedisElection
 ) -> None:
     """So that the next one need not wait for anybody else."""
@@ -236,7 +236,9 @@ async def test_silent_and_dead_sentinels_are_done_without(group: SentinelGroup, 
     await subject.store.close(clean=True)
 
 
-async def test_what_is_wrong_is_said(group: SentinelGroup, shared_redis: RedisServer) -> None:
+async def test_invalid_sentinel_setups_are_refused(
+    group: SentinelGroup, shared_redis: RedisServer
+) -> None:
     wrong = group.url().replace(NAME, "other")
     await refused(wrong, "it does not know the master 'other' .master=.", StoreUnreachable)
     plain = f"redis+sentinel://127.0.0.1:{shared_redis.port}/0?master={NAME}"
@@ -250,8 +252,8 @@ async def test_sentinels_have_users_of_their_own(
 ) -> None:
     file = tmp_path / "password"
     file.write_text("of the sentinels\n")
-    for one in group.sentinels:
-        one.ask("ACL", "SETUSER", "watcher", "on", ">of the sentinels", "nocommands",
+    for sentinel in group.sentinels:
+        sentinel.ask("ACL", "SETUSER", "watcher", "on", ">of the sentinels", "nocommands",
                 "+sentinel|get-master-addr-by-name", "+client|setname")  # fmt: skip
     ask(group.master, "ACL", "SETUSER", "wheel", "on", ">of the store", "allkeys", "+@all")
     url = group.url(f"driver={driver}&sentinel_user=watcher&", "wheel:of%20the%20store@")
@@ -269,7 +271,7 @@ class TestUrls:
             "rediss+sentinel://user:p%40ss@[::1]:7000,b,c:7002/3?master=m&sentinel_user=s"
             "&sentinel_password_file=/f&wait_replicas=1"
         )
-        assert [str(one) for one in options.seeds] == ["[::1]:7000", "b:26379", "c:7002"]
+        assert [str(seed) for seed in options.seeds] == ["[::1]:7000", "b:26379", "c:7002"]
         assert (options.username, options.password, options.db) == ("user", "p@ss", 3)
         assert (options.master, options.sentinel_user, options.tls) == ("m", "s", True)
         assert options.name == "rediss+sentinel://[::1]:7000,b:26379,c:7002/3?master=m"
@@ -290,7 +292,7 @@ class TestUrls:
             ("redis+sentinels://h/0", "unknown kind"),
         ],
     )
-    def test_that_are_wrong_say_why(self, url: str, match: str) -> None:
+    def test_invalid_urls_name_the_reason(self, url: str, match: str) -> None:
         with pytest.raises(StoreUnusable, match=match) as error:
             open_url(url.replace("//", "//user:secret@"))
         assert "secret" not in str(error.value)

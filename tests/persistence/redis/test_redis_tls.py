@@ -22,7 +22,7 @@ from tickwheel.persistence.redis import RedisStore, options_from
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of 127.0.0.1, by itself; its key is beside it."""
+    """A self-signed certificate of 127.0.0.1; its key is in the same folder."""
     path = tmp_path_factory.mktemp("tls") / "certificate.pem"
     key = path.with_name("key.pem")
     command = f"openssl req -x509 -newkey rsa:2048 -nodes -keyout {key} -out {path} -days 2"
@@ -86,8 +86,8 @@ async def _refused(url: str, match: str) -> None:
         await RedisStore(options_from(url)).open(OWNER, 0)
 
 
-async def test_what_is_wrong_is_said(secured: str, certificate: Path) -> None:
-    # The relay's side of a handshake that fails is none of the store's.
+async def test_tls_errors_name_the_reason(secured: str, certificate: Path) -> None:
+    # The relay's failed handshake is not the store's error.
     asyncio.get_running_loop().set_exception_handler(lambda *_: None)
     await _refused(secured, "CERTIFICATE_VERIFY_FAILED")
     gone = certificate.with_name("gone.pem")

@@ -51,7 +51,7 @@ async def _compare(pair: tuple[Subject, Subject]) -> None:
 
 
 class TestNothingIsKept:
-    async def test_neither_of_batches_nor_of_what_a_start_finds(
+    async def test_neither_batches_nor_recovered_rows_are_kept(
         self, pair: tuple[Subject, Subject]
     ) -> None:
         subject = pair[0]
@@ -68,7 +68,7 @@ class TestNothingIsKept:
             ids = [sorted(i for some in found for i in some.ids) for found in handles]
             assert ids[0] == ids[1] != []
 
-    async def test_a_start_reads_due_times_topics_and_keys_and_no_large_bodies(
+    async def test_a_start_reads_no_large_bodies(
         self, make: Make, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         subject, large = make("mirror=no"), BODY * (WHOLE_BYTES // len(BODY) + 1)
@@ -97,7 +97,7 @@ class TestNothingIsKept:
         records = [record for lists, _ in replies for some in lists for record in some]
         assert [BODY in record for record in records] == [i % 2 == 1 for i in rows]
 
-    async def test_a_start_reads_whatever_follows_each_other(self, make: Make) -> None:
+    async def test_a_start_reads_rows_of_all_kinds_in_sequence(self, make: Make) -> None:
         """Runs of a topic, names and bodies of all lengths, small numbers, options of all kinds."""
         subject = make("mirror=no")
         await subject.open()
@@ -125,7 +125,7 @@ class TestNothingIsKept:
         with_key = {row.id for row in rows.values() if row.options == keyed}
         assert (await subject.keys()).keys() == with_key
 
-    async def test_many_rows_are_one_round_trip(
+    async def test_many_rows_are_read_in_one_round_trip(
         self, pair: tuple[Subject, Subject], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         subject, ids = pair[0], list(range(1_000, 1_500))
@@ -141,7 +141,7 @@ class TestNothingIsKept:
         found, rest = await subject.store.read_some([*ids, *range(5_000, 5_500)], 1 << 20)
         assert (sorted(found), list(rest), count) == (ids, [], 1)
 
-    async def test_commits_go_on_while_a_listing_reads_all_ids(
+    async def test_commits_continue_while_a_listing_reads_all_ids(
         self, pair: tuple[Subject, Subject], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         subject = pair[0]
@@ -177,7 +177,7 @@ class TestCameBackOlder:
         await pair[1].reopen()
         await _compare(pair)
 
-    async def test_also_when_the_end_of_its_log_is_gone(
+    async def test_kept_batches_are_replayed_after_a_truncated_log(
         self, pair: tuple[Subject, Subject], redis_server: RedisServer
     ) -> None:
         log = redis_server.log_tail()
@@ -194,7 +194,7 @@ class TestCameBackOlder:
     async def test_twice_in_a_row(
         self, make: Make, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """What was sent again is as new as if it had just been confirmed."""
+        """Replayed batches are kept as long as newly confirmed ones."""
         subject = make("mirror=no&keep_ms=60000")
         await subject.open()
         await subject.commit(tasks([1]))
@@ -240,7 +240,7 @@ async def _verified(subject: Subject) -> bool:
     return True
 
 
-def test_records_apart_are_what_they_were() -> None:
+def test_split_records_are_unchanged() -> None:
     records = [b"a" * size for size in (0, 1, 70_000, 3)] + [b"last"]
     assert list(Apart(records, sum(map(len, records)))) == records
 
@@ -278,7 +278,9 @@ class TestCameBackWithoutMore:
 
     @pytest.mark.parametrize("lost", ["older", "empty"], indirect=True)
     @pytest.mark.parametrize("noticed_by", ["commit", "read", "verify", "scan"])
-    async def test_stops_for_good_and_says_what_to_do(self, lost: Subject, noticed_by: str) -> None:
+    async def test_an_unrecoverable_redis_stops_the_store_with_advice(
+        self, lost: Subject, noticed_by: str
+    ) -> None:
         async def notice() -> object:
             if noticed_by == "commit":
                 return await taken(lost, tasks([1_002]))
@@ -298,7 +300,7 @@ class TestCameBackWithoutMore:
         assert (store(lost).replays, store(lost).rewrites) == (0, 0)
 
     @pytest.mark.parametrize("lost", ["older", "empty"], indirect=True)
-    async def test_nobody_goes_on_with_what_is_left(
+    async def test_no_daemon_uses_an_incomplete_redis(
         self, lost: Subject, make: Make, redis_server: RedisServer
     ) -> None:
         with pytest.raises(StoreForgot):
@@ -323,7 +325,7 @@ class TestCameBackWithoutMore:
         assert (await fresh.open()).last_batch == 0
 
     @pytest.mark.parametrize("lost", ["older"], indirect=True)
-    async def test_one_that_was_laid_out_anew_meanwhile_is_left_alone(
+    async def test_a_newly_initialised_shard_is_left_alone(
         self, lost: Subject, make: Make, redis_server: RedisServer
     ) -> None:
         options = options_from(redis_server.url(QUICK))
@@ -345,7 +347,7 @@ class TestTheUrl:
         assert options_from(f"{scheme}://h/?wait_ms=5{more}").mirror, "the default"
 
     @pytest.mark.parametrize("value", ["", "1", "No", "maybe"])
-    def test_says_what_a_value_may_be(self, value: str) -> None:
+    def test_the_mirror_option_names_its_values(self, value: str) -> None:
         with pytest.raises(StoreUnusable, match=f"mirror={value!r} is not one of yes, no"):
             options_from(f"redis://h?mirror={value}")
 
@@ -353,7 +355,7 @@ class TestTheUrl:
         ("appendfsync", "survives"),
         [("everysec", "sends those of the last 10 s again"), ("always", "a confirmed task")],
     )
-    async def test_decides_what_is_promised(
+    async def test_the_mirror_option_decides_the_durability(
         self, make: Make, redis_server: RedisServer, appendfsync: str, survives: str
     ) -> None:
         redis_server.call("CONFIG", "SET", "appendfsync", appendfsync)

@@ -90,7 +90,7 @@ def test_a_damaged_pack_is_reported() -> None:
     st.lists(st.integers(PACK_TASKS_MIN, 130), min_size=1, max_size=5),
     st.lists(st.lists(st.integers(0, 700), max_size=80), max_size=8),
 )
-def test_the_index_says_what_is_left(sizes: list[int], batches: list[list[int]]) -> None:
+def test_the_pack_index_tracks_remaining_rows(sizes: list[int], batches: list[list[int]]) -> None:
     index = PackIndex()
     left: dict[int, set[int]] = {}
     first = FIRST
@@ -134,7 +134,7 @@ def test_a_pack_that_stays_sparse_is_named_at_the_second_look() -> None:
     assert index.leaving(ids).loose == ids
 
 
-def test_packs_of_another_shard_may_begin_right_behind() -> None:
+def test_packs_of_two_shards_can_be_adjacent() -> None:
     """The setting ``shard`` may change between two starts on one database."""
     index = PackIndex()
     one = split(rows(PACK_TASKS_MIN, first=FIRST + 1))[0]

@@ -39,7 +39,7 @@ def made(folder: Path, **options: float) -> Subject:
     return Subject(SqliteStore(str(folder / "store.db"), SqliteOptions(**wanted)))  # type: ignore[arg-type]  # a test's numbers
 
 
-async def test_refused_above_the_limit_and_taken_again_clearly_below(
+async def test_tasks_are_refused_over_disk_refuse_until_clearly_below(
     tmp_path: Path, use: Use
 ) -> None:
     subject = made(tmp_path)
@@ -65,7 +65,7 @@ async def test_refused_above_the_limit_and_taken_again_clearly_below(
     await subject.store.close(clean=True)
 
 
-async def test_half_tasks_are_refused_as_tasks_are_and_decisions_are_taken(
+async def test_a_full_disk_refuses_prepared_tasks_but_accepts_decisions(
     tmp_path: Path, use: Use
 ) -> None:
     subject = made(tmp_path)
@@ -80,9 +80,7 @@ async def test_half_tasks_are_refused_as_tasks_are_and_decisions_are_taken(
     await subject.store.close(clean=True)
 
 
-async def test_opened_above_the_limit_it_says_why_there_is_no_room(
-    tmp_path: Path, use: Use
-) -> None:
+async def test_a_store_opened_over_the_limit_names_the_reason(tmp_path: Path, use: Use) -> None:
     use.used = 0.905
     subject = made(tmp_path)
     opened = await subject.open()
@@ -96,7 +94,7 @@ async def test_opened_above_the_limit_it_says_why_there_is_no_room(
     await subject.store.close(clean=True)
 
 
-async def test_one_switches_it_off(tmp_path: Path, use: Use) -> None:
+async def test_disk_refuse_1_disables_the_check(tmp_path: Path, use: Use) -> None:
     use.used = 1.0
     subject = made(tmp_path, disk_refuse=1.0)
     assert (await subject.open()).has_room
@@ -104,9 +102,7 @@ async def test_one_switches_it_off(tmp_path: Path, use: Use) -> None:
     await subject.store.close(clean=True)
 
 
-async def test_free_pages_of_the_database_are_room_whatever_others_use(
-    tmp_path: Path, use: Use
-) -> None:
+async def test_free_pages_of_the_database_count_as_room(tmp_path: Path, use: Use) -> None:
     subject = made(tmp_path)
     await subject.open()
     await subject.commit(tasks(range(1, 1_000), body=b"b" * 400))
@@ -134,12 +130,12 @@ async def test_the_reserve_is_kept(tmp_path: Path, use: Use) -> None:
     await subject.store.close(clean=True)
 
 
-def test_it_is_no_part_of_a_url() -> None:
+def test_disk_refuse_is_not_a_url_option() -> None:
     with pytest.raises(StoreUnusable, match="unknown setting 'disk_refuse'"):
         options_from("sqlite:///x.db?disk_refuse=1", [("disk_refuse", 1)])
 
 
-def test_the_use_is_what_df_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_disk_use_equals_that_of_df(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     class Usage:
         f_frsize, f_blocks, f_bfree, f_bavail = 4096, 1000, 300, 100
 

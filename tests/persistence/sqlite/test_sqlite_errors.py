@@ -145,7 +145,7 @@ async def test_a_failed_checkpoint_keeps_its_batch_and_stops_the_next(tmp_path: 
         Effects(ended={2**63: 1}),  # type: ignore[dict-item]  # a bug
     ],
 )
-async def test_bugs_of_the_caller_are_loud_and_leave_nothing(
+async def test_an_invalid_batch_breaks_the_store_without_effects(
     tmp_path: Path, effects: Effects
 ) -> None:
     subject = await _opened(tmp_path / "store.db")
@@ -158,7 +158,7 @@ async def test_bugs_of_the_caller_are_loud_and_leave_nothing(
     await subject.store.close(clean=True)
 
 
-async def test_another_writer_refuses_a_batch_and_no_more(tmp_path: Path) -> None:
+async def test_another_writer_refuses_only_a_batch(tmp_path: Path) -> None:
     subject = await _opened(tmp_path / "store.db", SqliteOptions(busy_ms=50))
     shell = sqlite3.connect(tmp_path / "store.db", isolation_level=None)
     shell.execute("BEGIN IMMEDIATE")
@@ -171,7 +171,7 @@ async def test_another_writer_refuses_a_batch_and_no_more(tmp_path: Path) -> Non
     await subject.store.close(clean=True)
 
 
-async def test_listings_need_no_connection_of_their_own(
+async def test_listings_work_without_another_connection(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And what cannot have one says so, without taking the store for broken."""
@@ -195,7 +195,7 @@ async def test_listings_need_no_connection_of_their_own(
     await store.close(clean=True)
 
 
-async def test_without_readers_it_does_not_open_and_lets_go_of_everything(
+async def test_a_store_without_readers_does_not_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = SqliteStore(str(tmp_path / "store.db"))
@@ -236,7 +236,7 @@ async def test_a_cancelled_commit_is_found_applied(tmp_path: Path) -> None:
     await subject.store.close(clean=True)
 
 
-async def test_a_backup_is_given_up_when_the_store_closes(tmp_path: Path) -> None:
+async def test_a_backup_ends_when_the_store_closes(tmp_path: Path) -> None:
     subject = await _opened(tmp_path / "store.db")
     await subject.commit(tasks(range(10, 5_000), body=b"x" * 200))
     source = connect_reader(str(tmp_path / "store.db"), 1 << 16, 1_000)

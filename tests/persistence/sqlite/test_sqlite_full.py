@@ -135,7 +135,7 @@ class TestOnASmallDisk:
         assert await subject.commit(tasks(range(5_000, 6_000), body=BODY)) is True
         await subject.store.close(clean=True)
 
-    async def test_the_reserve_is_given_up_for_batches_without_tasks(self, disk: Path) -> None:
+    async def test_the_reserve_is_used_for_batches_without_tasks(self, disk: Path) -> None:
         subject = Subject(SqliteStore(str(disk / "store.db")))
         await subject.open()
         reserve = disk / "store.db.reserve"
@@ -207,7 +207,7 @@ class TestWithAPageLimit:
         assert await subject.commit(tasks([5_000])) is True
         await subject.store.close(clean=True)
 
-    async def test_a_repeated_batch_is_known_without_room(self, tmp_path: Path) -> None:
+    async def test_a_repeated_batch_is_recognised_on_a_full_disk(self, tmp_path: Path) -> None:
         subject = Subject(SqliteStore(str(tmp_path / "store.db")))
         opened = await subject.open()
         await subject.commit(tasks([1]))
@@ -218,7 +218,7 @@ class TestWithAPageLimit:
         assert again is False
         await subject.store.close(clean=True)
 
-    async def test_a_batch_without_tasks_is_refused_when_nothing_helps(
+    async def test_a_batch_without_tasks_is_refused_only_as_a_last_resort(
         self, tmp_path: Path
     ) -> None:
         subject = Subject(SqliteStore(str(tmp_path / "store.db"), SqliteOptions()))

@@ -40,7 +40,7 @@ async def test_is_bounded_under_constant_load_with_readers(tmp_path: Path) -> No
     await subject.store.close(clean=True)
 
 
-async def test_a_long_reader_delays_it_and_no_more(tmp_path: Path) -> None:
+async def test_a_long_reader_only_delays_the_checkpoint(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
     subject = Subject(SqliteStore(str(path), SMALL))
     await subject.open()

@@ -80,7 +80,7 @@ class TestLock:
         assert (await store.open("me", 0)).created
         await store.close(clean=True)
 
-    async def test_is_one_for_all_names_of_a_file(self, path: Path) -> None:
+    async def test_a_lock_covers_all_names_of_a_file(self, path: Path) -> None:
         store = SqliteStore(str(path))
         await store.open("me", 0)
         link = path.with_name("link.db")
@@ -97,7 +97,7 @@ class TestLock:
         assert await subject.commit(tasks([1])) is True
         await subject.store.close(clean=True)
 
-    async def test_holds_the_file_itself_whatever_its_name(self, path: Path) -> None:
+    async def test_a_moved_file_stays_locked(self, path: Path) -> None:
         subject = Subject(SqliteStore(str(path)))
         await subject.open()
         other = path.with_name("moved.db")
@@ -119,7 +119,7 @@ class TestLock:
 
     @pytest.mark.parametrize("door", ["open", "check", "reshard"])
     async def test_a_file_with_two_names_is_refused(self, path: Path, door: str) -> None:
-        """Its log, with what was confirmed last, lies beside one of them."""
+        """Its log, with the last confirmed batches, lies next to one of the names."""
         store = SqliteStore(str(path))
         await store.open("me", 0)
         await store.close(clean=True)
@@ -186,7 +186,7 @@ class TestLock:
 
 
 class TestFile:
-    async def test_of_a_newer_layout_is_refused(self, path: Path) -> None:
+    async def test_a_newer_layout_is_refused(self, path: Path) -> None:
         store = SqliteStore(str(path))
         await store.open("me", 0)
         await store.close(clean=True)
@@ -196,7 +196,7 @@ class TestFile:
             await store.open("me", 0)
         assert path.read_bytes() == before
 
-    async def test_from_before_the_first_release_is_refused(self, path: Path) -> None:
+    async def test_a_file_from_before_the_first_release_is_refused(self, path: Path) -> None:
         _sql(path, "CREATE TABLE task(id INTEGER PRIMARY KEY)", "PRAGMA user_version = 1",
              f"PRAGMA application_id = {0x5457_4845}")  # fmt: skip
         before = path.read_bytes()
@@ -204,7 +204,7 @@ class TestFile:
             await SqliteStore(str(path)).open("me", 0)
         assert path.read_bytes() == before
 
-    async def test_of_another_program_is_refused_and_untouched(self, path: Path) -> None:
+    async def test_a_file_of_another_program_is_refused_unchanged(self, path: Path) -> None:
         _sql(path, "CREATE TABLE theirs(a)", "INSERT INTO theirs VALUES (1)")
         before = path.read_bytes()
         with pytest.raises(StoreUnusable, match="another program"):
@@ -212,7 +212,7 @@ class TestFile:
         assert path.read_bytes() == before
 
     @pytest.mark.parametrize("content", [b"x", b"not a database\n" * 400, bytes(8_192)])
-    async def test_that_is_no_database_is_refused_and_untouched(
+    async def test_a_file_that_is_not_a_database_is_refused_unchanged(
         self, path: Path, content: bytes
     ) -> None:
         path.write_bytes(content)
@@ -220,13 +220,13 @@ class TestFile:
             await SqliteStore(str(path)).open("me", 0)
         assert path.read_bytes() == content
 
-    async def test_that_is_empty_is_laid_out(self, path: Path) -> None:
+    async def test_an_empty_file_is_initialised(self, path: Path) -> None:
         path.touch()
         store = SqliteStore(str(path))
         assert (await store.open("me", 0)).created
         await store.close(clean=True)
 
-    async def test_whose_creation_was_cut_short_is_laid_out(self, path: Path) -> None:
+    async def test_a_file_without_tables_is_initialised(self, path: Path) -> None:
         """A crash between the first page and the tables."""
         _sql(path, "PRAGMA journal_mode = WAL")
         assert path.stat().st_size > 0
@@ -242,15 +242,15 @@ class TestFile:
         with pytest.raises(StoreUnusable, match="lacks epoch"):
             await store.open("me", 0)
 
-    async def test_in_a_folder_that_is_not_there(self, tmp_path: Path) -> None:
+    async def test_a_file_in_a_missing_folder_is_refused(self, tmp_path: Path) -> None:
         with pytest.raises(StoreUnusable, match="No such file"):
             await SqliteStore(str(tmp_path / "no" / "store.db")).open("me", 0)
 
-    async def test_that_is_a_folder(self, tmp_path: Path) -> None:
+    async def test_a_folder_is_refused(self, tmp_path: Path) -> None:
         with pytest.raises(StoreUnusable):
             await SqliteStore(str(tmp_path)).open("me", 0)
 
-    async def test_is_known_by_its_header(self, path: Path) -> None:
+    async def test_a_store_has_its_application_id(self, path: Path) -> None:
         store = SqliteStore(str(path))
         await store.open("me", 0)
         await store.close(clean=True)
@@ -285,7 +285,7 @@ class TestLettingGo:
         await store.close(clean=True)
         assert not path.exists()
 
-    async def test_close_leaves_one_whole_file(self, path: Path) -> None:
+    async def test_close_leaves_a_single_file(self, path: Path) -> None:
         subject = Subject(SqliteStore(str(path)))
         await subject.open()
         await subject.commit(tasks(range(1, 100)))
@@ -294,7 +294,7 @@ class TestLettingGo:
         said = path.with_name("store.db.lock").read_text()
         assert said == f"store {subject.opened.incarnation}\n"
 
-    async def test_fifty_times(self, path: Path) -> None:
+    async def test_a_store_opens_and_closes_fifty_times(self, path: Path) -> None:
         subject = Subject(SqliteStore(str(path)))
         for i in range(1, 51):
             assert (await subject.open()).epoch == i
@@ -339,7 +339,7 @@ class TestUrls:
             ("memory:/x", "neither a path"),
         ],
     )
-    def test_that_are_wrong_say_why(self, url: str, message: str) -> None:
+    def test_invalid_urls_name_the_reason(self, url: str, message: str) -> None:
         with pytest.raises(StoreUnusable, match=message):
             open_url(url)
 
@@ -377,7 +377,7 @@ class TestLost:
 
     @pytest.mark.parametrize("how", ["missing", "empty"])
     @pytest.mark.parametrize("left", [".lock", ".reserve", "-wal"])
-    async def test_is_not_made_anew_beside_what_was_left(
+    async def test_a_lost_database_is_not_recreated_next_to_its_files(
         self, used: Path, how: str, left: str
     ) -> None:
         for path in used.parent.glob("store.db?*"):
@@ -393,7 +393,7 @@ class TestLost:
         assert used.exists() == (how == "empty")
         assert used.with_name(f"store.db{left}").stat().st_size == before
 
-    async def test_is_begun_anew_on_demand_and_its_log_is_kept(self, used: Path) -> None:
+    async def test_a_lost_database_is_recreated_on_demand(self, used: Path) -> None:
         os.truncate(used, 0)
         database.begin_anew(str(used))
         store = SqliteStore(str(used))
@@ -402,7 +402,7 @@ class TestLost:
         (log,) = used.parent.glob("store.db.lost-*-wal")
         assert log.stat().st_size
 
-    async def test_what_was_used_is_not_begun_anew(self, path: Path) -> None:
+    async def test_a_used_database_is_not_recreated(self, path: Path) -> None:
         subject = Subject(SqliteStore(str(path)))
         await subject.open()
         await subject.commit(tasks([1]))
@@ -412,15 +412,13 @@ class TestLost:
         with pytest.raises(StoreUnusable, match="is a store with 1 batches"):
             database.begin_anew(str(path))
 
-    async def test_an_empty_file_without_anything_beside_it_is_a_new_store(
-        self, path: Path
-    ) -> None:
+    async def test_a_lone_empty_file_is_a_new_store(self, path: Path) -> None:
         path.touch()
         store = SqliteStore(str(path))
         assert (await store.open("me", 0)).created
         await store.close(clean=True)
 
-    async def test_a_first_start_that_was_cut_off_is_no_loss(
+    async def test_an_interrupted_first_start_is_not_a_loss(
         self, path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Whatever is there by then: the lock, an empty file, a log without a commit."""
@@ -437,9 +435,7 @@ class TestLost:
         assert (await store.open("me", 0)).created
         await store.close(clean=True)
 
-    async def test_a_backup_that_is_served_is_a_branch_with_an_incarnation_of_its_own(
-        self, path: Path
-    ) -> None:
+    async def test_a_served_backup_is_a_branch_with_a_new_incarnation(self, path: Path) -> None:
         subject = Subject(SqliteStore(str(path)))
         await subject.open("tester")
         await subject.commit(tasks([1]))

@@ -1,4 +1,4 @@
-"""Reads at random ids: of a pack no more than what is asked for, and the same answer."""
+"""Reads at random ids decode only the requested rows of a pack."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ async def test_the_same_rows_as_when_packs_are_read_whole(
     await subject.store.close(clean=True)
 
 
-async def test_no_pack_without_options_is_read_whole(
+async def test_packs_without_options_are_read_in_part(
     filled: tuple[Subject, dict[int, TaskRow]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     subject, rows = filled
@@ -99,7 +99,7 @@ async def test_no_pack_without_options_is_read_whole(
     await subject.store.close(clean=True)
 
 
-async def test_of_a_task_with_a_key_alone_no_body_is_read_and_its_key_is_right(
+async def test_keyed_tasks_are_read_without_bodies(
     filled: tuple[Subject, dict[int, TaskRow]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     subject, rows = filled

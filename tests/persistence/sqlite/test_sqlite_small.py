@@ -89,7 +89,7 @@ async def content(folder: Path) -> list[str]:
     return [line for line in lines if 'INTO "meta" VALUES(\'' not in line]
 
 
-async def test_one_statement_leaves_what_many_leave(
+async def test_a_single_statement_equals_many_statements(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wrote: list[bool] = []
@@ -130,7 +130,7 @@ async def test_a_lone_task_and_its_end_are_a_statement_each(tmp_path: Path) -> N
     await store.close(clean=True)
 
 
-async def test_nothing_of_it_is_in_the_file(tmp_path: Path) -> None:
+async def test_small_transactions_leave_no_schema_objects(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
     subject = Subject(SqliteStore(str(path)))
     await subject.open()
@@ -166,7 +166,7 @@ def end_of_last(before: bytes, after: bytes) -> int:
     return HEADER_BYTES + frames * FRAME_BYTES
 
 
-async def test_zeros_behind_the_log_are_the_end_of_it(tmp_path: Path) -> None:
+async def test_zeros_after_the_log_mark_its_end(tmp_path: Path) -> None:
     """What a crash leaves is read to the last batch, also where one is torn into the zeros."""
     path = tmp_path / "store.db"
     log = path.with_name(path.name + "-wal")
@@ -194,7 +194,7 @@ async def test_zeros_behind_the_log_are_the_end_of_it(tmp_path: Path) -> None:
             await again.store.close(clean=True)
 
 
-async def test_who_awaits_one_call_after_the_other_makes_small_batches(
+async def test_sequential_calls_make_small_batches(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The batches are those of a real daemon, its memory of the producer's session included."""

@@ -49,7 +49,7 @@ locked = started(lambda: HttpRig(serve_token="secret"))
         ("GET", "/v1/acks", 405),
     ],
 )
-async def test_a_path_or_method_that_is_none(
+async def test_an_unknown_path_or_method_is_a_problem(
     rig: HttpRig, method: str, path: str, status: int
 ) -> None:
     response = await rig.call(method, path)
@@ -59,14 +59,14 @@ async def test_a_path_or_method_that_is_none(
 
 
 @pytest.mark.parametrize("path", ["/v1/topics", "/v1/schedules"])
-async def test_a_slash_at_the_end_changes_nothing(rig: HttpRig, path: str) -> None:
+async def test_a_trailing_slash_is_ignored(rig: HttpRig, path: str) -> None:
     assert (await rig.call("GET", f"{path}/")).status == 200
 
 
 @pytest.mark.parametrize(
     "given", ["", "Bearer", "Bearer wrong", "Basic secret", "secret", "Bearer sécret"]
 )
-async def test_without_the_token_nothing_is_done(locked: HttpRig, given: str) -> None:
+async def test_requests_without_the_token_are_refused(locked: HttpRig, given: str) -> None:
     headers = {"authorization": given} if given else {}
     public = [route.path for route in ROUTES if route.public]
     assert public == ["/v1/callbacks/{token}", "/v1/session", "/v1/session"]
@@ -84,7 +84,7 @@ async def test_without_the_token_nothing_is_done(locked: HttpRig, given: str) ->
 
 
 @pytest.mark.parametrize("given", ["Bearer secret", "bearer   secret "])
-async def test_with_the_token_it_is(locked: HttpRig, given: str) -> None:
+async def test_requests_with_the_token_are_served(locked: HttpRig, given: str) -> None:
     response = await locked.call("POST", "/v1/tasks", {"topic": "t"}, authorization=given)
     assert response.status == 201
 
@@ -99,13 +99,15 @@ async def test_with_the_token_it_is(locked: HttpRig, given: str) -> None:
         ("http://localhost:8080", 201),
     ],
 )
-async def test_a_page_of_another_site_must_not_ask(rig: HttpRig, origin: str, status: int) -> None:
+async def test_requests_from_another_site_are_refused(
+    rig: HttpRig, origin: str, status: int
+) -> None:
     headers = {"origin": origin, "host": "localhost:8080", "content-type": "text/plain"}
     response = await rig.call("POST", "/v1/topics/t/tasks", b"x", **headers)
     assert response.status == status
 
 
-async def test_a_content_type_that_is_not_taken_is_named(rig: HttpRig) -> None:
+async def test_an_unsupported_content_type_is_named(rig: HttpRig) -> None:
     for path in ("/v1/tasks", "/v1/acks"):
         response = await rig.call("POST", path, b"a=b", content_type="text/plain")
         assert response.status == 415 and "'text/plain'" in response.json["detail"]
@@ -115,7 +117,7 @@ async def test_a_content_type_that_is_not_taken_is_named(rig: HttpRig) -> None:
     assert fine.status == 201
 
 
-async def test_a_query_where_there_is_none_is_refused(rig: HttpRig) -> None:
+async def test_unknown_query_parameters_are_refused(rig: HttpRig) -> None:
     response = await rig.call("GET", "/v1/stats?all=true")
     assert response.status == 400 and "unknown field `all`" in response.json["detail"]
     many = "&".join(f"a{n}=1" for n in range(100))
@@ -139,7 +141,7 @@ async def test_a_body_is_refused_by_its_length_before_it_is_read(rig: HttpRig) -
     assert huge.status == 413
 
 
-async def test_a_body_without_a_length_is_refused_when_it_has_grown_too_large(
+async def test_a_chunked_body_over_the_limit_is_refused(
     rig: HttpRig,
 ) -> None:
     limit = rig.settings.http_body_bytes
@@ -167,7 +169,7 @@ async def test_all_bodies_together_have_a_limit() -> None:
     await rig.stop()
 
 
-async def test_a_body_that_does_not_come_is_given_up() -> None:
+async def test_a_body_that_stalls_times_out() -> None:
     """By a real clock: the time-out is asyncio's."""
     rig = await HttpRig(http_body_timeout_s=0.05).start()
     asked = rig.begin("POST", "/v1/tasks", b"{", whole=False)
@@ -178,7 +180,7 @@ async def test_a_body_that_does_not_come_is_given_up() -> None:
     await rig.stop()
 
 
-async def test_so_many_ids_and_no_more(rig: HttpRig) -> None:
+async def test_ids_of_a_request_are_limited(rig: HttpRig) -> None:
     limit = Limits().ids_per_frame_max
     fine = await rig.post("/v1/cancellations", {"ids": ["5"] * limit})
     assert len(fine["results"]) == limit
@@ -186,7 +188,7 @@ async def test_so_many_ids_and_no_more(rig: HttpRig) -> None:
     assert (more.status, more.json["code"]) == (400, "limit_exceeded")
 
 
-async def test_what_is_over_a_limit_of_the_shard_says_when_to_come_again() -> None:
+async def test_a_refusal_over_a_shards_limit_has_retry_after() -> None:
     rig = await HttpRig(scheduled_max=1).start()
     await rig.post("/v1/tasks", {"topic": "t", "delay_ms": 9_000})
     response = await rig.call("POST", "/v1/tasks", {"topic": "t"})
@@ -210,7 +212,7 @@ def test_every_code_has_a_status_and_its_problem(code: str) -> None:
 
 
 @pytest.mark.one_shard("it looks at the shard's callers, and the API of all keeps its client")
-async def test_what_should_not_happen_is_an_answer_and_is_logged(
+async def test_an_internal_error_is_answered_and_logged(
     rig: HttpRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*_: Any) -> None:
@@ -230,7 +232,7 @@ async def test_what_should_not_happen_is_an_answer_and_is_logged(
         *((wrong, {}) for wrong in ("", "x", TRACE.upper(), TRACE + "-00")),
     ],
 )
-async def test_what_a_traced_request_logs_has_its_ids(
+async def test_log_lines_of_a_traced_request_have_its_ids(
     rig: HttpRig, monkeypatch: pytest.MonkeyPatch, header: str, logged: dict[str, str]
 ) -> None:
     seen: list[dict[str, Any]] = []
@@ -249,7 +251,7 @@ FUTURE = "-what-the-future-will-be-like"
 
 
 @pytest.mark.parametrize(("headers", "trace_id"), vectors("trace_context")["headers"])
-async def test_the_place_of_a_request_in_a_trace_is_what_w3c_tests(
+async def test_trace_headers_follow_the_w3c_tests(
     rig: HttpRig,
     monkeypatch: pytest.MonkeyPatch,
     headers: list[tuple[str, str]],
@@ -284,7 +286,7 @@ async def test_the_place_of_a_request_in_a_trace_is_what_w3c_tests(
 
 
 @pytest.mark.one_shard("the daemon changes its role, or ends")
-async def test_a_daemon_that_stands_by_says_who_leads(rig: HttpRig) -> None:
+async def test_a_standby_names_the_leader(rig: HttpRig) -> None:
     asked = rig.begin("POST", "/v1/topics/t/pull", {"wait_ms": 60_000})
     stream = rig.begin("GET", "/v1/topics/t/deliveries", accept="application/x-ndjson")
     await stream.until(lambda response: response.body)
@@ -304,7 +306,7 @@ async def test_a_daemon_that_stands_by_says_who_leads(rig: HttpRig) -> None:
 
 
 @pytest.mark.one_shard("the daemon changes its role, or ends")
-async def test_a_daemon_that_shuts_down_ends_what_waits_for_tasks_only(rig: HttpRig) -> None:
+async def test_a_drain_ends_only_requests_that_wait_for_tasks(rig: HttpRig) -> None:
     asked = rig.begin("POST", "/v1/topics/t/pull", {"wait_ms": 60_000})
     await rig.settle()
     rig.store.stall()
@@ -392,7 +394,7 @@ def test_a_field_that_may_be_left_out_is_not_null_by_default() -> None:
     assert [at for at, part in PARTS if at[-1:] == ("default",) and part is None] == []
 
 
-def test_null_in_a_request_takes_a_setting_away_or_is_not_there() -> None:
+def test_null_unsets_a_setting_or_counts_as_absent() -> None:
     asked, left = (
         set[str](),
         [
@@ -421,7 +423,7 @@ def test_null_in_a_request_takes_a_setting_away_or_is_not_there() -> None:
     assert nulls == {("Settings", field) for field in own - {"topic", "group"}}
 
 
-def test_a_union_of_the_document_has_names_and_one_level() -> None:
+def test_unions_of_the_document_are_flat_and_named() -> None:
     """An object in a union has a schema of its own, and what tells it from the others."""
     unions = [(at, part) for at, part in PARTS if at[-1:] in (("anyOf",), ("oneOf",))]
     assert unions
@@ -431,12 +433,14 @@ def test_a_union_of_the_document_has_names_and_one_level() -> None:
     for at, part in unions:
         objects = [option["$ref"].rpartition("/")[2] for option in part if "$ref" in option]
         schemas = [_at("components/schemas")[name] for name in objects]
-        needed = [frozenset(one.get("required", ())) for one in schemas if "properties" in one]
+        needed = [
+            frozenset(schema.get("required", ())) for schema in schemas if "properties" in schema
+        ]
         if at[-1] == "oneOf" and at[0] == "paths":
             assert len(set(needed)) == len(needed), at
 
 
-def test_a_standby_has_what_the_routes_for_it_ask() -> None:
+def test_standby_operations_cover_the_standby_routes() -> None:
     for route in ROUTES:
         if route.standby:
             assert all(hasattr(StandbyOperations, name) for name in route.operations)

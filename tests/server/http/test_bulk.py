@@ -39,7 +39,7 @@ async def test_each_line_is_answered_by_a_line_in_its_order(rig: HttpRig) -> Non
 async def test_an_error_names_its_line_as_an_editor_counts_them(
     rig: HttpRig, at_once: bool
 ) -> None:
-    """Empty lines, too; however the lines come, and whoever finds the mistake."""
+    """Empty lines count, however the bytes are split and whichever check finds the error."""
     good = json.dumps({"topic": "t"})
     too_large = json.dumps({"topic": "t", "body": "x" * 1_048_577})
     given = [good, "", "{nonsense", good, "  ", too_large, '{"topic": "no topic"}', *[good] * 700]
@@ -53,11 +53,11 @@ async def test_an_error_names_its_line_as_an_editor_counts_them(
         stream.send(data[start : start + size])
     stream.send(b"", more=False)
     answers = (await stream.done()).lines
-    assert [one["error"]["line"] for one in answers if "error" in one] == wrong
+    assert [answer["error"]["line"] for answer in answers if "error" in answer] == wrong
     assert rig.core.tasks == 702
 
 
-async def test_an_error_that_ends_the_stream_names_the_line_where_it_ended(rig: HttpRig) -> None:
+async def test_an_error_ending_the_stream_names_its_line(rig: HttpRig) -> None:
     most = rig.settings.http_body_bytes
     stream = begin(rig)
     stream.send(lines({"topic": "t"}, {"topic": "t"}))
@@ -67,7 +67,7 @@ async def test_an_error_that_ends_the_stream_names_the_line_where_it_ended(rig: 
 
 
 @pytest.mark.one_shard("it counts the turns of the loop until an answer or an end is there")
-async def test_answers_come_before_the_last_line_was_sent(rig: HttpRig) -> None:
+async def test_answers_are_sent_before_the_last_line_arrives(rig: HttpRig) -> None:
     stream = begin(rig)
     whole = lines({"topic": "t", "body": "1"})
     stream.send(whole[:10])
@@ -91,7 +91,7 @@ async def test_an_answer_waits_for_its_batch(rig: HttpRig) -> None:
     assert len((await stream.done()).lines) == 1
 
 
-async def test_a_wrong_line_is_answered_and_the_others_are_taken(rig: HttpRig) -> None:
+async def test_an_invalid_line_does_not_affect_the_others(rig: HttpRig) -> None:
     data = (
         lines({"topic": "t", "body": "1"}, {"topic": "no topic"}, {"topic": "t", "body": "2"})
         + b"{nonsense\n\n"
@@ -117,7 +117,7 @@ async def test_a_line_has_a_limit(rig: HttpRig) -> None:
     assert len(response.lines) == 2 and rig.api._room.bytes == 0
 
 
-async def test_a_client_that_does_not_read_its_answers_is_not_read_from(rig: HttpRig) -> None:
+async def test_a_client_that_does_not_read_is_throttled(rig: HttpRig) -> None:
     stream = begin(rig)
     await stream.until(lambda response: response.status)
     stream.reads.clear()
@@ -133,7 +133,7 @@ async def test_a_client_that_does_not_read_its_answers_is_not_read_from(rig: Htt
 
 
 @pytest.mark.one_shard("it looks at the shard's callers, and the API of all keeps its client")
-async def test_a_client_that_goes_leaves_whole_lines_behind(rig: HttpRig) -> None:
+async def test_a_disconnected_client_leaves_only_whole_lines(rig: HttpRig) -> None:
     stream = begin(rig)
     stream.send(lines({"topic": "t"}) + b'{"topic":')
     await rig.until(lambda: rig.core.tasks == 1)
@@ -142,7 +142,7 @@ async def test_a_client_that_goes_leaves_whole_lines_behind(rig: HttpRig) -> Non
     assert not rig.shard.callers
 
 
-async def test_a_stream_of_lines_is_no_request_to_repeat(rig: HttpRig) -> None:
+async def test_a_stream_of_lines_refuses_an_idempotency_key(rig: HttpRig) -> None:
     response = await rig.call(
         "POST", "/v1/tasks", lines({"topic": "t"}), content_type=NDJSON, idempotency_key="a"
     )
@@ -152,7 +152,7 @@ async def test_a_stream_of_lines_is_no_request_to_repeat(rig: HttpRig) -> None:
 # --- packed --------------------------------------------------------------------------------------
 
 
-async def test_bodies_may_be_packed(rig: HttpRig) -> None:
+async def test_request_bodies_can_be_compressed(rig: HttpRig) -> None:
     task = gzip.compress(json.dumps({"topic": "t", "body": "x" * 100_000}).encode())
     response = await rig.call(
         "POST", "/v1/tasks", task, content_type="application/json", content_encoding="gzip"
@@ -175,7 +175,7 @@ async def test_bodies_may_be_packed(rig: HttpRig) -> None:
     ],
     ids=["a bomb", "cut short", "goes on", "not packed"],
 )
-async def test_a_packed_bomb_and_what_is_not_packed(
+async def test_decompression_bombs_and_invalid_data_are_refused(
     rig: HttpRig, data: bytes, status: int, text: str
 ) -> None:
     for content_type in ("application/json", "text/plain"):
@@ -187,12 +187,12 @@ async def test_a_packed_bomb_and_what_is_not_packed(
     assert rig.api._room.bytes == 0 and rig.core.tasks == 0
 
 
-async def test_another_packing_is_not_taken(rig: HttpRig) -> None:
+async def test_an_unknown_content_encoding_is_refused(rig: HttpRig) -> None:
     response = await rig.call("POST", "/v1/tasks", {"topic": "t"}, content_encoding="br")
     assert (response.status, response.json["code"]) == (415, "unsupported_media_type")
 
 
-async def test_answers_are_packed_for_those_who_take_it(rig: HttpRig) -> None:
+async def test_answers_are_compressed_on_request(rig: HttpRig) -> None:
     await rig.post("/v1/tasks", {"topic": "t", "body": "x" * 200_000, "delay_ms": 9_000})
     plain = await rig.call("GET", "/v1/tasks")
     assert "content-encoding" not in plain.headers
@@ -216,16 +216,16 @@ async def body_and_properties(rig: HttpRig, task_id: str) -> tuple[Any, Any]:
     return task.get("body", task.get("body_base64")), task["properties"]
 
 
-async def test_a_binary_event(rig: HttpRig) -> None:
+async def test_a_binary_event_becomes_a_task(rig: HttpRig) -> None:
     headers = {f"ce-{name}": value for name, value in EVENT.items()}
     headers |= {"ce-subject": "caf%C3%A9", "content-type": "application/json"}
     for path, topic in (
         ("/v1/topics/orders/tasks", {}),
         ("/v1/tasks", {"tickwheel-topic": "orders"}),
     ):
-        found = await rig.post(path, b'{"a":1}', **headers, **topic, tickwheel_delay_ms="60000")
-        assert found["due_ms"] == NOW_MS + 60_000
-        body, properties = await body_and_properties(rig, found["id"])
+        answer = await rig.post(path, b'{"a":1}', **headers, **topic, tickwheel_delay_ms="60000")
+        assert answer["due_ms"] == NOW_MS + 60_000
+        body, properties = await body_and_properties(rig, answer["id"])
         assert body == '{"a":1}'
         assert properties == {f"ce-{name}": value for name, value in EVENT.items()} | {
             "ce-subject": "café", "ce-datacontenttype": "application/json",
@@ -246,22 +246,24 @@ async def test_a_binary_event(rig: HttpRig) -> None:
         ({"data": {"n": 1}, "datacontenttype": "application/vnd.a+json;v=1"}, '{"n": 1}'),
     ],
 )
-async def test_a_structured_event(rig: HttpRig, event: dict[str, Any], body: str) -> None:
-    found = await rig.post(
+async def test_a_structured_event_becomes_a_task(
+    rig: HttpRig, event: dict[str, Any], body: str
+) -> None:
+    answer = await rig.post(
         "/v1/topics/orders/tasks",
         json.dumps(EVENT | event, ensure_ascii=False).encode(),
         content_type=KIND,
     )
-    assert (await body_and_properties(rig, found["id"]))[0] == body
+    assert (await body_and_properties(rig, answer["id"]))[0] == body
 
 
-async def test_a_batch_of_events(rig: HttpRig) -> None:
+async def test_a_batch_of_events_becomes_tasks(rig: HttpRig) -> None:
     batch = [EVENT | {"id": str(n), "data": n} for n in range(3)]
-    found = await rig.post(
+    answer = await rig.post(
         "/v1/tasks", json.dumps(batch).encode(),
         content_type="application/cloudevents-batch+json", tickwheel_topic="orders",
     )  # fmt: skip
-    assert len(found["tasks"]) == 3 and rig.core.tasks == 3
+    assert len(answer["tasks"]) == 3 and rig.core.tasks == 3
 
 
 BATCH = "application/cloudevents-batch+json"
@@ -277,21 +279,23 @@ def attributes_of(event: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("_", "event"), OF_OTHERS["valid"])
-async def test_events_that_conform_are_taken(rig: HttpRig, _: str, event: dict[str, Any]) -> None:
-    found = await rig.post("/v1/topics/orders/tasks", json.dumps(event).encode(), content_type=KIND)
-    body, properties = await body_and_properties(rig, found["id"])
+async def test_conforming_events_are_accepted(rig: HttpRig, _: str, event: dict[str, Any]) -> None:
+    answer = await rig.post(
+        "/v1/topics/orders/tasks", json.dumps(event).encode(), content_type=KIND
+    )
+    body, properties = await body_and_properties(rig, answer["id"])
     assert properties == attributes_of(event) and body == event.get("data", "")
     headers = {f"ce-{name}": str(value) for name, value in event.items() if value is not None}
     headers |= {"content-type": headers.pop("ce-datacontenttype", "")}
     data = headers.pop("ce-data", "").encode()
-    found = await rig.post("/v1/topics/orders/tasks", data, **headers)
-    body, properties = await body_and_properties(rig, found["id"])
+    answer = await rig.post("/v1/topics/orders/tasks", data, **headers)
+    body, properties = await body_and_properties(rig, answer["id"])
     assert body.encode() == data
     assert properties == {name: str(value) for name, value in attributes_of(event).items()}
 
 
 @pytest.mark.parametrize(("_", "event"), OF_OTHERS["invalid"])
-async def test_events_that_do_not_conform_are_refused(
+async def test_nonconforming_events_are_refused(
     rig: HttpRig, _: str, event: dict[str, Any]
 ) -> None:
     for batch in (event, [event], [EVENT, event]):
@@ -302,7 +306,7 @@ async def test_events_that_do_not_conform_are_refused(
     assert rig.core.tasks == 0
 
 
-async def test_batches_that_conform_are_taken_and_others_refused(rig: HttpRig) -> None:
+async def test_conforming_batches_are_accepted_and_others_refused(rig: HttpRig) -> None:
     path = "/v1/topics/orders/tasks"
     for _, batch in OF_OTHERS["valid_batches"]:
         found = await rig.post(path, json.dumps(batch).encode(), content_type=BATCH)
@@ -318,7 +322,7 @@ async def test_batches_that_conform_are_taken_and_others_refused(rig: HttpRig) -
 
 
 @pytest.mark.parametrize(("event", "headers", "body"), OF_OTHERS["examples"])
-async def test_examples_of_the_specification_are_one_event_in_both_modes(
+async def test_specification_examples_are_equal_in_both_modes(
     rig: HttpRig, event: dict[str, Any], headers: dict[str, str], body: str
 ) -> None:
     path = "/v1/topics/orders/tasks"
@@ -332,17 +336,17 @@ async def test_examples_of_the_specification_are_one_event_in_both_modes(
 
 
 @pytest.mark.parametrize(("headers", "sent", "attributes", "data"), OF_OTHERS["messages"])
-async def test_messages_are_the_events_that_others_read(
+async def test_messages_equal_those_of_other_implementations(
     rig: HttpRig, headers: dict[str, str], sent: str, attributes: dict[str, str], data: str
 ) -> None:
-    found = await rig.post("/v1/topics/orders/tasks", sent.encode(), **headers)
-    body, properties = await body_and_properties(rig, found["id"])
+    answer = await rig.post("/v1/topics/orders/tasks", sent.encode(), **headers)
+    body, properties = await body_and_properties(rig, answer["id"])
     assert body == data
     assert properties == {f"ce-{name}": value for name, value in attributes.items()}
 
 
 @pytest.mark.parametrize(("header", "attribute"), OF_OTHERS["headers"])
-async def test_headers_are_decoded_as_the_binding_has_it(
+async def test_headers_are_decoded_as_the_binding_specifies(
     rig: HttpRig, header: str, attribute: str | None
 ) -> None:
     headers = {f"ce-{name}": value for name, value in EVENT.items()} | {"ce-subject": header}
@@ -354,24 +358,24 @@ async def test_headers_are_decoded_as_the_binding_has_it(
         assert properties["ce-subject"] == attribute
 
 
-async def test_the_partition_key_of_an_event_is_the_order_key_of_its_task(rig: HttpRig) -> None:
+async def test_an_events_partition_key_is_the_order_key(rig: HttpRig) -> None:
     event = json.dumps(EVENT | {"partitionkey": "customer 7"}).encode()
     path = "/v1/topics/orders/tasks"
     for headers, expected in (
         ({}, "customer 7"),
         ({"tickwheel_order_key": "customer 8"}, "customer 8"),
     ):
-        found = await rig.post(path, event, content_type=KIND, **headers)
-        task = (await rig.call("GET", f"/v1/tasks/{found['id']}")).json
+        answer = await rig.post(path, event, content_type=KIND, **headers)
+        task = (await rig.call("GET", f"/v1/tasks/{answer['id']}")).json
         assert (task["order_key"], task["properties"]["ce-partitionkey"]) == (
             expected, "customer 7",
         )  # fmt: skip
     headers = {f"ce-{name}": value for name, value in EVENT.items()}
-    found = await rig.post(path, b"x", **headers, **{"ce-partitionkey": "caf%C3%A9"})
-    assert (await rig.call("GET", f"/v1/tasks/{found['id']}")).json["order_key"] == "café"
+    answer = await rig.post(path, b"x", **headers, **{"ce-partitionkey": "caf%C3%A9"})
+    assert (await rig.call("GET", f"/v1/tasks/{answer['id']}")).json["order_key"] == "café"
 
 
-async def test_data_reaches_the_consumer_as_the_bytes_that_were_sent(rig: HttpRig) -> None:
+async def test_event_data_is_delivered_byte_for_byte(rig: HttpRig) -> None:
     """A parser would round numbers, drop repeated members and refuse a number beyond a double."""
     head = json.dumps(EVENT)[:-1].encode()
     for data in (
@@ -379,21 +383,25 @@ async def test_data_reaches_the_consumer_as_the_bytes_that_were_sent(rig: HttpRi
         b'"\\u0041"', b"false", b"[]",
     ):  # fmt: skip
         event = head + b', "data":' + data + b"}"
-        found = await rig.post("/v1/topics/orders/tasks", event, content_type=KIND)
-        body, properties = await body_and_properties(rig, found["id"])
+        answer = await rig.post("/v1/topics/orders/tasks", event, content_type=KIND)
+        body, properties = await body_and_properties(rig, answer["id"])
         assert body == data.strip().decode()
         assert properties["ce-datacontenttype"] == "application/json"
         batch = b"[" + event + b"]"
-        found = await rig.post(
+        answer = await rig.post(
             "/v1/topics/orders/tasks", batch, content_type="application/cloudevents-batch+json"
         )
-        assert (await body_and_properties(rig, found["tasks"][0]["id"]))[0] == data.strip().decode()
+        assert (await body_and_properties(rig, answer["tasks"][0]["id"]))[
+            0
+        ] == data.strip().decode()
 
 
 async def test_an_attribute_that_is_null_is_not_set(rig: HttpRig) -> None:
     event = EVENT | {"subject": None, "time": None, "dataschema": None, "comexample": None}
-    found = await rig.post("/v1/topics/orders/tasks", json.dumps(event).encode(), content_type=KIND)
-    _, properties = await body_and_properties(rig, found["id"])
+    answer = await rig.post(
+        "/v1/topics/orders/tasks", json.dumps(event).encode(), content_type=KIND
+    )
+    _, properties = await body_and_properties(rig, answer["id"])
     assert properties == {f"ce-{name}": value for name, value in EVENT.items()}
 
 
@@ -417,8 +425,8 @@ async def test_a_header_of_an_event_is_decoded_once(
     rig: HttpRig, header: str, attribute: str
 ) -> None:
     headers = {f"ce-{name}": value for name, value in EVENT.items()} | {"ce-subject": header}
-    found = await rig.post("/v1/topics/orders/tasks", b"x", **headers)
-    assert (await body_and_properties(rig, found["id"]))[1]["ce-subject"] == attribute
+    answer = await rig.post("/v1/topics/orders/tasks", b"x", **headers)
+    assert (await body_and_properties(rig, answer["id"]))[1]["ce-subject"] == attribute
 
 
 @pytest.mark.parametrize(
@@ -485,12 +493,12 @@ async def test_an_invalid_event_is_refused(
         {"datacontenttype": 'multipart/mixed; boundary="a; b"'}, {"n" * 40: "long"},
     ],
 )  # fmt: skip
-async def test_a_valid_event_is_taken_with_all_its_attributes(
+async def test_a_valid_event_is_accepted_with_all_its_attributes(
     rig: HttpRig, attributes: dict[str, Any]
 ) -> None:
     data = json.dumps(EVENT | attributes).encode()
-    found = await rig.post("/v1/topics/orders/tasks", data, content_type=KIND)
-    properties = (await body_and_properties(rig, found["id"]))[1]
+    answer = await rig.post("/v1/topics/orders/tasks", data, content_type=KIND)
+    properties = (await body_and_properties(rig, answer["id"]))[1]
     assert properties == {f"ce-{name}": value for name, value in (EVENT | attributes).items()}
 
 
@@ -515,7 +523,7 @@ async def test_an_event_with_a_member_twice_is_refused(rig: HttpRig, text: str) 
         ([], "Expected `object`"),
     ],
 )
-async def test_what_is_wrong_with_an_event_is_said(rig: HttpRig, event: Any, text: str) -> None:
+async def test_invalid_events_name_the_problem(rig: HttpRig, event: Any, text: str) -> None:
     data = json.dumps(event).encode()
     response = await rig.call("POST", "/v1/topics/t/tasks", data, content_type=KIND)
     assert response.status == 400 and text in response.json["detail"], response.body

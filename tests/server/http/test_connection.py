@@ -107,7 +107,7 @@ def talk(http: Http) -> Talk:
     return Talk(http)
 
 
-async def test_an_answer_is_one_piece_and_the_connection_goes_on(talk: Talk) -> None:
+async def test_answers_are_one_write_and_keep_the_connection(talk: Talk) -> None:
     for count in (1, 2, 3):
         talk.say("POST", "/v1/tasks", TASK)
         written = await talk.answers(count)
@@ -121,17 +121,15 @@ async def test_an_answer_is_one_piece_and_the_connection_goes_on(talk: Talk) -> 
     talk.lose()
 
 
-async def test_requests_that_came_together_are_answered_in_their_order(talk: Talk) -> None:
+async def test_pipelined_requests_are_answered_in_order(talk: Talk) -> None:
     for path in ("/v1/tasks", "/v1/nowhere", "/v1/tasks"):
         talk.say("POST", path, TASK)
-    assert [parted(one)[0] for one in await talk.answers(3)] == [201, 404, 201]
+    assert [parted(answer)[0] for answer in await talk.answers(3)] == [201, 404, 201]
     talk.lose()
 
 
 @pytest.mark.parametrize(("version", "more"), [("1.1", {"Connection": "close"}), ("1.0", {})])
-async def test_who_asks_for_one_answer_only_is_left_behind_it(
-    talk: Talk, version: str, more: dict[str, str]
-) -> None:
+async def test_connection_close_is_honoured(talk: Talk, version: str, more: dict[str, str]) -> None:
     talk.say("POST", "/v1/tasks", TASK, version, **more)
     (answer,) = await talk.answers()
     status, headers, _ = parted(answer)
@@ -162,7 +160,7 @@ NEITHER = {
 
 @pytest.mark.parametrize("path", ["/v1/tasks", "/nowhere"])
 @pytest.mark.parametrize("lines", BOTH.values(), ids=BOTH)
-async def test_who_says_length_and_transfer_coding_is_left_behind_the_answer(
+async def test_length_with_transfer_coding_closes_the_connection(
     talk: Talk, lines: tuple[str, ...], path: str
 ) -> None:
     """The coding counts, and what follows is not taken for a request."""
@@ -176,14 +174,16 @@ async def test_who_says_length_and_transfer_coding_is_left_behind_the_answer(
 
 
 @pytest.mark.parametrize("lines", NEITHER.values(), ids=NEITHER)
-async def test_what_frames_no_body_is_refused_and_left(talk: Talk, lines: tuple[str, ...]) -> None:
+async def test_invalid_body_framing_closes_the_connection(
+    talk: Talk, lines: tuple[str, ...]
+) -> None:
     head = "\r\n".join(["POST /v1/tasks HTTP/1.1", "Host: localhost", *JSON_LINES, *lines])
     talk.connection.data_received(head.encode() + b"\r\n\r\n" + CHUNKS + HEALTH)
     assert parted(b"".join(talk.wire.written))[0] in (400, 501) and talk.wire.is_closed
     assert b"".join(talk.wire.written).count(b"HTTP/1.1 ") == 1
 
 
-async def test_a_head_that_is_asked_for_has_no_body(talk: Talk) -> None:
+async def test_head_requests_have_no_body(talk: Talk) -> None:
     for path, status in (("/v1/nowhere", 404), ("/v1/acks", 405), ("/v1/tasks", 200)):
         talk.wire.written.clear()
         talk.say("HEAD", path)
@@ -193,7 +193,7 @@ async def test_a_head_that_is_asked_for_has_no_body(talk: Talk) -> None:
     talk.lose()
 
 
-async def test_a_stream_that_is_asked_for_by_head_leases_nothing(talk: Talk, rig: HttpRig) -> None:
+async def test_a_head_request_for_a_stream_leases_no_tasks(talk: Talk, rig: HttpRig) -> None:
     talk.say("POST", "/v1/tasks", TASK)
     await talk.answers()
     streams = [route for route in ROUTES if route.method == "GET" and route.streams]
@@ -216,7 +216,7 @@ async def test_a_stream_that_is_asked_for_by_head_leases_nothing(talk: Talk, rig
         "Authorization", "Content-Encoding", "Origin",
     ],
 )  # fmt: skip
-async def test_a_header_of_one_value_that_comes_twice_is_refused(
+async def test_a_repeated_single_value_header_is_refused(
     talk: Talk, rig: HttpRig, name: str
 ) -> None:
     """Also with the same value: which lines a proxy adds or drops is not known."""
@@ -233,7 +233,7 @@ def test_a_header_that_is_a_list_may_have_several_lines() -> None:
     assert single_headers([(b"forwarded", b"a"), (b"forwarded", b"b")])  # not read here
 
 
-async def test_an_answer_waits_for_who_does_not_read(talk: Talk) -> None:
+async def test_an_answer_waits_for_a_slow_reader(talk: Talk) -> None:
     talk.connection.pause_writing()
     talk.say("POST", "/v1/tasks", TASK)
     for _ in range(100):
@@ -245,7 +245,7 @@ async def test_an_answer_waits_for_who_does_not_read(talk: Talk) -> None:
     talk.lose()
 
 
-async def test_who_has_gone_is_written_nothing(talk: Talk, rig: HttpRig) -> None:
+async def test_a_disconnected_caller_gets_no_answer(talk: Talk, rig: HttpRig) -> None:
     talk.say("POST", "/v1/tasks", TASK)
     talk.lose()
     async for _ in Turns():
@@ -254,7 +254,7 @@ async def test_who_has_gone_is_written_nothing(talk: Talk, rig: HttpRig) -> None
     assert not talk.wire.written and rig.observed.http_under_way == 0
 
 
-async def test_who_waits_to_be_told_to_send_its_body_is_told(talk: Talk) -> None:
+async def test_expect_100_continue_is_answered(talk: Talk) -> None:
     talk.say("POST", "/v1/tasks", Expect="100-continue", **{"Content-Length": str(len(TASK))})
     assert (await talk.answers())[0].startswith(b"HTTP/1.1 100 ")
     talk.connection.data_received(TASK)

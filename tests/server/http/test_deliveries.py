@@ -50,16 +50,16 @@ def events(response: Response) -> list[dict[str, Any]]:
 # --- pull ----------------------------------------------------------------------------------------
 
 
-async def test_what_is_due_is_pulled_and_acked(rig: HttpRig) -> None:
+async def test_due_tasks_are_pulled_and_acked(rig: HttpRig) -> None:
     ids = await enqueue(rig, "1", "2", key="k", priority=3, properties={"a": 1})
-    found = await pull(rig, max=5)
-    assert [(one["id"], one["body"]) for one in found] == [(ids[0], "1"), (ids[1], "2")]
+    deliveries = await pull(rig, max=5)
+    assert [(one["id"], one["body"]) for one in deliveries] == [(ids[0], "1"), (ids[1], "2")]
     wanted = {
         "due_ms": NOW_MS, "delivered_ms": NOW_MS, "attempt": 1, "key": "k", "priority": 3,
         "properties": {"a": 1},
     }  # fmt: skip
-    assert {name: found[0][name] for name in wanted} == wanted
-    receipts = [one["receipt"] for one in found]
+    assert {name: deliveries[0][name] for name in wanted} == wanted
+    receipts = [one["receipt"] for one in deliveries]
     assert await rig.post("/v1/acks", {"receipts": receipts}) == {"results": ["acked"] * 2}
     assert rig.core.tasks == 0
     again = await rig.post("/v1/acks", {"receipts": receipts})
@@ -76,7 +76,7 @@ async def test_a_pull_waits_for_the_first_task(rig: HttpRig) -> None:
     assert found["id"] == task_id
 
 
-async def test_a_pull_whose_time_is_over_is_empty(rig: HttpRig) -> None:
+async def test_a_pull_that_times_out_is_empty(rig: HttpRig) -> None:
     assert await pull(rig, wait_ms=0) == []
 
 
@@ -90,7 +90,7 @@ async def test_the_lease_of_an_answered_pull_outlives_its_connection(rig: HttpRi
     assert acked == {"results": ["acked"]}
 
 
-async def test_a_lease_that_is_over_gives_the_task_to_the_next(rig: HttpRig) -> None:
+async def test_an_expired_lease_frees_the_task(rig: HttpRig) -> None:
     await enqueue(rig, "x")
     [first] = await pull(rig, lease_ms=1_000)
     rig.pass_time(1_001)
@@ -101,7 +101,7 @@ async def test_a_lease_that_is_over_gives_the_task_to_the_next(rig: HttpRig) -> 
 
 
 @pytest.mark.one_shard("it counts the turns of the loop until an answer or an end is there")
-async def test_a_client_that_goes_while_its_pull_waits_takes_nothing_along(rig: HttpRig) -> None:
+async def test_a_disconnected_pull_takes_no_tasks(rig: HttpRig) -> None:
     await pull(rig)
     asked = rig.begin("POST", PULL, {"group": "g", "wait_ms": 60_000})
     await rig.settle()
@@ -113,7 +113,7 @@ async def test_a_client_that_goes_while_its_pull_waits_takes_nothing_along(rig: 
 
 
 @pytest.mark.one_shard("it counts the turns of the loop until an answer or an end is there")
-async def test_a_client_that_does_not_get_its_answer_loses_the_lease_soon(rig: HttpRig) -> None:
+async def test_an_undelivered_pull_answer_frees_its_leases_soon(rig: HttpRig) -> None:
     await pull(rig)
     asked = rig.begin("POST", PULL, {"group": "g", "wait_ms": 60_000, "lease_ms": 60_000})
     await rig.settle()
@@ -141,7 +141,7 @@ async def test_a_nack_says_when_the_next_attempt_is(rig: HttpRig) -> None:
     assert "127.0.0.1" in failure["subscriber"]
     assert await pull(rig) == []
     rig.pass_time(2_000)
-    assert [one["attempt"] for one in await pull(rig, wait_ms=1_000)] == [2]
+    assert [delivery["attempt"] for delivery in await pull(rig, wait_ms=1_000)] == [2]
 
 
 async def test_reject_snooze_extend_and_release(rig: HttpRig) -> None:
@@ -163,19 +163,19 @@ async def test_receipts_of_several_groups_are_settled_by_one_request(rig: HttpRi
     await rig.post("/v1/topics/t/pull", {"group": "other"})
     await pull(rig)
     await enqueue(rig, "1", "2")
-    mine = [one["receipt"] for one in await pull(rig, max=9)]
-    theirs = [one["receipt"] for one in (
+    mine = [delivery["receipt"] for delivery in await pull(rig, max=9)]
+    theirs = [delivery["receipt"] for delivery in (
         await rig.post("/v1/topics/t/pull", {"group": "other", "max": 9})
     )["deliveries"]]  # fmt: skip
     await rig.post("/v1/rejections", {"receipts": mine[:1]})
     mixed = [mine[0], theirs[0], mine[1], theirs[1]]
-    found = await rig.post("/v1/acks", {"receipts": mixed})
-    assert found == {"results": ["dead", "acked", "acked", "acked"]}
+    answer = await rig.post("/v1/acks", {"receipts": mixed})
+    assert answer == {"results": ["dead", "acked", "acked", "acked"]}
 
 
 @pytest.mark.parametrize("receipt", ["", "x", "AAAA", "é", "lqF0oWc", "x" * 5_000, "////"])
 @pytest.mark.parametrize("verb", ["acks", "nacks", "rejections", "releases"])
-async def test_what_is_no_receipt_is_named(rig: HttpRig, verb: str, receipt: str) -> None:
+async def test_an_invalid_receipt_is_named(rig: HttpRig, verb: str, receipt: str) -> None:
     response = await rig.call("POST", f"/v1/{verb}", {"receipts": [receipt]})
     assert response.status == 400 and "receipts[0] must be a receipt" in response.json["detail"]
 
@@ -187,7 +187,7 @@ async def test_what_is_no_receipt_is_named(rig: HttpRig, verb: str, receipt: str
         ("lookups", "ids"), ("dead-letters/requeue", "items"),
     ],
 )  # fmt: skip
-async def test_a_list_of_nothing_is_a_mistake(rig: HttpRig, path: str, field: str) -> None:
+async def test_an_empty_list_is_refused(rig: HttpRig, path: str, field: str) -> None:
     response = await rig.call("POST", f"/v1/{path}", {field: []})
     assert response.status == 400 and f"{field} has 0 elements" in response.json["detail"]
 
@@ -196,7 +196,7 @@ async def test_a_list_of_nothing_is_a_mistake(rig: HttpRig, path: str, field: st
 
 
 @pytest.mark.one_shard("it counts the turns of the loop until an answer or an end is there")
-async def test_a_stream_has_so_many_deliveries_as_it_has_credit_for(rig: HttpRig) -> None:
+async def test_a_stream_is_limited_by_its_credit(rig: HttpRig) -> None:
     stream = rig.begin("GET", STREAM)
     await stream.until(lambda response: response.body)
     assert stream.response.headers["content-type"] == "text/event-stream"
@@ -212,7 +212,7 @@ async def test_a_stream_has_so_many_deliveries_as_it_has_credit_for(rig: HttpRig
     assert rig.core.subscribers == 0 and not rig.shard.callers
 
 
-async def test_a_stream_of_lines(rig: HttpRig) -> None:
+async def test_deliveries_are_streamed_as_lines(rig: HttpRig) -> None:
     stream = rig.begin("GET", STREAM, accept="application/x-ndjson")
     await enqueue(rig, "1", "2")
     response = await stream.until(lambda response: len(response.lines) == 2)
@@ -223,7 +223,7 @@ async def test_a_stream_of_lines(rig: HttpRig) -> None:
 
 
 @pytest.mark.one_shard("it counts the turns of the loop until an answer or an end is there")
-async def test_the_deliveries_of_a_stream_that_ends_come_back_soon(rig: HttpRig) -> None:
+async def test_deliveries_of_an_ended_stream_are_freed_soon(rig: HttpRig) -> None:
     stream = rig.begin("GET", STREAM + "&lease_ms=60000")
     await enqueue(rig, "1")
     await stream.until(lambda response: events(response))
@@ -235,7 +235,7 @@ async def test_the_deliveries_of_a_stream_that_ends_come_back_soon(rig: HttpRig)
     assert found["attempt"] == 2
 
 
-async def test_a_consumer_that_let_a_lease_lapse_is_handed_more_when_it_shows_life(
+async def test_a_consumer_with_a_lapsed_lease_gets_tasks_after_a_request(
     rig: HttpRig,
 ) -> None:
     stream = rig.begin("GET", STREAM + "&lease_ms=1000")
@@ -252,7 +252,7 @@ async def test_a_consumer_that_let_a_lease_lapse_is_handed_more_when_it_shows_li
     await stream.done()
 
 
-async def test_the_receipt_of_somebody_else_shows_no_life(access: AccessRig) -> None:
+async def test_another_tokens_receipt_is_no_sign_of_life(access: AccessRig) -> None:
     """Its number of a stream is text that anybody can write."""
     rig = access
     ours = await rig.token("all", name="ours")
@@ -277,7 +277,7 @@ async def test_the_receipt_of_somebody_else_shows_no_life(access: AccessRig) -> 
     await stream.done()
 
 
-async def test_a_client_that_does_not_read_is_handed_no_more_than_its_buffer(rig: HttpRig) -> None:
+async def test_deliveries_to_a_slow_client_are_limited_by_its_buffer(rig: HttpRig) -> None:
     stream = rig.begin("GET", "/v1/topics/t/deliveries?group=g&credit=1000")
     await stream.until(lambda response: response.body)
     made = json.loads(stream.response.headers["tickwheel-new-group"])
@@ -294,7 +294,7 @@ async def test_a_client_that_does_not_read_is_handed_no_more_than_its_buffer(rig
     await stream.done()
 
 
-async def test_a_broadcast_has_nothing_to_settle(rig: HttpRig) -> None:
+async def test_broadcast_deliveries_have_no_receipt(rig: HttpRig) -> None:
     stream = rig.begin(
         "GET", "/v1/topics/t/deliveries?broadcast=true", accept="application/x-ndjson"
     )
@@ -330,15 +330,13 @@ async def test_a_stream_ends_with_the_reason_when_its_group_is_deleted(rig: Http
     ],
 )
 @pytest.mark.one_shard("it looks at the shard's callers, and the API of all keeps its client")
-async def test_a_wrong_question_is_a_problem_and_no_stream(
-    rig: HttpRig, query: str, text: str
-) -> None:
+async def test_an_invalid_stream_request_is_a_problem(rig: HttpRig, query: str, text: str) -> None:
     response = await rig.call("GET", f"/v1/topics/t/deliveries?{query}")
     assert response.status == 400 and text in response.json["detail"], response.body
     assert not rig.shard.callers
 
 
-async def test_receipts_of_so_many_groups_and_no_more(rig: HttpRig) -> None:
+async def test_groups_of_the_receipts_of_a_request_are_limited(rig: HttpRig) -> None:
     def receipts(count: int) -> list[str]:
         return [receipt_text(Receipt("t", f"g{n}", 5, 1, 1, 0)) for n in range(count)]
 

@@ -154,12 +154,12 @@ async def hall(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Hall]:
 # --- tasks ---------------------------------------------------------------------------------------
 
 
-async def test_a_task_goes_to_its_shard_and_is_found_from_there(hall: Hall) -> None:
+async def test_a_task_is_stored_and_found_in_its_shard(hall: Hall) -> None:
     ids = await hall.fill()
     for n, task_id in enumerate(ids):
         assert shard_of(task_id) == n % COUNT
-        found = await hall.get(f"/v1/tasks/{task_id}")
-        assert (found["id"], found["body"], found["state"]) == (task_id, f"b{n}", "scheduled")
+        answer = await hall.get(f"/v1/tasks/{task_id}")
+        assert (answer["id"], answer["body"], answer["state"]) == (task_id, f"b{n}", "scheduled")
     many = await hall.post("/v1/lookups", {"ids": ids})
     assert [task["id"] for task in many["tasks"]] == ids
     by_key = await hall.get(f"/v1/topics/t/keys/{many['tasks'][4]['key']}")
@@ -169,15 +169,15 @@ async def test_a_task_goes_to_its_shard_and_is_found_from_there(hall: Hall) -> N
 
 
 @pytest.mark.usefixtures("impatient")
-async def test_a_task_is_explained_by_its_shard_or_by_that_being_away(hall: Hall) -> None:
+async def test_explain_asks_the_shard_or_names_its_absence(hall: Hall) -> None:
     ids = await hall.fill()
     client = await hall.shards.client().connect()
     await client.pause("t")
     hall.shards.pass_time(2 * HOUR_MS)
     for one in ids[:3]:
-        found = await hall.get(f"/v1/tasks/{one}/explanation")
-        assert (found["id"], found["cause"]) == (one, "topic_paused")
-        assert found["command"] == "tickwheel resume t"
+        answer = await hall.get(f"/v1/tasks/{one}/explanation")
+        assert (answer["id"], answer["cause"]) == (one, "topic_paused")
+        assert answer["command"] == "tickwheel resume t"
     key = key_in(4 % COUNT, COUNT, "k4-")
     by_key = await hall.get(f"/v1/topics/t/keys/{key}/explanation")
     assert (by_key["id"], by_key["cause"]) == (ids[4], "topic_paused")
@@ -188,7 +188,7 @@ async def test_a_task_is_explained_by_its_shard_or_by_that_being_away(hall: Hall
     assert (await hall.get(f"/v1/tasks/{ids[2]}/explanation"))["cause"] == "topic_paused"
 
 
-async def test_what_changes_tasks_finds_each_where_it_is(hall: Hall) -> None:
+async def test_changes_reach_each_task_in_its_shard(hall: Hall) -> None:
     ids = await hall.fill()
     words = await hall.post("/v1/cancellations", {"ids": ids[:4]})
     assert words["results"] == [{"id": one, "result": "cancelled"} for one in ids[:4]]
@@ -201,7 +201,7 @@ async def test_what_changes_tasks_finds_each_where_it_is(hall: Hall) -> None:
     assert (gone.status, gone.json["code"]) == (404, "not_found")
 
 
-async def test_many_tasks_of_one_request_are_answered_in_their_order(hall: Hall) -> None:
+async def test_answers_keep_the_order_of_a_request(hall: Hall) -> None:
     tasks = [
         {"topic": "t", "body": str(n), "delay_ms": HOUR_MS, "key": key_in(n % 3, 3, f"k{n}-")}
         for n in range(12)
@@ -222,7 +222,9 @@ async def test_many_tasks_of_one_request_are_answered_in_their_order(hall: Hall)
 @pytest.mark.parametrize(
     "task", [{"priority": 2**70}, {"priority": 900}, {"ttl_ms": -5}, {"tag": "x" * 10_000}]
 )
-async def test_a_wrong_task_harms_no_other_one(hall: Hall, task: dict[str, Any]) -> None:
+async def test_an_invalid_task_does_not_affect_other_requests(
+    hall: Hall, task: dict[str, Any]
+) -> None:
     good = hall.begin("POST", "/v1/tasks", {"topic": "t", "delay_ms": HOUR_MS})
     wrong = hall.begin("POST", "/v1/tasks", {"topic": "t", "delay_ms": HOUR_MS, **task})
     await soon(asyncio.gather(good.task, wrong.task))
@@ -231,7 +233,7 @@ async def test_a_wrong_task_harms_no_other_one(hall: Hall, task: dict[str, Any])
     assert next(iter(task)) in wrong.response.json["detail"] or 2**70 in task.values()
 
 
-async def test_too_much_for_a_frame_is_refused_before_it_is_sent(
+async def test_a_request_over_the_frame_limit_is_refused(
     hall: Hall, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tasks = [{"topic": "t", "body": "x" * 900_000, "delay_ms": HOUR_MS}] * 5
@@ -270,7 +272,7 @@ OTHER: dict[int, dict[str, Any]] = {
 """What makes another payload of one, by how many fields it has."""
 
 
-async def test_a_wrong_request_with_an_idempotency_key_keeps_nothing(hall: Hall) -> None:
+async def test_an_invalid_request_leaves_its_idempotency_key_free(hall: Hall) -> None:
     wrong = {"topic": "t", "priority": 900}
     for _ in range(2):
         answer = await hall.refused("POST", "/v1/tasks", wrong, idempotency_key="k")
@@ -290,7 +292,7 @@ async def test_tasks_are_listed_page_by_page_in_both_directions(hall: Hall) -> N
         assert await hall.pages(newest, "tasks", lambda it: it["id"]) == ids[::-1]
 
 
-async def test_a_list_ends_where_not_all_shards_are_known(hall: Hall) -> None:
+async def test_a_listing_of_one_full_shard_pages_correctly(hall: Hall) -> None:
     """One shard has all tasks, the pages of the others are empty."""
     key = key_in(1, COUNT)
     ids = [
@@ -314,7 +316,7 @@ async def test_dead_letters_are_listed_page_by_page_and_requeued(hall: Hall) -> 
     letter = (await hall.get(listed))["dead"][0]
     assert letter["failures"][0]["reason"] == "no"
     items = {"items": [{"id": one, "group": "g"} for one in ids]}
-    assert {one["result"] for one in (await hall.post("/v1/dead-letters/requeue", items))[
+    assert {result["result"] for result in (await hall.post("/v1/dead-letters/requeue", items))[
         "results"]} == {"requeued"}  # fmt: skip
 
 
@@ -336,14 +338,14 @@ async def test_names_are_listed_page_by_page(hall: Hall) -> None:
 async def test_consumers_are_listed_shard_by_shard(hall: Hall) -> None:
     client = await hall.shards.client().connect()
     async with client.subscribe("a"), client.subscribe("b"):
-        found = await hall.pages(
+        pages = await hall.pages(
             "/v1/consumers?limit=1", "consumers", lambda it: (it["topic"], it["since_ms"])
         )
-    assert sorted({topic for topic, _ in found}) == ["a", "b"]
-    assert len(found) == 2 * COUNT
+    assert sorted({topic for topic, _ in pages}) == ["a", "b"]
+    assert len(pages) == 2 * COUNT
 
 
-async def test_bulk_operations_are_one_in_all_shards(hall: Hall) -> None:
+async def test_a_bulk_operation_runs_in_all_shards(hall: Hall) -> None:
     await hall.fill()
     asked = {"kind": "cancel", "topic": "t"}
     trial = await hall.post("/v1/bulk-previews", asked)
@@ -392,7 +394,7 @@ async def test_half_tasks_are_kept_in_the_shard_of_the_first(hall: Hall) -> None
     assert [shard_of(one) for one in committed["ids"]] == [2, 2]
 
 
-async def test_the_overview_is_of_all_shards(hall: Hall) -> None:
+async def test_overview_covers_all_shards(hall: Hall) -> None:
     await hall.fill()
     client = await hall.shards.client().connect()
     for shard in range(2):
@@ -402,7 +404,7 @@ async def test_the_overview_is_of_all_shards(hall: Hall) -> None:
     assert seen["counts"]["scheduled"] == 9
     assert sum(seen["ring"]["this"]) + sum(seen["ring"]["next"]) + seen["ring"]["later"] == 9
     assert seen["totals"]["enqueued"] == 11 and seen["state"] == "ready"
-    texts = [one["text"] for one in seen["troubles"] if one["topic"] == "full"]
+    texts = [trouble["text"] for trouble in seen["troubles"] if trouble["topic"] == "full"]
     assert [text.partition(":")[0] for text in sorted(texts)] == ["Shard 0", "Shard 1"]
     watching = hall.begin("GET", "/v1/overview/stream?every_ms=500")
     await watching.until(lambda it: b"event: overview" in it.body)
@@ -410,14 +412,14 @@ async def test_the_overview_is_of_all_shards(hall: Hall) -> None:
     await soon(watching.task)
 
 
-async def test_the_history_of_all_is_empty_where_none_is_kept(hall: Hall) -> None:
+async def test_history_without_a_store_is_empty(hall: Hall) -> None:
     [task_id, *_] = await hall.fill()
     story = await hall.get(f"/v1/tasks/{task_id}/history")
     assert story == {"events": [], "is_kept": False, "complete": True}
     assert (await hall.get("/v1/history/tasks?key=k"))["tasks"] == []
 
 
-async def test_files_and_the_document_are_here_too(hall: Hall) -> None:
+async def test_console_files_and_openapi_are_served(hall: Hall) -> None:
     assert (await hall.call("GET", "/openapi.json")).body == as_sent(60_000)[0]  # as of one shard
     page = await hall.call("GET", "/console/")
     assert page.status == 200 and b"<title>" in page.body
@@ -455,16 +457,16 @@ async def test_deliveries_of_all_shards_are_pulled_and_settled(hall: Hall) -> No
     assert wrong.json["code"] == "bad_request"
 
 
-async def test_a_pull_waits_for_the_first_shard_that_has_something(hall: Hall) -> None:
+async def test_a_pull_waits_for_the_first_shard_with_tasks(hall: Hall) -> None:
     await hall.call("PUT", "/v1/topics/t/groups/g", {})
     waiting = hall.begin("POST", "/v1/topics/t/pull", {"group": "g", "wait_ms": 30_000})
     await hall.shards.settle()
     await hall.post("/v1/tasks", {"topic": "t", "body": "late", "key": key_in(2, COUNT)})
     await soon(waiting.task)
-    assert [one["body"] for one in waiting.response.json["deliveries"]] == ["late"]
+    assert [delivery["body"] for delivery in waiting.response.json["deliveries"]] == ["late"]
 
 
-async def test_a_pull_that_is_left_takes_nothing(hall: Hall) -> None:
+async def test_an_abandoned_pull_takes_no_tasks(hall: Hall) -> None:
     await hall.call("PUT", "/v1/topics/t/groups/g", {})
     waiting = hall.begin("POST", "/v1/topics/t/pull", {"group": "g", "wait_ms": 30_000})
     await hall.shards.settle()
@@ -472,10 +474,10 @@ async def test_a_pull_that_is_left_takes_nothing(hall: Hall) -> None:
     await soon(waiting.task)
     await hall.post("/v1/tasks", {"topic": "t", "body": "mine"})
     again = await hall.post("/v1/topics/t/pull", {"group": "g", "wait_ms": 30_000})
-    assert [one["body"] for one in again["deliveries"]] == ["mine"]
+    assert [delivery["body"] for delivery in again["deliveries"]] == ["mine"]
 
 
-async def test_a_stream_has_deliveries_of_all_shards_until_it_is_left(hall: Hall) -> None:
+async def test_a_stream_delivers_from_all_shards(hall: Hall) -> None:
     await hall.call("PUT", "/v1/topics/t/groups/g", {})
     stream = hall.begin(
         "GET", "/v1/topics/t/deliveries?group=g&credit=30", accept="text/event-stream"
@@ -503,7 +505,7 @@ async def test_a_stream_has_deliveries_of_all_shards_until_it_is_left(hall: Hall
     assert {one["id"] for one in left} == {one["id"] for one in said[3:]}
 
 
-async def test_a_stream_of_lines_and_one_that_is_refused(hall: Hall) -> None:
+async def test_streams_of_lines_and_refused_streams(hall: Hall) -> None:
     await hall.call("PUT", "/v1/topics/t/groups/g", {"tags": "a"})
     refused = await hall.refused("GET", "/v1/topics/t/deliveries?group=g&tags=b")
     assert refused.json["code"] == "conflict" and "filter" in refused.json["detail"]
@@ -593,7 +595,7 @@ async def files(hall: Hall, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     return Files(hall, tmp_path, monkeypatch)
 
 
-async def test_a_restore_is_one_of_all_shards_each_with_its_own_files(files: Files) -> None:
+async def test_a_restore_covers_all_shards_with_separate_files(files: Files) -> None:
     made = await files.begin()
     assert (made["state"], made["of_shards"], made["report"]) == ("running", COUNT, None)
     for shard in range(COUNT):
@@ -626,7 +628,7 @@ async def test_a_restore_is_one_of_all_shards_each_with_its_own_files(files: Fil
     assert (none.status, none.json["code"]) == (404, "not_found")
 
 
-async def test_its_report_is_of_all_shards(files: Files) -> None:
+async def test_a_restore_report_covers_all_shards(files: Files) -> None:
     made = await files.begin("all.db")
     found = await files.ended(made["id"])
     assert (found["state"], found["error"]) == ("done", None)
@@ -635,20 +637,20 @@ async def test_its_report_is_of_all_shards(files: Files) -> None:
         "skipped_overdue": {"count": 3, "ids": ["1", "2", "2"]}, "backup_ms": 5,
         "backup": "a-shard-0.db, a-shard-1.db, a-shard-2.db",
     }  # fmt: skip
-    assert [one["report"]["restored"] for one in found["shards"]] == [10, 11, 12]
-    assert [one["shard"] for one in found["shards"]] == [0, 1, 2]
+    assert [shard["report"]["restored"] for shard in found["shards"]] == [10, 11, 12]
+    assert [shard["shard"] for shard in found["shards"]] == [0, 1, 2]
 
 
-async def test_one_that_fails_in_one_shard_has_failed_there(files: Files) -> None:
+async def test_a_restore_failing_in_one_shard_is_reported(files: Files) -> None:
     made = await files.begin("half.db")
     found = await files.ended(made["id"])
     assert found["state"] == "failed"
     assert found["error"] == {"code": "store_error", "message": "shard 1: no room"}
-    assert [one["state"] for one in found["shards"]] == ["done", "failed", "done"]
+    assert [shard["state"] for shard in found["shards"]] == ["done", "failed", "done"]
     assert found["report"]["restored"] == 22, "what the others have restored"
 
 
-async def test_where_one_shard_refuses_the_others_are_cancelled_and_it_is_said(
+async def test_a_refusal_by_one_shard_cancels_the_restore(
     files: Files,
 ) -> None:
     files.of(2, "new").write_bytes(b"it is there")
@@ -678,7 +680,7 @@ async def test_where_one_shard_refuses_the_others_are_cancelled_and_it_is_said(
         assert (answer.status, answer.json["code"]) == (400, "bad_request"), name
 
 
-async def test_where_one_shard_is_away_none_begins(impatient: None, files: Files) -> None:
+async def test_an_unavailable_shard_prevents_a_restore(impatient: None, files: Files) -> None:
     files.hall.shards.lose(2)
     await files.hall.shards.settle()
     answer = await files.refused(backup="a.db")
@@ -688,7 +690,7 @@ async def test_where_one_shard_is_away_none_begins(impatient: None, files: Files
     assert files.states() == [[]] * COUNT
 
 
-async def test_what_may_have_begun_is_cancelled_or_it_is_said_where_it_goes_on(
+async def test_a_restore_with_an_unknown_start_is_cancelled_or_named(
     files: Files, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ask, cancel = client_shards.Shards._ask, backups.Restores.cancel
@@ -720,7 +722,7 @@ async def test_what_may_have_begun_is_cancelled_or_it_is_said_where_it_goes_on(
     assert files.states()[1][0] == "cancelled"
 
 
-async def test_what_one_shard_has_begun_at_its_own_port_is_its_own(files: Files) -> None:
+async def test_a_restore_begun_at_one_shard_is_separate(files: Files) -> None:
     wanted = NewRestore(into="x-shard-1.db", backup="a-shard-1.db", history=False)
     one = await files.known(1).begin(wanted)
     [listed] = (await files.hall.get("/v1/restores"))["restores"]
@@ -731,15 +733,15 @@ async def test_what_one_shard_has_begun_at_its_own_port_is_its_own(files: Files)
     assert (await files.hall.call("DELETE", f"/v1/restores/{one.id}")).json["state"] == "cancelled"
 
 
-async def test_tasks_that_are_named_are_restored_by_their_shards(files: Files) -> None:
+async def test_named_tasks_are_restored_by_their_shards(files: Files) -> None:
     made = await files.begin(ids=["1026", "2048", "3074"])  # of shards 2, 0 and 2
     assert (made["of_shards"], made["into"]) == (2, "new-shard-0.db, new-shard-2.db")
-    assert [one["shard"] for one in made["shards"]] == [0, 2]
+    assert [shard["shard"] for shard in made["shards"]] == [0, 2]
     assert files.known(2).find(int(made["id"])).wanted.ids == (1026, 3074)
     assert files.states()[1] == []
 
 
-async def test_what_a_shard_has_forgotten_is_no_success(files: Files) -> None:
+async def test_a_restore_forgotten_by_a_shard_is_not_successful(files: Files) -> None:
     made = await files.begin("all.db")
     await files.ended(made["id"])
     files.known(1)._known.clear()  # as after a restart
@@ -752,47 +754,45 @@ async def test_what_a_shard_has_forgotten_is_no_success(files: Files) -> None:
 # --- how all are ---------------------------------------------------------------------------------
 
 
-async def test_the_status_is_of_all_shards(hall: Hall) -> None:
-    found = await hall.get("/v1/status")
-    msgspec.json.decode(json.dumps(found), type=answer_type(Status))
-    assert (found["state"], found["detail"], found["role"]) == ("ready", None, "active")
-    assert [one["shard"] for one in found["statuses"]] == [0, 1, 2]
-    assert [one["node"] for one in found["statuses"]] == ["n0", "n1", "n2"]
-    assert [one["url"] for one in found["statuses"]] == hall.shards.urls == found["shards"]
-    assert all(one["reachable"] for one in found["statuses"])
+async def test_status_covers_all_shards(hall: Hall) -> None:
+    answer = await hall.get("/v1/status")
+    msgspec.json.decode(json.dumps(answer), type=answer_type(Status))
+    assert (answer["state"], answer["detail"], answer["role"]) == ("ready", None, "active")
+    assert [status["shard"] for status in answer["statuses"]] == [0, 1, 2]
+    assert [status["node"] for status in answer["statuses"]] == ["n0", "n1", "n2"]
+    assert [status["url"] for status in answer["statuses"]] == hall.shards.urls == answer["shards"]
+    assert all(status["reachable"] for status in answer["statuses"])
     hall.shards.shard(2).loaded.clear()
-    found = await hall.get("/v1/status")
-    assert (found["state"], found["shard"], found["node"]) == ("loading", 2, "n2")
-    assert found["detail"] == "shard 2: loading"
-    assert [one["state"] for one in found["statuses"]] == ["ready", "ready", "loading"]
+    answer = await hall.get("/v1/status")
+    assert (answer["state"], answer["shard"], answer["node"]) == ("loading", 2, "n2")
+    assert answer["detail"] == "shard 2: loading"
+    assert [status["state"] for status in answer["statuses"]] == ["ready", "ready", "loading"]
 
 
-async def test_a_shard_that_is_away_is_in_the_status_with_its_reason(
+async def test_status_names_an_unavailable_shard_and_its_reason(
     hall: Hall, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gateways, "STATUS_S", 0.2)
     await hall.get("/v1/stats")
     hall.shards.lose(1)
-    found = await hall.get("/v1/status")
-    msgspec.json.decode(json.dumps(found), type=answer_type(Status))
-    away = found["statuses"][1]
+    answer = await hall.get("/v1/status")
+    msgspec.json.decode(json.dumps(answer), type=answer_type(Status))
+    away = answer["statuses"][1]
     assert away.keys() == {"shard", "url", "reachable", "state", "error", "message"}
     assert (away["shard"], away["url"]) == (1, hall.shards.urls[1])
     assert (away["reachable"], away["state"], away["error"]) == (
         False, "unreachable", "unreachable",
     )  # fmt: skip
-    assert found["state"] == "unreachable" and found["shard"] != 1
-    assert found["detail"] == f"shard 1: unreachable ({away['message']})"
-    assert [one["state"] for one in found["statuses"]] == ["ready", "unreachable", "ready"]
+    assert answer["state"] == "unreachable" and answer["shard"] != 1
+    assert answer["detail"] == f"shard 1: unreachable ({away['message']})"
+    assert [status["state"] for status in answer["statuses"]] == ["ready", "unreachable", "ready"]
 
 
 # --- what is not there ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("said", [b"12 no", b"{}", b""])
-async def test_a_callback_goes_to_the_shard_of_its_token_or_it_is_said_why_not(
-    hall: Hall, said: bytes
-) -> None:
+async def test_a_callback_goes_to_the_shard_of_its_token(hall: Hall, said: bytes) -> None:
     def path(shard: int) -> str:
         return f"/v1/callbacks/{callback_token(Callback('t', 'g', 1024 + shard, 1, 1), 'secret')}"
 
@@ -809,16 +809,18 @@ async def test_a_callback_goes_to_the_shard_of_its_token_or_it_is_said_why_not(
         hall.http_of |= {1: f"http://127.0.0.1:{free_port()}", 2: f"http://127.0.0.1:{at}"}
         for shard, why in ((0, "nobody is known"), (1, "gives no answer"), (1023, "nobody is"),
                            (2, "gives no answer")):  # fmt: skip
-            found = await hall.refused("POST", path(shard), {"result": "extend", "lease_ms": 5_000})
-            assert (found.status, found.json["code"]) == (503, "unreachable"), found.body
-            assert why in found.json["detail"] and f"shard {shard} " in found.json["detail"]
+            refusal = await hall.refused(
+                "POST", path(shard), {"result": "extend", "lease_ms": 5_000}
+            )
+            assert (refusal.status, refusal.json["code"]) == (503, "unreachable"), refusal.body
+            assert why in refusal.json["detail"] and f"shard {shard} " in refusal.json["detail"]
     head, _, body = came[0].partition(b"\r\n\r\n")
     assert head.startswith(f"POST {path(2)} HTTP/1.1\r\n".encode())
     assert json.loads(body) == {"result": "extend", "lease_ms": 5_000}
     assert (await hall.refused("POST", "/v1/callbacks/abc", {})).status == 404
 
 
-async def test_one_shard_that_is_away_is_named_and_the_others_go_on(
+async def test_an_unavailable_shard_is_named_and_the_others_serve(
     impatient: None, hall: Hall
 ) -> None:
     ids = await hall.fill()
@@ -862,7 +864,9 @@ async def guarded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> AsyncItera
     found = Guarded(monkeypatch, tmp_path)
     await found.hall.start()
     yield found
-    found.hall.events[:] = [one for one in found.hall.events if not one.startswith("tokens_read")]
+    found.hall.events[:] = [
+        event for event in found.hall.events if not event.startswith("tokens_read")
+    ]
     await found.hall.stop()
 
 
@@ -870,7 +874,7 @@ def bearer(token: str) -> str:
     return f"Bearer {token}"
 
 
-async def test_each_asks_with_his_own_token(guarded: Guarded) -> None:
+async def test_each_caller_uses_its_own_token(guarded: Guarded) -> None:
     hall = guarded.hall
     for topic in ("a1", "b1"):
         for n in range(COUNT):
@@ -902,7 +906,7 @@ async def test_a_browser_logs_in_and_its_session_asks_with_that_token(guarded: G
     assert seen["partial"] is False
 
 
-async def test_what_was_shown_is_forgotten_when_it_is_not_valid_any_more(guarded: Guarded) -> None:
+async def test_invalid_tokens_are_forgotten(guarded: Guarded) -> None:
     hall = guarded.hall
     await hall.get("/v1/stats", authorization=bearer(guarded.reader))
     [principal] = hall.gateway.tokens
@@ -913,7 +917,7 @@ async def test_what_was_shown_is_forgotten_when_it_is_not_valid_any_more(guarded
     assert not hall.gateway.tokens and not hall.gateway._clients
 
 
-async def test_lines_that_come_after_the_token_was_revoked_are_told_so(guarded: Guarded) -> None:
+async def test_lines_after_a_revocation_are_answered_with_it(guarded: Guarded) -> None:
     hall, line = guarded.hall, b'{"topic":"t","delay_ms":3600000}\n'
     headers = {"content-type": "application/x-ndjson", "authorization": bearer(guarded.all)}
     stream = Request(hall.gateway, "POST", "/v1/tasks", line, headers, whole=False)
@@ -964,7 +968,7 @@ class _NoQuotas:
     def leave(self, caller: Any) -> None: ...
 
 
-async def test_the_report_is_for_whoever_may_read_all(
+async def test_the_report_needs_the_right_to_read_all(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "report.html").write_text("<p>all is well</p>")
@@ -1034,9 +1038,7 @@ async def test_operators_and_logins_leave_the_same_lines_at_both_doors(
 # --- clients -------------------------------------------------------------------------------------
 
 
-async def test_a_client_is_closed_when_nobody_has_asked_it_for_long(
-    guarded: Guarded, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_idle_clients_are_closed(guarded: Guarded, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gateways, "IDLE_S", 0.0)
     monkeypatch.setattr(gateways, "LOOK_S", 0.01)
     hall = guarded.hall
@@ -1053,9 +1055,7 @@ async def test_a_client_is_closed_when_nobody_has_asked_it_for_long(
     assert "all" in left.name, "the lease of its pull lasts"
 
 
-async def test_no_more_clients_are_kept_than_the_limit(
-    guarded: Guarded, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_kept_clients_are_limited(guarded: Guarded, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gateways, "IDLE_MAX", 1)
     hall = guarded.hall
     for token in (guarded.all, guarded.reader, guarded.all):
@@ -1072,7 +1072,7 @@ async def test_no_more_clients_are_kept_than_the_limit(
     await soon(waiting.task)
 
 
-async def test_a_client_whose_pull_is_leased_is_never_closed_for_another_token(
+async def test_a_client_with_leases_is_never_evicted(
     guarded: Guarded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gateways, "IDLE_MAX", 1)
@@ -1091,7 +1091,7 @@ async def test_a_client_whose_pull_is_leased_is_never_closed_for_another_token(
     assert (full.status, full.json["code"]) == (429, "overloaded")
 
 
-async def test_a_stream_that_nobody_reads_takes_a_bounded_number_of_bytes(
+async def test_an_unread_stream_uses_bounded_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(gateways, "STREAM_BYTES_MAX", 300_000)
@@ -1122,6 +1122,6 @@ async def test_a_stream_that_nobody_reads_takes_a_bounded_number_of_bytes(
 
 
 def test_every_verb_is_answered() -> None:
-    """What has no frame is answered here, or nobody asks it over HTTP."""
+    """Verbs without a frame are answered by the gateway or have no route."""
     unframed = {name for name, verb in VERBS.items() if verb.frame is None}
     assert unframed == {"report", "enqueue_plain", "settle_callback"}

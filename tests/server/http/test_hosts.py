@@ -57,7 +57,7 @@ async def ask(http: Http, host: str | None, path: str = "/metrics") -> tuple[int
         ("", 403),
     ],
 )
-async def test_only_names_of_ours_are_answered(http: Http, host: str | None, status: int) -> None:
+async def test_unknown_host_names_are_refused(http: Http, host: str | None, status: int) -> None:
     found, said = await ask(http, host)
     assert found == status, said
     if status == 403:
@@ -65,7 +65,7 @@ async def test_only_names_of_ours_are_answered(http: Http, host: str | None, sta
         assert (await ask(http, host, "/v1/stats"))[0] == 403
 
 
-def test_where_others_reach_it_names_have_to_be_said() -> None:
+def test_a_public_address_needs_http_names() -> None:
     open_to_all = {"http": "0.0.0.0:80", "insecure": True}
     assert load(None, open_to_all).http_names is None
     said = load(None, open_to_all | {"http_hosts": "wheel"}).http_names
@@ -77,13 +77,13 @@ def test_where_others_reach_it_names_have_to_be_said() -> None:
 
 
 @pytest.mark.parametrize("path", ["/", "/console", "/console/", "/v1/stats", "/docs"])
-async def test_without_the_extra_it_says_what_to_install(http: Http, path: str) -> None:
+async def test_a_missing_http_extra_is_named(http: Http, path: str) -> None:
     status, said = await ask(http, "localhost", path)
     assert status == 404
     assert "pip install 'tickwheel[http]'" in json.loads(said)["detail"]
     assert (await ask(http, "localhost", "/healthz"))[0] == 200
 
 
-async def test_the_command_that_opens_the_console_says_so_too(http: Http) -> None:
+async def test_the_console_command_names_the_missing_extra(http: Http) -> None:
     with pytest.raises(NotFound, match=r"pip install 'tickwheel\[http\]'"):
         await asyncio.to_thread(_link, str(http.url), None)

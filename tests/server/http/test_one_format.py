@@ -103,7 +103,7 @@ def normal(wire: tuple[Any, ...]) -> tuple[Any, ...]:
     return topic, body, delay_ms if is_delayed else None, options
 
 
-def test_both_know_the_same_fields() -> None:
+def test_cli_and_http_know_the_same_fields() -> None:
     names = {field.encode_name for field in msgspec.structs.fields(types.NewTask)}
     assert names == FIELDS
     known = {
@@ -116,19 +116,17 @@ def test_both_know_the_same_fields() -> None:
 
 
 @pytest.mark.parametrize("fields", TASKS, ids=json.dumps)
-def test_both_read_the_same_task(fields: dict[str, Any]) -> None:
+def test_cli_and_http_read_the_same_task(fields: dict[str, Any]) -> None:
     assert normal(of_the_command_line(fields)) == normal(over_http(fields))
 
 
 @pytest.mark.parametrize(("one", "other"), SAME)
-def test_what_people_write_is_what_machines_write(
-    one: dict[str, Any], other: dict[str, Any]
-) -> None:
+def test_readable_and_numeric_values_are_equal(one: dict[str, Any], other: dict[str, Any]) -> None:
     assert normal(over_http(one)) == normal(over_http(other))
 
 
 @pytest.mark.parametrize("fields", WRONG, ids=json.dumps)
-def test_both_refuse_the_same(fields: dict[str, Any]) -> None:
+def test_cli_and_http_refuse_the_same(fields: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="field "):
         of_the_command_line(fields)
     with pytest.raises((BadRequest, msgspec.ValidationError)):

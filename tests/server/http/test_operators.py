@@ -28,7 +28,7 @@ async def get(rig: HttpRig, target: str, kind: Any) -> Any:
 
 
 async def dead(rig: HttpRig, count: int) -> list[str]:
-    """Ids of so many dead letters of group g."""
+    """Make `count` dead letters of group g and return their ids."""
     await rig.post("/v1/topics/t/pull", {"group": "g"})
     tasks = [{"topic": "t", "body": str(n)} for n in range(count)]
     await rig.post("/v1/tasks", {"tasks": tasks})
@@ -47,7 +47,7 @@ async def dead(rig: HttpRig, count: int) -> list[str]:
         ("until_ms=null", "until_ms has no value: 'null'"),
     ],
 )
-async def test_a_filter_that_is_none_is_named(rig: HttpRig, query: str, text: str) -> None:
+async def test_an_invalid_filter_is_named(rig: HttpRig, query: str, text: str) -> None:
     response = await rig.call("GET", f"/v1/tasks?{query}")
     assert response.status == 400 and text in response.json["detail"], response.body
 
@@ -76,7 +76,7 @@ async def test_a_group_has_a_filter(rig: HttpRig) -> None:
     assert wrong.json["detail"].endswith("^")
 
 
-async def test_a_page_of_transactions_looks_at_what_it_shows(
+async def test_transaction_pages_read_a_bounded_number_of_rows(
     rig: HttpRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However many are remembered; and what matches little is looked for in steps."""
@@ -96,14 +96,20 @@ async def test_a_page_of_transactions_looks_at_what_it_shows(
 
     monkeypatch.setattr(registry, "durable", look)
     page = await get(rig, "/v1/transactions?limit=2&after=x15", shape)
-    assert ([one["id"] for one in page["transactions"]], page["next"]) == (["x20", "x30"], "x30")
+    assert ([transaction["id"] for transaction in page["transactions"]], page["next"]) == (
+        ["x20", "x30"],
+        "x30",
+    )
     assert looked_at == ["x20", "x30", "x40"]
     page = await get(rig, "/v1/transactions?state=rolled_back&group=few", shape)
-    assert ([one["id"] for one in page["transactions"]], page["next"]) == (["x99"], None)
+    assert ([transaction["id"] for transaction in page["transactions"]], page["next"]) == (
+        ["x99"],
+        None,
+    )
 
 
 @pytest.mark.one_shard("a trial of all shards is one part")
-async def test_a_trial_goes_on_where_its_part_before_ended(rig: HttpRig) -> None:
+async def test_a_bulk_preview_continues_from_its_last_part(rig: HttpRig) -> None:
     await dead(rig, 2)
     tasks = [{"topic": "t", "delay_ms": 9_000, "properties": {"n": n}} for n in range(5)]
     ids = [task["id"] for task in (await rig.post("/v1/tasks", {"tasks": tasks}))["tasks"]]
@@ -121,7 +127,7 @@ def half_tasks(name: str, part: int, *bodies: str, **more: Any) -> dict[str, Any
     return {"transaction": of, "tasks": [{"topic": "t", "body": body} for body in bodies]}
 
 
-async def test_tasks_of_a_transaction_are_tasks_when_it_is_committed(rig: HttpRig) -> None:
+async def test_a_commit_makes_the_tasks_of_a_transaction(rig: HttpRig) -> None:
     first = await rig.call("POST", "/v1/tasks", half_tasks("a", 1, "1", "2"))
     assert (first.status, first.json) == (201, {"transaction": "a", "part": 1, "tasks": 2})
     again = await rig.post("/v1/tasks", half_tasks("a", 1, "1", "2"))
@@ -141,7 +147,7 @@ async def test_tasks_of_a_transaction_are_tasks_when_it_is_committed(rig: HttpRi
     assert (found[2]["due_ms"], found[2]["key"]) == (NOW_MS + 15_000, "k")
 
 
-async def test_what_does_not_fit_a_transaction_says_so(rig: HttpRig) -> None:
+async def test_invalid_transaction_requests_are_refused(rig: HttpRig) -> None:
     await rig.post("/v1/tasks", half_tasks("a", 1, "1"))
     await rig.post("/v1/transactions/a/rollback")
     late = await rig.call("POST", "/v1/tasks", half_tasks("a", 2, "2"))

@@ -84,7 +84,7 @@ async def over(rig: HttpRig, restore_id: str) -> dict[str, Any]:
         ({"backup": "a.db"}, 400, "into"),
     ],
 )
-async def test_what_cannot_be_begins_nothing(
+async def test_an_invalid_restore_request_starts_nothing(
     rig: HttpRig, body: dict[str, Any], status: int, word: str
 ) -> None:
     asked = rig.begin("POST", "/v1/restores", body)
@@ -94,9 +94,7 @@ async def test_what_cannot_be_begins_nothing(
     assert (await rig.call("GET", "/v1/restores")).json == {"restores": []}
 
 
-async def test_one_at_a_time_and_a_cancelled_one_makes_room(
-    rig: HttpRig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_one_restore_runs_at_a_time(rig: HttpRig, monkeypatch: pytest.MonkeyPatch) -> None:
     by(monkeypatch, WORKS)
     first = await begun(rig)
     assert first["state"] == "running" and first["ended_ms"] is None
@@ -121,7 +119,7 @@ async def test_one_at_a_time_and_a_cancelled_one_makes_room(
     assert [one["id"] for one in listed] == [third["id"], first["id"]]
 
 
-async def test_one_that_does_not_stop_is_killed_and_leaves_nothing(
+async def test_an_unstoppable_restore_is_killed_and_cleaned_up(
     rig: HttpRig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     by(monkeypatch, DEAF)
@@ -141,7 +139,9 @@ async def test_one_that_does_not_stop_is_killed_and_leaves_nothing(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.db"]
 
 
-async def test_how_it_ended_is_said(rig: HttpRig, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_failed_restore_names_its_error(
+    rig: HttpRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     by(monkeypatch, DIES)
     died = await over(rig, (await begun(rig))["id"])
     assert died["state"] == "failed" and "code 7" in died["error"]["message"]
@@ -153,7 +153,9 @@ async def test_how_it_ended_is_said(rig: HttpRig, monkeypatch: pytest.MonkeyPatc
     assert none["state"] == "failed" and "No such file" in none["error"]["message"]
 
 
-async def test_the_newest_are_remembered(rig: HttpRig, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_newest_restores_are_remembered(
+    rig: HttpRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     by(monkeypatch, DIES)
     monkeypatch.setattr(backups, "RESTORES_KEPT_MAX", 3)
     assert RESTORES_KEPT_MAX > 3
@@ -168,7 +170,7 @@ async def test_the_newest_are_remembered(rig: HttpRig, monkeypatch: pytest.Monke
         assert gone.status == 404 and gone.json["code"] == "not_found"
 
 
-async def test_the_end_of_a_tenure_is_its_end(
+async def test_a_restore_ends_with_the_tenure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     by(monkeypatch, DEAF)

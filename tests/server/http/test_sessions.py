@@ -45,7 +45,7 @@ async def status(rig: AccessRig, target: str, headers: dict[str, str], method: s
     return response.status
 
 
-async def test_a_login_leaves_a_cookie_that_scripts_and_other_sites_never_see(
+async def test_a_login_cookie_is_http_only_and_same_site(
     rig: AccessRig,
 ) -> None:
     token = await rig.token("read", name="ops")
@@ -65,8 +65,8 @@ async def test_a_login_leaves_a_cookie_that_scripts_and_other_sites_never_see(
     "target",
     ["/v1/stats", "/v1/tasks/5", "/v1/topics/t/deliveries", "/v1/overview/stream"],
 )
-async def test_a_cookie_counts_for_nothing_without_our_header(rig: AccessRig, target: str) -> None:
-    """Another page on this host sends the cookie, too, whatever its port; it cannot send that."""
+async def test_a_cookie_needs_the_console_header(rig: AccessRig, target: str) -> None:
+    """Pages on other ports of this host send the cookie, but cannot send the header."""
     headers = await log_in(rig, await rig.token("all"))
     del headers["tickwheel-console"]
     assert await status(rig, target, headers) == 401
@@ -74,7 +74,7 @@ async def test_a_cookie_counts_for_nothing_without_our_header(rig: AccessRig, ta
         assert await status(rig, "/v1/tasks/5", headers, method) in (401, 405)
 
 
-async def test_a_page_of_another_site_is_refused_even_with_all_of_it(rig: AccessRig) -> None:
+async def test_another_origin_is_refused_despite_cookie_and_header(rig: AccessRig) -> None:
     headers = await log_in(rig, await rig.token("all")) | {"origin": "http://127.0.0.1:9999"}
     assert await status(rig, "/v1/stats", headers) == 403
 
@@ -96,7 +96,7 @@ async def test_a_report_is_opened_as_a_page_and_needs_the_cookie(rig: AccessRig)
     assert await status(rig, "/v1/report", {"host": HOST}) == 401
 
 
-async def test_who_is_not_logged_in_learns_that_it_is_needed_and_nothing_else(
+async def test_a_session_request_without_login_reveals_nothing(
     rig: AccessRig,
 ) -> None:
     failures = rig.observed.login_failures
@@ -118,14 +118,14 @@ async def test_a_session_ends_by_logging_out(rig: AccessRig) -> None:
     assert await status(rig, "/v1/stats", other) == 200
 
 
-async def test_nobody_else_can_log_somebody_out(rig: AccessRig) -> None:
+async def test_a_logout_needs_the_console_header(rig: AccessRig) -> None:
     headers = await log_in(rig, await rig.token("read"))
     bare = {name: text for name, text in headers.items() if name != "tickwheel-console"}
     await rig.call("DELETE", "/v1/session", **bare)
     assert await status(rig, "/v1/stats", headers) == 200
 
 
-async def test_a_session_ends_with_its_time_and_with_its_token(rig: AccessRig) -> None:
+async def test_a_session_ends_at_its_expiry_and_with_its_token(rig: AccessRig) -> None:
     token = await rig.token("read", name="a")
     first, second = await log_in(rig, token), await log_in(rig, await rig.token("read", name="b"))
     tokens.revoke(rig.path, id_of(token))
@@ -148,7 +148,7 @@ async def test_a_link_logs_in_once(rig: AccessRig) -> None:
     assert again.status == 401 and "used before" in again.json["detail"]
 
 
-async def test_a_link_is_for_a_login_and_for_nothing_else(rig: AccessRig) -> None:
+async def test_a_login_link_is_valid_only_for_a_login(rig: AccessRig) -> None:
     token = await rig.token("read")
     code = (await rig.call("POST", "/v1/session-links", authorization=f"Bearer {token}")).json[
         "code"
@@ -195,7 +195,7 @@ async def test_each_token_has_a_few_sessions_and_links_at_a_time(rig: AccessRig)
     assert said == [401] + [201] * LINKS_EACH_MAX
 
 
-def test_all_together_are_bounded(rig: AccessRig) -> None:
+def test_all_sessions_together_are_limited(rig: AccessRig) -> None:
     sessions = Sessions(rig.logins, rig.shard.clock)
     for number in range(SESSIONS_MAX):
         sessions.begin(Principal(f"p{number}", ((Right.READ, ("*",)),)))
@@ -217,7 +217,7 @@ async def test_a_certificate_needs_no_login(rig: AccessRig, rule: str, name: str
     assert response.status == 200 and response.json["name"] == name
 
 
-async def test_without_tokens_nobody_logs_in() -> None:
+async def test_logins_need_tokens() -> None:
     running = await HttpRig().start()
     try:
         made = await running.call("POST", "/v1/sessions", host=HOST)
@@ -234,5 +234,5 @@ async def test_without_tokens_nobody_logs_in() -> None:
     ("host", "name"),
     [("a:1", "tickwheel_1"), ("[::1]:80", "tickwheel_80"), ("a", "tickwheel"), ("", "tickwheel")],
 )
-def test_daemons_of_one_host_have_cookies_of_their_own(host: str, name: str) -> None:
+def test_daemons_on_one_host_have_separate_cookies(host: str, name: str) -> None:
     assert cookie_name(host.encode()) == name

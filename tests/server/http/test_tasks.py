@@ -14,8 +14,8 @@ from tickwheel.server.http.types import Given, kept
 
 
 async def enqueue(rig: HttpRig, **task: Any) -> str:
-    found = await rig.post("/v1/tasks", {"topic": "t", **task})
-    return str(found["id"])
+    answer = await rig.post("/v1/tasks", {"topic": "t", **task})
+    return str(answer["id"])
 
 
 async def test_a_task_is_answered_with_its_id_as_text_and_its_due_time(rig: HttpRig) -> None:
@@ -48,14 +48,16 @@ async def test_the_answer_waits_until_the_task_is_durable(rig: HttpRig) -> None:
         ({"delay_level": 99}, NOW_MS + 7_200_000),
     ],
 )
-async def test_when_it_is_due(rig: HttpRig, when: dict[str, Any], due_ms: int) -> None:
-    found = await rig.post("/v1/tasks", {"topic": "t", **when})
-    assert found["due_ms"] == due_ms
-    [task] = (await rig.post("/v1/lookups", {"ids": [found["id"]]}))["tasks"]
+async def test_due_times_are_given_in_each_form(
+    rig: HttpRig, when: dict[str, Any], due_ms: int
+) -> None:
+    answer = await rig.post("/v1/tasks", {"topic": "t", **when})
+    assert answer["due_ms"] == due_ms
+    [task] = (await rig.post("/v1/lookups", {"ids": [answer["id"]]}))["tasks"]
     assert task["due_ms"] == due_ms
 
 
-async def test_every_field_of_a_task_comes_back(rig: HttpRig) -> None:
+async def test_every_field_of_a_task_is_returned(rig: HttpRig) -> None:
     given = {
         "key": "k", "tag": "x", "properties": {"a": "b", "n": 3, "f": 1.5, "yes": True},
         "priority": 7, "ttl_ms": 1_000, "retry": {"kind": "table", "delays_ms": [5, 6]},
@@ -69,7 +71,7 @@ async def test_every_field_of_a_task_comes_back(rig: HttpRig) -> None:
     }
 
 
-async def test_a_due_window_is_answered_with_what_was_chosen(rig: HttpRig) -> None:
+async def test_a_due_window_is_answered_with_the_chosen_time(rig: HttpRig) -> None:
     window = {"topic": "t", "delay_ms": 10_000, "within_ms": 60_000}
     tasks = {"tasks": [window] * 20 + [{"topic": "t"}]}
     first = await rig.post("/v1/tasks", tasks, idempotency_key="a")
@@ -91,7 +93,7 @@ async def test_a_due_window_is_answered_with_what_was_chosen(rig: HttpRig) -> No
     assert sum(load["counts"]) == load["scheduled"] == 20
 
 
-async def test_a_key_that_is_pending_is_answered_with_what_became_of_the_new_task(
+async def test_a_pending_key_is_answered_with_the_outcome(
     rig: HttpRig,
 ) -> None:
     task = {"topic": "t", "delay_ms": 10_000, "key": "k"}
@@ -119,13 +121,13 @@ async def test_a_key_that_is_pending_is_answered_with_what_became_of_the_new_tas
     assert "if_pending must be one of add, keep, replace, reject" in wrong.json["detail"]
 
 
-async def test_many_are_accepted_in_their_order_or_not_at_all(rig: HttpRig) -> None:
-    found = await rig.post(
+async def test_many_tasks_are_accepted_in_order_or_refused_together(rig: HttpRig) -> None:
+    answer = await rig.post(
         "/v1/tasks",
         {"tasks": [{"topic": "a", "body": "1", "delay_ms": 10}, {"topic": "b", "body": "2"}]},
     )
-    assert [task["due_ms"] - NOW_MS for task in found["tasks"]] == [10, 0]
-    ids = [task["id"] for task in found["tasks"]]
+    assert [task["due_ms"] - NOW_MS for task in answer["tasks"]] == [10, 0]
+    ids = [task["id"] for task in answer["tasks"]]
     tasks = (await rig.post("/v1/lookups", {"ids": ids}))["tasks"]
     assert [(task["topic"], task["body"]) for task in tasks] == [("a", "1"), ("b", "2")]
     wrong = {"tasks": [{"topic": "c"}, {"topic": "no topic"}]}
@@ -160,9 +162,7 @@ async def test_many_are_accepted_in_their_order_or_not_at_all(rig: HttpRig) -> N
         (b'{"topic":"t","retry":{"a":' + b"[" * 50_000, 400, "nested too deeply"),
     ],
 )
-async def test_what_is_wrong_with_a_task_is_said_and_nothing_is_kept(
-    rig: HttpRig, body: Any, status: int, text: str
-) -> None:
+async def test_invalid_tasks_are_refused(rig: HttpRig, body: Any, status: int, text: str) -> None:
     response = await rig.call("POST", "/v1/tasks", body)
     assert (response.status, text in response.json["detail"]) == (status, True), response.body
     assert response.headers["content-type"] == "application/problem+json"
@@ -183,7 +183,7 @@ async def test_a_body_may_be_raw_with_its_fields_in_headers(rig: HttpRig) -> Non
     assert base64.b64decode(task["body_base64"]) == b"\x89PNG"
 
 
-async def test_an_order_key_comes_as_json_and_in_a_header(rig: HttpRig) -> None:
+async def test_an_order_key_is_given_in_json_or_a_header(rig: HttpRig) -> None:
     one = await rig.post("/v1/tasks", {"topic": "t", "order_key": "customer 7"})
     headers = {"tickwheel-order-key": "customer 7", "content-type": "text/plain"}
     other = (await rig.call("POST", "/v1/topics/t/tasks", b"x", **headers)).json
@@ -207,12 +207,12 @@ async def test_an_order_key_comes_as_json_and_in_a_header(rig: HttpRig) -> None:
         ("tickwheel-at", "noon", "at"),
     ],
 )
-async def test_a_wrong_header_is_named(rig: HttpRig, name: str, value: str, text: str) -> None:
+async def test_an_invalid_header_is_named(rig: HttpRig, name: str, value: str, text: str) -> None:
     response = await rig.call("POST", "/v1/topics/t/tasks", b"", **{name: value})
     assert response.status == 400 and text in response.json["detail"], response.body
 
 
-async def test_a_task_is_cancelled_once_and_says_so_again(rig: HttpRig) -> None:
+async def test_a_repeated_cancel_answers_already_cancelled(rig: HttpRig) -> None:
     task_id = await enqueue(rig, delay_ms=10_000)
     path = f"/v1/tasks/{task_id}"
     assert (await rig.call("DELETE", path)).json == {"id": task_id, "result": "cancelled"}
@@ -239,7 +239,7 @@ async def test_a_task_is_rescheduled_and_run_now(rig: HttpRig) -> None:
 
 
 @pytest.mark.parametrize("task_id", ["x", "-1", "1.5", "99999999999999999999", "%00", "²"])
-async def test_an_id_that_is_none_is_refused(rig: HttpRig, task_id: str) -> None:
+async def test_an_invalid_id_is_refused(rig: HttpRig, task_id: str) -> None:
     from urllib.parse import quote
 
     quoted = task_id if task_id.startswith("%") else quote(task_id)
@@ -292,7 +292,7 @@ async def test_another_payload_under_the_same_key_is_refused(rig: HttpRig) -> No
 
 @pytest.mark.parametrize("rule", [None, "keep", "replace"])
 @pytest.mark.parametrize("left", [False, True], ids=["both stay", "the first leaves"])
-async def test_two_payloads_at_once_under_one_key_are_not_both_taken(
+async def test_concurrent_payloads_under_one_key_store_one(
     rig: HttpRig, rule: str | None, left: bool
 ) -> None:
     """Whatever the first waits for: the store, or what its key has pending."""
@@ -343,7 +343,7 @@ async def test_a_key_is_free_again_when_its_first_payload_was_refused(rig: HttpR
     assert (await rig.post("/v1/tasks", task | {"body": "2"}, idempotency_key="a"))["id"]
 
 
-async def test_a_resend_of_what_is_not_durable_yet_waits_with_it(rig: HttpRig) -> None:
+async def test_a_resend_of_an_uncommitted_request_waits_for_it(rig: HttpRig) -> None:
     rig.store.stall()
     task = {"tasks": [{"topic": "t"}, {"topic": "t", "delay_ms": 5}]}
     one = rig.begin("POST", "/v1/tasks", task, idempotency_key="a")
@@ -366,7 +366,7 @@ async def test_a_refused_request_leaves_its_key_free(rig: HttpRig) -> None:
 
 
 @pytest.mark.parametrize("key", ["", "x" * 256])
-async def test_a_key_has_a_length(rig: HttpRig, key: str) -> None:
+async def test_the_length_of_an_idempotency_key_is_limited(rig: HttpRig, key: str) -> None:
     response = await rig.call("POST", "/v1/tasks", {"topic": "t"}, idempotency_key=key)
     assert response.status == 400 and "idempotency-key has" in response.json["detail"]
 
@@ -380,5 +380,5 @@ async def test_a_key_has_a_length(rig: HttpRig, key: str) -> None:
         ((100, (5,), {"outcomes": [("kept", 33)]}), [b'{"id":"5","due_ms":33,"outcome":"kept"}']),
     ],
 )
-def test_every_form_of_an_answer_is_read(answer: tuple[Any, ...], lines: list[bytes]) -> None:
+def test_task_answers_have_the_documented_form(answer: tuple[Any, ...], lines: list[bytes]) -> None:
     assert kept(answer, [Given(("t", b"", 7), 7, None)]).lines() == lines

@@ -64,7 +64,9 @@ async def way_in(rig: HttpRig, way: str, name: str, text: str) -> Response:
 
 
 @pytest.mark.parametrize(("way", "name", "text"), RIGHT)
-async def test_it_comes_in_and_goes_out(rig: HttpRig, way: str, name: str, text: str) -> None:
+async def test_trace_and_encoding_pass_through_http(
+    rig: HttpRig, way: str, name: str, text: str
+) -> None:
     assert (await way_in(rig, way, name, text)).status in (200, 201)
     if way == "transaction":
         await rig.post("/v1/transactions/x/commit")
@@ -79,7 +81,9 @@ async def test_it_comes_in_and_goes_out(rig: HttpRig, way: str, name: str, text:
 
 
 @pytest.mark.parametrize(("way", "name", "text"), WRONG, ids=repr)
-async def test_what_is_none_is_refused(rig: HttpRig, way: str, name: str, text: str) -> None:
+async def test_an_invalid_text_option_is_refused(
+    rig: HttpRig, way: str, name: str, text: str
+) -> None:
     answer = await way_in(rig, way, name, text)
     problem: dict[str, Any] = answer.json
     if way == "lines":
@@ -89,7 +93,7 @@ async def test_what_is_none_is_refused(rig: HttpRig, way: str, name: str, text: 
 
 
 @pytest.mark.parametrize(("way", "name", "text"), IGNORED, ids=repr)
-async def test_an_event_with_an_invalid_traceparent_is_taken_without_it(
+async def test_an_events_invalid_traceparent_is_ignored(
     rig: HttpRig, way: str, name: str, text: str
 ) -> None:
     """W3C Trace Context, 3.2.2: a receiver that cannot parse it goes on without a parent."""
@@ -98,13 +102,13 @@ async def test_an_event_with_an_invalid_traceparent_is_taken_without_it(
     assert task["trace"] is None and task["properties"]["ce-traceparent"] == text
 
 
-async def test_a_header_that_is_none_is_refused(rig: HttpRig) -> None:
+async def test_an_invalid_encoding_header_is_refused(rig: HttpRig) -> None:
     for wrong in ("JSON", encodings.LONGEST + "z", "json; v=2"):
         answer = await way_in(rig, "header", "encoding", wrong)
         assert answer.status == 400 and encodings.MUST_BE in answer.json["detail"]
 
 
-async def test_a_header_wins_over_the_attribute_of_an_event(rig: HttpRig) -> None:
+async def test_a_header_overrides_the_events_attribute(rig: HttpRig) -> None:
     event = json.dumps(EVENT | {"traceparent": traces.OTHER}).encode()
     kind = "application/cloudevents+json"
     made = await rig.post(RAW, event, content_type=kind, tickwheel_trace=traces.TRACE)

@@ -8,7 +8,7 @@ from support.waiting import soon
 from tickwheel.server.http.call import Turns
 
 
-async def test_so_many_in_one_turn_and_the_others_behind_them_in_order() -> None:
+async def test_work_per_turn_is_limited_and_in_order() -> None:
     turns, done = Turns(2), list[int]()
 
     async def work(number: int) -> None:
@@ -27,7 +27,7 @@ async def test_so_many_in_one_turn_and_the_others_behind_them_in_order() -> None
     await soon(turns.mine())
 
 
-async def test_one_that_was_cut_off_takes_no_turn() -> None:
+async def test_a_cancelled_waiter_takes_no_turn() -> None:
     turns = Turns(1)
     await turns.mine()
     waiting = [asyncio.create_task(turns.mine()) for _ in range(3)]

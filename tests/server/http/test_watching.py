@@ -30,7 +30,7 @@ async def overview(rig: HttpRig) -> Any:
 
 
 def texts(found: Any) -> list[str]:
-    return [one["text"] for one in found["troubles"]]
+    return [trouble["text"] for trouble in found["troubles"]]
 
 
 async def test_the_ring_has_each_task_in_its_slot_and_turn(rig: HttpRig) -> None:
@@ -72,7 +72,7 @@ async def test_paused_keys_are_a_trouble_while_tasks_wait_for_them(rig: HttpRig)
     assert not any("Group g of t does not keep up" in text for text in found)
 
 
-async def test_being_stuck_on_one_key_is_a_trouble_of_its_own(rig: HttpRig) -> None:
+async def test_a_repeatedly_failing_order_key_is_a_trouble(rig: HttpRig) -> None:
     """The first of a key fails again and again; one without another behind it stops nobody."""
     made = await rig.post("/v1/tasks", {"tasks": [{"topic": "t", "order_key": k} for k in "aab"]})
     first = made["tasks"][0]["id"]
@@ -106,7 +106,7 @@ async def test_a_large_wheel_is_shown_in_cells() -> None:
         await running.stop()
 
 
-async def test_counts_and_totals(rig: HttpRig) -> None:
+async def test_overview_has_counts_and_totals(rig: HttpRig) -> None:
     await rig.post("/v1/topics/t/pull", {"group": "g"})
     await rig.post(
         "/v1/tasks", {"tasks": [{"topic": "t"}] * 3 + [{"topic": "t", "delay_ms": 60_000}]}
@@ -123,11 +123,11 @@ async def test_counts_and_totals(rig: HttpRig) -> None:
     assert found["totals"]["enqueued"] == 4 and found["totals"]["delivered"] == 1
 
 
-async def test_nothing_is_wrong_with_a_fresh_daemon(rig: HttpRig) -> None:
+async def test_a_fresh_daemon_has_no_troubles(rig: HttpRig) -> None:
     assert (await overview(rig))["troubles"] == []
 
 
-async def test_what_is_wrong_is_said_in_words(rig: HttpRig) -> None:
+async def test_troubles_are_described_in_words(rig: HttpRig) -> None:
     for topic in ("paused", "alone", "busy", "new"):
         await rig.post("/v1/tasks", {"topic": topic, "body": "x"})
     for topic in ("paused", "alone"):
@@ -150,7 +150,7 @@ async def test_what_is_wrong_is_said_in_words(rig: HttpRig) -> None:
     assert "Topic new has no group yet: 1 ready task waits for the first subscriber" in said_now
 
 
-async def test_only_the_worst_are_named_and_the_others_counted(rig: HttpRig) -> None:
+async def test_the_worst_troubles_are_listed_and_the_rest_counted(rig: HttpRig) -> None:
     many = watching.TROUBLES_MAX + 5
     for number in range(many):
         path = f"/v1/topics/t{number}/groups/g"
@@ -162,7 +162,7 @@ async def test_only_the_worst_are_named_and_the_others_counted(rig: HttpRig) -> 
     assert all("is paused" in text for text in texts(found))
 
 
-async def test_one_look_serves_all_who_watch(rig: HttpRig) -> None:
+async def test_watchers_share_one_snapshot(rig: HttpRig) -> None:
     first = (await rig.call("GET", "/v1/overview")).json
     await rig.post("/v1/tasks", {"topic": "t", "delay_ms": 60_000})
     assert (await rig.call("GET", "/v1/overview")).json == first
@@ -188,7 +188,7 @@ async def test_a_stream_has_a_pace(rig: HttpRig, every: str) -> None:
     assert response.status == 400 and "every_ms" in response.json["detail"]
 
 
-async def test_a_parked_transaction_waits_for_somebody(rig: HttpRig) -> None:
+async def test_a_parked_transaction_is_a_trouble(rig: HttpRig) -> None:
     registry = rig.shard.core.transaction_registry
     assert (await overview(rig))["counts"]["transactions"] == 0
     registry.parked = 2
@@ -203,7 +203,7 @@ async def test_a_parked_transaction_waits_for_somebody(rig: HttpRig) -> None:
 # --- groups --------------------------------------------------------------------------------------
 
 
-async def test_how_far_a_group_was_behind(rig: HttpRig) -> None:
+async def test_the_lag_of_a_group_is_served(rig: HttpRig) -> None:
     await rig.call("PUT", "/v1/topics/t/groups/g", {})
     await rig.post("/v1/tasks", {"tasks": [{"topic": "t"}] * 3})
     rig.pass_time(5_000)
@@ -236,7 +236,7 @@ async def test_how_far_a_group_was_behind(rig: HttpRig) -> None:
         ("topic=u&tag=eu", []),
     ],
 )
-async def test_tasks_are_found_by_what_they_have(
+async def test_tasks_are_filtered_by_their_fields(
     rig: HttpRig, query: str, wanted: list[int]
 ) -> None:
     tasks: list[dict[str, Any]] = [
@@ -252,12 +252,12 @@ async def test_tasks_are_found_by_what_they_have(
 
 
 @pytest.mark.parametrize("text", ["region", "=5", ""])
-async def test_a_property_is_asked_for_with_its_value(rig: HttpRig, text: str) -> None:
+async def test_a_property_filter_needs_a_value(rig: HttpRig, text: str) -> None:
     response = await rig.call("GET", f"/v1/tasks?property={text}")
     assert response.status == 400 and "NAME=VALUE" in response.json["detail"]
 
 
-async def test_who_is_connected_is_listed_page_by_page(
+async def test_consumers_are_listed_page_by_page(
     rig: HttpRig,
 ) -> None:
     streams = [
@@ -274,8 +274,14 @@ async def test_who_is_connected_is_listed_page_by_page(
     await streams[0].until(lambda response: response.lines)
     said = (await rig.call("GET", "/v1/consumers")).json
     shown = [
-        (one["topic"], one["group"], one["in_flight"], one["prefetch"], one["kind"])
-        for one in said["consumers"]
+        (
+            consumer["topic"],
+            consumer["group"],
+            consumer["in_flight"],
+            consumer["prefetch"],
+            consumer["kind"],
+        )
+        for consumer in said["consumers"]
     ]
     assert shown == [
         ("a", "g", 1, 5, "subscription"),
@@ -283,7 +289,9 @@ async def test_who_is_connected_is_listed_page_by_page(
         ("b", "g", 0, 9, "subscription"),
     ]
     assert said["next"] is None
-    assert {one["since_ms"] for one in said["consumers"]} == {rig.shard.clock.read().now_ms}
+    assert {consumer["since_ms"] for consumer in said["consumers"]} == {
+        rig.shard.clock.read().now_ms
+    }
     found: list[Any] = []
     after: int | None = 0
     while after is not None:
@@ -315,7 +323,7 @@ async def test_tasks_of_the_history_have_their_bodies(
     monkeypatch.setattr(rig.shard.stories, "_answer", answer)
     said = (await rig.call("GET", "/v1/history/tasks")).json
     assert (said["is_kept"], said["complete"]) == (True, True)
-    assert [one["id"] for one in said["tasks"]] == ["9", "8"]
+    assert [task["id"] for task in said["tasks"]] == ["9", "8"]
     assert (said["tasks"][0]["body"], said["tasks"][1]["body_base64"]) == ("text", "/w==")
 
 
@@ -339,12 +347,12 @@ async def test_a_report_is_a_page_without_an_origin(tmp_path: Path) -> None:
         await running.stop()
 
 
-async def test_without_report_dir_there_is_none(rig: HttpRig) -> None:
+async def test_the_report_needs_report_dir(rig: HttpRig) -> None:
     response = await rig.call("GET", "/v1/report")
     assert response.status == 404 and "report_dir" in response.json["detail"]
 
 
-async def test_a_pause_that_holds_nothing_back_is_noted(rig: HttpRig) -> None:
+async def test_a_pause_without_ready_tasks_is_shown(rig: HttpRig) -> None:
     await rig.call("PUT", "/v1/topics/t/groups/g", {})
     assert texts(await overview(rig)) == []
     await rig.call("PATCH", "/v1/topics/t/groups/g", {"paused": True})
@@ -354,7 +362,7 @@ async def test_a_pause_that_holds_nothing_back_is_noted(rig: HttpRig) -> None:
 
 
 @pytest.mark.parametrize("path", ["/v1/topics/t", "/v1/topics/t/groups/g"])
-async def test_a_pause_tells_since_when_it_is(rig: HttpRig, path: str) -> None:
+async def test_a_pause_shows_its_start_time(rig: HttpRig, path: str) -> None:
     """Paused twice it is paused once; what is paused again begins anew."""
     await rig.call("PUT", "/v1/topics/t/groups/g", {})
 
@@ -376,7 +384,7 @@ async def test_a_pause_tells_since_when_it_is(rig: HttpRig, path: str) -> None:
 
 
 class _Nodes:
-    """A directory with so many nodes, as a daemon of a shard sees it."""
+    """A directory of `count` nodes, as a shard's daemon sees it."""
 
     def __init__(self, shard: int, count: int) -> None:
         self.shard, self._count = shard, count
@@ -385,7 +393,7 @@ class _Nodes:
         return {"nodes": [{"node": str(number)} for number in range(self._count)]}
 
 
-async def test_standbys_and_nodes_that_are_expected_and_not_seen_are_a_trouble() -> None:
+async def test_missing_expected_standbys_and_nodes_are_a_trouble() -> None:
     rig = await HttpRig(expect_standbys=2, expect_nodes=3).start()
     try:
         no_nodes = "0 of 3 expected nodes are seen"
@@ -417,16 +425,14 @@ async def test_a_missing_or_old_daily_backup_is_a_trouble() -> None:
 
 
 @pytest.mark.parametrize(("used", "is_near"), [(0.86, True), (0.84, False), (0.0, False)])
-async def test_a_disk_that_is_nearly_too_full_is_a_trouble(
-    rig: HttpRig, used: float, *, is_near: bool
-) -> None:
+async def test_a_nearly_full_disk_is_a_trouble(rig: HttpRig, used: float, *, is_near: bool) -> None:
     rig.shard.observed.disk_used = used
     said = "The disk with the database is 86% full; above 90% (disk_refuse) new tasks are refused"
     assert texts(await overview(rig)) == ([said] if is_near else [])
 
 
 @pytest.mark.parametrize("tag", ["a||b", " a", "*", ""])
-async def test_a_tag_that_no_filter_can_name_is_refused(rig: HttpRig, tag: str) -> None:
+async def test_an_unfilterable_tag_is_refused(rig: HttpRig, tag: str) -> None:
     task = {"topic": "t", "tag": tag}
     for body in (task, {"tasks": [{"topic": "t"}, task]}):
         response = await rig.call("POST", "/v1/tasks", body)

@@ -57,7 +57,7 @@ def merged(*texts: bytes) -> bytes:
     return b"".join(part for family in found.values() for part in family)
 
 
-def test_each_sample_is_there_with_its_shard_and_nothing_else_is() -> None:
+def test_merged_metrics_label_each_sample_with_its_shard() -> None:
     other = PLAIN.replace(b"7\n", b"9\n").replace(b"# HELP up", b"# HELP new N.\nnew 3\n# HELP up")
     said = merged(PLAIN, other).decode()
     wanted = of(families(PLAIN.decode()), shard="0") | of(families(other.decode()), shard="1")
@@ -69,7 +69,7 @@ def test_each_sample_is_there_with_its_shard_and_nothing_else_is() -> None:
     assert names == ["up", "tasks_total", "late_seconds", "new"]
 
 
-def test_openmetrics_are_put_together_without_their_ends() -> None:
+def test_merged_openmetrics_have_one_end() -> None:
     said = merged(OPEN, OPEN).decode()
     assert "# EOF" not in said
     found = of(open_families(said + "# EOF\n"))
@@ -80,11 +80,11 @@ def test_openmetrics_are_put_together_without_their_ends() -> None:
     }
 
 
-def test_no_metric_of_a_daemon_has_the_label_already() -> None:
+def test_no_daemon_metric_uses_the_shard_label() -> None:
     assert not [name for name, labels in catalogue.names().items() if "shard" in labels]
 
 
-async def test_who_asks_while_it_is_done_gets_the_same() -> None:
+async def test_concurrent_requests_share_one_result() -> None:
     begun: list[str] = []
     over = asyncio.Event()
 
@@ -104,7 +104,7 @@ async def test_who_asks_while_it_is_done_gets_the_same() -> None:
     assert await ask("a") == "a 3"
 
 
-async def test_what_fails_fails_for_all_and_is_tried_again() -> None:
+async def test_a_failed_shared_request_fails_all_and_is_retried() -> None:
     tries = 0
 
     async def work() -> None:
@@ -139,7 +139,7 @@ async def asked(answer: bytes, *, bytes_max: int = 100) -> tuple[int, bytes]:
     return found
 
 
-async def test_an_answer_of_as_many_bytes_as_there_may_be() -> None:
+async def test_an_answer_at_the_size_limit_is_accepted() -> None:
     head = b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 100\r\n\r\n"
     assert await asked(head + b"x" * 100) == (503, b"x" * 100)
     with pytest.raises(Silent, match="its /x is longer than 99 bytes"):
@@ -155,12 +155,12 @@ async def test_an_answer_of_as_many_bytes_as_there_may_be() -> None:
         b"\x15\x03" * 99,
     ],
 )
-async def test_what_is_no_whole_answer_is_none(answer: bytes) -> None:
+async def test_an_incomplete_answer_is_an_error(answer: bytes) -> None:
     with pytest.raises(h11.RemoteProtocolError):
         await asked(answer)
 
 
-def test_a_board_shows_each_shard_what_was_written_last() -> None:
+def test_a_board_shows_the_last_entry_of_each_shard() -> None:
     board = Board(3)
     assert board.read(2) == Seen(0, State.DOWN, 0, 0, 0)
     for pid in (5, 2**22):

@@ -24,7 +24,7 @@ def noted(values: list[int]) -> Lateness:
     return lateness
 
 
-def test_nothing_noted_is_zero() -> None:
+def test_a_summary_without_samples_is_zero() -> None:
     assert Lateness().summary() == {"p50_ms": 0, "p99_ms": 0, "max_ms": 0, "count": 0}
 
 
@@ -67,7 +67,7 @@ def test_late_deliveries_are_counted_by_cause() -> None:
     assert lateness.by_cause[Cause.NO_CREDIT].sum == 7_000
 
 
-def test_what_was_in_time_when_it_was_taken_has_waited_for_the_store() -> None:
+def test_a_delivery_taken_in_time_waited_for_the_store() -> None:
     lateness = Lateness()
     lateness.note_causes(rows(LATE_MS, LATE), [None, None], 0)
     assert counted(lateness) == {Cause.STORE: 1}
@@ -79,7 +79,7 @@ def test_a_retry_is_not_counted() -> None:
     assert counted(lateness) == {}
 
 
-def test_every_cause_is_in_the_manual_and_whose_it_is() -> None:
+def test_every_cause_is_documented_with_its_owner() -> None:
     manual = (Path(__file__).parents[3] / "docs/metrics.md").read_text()
     table = manual.partition("| cause | whose |")[2].partition("\n\n")[0]
     documented = re.findall(r"^\| `(\w+)` \| (.*?) ?\|", table, re.MULTILINE)
@@ -87,7 +87,7 @@ def test_every_cause_is_in_the_manual_and_whose_it_is() -> None:
     assert {word for word, whose in documented if whose == "daemon's"} == set(DAEMONS_CAUSES)
 
 
-async def test_the_probe_tells_of_a_loop_that_is_busy() -> None:
+async def test_the_probe_detects_a_busy_loop() -> None:
     observed, told = Observed(), asyncio.get_running_loop().create_future()
     observed.loop_busy = told.set_result
     probe = asyncio.create_task(probe_loop(observed))

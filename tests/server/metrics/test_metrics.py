@@ -94,7 +94,7 @@ def test_names_follow_the_conventions() -> None:
     assert len(set(families)) == len(families), "OpenMetrics drops _total from a family's name"
 
 
-def test_every_metric_is_in_the_manual_and_the_other_way_round() -> None:
+def test_metrics_and_manual_list_the_same_names() -> None:
     rows = re.findall(r"^\| `((?:tickwheel|process)_\w+)` \|([^|]*)\|", _manual(), re.MULTILINE)
     documented = {name: tuple(re.findall(r"`(\w+)`", labels)) for name, labels in rows}
     assert len(documented) == len(rows), "a name stands there twice"
@@ -148,7 +148,7 @@ async def test_beyond_the_limit_topics_and_groups_are_summed() -> None:
     assert enqueued == {("t0",): 100, ("t1",): 100, (OTHER,): 300}
 
 
-async def test_what_is_summed_up_never_falls_and_never_moves() -> None:
+async def test_summed_counters_never_fall() -> None:
     exposition = Exposition(make_daemon(metrics_topics_max=2))
     core = make_core()
     for number in range(4):
@@ -174,7 +174,7 @@ async def test_what_is_summed_up_never_falls_and_never_moves() -> None:
     assert found["tickwheel_ready_tasks", (OTHER, OTHER)] == 0
 
 
-async def test_counters_go_on_over_tenures_and_a_standby_shows_no_state() -> None:
+async def test_counters_continue_over_tenures() -> None:
     exposition = Exposition(make_daemon(metrics_topics_max=2))
     assert not [name for name, _ in await samples(exposition) if "delivered" in name]
     first = make_core()
@@ -214,14 +214,14 @@ async def test_a_tenure_that_ends_during_a_scrape_is_counted_once() -> None:
     assert not scrape.done()
     exposition.ended(core)
     body, _ = await scrape
-    found = [
+    values = [
         sample.value
         for family in parse_text(body.decode())
         for sample in family.samples
         if sample.name == "tickwheel_delivered_total"
     ]
-    assert sum(found) == 5_000
-    assert len(found) == 1_001
+    assert sum(values) == 5_000
+    assert len(values) == 1_001
 
 
 async def full_exposition() -> Exposition:
@@ -268,7 +268,7 @@ def client_metric(family: Family) -> Metric:
 
 
 @pytest.mark.parametrize("is_open", [False, True])
-async def test_prometheus_clients_own_text_says_the_same(is_open: bool) -> None:
+async def test_the_text_equals_that_of_prometheus_client(is_open: bool) -> None:
     exposition = await full_exposition()
     registry = CollectorRegistry(auto_describe=False)
     families = await exposition.read()
@@ -308,7 +308,7 @@ async def test_every_name_is_shown_once_it_has_a_value() -> None:
 
 
 @given(st.lists(st.integers(0, 10_000_000), min_size=1), st.integers(1, 3))
-def test_many_at_once_are_as_one_by_one(values: list[int], divisor: int) -> None:
+def test_observing_many_equals_observing_each(values: list[int], divisor: int) -> None:
     values = [value // 10 ** (divisor * 2) for value in values]
     together, single = Histogram(BOUNDS_MS), Histogram(BOUNDS_MS)
     together.observe_all(values, min(values), max(values))
@@ -317,7 +317,7 @@ def test_many_at_once_are_as_one_by_one(values: list[int], divisor: int) -> None
     assert (together.counts, together.sum) == (single.counts, single.sum)
 
 
-def test_lateness_has_histograms_for_so_many_topics() -> None:
+def test_lateness_histograms_are_limited_by_topics() -> None:
     lateness = Lateness(topics_max=2)
     for topic in ("a", "b", "c", "d", "a"):
         lateness.note(topic, [3])
@@ -369,7 +369,7 @@ async def test_history_and_backups_are_shown(tmp_path: Path) -> None:
     }
 
 
-async def test_without_history_and_backups_all_of_theirs_are_0() -> None:
+async def test_history_and_backup_metrics_default_to_0() -> None:
     exposition = Exposition(make_daemon())
     found = await shown_by(exposition, "history") | await shown_by(exposition, "backup")
     assert len(found) == 6 and set(found.values()) == {0}
@@ -384,7 +384,7 @@ async def test_without_history_and_backups_all_of_theirs_are_0() -> None:
         ({"full": True, "stalled": True, "trouble": "no answer"}, 0, 1),
     ],
 )
-async def test_a_store_without_room_is_up(committer: dict[str, Any], up: int, is_full: int) -> None:
+async def test_a_full_store_counts_as_up(committer: dict[str, Any], up: int, is_full: int) -> None:
     daemon = make_daemon()
     shard = SimpleNamespace(committer=SimpleNamespace(**committer), epoch=1)
     daemon.roles.shard = shard  # type: ignore[assignment]  # what the metrics read of it

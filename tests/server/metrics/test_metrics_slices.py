@@ -14,7 +14,7 @@ TOPICS = 1_000
 SLICE_MS_MAX = 5.0
 SCRAPE_MS_MAX = 100.0
 MEASURED = 3.0 if sys.gettrace() is not None else 1.0
-"""Coverage makes everything slower by about so much."""
+"""Approximate factor by which coverage slows the test down."""
 
 
 async def test_a_scrape_of_a_thousand_topics_is_made_in_short_slices() -> None:

@@ -49,7 +49,7 @@ def _open_files() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
-async def test_it_rings_once_and_not_before_its_moment(kind: str) -> None:
+async def test_an_alarm_rings_once_and_never_early(kind: str) -> None:
     rings = Rings()
     alarm = Alarm(rings)
     assert (alarm._fd is not None) is (kind == "timerfd")
@@ -64,7 +64,7 @@ async def test_it_rings_once_and_not_before_its_moment(kind: str) -> None:
     assert len(rings.at_ns) == 20
 
 
-async def test_what_is_set_last_counts(kind: str) -> None:
+async def test_the_last_setting_of_an_alarm_counts(kind: str) -> None:
     rings = Rings()
     alarm = Alarm(rings)
     alarm.set(1)
@@ -79,7 +79,7 @@ async def test_what_is_set_last_counts(kind: str) -> None:
     assert len(rings.at_ns) == 1
 
 
-async def test_an_alarm_that_is_set_anew_in_the_turn_of_its_moment_rings_once(kind: str) -> None:
+async def test_an_alarm_reset_at_its_moment_rings_once(kind: str) -> None:
     rings = Rings()
     alarm = Alarm(rings)
     alarm.set(1)
@@ -90,7 +90,7 @@ async def test_an_alarm_that_is_set_anew_in_the_turn_of_its_moment_rings_once(ki
     alarm.close()
 
 
-async def test_a_closed_one_is_silent_and_keeps_no_file(kind: str) -> None:
+async def test_a_closed_alarm_is_silent_and_keeps_no_descriptor(kind: str) -> None:
     before = _open_files()
     rings = Rings()
     alarm = Alarm(rings)
@@ -103,7 +103,7 @@ async def test_a_closed_one_is_silent_and_keeps_no_file(kind: str) -> None:
     assert _open_files() == before
 
 
-async def test_without_a_file_that_may_be_opened_the_loops_timer_rings(
+async def test_an_alarm_without_a_descriptor_uses_the_loops_timer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def full(*_: object) -> int:

@@ -1,4 +1,4 @@
-"""Daily backups: at the hour, once, so many kept, and the mark that protects the history."""
+"""Daily backups: their hour, how many are kept, and the mark that protects the history."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class BackupRig:
         return sorted(path.name for path in self.folder.iterdir())
 
 
-async def test_the_first_is_made_at_once_and_the_next_at_the_hour(tmp_path: Path) -> None:
+async def test_the_first_backup_is_made_at_once_and_the_next_at_the_hour(tmp_path: Path) -> None:
     rig = BackupRig(tmp_path)
     assert rig.daily.is_due()
     assert await rig.daily.once()
@@ -82,7 +82,7 @@ async def test_the_first_is_made_at_once_and_the_next_at_the_hour(tmp_path: Path
     assert rig.made_s == [START_MS / 1000, START_MS / 1000 + 40 * 3600]
 
 
-async def test_what_an_earlier_process_made_is_known_and_not_made_again(tmp_path: Path) -> None:
+async def test_a_backup_of_an_earlier_process_is_not_repeated(tmp_path: Path) -> None:
     await BackupRig(tmp_path).daily.once()
     rig = BackupRig(tmp_path)
     rig.clock.now_ms += HOUR_MS
@@ -93,7 +93,7 @@ async def test_what_an_earlier_process_made_is_known_and_not_made_again(tmp_path
     assert rig.notices == []
 
 
-async def test_so_many_are_kept_and_nothing_else_is_touched(tmp_path: Path) -> None:
+async def test_old_backups_are_deleted_and_other_files_kept(tmp_path: Path) -> None:
     rig = BackupRig(tmp_path, keep=2)
     for other in ("mine.db", "tickwheel-s1-20200101T000000Z.db", "tickwheel-s0-x.db"):
         (rig.folder / other).write_text("")
@@ -110,7 +110,7 @@ async def test_so_many_are_kept_and_nothing_else_is_touched(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("error", [StoreError("no room"), OSError(28, "No space left on device")])
-async def test_a_failure_is_logged_keeps_the_old_ones_and_moves_no_mark(
+async def test_a_failed_backup_keeps_older_backups_and_the_mark(
     tmp_path: Path, error: Exception
 ) -> None:
     rig = BackupRig(tmp_path, keep=1)
@@ -125,7 +125,7 @@ async def test_a_failure_is_logged_keeps_the_old_ones_and_moves_no_mark(
     assert last_backup_ms(tmp_path / "history", 0) == START_MS
 
 
-async def test_a_folder_that_went_away_is_a_failure_and_is_not_made(tmp_path: Path) -> None:
+async def test_a_missing_backup_folder_is_not_created(tmp_path: Path) -> None:
     """As that of a volume which is not mounted any more."""
     rig = BackupRig(tmp_path)
     rig.folder.rmdir()
@@ -137,7 +137,7 @@ async def test_a_folder_that_went_away_is_a_failure_and_is_not_made(tmp_path: Pa
     assert await rig.daily.once()
 
 
-async def test_one_whose_mark_could_not_be_written_is_made_again(tmp_path: Path) -> None:
+async def test_a_backup_without_a_written_mark_is_repeated(tmp_path: Path) -> None:
     """As when the history's disk is full, and that of the backups is not."""
     rig = BackupRig(tmp_path)
     in_the_way = tmp_path / "history"

@@ -30,7 +30,9 @@ async def topic(peer: Peer) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("listeners", [0, 1, 2])
-async def test_what_comes_due_is_broadcast_and_ends(daemon: InProcess, listeners: int) -> None:
+async def test_due_tasks_of_a_broadcast_only_topic_are_broadcast_and_end(
+    daemon: InProcess, listeners: int
+) -> None:
     peer = daemon.connect()
     heard = [daemon.connect() for _ in range(listeners)]
     for one in heard:
@@ -51,7 +53,7 @@ async def test_what_comes_due_is_broadcast_and_ends(daemon: InProcess, listeners
     daemon.recount()
 
 
-async def test_what_waits_for_a_group_ends_when_it_is_chosen(daemon: InProcess) -> None:
+async def test_broadcast_only_ends_the_waiting_backlog(daemon: InProcess) -> None:
     peer = daemon.connect()
     ids = await put(daemon, peer, *([0] * (CHUNK + 1)))
     (later,) = await put(daemon, peer, 5_000)
@@ -64,7 +66,7 @@ async def test_what_waits_for_a_group_ends_when_it_is_chosen(daemon: InProcess) 
     daemon.recount()
 
 
-async def test_it_has_no_groups_and_one_with_groups_is_not_made_so(daemon: InProcess) -> None:
+async def test_a_broadcast_only_topic_has_no_groups(daemon: InProcess) -> None:
     peer = daemon.connect()
     await peer.do(T.CONFIGURE, "t", None, ALONE)
     for kind, *fields in (
@@ -82,7 +84,7 @@ async def test_it_has_no_groups_and_one_with_groups_is_not_made_so(daemon: InPro
     assert (await peer.refused(T.CONFIGURE, "t", None, {"broadcast_only": 1}))[0] == "bad_request"
 
 
-async def test_a_start_knows_it_and_off_keeps_tasks_again(tmp_path: Path) -> None:
+async def test_broadcast_only_survives_a_restart_and_can_be_unset(tmp_path: Path) -> None:
     async with InProcess(tmp_path) as daemon:
         peer = daemon.connect()
         ids = await put(daemon, peer, 5_000)
@@ -101,7 +103,7 @@ async def test_a_start_knows_it_and_off_keeps_tasks_again(tmp_path: Path) -> Non
         daemon.recount()
 
 
-async def test_a_crash_in_the_middle_of_letting_go_goes_on(tmp_path: Path) -> None:
+async def test_ending_the_backlog_resumes_after_a_crash(tmp_path: Path) -> None:
     async with InProcess(tmp_path) as daemon:
         peer = daemon.connect()
         ids = await put(daemon, peer, *([0] * (2 * CHUNK)))

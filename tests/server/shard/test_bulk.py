@@ -89,7 +89,7 @@ async def of_every_kind(daemon: InProcess, peer: Peer) -> dict[str, int]:
 # --- what each kind does -------------------------------------------------------------------------
 
 
-async def test_cancel_ends_what_nobody_is_working_on(daemon: InProcess) -> None:
+async def test_cancel_skips_tasks_in_flight(daemon: InProcess) -> None:
     peer = daemon.connect()
     tasks = await of_every_kind(daemon, peer)
     other = await put(peer, topic="other")
@@ -106,7 +106,7 @@ async def test_cancel_ends_what_nobody_is_working_on(daemon: InProcess) -> None:
     daemon.recount()
 
 
-async def test_reschedule_to_a_moment_and_run_now(daemon: InProcess) -> None:
+async def test_bulk_reschedules_to_a_time_and_runs_now(daemon: InProcess) -> None:
     peer = daemon.connect()
     tasks = await of_every_kind(daemon, peer)
     at_ms = NOW_MS + 3 * HOUR_MS
@@ -121,7 +121,7 @@ async def test_reschedule_to_a_moment_and_run_now(daemon: InProcess) -> None:
     daemon.recount()
 
 
-async def test_a_shift_is_by_the_due_time_of_each(daemon: InProcess) -> None:
+async def test_a_shift_moves_each_due_time(daemon: InProcess) -> None:
     peer = daemon.connect()
     far_ms = daemon.shard.limits.delay_ms_max
     delays = (10_000, 20_000, far_ms - 1_000)
@@ -136,7 +136,7 @@ async def test_a_shift_is_by_the_due_time_of_each(daemon: InProcess) -> None:
     assert dues == [0, 5_000, far_ms - 21_000], "the past is now"
 
 
-async def test_requeue_and_delete_are_about_dead_letters(daemon: InProcess) -> None:
+async def test_requeue_and_delete_act_on_dead_letters(daemon: InProcess) -> None:
     peer = daemon.connect()
     tasks = await of_every_kind(daemon, peer)
     assert (await done(peer, "requeue", reason="elsewhere"))["matched"] == 0
@@ -168,7 +168,9 @@ async def test_requeue_and_delete_are_about_dead_letters(daemon: InProcess) -> N
         ({"state": "ready"}, ""),
     ],
 )
-async def test_a_selection(daemon: InProcess, options: dict[str, Any], wanted: str) -> None:
+async def test_a_selection_combines_its_conditions(
+    daemon: InProcess, options: dict[str, Any], wanted: str
+) -> None:
     peer = daemon.connect()
     ids = {
         "a": await put(peer, 10_000, tag="eu", key="order-1", properties={"amount": 1}),
@@ -183,7 +185,7 @@ async def test_a_selection(daemon: InProcess, options: dict[str, Any], wanted: s
         assert word == ("cancelled" if name in wanted else "scheduled")
 
 
-async def test_what_is_enqueued_after_a_bulk_was_made_is_not_its_business(
+async def test_tasks_enqueued_after_a_bulk_started_are_untouched(
     daemon: InProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     peer = daemon.connect()
@@ -201,7 +203,7 @@ async def test_what_is_enqueued_after_a_bulk_was_made_is_not_its_business(
 @pytest.mark.parametrize("kind", ["requeue", "delete"])
 @pytest.mark.parametrize("restarts", [False, True])
 @pytest.mark.parametrize("back_ms", [0, HOUR_MS, -HOUR_MS])
-async def test_what_dies_after_a_bulk_was_made_is_not_its_business(
+async def test_dead_letters_made_after_a_bulk_started_are_untouched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, restarts: bool, back_ms: int
 ) -> None:
     """Wherever the wall clock goes meanwhile, and though nothing is enqueued."""
@@ -221,8 +223,8 @@ async def test_what_dies_after_a_bulk_was_made_is_not_its_business(
         await daemon.settle()
         half = store.copy()
         if not restarts:
-            found = await seen_through(daemon, peer)
-            assert (found["looked_at"], found["changed"]) == (2, 2)
+            bulk = await seen_through(daemon, peer)
+            assert (bulk["looked_at"], bulk["changed"]) == (2, 2)
             return
     async with InProcess(tmp_path, store=half, now_ms=now_ms) as daemon:
         peer = daemon.connect()
@@ -231,12 +233,12 @@ async def test_what_dies_after_a_bulk_was_made_is_not_its_business(
         await peer.do(T.SUBSCRIBE, 1, "t", "g", 10, None)
         held = await taken(daemon, peer)
         await reject(peer, held, ids[2:])
-        found = await seen_through(daemon, peer)
-        assert (found["looked_at"], found["changed"]) == (2, 2)
+        bulk = await seen_through(daemon, peer)
+        assert (bulk["looked_at"], bulk["changed"]) == (2, 2)
 
 
 async def taken(daemon: InProcess, peer: Peer) -> dict[int, tuple[int, int, int]]:
-    """Receipts of what was handed out, by task."""
+    """Return the receipts of deliveries, by task."""
     await daemon.settle()
     frames = [frame for frame in peer.frames() if frame[0] == T.DELIVER]
     return {item[0]: (item[0], frame[2], item[1]) for frame in frames for item in frame[4]}
@@ -272,7 +274,7 @@ async def test_the_same_request_again_is_the_same_bulk(daemon: InProcess) -> Non
 # --- its life ------------------------------------------------------------------------------------
 
 
-async def test_it_goes_on_after_a_restart_where_it_was(
+async def test_a_bulk_resumes_after_a_restart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bulks, "PAGE", 4)
@@ -297,7 +299,7 @@ async def test_it_goes_on_after_a_restart_where_it_was(
         daemon.recount()
 
 
-async def test_one_that_is_cancelled_changes_nothing_more(
+async def test_a_cancelled_bulk_stops_changing_tasks(
     daemon: InProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bulks, "PAGE", 2)
@@ -306,19 +308,19 @@ async def test_one_that_is_cancelled_changes_nothing_more(
     ids = [await put(peer) for _ in range(10)]
     made = await peer.do(T.BULK_MAKE, "t", "cancel", {"rate": 1})
     await daemon.turn()
-    found = await peer.do(T.BULK, made["id"], "cancel")
-    assert found["state"] == "cancelled"
+    answer = await peer.do(T.BULK, made["id"], "cancel")
+    assert answer["state"] == "cancelled"
     for _ in range(20):
         daemon.pass_time(1_000)
         await daemon.settle()
     states = await words(peer, *ids)
-    assert states.count("cancelled") == found["changed"] < 10
-    assert await peer.do(T.BULK, made["id"], "cancel") == found, "again is harmless"
-    assert (await peer.do(T.BULK_LIST, {"state": "cancelled"}))["bulk"] == (found,)
+    assert states.count("cancelled") == answer["changed"] < 10
+    assert await peer.do(T.BULK, made["id"], "cancel") == answer, "again is harmless"
+    assert (await peer.do(T.BULK_LIST, {"state": "cancelled"}))["bulk"] == (answer,)
     assert daemon.shard.core.bulk_running == 0
 
 
-async def test_a_rate_is_kept(daemon: InProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_bulk_keeps_its_rate(daemon: InProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bulks, "PACE_S_MAX", 0.0)
     peer = daemon.connect()
     for _ in range(40):
@@ -352,7 +354,7 @@ async def test_a_rate_is_kept(daemon: InProcess, monkeypatch: pytest.MonkeyPatch
         ("cancel", {"rate": True}, "bad_request", "rate"),
     ],
 )
-async def test_bad_input(
+async def test_invalid_bulk_requests_are_refused(
     daemon: InProcess, kind: str, options: dict[str, Any], code: str, says: str
 ) -> None:
     peer = daemon.connect()
@@ -363,7 +365,7 @@ async def test_bad_input(
     assert (await peer.do(T.BULK_LIST, {}))["bulk"] == ()
 
 
-async def test_so_many_bulk_may_run(tmp_path: Path) -> None:
+async def test_running_bulk_operations_are_limited(tmp_path: Path) -> None:
     async with InProcess(tmp_path, bulk_max=2) as daemon:
         peer = daemon.connect()
         for _ in range(9):
@@ -377,7 +379,7 @@ async def test_so_many_bulk_may_run(tmp_path: Path) -> None:
         await peer.do(T.BULK_MAKE, "t", "cancel", {"id": "2"})
 
 
-async def test_ended_ones_are_forgotten_by_age_and_by_number(tmp_path: Path) -> None:
+async def test_ended_bulk_operations_expire_by_age_and_number(tmp_path: Path) -> None:
     async with InProcess(tmp_path, bulk_remembered_max=3, bulk_remembered_s=100) as daemon:
         peer = daemon.connect()
         await put(peer)
@@ -397,7 +399,7 @@ async def test_ended_ones_are_forgotten_by_age_and_by_number(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("frame", [T.BULK_MAKE, T.BULK_PREVIEW])
-async def test_a_slice_ends_by_its_time_whatever_a_task_costs(
+async def test_a_slice_ends_by_time(
     daemon: InProcess, monkeypatch: pytest.MonkeyPatch, frame: T
 ) -> None:
     """With a condition that takes longer than a slice may, the loop turns after each task."""
@@ -428,7 +430,9 @@ async def test_a_slice_ends_by_its_time_whatever_a_task_costs(
     assert (made["looked_at"], judged, max(between)) == (30, 30, 1)
 
 
-async def test_bulk_take_turns(daemon: InProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_bulk_operations_take_turns(
+    daemon: InProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(bulks, "SLICE", 1)
     peer = daemon.connect()
     for n in range(20):

@@ -31,7 +31,7 @@ from tickwheel.server.shard import bulk as bulks
 
 TURNS_MAX = 20_000
 COMMIT_TURNS = 12
-"""Of the loop: what a bulk operation waits for between two pages is over."""
+"""Turns of the event loop that end a bulk operation's wait between two pages."""
 CANCEL, LATER, NOW, FIXED = "cancel", "later", "run_now", "fixed"
 FIXED_MS = NOW_MS + 500_000
 SHIFT_MS = 20_000
@@ -225,17 +225,17 @@ class Play:
         turns = self.daemon.shard.bulks.slices
         turns.release()
         with patch.object(bulks, "EXAMPLES_MAX", 1_000):
-            found = await self.ask(T.BULK_PREVIEW, "t", frame_kind, options)
+            answer = await self.ask(T.BULK_PREVIEW, "t", frame_kind, options)
         await turns.acquire()
-        assert found["next"] is None and found["refused"] == {}
-        assert found["looked_at"] == len(self.naive.tasks)
-        return list(found["examples"])
+        assert answer["next"] is None and answer["refused"] == {}
+        assert answer["looked_at"] == len(self.naive.tasks)
+        return list(answer["examples"])
 
     async def end_bulk(self, nth: int) -> None:
         if self.naive.bulks:
             name = list(self.naive.bulks)[nth % len(self.naive.bulks)]
-            found = await self.ask(T.BULK, name, "cancel")
-            self.naive.bulks[name].is_cancelled = found["state"] == "cancelled"
+            answer = await self.ask(T.BULK, name, "cancel")
+            self.naive.bulks[name].is_cancelled = answer["state"] == "cancelled"
 
     async def pass_time(self, seconds: int) -> None:
         self.daemon.pass_time(seconds * 1000)
@@ -251,7 +251,7 @@ class Play:
             await turns.acquire()
 
     async def crash(self) -> None:
-        """What is left is what was durable; what the old daemon does then is seen by nobody."""
+        """Restart from the durable state; the old daemon's later actions are lost."""
         self.now_ms = self.daemon.sources.now_ms
         left, durable = self.store.copy(), copy.deepcopy(self.durable)
         await self.daemon.__aexit__()
@@ -319,7 +319,7 @@ SEEDS = st.lists(tasks, min_size=6, max_size=14)
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )  # fmt: skip
 @given(seeds=SEEDS, played=st.lists(steps, max_size=25))
-def test_a_bulk_is_a_loop_over_all_tasks(
+def test_a_bulk_equals_a_loop_over_all_tasks(
     tmp_path: Path,
     page: int,
     size: int,

@@ -87,7 +87,7 @@ async def all_ended(peer: Peer, count: int = BULKS) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("kind", ["cancel", "requeue"])
-async def test_nobody_waits_while_the_reads_of_many_bulk_hang(daemon: InProcess, kind: str) -> None:
+async def test_hanging_bulk_reads_delay_no_other_request(daemon: InProcess, kind: str) -> None:
     peer, store = daemon.connect(), store_of(daemon)
     for number in range(20):
         await put(peer, HOUR_MS + number, topic="big")
@@ -113,7 +113,7 @@ async def test_nobody_waits_while_the_reads_of_many_bulk_hang(daemon: InProcess,
     assert {bulk["state"] for bulk in found} == {"done"}
 
 
-async def test_what_bulk_read_has_few_places_and_few_bytes(daemon: InProcess) -> None:
+async def test_bulk_reads_are_limited_in_number_and_bytes(daemon: InProcess) -> None:
     peer, store = daemon.connect(), store_of(daemon)
     for _ in range(300):
         await put(peer, topic="big", tag="x")
@@ -134,7 +134,7 @@ async def test_what_bulk_read_has_few_places_and_few_bytes(daemon: InProcess) ->
     assert max(store.asked) * BULK_READS_MAX <= BULK_READ_BYTES_MAX
 
 
-async def test_one_that_waits_for_its_rate_or_its_commit_holds_no_place(
+async def test_a_waiting_bulk_holds_no_read_slot(
     daemon: InProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bulks, "PACE_S_MAX", 0.0)
@@ -158,7 +158,7 @@ async def test_one_that_waits_for_its_rate_or_its_commit_holds_no_place(
         await peer.do(T.BULK, f"slow{number}", "cancel")
 
 
-async def test_turns_are_in_the_order_of_asking() -> None:
+async def test_read_slots_are_given_in_order() -> None:
     store = MemoryStore()
     opened = await store.open("me", 0)
     engine = Engine(EngineConfig(), opened.epoch, 1_000_000, 0)

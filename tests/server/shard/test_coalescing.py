@@ -73,12 +73,12 @@ async def settle_one(daemon: InProcess, peer: Peer, verb: int, delivery: Any, *m
 # --- the four actions ----------------------------------------------------------------------------
 
 
-async def test_without_a_rule_the_answer_is_as_it_was(daemon: InProcess, peer: Peer) -> None:
+async def test_an_enqueue_without_a_rule_has_a_plain_answer(daemon: InProcess, peer: Peer) -> None:
     answer = await daemon.ask(peer, T.ENQUEUE, 0, (task(), task("add")))
     assert len(answer) == 2 and len(set(answer[1])) == 2
 
 
-async def test_keep_answers_with_the_pending_one_and_its_due_time(
+async def test_keep_returns_the_pending_task_and_its_due_time(
     daemon: InProcess, peer: Peer
 ) -> None:
     word, first = await one(daemon, peer, "keep", 5_000, b"first")
@@ -89,7 +89,7 @@ async def test_keep_answers_with_the_pending_one_and_its_due_time(
     assert [(d[0], d[3]) for d in await pull(daemon, peer)] == [(first, b"first")]
 
 
-async def test_reject_stores_nothing(daemon: InProcess, peer: Peer) -> None:
+async def test_reject_stores_no_task(daemon: InProcess, peer: Peer) -> None:
     _, first = await one(daemon, peer)
     assert await one(daemon, peer, "reject") == ("rejected", first)
     assert daemon.shard.core.tasks == 1
@@ -120,7 +120,7 @@ async def test_replace_keeps_the_id_and_has_the_new_body_and_due_time(
         ({"max_wait_ms": 6_000, "due": "later", "replaces": "due"}, 9_000, (b"old", 6_000)),
     ],
 )
-async def test_what_is_replaced(
+async def test_replace_changes_the_chosen_parts(
     daemon: InProcess, peer: Peer, more: dict[str, Any], delay_ms: int, wanted: tuple[bytes, int]
 ) -> None:
     _, first = await one(daemon, peer, None, 5_000, b"old")
@@ -134,9 +134,7 @@ async def test_what_is_replaced(
     assert [(d[0], d[3]) for d in await pull(daemon, peer)] == [(first, body)]
 
 
-async def test_debounce_moves_no_further_than_its_first_enqueue_and_the_longest_wait(
-    daemon: InProcess, peer: Peer
-) -> None:
+async def test_debounce_is_bounded_by_max_wait(daemon: InProcess, peer: Peer) -> None:
     rule = replace(max_wait_ms=1_000)
     _, first = await one(daemon, peer, rule, 300)
     for _ in range(4):
@@ -152,9 +150,7 @@ async def test_debounce_moves_no_further_than_its_first_enqueue_and_the_longest_
 # --- what is pending -----------------------------------------------------------------------------
 
 
-async def test_in_flight_is_pending_until_finished_unless_said_otherwise(
-    daemon: InProcess, peer: Peer
-) -> None:
+async def test_a_task_in_flight_is_pending_until_finished(daemon: InProcess, peer: Peer) -> None:
     _, first = await one(daemon, peer, None, 0)
     (delivery,) = await pull(daemon, peer)
     started = {"action": "keep", "unique_until": "started"}
@@ -168,7 +164,7 @@ async def test_in_flight_is_pending_until_finished_unless_said_otherwise(
     assert (await one(daemon, peer, "keep"))[0] == "stored"
 
 
-async def test_what_waits_for_a_retry_is_pending(daemon: InProcess, peer: Peer) -> None:
+async def test_a_task_waiting_for_a_retry_is_pending(daemon: InProcess, peer: Peer) -> None:
     _, first = await one(daemon, peer, None, 0)
     (delivery,) = await pull(daemon, peer)
     await settle_one(daemon, peer, T.NACK, delivery, 5_000, "no")
@@ -176,7 +172,7 @@ async def test_what_waits_for_a_retry_is_pending(daemon: InProcess, peer: Peer) 
         assert await one(daemon, peer, rule) == ("kept", first)
 
 
-async def test_ready_is_pending_and_is_replaced_where_it_is(daemon: InProcess, peer: Peer) -> None:
+async def test_a_ready_task_is_pending_and_replaced_in_place(daemon: InProcess, peer: Peer) -> None:
     await daemon.ask(peer, T.GROUP_CREATE, "t", "g", None)
     _, first = await one(daemon, peer, None, 0, b"old")
     assert await one(daemon, peer, "keep") == ("kept", first)
@@ -186,7 +182,7 @@ async def test_ready_is_pending_and_is_replaced_where_it_is(daemon: InProcess, p
     assert [(d[0], d[3]) for d in await pull(daemon, peer)] == [(first, b"new")]
 
 
-async def test_what_somebody_has_had_is_replaced_by_a_new_id(daemon: InProcess, peer: Peer) -> None:
+async def test_a_delivered_task_is_replaced_under_a_new_id(daemon: InProcess, peer: Peer) -> None:
     """So that a late ack of the old body does not settle the new one."""
     _, first = await one(daemon, peer, None, 0, b"old")
     (delivery,) = await pull(daemon, peer)
@@ -199,7 +195,7 @@ async def test_what_somebody_has_had_is_replaced_by_a_new_id(daemon: InProcess, 
     assert [(d[0], d[1], d[3]) for d in await pull(daemon, peer)] == [(second, 1, b"new")]
 
 
-async def test_its_due_time_alone_is_replaced_where_it_is(daemon: InProcess, peer: Peer) -> None:
+async def test_replacing_only_the_due_time_keeps_the_id(daemon: InProcess, peer: Peer) -> None:
     _, first = await one(daemon, peer, None, 0, b"old")
     (delivery,) = await pull(daemon, peer)
     await settle_one(daemon, peer, T.NACK, delivery, 5_000, "no")
@@ -208,7 +204,7 @@ async def test_its_due_time_alone_is_replaced_where_it_is(daemon: InProcess, pee
     assert [(d[0], d[1], d[3]) for d in await pull(daemon, peer)] == [(first, 2, b"old")]
 
 
-async def test_so_it_is_when_its_due_time_alone_was_replaced_just_before(
+async def test_a_delivered_task_moved_in_the_same_frame_gets_a_new_id(
     daemon: InProcess, peer: Peer
 ) -> None:
     """In one frame; every outcome says where the work is then."""
@@ -223,7 +219,7 @@ async def test_so_it_is_when_its_due_time_alone_was_replaced_just_before(
     assert (await shown(daemon, peer, first))["state"] == "cancelled"
 
 
-async def test_what_is_in_flight_is_not_replaced(daemon: InProcess, peer: Peer) -> None:
+async def test_a_task_in_flight_is_not_replaced(daemon: InProcess, peer: Peer) -> None:
     _, first = await one(daemon, peer, None, 0, b"old")
     await pull(daemon, peer)
     word, second = await one(daemon, peer, "replace", 1_000, b"new")
@@ -244,7 +240,7 @@ ENDS: dict[str, tuple[Any, ...]] = {
 
 @pytest.mark.parametrize("more", [{}, {"order_key": "o"}])
 @pytest.mark.parametrize("end", ENDS)
-async def test_what_is_replaced_in_flight_gives_way_however_its_delivery_ends(
+async def test_a_replaced_delivery_never_runs_after_its_replacement(
     tmp_path: Path, end: str, more: dict[str, Any]
 ) -> None:
     """The older body never comes after the newer one."""
@@ -284,7 +280,7 @@ async def test_what_is_replaced_in_flight_gives_way_however_its_delivery_ends(
             daemon.recount()
 
 
-async def test_what_is_replaced_in_flight_is_acked_as_ever(daemon: InProcess, peer: Peer) -> None:
+async def test_a_replaced_delivery_can_be_acked(daemon: InProcess, peer: Peer) -> None:
     _, first = await one(daemon, peer, "replace", 0, b"1")
     (delivery,) = await pull(daemon, peer)
     await one(daemon, peer, "replace", 0, b"2")
@@ -292,7 +288,9 @@ async def test_what_is_replaced_in_flight_is_acked_as_ever(daemon: InProcess, pe
     assert (await shown(daemon, peer, first))["state"] == "acked"
 
 
-async def test_it_gives_way_whatever_became_of_the_newer_one(daemon: InProcess, peer: Peer) -> None:
+async def test_a_replaced_delivery_is_cancelled_even_if_the_newer_ended(
+    daemon: InProcess, peer: Peer
+) -> None:
     _, first = await one(daemon, peer, "replace", 0, b"1")
     (delivery,) = await pull(daemon, peer)
     await one(daemon, peer, "replace", 0, b"2")
@@ -313,7 +311,7 @@ async def test_it_gives_way_whatever_became_of_the_newer_one(daemon: InProcess, 
         (replace(replaces="due"), ["cancelled", "scheduled"]),
     ],
 )
-async def test_what_a_newer_task_with_another_rule_leaves_alone(
+async def test_a_newer_task_without_replace_cancels_no_delivery(
     daemon: InProcess, peer: Peer, rule: Any, states: list[str]
 ) -> None:
     _, first = await one(daemon, peer, "replace", 0, b"1")
@@ -324,7 +322,7 @@ async def test_what_a_newer_task_with_another_rule_leaves_alone(
     assert [(await shown(daemon, peer, i))["state"] for i in (first, second)] == states
 
 
-async def test_in_several_groups_it_gives_way_where_it_is_not_acked(
+async def test_a_replaced_delivery_is_cancelled_in_groups_without_ack(
     daemon: InProcess, peer: Peer
 ) -> None:
     for group in ("g", "h", "i", "j"):
@@ -350,9 +348,7 @@ async def test_in_several_groups_it_gives_way_where_it_is_not_acked(
     daemon.recount()
 
 
-async def test_a_dead_letter_stays_and_is_delivered_when_it_is_requeued(
-    daemon: InProcess, peer: Peer
-) -> None:
+async def test_a_requeued_dead_letter_is_pending_again(daemon: InProcess, peer: Peer) -> None:
     """An operator's word is obeyed; from then on it is pending."""
     _, first = await one(daemon, peer, "replace", 0, b"1")
     await settle_one(daemon, peer, T.REJECT, (await pull(daemon, peer))[0], "no")
@@ -364,7 +360,7 @@ async def test_a_dead_letter_stays_and_is_delivered_when_it_is_requeued(
     assert [d[3] for d in await pull(daemon, peer)] == [b"3"]
 
 
-async def test_tasks_that_ended_block_nobody(daemon: InProcess, peer: Peer) -> None:
+async def test_ended_tasks_are_not_pending(daemon: InProcess, peer: Peer) -> None:
     await daemon.ask(peer, T.GROUP_CREATE, "t", "g", None)
     ended = [await one(daemon, peer, "reject", FAR_MS)]
     await daemon.ask(peer, T.CANCEL, None, {"topic": "t", "key": "k"})
@@ -408,7 +404,7 @@ async def test_a_task_of_several_groups_is_pending_until_all_have_finished_it(
     assert (await one(daemon, peer, "keep"))[0] == "stored"
 
 
-async def test_the_window_counts_from_when_the_pending_one_was_enqueued(
+async def test_the_window_starts_when_the_pending_task_was_enqueued(
     daemon: InProcess, peer: Peer
 ) -> None:
     rule = {"action": "keep", "window_ms": 1_000}
@@ -423,9 +419,7 @@ async def test_the_window_counts_from_when_the_pending_one_was_enqueued(
     assert await one(daemon, peer, "reject") == ("rejected", second), "the newest"
 
 
-async def test_after_the_clock_went_back_what_was_enqueued_is_pending_still(
-    daemon: InProcess, peer: Peer
-) -> None:
+async def test_tasks_stay_pending_after_a_clock_set_back(daemon: InProcess, peer: Peer) -> None:
     rule = {"action": "keep", "window_ms": 1_000}
     _, first = await one(daemon, peer, rule)
     daemon.pass_time(-500_000)
@@ -436,7 +430,7 @@ async def test_after_the_clock_went_back_what_was_enqueued_is_pending_still(
 # --- between producers, frames and batches -------------------------------------------------------
 
 
-async def test_within_one_frame(daemon: InProcess, peer: Peer) -> None:
+async def test_tasks_of_one_frame_coalesce(daemon: InProcess, peer: Peer) -> None:
     found = await enqueue(
         daemon, peer,
         task("keep", body=b"1"), task("keep", body=b"2"), task("keep", topic="u"),
@@ -468,7 +462,7 @@ async def test_a_pending_task_is_replaced_many_times_in_one_frame(
     assert [(d[0], d[3]) for d in await pull(daemon, peer)] == [(first, b"4")]
 
 
-async def test_two_producers_at_once_store_one(daemon: InProcess, peer: Peer) -> None:
+async def test_concurrent_producers_store_one_task(daemon: InProcess, peer: Peer) -> None:
     """In frames that arrive before either is durable."""
     other = daemon.connect()
     for number in range(5, 45):
@@ -483,7 +477,7 @@ async def test_two_producers_at_once_store_one(daemon: InProcess, peer: Peer) ->
 
 
 @pytest.mark.parametrize("rule", ["keep", "reject", "replace"])
-async def test_a_plain_task_on_its_way_to_the_store_is_pending(
+async def test_an_uncommitted_plain_task_is_pending(
     daemon: InProcess, peer: Peer, rule: str
 ) -> None:
     plain, ruled, again = await daemon.send(peer,
@@ -494,7 +488,7 @@ async def test_a_plain_task_on_its_way_to_the_store_is_pending(
     assert [_pairs(answer[0]) for answer in (ruled, again)] == [[(word, first)]] * 2
 
 
-async def test_keys_that_collide_never_meet(daemon: InProcess, peer: Peer) -> None:
+async def test_keys_with_colliding_hashes_do_not_coalesce(daemon: InProcess, peer: Peer) -> None:
     daemon.shard.core.keys.hash = Collides(b"")
     for rule in ("keep", "replace", "reject"):
         frames = [
@@ -558,7 +552,7 @@ def refuse_next(rig: ShardRig, count: int = 1) -> None:
     rig.store.commit = refusing  # type: ignore[method-assign]
 
 
-async def test_what_is_kept_on_a_refused_task_is_refused_with_it(rig: ShardRig) -> None:
+async def test_an_enqueue_kept_on_a_refused_task_is_refused(rig: ShardRig) -> None:
     peer = await rig.peer()
     refuse_next(rig)
     first = peer.send(T.ENQUEUE, 0, (task(),))
@@ -572,7 +566,7 @@ async def test_what_is_kept_on_a_refused_task_is_refused_with_it(rig: ShardRig) 
     assert not topic.merged, "nothing was kept"
 
 
-async def test_what_waits_for_a_sealed_task_that_is_refused_is_decided_anew(
+async def test_a_rule_is_decided_again_if_its_pending_task_is_refused(
     rig: ShardRig,
 ) -> None:
     peer = await rig.peer()
@@ -610,10 +604,10 @@ UNDER_ONE_NUMBER = {
 @pytest.mark.parametrize("second", UNDER_ONE_NUMBER)
 @pytest.mark.parametrize("elsewhere", [False, True], ids=["here", "on another connection"])
 @pytest.mark.parametrize("end", ["done", "draining", "forgotten"])
-async def test_what_comes_under_a_number_that_is_under_way_gets_its_answer(
+async def test_a_resend_during_the_first_attempt_gets_its_answer(
     rig: ShardRig, second: str, elsewhere: bool, end: str
 ) -> None:
-    """Of two payloads the first is taken, and only the same again has its answer."""
+    """The first of two payloads is accepted, and only its resend gets its answer."""
     session = b"s" * 16
     peer, other = await rig.peer(session=session), await rig.peer(session=session)
     again = other if elsewhere else peer
@@ -642,7 +636,7 @@ async def test_what_comes_under_a_number_that_is_under_way_gets_its_answer(
         assert answers[0][2] == {"forgotten": "request_forgotten"}.get(end, end)
 
 
-async def test_what_was_answered_is_durable_before(rig: ShardRig) -> None:
+async def test_coalescing_answers_are_durable(rig: ShardRig) -> None:
     """Also where a request has changed nothing: a resend to the next daemon gets the same."""
     session = b"s" * 16
     peer = await rig.peer(session=session)
@@ -657,7 +651,7 @@ async def test_what_was_answered_is_durable_before(rig: ShardRig) -> None:
     assert [request for request, _ in merged] == [number]
 
 
-async def test_a_task_that_lands_while_the_others_are_read_is_seen(rig: ShardRig) -> None:
+async def test_a_task_committed_during_the_read_is_seen(rig: ShardRig) -> None:
     peer = await rig.peer()
     await peer.call(T.ENQUEUE, 0, (task(delay_ms=0),))
     pulled = await peer.call(T.PULL, "t", None, 1, 60_000, None)
@@ -677,7 +671,7 @@ async def test_a_task_that_lands_while_the_others_are_read_is_seen(rig: ShardRig
     assert answer[2][1] == plain[2][1] and answer[2][2]["outcomes"][0][0] == "kept"
 
 
-async def test_whoever_adds_tasks_all_the_time_keeps_no_other_from_deciding(
+async def test_a_busy_producer_does_not_starve_other_decisions(
     rig: ShardRig,
 ) -> None:
     """A request that never comes to rest is refused in the end, and may be sent again."""
@@ -701,7 +695,7 @@ async def test_whoever_adds_tasks_all_the_time_keeps_no_other_from_deciding(
     assert words["replace"] in ("replaced", "overloaded")
 
 
-async def test_what_was_replaced_stays_replaced_and_waits_for_the_store(rig: ShardRig) -> None:
+async def test_a_refused_replacement_is_committed_later(rig: ShardRig) -> None:
     """With the other tasks of its request; a plain one beside it is refused."""
     peer = await rig.peer()
     stored = await peer.call(T.ENQUEUE, 0, (task(body=b"old"),))
@@ -739,7 +733,7 @@ async def test_a_new_body_is_not_delivered_before_it_is_durable(rig: ShardRig) -
 
 @pytest.mark.parametrize("by_key", [False, True])
 @pytest.mark.parametrize("verb", [T.CANCEL, T.RUN_NOW])
-async def test_a_command_meets_a_task_whose_new_body_is_on_its_way(
+async def test_a_command_acts_on_an_uncommitted_replacement(
     rig: ShardRig, verb: T, by_key: bool
 ) -> None:
     peer = await rig.peer()
@@ -760,7 +754,7 @@ async def test_a_command_meets_a_task_whose_new_body_is_on_its_way(
     assert len(rig.core.wheel) == 0
 
 
-async def test_a_restart_finds_what_was_replaced(tmp_path: Path) -> None:
+async def test_a_replacement_survives_a_restart(tmp_path: Path) -> None:
     async with InProcess(tmp_path) as first:
         peer = first.connect()
         _, task_id = await one(first, peer, None, FAR_MS, b"old")
@@ -804,7 +798,7 @@ async def test_a_topic_has_a_rule_for_tasks_with_a_key(tmp_path: Path) -> None:
         second.recount()
 
 
-async def test_one_way_tasks_follow_their_rules(daemon: InProcess, peer: Peer) -> None:
+async def test_oneway_tasks_follow_their_rules(daemon: InProcess, peer: Peer) -> None:
     _, task_id = await one(daemon, peer)
     peer.send(T.ONEWAY, (task("keep"), task("replace", 10, b"new"), task("keep", key="l")))
     await daemon.settle()
@@ -814,7 +808,7 @@ async def test_one_way_tasks_follow_their_rules(daemon: InProcess, peer: Peer) -
 
 
 @pytest.mark.parametrize("over", [0, 1])
-async def test_the_tasks_with_a_rule_of_one_enqueue(
+async def test_tasks_with_a_rule_per_enqueue_are_limited(
     daemon: InProcess, peer: Peer, over: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(daemon.shard.new_tasks, "_limits", Limits(coalesced_tasks_max=3))
@@ -826,7 +820,7 @@ async def test_the_tasks_with_a_rule_of_one_enqueue(
     assert daemon.shard.core.tasks == (0 if over else 5)
 
 
-async def test_so_many_tasks_with_the_keys_of_one_enqueue(
+async def test_tasks_with_the_keys_of_an_enqueue_are_limited(
     daemon: InProcess, peer: Peer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(daemon.shard.coalescing, "_ids_max", 3)
@@ -851,7 +845,9 @@ async def test_so_many_tasks_with_the_keys_of_one_enqueue(
         (replace(replaces="body", max_wait_ms=5), "need replaces both or due, not body"),
     ],
 )
-async def test_what_is_wrong_is_said(daemon: InProcess, peer: Peer, rule: Any, said: str) -> None:
+async def test_invalid_rules_are_refused(
+    daemon: InProcess, peer: Peer, rule: Any, said: str
+) -> None:
     (answer,) = await daemon.send(peer, (T.ENQUEUE, 0, (task(rule),)))
     assert answer[0] == "bad_request" and said in answer[1]
     assert daemon.shard.core.tasks == 0
@@ -868,7 +864,7 @@ async def test_a_rule_needs_a_key_and_a_task(daemon: InProcess, peer: Peer) -> N
     assert answer[0] == "bad_request" and "unknown key 'if_pending'" in answer[1]
 
 
-async def test_what_became_of_tasks_is_counted(daemon: InProcess, peer: Peer) -> None:
+async def test_coalescing_outcomes_are_counted(daemon: InProcess, peer: Peer) -> None:
     for rule in ("keep", "keep", "replace", "reject", "reject", "reject"):
         await one(daemon, peer, rule)
     counts = {what.word: n for what, n in daemon.shard.core.topics["t"].merged.items()}

@@ -149,7 +149,7 @@ async def test_an_enqueue_is_answered_only_when_its_batch_is_durable(bench: Benc
     assert bench.engine.core.scheduled == 1
 
 
-async def test_what_arrives_during_a_commit_is_the_next_batch_and_waits_for_it(
+async def test_requests_during_a_commit_join_the_next_batch(
     bench: Bench,
 ) -> None:
     first, second = Peer(), Peer()
@@ -167,7 +167,7 @@ async def test_what_arrives_during_a_commit_is_the_next_batch_and_waits_for_it(
     assert [(await second.next())[1], (await second.next())[1]] == [2, 3]
 
 
-async def test_a_reply_without_effects_rests_on_the_batch_with_the_store(bench: Bench) -> None:
+async def test_a_reply_without_effects_waits_for_the_current_commit(bench: Bench) -> None:
     producer, reader = Peer(), Peer()
     bench.enqueue(producer, 1)
     await bench.arrived()
@@ -177,7 +177,7 @@ async def test_a_reply_without_effects_rests_on_the_batch_with_the_store(bench: 
     assert await reader.next() == (65, 7, None)
 
 
-async def test_a_reply_rests_on_the_open_batch_when_there_is_one(bench: Bench) -> None:
+async def test_a_reply_waits_for_the_open_batch(bench: Bench) -> None:
     producer, reader = Peer(), Peer()
     bench.enqueue(producer, 1)
     await bench.arrived()
@@ -190,7 +190,7 @@ async def test_a_reply_rests_on_the_open_batch_when_there_is_one(bench: Bench) -
     assert await reader.next() == (65, 7, None)
 
 
-async def test_a_reply_with_nothing_to_rest_on_leaves_at_once(bench: Bench) -> None:
+async def test_a_reply_without_a_batch_is_sent_at_once(bench: Bench) -> None:
     peer = Peer()
     bench.committer.reply(peer, 7, None)
     assert peer.frames == [(65, 7, None)]
@@ -259,7 +259,7 @@ async def test_a_refused_batch_keeps_its_acks_for_the_next_one(bench: Bench) -> 
     assert "store_full" in bench.notices
 
 
-async def test_an_unknown_outcome_is_tried_again_under_the_same_number(bench: Bench) -> None:
+async def test_an_unknown_outcome_is_retried_under_the_same_number(bench: Bench) -> None:
     peer, later = Peer(), Peer()
     bench.enqueue(peer, 1)
     number, effects = await bench.arrived()
@@ -278,7 +278,7 @@ async def test_an_unknown_outcome_is_tried_again_under_the_same_number(bench: Be
     assert bench.engine.intake.repeat(peer, bench.session, bench.session.answers[1])
 
 
-async def test_a_broken_store_ends_the_run_without_an_answer(bench: Bench) -> None:
+async def test_a_broken_store_ends_the_committer_without_answers(bench: Bench) -> None:
     peer = Peer()
     bench.enqueue(peer, 1)
     await bench.arrived()
@@ -288,7 +288,7 @@ async def test_a_broken_store_ends_the_run_without_an_answer(bench: Bench) -> No
     assert peer.frames == []
 
 
-async def test_stop_commits_what_is_open_first(bench: Bench) -> None:
+async def test_stop_commits_the_open_batch(bench: Bench) -> None:
     peer = Peer()
     bench.enqueue(peer, 1)
     stopping = asyncio.create_task(bench.committer.stop(bench.running))
@@ -325,7 +325,7 @@ async def test_the_next_batch_is_with_the_store_while_replies_are_written(bench:
     assert seen == [1]
     assert second.frames == []
     assert (await bench.arrived())[0] == number + 1
-    # A repeat of what has just become durable does not hang on the batch that follows it.
+    # A repeat of a durable request does not wait for the next batch.
     session = bench.session
     assert bench.engine.intake.repeat(first, session, session.answers[1])
     assert not bench.engine.intake.repeat(first, session, session.answers[2])
@@ -334,7 +334,7 @@ async def test_the_next_batch_is_with_the_store_while_replies_are_written(bench:
     assert list(session.answers) == [1]
 
 
-async def test_an_idle_daemon_has_the_store_know_the_time_once_an_hour(bench: Bench) -> None:
+async def test_an_idle_daemon_stores_the_time_once_an_hour(bench: Bench) -> None:
     """A start compares its clock with it: an idle month must not look like a wrong clock."""
     hour_ms, peer = committer_module.MARK_TIME_MS, Peer()
     bench.committer.mark_time(0)

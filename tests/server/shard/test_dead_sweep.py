@@ -35,7 +35,7 @@ async def die(daemon: InProcess) -> tuple[int, int]:
     return task_id, daemon.sources.now_ms
 
 
-async def test_the_end_of_the_oldest_is_known_and_follows_when_that_one_leaves(
+async def test_the_next_dead_letter_expiry_follows_the_oldest(
     daemon: InProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, first_ms = await die(daemon)

@@ -29,7 +29,7 @@ async def enqueue(daemon: InProcess, *tasks: Any) -> Any:
     return [task["due_ms"] - NOW_MS for task in found[2]]
 
 
-async def test_each_level_is_its_delay_and_those_over_the_highest_are_the_highest(
+async def test_levels_over_the_highest_use_the_highest_delay(
     tmp_path: Path,
 ) -> None:
     levels = (1, 2, 3, 18, 19, 2**31 - 1)
@@ -58,7 +58,7 @@ async def test_the_table_is_a_setting(tmp_path: Path) -> None:
         (None, {"delay_level": 3, "due_ms": 9}, "must have one of delay_ms, due_ms and"),
     ],
 )
-async def test_what_is_wrong_is_said_and_nothing_is_kept(
+async def test_invalid_delay_levels_are_refused(
     tmp_path: Path, delay_ms: int | None, options: dict[str, Any], words: str
 ) -> None:
     async with InProcess(tmp_path) as daemon:
@@ -73,7 +73,7 @@ def test_a_table_may_have_as_many_levels_as_its_limit_says() -> None:
         parse_delay_levels("1s " * (DELAY_LEVELS_MAX + 1))
 
 
-def test_the_first_table_is_the_one_of_rocketmq() -> None:
+def test_the_default_table_is_that_of_rocketmq() -> None:
     levels_ms = parse_delay_levels(DELAY_LEVELS)
     assert len(levels_ms) == 18
     assert (delay_of_level(levels_ms, 5), delay_of_level(levels_ms, 14)) == (60_000, 600_000)

@@ -390,9 +390,9 @@ async def of_one_that_a_filter_left_out(daemon: InProcess, peer: Peer) -> Wanted
     await peer.do(T.GROUP_CREATE, "t", "g", where)
     await peer.do(T.GROUP_CREATE, "t", "other", None)
     [task] = await put(daemon, peer, {"properties": {"amount": 5}})
-    found = await explained(peer, task)
-    assert (found["cause"], found["group"]) == ("no_subscriber", "other")
-    [left_out] = found["others"]
+    explanation = await explained(peer, task)
+    assert (explanation["cause"], explanation["group"]) == ("no_subscriber", "other")
+    [left_out] = explanation["others"]
     assert (left_out["cause"], left_out["group"]) == ("filtered", "g")
     assert left_out["detail"] == (
         "The filter of group g of topic t excluded it: amount > 10 is FALSE (amount is 5) and"
@@ -515,19 +515,19 @@ def test_every_cause_is_brought_about_and_documented() -> None:
     assert rows == list(EXPLAINED.items())
 
 
-async def test_of_several_groups_the_first_has_something_to_mend(daemon: InProcess) -> None:
+async def test_groups_with_a_problem_are_explained_first(daemon: InProcess) -> None:
     peer = daemon.connect()
     await peer.do(T.SUBSCRIBE, 1, "t", "busy", 10, None)
     await peer.do(T.GROUP_CREATE, "t", "paused", {"paused": True})
     await peer.do(T.GROUP_CREATE, "t", "alone", None)
     [task] = await put(daemon, peer, {})
-    found = await explained(peer, task)
-    causes = [(one["cause"], one["group"]) for one in (found, *found["others"])]
+    explanation = await explained(peer, task)
+    causes = [(one["cause"], one["group"]) for one in (explanation, *explanation["others"])]
     wanted = [("group_paused", "paused"), ("no_subscriber", "alone"), ("leased", "busy")]
     assert causes == wanted
 
 
-async def test_a_key_names_its_newest_task(daemon: InProcess) -> None:
+async def test_explain_by_key_uses_the_newest_task(daemon: InProcess) -> None:
     peer = daemon.connect()
     first, second = await put(daemon, peer, {"key": "k"}, {"key": "k"})
     assert (await explained(peer, None, topic="t", key="k"))["id"] == second
@@ -535,7 +535,7 @@ async def test_a_key_names_its_newest_task(daemon: InProcess) -> None:
     assert (await explained(peer, None, topic="t", key="k"))["id"] == first
 
 
-async def test_a_selection_names_one_task(daemon: InProcess) -> None:
+async def test_explain_takes_an_id_or_topic_and_key(daemon: InProcess) -> None:
     peer = daemon.connect()
     for fields in ((7, {"topic": "t", "key": "k"}), (None, None), (None, {"topic": "t"})):
         code, _ = await peer.refused(T.EXPLAIN, *fields)
@@ -567,7 +567,7 @@ WHY = "The filter of group g of topic t excluded it: amount > 10 is FALSE (amoun
         ([], "gone", "The history has nothing of it."),
     ],
 )
-async def test_the_history_knows_what_memory_has_forgotten(
+async def test_explain_uses_the_history_for_ended_tasks(
     daemon: InProcess, events: list[dict[str, Any]], cause: str, said: str
 ) -> None:
     async def story(task_id: int) -> tuple[list[dict[str, Any]], bool]:
@@ -580,5 +580,5 @@ async def test_the_history_knows_what_memory_has_forgotten(
     peer = daemon.connect()
     await peer.do(T.GROUP_CREATE, "t", "g", {"where": "amount > 10"})
     [task] = await put(daemon, peer, {})
-    found = await explained(peer, task - ID_STEP)
-    assert found["cause"] == cause and said in found["detail"], found
+    explanation = await explained(peer, task - ID_STEP)
+    assert explanation["cause"] == cause and said in explanation["detail"], explanation

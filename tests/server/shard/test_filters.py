@@ -26,7 +26,7 @@ BIG = {"where": "amount > 10"}
 
 
 async def put(daemon: InProcess, peer: Peer, *options: dict[str, Any]) -> list[int]:
-    answer = await peer.enqueue(*(("t", b"x", 0, one or None) for one in options))
+    answer = await peer.enqueue(*(("t", b"x", 0, option or None) for option in options))
     assert answer[0] == T.OK, answer
     await daemon.settle()
     return list(answer[2][1])
@@ -41,7 +41,7 @@ async def subscribe(peer: Peer, number: int, group: str | None, options: dict[st
     return await peer.call(T.SUBSCRIBE, number, "t", group, 1, options)
 
 
-async def test_a_group_is_made_with_a_filter_by_whoever_comes_first(daemon: InProcess) -> None:
+async def test_the_first_consumer_creates_the_group_with_its_filter(daemon: InProcess) -> None:
     peer = daemon.connect()
     made = await peer.do(T.GROUP_CREATE, "t", "a", EU | {"rate": 5})
     assert (made["tags"], made["rate"], made["created"]) == ("eu", 5.0, True)
@@ -102,8 +102,8 @@ async def test_a_filter_is_changed_part_by_part(daemon: InProcess) -> None:
     await peer.do(T.GROUP_CREATE, "t", "a", EU)
 
     async def change(**changes: Any) -> tuple[Any, Any]:
-        found = await peer.do(T.CONFIGURE, "t", "a", changes)
-        return found.get("tags"), found.get("where")
+        answer = await peer.do(T.CONFIGURE, "t", "a", changes)
+        return answer.get("tags"), answer.get("where")
 
     assert await change(where="amount > 10") == ("eu", "amount > 10")
     assert await change(paused=True) == ("eu", "amount > 10")
@@ -114,7 +114,7 @@ async def test_a_filter_is_changed_part_by_part(daemon: InProcess) -> None:
     assert await change(tags=None, where=None) == (None, None)
 
 
-async def test_what_came_due_before_a_change_outlasts_a_restart(tmp_path: Path) -> None:
+async def test_a_filter_change_and_older_due_tasks_survive_a_restart(tmp_path: Path) -> None:
     async with InProcess(tmp_path) as first:
         peer = first.connect()
         await peer.do(T.GROUP_CREATE, "t", "a", EU | {"paused": True})
@@ -132,7 +132,7 @@ async def test_what_came_due_before_a_change_outlasts_a_restart(tmp_path: Path) 
         assert await pulled(peer, "b") == [*old, *new]
 
 
-async def test_a_filter_that_cannot_be_read_names_the_place(daemon: InProcess) -> None:
+async def test_a_filter_syntax_error_names_the_position(daemon: InProcess) -> None:
     peer = daemon.connect()
     for kind, fields in (
         (T.SUBSCRIBE, lambda wrong: (1, "t", "g", 1, wrong)),
@@ -153,7 +153,7 @@ async def test_a_filter_that_cannot_be_read_names_the_place(daemon: InProcess) -
     assert (code, message) == ("bad_request", "tags is a setting of a group, not of a topic")
 
 
-async def test_a_condition_that_no_task_can_meet_is_refused_by_every_request(
+async def test_an_unsatisfiable_condition_is_refused(
     daemon: InProcess,
 ) -> None:
     peer = daemon.connect()
@@ -175,7 +175,7 @@ async def test_a_condition_that_no_task_can_meet_is_refused_by_every_request(
     assert set((await peer.do(T.STATS))["topics"]["t"]["groups"]) == {"kept"}
 
 
-async def test_a_condition_that_a_store_holds_is_read_whether_a_task_can_meet_it_or_not(
+async def test_a_stored_unsatisfiable_condition_still_loads(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     async with InProcess(tmp_path) as daemon:
@@ -281,7 +281,7 @@ async def test_a_filter_is_changed_as_often_as_the_limit_says(daemon: InProcess)
     assert group is not None and group.settings.former == ()
 
 
-async def test_each_broadcast_gets_what_its_own_filter_lets_pass(daemon: InProcess) -> None:
+async def test_broadcast_subscribers_get_tasks_by_their_own_filter(daemon: InProcess) -> None:
     peer = daemon.connect()
     heard = [daemon.connect() for _ in range(3)]
     for one, wanted in zip(heard, ({}, EU, BIG), strict=True):

@@ -98,7 +98,7 @@ def test_many_shards_look_at_each_other_less_often(others: int, pause_s: float) 
     assert others / following.look_pause_s(others) <= 64
 
 
-async def test_a_group_that_home_has_is_made_in_the_others(shards: Shards) -> None:
+async def test_groups_of_the_home_shard_are_created_in_the_others(shards: Shards) -> None:
     await create(shards, HOME, tags="eu", rate=30, order_attempts=5)
     await look(shards)
     assert versions(shards) == [2, 2, 2], "made, and set"
@@ -109,7 +109,7 @@ async def test_a_group_that_home_has_is_made_in_the_others(shards: Shards) -> No
     assert shards.shard(OTHER).observed.settings_followed == 1
 
 
-async def test_what_was_taken_over_is_stored(shards: Shards) -> None:
+async def test_followed_settings_are_stored(shards: Shards) -> None:
     await create(shards, HOME, paused=True)
     await configure(shards, HOME, None, rate=3)
     await look(shards, OTHER)
@@ -119,7 +119,7 @@ async def test_what_was_taken_over_is_stored(shards: Shards) -> None:
     assert rows["g"].settings is not None and rows["g"].settings.paused
 
 
-async def test_a_change_is_taken_over_whole_by_the_way_of_the_verb(shards: Shards) -> None:
+async def test_a_followed_change_is_applied_like_the_verb(shards: Shards) -> None:
     await create(shards, HOME, tags="eu", paused=True)
     await look(shards)
     await tell(shards, OTHER, T.ENQUEUE, 1, [(TOPIC, b"old", 0, {"tag": "eu"})])
@@ -136,7 +136,7 @@ async def test_a_change_is_taken_over_whole_by_the_way_of_the_verb(shards: Shard
     assert home is not None and not home.settings.former, "each shard has its own"
 
 
-async def test_a_look_that_finds_nothing_new_reads_no_rows(
+async def test_an_unchanged_home_shard_is_read_without_rows(
     shards: Shards, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await create(shards, HOME)
@@ -155,7 +155,7 @@ async def test_a_look_that_finds_nothing_new_reads_no_rows(
     assert found == [(SettingsCounter(), None), (SettingsCounter(1), None)]
 
 
-async def test_what_is_set_elsewhere_than_at_home_goes_back(shards: Shards) -> None:
+async def test_settings_made_outside_the_home_shard_are_reverted(shards: Shards) -> None:
     await create(shards, HOME, rate=5)
     await look(shards)
     await configure(shards, OTHER, rate=9)
@@ -166,7 +166,7 @@ async def test_what_is_set_elsewhere_than_at_home_goes_back(shards: Shards) -> N
     assert topic(shards, OTHER).settings.paused, "home says nothing of that, and never did"
 
 
-async def test_a_group_that_home_never_had_is_left_alone(shards: Shards) -> None:
+async def test_a_group_unknown_to_the_home_shard_is_kept(shards: Shards) -> None:
     await create(shards, OTHER)
     await create(shards, HOME, "another")
     await look(shards)
@@ -184,7 +184,7 @@ async def test_a_deletion_at_home_is_followed(shards: Shards) -> None:
     assert topic(shards, OTHER).settings == NOTHING_SET
 
 
-async def test_a_group_that_is_used_here_ends_when_it_is_not_any_more(shards: Shards) -> None:
+async def test_a_deleted_group_in_use_ends_after_its_last_user(shards: Shards) -> None:
     await create(shards, HOME)
     await look(shards)
     daemon = shards.insides[OTHER].daemon
@@ -201,7 +201,7 @@ async def test_a_group_that_is_used_here_ends_when_it_is_not_any_more(shards: Sh
     assert versions(shards) == [None, None, None]
 
 
-async def test_a_group_that_was_deleted_elsewhere_alone_is_made_again(shards: Shards) -> None:
+async def test_a_group_deleted_only_outside_the_home_shard_is_recreated(shards: Shards) -> None:
     """As after a deletion that one shard has refused: the group is still there."""
     await create(shards, HOME, paused=True)
     await look(shards)
@@ -212,7 +212,7 @@ async def test_a_group_that_was_deleted_elsewhere_alone_is_made_again(shards: Sh
     assert again is not None and again.version == 2 and again.settings.paused
 
 
-async def test_a_group_made_in_two_shards_has_the_settings_of_home(shards: Shards) -> None:
+async def test_the_home_shards_settings_win_for_a_group_made_twice(shards: Shards) -> None:
     await create(shards, OTHER, tags="us")
     await create(shards, HOME, tags="eu")
     await look(shards)
@@ -220,7 +220,7 @@ async def test_a_group_made_in_two_shards_has_the_settings_of_home(shards: Shard
     assert other is not None and (other.settings.tags, other.version) == ("eu", 1)
 
 
-async def test_a_topic_for_broadcasts_waits_for_the_end_of_its_groups(shards: Shards) -> None:
+async def test_broadcast_only_waits_until_the_groups_ended(shards: Shards) -> None:
     await create(shards, OTHER)
     await configure(shards, HOME, None, broadcast_only=True)
     await look(shards)
@@ -230,7 +230,7 @@ async def test_a_topic_for_broadcasts_waits_for_the_end_of_its_groups(shards: Sh
     assert topic(shards, OTHER).settings.broadcast_only
 
 
-async def test_what_changed_here_while_home_was_read_is_not_undone(
+async def test_a_change_during_the_read_of_home_is_kept(
     shards: Shards, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A client tells home first, and this shard next: what was read before is older."""
@@ -257,7 +257,7 @@ async def test_what_changed_here_while_home_was_read_is_not_undone(
     assert (other.settings.rate, other.version) == (3, 4)
 
 
-async def test_only_home_ends_a_group_that_nobody_uses(tmp_path: Path) -> None:
+async def test_only_the_home_shard_ends_unused_groups(tmp_path: Path) -> None:
     async with Shards(COUNT, tmp_path, group_unused_report_s=1, group_unused_end_s=1) as shards:
         await create(shards, HOME)
         await look(shards)
@@ -275,7 +275,7 @@ async def test_only_home_ends_a_group_that_nobody_uses(tmp_path: Path) -> None:
 # --- a shard that was away -----------------------------------------------------------------------
 
 
-async def test_a_shard_that_was_away_has_all_before_it_serves(shards: Shards) -> None:
+async def test_a_returning_shard_follows_before_it_serves(shards: Shards) -> None:
     await create(shards, HOME, "stays")
     await create(shards, HOME, "goes")
     await look(shards)
@@ -292,7 +292,7 @@ async def test_a_shard_that_was_away_has_all_before_it_serves(shards: Shards) ->
     assert group(shards, OTHER, "goes") is None
 
 
-async def test_a_group_made_meanwhile_is_owed_what_comes_due_here_since_the_stop(
+async def test_a_group_created_during_a_stop_gets_tasks_due_since(
     shards: Shards,
 ) -> None:
     await create(shards, OTHER, "first")
@@ -307,7 +307,7 @@ async def test_a_group_made_meanwhile_is_owed_what_comes_due_here_since_the_stop
     await comes(lambda: (new.ready_count, first.ready_count) == (1, 1))
 
 
-async def test_a_home_that_was_away_makes_the_groups_that_began_elsewhere(shards: Shards) -> None:
+async def test_a_returning_home_shard_creates_groups_begun_elsewhere(shards: Shards) -> None:
     await shards.stop(HOME)
     await create(shards, OTHER, tags="eu")
     await configure(shards, OTHER, None, paused=True)
@@ -319,7 +319,7 @@ async def test_a_home_that_was_away_makes_the_groups_that_began_elsewhere(shards
     assert versions(shards) == [1, 1, 1]
 
 
-async def test_a_shard_that_cannot_be_read_holds_up_nobody(
+async def test_an_unreadable_shard_does_not_block_the_others(
     shards: Shards, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     await create(shards, HOME)
@@ -365,7 +365,7 @@ async def set_back(shards: Shards, number: int, change: Any) -> None:
     shutil.copy(f"{path}.backup", path)
 
 
-async def test_a_home_that_was_set_back_takes_back_what_others_have(shards: Shards) -> None:
+async def test_a_restored_home_shard_adopts_newer_settings(shards: Shards) -> None:
     await create(shards, HOME, "old")
     await look(shards)
 
@@ -390,7 +390,7 @@ async def test_a_home_that_was_set_back_takes_back_what_others_have(shards: Shar
     assert other is not None and other.settings.tags == "us"
 
 
-async def test_nobody_ends_a_group_while_home_counts_below_it(
+async def test_no_group_ends_while_the_home_shard_is_behind(
     shards: Shards, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Home cannot read the others when it starts, and has something new to say."""
@@ -425,7 +425,7 @@ async def test_nobody_ends_a_group_while_home_counts_below_it(
         assert topic(shards, number).groups.keys() == names
 
 
-async def test_a_follower_that_was_set_back_is_what_home_is(shards: Shards) -> None:
+async def test_a_restored_follower_copies_the_home_shard(shards: Shards) -> None:
     await create(shards, HOME, "old")
     await look(shards)
 
@@ -438,7 +438,7 @@ async def test_a_follower_that_was_set_back_is_what_home_is(shards: Shards) -> N
     assert topic(shards, OTHER).groups.keys() == {"g"}
 
 
-async def test_of_several_that_have_more_the_newest_counts(shards: Shards) -> None:
+async def test_a_restored_home_shard_adopts_the_newest_version(shards: Shards) -> None:
     """Each shard has followed the home that was set back to another moment."""
     follows = shards.shard(HOME).following
     assert follows is not None

@@ -81,7 +81,7 @@ async def enqueue(found: Consumer) -> None:
     found.peer.feed(encode((T.ENQUEUE, 5_000, 5_000, (("other", b"", 60_000),))))
 
 
-async def test_an_ack_that_may_gather_goes_with_the_next_batch(tmp_path: Path) -> None:
+async def test_a_gathering_ack_joins_the_next_batch(tmp_path: Path) -> None:
     async with consumer(tmp_path) as found:
         found.held.pop(0)  # of the order key
         before = batches(found)
@@ -93,7 +93,7 @@ async def test_an_ack_that_may_gather_goes_with_the_next_batch(tmp_path: Path) -
         assert batches(found) == before + 1
 
 
-async def test_one_that_is_waited_for_takes_the_others_along(tmp_path: Path) -> None:
+async def test_an_awaited_ack_commits_the_gathered_acks(tmp_path: Path) -> None:
     async with consumer(tmp_path) as found:
         found.held.pop(0)
         first = found.ack()
@@ -102,7 +102,7 @@ async def test_one_that_is_waited_for_takes_the_others_along(tmp_path: Path) -> 
         assert await found.has_answer(first) and await found.has_answer(second)
 
 
-async def test_alone_it_waits_no_longer_than_is_set(tmp_path: Path) -> None:
+async def test_a_single_ack_waits_for_ack_gather_ms(tmp_path: Path) -> None:
     async with consumer(tmp_path, ack_gather_ms=1) as found:
         found.held.pop(0)
         request = found.ack()
@@ -110,7 +110,7 @@ async def test_alone_it_waits_no_longer_than_is_set(tmp_path: Path) -> None:
             pass
 
 
-async def test_with_a_time_of_0_it_never_waits(tmp_path: Path) -> None:
+async def test_ack_gather_ms_0_never_waits(tmp_path: Path) -> None:
     async with consumer(tmp_path, ack_gather_ms=0) as found:
         found.held.pop(0)
         assert await found.has_answer(found.ack())
@@ -145,7 +145,7 @@ async def test_a_batch_that_has_gathered_enough_begins(
         assert await found.has_answer(first) and await found.has_answer(second)
 
 
-async def test_what_comes_due_meanwhile_is_delivered_at_once(tmp_path: Path) -> None:
+async def test_tasks_due_during_gathering_are_delivered_at_once(tmp_path: Path) -> None:
     async with consumer(tmp_path) as found:
         await found.daemon.ask(found.peer, T.ENQUEUE, 0, (("t", b"", 50),))
         await found.look()
@@ -158,7 +158,7 @@ async def test_what_comes_due_meanwhile_is_delivered_at_once(tmp_path: Path) -> 
         assert batches(found) == before
 
 
-async def test_a_consumer_that_has_used_up_its_credit_since_then_does_not_wait(
+async def test_a_consumer_that_runs_out_of_credit_does_not_wait(
     tmp_path: Path,
 ) -> None:
     async with consumer(tmp_path, prefetch=4, acks_ahead_max=0) as found:
@@ -173,7 +173,7 @@ async def test_a_consumer_that_has_used_up_its_credit_since_then_does_not_wait(
         assert len(found.held) == 3, "one was there, one had room, one has got the ack's"
 
 
-async def test_what_a_tick_changes_does_not_wait(tmp_path: Path) -> None:
+async def test_changes_by_a_tick_end_the_gathering(tmp_path: Path) -> None:
     async with consumer(tmp_path) as found:
         task = ("unheard", b"", 50, {"ttl_ms": 50})
         await found.daemon.ask(found.peer, T.ENQUEUE, 0, (task,))
@@ -185,7 +185,7 @@ async def test_what_a_tick_changes_does_not_wait(tmp_path: Path) -> None:
         assert await found.has_answer(request)
 
 
-async def test_a_stop_commits_what_gathers(tmp_path: Path) -> None:
+async def test_a_stop_commits_gathered_acks(tmp_path: Path) -> None:
     async with consumer(tmp_path) as found:
         found.held.pop(0)
         task_id = found.held[0][0]
@@ -195,7 +195,7 @@ async def test_a_stop_commits_what_gathers(tmp_path: Path) -> None:
         assert await store.read([task_id]) == {}
 
 
-async def test_another_value_than_true_or_false_is_refused(tmp_path: Path) -> None:
+async def test_may_gather_must_be_a_boolean(tmp_path: Path) -> None:
     async with InProcess(tmp_path) as daemon:
         peer = daemon.connect()
         ack = T.ACK, "t", "g", 1, (5,), (1,)

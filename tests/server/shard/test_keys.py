@@ -40,7 +40,7 @@ async def test_cancel_answers_for_every_task_that_has_the_key(
     assert words == ["cancelled", "scheduled", "scheduled", "cancelled", "scheduled"]
 
 
-async def test_each_outcome_has_its_own_word(daemon: InProcess, peer: Peer) -> None:
+async def test_each_outcome_has_its_own_status(daemon: InProcess, peer: Peer) -> None:
     await daemon.ask(peer, T.GROUP_CREATE, "t", "g", None)
     now = ("t", b"", 0, {"key": "k"})
     (acked,) = await enqueue(daemon, peer, now)
@@ -70,14 +70,14 @@ async def test_each_outcome_has_its_own_word(daemon: InProcess, peer: Peer) -> N
     assert await daemon.ask(peer, T.LOOKUP, None, {"topic": "t", "key": "never"}) == ()
 
 
-async def test_expired_is_a_word_too(daemon: InProcess, peer: Peer) -> None:
+async def test_an_expired_task_has_the_status_expired(daemon: InProcess, peer: Peer) -> None:
     (task_id,) = await enqueue(daemon, peer, ("t", b"", 0, {"key": "k", "ttl_ms": 5}))
     daemon.pass_time(10)
     await daemon.settle()
     assert await daemon.ask(peer, T.CANCEL, None, KEY) == ((task_id, "expired"),)
 
 
-async def test_single_tasks_with_a_key_go_the_way_of_plain_ones(
+async def test_single_tasks_with_only_a_key_use_the_plain_path(
     daemon: InProcess, peer: Peer
 ) -> None:
     """Many frames of one task each in one read: with a key alone, without, with more."""
@@ -102,7 +102,7 @@ async def test_single_tasks_with_a_key_go_the_way_of_plain_ones(
     assert codes == ["limit_exceeded", *["bad_request"] * 5]
 
 
-async def test_by_their_ids_tasks_with_a_key_are_cancelled_and_moved(
+async def test_keyed_tasks_are_cancelled_and_rescheduled_by_id(
     daemon: InProcess, peer: Peer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Many at once, with and without a key, and with more: the index follows, and of those with a
@@ -120,18 +120,20 @@ async def test_by_their_ids_tasks_with_a_key_are_cancelled_and_moved(
     assert {one[1] for one in await daemon.ask(peer, T.CANCEL, ids[::2])} == {"cancelled"}
     left = [i for n, i in enumerate(ids) if n % 4 == 1]
     assert [a[0] for a in await daemon.ask(peer, T.CANCEL, None, KEY)] == [ids[38]]
-    found = await daemon.ask(peer, T.LOOKUP, None, {"topic": "t", "key": "l"})
-    assert [task["id"] for task in found] == left[::-1]
+    answer = await daemon.ask(peer, T.LOOKUP, None, {"topic": "t", "key": "l"})
+    assert [task["id"] for task in answer] == left[::-1]
     moved = await daemon.ask(peer, T.RESCHEDULE, ids[1::2], {"delay_ms": FAR_MS + 5})
     assert {one[1] for one in moved} == {"scheduled"}
     assert not updated
     assert await daemon.ask(peer, T.CANCEL, left[:3]) == tuple((i, "cancelled") for i in left[:3])
-    found = await daemon.ask(peer, T.LOOKUP, None, {"topic": "t", "key": "l"})
-    assert [task["id"] for task in found] == left[:2:-1]
-    assert {task["due_ms"] for task in found} == {daemon.sources.now_ms + FAR_MS + 5}
+    answer = await daemon.ask(peer, T.LOOKUP, None, {"topic": "t", "key": "l"})
+    assert [task["id"] for task in answer] == left[:2:-1]
+    assert {task["due_ms"] for task in answer} == {daemon.sources.now_ms + FAR_MS + 5}
 
 
-async def test_reschedule_and_run_now_move_all_of_them(daemon: InProcess, peer: Peer) -> None:
+async def test_reschedule_and_run_now_move_all_tasks_of_a_key(
+    daemon: InProcess, peer: Peer
+) -> None:
     ids = await enqueue(daemon, peer, FAR, FAR)
     now_ms = daemon.shard.clock.read().now_ms
     answer = await daemon.ask(peer, T.RESCHEDULE, None, {**KEY, "delay_ms": 5_000})
@@ -145,9 +147,7 @@ async def test_reschedule_and_run_now_move_all_of_them(daemon: InProcess, peer: 
     assert [delivery[0] for delivery in deliveries] == list(ids)
 
 
-async def test_look_up_gives_the_newest_first_not_after_a_time(
-    daemon: InProcess, peer: Peer
-) -> None:
+async def test_lookup_by_key_returns_the_newest_first(daemon: InProcess, peer: Peer) -> None:
     (first,) = await enqueue(daemon, peer, FAR)
     then_ms = daemon.shard.clock.read().now_ms
     daemon.pass_time(50)
@@ -166,13 +166,13 @@ async def test_look_up_gives_the_newest_first_not_after_a_time(
     assert await found({"until_ms": then_ms}) == []
 
 
-async def test_two_callers_at_once(daemon: InProcess, peer: Peer) -> None:
+async def test_two_callers_cancel_each_task_once(daemon: InProcess, peer: Peer) -> None:
     """One of them cancels each task; both meet what was confirmed before."""
     first, second = await enqueue(daemon, peer, FAR, FAR)
     other = daemon.connect()
     other.feed(encode((int(T.CANCEL), 5, None, KEY)))
     ((mine,),) = await daemon.send(peer, (T.CANCEL, None, KEY))
-    (theirs,) = [one[2] for one in other.frames() if one[:2] == (T.OK, 5)]
+    (theirs,) = [frame[2] for frame in other.frames() if frame[:2] == (T.OK, 5)]
     assert theirs == ((first, "cancelled"), (second, "cancelled"))
     assert mine == ((second, "already_cancelled"),)
 
@@ -213,7 +213,7 @@ class Collides(KeyHash):
         return [7] * len(keys)
 
 
-async def test_keys_that_collide_never_meet(daemon: InProcess, peer: Peer) -> None:
+async def test_keys_with_colliding_hashes_are_distinct(daemon: InProcess, peer: Peer) -> None:
     daemon.shard.core.keys.hash = Collides(b"")
     mine, other, elsewhere = await enqueue(
         daemon, peer, FAR, ("t", b"", FAR_MS, {"key": "l"}), ("u", b"", FAR_MS, {"key": "k"})
@@ -226,7 +226,7 @@ async def test_keys_that_collide_never_meet(daemon: InProcess, peer: Peer) -> No
 
 
 @pytest.mark.parametrize("over", [0, 1])
-async def test_the_tasks_of_one_command(
+async def test_tasks_of_a_key_command_are_limited(
     daemon: InProcess, peer: Peer, over: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(daemon.shard, "limits", Limits(key_tasks_max=3))
@@ -243,7 +243,7 @@ async def test_the_tasks_of_one_command(
     assert states == ({"scheduled"} if over else {"cancelled"})
 
 
-async def test_at_once_tasks_are_moved_by_a_shift_too(daemon: InProcess, peer: Peer) -> None:
+async def test_uncommitted_tasks_are_moved_by_a_shift(daemon: InProcess, peer: Peer) -> None:
     first, second = await enqueue(daemon, peer, FAR, ("t", b"", 2 * FAR_MS, {"key": "k"}))
     moved = await daemon.ask(peer, T.RESCHEDULE, None, {**KEY, "shift_ms": 500})
     now_ms = daemon.sources.now_ms
@@ -279,14 +279,14 @@ async def test_at_once_tasks_are_moved_by_a_shift_too(daemon: InProcess, peer: P
         ((T.LOOKUP, None, {**KEY, "limit": 1}), "bad_request"),
     ],
 )
-async def test_what_is_wrong_is_said(
+async def test_invalid_key_commands_are_refused(
     daemon: InProcess, peer: Peer, frame: tuple[Any, ...], code: str
 ) -> None:
     (answer,) = await daemon.send(peer, frame)
     assert answer[0] == code
 
 
-async def test_tasks_too_large_for_one_answer_are_refused_and_the_newest_is_not(
+async def test_a_lookup_over_the_answer_limit_can_ask_the_newest(
     daemon: InProcess, peer: Peer
 ) -> None:
     large = ("t", bytes(900_000), FAR_MS, {"key": "k"})
@@ -302,7 +302,7 @@ async def test_tasks_too_large_for_one_answer_are_refused_and_the_newest_is_not(
     assert found["id"] == ids[-1]
 
 
-async def test_after_a_restart_the_unfinished_are_found_and_the_finished_forgotten(
+async def test_unfinished_tasks_of_a_key_are_found_after_a_restart(
     tmp_path: Path,
 ) -> None:
     async with InProcess(tmp_path) as first:

@@ -58,7 +58,7 @@ async def watched(tmp_path: Path) -> AsyncIterator[Watched]:
         yield Watched(daemon)
 
 
-async def test_what_waits_and_how_old_the_oldest_is(watched: Watched) -> None:
+async def test_lag_samples_have_ready_count_and_oldest_age(watched: Watched) -> None:
     await watched.group("g")
     await watched.look()
     await watched.enqueue(3)
@@ -74,7 +74,7 @@ async def test_what_waits_and_how_old_the_oldest_is(watched: Watched) -> None:
     assert found["oldest_ready_ms"] == [0, STEP_MS, 2 * STEP_MS, 0]
 
 
-async def test_an_hour_is_kept_the_newest_last(watched: Watched) -> None:
+async def test_lag_samples_cover_an_hour_newest_last(watched: Watched) -> None:
     await watched.group("g")
     await watched.enqueue(1)
     await watched.look(HOUR + 7)
@@ -84,7 +84,7 @@ async def test_an_hour_is_kept_the_newest_last(watched: Watched) -> None:
     assert found["taken_ms"] == [NOW_MS + n * STEP_MS for n in range(8, HOUR + 8)]
 
 
-async def test_a_group_that_keeps_up_takes_nothing(watched: Watched) -> None:
+async def test_a_group_without_lag_stores_no_samples(watched: Watched) -> None:
     await watched.group("g")
     await watched.look(3)
     assert watched.lags._lines == {}
@@ -99,7 +99,9 @@ async def test_a_group_that_keeps_up_takes_nothing(watched: Watched) -> None:
     assert watched.of("g")["ready"] == [0] * HOUR
 
 
-async def test_so_many_groups_are_kept(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_groups_with_samples_are_limited(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(background, "GROUPS_KEPT_MAX", 2)
     for name in ("a", "b"):
         await watched.group(name)

@@ -47,11 +47,11 @@ async def test_held_keys_are_shown_with_their_reason_and_age(daemon: InProcess) 
     first, _, other = await held_up(daemon, peer)
     since_ms = daemon.sources.now_ms
     await later(daemon, 5_000)
-    found = await peer.do(T.HELD_KEYS, "t", "g", None)
-    assert found["held"] == 2
-    name = found["keys"][0]["subscriber"]
+    answer = await peer.do(T.HELD_KEYS, "t", "g", None)
+    assert answer["held"] == 2
+    name = answer["keys"][0]["subscriber"]
     shown = {"since_ms": since_ms, "attempt": 1, "reason": "why", "subscriber": name}
-    assert list(found["keys"]) == [
+    assert list(answer["keys"]) == [
         {"id": first, "key": "a", "waiting": 1, **shown},
         {"id": other, "key": "b", "waiting": 0, **shown},
     ]
@@ -92,7 +92,7 @@ async def test_a_held_key_is_released_or_skipped(daemon: InProcess, by_key: bool
     daemon.recount()
 
 
-async def test_who_fails_or_rejects_is_told_that_its_key_is_held(daemon: InProcess) -> None:
+async def test_nack_and_reject_answer_that_the_key_is_held(daemon: InProcess) -> None:
     peer = daemon.connect()
     await peer.do(T.GROUP_CREATE, "t", "g", HOLD)
     one, other, plain = await put(daemon, peer, {"order_key": "a"}, {"order_key": "b"}, {})
@@ -105,11 +105,11 @@ async def test_who_fails_or_rejects_is_told_that_its_key_is_held(daemon: InProce
     assert (await peer.do(T.HELD_KEYS, "t", "g", None))["held"] == 2
 
 
-async def test_several_are_named_by_their_ids(daemon: InProcess) -> None:
+async def test_several_held_keys_are_named_by_task_ids(daemon: InProcess) -> None:
     peer = daemon.connect()
     first, second, other = await held_up(daemon, peer)
-    found = await peer.do(T.RELEASE_KEY, "t", "g", (other, second, 12345, first, other), None)
-    assert found == (
+    answer = await peer.do(T.RELEASE_KEY, "t", "g", (other, second, 12345, first, other), None)
+    assert answer == (
         (other, "released"), (second, "not_held"), (12345, "not_held"), (first, "released"),
         (other, "released"),
     )  # fmt: skip
@@ -117,7 +117,7 @@ async def test_several_are_named_by_their_ids(daemon: InProcess) -> None:
     assert sorted((await pull(peer))[1]) == [(first, 2), (other, 2)]
 
 
-async def test_lines_say_who_waits_for_whom(daemon: InProcess) -> None:
+async def test_lines_show_which_task_blocks_which(daemon: InProcess) -> None:
     peer = daemon.connect()
     await peer.do(T.GROUP_CREATE, "t", "g", {"fair_by": "tenant", "limit_each": 1})
     tenants = (
@@ -127,21 +127,21 @@ async def test_lines_say_who_waits_for_whom(daemon: InProcess) -> None:
         daemon, peer, *tenants, *[{"order_key": "a", "properties": {"tenant": "x"}}] * 2
     )
     assert len((await pull(peer))[1]) == 4
-    found = await peer.do(T.KEY_LINES, "t", "g", None)
-    assert found["waiting"] == 5
-    lines = {(line["kind"], line["value"]): line for line in found["lines"]}
+    answer = await peer.do(T.KEY_LINES, "t", "g", None)
+    assert answer["waiting"] == 5
+    lines = {(line["kind"], line["value"]): line for line in answer["lines"]}
     assert {named: (line["state"], line["in_flight"], line["waiting"])
             for named, line in lines.items()} == {
         ("fair", "acme"): ("limited", 1, 2), ("fair", 7): ("limited", 1, 1),
         ("fair", None): ("limited", 1, 1), ("order", "a"): ("in_flight", 1, 1),
     }  # fmt: skip
-    assert found["lines"][0]["value"] == "acme"
-    assert {line["id"] for line in found["lines"]} <= set(ids)
+    assert answer["lines"][0]["value"] == "acme"
+    assert {line["id"] for line in answer["lines"]} <= set(ids)
     assert len((await peer.do(T.KEY_LINES, "t", "g", {"limit": 2}))["lines"]) == 2
     daemon.recount()
 
 
-async def test_an_answer_has_as_many_lines_as_fit(
+async def test_order_lines_are_cut_to_the_frame_limit(
     daemon: InProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     peer = daemon.connect()
@@ -152,11 +152,11 @@ async def test_an_answer_has_as_many_lines_as_fit(
     assert len((await peer.do(T.KEY_LINES, "t", "g", None))["lines"]) == 60
     monkeypatch.setattr(daemon.shard, "limits", daemon.shard.limits.__class__(
         **daemon.shard.limits.to_wire() | {"frame_bytes_max": 100_000}))  # fmt: skip
-    found = await peer.do(T.KEY_LINES, "t", "g", None)
-    assert 10 < len(found["lines"]) < 13 and found["waiting"] == 60
+    answer = await peer.do(T.KEY_LINES, "t", "g", None)
+    assert 10 < len(answer["lines"]) < 13 and answer["waiting"] == 60
 
 
-async def test_what_is_asked_of_them_is_checked(daemon: InProcess) -> None:
+async def test_requests_on_held_keys_are_validated(daemon: InProcess) -> None:
     peer = daemon.connect()
     await peer.do(T.GROUP_CREATE, "t", "g", {})
     for kind in (T.HELD_KEYS, T.KEY_LINES):

@@ -114,7 +114,7 @@ async def test_a_stop_while_it_loads_is_clean(store: GatedStore) -> None:
 # --- the budget of bodies ------------------------------------------------------------------------
 
 
-async def test_a_backlog_is_read_within_the_budget_and_one_load(
+async def test_a_backlog_is_loaded_within_the_memory_budget(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Many ready tasks without a row in memory; consumers that take much and ack nothing."""

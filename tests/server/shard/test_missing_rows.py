@@ -103,7 +103,7 @@ async def goes_on(house: House, deliveries: AsyncIterator[Delivery], task_id: in
     assert (stats.scheduled, stats.ready, stats.in_flight) == (1, 0, 0), "the filler"
 
 
-async def test_when_it_comes_due(house: House) -> None:
+async def test_a_row_missing_at_its_due_time_is_counted(house: House) -> None:
     async with house.client.subscribe("t") as deliveries:
         task = await house.client.enqueue("t", b"x", delay=0.05)
         house.store.hidden.add(task.id)
@@ -113,7 +113,7 @@ async def test_when_it_comes_due(house: House) -> None:
         await goes_on(house, deliveries, task.id)
 
 
-async def test_when_its_turn_comes(house: House) -> None:
+async def test_a_row_missing_at_its_delivery_is_counted(house: House) -> None:
     task = await house.client.enqueue("t", b"x")
     await house.until(lambda: house.core.scheduled == 1)
     house.store.hidden.add(task.id)
@@ -124,7 +124,7 @@ async def test_when_its_turn_comes(house: House) -> None:
         await goes_on(house, deliveries, task.id)
 
 
-async def test_when_its_ttl_is_over(house: House) -> None:
+async def test_a_row_missing_at_its_expiry_is_counted(house: House) -> None:
     task = await house.client.enqueue("t", b"x", ttl=0.1)
     await house.until(lambda: house.core.scheduled == 1)
     house.store.hidden.add(task.id)
@@ -136,7 +136,7 @@ async def test_when_its_ttl_is_over(house: House) -> None:
     assert not house.core.missing
 
 
-async def test_when_it_is_in_flight(house: House) -> None:
+async def test_a_row_missing_in_flight_can_be_acked(house: House) -> None:
     """Its current receipt still ends it: for that nothing has to be read."""
     async with house.client.subscribe("t") as deliveries:
         task = await house.client.enqueue("t", b"x")
@@ -155,7 +155,7 @@ async def is_reported_by_lookup(house: House, task_id: int) -> None:
     assert set(house.core.missing) == {task_id}
 
 
-async def test_a_group_is_not_deleted_over_it(house: House) -> None:
+async def test_a_group_with_a_missing_row_is_not_deleted(house: House) -> None:
     client = house.client
     task = await client.enqueue("t", b"x")
     await house.until(lambda: house.core.scheduled == 1)
@@ -169,7 +169,7 @@ async def test_a_group_is_not_deleted_over_it(house: House) -> None:
     assert (await client.lookup(task.id)).state == "deleted"
 
 
-async def test_what_has_left_is_not_missed(house: House) -> None:
+async def test_a_cancelled_task_is_not_counted_as_missing(house: House) -> None:
     """Cancelled while it is read: silent."""
     async with house.client.subscribe("t"):
         for _ in range(20):

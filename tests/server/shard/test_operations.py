@@ -63,7 +63,7 @@ class InMemory:
 rig = started(ShardRig)
 
 
-async def test_a_second_transport_needs_no_socket(rig: ShardRig) -> None:
+async def test_operations_work_without_a_socket(rig: ShardRig) -> None:
     operations, verbs = rig.operations, rig.operations.verbs
     peer = InMemory(operations)
     verbs.subscribe(peer.caller, 1, 7, "t", "g", 10, {}, peer, rig.shard.clock.read())
@@ -83,7 +83,7 @@ async def test_a_second_transport_needs_no_socket(rig: ShardRig) -> None:
     assert rig.core.subscribers == 0 and not rig.shard.callers
 
 
-async def test_what_is_wrong_is_raised_from_the_error_table(rig: ShardRig) -> None:
+async def test_invalid_requests_raise_an_error_of_the_table(rig: ShardRig) -> None:
     peer = InMemory(rig.operations)
     with pytest.raises(TickwheelError, match="topic must be 1 to 255") as raised:
         rig.operations.verbs.enqueue(
@@ -93,7 +93,7 @@ async def test_what_is_wrong_is_raised_from_the_error_table(rig: ShardRig) -> No
     assert peer.answers.empty()
 
 
-async def test_a_pull_of_an_empty_group_is_answered_when_its_time_is_over(rig: ShardRig) -> None:
+async def test_a_pull_of_an_empty_group_ends_at_its_wait(rig: ShardRig) -> None:
     peer = InMemory(rig.operations)
     rig.operations.verbs.pull(peer.caller, 1, "t", "g", 1, 0, {}, peer, rig.shard.clock.read())
     request, (epoch, _, items) = await soon(peer.answers.get())
@@ -105,7 +105,7 @@ async def test_every_operation_is_in_the_table_of_rights(rig: ShardRig) -> None:
     assert set(vars(rig.operations.verbs)) == {*VERBS, "plain_tasks", "unreadable"}
 
 
-async def test_every_operation_takes_what_its_verb_is_asked_with(rig: ShardRig) -> None:
+async def test_every_operation_takes_the_request_of_its_verb(rig: ShardRig) -> None:
     for name, verb in VERBS.items():
         if not verb.is_by_hand:
             [taken] = inspect.signature(getattr(rig.operations.verbs, name)).parameters.values()
@@ -167,7 +167,7 @@ async def _resent(daemon: InProcess, peer: Peer, more: Any, traced: Any) -> None
 
 @pytest.mark.parametrize("other", OTHERS)
 @pytest.mark.parametrize("is_durable", [False, True])
-async def test_the_number_of_a_request_is_recognised_by_what_it_says(
+async def test_a_resend_is_recognised_by_its_tasks(
     rig: ShardRig, other: str, is_durable: bool
 ) -> None:
     session = b"s" * 16
@@ -189,7 +189,7 @@ async def test_the_number_of_a_request_is_recognised_by_what_it_says(
     assert (await again.answer(number))[2] == (first or await peer.answer(number))[2]
 
 
-async def test_so_is_one_whose_tasks_are_columns(rig: ShardRig) -> None:
+async def test_a_resend_of_columns_is_recognised_by_its_tasks(rig: ShardRig) -> None:
     session = b"s" * 16
     peer, again = await rig.peer(session=session), await rig.peer(session=session)
     number = peer.send(T.ENQUEUE_COLUMNS, 0, "t", (b"one", b"two"), 1_000)

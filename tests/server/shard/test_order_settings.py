@@ -39,7 +39,7 @@ async def test_an_order_key_is_kept_and_shown(daemon: InProcess) -> None:
     assert plain["order_key"] is None
 
 
-async def test_order_keys_that_are_refused(daemon: InProcess) -> None:
+async def test_invalid_order_keys_are_refused(daemon: InProcess) -> None:
     peer = daemon.connect()
     for options, code, words in (
         ({"order_key": 7}, "bad_request", "tasks[0].order_key must be a string, not 7"),
@@ -61,7 +61,7 @@ async def test_order_keys_that_are_refused(daemon: InProcess) -> None:
     assert (await peer.do(T.STATS))["scheduled"] == 0
 
 
-async def test_a_schedule_and_a_transaction_have_tasks_with_an_order_key(
+async def test_schedules_and_transactions_keep_order_keys(
     daemon: InProcess,
 ) -> None:
     peer = daemon.connect()
@@ -78,7 +78,7 @@ async def test_a_schedule_and_a_transaction_have_tasks_with_an_order_key(
     assert task["order_key"] == "l"
 
 
-async def test_what_replaces_a_pending_task_has_its_own_order_key(daemon: InProcess) -> None:
+async def test_a_replacement_has_its_own_order_key(daemon: InProcess) -> None:
     peer = daemon.connect()
 
     async def ruled(order_key: str, action: str) -> str:
@@ -95,7 +95,7 @@ async def test_what_replaces_a_pending_task_has_its_own_order_key(daemon: InProc
     assert await ruled("d", "reject") == "c"
 
 
-async def test_a_group_says_it_by_whoever_comes_first(daemon: InProcess) -> None:
+async def test_the_first_consumer_sets_ordering_and_fairness(daemon: InProcess) -> None:
     peer = daemon.connect()
     made = await peer.do(T.GROUP_CREATE, "t", "a", FAIR | ORDER | {"tags": "eu"})
     assert {k: made[k] for k in (*FAIR, *ORDER, "tags")} == FAIR | ORDER | {"tags": "eu"}
@@ -111,7 +111,7 @@ async def test_a_group_says_it_by_whoever_comes_first(daemon: InProcess) -> None
     ]  # fmt: skip
 
 
-async def test_another_value_than_the_groups_is_refused_with_both(daemon: InProcess) -> None:
+async def test_a_conflicting_value_is_refused_naming_both(daemon: InProcess) -> None:
     peer = daemon.connect()
     await peer.do(T.GROUP_CREATE, "t", "a", FAIR | ORDER)
     await peer.do(T.GROUP_CREATE, "t", "none", {})
@@ -146,7 +146,7 @@ async def test_another_value_than_the_groups_is_refused_with_both(daemon: InProc
         assert (await peer.call(T.PULL, "t", "a", 1, 0, wanted))[0] == T.OK
 
 
-async def test_what_is_set_is_changed_and_taken_away(daemon: InProcess) -> None:
+async def test_ordering_and_fairness_are_changed_and_removed(daemon: InProcess) -> None:
     peer = daemon.connect()
     await peer.do(T.GROUP_CREATE, "t", "g", FAIR | ORDER)
     names = (*FAIR, *ORDER)
@@ -163,8 +163,8 @@ async def test_what_is_set_is_changed_and_taken_away(daemon: InProcess) -> None:
         # What holds when nothing is said; the group has lines since it was shared.
         ({"order_retry_ms": None, "order_failure": None}, DEFAULTS),
     ):
-        found = await peer.do(T.CONFIGURE, "t", "g", changed)
-        assert {name: found[name] for name in names if name in found} == left
+        answer = await peer.do(T.CONFIGURE, "t", "g", changed)
+        assert {name: answer[name] for name in names if name in answer} == left
 
 
 @pytest.mark.parametrize(
@@ -197,7 +197,7 @@ async def test_what_is_set_is_changed_and_taken_away(daemon: InProcess) -> None:
         ({"fair_by": "key", "rate_each": float("nan")}, "bad_request", "rate_each"),
     ],
 )
-async def test_what_a_group_says_of_order_keys_and_shares_is_checked(
+async def test_ordering_and_fairness_values_are_validated(
     daemon: InProcess, settings: dict[str, Any], code: str, words: str
 ) -> None:
     peer = daemon.connect()
@@ -213,12 +213,14 @@ async def test_what_a_group_says_of_order_keys_and_shares_is_checked(
         (T.GROUP_CREATE, ("t", "new", settings)),
         (T.CONFIGURE, ("t", "g", settings)),
     ):
-        found = await peer.refused(kind, *fields)
-        assert found[0] == code and words in found[1], found
+        refusal = await peer.refused(kind, *fields)
+        assert refusal[0] == code and words in refusal[1], refusal
     assert {"g", "most"} == (await peer.do(T.STATS))["topics"]["t"]["groups"].keys()
 
 
-async def test_they_are_neither_a_topics_nor_a_broadcasts(daemon: InProcess) -> None:
+async def test_ordering_and_fairness_are_refused_for_topics_and_broadcasts(
+    daemon: InProcess,
+) -> None:
     peer = daemon.connect()
     for name, value in (FAIR | ORDER).items():
         code, message = await peer.refused(T.CONFIGURE, "t", None, {name: value})

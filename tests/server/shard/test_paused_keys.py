@@ -50,7 +50,7 @@ async def test_a_key_is_paused_and_resumed(daemon: InProcess, named: tuple[Any, 
     daemon.recount()
 
 
-async def test_a_subscription_gets_what_waited_at_once(daemon: InProcess) -> None:
+async def test_resuming_a_key_delivers_its_waiting_tasks(daemon: InProcess) -> None:
     peer = daemon.connect()
     await peer.do(T.GROUP_CREATE, "t", "g", SHARED)
     await peer.do(T.PAUSE_KEY, "t", "g", "a", None)
@@ -81,7 +81,7 @@ async def test_a_held_key_may_be_paused_as_well(daemon: InProcess) -> None:
     assert second > first
 
 
-async def test_they_are_shown_with_who_paused_them_and_since_when(daemon: InProcess) -> None:
+async def test_paused_keys_show_by_whom_and_since_when(daemon: InProcess) -> None:
     peer = daemon.connect()
     await peer.do(T.GROUP_CREATE, "t", "g", SHARED)
     since_ms = daemon.sources.now_ms
@@ -93,16 +93,18 @@ async def test_they_are_shown_with_who_paused_them_and_since_when(daemon: InProc
     said = {"by": "anonymous"}
     first = {"kind": "order", "value": "a", "since_ms": since_ms, "waiting": 2, **said}
     second = {"kind": "fair", "value": 7, "since_ms": since_ms + 5_000, "waiting": 1, **said}
-    found = await peer.do(T.HELD_KEYS, "t", "g", None)
-    assert found == {"keys": (), "held": 0, "paused": (first, second)}
+    answer = await peer.do(T.HELD_KEYS, "t", "g", None)
+    assert answer == {"keys": (), "held": 0, "paused": (first, second)}
     assert (await peer.do(T.HELD_KEYS, "t", "g", {"limit": 1}))["paused"] == (first,)
     group = (await peer.do(T.STATS))["topics"]["t"]["groups"]["g"]
     assert (group["held"], group["paused_keys"], group["in_lines"]) == (0, 2, 3)
     lines = (await peer.do(T.KEY_LINES, "t", "g", None))["lines"]
-    assert {(one["value"], one["state"]) for one in lines} == {("a", "paused"), (7, "paused")}
+    assert {(line["value"], line["state"]) for line in lines} == {("a", "paused"), (7, "paused")}
 
 
-async def test_as_many_are_shown_as_fit(daemon: InProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_paused_keys_are_cut_to_the_frame_limit(
+    daemon: InProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
     peer = daemon.connect()
     await peer.do(T.GROUP_CREATE, "t", "g", SHARED)
     for number in range(20):
@@ -112,7 +114,7 @@ async def test_as_many_are_shown_as_fit(daemon: InProcess, monkeypatch: pytest.M
     assert 4 < len((await peer.do(T.HELD_KEYS, "t", "g", None))["paused"]) < 7
 
 
-async def test_what_is_asked_of_them_is_checked(daemon: InProcess) -> None:
+async def test_requests_on_paused_keys_are_validated(daemon: InProcess) -> None:
     peer = daemon.connect()
     await peer.do(T.GROUP_CREATE, "t", "g", SHARED)
     await peer.do(T.GROUP_CREATE, "t", "plain", None)
@@ -130,7 +132,7 @@ async def test_what_is_asked_of_them_is_checked(daemon: InProcess) -> None:
         await peer.do(kind, "t", "g", None, "x" * 4_096)
 
 
-async def test_a_group_has_so_many_paused_keys(
+async def test_paused_keys_of_a_group_are_limited(
     daemon: InProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert Limits().paused_keys_max == PAUSED_KEYS_MAX

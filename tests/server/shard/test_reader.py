@@ -1,4 +1,4 @@
-"""Reads overlaid with what is not durable yet: the present state, whatever the store saw."""
+"""Reads with uncommitted changes applied show the present state."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ async def made(*rows: TaskRow) -> tuple[Engine, MeanwhileStore, Reader]:
     return engine, store, Reader(core, store)
 
 
-async def test_what_the_store_has_is_found_and_the_rest_is_absent() -> None:
+async def test_known_returns_stored_tasks_only() -> None:
     _, _, reader = await made(row(1))
     assert set(await reader.known([1024, 2048])) == {1024}
     assert await reader.known([]) == {}
@@ -121,10 +121,10 @@ def recorded(task_id: int, group: str, kind: str | None, attempt: int, *, drops:
     is_gone=st.booleans(),
     bodies=st.booleans(),
 )
-def test_what_is_recorded_of_a_group_shows_whatever_has_become_of_the_group(
+def test_progress_is_hidden_only_for_a_group_ended_meanwhile(
     before: str | None, after: str | None, when: str, is_gone: bool, bodies: bool
 ) -> None:
-    """Of one that was let go of during the read nothing is left."""
+    """A group that ended during the read leaves no record."""
 
     async def body() -> None:
         engine, store, reader = await made(row(1), row(2))
@@ -153,7 +153,7 @@ def test_what_is_recorded_of_a_group_shows_whatever_has_become_of_the_group(
     asyncio.run(body())
 
 
-async def test_a_batch_that_landed_during_the_read_is_laid_over_it() -> None:
+async def test_a_batch_committed_during_the_read_is_applied() -> None:
     _, store, reader = await made(row(1), row(2))
     store.meanwhile = [lambda: reader.landed(Effects(ended={1024: Outcome.CANCELLED}))]
     assert set(await reader.known([1024, 2048])) == {2048}
@@ -161,14 +161,14 @@ async def test_a_batch_that_landed_during_the_read_is_laid_over_it() -> None:
     assert set(await reader.known([1024, 2048])) == {1024, 2048}
 
 
-async def test_a_task_enqueued_and_landed_during_the_read_is_found() -> None:
+async def test_a_task_committed_during_the_read_is_found() -> None:
     _, store, reader = await made()
     fresh = row(7)
     store.meanwhile = [lambda: reader.landed(Effects(enqueued={fresh.id: fresh}))]
     assert set(await reader.known([fresh.id])) == {fresh.id}
 
 
-async def test_a_task_whose_batch_has_not_landed_here_is_unseen() -> None:
+async def test_an_uncommitted_task_is_not_found() -> None:
     early = row(101)
     _, _, reader = await made(row(1), early)
     assert set(await reader.known([1024, early.id])) == {1024}
@@ -236,7 +236,7 @@ def noted(reader: Reader) -> int:
     )
 
 
-async def test_reads_that_overlap_for_ever_keep_only_what_they_asked_for() -> None:
+async def test_overlapping_reads_note_only_their_own_ids() -> None:
     """There is always one under way: what is noted is bounded by its ids, whatever lands."""
     _, store, reader = await slow(3)
     before = asyncio.create_task(reader.known([1024]))
@@ -272,7 +272,7 @@ async def test_more_reads_than_the_limit_wait_for_a_place() -> None:
         assert set(await read) == {1024}
 
 
-async def test_a_page_shows_what_landed_while_it_was_scanned() -> None:
+async def test_a_page_shows_batches_committed_during_its_scan() -> None:
     _, store, reader = await made(*(row(n) for n in range(1, 5)))
     store.meanwhile = [
         lambda: reader.landed(Effects(ended={2048: Outcome.ACKED}, updated={1024: row(1, 7)}))
@@ -313,7 +313,7 @@ async def test_a_row_that_memory_holds_is_read_again(monkeypatch: pytest.MonkeyP
     assert store.reads[1] == [1024], "only what is missing"
 
 
-async def test_a_row_that_stays_away_is_logged_once_and_found_again(
+async def test_a_missing_row_is_logged_once_and_can_reappear(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     engine, store, reader, notices = await holey(monkeypatch)
@@ -360,7 +360,7 @@ async def test_a_due_time_that_is_not_committed_shows(bodies: bool) -> None:
         assert known[task_id].row.body == (b"x" if bodies else b"")
 
 
-async def test_columns_have_only_tasks_of_which_nothing_else_is_recorded() -> None:
+async def test_columns_omit_tasks_with_other_records() -> None:
     """Whatever is not committed, or landed meanwhile, shows in them as it does in snapshots."""
     early = row(101)
     engine, store, reader = await made(*(row(n) for n in range(1, 9)), early)
@@ -391,7 +391,7 @@ async def test_columns_have_only_tasks_of_which_nothing_else_is_recorded() -> No
 
 
 @pytest.mark.parametrize("last", ["updated", "moved"])
-async def test_of_what_landed_during_a_read_the_last_counts(last: str) -> None:
+async def test_the_last_change_committed_during_a_read_wins(last: str) -> None:
     _, store, reader = await made(row(1))
     moved = Effects(moved={1024: NOW_MS + 7})
     updated = Effects(updated={1024: row(1, NOW_MS + 5)})
@@ -413,7 +413,7 @@ def test_a_refused_batch_of_moves_joins_the_next() -> None:
     assert dues == {1: 20, 3: 20, 4: 10}
 
 
-def test_what_ends_in_a_batch_does_not_move_in_it() -> None:
+def test_a_task_ended_in_a_batch_is_not_moved_in_it() -> None:
     effects = Effects(moved={1: 10, 2: 10}, ended={1: Outcome.CANCELLED})
     strip_ended(effects)
     assert effects.moved == {2: 10}

@@ -73,7 +73,7 @@ async def reset(daemon: InProcess, peer: Peer, group: str = "g", **options: Any)
 async def tried(
     daemon: InProcess, peer: Peer, group: str = "g", to: Any = "first"
 ) -> dict[str, Any]:
-    """A dry run, which takes a process, too."""
+    """Return the result of a dry run, which starts a process."""
     answer = await preview(daemon, peer, group, to)
     assert answer[0] == T.OK, answer
     return dict(answer[2])
@@ -117,7 +117,7 @@ def originals(taken: list[tuple[int, dict[str, Any]]]) -> list[int | None]:
 
 
 @pytest.mark.parametrize("history", [True, False])
-async def test_what_the_group_has_finished_comes_again_to_it_alone(
+async def test_a_reset_redelivers_finished_tasks_to_that_group_only(
     tmp_path: Path, history: bool
 ) -> None:
     async with daemon_of(tmp_path, history=history) as daemon:
@@ -147,7 +147,7 @@ async def test_what_the_group_has_finished_comes_again_to_it_alone(
         daemon.recount()
 
 
-async def test_what_the_group_still_has_does_not_come_twice(tmp_path: Path) -> None:
+async def test_a_reset_does_not_duplicate_unfinished_tasks(tmp_path: Path) -> None:
     async with daemon_of(tmp_path) as daemon:
         peer = daemon.connect()
         await make(peer, "g", "other")
@@ -163,7 +163,7 @@ async def test_what_the_group_still_has_does_not_come_twice(tmp_path: Path) -> N
         assert len(taken) == 3
 
 
-async def test_what_is_acked_after_the_reset_was_made_is_not_given(tmp_path: Path) -> None:
+async def test_a_reset_skips_tasks_acked_after_it_started(tmp_path: Path) -> None:
     """However long the plan takes: it goes by the history up to the reset."""
     async with daemon_of(tmp_path) as daemon:
         peer = daemon.connect()
@@ -179,7 +179,7 @@ async def test_what_is_acked_after_the_reset_was_made_is_not_given(tmp_path: Pat
         assert originals(await take(daemon, peer)) == [before]
 
 
-async def test_since_a_moment_by_due_time(tmp_path: Path) -> None:
+async def test_a_reset_since_a_time_goes_by_due_time(tmp_path: Path) -> None:
     async with daemon_of(tmp_path) as daemon:
         peer = daemon.connect()
         await make(peer, "g")
@@ -197,7 +197,7 @@ async def test_since_a_moment_by_due_time(tmp_path: Path) -> None:
         assert originals(await take(daemon, peer)) == ids, "what stood for others stands for none"
 
 
-async def test_a_group_that_came_later_gets_what_it_missed(tmp_path: Path) -> None:
+async def test_a_reset_gives_a_newer_group_the_older_tasks(tmp_path: Path) -> None:
     async with daemon_of(tmp_path) as daemon:
         peer = daemon.connect()
         await make(peer, "g")
@@ -214,7 +214,7 @@ async def test_a_group_that_came_later_gets_what_it_missed(tmp_path: Path) -> No
         assert [one for one, _ in await take(daemon, peer)] == [held]
 
 
-async def test_the_filter_of_the_group_holds(tmp_path: Path) -> None:
+async def test_a_reset_respects_the_groups_filter(tmp_path: Path) -> None:
     async with daemon_of(tmp_path) as daemon:
         peer = daemon.connect()
         await make(peer, "g", "other")
@@ -226,7 +226,7 @@ async def test_the_filter_of_the_group_holds(tmp_path: Path) -> None:
         assert originals(await take(daemon, peer)) == [eu]
 
 
-async def test_without_bodies_in_the_history_it_says_what_is_lost(tmp_path: Path) -> None:
+async def test_a_reset_without_stored_bodies_counts_the_losses(tmp_path: Path) -> None:
     async with InProcess(tmp_path, history_dir=str(tmp_path / "history")) as daemon:
         peer = daemon.connect()
         await make(peer, "g", "other")
@@ -242,7 +242,7 @@ async def test_without_bodies_in_the_history_it_says_what_is_lost(tmp_path: Path
         assert originals(await take(daemon, peer)) == [kept]
 
 
-async def test_what_the_history_dropped_is_said(tmp_path: Path) -> None:
+async def test_a_reset_reports_gaps_in_the_history(tmp_path: Path) -> None:
     async with daemon_of(tmp_path) as daemon:
         peer, history = daemon.connect(), daemon.shard.history
         await make(peer, "g")
@@ -258,7 +258,7 @@ async def test_what_the_history_dropped_is_said(tmp_path: Path) -> None:
         assert done["note"].startswith("incomplete: the history has a gap")
 
 
-async def test_a_restart_in_the_middle_goes_on_where_it_was(
+async def test_a_reset_resumes_after_a_restart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(resets, "PAGE", 3)
@@ -280,7 +280,7 @@ async def test_a_restart_in_the_middle_goes_on_where_it_was(
         assert Counter(taken) == Counter(ids), "each of them once"
 
 
-async def test_what_the_store_refuses_is_given_later(
+async def test_a_reset_retries_batches_the_store_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(resets, "PAGE", 4)
@@ -307,7 +307,7 @@ async def test_what_the_store_refuses_is_given_later(
         daemon.recount()
 
 
-async def test_a_rate_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_reset_keeps_its_rate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bulks, "PACE_S_MAX", 0.001)
     async with daemon_of(tmp_path) as daemon:
         peer = daemon.connect()
@@ -325,7 +325,7 @@ async def test_a_rate_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         await peer.do(T.BULK, "r", "cancel")
 
 
-async def test_it_waits_for_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_reset_waits_for_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resets, "NO_ROOM_RETRY_S", 0.001)
     async with daemon_of(tmp_path, tasks_max=4) as daemon:
         peer = daemon.connect()
@@ -344,7 +344,7 @@ async def test_it_waits_for_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         assert originals(taken + await take(daemon, peer)) == ids
 
 
-async def test_one_that_is_cancelled_gives_nothing_more(tmp_path: Path) -> None:
+async def test_a_cancelled_reset_stops_enqueuing(tmp_path: Path) -> None:
     async with daemon_of(tmp_path) as daemon:
         peer = daemon.connect()
         await make(peer, "g")
@@ -352,14 +352,14 @@ async def test_one_that_is_cancelled_gives_nothing_more(tmp_path: Path) -> None:
             await put(peer, 0)
         await take(daemon, peer)
         await peer.do(T.GROUP_RESET, "t", "g", {"to": "first", "rate": 0.001, "id": "r"})
-        found = await peer.do(T.BULK, "r", "cancel")
-        assert found["state"] == "cancelled"
+        answer = await peer.do(T.BULK, "r", "cancel")
+        assert answer["state"] == "cancelled"
         async with daemon.shard.resets._making:  # its plan is not made any more
             pass
-        assert len(await take(daemon, peer)) == found["changed"] <= 1
+        assert len(await take(daemon, peer)) == answer["changed"] <= 1
 
 
-async def test_without_its_group_it_fails(tmp_path: Path) -> None:
+async def test_a_reset_without_its_group_fails(tmp_path: Path) -> None:
     async with daemon_of(tmp_path) as daemon:
         peer = daemon.connect()
         await make(peer, "g", "other")
@@ -373,7 +373,7 @@ async def test_without_its_group_it_fails(tmp_path: Path) -> None:
         assert (found["state"], found["note"]) == ("failed", "group g of topic t was deleted")
 
 
-async def test_a_plan_that_cannot_be_made_fails_it_and_says_why(tmp_path: Path) -> None:
+async def test_a_reset_whose_plan_fails_names_the_reason(tmp_path: Path) -> None:
     async with daemon_of(tmp_path, reset_plan_bytes_max=40_960) as daemon:
         peer = daemon.connect()
         await make(peer, "g")
@@ -408,7 +408,9 @@ async def test_a_plan_that_cannot_be_made_fails_it_and_says_why(tmp_path: Path) 
         ({"to": "first", "more": 1}, "more"),
     ],
 )
-async def test_bad_input(tmp_path: Path, options: dict[str, Any], says: str) -> None:
+async def test_invalid_reset_requests_are_refused(
+    tmp_path: Path, options: dict[str, Any], says: str
+) -> None:
     async with daemon_of(tmp_path, history=False) as daemon:
         peer = daemon.connect()
         await make(peer, "g")
@@ -418,7 +420,7 @@ async def test_bad_input(tmp_path: Path, options: dict[str, Any], says: str) -> 
             assert (await peer.refused(T.GROUP_RESET_PREVIEW, "t", "g", options))[0] == code
 
 
-async def test_what_is_not_there_and_what_is_too_much(tmp_path: Path) -> None:
+async def test_resets_need_a_history_and_are_limited(tmp_path: Path) -> None:
     async with daemon_of(tmp_path, history=False, resets_max=2) as daemon:
         peer = daemon.connect()
         for kind in (T.GROUP_RESET, T.GROUP_RESET_PREVIEW):

@@ -51,8 +51,8 @@ class SchedulingRig:
         return await self.ask(T.SCHEDULE, name, verb, options)
 
     async def tasks(self, topic: str = "t") -> list[dict[str, Any]]:
-        found = await self.ask(T.LIST, {"topic": topic, "limit": 1_000})
-        return list(found["tasks"])
+        answer = await self.ask(T.LIST, {"topic": topic, "limit": 1_000})
+        return list(answer["tasks"])
 
     async def pass_time(self, ms: int) -> None:
         self.daemon.sources.now_ms += ms
@@ -60,7 +60,7 @@ class SchedulingRig:
         await self.daemon.settle()
 
 
-async def test_a_schedule_fires_and_says_so(tmp_path: Path) -> None:
+async def test_a_schedule_fires_and_shows_its_runs(tmp_path: Path) -> None:
     async with InProcess(tmp_path) as daemon:
         rig = SchedulingRig(daemon)
         made = await rig.put(body=b"hi", task={"key": "k", "priority": 3, "retry": "rocketmq"})
@@ -83,8 +83,8 @@ async def test_a_schedule_fires_and_says_so(tmp_path: Path) -> None:
         assert sum(daemon.shard.observed.schedule_late_ms.counts) == 1
 
 
-async def test_a_command_waits_for_the_run_that_is_under_way(tmp_path: Path) -> None:
-    """What is asked while a run may still be undone is done behind it, and answered."""
+async def test_a_command_waits_for_the_run_under_way(tmp_path: Path) -> None:
+    """Commands during a run that may be refused are done and answered after it."""
     async with InProcess(tmp_path) as daemon:
         rig = SchedulingRig(daemon)
         await rig.put()
@@ -110,7 +110,7 @@ async def test_a_command_waits_for_the_run_that_is_under_way(tmp_path: Path) -> 
         assert len(await rig.tasks()) == 2
 
 
-async def test_no_more_schedules_than_the_limit(tmp_path: Path) -> None:
+async def test_schedules_are_limited(tmp_path: Path) -> None:
     async with InProcess(tmp_path, schedules_max=2) as daemon:
         rig = SchedulingRig(daemon)
         for name in ("a", "b"):
@@ -123,7 +123,7 @@ async def test_no_more_schedules_than_the_limit(tmp_path: Path) -> None:
         assert daemon.shard.core.schedule_heap.known.keys() == {"a", "c"}
 
 
-async def test_a_schedule_has_no_more_bytes_than_the_limit(tmp_path: Path) -> None:
+async def test_bytes_of_a_schedule_are_limited(tmp_path: Path) -> None:
     async with InProcess(tmp_path, schedule_bytes_max=100) as daemon:
         rig = SchedulingRig(daemon)
         assert (await rig.put(body=bytes(100)))["outcome"] == "created"
@@ -135,7 +135,7 @@ async def test_a_schedule_has_no_more_bytes_than_the_limit(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("count", [BACKFILL_MAX, BACKFILL_MAX + 1])
-async def test_no_more_is_filled_in_at_once_than_the_limit(tmp_path: Path, count: int) -> None:
+async def test_catch_up_runs_are_limited(tmp_path: Path, count: int) -> None:
     async with InProcess(tmp_path) as daemon:
         rig = SchedulingRig(daemon)
         await rig.put(anchor_ms=0)
@@ -151,7 +151,7 @@ async def test_no_more_is_filled_in_at_once_than_the_limit(tmp_path: Path, count
 
 
 @pytest.mark.parametrize(("count", "is_right"), [(NEXT_MAX, True), (NEXT_MAX + 1, False)])
-async def test_so_many_planned_times_may_be_asked_for(
+async def test_requested_planned_times_are_limited(
     tmp_path: Path, count: int, is_right: bool
 ) -> None:
     async with InProcess(tmp_path) as daemon:
@@ -161,7 +161,7 @@ async def test_so_many_planned_times_may_be_asked_for(
         assert len(answer["planned_ms"]) == count if is_right else answer[0] == "bad_request"
 
 
-async def test_a_minimum_holds_for_cron_too(tmp_path: Path) -> None:
+async def test_the_minimum_interval_applies_to_cron(tmp_path: Path) -> None:
     async with InProcess(tmp_path, schedule_interval_min_s=60) as daemon:
         rig = SchedulingRig(daemon)
         code, message = await rig.ask(T.SCHEDULE_PUT, "s", {"topic": "t", "cron": "*/30 * * * * *"})
@@ -170,7 +170,7 @@ async def test_a_minimum_holds_for_cron_too(tmp_path: Path) -> None:
         assert answer["outcome"] == "created"
 
 
-async def test_previous_tasks_are_cancelled_by_what_is_stored_of_them(tmp_path: Path) -> None:
+async def test_cancel_previous_uses_the_stored_tasks(tmp_path: Path) -> None:
     async with InProcess(tmp_path) as daemon:
         rig = SchedulingRig(daemon)
         await rig.put(overlap="cancel_previous")
@@ -182,7 +182,7 @@ async def test_previous_tasks_are_cancelled_by_what_is_stored_of_them(tmp_path: 
         assert daemon.shard.core.totals.cancelled == 1
 
 
-async def test_a_restart_finds_them_and_what_it_cannot_time_it_pauses(
+async def test_a_restart_pauses_schedules_it_cannot_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = MemoryStore()
@@ -203,8 +203,8 @@ async def test_a_restart_finds_them_and_what_it_cannot_time_it_pauses(
     async with InProcess(tmp_path, store=store, now_ms=NOW_MS + 15_000) as daemon:
         rig = SchedulingRig(daemon)
         await daemon.settle()
-        found = await rig.ask(T.SCHEDULE_LIST, {})
-        assert [(one["name"], one["paused"]) for one in found["schedules"]] == [
+        answer = await rig.ask(T.SCHEDULE_LIST, {})
+        assert [(one["name"], one["paused"]) for one in answer["schedules"]] == [
             ("gone", True), ("good", False),
         ]  # fmt: skip
         assert len(await rig.tasks()) == 1
@@ -236,9 +236,7 @@ async def test_a_stored_schedule_that_a_put_would_refuse_runs_on(
 
 
 @pytest.mark.parametrize("field", ["start_ms", "end_ms"])
-async def test_a_schedule_begins_and_ends_within_what_a_calendar_can_say(
-    tmp_path: Path, field: str
-) -> None:
+async def test_schedule_times_must_be_calendar_dates(tmp_path: Path, field: str) -> None:
     """Whoever shows its times makes dates of them."""
     async with InProcess(tmp_path) as daemon:
         rig = SchedulingRig(daemon)

@@ -30,7 +30,7 @@ def heaviest(dues_ms: list[int]) -> int:
     return max(Counter(due_ms // 1_000 for due_ms in dues_ms).values())
 
 
-async def test_a_crowd_by_a_filter_and_what_is_left_of_it(daemon: InProcess) -> None:
+async def test_tasks_matching_a_filter_are_spread(daemon: InProcess) -> None:
     peer = daemon.connect()
     await peer.do(T.GROUP_CREATE, "t", "g", None)
     crowd = [await put(peer, tag="crowd") for _ in range(120)]
@@ -50,7 +50,7 @@ async def test_a_crowd_by_a_filter_and_what_is_left_of_it(daemon: InProcess) -> 
     assert await dues(peer, [other, *now]) == [START_MS, NOW_MS, NOW_MS]
 
 
-async def test_at_once_by_ids_and_by_key(daemon: InProcess) -> None:
+async def test_tasks_are_spread_by_ids_and_by_key(daemon: InProcess) -> None:
     peer = daemon.connect()
     ids = [await put(peer, key="k") for _ in range(20)]
     answer = await peer.do(T.SPREAD, tuple(ids), {"within_ms": 10_000})
@@ -71,7 +71,7 @@ async def test_at_once_by_ids_and_by_key(daemon: InProcess) -> None:
     assert await peer.do(T.SPREAD, None, {**KEY, **window}) == ((ids[-1], "already_cancelled"),)
 
 
-async def test_a_long_request_is_done_in_parts_and_lets_others_in_between(
+async def test_a_long_spread_yields_between_its_parts(
     daemon: InProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A tick is looked for, for each task: that must not hold everybody up."""
@@ -96,7 +96,7 @@ async def test_a_long_request_is_done_in_parts_and_lets_others_in_between(
     assert sorted(Counter(steps).values()) == [5, 10, 10]
 
 
-async def test_it_goes_on_after_a_restart_and_moves_each_once(
+async def test_a_spread_resumes_after_a_restart_and_moves_each_task_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bulks, "PAGE", 10)
@@ -143,18 +143,18 @@ async def test_it_goes_on_after_a_restart_and_moves_each_once(
         ({"start_ms": NOW_MS + 10**14, "within_ms": 5}, "due_too_far", "limit"),
     ],
 )
-async def test_what_is_no_window_is_refused(
+async def test_an_invalid_spread_window_is_refused(
     daemon: InProcess, window: dict[str, Any], code: str, says: str
 ) -> None:
     peer = daemon.connect()
     task_id = await put(peer)
     for frame in ((T.SPREAD, (task_id,), window), (T.BULK_MAKE, "t", "spread", window)):
-        found = await peer.refused(*frame)
-        assert found[0] == code and says in found[1], found
+        refusal = await peer.refused(*frame)
+        assert refusal[0] == code and says in refusal[1], refusal
     assert await dues(peer, [task_id]) == [START_MS]
 
 
-async def test_a_window_at_its_limit_is_taken(daemon: InProcess) -> None:
+async def test_a_window_at_its_limit_is_accepted(daemon: InProcess) -> None:
     peer = daemon.connect()
     task_id = await put(peer)
     window = {"start_ms": START_MS, "end_ms": START_MS + 86_400_000}

@@ -39,7 +39,7 @@ def pid_of(stories: Stories) -> int:
     return stories._process.pid
 
 
-async def test_nothing_of_the_history_is_read_here(
+async def test_history_is_read_in_another_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(tmp_path, 5)
@@ -63,7 +63,7 @@ async def test_nothing_of_the_history_is_read_here(
     await ended(first)
 
 
-async def test_one_that_died_is_replaced(tmp_path: Path) -> None:
+async def test_a_dead_history_reader_is_replaced(tmp_path: Path) -> None:
     write(tmp_path, 5)
     stories = Stories(str(tmp_path))
     try:
@@ -78,7 +78,7 @@ async def test_one_that_died_is_replaced(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("command", [DEAF, DEAD, RUBBISH, ["/nowhere/at/all"]])
-async def test_one_that_does_not_answer_is_ended_and_that_is_said(
+async def test_an_unresponsive_history_reader_is_ended_and_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: list[str]
 ) -> None:
     monkeypatch.setattr(read, "lookup_command", lambda folder: command)
@@ -90,7 +90,7 @@ async def test_one_that_does_not_answer_is_ended_and_that_is_said(
     await stories.stop()
 
 
-async def test_a_question_that_is_cut_off_leaves_no_answer_to_the_next(tmp_path: Path) -> None:
+async def test_a_cancelled_history_question_does_not_answer_the_next(tmp_path: Path) -> None:
     write(tmp_path, 5)
     stories = Stories(str(tmp_path))
     try:
@@ -106,7 +106,7 @@ async def test_a_question_that_is_cut_off_leaves_no_answer_to_the_next(tmp_path:
         await stories.stop()
 
 
-async def test_it_is_kept_for_a_while_and_ends_with_the_tenure(
+async def test_the_history_reader_ends_when_idle_or_with_the_tenure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(tmp_path, 1)
@@ -126,7 +126,7 @@ async def test_it_is_kept_for_a_while_and_ends_with_the_tenure(
 
 
 @pytest.mark.parametrize("is_cut_off", [False, True])
-async def test_the_process_is_gone_when_its_question_has_ended(
+async def test_a_stopped_history_reader_is_gone_when_its_question_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_cut_off: bool
 ) -> None:
     """And no other one is started for it, when it was the tenure that ended."""

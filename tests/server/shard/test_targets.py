@@ -81,7 +81,7 @@ async def test_the_process_that_sends_may_subscribe(daemon: InProcess, sender: F
         ("x" * 3_000, "URL_LENGTH_MAX"),
     ],
 )
-async def test_an_address_that_may_not_be_asked_is_refused_at_once(
+async def test_a_forbidden_push_address_is_refused_at_once(
     daemon: InProcess, sender: FakeSender, url: str, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def resolve(self: Any, host: str, port: int, family: int = 0) -> Any:
@@ -111,7 +111,7 @@ async def test_an_address_that_may_not_be_asked_is_refused_at_once(
         (SECRET, "must be an array"),
     ],
 )
-async def test_a_secret_that_is_none_is_refused_and_not_shown(
+async def test_an_invalid_secret_is_refused_and_not_shown(
     daemon: InProcess, sender: FakeSender, secrets: Any, said: str
 ) -> None:
     peer = daemon.connect()
@@ -121,7 +121,7 @@ async def test_a_secret_that_is_none_is_refused_and_not_shown(
     assert "password" not in message and "not base64" not in message
 
 
-async def test_no_answer_and_no_log_has_a_secret(tmp_path: Path) -> None:
+async def test_answers_and_logs_have_no_secrets(tmp_path: Path) -> None:
     log = tmp_path / "audit.jsonl"
     async with InProcess(tmp_path, audit_file=str(log)) as daemon:
         daemon.shard.outbound = FakeSender()
@@ -138,7 +138,7 @@ async def test_no_answer_and_no_log_has_a_secret(tmp_path: Path) -> None:
     assert "code=…" in text and log.read_text().count('"set_push"') == 2
 
 
-async def test_deleting_a_group_or_its_topic_takes_the_target_with_it(
+async def test_deleting_a_group_or_topic_deletes_its_target(
     daemon: InProcess, sender: FakeSender
 ) -> None:
     peer = daemon.connect()
@@ -155,7 +155,7 @@ async def test_deleting_a_group_or_its_topic_takes_the_target_with_it(
     assert again["created"], "a group of the same name begins without a target"
 
 
-async def test_a_restart_knows_targets_and_that_one_has_ended(tmp_path: Path) -> None:
+async def test_targets_survive_a_restart(tmp_path: Path) -> None:
     async with InProcess(tmp_path) as daemon:
         daemon.shard.outbound = FakeSender()
         peer = daemon.connect()
@@ -178,7 +178,7 @@ async def test_a_restart_knows_targets_and_that_one_has_ended(tmp_path: Path) ->
         assert before["t", "f"].secrets == ("pass",) and TARGET.name == "target"
 
 
-async def test_a_daemon_without_a_process_says_so(daemon: InProcess) -> None:
+async def test_a_daemon_without_an_outbound_process_refuses_targets(daemon: InProcess) -> None:
     daemon.daemon.outbound = daemon.shard.outbound = None
     peer = daemon.connect()
     assert (await peer.do(T.PUSH_SET, "t", "g", *PUSH))["state"] == "stopped"
@@ -187,7 +187,9 @@ async def test_a_daemon_without_a_process_says_so(daemon: InProcess) -> None:
         assert code == "conflict" and "no process" in message
 
 
-async def test_a_group_keeps_what_it_holds(daemon: InProcess, sender: FakeSender) -> None:
+async def test_a_group_keeps_its_tasks_when_it_gets_a_target(
+    daemon: InProcess, sender: FakeSender
+) -> None:
     peer = daemon.connect()
     await peer.do(T.GROUP_CREATE, "t", "g", None)
     (task,) = await put(daemon, peer, {})
@@ -206,7 +208,7 @@ async def test_a_group_keeps_what_it_holds(daemon: InProcess, sender: FakeSender
         ("redis://h/0?stream=s&password=x", "redis://h/0?stream=s&password=…"),
     ],
 )
-def test_what_may_be_a_secret_of_a_url_is_left_out(url: str, said: str) -> None:
+def test_possible_secrets_in_urls_are_hidden(url: str, said: str) -> None:
     assert shown_url(url) == said
 
 
@@ -217,7 +219,7 @@ def test_networks_of_push_allow_are_checked() -> None:
         load(None, {"push_allow": "10.0.0.1/8"})
 
 
-async def test_so_many_hosts_are_looked_up_at_a_time(
+async def test_concurrent_host_lookups_are_limited(
     daemon: InProcess, sender: FakeSender, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shard_targets, "LOOK_UPS_MAX", 2)
@@ -239,7 +241,7 @@ async def test_so_many_hosts_are_looked_up_at_a_time(
     assert (await other.do(T.PUSH_SET, "t", "c", *named))["created"]
 
 
-async def test_a_daemon_has_so_many_targets(
+async def test_targets_of_a_daemon_are_limited(
     daemon: InProcess, sender: FakeSender, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shard_targets, "TARGETS_MAX", 2)

@@ -33,7 +33,7 @@ async def deliveries(rig: SchedulingRig, count: int) -> list[Any]:
 @pytest.mark.parametrize(
     ("name", "text"), [(name, text) for name, texts in TEXTS for text in texts.RIGHT]
 )
-async def test_it_is_shown_and_delivered_and_the_body_is_not_looked_at(
+async def test_trace_and_encoding_are_stored_and_delivered(
     tmp_path: Path, name: str, text: str
 ) -> None:
     async with InProcess(tmp_path) as daemon:
@@ -46,7 +46,7 @@ async def test_it_is_shown_and_delivered_and_the_body_is_not_looked_at(
         assert [one[3:] for one in found] == [(b"x", {name: text}), (b"x",), (b"x",)]
 
 
-async def test_it_stands_beside_every_other_option(tmp_path: Path) -> None:
+async def test_trace_works_with_every_other_option(tmp_path: Path) -> None:
     async with InProcess(tmp_path) as daemon:
         rig = SchedulingRig(daemon)
         others = {"key": "k", "tag": "g", "properties": {"n": 1}, "priority": 7, "order_key": "o"}
@@ -59,7 +59,7 @@ async def test_it_stands_beside_every_other_option(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "text"), [(name, text) for name, texts in TEXTS for text in texts.WRONG], ids=repr
 )
-async def test_what_is_none_is_refused_wherever_a_task_comes_in(
+async def test_an_invalid_text_option_is_refused_on_every_path(
     tmp_path: Path, name: str, text: Any
 ) -> None:
     async with InProcess(tmp_path) as daemon:
@@ -76,7 +76,7 @@ async def test_what_is_none_is_refused_wherever_a_task_comes_in(
 
 
 @pytest.mark.parametrize("name", TWO)
-async def test_tasks_of_a_schedule_and_of_a_transaction_have_it(tmp_path: Path, name: str) -> None:
+async def test_schedules_and_transactions_keep_text_options(tmp_path: Path, name: str) -> None:
     one, other = TWO[name]
     async with InProcess(tmp_path) as daemon:
         rig = SchedulingRig(daemon)

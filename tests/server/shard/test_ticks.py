@@ -51,7 +51,7 @@ class Ticks:
         return self.daemon.shard.next_tick_mono_ms - self.daemon.shard.clock.read().mono_ms
 
     def delivered(self) -> list[tuple[int, int]]:
-        """(id, attempt) of what has come."""
+        """Return (id, attempt) of new deliveries."""
         frames = [frame for frame in self.peer.frames() if frame[0] == T.DELIVER]
         return [(item[0], item[1]) for frame in frames for item in frame[4]]
 
@@ -66,14 +66,14 @@ async def ticks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
         yield Ticks(daemon, peer, monkeypatch)
 
 
-async def test_tasks_that_are_due_later_make_none(ticks: Ticks) -> None:
+async def test_tasks_due_later_cause_no_tick(ticks: Ticks) -> None:
     await ticks.enqueue(("t", b"", FAR_MS), ("u", b"", FAR_MS))
     await ticks.enqueue(("t", b"", FAR_MS, {"key": "k", "ttl_ms": 5}))
     assert ticks.daemon.shard.core.scheduled == 3
     assert ticks.count == 0
 
 
-async def test_nor_does_an_ack(ticks: Ticks) -> None:
+async def test_an_ack_causes_no_tick(ticks: Ticks) -> None:
     await ticks.enqueue(("t", b"", 0))
     ((task_id, attempt),) = ticks.delivered()
     before = ticks.count
@@ -94,18 +94,18 @@ async def test_a_task_that_is_due_before_the_timer_sets_another(ticks: Ticks) ->
     assert len(ticks.delivered()) == 1
 
 
-async def test_what_is_due_at_once_comes_at_once(ticks: Ticks) -> None:
+async def test_a_task_due_now_is_delivered_at_once(ticks: Ticks) -> None:
     await ticks.enqueue(("t", b"", 0))
     assert len(ticks.delivered()) == 1
 
 
-async def test_nor_does_it_wait_when_the_clock_has_jumped(ticks: Ticks) -> None:
+async def test_a_task_due_now_is_delivered_at_once_after_a_clock_jump(ticks: Ticks) -> None:
     ticks.daemon.sources.now_ms += 24 * FAR_MS
     await ticks.enqueue(("t", b"", 0))
     assert len(ticks.delivered()) == 1
 
 
-async def test_a_retry_comes_in_time(ticks: Ticks) -> None:
+async def test_a_retry_sets_the_timer(ticks: Ticks) -> None:
     await ticks.enqueue(("t", b"", 0))
     ((task_id, attempt),) = ticks.delivered()
     nack = task_id, ticks.daemon.shard.epoch, attempt, 50, None
@@ -115,27 +115,27 @@ async def test_a_retry_comes_in_time(ticks: Ticks) -> None:
     assert ticks.timer_ms == 50
 
 
-async def test_so_does_a_moved_task(ticks: Ticks) -> None:
+async def test_a_rescheduled_task_sets_the_timer(ticks: Ticks) -> None:
     await ticks.daemon.ask(ticks.peer, T.ENQUEUE, 0, (("t", b"", FAR_MS, {"key": "k"}),))
     await ticks.send(T.RESCHEDULE, None, {"topic": "t", "key": "k", "delay_ms": 60})
     assert ticks.timer_ms == 60
 
 
-async def test_so_does_a_replaced_task(ticks: Ticks) -> None:
+async def test_a_replaced_task_sets_the_timer(ticks: Ticks) -> None:
     await ticks.daemon.ask(ticks.peer, T.ENQUEUE, 0, (("t", b"a", FAR_MS, {"key": "k"}),))
     replace = {"key": "k", "if_pending": "replace"}
     await ticks.enqueue(("t", b"b", 70, replace))
     assert ticks.timer_ms == 70
 
 
-async def test_the_next_of_an_order_key_comes_with_the_ack(ticks: Ticks) -> None:
+async def test_the_next_task_of_an_order_key_is_delivered_with_the_ack(ticks: Ticks) -> None:
     await ticks.enqueue(*[("t", b"", 0, {"order_key": "k"})] * 2)
     ((task_id, attempt),) = ticks.delivered()
     await ticks.send(T.ACK, "t", "g", ticks.daemon.shard.epoch, (task_id,), (attempt,))
     assert len(ticks.delivered()) == 1
 
 
-async def test_a_store_that_does_not_answer_makes_none_again_and_again(
+async def test_a_slow_store_does_not_repeat_ticks(
     ticks: Ticks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A delivery that no batch holds is to be written after a while; with a batch under way that

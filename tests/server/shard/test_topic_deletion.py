@@ -62,7 +62,7 @@ async def of_every_kind(daemon: InProcess, peer: Peer) -> list[int]:
 # --- what is refused -----------------------------------------------------------------------------
 
 
-async def test_a_topic_that_holds_tasks_goes_by_force_only(daemon: InProcess) -> None:
+async def test_deleting_a_topic_with_tasks_needs_force(daemon: InProcess) -> None:
     peer = daemon.connect()
     ids = await of_every_kind(daemon, peer)
     before = await words(peer, ids)
@@ -75,7 +75,7 @@ async def test_a_topic_that_holds_tasks_goes_by_force_only(daemon: InProcess) ->
 
 
 @pytest.mark.parametrize("staged", [True, False])
-async def test_one_scheduled_task_is_enough(
+async def test_one_scheduled_task_refuses_the_deletion(
     daemon: InProcess, monkeypatch: pytest.MonkeyPatch, staged: bool
 ) -> None:
     peer = daemon.connect()
@@ -91,7 +91,7 @@ async def test_one_scheduled_task_is_enough(
 
 
 @pytest.mark.parametrize("options", [None, {"broadcast": True}])
-async def test_a_subscriber_is_enough(daemon: InProcess, options: Any) -> None:
+async def test_a_subscriber_refuses_the_deletion(daemon: InProcess, options: Any) -> None:
     peer = daemon.connect()
     await peer.do(T.SUBSCRIBE, 1, BIN, None, 3, options)
     code, message = await peer.refused(T.TOPIC_DELETE, BIN, False)
@@ -99,9 +99,7 @@ async def test_a_subscriber_is_enough(daemon: InProcess, options: Any) -> None:
 
 
 @pytest.mark.parametrize("force", [False, True])
-async def test_a_schedule_that_enqueues_to_it_refuses_it_by_name(
-    daemon: InProcess, force: bool
-) -> None:
+async def test_a_schedule_of_the_topic_refuses_the_deletion(daemon: InProcess, force: bool) -> None:
     peer = daemon.connect()
     await peer.do(T.SCHEDULE_PUT, "nightly", {"topic": BIN, "every_ms": 60_000})
     await peer.do(T.SCHEDULE_PUT, "elsewhere", {"topic": "t", "every_ms": 60_000})
@@ -113,7 +111,7 @@ async def test_a_schedule_that_enqueues_to_it_refuses_it_by_name(
     assert await peer.do(T.TOPIC_DELETE, BIN, force) == NOBODY | {"groups": 1}
 
 
-async def test_nothing_is_taken_for_it_while_it_goes(
+async def test_a_topic_being_deleted_accepts_no_tasks(
     daemon: InProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     peer, other = daemon.connect(session=b"s" * 16), daemon.connect()
@@ -150,7 +148,7 @@ async def test_nothing_is_taken_for_it_while_it_goes(
 # --- what goes -----------------------------------------------------------------------------------
 
 
-async def test_all_that_it_held_ends_and_nothing_else(daemon: InProcess) -> None:
+async def test_a_forced_deletion_ends_only_the_topics_tasks(daemon: InProcess) -> None:
     peer = daemon.connect()
     ids = await of_every_kind(daemon, peer)
     stays = await put(peer, 0, 60_000, topic="t")
@@ -175,7 +173,7 @@ async def test_all_that_it_held_ends_and_nothing_else(daemon: InProcess) -> None
     assert "if_pending" not in fresh
 
 
-async def test_a_topic_without_groups_lets_its_backlog_go(daemon: InProcess) -> None:
+async def test_deleting_a_topic_without_groups_ends_its_backlog(daemon: InProcess) -> None:
     peer, listener = daemon.connect(), daemon.connect()
     await listener.do(T.SUBSCRIBE, 4, BIN, None, 1, {"broadcast": True})
     ids = await put(peer, *([0] * (2 * CHUNK + 1)))
@@ -188,7 +186,7 @@ async def test_a_topic_without_groups_lets_its_backlog_go(daemon: InProcess) -> 
     daemon.recount()
 
 
-async def test_an_empty_topic_goes_at_once(daemon: InProcess) -> None:
+async def test_an_empty_topic_is_deleted_at_once(daemon: InProcess) -> None:
     peer = daemon.connect()
     await peer.do(T.CONFIGURE, BIN, None, {"paused": True})
     assert await peer.do(T.TOPIC_DELETE, BIN, False) == NOBODY
@@ -197,7 +195,7 @@ async def test_an_empty_topic_goes_at_once(daemon: InProcess) -> None:
     assert kept(daemon.store, GROUP) == {}
 
 
-async def test_a_waiting_pull_is_answered(daemon: InProcess) -> None:
+async def test_deleting_a_topic_answers_waiting_pulls(daemon: InProcess) -> None:
     peer, other = daemon.connect(), daemon.connect()
     waiting = peer.send(T.PULL, BIN, "g", 1, 60_000, None)
     await daemon.turn()
@@ -209,7 +207,7 @@ async def test_a_waiting_pull_is_answered(daemon: InProcess) -> None:
 
 
 @pytest.mark.parametrize("turns", [0, 5, 10, 20, 40])
-async def test_a_start_goes_on_with_it(tmp_path: Path, turns: int) -> None:
+async def test_a_deletion_resumes_after_a_restart(tmp_path: Path, turns: int) -> None:
     async with InProcess(tmp_path) as daemon:
         peer = daemon.connect()
         ids = await of_every_kind(daemon, peer)

@@ -42,7 +42,7 @@ def logged(daemon: InProcess, event: str) -> list[str]:
     return [line for line in daemon.log.lines if event in line]
 
 
-async def test_they_are_reported_once_and_not_too_early(tmp_path: Path) -> None:
+async def test_unused_groups_are_reported_once_after_their_time(tmp_path: Path) -> None:
     async with running(tmp_path) as (daemon, peer):
         observed = daemon.daemon.roles.observed
         daemon.pass_time(WEEK_MS - 1)
@@ -61,7 +61,7 @@ async def test_they_are_reported_once_and_not_too_early(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["subscribes", "pulls between two looks", "keeps a delivery"])
-async def test_whoever_uses_one_ends_that(tmp_path: Path, how: str) -> None:
+async def test_any_use_of_a_group_resets_its_unused_time(tmp_path: Path, how: str) -> None:
     async with running(tmp_path, lease_max_s=10 * WEEK_MS / 1000) as (daemon, peer):
         if how == "keeps a delivery":
             assert (await peer.enqueue(("t", b"", 0)))[0] == T.OK
@@ -87,7 +87,7 @@ async def test_whoever_uses_one_ends_that(tmp_path: Path, how: str) -> None:
         assert found["other"] is not None
 
 
-async def test_they_end_by_setting_with_what_they_hold(tmp_path: Path) -> None:
+async def test_group_unused_end_s_ends_groups_with_their_tasks(tmp_path: Path) -> None:
     async with running(tmp_path, group_unused_end_s=WEEK_MS / 500) as (daemon, peer):
         answer = await peer.enqueue(("t", b"", 0), ("t", b"", 3 * WEEK_MS))
         assert (await peer.call(T.SUBSCRIBE, 1, "t", "other", 5, None))[0] == T.OK
@@ -110,7 +110,7 @@ async def test_they_end_by_setting_with_what_they_hold(tmp_path: Path) -> None:
         daemon.recount()
 
 
-async def test_a_start_counts_anew(tmp_path: Path) -> None:
+async def test_a_restart_resets_the_unused_time(tmp_path: Path) -> None:
     settings = {"group_unused_end_s": WEEK_MS / 1000}
     async with running(tmp_path, **settings) as (daemon, _):
         daemon.pass_time(WEEK_MS - 1)

@@ -75,7 +75,7 @@ def size(values: Iterable[Any]) -> int:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_what_waits_takes_no_more_than_it_counts(rig: ShardRig, kind: str) -> None:
+async def test_waiting_answers_use_no_more_memory_than_counted(rig: ShardRig, kind: str) -> None:
     peer, ids = await stalled(rig)
     before, asked = rig.shard.committer.replies_bytes, []
     while peer.transport.reading:
@@ -93,7 +93,7 @@ async def test_what_waits_takes_no_more_than_it_counts(rig: ShardRig, kind: str)
 
 
 @pytest.mark.parametrize("kind", READING)
-async def test_so_it_is_with_requests_that_came_in_one_piece(rig: ShardRig, kind: str) -> None:
+async def test_answers_to_requests_in_one_read_are_counted(rig: ShardRig, kind: str) -> None:
     """None of them is answered before all of them are taken."""
     peer, ids = await stalled(rig)
     peer.request, count = 60, 60
@@ -107,7 +107,7 @@ async def test_so_it_is_with_requests_that_came_in_one_piece(rig: ShardRig, kind
         assert (await peer.answer(number))[0] == T.OK
 
 
-async def test_who_asks_for_much_holds_up_nobody_for_long(
+async def test_a_caller_of_many_requests_does_not_block_others(
     rig: ShardRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What else it asks for takes its room again as soon as there is some."""
@@ -128,7 +128,7 @@ async def test_who_asks_for_much_holds_up_nobody_for_long(
     assert rig.held, "the busy one still waits"
 
 
-async def test_one_that_cannot_be_said_is_internal_and_alone(
+async def test_an_unencodable_answer_is_an_internal_error_alone(
     rig: ShardRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     peer, ids = await stalled(rig)

@@ -36,7 +36,7 @@ async def look(rig: SchedulingRig, *ids: int) -> list[dict[str, Any]]:
     return list(await rig.ask(T.LOOKUP, list(ids)))
 
 
-async def test_a_crowd_spreads_and_the_answer_says_where(tmp_path: Path) -> None:
+async def test_tasks_with_a_window_spread_and_answers_have_due_times(tmp_path: Path) -> None:
     async with InProcess(tmp_path) as daemon:
         rig = SchedulingRig(daemon)
         dues = [
@@ -48,13 +48,13 @@ async def test_a_crowd_spreads_and_the_answer_says_where(tmp_path: Path) -> None
         assert min(dues) == low_ms and max(dues) <= low_ms + 600_000
         each = Counter(due_ms // 1000 for due_ms in dues)
         assert max(each.values()) <= ceil(12_000 / 600)
-        found = await rig.ask(T.LIST, {"limit": 1_000, "topic": "t"})
-        assert {task["due_ms"] for task in found["tasks"]} <= set(dues)
-        one = found["tasks"][0]
+        answer = await rig.ask(T.LIST, {"limit": 1_000, "topic": "t"})
+        assert {task["due_ms"] for task in answer["tasks"]} <= set(dues)
+        one = answer["tasks"][0]
         assert (one["asked_ms"], one["within_ms"]) == (low_ms, 600_000)
 
 
-async def test_plain_tasks_are_answered_as_ever_and_are_avoided(tmp_path: Path) -> None:
+async def test_tasks_with_a_window_avoid_plain_tasks(tmp_path: Path) -> None:
     async with InProcess(tmp_path) as daemon:
         rig = SchedulingRig(daemon)
         answer = await rig.ask(T.ENQUEUE, FLOOR, [("t", b"x", 60_000)] * 5)
@@ -63,11 +63,11 @@ async def test_plain_tasks_are_answered_as_ever_and_are_avoided(tmp_path: Path) 
         assert due_ms == NOW_MS + 61_000
         mixed = await enqueue(rig, ("t", b"x", 5), windowed(60_000, 0), windowed(60_000, 3_999))
         assert mixed == [NOW_MS + 5, NOW_MS + 60_000, NOW_MS + 62_000]
-        found = await rig.tasks()
-        assert [task["within_ms"] for task in found] == [None] * 5 + [2_000, None, None, 3_999]
+        tasks = await rig.tasks()
+        assert [task["within_ms"] for task in tasks] == [None] * 5 + [2_000, None, None, 3_999]
 
 
-async def test_what_is_staged_counts_before_it_is_stored(tmp_path: Path) -> None:
+async def test_uncommitted_tasks_count_in_a_window(tmp_path: Path) -> None:
     async with InProcess(tmp_path) as daemon:
         rig = SchedulingRig(daemon)
         numbers = [rig.send(T.ENQUEUE, FLOOR, [windowed(60_000, 9_999)]) for _ in range(5)]
@@ -79,7 +79,7 @@ async def test_what_is_staged_counts_before_it_is_stored(tmp_path: Path) -> None
         assert [(due_ms - NOW_MS - 60_000) // 1000 for due_ms in dues] == list(range(10))
 
 
-async def test_a_late_window_begins_now(tmp_path: Path) -> None:
+async def test_a_window_in_the_past_begins_now(tmp_path: Path) -> None:
     async with InProcess(tmp_path) as daemon:
         rig = SchedulingRig(daemon)
         tasks = [("t", b"x", None, {"due_ms": NOW_MS - 60_000, "within_ms": 5_000})] * 3
@@ -87,7 +87,7 @@ async def test_a_late_window_begins_now(tmp_path: Path) -> None:
         assert sorted(dues) == [NOW_MS, NOW_MS + 1_000, NOW_MS + 2_000]
 
 
-async def test_it_is_not_delivered_before_the_chosen_moment(tmp_path: Path) -> None:
+async def test_a_task_is_not_delivered_before_its_chosen_time(tmp_path: Path) -> None:
     async with InProcess(tmp_path) as daemon:
         rig = SchedulingRig(daemon)
         await rig.ask(T.ENQUEUE, FLOOR, [("t", b"x", 60_000)])
@@ -101,7 +101,7 @@ async def test_it_is_not_delivered_before_the_chosen_moment(tmp_path: Path) -> N
         assert came == [due_ms]
 
 
-async def test_a_resend_is_answered_with_the_same_moments(tmp_path: Path) -> None:
+async def test_a_resend_has_the_same_due_times(tmp_path: Path) -> None:
     async with InProcess(tmp_path) as daemon:
         rig = SchedulingRig(daemon)
         rig.peer = daemon.connect(session=b"s" * 16)
@@ -132,7 +132,7 @@ async def test_a_resend_is_answered_with_the_same_moments(tmp_path: Path) -> Non
         (DAY_MS + 1, LimitExceeded.code, f"is {DAY_MS + 1}; the limit is {DAY_MS} (within_ms_max)"),
     ],
 )
-async def test_what_is_no_window_is_refused(
+async def test_an_invalid_within_is_refused(
     tmp_path: Path, within: Any, code: str, words: str
 ) -> None:
     async with InProcess(tmp_path) as daemon:
@@ -144,7 +144,7 @@ async def test_what_is_no_window_is_refused(
         assert found[0] == code and "task.within_ms" in found[1], found
 
 
-async def test_a_refused_batch_gives_its_moments_back(tmp_path: Path) -> None:
+async def test_a_refused_batch_frees_its_chosen_times(tmp_path: Path) -> None:
     async with InProcess(tmp_path) as daemon:
         rig = SchedulingRig(daemon)
         rig.send(T.ENQUEUE, FLOOR, [windowed(60_000, 9_999)] * 10)
@@ -167,9 +167,9 @@ async def test_every_occurrence_of_a_schedule_has_the_window(tmp_path: Path) -> 
         assert (await rig.put(task={"within_ms": 2_000}))["outcome"] == "unchanged"
         planned_ms = NOW_MS + 10_000
         await rig.pass_time(10_000)
-        found = await rig.tasks()
-        assert {(task["asked_ms"], task["within_ms"]) for task in found} == {(planned_ms, 2_000)}
-        after_ms = sorted(task["due_ms"] - planned_ms for task in found)
+        tasks = await rig.tasks()
+        assert {(task["asked_ms"], task["within_ms"]) for task in tasks} == {(planned_ms, 2_000)}
+        after_ms = sorted(task["due_ms"] - planned_ms for task in tasks)
         # The window's last tick is one of which it has the first millisecond only.
         assert after_ms == [0, 617, 1_000, 1_617]
 
@@ -185,21 +185,21 @@ async def test_a_reschedule_is_exact(tmp_path: Path) -> None:
         assert (task["due_ms"], task["asked_ms"]) == (NOW_MS + 90_000, NOW_MS + 60_000)
 
 
-async def test_the_load_is_what_stands_on_the_wheel(tmp_path: Path) -> None:
+async def test_load_counts_the_tasks_on_the_wheel(tmp_path: Path) -> None:
     async with InProcess(tmp_path) as daemon:
         rig = SchedulingRig(daemon)
         for delay_ms, count in ((5_000, 2), (65_000, 3), (DAY_MS, 4)):
             await rig.ask(T.ENQUEUE, FLOOR, [("t", b"x", delay_ms)] * count)
-        found = await rig.ask(T.LOAD, {"steps": 3})
+        answer = await rig.ask(T.LOAD, {"steps": 3})
         first_ms = NOW_MS // 60_000 * 60_000
-        assert found == {
+        assert answer == {
             "from_ms": first_ms, "step_ms": 60_000, "counts": (2, 3, 0), "exact": True,
             "scheduled": 9,
         }  # fmt: skip
-        found = await rig.ask(T.LOAD, {"step_ms": 3_600_000, "steps": 25})
-        assert (found["counts"][0], sum(found["counts"]), found["exact"]) == (5, 9, True)
-        found = await rig.ask(T.LOAD, {"from_ms": NOW_MS + DAY_MS, "step_ms": 1_000, "steps": 1})
-        assert found["counts"] == (4,)
+        answer = await rig.ask(T.LOAD, {"step_ms": 3_600_000, "steps": 25})
+        assert (answer["counts"][0], sum(answer["counts"]), answer["exact"]) == (5, 9, True)
+        answer = await rig.ask(T.LOAD, {"from_ms": NOW_MS + DAY_MS, "step_ms": 1_000, "steps": 1})
+        assert answer["counts"] == (4,)
 
 
 @pytest.mark.parametrize(
@@ -215,7 +215,7 @@ async def test_the_load_is_what_stands_on_the_wheel(tmp_path: Path) -> None:
         ({"hours": 3}, "hours"),
     ],
 )
-async def test_a_load_that_cannot_be_asked_for(
+async def test_an_invalid_load_request_is_refused(
     tmp_path: Path, options: dict[str, Any], words: str
 ) -> None:
     async with InProcess(tmp_path) as daemon:
@@ -223,7 +223,7 @@ async def test_a_load_that_cannot_be_asked_for(
         assert code == "bad_request" and words in message
 
 
-async def test_a_task_with_a_rule_for_its_key_has_its_window_too(tmp_path: Path) -> None:
+async def test_a_task_with_a_coalescing_rule_can_have_a_window(tmp_path: Path) -> None:
     async with InProcess(tmp_path) as daemon:
         rig = SchedulingRig(daemon)
         await rig.ask(T.ENQUEUE, FLOOR, [("t", b"x", 60_000)] * 50)

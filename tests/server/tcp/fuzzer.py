@@ -214,7 +214,7 @@ class Fuzzer:
             self._delivered(self.subs[frame[1]], frame[2], frame[4])
         elif frame[0] == T.OK and frame[1] in self.pulls:
             whose = self.pulls.pop(frame[1])
-            # Another frame may have taken the number, too.
+            # Another frame may have used the number.
             is_pull = type(frame[2]) is tuple and len(frame[2]) == 3
             if is_pull and type(frame[2][2]) is tuple:
                 self._delivered(whose, frame[2][0], frame[2][2])

@@ -44,7 +44,9 @@ async def ask(daemon: InProcess, peer: Peer, kind: T, *fields: Any, request: int
     """The answer."""
     peer.feed(encode((int(kind), request, *fields)))
     await daemon.settle()
-    (found,) = [one for one in peer.frames() if one[0] in (T.OK, T.ERROR) and one[1] == request]
+    (found,) = [
+        frame for frame in peer.frames() if frame[0] in (T.OK, T.ERROR) and frame[1] == request
+    ]
     return found
 
 
@@ -236,9 +238,7 @@ def some_tasks() -> tuple[Any, ...]:
 
 @pytest.mark.usefixtures("unfit")
 @pytest.mark.parametrize("how", ["subscribe", "pull"])
-async def test_a_task_that_cannot_be_written_is_dead_and_the_others_are_delivered(
-    daemon: InProcess, how: str
-) -> None:
+async def test_an_unwritable_task_becomes_a_dead_letter_alone(daemon: InProcess, how: str) -> None:
     peer = daemon.connect()
     if how == "subscribe":
         await ask(daemon, peer, T.SUBSCRIBE, 1, "t", "g", 10, None, request=2)
@@ -261,7 +261,7 @@ async def test_a_task_that_cannot_be_written_is_dead_and_the_others_are_delivere
 
 
 @pytest.mark.usefixtures("unfit")
-async def test_a_pull_of_nothing_but_such_tasks_is_answered(daemon: InProcess) -> None:
+async def test_a_pull_of_only_unwritable_tasks_is_answered(daemon: InProcess) -> None:
     peer = daemon.connect()
     await ask(daemon, peer, T.ENQUEUE, 0, some_tasks()[1:2], request=3)
     answer = await ask(daemon, peer, T.PULL, "t", "g", 10, 0, None)
@@ -272,7 +272,7 @@ async def test_a_pull_of_nothing_but_such_tasks_is_answered(daemon: InProcess) -
 
 @pytest.mark.usefixtures("unfit")
 @pytest.mark.parametrize("trace", [TRACE, None])
-async def test_what_is_logged_of_a_task_has_the_ids_of_its_trace(
+async def test_log_lines_of_a_traced_task_have_its_ids(
     daemon: InProcess, monkeypatch: pytest.MonkeyPatch, trace: str | None
 ) -> None:
     logged: list[dict[str, Any]] = []
@@ -290,7 +290,7 @@ async def test_what_is_logged_of_a_task_has_the_ids_of_its_trace(
 
 @pytest.mark.usefixtures("unfit")
 @pytest.mark.parametrize("options", [{"ack": "on_delivery"}, {"broadcast": True}])
-async def test_who_owns_nothing_gets_the_others(daemon: InProcess, options: Any) -> None:
+async def test_broadcasts_skip_an_unwritable_task(daemon: InProcess, options: Any) -> None:
     peer = daemon.connect()
     group = None if "broadcast" in options else "g"
     await ask(daemon, peer, T.SUBSCRIBE, 1, "t", group, 10, options, request=2)

@@ -33,7 +33,7 @@ class _WithSocket:
         peer.transport.get_extra_info = get_extra_info  # type: ignore[method-assign]  # a fake
 
 
-async def test_an_abort_after_the_peer_has_gone_does_nothing() -> None:
+async def test_an_abort_after_a_disconnect_has_no_effect() -> None:
     """A deposed daemon says goodbye and aborts a second later: most peers have left by then."""
     rig = await ShardRig().start()
     for gone in (False, True):
@@ -49,7 +49,7 @@ async def test_an_abort_after_the_peer_has_gone_does_nothing() -> None:
     await rig.stop()
 
 
-async def test_a_connection_that_begins_when_its_role_is_over_is_cut_off() -> None:
+async def test_a_connection_made_after_a_deposition_is_aborted() -> None:
     """The event loop makes its protocol first and gives it the connection later; a daemon may
     be deposed in between. Nobody would ever answer the peer, or say goodbye to it."""
     rig = await ShardRig().start()
@@ -69,7 +69,7 @@ def standby_of(rig: ShardRig) -> StandbyOperations:
     )  # fmt: skip
 
 
-async def test_who_has_not_greeted_when_a_standby_begins_to_lead_is_served() -> None:
+async def test_an_ungreeted_connection_is_served_by_the_new_leader() -> None:
     """Its client looks for the leader, and would only come again."""
     rig = await ShardRig().start()
     standby = standby_of(rig)
@@ -96,7 +96,7 @@ async def test_who_has_not_greeted_when_a_standby_begins_to_lead_is_served() -> 
     await rig.stop()
 
 
-async def test_the_hello_to_a_standby_that_is_about_to_lead_waits_for_that() -> None:
+async def test_hello_waits_for_a_standby_about_to_lead() -> None:
     """Its client was sent here, and would come again and again."""
     rig = await ShardRig().start()
     standby = standby_of(rig)
@@ -142,7 +142,7 @@ async def test_a_hello_does_not_wait_for_ever_for_a_standby_to_lead(
     await rig.stop()
 
 
-async def test_where_the_leader_has_no_room_a_standbys_connection_ends() -> None:
+async def test_a_new_leader_without_room_ends_standby_connections() -> None:
     rig = await ShardRig(connections_max=1).start()
     rig.stranger()
     standby = standby_of(rig)
@@ -206,7 +206,7 @@ async def _ask_and_not_wait(peer: Peer) -> None:
         _ask_and_not_wait,
     ],
 )
-async def test_a_connection_that_is_gone_takes_no_memory(use: Any) -> None:
+async def test_a_closed_connection_uses_no_memory(use: Any) -> None:
     """Its decoder has buffers as large as what it has read. A cycle would keep them until the next
     collection of garbage, of which thousands of connections cause none."""
     rig = await ShardRig().start()

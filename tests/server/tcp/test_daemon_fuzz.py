@@ -66,7 +66,9 @@ def until_closed(raw: Raw) -> list[Any]:
 
 @few
 @given(data=st.binary(max_size=500) | mutated())
-def test_bytes_instead_of_hello(running: Daemon, witness: Raw, data: bytes) -> None:
+def test_random_bytes_instead_of_hello_are_refused(
+    running: Daemon, witness: Raw, data: bytes
+) -> None:
     with Raw(running.port, hello=False) as raw:
         raw.send_bytes(data)
         until_closed(raw)
@@ -75,7 +77,7 @@ def test_bytes_instead_of_hello(running: Daemon, witness: Raw, data: bytes) -> N
 
 @few
 @given(data=mutated() | st.binary(max_size=500))
-def test_bytes_after_hello(running: Daemon, witness: Raw, data: bytes) -> None:
+def test_random_bytes_after_hello_are_refused(running: Daemon, witness: Raw, data: bytes) -> None:
     with Raw(running.port) as raw:
         raw.send_bytes(data)
         for frame in until_closed(raw):
@@ -137,7 +139,7 @@ def within(draw: st.DrawFn, value: Any) -> Any:
 
 @few
 @given(sent=st.lists(almost_right(), min_size=1, max_size=6))
-def test_frames_with_something_wrong(
+def test_mutated_frames_are_answered(
     running: Daemon, witness: Raw, sent: list[tuple[Any, ...]]
 ) -> None:
     with Raw(running.port) as raw:
@@ -155,7 +157,7 @@ def test_frames_with_something_wrong(
 
 @few
 @given(kind=st.integers(-5, 300), request=some, fields=st.lists(some, max_size=4))
-def test_any_type_and_any_request_number(
+def test_any_type_and_request_number_is_answered(
     running: Daemon, witness: Raw, kind: int, request: Any, fields: list[Any]
 ) -> None:
     with Raw(running.port) as raw:
@@ -196,7 +198,7 @@ def judge_all(daemon: Daemon, witness: Raw, cases: Sequence[tuple[T, Any, Way, A
 
 
 def answers_to(raw: Raw, cases: Sequence[tuple[T, Any, Way, Any]]) -> list[Any]:
-    """Of each, in order; None: there was none until a PING behind it was answered."""
+    """Return the answer to each case in order, or None if a later PING was answered first."""
     requests = []
     for kind, fields, way, value in cases:
         if kind in SILENT:
@@ -236,9 +238,7 @@ def test_the_walk_is_over_all_frames_and_options() -> None:
     }
 
 
-def test_a_value_at_or_beyond_a_bound_in_each_place_of_each_frame(
-    running: Daemon, witness: Raw
-) -> None:
+def test_boundary_values_in_each_field_are_answered(running: Daemon, witness: Raw) -> None:
     """A few of the odd values in each place, other ones in each."""
     values, chance = for_frames(Limits()), random.Random(1)
     far = [value for value in FAR if -(2**63) <= value < 2**64]
@@ -247,22 +247,24 @@ def test_a_value_at_or_beyond_a_bound_in_each_place_of_each_frame(
 
 
 @pytest.mark.slow  # the same with all of them
-def test_every_value_in_each_place_of_each_frame(running: Daemon, witness: Raw) -> None:
+def test_odd_values_in_each_field_are_answered(running: Daemon, witness: Raw) -> None:
     values = for_frames(Limits())
     judge_all(running, witness, [(*place, value) for place in PLACES for value in values])
 
 
 @few
 @given(chosen=st.lists(st.tuples(st.sampled_from(PLACES), some), min_size=1, max_size=20))
-def test_any_value_in_any_place(running: Daemon, witness: Raw, chosen: list[Any]) -> None:
+def test_random_values_in_each_field_are_answered(
+    running: Daemon, witness: Raw, chosen: list[Any]
+) -> None:
     judge_all(running, witness, [(*place, value) for place, value in chosen])
 
 
 @pytest.mark.parametrize("data", [b"\xd4\x01\x00", b"\xc7\x00\x05", b"\xd6\xff\x00\x00\x00\x00"])
-def test_an_extension_type_ends_its_connection_and_nothing_else(
+def test_an_extension_type_ends_only_its_connection(
     running: Daemon, witness: Raw, data: bytes
 ) -> None:
-    """The stream cannot be read: extension types are no part of the protocol."""
+    """The stream cannot be decoded, because the protocol has no extension types."""
     head = encode((int(T.CANCEL), 5, ()))[:-1]
     with Raw(running.port) as raw:
         raw.send_bytes(head + b"\x91" + data)
@@ -271,7 +273,7 @@ def test_an_extension_type_ends_its_connection_and_nothing_else(
     still_serves(running, witness)
 
 
-def test_a_peer_that_writes_no_more_still_reads_why_its_connection_ends(running: Daemon) -> None:
+def test_a_half_closed_peer_reads_the_final_error(running: Daemon) -> None:
     """The error waits for the answer of the task before it, and that for the store."""
     with Raw(running.port) as raw:
         enqueued = encode((int(T.ENQUEUE), 1, 1, (("last", b"x", 60_000),)))

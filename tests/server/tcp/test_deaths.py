@@ -1,4 +1,4 @@
-"""Which ends of a connection are the death of a consumer, and what is told of it."""
+"""Which ends of a connection count as the death of a consumer, and how they are reported."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def while_the_daemon_stops(rig: ShardRig, peer: Peer) -> None:
         (falls_silent, "process 812 on web-3: silent for 30 s"),
     ],
 )
-async def test_nobody_is_there_any_more(rig: ShardRig, end: End, told: str) -> None:
+async def test_a_broken_connection_counts_as_a_death(rig: ShardRig, end: End, told: str) -> None:
     peer = await rig.peer()
     await peer.enqueue(("t", b"x", 0))
     found = await ended(rig, await consumer(rig, **WHO), end)
@@ -90,7 +90,7 @@ async def test_nobody_is_there_any_more(rig: ShardRig, end: End, told: str) -> N
     assert (stats["deaths"], stats["topics"]["t"]["groups"]["g"]["deaths"]) == (1, 1)
 
 
-async def test_who_says_nothing_of_itself_dies_as_well(rig: ShardRig) -> None:
+async def test_an_anonymous_consumer_can_die(rig: ShardRig) -> None:
     peer = await rig.peer()
     await peer.enqueue(("t", b"x", 0))
     reason, _, deaths = await ended(rig, await consumer(rig), breaks)
@@ -100,13 +100,13 @@ async def test_who_says_nothing_of_itself_dies_as_well(rig: ShardRig) -> None:
 @pytest.mark.parametrize(
     "end", [sends_nonsense, is_dismissed, does_not_read, while_the_daemon_stops]
 )
-async def test_whom_the_daemon_ends_does_not_die(rig: ShardRig, end: End) -> None:
+async def test_a_connection_ended_by_the_daemon_is_no_death(rig: ShardRig, end: End) -> None:
     peer = await rig.peer()
     await peer.enqueue(("t", b"x", 0))
     assert await ended(rig, await consumer(rig, **WHO), end) == ("connection lost", 1, 0)
 
 
-async def test_who_says_goodbye_gives_back_what_is_in_hand(rig: ShardRig) -> None:
+async def test_bye_releases_the_deliveries(rig: ShardRig) -> None:
     """Also through a subscription that is open still: it gets nothing more."""
     peer = await rig.peer()
     await peer.enqueue(*(("t", b"x", 0) for _ in range(3)))
@@ -123,7 +123,7 @@ async def test_who_says_goodbye_gives_back_what_is_in_hand(rig: ShardRig) -> Non
     assert [(item[0], item[1]) for item in frame[4]] == [(ids[0], 2)]
 
 
-async def test_the_next_delivery_tells_of_it(rig: ShardRig) -> None:
+async def test_the_next_delivery_has_the_number_of_deaths(rig: ShardRig) -> None:
     peer = await rig.peer()
     await peer.enqueue(("t", b"x", 0, {"tag": "a"}))
     await ended(rig, await consumer(rig, **WHO), breaks)

@@ -259,7 +259,7 @@ async def one_round(folder: Path, seed: int, frames: int) -> Round:
 
 
 @pytest.mark.parametrize("seed", SEEDS or [1, pytest.param(2, marks=pytest.mark.slow)])
-async def test_anything_at_all(tmp_path: Path, seed: int) -> None:
+async def test_random_operations_keep_all_invariants(tmp_path: Path, seed: int) -> None:
     found = await one_round(tmp_path, seed, ROUND)
     answers = found.answers
     assert found.worked > 0
@@ -268,7 +268,7 @@ async def test_anything_at_all(tmp_path: Path, seed: int) -> None:
 
 
 @pytest.mark.slow
-async def test_a_million_of_anything(tmp_path: Path) -> None:
+async def test_a_million_random_operations_keep_all_invariants(tmp_path: Path) -> None:
     first = int.from_bytes(os.urandom(4), "big")
     seeds = SEEDS or range(first, first + 1_000_000 // ROUND)
     # In a round a stranger may pause or delete the worker's group for good.
@@ -374,8 +374,8 @@ def stored(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     ],
     indirect=["stored"],
 )
-def test_a_real_daemon_outlives_anything(tmp_path: Path, stored: str, frames: int) -> None:
-    """With a history, too, which records every value."""
+def test_a_real_daemon_survives_random_operations(tmp_path: Path, stored: str, frames: int) -> None:
+    """The daemon has a history, which records every value."""
     seed = (SEEDS or [frames])[0]
     print(f"FUZZ_SEED={seed}")  # noqa: T201  # to repeat it
     folders = {name: tmp_path / name for name in ("history_dir", "backup_dir")}

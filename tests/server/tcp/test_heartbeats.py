@@ -68,7 +68,7 @@ class HeartbeatRig:
             self.beats.sweep()
 
 
-def test_a_silent_peer_is_asked_each_interval_and_given_up_after_the_time_out() -> None:
+def test_a_silent_peer_is_pinged_and_disconnected() -> None:
     rig = HeartbeatRig()
     silent, talks = rig.peer(), rig.peer()
     for _ in range(29):
@@ -80,7 +80,7 @@ def test_a_silent_peer_is_asked_each_interval_and_given_up_after_the_time_out() 
     assert (talks.asked, talks.gone_ms) == ([], None)
 
 
-def test_any_word_is_an_answer() -> None:
+def test_any_frame_answers_a_heartbeat() -> None:
     rig = HeartbeatRig()
     peer = rig.peer()
     for _ in range(10):
@@ -90,14 +90,14 @@ def test_any_word_is_an_answer() -> None:
     assert len(peer.asked) == 20
 
 
-def test_one_that_never_promised_to_answer_is_left_alone() -> None:
+def test_a_peer_without_the_heartbeat_option_is_left_alone() -> None:
     rig = HeartbeatRig()
     old = rig.peer(answers=False)
     rig.run(100)
     assert (old.asked, old.gone_ms) == ([], None)
 
 
-def test_nothing_is_held_against_a_peer_that_is_not_read() -> None:
+def test_a_paused_reader_is_not_disconnected() -> None:
     """More waits for it than it takes: its answers lie in the line."""
     rig = HeartbeatRig()
     peer = rig.peer()
@@ -107,7 +107,7 @@ def test_nothing_is_held_against_a_peer_that_is_not_read() -> None:
 
 
 @pytest.mark.parametrize("stood_still_s", [3, 25, 1_000])
-def test_nothing_is_held_against_a_peer_while_the_daemon_stood_still(stood_still_s: int) -> None:
+def test_a_pause_of_the_daemon_disconnects_no_peer(stood_still_s: int) -> None:
     """Stopped, suspended, blocked: what came meanwhile lies unread in the first sweep after it."""
     rig = HeartbeatRig()
     peer = rig.peer()

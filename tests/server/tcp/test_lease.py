@@ -16,12 +16,12 @@ OVER, HELD = (T.LEASE, False), (T.LEASE, True)
 
 
 async def heard(daemon: InProcess, peer: Peer) -> list[Any]:
-    """What has come behind the answer to HELLO, or since."""
+    """Return the frames after the answer to HELLO, or since the last call."""
     await daemon.settle()
     return [frame for frame in peer.frames() if frame[0] != T.OK]
 
 
-async def test_those_who_asked_are_told_when_it_ends_and_when_it_is_back(tmp_path: Path) -> None:
+async def test_subscribed_clients_hear_of_a_lost_and_regained_lease(tmp_path: Path) -> None:
     async with InProcess(tmp_path, **ROUTE) as daemon:
         asked, another = daemon.connect(lease=True), daemon.connect(lease=True, shard=0)
         silent, refused = daemon.connect(), daemon.connect(lease=False)
@@ -38,7 +38,7 @@ async def test_those_who_asked_are_told_when_it_ends_and_when_it_is_back(tmp_pat
         assert await heard(daemon, daemon.connect(lease=True)) == []
 
 
-async def test_all_is_answered_as_before_while_it_is_over(tmp_path: Path) -> None:
+async def test_requests_are_answered_during_a_lost_lease(tmp_path: Path) -> None:
     async with InProcess(tmp_path, **ROUTE) as daemon:
         peer = daemon.connect(lease=True)
         daemon.daemon.listener.leased(held=False)
@@ -46,7 +46,7 @@ async def test_all_is_answered_as_before_while_it_is_over(tmp_path: Path) -> Non
         assert (await daemon.ask(peer, T.CANCEL, ids))[0][1] == "cancelled"
 
 
-async def test_a_daemon_that_is_no_shard_tells_as_well(tmp_path: Path) -> None:
+async def test_a_single_daemon_reports_a_lost_lease(tmp_path: Path) -> None:
     async with InProcess(tmp_path) as daemon:
         asked, silent = daemon.connect(lease=True), daemon.connect()
         daemon.daemon.listener.leased(held=False)
@@ -54,7 +54,7 @@ async def test_a_daemon_that_is_no_shard_tells_as_well(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("said", [1, "yes", None])
-async def test_it_is_asked_for_by_true_or_false(tmp_path: Path, said: Any) -> None:
+async def test_hello_lease_must_be_a_boolean(tmp_path: Path, said: Any) -> None:
     async with InProcess(tmp_path, **ROUTE) as daemon:
         peer = daemon.connect(lease=said)
         await daemon.settle()

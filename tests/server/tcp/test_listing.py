@@ -42,7 +42,7 @@ class Reads:
 
 @pytest.fixture(autouse=True)
 def rows_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a task only its row is there to be described."""
+    """Describe a task of which only the row exists."""
 
     def described(parts: object, known: TaskSnapshot) -> dict[str, Any]:
         return {"id": known.row.id, "body": known.row.body}
@@ -60,31 +60,31 @@ async def request(reads: Reads, limit: int, **options: Any) -> dict[str, Any]:
     return await listing_of(reads)._page(_Wanted.of(TasksPage(**options)), limit)
 
 
-async def test_small_rows_are_looked_through_in_large_steps() -> None:
+async def test_small_rows_are_read_in_large_steps() -> None:
     reads = Reads(b"x" * 100)
     assert await request(reads, 1, key="none") == {"tasks": [], "next": None}
     assert reads.steps == [STEP_FIRST, 4 * STEP_FIRST, PAGE.high, PAGE.high]
 
 
-async def test_large_rows_in_small_ones_and_few_a_request() -> None:
+async def test_large_rows_are_read_in_small_steps() -> None:
     reads = Reads(bytes(MIB))
-    found = await request(reads, 1, key="none")
-    assert found["tasks"] == [] and found["next"] == sum(reads.steps) * ID_STEP
+    answer = await request(reads, 1, key="none")
+    assert answer["tasks"] == [] and answer["next"] == sum(reads.steps) * ID_STEP
     assert max(reads.steps[1:]) * MIB <= STEP_BYTES + MIB
     assert 0 <= sum(reads.steps) * MIB - BYTES_PER_REQUEST_MAX < STEP_BYTES + MIB
 
 
 @pytest.mark.parametrize(("limit", "steps"), [(5, [5]), (100, [100]), (600, [100, 400, 100])])
-async def test_no_more_is_read_than_is_asked_for(limit: int, steps: list[int]) -> None:
+async def test_a_listing_reads_no_more_than_its_limit(limit: int, steps: list[int]) -> None:
     reads = Reads(b"x")
-    found = await request(reads, limit)
-    assert len(found["tasks"]) == limit and found["next"] == limit * ID_STEP
+    answer = await request(reads, limit)
+    assert len(answer["tasks"]) == limit and answer["next"] == limit * ID_STEP
     assert reads.steps == steps
 
 
-async def test_a_page_of_large_ones_ends_at_half_a_frame() -> None:
+async def test_a_page_of_large_rows_ends_at_half_a_frame() -> None:
     reads = Reads(bytes(MIB))
-    found = await request(reads, PAGE.high)
+    answer = await request(reads, PAGE.high)
     # Each takes a little more than its body.
-    assert len(found["tasks"]) == 3 and found["next"] == 3 * ID_STEP
+    assert len(answer["tasks"]) == 3 and answer["next"] == 3 * ID_STEP
     assert reads.steps == [STEP_FIRST]

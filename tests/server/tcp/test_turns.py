@@ -77,7 +77,7 @@ def piece(kind: str, count: int = FRAMES) -> bytes:
 
 
 async def answered(peer: Peer, count: int) -> list[int]:
-    """The numbers of the requests that were answered, when there are so many."""
+    """Wait for `count` answers and return their request numbers."""
     found: list[int] = []
     for _ in range(20_000):
         found += [frame[1] for frame in peer.frames() if frame[0] in (T.OK, T.ERROR)]
@@ -89,7 +89,7 @@ async def answered(peer: Peer, count: int) -> list[int]:
 
 @pytest.mark.parametrize("kind", FLOODS)
 @pytest.mark.parametrize("senders", [1, 5])
-async def test_a_piece_of_many_frames_is_looked_at_a_share_at_a_time(
+async def test_a_large_read_is_handled_in_shares(
     rig: ShardRig, monkeypatch: pytest.MonkeyPatch, kind: str, senders: int
 ) -> None:
     watch = Watch(monkeypatch)
@@ -117,7 +117,7 @@ async def test_a_piece_of_many_frames_is_looked_at_a_share_at_a_time(
     assert not rig.held
 
 
-async def test_another_is_answered_while_a_piece_is_looked_at(rig: ShardRig) -> None:
+async def test_other_connections_are_served_during_a_large_read(rig: ShardRig) -> None:
     busy, other = await rig.peer(), await rig.peer()
     busy.feed(piece("lists", 20_000))
     assert busy.connection._held and not busy.transport.reading
@@ -126,7 +126,7 @@ async def test_another_is_answered_while_a_piece_is_looked_at(rig: ShardRig) -> 
     assert len(await answered(busy, 20_000)) == 20_000
 
 
-async def test_one_that_breaks_while_it_waits_for_its_turn_leaves_nothing(rig: ShardRig) -> None:
+async def test_a_connection_lost_while_waiting_leaves_no_state(rig: ShardRig) -> None:
     busy = await rig.peer()
     busy.feed(piece("lists", 5_000))
     assert busy.connection._held
@@ -152,7 +152,7 @@ class Member:
             self.turns.wait(self)
 
 
-def test_those_that_wait_take_turns() -> None:
+def test_waiting_connections_take_turns() -> None:
     soon: list[Callable[[], None]] = []
     turns = Turns[Any](soon.append)
     large, small = Member(turns, 10_000), [Member(turns, 10) for _ in range(6)]

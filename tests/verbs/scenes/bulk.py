@@ -103,7 +103,7 @@ def cancel_bulk(stage: Stage) -> Any:
     stage.enqueue(3)
     yield make(stage, rate=0.001), {"id": "mine", "state": "cancelled"}
     assert "scheduled" in [
-        one["state"] for one in stage.ask("list_tasks", topic=stage.topic)["tasks"]
+        task["state"] for task in stage.ask("list_tasks", topic=stage.topic)["tasks"]
     ]
 
 

@@ -60,7 +60,9 @@ def enqueue_columns(stage: Stage) -> Any:
     frame=lambda v: (v["topic"], v["group"], v["max"], 0, None),
     http="POST /v1/topics/{topic}/pull",
     body=lambda v: v,
-    reply=lambda said: [(one["id"], one["attempt"], one["body"]) for one in said["deliveries"]],
+    reply=lambda said: [
+        (delivery["id"], delivery["attempt"], delivery["body"]) for delivery in said["deliveries"]
+    ],
     python=lambda client, v: client.pull(**v),
     means=lambda answer: [(one[0], one[1], one[3]) for one in answer[2]],
 )
@@ -88,7 +90,7 @@ def columns(values: Values, *more: Any) -> tuple[Any, ...]:
 
 
 def rows(values: Values, *more: Any) -> tuple[Any, ...]:
-    """The frame of a verb that takes receipts, each with what is said of it."""
+    """Return the frame of a verb that takes receipts with options."""
     return (values["topic"], values["group"], [(*one, *more) for one in values["items"]])
 
 

@@ -131,7 +131,7 @@ def one_key(stage: Stage, **said: Any) -> Values:
 def pause_key(stage: Stage) -> Any:
     said = one_key(stage, key="a")
     yield said, {"paused": True, "changed": True, "since_ms": NOW_MS, "by": "token all"}
-    assert [stage.plain(one[0]) for one in stage.pull(2)] == ["#1"]
+    assert [stage.plain(delivery[0]) for delivery in stage.pull(2)] == ["#1"]
 
 
 @scene("resume_key", cli=f"groups resume-key {OF_KEY}")
@@ -145,7 +145,7 @@ def resume_key(stage: Stage) -> Any:
 @scene("pause_key", "a value", cli=f"groups pause-key {OF_KEY}")
 def pause_value(stage: Stage) -> Any:
     yield one_key(stage, value="y"), {"paused": True, "changed": True}
-    assert [stage.plain(one[0]) for one in stage.pull(2)] == ["#0"]
+    assert [stage.plain(delivery[0]) for delivery in stage.pull(2)] == ["#0"]
     paused = stage.ask("held_keys", topic=stage.topic, group=stage.group)["paused"]
     assert [(one["kind"], one["value"], one["waiting"]) for one in paused] == [("fair", "y", 1)]
 

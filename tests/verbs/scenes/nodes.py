@@ -70,7 +70,7 @@ def nobody(stage: Stage) -> Values:
     return {"node": "none", "draining": True}
 
 
-# --- a daemon that is no node --------------------------------------------------------------------
+# --- a daemon that is not a node -----------------------------------------------------------------
 
 
 @refusal("nodes", "conflict")

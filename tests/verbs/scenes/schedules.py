@@ -52,7 +52,7 @@ def show_schedule(stage: Stage) -> Any:
 
 
 @scene("show_schedule", "its next times", cli="schedule next {name} -n {next}",
-       shows=lambda answer: [{"planned_ms": one} for one in answer["planned_ms"]])  # fmt: skip
+       shows=lambda answer: [{"planned_ms": ms} for ms in answer["planned_ms"]])  # fmt: skip
 def next_times(stage: Stage) -> Any:
     yield put(stage) | {"next": 3}, {"planned_ms": [NOW_MS + n * HOUR_MS for n in (1, 2, 3)]}
 
@@ -124,7 +124,7 @@ def backfill_schedule(stage: Stage) -> Any:
 def delete_schedule(stage: Stage) -> Any:
     yield put(stage), {"name": "nightly", "topic": "t"}
     assert stage.name("nightly") not in [
-        one["name"] for one in stage.ask("list_schedules", limit=1_000)["schedules"]
+        schedule["name"] for schedule in stage.ask("list_schedules", limit=1_000)["schedules"]
     ]
 
 

@@ -21,7 +21,7 @@ def nothing(values: Values) -> None:
 
 
 def one(said: Any) -> Any:
-    """What is said of one task, as TCP has it."""
+    """Return the fields of a task as TCP has them."""
     return [outcome_of(said)]
 
 
@@ -81,7 +81,7 @@ def run_now(stage: Stage) -> Any:
     stage.make_group()
     [task] = stage.enqueue()
     yield {"ids": (task,)}, [["#0", "scheduled", NOW_MS]]
-    assert [one[0] for one in stage.pull()] == [task]
+    assert [delivery[0] for delivery in stage.pull()] == [task]
 
 
 @scene(
@@ -333,7 +333,7 @@ def run_now_key(stage: Stage) -> Any:
     stage.make_group()
     [task] = stage.enqueue(key="k")
     yield {"topic": stage.topic, "key": "k"}, [["#0", "scheduled", NOW_MS]]
-    assert [one[0] for one in stage.pull()] == [task]
+    assert [delivery[0] for delivery in stage.pull()] == [task]
 
 
 @scene("run_now", "the tasks of a key", http=f"POST {KEY}/run", body=nothing)
@@ -365,7 +365,7 @@ MOVED = {
 
 
 def named(name: str, **said: Any) -> None:
-    """What is no selection is none for this verb."""
+    """Declare that an invalid selection is refused."""
     refusal(name, "bad_request", cli=False)(lambda stage: said | MOVED[name])
 
 

@@ -38,10 +38,10 @@ def prepare(stage: Stage) -> Any:
 def commit_transaction(stage: Stage) -> Any:
     named = {"transaction": stage.prepare("order-17", 2)}
     yield named, ["#0", "#1"]
-    ids = [one["id"] for one in stage.ask("list_tasks", topic=stage.topic)["tasks"]]
+    ids = [task["id"] for task in stage.ask("list_tasks", topic=stage.topic)["tasks"]]
     assert list(stage.ask("commit_transaction", **named)[1]) == ids, "once more is the same"
-    found = stage.ask("show_transaction", **named)
-    assert (found["state"], found["first_id"]) == ("committed", ids[0])
+    answer = stage.ask("show_transaction", **named)
+    assert (answer["state"], answer["first_id"]) == ("committed", ids[0])
 
 
 @scene("rollback_transaction", "once more", python="rollback_transaction", gives=lambda ids: None,
