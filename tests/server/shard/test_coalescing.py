@@ -633,7 +633,7 @@ async def test_what_comes_under_a_number_that_is_under_way_gets_its_answer(
     if second == "the same":
         assert answers[0][2:] == answers[1][2:]
     else:
-        assert answers[1][2] == "conflict" and "is under way with other tasks" in answers[1][3]
+        assert answers[1][2] == "conflict" and "is waiting with other tasks" in answers[1][3]
     assert not found.under_way and not rig.shard.coalescing._first
     if end == "done":
         assert answers[0][2][2]["outcomes"][0][0] == "replaced"

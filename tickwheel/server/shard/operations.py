@@ -274,8 +274,8 @@ class Operations:
         death = caller.death(broke) if broke and not shard.draining and not is_ours else ""
         caller.close()
         shard.callers.discard(caller)
-        for line in shard.lines:
-            line.closed(caller)
+        for queue in shard.request_queues:
+            queue.closed(caller)
         shard.checkbacks.closed(caller)
         mono_ms = shard.clock.read().mono_ms
         for subscriber in caller.consumers:
@@ -398,7 +398,7 @@ class StandbyOperations:
 
     def survive(self, what: str, error: Exception) -> TickwheelError:
         self._on_event("internal_error", f"{what}: {type(error).__name__}: {error}")
-        return InternalError(f"{type(error).__name__}: the daemon's log says more")
+        return InternalError(f"{type(error).__name__}; see the daemon's log")
 
     def fail(self, error: BaseException) -> None:
         raise error
