@@ -225,4 +225,4 @@ async def test_they_are_neither_a_topics_nor_a_broadcasts(daemon: InProcess) -> 
         assert (code, message) == ("bad_request", f"{name} is a setting of a group, not of a topic")
         options = {"broadcast": True, name: value}
         code, message = await peer.refused(T.SUBSCRIBE, 1, "t", None, 1, options)
-        assert code == "bad_request" and f"but {name} is given" in message
+        assert code == "bad_request" and f"remove {name}" in message

@@ -430,7 +430,8 @@ async def test_what_is_not_there_and_what_is_too_much(tmp_path: Path) -> None:
             assert await peer.do(T.GROUP_RESET, "t", "g", {**slow, "id": "r"}) == made
             code, message = await peer.refused(T.GROUP_RESET, "t", "g", slow)
             assert (code, message) == (
-                "conflict", "bulk operation r resets that group already; wait for it, or cancel it",
+                "conflict",
+                "bulk operation r is already resetting this group; wait for it or cancel it",
             )  # fmt: skip
             code, _ = await peer.refused(T.GROUP_RESET, "t", "h", {**slow, "id": "r"})
             assert code == "conflict"

@@ -258,8 +258,7 @@ class Runner:
 
 
 class Search:
-    """A kind of bulk operation over stored things: pages of keys, which rise from page to page, and
-    slices of those."""
+    """A kind of bulk operation on stored tasks or letters, in pages of ascending keys."""
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
@@ -267,11 +266,11 @@ class Search:
         self._control = runner.engine.control
 
     async def page(self, bulk: Bulk, place: Place) -> tuple[list[Place], bool]:
-        """The next keys behind ``place``, and whether they are the last."""
+        """Return the next keys after ``place``, and whether they are the last."""
         raise NotImplementedError
 
     def judge(self, bulk: Bulk, selector: Selector, task: TaskSnapshot, key: Place) -> bool | None:
-        """Whether what is at ``key`` matches; None: it is not there any more."""
+        """Return whether the task or letter at ``key`` matches; None if it no longer exists."""
         raise NotImplementedError
 
     def words(self, bulk: Bulk, seen: Seen) -> list[str | None]:
@@ -279,7 +278,7 @@ class Search:
         raise NotImplementedError
 
     def act(self, bulk: Bulk, seen: Seen, view: View) -> Counter[str]:
-        """Change those that matched; how many had each word for their outcome."""
+        """Change the matching tasks or letters. Return the number of each outcome."""
         raise NotImplementedError
 
     def look(
