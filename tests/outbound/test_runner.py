@@ -321,7 +321,7 @@ async def test_outcomes_that_are_too_few_are_a_failure_and_nothing_is_acked(
     ids = await enqueue(wheel, b"a", b"b")
     async with running(wheel.client, Scripted(answer)) as runner:
         await all_are(wheel, ids, "waiting")
-        assert runner.trouble == "RuntimeError: 0 outcomes of 1 deliveries"
+        assert runner.trouble == "RuntimeError: the target returned 0 outcomes for 1 deliveries"
 
 
 async def test_a_lane_does_not_close_the_connection_that_another_has_made_again(
