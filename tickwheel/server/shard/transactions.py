@@ -336,9 +336,9 @@ class Transacting:
                 if transaction is None or not wanted.fits(transaction.row):
                     continue
                 if not page.take(transaction_map(transaction.row)):
-                    return {"transactions": page.found, "next": page.found[-1]["id"]}
+                    return {"transactions": page.items, "next": page.items[-1]["id"]}
             if len(names) < NAMES_PER_STEP:
-                return {"transactions": page.found, "next": None}
+                return {"transactions": page.items, "next": None}
             after = names[-1]
             await asyncio.sleep(0)
 
