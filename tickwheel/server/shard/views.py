@@ -343,11 +343,12 @@ def where_set(settings: GroupSettings, *, is_ordered: bool) -> dict[str, Any]:
     return rule | {name: value for name, value in named.items() if value is not None}
 
 
-def set_lines(found: GroupSettings) -> dict[str, Any]:
-    """A group's settings of order keys and fair shares by name; None: not set."""
-    return dict(zip(LINE_SETTINGS, (*found.order, *found.shares), strict=True))
+def set_lines(settings: GroupSettings) -> dict[str, Any]:
+    """Return a group's settings of order keys and fair shares by name; None means unset."""
+    return dict(zip(LINE_SETTINGS, (*settings.order, *settings.shares), strict=True))
 
 
-def applied_lines(found: GroupSettings) -> dict[str, Any]:
-    """The settings of order keys and fair shares that hold for a group, set or not."""
-    return set_lines(found) | dict(zip(ORDER_SETTINGS, OrderRules.of(found.order), strict=True))
+def applied_lines(settings: GroupSettings) -> dict[str, Any]:
+    """Return the effective settings of order keys and fair shares, including defaults."""
+    rules = OrderRules.of(settings.order)
+    return set_lines(settings) | dict(zip(ORDER_SETTINGS, rules, strict=True))
