@@ -354,7 +354,7 @@ OWED = (
     Bug(
         "a-new-group-is-told-nothing",
         "who makes a group does not hear of a backlog that another one holds for nobody",
-        {"_told_of_new": (returning('{"adopted": 0, "idle": {}}'),)},
+        {"_describe_new": (returning('{"adopted": 0, "idle": {}}'),)},
         ("tests/client/test_shards.py::test_who_makes_a_group_is_told_what_waits[2]",),
     ),
     Bug(
