@@ -822,7 +822,7 @@ async def test_the_tasks_with_a_rule_of_one_enqueue(
     (answer,) = await daemon.send(peer, (T.ENQUEUE, 0, (*tasks, task(), ("t", b"", 0))))
     if over:
         assert answer[0] == "limit_exceeded" and "4 tasks" in answer[1]
-        assert "the limit is 3 of one request (coalesced_tasks_max)" in answer[1]
+        assert "the limit is 3 (coalesced_tasks_max)" in answer[1]
     assert daemon.shard.core.tasks == (0 if over else 5)
 
 
