@@ -107,7 +107,7 @@ async def test_an_address_that_may_not_be_asked_is_refused_at_once(
         (("whsk_" + "A" * 32,), "32 or 64 bytes"),
         (("password",), "must begin with whsec_ or whsk_"),
         ((SECRET,) * (SECRETS_MAX + 1), f"the limit is {SECRETS_MAX}"),
-        (None, "secrets must name"),
+        (None, "secrets must contain"),
         (SECRET, "must be an array"),
     ],
 )
@@ -184,7 +184,7 @@ async def test_a_daemon_without_a_process_says_so(daemon: InProcess) -> None:
     assert (await peer.do(T.PUSH_SET, "t", "g", *PUSH))["state"] == "stopped"
     for frame in ((T.PUSH_TEST, URL, None), (T.PUSH_LOG, "t", "g", None)):
         code, message = await peer.refused(*frame)
-        assert code == "conflict" and "no process" in message
+        assert code == "conflict" and "no outbound process" in message
 
 
 async def test_a_group_keeps_what_it_holds(daemon: InProcess, sender: FakeSender) -> None:
