@@ -52,15 +52,15 @@ OWNER = "batch-floor"
 
 
 class Price(NamedTuple):
-    """What one of a part took."""
+    """The cost of one execution of a part."""
 
     p50_us: float
     processor_us: float
-    """Of all threads of the process that did it; the load's is not in it."""
+    """Processor time of all threads of the measured process, without the load."""
 
 
 Part = Callable[[Path, int], Price]
-"""Measures itself so many times, in a fresh folder."""
+"""Measures itself in a fresh folder, the given number of times."""
 
 
 def lone_batch(number: int) -> Effects:

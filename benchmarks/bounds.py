@@ -17,7 +17,7 @@ Verdict = Literal["holds", "broken", "not measured"]
 
 @dataclass(frozen=True)
 class Bound:
-    """``metric relation limit``. Those that hold at any scale are judged in a quick run too."""
+    """``metric relation limit``. A quick run also checks the bounds that hold at any scale."""
 
     metric: str
     relation: Relation

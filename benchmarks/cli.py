@@ -67,7 +67,7 @@ def _parser() -> argparse.ArgumentParser:
     beside = "peers: beanstalkd, PostgreSQL, redis-py; all: graphile-worker too; none"
     add("--peers", choices=("usual", "all", "none"), default="usual", help=beside)
     add("--no-peers", dest="peers", action="store_const", const="none", help="--peers none")
-    waits = "wait so long before each round of a comparison for an otherwise idle machine"
+    waits = "maximum wait before each round of a comparison for an otherwise idle machine"
     add("--patience", metavar="SECONDS", type=float, default=0.0, help=waits)
     add("--minutes", metavar="M", type=float, help="how long mixed_day is (default: 10)")
     add("--dir", metavar="FOLDER", help="where databases and logs go: a real disk")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tickwheel.client import Client
 
 FORWARD_LEAD_S = 4.0
-"""From the first enqueue of what is forwarded to its first due time."""
+"""Seconds from the first enqueue of forwarded tasks to the first due time."""
 FORWARD_PER_CALL = 10_000
 HANDLERS = 256
 """Handlers of one subscription that may be running."""
@@ -90,9 +90,9 @@ def client_burst(
 ) -> Generator[None, None, dict[str, Any]]:
     """Deliveries of tasks due at one moment through ``tickwheel.client``, with its defaults.
 
-    ``way``: ack_nowait, await_ack (a task a delivery), await_loop (tasks that share the
-    subscription), or worker (a ``Worker`` whose handler only counts). ``connections``: so many
-    clients.
+    ``way`` is ack_nowait, await_ack (an asyncio task for each delivery), await_loop (tasks that
+    share the subscription), or worker (a ``Worker`` whose handler only counts). ``connections`` is
+    the number of clients.
     """
     from tickwheel.client import Client
 

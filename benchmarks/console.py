@@ -1,11 +1,11 @@
-"""How soon somebody who opens the console sees something.
+"""Time until an opened console shows its content.
 
     python -m benchmarks.console [--runs 15] [--tasks 1000] [--check]
 
-Chromium without a window, on a daemon with so many tasks; each run is a browser's first visit, with
-nothing in its cache. Of each: the first contentful paint, when the counts of the overview are
-there, requests and bytes until then. Times count from the beginning of the navigation, as the
-browser has them. One visit before them is not counted: it starts the browser.
+A headless Chromium opens the console of a daemon with the given number of tasks. Each run is a
+first visit with an empty cache. It records the first contentful paint, the time when the counts of
+the overview are shown, and the requests and bytes until then. Times begin with the navigation. A
+visit before the runs starts the browser and is not counted.
 """
 
 from __future__ import annotations

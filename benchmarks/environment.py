@@ -50,8 +50,8 @@ def sync_latency_ms(folder: Path) -> dict[str, float]:
 
 
 def syncs_s(folder: Path, count: int, *, in_place: bool = False) -> list[float]:
-    """What each of so many took: appending 4 KiB and fdatasync. ``in_place``: writing over what
-    is there, which spares the sync the file's new length."""
+    """Return the seconds of each append of 4 KiB with fdatasync. ``in_place`` overwrites existing
+    bytes instead, so that the sync does not have to store a new length."""
     path, block, took = folder / "sync-probe", os.urandom(4096), []
     descriptor = os.open(path, os.O_CREAT | os.O_WRONLY)
     places = _PLACES if in_place else count

@@ -1,14 +1,13 @@
-"""Many topics, groups and subscribers in one daemon: memory for each, and is anybody starved?
+"""Many topics, groups and subscribers in one daemon: their memory, and whether any is starved.
 
     python -m benchmarks.fleet                      # 100 topics x 10 groups, 1 and 10 a group
     python -m benchmarks.fleet --per-group 1 --tasks 50000
 
-A run starts a daemon (embedded store, default settings), connects the subscribers, and hands in
-tasks, spread over the topics, that are all due at one moment: every group gets each of its topic,
-the members of a group share them. That is one wave; there are several, so that memory which grows
-shows. What is printed is JSON. Exit code 1 when a subscriber was starved (it got less than a tenth
-of its share of what its group got), when a delivery was early or an ack refused, or when memory
-grew in the second half of the waves.
+A run starts a daemon (SQLite store, default settings), connects the subscribers, and enqueues tasks
+over all topics that are due at the same time. Every group gets each task of its topic, and its
+members share them. This is one wave; several waves show growing memory. The output is JSON. The
+exit code is 1 if a subscriber was starved (it got less than a tenth of its share), a delivery was
+early, an ack was refused, or memory grew in the second half of the waves.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ class Member:
 
 @dataclass(slots=True)
 class Wave:
-    """What is still missing of one wave, and when the last of it was acked."""
+    """The missing acks of one wave, and the time of its last ack."""
 
     left: int
     done: asyncio.Event = field(default_factory=asyncio.Event)

@@ -30,7 +30,7 @@ def http_put(port: int, count: int, seed: int) -> payload.Job:
 
 
 def http_lines(port: int, count: int, window: int, seed: int) -> payload.Job:
-    """One request of so many lines, ``window`` of which have no answer."""
+    """Send one request with this number of lines, at most ``window`` of them unanswered."""
     load = _load(count, seed, lambda task: task + b"\n")
     head = (
         b"POST /v1/tasks HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/x-ndjson\r\n"

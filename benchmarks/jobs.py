@@ -194,7 +194,7 @@ def watch(port: int, count: int, due_ms: int) -> Job:
 
 
 def ping(port: int, seconds: float) -> Job:
-    """PING after PING for so long."""
+    """Send one PING after another for ``seconds``."""
     control, took = Control(port), list[float]()
     yield
     until_s = time.perf_counter() + seconds
@@ -208,7 +208,7 @@ def ping(port: int, seconds: float) -> Job:
 def consume(
     port: int, count: int, prefetch: int, warm_up_s: float, connections: int = CONNECTIONS
 ) -> Job:
-    """Acks everything while it comes; lateness of what is due after the warm-up."""
+    """Ack deliveries as they arrive, and record the lateness of tasks due after the warm-up."""
     consumer = TickwheelConsumer(port, connections, prefetch)
     yield
     consumer.run(count, RUN_TIMEOUT_S, int((time.time() + warm_up_s) * 1000))

@@ -1,10 +1,10 @@
-"""What a scrape of ``/metrics`` takes, and whether deliveries notice it.
+"""Duration of a scrape of ``/metrics`` and its effect on deliveries.
 
     python -m benchmarks.metrics_scrape [--topics 1000] [--rate 1000] [--seconds 20]
 
-A daemon with so many topics, each with a subscription, and so many tasks coming due a second.
-Seconds with scraping and without alternate, so that a slow minute of the machine hits both.
-The load is a process of its own; lateness is the client's: from the due time to its receipt.
+The daemon has ``--topics`` topics, each with a subscription, and ``--rate`` tasks due per second.
+Seconds with and without scraping alternate, so that a slow minute of the machine affects both. The
+load is a separate process. Lateness is measured by the client from the due time to the receipt.
 """
 
 from __future__ import annotations

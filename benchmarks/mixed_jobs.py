@@ -162,7 +162,7 @@ async def _connect(client: Any) -> None:
 
 
 def _spread(counts: Counter[int]) -> dict[str, float]:
-    """p50, p99 and max of what is counted."""
+    """Return p50, p99 and maximum of the counted values."""
     left = {"p50": counts.total() * 0.50, "p99": counts.total() * 0.99}
     found: dict[str, float] = {}
     passed = 0

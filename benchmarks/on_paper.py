@@ -38,7 +38,7 @@ DELAY_MS = (1_000, 1_000)
 PENDING = 200_000
 QUIET_S = 2.0
 KEPT_S = 65.0
-"""After so long the daemon keeps no batch any more for a Redis that came back older."""
+"""Time after which the daemon keeps no batch for a Redis that came back older."""
 ENQUEUE_PART = 0.5
 """The enqueue's part of what a task costs the daemon, and Redis; the rest is fired and acked."""
 BUSY_MAX = 0.8
@@ -47,7 +47,7 @@ BUSY_MAX = 0.8
 
 @dataclass(frozen=True)
 class Costs:
-    """Of one daemon and its redis-server."""
+    """Processor time of a daemon and its redis-server, per batch and per task."""
 
     batch_us: float
     task_us: float

@@ -72,7 +72,7 @@ def _join(parts: Sequence[bytes]) -> Encoded:
 
 
 def key_of(seed: int, index: int) -> str:
-    """Of a task of a stream: one that a shop might give."""
+    """Return the key of a task in a stream, as a shop could choose it."""
     return f"order-{seed}-{index:07}"
 
 

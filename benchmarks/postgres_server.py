@@ -85,7 +85,7 @@ class Postgres(Server):
             time.sleep(_POLL_S)
 
     def cpu_s(self) -> float:
-        """Of all its processes, those that have ended too."""
+        """Processor time of all its processes, including ended ones."""
         return processor_s(self.pid, with_children=True)
 
     def _ask_to_end(self) -> None:

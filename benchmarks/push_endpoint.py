@@ -1,5 +1,6 @@
-"""An endpoint that answers 204 and notes how late each task came; ``/figures`` says that. With
-``SECONDS`` it takes so long for an answer. ``python -m benchmarks.push_endpoint PORT [SECONDS]``.
+"""An endpoint that answers 204 and records the lateness of each task, which ``/figures`` returns.
+
+``python -m benchmarks.push_endpoint PORT [SECONDS]``; it answers after ``SECONDS`` (default 0).
 """
 
 from __future__ import annotations

@@ -166,7 +166,7 @@ def after_its_load(out: Path, *, patience_s: float, scratch: Path) -> float:
 
 
 def generate(history: Path, aside: Path, events: int, limits: dict[str, Any]) -> dict[str, Any]:
-    """About so many events; the newest hundredth of them in ``aside``."""
+    """Generate about this number of events, the newest hundredth of them in ``aside``."""
     tasks = max(1, round(events / EVENTS_PER_TASK))
     began_s = time.monotonic()
     made = run(
@@ -180,7 +180,7 @@ def generate(history: Path, aside: Path, events: int, limits: dict[str, Any]) ->
 
 
 def hold_back(history: Path, aside: Path, events: float, made: dict[str, Any]) -> None:
-    """Take the newest segments away until they hold about so many events (by their bytes)."""
+    """Move the newest segments away until these contain about this number of events (by bytes)."""
     wanted = events / made["events"] * made["bytes"]
     held = 0
     for path in sorted(history.glob("dt=*/hour=*/*.gz"), reverse=True):

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 BODY_BYTES = 100
 CONNECTIONS = 4
-"""Of each load and each consumer, the peer's too."""
+"""Connections of each load and each consumer, including those of the peer."""
 WINDOW = 1_000
-"""Requests a connection leaves unanswered, the peer's too (the daemon's limit is 1,024)."""
+"""Unanswered requests per connection, including the peer's (the daemon's limit is 1,024)."""
 DUE_SPAN_S = 7 * 86_400
 PEER_BURST_WINDOW = 32
 """Reserves a connection of beanstalkd's consumer keeps on their way. Its best: it looks through
@@ -50,14 +50,14 @@ class Scale:
     steady_rates: tuple[int, ...]
     forward_rates: tuple[int, ...]
     forward_s: float
-    """How long each rate of what is forwarded goes on."""
+    """Seconds of each rate of forwarded tasks."""
     pending: int
     """Tasks of the memory, recovery and rate cases."""
     by_id: int
     """Ids of one round of each verb; a round needs twice as many of those pending."""
     by_id_rounds: int
     quiet_s: float
-    """A daemon is quiet when its memory has not changed for so long."""
+    """Seconds of unchanged memory after which a daemon counts as quiet."""
     bulk: int
     """Tasks of a run of large calls through the client."""
     bulk_per_call: int

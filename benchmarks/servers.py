@@ -231,7 +231,7 @@ class Shards(Tickwheel):
         self.ports = [int(shard["url"].rsplit(":", 1)[1]) for shard in said["shards"]]
 
     def cpu_s(self) -> float:
-        """Of the parent and all daemons."""
+        """Processor time of the parent and all daemons."""
         return processor_s(self.pid, with_children=True)
 
 

@@ -1,11 +1,11 @@
-"""What OpenTelemetry costs a client, a worker and the daemon, on and off.
+"""The cost of OpenTelemetry for a client, a worker and the daemon, enabled and disabled.
 
     python -m benchmarks.tracing [--tasks 30000] [--rounds 5] [--before FOLDER]
 
-Each way of tracing has a fresh daemon, and a program that enqueues so many tasks one by one
-(``enqueue_nowait``) and works them off with a ``Worker`` whose handler does nothing. Ways alternate
-within a round. The figures are processor time a task, the median of the rounds. ``--before``: a
-checkout without any of it, as the first way. The endpoint takes everything and throws it away.
+Each kind of tracing has a fresh daemon, and a program that enqueues ``--tasks`` tasks with
+``enqueue_nowait`` and processes them with a ``Worker`` whose handler does nothing. Kinds alternate
+within a round. The figures are processor time per task, as the median of the rounds. ``--before``
+adds a checkout without tracing as the first kind. The endpoint discards everything.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Both protocols from the client's side, as little as a load needs: connect, count, check.
+"""Minimal clients of both protocols for loads: connect, count, check.
 
-Replies are counted while the clock runs and decoded in full afterwards; a run with one wrong
-answer is no run.
+Replies are counted during the measurement and decoded completely afterwards. A run with a wrong
+answer is not valid.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A reminder every day at 9:00 in Berlin, whatever the clocks do, and one that is polled for.
+"""A reminder every day at 9:00 in Berlin, in summer and winter time, and a schedule that fires now.
 
-The first schedule is made and shown; it fires tomorrow. The second one fires every second, so that
-there is something to see: its consumer learns whose task it is and when it was planned.
+The first schedule is created and shown; it fires tomorrow. The second schedule fires every second.
+Its consumer sees the name of the schedule and the planned time.
 """
 
 import asyncio

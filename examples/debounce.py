@@ -1,8 +1,8 @@
-"""A document is indexed once its author has stopped typing.
+"""Index a document after its author has stopped typing.
 
-Every change hands in a task with the document's number as its key. While the task of the change
-before is pending it is replaced: the newest text, and the delay begins anew. So a burst of changes
-is one task; the longest wait bounds how long somebody who never stops can put it off.
+Every change enqueues a task with the document's number as its key. A pending task of an earlier
+change is replaced: the new task has the newest text, and the delay starts again. So a burst of
+changes becomes one task. ``max_wait`` limits the delay for an author who never stops.
 """
 
 import asyncio

@@ -1,12 +1,11 @@
-"""Django: an order's time-out is enqueued when, and only when, the order is committed.
+"""Django: enqueue an order's timeout if and only if the order is committed.
 
-``enqueue_on_commit`` calls the client of the process after the commit: what is rolled back never
-has a task. What is wrong with the task itself is raised before. Between the commit and the call the
-process may die; who must not lose a task even then writes it with the order: see
-``sqlalchemy_outbox.py``.
+``enqueue_on_commit`` enqueues after the commit, so a rolled-back order never has a task. Errors in
+the task itself are raised before the commit. If the process can die between commit and enqueue and
+the task must not be lost, store it with the order: see ``sqlalchemy_outbox.py``.
 
-Everything of a project that does not matter here stands in one file. A project has the handlers in
-``shop/tasks.py``, names them in TICKWHEEL, and runs them by ``manage.py tickwheel_worker``.
+This example is a whole project in one file. A real project has its handlers in ``shop/tasks.py``,
+lists them in TICKWHEEL, and runs them with ``manage.py tickwheel_worker``.
 """
 
 import django
@@ -38,7 +37,7 @@ def place(number: str, *, card_is_good: bool) -> None:
     try:
         with transaction.atomic():
             Order.objects.create(number=number)
-            # robust: the order is kept by now, whatever becomes of its time-out; that is logged.
+            # robust: the order is already committed, so a failed enqueue is only logged.
             enqueue_on_commit("example.django", b"", delay=0.2, key=number, robust=True)
             if not card_is_good:
                 raise ValueError("the card was refused")
@@ -55,7 +54,7 @@ def main() -> None:
     place("2", card_is_good=False)
     place("3", card_is_good=True)
 
-    # In a project this is a handler of a worker: the database here is in the memory of one thread.
+    # A project would use a worker. This in-memory database belongs to one thread.
     left = {"1", "3"}
     with client().subscribe("example.django", group="shop") as deliveries:
         for delivery in deliveries:

@@ -1,7 +1,7 @@
-"""Fan-out: every group of a topic gets every task, the members of a group share them.
+"""Fan-out: every group of a topic gets every task, and the members of a group share them.
 
-Two groups work on the same orders: billing (with two members) and shipping. What one group does
-with a task is no business of the other; it is stored once, until both are done with it.
+Two groups process the same orders: billing (with two members) and shipping. They are independent.
+Each task is stored once, until both groups have acked it.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ MEMBERS = (("billing", "billing-1"), ("billing", "billing-2"), ("shipping", "shi
 
 
 async def member(client: Client, group: str, name: str, seen: Counter[str]) -> None:
-    # A small prefetch, so that one member does not take all of so few.
+    # A prefetch of 1, so that both members get some of the few tasks.
     async with client.subscribe(TOPIC, group=group, prefetch=1) as deliveries:
         async for delivery in deliveries:
             await asyncio.sleep(0.02)  # the work
@@ -26,7 +26,7 @@ async def member(client: Client, group: str, name: str, seen: Counter[str]) -> N
 async def main() -> None:
     seen: Counter[str] = Counter()
     async with Client() as client:
-        # A group is owed what comes due from its beginning on: make both before the orders come.
+        # A group gets tasks that come due after its creation, so create both first.
         for group in ("billing", "shipping"):
             await client.create_group(TOPIC, group)
         await client.enqueue_many(Task(TOPIC, b"%d" % n, delay=0.2) for n in range(1, ORDERS + 1))

@@ -1,9 +1,9 @@
-"""FastAPI: one client for the whole application, connected while it serves, and a worker beside it.
+"""FastAPI: one client for the whole application, and a worker in the same process.
 
-The lifespan connects the client; requests that come at the same time share its frames. What
-Tickwheel cannot do now becomes an answer that says so: each error knows its HTTP status, and
-``timeout=`` makes sure that a request never waits longer than it may. The worker stops gracefully
-with the application; in production it may as well be a process of its own (``tickwheel work``).
+The lifespan connects the client, and concurrent requests share its frames. Errors of Tickwheel
+become HTTP answers with their status, and ``timeout=`` limits how long a request waits. The worker
+stops gracefully with the application. In production it can also be a separate process
+(``tickwheel work``).
 """
 
 import asyncio
@@ -31,7 +31,7 @@ app.add_exception_handler(TickwheelError, answer_error)
 @app.post("/orders/{number}", status_code=201)
 async def place(number: str, tickwheel: TickwheelClient) -> dict[str, str]:
     receipt = await tickwheel.enqueue("example.fastapi", b"", delay=1.5, key=number, timeout=2)
-    return {"task": str(receipt.id)}  # a string: JavaScript has no 64-bit numbers
+    return {"task": str(receipt.id)}  # a string, since JavaScript has no 64-bit integers
 
 
 @app.post("/orders/{number}/payment")
@@ -49,7 +49,7 @@ async def remind(number: str, hours: float, tickwheel: TickwheelClient) -> dict[
 
 
 async def main() -> None:
-    # As uvicorn would, without a port: its lifespan, then requests.
+    # Like uvicorn without a port: run the lifespan, then send requests.
     async with app.router.lifespan_context(app):
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url="http://shop") as http:

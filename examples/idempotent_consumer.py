@@ -1,10 +1,10 @@
-"""At least once means: sometimes twice. An order is charged once all the same.
+"""Charge an order once, although tasks are delivered at least once.
 
-The same order is enqueued twice, as a shop does that asks again after a time-out of its own; and
-the first attempt fails half way. ``Once`` lets one attempt at a time work on an order, and none
-when it is done. By default a claim goes by the task's id; here two tasks are the same work, so the
-handler names the key that they share. This one remembers within the process; ``Once("redis://…")``
-among many, and ``tickwheel.contrib.sqlalchemy.SqlOnce`` in the transaction of the work.
+The same order is enqueued twice, as by a shop that retries after a timeout, and the first attempt
+fails half way. ``Once`` lets one attempt at a time work on an order, and none after it is done. A
+claim uses the task's id by default. Here two tasks are the same work, so the handler passes their
+common key. This ``Once`` remembers within the process. ``Once("redis://…")`` works across
+processes, and ``tickwheel.contrib.sqlalchemy.SqlOnce`` in the transaction of the work.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ async def charge(order: str) -> None:
 
 
 async def handle(once: Once, delivery: Delivery) -> bool:
-    """Whether it is done, now or before."""
+    """Return whether the order is charged, now or before."""
     try:
         async with once.claim(delivery, key=delivery.key) as first:
             if first:

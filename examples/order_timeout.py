@@ -1,8 +1,8 @@
-"""Orders that are not paid in time are closed.
+"""Close orders that are not paid in time.
 
-With every order goes a task that is due when the time to pay is over, with the order's number as
-its key. Who pays cancels it by that number, without knowing the task's id; what comes due belongs
-to an order that was not paid. How it is tested: test_order_timeout.py.
+Every order has a task that is due at the end of its time to pay, with the order's number as the
+key. A payment cancels the task by that key. So a task that comes due belongs to an unpaid order.
+The tests are in test_order_timeout.py.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ async def place(client: Client, order: str, time_to_pay_s: float) -> Receipt:
 
 
 async def pay(client: Client, order: str) -> str:
-    """``cancelled``; "in_flight" would mean: too late, it is being closed."""
+    """Return "cancelled", or "in_flight" if the order is already being closed."""
     (outcome,) = await client.cancel(topic=TOPIC, key=order)
     return outcome.status
 
@@ -27,7 +27,7 @@ async def pay(client: Client, order: str) -> str:
 @worker.on(TOPIC, group="billing")
 async def close(delivery: Delivery) -> None:
     order = str(delivery.key)
-    if order in closed:  # at least once: after a crash it comes again
+    if order in closed:  # a task can be delivered again after a crash
         return
     closed.add(order)
     late_ms = delivery.delivered_ms - delivery.due_ms
@@ -41,7 +41,7 @@ async def main() -> None:
             print(f"order {order}: to be paid until {receipt.due:%H:%M:%S.%f}")
         print(f"order 1002: paid, its time-out is {await pay(client, '1002')}")
         working, left = asyncio.create_task(worker.run()), ["all"]
-        while left:  # a service works on for ever
+        while left:  # a service would run forever
             await asyncio.sleep(0.05)
             left = [task.key async for task in client.list_tasks(topic=TOPIC)]
         worker.stop()

@@ -1,16 +1,17 @@
-"""An outbox: a task in the same transaction as the order, in a table of your own.
+"""An outbox: store a task in the same transaction as the order, in your own table.
 
-The order and a row of the table ``outbox`` are committed together, in your database, without the
+The order and a row of the table ``outbox`` are committed together in your database, without the
 daemon. A relay enqueues the rows and deletes those that are durable in Tickwheel. If it dies in
-between, the next one finds the rows again; what it enqueues a second time is recognised by its key
-while the first is pending (``if_pending="keep"``), and by the consumer after that. The same
-guarantee without a table and a relay, while the daemon is there: docs/transactions.md.
+between, the next relay reads the same rows. A task that is enqueued twice has the same key: the
+second is dropped while the first is pending (``if_pending="keep"``), and later the consumer
+recognizes it. docs/transactions.md has the same guarantee without a table, if the daemon is
+available.
 
-With PostgreSQL the statements are the same but for three things. The relay reads with
-``SELECT … ORDER BY id LIMIT %s FOR UPDATE SKIP LOCKED`` inside one transaction with its DELETE, so
-that several relays share the rows. ``id`` is ``BIGINT GENERATED ALWAYS AS IDENTITY``, and is no
-order of commits: never remember "up to which id", delete what was enqueued. And instead of polling,
-a trigger says ``NOTIFY outbox`` after an insert and the relay waits with ``LISTEN outbox``.
+PostgreSQL needs three changes. The relay reads with ``SELECT … ORDER BY id LIMIT %s FOR UPDATE SKIP
+LOCKED`` in one transaction with its DELETE, so that several relays share the rows. ``id`` is
+``BIGINT GENERATED ALWAYS AS IDENTITY``, which is not the order of commits: delete the enqueued rows
+instead of remembering the last id. A trigger can send ``NOTIFY outbox`` after an insert, and the
+relay waits with ``LISTEN outbox`` instead of polling.
 """
 
 import asyncio
@@ -29,7 +30,7 @@ CREATE TABLE outbox(id INTEGER PRIMARY KEY, topic TEXT, body BLOB, key TEXT, del
 
 
 def place(database: sqlite3.Connection, number: str, *, card_works: bool = True) -> None:
-    """The order and its time-out: both, or neither."""
+    """Store the order together with its timeout."""
     with database:
         database.execute("INSERT INTO orders VALUES (?)", (number,))
         database.execute(
@@ -41,7 +42,7 @@ def place(database: sqlite3.Connection, number: str, *, card_works: bool = True)
 
 
 async def relay(database: sqlite3.Connection, client: Client, *, dies: bool = False) -> int:
-    """One round; how many rows were enqueued. What could not be is left for the next round."""
+    """Run one round and return the number of enqueued rows. After an error the rows stay."""
     rows = database.execute(
         "SELECT id, topic, body, key, delay_s FROM outbox ORDER BY id LIMIT ?", (AT_A_TIME,)
     ).fetchall()

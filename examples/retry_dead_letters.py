@@ -1,7 +1,7 @@
-"""A consumer that fails: retries, the dead letter with its reasons, and a second life for it.
+"""A consumer that fails: retries, the dead letter with its reasons, and its requeue.
 
-The group's policy is two retries, 0.2 s apart. After the last one the task is a dead letter of its
-group; it waits there until somebody decides: deliver it again, or delete it.
+The group's policy is two retries, 0.2 s apart. After the last retry the task is a dead letter of
+its group, until an operator requeues or deletes it.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ async def send(delivery: Delivery) -> None:
 
 
 async def consume_one(client: Client, attempts: int) -> None:
-    """Until it is sent, or was tried so many times."""
+    """Consume until a mail is sent or has failed in ``attempts`` attempts."""
     async with client.subscribe(TOPIC, group=GROUP, retry=POLICY) as deliveries:
         async for delivery in deliveries:
             try:

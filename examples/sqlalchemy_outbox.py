@@ -1,10 +1,10 @@
-"""SQLAlchemy: a task in the same transaction as the order, by an outbox.
+"""SQLAlchemy: store a task in the same transaction as the order, with an outbox.
 
-A database and a daemon cannot commit together. So the task is first a row beside the order: both
-are there, or neither. A relay enqueues the rows and removes those that are durable in Tickwheel.
-If it dies in between, or nobody knows the outcome (OutcomeUnknown), it enqueues a row again: at
-least once, and the consumer recognises a task that it has done by its key. Several relays may run
-(``skip_locked``, where the database has it).
+A database and the daemon cannot commit together. So the task is first stored as a row in the
+transaction of the order. A relay enqueues the rows and deletes those that are durable in Tickwheel.
+If it dies in between, or the outcome is unknown (OutcomeUnknown), it enqueues a row again. The
+consumer recognizes a completed task by its key. Several relays can run if the database supports
+``skip_locked``.
 """
 
 from sqlalchemy import Engine, ForeignKey, create_engine, select
@@ -35,13 +35,13 @@ class Outbox(Base):
 
 
 def place(session: Session, number: str) -> None:
-    """The order and its time-out: committed together by whoever calls."""
+    """Add the order and its timeout, which the caller commits together."""
     session.add(Order(number=number))
     session.add(Outbox(order_number=number, topic="example.outbox", delay_s=0.1))
 
 
 def relay(engine: Engine, client: Client) -> int:
-    """One round; how many tasks were enqueued. What could not be is left for the next round."""
+    """Run one round and return the number of enqueued tasks. After an error the rows stay."""
     with Session(engine) as session, session.begin():
         rows = session.scalars(
             select(Outbox).order_by(Outbox.id).limit(AT_A_TIME).with_for_update(skip_locked=True)
@@ -61,7 +61,7 @@ def relay(engine: Engine, client: Client) -> int:
 
 
 def main() -> None:
-    # One database in memory; a file or a server needs no pool of its own.
+    # An in-memory database needs a static pool; a file or server does not.
     engine = create_engine("sqlite://", poolclass=StaticPool)
     Base.metadata.create_all(engine)
     with Session(engine) as session, session.begin():

@@ -1,14 +1,15 @@
-"""The daemon inside a program: ``embedded``, and what the test wheel rests on. No port, no socket;
-the threads are those of the store.
+"""The daemon inside a program: ``embedded``, and the base of the test wheel.
 
-``End`` is one end of a connection inside a process: what one end writes, the other end reads in the
-next step of the event loop. As with TCP, bytes arrive in order or not at all; an end that does not
-read lets the bytes wait, and its peer hears that there are too many; what was written before
-``close`` arrives, what waits at ``abort`` does not.
+It opens no port or socket, and only the store uses threads.
 
-Invariants: the daemon keeps what it promises outside, by the same code (lock file, epochs, a sync
-before each answer); one that fails never ends the program, but makes each call raise what it failed
-of.
+``End`` is one end of a connection inside a process. The other end reads its data in the next step
+of the event loop. As with TCP, bytes arrive in order or not at all. Bytes wait while the peer does
+not read, and the writer is paused above a limit. Data written before ``close`` arrives; data that
+waits at ``abort`` is lost.
+
+Invariants: the promises are those of the separate daemon, kept by the same code (lock file, epochs,
+a sync before each answer). A failed daemon never ends the program; every call then raises its
+error.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ __all__ = ["Embedded", "StoreBroken", "embedded"]
 
 LOGGER = logging.getLogger("tickwheel.inside")
 NOWHERE = "tcp://127.0.0.1"
-"""A client's address that nobody connects to: the way in is another one."""
+"""A placeholder address for clients, which connect through ``open_to``."""
 
 # --- connections ---------------------------------------------------------------------------------
 
@@ -53,7 +54,7 @@ HIGH_BYTES = 64 * 1024
 def join(
     loop: asyncio.AbstractEventLoop, here: asyncio.Protocol, there: asyncio.Protocol, name: str
 ) -> tuple[End, End]:
-    """Connect two protocols; ``name`` is what each end says of its peer's address."""
+    """Connect two protocols. Each end reports ``name`` as the address of its peer."""
     first, second = End(loop, here, name), End(loop, there, name)
     first.peer, second.peer = second, first
     there.connection_made(second)
@@ -77,11 +78,11 @@ class End(asyncio.Transport):
         self._is_reading = True
         self._is_full = self._is_moving = self._is_closing = False
         self.is_over = False
-        """Whether the protocol was told that the connection is gone."""
+        """Whether ``connection_lost`` was called."""
         self.loses: Callable[[bytes], bool] | None = None
-        """Whether what is written is lost, and the connection with it."""
+        """Returns whether written data is lost together with the connection."""
 
-    # --- the protocol's -----------------------------------------------------------------------
+    # --- asyncio.Transport ---------------------------------------------------------------------
 
     def write(self, data: Any) -> None:
         if self._is_closing or self.is_over:
@@ -127,11 +128,11 @@ class End(asyncio.Transport):
     def get_protocol(self) -> asyncio.BaseProtocol:
         return self._protocol
 
-    # --- the way to the other end ---------------------------------------------------------------
+    # --- transfer to the other end --------------------------------------------------------------
 
     @property
     def is_busy(self) -> bool:
-        """Whether bytes, or the end, are on their way."""
+        """Whether data or the end of the connection is about to be transferred."""
         return self._is_moving
 
     def _move_soon(self) -> None:
@@ -164,44 +165,45 @@ class End(asyncio.Transport):
 
 
 class Inside:
-    """One daemon after the other in this process and event loop, and the way to the one that runs:
-    ``open_to`` connects a client, and starts the first daemon if nobody has."""
+    """Runs one daemon at a time in this process and event loop.
+
+    ``open_to`` connects a client, and starts the first daemon if necessary."""
 
     def __init__(self, settings: Settings, sources: Sources | None = None) -> None:
-        """``sources``: of the daemons' clock."""
+        """``sources`` are those of the daemons' clock."""
         self._settings, self._sources = settings, sources
         self.daemon: Daemon | None = None
         self.loop: asyncio.AbstractEventLoop | None = None
-        """Where the daemon runs."""
+        """The event loop of the daemon."""
         self.first: Store | None = None
-        """What the first daemon starts on, instead of the store of the settings."""
+        """The store of the first daemon, instead of that of the settings."""
         self.is_up = asyncio.Event()
         self.ends: list[End] = []
         """Both ends of each connection."""
         self.connected: Callable[[End], None] = lambda end: None
         """Called with the daemon's end of a new connection."""
         self.failed: Callable[[TickwheelError], None] = lambda error: None
-        """Called when the daemon cannot go on."""
+        """Called after a failure of the daemon."""
         self._starting: asyncio.Task[None] | None = None
         self._opening: asyncio.Task[None] | None = None
-        """Opens a daemon; goes on when its start is cancelled, because a thread opens the store."""
+        """Opens a daemon. It survives a cancelled start, because a thread opens the store."""
         self._watching: asyncio.Task[None] | None = None
         self._numbers = count(1)
 
     async def begin(self) -> None:
-        """Start the first daemon, once. Raises what prevents that."""
+        """Start the first daemon, once. Raise StoreError."""
         if self._starting is None:
             self._starting = asyncio.ensure_future(self.start(self.first))
         await asyncio.shield(self._starting)
 
     async def start(self, store: Store | None = None) -> None:
-        """Start a daemon, on ``store`` instead of that of the settings. Raises StoreError."""
+        """Start a daemon, on ``store`` instead of that of the settings. Raise StoreError."""
         daemon = Daemon(self._settings, cast("Log", _Log()), is_inside=True, sources=self._sources)
         if store is not None:
             daemon.roles.store = store
         self._opening = asyncio.ensure_future(self._open(daemon))
         await asyncio.shield(self._opening)
-        assert daemon.roles.shard is not None, "it has started"
+        assert daemon.roles.shard is not None, "the daemon has started"
         self._watching = asyncio.ensure_future(self._watch(daemon))
         await daemon.roles.shard.loaded.wait()
         self.is_up.set()
@@ -215,17 +217,16 @@ class Inside:
         self.daemon, self.loop = daemon, asyncio.get_running_loop()
 
     async def _watch(self, daemon: Daemon) -> None:
-        """Wait for a failure of the daemon, and tell it."""
+        """Wait for a failure of the daemon and report it."""
         try:
             await daemon.wait()
         except Exception as error:
             LOGGER.error("the daemon inside this program has failed: %s", error)
-            told = error if isinstance(error, TickwheelError) else StoreBroken(str(error))
-            self.failed(told)
+            failure = error if isinstance(error, TickwheelError) else StoreBroken(str(error))
+            self.failed(failure)
 
     async def stop(self) -> None:
-        """Drain and stop the daemon that runs or starts, if there is one. Raises what prevented a
-        clean stop."""
+        """Drain and stop the running or starting daemon, if any. Raise the error of its stop."""
         for task in (self._starting, self._opening):
             if task is not None:
                 if task is self._starting:
@@ -243,10 +244,10 @@ class Inside:
     async def open_to(
         self, connection: Connection, address: Address, tls: ssl.SSLContext | None
     ) -> None:
-        """Connect a client to the daemon that runs, once there is one; see ``Client``."""
+        """Connect a client to the running daemon, starting it if necessary; see ``Client``."""
         await self.begin()
         await self.is_up.wait()
-        assert self.daemon is not None, "it is up"
+        assert self.daemon is not None, "the daemon is up"
         name, loop = f"inside-{next(self._numbers)}", asyncio.get_running_loop()
         here, there = join(loop, connection, self.daemon.listener(), name)
         self.ends = [*(end for end in self.ends if not end.is_over), here, there]
@@ -254,7 +255,7 @@ class Inside:
 
 
 class InsideClient(Client):
-    """The product's client with another way to the daemon."""
+    """A client that connects inside the process."""
 
     def __init__(self, inside: Inside, **options: Any) -> None:
         super().__init__(NOWHERE, **options)
@@ -267,7 +268,7 @@ class InsideClient(Client):
         super()._ready()
 
     async def fail(self, error: TickwheelError) -> None:
-        """Let what waits, and every further call, raise ``error``."""
+        """Make waiting and further calls raise ``error``."""
         self._failure = error
         if self._state == "open":
             await self._reconnector.stop(error)
@@ -277,22 +278,22 @@ class InsideClient(Client):
 
 
 def embedded(store: str = "sqlite:///tickwheel.db", **settings: Any) -> Embedded:
-    """The daemon inside this program, as a context manager whose value is a connected client.
+    """Return a context manager that runs the daemon in this program and yields a connected client.
 
-    ``async with embedded("sqlite:///app.db") as client`` runs it on this event loop, beside the
-    program's own work; ``with embedded(…) as client`` in a thread, with the synchronous client.
-    ``settings`` are the daemon's (docs/settings.md), such as ``backlog_max=10``. It listens
-    nowhere: only this client asks it. The store is locked while it runs; a ``tickwheel serve`` may
-    be started on it afterwards.
+    ``async with embedded("sqlite:///app.db") as client`` runs it on the current event loop.
+    ``with embedded(…) as client`` runs it in a thread, with the synchronous client. ``settings``
+    are settings of the daemon (docs/settings.md), such as ``backlog_max=10``. The daemon opens no
+    port; only this client can use it. The store is locked meanwhile. Afterwards ``tickwheel serve``
+    can use the same store.
 
-    Raises StoreUnusable when the store is another daemon's. When a write fails so that nothing more
-    can be promised, every call raises StoreBroken; the program goes on.
+    Raise StoreUnusable if another daemon uses the store. After a failed write that endangers
+    durability every call raises StoreBroken; the program continues.
     """
     return Embedded(store, settings)
 
 
 class Embedded:
-    """What ``embedded`` returns."""
+    """The context manager of ``embedded``."""
 
     def __init__(self, store: str, settings: dict[str, Any]) -> None:
         try:
@@ -303,10 +304,10 @@ class Embedded:
         self._client: InsideClient | None = None
         self._blocking: _Blocking | None = None
         self._failing: asyncio.Future[None] | None = None
-        """Tells the client that the daemon has failed."""
+        """The task that reports a failed daemon to the client."""
 
     def _new_client(self) -> InsideClient:
-        """The client, made on the event loop that is to run the daemon."""
+        """Return the client. Call this on the event loop of the daemon."""
         self._inside = Inside(self._settings)
         self._client = client = InsideClient(self._inside)
 
@@ -320,10 +321,10 @@ class Embedded:
         client = self._new_client()
         assert self._inside is not None, "made with the client"
         try:
-            await self._inside.begin()  # raises what connecting would only be told
+            await self._inside.begin()  # raises the original error, unlike connecting
             return await client.connect()
         except BaseException:
-            # To its end, also if it is cancelled again: the store would stay locked.
+            # Complete this even if it is cancelled again, or the store would stay locked.
             await to_its_end(self._close())
             raise
 
@@ -334,7 +335,7 @@ class Embedded:
         if self._client is not None:
             await self._client.close()
         if self._inside is not None:
-            with suppress(StoreBroken):  # the calls have told
+            with suppress(StoreBroken):  # calls have already raised it
                 await self._inside.stop()
 
     def __enter__(self) -> sync.Client:
@@ -351,15 +352,15 @@ class Embedded:
 
 
 class _Blocking(sync.Client):
-    """The synchronous client around one that ``make`` makes in its thread."""
+    """The synchronous client around a client that ``make`` creates in its thread."""
 
     def __init__(self, make: Callable[[], Client]) -> None:
         super().__init__(NOWHERE)
         self._make = make
 
     def _end(self, closing: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Close what ``closing`` does, in the client's thread, and that. It may not be connected,
-        so this is no call."""
+        """Run ``closing`` in the client's thread, then end the thread. This works without a
+        connection."""
         runtime = self._made
         try:
             if runtime is not None:
@@ -369,7 +370,7 @@ class _Blocking(sync.Client):
 
 
 class _Log:
-    """What the daemon logs, as records of ``tickwheel.inside``."""
+    """Passes the daemon's log to the logger ``tickwheel.inside``."""
 
     def __getattr__(self, level: str) -> Callable[..., None]:
         number = logging.getLevelNamesMapping()[level.upper()]

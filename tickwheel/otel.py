@@ -1,4 +1,4 @@
-"""OpenTelemetry for clients and workers: a span for what is enqueued, and one for each attempt.
+"""OpenTelemetry for clients and workers: a span for each enqueue and for each attempt.
 
     from tickwheel.otel import instrument, processing
 
@@ -9,14 +9,13 @@
         with processing(delivery):
             ...
 
-Needs the extra ``otel``, of which only the API is used here: who sets no SDK up gets no spans, and
-nothing is put into tasks. docs/tracing.md has what each span says.
+Needs the extra ``otel``, but uses only its API: without a configured SDK there are no spans, and
+tasks carry no trace. docs/tracing.md lists the attributes of spans.
 
-Invariants: nothing that is recorded changes what becomes of a task; a program that does not import
-this runs none of it. A client's methods are wrapped on the one object, so that others pay nothing.
-The context of a producer's span travels in the task's ``trace``, unless its caller gave one. An
-attempt is the root of a trace of its own, linked to the producer's: it may run days later, and
-there may be many.
+Invariants: recording never changes the outcome of a task. Methods are wrapped on a single client
+object, so others have no overhead. A task's ``trace`` carries the context of its producer's span,
+unless the caller sets it. An attempt is the root of a new trace with a link to the producer's,
+because it can run days later, and several times.
 """
 
 from __future__ import annotations
@@ -50,11 +49,12 @@ __all__ = ["instrument", "processing", "uninstrument"]
 
 SYSTEM = "tickwheel"
 BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
-"""The bounds of the histograms of durations, as the conventions for messaging have them."""
+"""Bucket bounds of durations in seconds, from the semantic conventions for messaging."""
 NOT_FAILED = frozenset(("ack", "release", "snooze"))
-"""Ends of an attempt that are no failure."""
+"""Outcomes of an attempt that are not failures."""
 NOT_SETTLED = "not_settled"
-"""``error.type`` of an attempt that nothing became of: its lease was lost, or its worker ended."""
+"""``error.type`` of an attempt that was not settled because its lease was lost or its worker
+ended."""
 
 T = TypeVar("T", bound="Client | sync.Client | Worker")
 
@@ -66,11 +66,11 @@ def instrument(
     meter_provider: metrics.MeterProvider | None = None,
     parent: bool = False,
 ) -> T:
-    """Trace what a client enqueues, or each attempt of a worker and what its client enqueues; the
-    same object again. Once more takes the place of what was said before.
+    """Trace the enqueues of a client, or the attempts of a worker and the enqueues of its client.
 
-    ``tracer_provider``, ``meter_provider``: instead of the global ones. ``parent``: an attempt is a
-    child of the producer's span, in the same trace, and not a trace of its own that is linked.
+    Return the same object. A second call replaces the first. ``tracer_provider`` and
+    ``meter_provider`` default to the global ones. With ``parent``, an attempt is a child of the
+    producer's span in the same trace, instead of the root of a linked trace.
     """
     tracing = _tracing(tracer_provider, meter_provider, parent)
     uninstrument(target)
@@ -83,12 +83,12 @@ def instrument(
 
 
 def uninstrument(target: Client | sync.Client | Worker) -> None:
-    """Trace it no longer, and a worker's client neither. Harmless when it is not traced."""
+    """Stop tracing a client, or a worker and its client. Do nothing if it is not traced."""
     if isinstance(target, Worker):
         target._tracing = None
         target = target.client
     if not callable(getattr(target, "enqueue_nowait", None)):
-        raise BadRequest(f"what is traced must be a Client or a Worker, not {shown(target)}")
+        raise BadRequest(f"target must be a Client or a Worker, not {shown(target)}")
     for name in (*PREPARED, "transaction"):
         vars(target).pop(name, None)
 
@@ -101,9 +101,10 @@ def processing(
     meter_provider: metrics.MeterProvider | None = None,
     parent: bool = False,
 ) -> Iterator[trace.Span]:
-    """A span around the work on a delivery that no ``Worker`` handed out; arguments as of
-    ``instrument``. An exception that leaves the block is recorded and goes on its way; settling is
-    yours."""
+    """Create a span for the processing of a delivery without a ``Worker``.
+
+    The parameters are those of ``instrument``. An exception that leaves the block is recorded and
+    propagates. The caller settles the delivery."""
     attempt = _tracing(tracer_provider, meter_provider, parent).begin(delivery)
     try:
         yield attempt.span
@@ -123,7 +124,7 @@ def _tracing(
 
 
 class Tracing:
-    """A tracer, the instruments beside it, and how attempts hang together with producers."""
+    """A tracer, its metrics, and the relation of attempts to producers."""
 
     def __init__(
         self,
@@ -151,7 +152,7 @@ class Tracing:
         )  # fmt: skip
 
     def begin(self, delivery: Delivered) -> Attempt:
-        """Begin the span of an attempt, which is the current one until it ends."""
+        """Begin the span of an attempt and make it the current span."""
         return Attempt(self, delivery)
 
 
@@ -159,8 +160,10 @@ class Tracing:
 
 
 class Sending:
-    """The span of one enqueue. It is never the current one: nothing is traced below it, and what
-    the client begins meanwhile, such as its connection, would keep it."""
+    """The span of one enqueue.
+
+    It is never the current span, because background work that the client starts meanwhile, such as
+    its connection, would inherit it."""
 
     def __init__(
         self,
@@ -169,7 +172,7 @@ class Sending:
         count: int | None = None,
         body: Any = None,
     ) -> None:
-        """``count``: None is one task, with this body, and not a batch."""
+        """``count`` is the size of a batch, or None for a single task with this ``body``."""
         self._tracing = tracing
         self.count = 1 if count is None else count
         names = {topic for topic in topics if isinstance(topic, str)}
@@ -183,26 +186,26 @@ class Sending:
             (topic,) = names
             name = f"send {topic}"
             self._labels["messaging.destination.name"] = topic
-        said = dict(self._labels)
+        attributes = dict(self._labels)
         if count is not None:
-            said["messaging.batch.message_count"] = count
+            attributes["messaging.batch.message_count"] = count
         elif isinstance(body, (bytes, bytearray, memoryview)):
-            said["messaging.message.body.size"] = len(body)
-        self._span = tracing.tracer.start_span(name, kind=SpanKind.PRODUCER, attributes=said)
+            attributes["messaging.message.body.size"] = len(body)
+        self._span = tracing.tracer.start_span(name, kind=SpanKind.PRODUCER, attributes=attributes)
         self._began_s = time.perf_counter()
 
     @property
     def trace(self) -> str | None:
-        """What the tasks carry; None: nobody traces."""
+        """The ``trace`` of the tasks, or None without tracing."""
         context = self._span.get_span_context()
-        if not context.is_valid:  # without an SDK the place of whoever calls is handed on
+        if not context.is_valid:  # without an SDK, pass on the caller's context
             context = trace.get_current_span().get_span_context()
         if not context.is_valid:
             return None
         return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
 
     def end(self, error: BaseException | None, result: Any = None) -> None:
-        """End the span: with the error, or the receipt of a single task."""
+        """End the span with the error or with the receipt of a single task."""
         if error is None:
             task_id = getattr(result, "id", None)
             if task_id is not None:
@@ -217,7 +220,7 @@ class Sending:
         tracing.send_s.record(time.perf_counter() - self._began_s, self._labels)
 
     def done(self, future: Any) -> None:
-        """End with a future: asyncio's, or that of another thread."""
+        """End the span when an asyncio or threaded future is done."""
         if future.cancelled():
             self.end(None)
         else:
@@ -228,7 +231,7 @@ class Sending:
 Arguments = tuple[Any, ...]
 Named = dict[str, Any]
 Call = tuple[Arguments, Named]
-"""Positional and named arguments of a client's method. What is wrong with them the method says."""
+"""Positional and named arguments of a client's method, which checks them itself."""
 
 
 def _prepare_one(tracing: Tracing, arguments: Arguments, named: Named) -> tuple[Sending, Call]:
@@ -240,8 +243,8 @@ def _prepare_one(tracing: Tracing, arguments: Arguments, named: Named) -> tuple[
 
 
 def _prepare_many(tracing: Tracing, arguments: Arguments, named: Named) -> tuple[Sending, Call]:
-    given = [*arguments, *([named.pop("tasks")] if "tasks" in named else [])]
-    tasks = list(given[0]) if given else []
+    positional = [*arguments, *([named.pop("tasks")] if "tasks" in named else [])]
+    tasks = list(positional[0]) if positional else []
     topics = [task.topic for task in tasks if isinstance(task, Task)]
     sending = Sending(tracing, topics, len(tasks))
     if (text := sending.trace) is not None:
@@ -249,15 +252,18 @@ def _prepare_many(tracing: Tracing, arguments: Arguments, named: Named) -> tuple
             replace(task, trace=text) if isinstance(task, Task) and task.trace is None else task
             for task in tasks
         ]
-    return sending, ((tasks, *given[1:]) if given else (), named)
+    return sending, ((tasks, *positional[1:]) if positional else (), named)
 
 
 def _prepare_columns(tracing: Tracing, arguments: Arguments, named: Named) -> tuple[Sending, Call]:
-    """Columns have bodies and delays only, so their tasks carry no context."""
-    given = [*arguments, *(named.pop(name) for name in ("topic", "bodies") if name in named)]
-    bodies = list(given[1]) if len(given) > 1 else []
-    sending = Sending(tracing, given[:1], len(bodies))
-    return sending, ((given[0], bodies, *given[2:]) if len(given) > 1 else tuple(given), named)
+    """Prepare columns, whose tasks have only bodies and delays and thus carry no context."""
+    positional = [*arguments, *(named.pop(name) for name in ("topic", "bodies") if name in named)]
+    bodies = list(positional[1]) if len(positional) > 1 else []
+    sending = Sending(tracing, positional[:1], len(bodies))
+    return sending, (
+        (positional[0], bodies, *positional[2:]) if len(positional) > 1 else tuple(positional),
+        named,
+    )
 
 
 PREPARED: Mapping[str, Callable[..., tuple[Sending, Call]]] = {
@@ -267,11 +273,11 @@ PREPARED: Mapping[str, Callable[..., tuple[Sending, Call]]] = {
     "enqueue_many": _prepare_many,
     "enqueue_columns": _prepare_columns,
 }
-"""What enqueues, and how the span of each is begun."""
+"""The functions that begin a span, by the client's method for enqueues."""
 
 
 def _wrap(tracing: Tracing, client: Any) -> None:
-    """Have a client's methods make spans. Both clients have the same names."""
+    """Wrap the methods of a synchronous or asynchronous client with spans."""
     is_awaited = isinstance(client, Client)
     for name in PREPARED:
         setattr(client, name, _traced(tracing, getattr(client, name), name, is_awaited=is_awaited))
@@ -279,13 +285,14 @@ def _wrap(tracing: Tracing, client: Any) -> None:
 
     @wraps(begin)
     def transaction(*arguments: Any, **named: Any) -> Any:
-        made = begin(*arguments, **named)
-        # The asynchronous ``enqueue`` is an ``enqueue_many`` of one; the other one asks by itself.
+        new_transaction = begin(*arguments, **named)
+        # The asynchronous ``enqueue`` calls ``enqueue_many``; the synchronous one does not.
         names = ("enqueue_many",) if is_awaited else ("enqueue", "enqueue_many")
         for name in names:
-            method = getattr(made, name)
-            setattr(made, name, _traced(tracing, method, name, is_awaited=is_awaited))
-        return made
+            method = getattr(new_transaction, name)
+            traced = _traced(tracing, method, name, is_awaited=is_awaited)
+            setattr(new_transaction, name, traced)
+        return new_transaction
 
     client.transaction = transaction
 
@@ -329,7 +336,7 @@ def _traced(
 
 
 class Attempt:
-    """The span of one attempt, which is the current one until ``end``."""
+    """The span of one attempt, which is the current span until ``end``."""
 
     def __init__(self, tracing: Tracing, delivery: Delivered) -> None:
         self._tracing = tracing
@@ -349,8 +356,10 @@ class Attempt:
         self._began_s = time.perf_counter()
 
     def end(self, outcome: str, error: BaseException | None = None) -> None:
-        """End the span: how the delivery is settled (empty: not known here), and what its handler
-        has raised."""
+        """End the span.
+
+        ``outcome`` tells how the delivery was settled, or is empty if unknown; ``error`` is the
+        exception of its handler."""
         contexts.detach(self._current)
         labels = _labels(self._delivery)
         if outcome == "nothing":
@@ -367,7 +376,7 @@ class Attempt:
 
 
 def _labels(delivery: Delivered) -> dict[str, Any]:
-    """What spans and metrics of attempts have in common."""
+    """Return the attributes that spans and metrics of attempts share."""
     return {
         "messaging.system": SYSTEM,
         "messaging.operation.name": "process",
@@ -378,28 +387,28 @@ def _labels(delivery: Delivered) -> dict[str, Any]:
 
 
 def _described(delivery: Delivered) -> dict[str, Any]:
-    found = _labels(delivery)
-    found |= {
+    attributes = _labels(delivery)
+    attributes |= {
         "messaging.message.id": str(delivery.id),
-        "messaging.message.body.size": len(delivery.raw[3]),  # as stored: not all can unpack it
+        "messaging.message.body.size": len(delivery.raw[3]),  # as stored
         "tickwheel.attempt": delivery.attempt,
         "tickwheel.failures": delivery.failures,
         "tickwheel.due_ms": delivery.due_ms,
         "tickwheel.wait_s": max(0, delivery.due_ms - id_time_ms(delivery.id)) / 1000,
     }
     if delivery.attempt == 1:
-        found["tickwheel.lateness_s"] = (delivery.delivered_ms - delivery.due_ms) / 1000
+        attributes["tickwheel.lateness_s"] = (delivery.delivered_ms - delivery.due_ms) / 1000
     if delivery.deaths:
-        found["tickwheel.deaths"] = delivery.deaths
+        attributes["tickwheel.deaths"] = delivery.deaths
     if delivery.key is not None:
-        found["tickwheel.key"] = delivery.key
+        attributes["tickwheel.key"] = delivery.key
     if delivery.order_key is not None:
-        found["tickwheel.order_key"] = delivery.order_key
-    return found
+        attributes["tickwheel.order_key"] = delivery.order_key
+    return attributes
 
 
 def _context_of(traceparent: str | None) -> SpanContext | None:
-    """The place that a task's ``trace`` names, which the daemon has checked."""
+    """Return the span context in a task's ``trace``, which the daemon has validated."""
     if traceparent is None:
         return None
     _, trace_id, span_id, flags = place_in_trace(traceparent)
@@ -407,8 +416,10 @@ def _context_of(traceparent: str | None) -> SpanContext | None:
 
 
 def _failed(span: trace.Span, error: BaseException, delivery: Delivered | None = None) -> str:
-    """Note an error in its span; the word for it. Of an encrypted delivery types and lines alone:
-    what an error says may have come out of the body."""
+    """Record an error in its span and return its type.
+
+    For an encrypted delivery record only types and lines, because texts can contain parts of the
+    body."""
     word = error.code if isinstance(error, TickwheelError) else type(error).__qualname__
     is_bug = isinstance(error, Exception) and not isinstance(error, (Reject, RetryLater, Snooze))
     is_secret = delivery is not None and delivery.encrypted_with is not None

@@ -1,18 +1,17 @@
-"""What the daemon and the process that sends share of targets: which addresses may be asked, how
-requests are signed, and the tokens of callbacks.
+"""Allowed addresses, signatures of requests, and tokens of callbacks, for daemon and outbound
+process.
 
-By default no address may be asked of this machine, of its network, or of any other place that the
-internet cannot reach. Whoever may set a target could otherwise have the daemon ask
-what only the daemon can reach.
+By default only public addresses are allowed. Otherwise a user who can set a target could make the
+daemon send requests to this machine or its private network.
 
-A name is looked up once, and what was looked up is what is connected to: an answer that changes
-between a check and the connection (DNS rebinding) is checked again, because there is only the one
-check. IPv6 addresses that carry an IPv4 address are judged by both.
+A name is resolved once, and the connection uses the checked addresses, so a DNS answer that changes
+in between (DNS rebinding) has no effect. An IPv6 address that contains an IPv4 address is allowed
+only if both are.
 
-Requests are signed as Standard Webhooks says (https://www.standardwebhooks.com). A secret
-``whsec_…`` signs by HMAC-SHA256 (``v1``), ``whsk_…`` by Ed25519 (``v1a``; needs the
-package cryptography). With several secrets a request has a signature of each, so that a receiver
-who knows one of them can check it while they change. ``verify`` is for receivers.
+Requests are signed according to Standard Webhooks (https://www.standardwebhooks.com). A secret
+``whsec_…`` signs with HMAC-SHA256 (``v1``), ``whsk_…`` with Ed25519 (``v1a``; needs the package
+cryptography). With several secrets a request has a signature for each, so that receivers can verify
+it while secrets are rotated. ``verify`` is for receivers.
 """
 
 from __future__ import annotations
@@ -46,38 +45,35 @@ Network = IPv4Network | IPv6Network
 
 _NAT64: Final = (IPv6Network("64:ff9b::/96"), IPv6Network("64:ff9b:1::/48"))
 _COMPATIBLE: Final = IPv6Network("::/96")
-"""Addresses that carry an IPv4 address in their last 32 bits."""
+"""Addresses with an IPv4 address in the last 32 bits."""
 
 
 class ForbiddenAddress(OSError):
-    """An address may not be asked."""
+    """The address is not allowed."""
 
 
 class Guard:
-    """Decides whether an address may be asked; ``allow`` are networks that may, though they are not
-    public."""
+    """Decides whether an address is allowed. ``allow`` are networks besides the public ones."""
 
     def __init__(self, allow: Sequence[Network] = ()) -> None:
         self._allow = tuple(allow)
 
     @classmethod
     def of(cls, texts: Iterable[str]) -> Guard:
-        """The guard that allows these networks too, written like 10.0.0.0/8. Raises ValueError."""
+        """Return a guard that also allows these networks, such as 10.0.0.0/8. Raise ValueError."""
         return cls([ip_network(text) for text in texts])
 
     def check(self, host: str, address: str) -> None:
-        """Raises ForbiddenAddress unless ``address``, which ``host`` stands for, may be asked."""
+        """Raise ForbiddenAddress unless ``address``, an address of ``host``, is allowed."""
         try:
-            found = ip_address(address.partition("%")[0])
+            parsed = ip_address(address.partition("%")[0])
         except ValueError:
-            raise ForbiddenAddress(f"{host} has the address {address!r}, which is none") from None
-        ones = (found, *_carried(found))
-        if all(self._allows(one) or _is_public(one) for one in ones):
+            raise ForbiddenAddress(f"{address!r} of {host} is not a valid address") from None
+        addresses = (parsed, *_embedded(parsed))
+        if all(self._allows(candidate) or _is_public(candidate) for candidate in addresses):
             return
-        named = host if host == address else f"{host} ({address})"
-        raise ForbiddenAddress(
-            f"{named} is not a public address; push_allow names others that may be asked"
-        )
+        label = host if host == address else f"{host} ({address})"
+        raise ForbiddenAddress(f"{label} is not a public address; allow others with push_allow")
 
     def _allows(self, address: Address) -> bool:
         return any(address in network for network in self._allow)
@@ -85,34 +81,35 @@ class Guard:
     async def resolve(
         self, host: str, port: int, family: int = socket.AF_UNSPEC
     ) -> list[tuple[int, str]]:
-        """(family, address) of those addresses of ``host`` that may be asked. Raises
-        ForbiddenAddress when there are only others, OSError when there are none."""
+        """Return (family, address) of the allowed addresses of ``host``.
+
+        Raise ForbiddenAddress if none is allowed, OSError if the host has none."""
         literal = _literal(host)
         if literal is not None:
             self.check(host, str(literal))
-            one = socket.AF_INET if literal.version == 4 else socket.AF_INET6
-            return [(one, str(literal))]
+            literal_family = socket.AF_INET if literal.version == 4 else socket.AF_INET6
+            return [(literal_family, str(literal))]
         loop = asyncio.get_running_loop()
-        found = await loop.getaddrinfo(
+        results = await loop.getaddrinfo(
             host, port, family=socket.AddressFamily(family), type=socket.SOCK_STREAM
         )
         allowed: list[tuple[int, str]] = []
         refusal: ForbiddenAddress | None = None
-        for one, _, _, _, where in found:
-            address = str(where[0])
+        for address_family, _, _, _, sockaddr in results:
+            address = str(sockaddr[0])
             try:
                 self.check(host, address)
             except ForbiddenAddress as error:
                 refusal = error
             else:
-                allowed.append((one, address))
+                allowed.append((address_family, address))
         if refusal is not None and not allowed:
             raise refusal
         return allowed
 
 
 def _literal(host: str) -> Address | None:
-    """The address that ``host`` is; None: it is a name, or an address in another form."""
+    """Return the address if ``host`` is one, or None for a name."""
     try:
         return ip_address(host)
     except ValueError:
@@ -122,14 +119,14 @@ def _literal(host: str) -> Address | None:
 def _is_public(address: Address) -> bool:
     if isinstance(address, IPv6Address):
         if address.ipv4_mapped is not None or address in _NAT64[0]:
-            return True  # the IPv4 address decides
+            return True  # the embedded IPv4 address decides
         if address in _COMPATIBLE or address.is_site_local:
             return False
     return address.is_global and not address.is_multicast and not address.is_reserved
 
 
-def _carried(address: Address) -> Iterable[IPv4Address]:
-    """The IPv4 addresses that an IPv6 address carries."""
+def _embedded(address: Address) -> Iterable[IPv4Address]:
+    """Yield the IPv4 addresses that an IPv6 address contains."""
     if isinstance(address, IPv4Address):
         return
     if address.ipv4_mapped is not None:
@@ -148,18 +145,18 @@ Sign = Callable[[bytes], str]
 
 
 class Signer:
-    """Signs with some secrets. Raises BadRequest when a package is missing for one."""
+    """Signs with secrets. Raise BadRequest if a secret needs a package that is not installed."""
 
     def __init__(self, secrets: Sequence[str]) -> None:
         self._signs: list[Sign] = [_sign_of(secret) for secret in secrets]
 
     def headers(self, message_id: str, at_s: int, body: bytes) -> dict[str, str]:
-        """The three headers of a request with this body, sent at this time."""
-        found = {"webhook-id": message_id, "webhook-timestamp": str(at_s)}
+        """Return the headers of a request with this body, sent at ``at_s`` (Unix time)."""
+        headers = {"webhook-id": message_id, "webhook-timestamp": str(at_s)}
         if self._signs:
             signed = b"%b.%d.%b" % (message_id.encode(), at_s, body)
-            found["webhook-signature"] = " ".join(sign(signed) for sign in self._signs)
-        return found
+            headers["webhook-signature"] = " ".join(sign(signed) for sign in self._signs)
+        return headers
 
 
 def _sign_of(secret: str) -> Sign:
@@ -167,7 +164,7 @@ def _sign_of(secret: str) -> Sign:
         return _of_private(private_key(secret))
     key = base64.b64decode(secret.removeprefix(SYMMETRIC))
     if not key:
-        raise ValueError("a secret is empty: everybody could sign with it")
+        raise ValueError("a secret must not be empty, since anyone could sign with it")
 
     def sign(signed: bytes) -> str:
         return "v1," + base64.b64encode(hmac.digest(key, signed, hashlib.sha256)).decode()
@@ -183,11 +180,11 @@ def _of_private(key: Ed25519PrivateKey) -> Sign:
 
 
 NEEDS_EXTRA = f"a secret {PRIVATE}…", "encryption"
-"""What needs an extra here, and which."""
+"""The feature and the extra that it needs, for ``needs_extra``."""
 
 
 def private_key(secret: str) -> Ed25519PrivateKey:
-    """The key of a secret ``whsk_…``. Raises BadRequest without the package for it."""
+    """Return the key of a secret ``whsk_…``. Raise BadRequest if cryptography is not installed."""
     with needs_extra(*NEEDS_EXTRA):
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     seed = base64.b64decode(secret.removeprefix(PRIVATE))[:SEED_BYTES]
@@ -195,12 +192,12 @@ def private_key(secret: str) -> Ed25519PrivateKey:
 
 
 class InvalidSignature(ValueError):
-    """A request is not signed by a secret of its receiver, or was not sent just now."""
+    """A request has no valid signature, or was not sent recently."""
 
 
 PUBLIC: Final = "whpk_"
 TOLERANCE_S: Final = 300.0
-"""Seconds between the clocks of sender and receiver, beyond which a request is refused."""
+"""Maximum seconds between a request's timestamp and the receiver's clock."""
 
 
 def verify(
@@ -211,17 +208,16 @@ def verify(
     tolerance_s: float = TOLERANCE_S,
     now_s: float | None = None,
 ) -> str:
-    """Check the signature of a request with this body, whatever its bytes are, and return its
-    ``webhook-id``, which is the same for every attempt.
+    """Verify a request, and return its ``webhook-id``, which is the same for every attempt.
 
-    ``secrets``: one or several of ``whsec_…``, or of ``whpk_…``, the public key of a ``whsk_…``
-    (which needs the package cryptography). Raises InvalidSignature; ValueError for a secret that is
-    empty or cannot be read.
+    ``body`` are the raw bytes. ``secrets`` are one or several of ``whsec_…``, or of ``whpk_…``, the
+    public key of a ``whsk_…`` (which needs the package cryptography). ``tolerance_s`` is the
+    maximum age in seconds. Raise InvalidSignature; ValueError for an empty or malformed secret.
     """
-    named = {name.lower(): value for name, value in headers.items()}
+    by_name = {name.lower(): value for name, value in headers.items()}
     try:
-        message_id, at, given = (
-            named[name] for name in ("webhook-id", "webhook-timestamp", "webhook-signature")
+        message_id, at, signature = (
+            by_name[name] for name in ("webhook-id", "webhook-timestamp", "webhook-signature")
         )
     except KeyError as error:
         raise InvalidSignature(f"the request has no header {error.args[0]}") from None
@@ -230,14 +226,14 @@ def verify(
     away_s = (time.time() if now_s is None else now_s) - int(at)
     if abs(away_s) > tolerance_s:
         raise InvalidSignature(
-            f"the request was sent {away_s:.0f} s ago; {tolerance_s:g} s (tolerance_s) are allowed"
+            f"the request was sent {away_s:.0f} s ago; the limit is {tolerance_s:g} s (tolerance_s)"
         )
     signed = b"%b.%b.%b" % (message_id.encode(), at.encode(), body)
-    signatures = given.split(" ")
+    signatures = signature.split(" ")
     for secret in (secrets,) if isinstance(secrets, str) else secrets:
         if _is_signed(secret, signed, signatures):
             return message_id
-    raise InvalidSignature("no signature of the request is by a secret of the receiver")
+    raise InvalidSignature("no signature of the request matches a secret of the receiver")
 
 
 TIMESTAMP_DIGITS_MAX: Final = 12
@@ -245,14 +241,17 @@ TIMESTAMP_DIGITS_MAX: Final = 12
 
 def _is_signed(secret: str, signed: bytes, signatures: Sequence[str]) -> bool:
     if not secret.startswith(PUBLIC):
-        right = _sign_of(secret)(signed).encode()
-        return any(hmac.compare_digest(right, one.encode("utf-8", "replace")) for one in signatures)
+        expected = _sign_of(secret)(signed).encode()
+        return any(
+            hmac.compare_digest(expected, signature.encode("utf-8", "replace"))
+            for signature in signatures
+        )
     with needs_extra(f"a key {PUBLIC}…", "encryption"):
         from cryptography.exceptions import InvalidSignature as Wrong
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
     key = Ed25519PublicKey.from_public_bytes(base64.b64decode(secret.removeprefix(PUBLIC)))
-    for one in signatures:
-        version, _, text = one.partition(",")
+    for signature in signatures:
+        version, _, text = signature.partition(",")
         with suppress(ValueError, Wrong):
             if version == "v1a":
                 key.verify(base64.b64decode(text, validate=True), signed)
@@ -277,25 +276,25 @@ class Callback(NamedTuple):
 
 
 def callback_token(callback: Callback, secret: str) -> str:
-    """A text, safe in a URL, that only somebody who knows the secret of the push can make."""
+    """Return a URL-safe token, which only a holder of the push's secret can create."""
     data = json.dumps(callback, separators=(",", ":")).encode()
     return f"{_text(data)}.{_text(_mac(data, secret))}"
 
 
 def read_token(token: str) -> tuple[Callback, Callable[[Sequence[str]], bool]]:
-    """What a token says, and whether one of some secrets has made it. Raises NotFound when it is no
-    token at all."""
+    """Return the callback in a token, and a function that returns whether one of some secrets has
+    created it. Raise NotFound for a malformed token."""
     try:
         if len(token) > TOKEN_LENGTH_MAX:
-            raise ValueError("it is too long")
-        said, _, mac_text = token.partition(".")
-        data, mac = _data(said), _data(mac_text)
+            raise ValueError("the token is too long")
+        data_text, _, mac_text = token.partition(".")
+        data, mac = _data(data_text), _data(mac_text)
         topic, group, *numbers = json.loads(data)
         callback = Callback(topic, group, *numbers)
-        if [type(one) for one in callback] != [str, str, int, int, int]:
-            raise ValueError("its fields are others")
+        if [type(value) for value in callback] != [str, str, int, int, int]:
+            raise ValueError("the token has other fields")
     except (ValueError, TypeError, RecursionError):
-        raise NotFound("there is no such callback, or not any more") from None
+        raise NotFound("there is no such callback, or it has ended") from None
 
     def is_of(secrets: Sequence[str]) -> bool:
         return any(hmac.compare_digest(_mac(data, secret), mac) for secret in secrets)

@@ -131,8 +131,8 @@ def _burst(
     acked: int | None = None,
     **arguments: object,
 ) -> dict[str, Any]:
-    """``shape``: what the tasks have beside; ``group``: settings of the group that gets them;
-    ``acked``: so many of them are for it, when it does not want all."""
+    """``shape`` are further options of the tasks, ``group`` the settings of their group, and
+    ``acked`` the number of tasks that match its filter, if not all do."""
     scale = context.scale
     count = count or scale.burst
 

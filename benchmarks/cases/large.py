@@ -18,7 +18,7 @@ from benchmarks.scale import BODY_BYTES, RUN_TIMEOUT_S
 SPAN_S = 30 * 86_400
 LATENESS_RATE = 2_000
 TOPICS, GROUPS, NACK_SHARE, RATE = 20, 3, 0.05, 10_000
-"""Of the mixed day; tasks a second over all topics, and each is due for every group."""
+"""Parameters of the mixed day. RATE is tasks per second over all topics; every group gets each."""
 DELAY_S = (1.0, 3.0)
 _SEED = 400
 _SAMPLES = 40

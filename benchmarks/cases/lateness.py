@@ -11,7 +11,7 @@ from benchmarks.scale import CONNECTIONS, WINDOW
 from benchmarks.servers import Tickwheel
 
 DELAY_MS = (1_000, 3_000)
-"""Tasks are due so long after their enqueue, spread evenly: from 3 s on both rates are equal."""
+"""Range of the delays in ms, spread evenly: from 3 s on both rates are equal."""
 WARM_UP_S = 3.0
 _SEED = 7
 
@@ -48,8 +48,8 @@ def lateness_at(
     *,
     worker: bool = False,
 ) -> dict[str, Any]:
-    """Deliveries of one rate to so many connections, or to a worker, beside what the daemon holds
-    already."""
+    """Measure deliveries at one rate to a number of connections or to a worker, in addition to the
+    daemon's existing tasks."""
     seconds = context.scale.lateness_s
     warm_up_s = min(WARM_UP_S, seconds / 2)
     job = "client_consume" if worker else "consume"

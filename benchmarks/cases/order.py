@@ -49,7 +49,7 @@ def order(context: Context) -> Result:
 
 
 def _memory(context: Context, result: Result) -> None:
-    """Of ready tasks, each with an order key of its own, and of as many with a tag instead."""
+    """Measure the memory of ready tasks with order keys, and of tasks with a tag instead."""
     count, grown = context.scale.pending, dict[str, int]()
     with ExitStack() as stack:
         for shape in ("tag_each", "order_each"):
@@ -88,7 +88,7 @@ def filters(context: Context) -> Result:
     count = context.scale.burst
 
     def half(seed: int) -> dict[str, Any]:
-        # What is left out has come due as well: the burst is over when all of it is.
+        # Filtered tasks have come due as well, and the burst ends with the last task.
         passed = due_burst(context, seed, shape="half", group=HALF, acked=count // 2)
         return {**passed, "count": count}
 

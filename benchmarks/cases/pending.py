@@ -101,7 +101,7 @@ def restarts(context: Context, result: Result, daemon: Tickwheel, count: int, ti
     with ExitStack() as started:
         for _ in range(times):
             put_overdue(context, daemon)
-            # What is due then is due at the start: its delivery waits for nothing but the daemon.
+            # These tasks are due at the start, so their delivery waits only for the daemon.
             time.sleep(context.scale.overdue_lead_ms / 1000)
             daemon.kill()
             daemon = Tickwheel(daemon.folder, context.daemon_command)

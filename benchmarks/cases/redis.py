@@ -36,7 +36,7 @@ bound is about. Installing redis-py alone does not bring hiredis: the last two a
 _RECOVERY_TIMEOUT_S = 60.0
 NO_MIRROR = "?mirror=no"
 QUIETS_KEPT = 6
-"""After so many quiet times of the full scale nothing is kept for a Redis that came back older
+"""Quiet periods at full scale after which nothing is kept for a Redis that came back older
 (``keep_ms``)."""
 LEASE = "{tw:default:0}:leader"
 

@@ -55,7 +55,7 @@ def shards(context: Context) -> Result:
 
 
 def _daemons(context: Context, count: int) -> tuple[Tickwheel, list[int]]:
-    """What serves so many shards, and where each is."""
+    """Start a daemon with this number of shards, and return their addresses."""
     if count == 1:
         daemon = context.tickwheel()
         return daemon, [daemon.port]

@@ -349,7 +349,7 @@ async def test_a_broken_program_waits_for_the_next_change(
     program.write(more="1 / 0\n")
     with program.working("--reload") as process:
         stderr = program.reading(process)
-        await comes(lambda: "waits for a change" in "".join(stderr))
+        await comes(lambda: "waiting for a change" in "".join(stderr))
         assert "importing app failed" in "".join(stderr) and "ZeroDivisionError" in "".join(stderr)
         program.write("repaired")
         await client.enqueue(topic, b"fine")

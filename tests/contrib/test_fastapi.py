@@ -364,7 +364,7 @@ async def test_a_worker_that_ends_is_logged_and_raised_at_the_end(
     with pytest.raises(NotFound):
         async with app.router.lifespan_context(app):
             await client.delete_group("deleted", "default", force=True)
-            await comes(lambda: "goes on without its worker" in caplog.text)
+            await comes(lambda: "continues without its worker" in caplog.text)
 
 
 def test_a_websocket_and_a_mounted_application_have_the_client(running: Daemon) -> None:

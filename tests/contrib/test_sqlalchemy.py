@@ -270,7 +270,7 @@ def test_unsupported_connections_are_named(tmp_path: Path, monkeypatch: pytest.M
         with pytest.raises(errors.BadRequest, match="work must be a delivery or"):
             once.claim(connection, "")
         monkeypatch.delitem(contrib.INSERTS, "sqlite")
-        with pytest.raises(errors.BadRequest, match="SqlOnce knows postgresql, not 'sqlite'"):
+        with pytest.raises(errors.BadRequest, match="SqlOnce supports postgresql, not 'sqlite'"):
             once.claim(connection, "a")
     with pytest.raises(errors.BadRequest, match="ttl"):
         SqlOnce(ttl=0)

@@ -97,7 +97,7 @@ async def test_run_and_backfill_are_tasks_at_once(client: Client) -> None:
     assert found.keys() == {one, *ids}
     planned = [found[i].raw["properties"]["tickwheel.planned_ms"] for i in ids]
     assert planned == [1_767_225_600_000 + n * 3_600_000 for n in range(3)]
-    with pytest.raises(BadRequest, match="no occurrence is planned there"):
+    with pytest.raises(BadRequest, match="no occurrence is planned between"):
         await client.backfill_schedule(
             name, begin + timedelta(minutes=1), begin + timedelta(minutes=9)
         )
@@ -145,12 +145,12 @@ def test_invalid_schedules_are_one_line_errors(daemon: Daemon, tmp_path: Path) -
         ("--cron", "@every 1h"): "use every instead of cron (--every 1h",
         ("--cron", "*/90 * * * *"): "minute */90 has the step 90; the limit is 59",
         ("--cron", "@daily", "--timezone", "Factory"): "timezone 'Factory' is not known",
-        ("--every", "500ms"): "every_ms is 500; the minimum is 1000 (schedule_interval_min_s)",
+        ("--every", "500ms"): "every_ms must be at least 1000 (schedule_interval_min_s), not 500",
         (): "either cron or every_ms",
         ("--cron", "@daily", "--every", "5s"): "either cron or every_ms",
-        ("--every", "5s", "--timezone", "UTC"): "timezone goes with cron",
+        ("--every", "5s", "--timezone", "UTC"): "timezone must not be combined with every_ms",
         ("--every", "5s", "--overlap", "no"): "overlap must be one of allow, skip",
-        ("--every", "5s", "--end", "2020-01-01T00:00Z"): "it never runs",
+        ("--every", "5s", "--end", "2020-01-01T00:00Z"): "the schedule never runs",
         ("--every", "5s", "--body", "x" * 65_537): "schedule_bytes_max",
     }
     for arguments, words in wrong.items():

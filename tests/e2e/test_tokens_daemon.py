@@ -100,7 +100,7 @@ def test_the_command_line_names_the_right_that_is_missing(running: Daemon, path:
     cli.run("--token", token, "enqueue", "orders.eu", "x", "--delay", "1h")
     said = cli.fails(1, "--token", token, "enqueue", "mails", "x")
     assert said == (
-        "tickwheel: forbidden: token producer may not do this: there is no right produce for"
+        "tickwheel: forbidden: token producer may not do this: it needs the right produce for"
         " topic 'mails'\n"
     )
     assert "needs the right read" in cli.fails(1, "--token", token, "stats")

@@ -139,7 +139,7 @@ LOST = (
         "recovery-skips-a-chunk",
         "a chunk of handles lacks the first of each part",
         {
-            "_Later.take": (instead("self._sorted[-wanted:]", "self._sorted[-wanted:-1]"),),
+            "_Later.take": (instead("self._sorted[-missing:]", "self._sorted[-missing:-1]"),),
         },
         (PROMISES + "a_restart_finds_every_task",),
         usual=True,
@@ -345,7 +345,7 @@ OWED = (
     Bug(
         "a-new-group-is-told-nothing",
         "who makes a group does not hear of a backlog that another one holds for nobody",
-        {"_told_of_new": (returning('{"adopted": 0, "idle": {}}'),)},
+        {"_describe_new": (returning('{"adopted": 0, "idle": {}}'),)},
         ("tests/client/test_shards.py::test_creating_a_group_logs_its_backlog_once[2]",),
     ),
     Bug(

@@ -66,7 +66,7 @@ async def test_tasks_started_in_the_context_stay_checked(port: int) -> None:
 
 
 async def test_unix_sockets_are_refused(tmp_path: Any) -> None:
-    with checked(lambda address: None), pytest.raises(Forbidden, match="reached by an address"):
+    with checked(lambda address: None), pytest.raises(Forbidden, match="must have an IP address"):
         await asyncio.open_unix_connection(str(tmp_path / "socket"))
 
 
@@ -77,7 +77,7 @@ def test_a_loop_that_connects_by_itself_is_refused() -> None:
 
     with (
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as made,
-        pytest.raises(BadRequest, match="asyncio's own event loop only"),
+        pytest.raises(BadRequest, match="needs an asyncio event loop"),
     ):
         made.run(check())
 

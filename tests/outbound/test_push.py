@@ -699,7 +699,7 @@ async def test_the_log_is_bounded_in_requests_and_in_bytes() -> None:
         bodies = [len(one.request.body) for one in target.log]
         assert LOG_BYTES_MAX - 100_000 < sum(bodies) <= LOG_BYTES_MAX
         assert bodies == sorted(bodies), "the newest keep theirs"
-        with pytest.raises(NotFound, match="its body is not any more"):
+        with pytest.raises(NotFound, match="is no longer kept"):
             await target.again(target.log[0].number)
     finally:
         await http.close()

@@ -56,9 +56,7 @@ async def test_tasks_per_second_are_limited(make: Make) -> None:
     one, same = await rig.peer(token=token), await rig.peer(token=token)
     assert (await one.enqueue(*[task()] * 4))[0] == T.OK
     assert (await same.enqueue(*[task()] * 6))[0] == T.OK
-    refused(
-        await one.enqueue(task()), "token somebody", "tasks_per_s (10)", "come again in 0.001 s"
-    )
+    refused(await one.enqueue(task()), "token somebody", "tasks_per_s (10)", "try again in 0.001 s")
     rig.pass_time(50)  # half a task is something: the rest is owed
     assert (await one.enqueue(*[task()] * 3))[0] == T.OK
     refused(await same.enqueue(task()), "0.250 s")
@@ -78,7 +76,7 @@ async def test_bytes_per_second_are_limited(make: Make) -> None:
     token = await rig.token("produce", quotas={"bytes_per_s": 1_000})
     peer = await rig.peer(token=token)
     assert (await peer.enqueue(task(body=b"x" * 3_000)))[0] == T.OK
-    refused(await peer.enqueue(task()), "bytes_per_s (1000)", "come again in 2.")
+    refused(await peer.enqueue(task()), "bytes_per_s (1000)", "try again in 2.")
     rig.pass_time(2_200)
     assert (await peer.enqueue(task()))[0] == T.OK
 
@@ -91,9 +89,11 @@ async def test_pending_tasks_of_a_tokens_topics_are_limited(
     owner, peer = await rig.peer_with("all"), await rig.peer(token=token)
     assert (await owner.enqueue(*[task("theirs")] * 20, task("ours.b")))[0] == T.OK
     assert (await peer.enqueue(*[task("ours.a")] * 3))[0] == T.OK
-    refused(await peer.enqueue(*[task("ours.a")] * 2), "4 tasks", "2 more", "over 5 (pending)")
+    refused(
+        await peer.enqueue(*[task("ours.a")] * 2), "4 unfinished", "2 more", "limit 5 (pending)"
+    )
     ids = (await peer.enqueue(task("ours.a")))[2][1]
-    refused(await peer.enqueue(task("ours.a")), "5 tasks", "(pending)")
+    refused(await peer.enqueue(task("ours.a")), "5 unfinished", "(pending)")
     # Also the quick way in, and through HTTP.
     number = peer.send(T.ENQUEUE, 1, (task("ours.a"),))
     refused(await peer.answer(number), "(pending)")
@@ -115,18 +115,20 @@ async def test_pending_counts_every_unfinished_task_of_its_topics(make: Make) ->
     half = peer.send(T.PREPARE, "x", "g", 1, [task("ours.b")] * 3, None)
     await rig.settle()
     number = peer.send(T.ENQUEUE, 1, (task("ours.a"),) * 5)
-    refused(await peer.answer(number), "6 tasks", "5 more", "over 10 (pending)")
+    refused(await peer.answer(number), "6 unfinished", "5 more", "limit 10 (pending)")
     rig.store.go_on()
     assert (await owner.answer(theirs))[0] == (await peer.answer(half))[0] == T.OK
     refused(
-        await peer.call(T.PREPARE, "x", "g", 2, [task("ours.b")] * 5, None), "6 tasks", "5 more"
+        await peer.call(T.PREPARE, "x", "g", 2, [task("ours.b")] * 5, None),
+        "6 unfinished",
+        "5 more",
     )
     assert (await peer.enqueue(*[task("ours.a")] * 4))[0] == T.OK
     refused(
         await peer.call(T.PREPARE, "y", "g", 1, [task("ours.b")], None), "limit is 10 (pending)"
     )
     assert len((await peer.call(T.COMMIT, "x"))[2][1]) == 3
-    refused(await peer.enqueue(task("ours.a")), "has 10 tasks", "limit is 10 (pending)")
+    refused(await peer.enqueue(task("ours.a")), "has 10 unfinished", "limit is 10 (pending)")
 
 
 async def test_pending_falls_with_every_end_of_a_task(make: Make) -> None:
@@ -147,7 +149,7 @@ async def test_pending_falls_with_every_end_of_a_task(make: Make) -> None:
     assert (await peer.call(T.REJECT, "ours.a", "g", [rejected]))[0] == T.OK
     assert rig.core.dead == 1, "which nobody waits for"
     assert (await peer.enqueue(*[task("ours.a")] * 4))[0] == T.OK
-    refused(await peer.enqueue(task("ours.a")), "4 tasks", "(pending)")
+    refused(await peer.enqueue(task("ours.a")), "4 unfinished", "(pending)")
 
 
 async def test_a_rotated_token_counts_its_predecessors_tasks(make: Make) -> None:
@@ -157,9 +159,9 @@ async def test_a_rotated_token_counts_its_predecessors_tasks(make: Make) -> None
     assert (await peer.enqueue(*[task("old.a")] * 6))[0] == T.OK
     token = await rig.token("produce=new.*", name="roll", quotas={"pending": 10})
     new = await rig.peer(token=token)
-    refused(await new.enqueue(*[task("new.a")] * 5), "6 tasks", "5 more")
+    refused(await new.enqueue(*[task("new.a")] * 5), "6 unfinished", "5 more")
     assert (await new.enqueue(*[task("new.a")] * 4))[0] == T.OK
-    refused(await peer.enqueue(task("old.a")), "10 tasks")
+    refused(await peer.enqueue(task("old.a")), "10 unfinished")
 
 
 async def test_a_pending_check_does_not_scan_topics(
@@ -188,7 +190,7 @@ async def test_transactions_of_a_token_are_limited(make: Make) -> None:
     same = await rig.peer(token=await rig.token("produce", name="a", quotas={"transactions": 2}))
     assert (await one.call(T.PREPARE, "x", "g", 1, [task()], None))[0] == T.OK
     assert (await same.call(T.PREPARE, "y", "g", 1, [task()], None))[0] == T.OK
-    words = "token a has 2 transactions", "the limit is 2 (transactions)"
+    words = "token a has 2 undecided transactions", "the limit is 2 (transactions)"
     refused(await one.call(T.PREPARE, "z", "g", 1, [task()], None), *words)
     assert (await one.call(T.PREPARE, "y", "g", 2, [task()], None))[0] == T.OK, "more of one"
     assert (await one.call(T.ROLLBACK, "x"))[0] == T.OK
@@ -206,7 +208,7 @@ async def test_tokens_leave_each_other_room_for_transactions(make: Make) -> None
         for n in range(12):
             answer = await peer.call(T.PREPARE, f"{name}{n}", "g", 1, [task()], None)
             if answer[0] != T.OK:
-                refused(answer, *(("left for others",) if count > 1 else ()), "(transactions")
+                refused(answer, *(("remain for others",) if count > 1 else ()), "(transactions")
                 break
             count += 1
         counts.append(count)

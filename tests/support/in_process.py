@@ -30,7 +30,7 @@ from tickwheel.persistence.memory import MemoryStore
 from tickwheel.protocol import encode
 from tickwheel.server.daemon import Daemon
 from tickwheel.server.settings import Settings
-from tickwheel.server.shard.reads import _UnderWay as UnderWay
+from tickwheel.server.shard.reads import _RunningRead as RunningRead
 from tickwheel.server.shard.shard import Shard
 from tickwheel.server.tcp.connection import Connection
 
@@ -138,7 +138,11 @@ class InProcess:
             }
             # Threads write backups, look into the history and try resets; a group that is deleted
             # is looked at now and then.
-            lines = [line.count for line in self.shard.lines if line is not self.shard.listings]
+            lines = [
+                queue.count
+                for queue in self.shard.request_queues
+                if queue is not self.shard.listings
+            ]
             slow = {
                 "lines": lines if any(lines) else (),
                 "groups": [t.name for t in core.topics.values() if t.closing],
@@ -173,7 +177,7 @@ class InProcess:
 
         def known(ids: list[int]) -> dict[int, TaskSnapshot]:
             overlaid = self.shard.reader._overlay(
-                UnderWay(ids),
+                RunningRead(ids),
                 Heads(others={i: store._stored(store._tasks[i]) for i in ids if i in store._tasks}),
                 ids,
             )

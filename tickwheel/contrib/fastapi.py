@@ -1,4 +1,4 @@
-"""FastAPI and Starlette: one client for the application's life, and a worker beside it.
+"""FastAPI and Starlette: a client for the application's lifetime, optionally with a worker.
 
     app = FastAPI(lifespan=lifespan(worker=worker))
     app.add_exception_handler(TickwheelError, answer_error)
@@ -11,9 +11,9 @@
     def cancel(number: str, tickwheel: SyncTickwheelClient) -> None:
         tickwheel.cancel(topic="orders.close", key=number, timeout=2)
 
-Needs Starlette; ``TickwheelClient`` and ``SyncTickwheelClient`` are there with FastAPI. Invariants:
-the client is connected before the application's own lifespan begins, and closed after it has ended;
-the worker begins last and ends first, so that its handlers may use what that lifespan has made.
+Needs Starlette; ``TickwheelClient`` and ``SyncTickwheelClient`` need FastAPI. Invariants: the
+client connects before the application's lifespan begins and closes after it has ended. The worker
+begins last and ends first, so its handlers can use resources of that lifespan.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from tickwheel.client.worker import WAIT_S, Worker, joined
 from tickwheel.errors import NotActive, TickwheelError, Unreachable
 
 Lifespan = Callable[[Any], AbstractAsyncContextManager[Any]]
-"""A function of the application, as ``FastAPI(lifespan=…)`` takes it."""
+"""A function of the application, as accepted by ``FastAPI(lifespan=…)``."""
 LOGGER = logging.getLogger("tickwheel.worker")
 
 
@@ -50,13 +50,13 @@ def lifespan(
     inner: Lifespan | None = None,
     **options: Any,
 ) -> Lifespan:
-    """A lifespan that connects a Client, to ``url`` and with the ``options`` of Client.
+    """Return a lifespan that connects a Client to ``url`` with the ``options`` of Client.
 
-    ``worker``: its handlers run beside the application, on this client; they are stopped
-    gracefully at the end. ``inner``: the application's own lifespan, which has the client in
-    ``app.state.tickwheel``. Without a daemon the application does not start (Unreachable), unless
-    it is to ``wait``: then calls raise Unreachable, and the worker waits, until one is there. In a
-    test, an application that a test wheel is ``serving`` runs on that.
+    The handlers of ``worker`` run in the application with this client and stop gracefully at the
+    end. ``inner`` is the application's own lifespan, which finds the client in
+    ``app.state.tickwheel``. Without a daemon the application does not start (Unreachable). With
+    ``wait`` it starts, calls raise Unreachable, and the worker waits until a daemon is available.
+    In a test, an application inside ``serving`` of a test wheel runs on that wheel.
     """
 
     @asynccontextmanager
@@ -82,7 +82,7 @@ def lifespan(
             if worker is not None and wheel is not None:
                 await stack.enter_async_context(wheel.working(worker))
             elif worker is not None:
-                ours = joined(client, [worker], signals=False)  # the server has its own
+                ours = joined(client, [worker], signals=False)  # the server handles signals
                 await stack.enter_async_context(_working(ours, client, wait=wait))
             yield state
 
@@ -90,8 +90,9 @@ def lifespan(
 
 
 def _wheel_of(app: Any) -> Any:
-    """The wheel that a test runs the application on, by ``serving`` of a test wheel, or by an
-    override of one of the dependencies by a wheel's client; None: it runs as in production."""
+    """Return the test wheel of the application, or None in production.
+
+    A test sets it with ``serving`` or by overriding a dependency with a wheel's client."""
     wheel = getattr(app.state, "tickwheel_wheel", None)
     overrides = getattr(app, "dependency_overrides", {})
     for dependency in (client, sync_client):
@@ -102,7 +103,8 @@ def _wheel_of(app: Any) -> Any:
 
 
 def _is_plain(override: Any) -> bool:
-    """Whether it can be called here: FastAPI alone knows what to do with any other one."""
+    """Return whether the override is a plain function without parameters. Only FastAPI can call
+    other kinds."""
     is_other = inspect.iscoroutinefunction(override) or inspect.isgeneratorfunction(override)
     return not (
         is_other or inspect.isasyncgenfunction(override) or inspect.signature(override).parameters
@@ -110,29 +112,31 @@ def _is_plain(override: Any) -> bool:
 
 
 def client(connection: HTTPConnection) -> Client:
-    """The application's client, as a dependency. Raises RuntimeError without ``lifespan``."""
-    found: Client = _of_application(connection, "tickwheel")
-    return found
+    """Return the application's client, as a dependency. Raise RuntimeError without
+    ``lifespan``."""
+    application_client: Client = _of_application(connection, "tickwheel")
+    return application_client
 
 
 def sync_client(connection: HTTPConnection) -> sync.Client:
-    """The same client for endpoints that are plain functions, which run in threads: its calls
-    return when they are answered. Raises RuntimeError without ``lifespan``."""
-    found: sync.Client = _of_application(connection, "tickwheel_sync")
-    return found
+    """Return the application's synchronous client, for endpoints that are plain functions.
+
+    Raise RuntimeError without ``lifespan``."""
+    application_client: sync.Client = _of_application(connection, "tickwheel_sync")
+    return application_client
 
 
 def _of_application(connection: HTTPConnection, name: str) -> Any:
-    # A mounted application has the first one only, and what is called without a server the second.
-    found = connection.scope.get("state", {}).get(name)
-    found = found or getattr(connection.app.state, name, None)
-    if found is None:
+    # A mounted application has only the first; a call without a server has only the second.
+    client_of_app = connection.scope.get("state", {}).get(name)
+    client_of_app = client_of_app or getattr(connection.app.state, name, None)
+    if client_of_app is None:
         raise RuntimeError(
-            "the application has no Tickwheel client: make it with"
-            " lifespan=tickwheel.contrib.fastapi.lifespan(), and let its lifespan run; in tests:"
+            "the application has no Tickwheel client: create it with"
+            " lifespan=tickwheel.contrib.fastapi.lifespan() and run its lifespan; in tests use"
             f" app.dependency_overrides[{'sync_client' if 'sync' in name else 'client'}]"
         )
-    return found
+    return client_of_app
 
 
 try:
@@ -145,8 +149,9 @@ else:
 
 
 async def answer_error(_: Request, error: Exception) -> JSONResponse:
-    """An error of Tickwheel as the answer to a request: its code and message with its HTTP status.
-    For ``add_exception_handler(TickwheelError, answer_error)``."""
+    """Answer a request with the code, message and HTTP status of a Tickwheel error.
+
+    Use it with ``add_exception_handler(TickwheelError, answer_error)``."""
     if not isinstance(error, TickwheelError):
         raise error
     return JSONResponse({"error": error.code, "message": error.message}, error.http_status)
@@ -156,15 +161,13 @@ async def _connect(client: Client) -> None:
     try:
         await client.connect()
     except (Unreachable, NotActive) as error:
-        error.add_note(
-            "the application does not start without a daemon, unless lifespan(wait=True)"
-        )
+        error.add_note("the application starts without a daemon only with lifespan(wait=True)")
         raise
 
 
 @asynccontextmanager
 async def _working(worker: Worker, client: Client, *, wait: bool) -> AsyncIterator[None]:
-    """The worker at work. Raises what the daemon objects to, at the start or else at the end."""
+    """Run the worker inside the context. Raise its error at the start or at the end."""
     running = asyncio.create_task(_work(worker, client), name="tickwheel-worker")
     try:
         if not wait:
@@ -193,5 +196,5 @@ async def _work(worker: Worker, client: Client) -> None:
     try:
         await worker.run()
     except TickwheelError as error:
-        LOGGER.error("the application goes on without its worker: %s: %s", error.code, error)
+        LOGGER.error("the application continues without its worker: %s: %s", error.code, error)
         raise

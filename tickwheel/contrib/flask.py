@@ -1,15 +1,15 @@
-"""Flask: one client in each process, and a command that runs handlers.
+"""Flask extension: a client in each process, and a command that runs handlers.
 
     tickwheel = Tickwheel(app)                     # or: tickwheel.init_app(app)
     tickwheel.enqueue("orders.close", b"", delay=1800, key="42")
 
     flask --app shop tickwheel worker              # the workers of TICKWHEEL_HANDLERS
 
-Its configuration: TICKWHEEL_URL and TICKWHEEL_TOKEN (default: the environment's), TICKWHEEL_CLIENT
-(other keywords of Client, as a dict), TICKWHEEL_TIMEOUT (how long, in seconds, an enqueue may take
-that does not say it), TICKWHEEL_HANDLERS (``["module:worker"]``). Invariant: a process has one
-client for each application, made with its first use, also after a fork; it is closed when the
-process ends.
+Configuration: TICKWHEEL_URL and TICKWHEEL_TOKEN (default: the environment variables),
+TICKWHEEL_CLIENT (a dict with other keywords of Client), TICKWHEEL_TIMEOUT (default timeout of an
+enqueue in seconds), TICKWHEEL_HANDLERS (``["module:worker"]``). Invariant: each process has one
+client per application, also after a fork. It is created on first use and closed when the process
+ends.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from tickwheel.errors import TickwheelError
 from tickwheel.sync import Client
 
 NAME = "tickwheel"
-"""Of the extension, and of its command."""
+"""The name of the extension and of its command."""
 
 
 class Tickwheel:
-    """The extension; one object may serve several applications."""
+    """The extension. One object can serve several applications."""
 
     def __init__(self, app: Flask | None = None) -> None:
         self._app = app
-        """The application that is meant where no application context is."""
+        """The application that is used without an application context."""
         if app is not None:
             self.init_app(app)
 
@@ -60,16 +60,17 @@ class Tickwheel:
 
     @property
     def client(self) -> Client:
-        """The application's synchronous client in this process; it connects with its first call.
-        Raises RuntimeError for an application without the extension."""
+        """The application's synchronous client in this process, which connects with its first call.
+
+        Raise RuntimeError for an application without the extension."""
         app = self._served()
         clients: dict[str, Client] | None = app.extensions.get(NAME)
         if clients is None:
             raise RuntimeError("the application has no Tickwheel: call tickwheel.init_app(app)")
-        found = clients.get("client")
-        if found is None:  # two threads may get here; one client is used, and none is connected yet
-            found = clients.setdefault("client", Client(**client_options(app)))
-        return found
+        client = clients.get("client")
+        if client is None:  # concurrent threads use the same client; the other never connects
+            client = clients.setdefault("client", Client(**client_options(app)))
+        return client
 
     def enqueue(
         self,
@@ -81,7 +82,7 @@ class Tickwheel:
         timeout: Duration | None = None,
         **task: Unpack[TaskKeywords],
     ) -> Receipt:
-        """Store a task durably; as ``Client.enqueue``, and within TICKWHEEL_TIMEOUT when it has no
+        """Store a task durably like ``Client.enqueue``, with TICKWHEEL_TIMEOUT as the default
         ``timeout``."""
         client = self.client
         if timeout is None:
@@ -89,19 +90,19 @@ class Tickwheel:
         return client.enqueue(topic, body, delay=delay, at=at, timeout=timeout, **task)
 
     def _served(self) -> Flask:
-        """The application of the current context, else the one that this was made with."""
+        """Return the application of the current context, or else that of the constructor."""
         if self._app is None or has_app_context():
             return _current()
         return self._app
 
 
 def _current() -> Flask:
-    found: Flask = current_app._get_current_object()  # type: ignore[attr-defined]
-    return found
+    app: Flask = current_app._get_current_object()  # type: ignore[attr-defined]
+    return app
 
 
 def client_options(app: Flask) -> dict[str, Any]:
-    """The keywords of Client that the configuration has."""
+    """Return the keywords of Client in the configuration."""
     config = app.config
     return {
         "url": config["TICKWHEEL_URL"],
@@ -115,15 +116,16 @@ commands = AppGroup(NAME, help="Tickwheel: run handlers.")
 
 @commands.command("worker")
 @click.argument("workers", nargs=-1, metavar="[MODULE:WORKER]...")
-@click.option("--concurrency", type=click.IntRange(1, 65_535), help="Handlers at a time, of each.")
-@click.option("--grace", type=click.FloatRange(0), help="Seconds for what runs after SIGTERM.")
-@click.option("--reload", is_flag=True, help="Start anew when a Python file changes.")
+@click.option("--concurrency", type=click.IntRange(1, 65_535), help="Concurrent calls per handler.")
+@click.option("--grace", type=click.FloatRange(0), help="Seconds for running handlers at SIGTERM.")
+@click.option("--reload", is_flag=True, help="Restart when a Python file changes.")
 def run_worker(
     workers: tuple[str, ...], concurrency: int | None, grace: float | None, reload: bool
 ) -> None:
-    """Run handlers until SIGTERM or Ctrl-C, each in a context of the application.
+    """Run handlers until SIGTERM or Ctrl-C, each in an application context.
 
-    By default the workers of TICKWHEEL_HANDLERS. A daemon that is not there yet is waited for.
+    The default is the workers of TICKWHEEL_HANDLERS. The command waits for a daemon that is not
+    running yet.
     """
     app = _current()
     try:
@@ -135,7 +137,7 @@ def run_worker(
         targets = workers or app.config["TICKWHEEL_HANDLERS"]
         if not targets:
             raise click.UsageError(
-                "there are no handlers: set TICKWHEEL_HANDLERS, or name a worker"
+                "no handlers are configured: set TICKWHEEL_HANDLERS or name a worker"
             )
         run_workers(
             targets, AsyncClient(**client_options(app)), app.app_context,

@@ -1,10 +1,10 @@
-"""Sentry: each attempt of a handler in a scope of its own, and what handlers raise.
+"""Sentry integration: a separate scope for each attempt of a handler, and capture of its errors.
 
     sentry_sdk.init(integrations=[TickwheelIntegration()])
 
-It hooks itself around the attempts of every worker of the process. Invariants: an exception is
-captured once for each attempt that it ends; the body of a task, and values of variables, which may
-have parts of it, are never sent.
+It wraps the attempts of all workers of the process. Invariants: an exception is captured once for
+each attempt that it ends. Bodies of tasks are never sent, nor are values of variables, which can
+contain parts of a body.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ VERDICTS = (Reject, RetryLater, Snooze)
 
 
 class TickwheelIntegration(Integration):
-    """Captures what handlers raise, with the tags ``tickwheel.topic``, ``.group``, ``.attempt`` and
-    ``.task_id``, and with tracing a transaction for each attempt, in the trace of its task.
+    """Captures exceptions of handlers, with the tags ``tickwheel.topic``, ``.group``, ``.attempt``
+    and ``.task_id``. With tracing, each attempt is a transaction in the trace of its task.
 
-    ``verdicts``: capture Reject, RetryLater and Snooze, too, which say what is to become of a task.
+    ``verdicts`` also captures Reject, RetryLater and Snooze, by which handlers settle a task.
     """
 
     identifier = "tickwheel"
@@ -39,7 +39,7 @@ class TickwheelIntegration(Integration):
 
     @staticmethod
     def setup_once() -> None:
-        """Hook in; called once in a process, by ``sentry_sdk.init``."""
+        """Install the wrappers. ``sentry_sdk.init`` calls this once per process."""
         work_on, outcome_of = Runner._work_on, Runner._outcome
 
         async def traced(runner: Runner, delivery: Delivery) -> None:
@@ -84,19 +84,20 @@ def _about(delivery: Delivery) -> dict[str, str]:
 
 
 def _transaction(delivery: Delivery) -> Any:
-    """The transaction of an attempt, to be entered; with tracing off nothing is sent of it."""
+    """Return the transaction of an attempt as a context manager. Without tracing it sends
+    nothing."""
     headers = {}
-    if delivery.trace is not None:  # W3C's form, in Sentry's
+    if delivery.trace is not None:  # convert the W3C format to Sentry's
         _, trace_id, span_id, flags = delivery.trace.split("-")[:4]
         headers["sentry-trace"] = f"{trace_id}-{span_id}-{int(flags, 16) & 1}"
-    made = sentry_sdk.continue_trace(
+    transaction = sentry_sdk.continue_trace(
         headers,
         op="queue.process",
         name=f"{delivery.topic} ({delivery.group})",
         source="task",
         origin=ORIGIN,
     )
-    made.set_status("ok")
+    transaction.set_status("ok")
     for name, value in (
         ("system", "tickwheel"),
         ("destination.name", delivery.topic),
@@ -104,9 +105,9 @@ def _transaction(delivery: Delivery) -> Any:
         ("message.retry.count", delivery.failures),
         ("message.receive.latency", delivery.delivered_ms - delivery.due_ms),
     ):
-        made.set_data(f"messaging.{name}", value)
+        transaction.set_data(f"messaging.{name}", value)
     about = {"tickwheel": _about(delivery)}
-    return sentry_sdk.start_transaction(made, custom_sampling_context=about)
+    return sentry_sdk.start_transaction(transaction, custom_sampling_context=about)
 
 
 def _capture(error: BaseException) -> None:
@@ -122,11 +123,11 @@ def _capture(error: BaseException) -> None:
 
 
 def _without_variables(event: Any, _: Any) -> Any:
-    """The event without the values of variables in its frames."""
+    """Remove the values of variables from the frames of the event."""
     has_stack = not event.keys().isdisjoint(("exception", "stacktrace", "threads"))
     attaches = sentry_sdk.get_client().options["attach_stacktrace"]
     if attaches and not has_stack and event.get("type") is None:
-        # Sentry would add it later, with variables.
+        # Otherwise Sentry would add the stack later, with variables.
         stack = current_stacktrace(include_local_variables=False)
         here = {"stacktrace": stack, "crashed": False, "current": True}
         event["threads"] = {"values": [here]}
@@ -138,8 +139,7 @@ def _without_variables(event: Any, _: Any) -> Any:
 
 
 def _without_texts(event: Any, _: Any) -> Any:
-    """The event without what its exceptions say: of an encrypted task that may have come out of the
-    body."""
+    """Remove the texts of exceptions, which can contain decrypted parts of a body."""
     for exception in _values(event, "exception"):
         exception["value"] = ""
     return event

@@ -1,6 +1,6 @@
-"""SQLAlchemy: ``SqlOnce``, marks of done work in the transaction of the work itself.
+"""SQLAlchemy: ``SqlOnce`` marks work as done in the same transaction as the work.
 
-    once = SqlOnce(metadata=Base.metadata)         # its table is made with yours
+    once = SqlOnce(metadata=Base.metadata)         # its table is created with yours
 
     @worker.on("orders.charge")
     def charge(delivery: Delivery) -> None:
@@ -8,13 +8,12 @@
             if once.claim(session, delivery):
                 ...                                # committed together with the mark, or neither
 
-An asynchronous handler calls it as SQLAlchemy has it: ``await session.run_sync(once.claim,
-delivery)``. Needs the extra ``sqlalchemy``; PostgreSQL and SQLite are known, other databases are
-refused.
+Asynchronous handlers use ``await session.run_sync(once.claim, delivery)``. Needs the extra
+``sqlalchemy``. It supports PostgreSQL and SQLite and refuses other databases.
 
-Invariants: a mark is there if, and only if, the transaction that wrote it was committed. Of all
-transactions that claim the same work at most one is first; another one waits in the database until
-that has ended, and then knows. A connection that commits each statement by itself is refused.
+Invariants: a mark exists if and only if the transaction that wrote it was committed. At most one
+transaction claims the same work; others wait in the database until it has ended. A connection in
+autocommit mode is refused.
 """
 
 from __future__ import annotations
@@ -38,24 +37,23 @@ if TYPE_CHECKING:
 
 TTL_S = 30 * 86_400.0
 SWEEP_EVERY = 100
-"""How many claims there are between two looks for marks that are over."""
+"""Claims between two removals of expired marks."""
 SWEPT_MAX = 1_000
-"""How many marks one look removes, at most."""
+"""Maximum marks that are removed at a time."""
 INSERTS: dict[str, Any] = {"postgresql": postgresql.insert, "sqlite": sqlite.insert}
-"""By the name of a dialect: an INSERT that knows ON CONFLICT."""
+"""An INSERT that supports ON CONFLICT, by dialect."""
 
 
 class SqlOnce:
-    """Which work is done, in a table of a database.
+    """Marks of completed work in a database table.
 
-    ``table``, ``schema``: where the table is. ``metadata``: which MetaData it belongs to, so that
-    ``metadata.create_all`` and Alembic create it; ``once.table.create(engine, checkfirst=True)``
-    creates it alone. ``ttl``: how long a mark counts, by the clock of this process; later it is
-    removed, 1,000 of them with every hundredth claim at most. It must be longer than the time
-    between two deliveries of a task. ``namespace`` stands before every key, as in ``Once``.
+    ``table`` and ``schema`` name the table. If it belongs to ``metadata``, ``metadata.create_all``
+    and Alembic create it; ``once.table.create(engine, checkfirst=True)`` creates it alone. ``ttl``
+    is the lifetime of a mark by the clock of this process, which must be longer than the time
+    between two deliveries of a task. Every hundredth claim removes at most 1,000 expired marks.
+    ``namespace`` is the prefix of every key, as in ``Once``.
 
-    Every method takes a Connection or a Session, and works in its transaction. Any thread may use
-    the object.
+    Every method takes a Connection or Session and uses its transaction. The object is thread-safe.
     """
 
     def __init__(
@@ -73,7 +71,7 @@ class SqlOnce:
         self.table = Table(
             table,
             MetaData() if metadata is None else metadata,
-            Column("mark", String(64), primary_key=True),  # a text of any length, hashed
+            Column("mark", String(64), primary_key=True),  # hash of a text
             Column("until_ms", BigInteger, nullable=False, index=True),
             schema=schema,
         )
@@ -81,41 +79,41 @@ class SqlOnce:
     def claim(
         self, connection: Connection | Session, work: str | Delivered, *, key: str | None = None
     ) -> bool:
-        """Mark the work as done by this transaction. Returns False when another one has done it:
-        then there is nothing to do.
+        """Mark the work as done in this transaction. Return False if it was already done.
 
-        ``work`` and ``key`` are those of ``Once.claim``: by default the task's id. While another
-        transaction works on it this waits, for as long as the database lets it. A rollback removes
-        the mark. Raises BadRequest for a connection without transactions, or of another database.
+        ``work`` and ``key`` are those of ``Once.claim``; the default is the task's id. If another
+        transaction has claimed the work, wait for its end, within the database's lock timeout. A
+        rollback removes the mark. Raise BadRequest for a connection in autocommit mode or an
+        unsupported database.
         """
-        asked, mark = _connection(connection), self._mark(work, key)
+        target, mark = _connection(connection), self._mark(work, key)
         now_ms = _now_ms()
-        wanted = {"mark": mark, "until_ms": now_ms + self._ttl_ms}
-        insert = INSERTS[asked.dialect.name](self.table).values(**wanted)
-        taken = insert.on_conflict_do_update(
+        row = {"mark": mark, "until_ms": now_ms + self._ttl_ms}
+        insert = INSERTS[target.dialect.name](self.table).values(**row)
+        upsert = insert.on_conflict_do_update(
             index_elements=["mark"],
-            set_={"until_ms": wanted["until_ms"]},
-            where=self.table.c.until_ms <= now_ms,  # what is over counts as not there
+            set_={"until_ms": row["until_ms"]},
+            where=self.table.c.until_ms <= now_ms,  # an expired mark counts as absent
         )
-        is_first = asked.execute(taken).rowcount == 1
-        if self._claims % SWEEP_EVERY == 0:  # also at the first one, for programs that live shortly
-            self._sweep(asked, now_ms)
+        is_first = target.execute(upsert).rowcount == 1
+        if self._claims % SWEEP_EVERY == 0:  # includes the first, for short-lived programs
+            self._sweep(target, now_ms)
         self._claims += 1
         return is_first
 
     def is_done(
         self, connection: Connection | Session, work: str | Delivered, *, key: str | None = None
     ) -> bool:
-        """Whether the work is done, as this transaction sees it."""
+        """Return whether the work is done, as seen by this transaction."""
         column = self.table.c
         mark = self._mark(work, key)
-        asked = select(column.mark).where(column.mark == mark, column.until_ms > _now_ms())
-        return _connection(connection).execute(asked).first() is not None
+        query = select(column.mark).where(column.mark == mark, column.until_ms > _now_ms())
+        return _connection(connection).execute(query).first() is not None
 
     def forget(
         self, connection: Connection | Session, work: str | Delivered, *, key: str | None = None
     ) -> None:
-        """Forget, with the commit of this transaction, that the work was done."""
+        """Remove the mark of the work when this transaction commits."""
         mark = self._mark(work, key)
         _connection(connection).execute(delete(self.table).where(self.table.c.mark == mark))
 
@@ -123,49 +121,49 @@ class SqlOnce:
         return hashlib.sha256(f"{self._namespace}:{name_of(work, key)}".encode()).hexdigest()
 
     def _sweep(self, connection: Connection, now_ms: int) -> None:
-        """Remove some marks that are over; those that another transaction has are left to it."""
+        """Remove some expired marks, except those locked by another transaction."""
         column = self.table.c
-        over = connection.execute(
+        expired = connection.execute(
             select(column.mark)
             .where(column.until_ms <= now_ms)
             .order_by(column.until_ms)
             .limit(SWEPT_MAX)
             .with_for_update(skip_locked=True)
         ).scalars()
-        if marks := list(over):
+        if marks := list(expired):
             connection.execute(delete(self.table).where(column.mark.in_(marks)))
 
 
-def _connection(given: Any) -> Connection:
-    """The connection of a Session or a Connection, with a transaction on it. Raises BadRequest."""
-    if isinstance(given, (Session, scoped_session)):
-        found = given.connection()
-    elif isinstance(given, Connection):
-        found = given
+def _connection(value: Any) -> Connection:
+    """Return the connection of a Session or Connection, inside a transaction. Raise BadRequest."""
+    if isinstance(value, (Session, scoped_session)):
+        connection = value.connection()
+    elif isinstance(value, Connection):
+        connection = value
     else:
         raise BadRequest(
-            f"connection must be a Connection or a Session of SQLAlchemy, not {shown(given)};"
+            f"connection must be a Connection or a Session of SQLAlchemy, not {shown(value)};"
             " with an AsyncSession: await session.run_sync(once.claim, delivery)"
         )
-    if found.dialect.name not in INSERTS:
+    if connection.dialect.name not in INSERTS:
         raise BadRequest(
-            f"SqlOnce knows {' and '.join(sorted(INSERTS))}, not {found.dialect.name!r:.60}"
+            f"SqlOnce supports {' and '.join(sorted(INSERTS))}, not {connection.dialect.name!r:.60}"
         )
-    if not found.in_transaction():
-        found.begin()  # as its next statement would
-    if _commits_by_itself(found):
+    if not connection.in_transaction():
+        connection.begin()  # like its next statement
+    if _commits_by_itself(connection):
         raise BadRequest(
-            "the connection commits each statement by itself (AUTOCOMMIT), so that work could be"
-            " marked as done and be lost: SqlOnce needs a transaction"
+            "the connection is in AUTOCOMMIT mode, in which lost work could be marked as done:"
+            " SqlOnce needs a transaction"
         )
-    return found
+    return connection
 
 
 def _commits_by_itself(connection: Connection) -> bool:
     raw: Any = connection.connection
     if connection.dialect.name == "sqlite":
         driver = raw.driver_connection
-        # Who sends BEGIN by an event has switched the driver's own off.
+        # A program that sends BEGIN in an event handler has disabled that of the driver.
         return not driver.in_transaction and (
             driver.isolation_level is None or getattr(driver, "autocommit", None) is True
         )

@@ -1,10 +1,9 @@
-"""What commands that run workers have in common: a worker by its name, its handlers in a context,
-and a process that starts anew when its program changes. Knows no framework and no command line.
+"""Shared parts of commands that run workers: loading, running and reloading them.
 
-``supervise`` starts the command that this process is once more, as a child that does the work, and
-again after each change. Invariants: there is one child at a time; each ends by SIGTERM, so that
-it gives back what it has not begun; the watch begins before the first child, and no change is
-missed.
+This module knows no framework and no command line. ``supervise`` runs the current command again as
+a child process that does the work, and restarts it after each change of the program. Invariants:
+one child at a time; each ends by SIGTERM, so that it releases tasks that it has not started; the
+watch begins before the first child, so no change is missed.
 """
 
 from __future__ import annotations
@@ -34,32 +33,32 @@ from tickwheel.log_writer import unblock_stderr
 LOGGER = logging.getLogger("tickwheel.worker")
 LOG_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 RELOAD_GRACE_S = 3.0
-"""How long, in seconds, running handlers may take before a restart, unless it is said."""
+"""Default seconds that running handlers may take before a restart."""
 LOOK_S = 0.5
-"""How often, in seconds, a child looks whether its parent is there."""
+"""Seconds between two checks of a child whether its parent is alive."""
 _CHILD = "TICKWHEEL_RELOADED"
 """Set in the environment of the child of ``supervise``."""
 
 
-# --- a worker by its name ------------------------------------------------------------------------
+# --- loading -------------------------------------------------------------------------------------
 
 
 def load_worker(target: str) -> Worker:
-    """The worker that ``MODULE:WORKER`` names. Raises BadRequest, with the program's line when it
-    cannot be imported."""
+    """Return the worker of ``MODULE:WORKER``. Raise BadRequest, with the failing line of the
+    program if the import fails."""
     module_name, colon, path = target.partition(":")
     names = path.split(".")
     if not colon or not all(name.isidentifier() for name in (*module_name.split("."), *names)):
         raise BadRequest(f"{target!r} is not MODULE:WORKER, such as shop.jobs:worker")
-    found: Any = _import(module_name)
+    value: Any = _import(module_name)
     for name in names:
         try:
-            found = getattr(found, name)
+            value = getattr(value, name)
         except AttributeError:
             raise BadRequest(f"module {module_name} has no {path}") from None
-    if not isinstance(found, Worker):
-        raise BadRequest(f"{target} is not a tickwheel.Worker, but {type(found).__name__}")
-    return found
+    if not isinstance(value, Worker):
+        raise BadRequest(f"{target} is not a tickwheel.Worker, but {type(value).__name__}")
+    return value
 
 
 def _import(name: str) -> Any:
@@ -68,7 +67,7 @@ def _import(name: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
             raise BadRequest(
-                f"there is no module {error.name} here ({Path.cwd()}) or on PYTHONPATH"
+                f"there is no module {error.name} in {Path.cwd()} or on PYTHONPATH"
             ) from None
         raise _broken(name, error) from None
     except Exception as error:
@@ -76,8 +75,7 @@ def _import(name: str) -> Any:
 
 
 def _broken(name: str, error: Exception) -> BadRequest:
-    """The error of a failed import, with the program's line and not that of the import
-    machinery."""
+    """Return the error of a failed import, with the failing line of the program."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if "importlib" not in f.filename]
     place = f" at {frames[-1].filename}:{frames[-1].lineno}" if len(frames) > 1 else ""
     if isinstance(error, SyntaxError):
@@ -97,10 +95,10 @@ def run_workers(
     concurrency: int | None,
     grace: float | None,
 ) -> None:
-    """Run the handlers of the workers that are named, on this client, until SIGTERM or SIGINT.
+    """Run the handlers of the named workers with this client until SIGTERM or SIGINT.
 
-    Each handler runs in a context of its own that ``around`` makes, in the handler's thread;
-    ``coroutines``: ``async def`` handlers do, too. The rest is as in ``Worker.run``.
+    Each handler runs inside a new context of ``around``, in the handler's thread. ``coroutines``
+    says whether that includes ``async def`` handlers. Other parameters are those of ``Worker.run``.
     """
     worker = joined(client, map(load_worker, targets), signals=True)
     worker._routes = [
@@ -112,7 +110,7 @@ def run_workers(
 
 
 def set_up_log() -> None:
-    """Log on stderr, unless the program has set logging up; handlers never wait for its reader."""
+    """Log to stderr without blocking, unless the program has configured logging."""
     environment.check(lambda: None)
     unblock_stderr()
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
@@ -132,12 +130,13 @@ def _surrounded(route: Route, around: Callable[[], AbstractContextManager[Any]])
     return replace(route, handler=wait if route.is_async else call)
 
 
-# --- a process that starts anew ------------------------------------------------------------------
+# --- reloading -----------------------------------------------------------------------------------
 
 
 def is_child() -> bool:
-    """Whether this process is the child of ``supervise``, which does the work. If so, it is asked
-    to stop when its parent dies."""
+    """Return whether this process is the child of ``supervise``.
+
+    If it is, it receives SIGTERM when its parent dies."""
     if _CHILD not in os.environ:
         return False
     threading.Thread(target=_follow_parent, args=(os.getppid(),), daemon=True).start()
@@ -151,11 +150,11 @@ def _follow_parent(parent: int) -> None:
 
 
 async def supervise(folders: Iterable[Path]) -> int:
-    """Run the command that this process is as a child, and anew when a Python file below
-    ``folders`` has changed, until SIGTERM or SIGINT. Returns the exit code of the last child; one
-    that fails by itself is started again after the next change.
+    """Run the current command as a child until SIGTERM or SIGINT, and restart it when a Python file
+    below ``folders`` changes.
 
-    Raises ModuleNotFoundError, which names the extra, without watchfiles.
+    Return the exit code of the last child. A child that fails is restarted after the next change.
+    Raise ModuleNotFoundError with the name of the extra if watchfiles is not installed.
     """
     set_up_log()
     try:
@@ -185,7 +184,7 @@ class _Supervisor:
                 self._changed.clear()
                 code = await self._run_child()
                 if not self._changed.is_set() and code != 0 and not self._asked.is_set():
-                    LOGGER.warning("ended with exit code %d; waits for a change", code)
+                    LOGGER.warning("ended with exit code %d; waiting for a change", code)
                     await self._first(self._changed, self._asked)
                 if self._asked.is_set() or not self._changed.is_set():
                     return code
@@ -194,12 +193,12 @@ class _Supervisor:
             await asyncio.gather(watching, return_exceptions=True)
 
     async def _run_child(self) -> int:
-        """Run one child to its end, which a change asks for. Returns its exit code."""
-        # Of the same process group: Ctrl-C and a debugger's questions reach it as they would alone.
+        """Run a child until it ends or a file changes. Return its exit code."""
+        # The child is in the same process group, so Ctrl-C and a debugger reach it as usual.
         self._child = child = await asyncio.create_subprocess_exec(
             sys.executable, *sys.orig_argv[1:], env={**os.environ, _CHILD: "1"}
         )
-        if self._asked.is_set():  # while there was no child yet that could be told
+        if self._asked.is_set():  # stopped before the child existed
             self._terminate()
         ended = asyncio.create_task(child.wait())
         changed = asyncio.create_task(self._changed.wait())
@@ -216,7 +215,7 @@ class _Supervisor:
         watch = self._watchfiles.awatch(*self._folders, watch_filter=only, stop_event=self._asked)
         async for changes in watch:
             path = Path(min(path for _, path in changes))
-            LOGGER.info("%s has changed; starts anew", path)
+            LOGGER.info("%s has changed; restarting", path)
             self._changed.set()
 
     def _stop(self, number: int) -> None:
@@ -238,7 +237,7 @@ class _Supervisor:
 
 
 def _is_in_foreground() -> bool:
-    """Whether a terminal sends Ctrl-C to this process, and so to its child as well."""
+    """Return whether a terminal sends Ctrl-C to this process and therefore also to its child."""
     try:
         return os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp()
     except (OSError, ValueError, AttributeError):

@@ -1,1 +1,1 @@
-"""What shows and measures the product from outside: the demonstration, `bench`, made-up history."""
+"""The demonstration, ``tickwheel bench``, and the generator of synthetic history."""

@@ -1,14 +1,13 @@
-"""``tickwheel demo``: the main bulk operation in under a minute, with a kill in the middle.
+"""``tickwheel demo`` and ``tickwheel bench``.
 
-A daemon on an embedded store, a producer, consumers that ack, and a few tasks that fail twice.
-Half way the daemon is killed with SIGKILL and started again. The clients keep books of their own:
-what the daemon confirmed, what it delivered, which acks it confirmed. At the end these books say
-whether anything was lost or early, and the exit code says so too.
+The demonstration runs for less than a minute. It starts a daemon with an SQLite store, a producer,
+and consumers that ack; a few tasks fail twice. Half way the daemon is killed with SIGKILL and
+restarted. The clients record confirmed tasks, deliveries and confirmed acks. At the end these
+records show whether a task was lost or early, and so does the exit code.
 
-The load of ``tickwheel bench`` is made of the same clients: producers and consumers on one daemon,
-measured, bounded. A topic of its own for each run; what a run enqueues it also consumes. The
-numbers are a client's: they include this process's own work, and this process is often the slower
-side.
+``tickwheel bench`` measures one daemon with producers and consumers, within bounds. Each run has a
+separate topic and consumes everything that it enqueues. The results include the work of this
+process, which is often slower than the daemon.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ from tickwheel.api.frames import AckWord
 from tickwheel.client import Client, Delivery, Receipt, Task
 from tickwheel.errors import NotFound, TickwheelError
 
-# --- a live picture on a terminal, plain lines elsewhere -----------------------------------------
+# --- display: live on a terminal, otherwise plain lines ------------------------------------------
 
 
 RING_CELLS = 60
@@ -49,7 +48,7 @@ RING_WIDTH, RING_HEIGHT = 37, 15
 
 @dataclass
 class Picture:
-    """One moment of the demonstration."""
+    """The displayed state of the demonstration."""
 
     elapsed_s: float = 0.0
     phase: str = "starting"
@@ -67,7 +66,7 @@ class Picture:
 
 
 def ring(slot: int, slots: int) -> Text:
-    """The wheel as a circle; the hand stands at the slot whose turn it is."""
+    """Draw the wheel as a circle with a mark at the current slot."""
     grid = [[" "] * RING_WIDTH for _ in range(RING_HEIGHT)]
     current = slot * RING_CELLS // slots
     for cell in range(RING_CELLS):
@@ -111,7 +110,7 @@ def render(picture: Picture) -> RenderableType:
 
 
 class View:
-    """``show`` a picture now and then; ``report`` what happened."""
+    """Shows the state repeatedly and reports events."""
 
     def __init__(self, console: Console, *, plain: bool) -> None:
         self._console = console
@@ -148,21 +147,21 @@ class View:
 
 
 def summary_table(summary: dict[str, Any]) -> Table:
-    """The table at the end of the demonstration."""
-    table = Table(title="What the clients' own books say", show_header=False)
+    """Return the table at the end of the demonstration."""
+    table = Table(title="What the clients recorded", show_header=False)
     table.add_column()
     table.add_column(justify="right")
     table.add_row("enqueued and confirmed", f"{summary['enqueued']:,}")
     table.add_row("acked and confirmed", f"{summary['acked']:,}")
     table.add_row("[bold]lost[/bold]", f"[bold]{summary['lost']}[/bold]")
     table.add_row("[bold]early[/bold]", f"[bold]{summary['early']}[/bold]")
-    table.add_row("delivered more than once, unasked", f"{summary['duplicates']}")
+    table.add_row("delivered again without a nack", f"{summary['duplicates']}")
     table.add_row("failed twice, then done", f"{summary['failed_twice']}")
     table.add_row("killed with SIGKILL", f"{summary['kills']} time")
     table.add_row("start after the kill", f"{summary['restart_s']:.2f} s")
     p50_ms, p99_ms = summary["lateness_p50_ms"], summary["lateness_p99_ms"]
     table.add_row("lateness p50 / p99 while it ran", f"{p50_ms} / {p99_ms} ms")
-    table.add_row("lateness at most, the outage included", f"{summary['lateness_max_ms']:,} ms")
+    table.add_row("maximum lateness, outage included", f"{summary['lateness_max_ms']:,} ms")
     return table
 
 
@@ -171,16 +170,16 @@ def summary_table(summary: dict[str, Any]) -> Table:
 
 BENCH_GROUP = "bench"
 UNANSWERED_MAX = 512
-"""Enqueues under way at a time when each task is a call of its own."""
+"""Maximum unanswered enqueues if each task is a separate call."""
 BATCH_TASKS = 1_000
 PREFETCH = 2_048
 LEAD_S = 1.0
-"""How long before its due time, in seconds, a task of the lateness run is enqueued."""
+"""Seconds between the enqueue and the due time of a task in the lateness run."""
 
 
 @dataclass
 class Result:
-    """What one run measured. A rate of None was not measured."""
+    """The results of one run."""
 
     tasks: int = 0
     enqueue_single_per_s: float = 0.0
@@ -191,7 +190,7 @@ class Result:
 
 
 class Bench:
-    """One run against one daemon."""
+    """A run against one daemon."""
 
     def __init__(self, client: Client, topic: str, body_bytes: int) -> None:
         self._client = client
@@ -200,7 +199,7 @@ class Bench:
         self.result = Result()
 
     async def enqueue_single(self, count: int) -> None:
-        """Enqueue each task in a call of its own, many under way; the client may merge calls."""
+        """Enqueue each task in a separate call, many concurrently; the client can merge calls."""
         began = time.monotonic()
         waiting: deque[asyncio.Future[Receipt]] = deque()
         for _ in range(count):
@@ -223,13 +222,13 @@ class Bench:
         self.result.tasks += count
 
     async def deliver(self, count: int) -> None:
-        """Take and ack what is due already, until the last ack is durable."""
+        """Consume and ack due tasks until the last ack is durable."""
         began = time.monotonic()
         await self._consume(count, lambda delivery: None)
         self.result.delivery_per_s = _rate(count, began)
 
     async def lateness(self, per_s: int, seconds: float) -> None:
-        """Enqueue tasks at an even rate, each due a little later, while they are consumed."""
+        """Enqueue tasks at a constant rate, each due ``LEAD_S`` later, while they are consumed."""
         count = int(per_s * seconds)
         consuming = asyncio.create_task(self._consume(count, self._note))
         began = time.monotonic()
@@ -256,7 +255,7 @@ class Bench:
         self.result.tasks += count
 
     async def clear(self) -> None:
-        """Delete the group with what a failed run left in it."""
+        """Delete the group with the remaining tasks of a failed run."""
         with contextlib.suppress(NotFound):
             await self._client.delete_group(self._topic, BENCH_GROUP, force=True)
 
@@ -274,17 +273,17 @@ class Bench:
                 ack = delivery.ack_nowait()
                 acks.add(ack)
                 ack.add_done_callback(acks.discard)
-            failed = [
-                found
-                for found in await asyncio.gather(*acks, return_exceptions=True)
-                if isinstance(found, TickwheelError)
+            errors = [
+                result
+                for result in await asyncio.gather(*acks, return_exceptions=True)
+                if isinstance(result, TickwheelError)
             ]
-        if failed:
-            raise failed[0]
+        if errors:
+            raise errors[0]
 
 
 async def _first(deliveries: AsyncIterator[Delivery], count: int) -> AsyncIterator[Delivery]:
-    """The first ``count`` different tasks, and those that are delivered twice meanwhile."""
+    """Yield deliveries until ``count`` different tasks were delivered."""
     seen: set[int] = set()
     while len(seen) < count:
         delivery = await anext(deliveries)
@@ -297,7 +296,7 @@ def _rate(count: int, began: float) -> float:
 
 
 def percentile(values: list[int], share: float) -> int:
-    """The percentile by nearest rank; 0: there are no values."""
+    """Return the percentile by nearest rank, or 0 without values."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0
 
@@ -316,12 +315,12 @@ FINISH_TIMEOUT_S = 45.0
 REFRESH_S = 0.125
 SEED = 7355
 DOWN_S = 0.5
-"""How long the daemon stays dead: long enough that tasks come due meanwhile."""
+"""Seconds that the daemon stays dead, so that tasks come due meanwhile."""
 RECENT_S = 2.0
 
 
 class Demo:
-    """One run of the demonstration."""
+    """A run of the demonstration."""
 
     def __init__(self, seconds: float, tasks: int, view: View, folder: Path) -> None:
         self._seconds = seconds
@@ -335,7 +334,7 @@ class Demo:
         self._recent: list[tuple[float, int]] = []
 
     async def run(self) -> dict[str, Any]:
-        """Run; returns the summary. Raises RuntimeError when the daemon does not start."""
+        """Run and return the summary. Raise RuntimeError if the daemon does not start."""
         await self._daemon.start()
         if self._daemon.console is not None:
             self._view.report(f"look at it in a browser: {self._daemon.console}")
@@ -435,7 +434,7 @@ class Demo:
 def run_demo(
     seconds: float = 20.0, tasks: int = 20_000, plain: bool = False, json: bool = False
 ) -> int:
-    """Show it. 0 when nothing was lost or early, 1 otherwise."""
+    """Run the demonstration. Return 0 if no task was lost or early, otherwise 1."""
     console = Console(stderr=json)
     try:
         with (
@@ -458,13 +457,13 @@ def run_demo(
 
 
 class DemoDaemon:
-    """The daemon: ``start``, ``kill``, ``start`` again on the same port; ``stop`` at the end."""
+    """A daemon process that can be killed and started again on the same port."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.port = 0
         self.http: str | None = None
-        """The URL of its HTTP API; None: it is not up."""
+        """The URL of its HTTP API; None before the first start."""
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -473,16 +472,16 @@ class DemoDaemon:
 
     @property
     def console(self) -> str | None:
-        """The URL of the console; None: the extra that it needs is not installed."""
-        is_there = all(map(find_spec, CONSOLE_NEEDS))
-        return f"{self.http}/console/" if is_there and self.http is not None else None
+        """The URL of the console, or None if its extra is not installed."""
+        is_installed = all(map(find_spec, CONSOLE_NEEDS))
+        return f"{self.http}/console/" if is_installed and self.http is not None else None
 
     @property
     def pid(self) -> int:
         return self._process.pid if self._process is not None else 0
 
     async def start(self) -> float:
-        """Start the daemon and wait until it serves; returns the seconds. Raises RuntimeError."""
+        """Start the daemon and return the seconds until it serves. Raise RuntimeError."""
         began = time.monotonic()
         ready = self.folder / "ready.json"
         ready.unlink(missing_ok=True)
@@ -492,7 +491,7 @@ class DemoDaemon:
             *("--listen", f"tcp://127.0.0.1:{self.port}"),
             *("--http", self.http or "http://127.0.0.1:0"),
             *("--ready-file", str(ready), "--log-format", "json"),
-            # Retries and takeovers within the demonstration's time, not within hours.
+            # Shorten retries and grace periods to the duration of the demonstration.
             *("--set", "retry_base_s=0.5", "--set", "reconnect_grace_s=1"),
         ]
         with (self.folder / "daemon.log").open("ab") as log:
@@ -501,18 +500,18 @@ class DemoDaemon:
             if self._process.poll() is not None or time.monotonic() - began > START_TIMEOUT_S:
                 raise RuntimeError(f"the daemon did not start:\n{self.log_tail()}")
             await asyncio.sleep(0.01)
-        said = json_.loads(ready.read_text())
-        self.port, self.http = int(said["url"].rpartition(":")[2]), said["http"]
+        addresses = json_.loads(ready.read_text())
+        self.port, self.http = int(addresses["url"].rpartition(":")[2]), addresses["http"]
         return time.monotonic() - began
 
     def kill(self) -> None:
-        """Kill the daemon (SIGKILL): it cannot write anything more."""
+        """Kill the daemon with SIGKILL."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
 
     async def stop(self) -> None:
-        """End the daemon by SIGTERM, and by SIGKILL if it has not drained in time."""
+        """Stop the daemon with SIGTERM, or with SIGKILL after 15 s."""
         process, self._process = self._process, None
         if process is None or process.poll() is not None:
             return
@@ -529,15 +528,15 @@ class DemoDaemon:
         return "\n".join(lines[-10:])
 
 
-# --- the work and the books --------------------------------------------------------------------
+# --- clients and their records -----------------------------------------------------------------
 
 
 @dataclass
 class Books:
-    """What producer and consumers saw."""
+    """The records of producer and consumers."""
 
     due_ms: dict[int, int] = field(default_factory=dict)
-    """Id of a confirmed task → when it is due."""
+    """Due time by id of a confirmed task."""
     deliveries: dict[int, int] = field(default_factory=dict)
     nacked: int = 0
     acked: set[int] = field(default_factory=set)
@@ -548,11 +547,11 @@ class Books:
     due_of_late: list[int] = field(default_factory=list)
     """The due times that belong to ``late_ms``."""
     refused: int = 0
-    """Enqueues that failed in the end, with an error for the producer."""
+    """Enqueues that failed with an error."""
 
     @property
     def duplicates(self) -> int:
-        """Deliveries that were neither the first one nor asked for by a nack."""
+        """Deliveries that were neither the first of a task nor caused by a nack."""
         return sum(self.deliveries.values()) - len(self.deliveries) - self.nacked
 
     @property
@@ -588,7 +587,7 @@ async def produce(client: Client, books: Books, tasks: int, seconds: float, seed
 
 
 async def consume(client: Client, books: Books) -> None:
-    """Ack deliveries until cancelled; tasks whose body says so fail twice first."""
+    """Ack deliveries until cancelled. Nack tasks that are marked as failing twice."""
     async with client.subscribe(TOPIC, group=GROUP, prefetch=512) as deliveries:
         async for delivery in deliveries:
             _note(books, delivery)
@@ -620,7 +619,7 @@ def _confirm(books: Books, delivery: Delivery) -> None:
 
 
 def _watch(future: asyncio.Future[str]) -> None:
-    """Ignore a nack that is lost with its connection: the lease ends, and the task comes back."""
+    """Ignore a nack that is lost with its connection, since the lease ends and the task returns."""
     future.add_done_callback(
         lambda f: None if f.cancelled() or isinstance(f.exception(), TickwheelError) else f.result()
     )

@@ -1,12 +1,12 @@
-"""Synthetic history: the segments that a busy daemon would have written, made up from a seed.
+"""Synthetic history: segments like those of a busy daemon, generated from a seed.
 
-It is there to try reports and to measure them. It knows how segments are named. It knows no daemon
-and reads no clock. Invariants:
+It serves to try out and measure reports. It knows the names of segments, but no daemon, and reads
+no clock. Invariants:
 
-* Every line says ``"synthetic": true``, so that no figure made from it is taken for a real one.
-* The same arguments make the same bytes.
-* Memory holds what is pending, not the whole history: hours are made in order; a task that is
-  enqueued in one hour waits in the hour in which it is due, and only there it is delivered.
+* Every line has ``"synthetic": true``, so that its figures are not mistaken for real ones.
+* The same arguments generate the same bytes.
+* Memory holds pending tasks, not the whole history. Hours are generated in order, and a task waits
+  until the hour in which it is due.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ LEASE_MS = 30_000
 CANCELLED, RESCHEDULED = 0.01, 0.004
 LEASE_OVER, RELEASED, REQUEUED = 0.0008, 0.0006, 0.3
 STICKY = 0.6
-"""The probability that a delivery fails again which has failed before."""
+"""The probability that a delivery fails again after a failure."""
 RESTART_EVERY_DAYS = 3
-"""How often a daemon is restarted: without that there were one epoch only."""
+"""Days between restarts of the daemon, each of which begins an epoch."""
 SLOW_TIMES_A_DAY = 1.2
-"""How often a day a slow consumer falls behind."""
+"""Times per day that a slow consumer falls behind."""
 GZIP_LEVEL = 1
 AHEAD = 2
-"""Segments that may wait for compression; more would only fill memory."""
+"""Maximum segments that wait for compression, to bound memory."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The history to make. ``start_ms`` is the first day's midnight, UTC."""
+    """The history to generate. ``start_ms`` is midnight of the first day, UTC."""
 
     tasks: int
     days: int
@@ -53,12 +53,12 @@ class Plan:
 
     def __post_init__(self) -> None:
         if self.tasks < 1 or self.days < 1 or self.start_ms % HOUR_MS:
-            raise ValueError("tasks and days are at least 1; the start is a full hour, UTC")
+            raise ValueError("tasks and days must be at least 1, and start_ms a full hour in UTC")
 
 
 @dataclass
 class Made:
-    """The history that was made. ``events`` counts lines by event."""
+    """The generated history. ``events`` counts lines by event."""
 
     events: dict[str, int]
     segments: int = 0
@@ -70,7 +70,7 @@ class Made:
 
 
 def generate(plan: Plan, out: Path, on_hour: Callable[[int, int], None] | None = None) -> Made:
-    """Write the history below ``out``; ``on_hour(hours done, hours)`` after each."""
+    """Write the history below ``out``. Call ``on_hour(hours done, all hours)`` after each hour."""
     maker = _Maker(plan)
     made = Made(maker.counts)
     hours = plan.days * 24
@@ -86,7 +86,7 @@ def generate(plan: Plan, out: Path, on_hour: Callable[[int, int], None] | None =
 
 
 class _Maker:
-    """Events by hour. A line is kept as (time, text without its end); the end holds ``seq``."""
+    """Generates events by hour, as (time, line without its end); the end contains ``seq``."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
@@ -106,7 +106,7 @@ class _Maker:
         self._carry = [0.0] * len(LOADS)
 
     def hour(self, hour: int, *, last: bool) -> list[tuple[int, str]]:
-        """All events of one hour in the order of their times."""
+        """Return all events of one hour in order of time."""
         start_ms = self._plan.start_ms + hour * HOUR_MS
         events = self._events[hour]
         if hour % (24 * RESTART_EVERY_DAYS) == 0:
@@ -115,7 +115,7 @@ class _Maker:
             wanted = load.weight(hour % 24) * self._per_weight + self._carry[index]
             self._carry[index] = wanted - int(wanted)
             self._enqueue(start_ms, index, load, int(wanted))
-        if last:  # what rounding left over
+        if last:  # the remainder of rounding
             self._enqueue(start_ms, 0, LOADS[0], self._plan.tasks - self._next)
         for due_ms, task, index in self._pending.pop(hour, ()):
             for group in LOADS[index].groups:
@@ -138,7 +138,7 @@ class _Maker:
         text = "true" if clean else "false"
         events.append((at_ms, f'{{"v":1,"time_ms":{at_ms},"event":"{event}","clean":{text}'))
 
-    # --- what producers do ------------------------------------------------------------------
+    # --- producers --------------------------------------------------------------------------
 
     def _enqueue(self, start_ms: int, index: int, load: Load, count: int) -> None:
         rng, uniform = self._random, self._random.random
@@ -156,7 +156,7 @@ class _Maker:
             producer = load.producers[int(uniform() * len(load.producers))]
             text = f'"task_id":"{task}",{head}{producer}","due_ms":{due_ms}'
             if load.keys:
-                # The square makes a few keys busy, as customers are.
+                # Squaring makes a few keys busier than others.
                 text += f',"key":"{load.key}-{int(uniform() ** 2 * load.keys)}"'
             put(at_ms, "enqueued", text)
             if uniform() < CANCELLED + RESCHEDULED and due_ms - at_ms > 2_000:
@@ -169,10 +169,10 @@ class _Maker:
                 put(moved_ms, "rescheduled", text)
             pending[(due_ms - begin_ms) // HOUR_MS].append((due_ms, task, index))
 
-    # --- what becomes of it -----------------------------------------------------------------
+    # --- deliveries -------------------------------------------------------------------------
 
     def _deliver(self, load: Load, group: Group, task: int, due_ms: int) -> None:
-        """Make all attempts of one task in one group, to its end or that of the history."""
+        """Generate all attempts of a task in a group, until its end or that of the history."""
         rng, put = self._random, self._put
         late_ms = self._late(load, group, due_ms)
         names = f'"task_id":"{task}","topic":"{load.topic}","group":"{group.name}"'
@@ -203,13 +203,13 @@ class _Maker:
                     return
                 at_ms += int(rng.expovariate(1 / (2 * HOUR_MS))) + 60_000
                 put(at_ms, "requeued", names)
-                # What made it fail has been mended by then.
+                # The cause of the failure was repaired before the requeue.
                 due_ms, failing = at_ms, group.failing
             elif failed:
                 delay_ms = min(RETRY_BASE_MS << (attempt - 1), RETRY_CAP_MS)
                 due_ms = at_ms + int(delay_ms * (1 + RETRY_JITTER * (2 * rng.random() - 1)))
                 put(at_ms, "nacked", f'{tail},"due_ms":{due_ms},"reason":"{reason}"')
-                # What fails once mostly fails again.
+                # A task that has failed mostly fails again.
                 failing = max(group.failing, STICKY)
             else:
                 put(at_ms, "lease_over", f'{tail},"reason":"{reason}"')
@@ -218,7 +218,8 @@ class _Maker:
             at_ms = due_ms + int(rng.expovariate(0.6)) + 1
 
     def _late(self, load: Load, group: Group, due_ms: int) -> int:
-        """How late a delivery is, in ms: by the daemon, a burst, and a slow consumer."""
+        """Return the lateness of a delivery in ms, due to the daemon, a burst or a slow
+        consumer."""
         rng = self._random
         late = rng.expovariate(0.7)
         if load.burst_ms or load.on_minute:
@@ -231,7 +232,7 @@ class _Maker:
         return int(late)
 
     def _make_slow_times(self, group: Group) -> list[tuple[int, int, float]]:
-        """When this group's consumers are too slow: (from, until, how fast lateness grows)."""
+        """Return the times of slow consumers of this group: (from, until, growth of lateness)."""
         if not group.slow:
             return []
         rng, slow_times = self._random, []
@@ -246,9 +247,9 @@ class _Maker:
 
 
 class SegmentFiles:
-    """Writes hours as sealed segments; ``made`` counts what is finished.
+    """Writes hours as sealed segments; ``made`` counts finished segments.
 
-    Compression runs beside the making of the next hour: zlib lets other threads go on meanwhile.
+    A thread compresses them while the next hour is generated, since zlib releases the GIL.
     """
 
     def __init__(self, out: Path, segment_bytes: int, made: Made) -> None:
@@ -268,7 +269,7 @@ class SegmentFiles:
             self._pool.shutdown()
 
     def hour(self, start_ms: int, epoch: int, lines: list[tuple[int, str]]) -> None:
-        """Write one hour's events in order; ``seq`` begins anew with each epoch."""
+        """Write one hour's events in order. ``seq`` starts again with each epoch."""
         if epoch != self._epoch:
             self._epoch, self._seq = epoch, 0
         ends = f',"node":"{NODE}","shard":{SHARD},"epoch":{epoch},"seq":'
@@ -301,13 +302,13 @@ class SegmentFiles:
 def _write(folder: Path, name: str, texts: list[str]) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     part = folder / f"{PART}{name}"
-    # Without a time of its own the same history is the same bytes.
+    # Without a timestamp, the same history has the same bytes.
     part.write_bytes(gzip.compress("".join(texts).encode(), GZIP_LEVEL, mtime=0))
     part.rename(folder / name)
     return (folder / name).stat().st_size
 
 
-# --- who enqueues what -------------------------------------------------------------------------
+# --- topics and groups -------------------------------------------------------------------------
 
 
 _MINUTE = 60_000
@@ -320,7 +321,7 @@ NIGHTLY = (0, 0, 120, 60, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 
 
 @dataclass(frozen=True)
 class Group:
-    """One subscriber group: how quick, how often failing, whether it falls behind by day."""
+    """A subscriber group with its speed, failure rate, and whether it falls behind by day."""
 
     name: str
     subscribers: tuple[str, ...]
@@ -333,7 +334,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Load:
-    """One topic. Delays are spread evenly over the magnitudes between their bounds."""
+    """A topic. Delays are distributed log-uniformly between their bounds."""
 
     topic: str
     share: float

@@ -1,9 +1,9 @@
-"""What leaves the daemon for other systems: groups whose consumer is a target instead of a program.
+"""Sending to other systems, for groups that have a target instead of subscribers.
 
-A ``Target`` (``target.py``) takes deliveries and says what becomes of each; a ``Runner``
-(``runner.py``) is an ordinary subscriber that hands it what comes due and settles it. So a target
-has retries, dead letters, order, rates, pauses and filters without a line of its own. Each kind of
-target is a module, imported when a URL names it; what it needs is an extra.
+A ``Target`` (``target.py``) sends deliveries and returns an outcome for each. A ``Runner``
+(``runner.py``) is an ordinary subscriber that passes deliveries to the target and settles them. So
+targets support retries, dead letters, order, rates, pauses and filters without further code. Each
+kind of target is a module, which is imported when a URL names it and can need an extra.
 
-Client-side code: it speaks to its daemon as every subscriber does, and imports nothing of it.
+This is client-side code: it connects to the daemon like every subscriber and imports nothing of it.
 """

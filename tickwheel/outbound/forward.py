@@ -1,4 +1,4 @@
-"""Other brokers as targets: Redis, RabbitMQ and Kafka.
+"""Targets that are brokers: Redis, RabbitMQ and Kafka.
 
     redis://[USER@]HOST[:PORT][/DB]?stream=NAME[&maxlen=N]
     redis://[USER@]HOST[:PORT][/DB]?list=NAME[&value=json|body]
@@ -6,24 +6,25 @@
     amqp://[USER@]HOST[:PORT][/VHOST]?exchange=NAME[&routing_key=KEY]
     kafka://[USER@]HOST[:PORT][,HOST…]/?topic=NAME[&sasl=plain|scram-sha-256|scram-sha-512]
 
-``rediss://``, ``amqps://`` and ``kafkas://`` are TLS. A target sends one batch at a time: what it
-writes stands in the order in which it came due. The library of a broker is imported by its target.
+``rediss://``, ``amqps://`` and ``kafkas://`` use TLS. A target sends one batch at a time, so tasks
+are written in the order in which they came due. Each target imports the library of its broker.
 
-* Redis: ``XADD`` to a stream, or ``RPUSH`` to a list, one pipeline a batch. An entry of a stream
-  has the field ``body`` and one for each header; an element of a list is a JSON object of the same,
-  or the body alone. It speaks RESP by itself, with hiredis: a batch is one write and as few reads
-  as it comes in, without a step of a client's for each command.
-* RabbitMQ (AMQP 0-9-1), with publisher confirms. Without an exchange the routing key is the name of
-  a queue. Messages are persistent and mandatory: one that no queue takes comes back, and has
-  failed. Nothing is declared here: queues, exchanges and bindings are the broker's.
+* Redis: ``XADD`` to a stream or ``RPUSH`` to a list, with one pipeline per batch. An entry of a
+  stream has the field ``body`` and a field for each header. An element of a list is a JSON object
+  with the same fields, or only the body. This module implements RESP with hiredis, so that a batch
+  is one write and few reads, without a client's overhead per command.
+* RabbitMQ (AMQP 0-9-1), with publisher confirms. Without an exchange the routing key names a queue.
+  Messages are persistent and mandatory: a message that no queue accepts is returned and counts as
+  failed. Queues, exchanges and bindings must exist.
 * Kafka: an idempotent producer that waits for all in-sync replicas. A record's key is the task's
-  order key, else its key: what belongs together is in one partition. Without either Kafka chooses
-  one.
+  order key or, without one, its key, so related tasks share a partition. Without either, Kafka
+  chooses the partition.
 
-Invariants: a delivery is acked by the answer to its own command, message or record; what a broken
-connection has left open counts as not done. Few errors are about one task: those are named here,
-and count as its failure; one that is too large for Kafka is rejected, since no retry makes it
-smaller. Whatever else a broker says is about itself: ``NotNow``, also for part of a batch.
+Invariants: each delivery is acked only by the answer to its own command, message or record. If the
+connection breaks before the answer, the delivery counts as not sent. The few errors that concern a
+single task are listed here and count as its failure. A task that is too large for Kafka is
+rejected, since retries cannot succeed. All other errors concern the broker and raise ``NotNow``,
+also for part of a batch.
 """
 
 from __future__ import annotations
@@ -61,54 +62,62 @@ if TYPE_CHECKING:
 LOGGER = logging.getLogger("tickwheel.outbound")
 
 ANSWER_S: Final = 10.0
-"""How long, in seconds, Redis or RabbitMQ may take for a batch."""
+"""Maximum seconds for a batch of Redis or RabbitMQ."""
 
 # --- Redis ---------------------------------------------------------------------------------------
 
 REDIS_PORT: Final = 6379
 READ_BYTES: Final = 1 << 16
 REPLY_BYTES_MAX: Final = 9_999
-"""Bytes of one reply of Redis; a connection with a longer one is closed before it is read."""
+"""Maximum bytes of a reply of Redis. A connection with a longer reply is closed before reading
+it."""
 _TOO_LARGE: Final = re.compile(rb"\n(?:[*%%~>|]|\$\d{%d,})" % (len(str(REPLY_BYTES_MAX)) + 1))
-"""Begins a reply that nothing asked for: several values, or a string that is longer. The parser
-makes room for as many values as are announced."""
+"""Matches the beginning of a reply with several values or a longer string. No command has such a
+reply, and the parser would allocate memory for the announced size."""
 OF_A_TASK: Final = (
     "WRONGTYPE ",
     "ERR Elements are too large",
     "ERR string exceeds maximum allowed size",
     "ERR Protocol error: invalid bulk length",
 )
-"""How errors begin that are about one command. All others say how the server is, whatever it was
-asked: what it lacks, forbids or is busy with."""
+"""Prefixes of errors that concern a single command. All other errors describe the server."""
 
 
 class RedisFailed(NotNow):
-    """The server's word for why it takes nothing."""
+    """The server refuses commands; the text is its error."""
 
 
 def redis_target(url: str, secret: str | None) -> RedisTarget:
-    """A target of such a URL; ``secret`` is the password. Raises BadRequest."""
-    found = TargetUrl(url)
-    database = found.path or "0"
+    """Return a target from a URL, with ``secret`` as the password. Raise BadRequest."""
+    target_url = TargetUrl(url)
+    database = target_url.path or "0"
     if not database.isascii() or not database.isdigit():
-        raise BadRequest(f"url must end with the number of a database, not with {found.path!r:.60}")
-    batch = found.batch_max()
-    if found.has("stream") == found.has("list"):
-        raise BadRequest("url must have stream=NAME or list=NAME, and not both")
-    make: Maker
-    if found.has("stream"):
-        make = StreamEntries(found.option("stream"), found.number("maxlen", 0, 1, 1 << 53))
+        raise BadRequest(
+            f"url must end with the number of a database, not with {target_url.path!r:.60}"
+        )
+    batch = target_url.batch_max()
+    if target_url.has("stream") == target_url.has("list"):
+        raise BadRequest("url must have either stream=NAME or list=NAME")
+    command_maker: Maker
+    if target_url.has("stream"):
+        command_maker = StreamEntries(
+            target_url.option("stream"), target_url.number("maxlen", 0, 1, 1 << 53)
+        )
     else:
-        is_json = found.choice("value", "json", "body") == "json"
-        make = ListElements(found.option("list"), is_json=is_json)
-    is_tls = found.scheme == "rediss"
-    login = ("AUTH", *(() if found.user is None else (found.user,)), secret) if secret else None
-    made = RedisTarget(
-        found.host(), found.port(REDIS_PORT), is_tls=is_tls, login=login, database=database,
-        make=make, batch_max=batch,
+        is_json = target_url.choice("value", "json", "body") == "json"
+        command_maker = ListElements(target_url.option("list"), is_json=is_json)
+    is_tls = target_url.scheme == "rediss"
+    login = (
+        ("AUTH", *(() if target_url.user is None else (target_url.user,)), secret)
+        if secret
+        else None
+    )
+    target = RedisTarget(
+        target_url.host(), target_url.port(REDIS_PORT), is_tls=is_tls, login=login,
+        database=database, make=command_maker, batch_max=batch,
     )  # fmt: skip
-    found.done()
-    return made
+    target_url.done()
+    return target
 
 
 class RedisTarget:
@@ -138,11 +147,11 @@ class RedisTarget:
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
         self._parser: Any = None
         self._tail, self._held = b"\n", 0
-        """The last bytes that were read, and how many of them since the last whole reply."""
+        """The last bytes read, and the number of bytes since the last complete reply."""
         self._asking = asyncio.Lock()
 
     async def connect(self) -> None:
-        """Connect, log in, choose the database."""
+        """Connect, log in and select the database."""
         host, port = self._address
         self._streams = await asyncio.open_connection(host, port, ssl=self._tls)
         self._parser = self._hiredis.Reader(notEnoughData=_MORE)
@@ -155,15 +164,15 @@ class RedisTarget:
                 raise RedisFailed(str(reply))
 
     async def send(self, deliveries: Sequence[Delivery]) -> list[Outcome]:
-        """One command for each delivery, all of them in one write."""
+        """Send a command for each delivery, all in one write."""
         pack, make = self._hiredis.pack_command, self._make.command
-        commands = b"".join([pack(make(message(one))) for one in deliveries])
+        commands = b"".join([pack(make(message(delivery))) for delivery in deliveries])
         async with asyncio.timeout(ANSWER_S):
             replies = await self._ask(commands, len(deliveries))
         outcomes = [
             _of_error(str(reply)) if isinstance(reply, Exception) else ACK for reply in replies
         ]
-        refused = next((one for one in outcomes if one.settled == "later"), None)
+        refused = next((outcome for outcome in outcomes if outcome.settled == "later"), None)
         if refused is not None:
             raise RedisFailed(refused.reason or "", outcomes)
         return outcomes
@@ -174,8 +183,9 @@ class RedisTarget:
             streams[1].transport.abort()
 
     async def _ask(self, commands: bytes, count: int) -> list[Any]:
-        """The replies to so many commands; those of one caller at a time. What has failed once has
-        no connection any more: its replies may still come."""
+        """Send ``count`` commands and return their replies, for one caller at a time.
+
+        Close the connection after an error, since late replies could still arrive on it."""
         async with self._asking:
             try:
                 return await self._replies(commands, count)
@@ -205,55 +215,55 @@ class RedisTarget:
         return replies
 
     def _check(self, data: bytes) -> None:
-        """Raises RedisFailed for a reply that is too large."""
+        """Raise RedisFailed for a reply that is too large."""
         self._held += len(data)
-        looked = self._tail + data
-        if self._held > READ_BYTES + REPLY_BYTES_MAX or _TOO_LARGE.search(looked):
+        recent = self._tail + data
+        if self._held > READ_BYTES + REPLY_BYTES_MAX or _TOO_LARGE.search(recent):
             raise RedisFailed(
                 f"the server answers with more than {REPLY_BYTES_MAX} bytes (REPLY_BYTES_MAX)"
             )
-        self._tail = looked[-32:]
+        self._tail = recent[-32:]
 
 
-def _of_error(said: str) -> Outcome:
-    return Outcome("retry" if said.startswith(OF_A_TASK) else "later", reason=said)
+def _of_error(error: str) -> Outcome:
+    return Outcome("retry" if error.startswith(OF_A_TASK) else "later", reason=error)
 
 
 _MORE: Final = object()
-"""Stands for a reply that has not come as a whole."""
+"""Returned by the parser for an incomplete reply."""
 
 
 class StreamEntries:
-    """``XADD`` of each message; ``maxlen`` 0 trims nothing, else about so many entries are kept."""
+    """``XADD`` of each message. The stream keeps about ``maxlen`` entries, or all for 0."""
 
     def __init__(self, name: str, maxlen: int) -> None:
         trim: tuple[str, ...] = ("MAXLEN", "~", str(maxlen)) if maxlen else ()
         self._head = ("XADD", name, *trim, "*", "body")
 
-    def command(self, found: Message) -> tuple[str | bytes, ...]:
+    def command(self, task_message: Message) -> tuple[str | bytes, ...]:
         """The words of the command for one message."""
-        words: list[str | bytes] = [*self._head, found.body]
-        for name, value in found.headers.items():
+        words: list[str | bytes] = [*self._head, task_message.body]
+        for name, value in task_message.headers.items():
             words += (name, value if type(value) is str else as_text(value))
         return tuple(words)
 
 
 class ListElements:
-    """``RPUSH`` of each message, as JSON with its headers, or its body alone."""
+    """``RPUSH`` of each message, as JSON with its headers or only its body."""
 
     def __init__(self, name: str, *, is_json: bool) -> None:
         self._name = name
         self._is_json = is_json
 
-    def command(self, found: Message) -> tuple[str | bytes, ...]:
+    def command(self, task_message: Message) -> tuple[str | bytes, ...]:
         """The words of the command for one message."""
         if not self._is_json:
-            return "RPUSH", self._name, found.body
+            return "RPUSH", self._name, task_message.body
         try:
-            body = {"body": found.body.decode()}
+            body = {"body": task_message.body.decode()}
         except UnicodeDecodeError:
-            body = {"body_base64": base64.b64encode(found.body).decode()}
-        text = json.dumps(body | {"headers": found.headers}, separators=(",", ":"))
+            body = {"body_base64": base64.b64encode(task_message.body).decode()}
+        text = json.dumps(body | {"headers": task_message.headers}, separators=(",", ":"))
         return "RPUSH", self._name, text
 
 
@@ -266,47 +276,47 @@ AMQP_PORT: Final = 5672
 AMQPS_PORT: Final = 5671
 AMQP_USER: Final = "guest"
 FRAME_BYTES_MAX: Final = 1 << 20
-"""Bytes of one frame of RabbitMQ, whose own limit is 128 KiB."""
+"""Maximum bytes of a received frame. The limit of RabbitMQ itself is 128 KiB."""
 BLOCKED: Final = "the broker has blocked the connection: an alarm of its memory or disk"
 NAME_BYTES_MAX: Final = 128
-"""Bytes of a header's name in AMQP."""
+"""Maximum bytes of a header's name in AMQP."""
 HEADERS_BYTES_MAX: Final = 64 * 1024
-"""Bytes of headers for properties of a task; those beyond are left out. A frame of RabbitMQ, into
-which all headers have to go, has 128 KiB."""
+"""Maximum bytes of headers for properties of a task; further properties are left out. All headers
+must fit into a frame of RabbitMQ, which has 128 KiB."""
 
 
 def amqp_target(url: str, secret: str | None) -> AmqpTarget:
-    """A target of such a URL; ``secret`` is the password. Raises BadRequest."""
-    found = TargetUrl(url)
-    is_tls = found.scheme == "amqps"
-    exchange = found.option("exchange", "")
-    if not exchange and not found.has("routing_key"):
-        raise BadRequest("url must have routing_key=QUEUE, or exchange=NAME")
-    made = AmqpTarget(
+    """Return a target from a URL, with ``secret`` as the password. Raise BadRequest."""
+    target_url = TargetUrl(url)
+    is_tls = target_url.scheme == "amqps"
+    exchange = target_url.option("exchange", "")
+    if not exchange and not target_url.has("routing_key"):
+        raise BadRequest("url must have routing_key=QUEUE or exchange=NAME")
+    target = AmqpTarget(
         exchange,
-        found.option("routing_key", "" if exchange else None),
-        host=found.host(),
-        port=found.port(AMQPS_PORT if is_tls else AMQP_PORT),
-        login=found.user or AMQP_USER,
+        target_url.option("routing_key", "" if exchange else None),
+        host=target_url.host(),
+        port=target_url.port(AMQPS_PORT if is_tls else AMQP_PORT),
+        login=target_url.user or AMQP_USER,
         password=secret or AMQP_USER,
-        virtualhost=found.path or "/",
+        virtualhost=target_url.path or "/",
         ssl=is_tls,
         ssl_context=ssl.create_default_context() if is_tls else None,
-        batch_max=found.batch_max(),
+        batch_max=target_url.batch_max(),
     )
-    found.done()
-    return made
+    target_url.done()
+    return target
 
 
 class AmqpTarget:
-    """An exchange of one broker, and a routing key."""
+    """An exchange of a broker with a routing key."""
 
     concurrency = 1
 
     def __init__(
         self, exchange: str, routing_key: str, *, batch_max: int = BATCH, **place: Any
     ) -> None:
-        """``place`` is what aio-pika connects by."""
+        """``place`` are the connection options of aio-pika."""
         with needs("amqp"):
             import aio_pika
             import aiormq.exceptions as errors
@@ -324,9 +334,9 @@ class AmqpTarget:
             errors.PublishError, errors.ChannelPreconditionFailed, errors.ConnectionSyntaxError,
             errors.ConnectionFrameError, errors.ConnectionUnexpectedFrame,
         )  # fmt: skip
-        """What the broker answers to one message: it returns it, or does not understand it."""
-        self._said = errors.DeliveryError, errors.ChannelClosed, errors.ConnectionClosed
-        """Whatever the broker says: it did not confirm a message, or closed something."""
+        """Errors that concern a single message: it was returned or not understood."""
+        self._broker_errors = errors.DeliveryError, errors.ChannelClosed, errors.ConnectionClosed
+        """All errors of the broker: an unconfirmed message, or a closed channel or connection."""
         self._exchange_name, self._routing_key = exchange, routing_key
         self._place = place
         self.batch_max = batch_max
@@ -334,7 +344,7 @@ class AmqpTarget:
         self._exchange: Any = None
 
     async def connect(self) -> None:
-        """Connect, and see that the exchange is there."""
+        """Connect and check that the exchange exists."""
         self._connection = await self._aio_pika.connect(
             connection_class=self._bounded, **self._place
         )
@@ -345,19 +355,19 @@ class AmqpTarget:
             self._exchange = channel.default_exchange
 
     async def send(self, deliveries: Sequence[Delivery]) -> list[Outcome]:
-        """Publish all, and wait for the confirm of each."""
-        begun = [asyncio.ensure_future(self._publish(one)) for one in deliveries]
+        """Publish all deliveries and wait for each confirm."""
+        tasks = [asyncio.ensure_future(self._publish(delivery)) for delivery in deliveries]
         try:
-            await asyncio.wait(begun, timeout=ANSWER_S)
-            is_blocked = not all(one.done() for one in begun) and await self._is_blocked()
+            await asyncio.wait(tasks, timeout=ANSWER_S)
+            is_blocked = not all(task.done() for task in tasks) and await self._is_blocked()
         finally:
-            for one in begun:
-                one.cancel()
-        ends = await asyncio.gather(*begun, return_exceptions=True)
+            for task in tasks:
+                task.cancel()
+        ends = await asyncio.gather(*tasks, return_exceptions=True)
         return self._outcomes(ends, BLOCKED if is_blocked else None)
 
     async def _is_blocked(self) -> bool:
-        """Whether the broker has said that it takes nothing from this connection: an alarm."""
+        """Return whether the broker has blocked this connection because of an alarm."""
         try:
             async with asyncio.timeout(0):
                 await self._connection.transport.connection.ready()
@@ -366,8 +376,8 @@ class AmqpTarget:
         return False
 
     def _outcomes(self, ends: Sequence[BaseException | None], refusal: str | None) -> list[Outcome]:
-        """The outcome of each end. Raises NotNow for what the broker says of itself, else what no
-        broker has said."""
+        """Return the outcomes. Raise NotNow for an error that concerns the broker, and any error
+        that is not the broker's."""
         for end in ends:
             if refusal is None and end is not None and self._is_of_the_broker(end):
                 refusal = why(end)
@@ -391,16 +401,16 @@ class AmqpTarget:
         await self._exchange.publish(self._message(delivery), self._routing_key, mandatory=True)
 
     def _is_of_the_broker(self, end: object) -> bool:
-        return isinstance(end, self._said) and not isinstance(end, self._of_a_message)
+        return isinstance(end, self._broker_errors) and not isinstance(end, self._of_a_message)
 
     def _message(self, delivery: Delivery) -> Any:
-        found = message(delivery)
+        task_message = message(delivery)
         steps = (delivery.encoding or "").partition(",")[2]
         return self._aio_pika.Message(
-            found.body,
-            headers=headers_of(found.headers),
-            message_id=str(found.headers[DEDUPE_ID]),
-            content_type=found.headers.get("content-type"),
+            task_message.body,
+            headers=headers_of(task_message.headers),
+            message_id=str(task_message.headers[DEDUPE_ID]),
+            content_type=task_message.headers.get("content-type"),
             content_encoding=steps or None,
             priority=delivery.priority,
             delivery_mode=self._aio_pika.DeliveryMode.PERSISTENT,
@@ -413,19 +423,19 @@ class AmqpTarget:
 
 
 class BoundedReader(asyncio.StreamReader):
-    """A stream of frames that makes no room for one that is announced as too large."""
+    """A stream reader that refuses frames with an announced size above the limit."""
 
     async def readexactly(self, n: int) -> bytes:
         if n > FRAME_BYTES_MAX:
             raise ConnectionError(
-                f"the broker sends a frame of {n} bytes; {FRAME_BYTES_MAX} (FRAME_BYTES_MAX) are"
-                " allowed"
+                f"the broker sends a frame of {n} bytes; the limit is {FRAME_BYTES_MAX}"
+                " (FRAME_BYTES_MAX)"
             )
         return await super().readexactly(n)
 
 
 class BoundedTransport:
-    """Makes the streams of a connection of aiormq, a ``TransportFactory`` there."""
+    """A ``TransportFactory`` of aiormq with bounded streams."""
 
     def __init__(self, *, is_tls: bool) -> None:
         self._is_tls = is_tls
@@ -433,7 +443,7 @@ class BoundedTransport:
     async def create(
         self, url: Any, *, ssl_context_provider: Any, **options: Any
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """Connect; failures are those of aiormq's own factories."""
+        """Connect. Raise the same errors as aiormq's factories."""
         from aiormq.exceptions import AMQPConnectionError
 
         loop = asyncio.get_running_loop()
@@ -449,12 +459,13 @@ class BoundedTransport:
         return reader, asyncio.StreamWriter(transport, protocol, reader, loop)
 
 
-def headers_of(told: Mapping[str, Value]) -> dict[str, Value]:
-    """Headers as AMQP can say them, where a name has 128 bytes at most and all of them have to fit
-    into one frame. Properties that do not are left out."""
+def headers_of(fields: Mapping[str, Value]) -> dict[str, Value]:
+    """Return AMQP headers, whose names have at most 128 bytes and which must fit into one frame.
+
+    Properties that do not fit are left out."""
     headers: dict[str, Value] = {}
     left = HEADERS_BYTES_MAX
-    for name, value in told.items():
+    for name, value in fields.items():
         if name.startswith(PROPERTY):
             length = len(name.encode())
             size = length + (len(value.encode()) if isinstance(value, str) else 8) + 8
@@ -468,42 +479,46 @@ def headers_of(told: Mapping[str, Value]) -> dict[str, Value]:
 # --- Kafka ---------------------------------------------------------------------------------------
 
 KAFKA_ANSWER_S: Final = 15.0
-"""How long, in seconds, the brokers may take for a batch."""
+"""Maximum seconds for a batch of Kafka."""
 KAFKA_REQUEST_MS: Final = 10_000
 KAFKA_PORT: Final = 9092
 RESPONSE_BYTES_MAX: Final = 16 * 1024 * 1024
-"""Bytes of one response of Kafka: the largest one names all partitions of a topic."""
+"""Maximum bytes of a response of Kafka. The largest response lists all partitions of a topic."""
 RECORDS_BYTES: Final = 1 << 18
-"""Bytes of the records that one request has for a partition."""
+"""Maximum bytes of the records for a partition in one request."""
 
 
 def kafka_target(url: str, secret: str | None) -> KafkaTarget:
-    """A target of such a URL; ``secret`` is the password. Raises BadRequest."""
-    found = TargetUrl(url)
+    """Return a target from a URL, with ``secret`` as the password. Raise BadRequest."""
+    target_url = TargetUrl(url)
     brokers = [
-        one if ":" in one else f"{one}:{KAFKA_PORT}" for one in found.places.split(",") if one
+        broker if ":" in broker else f"{broker}:{KAFKA_PORT}"
+        for broker in target_url.places.split(",")
+        if broker
     ]
     if not brokers:
-        found.host()  # says what is missing
-    is_tls, protocol = found.scheme == "kafkas", "SSL" if found.scheme == "kafkas" else "PLAINTEXT"
+        target_url.host()  # raises the error
+    is_tls, protocol = (
+        target_url.scheme == "kafkas",
+        "SSL" if target_url.scheme == "kafkas" else "PLAINTEXT",
+    )
     options: dict[str, Any] = {"bootstrap_servers": brokers}
     if is_tls:
         options["ssl_context"] = ssl.create_default_context()
-    if found.user is not None:
-        mechanism = found.choice("sasl", "plain", "scram-sha-256", "scram-sha-512")
+    if target_url.user is not None:
+        mechanism = target_url.choice("sasl", "plain", "scram-sha-256", "scram-sha-512")
         protocol = "SASL_SSL" if is_tls else "SASL_PLAINTEXT"
-        options |= {"sasl_mechanism": mechanism.upper(), "sasl_plain_username": found.user}
+        options |= {"sasl_mechanism": mechanism.upper(), "sasl_plain_username": target_url.user}
         options["sasl_plain_password"] = secret or ""
     options["security_protocol"] = protocol
-    batch = found.batch_max()
-    made = KafkaTarget(found.option("topic"), options, batch_max=batch)
-    found.done()
-    return made
+    batch = target_url.batch_max()
+    target = KafkaTarget(target_url.option("topic"), options, batch_max=batch)
+    target_url.done()
+    return target
 
 
 def _bound_responses(connection: Any) -> None:
-    """Bound what a connection of aiokafka reads: it has no limit of its own, and no place for
-    one."""
+    """Limit the size of responses in connections of aiokafka, which has no such option."""
     begin = connection._create_reader_task
     if hasattr(begin, "__wrapped__"):
         return
@@ -515,10 +530,10 @@ def _bound_responses(connection: Any) -> None:
         async def readexactly(n: int) -> Any:
             if not 0 <= n <= RESPONSE_BYTES_MAX:
                 problem = (
-                    f"the broker sends a response of {n} bytes; {RESPONSE_BYTES_MAX}"
-                    " (RESPONSE_BYTES_MAX) are allowed"
+                    f"the broker sends a response of {n} bytes; the limit is {RESPONSE_BYTES_MAX}"
+                    " (RESPONSE_BYTES_MAX)"
                 )
-                LOGGER.warning("%s", problem)  # aiokafka says only that the connection has ended
+                LOGGER.warning("%s", problem)  # aiokafka reports only a closed connection
                 raise ConnectionError(problem)
             return await read(n)
 
@@ -529,7 +544,7 @@ def _bound_responses(connection: Any) -> None:
 
 
 class KafkaTarget:
-    """A topic of one cluster."""
+    """A topic of a cluster."""
 
     concurrency = 1
 
@@ -548,7 +563,7 @@ class KafkaTarget:
             errors.RecordListTooLargeError, errors.InvalidTimestampError,
             errors.CorruptRecordException,
         )  # fmt: skip
-        """What the brokers answer to one record; all else is about a topic or the cluster."""
+        """Errors that concern a single record; all others concern the topic or cluster."""
         self._too_large = (
             aiokafka.errors.MessageSizeTooLargeError,
             aiokafka.errors.RecordTooLargeError,
@@ -559,7 +574,7 @@ class KafkaTarget:
         self._producer: Any = None
 
     async def connect(self) -> None:
-        """Make a producer, and let it find the cluster."""
+        """Create a producer and connect it to the cluster."""
         self._producer = self._aiokafka.AIOKafkaProducer(
             acks="all", enable_idempotence=True, request_timeout_ms=KAFKA_REQUEST_MS,
             max_batch_size=RECORDS_BYTES, **self._options,
@@ -567,31 +582,34 @@ class KafkaTarget:
         await self._producer.start()
 
     async def send(self, deliveries: Sequence[Delivery]) -> list[Outcome]:
-        """Hand over all records, and wait for the answer to each."""
+        """Send all records and wait for the answer to each."""
         async with asyncio.timeout(KAFKA_ANSWER_S):
-            begun: list[asyncio.Future[Any]] = []
+            answers: list[asyncio.Future[Any]] = []
             for delivery in deliveries:
-                begun.append(await self._begin(delivery))
-                if begun[-1].done() and self._is_of_the_cluster(begun[-1].exception()):
-                    break  # the next ones would wait for the same
-            ends = await asyncio.gather(*begun, return_exceptions=True)
+                answers.append(await self._begin(delivery))
+                if answers[-1].done() and self._is_of_the_cluster(answers[-1].exception()):
+                    break  # the next records would fail in the same way
+            ends = await asyncio.gather(*answers, return_exceptions=True)
             ends += ends[-1:] * (len(deliveries) - len(ends))
         outcomes = [self._outcome(end) for end in ends]
-        refused = next((one for one in outcomes if one.settled == "later"), None)
+        refused = next((outcome for outcome in outcomes if outcome.settled == "later"), None)
         if refused is not None:
             raise NotNow(refused.reason or "", outcomes)
         return outcomes
 
     async def _begin(self, delivery: Delivery) -> asyncio.Future[Any]:
-        """The future of the brokers' answer for one record."""
-        found = message(delivery)
+        """Return the future of the brokers' answer to one record."""
+        task_message = message(delivery)
         key = delivery.order_key or delivery.key
-        headers = [(name, as_text(value).encode()) for name, value in found.headers.items()]
+        headers = [(name, as_text(value).encode()) for name, value in task_message.headers.items()]
         try:
             answer: asyncio.Future[Any] = await self._producer.send(
-                self._topic, found.body, None if key is None else key.encode(), headers=headers
+                self._topic,
+                task_message.body,
+                None if key is None else key.encode(),
+                headers=headers,
             )
-        except self._kafka_error as error:  # too large, seen before it was sent; no metadata
+        except self._kafka_error as error:  # no metadata, or a record too large to send
             answer = asyncio.get_running_loop().create_future()
             answer.set_exception(error)
         return answer

@@ -1,12 +1,12 @@
-"""The process that sends the tasks of groups with targets: one for each daemon that leads.
+"""The outbound process, which sends the tasks of groups with targets for one active daemon.
 
-Its daemon writes JSON lines to its standard input: first where the daemon is and a secret of the
-moment, then targets that are set and removed, and questions. It writes JSON lines to its standard
-output: how targets go, pushes that have ended, answers. To the daemon's tasks it comes as any
-client does. When the input ends without a word the daemon is dead, and so is everything that could
-still be settled: the process ends at once. At ``stop`` it lets requests under way end.
+The daemon writes JSON lines to its standard input: first the address of the daemon and a temporary
+secret, then changes of targets, and questions. The process writes JSON lines to its standard
+output: states of targets, ended pushes, and answers. It receives tasks as an ordinary client. If
+the input ends without ``stop``, the daemon is dead and nothing can be settled, so the process exits
+at once. After ``stop`` it waits for running requests.
 
-A target is named by (topic, group). One that is set again is made anew.
+A target is identified by (topic, group). A target that is set again is replaced.
 """
 
 from __future__ import annotations
@@ -33,28 +33,28 @@ if TYPE_CHECKING:
 
 LINE_BYTES_MAX: Final = 16 * 1024 * 1024
 STATES_S: Final = 0.5
-"""How often, in seconds, the daemon is told how targets go."""
+"""Seconds between two reports of the targets' states to the daemon."""
 AGAIN_S: Final = 1.0
-"""Seconds before a target that could not be begun is begun again, or whose runner has ended."""
+"""Seconds before a target that failed to start or whose runner has ended is started again."""
 TEST_BODY: Final = b'{"test": true}'
 SEND_TIMEOUT_S: Final = 10.0
-"""How long, in seconds, the daemon may take to answer before it is asked again."""
+"""Seconds to wait for an answer of the daemon before a request is repeated."""
 
 
 class PushRunner(Runner):
-    """A runner that leaves alone what waits for a callback."""
+    """A runner that does not settle deliveries that wait for a callback."""
 
     async def _settle(self, batch: Sequence[Delivery], outcomes: Sequence[Outcome]) -> None:
         for delivery, outcome in zip(batch, outcomes, strict=True):
             if outcome.settled == "held":
-                assert self._leases is not None, "it runs"
+                assert self._leases is not None, "the runner is running"
                 self._leases.drop(delivery)
             else:
                 await super()._settle([delivery], [outcome])
 
 
 class Job:
-    """One target at work: begun, and begun again when it ends, until it is closed."""
+    """A running target, which is restarted after its runner ends until ``close``."""
 
     def __init__(self, row: Mapping[str, Any], sending: Sending) -> None:
         self.row = row
@@ -69,7 +69,7 @@ class Job:
         self._work = asyncio.create_task(self._run())
 
     async def close(self) -> None:
-        """Send no more; requests under way may end."""
+        """Stop sending, and wait for running requests."""
         if self._runner is not None:
             await self._runner.stop()
         self._work.cancel()
@@ -81,7 +81,7 @@ class Job:
                 runner = self._runner = self._new_runner()
                 await runner.run()
             except Exception as error:
-                # The daemon may refuse it for a while: its client of before is still there.
+                # The daemon can refuse it while the previous client is still connected.
                 self._trouble = why(error)
             if not self._is_over:
                 await asyncio.sleep(AGAIN_S)
@@ -105,7 +105,7 @@ class Job:
     def _new_push(self) -> PushTarget:
         from tickwheel.outbound.push import PushTarget
 
-        if self.push is None:  # it keeps what it remembers
+        if self.push is None:  # keep the log of a restarted push
             row, sending = self.row, self._sending
             self.push = PushTarget(
                 sending.http, row["url"], row["secrets"], row["options"],
@@ -127,29 +127,31 @@ class Job:
         self._trouble = outcome.reason if outcome.settled == "retry" else self._trouble
 
     def state(self) -> dict[str, Any]:
-        """How the target goes: fields of ``TargetInfo``."""
+        """Return the state of the target: fields of ``TargetInfo``."""
         push, runner = self.push, self._runner
         if push is not None:
-            word = "failing" if push.is_failing else "sending"
-            found = {
+            state = "failing" if push.is_failing else "sending"
+            fields = {
                 "sent": push.sent, "acked": push.acked, "failed": push.failed,
                 "in_flight": push.in_flight, **push.last,
             }  # fmt: skip
             if push.host.is_open:
-                word = "open"
+                state = "open"
         else:
             is_failing = runner is not None and runner.trouble is not None
-            word = "failing" if is_failing else "sending"
-            found = {
+            state = "failing" if is_failing else "sending"
+            fields = {
                 "sent": self._sent, "acked": self._acked, "failed": self._failed,
                 "last_ms": self._last_ms,
             }  # fmt: skip
         trouble = runner.trouble if runner is not None and runner.trouble else self._trouble
-        if found.get("last_error") is None and trouble is not None:
-            found["last_error"] = trouble
+        if fields.get("last_error") is None and trouble is not None:
+            fields["last_error"] = trouble
         if runner is None:
-            word = "failing" if self._trouble else "starting"
-        return {name: one for name, one in found.items() if one is not None} | {"state": word}
+            state = "failing" if self._trouble else "starting"
+        return {name: value for name, value in fields.items() if value is not None} | {
+            "state": state
+        }
 
 
 class Sending:
@@ -166,30 +168,30 @@ class Sending:
         self._jobs: dict[tuple[str, str], Job] = {}
         self._http: Http | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._told: dict[tuple[str, str], dict[str, Any]] = {}
+        self._reported: dict[tuple[str, str], dict[str, Any]] = {}
 
     @property
     def http(self) -> Http:
-        """The connections of pushes, once there is one."""
+        """The connections of pushes, created by the first push."""
         if self._http is None:
             from tickwheel.outbound.push import Http
 
             self._http = Http(self.guard)
         return self._http
 
-    def tell(self, **what: Any) -> None:
-        """Write one line to the daemon."""
-        self._out.write(json.dumps(what) + "\n")
+    def tell(self, **fields: Any) -> None:
+        """Write a line to the daemon."""
+        self._out.write(json.dumps(fields) + "\n")
         self._out.flush()
 
     def spawn(self, work: Any) -> None:
-        """Run ``work`` beside."""
+        """Run ``work`` in the background."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def handle(self, line: Mapping[str, Any]) -> None:
-        """Do what a line of the daemon says."""
+        """Execute a line of the daemon."""
         if "set" in line:
             await self._set(line["set"])
         elif "remove" in line:
@@ -204,17 +206,17 @@ class Sending:
 
     async def _remove(self, place: tuple[str, str]) -> None:
         job = self._jobs.pop(place, None)
-        self._told.pop(place, None)
+        self._reported.pop(place, None)
         if job is not None:
             self.spawn(job.close())
 
-    async def states_for_ever(self) -> None:
-        """Tell the daemon how targets go, whenever that has changed."""
+    async def report_states_forever(self) -> None:
+        """Report changed states of targets to the daemon, forever."""
         while True:
             for place, job in self._jobs.items():
                 state = job.state()
-                if state != self._told.get(place):
-                    self._told[place] = state
+                if state != self._reported.get(place):
+                    self._reported[place] = state
                     self.tell(state=[*place, state])
             await asyncio.sleep(STATES_S)
 
@@ -222,62 +224,62 @@ class Sending:
 
     async def _answer(self, line: Mapping[str, Any]) -> None:
         number, what = line["ask"], line["what"]
-        asked = {
+        execute = {
             "test": self._test, "log": self._log, "resend": self._resend, "check": self._check,
         }[what]  # fmt: skip
         try:
-            self.tell(answer=number, value=await asked(line["said"]))
+            self.tell(answer=number, value=await execute(line["said"]))
         except TickwheelError as error:
             self.tell(answer=number, error=[error.code, error.message])
         except Exception as error:
             problem = InternalError(f"{what}: {why(error)}")
             self.tell(answer=number, error=[problem.code, problem.message])
 
-    async def _test(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+    async def _test(self, fields: Mapping[str, Any]) -> dict[str, Any]:
         from tickwheel.outbound import push
 
         headers = {"content-type": "application/json", "tickwheel-test": "1"}
         body = TEST_BODY
         began_s = time.time()
         message_id = f"test-{int(began_s * 1000)}"
-        if asked["format"] == "cloudevents":
+        if fields["format"] == "cloudevents":
             headers["content-type"] = "application/cloudevents+json; charset=utf-8"
             event = {
                 "specversion": "1.0", "id": message_id, "source": "/test",
                 "type": "tickwheel.test", "data": {"test": True},
             }  # fmt: skip
             body = json.dumps(event).encode()
-        request = push.Request(asked["url"], message_id, headers, body)
-        with checked(partial(self.guard.check, asked["url"].partition("?")[0])):
-            answer = await push.post(self.http, request, Signer(asked["secrets"]), push.Spans())
+        request = push.Request(fields["url"], message_id, headers, body)
+        with checked(partial(self.guard.check, fields["url"].partition("?")[0])):
+            answer = await push.post(self.http, request, Signer(fields["secrets"]), push.Spans())
         is_good = answer.status is not None and 200 <= answer.status < 300
-        return push.said(answer, "acked" if is_good else "retry", began_s, 0)
+        return push.sent_fields(answer, "acked" if is_good else "retry", began_s, 0)
 
-    async def _check(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        """Raises what is wrong with the address of a forwarder."""
-        target_of(asked["url"], next(iter(asked["secrets"]), None))
+    async def _check(self, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """Check the address of a forwarder. Raise BadRequest."""
+        target_of(fields["url"], next(iter(fields["secrets"]), None))
         return {}
 
-    async def _log(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        push = self._push(asked)
-        newest = [one.found for one in reversed(push.log)]
-        return {"requests": newest[: asked["limit"]]}
+    async def _log(self, fields: Mapping[str, Any]) -> dict[str, Any]:
+        push = self._push(fields)
+        newest = [entry.fields for entry in reversed(push.log)]
+        return {"requests": newest[: fields["limit"]]}
 
-    async def _resend(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        push, url = self._push(asked), self._jobs[asked["topic"], asked["group"]].row["url"]
+    async def _resend(self, fields: Mapping[str, Any]) -> dict[str, Any]:
+        push, url = self._push(fields), self._jobs[fields["topic"], fields["group"]].row["url"]
         with checked(partial(self.guard.check, str(url).partition("?")[0])):
-            return await push.again(asked["number"])
+            return await push.again(fields["number"])
 
-    def _push(self, asked: Mapping[str, Any]) -> PushTarget:
-        job = self._jobs.get((asked["topic"], asked["group"]))
+    def _push(self, fields: Mapping[str, Any]) -> PushTarget:
+        job = self._jobs.get((fields["topic"], fields["group"]))
         if job is None:
-            raise NotFound("nothing is known of this push yet; try again soon")
+            raise NotFound("this push is not known yet; try again soon")
         if job.push is None:
-            raise Conflict("it has not begun to send yet; try again soon")
+            raise Conflict("this push has not started yet; try again soon")
         return job.push
 
     async def stop(self) -> None:
-        """Send no more, and let what is under way end."""
+        """Stop sending, and wait for running requests."""
         await asyncio.gather(*(job.close() for job in self._jobs.values()))
         await self.client.close()
         if self._http is not None:
@@ -285,7 +287,7 @@ class Sending:
 
 
 async def run(out: TextIO) -> None:
-    """Do what the daemon says until it says ``stop``, or is gone."""
+    """Execute the daemon's lines until ``stop`` or the end of the input."""
     reader = asyncio.StreamReader(limit=LINE_BYTES_MAX)
     loop = asyncio.get_running_loop()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
@@ -293,18 +295,18 @@ async def run(out: TextIO) -> None:
     if not first:
         return
     sending = Sending(json.loads(first), out)
-    sending.spawn(sending.states_for_ever())
+    sending.spawn(sending.report_states_forever())
     while line := await reader.readline():
-        said = json.loads(line)
-        if "stop" in said:
+        message = json.loads(line)
+        if "stop" in message:
             await sending.stop()
             return
-        await sending.handle(said)
-    os._exit(0)  # the daemon is dead: nothing can be settled any more
+        await sending.handle(message)
+    os._exit(0)  # the daemon is dead, so nothing can be settled
 
 
 def main() -> None:
-    # What imports or libraries print must not come between the lines.
+    # Output of imports and libraries must not mix with the lines to the daemon.
     out, sys.stdout = sys.stdout, sys.stderr
     with contextlib.suppress(KeyboardInterrupt, BrokenPipeError):
         asyncio.run(run(out))

@@ -1,25 +1,21 @@
 """The target of a push: each task is one signed POST to a URL.
 
-What becomes of a task by the answer: 2xx acks it (202 waits for a callback, where the push has a
-lease for them); 410 ends the push; 429 and 503 are what the host says of itself, and put the task
-off, by ``Retry-After`` or a pause that grows; everything else, no answer included, is a failure
-after which the group's retry policy decides. A 4xx is no
-exception: while an endpoint is deployed anew, or its secret is changed, 401 and 404 are answers
-like any other, and the policy ends in the dead letters anyway.
+The status of the answer decides the outcome. 2xx acknowledges the task; 202 waits for a callback if
+the push has a callback lease. 410 ends the push. 429 and 503 describe the host: they postpone the
+task, by ``Retry-After`` or a growing pause, without a failed attempt. Any other status, or none, is
+a failure, for which the group's retry policy applies. That includes 4xx, because an endpoint can
+answer 401 or 404 during a deployment or a change of its secret; the policy ends in dead letters
+anyway.
 
-Invariants: no redirect is followed and no proxy is asked; at most ``ANSWER_BYTES_MAX`` of an answer
-are read, within the time of the whole request; the status alone decides, so an answer that never
-ends does not undo it; an address is checked by the guard whenever one is connected to.
+Invariants: no redirects, no proxies. At most ``ANSWER_BYTES_MAX`` of an answer are read, within the
+time of the request. Only the status decides, so an endless answer does not change the outcome. The
+guard checks the address of every connection.
 
-``Host`` is one host as push sees it: how many requests it gets at a time from all groups, and a
-breaker that stops asking it while it fails.
-
-The breaker is closed until ``FAILURES_MAX`` requests in a row have failed. Then it is open: nobody
-asks the host for a while that doubles with each further failure. When that is over one request goes
-out, the probe; if it succeeds the breaker is closed, and all others go on. Who has to wait waits in
-``enter``; leases are kept up meanwhile, and what comes due stays in the daemon.
-
-Its times are the event loop's, in seconds.
+``Host`` limits the requests of all groups to one host, and has a breaker. The breaker is closed
+until ``FAILURES_MAX`` requests in a row have failed. Then it is open, and no requests are sent for
+a time that doubles with each further failure. After that time one request is sent as a probe; if it
+succeeds, the breaker closes. Requests wait in ``entered``. Meanwhile their leases are extended, and
+further due tasks stay in the daemon. Times are those of the event loop, in seconds.
 """
 
 from __future__ import annotations
@@ -59,34 +55,35 @@ from tickwheel.version import __version__
 from tickwheel.webhooks import Callback, ForbiddenAddress, Guard, Signer, callback_token
 
 FAILURES_MAX: Final = 10
-"""Failures in a row after which nothing is sent for a while."""
+"""Consecutive failures that open the breaker."""
 OPEN_S: Final = 1.0
 OPEN_MAX_S: Final = 60.0
-"""How long nothing is sent, in seconds; doubled with each probe that fails, up to the most."""
+"""Seconds that the breaker stays open: initially, and the maximum after failed probes."""
 HOST_REQUESTS_MAX: Final = 256
-"""Requests to one host at a time, of all groups together."""
+"""Maximum running requests to one host, for all groups together."""
 
 
 class Host:
-    """The requests to one host, of all groups."""
+    """The limit and the breaker of one host, shared by all groups."""
 
     def __init__(self) -> None:
         self._room = asyncio.Semaphore(HOST_REQUESTS_MAX)
         self._failures = self._openings = 0
-        """Failures in a row, and how often the breaker has opened since the last success."""
+        """Consecutive failures, and openings of the breaker since the last success."""
         self._open_until_s = 0.0
         self._is_probing = False
         self._changed = asyncio.Event()
 
     @property
     def is_open(self) -> bool:
-        """Whether the breaker is open, or waits for the end of its probe."""
+        """Whether the breaker is open or waits for a probe."""
         return self._failures >= FAILURES_MAX
 
     @asynccontextmanager
     async def entered(self) -> AsyncIterator[None]:
-        """While one request may be under way. ``succeeded`` or ``failed`` says how it ended; when
-        neither does, it does not count."""
+        """Wait until a request may be sent, and count it as running inside the context.
+
+        Call ``succeeded`` or ``failed`` inside; otherwise the request does not count."""
         async with self._room:
             is_probe = await self._pass()
             try:
@@ -97,7 +94,7 @@ class Host:
                     self._wake()
 
     async def _pass(self) -> bool:
-        """Wait until the breaker lets a request through; whether that is the probe."""
+        """Wait until the breaker admits the request. Return whether it is a probe."""
         while self.is_open:
             left_s = self._open_until_s - asyncio.get_running_loop().time()
             if left_s <= 0 and not self._is_probing:
@@ -112,15 +109,15 @@ class Host:
         return False
 
     def succeeded(self) -> None:
-        """Take note that the host has answered."""
+        """Record that the host has answered."""
         self._failures = self._openings = 0
         self._wake()
 
     def failed(self) -> None:
-        """Take note that the host did not answer, or could not do it."""
+        """Record that the host has not answered or has answered with an error."""
         self._failures += 1
         now_s = asyncio.get_running_loop().time()
-        # Of requests that were under way when it opened, none makes it longer.
+        # Requests that were running when the breaker opened do not extend the time.
         if self._failures >= FAILURES_MAX and now_s >= self._open_until_s:
             open_s = min(OPEN_MAX_S, OPEN_S * 2.0 ** min(self._openings, 16))
             self._openings += 1
@@ -140,37 +137,38 @@ if TYPE_CHECKING:
     from tickwheel.api.tasks import Value
 
 ANSWER_BYTES_MAX: Final = 64 * 1024
-"""Bytes of an answer's body that are read; a longer one costs its connection."""
+"""Bytes of an answer's body that are read. The connection of a longer answer is closed."""
 WIRE_BYTES_MAX: Final = 128 * 1024
-"""Bytes of an answer with its headers and chunks; one with more is dropped with its connection."""
+"""Maximum bytes of an answer with headers and chunks. A larger one is dropped with its
+connection."""
 INTERIM_MAX: Final = 8
-"""Interim answers (100 to 199) before the answer."""
+"""Maximum interim answers (100 to 199) before the answer."""
 TURN_BYTES_MAX: Final = 4 * 1024
-"""Bytes of one answer that are looked at in a turn of the event loop."""
+"""Bytes of an answer that are parsed in a turn of the event loop."""
 KEPT_BYTES_MAX: Final = 2 * 1024
-"""Bytes of an answer's body that are remembered."""
+"""Bytes of an answer's body that are kept."""
 REASON_BYTES_MAX: Final = 200
 LOG_MAX: Final = 200
-"""Requests that are remembered of one push."""
+"""Requests kept per push."""
 LOG_BYTES_MAX: Final = 4 * 1024 * 1024
-"""Bytes of request bodies that are remembered of one push; older requests cannot be sent again."""
+"""Bytes of request bodies kept per push. Requests without a kept body cannot be sent again."""
 RETRY_AFTER_MAX_S: Final = 86_400.0
-"""The most that an endpoint may ask for by ``Retry-After``, in seconds."""
+"""Maximum seconds of ``Retry-After``."""
 HEADERS_BYTES_MAX: Final = 6 * 1024
-"""Bytes of headers for properties of a task; those beyond are left out."""
+"""Maximum bytes of headers for properties of a task; further properties are left out."""
 REQUEST_S, CONNECT_S = 30.0, 5.0
 KEEP_ALIVE_S: Final = 30.0
 OF_THE_HOST: Final = (429, 503)
-"""Answers by which a host says that it takes nothing now: they cost no task an attempt."""
+"""Statuses of a host that accepts no requests now; they do not count as failed attempts."""
 HELD: Final = Outcome("held")
-"""The task waits for a callback, with a lease of its own: nothing is settled now."""
+"""The outcome of a task that waits for a callback with a longer lease."""
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{1,100}")
 _EVENT = "ce-"
-"""How properties begin that hold the attributes of a CloudEvent that was enqueued."""
+"""The prefix of properties with the attributes of an enqueued CloudEvent."""
 
 
 class GuardedResolver(AbstractResolver):
-    """Looks hosts up, and leaves out what may not be asked: what is left is connected to."""
+    """Resolves hosts and leaves out forbidden addresses."""
 
     def __init__(self, guard: Guard) -> None:
         self._guard = guard
@@ -180,47 +178,47 @@ class GuardedResolver(AbstractResolver):
     ) -> list[ResolveResult]:
         return [
             ResolveResult(
-                hostname=host, host=address, port=port, family=one, proto=0,
+                hostname=host, host=address, port=port, family=address_family, proto=0,
                 flags=socket.AI_NUMERICHOST,
             )
-            for one, address in await self._guard.resolve(host, port, family)
+            for address_family, address in await self._guard.resolve(host, port, family)
         ]  # fmt: skip
 
     async def close(self) -> None: ...
 
 
 class Response(aiohttp.ClientResponse):
-    """An answer that knows which address has given it."""
+    """An answer with the address of its sender."""
 
     peer: str | None = None
 
     async def start(self, connection: Any) -> aiohttp.ClientResponse:
-        found = connection.transport and connection.transport.get_extra_info("peername")
-        self.peer = str(found[0]) if found else None
+        peername = connection.transport and connection.transport.get_extra_info("peername")
+        self.peer = str(peername[0]) if peername else None
         return await super().start(connection)
 
 
 class AnswerTooLarge(aiohttp.ClientError):
-    """An endpoint answers with more than may be read."""
+    """The answer of an endpoint exceeds a limit."""
 
 
 class Wire(ResponseHandler):
-    """One connection. It drops an answer that has more bytes than may be read, or more interim
-    answers, and reads a bounded piece in one turn of the loop."""
+    """A connection that bounds the bytes and interim answers of an answer, and the bytes that are
+    read in one turn of the loop."""
 
     requests = 0
-    """How many requests the connection was used for."""
+    """Number of requests on this connection."""
     _read = _answers = 0
-    """Bytes that have come since the last request, and answers, interim ones included."""
+    """Bytes and answers, including interim ones, received since the last request."""
 
     @property
     def is_stale(self) -> bool:
-        """Whether the connection was used before, and has answered nothing to its last request."""
+        """Whether the connection was used before and has not answered its last request."""
         return self.requests > 1 and not self._read
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        transport.max_size = TURN_BYTES_MAX  # type: ignore[attr-defined]  # what it reads in a turn
+        transport.max_size = TURN_BYTES_MAX  # type: ignore[attr-defined]  # bytes per turn
 
     def set_response_params(self, **params: Any) -> None:
         self.requests += 1
@@ -228,9 +226,9 @@ class Wire(ResponseHandler):
         super().set_response_params(**params)
 
     def data_received(self, data: bytes) -> None:
-        if not data:  # the parser goes on with what it has
+        if not data:  # the parser continues with buffered data
             super().data_received(data)
-        for start in range(0, len(data), TURN_BYTES_MAX):  # TLS has more than a piece at a time
+        for start in range(0, len(data), TURN_BYTES_MAX):  # TLS can pass more
             piece = data[start : start + TURN_BYTES_MAX]
             self._read += len(piece)
             if self._read > WIRE_BYTES_MAX:
@@ -252,35 +250,35 @@ class Wire(ResponseHandler):
 
 
 _USED: ContextVar[Wire | None] = ContextVar("_USED", default=None)
-"""The connection of the present request."""
+"""The connection of the current request."""
 
 
 class Connector(aiohttp.TCPConnector):
-    """Makes connections with bounds, and notes which one a request has got."""
+    """Creates ``Wire`` connections, and records the connection of each request."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        made: Any = partial(Wire, loop=asyncio.get_running_loop())
-        self._factory = made
+        factory: Any = partial(Wire, loop=asyncio.get_running_loop())
+        self._factory = factory
 
     async def connect(self, *args: Any, **options: Any) -> Any:
         _USED.set(None)
-        found = await super().connect(*args, **options)
-        _USED.set(found.protocol if isinstance(found.protocol, Wire) else None)
-        return found
+        connection = await super().connect(*args, **options)
+        _USED.set(connection.protocol if isinstance(connection.protocol, Wire) else None)
+        return connection
 
 
 class Http:
-    """The connections of all pushes of this process, and what is known of their hosts."""
+    """The connections of all pushes of this process, and the state of their hosts."""
 
     def __init__(self, guard: Guard) -> None:
         self.session = _session(guard, keepalive_timeout=KEEP_ALIVE_S)
         self.fresh = _session(guard, force_close=True)
-        """Makes a connection for each request."""
+        """A session that opens a connection for each request."""
         self._hosts: WeakValueDictionary[str, Host] = WeakValueDictionary()
 
     def host(self, url: str) -> Host:
-        """What is known of the host of a URL, as long as somebody keeps it."""
+        """Return the state of the URL's host, which is shared while any push keeps it."""
         return self._hosts.setdefault(urlsplit(url).netloc.lower(), Host())
 
     async def close(self) -> None:
@@ -290,7 +288,7 @@ class Http:
 
 def _session(guard: Guard, **options: Any) -> aiohttp.ClientSession:
     connector = Connector(limit=0, resolver=GuardedResolver(guard), **options)
-    # Cookies of one endpoint must not reach another, and nothing of the environment counts.
+    # Cookies must not reach other endpoints, and environment variables are ignored.
     return aiohttp.ClientSession(
         connector=connector, cookie_jar=aiohttp.DummyCookieJar(), trust_env=False,
         auto_decompress=False, response_class=Response,
@@ -299,7 +297,7 @@ def _session(guard: Guard, **options: Any) -> aiohttp.ClientSession:
 
 
 class Request(NamedTuple):
-    """One POST before it is signed."""
+    """A POST before it is signed."""
 
     url: str
     message_id: str
@@ -308,10 +306,10 @@ class Request(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What came of one POST."""
+    """The result of a POST."""
 
     status: int | None
-    """None: there was no answer."""
+    """The status, or None without an answer."""
     error: str | None
     retry_after: str | None
     body: bytes
@@ -319,28 +317,28 @@ class Answer(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """One of the last requests of a push."""
+    """A recent request of a push."""
 
     number: int
     request: Request
     delivery: tuple[int, int]
     """(task, attempt)."""
-    found: dict[str, Any]
+    fields: dict[str, Any]
     """The fields of ``PushSent``."""
 
 
 class Spans(NamedTuple):
-    """How long things may take, in seconds."""
+    """Time limits in seconds."""
 
     request_s: float = REQUEST_S
     connect_s: float = CONNECT_S
 
 
 async def post(http: Http, request: Request, signer: Signer, spans: Spans) -> Answer:
-    """Send a request, and read a bounded answer. Raises nothing but a cancel.
+    """Send a request and return its bounded answer. Raise only CancelledError.
 
-    A connection that was kept may have been closed by the endpoint just now, which is nobody's
-    failure: where one ends before any byte of an answer, the request is sent on a new one.
+    The endpoint may just have closed a kept connection, which is not a failure. If such a
+    connection ends before any byte of an answer, the request is sent again on a new one.
     """
     began_s = time.monotonic()
     try:
@@ -351,7 +349,7 @@ async def post(http: Http, request: Request, signer: Signer, spans: Spans) -> An
 
 
 class ClosedWhileIdle(Exception):
-    """A connection that was used before has ended without any byte of an answer."""
+    """A reused connection has ended without any byte of an answer."""
 
 
 async def _post(
@@ -381,13 +379,13 @@ async def _post(
 
 
 def _trouble(problem: Exception) -> str:
-    """Why there was no answer; of a forbidden address the guard's own words."""
+    """Return the reason for a missing answer; for a forbidden address the text of the guard."""
     cause = problem.os_error if isinstance(problem, aiohttp.ClientConnectorError) else problem
     return str(cause) if isinstance(cause, ForbiddenAddress) else why(problem)
 
 
 async def _read(response: aiohttp.ClientResponse) -> bytes:
-    """The beginning of the body; a connection with more of it is not used again."""
+    """Return the beginning of the body. Close the connection of a longer body."""
     read, kept = 0, b""
     async for piece in response.content.iter_any():
         read += len(piece)
@@ -399,7 +397,7 @@ async def _read(response: aiohttp.ClientResponse) -> bytes:
 
 
 class PushTarget:
-    """Sends tasks to one URL. ``ended`` is called when the endpoint says that it wants no more."""
+    """Sends tasks to one URL. ``ended`` is called when the endpoint answers 410."""
 
     batch_max = 1
 
@@ -413,12 +411,12 @@ class PushTarget:
         callbacks: str | None,
         ended: Callable[[str], None],
     ) -> None:
-        """``callbacks``: the URL that callbacks begin with; None: there are none."""
+        """``callbacks`` is the prefix of callback URLs, or None without callbacks."""
         self.concurrency = int(options.get("concurrency", 32))
         self.log: deque[Sent] = deque(maxlen=LOG_MAX)
         self.sent = self.acked = self.failed = self.in_flight = self.held = 0
         self.last: dict[str, Any] = {}
-        """The end of the last attempt: fields of ``TargetInfo``."""
+        """The result of the last attempt: fields of ``TargetInfo``."""
         self.is_failing = False
         self.spans = Spans(
             options.get("request_timeout_ms", REQUEST_S * 1000) / 1000,
@@ -438,13 +436,13 @@ class PushTarget:
         self._number = 0
 
     async def connect(self) -> None:
-        """Do nothing: connections are made with requests, and kept."""
+        """Do nothing: requests open connections, which are kept."""
 
     async def close(self) -> None:
         """Do nothing: the connections belong to all pushes."""
 
     async def send(self, deliveries: Sequence[Delivery]) -> Sequence[Outcome]:
-        """Send one task. It waits while its host is not asked."""
+        """Send one task. Wait while the breaker of its host is open."""
         (delivery,) = deliveries
         async with self.host.entered():
             if self._is_over:
@@ -463,10 +461,10 @@ class PushTarget:
         self._note(request, delivery, answer, result, began_s, outcome.reason)
         return outcome
 
-    # --- what becomes of it ----------------------------------------------------------------------
+    # --- outcomes --------------------------------------------------------------------------------
 
     async def _judge(self, delivery: Delivery, answer: Answer) -> tuple[Outcome, str]:
-        """What becomes of the task, and the word for it in the log."""
+        """Return the outcome of the task, and the word for it in the log."""
         status = answer.status
         if status is None or status >= 500:
             self.host.failed()
@@ -488,7 +486,7 @@ class PushTarget:
 
     async def _hold(self, delivery: Delivery) -> tuple[Outcome, str]:
         try:
-            await delivery.extend(self._callback_s)  # in vain if something has settled it meanwhile
+            await delivery.extend(self._callback_s)  # fails if the task was settled
         except TickwheelError as error:
             return Outcome("retry", reason=f"202, but no lease for a callback: {error}"), "retry"
         return HELD, "callback"
@@ -507,61 +505,62 @@ class PushTarget:
         self.is_failing = result == "retry"
         self.failed += self.is_failing
         self._number += 1
-        found = said(answer, result, began_s, self._number)
-        found |= {"id": delivery.id, "attempt": delivery.attempt}
-        self.last["last_ms"] = found["at_ms"] + int(found["duration_ms"])
+        fields = sent_fields(answer, result, began_s, self._number)
+        fields |= {"id": delivery.id, "attempt": delivery.attempt}
+        self.last["last_ms"] = fields["at_ms"] + int(fields["duration_ms"])
         self.last["last_status"] = answer.status
         if reason is not None:
             self.last["last_error"] = reason
-        self._keep(Sent(self._number, request, (delivery.id, delivery.attempt), found))
+        self._keep(Sent(self._number, request, (delivery.id, delivery.attempt), fields))
 
     def _keep(self, sent: Sent) -> None:
         if len(self.log) == LOG_MAX:
             self._log_bytes -= len(self.log[0].request.body)
         self.log.append(sent)
         self._log_bytes += len(sent.request.body)
-        for index, one in enumerate(self.log):
-            if self._log_bytes <= LOG_BYTES_MAX or one is sent:
+        for index, entry in enumerate(self.log):
+            if self._log_bytes <= LOG_BYTES_MAX or entry is sent:
                 break
-            self._log_bytes -= len(one.request.body)
-            self.log[index] = one._replace(request=one.request._replace(body=b""), delivery=(0, 0))
+            self._log_bytes -= len(entry.request.body)
+            request = entry.request._replace(body=b"")
+            self.log[index] = entry._replace(request=request, delivery=(0, 0))
 
     async def again(self, number: int) -> dict[str, Any]:
-        """Send one of the last requests once more; nothing becomes of its task. Raises NotFound."""
-        sent = next((one for one in self.log if one.number == number), None)
+        """Send a recent request again without settling its task. Raise NotFound."""
+        sent = next((entry for entry in self.log if entry.number == number), None)
         if sent is None or not sent.delivery[0]:
-            raise NotFound(f"the request {number} is not remembered, or its body is not any more")
+            raise NotFound(f"request {number} or its body is no longer kept")
         began_s = time.time()
         answer = await post(self._http, sent.request, self._signer, self.spans)
         self._number += 1
         word = "acked" if answer.status is not None and 200 <= answer.status < 300 else "retry"
-        found = said(answer, word, began_s, self._number) | {"again": True}
-        found |= {"id": sent.delivery[0], "attempt": sent.delivery[1]}
-        self._keep(Sent(self._number, sent.request, sent.delivery, found))
-        return found
+        fields = sent_fields(answer, word, began_s, self._number) | {"again": True}
+        fields |= {"id": sent.delivery[0], "attempt": sent.delivery[1]}
+        self._keep(Sent(self._number, sent.request, sent.delivery, fields))
+        return fields
 
     # --- the request -----------------------------------------------------------------------------
 
     def _request(self, delivery: Delivery) -> Request:
-        told = message(delivery)
+        task_message = message(delivery)
         group = blake2s(f"{delivery.topic} {delivery.group}".encode(), digest_size=4).hexdigest()
         message_id = f"{delivery.id}-{group}"
-        headers = headers_of(told.headers) | {"tickwheel-group": delivery.group}
-        body = told.body
+        headers = headers_of(task_message.headers) | {"tickwheel-group": delivery.group}
+        body = task_message.body
         if self._is_event:
-            body = event(delivery, told, message_id)
+            body = event(delivery, task_message, message_id)
             headers["content-type"] = "application/cloudevents+json; charset=utf-8"
         if self._callback_s and self._callbacks is not None:
-            settles = Callback(
+            callback = Callback(
                 delivery.topic, delivery.group, delivery.id, delivery.epoch, delivery.attempt
             )
-            token = callback_token(settles, self._secrets[0])
+            token = callback_token(callback, self._secrets[0])
             headers["tickwheel-callback"] = f"{self._callbacks}/v1/callbacks/{token}"
         return Request(self._url, message_id, headers, body)
 
 
-def said(answer: Answer, result: str, began_s: float, number: int) -> dict[str, Any]:
-    """The fields of ``PushSent`` for one POST."""
+def sent_fields(answer: Answer, result: str, began_s: float, number: int) -> dict[str, Any]:
+    """Return the fields of ``PushSent`` for one POST."""
     return {
         "number": number,
         "at_ms": int(began_s * 1000),
@@ -575,7 +574,7 @@ def said(answer: Answer, result: str, began_s: float, number: int) -> dict[str, 
 
 
 def _pause_s(attempt: int) -> float:
-    """The seconds before a task goes again to a host that takes nothing now."""
+    """Return the seconds before a task is sent again to a host that accepts no requests now."""
     return min(OPEN_MAX_S, OPEN_S * 2.0 ** min(attempt - 1, 16))
 
 
@@ -589,8 +588,9 @@ def _reason(answer: Answer) -> str:
 
 
 def retry_after_s(text: str | None, now_s: float) -> float | None:
-    """The seconds that a header ``Retry-After`` asks for, of at most ``RETRY_AFTER_MAX_S``; None:
-    it is absent, or no number and no date."""
+    """Return the seconds of a ``Retry-After`` header, at most ``RETRY_AFTER_MAX_S``.
+
+    Return None if the header is absent or neither a number nor a date."""
     if text is None:
         return None
     text = text.strip()
@@ -606,13 +606,14 @@ def retry_after_s(text: str | None, now_s: float) -> float | None:
     return min(max(0.0, at_s - now_s), RETRY_AFTER_MAX_S)
 
 
-def headers_of(told: Mapping[str, Value]) -> dict[str, str]:
-    """Headers as HTTP can say them: what is not ASCII is percent-encoded as UTF-8; properties get
-    the prefix ``tickwheel-``, and are left out when their names are no names of headers, or they
-    are too many."""
+def headers_of(fields: Mapping[str, Value]) -> dict[str, str]:
+    """Return HTTP headers, with other characters than ASCII percent-encoded as UTF-8.
+
+    Properties get the prefix ``tickwheel-``. Those whose name is not a valid header name, or for
+    which there is no room, are left out."""
     headers = {"content-type": "application/octet-stream"}
     left = HEADERS_BYTES_MAX
-    for name, value in told.items():
+    for name, value in fields.items():
         text = quote(as_text(value), safe=_SAFE)
         if not name.startswith(PROPERTY):
             headers[name] = text
@@ -620,19 +621,20 @@ def headers_of(told: Mapping[str, Value]) -> dict[str, str]:
         left -= len(name) + len(text) + 16
         if left >= 0 and _TOKEN.fullmatch(name):
             headers[f"tickwheel-{name}"] = text
-    kind = told.get(f"{PROPERTY}{_EVENT}datacontenttype")
+    kind = fields.get(f"{PROPERTY}{_EVENT}datacontenttype")
     if isinstance(kind, str) and kind.isascii() and kind.isprintable():
         headers["content-type"] = kind
     return headers
 
 
-_SAFE: Final = "".join(chr(one) for one in range(0x21, 0x7F) if chr(one) != "%") + " "
+_SAFE: Final = "".join(chr(code) for code in range(0x21, 0x7F) if chr(code) != "%") + " "
 
 
-def event(delivery: Delivery, told: Message, message_id: str) -> bytes:
-    """Return the task as a CloudEvent in JSON. One that was enqueued as a CloudEvent has its
-    attributes again, and no type of its data that it did not have."""
-    own = {
+def event(delivery: Delivery, task_message: Message, message_id: str) -> bytes:
+    """Return the task as a CloudEvent in JSON.
+
+    A task that was enqueued as a CloudEvent keeps its attributes and gets no other data type."""
+    original = {
         name.removeprefix(_EVENT): value
         for name, value in delivery.properties.items()
         if name.startswith(_EVENT)
@@ -644,7 +646,9 @@ def event(delivery: Delivery, told: Message, message_id: str) -> bytes:
         "type": "tickwheel.task",
         "time": due.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
         "subject": delivery.key,
-        "datacontenttype": None if "specversion" in own else told.headers.get("content-type"),
+        "datacontenttype": None
+        if "specversion" in original
+        else task_message.headers.get("content-type"),
         "traceparent": delivery.trace,
         "tickwheelid": str(delivery.id),
         "tickwheelgroup": delivery.group,
@@ -652,24 +656,24 @@ def event(delivery: Delivery, told: Message, message_id: str) -> bytes:
     }
     properties = delivery.properties.items()
     others = {name: value for name, value in properties if name not in attributes}
-    found: dict[str, Any] = {"specversion": cloudevents.VERSION}
-    # Any producer may set properties of any name, and integers of 64 bits: those that cannot be
-    # attributes are left out, and numbers that cannot be are written as text.
-    for name, value in (*attributes.items(), *others.items(), *own.items()):
+    fields: dict[str, Any] = {"specversion": cloudevents.VERSION}
+    # Producers can set properties with any names and with 64-bit integers. Names that are not valid
+    # attributes are left out, and numbers outside the range of attributes are written as text.
+    for name, value in (*attributes.items(), *others.items(), *original.items()):
         forms = (value,) if isinstance(value, str) or value is None else (value, as_text(value))
         for form in forms:
             if cloudevents.wrong_with(name, form) is None:
-                found[name] = form
+                fields[name] = form
                 break
-    kind = str(found.get("datacontenttype") or "").partition(";")[0].lower()
-    body = told.body
+    kind = str(fields.get("datacontenttype") or "").partition(";")[0].lower()
+    body = task_message.body
     if kind.endswith("json") and _is_json(body):
-        return json.dumps(found)[:-1].encode() + b', "data": ' + body + b"}"
-    return json.dumps(found | {"data_base64": base64.b64encode(body).decode()}).encode()
+        return json.dumps(fields)[:-1].encode() + b', "data": ' + body + b"}"
+    return json.dumps(fields | {"data_base64": base64.b64encode(body).decode()}).encode()
 
 
 def _is_json(body: bytes) -> bool:
-    """Whether a body can stand in a JSON document as it is."""
+    """Return whether a body can be embedded unchanged in a JSON document."""
     try:
         json.loads(body.decode(), parse_constant=_refuse)
     except (ValueError, RecursionError):
@@ -678,5 +682,5 @@ def _is_json(body: bytes) -> bool:
 
 
 def _refuse(word: str) -> NoReturn:
-    """``NaN`` and the infinities, which Python reads, are no JSON."""
+    """Refuse ``NaN`` and infinities, which Python accepts but JSON does not contain."""
     raise ValueError(word)

@@ -1,25 +1,25 @@
-"""``Runner``: a subscriber that hands what comes due to a target, and settles it by its answers.
+"""``Runner``, a subscriber that sends deliveries to a target and settles them by its outcomes.
 
     runner = Runner(client, "orders.close", "warehouse", target_of("redis://host/0?stream=orders"))
     await runner.run()                        # until it is cancelled, or ``stop`` is called
 
-A lane takes what is there, as one batch, sends it, settles it, and takes what has come meanwhile:
-there is no timer, batches grow with the load. What has failed with a connection is sent once more
-on a new one. When that fails as well, each of the batch is sent alone, because one of them may be
-what the target fails at; what fails then goes back by the group's retry policy. A target that
-cannot be reached, or that refuses with ``NotNow``, costs no task an attempt: what it has not taken
-is released. Before each further try to connect there is a pause, which grows, and all that comes
-due meanwhile waits in the daemon, untouched.
+A lane takes all waiting deliveries as one batch, sends and settles them, and takes the next batch.
+There is no timer, and batches grow with the load. A batch that fails is sent again on a new
+connection. If that fails, each delivery of the batch is sent alone, because a single one may cause
+the failure; those that fail then are nacked and follow the group's retry policy. If the target is
+unreachable or raises ``NotNow``, its unsent deliveries are released without a failed attempt. A
+growing pause precedes each further attempt to connect, while due tasks wait in the daemon.
 
-Invariants: nothing is acked before the target has said so; at most ``concurrency`` batches are
-under way; leases are kept up while a batch is; there is one try to connect at a time; after ``run``
-the subscription is over, the target is closed, and what was not sent is given back.
+Invariants: a delivery is acked only after the target has confirmed it. At most ``concurrency``
+batches are being sent, and their leases are extended meanwhile. One attempt to connect runs at a
+time. After ``run`` the subscription has ended, the target is closed, and unsent deliveries are
+released.
 
-Every connection that a target opens can be checked at the very address that it goes to. A check
-before the name is looked up would be about another address than the one that is connected to, and
-brokers name further brokers. So it sits where all libraries upon asyncio meet: at the event loop's
-``sock_connect``. It holds for what runs in the context of ``checked``, and in tasks begun there;
-other connections of the process, such as the one to the daemon, are left alone.
+The address of every connection that a target opens can be checked. A check before the name is
+resolved could see a different address than the connection uses, and brokers name further brokers.
+Therefore the check is in the event loop's ``sock_connect``, which all asyncio libraries use. It
+applies inside ``checked`` and to tasks that are created there, but not to other connections of the
+process, such as that to the daemon.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from tickwheel.client.subscription import Subscription
 
 Check = Callable[[str], object]
-"""Is given the address that a connection is about to go to; raises when it must not."""
+"""Receives the address of a connection before it is opened; raises to forbid it."""
 
 _CHECK: ContextVar[Check | None] = ContextVar("tickwheel_outbound_check", default=None)
 _MARK: Final = "_tickwheel_checks"
@@ -52,8 +52,9 @@ _MARK: Final = "_tickwheel_checks"
 
 @contextmanager
 def checked(check: Check | None) -> Iterator[None]:
-    """Check each connection that is opened in this context; None: check none. Raises BadRequest on
-    an event loop that connects without its ``sock_connect``, as uvloop does."""
+    """Check each connection that is opened in this context, unless ``check`` is None.
+
+    Raise BadRequest on an event loop that does not use its ``sock_connect``, such as uvloop."""
     if check is not None:
         _watch(asyncio.get_running_loop())
     token = _CHECK.set(check)
@@ -65,9 +66,7 @@ def checked(check: Check | None) -> Iterator[None]:
 
 def _watch(loop: asyncio.AbstractEventLoop) -> None:
     if not isinstance(loop, asyncio.BaseEventLoop):
-        raise BadRequest(
-            f"connections are checked on asyncio's own event loop only, not on {type(loop)!r}"
-        )
+        raise BadRequest(f"check needs an asyncio event loop, not {type(loop)!r}")
     if hasattr(loop, _MARK):
         return
     connect = loop.sock_connect
@@ -76,7 +75,7 @@ def _watch(loop: asyncio.AbstractEventLoop) -> None:
         check = _CHECK.get()
         if check is not None:
             if not isinstance(address, tuple):
-                raise Forbidden(f"a target is reached by an address, not by {shown(address)}")
+                raise Forbidden(f"a target must have an IP address, not {shown(address)}")
             check(str(address[0]))
         await connect(sock, address)
 
@@ -88,27 +87,27 @@ LOGGER = logging.getLogger("tickwheel.outbound")
 LOGGER.addHandler(logging.NullHandler())
 
 OnSettled = Callable[[Delivery, Outcome, str], object]
-"""Called with a delivery, what the target made of it, and the daemon's word for that; of an ack,
-for whose answer nobody waits, "acked"."""
+"""Called with a delivery, its outcome and the daemon's answer; "acked" for an ack, whose answer is
+not awaited."""
 
 CONNECT_S: Final = 10.0
-"""How long, in seconds, one try to connect may take."""
+"""Maximum seconds of an attempt to connect."""
 PAUSE_S: Final = 0.1
 PAUSE_MAX_S: Final = 5.0
-"""Seconds before the second try to connect, which double with each further one, and their most."""
+"""Seconds before the second attempt to connect, which double with each further one; maximum."""
 ALONE_MAX: Final = 3
-"""So many deliveries in a row that fail one by one are not to blame: their target is."""
+"""Consecutive failures of single deliveries after which the target is considered to be failing."""
 GRACE_S: Final = 10.0
-"""How long, in seconds, batches under way may take after ``stop``."""
+"""Maximum seconds for running batches after ``stop``."""
 GIVE_BACK_S: Final = 3.0
-"""How long, in seconds, the daemon may take to answer at the end."""
+"""Maximum seconds for the daemon's answers at the end."""
 
 
 class Runner:
-    """Hands the deliveries of one group to one target. It runs once.
+    """Sends the deliveries of one group to one target. It runs once.
 
-    ``prefetch``: deliveries that may be here unsettled (default: two batches for each ``send``
-    that may be under way). ``on_settled`` is called with each. ``check``: see ``checked``.
+    ``prefetch`` is the maximum of unsettled deliveries (default: two batches for each concurrent
+    ``send``). ``on_settled`` is called for each settled delivery. ``check`` is that of ``checked``.
     """
 
     def __init__(
@@ -125,11 +124,11 @@ class Runner:
         self.topic, self.group = topic, group
         self.is_connected = False
         self.trouble: str | None = None
-        """Why the target could not be reached, or did not take a batch; None: it does."""
+        """Why the target is unreachable or refuses batches; None while it accepts them."""
         self.tries = 0
-        """Tries to connect and to send that have failed since the last batch was taken."""
+        """Failed attempts to connect or send since the last accepted batch."""
         self.batches = 0
-        """How many batches the target has taken."""
+        """Number of accepted batches."""
         self._target = target
         self._client = client
         self._on_settled = on_settled
@@ -140,14 +139,14 @@ class Runner:
         )
         self._leases: Leases | None = None
         self._under_way: dict[int, list[Delivery]] = {}
-        """The batches that were taken and are not settled, by the identity of their lists."""
+        """Unsettled batches by the identity of their lists."""
         self._lost: set[int] = set()
-        """Which of their deliveries have no lease any more, by their identity."""
+        """Identities of their deliveries that have lost their lease."""
         self._connections = 0
-        """How many connections there were: of two lanes that lose one, the first closes it."""
+        """Number of connections so far, so that only the first lane that loses one closes it."""
         self._connecting: asyncio.Task[str | None] | None = None
         self._changing = asyncio.Lock()
-        """Held while the target connects or closes: it does one of them at a time."""
+        """Held while the target connects or closes."""
         self._lanes: list[asyncio.Task[None]] = []
         self._stopping = asyncio.Event()
         self._ended = asyncio.Event()
@@ -156,10 +155,11 @@ class Runner:
     # --- life -----------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Forward until ``stop``, a cancel, or the end of the client. Raises what the daemon
-        objects to: at the start, or later, when the group is deleted (NotFound)."""
+        """Send deliveries until ``stop``, cancellation or the end of the client.
+
+        Raise the daemon's error if it refuses the subscription or deletes the group (NotFound)."""
         if self._began:
-            raise BadRequest("a runner runs once; make a new one")
+            raise BadRequest("this runner has already run; create a new one")
         self._began = True
         try:
             if self._stopping.is_set():
@@ -181,13 +181,14 @@ class Runner:
         try:
             await asyncio.gather(*self._lanes)
         except asyncio.CancelledError:
-            # ``stop`` cancels lanes whose batches take too long: that is no cancel of this task.
+            # ``stop`` cancels lanes whose batches take too long, but not this task.
             if _is_cancelled() or not self._stopping.is_set():
                 raise
 
     async def stop(self) -> None:
-        """Take no more, let the batches under way end, and return when ``run`` is over. Harmless
-        at any time."""
+        """Stop taking deliveries, wait for running batches, and return after ``run`` has ended.
+
+        This can be called at any time."""
         self._stopping.set()
         if not self._began:
             return
@@ -214,28 +215,29 @@ class Runner:
             self._leases.close()
 
     async def _give_back(self) -> None:
-        """Release what was taken and not settled: it may have been sent, and goes out again."""
-        left = [one for batch in self._under_way.values() for one in batch if not one.settled]
+        """Release unsettled deliveries. They may have been sent, and will be sent again."""
+        unsettled = [d for batch in self._under_way.values() for d in batch if not d.settled]
         self._under_way.clear()
-        await asyncio.gather(*(one.release() for one in left), return_exceptions=True)
+        await asyncio.gather(*(d.release() for d in unsettled), return_exceptions=True)
 
     # --- batches --------------------------------------------------------------------------------
 
     async def _lane(self) -> None:
         async for batch in self._subscription.batches(self._target.batch_max):
             self._under_way[id(batch)] = batch
-            assert self._leases is not None, "it runs"
+            assert self._leases is not None, "the runner is running"
             self._leases.begin()
             if await self._forward(batch):
                 del self._under_way[id(batch)]
 
     async def _forward(self, batch: list[Delivery]) -> bool:
-        """Send a batch and settle it; False: the runner stops, and it was not sent."""
+        """Send a batch and settle it. Return False if the runner is stopping and it was not
+        sent."""
         problem = away = await self._connect()
         if away is None:
             problem = await self._send(batch)
         if problem is not None and self.tries == 1:
-            # A connection that was idle may have been closed long ago, which is nobody's failure.
+            # The target may have closed an idle connection, which is not a failure.
             problem = away = await self._connect()
             if away is None:
                 problem = await self._send(batch)
@@ -248,9 +250,10 @@ class Runner:
         return await self._failed(batch, problem)
 
     async def _forward_each(self, batch: list[Delivery]) -> bool:
-        """Send each delivery of a batch that has failed alone: what the target fails at may be one
-        of them, and shall not take the others along. When ``ALONE_MAX`` in a row have failed, it is
-        the target, and the rest is put off."""
+        """Send each delivery of a failed batch alone, since a single one may cause the failure.
+
+        After ``ALONE_MAX`` consecutive failures the target is the cause, and the rest is
+        released."""
         failures = 0
         for at, delivery in enumerate(batch):
             away = await self._connect()
@@ -267,11 +270,11 @@ class Runner:
         return True
 
     async def _failed(self, batch: list[Delivery], problem: str) -> bool:
-        """Nack what could not be sent; False: the runner stops, and it goes back as it is."""
+        """Nack deliveries that failed. Return False if the runner is stopping and releases them."""
         return await self._settle_unsent(batch, Outcome("retry", reason=problem))
 
     async def _put_off(self, batch: list[Delivery], problem: str) -> bool:
-        """Release what the target has not taken; False: the runner stops, and it goes back."""
+        """Release unsent deliveries. Return False if the runner is stopping."""
         return await self._settle_unsent(batch, Outcome("later", reason=problem))
 
     async def _settle_unsent(self, batch: list[Delivery], outcome: Outcome) -> bool:
@@ -281,7 +284,7 @@ class Runner:
         return True
 
     async def _send(self, batch: list[Delivery]) -> str | None:
-        """Send a batch and settle it by the target's answers; else why that was not possible."""
+        """Send a batch and settle it by its outcomes. Return the reason if it failed."""
         connection = self._connections
         try:
             outcomes = _one_each(await self._target.send(batch), batch)
@@ -304,16 +307,16 @@ class Runner:
         return None
 
     async def _settle(self, batch: Sequence[Delivery], outcomes: Sequence[Outcome]) -> None:
-        leases, told = self._leases, self._on_settled
-        assert leases is not None, "it runs"
+        leases, on_settled = self._leases, self._on_settled
+        assert leases is not None, "the runner is running"
         asking = []
         for delivery, outcome in zip(batch, outcomes, strict=True):
             leases.drop(delivery)
             self._lost.discard(id(delivery))
             if outcome[0] == "ack":
                 delivery.ack_unwatched()
-                if told is not None:
-                    told(delivery, outcome, "acked")
+                if on_settled is not None:
+                    on_settled(delivery, outcome, "acked")
             else:
                 asking.append(self._give_up(delivery, outcome))
         if asking:
@@ -322,7 +325,7 @@ class Runner:
     async def _give_up(self, delivery: Delivery, outcome: Outcome) -> None:
         try:
             word = await _settled(delivery, outcome)
-        except TickwheelError as error:  # the lease ends by itself, and the task comes again
+        except TickwheelError as error:  # the lease will expire, and the task is delivered again
             LOGGER.warning("%r was not settled: %s: %s", delivery, error.code, error.message)
             word = "unsettled"
         if word == "dead":
@@ -337,14 +340,14 @@ class Runner:
                     yield delivery, delivery.lease_until_s, partial(self._lose, delivery)
 
     def _lose(self, delivery: Delivery, word: str) -> None:
-        # It is acked all the same when the target has it: the ack of whoever is first counts.
+        # The delivery is still acked after the target has confirmed it: the first ack counts.
         self._lost.add(id(delivery))
-        LOGGER.warning("%r: its lease was lost while it was under way (%s)", delivery, word)
+        LOGGER.warning("%r lost its lease while it was being sent (%s)", delivery, word)
 
     # --- the connection -------------------------------------------------------------------------
 
     async def _connect(self) -> str | None:
-        """Connect, if there is no connection; else why there is none. Lanes share one try."""
+        """Connect if necessary, in one attempt for all lanes. Return the reason if it failed."""
         if self.is_connected:
             return None
         if self._connecting is None:
@@ -357,7 +360,7 @@ class Runner:
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._stopping.wait(), _pause_s(self.tries))
             if self._stopping.is_set():
-                return "the forwarder stops"
+                return "the forwarder is stopping"
             try:
                 async with self._changing, asyncio.timeout(CONNECT_S):
                     await self._target.connect()
@@ -394,13 +397,16 @@ class Runner:
 
 def _one_each(outcomes: Sequence[Outcome], batch: Sequence[Delivery]) -> Sequence[Outcome]:
     if len(outcomes) != len(batch):
-        raise RuntimeError(f"{len(outcomes)} outcomes of {len(batch)} deliveries")
+        raise RuntimeError(
+            f"the target returned {len(outcomes)} outcomes for {len(batch)} deliveries"
+        )
     return outcomes
 
 
 def _is_cancelled() -> bool:
-    """Whether the present task was cancelled itself. Libraries give up by cancelling, too: then
-    what they were asked to do has failed."""
+    """Return whether the current task was cancelled.
+
+    Libraries also raise CancelledError when they give up, which is a failure of their operation."""
     me = asyncio.current_task()
     return me is not None and me.cancelling() > 0
 
@@ -411,7 +417,7 @@ def _pause_s(tries: int) -> float:
 
 
 async def _settled(delivery: Delivery, outcome: Outcome) -> str:
-    """Settle a delivery in another way than by an ack. Returns the daemon's word."""
+    """Settle a delivery that is not acked. Return the daemon's answer."""
     settled, delay_s, reason = outcome
     reason = None if reason is None else reason[:REASON_CHARACTERS_MAX]
     word: str

@@ -1,11 +1,11 @@
-"""What a target is, how a URL makes one, and what other systems are told of a task.
+"""The interface of targets, their URLs, and the messages that other systems receive.
 
-``Target`` and ``Outcome`` are the whole interface: a kind of target of your own is a function
-``(url, secret) -> Target``, named by an entry point of the group ``tickwheel.targets`` whose name
-is the scheme of its URLs. ``message`` is the one place where a delivery becomes a body and headers.
+``Target`` and ``Outcome`` are the whole interface. A custom kind of target is a function
+``(url, secret) -> Target``, registered as an entry point of the group ``tickwheel.targets`` with
+the scheme of its URLs as the name. ``message`` converts a delivery to a body and headers.
 
-Invariants: no password is taken from a URL, since URLs are listed and logged; a URL with a word
-that nobody reads is refused. Knows nothing of subscriptions, and of no target's library.
+Invariants: passwords in URLs are refused, since URLs are listed and logged. URLs with unknown
+options are refused. This module knows no subscriptions and no libraries of targets.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from tickwheel.model.records import id_time_ms
 
 
 class Outcome(NamedTuple):
-    """What becomes of one delivery."""
+    """The outcome of a delivery."""
 
     settled: str
-    """``ack``: the other side has it. ``retry``: it failed, again after ``delay_s``, or by the
-    group's retry policy. ``reject``: it can never succeed, a dead letter at once. ``later``: not
-    now, again after ``delay_s``, and it counts as no failure."""
+    """``ack``: the other system has accepted it. ``retry``: it failed and is retried after
+    ``delay_s`` or by the group's retry policy. ``reject``: it cannot succeed and becomes a dead
+    letter. ``later``: it is postponed by ``delay_s`` without counting as a failure."""
     delay_s: float | None = None
     reason: str | None = None
 
@@ -39,10 +39,10 @@ ACK: Final = Outcome("ack")
 
 
 class NotNow(Exception):
-    """The other side says of itself that it takes nothing at the moment: no task is to blame.
+    """The other system currently accepts no deliveries, whatever the tasks are.
 
-    ``outcomes``: what became of each delivery of the batch, in order, where some were taken;
-    ``later`` stands for those that were not. Without them none was taken.
+    ``outcomes`` has the outcome of each delivery of the batch, in order, if some were accepted; the
+    others have ``later``. An empty sequence means that none was accepted.
     """
 
     def __init__(self, reason: str, outcomes: Sequence[Outcome] = ()) -> None:
@@ -51,30 +51,32 @@ class NotNow(Exception):
 
 
 class Target(Protocol):
-    """Where deliveries go. One ``connect`` before the first ``send``, and again after ``close``."""
+    """A destination of deliveries. ``connect`` precedes the first ``send``, also after
+    ``close``."""
 
     batch_max: int
-    """How many deliveries one ``send`` takes."""
+    """Maximum deliveries of one ``send``."""
     concurrency: int
-    """How many ``send`` may be under way at a time."""
+    """Maximum concurrent calls of ``send``."""
 
     async def connect(self) -> None:
-        """Get ready to send. Raises when the other side cannot be reached."""
+        """Prepare to send. Raise an error if the other system is unreachable."""
 
     async def send(self, deliveries: Sequence[Delivery]) -> Sequence[Outcome]:
-        """Hand over deliveries; one Outcome for each, in order, once the other side has confirmed
-        it. Raising means: all of them again, and ``connect`` before. ``NotNow`` costs no task an
-        attempt; with any other error one of the deliveries may be to blame. It has a time-out of
-        its own."""
+        """Send deliveries. Return an Outcome for each, in order, after it was confirmed.
+
+        After an error all of them are sent again, with ``connect`` before. ``NotNow`` does not
+        count as a failed attempt; any other error can be caused by one of the deliveries. The
+        target sets its own timeout."""
 
     async def close(self) -> None:
-        """Let go of the connection, also of one that has failed. It may be called twice."""
+        """Close the connection, even after an error. A second call does nothing."""
 
 
-# --- a target of a URL ---------------------------------------------------------------------------
+# --- URLs of targets -----------------------------------------------------------------------------
 
 Factory = Callable[[str, str | None], Target]
-"""Makes a target of a URL and a password, or another secret, without connecting."""
+"""Creates a target from a URL and a secret such as a password, without connecting."""
 
 ENTRY_POINTS: Final = "tickwheel.targets"
 _OURS: Final = {
@@ -86,32 +88,34 @@ _OURS: Final = {
 
 
 def target_of(url: str, secret: str | None = None) -> Target:
-    """The target that a URL names; nothing is connected. Raises BadRequest for a scheme that nobody
-    knows, an extra that is missing, or what the target objects to."""
+    """Create the target of a URL without connecting.
+
+    Raise BadRequest for an unknown scheme, a missing extra, or options that the target refuses."""
     scheme = url.partition("://")[0].lower() if "://" in url else ""
     return _factory(scheme)(url, secret)
 
 
 def _factory(scheme: str) -> Factory:
     if scheme in _OURS:
-        ours: Factory = getattr(import_module("tickwheel.outbound.forward"), _OURS[scheme])
-        return ours
-    theirs = {entry.name: entry for entry in entry_points(group=ENTRY_POINTS)}
-    if scheme in theirs:
-        loaded: Factory = theirs[scheme].load()
-        return loaded
-    known = ", ".join(f"{name}://" for name in (*_OURS, *sorted(theirs)))
-    raise BadRequest(f"url must begin with one of {known}, not {shown(f'{scheme}://')}")
+        builtin: Factory = getattr(import_module("tickwheel.outbound.forward"), _OURS[scheme])
+        return builtin
+    plugins = {entry.name: entry for entry in entry_points(group=ENTRY_POINTS)}
+    if scheme in plugins:
+        plugin: Factory = plugins[scheme].load()
+        return plugin
+    schemes = ", ".join(f"{name}://" for name in (*_OURS, *sorted(plugins)))
+    raise BadRequest(f"url must begin with one of {schemes}, not {shown(f'{scheme}://')}")
 
 
 def needs(extra: str) -> AbstractContextManager[None]:
-    """Around the import of a target's library: its lack is a BadRequest that names the extra."""
+    """Convert a failed import of a target's library to a BadRequest that names the extra."""
     return needs_extra("this target", extra)
 
 
 class TargetUrl:
-    """A target's URL taken apart: ``option`` and ``number`` read its query, ``done`` says that all
-    of it was read."""
+    """A parsed URL of a target.
+
+    ``option``, ``number`` and ``choice`` read its query; ``done`` refuses unread options."""
 
     def __init__(self, url: str) -> None:
         try:
@@ -120,24 +124,24 @@ class TargetUrl:
             has_password = parts.password is not None
             self._host, self._port = parts.hostname, None if "," in parts.netloc else parts.port
         except ValueError as error:
-            raise BadRequest(f"url is none: {error}") from None
+            raise BadRequest(f"url is not a valid URL: {error}") from None
         if has_password:
-            raise BadRequest("url must not have a password: it is given apart, by a file")
+            raise BadRequest("url must not contain a password: pass it in a file")
         user, at, places = parts.netloc.rpartition("@")
         self.user = unquote(user) if at else None
         self.places = places
-        """What stands between the user and the path: HOST:PORT, or several with commas."""
+        """HOST:PORT, or several separated by commas."""
         self.path = unquote(parts.path.removeprefix("/"))
         try:
             pairs = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
         except ValueError as error:
-            raise BadRequest(f"the query of url is none: {error}") from None
+            raise BadRequest(f"the query of url is not valid: {error}") from None
         self._options = dict(pairs)
         if len(self._options) < len(pairs):
-            raise BadRequest("an option of url is there twice")
+            raise BadRequest("url has an option twice")
 
     def host(self) -> str:
-        """The name or address to connect to."""
+        """Return the host name or address. Raise BadRequest without exactly one."""
         if not self._host or "," in self.places:
             raise BadRequest(f"url must name one host: {self.scheme}://HOST")
         return self._host
@@ -146,63 +150,63 @@ class TargetUrl:
         return default if self._port is None else self._port
 
     def has(self, name: str) -> bool:
-        """Whether the query has the option."""
+        """Return whether the query has the option."""
         return name in self._options
 
     def option(self, name: str, default: str | None = None) -> str:
-        """An option of the query; without a default it has to be there, and not to be empty."""
-        found = self._options.pop(name, default)
-        if found is None or (not found and default is None):
+        """Return an option of the query. Raise BadRequest if it is absent or empty and has no
+        default."""
+        value = self._options.pop(name, default)
+        if value is None or (not value and default is None):
             raise BadRequest(f"url lacks {name}: {self.scheme}://…?{name}=…")
-        return found
+        return value
 
     def number(self, name: str, default: int, low: int, high: int) -> int:
-        """An option that is a whole number of ``low`` to ``high``."""
+        """Return an option that is a whole number between ``low`` and ``high``."""
         text = self._options.pop(name, None)
         if text is None:
             return default
         if not text.isascii() or not text.isdigit() or not low <= int(text) <= high:
-            raise BadRequest(f"{name} of url must be {low} to {high}, not {shown(text)}")
+            raise BadRequest(f"{name} of url must be between {low} and {high}, not {shown(text)}")
         return int(text)
 
     def batch_max(self) -> int:
-        """How many deliveries one ``send`` takes: the option ``batch``."""
+        """Return the maximum deliveries of one ``send``, the option ``batch``."""
         return self.number("batch", BATCH, 1, BATCH_MAX)
 
     def choice(self, name: str, *words: str) -> str:
-        """An option that is one of these words; the first is the default."""
-        found = self._options.pop(name, words[0])
-        if found not in words:
-            raise BadRequest(f"{name} of url must be {' or '.join(words)}, not {shown(found)}")
-        return found
+        """Return an option that is one of these words; the first is the default."""
+        value = self._options.pop(name, words[0])
+        if value not in words:
+            raise BadRequest(f"{name} of url must be {' or '.join(words)}, not {shown(value)}")
+        return value
 
     def done(self) -> None:
-        """Raises BadRequest for an option that nothing has read."""
+        """Raise BadRequest for an option that was not read."""
         if self._options:
             name = next(iter(self._options))
-            raise BadRequest(f"url has the option {shown(name)}, which {self.scheme}:// has not")
+            raise BadRequest(f"{shown(name)} is not a valid option of {self.scheme}://")
 
 
-# --- what other systems are told -----------------------------------------------------------------
+# --- messages to other systems -------------------------------------------------------------------
 
 CONTENT_TYPES: Final = {"json": "application/json", "msgpack": "application/msgpack"}
-"""By what the first part of an encoding says that the body is."""
+"""Content types by the first part of an encoding."""
 PREFIX: Final = "tickwheel-"
 PROPERTY: Final = "property-"
 DEDUPE_ID: Final = "tickwheel-dedupe-id"
 
 
 class Message(NamedTuple):
-    """A task as other systems get it."""
+    """A task in the form that other systems receive."""
 
     body: bytes
-    """The bytes that were stored: nothing is unpacked, ``tickwheel-encoding`` says what was done to
-    them."""
+    """The stored bytes, not decoded; the header ``tickwheel-encoding`` states their encoding."""
     headers: dict[str, Value]
 
 
 def message(delivery: Delivery) -> Message:
-    """What other systems get of a delivery. Headers that have nothing to say are absent."""
+    """Return the message of a delivery, without headers that have no value."""
     item = delivery.raw
     task_id, attempt, due_ms, body = item[:4]
     headers: dict[str, Value] = {
@@ -220,7 +224,7 @@ def message(delivery: Delivery) -> Message:
 
 def _add_options(headers: dict[str, Value], delivery: Delivery) -> None:
     encoding = delivery.encoding
-    said = {
+    values = {
         "tickwheel-key": delivery.key,
         "tickwheel-order-key": delivery.order_key,
         "tickwheel-tag": delivery.tag,
@@ -230,19 +234,19 @@ def _add_options(headers: dict[str, Value], delivery: Delivery) -> None:
         "traceparent": delivery.trace,
         "content-type": CONTENT_TYPES.get((encoding or "").partition(";")[0]),
     }
-    headers.update((name, value) for name, value in said.items() if value is not None)
+    headers.update((name, value) for name, value in values.items() if value is not None)
     headers.update((PROPERTY + name, value) for name, value in delivery.properties.items())
 
 
 def as_text(value: Value) -> str:
-    """A header's value where there is nothing but text: numbers in decimal, ``true``, ``false``."""
+    """Return a header's value as text: numbers in decimal, ``true`` or ``false``."""
     if isinstance(value, bool):
         return "true" if value else "false"
     return value if isinstance(value, str) else str(value)
 
 
 def why(error: BaseException) -> str:
-    """An error on one line, for reasons and states."""
+    """Return the text of an error on one line, for reasons and states."""
     text = " ".join(str(error).split())
     name = type(error).__name__
     if type(error) is NotNow:

@@ -1,5 +1,4 @@
-"""For the tests of programs that use Tickwheel: the real daemon in the test's own process, on a
-clock that the test moves.
+"""Tests of programs that use Tickwheel: the real daemon in the test's process, with a manual clock.
 
     from tickwheel.testing import TestWheel
 
@@ -8,12 +7,12 @@ clock that the test moves.
         async with wheel.working(worker):
             await wheel.advance("30m")
 
-``TestWheel`` is for programs with an event loop, ``SyncTestWheel`` for those without. With pytest
-there is nothing to import: the fixtures ``tickwheel`` and ``tickwheel_sync`` are there once the
-package is installed. ``WheelCase`` is for unittest. Needs the extra ``server``.
+``TestWheel`` is for asynchronous programs, ``SyncTestWheel`` for blocking ones. pytest needs no
+import: the installed package provides the fixtures ``tickwheel`` and ``tickwheel_sync``.
+``WheelCase`` is for unittest. All need the extra ``server``.
 
-Each name is imported with its first use: pytest loads the fixtures of whoever has the package, also
-of those who have the client alone.
+Each name is imported on first use, because pytest also loads the fixtures where only the client is
+installed.
 """
 
 from importlib import import_module

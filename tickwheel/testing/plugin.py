@@ -1,5 +1,6 @@
-"""The fixtures for pytest, there once the package is installed: ``tickwheel``, a ``TestWheel``, and
-``tickwheel_sync``, a ``SyncTestWheel``. What they need is imported when a test asks for one.
+"""The pytest fixtures ``tickwheel`` (a ``TestWheel``) and ``tickwheel_sync`` (a ``SyncTestWheel``).
+
+The installed package provides them. Their dependencies are imported when a test uses a fixture.
 
 ``tickwheel`` needs a plugin that runs asynchronous tests: pytest-asyncio, or anyio's.
 """
@@ -14,7 +15,7 @@ import pytest
 async_fixture: Callable[[Callable[[], AsyncIterator[TestWheel]]], object]
 try:
     from pytest_asyncio import fixture as async_fixture
-except ImportError:  # anyio's plugin takes an ordinary one
+except ImportError:  # anyio's plugin accepts an ordinary fixture
     async_fixture = pytest.fixture
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 @async_fixture
 async def tickwheel() -> AsyncIterator[TestWheel]:
-    """A daemon in this process, with a clock that the test moves."""
+    """A daemon in this process, with a clock that the test advances."""
     wheel: TestWheel
     async with _wheel("TestWheel") as wheel:
         yield wheel
@@ -31,14 +32,14 @@ async def tickwheel() -> AsyncIterator[TestWheel]:
 
 @pytest.fixture
 def tickwheel_sync() -> Iterator[SyncTestWheel]:
-    """The same for programs without an event loop."""
+    """A daemon like ``tickwheel``, for blocking code."""
     wheel: SyncTestWheel
     with _wheel("SyncTestWheel") as wheel:
         yield wheel
 
 
 def _wheel(name: str) -> Any:
-    """A wheel of this kind; without the extra that it needs, the test fails by one line."""
+    """Return a wheel of this class. Fail the test with one line if its extra is not installed."""
     try:
         from tickwheel import testing
 

@@ -1,15 +1,13 @@
-"""The test wheel: daemon, committer, engine and memory store of the product, inside the test's own
-process and event loop, on a clock that stands still until the test moves it.
+"""The test wheel: the real daemon with the memory store, in the test's process and event loop.
 
-Nothing here decides anything about a task: time goes on in steps to the next moment at which the
-shard has something to do, and after each step everything happens that can happen, handlers
-included, before it goes on. Invariants:
+Its clock stands still until the test advances it. This module makes no decisions about tasks. Time
+advances in steps to the next moment at which the shard has work, and each step ends only after all
+work that is possible by then, including handlers. Invariants:
 
-* Handlers take no time of the test's clock: while one runs the clock stands.
-* What a crash leaves is what was durable, and nothing else.
+* Handlers take no time of the test's clock, which stands still while a handler runs.
+* Only durable state survives a simulated crash.
 
-``SyncTestWheel`` is the same for programs without an event loop: it runs in the thread of its
-client.
+``SyncTestWheel`` is for blocking code and runs in the thread of its client.
 """
 
 from __future__ import annotations
@@ -48,33 +46,33 @@ if TYPE_CHECKING:
     from tickwheel.server.shard.shard import Shard
 
 RESIDENT_S = 1e9
-"""Tasks that are due so soon, in seconds, stay in memory: all of them. There is no other store."""
+"""Horizon in seconds within which due tasks stay in memory: practically all of them."""
 PATIENCE_S = 10.0
-"""How long, in real seconds, the clock stands for a handler before that is an error."""
+"""Maximum real seconds that the clock stands still for a handler."""
 PAUSE_S = 0.0005
-"""A look at threads that are waited for, in real seconds."""
+"""Real seconds between two checks of a thread."""
 TURNS_UNTIMED = 64
-"""Turns of the event loop between two looks at the real time."""
+"""Turns of the event loop between two reads of the real clock."""
 STEPS_UNTURNED = 500
-"""So many steps in which nothing happens the event loop is not given back."""
+"""Idle steps after which the event loop gets a turn."""
 QUIET_TURNS = 8
-"""So many turns without anything happening are the end, where the loop does not say what waits."""
+"""Idle turns that end ``settle`` if the event loop does not expose its waiting callbacks."""
 FRAME_BYTES_MAX = 64 * 1024 * 1024
 
 
 class StillBusy(AssertionError):
-    """Something did not come to rest in the time that a test has."""
+    """Work did not end within the time limit of the test wheel."""
 
 
 class TestWheel:
-    """A daemon in this process whose time passes when the test says so.
+    """A daemon in this process whose clock the test advances.
 
-    ``now``: where its clock begins (default: the present). ``settings`` are those of the daemon
+    ``now`` is the initial time (default: the present). ``settings`` are settings of the daemon
     (docs/settings.md), such as ``backlog_max=10``. ``client`` is a connected ``Client``;
-    ``new_client`` makes more.
+    ``new_client`` creates more.
     """
 
-    __test__ = False  # its name begins as pytest's classes do
+    __test__ = False  # pytest would otherwise collect the class because of its name
 
     def __init__(self, now: datetime | None = None, **settings: Any) -> None:
         begin = datetime.now(UTC) if now is None else now
@@ -83,27 +81,29 @@ class TestWheel:
             **{
                 "store": "memory:",
                 "node": "test",
-                "accept_clock": True,  # a test may let years pass
-                "ack_gather_ms": 0,  # real time, which nobody waits for
+                "accept_clock": True,  # a test can skip years
+                "ack_gather_ms": 0,  # this delay would be real time
                 "resident_horizon_s": RESIDENT_S,
                 **settings,
             }
         )
         if self._settings.store != "memory:":
-            raise BadRequest(f"store is memory: in a test wheel, not {self._settings.store!r:.60}")
+            raise BadRequest(
+                f"store must be memory: in a test wheel, not {self._settings.store!r:.60}"
+            )
         self._losses = self._duplicates = 0
         self._begin(None)
 
     def _begin(self, store: MemoryStore | None) -> None:
-        """Be a wheel that has not started yet, on any event loop: on ``store``, or on nothing."""
+        """Reset the wheel to a stopped state, with the data of ``store`` or without data."""
         self._inside = Inside(self._settings, self._sources)
         self._inside.first = store
         self._inside.connected = self._watch
         self._clients: list[_WheelClient] = []
         self._working: list[Worker] = []
         self._wait_ms: int | None = None
-        """In how many ms the shard had something to do when it last came to rest."""
-        self._mine: Client | None = None
+        """Ms until the next work of the shard, as of the end of the last ``settle``."""
+        self._client: Client | None = None
 
     # --- life -----------------------------------------------------------------------------------
 
@@ -119,20 +119,22 @@ class TestWheel:
         await to_its_end(self.close())
 
     async def close(self) -> None:
-        """End the clients and the daemon."""
+        """Close the clients and stop the daemon."""
         for client in self._clients:
             await client.close()
         await self._inside.stop()
 
     @property
     def client(self) -> Client:
-        """A client of this wheel; it is connected with its first call."""
-        if self._mine is None:
-            self._mine = self.new_client()
-        return self._mine
+        """A client of this wheel, which connects with its first call."""
+        if self._client is None:
+            self._client = self.new_client()
+        return self._client
 
     def new_client(self, **options: Any) -> Client:
-        """Another client of this wheel, with a connection of its own. ``options`` are Client's."""
+        """Return another client of this wheel, with a separate connection.
+
+        ``options`` are those of ``Client``."""
         client = _WheelClient(self._inside, **options)
         client.wheel = self
         self._clients.append(client)
@@ -140,16 +142,16 @@ class TestWheel:
 
     @asynccontextmanager
     async def on_this_loop(self) -> AsyncIterator[TestWheel]:
-        """The wheel, for an application that is to run on it, on the event loop that runs."""
+        """Yield the wheel to an application that runs on the current event loop."""
         if self._inside.daemon is not None and self._inside.loop is not asyncio.get_running_loop():
             raise BadRequest(
-                "the application runs on another event loop than this wheel, which stands still"
+                "the application runs on another event loop than this wheel, which is blocked"
                 " meanwhile: with TestClient use the fixture tickwheel_sync (SyncTestWheel)"
             )
         yield self
 
     async def _rest(self) -> None:
-        """End the daemon in order, and be ready to start on what it had, on any event loop."""
+        """Stop the daemon cleanly and keep its data, to start again on any event loop."""
         for client in self._clients:
             await client.close()
         await self.settle()
@@ -158,15 +160,18 @@ class TestWheel:
         self._begin(store)
 
     def serving(self, app: Any) -> AbstractContextManager[None]:
-        """Let the lifespan of ``tickwheel.contrib.fastapi`` run this application on the wheel
-        instead of a daemon, client and worker included. The application is on the test's own event
-        loop; for ``TestClient``, which has another one, see ``SyncTestWheel``."""
+        """Run the application's ``tickwheel.contrib.fastapi`` lifespan, with client and worker, on
+        this wheel instead of a daemon.
+
+        The application must use the event loop of the test. ``TestClient`` has a separate loop: use
+        ``SyncTestWheel`` with it."""
         return _serving(app, self)
 
     @asynccontextmanager
     async def working(self, *workers: Worker) -> AsyncIterator[None]:
-        """Let handlers work on this wheel: those that are registered with these workers, whatever
-        client the workers have. They are stopped at the end."""
+        """Run the handlers of these workers on this wheel, whichever client the workers have.
+
+        They stop at the end of the context."""
         async with AsyncExitStack() as stack:
             for worker in workers:
                 await stack.enter_async_context(self._running(worker))
@@ -181,7 +186,7 @@ class TestWheel:
         running = asyncio.ensure_future(copy.run())
         self._working.append(copy)
         try:
-            await _until(lambda: running.done() or _reads(copy))
+            await _until(lambda: running.done() or _is_subscribed(copy))
             yield
         finally:
             copy.stop()
@@ -190,7 +195,7 @@ class TestWheel:
             await running
 
     def _client_for(self, worker: Worker) -> Client:
-        """This wheel's client, or, where the worker's packs bodies, another one that does so."""
+        """Return this wheel's client, or a new one with the worker's encoding of bodies."""
         codec = worker._client._codec
         if not codec.packs or codec is self.client._codec:
             return self.client
@@ -202,20 +207,21 @@ class TestWheel:
 
     @property
     def now(self) -> datetime:
-        """The time of this wheel."""
+        """The current time of this wheel."""
         return moment(self._sources.now_ms)
 
     @property
     def due_next(self) -> datetime | None:
-        """When the next task is due that is not due yet; None: there is none."""
+        """The due time of the next scheduled task, or None."""
         core, store = self._shard.core, self._store
         dues_ms = [row.due_ms for row in store._tasks.values() if core.is_scheduled(row)]
         return moment(min(dues_ms)) if dues_ms else None
 
     async def advance(self, by: Duration | str) -> None:
-        """Let time pass: seconds, a timedelta, or text such as "30m". What comes due on the way is
-        delivered at its millisecond, in order, and handlers have ended when time goes on. Raises
-        StillBusy when one does not end."""
+        """Advance the clock by seconds, a timedelta, or a text such as "30m".
+
+        Tasks that come due are delivered in order, each at its millisecond, and their handlers end
+        before time advances further. Raise StillBusy if a handler does not end."""
         await self._advance_to(self._sources.now_ms + duration_ms(by, "duration"))
 
     async def _advance_to(self, until_ms: int) -> None:
@@ -225,17 +231,19 @@ class TestWheel:
         while self._sources.now_ms < until_ms:
             steps += 1
             if steps % STEPS_UNTURNED == 0:
-                await asyncio.sleep(0)  # others may cancel this, and the loop forgets its timers
+                await asyncio.sleep(0)  # for cancellation, and for the loop to drop old timers
             left_ms = until_ms - self._sources.now_ms
             wait_ms = left_ms if self._wait_ms is None else max(1, self._wait_ms)
             self._sources.now_ms += min(left_ms, wait_ms)
-            self._shard._tick()  # at once: at most steps the wheel only looks ahead
-            if ready is None or ready or self._busy_with():  # something has begun with this step
+            self._shard._tick()  # without a turn of the loop, since most steps are idle
+            if ready is None or ready or self._busy_with():  # this step has started work
                 await self.settle()
 
     async def run_until_idle(self, within: Duration | str = "365d") -> None:
-        """Let time pass until no task waits for its time or its next attempt; what a schedule will
-        enqueue is no task yet. Raises StillBusy when some still wait after ``within``."""
+        """Advance the clock until no task waits for its due time or next attempt.
+
+        Future runs of schedules do not count. Raise StillBusy if tasks still wait after
+        ``within``."""
         until_ms = self._sources.now_ms + duration_ms(within, "within")
         await self.settle()
         while (core := self._shard.core).scheduled or core.retrying:
@@ -247,7 +255,7 @@ class TestWheel:
             await self._advance_to(self._sources.now_ms + max(1, wait_ms))
 
     def _next_wait_ms(self) -> int | None:
-        """In how many ms the shard has something to do; None: it has nothing to do."""
+        """Return the ms until the next work of the shard, or None without any."""
         shard = self._shard
         now = shard.clock.read()
         wait_ms = shard.engine.wake_in_ms(*now)
@@ -258,8 +266,9 @@ class TestWheel:
         return due_in_ms if wait_ms is None else min(due_in_ms, wait_ms)
 
     async def settle(self) -> None:
-        """Let everything happen that can happen now: what was sent is durable and answered, what
-        is due is delivered, handlers have ended. Raises StillBusy when that has no end."""
+        """Wait until requests are durable and answered, due tasks delivered, and handlers ended.
+
+        Raise StillBusy if that takes too long."""
         await self._inside.is_up.wait()
         loop = asyncio.get_running_loop()
         ready, until_s, turns, quiet = getattr(loop, "_ready", None), 0.0, 0, 0
@@ -270,9 +279,11 @@ class TestWheel:
                 until_s = until_s or loop.time() + PATIENCE_S
                 if loop.time() > until_s:
                     waits_for = self._busy_with() or "the event loop, which is never idle"
-                    raise StillBusy(f"after {PATIENCE_S:g} s it still waits for {waits_for}")
+                    raise StillBusy(
+                        f"after {PATIENCE_S:g} s the test wheel still waits for {waits_for}"
+                    )
             if ready:
-                continue  # somebody else has something to do
+                continue  # other callbacks are waiting
             if not self._busy_with():
                 quiet += 1
                 if ready is not None or quiet >= QUIET_TURNS:
@@ -283,12 +294,12 @@ class TestWheel:
                 await asyncio.sleep(PAUSE_S)  # for a thread, or for a pause in real time
 
     def _busy_with(self) -> str:
-        """What is under way; empty: nothing is."""
+        """Return a description of running work, or an empty string."""
         for end in self._inside.ends:
             if end.is_busy:
                 return "a connection"
         is_up = self._inside.is_up.is_set()
-        if is_up and self._shard.committer.trouble is None:  # else no answer comes, as it was asked
+        if is_up and self._shard.committer.trouble is None:  # a failing store delays answers
             for client in self._clients:
                 if client.is_asking:
                     return "an answer of the daemon"
@@ -299,8 +310,9 @@ class TestWheel:
         return self._unfinished() if is_up else "the daemon's start"
 
     def _unfinished(self) -> str:
-        """What the shard has begun and not ended; empty: nothing, until ``_wait_ms`` from now.
-        Wakes what may go on."""
+        """Return a description of the shard's unfinished work, and wake it.
+
+        Return an empty string and set ``_wait_ms`` if there is none."""
         shard = self._shard
         core, committer = shard.core, shard.committer
         if shard.failed.done():
@@ -309,30 +321,31 @@ class TestWheel:
         if core.sealed is not None or not core.open.is_empty():
             if committer.trouble is not None:
                 self._wait_ms = self._next_wait_ms()
-                return ""  # a failing store, by the test's wish
+                return ""  # the test has made the store fail
             committer.kick()
             return "a batch"
         if core.firing or shard._woken:
             return "a tick"
         if shard.commands._waiting or shard.coalescing._waiting:
             return "a command"
-        for line in shard.lines:
-            if line.count:
+        for queue in shard.request_queues:
+            if queue.count:
                 return "a listing"
         self._wait_ms = self._next_wait_ms()
         if core.runnable or (self._wait_ms is not None and self._wait_ms <= 0):
             asyncio.get_running_loop().call_soon(shard.timer_over)
-            return "what is due"
+            return "a due task"
         return ""
 
-    # --- what there is --------------------------------------------------------------------------
+    # --- inspection -----------------------------------------------------------------------------
 
     async def enqueued(self, topic: str | None = None, *, key: str | None = None) -> list[TaskInfo]:
-        """The tasks that are not finished, of a topic, with a key, or all, by their due time; those
-        that are dead letters in every group are not among them."""
-        tasks = self.client.list_tasks(topic=topic, key=key)
-        found = [task async for task in tasks if task.state != "dead"]
-        return sorted(found, key=lambda task: (task.due_ms or 0, task.id))
+        """Return unfinished tasks by due time, optionally only those of a topic or with a key.
+
+        Tasks that are dead letters in every group are left out."""
+        listed = self.client.list_tasks(topic=topic, key=key)
+        tasks = [task async for task in listed if task.state != "dead"]
+        return sorted(tasks, key=lambda task: (task.due_ms or 0, task.id))
 
     async def assert_enqueued(
         self,
@@ -342,25 +355,26 @@ class TestWheel:
         body: bytes | None = None,
         within: Duration | str | None = None,
     ) -> TaskInfo:
-        """The first unfinished task of the topic, with this key and body, that is due within this
-        time from now. Raises AssertionError, which says what is there instead."""
-        there = await self.enqueued(topic)
+        """Return the first unfinished task of the topic with this key and body that is due
+        ``within`` this time. Raise AssertionError with the existing tasks if there is none."""
+        tasks = await self.enqueued(topic)
         until_ms = None if within is None else self._sources.now_ms + duration_ms(within, "within")
-        for task in there:
+        for task in tasks:
             is_in_time = until_ms is None or (task.due_ms or 0) <= until_ms
             if key in (None, task.key) and body in (None, self._body(task)) and is_in_time:
                 return task
-        given = {"key": key, "body": body, "within": within}
-        wanted = ", ".join(f"{name} {one!r}" for name, one in given.items() if one is not None)
-        found = "; ".join(self._told(task) for task in there) or "nothing"
-        raise AssertionError(f"no task of {topic!r} with {wanted or 'anything'}; there is: {found}")
+        conditions = {"key": key, "body": body, "within": within}
+        expected = ", ".join(f"{name} {v!r}" for name, v in conditions.items() if v is not None)
+        existing = "; ".join(self._described(task) for task in tasks) or "nothing"
+        of_topic = f"no task of {topic!r}" + (f" with {expected}" if expected else "")
+        raise AssertionError(f"{of_topic}; there is: {existing}")
 
-    def _told(self, task: TaskInfo) -> str:
+    def _described(self, task: TaskInfo) -> str:
         in_s = ((task.due_ms or 0) - self._sources.now_ms) / 1000
         return f"key {task.key!r}, body {self._body(task)!r:.60}, due in {in_s:g} s"
 
     def _body(self, task: TaskInfo) -> bytes | None:
-        """The body of a task, unpacked by whichever client of this wheel can."""
+        """Return the body of a task, decoded by the first client of this wheel that can."""
         for client in self._clients:
             with suppress(Undecodable):
                 return client.body_of(task)
@@ -369,14 +383,15 @@ class TestWheel:
     async def dead_letters(
         self, topic: str | None = None, group: str | None = None
     ) -> list[DeadLetter]:
-        """The dead letters, of a topic, of a group, or all."""
+        """Return the dead letters of a topic or group, or all."""
         return [letter async for letter in self.client.dead_list(topic=topic, group=group)]
 
-    # --- what may go wrong ----------------------------------------------------------------------
+    # --- faults ---------------------------------------------------------------------------------
 
     async def crash(self) -> None:
-        """End the daemon as ``kill -9`` does, and start the next one on what was durable. Clients
-        have connected again when it returns; deliveries that were not acked come again."""
+        """Kill the daemon as with ``kill -9``, and start a new one on the durable state.
+
+        Clients are connected again afterwards, and unacknowledged deliveries are repeated."""
         store, ends = self._store.copy(), self._inside.ends
         for end in ends:
             end.abort()
@@ -387,34 +402,37 @@ class TestWheel:
             await client.is_back()
 
     async def lapse(self, topic: str | None = None, group: str | None = None) -> int:
-        """End the leases of the deliveries that are out, of a topic, of a group, or all, as if
-        their consumers had been silent for too long: the tasks are delivered again, while the first
-        consumers still work on them. Returns how many."""
+        """End the leases of deliveries of a topic or group, or of all deliveries.
 
-        def is_meant(lease: Lease) -> bool:
-            of = lease.group
-            return topic in (None, of.topic.name) and group in (None, of.name)
+        The tasks are delivered again while their first consumers still work on them, as after a
+        silent consumer. Return the number of leases."""
 
-        lapsed, core = self._lapse(is_meant), self._shard.core
+        def matches(lease: Lease) -> bool:
+            in_group = lease.group
+            return topic in (None, in_group.topic.name) and group in (None, in_group.name)
+
+        lapsed, core = self._lapse(matches), self._shard.core
         await _until(
             lambda: core.expiry_mono_ms is None or core.expiry_mono_ms > self._sources.mono_ms()
         )
         return lapsed
 
     def lose_replies(self, count: int = 1) -> None:
-        """Lose the next ``count`` answers of the daemon, each with its connection: what was asked
-        is done, and the client cannot know. It asks again on a new connection."""
+        """Lose the next ``count`` answers of the daemon together with their connections.
+
+        The daemon has executed the request, but the client has to ask again on a new connection."""
         self._losses = count
 
     def duplicate(self, count: int = 1) -> None:
-        """Let the next ``count`` DELIVER frames come twice: their leases lapse at once, so that
-        each task is delivered again, with the next attempt, while its first consumer has it. Where
-        a subscription may have no second delivery (``prefetch=1``) there is none."""
+        """Duplicate the tasks of the next ``count`` DELIVER frames.
+
+        Their leases expire at once, so each task is delivered again, as the next attempt, while its
+        first consumer still has it. A subscription with ``prefetch=1`` gets no second delivery."""
         self._duplicates = count
 
     @contextmanager
     def failing_store(self) -> Iterator[None]:
-        """Let the store take nothing: producers are refused, acks wait until it ends."""
+        """Make the store refuse all batches: producers are refused, and acks wait until the end."""
         store = cast(Any, self._store)
         store.commit = _refuse
         try:
@@ -428,25 +446,26 @@ class TestWheel:
     def _shard(self) -> Shard:
         daemon = self._inside.daemon
         if daemon is None or daemon.roles.shard is None:
-            raise RuntimeError("the test wheel does not run: use it as a context manager")
+            raise RuntimeError("the test wheel is not running: use it as a context manager")
         return daemon.roles.shard
 
     @property
     def _store(self) -> MemoryStore:
-        assert self._inside.daemon is not None, "it runs"
+        assert self._inside.daemon is not None, "the daemon is running"
         return cast(MemoryStore, self._inside.daemon.roles.store)
 
     def _watch(self, end: End) -> None:
         end.loses = self._faults_of_a_connection()
 
     def _faults_of_a_connection(self) -> Callable[[bytes], bool]:
-        """Looks at what the daemon writes to one connection, while faults are asked for; returns
-        whether it is lost. The greeting never is."""
+        """Return a function that injects faults into the data written to one connection.
+
+        It returns whether the data is lost. The greeting is never lost."""
         is_greeted = False
 
         def loses(data: bytes) -> bool:
             nonlocal is_greeted
-            was_greeted, is_greeted = is_greeted, True  # by the first thing that is written
+            was_greeted, is_greeted = is_greeted, True  # the first data is the greeting
             if not (was_greeted and (self._losses or self._duplicates)):
                 return False
             frames = Decoder(FRAME_BYTES_MAX).feed(data)
@@ -465,22 +484,22 @@ class TestWheel:
     def _lapse_some(self, ids: frozenset[int]) -> None:
         self._lapse(lambda lease: lease.id in ids)
 
-    def _lapse(self, which: Callable[[Lease], bool]) -> int:
-        """Let leases be over with the next tick; returns how many."""
+    def _lapse(self, matches: Callable[[Lease], bool]) -> int:
+        """Let matching leases expire with the next tick. Return their number."""
         shard, mono_ms, lapsed = self._shard, self._sources.mono_ms(), 0
         for group in list(shard.core.leased):
-            some = [lease for lease in group.flight.values() if which(lease)]
-            for lease in some:
+            leases = [lease for lease in group.flight.values() if matches(lease)]
+            for lease in leases:
                 lease.deadline_mono_ms = mono_ms
-            if some:
+            if leases:
                 shard.core.expires(group, mono_ms)
-                lapsed += len(some)
+                lapsed += len(leases)
         shard.wake()
         return lapsed
 
 
 class WheelCase:
-    """For a ``unittest.IsolatedAsyncioTestCase``: each test has a ``TestWheel`` as ``wheel``.
+    """A base class that gives each test a ``TestWheel`` as ``self.wheel``.
 
     class OrderTest(WheelCase, IsolatedAsyncioTestCase): ...
     """
@@ -492,37 +511,37 @@ class WheelCase:
 
 
 class _WheelClient(InsideClient):
-    """A client that waits for nothing in real time where it need not."""
+    """A client without avoidable waits in real time."""
 
     wheel: TestWheel
 
     def _begin(self) -> None:
         super()._begin()
-        self._reconnector._search.backoff_s = 0.0  # crashes are meant, and nobody waits
+        self._reconnector._search.backoff_s = 0.0  # simulated crashes need no pause
 
     @property
     def is_asking(self) -> bool:
-        """Whether something is to be sent, or an answer is due."""
+        """Whether a request waits to be sent or answered."""
         return self._state == "open" and self._reconnector.is_asking
 
     async def is_back(self) -> None:
-        """Wait until the client is connected, if it was ever."""
+        """Wait until the client is connected again, if it has ever connected."""
         if self._state == "open":
             await self._reconnector.wait_up(PATIENCE_S)
 
 
 async def _refuse(*_: Any) -> bool:
-    raise CommitRefused("the test's store takes nothing")
+    raise CommitRefused("the test makes the store refuse all batches")
 
 
 async def _until(done: Callable[[], bool]) -> None:
-    """Let the event loop turn until it is so."""
-    while not done():  # noqa: ASYNC110  # it is told to nobody
+    """Let the event loop run until ``done`` returns True."""
+    while not done():  # noqa: ASYNC110  # no event signals it
         await asyncio.sleep(0)
 
 
-def _reads(worker: Worker) -> bool:
-    """Whether all handlers of the worker are subscribed."""
+def _is_subscribed(worker: Worker) -> bool:
+    """Return whether all handlers of the worker are subscribed."""
     return bool(worker._lanes) and all(lane._leases is not None for lane in worker._lanes)
 
 
@@ -531,8 +550,10 @@ R = TypeVar("R")
 
 
 class SyncTestWheel:
-    """``TestWheel`` for blocking code: ``client`` is a ``tickwheel.sync.Client``, and every call
-    returns when it is done. The only thread is the client's own."""
+    """``TestWheel`` for blocking code.
+
+    ``client`` is a ``tickwheel.sync.Client``, and every call blocks until it is complete. The only
+    additional thread is that of the client."""
 
     __test__ = False
 
@@ -548,19 +569,20 @@ class SyncTestWheel:
         self.close()
 
     def close(self) -> None:
-        """End the daemon and the client."""
+        """Stop the daemon and close the client."""
         self._call(TestWheel.close)
         self.client.close()
 
     def serving(self, app: Any) -> AbstractContextManager[None]:
-        """``with wheel.serving(app), TestClient(app) as http:`` lets the lifespan of
-        ``tickwheel.contrib.fastapi`` run on the wheel instead of a daemon, client and worker
-        included. Subscriptions and deliveries of before end with the application's start."""
+        """Run the application's ``tickwheel.contrib.fastapi`` lifespan, with client and worker, on
+        this wheel instead of a daemon: ``with wheel.serving(app), TestClient(app) as http:``.
+
+        Earlier subscriptions and deliveries end when the application starts."""
         return _serving(app, self)
 
     def new_client(self, **options: Any) -> sync.Client:
-        """Another client of this wheel, with a connection of its own, in the thread of ``client``.
-        ``options`` are Client's."""
+        """Return another client of this wheel, with a separate connection, in the thread of
+        ``client``. ``options`` are those of ``Client``."""
 
         async def beside(wheel: TestWheel) -> sync.BesideLoop:
             inner = await wheel.new_client(**options).connect()
@@ -572,8 +594,8 @@ class SyncTestWheel:
 
     @contextmanager
     def working(self, *workers: Worker) -> Iterator[None]:
-        """See ``TestWheel.working``. Handlers run in the thread of ``client``, and plain functions
-        in a worker's own threads."""
+        """See ``TestWheel.working``. Asynchronous handlers run in the thread of ``client``, plain
+        functions in threads of the worker."""
         running = self._wheel.working(*workers)
         self._call(lambda _: running.__aenter__())
         try:
@@ -583,8 +605,9 @@ class SyncTestWheel:
 
     @asynccontextmanager
     async def on_this_loop(self) -> AsyncIterator[TestWheel]:
-        """The wheel on the event loop that runs, for an application that is to run on it: it goes
-        on there, and back to a thread of its own at the end. Calls go to where it is."""
+        """Move the wheel to the current event loop for an application, and back at the end.
+
+        Calls of this object reach the wheel on either loop."""
         await asyncio.to_thread(self._leave_thread)
         client = await self._wheel.client.connect()
         self.client._made = sync.BesideLoop(client, asyncio.get_running_loop())
@@ -592,7 +615,7 @@ class SyncTestWheel:
             yield self._wheel
         finally:
             await to_its_end(self._wheel._rest())
-            self.client._made = None  # the next call makes a thread
+            self.client._made = None  # the next call starts a thread
 
     def _leave_thread(self) -> None:
         self._call(TestWheel._rest)

@@ -55,7 +55,7 @@ async def test_held_keys_are_a_trouble(rig: HttpRig) -> None:
         [one] = (await rig.post("/v1/topics/t/pull", {"group": "g"}))["deliveries"]
         await rig.post("/v1/nacks", {"receipts": [one["receipt"]]})
         found = texts(await overview(rig))
-        assert f"{said} in group g of t: release or skip what has failed" in found
+        assert f"{said} in group g of t: release or skip the failed tasks" in found
 
 
 async def test_paused_keys_are_a_trouble_while_tasks_wait_for_them(rig: HttpRig) -> None:
@@ -195,7 +195,7 @@ async def test_a_parked_transaction_is_a_trouble(rig: HttpRig) -> None:
     found = await overview(rig)
     assert found["troubles"][0]["about"] == "transactions"
     assert texts(found) == [
-        "2 transactions are parked: nobody could say what became of them; somebody has to decide"
+        "2 transactions are parked: no producer knew the decision; commit or roll back by hand"
     ]
     registry.parked = 0
 

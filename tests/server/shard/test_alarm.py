@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from tickwheel.server.shard import shard as shard_module
-from tickwheel.server.shard.shard import NS_A_SECOND, Alarm
+from tickwheel.server.shard.shard import NS_PER_SECOND, Alarm
 
 SOON_NS = 3_000_000
-HOUR_NS = 3600 * NS_A_SECOND
+HOUR_NS = 3600 * NS_PER_SECOND
 PATIENCE_S = 30
 
 

@@ -343,9 +343,9 @@ async def test_a_bulk_keeps_its_rate(daemon: InProcess, monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("kind", "options", "code", "says"),
     [
-        ("delete", {"state": "ready"}, "bad_request", "cancel ends tasks that are pending"),
-        ("cancel", {"group": "g"}, "bad_request", "has no 'group'"),
-        ("cancel", {"delay_ms": 1}, "bad_request", "has no 'delay_ms'"),
+        ("delete", {"state": "ready"}, "bad_request", "use cancel for pending tasks"),
+        ("cancel", {"group": "g"}, "bad_request", "has no field 'group'"),
+        ("cancel", {"delay_ms": 1}, "bad_request", "has no field 'delay_ms'"),
         ("reschedule", {}, "bad_request", "one of delay_ms, due_ms, shift_ms"),
         ("reschedule", {"delay_ms": 1, "shift_ms": 1}, "bad_request", "one of delay_ms"),
         ("reschedule", {"shift_ms": 1 << 60}, "bad_request", "shift_ms"),

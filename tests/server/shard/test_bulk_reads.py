@@ -97,7 +97,7 @@ async def test_hanging_bulk_reads_delay_no_other_request(daemon: InProcess, kind
     await begin(peer, kind)
     await daemon.turn()
     assert store.under_way <= BULK_READS_MAX
-    assert len(daemon.shard.reader._under_way) <= BULK_READS_MAX
+    assert len(daemon.shard.reader._running) <= BULK_READS_MAX
     assert await peer.do(T.CANCEL, (gone,)) == ((gone, "cancelled"),)
     (shown,) = await peer.do(T.LOOKUP, (kept,))
     assert shown["state"] == "scheduled"
@@ -122,7 +122,7 @@ async def test_bulk_reads_are_limited_in_number_and_bytes(daemon: InProcess) -> 
 
     async def watch() -> None:
         while True:
-            held.append(len(reader._under_way))
+            held.append(len(reader._running))
             await asyncio.sleep(0)
 
     watcher = asyncio.create_task(watch())
@@ -146,7 +146,7 @@ async def test_a_waiting_bulk_holds_no_read_slot(
         await peer.do(T.BULK_MAKE, "big", "reschedule", asked)
     for _ in range(200):
         await asyncio.sleep(0)
-    assert not reader._under_way and not reader._bulk_places.locked()
+    assert not reader._running and not reader._bulk_places.locked()
     await peer.do(T.BULK_MAKE, "big", "cancel", {"id": "quick"})
     for _ in range(TURNS_MAX):
         if (await peer.do(T.BULK, "quick", "show"))["state"] == "done":

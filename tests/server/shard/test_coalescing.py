@@ -627,7 +627,7 @@ async def test_a_resend_during_the_first_attempt_gets_its_answer(
     if second == "the same":
         assert answers[0][2:] == answers[1][2:]
     else:
-        assert answers[1][2] == "conflict" and "is under way with other tasks" in answers[1][3]
+        assert answers[1][2] == "conflict" and "is waiting with other tasks" in answers[1][3]
     assert not found.under_way and not rig.shard.coalescing._first
     if end == "done":
         assert answers[0][2][2]["outcomes"][0][0] == "replaced"
@@ -816,7 +816,7 @@ async def test_tasks_with_a_rule_per_enqueue_are_limited(
     (answer,) = await daemon.send(peer, (T.ENQUEUE, 0, (*tasks, task(), ("t", b"", 0))))
     if over:
         assert answer[0] == "limit_exceeded" and "4 tasks" in answer[1]
-        assert "the limit is 3 of one request (coalesced_tasks_max)" in answer[1]
+        assert "the limit is 3 (coalesced_tasks_max)" in answer[1]
     assert daemon.shard.core.tasks == (0 if over else 5)
 
 

@@ -61,7 +61,7 @@ async def test_the_next_dead_letter_expiry_follows_the_oldest(
     quick = SimpleNamespace(sleep=between_rounds)
     monkeypatch.setattr(background, "asyncio", SimpleNamespace(**vars(asyncio) | vars(quick)))
     with suppress(Over):
-        await daemon.shard.upkeep._sweep_for_ever()
+        await daemon.shard.upkeep._sweep_forever()
     first_end_ms, second_end_ms = first_ms + 14 * DAY_MS, second_ms + 14 * DAY_MS
     assert shown == [first_end_ms, first_end_ms, second_end_ms, 0]
     assert daemon.shard.core.totals.dead_expired == 1

@@ -563,8 +563,8 @@ WHY = "The filter of group g of topic t excluded it: amount > 10 is FALSE (amoun
     [
         ([*STORY, ACK | {"ended": True}], "acked", "acked 2027-01-15T08:00:00.009Z, group g"),
         (FILTERED, "filtered", WHY),
-        (STORY, "gone", "It is not stored here; the last that the history of topic t has of it"),
-        ([], "gone", "The history has nothing of it."),
+        (STORY, "gone", "It is not stored here; its last event in the history of topic t"),
+        ([], "gone", "The history does not contain it."),
     ],
 )
 async def test_explain_uses_the_history_for_ended_tasks(

@@ -87,7 +87,7 @@ async def test_lag_samples_cover_an_hour_newest_last(watched: Watched) -> None:
 async def test_a_group_without_lag_stores_no_samples(watched: Watched) -> None:
     await watched.group("g")
     await watched.look(3)
-    assert watched.lags._lines == {}
+    assert watched.lags._samples == {}
     assert watched.of("g")["ready"] == [0, 0, 0]
     await watched.enqueue(1)
     await watched.look()
@@ -95,7 +95,7 @@ async def test_a_group_without_lag_stores_no_samples(watched: Watched) -> None:
     await watched.look(HOUR - 1)
     assert watched.of("g")["ready"] == [1] + [0] * (HOUR - 1)
     await watched.look()
-    assert watched.lags._lines == {}
+    assert watched.lags._samples == {}
     assert watched.of("g")["ready"] == [0] * HOUR
 
 
@@ -111,7 +111,7 @@ async def test_groups_with_samples_are_limited(
     await watched.group("c")
     await watched.enqueue(1)
     await watched.look()
-    assert len(watched.lags._lines) == 2
+    assert len(watched.lags._samples) == 2
     assert [watched.of(name)["ready"] for name in "ab"] == [[1, 1, 2]] * 2
     assert watched.of("c")["ready"] == [None, None, None], "never 0: it is not known"
     await watched.take_all("c")

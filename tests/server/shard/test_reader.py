@@ -232,7 +232,7 @@ def noted(reader: Reader) -> int:
     """Rows and marks that all reads under way keep."""
     return sum(
         len(r.since.enqueued) + len(r.since.updated) + len(r.since.ended) + len(r.since.progress)
-        for r in reader._under_way
+        for r in reader._running
     )
 
 
@@ -250,11 +250,11 @@ async def test_overlapping_reads_note_only_their_own_ids() -> None:
         assert noted(reader) <= 2
         store.asked[n].set()
         assert (await before)[1024].row.due_ms == n
-        assert len(reader._under_way) == 1
+        assert len(reader._running) == 1
         before = following
     store.asked[-1].set()
     await before
-    assert not reader._under_way
+    assert not reader._running
 
 
 async def test_more_reads_than_the_limit_wait_for_a_place() -> None:

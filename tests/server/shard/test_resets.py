@@ -432,7 +432,8 @@ async def test_resets_need_a_history_and_are_limited(tmp_path: Path) -> None:
             assert await peer.do(T.GROUP_RESET, "t", "g", {**slow, "id": "r"}) == made
             code, message = await peer.refused(T.GROUP_RESET, "t", "g", slow)
             assert (code, message) == (
-                "conflict", "bulk operation r resets that group already; wait for it, or cancel it",
+                "conflict",
+                "bulk operation r is already resetting this group; wait for it or cancel it",
             )  # fmt: skip
             code, _ = await peer.refused(T.GROUP_RESET, "t", "h", {**slow, "id": "r"})
             assert code == "conflict"

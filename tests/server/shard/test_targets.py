@@ -107,7 +107,7 @@ async def test_a_forbidden_push_address_is_refused_at_once(
         (("whsk_" + "A" * 32,), "32 or 64 bytes"),
         (("password",), "must begin with whsec_ or whsk_"),
         ((SECRET,) * (SECRETS_MAX + 1), f"the limit is {SECRETS_MAX}"),
-        (None, "secrets must name"),
+        (None, "secrets must contain"),
         (SECRET, "must be an array"),
     ],
 )
@@ -184,7 +184,7 @@ async def test_a_daemon_without_an_outbound_process_refuses_targets(daemon: InPr
     assert (await peer.do(T.PUSH_SET, "t", "g", *PUSH))["state"] == "stopped"
     for frame in ((T.PUSH_TEST, URL, None), (T.PUSH_LOG, "t", "g", None)):
         code, message = await peer.refused(*frame)
-        assert code == "conflict" and "no process" in message
+        assert code == "conflict" and "no outbound process" in message
 
 
 async def test_a_group_keeps_its_tasks_when_it_gets_a_target(

@@ -69,7 +69,7 @@ async def test_deleting_a_topic_with_tasks_needs_force(daemon: InProcess) -> Non
     code, message = await peer.refused(T.TOPIC_DELETE, BIN, False)
     assert code == "conflict"
     # The other group is owed all four that came due.
-    assert "2 scheduled, 5 ready, 1 in_flight, 1 waiting, 1 dead, and has 1 subscribers" in message
+    assert "2 scheduled, 5 ready, 1 in_flight, 1 waiting, 1 dead and has 1 subscribers" in message
     assert await words(peer, ids) == before
     daemon.recount()
 

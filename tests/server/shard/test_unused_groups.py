@@ -56,7 +56,7 @@ async def test_unused_groups_are_reported_once_after_their_time(tmp_path: Path) 
         assert await unused(peer) == {"g": WEEK_MS + 5_000, "other": WEEK_MS + 5_000}
         assert observed.groups_unused == 2
         (line, _) = logged(daemon, "group_unused")
-        assert "group g of topic t: nobody used it for 604800 s; it holds 0 ready" in line
+        assert "group g of topic t: not used for 604800 s; it holds 0 ready" in line
         assert not logged(daemon, "group_ended"), "by default none ends"
 
 
@@ -100,7 +100,7 @@ async def test_group_unused_end_s_ends_groups_with_their_tasks(tmp_path: Path) -
         await daemon.settle()
         assert set(await unused(peer)) == {"other"}, "it has a subscriber"
         (line,) = logged(daemon, "group_ended")
-        assert "g of topic t: nobody used it for 1209600 s (group_unused_end_s)" in line
+        assert "g of topic t: not used for 1209600 s (group_unused_end_s)" in line
         assert "it held 1 ready, 0 waiting, 0 dead" in line
         found = (await peer.call(T.LOOKUP, answer[2][1]))[2]
         assert [set(task["groups"]) for task in found] == [{"other"}, set()]

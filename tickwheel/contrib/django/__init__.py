@@ -1,13 +1,13 @@
-"""Django: tasks from views, with the transaction or at once, and a command that runs handlers.
+"""Django: enqueue tasks from views, at once or on commit, and a command that runs handlers.
 
     INSTALLED_APPS = [..., "tickwheel.contrib.django"]
     TICKWHEEL = {"URL": "tcp://wheel.internal:7355", "HANDLERS": ["shop.tasks:worker"]}
 
     enqueue_on_commit("orders.close", b"", delay=1800, key="42")
 
-``python manage.py check`` says what is wrong with the settings (``apps.py``), ``python manage.py
-tickwheel_worker`` runs the workers of HANDLERS. Invariant: there is one client in each process,
-made with its first use, also after a fork; it is closed when the process ends.
+``python manage.py check`` checks the settings (``apps.py``), and ``python manage.py
+tickwheel_worker`` runs the workers of HANDLERS. Invariant: each process has one client, also after
+a fork. It is created on first use and closed when the process ends.
 """
 
 from __future__ import annotations
@@ -31,36 +31,36 @@ CLIENT_KEYS = frozenset({
 })  # fmt: skip
 """Keys of the setting TICKWHEEL that are keywords of Client, in capitals."""
 OTHER_KEYS = frozenset(("HANDLERS", "TIMEOUT"))
-"""HANDLERS are the workers of ``tickwheel_worker``; TIMEOUT is how long, in seconds, an enqueue of
-this module may take that does not say it."""
+"""HANDLERS are the workers of ``tickwheel_worker``. TIMEOUT is the default timeout, in seconds, of
+an enqueue of this module."""
 
 _CLIENTS: dict[str, Client] = {}
 
 
 def options() -> Mapping[str, Any]:
-    """The setting TICKWHEEL."""
-    found: Mapping[str, Any] = getattr(settings, "TICKWHEEL", {})
-    return found
+    """Return the setting TICKWHEEL."""
+    setting: Mapping[str, Any] = getattr(settings, "TICKWHEEL", {})
+    return setting
 
 
 def client_options() -> dict[str, Any]:
-    """The keywords of Client that the setting has."""
+    """Return the keywords of Client in the setting."""
     return {name.lower(): value for name, value in options().items() if name in CLIENT_KEYS}
 
 
 def client() -> Client:
-    """The client of this process; it connects with its first call."""
-    found = _CLIENTS.get("default")
-    if found is None:  # two threads may get here; one client is used, and none is connected yet
-        found = _CLIENTS.setdefault("default", Client(**client_options()))
-    return found
+    """Return the client of this process, which connects with its first call."""
+    default = _CLIENTS.get("default")
+    if default is None:  # concurrent threads use the same client; the other never connects
+        default = _CLIENTS.setdefault("default", Client(**client_options()))
+    return default
 
 
 def forget_client() -> None:
-    """Close the client of this process; the next use makes one of the settings as they are."""
-    found = _CLIENTS.pop("default", None)
-    if found is not None:
-        found.close()
+    """Close the client of this process. The next use creates a client from the current settings."""
+    default = _CLIENTS.pop("default", None)
+    if default is not None:
+        default.close()
 
 
 def enqueue(
@@ -72,8 +72,8 @@ def enqueue(
     timeout: Duration | None = None,
     **task: Unpack[TaskKeywords],
 ) -> Receipt:
-    """Store a task durably, now; as ``Client.enqueue``, and within TIMEOUT of the settings when it
-    has no ``timeout``."""
+    """Store a task durably like ``Client.enqueue``, at once, with TIMEOUT of the settings as the
+    default ``timeout``."""
     limit = timeout if timeout is not None else options().get("TIMEOUT")
     return client().enqueue(topic, body, delay=delay, at=at, timeout=limit, **task)
 
@@ -89,12 +89,12 @@ def enqueue_on_commit(
     robust: bool = False,
     **task: Unpack[TaskKeywords],
 ) -> None:
-    """``enqueue`` when the transaction of the database ``using`` is committed, and never when it is
-    rolled back; at once where there is none. ``delay`` counts from then.
+    """Call ``enqueue`` after the transaction of the database ``using`` is committed, or at once
+    without a transaction. ``delay`` counts from then. A rollback drops the task.
 
-    What is wrong with the task is raised here, while the transaction can be rolled back. What goes
-    wrong after the commit is raised where the ``atomic`` block ends, and the order, say, is stored
-    without its task; ``robust``: it is logged instead, and other functions of ``on_commit`` run.
+    An invalid task raises an error here, while the transaction can be rolled back. An error after
+    the commit is raised at the end of the ``atomic`` block; then the transaction's data is stored
+    without the task. With ``robust`` that error is logged, and other ``on_commit`` functions run.
     """
     TaskChecker().check(Task(topic, body, delay=delay, at=at, **task))
 

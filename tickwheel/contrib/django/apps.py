@@ -1,4 +1,4 @@
-"""The application's configuration, and what ``manage.py check`` says of the setting TICKWHEEL."""
+"""The configuration of the Django application, and the system checks of the setting TICKWHEEL."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tickwheel.errors import TickwheelError
 
 
 class TickwheelConfig(AppConfig):
-    """Registers the checks, and makes the client anew when a test overrides the setting."""
+    """Registers the checks, and resets the client when a test overrides the setting."""
 
     name = "tickwheel.contrib.django"
     label = "tickwheel"
@@ -36,7 +36,7 @@ def _changed(*, setting: str, **_: Any) -> None:
 
 
 def check_settings(**_: Any) -> list[CheckMessage]:
-    """Every error of the setting TICKWHEEL; handlers are imported for it."""
+    """Return the errors of the setting TICKWHEEL. This imports the handlers."""
     return list(_errors(contrib.options()))
 
 
@@ -47,13 +47,13 @@ def _errors(options: Any) -> Iterator[CheckMessage]:
     known = sorted(contrib.CLIENT_KEYS | contrib.OTHER_KEYS)
     for name in sorted(map(str, options.keys() - {*known})):
         close = get_close_matches(name.upper(), known, 1)
-        hint = f"Do you mean {close[0]}?" if close else f"There are {', '.join(known)}."
+        hint = f"Do you mean {close[0]}?" if close else f"Valid keys are {', '.join(known)}."
         yield _error(2, f"TICKWHEEL has no key {name!r}", hint)
     try:
         Client(**contrib.client_options())
     except (TickwheelError, TypeError, AttributeError) as error:
         message = error.message if isinstance(error, TickwheelError) else str(error)
-        yield _error(3, f"TICKWHEEL: no client can be made of it: {message}")
+        yield _error(3, f"TICKWHEEL: the client cannot be created: {message}")
     if options.get("TIMEOUT") is not None:
         try:
             duration_ms(options["TIMEOUT"], "TICKWHEEL['TIMEOUT']")
@@ -63,9 +63,9 @@ def _errors(options: Any) -> Iterator[CheckMessage]:
 
 
 def _handler_errors(targets: Any) -> Iterator[CheckMessage]:
-    if not isinstance(targets, (list, tuple)) or not all(isinstance(one, str) for one in targets):
+    if not isinstance(targets, (list, tuple)) or not all(isinstance(name, str) for name in targets):
         hint = 'For example "HANDLERS": ["shop.tasks:worker"].'
-        yield _error(5, f"TICKWHEEL['HANDLERS'] must be a list of texts, not {targets!r}", hint)
+        yield _error(5, f"TICKWHEEL['HANDLERS'] must be a list of strings, not {targets!r}", hint)
         return
     workers = []
     for target in targets:

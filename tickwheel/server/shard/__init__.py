@@ -1,1 +1,1 @@
-"""One shard at work: engine, committer, reads, and what is done beside them."""
+"""A running shard: engine, committer, reads, operations and background work."""

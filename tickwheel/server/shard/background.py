@@ -1,25 +1,21 @@
-"""What the daemon does beside its work, in bounded steps: deleting groups and topics, handing
-stored tasks to a new group, sweeping dead letters whose retention is over, looking at groups.
+"""Background work in bounded steps: deletions, replays, expiry of dead letters, checks of groups.
 
-Each runs as a task of its own, a chunk at a time with a commit between, so that nothing of it
-makes a large batch or holds a delivery up for long. All of it can be cut off anywhere: what a
-restart finds half done it goes on with.
+Each kind of work runs as a separate asyncio task, a chunk at a time with a commit in between. So it
+makes no large batches and delays deliveries only briefly. It can be interrupted anywhere, and a
+restart continues it.
 
-Groups that nobody uses are reported after a while and, by setting, end. A group is used while it
-has a subscriber, a waiting pull or a delivery that is not finished. What counts is the steady clock
-of this tenure: a start or a takeover begins anew for every group, so a group may be found later
-than it should be, and is never ended too early. What was used between two looks has left a mark
-(``Group.was_used``).
+Unused groups are reported after a while and, if configured, deleted. A group is in use while it has
+a subscriber, a waiting pull or a delivery in flight. Times are measured by the steady clock of this
+tenure and begin again after a start or takeover. So a group can be reported late, but is never
+deleted early. Use between two checks is recorded in ``Group.was_used``.
 
-How far each group was behind in the last hour (what was ready, and for how long the oldest of it
-had waited, every ten seconds) is what the console draws of a group. One that had nothing ready all
-the time takes no memory. Invariants:
+The console draws the lag of each group in the last hour: the number of ready tasks and the age of
+the oldest, every ten seconds. A group without ready tasks takes no memory. Invariants:
 
-* At most ``GROUPS_KEPT_MAX`` groups are kept, of each ``SAMPLES`` samples of 12 bytes, whatever
-  clients make: 4 MiB.
-* What is not known is None and never 0: for a group that there was no room for, and for as long as
-  that may have been so.
-* It begins anew with each tenure.
+* At most ``GROUPS_KEPT_MAX`` groups are kept, each with ``SAMPLES`` samples of 12 bytes: 4 MiB.
+* An unknown value is None and never 0. This includes groups for which there was no room, or may
+  have been none.
+* Samples begin again with each tenure.
 """
 
 from __future__ import annotations
@@ -52,22 +48,24 @@ if TYPE_CHECKING:
 
 CHUNK = 500
 READ_BYTES = 16 << 20
-"""Bytes at which a read of rows with their bodies ends."""
+"""Maximum bytes of a read of rows with their bodies; the last row can exceed them."""
 READS_AT_A_TIME = 4
-"""Reads at one time for all groups that are being deleted."""
+"""Maximum running reads for all groups that are being deleted."""
 COMING_DUE_S = 0.05
-"""How often, in seconds, a group's deletion looks whether its tasks came due anew."""
+"""Seconds before a deletion checks again for tasks of the group that have come due."""
 DISK_S = 15.0
-"""How often, in seconds, the disk is measured."""
+"""Seconds between two measurements of the disk."""
 SWEEP_S_MIN = 1.0
 SWEEP_S_MAX = 600.0
 SOON, AGAIN = 0.25, 0.005
-"""In the last quarter of its retention the oldest dead letter is looked for each 200th of it (14
-days: every 1.7 hours)."""
+"""Shares of the retention: in the last quarter, the oldest dead letter is searched for at intervals
+of 1/200 (every 1.7 hours for 14 days)."""
 
 
 class Upkeep:
-    """Deletes groups and topics, replays, sweeps; ``start`` it once everything is loaded."""
+    """Deletes groups and topics, replays tasks and sweeps dead letters.
+
+    Call ``start`` after every task is loaded."""
 
     def __init__(self, parts: Parts, backup_folder: Path) -> None:
         self._parts = parts
@@ -79,7 +77,7 @@ class Upkeep:
         self.lags = Lags(parts.core, parts.clock)
 
     def start(self) -> None:
-        """Go on with the deletions that were under way when the daemon ended last."""
+        """Continue the deletions that were running when the daemon last ended."""
         for topic in self._parts.core.topics.values():
             for group in topic.groups.values():
                 if group.is_closed:
@@ -88,19 +86,19 @@ class Upkeep:
                 self.withdraw(topic)
             elif topic.settings.broadcast_only:
                 self.let_go(topic)
-        self._parts.spawn(self._sweep_for_ever())
+        self._parts.spawn(self._sweep_forever())
         self._parts.observed.groups_unused = 0
         self._parts.spawn(self.unused.run())
         self._parts.spawn(self.lags.run())
         if self._parts.history is not None:
             self._parts.spawn(self._parts.history.flush_for_ever(self._parts.core))
-        self._parts.spawn(self._measure_disk_for_ever())
+        self._parts.spawn(self._measure_disk_forever())
         hour = self._parts.settings.backup_daily_hour
         if hour is not None:
             self._parts.spawn(DailyBackups(self._parts, self._backup_folder, hour).run())
 
-    async def _measure_disk_for_ever(self) -> None:
-        """Note how full the disk with the database is; a disk that hangs holds one thread."""
+    async def _measure_disk_forever(self) -> None:
+        """Record how full the disk with the database is. A disk that hangs blocks one thread."""
         store, observed = self._parts.store, self._parts.observed
         while isinstance(store, OnDisk):
             with contextlib.suppress(OSError):
@@ -111,7 +109,7 @@ class Upkeep:
     # --- deleting a group ----------------------------------------------------------------------
 
     def end_group(self, group: Group) -> None:
-        """Delete the group, whatever it holds."""
+        """Delete the group with its tasks."""
         closing = self._parts.engine.closing
         closing.close(group)
         if closing.is_drained(group):
@@ -121,7 +119,7 @@ class Upkeep:
         self._parts.committer.kick()
 
     def drain(self, group: Group) -> None:
-        """Let go of what a closed group holds, in the background, and then of the group."""
+        """Release the tasks of a closed group in the background, then forget the group."""
         self._drains[group] = self._parts.spawn(self._drain(group))
 
     async def _drain(self, group: Group) -> None:
@@ -132,14 +130,14 @@ class Upkeep:
             ids = closing.some(group, CHUNK)
             if not ids and group.dead:
                 ids = await self._some_dead(group, place)
-                # From the beginning again, when a task died behind the place.
+                # Start again at the end, since tasks may have died at earlier positions.
                 place = (ids[-1], group.name) if ids else (0, "")
             if not ids:
                 await asyncio.sleep(COMING_DUE_S)
                 continue
             async with self._reads, self._parts.reader.read_some(ids, READ_BYTES) as (view, rest):
-                some = ids[: len(ids) - len(rest)]
-                closing.drop(group, some, view(some))
+                read_ids = ids[: len(ids) - len(rest)]
+                closing.drop(group, read_ids, view(read_ids))
             self._parts.committer.kick()
             await self._parts.committer.barrier()
         closing.finish(group)
@@ -150,7 +148,7 @@ class Upkeep:
     # --- deleting a topic ----------------------------------------------------------------------
 
     def withdraw(self, topic: Topic) -> None:
-        """End the tasks of a closed topic once its groups are gone, and then forget the topic."""
+        """End the tasks of a closed topic after its groups are deleted, then forget the topic."""
         self._parts.spawn(self._withdraw(topic))
 
     async def _withdraw(self, topic: Topic) -> None:
@@ -159,7 +157,7 @@ class Upkeep:
         await asyncio.gather(*(self._drains[group] for group in topic.groups.values()))
         seen = 1
         while seen and not grouping.is_empty(topic):
-            # What was staged when it was closed is stored then.
+            # Tasks that were staged when the topic was closed are stored after this.
             await self._parts.committer.barrier()
             seen = 0
             after: int | None = 0
@@ -176,7 +174,7 @@ class Upkeep:
     # --- topics for broadcasts only ------------------------------------------------------------
 
     def let_go(self, topic: Topic) -> None:
-        """End the tasks that came due and wait for a group on a topic for broadcasts alone."""
+        """End due tasks of a topic that has become broadcast-only, which wait for a group."""
         if topic.default_backlog is not None and topic.default_backlog.ready_count:
             self._parts.spawn(self._let_go(topic))
 
@@ -185,20 +183,20 @@ class Upkeep:
         after: int | None = 0
         while after is not None and topic.settings.broadcast_only:
             page, after = await self._page(after, topic.name)
-            for known in page:
+            for task in page:
                 if topic.settings.broadcast_only:
-                    self._parts.engine.firing.let_go(known)
+                    self._parts.engine.firing.let_go(task)
             self._parts.committer.kick()
             await self._parts.committer.barrier()
 
     async def _page(
         self, after: int, topic: str, limit: int = CHUNK
     ) -> tuple[list[TaskSnapshot], int | None]:
-        """The next stored tasks of a topic, and the id to go on after (None: there are no more)."""
+        """Return the next stored tasks of a topic, and the id after which to continue, or None."""
         return await when_back(partial(self._parts.reader.scan, after, limit, topic))
 
     async def _some_dead(self, group: Group, after: ProgressKey) -> list[int]:
-        """The ids of the group's next dead letters, which only the store knows."""
+        """Return the ids of the group's next dead letters, which are only in the store."""
         await self._parts.committer.barrier()
         scan = self._parts.store.scan_dead
         rows = await when_back(partial(scan, after, CHUNK, group.topic.name, group.name))
@@ -207,7 +205,7 @@ class Upkeep:
     # --- tasks for a new group -----------------------------------------------------------------
 
     def replay(self) -> None:
-        """Look at older tasks for groups that were made with a start in the past."""
+        """Give older tasks to groups that were created with a start in the past."""
         ownership = self._parts.engine.ownership
         replays, ownership.replays = ownership.replays, []
         for replay in replays:
@@ -244,9 +242,10 @@ class Upkeep:
 
     # --- dead letters --------------------------------------------------------------------------
 
-    async def _sweep_for_ever(self) -> None:
-        """Sweep when the oldest dead letter may be over, and now and then before: it may have been
-        requeued, and nobody is to be warned of its end."""
+    async def _sweep_forever(self) -> None:
+        """Sweep when the oldest dead letter may have expired, and sometimes earlier.
+
+        The oldest may have been requeued, and then nobody must be warned of its expiry."""
         pause_s = min(SWEEP_S_MAX, max(SWEEP_S_MIN, self._retention_ms / 10_000))
         next_ms = looked_ms = 0
         while True:
@@ -260,8 +259,9 @@ class Upkeep:
             await asyncio.sleep(pause_s)
 
     async def sweep_dead(self, now_ms: int) -> int:
-        """Delete dead letters that died more than the retention before ``now_ms``; returns when the
-        oldest of the others died (or ``now_ms``)."""
+        """Delete dead letters that are older than the retention at ``now_ms``.
+
+        Return the time when the oldest remaining letter died, or ``now_ms`` without any."""
         oldest_ms = now_ms
         await self._parts.committer.barrier()
         after = (0, "")
@@ -271,14 +271,14 @@ class Upkeep:
                 return oldest_ms
             after = rows[-1].id, rows[-1].group
             limit_ms = now_ms - self._retention_ms
-            over = [(row.id, row.group) for row in rows if row.died_ms <= limit_ms]
+            expired = [(row.id, row.group) for row in rows if row.died_ms <= limit_ms]
             kept_ms = (row.died_ms for row in rows if row.died_ms > limit_ms)
             oldest_ms = min([oldest_ms, *kept_ms])
-            if over:
-                await self._delete_over(over, limit_ms)
+            if expired:
+                await self._delete_expired(expired, limit_ms)
 
-    async def _delete_over(self, keys: list[tuple[int, str]], limit_ms: int) -> None:
-        """Delete dead letters that died by ``limit_ms`` and have not come back since."""
+    async def _delete_expired(self, keys: list[tuple[int, str]], limit_ms: int) -> None:
+        """Delete these dead letters unless they were requeued after ``limit_ms``."""
         while keys:
             ids = list(dict.fromkeys(task_id for task_id, _ in keys))
             async with self._parts.reader.read_some(ids, READ_BYTES) as (view, rest):
@@ -286,31 +286,31 @@ class Upkeep:
                 for task_id, group in keys:
                     if task_id in unread:
                         continue
-                    # One by one: a task with letters of two groups changes with the first.
-                    found = view([task_id]).get(task_id)
-                    dead = None if found is None else found.dead.get(group)
-                    if found is None or dead is None or dead.died_ms > limit_ms:
+                    # View each task again, since a letter of another group may have changed it.
+                    task = view([task_id]).get(task_id)
+                    dead = None if task is None else task.dead.get(group)
+                    if task is None or dead is None or dead.died_ms > limit_ms:
                         continue
-                    word = self._parts.engine.dead_letters.delete(found, group)
+                    word = self._parts.engine.dead_letters.delete(task, group)
                     self._parts.core.totals.dead_expired += word == "deleted"
             keys = [key for key in keys if key[0] in unread]
             self._parts.committer.kick()
             await self._parts.committer.barrier()
 
 
-# --- groups that nobody uses ---------------------------------------------------------------------
+# --- unused groups -------------------------------------------------------------------------------
 
 LOOK_S_MIN, LOOK_S_MAX = 0.1, 60.0
 LOOKS = 10
-"""How many looks there are, at least, in the shortest of the times that are set."""
+"""Minimum checks in the shorter of the two configured times."""
 GROUPS_AT_A_TIME = 1_000
 
 
 class UnusedGroups:
-    """Reports and ends unused groups; ``run`` it for as long as this daemon leads the shard."""
+    """Reports and deletes unused groups while ``run`` is active."""
 
     def __init__(self, parts: Parts, end: Callable[[Group], None]) -> None:
-        """``end`` deletes a group and lets go of what it holds."""
+        """``end`` deletes a group with its tasks."""
         self._parts = parts
         self._end = end
         settings = parts.settings
@@ -320,22 +320,22 @@ class UnusedGroups:
         self._pause_s = min(LOOK_S_MAX, max(LOOK_S_MIN, report_s / LOOKS))
 
     async def run(self) -> None:
-        """Look at all groups again and again, for ever."""
+        """Check all groups repeatedly, forever."""
         while True:
             await self.look()
             await asyncio.sleep(self._pause_s)
 
     async def look(self) -> None:
-        """Look at every group once."""
-        found = looked_at = 0
+        """Check every group once."""
+        unused = looked_at = 0
         for topic in list(self._parts.core.topics.values()):
             for group in topic.live_groups:
                 if not group.is_closed:
-                    found += self._is_unused(group, self._parts.clock.read().mono_ms)
+                    unused += self._is_unused(group, self._parts.clock.read().mono_ms)
                 looked_at += 1
                 if looked_at % GROUPS_AT_A_TIME == 0:
                     await asyncio.sleep(0)
-        self._parts.observed.groups_unused = found
+        self._parts.observed.groups_unused = unused
 
     def _is_unused(self, group: Group, mono_ms: int) -> bool:
         if group.was_used or group.subscribers or group.flight:
@@ -343,11 +343,11 @@ class UnusedGroups:
             group.used_mono_ms = mono_ms
             return False
         unused_ms = mono_ms - group.used_mono_ms
-        named = f"group {group.name} of topic {group.topic.name}"
+        label = f"group {group.name} of topic {group.topic.name}"
         if self._end_ms is not None and unused_ms >= self._end_ms and not self._follows(group):
             self._parts.on_event(
                 "group_ended",
-                f"{named}: nobody used it for {unused_ms / 1000:.0f} s (group_unused_end_s); it"
+                f"{label}: not used for {unused_ms / 1000:.0f} s (group_unused_end_s); it"
                 f" held {group.ready_count} ready, {len(group.waiting)} waiting,"
                 f" {group.dead} dead",
             )
@@ -359,65 +359,65 @@ class UnusedGroups:
             group.is_unused = True
             self._parts.on_event(
                 "group_unused",
-                f"{named}: nobody used it for {unused_ms / 1000:.0f} s; it holds"
-                f" {group.ready_count} ready; `tickwheel groups delete` if it is not wanted",
+                f"{label}: not used for {unused_ms / 1000:.0f} s; it holds"
+                f" {group.ready_count} ready; delete it with `tickwheel groups delete` if it is"
+                " not needed",
             )
         return True
 
     def _follows(self, group: Group) -> bool:
-        """Whether the group ends when it ends in another shard, where its settings have their
-        home."""
+        """Return whether the settings of the group belong to another shard, which deletes it."""
         versions = self._parts.core.versions
         return group.version > 0 and versions.home_of(group.topic.name) != versions.shard
 
 
-# --- how far groups were behind ------------------------------------------------------------------
+# --- lag of groups -------------------------------------------------------------------------------
 
 SAMPLE_S: Final = 10
 SAMPLES: Final = 360
 GROUPS_KEPT_MAX: Final = 1_000
 SAMPLED_AT_A_TIME: Final = 100
 READY_SHOWN_MAX: Final = 2**32 - 1
-"""The longest backlog that is shown; a longer one is shown as this long."""
-_PLACES: Final = SAMPLES + 1
-"""Places for samples: one more than are shown, so that no sample is seen half taken."""
+"""Maximum of the displayed backlog; larger ones are displayed as this number."""
+_SLOTS: Final = SAMPLES + 1
+"""Slots for samples: one more than are shown, so that an incomplete sample is never read."""
 
 
-class _Line:
-    """The samples of one group; the place of a sample is its number modulo ``_PLACES``."""
+class _Samples:
+    """The samples of one group. The index of a sample is its number modulo ``_SLOTS``."""
 
     __slots__ = ("ages_ms", "last", "ready", "since")
 
     def __init__(self, number: int) -> None:
         self.since = self.last = number
-        """The numbers of the first sample, and of the last one that had something ready."""
-        self.ready = array("I", [0]) * _PLACES
-        self.ages_ms = array("Q", [0]) * _PLACES
+        """The numbers of the first sample, and of the last sample with ready tasks."""
+        self.ready = array("I", [0]) * _SLOTS
+        self.ages_ms = array("Q", [0]) * _SLOTS
 
     def take(self, number: int, ready: int, since_ms: int | None, now_ms: int) -> None:
-        """Take one sample; ``since_ms`` is when the oldest ready task became ready."""
+        """Record a sample; ``since_ms`` is the time when the oldest ready task became ready."""
         if ready:
             self.last = number
-        place = number % _PLACES
-        self.ready[place] = min(ready, READY_SHOWN_MAX)
-        self.ages_ms[place] = 0 if since_ms is None else max(0, now_ms - since_ms)
+        index = number % _SLOTS
+        self.ready[index] = min(ready, READY_SHOWN_MAX)
+        self.ages_ms[index] = 0 if since_ms is None else max(0, now_ms - since_ms)
 
 
 class Lags:
-    """Samples of all groups; ``run`` it as a task for as long as this daemon leads the shard."""
+    """Samples the lag of all groups while ``run`` is active."""
 
     def __init__(self, core: Core, clock: Clock) -> None:
         self._core = core
         self._clock = clock
         self._taken_ms: deque[int] = deque(maxlen=SAMPLES)
         self._number = 0
-        """The number of the newest whole sample; the first one has 1."""
-        self._lines: dict[Group, _Line] = {}
+        """The number of the newest complete sample; numbers begin with 1."""
+        self._samples: dict[Group, _Samples] = {}
         self._crowded = 0
-        """The number of the last sample in which some group had no room."""
+        """The number of the last sample in which there was no room for a group."""
 
     async def run(self) -> None:
-        """Take a sample every ``SAMPLE_S`` seconds, for ever."""
+        """Take a sample every ``SAMPLE_S`` seconds, forever."""
         while True:
             await self.look()
             await asyncio.sleep(SAMPLE_S)
@@ -426,43 +426,43 @@ class Lags:
         """Take a sample of every group."""
         now, number = self._clock.read(), self._number + 1
         looked_at = 0
-        room = GROUPS_KEPT_MAX - len(self._lines)
-        kept: dict[Group, _Line] = {}
+        room = GROUPS_KEPT_MAX - len(self._samples)
+        kept: dict[Group, _Samples] = {}
         for topic in list(self._core.topics.values()):
             for group in topic.live_groups:
                 looked_at += 1
                 if looked_at % SAMPLED_AT_A_TIME == 0:
                     await asyncio.sleep(0)
                 ready = group.ready_count
-                line = self._lines.get(group)
-                if line is None and ready:
+                samples = self._samples.get(group)
+                if samples is None and ready:
                     if room <= 0:
                         self._crowded = number
                         continue
                     room -= 1
-                    line = _Line(number)
-                if line is None or (not ready and number - line.last >= SAMPLES):
+                    samples = _Samples(number)
+                if samples is None or (not ready and number - samples.last >= SAMPLES):
                     continue
-                line.take(number, ready, group.oldest_since_ms(), now.now_ms)
-                kept[group] = line
-        self._lines, self._number = kept, number
+                samples.take(number, ready, group.oldest_since_ms(), now.now_ms)
+                kept[group] = samples
+        self._samples, self._number = kept, number
         self._taken_ms.append(now.now_ms)
 
     def of(self, group: Group) -> dict[str, Any]:
-        """The group's samples in the form of the answer, the oldest first."""
-        line, newest = self._lines.get(group), self._number
+        """Return the group's samples, oldest first, in the form of the answer."""
+        samples, newest = self._samples.get(group), self._number
         numbers = range(newest - len(self._taken_ms) + 1, newest + 1)
         ready: list[int | None] = []
         ages_ms: list[int | None] = []
         for number in numbers:
-            if line is not None and number >= line.since:
-                place = number % _PLACES
-                ready.append(line.ready[place])
-                ages_ms.append(line.ages_ms[place])
+            if samples is not None and number >= samples.since:
+                index = number % _SLOTS
+                ready.append(samples.ready[index])
+                ages_ms.append(samples.ages_ms[index])
             else:
-                known = 0 if number > self._crowded else None
-                ready.append(known)
-                ages_ms.append(known)
+                default = 0 if number > self._crowded else None
+                ready.append(default)
+                ages_ms.append(default)
         return {
             "every_ms": SAMPLE_S * 1000,
             "taken_ms": list(self._taken_ms),

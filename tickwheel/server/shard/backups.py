@@ -1,17 +1,18 @@
-"""Copies of the store, and restores.
+"""Backups of the store, and restores.
 
-A backup is made when a client asks for it, or daily at a set hour: so many of these are kept, each
-with a mark for the history. One that was missed (the daemon did not run, or it failed) is made up
-for. Only files named here are ever removed, and only after a newer one is whole.
+Backups are made on request or daily at a configured hour. A limited number of daily backups is
+kept, each with a mark for the history. A missed backup (the daemon was down, or the copy failed) is
+made later. Only files with the names of daily backups are removed, and only after a newer one is
+complete.
 
-A restore that a client has asked for runs in a process of its own, one at a time. It reads a backup
-and the history and fills a new file beside the backups; the store that is served is not touched,
-and the event loop only reads how far it is. Invariants:
+A restore runs in a separate process, one at a time. It reads a backup and the history and fills a
+new file next to the backups. It does not touch the served store, and the event loop reads only its
+progress. Invariants:
 
-* The process ends with this daemon, however that ends, and with its tenure: its standard input is
-  a pipe from here.
-* The file is there as a whole, or nothing of it is.
-* What is remembered of restores is bounded, and is gone with the process: they are no tasks.
+* The process ends with this daemon and its tenure, because its standard input is a pipe of the
+  daemon.
+* The new file exists completely or not at all.
+* A bounded number of restores is remembered, only in memory.
 """
 
 from __future__ import annotations
@@ -44,23 +45,24 @@ if TYPE_CHECKING:
     from tickwheel.server.shard.parts import Listings, Parts
 
 BACKUP_NAME_BYTES_MAX: Final = 200
-"""Bytes of a backup's name: most file systems allow 255, and an unfinished copy's is longer."""
+"""Maximum bytes of a backup's name. Most file systems allow 255, and an unfinished copy has a
+longer name."""
 RESTORES_AT_A_TIME: Final = 1
 RESTORES_KEPT_MAX: Final = 16
-"""How many of the newest restores are remembered."""
+"""Number of the newest restores that are remembered."""
 LINE_BYTES_MAX: Final = 4 * 1024 * 1024
 COMMAND: Final = (sys.executable, "-m", "tickwheel.history.restore")
 LOOK_S = 60.0
-"""How often the clock, which may be set meanwhile, is looked at, in seconds."""
+"""Seconds between two reads of the clock, which an operator can change."""
 RETRY_S = 600.0
 _STAMP = "%Y%m%dT%H%M%SZ"
 
 
 class DailyBackups:
-    """Makes daily backups; ``run`` it as a task for as long as this daemon leads the shard."""
+    """Makes daily backups while ``run`` is active."""
 
     def __init__(self, parts: Parts, folder: Path, hour: int) -> None:
-        """``hour`` is by this machine's local time."""
+        """``hour`` is in local time of this machine."""
         self._parts = parts
         self._folder = folder
         self._hour = hour
@@ -72,7 +74,7 @@ class DailyBackups:
         return self._parts.clock.read().now_ms
 
     async def run(self) -> None:
-        """Make a backup each day, for ever."""
+        """Make a backup each day, forever."""
         self._report_newest()
         while True:
             pause_s = LOOK_S
@@ -81,13 +83,15 @@ class DailyBackups:
             await asyncio.sleep(pause_s)
 
     def is_due(self) -> bool:
-        """Whether the hour has come since the newest backup, or the last one failed (one that is
-        there without its mark has failed, too)."""
+        """Return whether the hour has passed since the newest backup, or the last backup failed.
+
+        A backup without its mark for the history counts as failed."""
         made = self._made()
         return self._failed or not made or made[-1][0] < self._last_hour()
 
     async def once(self) -> bool:
-        """Make a backup now; whether it was made. Never raises for what a disk or a store does."""
+        """Make a backup now and return whether it succeeded. Errors of disk and store are
+        logged."""
         begun_ms = self._now_ms()
         at = datetime.fromtimestamp(begun_ms // 1000, UTC)
         path = self._folder / f"tickwheel-s{self._shard}-{at.strftime(_STAMP)}.db"
@@ -118,41 +122,41 @@ class DailyBackups:
                 path.unlink()
 
     def _made(self) -> list[tuple[datetime, Path]]:
-        """(time, path) of the backups in the folder, oldest first."""
-        found = []
+        """Return (time, path) of the backups in the folder, oldest first."""
+        backups = []
         with contextlib.suppress(OSError):
             for path in self._folder.iterdir():
                 name = self._name.fullmatch(path.name)
                 if name is not None:
                     with contextlib.suppress(ValueError):
                         at = datetime.strptime(name[1], _STAMP).replace(tzinfo=UTC)
-                        found.append((at, path))
-        return sorted(found)
+                        backups.append((at, path))
+        return sorted(backups)
 
     def _last_hour(self) -> datetime:
-        """The last time that it was the set hour, by local time."""
+        """Return the last time of the configured hour in local time."""
         now = datetime.fromtimestamp(self._now_ms() / 1000, UTC).astimezone()
         at = now.replace(hour=self._hour, minute=0, second=0, microsecond=0)
         return at if at <= now else at - timedelta(days=1)
 
 
 class BackingUp:
-    """The operation that makes a backup when it is asked for."""
+    """The operation that makes a backup on request."""
 
     def __init__(self, parts: Parts, backups: Listings, folder: Path) -> None:
-        """``backups``: the requests for one, which wait for their turn."""
+        """``backups`` is the queue of requests."""
         self._parts = parts
         self._backups = backups
         self._folder = folder
 
     def backup(self, ask: Ask[BackupName]) -> None:
-        """A copy of the store as a new file in the folder for backups. Raises BadRequest,
-        LimitExceeded, Overloaded."""
+        """Copy the store to a new file in the folder for backups. Raise BadRequest, LimitExceeded,
+        Overloaded."""
         path = self._folder / file_name(ask.request.name, "name")
         self._backups.answer(ask, lambda: self._backup(path))
 
     async def _backup(self, path: Path) -> dict[str, Any]:
-        """Write the backup. What the file system says of the name is an answer to the client."""
+        """Write the backup. Convert errors of the file system to answers."""
         try:
             check_folder(self._folder)
             if os.path.lexists(path):
@@ -165,20 +169,21 @@ class BackingUp:
 
 
 def check_folder(folder: Path) -> None:
-    """Check that the folder for backups is there: it is never made, because a volume that is not
-    mounted would become a folder of the disk that the store is on. Raises Conflict."""
+    """Raise Conflict if the folder for backups does not exist.
+
+    It is never created: if its volume is not mounted, the backups would go to another disk."""
     if not folder.is_dir():
         raise Conflict(f"backup_dir {folder} is not a folder; is its volume mounted?")
 
 
 async def _copy(parts: Parts, path: Path) -> int:
-    """Copy the store, with all that was accepted so far; returns the bytes of the copy."""
+    """Copy the store with everything accepted so far. Return the bytes of the copy."""
     await parts.committer.barrier()
     return await parts.store.backup(str(path))
 
 
 def file_name(name: str, field: str) -> str:
-    """The name of a file in the folder for backups. Raises BadRequest, LimitExceeded."""
+    """Return ``name`` if it is valid in the folder for backups. Raise BadRequest, LimitExceeded."""
     if not name or name in (".", "..") or Path(name).name != name or "\0" in name:
         raise BadRequest(f"{field} must be a file name without a folder, not {shown(name)}")
     size_bytes = len(os.fsencode(name))
@@ -192,13 +197,14 @@ def file_name(name: str, field: str) -> str:
 
 @dataclass(slots=True, eq=False)
 class Restore:
-    """One restore, as it is now."""
+    """The current state of a restore."""
 
     id: int
     wanted: NewRestore
     began_ms: int
     state: str = "running"
-    """"running", then done, refused (nothing was written; see the report), failed or cancelled."""
+    """``running``, then ``done``, ``refused`` (nothing was written; see the report), ``failed`` or
+    ``cancelled``."""
     ended_ms: int | None = None
     step: str = "backup"
     done: int = 0
@@ -210,7 +216,7 @@ class Restore:
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
     def view(self) -> dict[str, Any]:
-        """The restore as an answer has it."""
+        """Return the restore in the form of all answers."""
         return {
             "id": self.id,
             "state": self.state,
@@ -230,7 +236,7 @@ class Restores:
     """The restores of one tenure of the daemon."""
 
     def __init__(self, parts: Parts, folder: Path) -> None:
-        """``folder``: the folder for backups."""
+        """``folder`` is the folder for backups."""
         self._parts = parts
         self._folder = folder
         self._history_dir = parts.settings.history_dir
@@ -242,40 +248,41 @@ class Restores:
         return self._history_dir is not None
 
     def all(self) -> list[Restore]:
-        """All remembered restores, newest first."""
+        """Return all remembered restores, newest first."""
         return list(reversed(self._known.values()))
 
     def find(self, restore_id: int) -> Restore:
-        """The restore of this id. Raises NotFound."""
-        found = self._known.get(restore_id)
-        if found is None:
+        """Return the restore with this id. Raise NotFound."""
+        restore = self._known.get(restore_id)
+        if restore is None:
             raise NotFound(f"there is no restore {restore_id}, or it is forgotten")
-        return found
+        return restore
 
     async def begin(self, wanted: NewRestore) -> Restore:
-        """Begin a restore. Raises Conflict (one runs, the file or the id is there), NotFound (no
-        backup)."""
+        """Begin a restore.
+
+        Raise Conflict if another one runs or the file or id exists, NotFound without the backup."""
         await asyncio.to_thread(self._check_files, wanted)
-        running = [one for one in self.all() if one.state == "running"]
+        running = [restore for restore in self.all() if restore.state == "running"]
         if len(running) >= RESTORES_AT_A_TIME:
             raise Conflict(
-                f"restore {running[0].id} is under way; there is {RESTORES_AT_A_TIME} at a time"
+                f"restore {running[0].id} is running; the limit is {RESTORES_AT_A_TIME} at a time"
             )
         now_ms = self._clock.read().now_ms
-        made = Restore(self._new_id(wanted, now_ms), wanted, now_ms)
-        self._known[made.id] = made
+        restore = Restore(self._new_id(wanted, now_ms), wanted, now_ms)
+        self._known[restore.id] = restore
         while len(self._known) > RESTORES_KEPT_MAX:
             del self._known[next(iter(self._known))]
-        self._parts.spawn(self._see_through(made))
-        return made
+        self._parts.spawn(self._supervise(restore))
+        return restore
 
     def _new_id(self, wanted: NewRestore, now_ms: int) -> int:
-        """The id that is asked for, or else the next one from ``now_ms`` on that no restore has.
-        Raises Conflict."""
+        """Return the requested id, or by default the next unused id from ``now_ms`` on. Raise
+        Conflict."""
         if wanted.id is None:
             return next(number for number in count(now_ms) if number not in self._known)
         if wanted.id in self._known:
-            raise Conflict(f"there is a restore {wanted.id} already; id must be one that none has")
+            raise Conflict(f"restore {wanted.id} exists already; choose another id")
         return wanted.id
 
     def _check_files(self, wanted: NewRestore) -> None:
@@ -286,7 +293,7 @@ class Restores:
             raise NotFound(f"there is no backup {wanted.backup}")
 
     async def cancel(self, restore: Restore) -> None:
-        """Cancel a restore, and return when it has ended. One that has ended stays as it is."""
+        """Cancel a restore and wait for its end. Do nothing if it has ended."""
         if restore.state != "running":
             return
         restore.is_unwanted = True
@@ -300,24 +307,25 @@ class Restores:
             kill(process)
             await restore.ended.wait()
 
-    # --- one of them -----------------------------------------------------------------------------
+    # --- the process -----------------------------------------------------------------------------
 
-    async def _see_through(self, restore: Restore) -> None:
+    async def _supervise(self, restore: Restore) -> None:
         code: int | None = None
         try:
             code = await self._run(restore)
         except OSError as error:
-            restore.error = {"code": "internal", "message": f"no process: {error.strerror}"}
+            message = f"its process cannot be started: {error.strerror}"
+            restore.error = {"code": "internal", "message": message}
         except Exception as error:
-            said = self._parts.border.survive(f"restore {restore.id}", error)
-            restore.error = {"code": said.code, "message": said.message}
+            answer = self._parts.border.survive(f"restore {restore.id}", error)
+            restore.error = {"code": answer.code, "message": answer.message}
         finally:
             if restore.process is not None and code != 0:
                 await self._clear(restore, restore.process)
             self._end(restore, code)
 
     async def _clear(self, restore: Restore, process: Process) -> None:
-        """Kill the process of a restore that did not end by itself, and remove its files."""
+        """Kill the process of a failed restore and remove its files."""
         kill(process)
         await process.wait()
         into = self._folder / restore.wanted.into
@@ -331,13 +339,15 @@ class Restores:
         else:
             restore.state = "failed"
             if restore.error is None:
-                why = "it was ended" if code is None else f"its process ended with code {code}"
+                why = (
+                    "it was interrupted" if code is None else f"its process ended with code {code}"
+                )
                 restore.error = {"code": "internal", "message": why}
         restore.ended_ms = self._clock.read().now_ms
         restore.ended.set()
 
     async def _run(self, restore: Restore) -> int:
-        """Run the process of a restore; returns its exit code. Raises OSError."""
+        """Run the process of a restore and return its exit code. Raise OSError."""
         process = await start_process(COMMAND, answers=True, line_bytes_max=LINE_BYTES_MAX)
         restore.process = process
         assert process.stdin is not None and process.stdout is not None
@@ -348,7 +358,7 @@ class Restores:
             with contextlib.suppress(ConnectionError):
                 await process.stdin.drain()
         async for line in process.stdout:
-            _note(restore, json.loads(line))
+            _update(restore, json.loads(line))
         return await process.wait()
 
     def _plan(self, wanted: NewRestore) -> bytes:
@@ -366,13 +376,13 @@ class Restores:
         return json.dumps(fields).encode() + b"\n"
 
 
-def _note(restore: Restore, said: dict[str, Any]) -> None:
-    if "report" in said:
-        restore.report = said["report"] | {"backup": restore.wanted.backup}
-    elif "error" in said:
-        restore.error = said["error"]
+def _update(restore: Restore, message: dict[str, Any]) -> None:
+    if "report" in message:
+        restore.report = message["report"] | {"backup": restore.wanted.backup}
+    elif "error" in message:
+        restore.error = message["error"]
     else:
-        restore.step, restore.done, restore.of = said["step"], said["done"], said["of"]
+        restore.step, restore.done, restore.of = message["step"], message["done"], message["of"]
 
 
 class Restoring:
@@ -384,35 +394,35 @@ class Restoring:
         self._listings = listings
 
     def restore(self, ask: Ask[NewRestore]) -> None:
-        """Begin a restore; the answer comes when it is under way. Raises BadRequest, LimitExceeded,
-        Overloaded; answers Conflict, NotFound."""
-        asked = ask.request
-        if asked.ids is not None and not asked.ids:
+        """Begin a restore, and answer when it is running. Raise BadRequest, LimitExceeded,
+        Overloaded; answer Conflict, NotFound."""
+        request = ask.request
+        if request.ids is not None and not request.ids:
             raise BadRequest("ids has 0 elements; leave it out to restore all")
-        file_name(asked.into, "into")
-        if asked.backup is not None:
-            file_name(asked.backup, "backup")
-        if asked.backup is None and not (asked.history and self._restores.has_history):
-            raise BadRequest("a restore needs a backup, or a history (history_dir), or both")
-        self._listings.answer(ask, partial(self._begin, asked))
+        file_name(request.into, "into")
+        if request.backup is not None:
+            file_name(request.backup, "backup")
+        if request.backup is None and not (request.history and self._restores.has_history):
+            raise BadRequest("a restore needs a backup or a history (history_dir)")
+        self._listings.answer(ask, partial(self._begin, request))
 
     async def _begin(self, wanted: NewRestore) -> dict[str, Any]:
         return (await self._restores.begin(wanted)).view()
 
     def list_restores(self, ask: Ask[Nothing]) -> None:
         """Answer the remembered restores, newest first."""
-        found = [restore.view() for restore in self._restores.all()]
-        self._parts.committer.answer(ask, {"restores": found})
+        views = [restore.view() for restore in self._restores.all()]
+        self._parts.committer.answer(ask, {"restores": views})
 
     def show_restore(self, ask: Ask[RestoreId]) -> None:
-        """Answer how far a restore is, or how it ended. Raises NotFound."""
-        found = self._restores.find(ask.request.id)
-        self._parts.committer.answer(ask, found.view())
+        """Answer the progress or result of a restore. Raise NotFound."""
+        restore = self._restores.find(ask.request.id)
+        self._parts.committer.answer(ask, restore.view())
 
     def cancel_restore(self, ask: Ask[RestoreId]) -> None:
-        """Cancel a restore, and answer when it has ended. Raises NotFound, Overloaded."""
-        found = self._restores.find(ask.request.id)
-        self._listings.answer(ask, partial(self._cancel, found))
+        """Cancel a restore and answer when it has ended. Raise NotFound, Overloaded."""
+        restore = self._restores.find(ask.request.id)
+        self._listings.answer(ask, partial(self._cancel, restore))
 
     async def _cancel(self, restore: Restore) -> dict[str, Any]:
         await self._restores.cancel(restore)

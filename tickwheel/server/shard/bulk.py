@@ -1,24 +1,23 @@
-"""Bulk operations: made, tried without changing anything, listed, shown, cancelled. At work each
-goes on in the background, in steps that hold nothing up.
+"""Bulk operations: create, dry run, list, show and cancel them, and run them in the background.
 
-A bulk operation is made with the id that its caller has chosen, so that a resend finds it: the same
-request is answered with the bulk operation as it is then, another one with the same id is a
-conflict. ``only``: a bulk operation on another topic is as if it were not there.
+The caller chooses the id of a bulk operation, so that a resend finds it: the same request is
+answered with the current state, and a different request with the same id is a conflict. ``only``
+hides bulk operations on other topics.
 
-A bulk operation goes on in *turns*: it reads a few tasks, looks at them in one slice, and lets go
-of them. A slice is bounded by rows and by time: however dear a condition is, the event loop gets
-its turn after ``SLICE_S`` and one task more. All bulk operations together take one slice at a time,
-and have a few places to read, which nobody else needs (``Reader.bulk_turn``); they take turns in
-the order of asking, and a bulk operation that waits for its turn, its rate or its commit holds no
-place and no row.
+A bulk operation runs in *turns*. A turn reads a few tasks, examines them in one slice, and drops
+them. A slice is bounded by rows and time, so that even an expensive filter blocks the event loop
+for only ``SLICE_S`` plus one task. All bulk operations together run one slice at a time and share a
+few reads, which are limited separately from other reads (``Reader.bulk_turn``). They take turns in
+order of arrival. A bulk operation that waits for its turn, rate or commit occupies no read and
+keeps no rows.
 
-What a slice changes and how far the bulk operation is then are in one batch, and after ``PAGE``
-tasks the bulk operation waits until that is durable; so one that a restart or a failover cuts off
-goes on where it was.
+The changes of a slice and the new position of the bulk operation are in the same batch. After
+``PAGE`` tasks the bulk operation waits until its batch is durable. So it continues from its
+position after a restart or failover.
 
-A kind of bulk operation is a ``BulkKind``. It gets its ``Work``: what was asked, how far it is,
-and the
-means to go on (a turn, the rate, a step, its durability). ``Runner.kinds`` is the table of them.
+A kind of bulk operation is a ``BulkKind``. It receives a ``Work`` with the request, the position
+and the means to continue: turns, the rate, steps and their durability. ``Runner.kinds`` lists the
+kinds.
 """
 
 from __future__ import annotations
@@ -57,31 +56,32 @@ if TYPE_CHECKING:
     from tickwheel.server.shard.views import ValueBytes
 
 PAGE = 500
-"""How many tasks or dead letters a bulk operation changes before it waits for its commit."""
+"""Tasks or dead letters that a bulk operation changes before it waits for its commit."""
 SLICE = 128
-"""How many tasks one turn reads, and its slice looks at, at most."""
+"""Maximum tasks that a turn reads and its slice examines."""
 SLICE_S = 0.003
-"""How long, in seconds, a slice looks at tasks; one task, and 2 ms for changes, come on top."""
+"""Seconds that a slice examines tasks, plus one task and 2 ms for changes."""
 PACE_S_MAX = 0.25
-"""How often, in seconds, a bulk operation that waits for its rate looks whether it is ended."""
+"""Maximum seconds between checks for cancellation while a bulk operation waits for its rate."""
 BURSTS_PER_S = 10
-"""A rate is kept over each tenth of a second, as far as it makes whole tasks in that."""
+"""Bursts per second of a rate. A burst has at least one task."""
 PREVIEW_ROWS_MAX, PREVIEW_S_MAX = 20_000, 1.0
-"""Rows, and seconds, after which a dry run answers with the part that it has."""
+"""Rows and seconds after which a dry run answers with a partial result."""
 EXAMPLES_MAX = 10
 
 
 class BulkKind(Protocol):
-    """The work of bulk operations of one kind."""
+    """Executes bulk operations of one kind."""
 
     async def run(self, work: Work) -> None:
-        """Go on from ``work.row.place`` until the end, or until the operation is ended. An error
-        outside of ``work.change`` fails the bulk operation; inside, the daemon."""
+        """Continue from ``work.row.place`` until the bulk operation is complete or cancelled.
+
+        An error inside ``work.change`` ends the daemon; another error fails the bulk operation."""
         ...
 
 
 class Work:
-    """One bulk operation under way, as its kind sees it."""
+    """A running bulk operation, as its kind sees it."""
 
     def __init__(self, runner: Runner, bulk: Bulk) -> None:
         self._runner = runner
@@ -93,9 +93,9 @@ class Work:
             burst = max(1, int(rate / BURSTS_PER_S))
             self._bucket = Bucket(rate, burst, runner.clock.read().mono_ms)
         self.is_half_changed = False
-        """Whether an error came in the middle of ``change``."""
+        """Whether an error has interrupted ``change``."""
         self.note = ""
-        """A remark for people that is kept when the bulk operation is done."""
+        """A remark for display that is kept with the completed bulk operation."""
 
     @property
     def row(self) -> BulkRow:
@@ -103,25 +103,24 @@ class Work:
 
     @property
     def is_wanted(self) -> bool:
-        """Whether nobody has ended the bulk operation."""
+        """Whether the bulk operation has not been ended."""
         row = self._runner.engine.bulks.known.get(self._name)
         return row is not None and not row.state.is_over
 
     def left(self, most: int) -> int:
-        """How many changes the rate allows now, ``most`` at most."""
+        """Return the number of changes that the rate allows now, at most ``most``."""
         if self._bucket is None:
             return most
         return min(most, self._bucket.left(self._runner.clock.read().mono_ms))
 
     async def paced(self) -> None:
-        """Wait until the rate allows a change, or the bulk operation is not wanted any more."""
+        """Wait until the rate allows a change or the bulk operation has been ended."""
         while self.is_wanted and self._bucket is not None and not self.left(1):
             wait_ms = self._bucket.next_mono_ms() - self._runner.clock.read().mono_ms
             await asyncio.sleep(min(PACE_S_MAX, max(1, wait_ms) / 1000))
 
     def change(self, act: Callable[[], Step]) -> None:
-        """Run ``act``, which awaits nothing and says how far the operation is then, in one
-        batch."""
+        """Run ``act``, which returns the new position, and record both in one batch."""
         self.is_half_changed, before = True, self.row.changed
         row = self._runner.engine.bulks.stepped(self._name, act())
         self.is_half_changed = False
@@ -131,7 +130,7 @@ class Work:
             self._bucket.take(changed)
 
     async def durable(self) -> None:
-        """Wait until all changes so far are sent and durable."""
+        """Wait until all changes so far are durable."""
         self._runner.parts.wake()
         self._runner.committer.kick()
         await self._runner.committer.barrier()
@@ -139,32 +138,32 @@ class Work:
 
 @dataclass
 class Preview:
-    """What a dry run of a bulk operation has found so far."""
+    """The results of a dry run so far."""
 
     place: Place = START
-    """Every task or dead letter up to this place has been looked at."""
+    """The position up to which every task or dead letter has been examined."""
     is_over: bool = False
     looked_at: int = 0
     matched: int = 0
     refused: Counter[str] = field(default_factory=Counter)
-    """Reason → how many of those that matched would not be changed."""
+    """Reason → number of matching tasks that would not be changed."""
     examples: list[int] = field(default_factory=list)
     """The ids of the first tasks that would be changed."""
 
 
 class Seen(NamedTuple):
-    """What one slice has found."""
+    """The results of one slice."""
 
     done: int
-    """How many keys were looked up: the slice may have ended before its last one."""
+    """Number of keys that were examined before the slice ended."""
     looked_at: int
-    """How many of these exist."""
+    """Number of these keys that exist."""
     matched: Sequence[Place]
-    known: Mapping[int, TaskSnapshot]
+    tasks: Mapping[int, TaskSnapshot]
 
 
 class Runner:
-    """All bulk operations of a shard: ``start`` once everything is loaded."""
+    """Runs all bulk operations of a shard. Call ``start`` after every task is loaded."""
 
     def __init__(self, parts: Parts) -> None:
         self.parts = parts
@@ -181,21 +180,20 @@ class Runner:
         self.kinds: dict[str, BulkKind] = dict(self.searches)
 
     def start(self) -> None:
-        """Go on with the bulk operations that were under way when the daemon ended last."""
+        """Continue the bulk operations that were running when the daemon last ended."""
         for row in list(self.engine.bulks.known.values()):
             if not row.state.is_over:
                 self.begin(row.bulk.id)
 
     @asynccontextmanager
     async def slice(self) -> AsyncIterator[None]:
-        """Let one bulk operation at a time look at a slice, which awaits nothing, and everybody
-        else work after it."""
+        """Admit one slice at a time, and let the event loop run after each."""
         async with self.slices:
             yield
             await asyncio.sleep(0)
 
     def begin(self, name: str) -> None:
-        """Run a bulk operation in the background; its steps begin once it is durable."""
+        """Run a bulk operation in the background. Its steps begin after its record is durable."""
         self.parts.spawn(self._run(name))
 
     async def _run(self, name: str) -> None:
@@ -220,48 +218,47 @@ class Runner:
             if work.is_half_changed:
                 raise
             self.parts.border.report(f"bulk operation {name}", error)
-            state, note = BulkState.FAILED, f"{type(error).__name__}: the daemon's log says more"
+            state, note = BulkState.FAILED, f"{type(error).__name__}; see the daemon's log"
         if work.is_wanted:
             row = self.engine.bulks.end(name, state, self.clock.read().now_ms, note)
             self.committer.kick()
-            said = f"looked at {row.looked_at}, changed {row.changed} of {row.matched}"
-            what = f"{name} ({row.bulk.kind}): {state.name.lower()}"
-            self.parts.on_event("bulk_ended", f"{what}, {said}")
+            counts = f"looked at {row.looked_at}, changed {row.changed} of {row.matched}"
+            outcome = f"{name} ({row.bulk.kind}): {state.name.lower()}"
+            self.parts.on_event("bulk_ended", f"{outcome}, {counts}")
 
     async def preview(self, bulk: Bulk, place: Place) -> Preview:
-        """What a dry run finds from ``place`` on; of a large topic the first part."""
+        """Return the results of a dry run from ``place`` on, for a large topic only partly."""
         search, selector = self.searches[bulk.kind], Selector(bulk.selection)
-        found, until_s = Preview(place), time.monotonic() + PREVIEW_S_MAX
-        while found.looked_at < PREVIEW_ROWS_MAX and time.monotonic() < until_s:
-            keys, is_last = await search.page(bulk, found.place)
+        preview, until_s = Preview(place), time.monotonic() + PREVIEW_S_MAX
+        while preview.looked_at < PREVIEW_ROWS_MAX and time.monotonic() < until_s:
+            keys, is_last = await search.page(bulk, preview.place)
             while keys and time.monotonic() < until_s:
-                keys = keys[await self._preview_some(search, bulk, selector, keys, found) :]
-            found.is_over = is_last and not keys
-            if found.is_over:
+                keys = keys[await self._preview_some(search, bulk, selector, keys, preview) :]
+            preview.is_over = is_last and not keys
+            if preview.is_over:
                 break
-        return found
+        return preview
 
     async def _preview_some(
-        self, search: Search, bulk: Bulk, selector: Selector, keys: list[Place], found: Preview
+        self, search: Search, bulk: Bulk, selector: Selector, keys: list[Place], preview: Preview
     ) -> int:
-        """One turn of a dry run; returns how many keys were looked at."""
+        """Run one turn of a dry run. Return the number of examined keys."""
         async with self.reader.bulk_turn() as read, read(_ids(keys[:SLICE])) as (view, rest):
             some = _read(keys[:SLICE], rest)
             async with self.slice():
                 seen = search.look(bulk, selector, some, view, SLICE)
                 no = search.words(bulk, seen)
-        found.place = some[seen.done - 1]
-        found.looked_at += seen.looked_at
-        found.matched += len(seen.matched)
-        found.refused.update(filter(None, no))
+        preview.place = some[seen.done - 1]
+        preview.looked_at += seen.looked_at
+        preview.matched += len(seen.matched)
+        preview.refused.update(filter(None, no))
         yes = (key[0] for key, why in zip(seen.matched, no, strict=True) if not why)
-        found.examples += islice(yes, EXAMPLES_MAX - len(found.examples))
+        preview.examples += islice(yes, EXAMPLES_MAX - len(preview.examples))
         return seen.done
 
 
 class Search:
-    """A kind of bulk operation over stored things: pages of keys, which rise from page to page, and
-    slices of those."""
+    """A kind of bulk operation on stored tasks or letters, in pages of ascending keys."""
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
@@ -269,11 +266,11 @@ class Search:
         self._control = runner.engine.control
 
     async def page(self, bulk: Bulk, place: Place) -> tuple[list[Place], bool]:
-        """The next keys behind ``place``, and whether they are the last."""
+        """Return the next keys after ``place``, and whether they are the last."""
         raise NotImplementedError
 
     def judge(self, bulk: Bulk, selector: Selector, task: TaskSnapshot, key: Place) -> bool | None:
-        """Whether what is at ``key`` matches; None: it is not there any more."""
+        """Return whether the task or letter at ``key`` matches; None if it no longer exists."""
         raise NotImplementedError
 
     def words(self, bulk: Bulk, seen: Seen) -> list[str | None]:
@@ -281,18 +278,18 @@ class Search:
         raise NotImplementedError
 
     def act(self, bulk: Bulk, seen: Seen, view: View) -> Counter[str]:
-        """Change those that matched; how many had each word for their outcome."""
+        """Change the matching tasks or letters. Return the number of each outcome."""
         raise NotImplementedError
 
     def look(
         self, bulk: Bulk, selector: Selector, keys: Sequence[Place], view: View, most: int
     ) -> Seen:
-        """The keys of a slice that match: up to ``most``, as many as can be judged in time."""
-        known, until_s = view(_ids(keys)), time.monotonic() + SLICE_S
+        """Examine keys until ``most`` match or the time of a slice is used up."""
+        tasks, until_s = view(_ids(keys)), time.monotonic() + SLICE_S
         done, looked_at, matched, judge = 0, 0, list[Place](), self.judge
         for key in keys:
             done += 1
-            task = known.get(key[0])
+            task = tasks.get(key[0])
             fits = None if task is None else judge(bulk, selector, task, key)
             if fits is None:
                 continue
@@ -303,7 +300,7 @@ class Search:
                     break
             if time.monotonic() >= until_s:
                 break
-        return Seen(done, looked_at, matched, known)
+        return Seen(done, looked_at, matched, tasks)
 
     async def run(self, work: Work) -> None:
         """See ``BulkKind``."""
@@ -313,7 +310,7 @@ class Search:
             while keys and work.is_wanted:
                 await work.paced()
                 done = await self._turn(work, selector, keys[:reach])
-                # Few should be read in vain, but each read be worth its while.
+                # Adapt the read to the slice, so that few rows are read twice and reads stay large.
                 reach = min(SLICE, 2 * reach) if done >= reach else max(1, done)
                 keys = keys[done:]
                 if work.bulk.rate is not None:
@@ -323,7 +320,7 @@ class Search:
                 return
 
     async def _turn(self, work: Work, selector: Selector, keys: Sequence[Place]) -> int:
-        """Read and look at one slice; returns how many keys were looked at."""
+        """Read and examine one slice. Return the number of examined keys."""
         async with self._runner.reader.bulk_turn() as read, read(_ids(keys)) as (view, rest):
             keys = _read(keys, rest)
             async with self._runner.slice():
@@ -340,7 +337,7 @@ class Search:
 
 
 class OverTasks(Search):
-    """Bulk operations over tasks that are not finished."""
+    """Bulk operations on unfinished tasks."""
 
     async def page(self, bulk: Bulk, place: Place) -> tuple[list[Place], bool]:
         read = partial(self._runner.reader.ids_after, place[0], PAGE, bulk.topic)
@@ -354,23 +351,23 @@ class OverTasks(Search):
 
     def words(self, bulk: Bulk, seen: Seen) -> list[str | None]:
         now_ms, latest_ms = self._runner.clock.read().now_ms, self._runner.parts.limits.delay_ms_max
-        known = seen.known
-        return [self._bulks.says_no(bulk, known[i], now_ms, latest_ms) for i, _ in seen.matched]
+        tasks = seen.tasks
+        return [self._bulks.says_no(bulk, tasks[i], now_ms, latest_ms) for i, _ in seen.matched]
 
     def act(self, bulk: Bulk, seen: Seen, view: View) -> Counter[str]:
-        known, plain = seen.known, dict[int, int]()
+        snapshots, plain = seen.tasks, dict[int, int]()
         keys: Mapping[int, str] = {}
-        if isinstance(known, Records):
-            found, keys = known.plain.get(bulk.topic, {}), known.keys_of
-            plain = {i: found[i] for i, _ in seen.matched if i in found}
-        tasks = [known[task_id] for task_id, _ in seen.matched]
+        if isinstance(snapshots, Records):
+            dues_ms, keys = snapshots.plain.get(bulk.topic, {}), snapshots.keys_of
+            plain = {i: dues_ms[i] for i, _ in seen.matched if i in dues_ms}
+        tasks = [snapshots[task_id] for task_id, _ in seen.matched]
         now_ms, latest_ms = self._runner.clock.read().now_ms, self._runner.parts.limits.delay_ms_max
         done = self._bulks.act(bulk, tasks, bulk.topic, plain, keys, now_ms, latest_ms)
         return Counter(word for word, _ in done.values())
 
 
 class OverDeadLetters(Search):
-    """Bulk operations over the dead letters of one group, or of all."""
+    """Bulk operations on the dead letters of one group or of all groups."""
 
     async def page(self, bulk: Bulk, place: Place) -> tuple[list[Place], bool]:
         await self._runner.committer.barrier()
@@ -393,31 +390,31 @@ class OverDeadLetters(Search):
     def words(self, bulk: Bulk, seen: Seen) -> list[str | None]:
         now_ms, ttl_ms = self._runner.clock.read().now_ms, _ttl_ms(bulk)
         says_no = self._control.says_no_to_dead
-        return [says_no(bulk.kind, seen.known[i], now_ms, ttl_ms) for i, _ in seen.matched]
+        return [says_no(bulk.kind, seen.tasks[i], now_ms, ttl_ms) for i, _ in seen.matched]
 
     def act(self, bulk: Bulk, seen: Seen, view: View) -> Counter[str]:
         words, now_ms = Counter[str](), self._runner.clock.read().now_ms
         settle, ttl_ms = self._control.settle_dead, _ttl_ms(bulk)
         for task_id, group in seen.matched:
-            # One by one: a task with letters of two groups changes with the first.
-            known = view([task_id]).get(task_id)
-            words[settle(bulk.kind, task_id, group, known, now_ms, ttl_ms)] += 1
+            # View each task again, since a letter of another group may have changed it.
+            task = view([task_id]).get(task_id)
+            words[settle(bulk.kind, task_id, group, task, now_ms, ttl_ms)] += 1
         return words
 
 
 def _ttl_ms(bulk: Bulk) -> int | None:
-    """The new time to live of what a bulk operation requeues."""
-    found = bulk.argument("ttl_ms")
-    return None if found is None else int(found)
+    """Return the new time to live of requeued tasks in ms."""
+    ttl_ms = bulk.argument("ttl_ms")
+    return None if ttl_ms is None else int(ttl_ms)
 
 
 def _ids(keys: Sequence[Place]) -> list[int]:
-    """The task ids of these places, each once."""
+    """Return the distinct task ids of these places."""
     return list(dict.fromkeys(key[0] for key in keys))
 
 
 def _read(keys: Sequence[Place], rest: Sequence[int]) -> list[Place]:
-    """The keys before the first one that was left for another read."""
+    """Return the keys before the first that is left for another read."""
     unread = frozenset(rest)
     return list(takewhile(lambda key: key[0] not in unread, keys))
 
@@ -440,15 +437,16 @@ class Bulks:
         self._value_bytes = value_bytes
 
     def make_bulk(self, ask: Ask[NewBulk]) -> None:
-        """Do to everything on the topic that is selected what ``kind`` says, from now on in the
-        background; answered with the bulk operation when it is durable. Raises BadRequest,
-        LimitExceeded, DueTooFar, and once its turn has come Conflict, NotFound, Overloaded."""
+        """Start a bulk operation in the background, and answer when its record is durable.
+
+        Raise BadRequest, LimitExceeded, DueTooFar; answer Conflict, NotFound, Overloaded when its
+        turn comes."""
         core, now = self._parts.core, ask.now
         wanted = self._checked(ask.request, ask.request.id, now)
-        # Its moment is now, not when its turn comes: what is sent behind it is not touched.
+        # Fix the selection now, so that tasks enqueued before its turn comes are not affected.
         until_id = core.ids.last
         if wanted.kind in OF_DEAD_LETTERS:
-            # A place of its own in the order: what dies from now on is behind it.
+            # Take an id, so that letters of tasks that die from now on have a higher one.
             until_id = core.ids.take(1, now.now_ms)
         wanted = wanted._replace(by=ask.caller.principal.name or "anonymous", until_id=until_id)
         checks.storable_bulk(wanted)
@@ -462,9 +460,10 @@ class Bulks:
         begin(self._parts, self._runner, ask, wanted, make)
 
     def preview_bulk(self, ask: Ask[BulkTrial]) -> None:
-        """What a bulk operation would do now, without doing it: the part of the answer behind
-        ``after``, with ``next`` to go on after. ``until_id`` and ``until_ms``, of the first part's
-        answer, keep its moment. Raises BadRequest, LimitExceeded, DueTooFar, Overloaded."""
+        """Answer a part of a dry run, which begins after ``after``; ``next`` continues it.
+
+        ``until_id`` and ``until_ms`` from the answer of the first part keep the selection the same.
+        Raise BadRequest, LimitExceeded, DueTooFar, Overloaded."""
         bulk = self._checked(ask.request, ask.request.id, ask.now)
         place, until_id = ask.request.after or START, ask.request.until_id
         if ask.request.until_ms is not None:
@@ -474,48 +473,47 @@ class Bulks:
             parts = self._parts
             await parts.committer.barrier()
             until = parts.core.ids.last + 1 if until_id is None else until_id
-            asked = bulk._replace(until_id=until)
-            if asked.topic not in parts.core.topics:
-                raise NotFound(f"there is no topic {asked.topic}")
-            found = await self._runner.preview(asked, place)
+            trial = bulk._replace(until_id=until)
+            if trial.topic not in parts.core.topics:
+                raise NotFound(f"there is no topic {trial.topic}")
+            preview = await self._runner.preview(trial, place)
             return {
-                "looked_at": found.looked_at,
-                "matched": found.matched,
-                "refused": dict(found.refused),
-                "examples": found.examples,
+                "looked_at": preview.looked_at,
+                "matched": preview.matched,
+                "refused": dict(preview.refused),
+                "examples": preview.examples,
                 "until_id": until,
-                "until_ms": asked.made_ms,
-                "next": None if found.is_over else found.place,
+                "until_ms": trial.made_ms,
+                "next": None if preview.is_over else preview.place,
             }
 
         self._listings.answer(ask, part)
 
     def cancel_bulk(self, ask: Ask[BulkName]) -> None:
-        """End a bulk operation; what it has changed stays. One that is over stays as it is. Raises
-        NotFound."""
+        """End a bulk operation; its changes stay. Do nothing if it has ended. Raise NotFound."""
         name = ask.request.bulk
 
         def done() -> None:
-            found = self._found(name, ask.only)
-            if not found.state.is_over:
+            row = self._find(name, ask.only)
+            if not row.state.is_over:
                 bulks = self._parts.border.act().bulks
-                found = bulks.end(name, BulkState.CANCELLED, ask.now.now_ms)
-            self._parts.committer.answer(ask, bulk_map(found))
+                row = bulks.end(name, BulkState.CANCELLED, ask.now.now_ms)
+            self._parts.committer.answer(ask, bulk_map(row))
 
         self._parts.commands.put_last(ask, done)
 
     def show_bulk(self, ask: Ask[BulkName]) -> None:
-        """Answer one bulk operation, and how far it is. Raises NotFound."""
-        found = self._found(ask.request.bulk, ask.only)
-        self._parts.committer.answer(ask, bulk_map(found))
+        """Answer a bulk operation with its progress. Raise NotFound."""
+        row = self._find(ask.request.bulk, ask.only)
+        self._parts.committer.answer(ask, bulk_map(row))
 
     def list_bulk(self, ask: Ask[BulkPage]) -> None:
-        """Answer a page of bulk operations, newest first. Raises NotFound."""
-        asked, only = ask.request, ask.only
-        topic, state = asked.topic, asked.state
+        """Answer a page of bulk operations, newest first. Raise NotFound."""
+        request, only = ask.request, ask.only
+        topic, state = request.topic, request.state
         rows = list(reversed(self._bulks.known.values()))
-        if asked.after is not None:
-            rows = rows[rows.index(self._found(asked.after, only)) + 1 :]
+        if request.after is not None:
+            rows = rows[rows.index(self._find(request.after, only)) + 1 :]
         maps = (
             bulk_map(row)
             for row in rows
@@ -523,64 +521,65 @@ class Bulks:
             and topic in (None, row.bulk.topic)
             and (state is None or row.state is STATES[state])
         )
-        page = Page(self._parts, asked.limit, self._value_bytes)
+        page = Page(self._parts, request.limit, self._value_bytes)
         self._parts.committer.answer(ask, page.answer(maps, "bulk", "id"))
 
-    def _found(self, name: str, only: Only | None) -> BulkRow:
-        found = self._bulks.known.get(name)
-        if found is None or not _is_seen(found, only):
+    def _find(self, name: str, only: Only | None) -> BulkRow:
+        row = self._bulks.known.get(name)
+        if row is None or not _is_seen(row, only):
             raise NotFound(
                 f"there is no bulk operation {name}, or it ended so long ago that it is forgotten"
             )
-        return found
+        return row
 
-    # --- what is asked for -----------------------------------------------------------------------
+    # --- checks of requests ----------------------------------------------------------------------
 
-    def _checked(self, asked: BulkFields, own: str | None, now: Now) -> Bulk:
-        """The checked bulk operation. Raises BadRequest, LimitExceeded, DueTooFar."""
-        kind, options = asked.kind, options_of(asked.kind)
-        for name in asked.said(BulkFields):
+    def _checked(self, fields: BulkFields, chosen_id: str | None, now: Now) -> Bulk:
+        """Return the checked bulk operation. Raise BadRequest, LimitExceeded, DueTooFar."""
+        kind, options = fields.kind, options_of(fields.kind)
+        for name in fields.said(BulkFields):
             if name not in options and name not in ("topic", "kind"):
-                raise BadRequest(_not_of(kind, name))
+                raise BadRequest(_unknown_field(kind, name))
         return Bulk(
-            id=own or f"{kind}-{secrets.token_hex(6)}",
+            id=chosen_id or f"{kind}-{secrets.token_hex(6)}",
             kind=kind,
-            topic=asked.topic,
-            selection=_selection(asked),
-            # As it was asked for: a resend says the same.
-            arguments=tuple(checks.moved(kind, asked, now.now_ms, self._parts.limits).items()),
-            rate=asked.rate,
+            topic=fields.topic,
+            selection=_selection(fields),
+            # Keep the arguments of the request, so that a resend has the same.
+            arguments=tuple(checks.moved(kind, fields, now.now_ms, self._parts.limits).items()),
+            rate=fields.rate,
             made_ms=now.now_ms,
             until_id=0,
         )
 
 
 def check_room(core: Core) -> None:
-    """Raises Overloaded when no further bulk operation may run."""
-    said = "bulk operations are running"
-    checks.room(Overloaded, core.bulk_running, said, core.config, "bulk_max")
+    """Raise Overloaded at the limit of running bulk operations."""
+    subject = "bulk operations are running"
+    checks.room(Overloaded, core.bulk_running, subject, core.config, "bulk_max")
 
 
 def begin(
     parts: Parts, runner: Runner, ask: Ask[Any], wanted: Bulk, make: Callable[[], BulkRow]
 ) -> None:
-    """Once its turn has come, ``make`` the bulk operation and let it run, unless it is known by its
-    id; then answer it. Raises Conflict, and what ``make`` raises."""
+    """When its turn comes, ``make`` and run the bulk operation unless its id is known. Answer it.
+
+    The answer is Conflict if a different bulk operation has the id, or the error of ``make``."""
 
     def done() -> None:
-        found = parts.engine.bulks.known.get(wanted.id)
-        if found is not None and not found.bulk.is_same(wanted):
-            raise Conflict(f"there is a bulk operation {wanted.id} that does something else")
-        if found is None:
-            found = make()
+        row = parts.engine.bulks.known.get(wanted.id)
+        if row is not None and not row.bulk.is_same(wanted):
+            raise Conflict(f"another bulk operation has the id {wanted.id}; choose a new id")
+        if row is None:
+            row = make()
             runner.begin(wanted.id)
-        parts.committer.answer(ask, bulk_map(found))
+        parts.committer.answer(ask, bulk_map(row))
 
     parts.commands.put_last(ask, done)
 
 
 def bulk_map(row: BulkRow) -> dict[str, Any]:
-    """A bulk operation as every answer has it."""
+    """Return a bulk operation in the form of all answers."""
     bulk = row.bulk
     selected = {
         name: value
@@ -606,19 +605,20 @@ def bulk_map(row: BulkRow) -> dict[str, Any]:
     }
 
 
-def _selection(asked: BulkFields) -> Selection:
-    checks.check_can_hold(checks.filter_of(asked.tags, asked.where))
-    said = {name: getattr(asked, name) for name in Selection._fields}
-    return Selection(**{name: value for name, value in said.items() if value is not None})
+def _selection(request: BulkFields) -> Selection:
+    checks.check_can_hold(checks.filter_of(request.tags, request.where))
+    values = {name: getattr(request, name) for name in Selection._fields}
+    return Selection(**{name: value for name, value in values.items() if value is not None})
 
 
-def _not_of(kind: str, name: str) -> str:
-    known = ", ".join(options_of(kind))
+def _unknown_field(kind: str, name: str) -> str:
+    options = ", ".join(options_of(kind))
     hint = ""
     if kind in OF_DEAD_LETTERS and name == "state":
-        hint = f"; {kind} is about dead letters: cancel ends tasks that are pending"
+        hint = f"; {kind} changes dead letters: use cancel for pending tasks"
     return (
-        f"a bulk operation of kind {kind} has no {checks.shown(name)}; it may have: {known}{hint}"
+        f"a bulk operation of kind {kind} has no field {checks.shown(name)}; its fields are"
+        f" {options}{hint}"
     )
 
 

@@ -1,26 +1,25 @@
-"""A caller: one connection's conversation with the shard, whatever the transport is; the border
-inside each of its commands; and how much one principal may take of a daemon that it shares.
+"""Callers, principals and quotas, and the border inside each command.
 
-Before a command has changed anything, what goes wrong is about what a client sent and is answered;
-behind the border, a failure leaves a change half done, and memory is the truth: that must end the
-daemon.
+A caller is the state of one connection or request, independent of the transport. Before a command's
+border an error is the client's fault and is answered. After the border it leaves memory half
+changed, which must end the daemon.
 
-A ``Quota`` is what one principal has used: its tokens of one name share it, over both transports.
-It is asked once a request or a run of plain ones, never once a task, and not at all where there
-are no quotas: then a caller has none. Knows no clock. Invariants:
+A ``Quota`` records the use of one principal. Tokens with the same name share it over both
+transports. It is checked once per request or run of plain requests, never per task. Callers without
+limits have none. It reads no clock. Invariants:
 
-* Rates are buckets of a second. A request goes through while something is left, however large it
-  is, and the next ones wait until it is paid: nothing that fits a frame can never be sent.
-* ``pending`` is a count of topics, not of who enqueued: what is not finished in those that the
-  tokens of its name may produce to (``Scopes``), staged tasks and half tasks included. It is a
-  tally of the engine (``engine/topics.py``): exact at any moment, also after a restart.
-* What is not decided of one token's transactions leaves as much room as it takes: whatever others
-  hold, nobody is shut out by one of them.
-* A refusal leaves no mark, and says when to come again.
+* Rates are buckets of one second. A request of any size is accepted while something is left, and
+  the following ones wait until it is paid for. So every request that fits a frame can be sent.
+* ``pending`` counts unfinished tasks by topic, no matter who enqueued them: the topics are those to
+  which tokens of the name may produce (``Scopes``), and staged and half tasks are included. The
+  engine keeps this tally (``engine/topics.py``), which is always exact, also after a restart.
+* Undecided transactions of one token leave at least as much room as they take. So a single token
+  cannot shut out the others.
+* A refusal changes nothing and states when to try again.
 
-A ``Principal`` is who asks, with which rights for which topics. Which right a verb needs, its
-declaration says (``api.verbs``); ``guard`` checks it for every transport. A principal without
-limits is never checked: its transport calls the operations themselves.
+A ``Principal`` has a name and rights for topics. The declaration of a verb names the right that it
+needs (``api.verbs``), and ``guard`` checks it for every transport. A principal without limits is
+never checked: its transport calls the operations directly.
 """
 
 from __future__ import annotations
@@ -49,25 +48,24 @@ if TYPE_CHECKING:
 
 ALL_TOPICS: Final = "*"
 PRINCIPALS_KEPT_MAX: Final = 1_024
-"""How many principals' operations are kept ready; more tokens in use only cost time."""
+"""Maximum principals whose checked operations are cached. Further tokens only cost time."""
 
 
 Only = Callable[[str], bool]
-"""Whether the topic of this name may be touched."""
+"""Returns whether the caller may use the topic with this name."""
 
 
 class Topics:
-    """The topics that patterns name: a whole name, the beginning of one and ``*``, or ``*``."""
+    """The topics that match patterns: a name, a prefix followed by ``*``, or ``*``."""
 
     def __init__(self, patterns: Iterable[str]) -> None:
-        found = frozenset(patterns)
-        self.are_all = ALL_TOPICS in found
-        self._patterns = found
-        self._names = frozenset(p for p in found if not p.endswith(ALL_TOPICS))
-        self._beginnings = tuple(sorted(p[:-1] for p in found - self._names))
+        self._patterns = frozenset(patterns)
+        self.are_all = ALL_TOPICS in self._patterns
+        self._names = frozenset(p for p in self._patterns if not p.endswith(ALL_TOPICS))
+        self._prefixes = tuple(sorted(p[:-1] for p in self._patterns - self._names))
 
     def __call__(self, topic: str) -> bool:
-        return topic in self._names or topic.startswith(self._beginnings)
+        return topic in self._names or topic.startswith(self._prefixes)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Topics) and other._patterns == self._patterns
@@ -77,11 +75,11 @@ class Topics:
 
 
 Grants = tuple[tuple[Right, tuple[str, ...]], ...]
-"""Each right with the patterns of the topics that it is for."""
+"""Each right with the patterns of its topics."""
 
 
 class Quotas(NamedTuple):
-    """How much a principal may take; None: as much as the daemon has."""
+    """The limits of a principal; None means no limit."""
 
     tasks_per_s: float | None = None
     bytes_per_s: float | None = None
@@ -90,17 +88,17 @@ class Quotas(NamedTuple):
     connections: int | None = None
     subscriptions: int | None = None
     transactions: int | None = None
-    """Undecided transactions; None: as many as are left for others."""
+    """Undecided transactions; None allows as many as remain for others."""
 
 
 class Principal(NamedTuple):
-    """Somebody whose identity has been checked; ``name`` is "" for anonymous."""
+    """A user or process with a verified identity; ``name`` is empty for anonymous callers."""
 
     name: str
     grants: Grants | None
-    """The principal's rights; None: it may do all."""
+    """The principal's rights; None grants all."""
     token_id: str = ""
-    """The id of its token in the file of tokens; empty: it has none."""
+    """The id of its token in the file of tokens, or an empty string."""
     quotas: Quotas | None = None
 
     @property
@@ -120,23 +118,23 @@ def _topics(principal: Principal, right: Right) -> Topics:
 
 
 NOBODY: Final = Principal("", ())
-"""The principal of a caller who has not said yet who it is."""
+"""The principal of a caller before its login."""
 ANONYMOUS: Final = Principal("", None)
 TOKEN_TEXT: Final = re.compile(r"tw_[0-9a-f]{12}(_|$)")
-"""How the text of a file's token begins, whether that token is there or not."""
+"""Matches the beginning of a token's text, whether or not the file of tokens contains it."""
 TOKEN_HOLDER: Final = Principal("token", None)
 OUTBOUND: Final = Principal("outbound process", None)
-"""The daemon's own process that sends the tasks of groups with targets."""
+"""The daemon's process that sends the tasks of groups with targets."""
 
 
 R = TypeVar("R")
 HOST_SHOWN_MAX = 64
 OTHERS_MIN = 64
-"""How many ended subscribers are kept before those that no longer matter are dropped."""
+"""Minimum of ended subscribers before those without leases are dropped."""
 
 
 class Nobody:
-    """A sink that drops answers, such as that of a caller that is gone."""
+    """A sink that drops answers, for example of a disconnected caller."""
 
     label = ""
 
@@ -156,7 +154,7 @@ _NOBODY = Nobody()
 
 
 class Process(NamedTuple):
-    """What a client says of its process, for people; "" and None: nothing."""
+    """Information of a client about its process, for display; empty and None mean unknown."""
 
     host: str = ""
     pid: int | None = None
@@ -167,7 +165,7 @@ _numbers = count(1)
 
 
 class Caller:
-    """What the operations remember of one caller while it is there."""
+    """The state of one caller that operations use while it is connected."""
 
     def __init__(
         self, replies: ReplySink, *, principal: Principal = ANONYMOUS, address: str = "?"
@@ -175,68 +173,70 @@ class Caller:
         self.replies = replies
         self.principal = principal
         self.quota: Quota | None = None
-        """The use of the caller's principal, once let in; None: no limits of its own."""
+        """The quota of the caller's principal after admission; None without limits."""
         self.name = ""
-        """The caller's name, as it calls itself."""
+        """The name that the caller has given."""
         self.address = address
         self.process = Process()
         self.number = next(_numbers)
-        """A number that rises with each caller of this process."""
+        """A number that ascends with each caller of this process."""
         self.has_left = False
-        """Whether the caller said goodbye, and so gave up what it still has."""
+        """Whether the caller has said goodbye and thus given up its leases."""
         self.since_ms = 0
-        """When the caller came, by the wall clock."""
+        """Wall time of the connection."""
         self.is_open = True
         self.is_blocked = False
-        """Whether the caller does not read what it is sent."""
+        """Whether the caller does not read its answers."""
         self.session: Session | None = None
-        """The session of the caller's enqueues, which makes a resend harmless."""
+        """The session of the caller's enqueues, which makes resends harmless."""
         self.presence = Presence()
         self.subscribers: dict[int, Subscriber] = {}
-        """The caller's subscriptions, by the number that it chose."""
+        """The caller's subscriptions by the number that the caller has chosen."""
         self.pulls: dict[Subscriber, None] = {}
-        """The caller's pulls that are not answered yet."""
+        """The caller's unanswered pulls."""
         self.others: list[Subscriber] = []
         """Ended pulls and subscriptions that may have deliveries in flight."""
         self._others_max = OTHERS_MIN
 
     def close(self) -> None:
-        """Forget the caller's sinks. A connection and its caller must not hold each other: what was
-        read and not understood yet would stay until the next collection of garbage, which may never
-        come in a daemon that has little to do."""
+        """Drop the sink of the caller's answers.
+
+        A connection and its caller must not refer to each other: the connection's buffers would
+        stay until the next garbage collection, which an idle daemon may never run."""
         self.is_open = False
         self.replies = _NOBODY
 
     @property
     def label(self) -> str:
-        """The name and address to which failed attempts are put down."""
+        """The name and address that failed attempts are attributed to."""
         return f"{self.name} {self.address}".strip()
 
-    def death(self, how: str) -> str:
-        """What is known of an end that nobody meant, with ``how`` from the transport; "": a
-        goodbye."""
+    def death(self, reason: str) -> str:
+        """Describe an unexpected disconnection, with the transport's ``reason``.
+
+        Return an empty string after a goodbye."""
         if self.has_left:
             return ""
         host, pid, _ = self.process
-        named = [f"process {pid}"] if pid is not None else []
-        named += [f"on {host[:HOST_SHOWN_MAX]}"] if host else []
-        return how if not named else f"{' '.join(named)}: {how}"
+        origin = [f"process {pid}"] if pid is not None else []
+        origin += [f"on {host[:HOST_SHOWN_MAX]}"] if host else []
+        return reason if not origin else f"{' '.join(origin)}: {reason}"
 
     @property
     def consumers(self) -> tuple[Subscriber, ...]:
-        """All subscribers of the caller that may get deliveries, or have some in flight."""
+        """All subscribers of the caller that can receive deliveries or have some in flight."""
         return (*self.subscribers.values(), *self.pulls, *self.others)
 
     def remember(self, subscriber: Subscriber) -> None:
-        """Keep a subscriber that gets no more deliveries but may hold leases."""
+        """Keep a subscriber that receives no more deliveries but can hold leases."""
         if len(self.others) >= self._others_max:
             self.others = [s for s in self.others if s.outstanding > 0]
-            # Each is looked at a bounded number of times, however many stay.
+            # Doubling bounds the number of times that each subscriber is examined.
             self._others_max = max(OTHERS_MIN, 2 * len(self.others))
         self.others.append(subscriber)
 
     def answer(self, request: int, value: object) -> None:
-        """Answer at once, with a value that rests on nothing that the store has to keep."""
+        """Answer at once with a value that does not depend on an uncommitted change."""
         self.replies.give(self.replies.answer_to(request, value))
         self.replies.flush()
 
@@ -247,20 +247,20 @@ class Caller:
 
 
 class Ask(NamedTuple, Generic[R]):
-    """One request for an operation: who asks, the number to answer with, and what, checked."""
+    """A checked request for an operation, with its caller and the number for the answer."""
 
     caller: Caller
     number: int
     request: R
     now: Now
-    """When the request came."""
+    """The time of arrival."""
     only: Only | None = None
-    """The topics that the caller may touch: anything else is as if it were not there. None: all."""
+    """The topics that the caller may use; the operation hides all others. None allows all."""
     witness: ReplySink | None = None
-    """A sink that is given the answer before the caller is."""
+    """A sink that receives the answer before the caller."""
 
     def answer(self, value: object) -> None:
-        """Answer at once, with a value that rests on nothing that the store has to keep."""
+        """Answer at once with a value that does not depend on an uncommitted change."""
         if self.witness is not None:
             self.witness.give(self.witness.answer_to(self.number, value))
         self.caller.answer(self.number, value)
@@ -273,13 +273,13 @@ class Ask(NamedTuple, Generic[R]):
 
     @property
     def replies(self) -> ReplySink:
-        """The sink for an answer that the engine gives, to the witness and to the caller."""
+        """The sink for an answer of the engine to the witness and the caller."""
         replies = self.caller.replies
         return replies if self.witness is None else _InTurn(self.witness, replies)
 
 
 class _InTurn:
-    """A sink that gives each answer to two others, one after the other."""
+    """A sink that passes each answer to two sinks in order."""
 
     def __init__(self, first: ReplySink, second: ReplySink) -> None:
         self._both = first, second
@@ -306,7 +306,7 @@ class _InTurn:
 
 
 class _Answers(tuple[Sized, ...]):
-    """The same answer in the form of each sink; its length is that of all of them."""
+    """The same answer in the format of each sink; its length is the sum of their lengths."""
 
     __slots__ = ()
 
@@ -317,26 +317,26 @@ class _Answers(tuple[Sized, ...]):
 # --- quotas --------------------------------------------------------------------------------------
 
 FULL_WAIT_S: Final = 1.0
-"""When to come again, in seconds, if no clock says when a limit ends."""
+"""Seconds before the next try if the end of a limit is not known."""
 USED_MAX: Final = 10_000
-"""Principals whose use is remembered; those without connections are forgotten first."""
+"""Maximum principals whose use is remembered; those without connections are forgotten first."""
 
 
 def part_of(most: int, core: Core) -> int:
-    """The part of a limit of all shards together that one shard has: at least 1."""
+    """Return this shard's part, at least 1, of a limit for all shards together."""
     each, extra = divmod(most, core.config.shards)
     return max(1, each + (core.config.shard < extra))
 
 
-def _said(most: int, core: Core) -> str:
-    """The part of a limit, for messages."""
+def _described_part(most: int, core: Core) -> str:
+    """Return this shard's part of a limit as a text for messages."""
     if core.config.shards == 1:
         return str(most)
     return f"{part_of(most, core)} in this shard, of {most} in all"
 
 
 class Allowance:
-    """What a quota allows in a second. Unlike the bucket of a rate it may be overdrawn."""
+    """A quota per second. Unlike the bucket of a rate it can be overdrawn."""
 
     def __init__(self, name: str, rate: float) -> None:
         self._name = name
@@ -345,7 +345,7 @@ class Allowance:
         self._at_ms = 0
 
     def wait_s(self, mono_ms: int) -> float:
-        """Seconds until something is left; 0: something is."""
+        """Return the seconds until something is left; 0 if something is left now."""
         elapsed_ms, self._at_ms = mono_ms - self._at_ms, mono_ms
         self._left = min(self._rate, self._left + max(0, elapsed_ms) * self._rate / 1000)
         return 0.0 if self._left > 0 else max(0.001, -self._left / self._rate)
@@ -358,34 +358,35 @@ class Allowance:
 
 
 def over(why: str, wait_s: float) -> Overloaded:
-    """The error ``overloaded``, with when to come again."""
-    error = Overloaded(f"{why}; come again in {wait_s:.3f} s")
+    """Return the error ``overloaded`` with the seconds until the next try."""
+    error = Overloaded(f"{why}; try again in {wait_s:.3f} s")
     error.after_s = wait_s
     return error
 
 
 class Scopes:
-    """Which topics all tokens of a name with a quota ``pending`` may produce to together: what was
-    put there with one token counts for the one that replaces it, whatever its scope is."""
+    """The topics to which all tokens of a name with a quota ``pending`` may produce together.
+
+    So tasks that were enqueued with a token also count for its replacement with another scope."""
 
     def __init__(self) -> None:
         self._of: Mapping[str, Topics] = {}
 
     def put(self, principals: Iterable[Principal]) -> None:
-        """Set all principals that there are. In one step: another thread may ask meanwhile."""
+        """Replace all principals, in one step because other threads read concurrently."""
         patterns: dict[str, dict[str, None]] = {}
         for principal in principals:
             if principal.quotas is None or principal.quotas.pending is None:
                 continue
-            found = patterns.setdefault(principal.name, {})
-            for right, some in principal.grants or ():
-                found.update(dict.fromkeys(some) if right == Right.PRODUCE else {})
-        topics = {name: Topics(some) for name, some in patterns.items()}
+            of_name = patterns.setdefault(principal.name, {})
+            for right, granted in principal.grants or ():
+                of_name.update(dict.fromkeys(granted) if right == Right.PRODUCE else {})
+        topics = {name: Topics(of_name) for name, of_name in patterns.items()}
         before = self._of
         self._of = {n: before[n] if before.get(n) == t else t for n, t in topics.items()}
 
     def of(self, name: str) -> Topics:
-        """The topics of a name: the same object while nothing has changed."""
+        """Return the topics of a name: the same object until they change."""
         return self._of.get(name, NO_TOPICS)
 
 
@@ -393,24 +394,24 @@ NO_TOPICS: Final = Topics(())
 
 
 class Quota:
-    """What one principal may take, and has taken."""
+    """The limits of one principal and its use."""
 
     def __init__(self, who: str, quotas: Quotas, scopes: Scopes) -> None:
         self.quotas = quotas
         self._who = who
         self._scopes = scopes
         self.callers: set[Caller] = set()
-        """Connections of the principal, and its requests over HTTP that are under way."""
+        """The principal's connections and running HTTP requests."""
         self._allowances: dict[str, Allowance] | None = None
-        """What is allowed in a second; None: nobody has asked yet."""
+        """The quotas per second; None before the first check."""
         self._core: Core | None = None
         self._topics: Topics | None = None
         self._tally: Tally | None = None
 
-    # --- a conversation --------------------------------------------------------------------------
+    # --- connections and subscriptions -----------------------------------------------------------
 
     def enter(self, caller: Caller) -> None:
-        """Count a caller in. Raises Overloaded if it is one too many."""
+        """Count a new caller. Raise Overloaded at the limit of connections."""
         most = self.quotas.connections
         if most is not None and len(self.callers) >= most:
             raise over(f"{self._who} has {most} connections (connections)", FULL_WAIT_S)
@@ -418,21 +419,22 @@ class Quota:
         caller.quota = self
 
     def leave(self, caller: Caller) -> None:
-        """Count a caller out, if it was counted."""
+        """Stop counting a caller."""
         self.callers.discard(caller)
 
     def check_subscription(self) -> None:
-        """Raises Overloaded if one more subscription is too many."""
+        """Raise Overloaded at the limit of subscriptions."""
         most = self.quotas.subscriptions
         if most is None:
             return
-        if sum(len(one.subscribers) + len(one.pulls) for one in self.callers) >= most:
+        count = sum(len(caller.subscribers) + len(caller.pulls) for caller in self.callers)
+        if count >= most:
             raise over(f"{self._who} has {most} subscriptions (subscriptions)", FULL_WAIT_S)
 
     # --- enqueues --------------------------------------------------------------------------------
 
     def check(self, core: Core, mono_ms: int) -> None:
-        """Raises Overloaded if no task may be taken at the moment."""
+        """Raise Overloaded if the quota admits no task at the moment."""
         if self._allowances is None:
             self._allowances = self._allowed(core.config.shards)
         for allowance in self._allowances.values():
@@ -444,19 +446,19 @@ class Quota:
         count = self._pending(core)
         if count >= part_of(most, core):
             raise over(
-                f"{self._who} has {count} tasks that are not finished; the limit is"
-                f" {_said(most, core)} (pending)",
+                f"{self._who} has {count} unfinished tasks; the limit is"
+                f" {_described_part(most, core)} (pending)",
                 FULL_WAIT_S,
             )
 
     def _allowed(self, shards: int) -> dict[str, Allowance]:
-        """What is allowed in a second, of which each shard has an equal part."""
-        rates = {"tasks_per_s": self.quotas.tasks_per_s, "bytes_per_s": self.quotas.bytes_per_s}
-        said = {name: rate for name, rate in rates.items() if rate is not None}
-        return {name: Allowance(name, rate / shards) for name, rate in said.items()}
+        """Return the quotas per second; each shard has an equal part."""
+        quotas = {"tasks_per_s": self.quotas.tasks_per_s, "bytes_per_s": self.quotas.bytes_per_s}
+        rates = {name: rate for name, rate in quotas.items() if rate is not None}
+        return {name: Allowance(name, rate / shards) for name, rate in rates.items()}
 
     def room(self, core: Core, mono_ms: int) -> int:
-        """How many plain tasks may be taken now."""
+        """Return the number of plain tasks that the quota admits now."""
         try:
             self.check(core, mono_ms)
         except Overloaded:
@@ -465,17 +467,17 @@ class Quota:
         return core.config.tasks_max if most is None else part_of(most, core) - self._pending(core)
 
     def check_count(self, core: Core, count: int) -> None:
-        """Raises Overloaded if ``count`` tasks are too many, though ``check`` has passed."""
+        """Raise Overloaded if ``count`` more tasks exceed ``pending``. Call it after ``check``."""
         most = self.quotas.pending
         if most is not None and self._pending(core) + count > part_of(most, core):
             raise over(
-                f"{self._who} has {self._pending(core)} tasks that are not finished, and {count}"
-                f" more are over {_said(most, core)} (pending)",
+                f"{self._who} has {self._pending(core)} unfinished tasks, and {count} more exceed"
+                f" the limit {_described_part(most, core)} (pending)",
                 FULL_WAIT_S,
             )
 
     def charge(self, count: int, size_bytes: int) -> None:
-        """Charge tasks that are taken now; ``pending`` counts them by their topics."""
+        """Charge accepted tasks to the rates; ``pending`` counts them by topic."""
         used = {"tasks_per_s": count, "bytes_per_s": size_bytes}
         for name, allowance in (self._allowances or {}).items():
             allowance.take(used[name])
@@ -488,31 +490,40 @@ class Quota:
         return self._tally.tasks
 
     def end_count(self) -> None:
-        """Stop counting the unfinished tasks until somebody asks again."""
+        """Stop counting unfinished tasks until the next check."""
         if self._tally is not None and self._core is not None:
             self._core.tallies.remove(self._tally)
         self._tally = None
 
 
 def check_share(
-    principal: Principal, core: Core, found: Transaction | None, halves: Sequence[Half]
+    principal: Principal, core: Core, transaction: Transaction | None, halves: Sequence[Half]
 ) -> None:
-    """Check whether half tasks may begin a transaction, or be added to ``found``. Only for a token
-    of the file: nobody else shares the daemon with strangers. Raises Overloaded."""
+    """Raise Overloaded if half tasks may not begin a transaction or join ``transaction``.
+
+    Only tokens of the file are checked, since only they share the daemon with strangers."""
     if not principal.token_id:
         return
     config, registry, owner = core.config, core.transaction_registry, principal.name
-    if found is None:
-        count, own = registry.share(owner).count, principal.quotas and principal.quotas.transactions
-        most = part_of(own, core) if own else config.transactions_max - registry.undecided
+    if transaction is None:
+        count, own_limit = (
+            registry.share(owner).count,
+            principal.quotas and principal.quotas.transactions,
+        )
+        most = (
+            part_of(own_limit, core) if own_limit else config.transactions_max - registry.undecided
+        )
         if count >= most:
-            said = _said(own, core) if own else f"{most}, as many as are left for others"
+            limit = (
+                _described_part(own_limit, core)
+                if own_limit
+                else f"{most}, as many as remain for others"
+            )
             raise over(
-                f"{owner} has {count} transactions that are not decided; the limit is"
-                f" {said} (transactions)",
+                f"{owner} has {count} undecided transactions; the limit is {limit} (transactions)",
                 FULL_WAIT_S,
             )
-    owner = owner if found is None else found.row.owner
+    owner = owner if transaction is None else transaction.row.owner
     share = registry.share(owner)
     more_bytes = sum(half.size_bytes + ROW_OVERHEAD_BYTES for half in halves)
     size_bytes = share.size_bytes + share.tasks * ROW_OVERHEAD_BYTES + more_bytes
@@ -521,13 +532,13 @@ def check_share(
     if size_bytes > left_bytes:
         raise over(
             f"half tasks of {owner} would take {size_bytes} bytes; the limit is {left_bytes}, as"
-            " many as would be left for others (transactions_bytes_max)",
+            " many as would remain for others (transactions_bytes_max)",
             FULL_WAIT_S,
         )
 
 
 class Used(NamedTuple):
-    """The key of a principal's quota: the name and the limits."""
+    """The key of a principal's quota: its name and limits."""
 
     name: str
     quotas: Quotas
@@ -537,34 +548,34 @@ class QuotaBook:
     """The quotas of all principals that have one."""
 
     def __init__(self) -> None:
-        self._known: dict[Used, Quota] = {}
+        self._quotas: dict[Used, Quota] = {}
         self.scopes = Scopes()
 
     def enter(self, caller: Caller) -> None:
-        """Count a caller in with its principal's quota. Raises Overloaded."""
+        """Count a caller in its principal's quota. Raise Overloaded."""
         quota = self._of(caller.principal)
         if quota is not None:
             quota.enter(caller)
 
     @staticmethod
     def leave(caller: Caller) -> None:
-        """Count a caller out, if it was let in."""
+        """Stop counting a caller, if it was counted."""
         if caller.quota is not None:
             caller.quota.leave(caller)
 
     def _of(self, principal: Principal) -> Quota | None:
-        """The quota of the principal; None: it has no limits."""
+        """Return the quota of the principal; None if it has no limits."""
         quotas = principal.quotas
         if quotas is None:
             return None
         key = Used(principal.name, quotas)
-        found = self._known.pop(key, None) or Quota(key.name, quotas, self.scopes)
-        self._known[key] = found  # the last one used is the last one to go
-        if len(self._known) > USED_MAX:
-            idle = next((k for k, quota in self._known.items() if not quota.callers), None)
+        quota = self._quotas.pop(key, None) or Quota(key.name, quotas, self.scopes)
+        self._quotas[key] = quota  # the most recently used quota is forgotten last
+        if len(self._quotas) > USED_MAX:
+            idle = next((k for k, quota in self._quotas.items() if not quota.callers), None)
             if idle is not None:
-                self._known.pop(idle).end_count()
-        return found
+                self._quotas.pop(idle).end_count()
+        return quota
 
 
 OnEvent = Callable[[str, str], None]
@@ -574,36 +585,38 @@ OnEvent = Callable[[str, str], None]
 
 
 class Border:
-    """``begin`` each command, ``act`` when it has been checked and changes something from there
-    on, ``contain`` what it raised and should not have."""
+    """Separates the checks of a command from its changes.
+
+    Call ``begin`` before a command, ``act`` before its first change, and ``contain`` for an
+    unexpected error."""
 
     def __init__(self, engine: Engine, on_event: OnEvent) -> None:
         self._engine = engine
         self._on_event = on_event
         self._acting = False
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Gets the exception that has to stop the daemon."""
-        # One that comes after the first is of no interest.
+        """Receives the exception that must stop the daemon."""
+        # Retrieve the exception, so that asyncio does not report it.
         self.failed.add_done_callback(lambda failed: failed.cancelled() or failed.exception())
 
     def begin(self) -> None:
-        """Begin a command, which has changed nothing yet."""
+        """Begin a command that has not changed anything."""
         self._acting = False
 
     def act(self) -> Engine:
-        """The engine, for a command that may change something from here on."""
+        """Return the engine to a command that is about to change something."""
         self._acting = True
         return self._engine
 
     def fail(self, error: BaseException) -> None:
-        """Stop the daemon: something broke that must not be survived."""
+        """Stop the daemon after an error that leaves its state unreliable."""
         if not self.failed.done():
             self.failed.set_exception(error)
 
     def run(
         self, what: str, act: Callable[[], None], refuse: Callable[[TickwheelError], None]
     ) -> None:
-        """Begin a command that has waited, and ``refuse`` what it raises."""
+        """Run a command that has waited. Pass an error to ``refuse``."""
         self.begin()
         try:
             act()
@@ -613,20 +626,20 @@ class Border:
             refuse(self.contain(what, error))
 
     def contain(self, what: str, error: Exception) -> TickwheelError:
-        """The answer to a command that failed in a way it should not before it changed anything;
-        it is logged with its traceback. Raises ``error``, and fails, if it did change something."""
+        """Log an unexpected error of a command, and return the answer to its caller.
+
+        If the command may have changed something, stop the daemon and raise ``error``."""
         if self._acting:
             self.fail(error)
             raise error
         return self.survive(what, error)
 
     def survive(self, what: str, error: Exception) -> TickwheelError:
-        """The answer where something failed that changes nothing: what reads, or says an answer. It
-        is logged with its traceback."""
+        """Log an unexpected error of an operation that changes nothing, and return the answer."""
         self.report(what, error)
-        return InternalError(f"{type(error).__name__}: the daemon's log says more")
+        return InternalError(f"{type(error).__name__}; see the daemon's log")
 
     def report(self, what: str, error: Exception) -> None:
-        """Log an error that is survived and should not have been."""
+        """Log an unexpected error that the daemon survives, with its traceback."""
         text = "".join(traceback.format_exception(error))
         self._on_event("internal_error", f"{what}: {text}")

@@ -1,17 +1,17 @@
-"""The committer: one batch at a time to the store, and every reply behind its batch.
+"""The committer gives the store one batch at a time and releases replies after their batch.
 
-Whatever arrives while a batch is being committed forms the next one, which begins at once; an empty
-store begins with the first that comes. One thing waits: acks for which nobody waits (``gather``)
-begin no batch of their own, but go with the next one, ``gather_s`` later at most.
-Invariants:
+Changes that arrive during a commit form the next batch, which begins as soon as that commit ends.
+While the store is idle, the first change begins a batch. The only changes that wait are acks whose
+callers do not need an answer (``gather``): they begin no batch but join the next, which begins at
+most ``gather_s`` later. Invariants:
 
-* Nothing but such acks ever waits for a timer: a batch with anything else in it begins at once.
+* Only gathered acks wait for a timer: a batch with any other change begins at once.
 * A reply is released when the newest batch that its command could see is durable.
-* ``CommitRefused``: the enqueues of that batch are answered ``refused`` and forgotten; the
-  rest joins the next batch under the same number.
-* ``CommitUnknown``: the same number is tried again before anything later is sent; producers wait
-  ``outcome_timeout_s`` at most.
-* Any other failure stops the daemon: it never goes on in memory only.
+* After ``CommitRefused`` the enqueues of the batch are answered ``refused`` and forgotten. Its
+  other changes join the next batch under the same number.
+* After ``CommitUnknown`` the batch is sent again under the same number before any later batch.
+  Producers wait ``outcome_timeout_s`` at most.
+* Any other failure stops the daemon: it never continues in memory only.
 """
 
 from __future__ import annotations
@@ -42,23 +42,23 @@ if TYPE_CHECKING:
 
 UNKNOWN_RETRY_S = REFUSED_RETRY_S = 0.2
 MARK_TIME_MS = 3_600_000
-"""How old, in ms, the time that the store knows may get while nothing happens."""
+"""Maximum age in ms of the newest time in the store while the shard is idle."""
 ROOM_PROBE_S = 0.5
 REPLY_BYTES = 150
-"""Bytes that a waiting answer takes beside its own."""
+"""Overhead of a waiting answer in bytes."""
 GATHERED_MAX = 256
-"""Changes that gather: a batch of so many costs hardly less for each when it waits for more."""
-STALLED = "the store does not answer; nothing was kept"
+"""Maximum gathered changes in a batch. A larger batch hardly lowers the cost per change."""
+STALLED = "the store does not answer; nothing was stored"
 
 
 class HistorySink(Protocol):
-    """Keeps a history of what the batches did."""
+    """Keeps a history of the batches."""
 
     def prepare(self, number: int, notes: object) -> None:
-        """Get ready for a batch that the store is about to get."""
+        """Prepare for a batch that is about to be committed."""
 
     def keep(self, number: int, notes: object) -> None:
-        """Keep the notes of a batch that is durable now."""
+        """Keep the notes of a durable batch."""
 
 
 class Committer:
@@ -86,17 +86,17 @@ class Committer:
         gather_s: float = 0.0,
     ) -> None:
         self._gather_s = gather_s
-        """How long acks may gather for which nobody waits; 0: not at all."""
+        """Maximum seconds that acks gather; 0 disables gathering."""
         self._gathering: asyncio.TimerHandle | None = None
-        """Ends the waiting of the open batch; None: it does not wait."""
+        """Begins the open batch; None while it does not gather."""
         self._gathered: tuple[int, ...] = ()
-        """What the open batch had when the last ack joined that may wait."""
+        """Size of the open batch when the newest gathered ack joined (``_measure``)."""
         self._replies_bytes_max = replies_bytes_max
         self._replies_all_bytes_max = replies_all_bytes_max
         self.replies_bytes = 0
-        """The bytes of all answers that wait for the store."""
+        """Bytes of all answers that wait for the store."""
         self._replies_of: dict[ReplySink, int] = {}
-        """The bytes of the waiting answers of each caller."""
+        """Bytes of the waiting answers by caller."""
         self._engine = engine
         self._core = engine.core
         self._store = store
@@ -117,36 +117,37 @@ class Committer:
         self._refusals = 0
         self.last_batch = last_batch
         self._marked = (-1, 0)
-        """The newest batch that ``mark_time`` saw, and when it saw it first."""
+        """The newest batch that ``mark_time`` saw, and the steady time when it first saw it."""
         self.full = False
-        """Whether the store has no room, so that enqueues are refused."""
+        """Whether enqueues are refused because the store has no room."""
         self.stalled = False
-        """Whether a batch's fate has been unknown for too long, so that enqueues are refused."""
+        """Whether enqueues are refused because a batch's outcome has been unknown for too long."""
         self.trouble: str | None = None
-        """Why commits do not go through at the moment; None: they do."""
+        """Why commits currently fail; None while they succeed."""
 
     def start_full(self, why: str) -> None:
-        """Begin with a store that was opened without room for enqueues."""
+        """Start with a store that had no room for enqueues when it was opened."""
         self.full, self.trouble = True, why
         self._on_event("store_full", why)
 
     # --- used by sessions --------------------------------------------------------------------
 
     def kick(self) -> None:
-        """Wake the committer: there is something to commit."""
+        """Wake the committer to commit the open batch."""
         if self._works_ahead is not None and self._core.sealed is not None:
             self._works_ahead.ahead(self._core.open.effects)
         self._wake.set()
 
     @property
     def is_asked(self) -> bool:
-        """Whether a batch will be sealed as soon as the store can be given one."""
+        """Whether the open batch will be sealed as soon as the store is free."""
         return self._wake.is_set()
 
     def gather(self, sink: ReplySink, request: int) -> None:
-        """``reply`` to acks whose caller does not wait for the answer: nothing that is in the open
-        batch begins it, but what comes next does, or the time. Acks that let something go on begin
-        it at once."""
+        """``reply`` to acks whose caller does not wait for the answer.
+
+        The open batch begins with the next other change or after ``gather_s``. It begins at once if
+        these acks unblock a delivery, a producer or another operation."""
         open_batch = self._core.open
         if not self._may_gather(open_batch):
             self.reply(sink, request, None)
@@ -166,14 +167,16 @@ class Committer:
         return not self._is_waited_for(batch)
 
     def _is_waited_for(self, batch: Batch) -> bool:
-        """Whether an order key, a delivery, a producer, a group or a consumer goes on behind it."""
+        """Return whether an order key, delivery, producer, group or consumer waits for it."""
         if batch.ended or batch.handed or batch.staged or self._core.held_back:
             return True
         return any(subscriber.credit <= 0 for subscriber in batch.credits)
 
     def begin(self) -> None:
-        """Commit what is open, unless all of it gathers. Deliveries since then may have used up
-        what was left to give, and wait for it now."""
+        """Commit the open batch, unless it consists of gathered acks that nothing waits for.
+
+        Deliveries made since the acks joined may have used up a consumer's credit, which only this
+        batch returns."""
         batch = self._core.open
         if self._gathering is not None and _measure(batch) == self._gathered:
             if not self._is_waited_for(batch):
@@ -182,7 +185,7 @@ class Committer:
             self.kick()
 
     def reply(self, sink: ReplySink, request: int, value: object) -> None:
-        """Give ``sink`` the answer once everything that the command saw or changed is durable."""
+        """Give ``sink`` the answer after everything that the command saw or changed is durable."""
         core = self._core
         answer = sink.answer_to(request, value)
         if not core.open.is_empty():
@@ -195,7 +198,7 @@ class Committer:
             sink.flush()
 
     def answer(self, ask: Ask[Any], value: object) -> None:
-        """``reply`` to a request, and to its witness first."""
+        """Reply to the request's witness, if any, and then to its caller."""
         if ask.witness is not None:
             self.reply(ask.witness, ask.number, value)
         self.reply(ask.caller.replies, ask.number, value)
@@ -207,15 +210,15 @@ class Committer:
         self._replies_of[sink] = self._replies_of.get(sink, 0) + size_bytes
 
     def is_behind(self, sink: ReplySink) -> bool:
-        """Whether so many answers wait, for this caller or in all, that it should ask no more."""
+        """Whether the waiting answers of this caller, or of all callers, have reached a limit."""
         if not self.replies_bytes:
             return False
         if self.replies_bytes >= self._replies_all_bytes_max:
             return True
         return self._replies_of.get(sink, 0) >= self._replies_bytes_max
 
-    def _left(self, batch: Batch) -> None:
-        """Count the replies of ``batch``, which wait no longer."""
+    def _uncount_replies(self, batch: Batch) -> None:
+        """Subtract the replies of ``batch`` from the waiting bytes."""
         waiting = self._replies_of
         for sink, answer in batch.replies:
             size_bytes = len(answer) + REPLY_BYTES
@@ -226,8 +229,9 @@ class Committer:
                 del waiting[sink]
 
     def mark_time(self, mono_ms: int) -> None:
-        """Commit an empty batch now and then, so that the store knows the time though nothing
-        happens: the clock of the next start is compared with it."""
+        """Commit an empty batch every ``MARK_TIME_MS`` while the shard is idle.
+
+        The next start compares its clock with the newest time in the store."""
         number, since_mono_ms = self._marked
         if self.last_batch != number:
             self._marked = (self.last_batch, mono_ms)
@@ -236,7 +240,7 @@ class Committer:
             self._wake.set()
 
     def after_all(self, act: Callable[[], None]) -> None:
-        """Call ``act`` behind all answers that are owed by now."""
+        """Call ``act`` after all answers that wait now."""
         self.reply(_Turn(act), 0, None)
 
     async def barrier(self) -> None:
@@ -248,7 +252,7 @@ class Committer:
     # --- life --------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Commit until ``stop``; raises what must stop the daemon."""
+        """Commit until ``stop``. Raise the error that must stop the daemon."""
         while True:
             await self._wake.wait()
             batch, landing = self._seal(), None
@@ -258,7 +262,7 @@ class Committer:
                 return
 
     async def stop(self, task: asyncio.Task[None]) -> None:
-        """Commit what is left, deliveries in flight included, and end ``run``."""
+        """Commit the open batch with the deliveries in flight, and end ``run``."""
         self._stopping = True
         self._wake.set()
         await task
@@ -277,11 +281,11 @@ class Committer:
     async def _commit(
         self, batch: Batch, landing: asyncio.Task[None] | None
     ) -> tuple[Batch | None, asyncio.Task[None] | None]:
-        """See ``batch`` through, ``landing`` of the one before first; the next and its landing.
+        """Commit ``batch`` after the previous ``landing``. Return the next batch and its landing.
 
-        What a durable batch means in memory is worked out, and its replies are written, while
-        the store has the next: in a task of its own. Were the store's part the task, the answer
-        would reach this one only after another round of reading from everybody.
+        Memory is updated and replies are written (the landing) in a separate asyncio task while the
+        store commits the next batch. If the store's commit were the separate task, its result would
+        arrive only after the loop had read from all connections again.
         """
         refused: CommitRefused | None = None
         try:
@@ -315,12 +319,12 @@ class Committer:
             self._history.keep(number, batch.notes)
         if batch.handed and self._hand_over is not None:
             self._hand_over(batch.handed)
-        self._left(batch)
+        self._uncount_replies(batch)
         release(batch)
         self._landed(now, wait_ms)
 
     async def _store_batch(self, batch: Batch) -> None:
-        """Give the batch to the store until its fate is known."""
+        """Commit the batch, and repeat that until its outcome is known."""
         loop = asyncio.get_running_loop()
         patience = loop.time() + self._outcome_timeout_s
         number, began_s = self.last_batch + 1, time.monotonic()
@@ -353,9 +357,10 @@ class Committer:
             self._core.ledger.daemon.add(Cause.STORE, now_ms - elapsed_ms, now_ms)
 
     def _give_up_waiting(self, batch: Batch) -> None:
-        """Answer the producers while a batch hangs. Those of the batch that the store has get
-        ``OutcomeUnknown`` (the session keeps the outcome for a resend); those of the open batch get
-        ``Refused``: it was not kept. Acks wait on."""
+        """Answer producers while the outcome of ``batch`` is unknown. Acks keep waiting.
+
+        Producers of ``batch`` receive ``OutcomeUnknown``; their session keeps the outcome for a
+        resend. Producers of the open batch receive ``Refused``, and their tasks are dropped."""
         self.stalled = True
         error = OutcomeUnknown("the store has not answered in time; resend to find out")
         for index, (address, session, answer) in enumerate(batch.staged):
@@ -374,14 +379,14 @@ class Committer:
         self._set_trouble(error)
         self._engine.intake.refused(batch)
         kind = StoreFull if error.full else Refused
-        refusal = kind(f"the store did not take it: {error.message}")
+        refusal = kind(f"the store refused the batch: {error.message}")
         self._refuse_staged(batch.staged, refusal)
         batch.staged = []
         if error.full and not self.full:
             self.full = True
             self._on_event("store_full", error.message)
         if self._refusals:
-            # The first time the acks may go through alone; after that no hurry helps.
+            # Retry at once only after the first refusal: the acks alone may succeed.
             await asyncio.sleep(REFUSED_RETRY_S)
         self._refusals += 1
         self._wake.set()
@@ -393,7 +398,7 @@ class Committer:
         self.trouble = error.message
 
     async def watch_room(self) -> None:
-        """Look for room now and then while the store is full."""
+        """Probe for room every ``ROOM_PROBE_S`` while the store is full."""
         while True:
             await asyncio.sleep(ROOM_PROBE_S)
             if self.full and await self._store.probe_room():
@@ -403,7 +408,7 @@ class Committer:
 
 
 def _measure(batch: Batch) -> tuple[int, ...]:
-    """How much there is in a batch: it differs once something was added."""
+    """Return the sizes of the batch's parts. Any addition changes the result."""
     effects = batch.effects
     return (
         len(effects.ended),
@@ -420,7 +425,7 @@ def _measure(batch: Batch) -> tuple[int, ...]:
 
 
 def release(batch: Batch) -> None:
-    """Give every answer that rests on the batch, in one piece for each sink."""
+    """Send every answer of the batch, in one piece per sink."""
     accepted: dict[ReplySink, list[StoredAnswer]] = {}
     staged = _without_chosen(batch, accepted) if batch.chosen else batch.staged
     for sink, _, stored in staged:
@@ -443,12 +448,12 @@ def release(batch: Batch) -> None:
 def _without_chosen(
     batch: Batch, accepted: dict[ReplySink, list[StoredAnswer]]
 ) -> Iterable[Staged]:
-    """Answer requests with due windows with the chosen times; returns the other requests."""
-    for one in batch.staged:
-        sink, _, (request, first, count, accepted_ms) = one
+    """Answer requests that have due windows with the chosen times. Yield the other requests."""
+    for staged in batch.staged:
+        sink, _, (request, first, count, accepted_ms) = staged
         dues_ms = batch.chosen.get(first)
         if sink is None or dues_ms is None:
-            yield one
+            yield staged
             continue
         ids = tuple(range(first, first + count * ID_STEP, ID_STEP))
         sink.give(sink.answer_to(request, (accepted_ms, ids, {"dues_ms": dues_ms})))
@@ -456,13 +461,13 @@ def _without_chosen(
 
 
 def refuse(sink: ReplySink, request: int, error: TickwheelError) -> None:
-    """Answer with an error at once."""
+    """Send an error without waiting for a batch."""
     sink.error(request, error.code, error.message)
     sink.flush()
 
 
 class _Turn(Nobody):
-    """A sink that gets no answer: ``act`` is called when its turn to get one has come."""
+    """A sink without answers, which calls ``act`` when its answer would be sent."""
 
     def __init__(self, act: Callable[[], None]) -> None:
         self._act = act

@@ -1,4 +1,4 @@
-"""Subscriptions and pulls: who gets deliveries."""
+"""Operations of consumers: subscriptions, broadcasts and pulls."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ if TYPE_CHECKING:
 
 SUBSCRIPTION_NUMBER_MAX = 2**32 - 1
 LOADING_WAIT_S = 1.0
-"""How much longer, in seconds, a pull waits for tasks that are being read."""
+"""Seconds that a pull waits longer for tasks that are being read."""
 IDLE_TOLD_MAX = 10
-"""How many idle groups are named at most where a new one is made."""
+"""Maximum idle groups named in the answer that creates a group."""
 Tell = Callable[["dict[str, Any] | None"], None]
-"""Is told whether a group was made, and what there is to say of it."""
+"""Receives the description of a group that was created (``api.groups.MadeGroup``), or None."""
 _ACKS = ("manual", "on_delivery")
 
 
 class Consuming:
-    """The operations by which consumers get tasks."""
+    """The operations by which consumers receive tasks."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
@@ -67,11 +67,11 @@ class Consuming:
         sink: DeliverySink,
         now: Now,
     ) -> None:
-        """Deliveries of a topic go to ``sink`` from now on, ``prefetch`` of them at a time.
+        """Subscribe ``sink`` to a topic, with at most ``prefetch`` deliveries in flight.
 
-        ``number`` is the caller's name for the subscription. ``options``: ``lease_ms``, ``retry``,
-        ``ack`` (manual or on_delivery), ``broadcast``, and what ``Wanted`` says of the group. The
-        answer has the lease that is given. Raises BadRequest, Conflict, LimitExceeded, Overloaded,
+        ``number`` is the caller's name for the subscription. ``options`` are ``lease_ms``,
+        ``retry``, ``ack`` (manual or on_delivery), ``broadcast``, and the settings of ``Wanted``.
+        The answer contains the lease. Raise BadRequest, Conflict, LimitExceeded, Overloaded,
         Refused, Draining.
         """
         checks.integer(number, "sub", 0, SUBSCRIPTION_NUMBER_MAX)
@@ -80,19 +80,23 @@ class Consuming:
             caller.quota.check_subscription()
         if number in caller.subscribers:
             raise Conflict(f"sub {number} is in use on this connection")
-        said = "subscriptions are open on this connection"
-        checks.room(LimitExceeded, len(caller.subscribers), said, self._limits, "subscriptions_max")
+        count, subject = len(caller.subscribers), "subscriptions are open on this connection"
+        checks.room(LimitExceeded, count, subject, self._limits, "subscriptions_max")
         self._check_room()
-        owned = _Subscription(caller, number, sink)
+        subscription_sink = _Subscription(caller, number, sink)
         if options.get("broadcast", False) is not False:
-            subscriber = self._broadcaster(caller, owned, topic, group, prefetch, options)
+            subscriber = self._broadcaster(
+                caller, subscription_sink, topic, group, prefetch, options
+            )
         else:
-            subscriber = self._member(caller, owned, topic, group, prefetch, options, now)
+            subscriber = self._member(
+                caller, subscription_sink, topic, group, prefetch, options, now
+            )
         subscriber.presence = caller.presence
         caller.subscribers[number] = subscriber
         subscriber.blocked = caller.is_blocked
         self._parts.border.act().subscriptions.subscribe(subscriber)
-        answer = {"lease_ms": subscriber.lease_ms, **owned.told}
+        answer = {"lease_ms": subscriber.lease_ms, **subscription_sink.answer_fields}
         self._parts.committer.reply(caller.replies, request, answer)
 
     def _member(
@@ -105,7 +109,7 @@ class Consuming:
         options: dict[str, Any],
         now: Now,
     ) -> Subscriber:
-        """A new subscriber of a group."""
+        """Return a new subscriber of a group."""
         check_no_target(self._parts, caller, topic, group)
         lease_ms = self._lease_ms(options)
         ack = options.get("ack", "manual")
@@ -117,16 +121,16 @@ class Consuming:
             retry = checks.policy(retry, "retry", self._core.policies)
             checks.storable_settings(NOTHING_SET._replace(retry=retry))
             wanted = wanted._replace(retry=retry)
-        found, made = self._group(topic, group, wanted, now)
-        if made is not None:
-            sink.told = {"new_group": made}
-        if retry is not None and found.settings.retry is None:
-            after = found.settings._replace(retry=retry)
-            self._parts.border.act().grouping.set(found, after, now.mono_ms)
+        member_of, created = self._group(topic, group, wanted, now)
+        if created is not None:
+            sink.answer_fields = {"new_group": created}
+        if retry is not None and member_of.settings.retry is None:
+            after = member_of.settings._replace(retry=retry)
+            self._parts.border.act().grouping.set(member_of, after, now.mono_ms)
         at_most_once = ack == "on_delivery"
         return Subscriber(
             sink,
-            found,
+            member_of,
             prefetch,
             lease_ms,
             at_most_once=at_most_once,
@@ -143,17 +147,17 @@ class Consuming:
         prefetch: int,
         options: dict[str, Any],
     ) -> Subscriber:
-        """A new broadcast subscriber, which owns no tasks."""
+        """Return a new broadcast subscriber, which owns no tasks."""
         if options["broadcast"] is not True:
             checks.wrong("broadcast", "true or false", options["broadcast"])
         others = [name for name in ("retry", "ack") if options.get(name) not in (None, "manual")]
         others += [name for name in LINE_SETTINGS if options.get(name) is not None]
         if group not in (None, "") or others:
-            found = ", ".join(["group"] * (group not in (None, "")) + others)
+            fields = ", ".join(["group"] * (group not in (None, "")) + others)
             raise BadRequest(
-                f"a broadcast has no acks, no retries and no group, but {found} is given"
+                f"a broadcast subscription has no acks, retries or group; remove {fields}"
             )
-        wanted = checks.asked_filter(_said(options, self._limits))
+        wanted = checks.asked_filter(_group_fields(options, self._limits))
         self._check_draining()
         found_topic, _ = find_room(self._parts, checks.name(topic, "topic"), None)
         if wanted is not None:
@@ -163,22 +167,23 @@ class Consuming:
     def set_prefetch(
         self, caller: Caller, request: int, number: object, prefetch: int, *, tell: bool = False
     ) -> None:
-        """Set how many deliveries a subscription may have at once. The answer is None, or, if it is
-        to ``tell``, how many it has (``in_flight``), and how many more its group could hand out at
-        this moment (``ready``). Raises NotFound, BadRequest."""
+        """Set the maximum deliveries in flight of a subscription. Raise NotFound, BadRequest.
+
+        The answer is None, or with ``tell`` the number of deliveries in flight and of tasks that
+        its group could deliver now (``ready``)."""
         subscriber = self._subscriber(caller, number)
         subscriber.prefetch = checks.integer(prefetch, "prefetch", 0, self._limits.prefetch_max)
         self._core.regained(subscriber)
         self._parts.wake()
-        told: dict[str, int] | None = None
+        answer: dict[str, int] | None = None
         if tell:
             group = subscriber.group
             ready = group.ready_count - group.in_key_queues
-            told = {"in_flight": subscriber.in_flight, "ready": ready}
-        self._parts.committer.reply(caller.replies, request, told)
+            answer = {"in_flight": subscriber.in_flight, "ready": ready}
+        self._parts.committer.reply(caller.replies, request, answer)
 
     def unsubscribe(self, caller: Caller, request: int, number: object) -> None:
-        """End a subscription; its deliveries in flight may still be settled. Raises NotFound."""
+        """End a subscription; its deliveries in flight can still be settled. Raise NotFound."""
         subscriber = self._subscriber(caller, number)
         del caller.subscribers[checks.integer(number, "sub", 0, SUBSCRIPTION_NUMBER_MAX)]
         self._parts.border.act().subscriptions.unsubscribe(subscriber)
@@ -198,44 +203,44 @@ class Consuming:
         now: Now,
         tell: Tell | None = None,
     ) -> None:
-        """Up to ``count`` deliveries once, as soon as there is one: they go to ``sink``, which is
-        the answer. When ``wait_ms`` are over without any the result is ``(epoch, now_ms, ())``.
-        ``options``: ``lease_ms``, and what ``Wanted`` says of the group. ``tell`` is told first
-        whether the pull has made the group; the result has that as its last element then.
+        """Deliver up to ``count`` tasks to ``sink`` once, as soon as a task is ready.
 
-        Raises BadRequest, Conflict, LimitExceeded, Overloaded, Refused, Draining.
+        After ``wait_ms`` without a delivery the answer is ``(epoch, now_ms, ())``. ``options`` are
+        ``lease_ms`` and the settings of ``Wanted``. ``tell`` is called first with the description
+        of the group if the pull has created it, or None; the answer then has that as its last
+        element. Raise BadRequest, Conflict, LimitExceeded, Overloaded, Refused, Draining.
         """
         checks.integer(count, "max", 1, self._limits.pull_max)
         checks.integer(wait_ms, "wait_ms", 0, self._limits.lease_ms_max)
         lease, wanted = self._lease_ms(options), Wanted.of(options, self._limits)
         if caller.quota is not None:
             caller.quota.check_subscription()
-        said = "pulls wait on this connection"
-        checks.room(Overloaded, len(caller.pulls), said, self._limits, "pulls_max")
+        subject = "pulls wait on this connection"
+        checks.room(Overloaded, len(caller.pulls), subject, self._limits, "pulls_max")
         self._check_room()
         check_no_target(self._parts, caller, topic, group)
-        known = self._core.find_group(checks.name(topic, "topic"), checks.group_name(group))
-        if known is not None and known.is_closed:
-            known = None
-        found, made = (known, None) if known else self._group(topic, group, wanted, now)
-        wanted.check(found, self._core.policies)
-        pull = _Pull(self._parts, caller, request, found, count, lease, sink)
+        existing = self._core.find_group(checks.name(topic, "topic"), checks.group_name(group))
+        if existing is not None and existing.is_closed:
+            existing = None
+        source, created = (existing, None) if existing else self._group(topic, group, wanted, now)
+        wanted.check(source, self._core.policies)
+        pull = _Pull(self._parts, caller, request, source, count, lease, sink)
         if tell is not None:
-            tell(made)
-            pull.told = (made,)
+            tell(created)
+            pull.answer_end = (created,)
         pull.subscriber.asked_mono_ms = now.mono_ms
-        if known is not None:
+        if existing is not None:
             pull.start(wait_ms)
             return
 
         async def start_when_durable() -> None:
-            # A delivery to a group that a crash forgets could not be acked after it.
+            # If a crash lost the new group, a delivery from it could not be acked.
             await self._parts.committer.barrier()
             if not caller.is_open:
                 return
             try:
-                if found.is_closed:
-                    raise NotFound(f"group {found.name} of topic {topic} was deleted")
+                if source.is_closed:
+                    raise NotFound(f"group {source.name} of topic {topic} was deleted")
                 self._check_room()
             except TickwheelError as error:
                 pull.refuse(error.code, error.message)
@@ -245,15 +250,15 @@ class Consuming:
         self._parts.spawn(start_when_durable())
 
     def _check_room(self) -> None:
-        core, said = self._core, "subscriptions and pulls are open"
-        checks.room(Overloaded, core.subscribers, said, core.config, "subscribers_max")
+        core, subject = self._core, "subscriptions and pulls are open"
+        checks.room(Overloaded, core.subscribers, subject, core.config, "subscribers_max")
 
     @staticmethod
     def _subscriber(caller: Caller, number: object) -> Subscriber:
         checked = checks.integer(number, "sub", 0, SUBSCRIPTION_NUMBER_MAX)
         subscriber = caller.subscribers.get(checked)
         if subscriber is None:
-            raise NotFound(f"sub {checked} is not subscribed on this connection")
+            raise NotFound(f"this connection has no subscription with sub {checked}")
         return subscriber
 
     def _lease_ms(self, options: dict[str, Any]) -> int:
@@ -266,33 +271,35 @@ class Consuming:
     def _group(
         self, topic: object, group: object, wanted: Wanted, now: Now
     ) -> tuple[Group, dict[str, Any] | None]:
-        """The group, made if there is room for another, with what there is to say of a new one.
-        Raises Conflict if it is set otherwise than is wanted."""
+        """Return the group, which is created if necessary, and the description of a new group.
+
+        Raise Conflict if an existing group has other settings."""
         topic_name = checks.name(topic, "topic")
         group_name = checks.group_name(group)
         self._check_draining()
-        found, known = find_room(self._parts, topic_name, group_name)
-        if known is not None:
-            wanted.check(known, self._core.policies)
-            return known, None
+        in_topic, existing = find_room(self._parts, topic_name, group_name)
+        if existing is not None:
+            wanted.check(existing, self._core.policies)
+            return existing, None
         settings = wanted.settings
         if wanted.filter is not None:
-            check_filter_room(self._core, found, wanted.filter)
-        told = _told_of_new(found, self._core.targets)
+            check_filter_room(self._core, in_topic, wanted.filter)
+        description = _describe_new(in_topic, self._core.targets)
         grouping = self._parts.border.act().grouping
-        made = grouping.create(found, group_name, now.now_ms, settings)
-        if settings != made.settings:
-            grouping.set(made, settings, now.mono_ms)
-        return made, told
+        new_group = grouping.create(in_topic, group_name, now.now_ms, settings)
+        if settings != new_group.settings:
+            grouping.set(new_group, settings, now.mono_ms)
+        return new_group, description
 
     def _check_draining(self) -> None:
         if self._parts.draining:
             raise Draining("the daemon is shutting down")
 
 
-def _told_of_new(topic: Topic, targets: Container[tuple[str, str]]) -> dict[str, Any]:
-    """What there is to say of a group that is about to be made: ``api.groups.MadeGroup``. Groups
-    that have a target are used, whoever is connected."""
+def _describe_new(topic: Topic, targets: Container[tuple[str, str]]) -> dict[str, Any]:
+    """Describe a group that is about to be created (``api.groups.MadeGroup``).
+
+    Groups with targets never count as idle."""
     backlog, idle = topic.default_backlog, {}
     for group in topic.live_groups:
         is_used = group.subscribers or group.acked or group.nacked or group.snoozed or group.dead
@@ -305,10 +312,10 @@ def _told_of_new(topic: Topic, targets: Container[tuple[str, str]]) -> dict[str,
 
 
 class Wanted(NamedTuple):
-    """The settings that a consumer wants of its group: a new group gets them, others must fit."""
+    """The settings that a consumer requests for its group. An existing group must have them."""
 
     filter: Filter | None
-    """The filter of ``tags`` and ``where``; None: the consumer names none."""
+    """The filter of ``tags`` and ``where``; None if the consumer names none."""
     lines: dict[str, Any]
     """The settings among ``LINE_SETTINGS`` that the consumer names."""
     retry: PolicyRef | None = None
@@ -316,25 +323,25 @@ class Wanted(NamedTuple):
 
     @classmethod
     def of(cls, options: dict[str, Any], limits: Limits) -> Wanted:
-        """The settings that the options want. Raises BadRequest, LimitExceeded."""
-        said = _said(options, limits)
-        if not said:
+        """Return the settings in the options. Raise BadRequest, LimitExceeded."""
+        fields = _group_fields(options, limits)
+        if not fields:
             return _ANY
-        wanted = cls(checks.asked_filter(said), checks.asked_lines(said))
+        wanted = cls(checks.asked_filter(fields), checks.asked_lines(fields))
         checks.storable_settings(wanted.settings)
         return wanted
 
     @property
     def settings(self) -> GroupSettings:
-        """The settings of a group that is made for the consumer."""
-        found = checks.lines(self.lines, NOTHING_SET)
+        """The settings of a group that is created for the consumer."""
+        settings = checks.lines(self.lines, NOTHING_SET)
         if self.filter is None:
-            return found
-        return found._replace(tags=self.filter.tags, where=self.filter.where)
+            return settings
+        return settings._replace(tags=self.filter.tags, where=self.filter.where)
 
-    def check(self, group: Group, known: Mapping[str, RetryPolicy]) -> None:
-        """Raise Conflict if the group is set otherwise: what differs, and the commands by which the
-        group gets what is wanted."""
+    def check(self, group: Group, policies: Mapping[str, RetryPolicy]) -> None:
+        """Raise Conflict if the group has other settings, with the differences and the commands
+        that change the group."""
         settings = group.settings
         differs: list[str] = []
         options: list[str] = []
@@ -349,11 +356,11 @@ class Wanted(NamedTuple):
             if lines[name] != wanted:
                 differs.append(f"{name} {shown(lines[name])}, not {shown(wanted)}")
                 options += _line_option(name, wanted)
-        of = shlex.join((group.topic.name, group.name))
+        names = shlex.join((group.topic.name, group.name))
         if options:
-            commands.append(f"tickwheel groups set {of} {shlex.join(options)}")
+            commands.append(f"tickwheel groups set {names} {shlex.join(options)}")
         if self.retry is not None and settings.retry is not None:
-            other = _policy_differs(settings.retry, self.retry, known)
+            other = _policy_differs(settings.retry, self.retry, policies)
             differs += other
             if other:
                 topic, name = map(shlex.quote, (group.topic.name, group.name))
@@ -369,22 +376,23 @@ class Wanted(NamedTuple):
 _ANY = Wanted(None, {})
 
 
-def _said(options: dict[str, Any], limits: Limits) -> dict[str, Any]:
-    """What the options say of the group, each checked by its kind. Raises BadRequest,
-    LimitExceeded."""
-    said = {name: options[name] for name in OF_GROUPS if options.get(name) is not None}
-    return GroupFields.checked(said, limits).said() if said else said
+def _group_fields(options: dict[str, Any], limits: Limits) -> dict[str, Any]:
+    """Return the options that are settings of a group, after a check of each.
+
+    Raise BadRequest, LimitExceeded."""
+    fields = {name: options[name] for name in OF_GROUPS if options.get(name) is not None}
+    return GroupFields.checked(fields, limits).said() if fields else fields
 
 
 class _Subscription:
-    """The sink of a subscription, until the shard ends that."""
+    """The sink of a subscription, which removes the subscription if the shard ends it."""
 
     def __init__(self, caller: Caller, number: int, sink: DeliverySink) -> None:
         self._caller = caller
         self._number = number
         self._sink = sink
-        self.told: dict[str, Any] = {}
-        """What else the answer says."""
+        self.answer_fields: dict[str, Any] = {}
+        """Further fields of the answer."""
         self.deliver = sink.deliver
         self.check = sink.check
         self.closed = sink.closed
@@ -395,7 +403,7 @@ class _Subscription:
 
 
 class _Pull:
-    """A pull: a subscriber that lives until its first delivery, or until its time is over."""
+    """A subscriber that ends with its first delivery or after its waiting time."""
 
     def __init__(
         self,
@@ -413,12 +421,12 @@ class _Pull:
         self._sink = sink
         self._timer: asyncio.TimerHandle | None = None
         self._patience = 1
-        self.told: tuple[dict[str, Any] | None, ...] = ()
-        """What else the answer says, if nothing comes."""
+        self.answer_end: tuple[dict[str, Any] | None, ...] = ()
+        """Further elements of an answer without deliveries."""
         self.check = sink.check
         self.subscriber = Subscriber(self, group, count, lease_ms, once=True, label=caller.label)
         self.subscriber.presence = caller.presence
-        # From now on it counts as one that waits.
+        # Count the pull as waiting from now on.
         caller.pulls[self.subscriber] = None
 
     def start(self, wait_ms: int) -> None:
@@ -429,29 +437,29 @@ class _Pull:
         self._later(wait_ms / 1000)
 
     def _later(self, delay_s: float) -> None:
-        self._timer = asyncio.get_running_loop().call_later(delay_s, self._over)
+        self._timer = asyncio.get_running_loop().call_later(delay_s, self._timed_out)
 
     def deliver(self, epoch: int, now_ms: int, items: Sequence[Item]) -> None:
         self._leave()
         self._caller.remember(self.subscriber)
         self._sink.deliver(epoch, now_ms, items)
 
-    def _over(self) -> None:
+    def _timed_out(self) -> None:
         self._timer = None
         parts, group = self._parts, self.subscriber.group
-        waits = group.is_held or group in parts.core.throttled
-        comes = group.loading or group.ready_count > group.in_key_queues
-        if self._patience and comes and not waits:
+        is_blocked = group.is_held or group in parts.core.throttled
+        is_loading = group.loading or group.ready_count > group.in_key_queues
+        if self._patience and is_loading and not is_blocked:
             self._patience -= 1
             self._later(LOADING_WAIT_S)
             return
         parts.engine.subscriptions.unsubscribe(self.subscriber)
         self._leave()
-        nothing = (parts.epoch, parts.clock.read().now_ms, (), *self.told)
+        nothing = (parts.epoch, parts.clock.read().now_ms, (), *self.answer_end)
         parts.committer.reply(self._caller.replies, self._request, nothing)
 
     def ended(self, code: str, message: str) -> None:
-        """Refuse the pull: its group was deleted."""
+        """Refuse the pull because its group was deleted."""
         self.refuse(code, message)
 
     def refuse(self, code: str, message: str) -> None:
@@ -460,12 +468,12 @@ class _Pull:
         self._caller.replies.flush()
 
     def _leave(self) -> None:
-        """Forget the pull, which is answered."""
+        """Forget the pull after its answer."""
         self.closed()
         self._caller.pulls.pop(self.subscriber, None)
 
     def closed(self) -> None:
-        # They hold each other, and the connection: a cycle would keep it when it is gone.
+        # Break the reference cycle, which would keep a closed connection in memory.
         self.subscriber.sink = None
         if self._timer is not None:
             self._timer.cancel()
@@ -473,7 +481,7 @@ class _Pull:
 
 
 def _filter_options(own: Filter, wanted: Filter) -> list[str]:
-    """The options of ``tickwheel groups set`` that turn one filter into the other."""
+    """Return the options of ``tickwheel groups set`` that change one filter into the other."""
     if wanted == checks.NO_FILTER:
         return ["--all"]
     options = []
@@ -487,22 +495,23 @@ def _filter_options(own: Filter, wanted: Filter) -> list[str]:
 
 
 def _line_option(name: str, value: Any) -> list[str]:
-    """The option of ``tickwheel groups set`` that sets this."""
+    """Return the option of ``tickwheel groups set`` that sets this setting."""
     bare = name.removesuffix("_ms")
     return [f"--{bare.replace('_', '-')}", f"{value}{'ms' * (bare != name)}"]
 
 
 def _policy_differs(
-    own: PolicyRef, wanted: PolicyRef, known: Mapping[str, RetryPolicy]
+    own: PolicyRef, wanted: PolicyRef, policies: Mapping[str, RetryPolicy]
 ) -> list[str]:
-    """The fields in which two policies differ; the whole of both where they differ in kind."""
-    found, other = policy_map(own, known) or {}, policy_map(wanted, known) or {}
-    if found.get("kind") != other.get("kind"):
+    """Describe the fields in which two policies differ, or both policies if their kinds differ."""
+    own_fields = policy_map(own, policies) or {}
+    wanted_fields = policy_map(wanted, policies) or {}
+    if own_fields.get("kind") != wanted_fields.get("kind"):
         return [f"retry {_retry(own).spec()}, not {_retry(wanted).spec()}"]
     return [
-        f"retry.{name} {shown(found.get(name))}, not {shown(other.get(name))}"
-        for name in dict.fromkeys((*found, *other))
-        if found.get(name) != other.get(name)
+        f"retry.{name} {shown(own_fields.get(name))}, not {shown(wanted_fields.get(name))}"
+        for name in dict.fromkeys((*own_fields, *wanted_fields))
+        if own_fields.get(name) != wanted_fields.get(name)
     ]
 
 

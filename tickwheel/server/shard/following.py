@@ -1,18 +1,17 @@
-"""Follows the settings of groups and topics that have their home in other shards; ends claims of
-names (``names.py``) of which the shard that they were made for has nothing.
+"""Follows settings of groups and topics whose home is another shard, and ends unused claims.
 
 The home of a topic numbers the changes of its settings and groups (``engine/topics.py:Versions``).
-This shard looks at what each of the others has committed, before it serves and every ``LOOK_S``
-after that, less often where there are many. It takes over what it has missed, by the steps of the
-verbs. Invariants:
+This shard reads the committed settings of all other shards before it serves, and then every
+``LOOK_S``, less often with many shards. It applies missed changes like the verbs do. It also ends
+claims of names (``names.py``) that their target shard does not use. Invariants:
 
-* What is taken over is the whole of what home says of a group or topic, and its version with it.
-  An older version than the one here is never taken over.
-* A group ends here because home has none only if home has counted as far as it was followed here,
-  and nobody uses the group here: a home that was set back to an older state ends nothing.
-* Such a home takes back from the others, before it goes on counting, what they have of it beyond
-  its own counter; and it makes groups of its topics that began elsewhere while it was away.
-* A read never holds up the shard for longer than ``CATCH_UP_S``, and then only its start.
+* A change is applied completely, together with its version. An older version is never applied.
+* A group that its home does not have ends here only if the home's counter has reached the version
+  followed here, and the group is not in use here. So a home that was set back to an older state
+  ends nothing.
+* Such a home first recovers from the other shards the changes beyond its counter, and creates the
+  groups of its topics that began elsewhere while it was away. Then it continues counting.
+* A read delays the shard only during its start, for at most ``CATCH_UP_S``.
 """
 
 from __future__ import annotations
@@ -45,28 +44,28 @@ if TYPE_CHECKING:
     from tickwheel.server.shard.parts import Parts
 
 CATCH_UP_S: Final = 2.0
-"""How long, in seconds, a start waits for what the other shards say."""
+"""Maximum seconds that a start waits for the settings of other shards."""
 LOOK_S: Final = 2.0
 LOOKS_A_SECOND: Final = 64
-"""So many shards are looked at in a second, at most: among N shards, N times as many looks reach
-the store."""
+"""Maximum shards that are read in a second. With N shards the store gets N times as many reads."""
 CLAIMS_LOOK_MS: Final = 60_000
-"""How often, in ms, old claims of names are looked at."""
+"""Ms between two checks for old claims of names."""
 ROWS_AT_A_TIME: Final = 200
-"""Rows that are taken over in one step of the event loop."""
+"""Maximum rows that are applied in one step of the event loop."""
 LOGGED_MAX: Final = 20
-"""Changes of one look that have a line of the log each; of more only their number is logged."""
+"""Maximum changes of one read that are logged individually; of more only the number is logged."""
 Name = tuple[str, str]
 """(topic, group) of a row."""
 
 
 def look_pause_s(others: int) -> float:
-    """How long to wait before the next look at so many shards."""
+    """Return the seconds between two reads of this number of shards."""
     return max(LOOK_S, others / LOOKS_A_SECOND)
 
 
 class Following:
-    """``catch_up`` before the shard serves, then ``run`` as a task."""
+    """Applies the settings of other shards. Call ``catch_up`` before the shard serves, then
+    ``run``."""
 
     def __init__(self, parts: Parts, upkeep: Upkeep, siblings: Siblings) -> None:
         self._parts = parts
@@ -75,39 +74,39 @@ class Following:
         self._versions = parts.core.versions
         self._others = [n for n in range(self._versions.shards) if n != self._versions.shard]
         self._known: dict[int, tuple[int, int]] = {}
-        """Shard → its counter, and how often something of it was changed here, at the last look
-        after which nothing was left to take over."""
+        """By shard: its counter and the number of local changes to its objects, as of the last read
+        after which everything was applied."""
         self._unseen = set(self._others)
-        """Shards that this one has not read since its start."""
+        """Shards that were not read since the start."""
         before = self._versions.sure
         self._numbered = self._versions.counter if before is None else before
-        """Numbers up to this were given before this shard could have been set back."""
+        """The highest number that this shard had assigned before it could have been set back."""
         self._versions.sure = self._numbered
         self._unfired_ms: int | None = parts.engine.recovery.stopped_ms + 1
-        """What is due from this time on has not fired; None: this shard serves."""
+        """Tasks due from this time on have not fired; None while the shard serves."""
         self._reasons: dict[int, str] = {}
-        """Shard → what was logged last of why it is not followed."""
+        """By shard: the last logged reason why it is not followed."""
         self._claims_mono_ms = 0
-        """When claims are looked at next."""
+        """Steady time of the next check of claims."""
         self._changes: list[str] = []
-        """What the look under way has changed."""
+        """Changes of the current read, for the log."""
 
     async def catch_up(self) -> None:
-        """Take over what the other shards say, and take back what they have of this one, before
-        it serves. What cannot be read in time is read later."""
-        reading = {asyncio.ensure_future(self._read(one)): one for one in self._others}
+        """Apply the settings of the other shards and recover lost settings of this one, before it
+        serves. Shards that do not answer in time are read later."""
+        reading = {asyncio.ensure_future(self._read(shard)): shard for shard in self._others}
         done, late = await asyncio.wait(reading, timeout=CATCH_UP_S)
         for task in late:
             task.cancel()
         await asyncio.gather(*late, return_exceptions=True)
-        found: dict[int, SiblingSettings] = {}
+        answers: dict[int, SiblingSettings] = {}
         unread = {reading[task]: f"no answer within {CATCH_UP_S:g} s" for task in late}
         for task in done:
             answer = task.result()
             if isinstance(answer, StoreError):
                 unread[reading[task]] = answer.message
             else:
-                found[reading[task]] = answer
+                answers[reading[task]] = answer
         if unread:
             names = ", ".join(map(str, sorted(unread)))
             why = next(iter(unread.values()))
@@ -115,20 +114,20 @@ class Following:
                 "settings_not_followed", f"of shards {names}: {why}; they follow later"
             )
             self._reasons |= unread
-        self._take_back(found)
-        for shard, answer in sorted(found.items()):
+        self._take_back(answers)
+        for shard, answer in sorted(answers.items()):
             await self._follow(shard, answer)
         self._unfired_ms = None
 
     async def run(self) -> None:
-        """Look at the other shards again and again, for ever."""
+        """Read the other shards repeatedly, forever."""
         while True:
             await asyncio.sleep(look_pause_s(len(self._others)))
             await asyncio.gather(*map(self.look, self._others))
             await self.end_claims()
 
     async def end_claims(self) -> None:
-        """End old claims of names of which nothing is there, here or where they were made for."""
+        """End old claims whose names are not used, here or in their target shard."""
         now = self._parts.clock.read()
         if now.mono_ms < self._claims_mono_ms:
             return
@@ -137,30 +136,30 @@ class Following:
         drop_claims(self._parts, here)
         for shard, rows in elsewhere.items():
             for start in range(0, len(rows), ROWS_AT_A_TIME):
-                some = rows[start : start + ROWS_AT_A_TIME]
+                chunk = rows[start : start + ROWS_AT_A_TIME]
                 try:
-                    there = await self._siblings.have(shard, list(map(key_of_named, some)))
+                    existing = await self._siblings.have(shard, list(map(key_of_named, chunk)))
                 except StoreError as error:
-                    self._say_why(shard, error.message)
+                    self._log_reason(shard, error.message)
                     break
-                gone = [row for row, is_there in zip(some, there, strict=True) if not is_there]
-                drop_claims(self._parts, gone)
+                unused = [row for row, exists in zip(chunk, existing, strict=True) if not exists]
+                drop_claims(self._parts, unused)
         self._parts.committer.kick()
 
     async def look(self, shard: int) -> None:
-        """Look at one shard, and take over what is new there."""
+        """Read one shard and apply its changes."""
         known = self._known.get(shard)
         is_strayed = known is None or known[1] != self._versions.strays[shard]
         strays = self._versions.strays[shard]
         answer = await self._read(shard, None if is_strayed or known is None else known[0])
         if isinstance(answer, StoreError):
-            self._say_why(shard, answer.message)
+            self._log_reason(shard, answer.message)
             return
         if answer.rows is None:
             self._reasons.pop(shard, None)
             return
         if self._versions.strays[shard] != strays:
-            return  # it was asked before what was changed here meanwhile: the next look sees that
+            return  # changed here since the read: the next one sees that
         if shard in self._unseen:
             self._take_back({shard: answer})
         await self._follow(shard, answer)
@@ -174,16 +173,16 @@ class Following:
         except StoreError as error:
             return error
 
-    def _say_why(self, shard: int, why: str) -> None:
-        """Log once why a shard is not followed, or not in all."""
+    def _log_reason(self, shard: int, why: str) -> None:
+        """Log once why a shard is not followed completely."""
         if self._reasons.get(shard) != why:
             self._reasons[shard] = why
-            self._parts.on_event("settings_not_followed", f"of shard {shard}: {why}; trying on")
+            self._parts.on_event("settings_not_followed", f"of shard {shard}: {why}; retrying")
 
-    # --- what other homes say --------------------------------------------------------------------
+    # --- settings of other homes -----------------------------------------------------------------
 
     async def _follow(self, shard: int, answer: SiblingSettings) -> None:
-        """Make groups and topics whose home is ``shard`` what they are there."""
+        """Apply the settings of groups and topics whose home is ``shard``."""
         versions, strays = self._versions, self._versions.strays[shard]
         self._known.pop(shard, None)
         rows = {
@@ -191,51 +190,51 @@ class Following:
             for row in answer.rows or ()
             if not row.is_closed and versions.home_of(row.topic) == shard
         }
-        gone, highest = self._beside(shard, rows)
+        gone, highest = self._missing_at_home(shard, rows)
         reasons = []
         if highest > answer.counter.number or (gone and answer.counter.sure is not None):
             reasons.append(
-                f"it has numbered {answer.counter.number} changes, {highest} are known here, and it"
-                " has not read all other shards since its start; nothing ends here until it has"
+                f"its counter is {answer.counter.number}, the highest version here is {highest},"
+                " and it has not read all other shards since its start; no group ends here before"
             )
         else:
             reasons += self._end(gone)
         ordered = sorted(rows.values(), key=lambda row: row.version)
         for start in range(0, len(ordered), ROWS_AT_A_TIME):
             if versions.strays[shard] != strays:
-                break  # something of it was changed here meanwhile: the next look takes that over
+                break  # changed here since the read: the next one applies it
             reasons += self._take_all(ordered[start : start + ROWS_AT_A_TIME])
             await asyncio.sleep(0)
-        self._say_changes()
+        self._log_changes()
         if reasons:
-            self._say_why(shard, reasons[0])
+            self._log_reason(shard, reasons[0])
         elif versions.strays[shard] == strays:
             self._reasons.pop(shard, None)
             self._known[shard] = answer.counter.number, strays
 
-    def _beside(
+    def _missing_at_home(
         self, shard: int, rows: dict[Name, GroupRow]
     ) -> tuple[list[tuple[Topic, Group | None]], int]:
-        """The groups, and topics (None), with a version of a home that has them no more; and the
-        highest of its versions here."""
+        """Return (topic, group or None for the topic itself) that the home no longer has, and the
+        highest version of this home here."""
         gone: list[tuple[Topic, Group | None]] = []
         highest = 0
         for topic in self._parts.core.topics.values():
             if self._versions.home_of(topic.name) != shard:
                 continue
-            ones: list[Group | None] = [*topic.live_groups]
+            groups: list[Group | None] = [*topic.live_groups]
             if topic.settings.closed_ms is None:
-                ones.append(None)
-            for one in ones:
-                version = topic.version if one is None else one.version
+                groups.append(None)
+            for group in groups:
+                version = topic.version if group is None else group.version
                 highest = max(highest, version)
-                name = topic.name, TOPIC_ITSELF if one is None else one.name
+                name = topic.name, TOPIC_ITSELF if group is None else group.name
                 if version and name not in rows:
-                    gone.append((topic, one))
+                    gone.append((topic, group))
         return gone, highest
 
     def _end(self, gone: Sequence[tuple[Topic, Group | None]]) -> list[str]:
-        """Delete groups and take settings of topics away; why some stay."""
+        """Delete groups and reset settings of topics. Return the reasons why some stay."""
         reasons = []
         for topic, group in gone:
             self._versions.follows = True
@@ -245,7 +244,7 @@ class Following:
                     grouping = self._parts.engine.grouping
                     set_topic(grouping, self._upkeep, topic, NOTHING_SET, now)
                 elif group.subscribers or group.flight:
-                    reasons.append(f"group {group.name} of topic {topic.name} is used here")
+                    reasons.append(f"group {group.name} of topic {topic.name} is in use here")
                     continue
                 else:
                     self._upkeep.end_group(group)
@@ -255,7 +254,7 @@ class Following:
         return reasons
 
     def _take_all(self, rows: Iterable[GroupRow]) -> list[str]:
-        """Take over these rows as they are at home; why some cannot be."""
+        """Apply these rows of a home. Return the errors of those that cannot be applied."""
         reasons = []
         self._versions.follows = True
         try:
@@ -269,8 +268,9 @@ class Following:
         return reasons
 
     def _take(self, row: GroupRow) -> None:
-        """Make a group, or the settings of a topic, what this row says, unless it is older than
-        what is here. Raises TickwheelError, when nothing was changed."""
+        """Apply a row to a group or to the settings of a topic, unless it has an older version.
+
+        Raise TickwheelError without having changed anything."""
         name = None if row.group == TOPIC_ITSELF else row.group
         topic, group = find_room(self._parts, row.topic, name)
         settings = (row.settings or NOTHING_SET)._replace(former=())
@@ -289,7 +289,7 @@ class Following:
         if group is None:
             check_filter(parts.core, topic, settings)
             group = make_group(grouping, topic, name, self._since_ms(row, now), now, settings)
-            self._changed(row.topic, name, f"version {row.version}, made")
+            self._changed(row.topic, name, f"version {row.version}, created")
         elif row.version < group.version:
             return
         else:
@@ -302,25 +302,26 @@ class Following:
             grouping.followed(group, row.version)
 
     def _since_ms(self, row: GroupRow, now: Now) -> int | None:
-        """Where a group begins here; None: now. What came due here while this shard was away, and
-        the group was there, is owed to it."""
+        """Return the start of a group here; None means now.
+
+        Tasks that came due while this shard was away and the group existed are owed to it."""
         if row.since_id == BY_DUE_ALONE and row.since_ms > now.now_ms:
             return row.since_ms
         return None if self._unfired_ms is None else max(row.since_ms, self._unfired_ms)
 
     def _is_followed(self, row: GroupRow) -> bool:
-        """Whether the row has its home elsewhere, so that its version is one of that home."""
+        """Return whether the home of the row is another shard, which numbers its versions."""
         return self._versions.home_of(row.topic) != self._versions.shard
 
-    # --- what others have of this home -----------------------------------------------------------
+    # --- recovery of this home -------------------------------------------------------------------
 
     def _take_back(self, answers: Mapping[int, SiblingSettings]) -> None:
-        """Take back what others have of this home, and it has no more, because it was set back to
-        an older state; and make groups of its topics that began elsewhere while it was away.
+        """Recover settings of this home from other shards after it was set back to an older state,
+        and create groups of its topics that began elsewhere while it was away.
 
-        What has a number above all that this shard had given before its start was lost, unless
-        it was changed here since. All of it is one step, so that nobody sees a part: from then on
-        the counter is past what was lost, and the others believe it again.
+        A version above all numbers that this shard had assigned before its start was lost, unless
+        it was changed here since. The recovery is one step, so that no other shard sees a part of
+        it. Afterwards the counter is above all lost versions, and the others follow it again.
         """
         newest: dict[Name, GroupRow] = {}
         for row in (row for answer in answers.values() for row in answer.rows or ()):
@@ -336,39 +337,39 @@ class Following:
         if not self._unseen:
             versions.sure = None
         if wanted and lost > self._numbered:
-            detail = f"{lost} changes of this shard are known to others: it was set back"
+            detail = f"other shards know version {lost} of this shard: it was set back"
             self._parts.on_event("settings_taken_back", detail)
         if versions.counter > self._numbered or lost > self._numbered:
             count_on(max(lost, versions.counter))
         self._numbered = max(lost, self._numbered)
         for why in self._take_all(row._replace(version=self._versions.counter) for row in wanted):
             self._parts.on_event(
-                "settings_not_followed", f"of this shard, as others have it: {why}"
+                "settings_not_followed", f"of this shard, as other shards have it: {why}"
             )
-        self._say_changes()
+        self._log_changes()
 
     def _is_missing(self, row: GroupRow) -> bool:
-        """Whether this home lacks what a row of another shard says of it."""
+        """Return whether this home lacks the settings in a row of another shard."""
         topic = self._parts.core.topics.get(row.topic)
         if row.group == TOPIC_ITSELF:
-            known = 0 if topic is None else topic.version
+            version = 0 if topic is None else topic.version
         else:
             group = None if topic is None else topic.groups.get(row.group)
             if row.version == 0:
                 return group is None
-            known = 0 if group is None else group.version
-        return row.version > self._numbered >= known
+            version = 0 if group is None else group.version
+        return row.version > self._numbered >= version
 
-    # --- said of it ------------------------------------------------------------------------------
+    # --- log -------------------------------------------------------------------------------------
 
     def _changed(self, topic: str, group: str | None, what: str) -> None:
         self._parts.observed.settings_followed += 1
-        named = f"topic {topic}" if group is None else f"group {group} of topic {topic}"
-        self._changes.append(f"{named}: {what}")
+        label = f"topic {topic}" if group is None else f"group {group} of topic {topic}"
+        self._changes.append(f"{label}: {what}")
 
-    def _say_changes(self) -> None:
+    def _log_changes(self) -> None:
         changes, self._changes = self._changes, []
         if len(changes) > LOGGED_MAX:
             changes = [f"{len(changes)} groups and topics"]
-        for one in changes:
-            self._parts.on_event("settings_followed", one)
+        for change in changes:
+            self._parts.on_event("settings_followed", change)

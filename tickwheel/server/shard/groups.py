@@ -1,8 +1,7 @@
-"""Groups: made, deleted, and what is set for them and for topics; their order keys and fair shares
-as operators see them. Each answer waits until it is durable.
+"""Operations on groups, on settings of groups and topics, and on order keys and fair shares.
 
-What the engine knows of a key is a hash: its text, and what went wrong, are in the row of one of
-its tasks, which is read first.
+Each answer waits until the change is durable. The engine knows only the hash of a key. The text of
+a key and the reason of a failure are in the row of one of its tasks, which is read first.
 """
 
 from __future__ import annotations
@@ -54,9 +53,9 @@ if TYPE_CHECKING:
 
 HELD = ("scheduled", "ready", "in_flight", "waiting", "dead")
 TOPICS_PER_LOOK = 1_000
-"""Topics that are looked at for one to forget when there is no room for a new one."""
+"""Topics that are examined at a time for idle ones if there is no room for a new topic."""
 NAMED_MAX = 5
-"""How many schedules one message names."""
+"""Maximum schedules that a message names."""
 OF_TOPICS = ("if_pending", "broadcast_only")
 OF_GROUPS = tuple(field.name for field in GroupFields.fields())
 
@@ -74,57 +73,58 @@ class Grouping:
         return self._parts.border.act().grouping
 
     def create_group(self, ask: Ask[NewGroup]) -> None:
-        """Make a group with its settings; an existing one is answered as it is. Raises BadRequest,
-        LimitExceeded, Refused."""
+        """Create a group with its settings, or answer the existing group unchanged.
+
+        Raise BadRequest, LimitExceeded, Refused."""
         topic_name, name, now = ask.request.topic, ask.request.group, ask.now
         since_ms, options = _since(ask.request.since), ask.request.said(NewGroupFields)
         core = self._core
         settings = checks.settings(options, NOTHING_SET, core.policies, now.now_ms)
         checks.storable_settings(settings)
-        found, known = find_room(self._parts, topic_name, name)
-        created = known is None
-        if known is None:
-            check_filter(core, found, settings)
-            known = make_group(self._grouping, found, name, since_ms, now, settings)
+        topic, group = find_room(self._parts, topic_name, name)
+        created = group is None
+        if group is None:
+            check_filter(core, topic, settings)
+            group = make_group(self._grouping, topic, name, since_ms, now, settings)
         answer = {"topic": topic_name, "group": name}
-        answer |= settings_map(known.settings, core.policies)
+        answer |= settings_map(group.settings, core.policies)
         self._parts.committer.answer(ask, answer | {"created": created})
         self._parts.wake()
 
     def delete_group(self, ask: Ask[GroupDeletion]) -> None:
-        """Delete a group with all that it holds; the answer counts that. Raises NotFound,
-        Conflict."""
+        """Delete a group with its tasks, and answer their counts. Raise NotFound, Conflict."""
         topic_name, name, force = ask.request.topic, ask.request.group, ask.request.force
-        found = found_group(self._core, topic_name, name)
+        group = found_group(self._core, topic_name, name)
         held = {
-            "ready": found.ready_count,
-            "in_flight": len(found.flight),
-            "waiting": len(found.waiting),
-            "dead": found.dead,
+            "ready": group.ready_count,
+            "in_flight": len(group.flight),
+            "waiting": len(group.waiting),
+            "dead": group.dead,
         }
-        if not force and (any(held.values()) or found.subscribers):
+        if not force and (any(held.values()) or group.subscribers):
             counts = ", ".join(f"{count} {word}" for word, count in held.items())
             raise Conflict(
-                f"group {name} of topic {topic_name} holds {counts}, and has"
-                f" {len(found.subscribers)} subscribers; delete it by force if that may go"
+                f"group {name} of topic {topic_name} holds {counts} and has"
+                f" {len(group.subscribers)} subscribers; use force to delete it anyway"
             )
         self._parts.border.act()
-        self._upkeep.end_group(found)
+        self._upkeep.end_group(group)
         targets_changed(self._parts)
         self._parts.committer.answer(ask, held)
         self._parts.wake()
 
     def delete_topic(self, ask: Ask[Deletion]) -> None:
-        """Delete a topic with its groups, settings, dead letters and tasks, which end as deleted;
-        the answer counts them. Raises NotFound, Refused, Overloaded; Conflict when it holds tasks
-        or has subscribers, unless ``force``, and always when a schedule enqueues to it."""
+        """Delete a topic with its groups, settings, dead letters and tasks, and answer the counts.
+
+        The tasks end as deleted. Raise NotFound, Refused, Overloaded; Conflict if it has tasks or
+        subscribers, unless ``force`` is set, or if a schedule enqueues to it."""
 
         def done() -> None:
             held = self._delete_topic(ask.request.topic, ask.now, force=ask.request.force)
             self._parts.committer.answer(ask, held)
             self._parts.wake()
 
-        # Behind other commands, whose turn comes when every stored task is in memory and counted.
+        # Commands run after every stored task is in memory, so the counts are complete.
         self._parts.commands.put_last(ask, done)
 
     def _delete_topic(self, name: str, now: Now, *, force: bool) -> dict[str, int]:
@@ -140,8 +140,8 @@ class Grouping:
         if not force and (subscribers or any(held[state] for state in HELD)):
             counts = ", ".join(f"{held[state]} {state}" for state in HELD)
             raise Conflict(
-                f"topic {name} holds {counts}, and has {subscribers} subscribers; delete it by"
-                " force if that may go"
+                f"topic {name} holds {counts} and has {subscribers} subscribers; use force to"
+                " delete it anyway"
             )
         self._parts.border.act()
         for group in closing.close(topic, now.now_ms):
@@ -151,7 +151,7 @@ class Grouping:
         return held
 
     def _check_unscheduled(self, topic: str) -> None:
-        """Raises Conflict if schedules enqueue to the topic: the next run would make it anew."""
+        """Raise Conflict if a schedule enqueues to the topic, which would create it again."""
         known = self._core.schedule_heap.known
         names = sorted(n for n, planned in known.items() if planned.row.schedule.topic == topic)
         if names:
@@ -162,30 +162,31 @@ class Grouping:
             )
 
     def configure(self, ask: Ask[Settings]) -> None:
-        """Set what is said of a group, or (None) of the topic; the answer has all settings. Raises
-        BadRequest, LimitExceeded, NotFound."""
+        """Change settings of a group, or of the topic if no group is named. Answer all settings.
+
+        Raise BadRequest, LimitExceeded, NotFound."""
         topic_name, name, now = ask.request.topic, ask.request.group, ask.now
         settings = ask.request.said(SettingsFields)
         core, is_ordered = self._core, False
         if name is None:
-            for wrong in OF_GROUPS:
-                if settings.get(wrong) is not None:
-                    raise BadRequest(f"{wrong} is a setting of a group, not of a topic")
-            found_topic, _ = find_room(self._parts, topic_name, None)
-            after = checks.settings(settings, found_topic.settings, core.policies, now.now_ms)
+            for field in OF_GROUPS:
+                if settings.get(field) is not None:
+                    raise BadRequest(f"{field} is a setting of a group, not of a topic")
+            topic, _ = find_room(self._parts, topic_name, None)
+            after = checks.settings(settings, topic.settings, core.policies, now.now_ms)
             checks.storable_settings(after)
-            check_broadcast_only(found_topic, after)
-            if after != found_topic.settings:
-                set_topic(self._grouping, self._upkeep, found_topic, after, now)
+            check_broadcast_only(topic, after)
+            if after != topic.settings:
+                set_topic(self._grouping, self._upkeep, topic, after, now)
         else:
-            found = found_group(self._core, topic_name, name)
-            is_ordered = found.is_ordered
+            group = found_group(self._core, topic_name, name)
+            is_ordered = group.is_ordered
             _check_of_group(settings)
-            after = checks.settings(settings, found.settings, core.policies, now.now_ms)
+            after = checks.settings(settings, group.settings, core.policies, now.now_ms)
             checks.storable_settings(after)
-            after = with_filter(self._parts, found, after, now.now_ms)
-            if after != found.settings:
-                self._grouping.set(found, after, now.mono_ms)
+            after = with_filter(self._parts, group, after, now.now_ms)
+            if after != group.settings:
+                self._grouping.set(group, after, now.mono_ms)
         answer = {"topic": topic_name, "group": name}
         answer |= settings_map(after, core.policies, is_ordered=is_ordered)
         self._parts.committer.answer(ask, answer)
@@ -193,24 +194,24 @@ class Grouping:
 
 
 def targets_changed(parts: Parts) -> None:
-    """Tell what sends tasks to targets that some were set, or have gone."""
+    """Tell the outbound process that targets were set or removed."""
     if parts.outbound is not None:
         parts.outbound.changed()
 
 
 def found_group(core: Core, topic: str, name: str) -> Group:
-    """The group. Raises NotFound when there is none, or it is being deleted."""
-    found = core.find_group(topic, name)
-    if found is None or found.is_closed:
+    """Return the group. Raise NotFound if it does not exist or is being deleted."""
+    group = core.find_group(topic, name)
+    if group is None or group.is_closed:
         raise NotFound(f"topic {topic} has no group {name}")
-    return found
+    return group
 
 
 def find_room(parts: Parts, topic_name: str, name: str | None) -> tuple[Topic, Group | None]:
-    """The topic, made if there is room for another; the group, or None when there is room for it.
+    """Return the topic, which is created if necessary, and the group if it exists.
 
-    Raises LimitExceeded, Conflict when the topic is for broadcasts only, or Refused while it or the
-    group is being deleted.
+    Raise LimitExceeded without room for a new topic or group, Conflict if the topic is for
+    broadcasts only, and Refused while the topic or group is being deleted.
     """
     core = parts.core
     check_stays(core, topic_name)
@@ -243,7 +244,7 @@ def find_room(parts: Parts, topic_name: str, name: str | None) -> tuple[Topic, G
 
 
 def make_topic_room(parts: Parts, names: Iterable[str]) -> None:
-    """Make room for those of these topics that are new. Raises LimitExceeded."""
+    """Make room for the new ones among these topics. Raise LimitExceeded if there is none."""
     topics, topics_max = parts.core.topics, parts.core.config.topics_max
     fresh = [name for name in names if name not in topics]
     while len(topics) + len(fresh) > topics_max and parts.core.maybe_idle:
@@ -257,19 +258,19 @@ def make_topic_room(parts: Parts, names: Iterable[str]) -> None:
 
 
 def forget_topics(parts: Parts, looked_at: int) -> int:
-    """Look at so many topics and forget the idle ones; returns how many these were."""
+    """Examine ``looked_at`` topics and forget the idle ones. Return their number."""
     forgotten = parts.engine.grouping.forget_idle(looked_at)
     parts.observed.lateness.forget(forgotten)
     return len(forgotten)
 
 
 def check_filter_room(core: Core, topic: Topic, wanted: Filter, own_steps: int = 0) -> None:
-    """Raises LimitExceeded when the filters of all groups are too long already for another, or
-    those of the topic too dear. ``own_steps``: of the filter that it replaces."""
+    """Raise LimitExceeded if the filters of the topic take too many steps, or those of all groups
+    are too long. ``own_steps`` are the steps of the filter that ``wanted`` replaces."""
     steps = topic.steps() + topic.broadcast_steps() - own_steps + wanted.steps
     if steps > TOPIC_STEPS_MAX and not wanted.is_open:
         raise LimitExceeded(
-            f"judging a task by all filters of topic {topic.name} would take {steps} steps; the"
+            f"evaluating all filters of topic {topic.name} for a task would take {steps} steps; the"
             f" limit is {TOPIC_STEPS_MAX} (TOPIC_STEPS_MAX)"
         )
     length = core.filters_length + len(wanted.tags or "") + len(wanted.where or "")
@@ -281,13 +282,14 @@ def check_filter_room(core: Core, topic: Topic, wanted: Filter, own_steps: int =
 
 
 def check_filter(core: Core, topic: Topic, settings: GroupSettings) -> None:
-    """Raises BadRequest or LimitExceeded for the filter of a new group with these settings."""
+    """Check the filter of a new group with these settings. Raise BadRequest, LimitExceeded."""
     check_filter_room(core, topic, checks.filter_of(settings.tags, settings.where))
 
 
 def with_filter(parts: Parts, group: Group, after: GroupSettings, now_ms: int) -> GroupSettings:
-    """The settings that a group gets, with former filters for tasks that came due before, if the
-    filter is new. Raises LimitExceeded."""
+    """Return new settings of a group. Raise LimitExceeded.
+
+    If the filter changes, they keep the former filter for tasks that have come due already."""
     before = group.settings
     wanted = checks.filter_of(after.tags, after.where)
     if wanted == checks.filter_of(before.tags, before.where):
@@ -297,27 +299,26 @@ def with_filter(parts: Parts, group: Group, after: GroupSettings, now_ms: int) -
     after = parts.engine.grouping.with_filter(group, after, wanted.tags, wanted.where, now_ms)
     if len(after.former) > FORMER_FILTERS_MAX:
         raise LimitExceeded(
-            f"the filter of group {group.name} of topic {group.topic.name} was changed"
-            f" {FORMER_FILTERS_MAX} times since tasks came due that are not over, or are dead"
-            " letters; the limit is"
+            f"group {group.name} of topic {group.topic.name} has {len(after.former)} former filters"
+            " that unfinished tasks and dead letters depend on; the limit is"
             f" {FORMER_FILTERS_MAX} (FORMER_FILTERS_MAX)"
         )
     return after
 
 
 def check_broadcast_only(topic: Topic, after: GroupSettings) -> None:
-    """Raises Conflict for settings of a topic without groups, when it has some."""
+    """Raise Conflict if the settings are for broadcasts only and the topic has groups."""
     if after.broadcast_only and topic.groups:
         raise Conflict(
             f"topic {topic.name} has {len(topic.groups)} groups, which are owed its tasks; delete"
-            " them before it is for broadcasts only"
+            " them before you set broadcast_only"
         )
 
 
 def set_topic(
     grouping: GroupVerbs, upkeep: Upkeep, topic: Topic, settings: GroupSettings, now: Now
 ) -> None:
-    """Give a topic settings of its own."""
+    """Replace the settings of a topic."""
     grouping.set_topic(topic, settings, now.mono_ms)
     if settings.broadcast_only:
         upkeep.let_go(topic)
@@ -331,11 +332,11 @@ def make_group(
     now: Now,
     settings: GroupSettings,
 ) -> Group:
-    """A new group with these settings, which begins as ``begin_group`` says."""
-    made = begin_group(grouping, topic, name, since_ms, now.now_ms, settings)
-    if settings != made.settings:
-        grouping.set(made, settings, now.mono_ms)
-    return made
+    """Create a group with these settings, which begins like that of ``begin_group``."""
+    group = begin_group(grouping, topic, name, since_ms, now.now_ms, settings)
+    if settings != group.settings:
+        grouping.set(group, settings, now.mono_ms)
+    return group
 
 
 def begin_group(
@@ -346,7 +347,8 @@ def begin_group(
     now_ms: int,
     settings: GroupSettings = NOTHING_SET,
 ) -> Group:
-    """A new group that begins now (None), or at a time, with the filter of ``settings``."""
+    """Create a group that begins at ``since_ms``, or now for None, with the filter of
+    ``settings``."""
     if since_ms is None:
         return grouping.create_now(topic, name, now_ms, settings)
     return grouping.create(topic, name, since_ms, settings, by_due=since_ms > now_ms)
@@ -359,7 +361,7 @@ def _check_of_group(settings: dict[str, Any]) -> None:
 
 
 def _since(value: object) -> int | None:
-    """The start in ms; None: from now on."""
+    """Return the start in ms; None means now."""
     if value == "now":
         return None
     if value == "first":
@@ -375,7 +377,7 @@ Verb = Callable[["Group", "TaskSnapshot", int], str]
 
 
 class Lining:
-    """The operations on order keys and fair shares of a group; nil names the default group."""
+    """The operations on order keys and fair shares of a group; None names the default group."""
 
     def __init__(self, parts: Parts, value_bytes: ValueBytes) -> None:
         self._parts = parts
@@ -383,21 +385,21 @@ class Lining:
         self._value_bytes = value_bytes
 
     def held_keys(self, ask: Ask[KeysPage]) -> None:
-        """Answer held order keys, oldest first, and how many there are; paused keys. Raises
-        NotFound, Overloaded."""
+        """Answer held order keys, oldest first, with their number, and paused keys. Raise NotFound,
+        Overloaded."""
         limit = ask.request.limit
 
-        def answer(found: Group, maps: list[dict[str, Any]]) -> dict[str, Any]:
-            return {"keys": maps, "held": found.held, "paused": self._paused(found, limit)}
+        def answer(group: Group, maps: list[dict[str, Any]]) -> dict[str, Any]:
+            return {"keys": maps, "held": group.held, "paused": self._paused(group, limit)}
 
-        self._show(ask, lambda found: self._key_control.held(found, limit), _held_map, answer)
+        self._show(ask, lambda group: self._key_control.held(group, limit), _held_map, answer)
 
     def _paused(self, group: Group, limit: int) -> list[dict[str, Any]]:
-        """As many paused keys as fit beside the held ones."""
+        """Return as many paused keys as fit into an answer with held keys."""
         bytes_left = self._parts.limits.frame_bytes_max // 4
         maps: list[dict[str, Any]] = []
-        for one in self._key_control.paused(group)[:limit]:
-            line = _paused_map(one)
+        for paused in self._key_control.paused(group)[:limit]:
+            line = _paused_map(paused)
             bytes_left -= self._value_bytes(line)
             if bytes_left <= 0:
                 break
@@ -405,137 +407,139 @@ class Lining:
         return maps
 
     def key_lines(self, ask: Ask[KeysPage]) -> None:
-        """Answer the order keys and fair-share values with most waiting tasks, and how many tasks
-        wait in all. Raises NotFound, Overloaded."""
+        """Answer the order keys and fair-share values with the most waiting tasks, and the number
+        of all waiting tasks. Raise NotFound, Overloaded."""
         limit = ask.request.limit
 
-        def answer(found: Group, maps: list[dict[str, Any]]) -> dict[str, Any]:
-            return {"lines": maps, "waiting": found.in_key_queues}
+        def answer(group: Group, maps: list[dict[str, Any]]) -> dict[str, Any]:
+            return {"lines": maps, "waiting": group.in_key_queues}
 
-        self._show(ask, lambda found: self._key_control.queues(found, limit), _line_map, answer)
+        self._show(ask, lambda group: self._key_control.queues(group, limit), _line_map, answer)
 
     def _show(
         self,
         ask: Ask[KeysPage],
-        look: Callable[[Group], Sequence[Any]],
+        list_keys: Callable[[Group], Sequence[Any]],
         describe: Callable[[Any, TaskSnapshot, Group], dict[str, Any]],
         answer: Callable[[Group, list[dict[str, Any]]], dict[str, Any]],
     ) -> None:
-        """Answer as many keys as fit; one whose task has left meanwhile is left out."""
-        parts, named = self._parts, _named(ask.request)
-        self._found(named)
+        """Answer as many keys as fit, without keys whose task has left since they were listed."""
+        parts, names = self._parts, _names(ask.request)
+        self._find(names)
         bytes_left = parts.limits.frame_bytes_max // 2
-        found: list[Any] = []
+        keys: list[Any] = []
         maps: list[dict[str, Any]] = []
 
         def find() -> Sequence[int]:
-            found[:] = look(self._found(named))
-            return [one.task_id for one in found]
+            keys[:] = list_keys(self._find(names))
+            return [key.task_id for key in keys]
 
-        def act(some: range, known: Mapping[int, TaskSnapshot]) -> None:
+        def act(indexes: range, snapshots: Mapping[int, TaskSnapshot]) -> None:
             nonlocal bytes_left
-            for index in some:
-                task = known.get(found[index].task_id)
+            for index in indexes:
+                task = snapshots.get(keys[index].task_id)
                 if task is None or bytes_left <= 0:
                     continue
-                line = describe(found[index], task, self._found(named))
+                line = describe(keys[index], task, self._find(names))
                 bytes_left -= self._value_bytes(line)
                 if bytes_left > 0:
                     maps.append(line)
 
         def done() -> None:
-            parts.committer.answer(ask, answer(self._found(named), maps))
+            parts.committer.answer(ask, answer(self._find(names), maps))
 
         parts.commands.put(ask.caller, ask.refuse, find, act, done, lambda: ask.caller.is_open)
 
     def release_key(self, ask: Ask[HeldTasks]) -> None:
-        """Try held tasks of these ids, or that of ``key``, again at once, with failures counted
-        anew: (id, "released" or "not_held") of each. Raises NotFound, Overloaded."""
+        """Retry held tasks, by id or by ``key``, at once and reset their failures.
+
+        Answer (id, "released" or "not_held") for each. Raise NotFound, Overloaded."""
         self._act(ask, self._key_control.release)
 
     def skip_key(self, ask: Ask[HeldTasks]) -> None:
-        """Make held tasks dead letters, so that their keys go on: (id, "skipped" or "not_held") of
-        each. Raises as ``release_key``."""
+        """Turn held tasks into dead letters, which unblocks their keys.
+
+        Answer (id, "skipped" or "not_held") for each. Raise as ``release_key``."""
         self._act(ask, self._key_control.skip)
 
     def _act(self, ask: Ask[HeldTasks], verb: Verb) -> None:
-        parts, named = self._parts, _named(ask.request)
-        asked, key = ask.request.ids or (), ask.request.key
-        self._found(named)
-        looked_at: list[int] = []
+        parts, names = self._parts, _names(ask.request)
+        ids, key = ask.request.ids or (), ask.request.key
+        self._find(names)
+        candidates: list[int] = []
         words: dict[int, str] = {}
 
         def find() -> Sequence[int]:
-            found = self._found(named)
-            held = (one.task_id for one in self._key_control.held(found, KEY_TASKS_MAX))
-            looked_at[:] = dict.fromkeys(asked) if key is None else held
-            return looked_at
+            group = self._find(names)
+            held = (held.task_id for held in self._key_control.held(group, KEY_TASKS_MAX))
+            candidates[:] = dict.fromkeys(ids) if key is None else held
+            return candidates
 
-        def act(some: range, known: Mapping[int, TaskSnapshot]) -> None:
+        def act(indexes: range, snapshots: Mapping[int, TaskSnapshot]) -> None:
             parts.border.act()
-            found, now_ms = self._found(named), parts.clock.read().now_ms
-            for index in some:
-                task = known.get(looked_at[index])
-                if task is None or task.row.topic != named[0]:
+            group, now_ms = self._find(names), parts.clock.read().now_ms
+            for index in indexes:
+                task = snapshots.get(candidates[index])
+                if task is None or task.row.topic != names[0]:
                     continue
                 if key is None or _order_key(task.row) == key:
-                    words[task.row.id] = verb(found, task, now_ms)
+                    words[task.row.id] = verb(group, task, now_ms)
 
         def done() -> None:
             answer: list[tuple[int | None, str]] = list(words.items())
             if key is None:
-                answer = [(task_id, words.get(task_id, NOT_HELD)) for task_id in asked]
+                answer = [(task_id, words.get(task_id, NOT_HELD)) for task_id in ids]
             parts.committer.answer(ask, answer or [(None, NOT_HELD)])
             parts.wake()
 
         parts.commands.put(ask.caller, ask.refuse, find, act, done)
 
     def pause_key(self, ask: Ask[OneKey]) -> None:
-        """Hand out no task of one key until it is resumed. Raises NotFound, Conflict,
+        """Stop deliveries of a key's tasks until it is resumed. Raise NotFound, Conflict,
         LimitExceeded."""
-        found, fair_by, value = self._key(ask.request)
+        group, fair_by, value = self._key(ask.request)
         by = ask.caller.principal.name or "anonymous"
-        key = PausedKey(found.topic.name, found.name, fair_by, value, ask.now.now_ms, by)
-        count, most = len(found.paused_keys), self._parts.limits.paused_keys_max
-        if count >= most and mark_of_key(fair_by, value) not in found.paused_keys:
+        key = PausedKey(group.topic.name, group.name, fair_by, value, ask.now.now_ms, by)
+        count, most = len(group.paused_keys), self._parts.limits.paused_keys_max
+        if count >= most and mark_of_key(fair_by, value) not in group.paused_keys:
             raise LimitExceeded(
-                f"group {found.name} of topic {found.topic.name} has {count} paused keys; the limit"
+                f"group {group.name} of topic {group.topic.name} has {count} paused keys; the limit"
                 f" is {most} (paused_keys_max)"
             )
-        known = self._parts.border.act().key_control.pause(found, key)
-        self._say_pause(ask, known, paused=True, changed=known is key)
+        paused_key = self._parts.border.act().key_control.pause(group, key)
+        self._answer_pause(ask, paused_key, paused=True, changed=paused_key is key)
 
     def resume_key(self, ask: Ask[OneKey]) -> None:
-        """Hand out the tasks of a paused key again. Raises NotFound, Conflict."""
-        named = self._key(ask.request)
-        known = self._parts.border.act().key_control.resume(*named, ask.now.now_ms)
-        self._say_pause(ask, known, paused=False, changed=known is not None)
+        """Resume deliveries of a paused key's tasks. Raise NotFound, Conflict."""
+        group_and_key = self._key(ask.request)
+        paused_key = self._parts.border.act().key_control.resume(*group_and_key, ask.now.now_ms)
+        self._answer_pause(ask, paused_key, paused=False, changed=paused_key is not None)
 
     def _key(self, request: OneKey) -> tuple[Group, str | None, Any]:
-        """The group, and what tells the key that is meant: (fair_by or None, value)."""
-        found = self._found(_named(request))
+        """Return the group, its ``fair_by`` or None for an order key, and the value of the key."""
+        group = self._find(_names(request))
         if request.value is None:
-            return found, None, request.key
-        if found.settings.shares.fair_by is None:
+            return group, None, request.key
+        if group.settings.shares.fair_by is None:
             raise Conflict(
-                f"group {found.name} of topic {found.topic.name} is shared by nothing (fair_by):"
-                " there is no value to name"
+                f"group {group.name} of topic {group.topic.name} has no fair_by, so value"
+                " is not a valid field; use key"
             )
-        return found, found.settings.shares.fair_by, request.value
+        return group, group.settings.shares.fair_by, request.value
 
-    def _say_pause(
-        self, ask: Ask[OneKey], known: PausedKey | None, *, paused: bool, changed: bool
+    def _answer_pause(
+        self, ask: Ask[OneKey], paused_key: PausedKey | None, *, paused: bool, changed: bool
     ) -> None:
-        since_ms, by = (None, None) if known is None else (known.since_ms, known.by)
+        since_ms, by = (None, None) if paused_key is None else (paused_key.since_ms, paused_key.by)
         answer = {"paused": paused, "changed": changed, "since_ms": since_ms, "by": by}
         self._parts.committer.answer(ask, answer)
         self._parts.wake()
 
-    def _found(self, named: tuple[str, str]) -> Group:
-        return found_group(self._parts.core, *named)
+    def _find(self, names: tuple[str, str]) -> Group:
+        return found_group(self._parts.core, *names)
 
 
-def _named(request: OfGroupOrDefault) -> tuple[str, str]:
+def _names(request: OfGroupOrDefault) -> tuple[str, str]:
     return request.topic, DEFAULT_GROUP if request.group is None else request.group
 
 
@@ -580,7 +584,7 @@ def _line_map(line: KeyQueueState, task: TaskSnapshot, group: Group) -> dict[str
 
 
 def _value(kind: str, row: TaskRow, settings: GroupSettings) -> Any:
-    """The order key of the task, or the value by which the group is shared; None: it has none."""
+    """Return the order key of the task or its fair-share value; None without one."""
     if kind == "order":
         return _order_key(row)
     return None if settings.shares.fair_by is None else shared_value(row, settings.shares.fair_by)

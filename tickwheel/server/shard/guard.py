@@ -1,25 +1,24 @@
-"""The way of a request to its verb, in stages: the log, the rights, the verb.
+"""The stages between a request and its verb: the audit log and the rights.
 
-A stage takes a declared verb and its operation, and returns the operation with itself before it;
-``Pipeline`` puts the stages of a principal together once. A verb that needs no check and no line
-stays the operation itself: nothing is added to its way. Invariants of the rights:
+A stage takes a declared verb and its operation and returns an operation that performs the stage
+first. ``Pipeline`` combines the stages of a principal once. An operation that needs neither a check
+nor a log line stays unwrapped. Invariants of the rights:
 
-* An operation that no declaration names cannot be asked for; a right that is not held is refused.
-* What a principal may not touch it learns nothing of: a topic that is named is refused before it is
-  looked for, and what is found by an id or a name is as if it were not there.
+* Only declared operations can be called, and only with the right that they need.
+* A principal learns nothing about topics outside its rights. A request that names such a topic is
+  refused before the topic is looked up, and tasks found by id or name are treated as absent.
 
-The log says what operators did: who, when, what they named, how it ended; one JSON object a line.
-``AuditLog`` is the file, written by a thread: the event loop does not wait for a disk. Its stage
-comes before that of the rights, so that refused requests are in the log as well. Invariants of the
-log:
+The audit log records the operations of operators: who, when, the named objects and the outcome,
+with one JSON object per line. A thread writes the file (``AuditLog``), because the event loop must
+not wait for a disk. The audit stage comes first, so the log includes refused requests. Invariants:
 
-* A line is given to the thread before its answer is given. A clean stop waits for all of them; a
-  daemon that is killed loses those that the thread had not come to.
-* What waits for the thread is bounded. Lines that found no room, or could not be written, are
-  counted, and the next line that is written says how many they were.
-* Of a request a line has what was said, each value cut to a length: never a body, the properties
-  of a task, the task of a schedule, a token.
-* A log that cannot be written stops nothing; that is said once, and shown by a metric.
+* A line is queued for the thread before its answer is sent. A clean stop waits for all queued
+  lines; a killed daemon loses them.
+* The queue is bounded. Lines that did not fit or could not be written are counted, and the next
+  line states their number.
+* A line contains the fields of the request, each cut to a maximum length. It never contains a body,
+  properties of a task, the task of a schedule or a token.
+* Operations continue if the log cannot be written. That is logged once and shown by a metric.
 """
 
 from __future__ import annotations
@@ -56,11 +55,11 @@ if TYPE_CHECKING:
 
 TEXT_LENGTH_MAX: Final = 255
 IDS_MAX: Final = 10
-"""Ids shown in one line of the log; of more, the line has only the count."""
+"""Maximum ids in a line of the log, which also has the count of all ids."""
 AUDITED: Final = frozenset(verb.name for verb in VERBS.values() if verb.audit is not Audit.NEVER)
 """The verbs that are logged."""
 DECISIONS: Final = frozenset(n for n in AUDITED if VERBS[n].audit is Audit.OF_OTHERS)
-"""Decisions that are logged unless the owner makes them: see ``CheckBacks.is_own``."""
+"""Decisions that are logged unless the owner makes them (``CheckBacks.is_own``)."""
 
 
 class AuditLog(LogWriter):
@@ -76,12 +75,12 @@ class AuditLog(LogWriter):
         self._on_event = on_event
         self._observed = observed
         self._loop: asyncio.AbstractEventLoop | None = None
-        # the thread's own
+        # used only by the thread
         self._fd: int | None = None
         self._bytes = 0
 
     def write(self, fields: Mapping[str, object]) -> None:
-        """Queue a line with the time before ``fields``. Never waits."""
+        """Queue a line with the time and ``fields``. Never wait."""
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
         self.put(self._line(fields))
@@ -102,8 +101,8 @@ class AuditLog(LogWriter):
             return
         self._end()
         if was_ok and self._loop is not None:
-            said = f"{self._path}: {error.strerror}"
-            self._loop.call_soon_threadsafe(self._on_event, "audit_unwritable", said)
+            detail = f"{self._path}: {error.strerror}"
+            self._loop.call_soon_threadsafe(self._on_event, "audit_unwritable", detail)
 
     def _write(self, line: bytes) -> None:
         if self._fd is not None and self._bytes + len(line) > self._bytes_max:
@@ -125,7 +124,7 @@ class AuditLog(LogWriter):
 
 
 def said_of(caller: Caller, operation: str, named: Mapping[str, object]) -> dict[str, object]:
-    """The first fields of a line: who asks, from where, for which operation."""
+    """Return the first fields of a line: caller, address, operation and named objects."""
     principal = caller.principal
     return {
         "who": principal.name or "anonymous",
@@ -138,19 +137,19 @@ def said_of(caller: Caller, operation: str, named: Mapping[str, object]) -> dict
 
 
 class AuditStage:
-    """The stage that logs: each request of the verbs in ``AUDITED`` leaves a line."""
+    """Writes a line of the audit log for each request of the verbs in ``AUDITED``."""
 
     def __init__(
         self,
         log: AuditLog,
         is_own: Callable[[Caller, str], bool] = lambda caller, transaction: False,
     ) -> None:
-        """``is_own``: whether a transaction is a caller's own to decide."""
+        """``is_own`` returns whether a caller decides its own transaction."""
         self._log = log
         self._is_own = is_own
 
     def before(self, verb: Verb, operation: Operation) -> Operation:
-        """The operation with a line for each request, which names what was said in it."""
+        """Return the operation with a line for each request."""
         if verb.name not in AUDITED:
             return operation
 
@@ -170,9 +169,11 @@ class AuditStage:
     async def awaited(
         self, caller: Caller, verb: str, request: Request, answer: Awaitable[Any]
     ) -> Any:
-        """Return the answer of another process, with its line written first. Raises what ``answer``
-        raises. Where nobody waits for the answer any more, the line says ``outcome_unknown``: the
-        other process may have done it."""
+        """Return the answer of another process after writing its line. Raise the error of
+        ``answer``.
+
+        If the wait is cancelled, the outcome in the line is ``outcome_unknown``, because the other
+        process may have executed the request."""
         if verb not in AUDITED:
             return await answer
         line = _Line(self._log, said_of(caller, verb, _named(request)))
@@ -188,22 +189,22 @@ class AuditStage:
         return value
 
     def unreadable(self, caller: Caller, verb: str, error: TickwheelError) -> None:
-        """Log a request whose values are not what the verb takes: who, and how it ended."""
+        """Log a request with invalid values, without these values."""
         if verb in AUDITED:
             _Line(self._log, said_of(caller, verb, {})).ended(error.code)
 
 
 class _Line(Nobody):
-    """The line of one request: a sink that is given the answer before the caller is."""
+    """The line of one request: a sink that receives the answer before the caller."""
 
-    def __init__(self, log: AuditLog, said: Mapping[str, object]) -> None:
+    def __init__(self, log: AuditLog, fields: Mapping[str, object]) -> None:
         self._log = log
-        self._said = said
+        self._fields = fields
 
     def ended(self, outcome: str, counts: Mapping[str, int] | None = None) -> None:
-        """Write the line of a request that has ended so."""
+        """Write the line with the outcome of the request."""
         more = {"counts": counts} if counts else {}
-        self._log.write({**self._said, "outcome": outcome, **more})
+        self._log.write({**self._fields, "outcome": outcome, **more})
 
     def accepted(self, answers: Sequence[StoredAnswer]) -> None:
         for _, _, count, _ in answers:
@@ -220,24 +221,26 @@ class _Line(Nobody):
 
 
 def _counts(value: object) -> dict[str, int]:
-    """The counts of an answer: ids by word, or new tasks; of another it has none."""
+    """Return the counts in an answer: ids by outcome, or new tasks. Other answers have none."""
     if not isinstance(value, (tuple, list)):
         return {}
     if len(value) > 1 and type(value[0]) is int and isinstance(value[1], tuple):
         return {"tasks": len(value[1])}
-    words = (one[1] if isinstance(one, (tuple, list)) and len(one) > 1 else one for one in value)
+    words = (
+        item[1] if isinstance(item, (tuple, list)) and len(item) > 1 else item for item in value
+    )
     return dict(Counter(word for word in words if isinstance(word, str)))
 
 
 def _named(request: Request) -> dict[str, object]:
-    """What a line shows of a request: all that was said and may be shown; of many ids the first."""
+    """Return the request's fields that a line shows, with the first ids of many."""
     said = request.said()
     named: dict[str, object] = {}
     for field in request.fields():
         value = said.get(field.name)
         if isinstance(field.kind, (Ids, Letters)) and value is not None:
-            ids = [one[0] if isinstance(one, tuple) else one for one in value]
-            named |= {"ids": [str(one) for one in ids[:IDS_MAX]], "count": len(ids)}
+            ids = [item[0] if isinstance(item, tuple) else item for item in value]
+            named |= {"ids": [str(task_id) for task_id in ids[:IDS_MAX]], "count": len(ids)}
         elif field.name not in said or not field.kind.is_logged:
             continue
         elif value is not None or (request.none_is_said and not field.is_place):
@@ -262,13 +265,13 @@ def behind(
     plain_tasks: PlainTasks,
     unreadable: Unreadable,
 ) -> Verbs:
-    """The verbs with a stage before each. What no declaration names is not among them."""
-    found = {name: stage(verb, getattr(verbs, name)) for name, verb in VERBS.items()}
-    return table(found, plain_tasks, unreadable)
+    """Return the declared verbs with a stage before each operation."""
+    operations = {name: stage(verb, getattr(verbs, name)) for name, verb in VERBS.items()}
+    return table(operations, plain_tasks, unreadable)
 
 
 class Pipeline:
-    """The way of a request to its verb: the log, the rights of who asks, the verb itself."""
+    """Combines the audit log, the check of the caller's rights, and the verbs."""
 
     def __init__(
         self,
@@ -276,7 +279,7 @@ class Pipeline:
         refused: Callable[[], None],
         log: AuditLog | None = None,
     ) -> None:
-        """``refused`` is called for each refused request; ``log``: what operators do."""
+        """``refused`` is called for each refused request; ``log`` is the audit log, if any."""
         self._verbs = operations.verbs
         self._refused = refused
         self._audit = None if log is None else AuditStage(log, operations.is_own)
@@ -284,7 +287,7 @@ class Pipeline:
         self._limited = lru_cache(maxsize=PRINCIPALS_KEPT_MAX)(self._checked)
 
     def of(self, principal: Principal) -> Verbs:
-        """The principal's verbs: the same object while it is in use."""
+        """Return the principal's verbs: the same object while it is cached."""
         return self._limited(principal) if principal.is_limited else self._unlimited
 
     def _checked(self, principal: Principal) -> Verbs:
@@ -300,19 +303,19 @@ class Pipeline:
 
 
 class RightsStage:
-    """The stage that checks what one principal may do."""
+    """Checks the rights of one principal."""
 
     def __init__(self, principal: Principal, refused: Callable[[], None]) -> None:
         self._principal = principal
-        self._count = refused
+        self._count_refused = refused
 
     def plain_tasks(self, plain: PlainTasks) -> PlainTasks:
-        """What the principal's plain tasks may be."""
+        """Return the limits of plain tasks for the topics of the principal."""
         topics = self._principal.topics(Right.PRODUCE)
         return plain if topics.are_all else plain._replace(topics=_Both(plain.topics, topics))
 
     def before(self, verb: Verb, operation: Operation) -> Operation:
-        """The operation behind a check of the verb's right."""
+        """Return the operation after a check of the verb's right."""
         name, need = verb.name, verb.need
         if need is None:
             return operation
@@ -324,54 +327,54 @@ class RightsStage:
         if need.of is Of.ANY:
             return partial(self._refuse, f"{name} needs the right {need.right} for all topics")
         if not verb.is_by_hand:
-            return self._asked(need, topics, operation)
-        if need.of is Of.FOUND:  # the answers of a client that was asked about transactions
+            return self._for_request(need, topics, operation)
+        if need.of is Of.FOUND:  # a client's answers to check-backs of transactions
             return partial(operation, only=topics)
-        return self._named(need, topics, operation)
+        return self._for_arguments(need, topics, operation)
 
-    def _asked(self, need: Need, topics: Topics, operation: Operation) -> Operation:
-        """The operation behind a check of the topic that is named, or with what may be found."""
+    def _for_request(self, need: Need, topics: Topics, operation: Operation) -> Operation:
+        """Return the operation after a check of the request's topic, or limited to ``topics``."""
 
-        def asked(ask: Ask[Any]) -> None:
+        def checked(ask: Ask[Any]) -> None:
             if need.of is Of.FOUND or (need.of is Of.SELECTED and ask.request.topic is None):
                 ask = ask._replace(only=topics)
             else:
                 self._check(need, topics, ask.request.topic)
             operation(ask)
 
-        return asked
+        return checked
 
     def _check(self, need: Need, topics: Topics, topic: str) -> None:
         if not topics(topic):
-            self._refuse(f"there is no right {need.right} for topic {checks.shown(topic)}")
+            self._refuse(f"it needs the right {need.right} for topic {checks.shown(topic)}")
 
-    def _named(self, need: Need, topics: Topics, operation: Operation) -> Operation:
-        """The operation behind a check of the topics that its arguments name."""
+    def _for_arguments(self, need: Need, topics: Topics, operation: Operation) -> Operation:
+        """Return the operation after a check of the topics in its arguments."""
         each = need.of is Of.EACH_TASK
-        field, place = _argument(operation, _TASKS if each else ("topic",))
+        field, index = _argument(operation, _TASKS if each else ("topic",))
 
         check = partial(self._check, need, topics)
 
-        def checked(*args: Any, **named: Any) -> Any:
-            given = args[place] if len(args) > place else named.get(field)
+        def checked(*args: Any, **kwargs: Any) -> Any:
+            value = args[index] if len(args) > index else kwargs.get(field)
             if each:
-                _check_each(given, field, check)
+                _check_each(value, field, check)
             else:
-                check(checks.name(given, field))
-            return operation(*args, **named)
+                check(checks.name(value, field))
+            return operation(*args, **kwargs)
 
         return checked
 
     def _has(self, right: Right) -> bool:
         return any(held == right and patterns for held, patterns in self._principal.grants or ())
 
-    def _refuse(self, why: str, *args: Any, **named: Any) -> NoReturn:
-        self._count()
+    def _refuse(self, why: str, *args: Any, **kwargs: Any) -> NoReturn:
+        self._count_refused()
         raise Forbidden(f"{self._principal.name} may not do this: {why}")
 
 
 class _Both:
-    """Topics that are in both of two sets."""
+    """The intersection of two sets of topics."""
 
     def __init__(self, known: Container[str], topics: Topics) -> None:
         self._known = known
@@ -382,13 +385,13 @@ class _Both:
 
 
 def _argument(operation: Operation, names: tuple[str, ...]) -> tuple[str, int]:
-    """The first of ``names`` that is a parameter of the operation, and its place."""
+    """Return the first of ``names`` that is a parameter of the operation, and its index."""
     parameters = list(inspect.signature(operation).parameters)
     return next((name, parameters.index(name)) for name in names if name in parameters)
 
 
 def _check_each(tasks: object, field: str, check: Callable[[str], None]) -> None:
-    """Check the topic of each task. What is not shaped like a task never gets past here."""
+    """Check the topic of each task. Refuse values that are not shaped like tasks."""
     if not isinstance(tasks, (tuple, list)):
         checks.wrong(field, "an array", tasks)
     for index, task in enumerate(tasks):

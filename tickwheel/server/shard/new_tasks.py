@@ -1,7 +1,6 @@
-"""The tasks of an enqueue, checked against the limits of one daemon.
+"""Converts and checks the tasks of an enqueue against the limits of the daemon.
 
-Runs of plain tasks, one a request, have a faster path still and come here only to say what is
-wrong.
+Runs of plain tasks use the faster ``enqueue_plain`` and come here only for their errors.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
     from tickwheel.model.records import NewTask
 
 CHARACTER_BYTES_MAX = 4
-"""The most bytes of one character in UTF-8."""
+"""Maximum bytes of a character in UTF-8."""
 _given_key = itemgetter("key")
 _new_options: Callable[..., TaskOptions] = tuple.__new__
 _NOTHING = TaskOptions()
@@ -47,13 +46,13 @@ _NOTHING_MORE = [repeat(default) for default in _PLAIN]
 
 
 def key_alone(task: tuple[Any, ...], length_max: int) -> TaskOptions | None:
-    """The options of a task that are nothing but a correct key; None: they are something else."""
+    """Return the options of a task that has only a valid key, or None for any other options."""
     if len(task) != 4:
         return None
-    given = task[3]
-    if type(given) is not dict or len(given) != 1:
+    options = task[3]
+    if type(options) is not dict or len(options) != 1:
         return None
-    key = given.get("key")
+    key = options.get("key")
     if type(key) is not str or len(key) > length_max:
         return None
     return _new_options(TaskOptions, (key, *_PLAIN))
@@ -63,8 +62,8 @@ _KEPT = {
     field.name: (TaskOptions._fields.index(field.name), field.kind.check, field.may_be_none)
     for field, _ in kept_options()
 }
-"""The options that are kept with a task, by name: the place of each in ``TaskOptions``, its check,
-and whether None says nothing."""
+"""By name of an option that is kept with a task: its index in ``TaskOptions``, its check, and
+whether None means unset."""
 _RETRY = _KEPT["retry"][0]
 _OPTIONS = ("due_ms", "delay_level", *_KEPT)
 _RULE = "if_pending"
@@ -73,13 +72,13 @@ _DELAY_LEVEL = TaskFields.field("delay_level").kind
 
 
 def check_stays(core: Core, topic: str) -> None:
-    """Raises Refused when the topic is being deleted."""
+    """Raise Refused if the topic is being deleted."""
     if topic in core.closing_topics:
         raise Refused(f"topic {topic} is being deleted; try again soon")
 
 
 class NewTasks:
-    """Makes tasks of plain values: ``(topic, body, delay_ms)``, or that and a map of options."""
+    """Creates tasks from ``(topic, body, delay_ms)``, optionally followed by a map of options."""
 
     def __init__(
         self,
@@ -96,18 +95,19 @@ class NewTasks:
         longest_bytes = EXTRAS_BYTES + CHARACTER_BYTES_MAX * limits.key_length_max
         fits = limits.body_bytes_max + longest_bytes <= limits.task_bytes_max
         self.key_alone_max = limits.key_length_max if fits else -1
-        """The most characters of a key beside which no other limit of the task can be exceeded."""
+        """Maximum characters of a key with which no other limit of the task can be exceeded."""
         self.has_windows = False
-        """Whether some of the tasks that were parsed last have a due window."""
+        """Whether any of the most recently parsed tasks has a due window."""
 
     def parse(self, tasks: Sequence[Any], now_ms: int) -> tuple[list[NewTask], int, Rules | None]:
-        """(new tasks, their bytes, their rules for pending keys); raises what is wrong with the
-        first bad task."""
+        """Return (new tasks, their bytes, their rules for pending keys).
+
+        Raise the error of the first invalid task."""
         rules: dict[int, Coalescing] = {}
         self.has_windows = False
-        if len(tasks) > 1 and (found := self._all_keyed(tasks, now_ms)) is not None:
-            self.check_room(found[0])
-            return *found, self._rules(found[0], rules)
+        if len(tasks) > 1 and (keyed := self._all_keyed(tasks, now_ms)) is not None:
+            self.check_room(keyed[0])
+            return *keyed, self._rules(keyed[0], rules)
         limits, topics = self._limits, self._topics
         body_max, delay_max = limits.body_bytes_max, limits.delay_ms_max
         new_tasks: list[NewTask] = []
@@ -144,32 +144,33 @@ class NewTasks:
                 self._core.topic(name)
         return new_tasks, size, self._rules(new_tasks, rules)
 
-    def _rules(self, new_tasks: Sequence[NewTask], given: dict[int, Coalescing]) -> Rules | None:
-        """The rule of each task; None: all are stored, whatever is pending."""
+    def _rules(self, new_tasks: Sequence[NewTask], rules: dict[int, Coalescing]) -> Rules | None:
+        """Return the rule of each task, or None if all tasks are added regardless of keys."""
         ruled = self._core.ruled_topics
         if ruled:
             for index, (topic, _, _, options) in enumerate(new_tasks):
                 if topic in ruled and options is not None and options.key is not None:
                     rule = self._topics[topic].settings.if_pending
                     if rule is not None:
-                        given.setdefault(index, rule)
-        count = sum(rule.action != ADD for rule in given.values())
+                        rules.setdefault(index, rule)
+        count = sum(rule.action != ADD for rule in rules.values())
         if not count:
             return None
         if self._core.versions.shards > 1:
-            for index, rule in given.items():
+            for index, rule in rules.items():
                 if rule.action != ADD:
                     _check_in_shard_of_key(new_tasks[index][3], f"tasks[{index}]")
         if count > self._limits.coalesced_tasks_max:
             raise LimitExceeded(
-                f"{count} tasks have a rule for a pending key; the limit is"
-                f" {self._limits.coalesced_tasks_max} of one request (coalesced_tasks_max)"
+                f"{count} tasks of the request have a rule for a pending key; the limit is"
+                f" {self._limits.coalesced_tasks_max} (coalesced_tasks_max)"
             )
-        return [given.get(index) for index in range(len(new_tasks))]
+        return [rules.get(index) for index in range(len(new_tasks))]
 
     def _keyed(self, task: Any, now_ms: int) -> NewTask | None:
-        """A task whose only option is a key: the usual case of those with options, checked in a
-        third of the time. None: it is something else."""
+        """Return a task whose only option is a key, or None for any other task.
+
+        This is the most common kind of options, and this path takes a third of the time."""
         options = key_alone(task, self.key_alone_max) if type(task) is tuple else None
         if options is None:
             return None
@@ -187,18 +188,19 @@ class NewTasks:
         return None
 
     def _all_keyed(self, tasks: Sequence[Any], now_ms: int) -> tuple[list[NewTask], int] | None:
-        """``parse`` for tasks that all are as ``_keyed`` wants them, column by column, in a third
-        of the time. None: some are not."""
+        """``parse`` tasks whose only option is a key, by column, in a third of the time.
+
+        Return None if any task is different."""
         if type(tasks[0]) is not tuple or len(tasks[0]) != 4:
             return None
         if set(map(type, tasks)) != {tuple} or set(map(len, tasks)) != {4}:
             return None
-        topics, bodies, delays_ms, given = zip(*tasks, strict=True)
-        kinds = [set(map(type, column)) for column in (topics, bodies, delays_ms, given)]
-        if kinds != [{str}, {bytes}, {int}, {dict}] or set(map(len, given)) != {1}:
+        topics, bodies, delays_ms, options_column = zip(*tasks, strict=True)
+        kinds = [set(map(type, column)) for column in (topics, bodies, delays_ms, options_column)]
+        if kinds != [{str}, {bytes}, {int}, {dict}] or set(map(len, options_column)) != {1}:
             return None
         try:
-            keys = list(map(_given_key, given))
+            keys = list(map(_given_key, options_column))
         except KeyError:
             return None
         if set(map(type, keys)) != {str} or max(map(len, keys)) > self.key_alone_max:
@@ -223,7 +225,8 @@ class NewTasks:
     def columns(
         self, topic: object, bodies: Sequence[Any], delays_ms: object, now_ms: int
     ) -> tuple[list[NewTask], int]:
-        """(new tasks, their bytes) of one topic; raises what is wrong with the first bad one."""
+        """Return (new tasks, their bytes) of one topic. Raise the error of the first invalid
+        task."""
         name, limits = checks.name(topic, "topic"), self._limits
         if set(map(type, bodies)) != {bytes}:
             index = next(i for i, body in enumerate(bodies) if type(body) is not bytes)
@@ -251,7 +254,7 @@ class NewTasks:
     def _dues(self, delays_ms: Sequence[Any], count: int, now_ms: int) -> list[int]:
         if len(delays_ms) != count:
             raise BadRequest(
-                f"delays_ms has {len(delays_ms)} elements, but there are {count} bodies"
+                f"delays_ms must have {count} elements, one for each body, not {len(delays_ms)}"
             )
         if set(map(type, delays_ms)) == {int} and min(delays_ms) >= 0:
             if max(delays_ms) <= self._limits.delay_ms_max:
@@ -272,15 +275,15 @@ class NewTasks:
         return delay_ms
 
     def check_room(self, new_tasks: Sequence[NewTask]) -> None:
-        """Raises BacklogFull if so many tasks are too many, Refused if a topic is being deleted."""
+        """Raise BacklogFull without room for these tasks, Refused if a topic is being deleted."""
         core = self._core
         if len(new_tasks) > core.room:
             count, limit = core.scheduled + core.staged, "scheduled_max"
             if core.config.tasks_max - core.tasks < core.config.scheduled_max - core.scheduled:
                 count, limit = core.tasks + core.staged, "tasks_max"
             raise BacklogFull(
-                f"there are {count} tasks, and {len(new_tasks)} more would be too many;"
-                f" the limit is {getattr(core.config, limit)} ({limit})"
+                f"there are {count} tasks, and {len(new_tasks)} more exceed the limit"
+                f" {getattr(core.config, limit)} ({limit})"
             )
         if core.closing_topics:
             for name in dict.fromkeys(new_task[0] for new_task in new_tasks):
@@ -289,14 +292,14 @@ class NewTasks:
             for new_task in new_tasks:
                 if new_task[0] in core.full_topics:
                     raise BacklogFull(
-                        f"topic {new_task[0]} has no group and {core.config.backlog_max} tasks"
-                        " that are due (backlog_max)"
+                        f"topic {new_task[0]} has no group and {core.config.backlog_max} due tasks,"
+                        " which is the limit (backlog_max)"
                     )
 
     def careful(
         self, task: Any, field: str, now_ms: int, allowed: Sequence[str] = _OPTIONS
     ) -> NewTask:
-        """A task with ``allowed`` options, checked in full; raises what is wrong with it."""
+        """Return a task with ``allowed`` options after all checks. Raise its error."""
         if type(task) is not tuple or len(task) not in (3, 4):
             raise BadRequest(
                 f"{field} must be an array [topic, body, delay_ms] or one with options,"
@@ -311,9 +314,9 @@ class NewTasks:
                 f"{field}.body has {len(body)} bytes; the limit is"
                 f" {self._limits.body_bytes_max} (body_bytes_max)"
             )
-        given = checks.options(task[3] if len(task) == 4 else None, allowed, field)
-        due_ms = self._due(task[2], given, field, now_ms)
-        task_options = self._options(given, field)
+        options = checks.options(task[3] if len(task) == 4 else None, allowed, field)
+        due_ms = self._due(task[2], options, field, now_ms)
+        task_options = self._options(options, field)
         if task_options is not None and task_options.within_ms is not None:
             self.has_windows = True
             task_options = task_options._replace(asked_ms=due_ms)
@@ -324,41 +327,40 @@ class NewTasks:
             )
         return topic, due_ms, body, task_options
 
-    def _due(self, delay_ms: object, given: dict[str, Any], field: str, now_ms: int) -> int:
-        level = given.get("delay_level")
+    def _due(self, delay_ms: object, options: dict[str, Any], field: str, now_ms: int) -> int:
+        level = options.get("delay_level")
         if level is not None:
-            if delay_ms is not None or given.get("due_ms") is not None:
+            if delay_ms is not None or options.get("due_ms") is not None:
                 raise BadRequest(f"{field} must have one of delay_ms, due_ms and delay_level")
             _DELAY_LEVEL.check(level, f"{field}.delay_level", self._limits)
             delay_ms = delay_of_level(self._delay_levels_ms, level)
-        return checks.due(delay_ms, given.get("due_ms"), field, now_ms, self._limits)
+        return checks.due(delay_ms, options.get("due_ms"), field, now_ms, self._limits)
 
-    def _options(self, given: dict[str, Any], field: str) -> TaskOptions | None:
+    def _options(self, options: dict[str, Any], field: str) -> TaskOptions | None:
         limits = self._limits
         values = list(_NOTHING)
-        for name, value in given.items():
+        for name, value in options.items():
             if name in _KEPT:
-                place, check, may_be_none = _KEPT[name]
+                index, check, may_be_none = _KEPT[name]
                 if value is not None or not may_be_none:
-                    values[place] = check(value, f"{field}.{name}", limits)
-        if values[_RETRY] is not None:  # it may be a name, which the daemon knows
+                    values[index] = check(value, f"{field}.{name}", limits)
+        if values[_RETRY] is not None:  # it can be the name of a policy
             policy = checks.policy(values[_RETRY], f"{field}.retry", self._core.policies)
             values[_RETRY] = policy
-        check_options(given, field)
+        check_options(options, field)
         task_options = _new_options(TaskOptions, values)
         checks.storable_options(task_options, field)
         return None if task_options == _NOTHING else task_options
 
 
 def _check_in_shard_of_key(options: TaskOptions | None, field: str) -> None:
-    """Check that a task with a rule for its key is where tasks with that key are. Raises
-    BadRequest."""
+    """Raise BadRequest if a task with a rule for its key is not in the shard of that key."""
     if options is None or basis_of(options.shard_by, options.order_key, options.key) == options.key:
         return
     name = "order_key" if options.shard_by is None else "shard_by"
     raise BadRequest(
-        f"{field} has a rule for a pending key (if_pending, its own or its topic's), and {name}"
-        " says in which of several shards it is: with such a rule it must be the key"
+        f"{field} has a rule for a pending key (if_pending, its own or its topic's), but {name}"
+        f" determines its shard: with such a rule {name} must equal the key"
     )
 
 

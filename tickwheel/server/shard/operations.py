@@ -1,19 +1,18 @@
-"""Every verb of the daemon, on plain values: what a transport calls.
+"""The operations of the daemon, one per verb, which every transport calls.
 
-An operation gets an ``Ask``: who asks, the number to answer with, and a request whose values are
-checked one by one (``tickwheel.api``). It checks what only it can: values together, the daemon's
-settings, what exists. It does what it says, and gives the answer to the caller's ``ReplySink`` when
-everything that the answer rests on is durable. What is wrong is raised, from the error table. Verbs
-whose frames are read by hand get plain values instead, and check them. Deliveries go to the
-``DeliverySink`` that the transport gave with its subscription. Nothing here knows bytes, frames or
-connections; ``api.verbs.VERBS`` names the right that each operation needs.
+An operation receives an ``Ask`` with the caller, the number for the answer, and a request whose
+values were checked individually (``tickwheel.api``). It checks combinations of values, settings and
+existing objects, executes the request, and gives the answer to the caller's ``ReplySink`` after
+everything that the answer depends on is durable. Errors are raised. Verbs with handwritten decoding
+receive plain values and check them. Deliveries go to the ``DeliverySink`` of the subscription. This
+module knows no bytes, frames or connections. ``api.verbs.VERBS`` names the right that each
+operation needs.
 
-A transport wraps each request like this: ``begin()``, then the operation; a ``TickwheelError`` is
-the answer, any other exception goes to ``contain``.
+A transport calls ``begin()`` and then the operation. A ``TickwheelError`` is the answer; any other
+exception goes to ``contain``.
 
-The verbs about nodes (which there are, where operators want shards to be, who is drained) stand
-here. What they say is in the store that all nodes share, and is read and written by a
-``Directory``; here is only what a caller is answered.
+The verbs about nodes are here as well. Their data is in the store that all nodes share, and a
+``Directory`` reads and writes it.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ if TYPE_CHECKING:
 
 
 def known(directory: Directory | None) -> Directory:
-    """The directory. Raises Conflict where the daemon is not one of a node."""
+    """Return the directory. Raise Conflict if the daemon does not belong to a node."""
     if directory is None:
         raise Conflict(
             "this daemon is not a node: its shards do not move. Nodes share a Redis, with ?shards=N"
@@ -73,11 +72,11 @@ class Placing:
         self._listings = listings
 
     def nodes(self, ask: Ask[Nothing]) -> None:
-        """Answer all nodes and shards, as this daemon's node saw them last. Raises Conflict."""
+        """Answer all nodes and shards, as last read by this daemon's node. Raise Conflict."""
         ask.answer(known(self._parts.directory).listing())
 
     def move_shard(self, ask: Ask[MoveShard]) -> None:
-        """Note where a shard shall be, then answer. Raises Conflict, Overloaded."""
+        """Record the wanted node of a shard and answer. Raise Conflict, Overloaded."""
         directory, shard, node = known(self._parts.directory), ask.request.shard, ask.request.node
 
         async def work() -> dict[str, Any]:
@@ -87,7 +86,7 @@ class Placing:
         self._listings.answer(ask, work, at_once=True)
 
     def drain_node(self, ask: Ask[DrainNode]) -> None:
-        """Note whether a node shall have shards, then answer. Raises Conflict, Overloaded."""
+        """Record whether a node shall give up its shards and answer. Raise Conflict, Overloaded."""
         directory, node = known(self._parts.directory), ask.request.node
         draining = ask.request.draining
 
@@ -99,12 +98,12 @@ class Placing:
 
 
 class Conversing(Protocol):
-    """The daemon's part in a conversation, as a leader and a standby have it, and the verbs."""
+    """The interface of a leader or standby for transports, with its verbs."""
 
     role: str
     settings: Settings
     limits: Limits
-    """The limits of the daemon, as HELLO announces them."""
+    """The limits that HELLO announces."""
     frame_bytes_max: int
     clock: Clock
 
@@ -154,26 +153,27 @@ Unreadable = Callable[["Caller", str, TickwheelError], None]
 def table(
     operations: Mapping[str, Operation], plain_tasks: PlainTasks | None, unreadable: Unreadable
 ) -> Verbs:
-    """Make the verbs of operations by their names."""
-    found = SimpleNamespace(**operations, plain_tasks=plain_tasks, unreadable=unreadable)
-    return cast("Verbs", found)  # generated from the same declarations
+    """Return the verbs that consist of these operations by name."""
+    verbs = SimpleNamespace(**operations, plain_tasks=plain_tasks, unreadable=unreadable)
+    return cast("Verbs", verbs)  # generated from the same declarations
 
 
 def gathered(parts: Iterable[object], plain_tasks: PlainTasks) -> Verbs:
-    """Gather the verbs from the parts of a shard; exactly one part has each."""
-    found: dict[str, Operation] = {}
+    """Collect the verbs from the parts of a shard, exactly one of which has each verb."""
+    operations: dict[str, Operation] = {}
     for name in VERBS:
-        [found[name]] = [getattr(part, name) for part in parts if hasattr(part, name)]
-    return table(found, plain_tasks, _unnoted)
+        [operations[name]] = [getattr(part, name) for part in parts if hasattr(part, name)]
+    return table(operations, plain_tasks, _ignore_unreadable)
 
 
-def _unnoted(caller: Caller, verb: str, error: TickwheelError) -> None:
-    """Take no note of a request that cannot be read."""
+def _ignore_unreadable(caller: Caller, verb: str, error: TickwheelError) -> None:
+    """Do not log a request that cannot be read."""
 
 
 class Operations:
-    """One shard's part in conversations, and its verbs. ``value_bytes`` says what a value takes in
-    an answer."""
+    """The interface of one shard for transports, with its verbs.
+
+    ``value_bytes`` returns the size of a value in an answer."""
 
     role = "active"
 
@@ -221,18 +221,18 @@ class Operations:
 
     @property
     def directory(self) -> Directory | None:
-        """Where all shards are, where they move between nodes."""
+        """The locations of all shards, if they move between nodes."""
         return self.shard.directory
 
-    # --- about the caller itself -----------------------------------------------------------------
+    # --- callers ---------------------------------------------------------------------------------
 
     def opened(self, caller: Caller) -> None:
-        """Take note of a caller that has come."""
+        """Register a new caller."""
         caller.since_ms = self.shard.clock.read().now_ms
         self.shard.callers.add(caller)
 
     def heard(self, caller: Caller) -> None:
-        """Take note of a sign of life from the caller."""
+        """Record a sign of life from the caller."""
         if caller.presence.doubted:
             self.shard.engine.subscriptions.heard(caller.presence, caller.consumers)
             self.shard.wake()
@@ -244,7 +244,7 @@ class Operations:
             subscriber.blocked = True
 
     def unblocked(self, caller: Caller) -> None:
-        """Let deliveries go on to a caller that reads again."""
+        """Resume deliveries to a caller that reads again."""
         caller.is_blocked = False
         for subscriber in (*caller.subscribers.values(), *caller.pulls):
             subscriber.blocked = False
@@ -255,8 +255,10 @@ class Operations:
         self.shard.begin_listings()
 
     def finished(self, caller: Caller) -> None:
-        """End a caller that asks no more. Unlike one that is gone, it keeps each lease to the
-        lease's end: it is somewhere, and may settle as another caller."""
+        """End a caller that sends no more requests.
+
+        Unlike after ``closed``, its leases last until their deadlines, because the client can
+        settle them as another caller."""
         caller.others.clear()
         if caller.subscribers or caller.pulls:
             self.closed(caller)
@@ -266,16 +268,17 @@ class Operations:
         self._end_session(caller)
 
     def closed(self, caller: Caller, broke: str = "") -> None:
-        """End a caller that is gone: its leases end soon, and its waiting requests are not begun.
-        ``broke``: how its connection did, if neither side has ended it."""
+        """End a disconnected caller: its leases end soon, and its waiting requests never begin.
+
+        ``broke`` describes a connection that neither side has closed."""
         shard = self.shard
-        # The process that sends runs nobody's code: no task is the cause of its end.
+        # The outbound process runs no user code, so no task can be the cause of its death.
         is_ours = caller.principal == OUTBOUND
         death = caller.death(broke) if broke and not shard.draining and not is_ours else ""
         caller.close()
         shard.callers.discard(caller)
-        for line in shard.lines:
-            line.closed(caller)
+        for queue in shard.request_queues:
+            queue.closed(caller)
         shard.checkbacks.closed(caller)
         mono_ms = shard.clock.read().mono_ms
         for subscriber in caller.consumers:
@@ -288,48 +291,49 @@ class Operations:
         self._end_session(caller)
         shard.wake()
 
-    # --- about the work of all -------------------------------------------------------------------
+    # --- all callers -----------------------------------------------------------------------------
 
     def is_own(self, caller: Caller, transaction: str) -> bool:
-        """Whether a transaction is the caller's own to decide."""
-        found = self.shard.core.transaction_registry.known.get(transaction)
-        return found is not None and self.shard.checkbacks.is_own(caller, found.row)
+        """Return whether the caller decides the transaction as its owner."""
+        entry = self.shard.core.transaction_registry.known.get(transaction)
+        return entry is not None and self.shard.checkbacks.is_own(caller, entry.row)
 
     def is_behind(self, caller: Caller) -> bool:
-        """Whether so many answers wait for the store that the caller should ask no more for now."""
+        """Return whether the caller's waiting answers have reached a limit."""
         return self.shard.committer.is_behind(caller.replies)
 
     def handled(self) -> None:
-        """Commit and deliver what came of requests that were handled together."""
+        """Commit the changes of requests that were handled together, and deliver their tasks."""
         self.shard.committer.begin()
         if self.shard.core.runnable:
             self.shard.wake()
 
     def after_all(self, act: Callable[[], None]) -> None:
-        """Call ``act`` behind all answers that are owed by now."""
+        """Call ``act`` after all answers that wait now."""
         self.shard.committer.after_all(act)
 
     def mistake(self, caller: Caller, error: TickwheelError, *, quiet: bool) -> None:
-        """Log that a conversation is ended for what its caller did."""
-        rest = self._mistakes.note(self.clock.read().mono_ms / 1000)
-        if rest is not None:
+        """Log that a connection is closed because of its caller's mistake."""
+        suffix = self._mistakes.note(self.clock.read().mono_ms / 1000)
+        if suffix is not None:
             event = "connection_closed_quietly" if quiet else "connection_closed"
-            self.shard.on_event(event, f"{caller.address}: {error}{rest}")
+            self.shard.on_event(event, f"{caller.address}: {error}{suffix}")
 
     def greeting(self) -> dict[str, Any]:
-        """The daemon's part in the cluster, with which a conversation begins."""
+        """Return the daemon's role for the answer to HELLO."""
         return {"epoch": self.epoch, "role": self.role, "active": None}
 
 
-# --- standing by ---------------------------------------------------------------------------------
+# --- standby -------------------------------------------------------------------------------------
 
 FRAME_BYTES_MAX = 64 * 1024
-"""Bytes of a request that are looked at: nobody who knows the role sends more."""
+"""Maximum bytes of a request to a standby; clients that know its role send no larger ones."""
 
 
 class StandbyOperations:
-    """The operations of a standby: ``ping``, ``status``, ``nodes``, ``leave``; others are
-    ``not_active``."""
+    """The operations of a standby: ``ping``, ``status``, ``nodes`` and ``leave``.
+
+    All others are answered ``not_active``."""
 
     role = "standby"
     frame_bytes_max = FRAME_BYTES_MAX
@@ -345,7 +349,7 @@ class StandbyOperations:
         on_event: OnEvent,
         directory: Directory | None = None,
     ) -> None:
-        """``active`` returns the daemon that leads, as far as is known."""
+        """``active`` returns the known leader, or None."""
         self.settings = settings
         self.limits = limits
         self.clock = clock
@@ -354,42 +358,42 @@ class StandbyOperations:
         self._on_event = on_event
         self.directory = directory
         own = {name: getattr(self, name) for name in VERBS if hasattr(self, name)}
-        self.verbs = table(own, None, _unnoted)
+        self.verbs = table(own, None, _ignore_unreadable)
 
     def refusal(self) -> NotActive:
-        """The answer to all that only the leader can do."""
+        """Return the answer to requests that only the leader can execute."""
         leader = self._active()
         if leader is None:
-            return NotActive("this daemon stands by; none is known to be active")
+            return NotActive("this daemon is a standby; the active daemon is not known")
         http = f" (HTTP: {leader.http})" if leader.http else ""
-        return NotActive(f"this daemon stands by; the active one is {leader.address}{http}")
+        return NotActive(f"this daemon is a standby; the active daemon is {leader.address}{http}")
 
     def whereabouts(self) -> tuple[str | None, str | None]:
-        """(address, HTTP URL) of the leader, as far as they are known."""
+        """Return (TCP address, HTTP URL) of the leader; None where unknown."""
         leader = self._active()
         return (None, None) if leader is None else (leader.address, leader.http or None)
 
     def ping(self, ask: Ask[Nothing]) -> None:
-        """Say that the daemon is there."""
+        """Answer without a value."""
         ask.answer(None)
 
     def status(self, ask: Ask[Nothing]) -> None:
-        """Answer what the daemon says of itself."""
+        """Answer the daemon's status."""
         ask.answer(self._status())
 
     def nodes(self, ask: Ask[Nothing]) -> None:
-        """Answer all nodes and shards, as this daemon's node saw them last. Raises Conflict."""
+        """Answer all nodes and shards, as last read by this daemon's node. Raise Conflict."""
         ask.answer(known(self.directory).listing())
 
     def leave(self, caller: Caller, request: int, now: Now) -> None:
-        """Let the caller go; there is nothing to forget."""
+        """Acknowledge the goodbye of a caller, for which a standby keeps no state."""
         caller.answer(request, None)
 
     def greeting(self) -> dict[str, Any]:
-        """The daemon's part in the cluster, with which a conversation begins."""
+        """Return the daemon's role for the answer to HELLO."""
         return {"epoch": 0, "role": self.role, "active": self.whereabouts()[0]}
 
-    # --- a conversation, of which nothing is remembered ------------------------------------------
+    # --- callers without state -------------------------------------------------------------------
 
     def begin(self) -> None: ...
 
@@ -398,7 +402,7 @@ class StandbyOperations:
 
     def survive(self, what: str, error: Exception) -> TickwheelError:
         self._on_event("internal_error", f"{what}: {type(error).__name__}: {error}")
-        return InternalError(f"{type(error).__name__}: the daemon's log says more")
+        return InternalError(f"{type(error).__name__}; see the daemon's log")
 
     def fail(self, error: BaseException) -> None:
         raise error

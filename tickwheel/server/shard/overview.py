@@ -1,15 +1,13 @@
-"""What somebody who looks at the daemon wants to see: counts, and at once the wheel slot by slot
-and what is wrong in words; how far a group was behind; what the history has of tasks; the page of
-the last report.
+"""Reads for the console: overview, counts, lag of a group, consumers, history and the last report.
 
 Invariants:
 
-* An overview is worked out at most once in ``FRESH_MS``, however many look at it, and in steps: no
-  delivery waits for it.
-* The history is looked through by a process of its own (``history/read.py``). There is one. It is
-  started with the first question, keeps for a while, and ends with this daemon's tenure; one that
-  dies or does not answer is replaced. It is asked one question at a time: who may ask, and how many
-  wait, is said by the shard's ``lookups``. An answer is bounded, and read as it came.
+* An overview is computed at most once in ``FRESH_MS``, no matter how many clients read it, and in
+  steps, so that no delivery waits for it.
+* A separate process reads the history (``history/read.py``). It starts with the first query, stays
+  for a while, and ends with this daemon's tenure. A process that dies or does not answer is
+  replaced. It gets one query at a time; the shard's ``lookups`` limit and order the queries. Its
+  answers are bounded.
 """
 
 from __future__ import annotations
@@ -57,20 +55,20 @@ LOAD_STEPS_DEFAULT: Final = 60
 TOPICS_PER_STEP: Final = 64
 CALLERS_PER_STEP: Final = 512
 CELLS_MAX: Final = 3_600
-"""Cells of the ring that are shown: with more slots, several are one cell."""
+"""Maximum cells of the displayed ring. With more slots, a cell stands for several."""
 TROUBLES_MAX: Final = 20
 WAITS_LONG_MS: Final = 60_000
-"""A ready task older than this, in ms, waits for something."""
+"""Age in ms from which a ready task is reported as waiting."""
 STUCK_FAILURES: Final = 3
-"""After so many failures of its first task an order key counts as stuck."""
+"""Failures of its first task after which an order key counts as stuck."""
 BACKUP_OLD_MS: Final = 26 * 3_600_000
-"""A daily backup older than this, in ms, is missing."""
+"""Maximum age in ms of the newest daily backup."""
 DISK_NEAR: Final = 0.05
-"""How far below ``disk_refuse`` the use of the disk is a trouble."""
+"""Distance below ``disk_refuse`` from which the use of the disk is reported."""
 REASON_SHOWN: Final = 80
 """Characters of the last failure's reason that are shown."""
 MARK_MS, MARKS_MAX = 10_000, 6
-"""How often lateness is noted, in ms, and how many notes are kept: about a minute."""
+"""Ms between two records of lateness, and the records that are kept: about a minute."""
 REPORT_BYTES_MAX: Final = 64 * 1024 * 1024
 _LEVELS = ("error", "warning", "note")
 
@@ -87,45 +85,45 @@ class _Sums:
 
 @dataclass(eq=False)
 class Watching:
-    """Reads for the console, which change nothing."""
+    """Operations that read for the console and change nothing."""
 
     _parts: Parts
     _lags: Lags
     _stories: Stories
     _listings: Listings
     _lookups: Listings
-    """The questions to the history, which wait for their turn."""
+    """The queue of queries to the history."""
     _value_bytes: ValueBytes
 
     def __post_init__(self) -> None:
-        self._made: dict[str, Any] | None = None
-        self._made_mono_ms = 0
+        self._last_overview: dict[str, Any] | None = None
+        self._overview_mono_ms = 0
         self._marks: deque[tuple[int, list[int]]] = deque(maxlen=MARKS_MAX)
 
     # --- the daemon itself -----------------------------------------------------------------------
 
     def ping(self, ask: Ask[Nothing]) -> None:
-        """Say that the daemon is there, without waiting for the store."""
+        """Answer without waiting for the store."""
         ask.answer(None)
 
     def status(self, ask: Ask[Nothing]) -> None:
-        """Answer what the daemon says of itself, without waiting for the store."""
+        """Answer the daemon's status without waiting for the store."""
         ask.answer(self._parts.status())
 
     # --- the overview ----------------------------------------------------------------------------
 
     def overview(self, ask: Ask[Nothing]) -> None:
-        """Answer the wheel, counts and troubles. Raises Overloaded."""
+        """Answer the wheel, counts and troubles. Raise Overloaded."""
         self._listings.answer(ask, self._overview)
 
     async def _overview(self) -> dict[str, Any]:
         now = self._parts.clock.read()
-        if self._made is None or not 0 <= now.mono_ms - self._made_mono_ms < FRESH_MS:
-            self._made_mono_ms = now.mono_ms
-            self._made = await self._look(now)
-        return self._made
+        if self._last_overview is None or not 0 <= now.mono_ms - self._overview_mono_ms < FRESH_MS:
+            self._overview_mono_ms = now.mono_ms
+            self._last_overview = await self._compute_overview(now)
+        return self._last_overview
 
-    async def _look(self, now: Now) -> dict[str, Any]:
+    async def _compute_overview(self, now: Now) -> dict[str, Any]:
         parts = self._parts
         core, status = parts.core, parts.status()
         sums, troubles = await self._walk(now)
@@ -135,9 +133,9 @@ class Watching:
         lateness = parts.observed.lateness.summary() | self._recent(now)
         if lateness["recent_p99_ms"] > LATE_MS:
             late = _duration(_at_least_ms(lateness["recent_p99_ms"]))
-            text = f"Deliveries are late: in the last minute 1 in 100 came {late} late, or later"
+            text = f"Deliveries are late: in the last minute 1 in 100 was at least {late} late"
             troubles.append(_trouble("warning", text, "topics"))
-        troubles.sort(key=lambda one: _LEVELS.index(one["level"]))
+        troubles.sort(key=lambda trouble: _LEVELS.index(trouble["level"]))
         totals = core.totals
         return {
             "node": parts.settings.node,
@@ -176,7 +174,9 @@ class Watching:
         }  # fmt: skip
 
     async def _walk(self, now: Now) -> tuple[_Sums, list[dict[str, Any]]]:
-        """What all groups hold, and the worst of their troubles; a few topics in a step."""
+        """Return the sums over all groups and the worst of their troubles.
+
+        Visit a few topics in a step of the loop."""
         sums, waits = _Sums(), list[tuple[int, str, str, dict[str, Any]]]()
         core, idle = self._parts.core, list[dict[str, Any]]()
         for step, topic in enumerate(list(core.topics.values())):
@@ -200,45 +200,47 @@ class Watching:
                     waits.append((0, topic.name, group.name, _paused_keys(topic, group)))
                 is_known = stuck is not None or group.held or group.paused_keys
                 if is_known and group.ready_count == group.in_key_queues:
-                    continue  # that is why they wait
+                    continue  # the trouble that was added explains the wait
                 trouble = _of_group(topic, group, oldest_ms)
                 if trouble is not None:
-                    # The longest waiting ones are kept, and how many others there are.
+                    # Below, the longest waits are kept and the others counted.
                     waits.append((oldest_ms, topic.name, group.name, trouble))
-        longest = heapq.nlargest(TROUBLES_MAX, waits, key=lambda one: one[:3])
-        found = [one[3] for one in longest]
-        if len(waits) > len(found):
-            groups = _counted(len(waits) - len(found), "more group has", "more groups have")
-            text = f"{groups} tasks that wait for something"
-            found.append(_trouble("warning", text, "groups"))
+        longest = heapq.nlargest(TROUBLES_MAX, waits, key=lambda wait: wait[:3])
+        troubles = [wait[3] for wait in longest]
+        if len(waits) > len(troubles):
+            groups = _counted(len(waits) - len(troubles), "more group has", "more groups have")
+            text = f"{groups} waiting tasks"
+            troubles.append(_trouble("warning", text, "groups"))
         if len(idle) > 1:
             text = f"{len(idle):,} topics and groups are paused, with no ready tasks"
             idle = [_trouble("note", text, "groups")]
-        return sums, found + idle
+        return sums, troubles + idle
 
     def _ring(self, now: Now) -> dict[str, Any]:
         wheel = self._parts.core.wheel
         slots, tick_ms = wheel.slots, wheel.tick_ms
         per_cell = -(-slots // CELLS_MAX)
         first = now.now_ms // tick_ms
-        this, following = ([0] * -(-slots // per_cell) for _ in range(2))
+        current, following = ([0] * -(-slots // per_cell) for _ in range(2))
         counts, exact = wheel.counts_between(first, first + 2 * slots)
         for tick, count in counts.items():
-            cells = this if tick < first + slots else following
+            cells = current if tick < first + slots else following
             cells[tick % slots // per_cell] += count
         return {
             "slots": slots,
             "tick_ms": tick_ms,
             "slots_per_cell": per_cell,
             "slot": first % slots,
-            "this": this,
+            "this": current,
             "next": following,
             "exact": exact,
             "later": max(0, len(wheel) - sum(counts.values())),
         }
 
     def _recent(self, now: Now) -> dict[str, int]:
-        """The lateness of about the last minute's deliveries, as far as somebody has looked."""
+        """Return the lateness of deliveries in about the last minute.
+
+        It covers the time since the oldest record, which only overviews make."""
         lateness, marks = self._parts.observed.lateness, self._marks
         counts = lateness.counts
         if not marks:
@@ -255,26 +257,27 @@ class Watching:
     # --- counts ----------------------------------------------------------------------------------
 
     def stats(self, ask: Ask[Nothing]) -> None:
-        """Answer the daemon's counts. Raises Overloaded."""
+        """Answer the daemon's counts. Raise Overloaded."""
         parts, only = self._parts, ask.only
         self._when_loaded(
             ask, lambda: stats_map(parts, parts.clock.read(), self._value_bytes, only)
         )
 
-    def _when_loaded(self, ask: Ask[Any], look: Callable[[], dict[str, Any]]) -> None:
-        """Answer what ``look`` sees, which is true when every task is in memory."""
+    def _when_loaded(self, ask: Ask[Any], compute: Callable[[], dict[str, Any]]) -> None:
+        """Answer the result of ``compute`` as soon as every task is in memory."""
         if self._parts.loaded.is_set():
-            self._parts.committer.answer(ask, look())
+            self._parts.committer.answer(ask, compute())
             return
 
         async def later() -> dict[str, Any]:
-            return look()
+            return compute()
 
         self._listings.answer(ask, later)
 
     def list_topics(self, ask: Ask[NamesPage]) -> None:
-        """A page of topics with their counts, by name; ``next`` is ``after`` of the next page.
-        Raises Overloaded."""
+        """Answer a page of topics with their counts, by name. Raise Overloaded.
+
+        ``next`` is the ``after`` of the next page."""
         after, limit = ask.request.after or "", ask.request.limit
         self._listings.answer(ask, partial(self._topics, after, limit, ask.only))
 
@@ -287,28 +290,29 @@ class Watching:
         return Page(parts, limit, self._value_bytes).answer(maps, "topics", "topic")
 
     def show_topic(self, ask: Ask[OfTopic]) -> None:
-        """Answer a topic's counts, settings and groups. Raises Overloaded; answers NotFound."""
+        """Answer a topic's counts, settings and groups, or NotFound. Raise Overloaded."""
         self._listings.answer(ask, partial(self._topic, ask.request.topic))
 
     async def _topic(self, name: str) -> dict[str, Any]:
         core = self._parts.core
-        found = core.topics.get(name)
-        if found is None:
+        topic = core.topics.get(name)
+        if topic is None:
             raise NotFound(f"there is no topic {name}")
-        return {"topic": name} | topic_map(core, found, self._parts.clock.read())
+        return {"topic": name} | topic_map(core, topic, self._parts.clock.read())
 
     def load(self, ask: Ask[LoadSpans]) -> None:
-        """How many tasks the wheel has for each of ``steps`` spans of ``step_ms`` from ``from_ms``
-        on, rounded down to whole spans. Raises BadRequest, Overloaded."""
+        """Answer the number of tasks on the wheel in each of ``steps`` spans of ``step_ms``.
+
+        The first span contains ``from_ms``. Raise BadRequest, Overloaded."""
         tick_ms, delay_max_ms = self._parts.settings.tick_ms, self._parts.limits.delay_ms_max
-        asked, now_ms = ask.request, ask.now.now_ms
-        steps = LOAD_STEPS_DEFAULT if asked.steps is None else asked.steps
+        request, now_ms = ask.request, ask.now.now_ms
+        steps = LOAD_STEPS_DEFAULT if request.steps is None else request.steps
         default_ms = max(tick_ms, LOAD_STEP_MS_DEFAULT // tick_ms * tick_ms)
-        step_ms = default_ms if asked.step_ms is None else asked.step_ms
+        step_ms = default_ms if request.step_ms is None else request.step_ms
         Whole(tick_ms, delay_max_ms // steps).check(step_ms, "step_ms", self._parts.limits)
         if step_ms % tick_ms:
-            raise BadRequest(f"step_ms is {step_ms}; it must be a multiple of tick_ms ({tick_ms})")
-        at_ms = now_ms if asked.from_ms is None else asked.from_ms
+            raise BadRequest(f"step_ms must be a multiple of {tick_ms} (tick_ms), not {step_ms}")
+        at_ms = now_ms if request.from_ms is None else request.from_ms
         Whole(0, now_ms + delay_max_ms).check(at_ms, "from_ms", self._parts.limits)
         first_ms = at_ms // step_ms * step_ms
 
@@ -325,115 +329,123 @@ class Watching:
     # --- the lag of a group ----------------------------------------------------------------------
 
     def group_lag(self, ask: Ask[OfGroup]) -> None:
-        """Answer how many tasks were ready in the last hour, and how old the oldest was. Raises
+        """Answer the number of ready tasks in the last hour and the age of the oldest. Raise
         NotFound."""
-        found = found_group(self._parts.core, ask.request.topic, ask.request.group)
-        lag = self._lags.of(found)
-        self._parts.committer.answer(ask, lag)
+        group = found_group(self._parts.core, ask.request.topic, ask.request.group)
+        self._parts.committer.answer(ask, self._lags.of(group))
 
-    # --- who consumes ----------------------------------------------------------------------------
+    # --- consumers -------------------------------------------------------------------------------
 
     def consumers(self, ask: Ask[ConsumersPage]) -> None:
-        """Answer who takes tasks: each subscription, and each pull that waits, in the order of
-        their connections. A page ends behind all of one connection. Raises Overloaded."""
-        asked = ask.request
-        wanted = partial(_is_wanted, asked.topic, asked.group, ask.only)
-        self._listings.answer(ask, partial(self._consumers, wanted, asked.after, asked.limit))
+        """Answer a page of subscriptions and waiting pulls, in order of connection. Raise
+        Overloaded.
+
+        A page includes all consumers of its last connection."""
+        request = ask.request
+        is_wanted = partial(_is_wanted, request.topic, request.group, ask.only)
+        self._listings.answer(
+            ask, partial(self._consumers, is_wanted, request.after, request.limit)
+        )
 
     async def _consumers(
-        self, wanted: Callable[[Group], bool], after: int, limit: int
+        self, is_wanted: Callable[[Group], bool], after: int, limit: int
     ) -> dict[str, Any]:
-        found: list[tuple[int, Caller]] = []
-        for step, one in enumerate(list(self._parts.callers)):
+        callers: list[Caller] = []
+        for step, caller in enumerate(list(self._parts.callers)):
             if step % CALLERS_PER_STEP == CALLERS_PER_STEP - 1:
                 await asyncio.sleep(0)
-            if one.number > after and any(wanted(sub.group) for sub in _takers(one)):
-                found.append((one.number, one))
+            if caller.number > after and any(is_wanted(sub.group) for sub in _subscribers(caller)):
+                callers.append(caller)
         rows: list[dict[str, Any]] = []
         last: int | None = None
-        for number, one in heapq.nsmallest(limit, found, key=lambda pair: pair[0]):
+        for caller in heapq.nsmallest(limit, callers, key=lambda caller: caller.number):
             if len(rows) >= limit:
                 break
-            rows += [_consumer(one, sub) for sub in _takers(one) if wanted(sub.group)]
-            last = number
-        is_all = last is None or last == max(number for number, _ in found)
+            rows += [_consumer(caller, sub) for sub in _subscribers(caller) if is_wanted(sub.group)]
+            last = caller.number
+        is_all = last is None or last == max(caller.number for caller in callers)
         return {"consumers": rows, "next": None if is_all else last}
 
     # --- the history of a task -------------------------------------------------------------------
 
     def task_history(self, ask: Ask[OfTask]) -> None:
-        """Answer the events of a task in their order. Raises Overloaded."""
-        # Its last events may be on their way to the files, and are not waited for.
-        look = partial(self._stories.of, ask.request.id)
-        self._lookups.answer(ask, partial(self._found, "events", look, ask.only))
+        """Answer the events of a task in order. Raise Overloaded."""
+        # The newest events may not be in the files yet. The answer does not wait for them.
+        look_up = partial(self._stories.of, ask.request.id)
+        self._lookups.answer(ask, partial(self._from_history, "events", look_up, ask.only))
 
-    async def _found(
-        self, name: str, look: Callable[[], Awaitable[Answer]], only: Only | None
+    async def _from_history(
+        self, name: str, look_up: Callable[[], Awaitable[Answer]], only: Only | None
     ) -> dict[str, Any]:
-        """What a look into the history finds, as the answer has it under ``name``."""
+        """Return an answer with the visible results of a look-up in the history as ``name``."""
         if not self._stories.is_kept:
             return {name: [], "is_kept": False, "complete": True}
-        found, is_whole = await look()
-        seen = [one for one in found if only is None or only(str(one.get("topic", "")))]
-        return {name: seen, "is_kept": True, "complete": is_whole}
+        results, is_complete = await look_up()
+        visible = [item for item in results if only is None or only(str(item.get("topic", "")))]
+        return {name: visible, "is_kept": True, "complete": is_complete}
 
     def history_tasks(self, ask: Ask[HistoryPage]) -> None:
-        """Answer what tasks were and what became of them, newest first. Raises Overloaded."""
-        asked = ask.request
-        wanted = read.Query(
-            key=asked.key, topic=asked.topic, since_ms=asked.since_ms, until_ms=asked.until_ms
+        """Answer past tasks with their outcomes, newest first. Raise Overloaded."""
+        request = ask.request
+        query = read.Query(
+            key=request.key,
+            topic=request.topic,
+            since_ms=request.since_ms,
+            until_ms=request.until_ms,
         )
-        look = partial(self._stories.tasks, wanted, asked.limit)
-        self._lookups.answer(ask, partial(self._outlines, look, ask.only))
+        look_up = partial(self._stories.tasks, query, request.limit)
+        self._lookups.answer(ask, partial(self._outlines, look_up, ask.only))
 
     async def _outlines(
-        self, look: Callable[[], Awaitable[Answer]], only: Only | None
+        self, look_up: Callable[[], Awaitable[Answer]], only: Only | None
     ) -> dict[str, Any]:
-        """What ``_found`` finds of tasks, with ids and bodies as all other answers have them."""
-        found = await self._found("tasks", look, only)
-        for one in found["tasks"]:
-            one["id"] = int(one["id"])
-            if "body_base64" in one:
-                one["body"] = b64decode(one.pop("body_base64"))
-            elif "body" in one:
-                one["body"] = one["body"].encode()
-        return found
+        """Return ``_from_history`` of tasks, with ids and bodies in the types of other answers."""
+        answer = await self._from_history("tasks", look_up, only)
+        for task in answer["tasks"]:
+            task["id"] = int(task["id"])
+            if "body_base64" in task:
+                task["body"] = b64decode(task.pop("body_base64"))
+            elif "body" in task:
+                task["body"] = task["body"].encode()
+        return answer
 
     # --- the last report -------------------------------------------------------------------------
 
     def report(self, ask: Ask[Nothing]) -> None:
-        """Answer the page of the report. Raises Overloaded; answers NotFound."""
+        """Answer the page of the last report, or NotFound. Raise Overloaded."""
         self._listings.answer(ask, self._report)
 
     async def _report(self) -> dict[str, Any]:
         folder = self._parts.settings.report_dir
         if folder is None:
-            raise NotFound("there is no report: the setting report_dir names no folder")
+            raise NotFound("there is no report: report_dir is not set")
         return {"page": await asyncio.to_thread(report_page, Path(folder) / "report.html")}
 
 
-def _takers(caller: Caller) -> list[Subscriber]:
-    """The caller's subscriptions, and its pulls that wait."""
+def _subscribers(caller: Caller) -> list[Subscriber]:
+    """Return the caller's subscriptions and waiting pulls."""
     return [*caller.subscribers.values(), *caller.pulls]
 
 
-def _is_wanted(topic: str | None, group: str | None, only: Only | None, one: Group) -> bool:
-    name = one.topic.name
+def _is_wanted(
+    topic_name: str | None, group_name: str | None, only: Only | None, group: Group
+) -> bool:
+    name = group.topic.name
     return (
-        (topic is None or name == topic)
-        and (group is None or one.name == group)
+        (topic_name is None or name == topic_name)
+        and (group_name is None or group.name == group_name)
         and (only is None or only(name))
     )
 
 
-def _consumer(caller: Caller, one: Subscriber) -> dict[str, Any]:
+def _consumer(caller: Caller, subscriber: Subscriber) -> dict[str, Any]:
     process = caller.process
     return {
-        "topic": one.group.topic.name,
-        "group": one.group.name or None,
-        "kind": "pull" if one.once else "subscription",
-        "in_flight": one.outstanding - one.unconfirmed,
-        "prefetch": one.prefetch,
+        "topic": subscriber.group.topic.name,
+        "group": subscriber.group.name or None,
+        "kind": "pull" if subscriber.once else "subscription",
+        "in_flight": subscriber.outstanding - subscriber.unconfirmed,
+        "prefetch": subscriber.prefetch,
         "since_ms": caller.since_ms,
         "client": caller.name,
         "address": caller.address,
@@ -445,18 +457,18 @@ def _consumer(caller: Caller, one: Subscriber) -> dict[str, Any]:
 
 
 def report_page(path: Path) -> bytes:
-    """The page of the last report. Raises NotFound, LimitExceeded."""
+    """Return the page of the last report. Raise NotFound, LimitExceeded."""
     try:
         with path.open("rb") as file:
             data = file.read(REPORT_BYTES_MAX + 1)
     except OSError as error:
         raise NotFound(f"there is no report: {path.name}: {error.strerror}") from None
     if len(data) > REPORT_BYTES_MAX:
-        raise LimitExceeded(f"{path.name} has more than {REPORT_BYTES_MAX} bytes")
+        raise LimitExceeded(f"{path.name} exceeds the limit of {REPORT_BYTES_MAX} bytes")
     return data
 
 
-# --- what is wrong -------------------------------------------------------------------------------
+# --- troubles ------------------------------------------------------------------------------------
 
 
 def _trouble(
@@ -466,7 +478,7 @@ def _trouble(
 
 
 def _since(paused: Topic | Group) -> str:
-    """Since when it is paused; "": that is not known."""
+    """Return the time of the pause as a text; an empty string if it is unknown."""
     at_ms = paused.settings.paused_ms
     if at_ms is None:
         return ""
@@ -474,7 +486,7 @@ def _since(paused: Topic | Group) -> str:
 
 
 def _idle_pauses(topic: Topic) -> Iterator[dict[str, Any]]:
-    """Pauses that hold nothing back yet, and may have been forgotten: the least of the troubles."""
+    """Yield notes about pauses without ready tasks, which an operator may have forgotten."""
     if topic.settings.paused:
         if not any(group.ready_count for group in topic.holders):
             text = f"Topic {topic.name} is paused{_since(topic)}, with no ready tasks"
@@ -488,9 +500,9 @@ def _idle_pauses(topic: Topic) -> Iterator[dict[str, Any]]:
 
 
 def _of_group(topic: Topic, group: Group, oldest_ms: int) -> dict[str, Any] | None:
-    """Why the group's ready tasks wait, if they wait for long or for a person; else None."""
+    """Return the trouble of ready tasks that wait long or for an operator; otherwise None."""
     many = _counted(group.ready_count, "ready task", "ready tasks")
-    name, of = group.name or None, f"Group {group.name} of {topic.name}"
+    name, label = group.name or None, f"Group {group.name} of {topic.name}"
     if not group.name:
         if topic.broadcasters or oldest_ms < WAITS_LONG_MS:
             return None
@@ -502,20 +514,21 @@ def _of_group(topic: Topic, group: Group, oldest_ms: int) -> dict[str, Any] | No
             where = f"is paused{_since(group)}"
         else:
             where = f"waits: its topic is paused{_since(topic)}"
-        return _trouble("warning", f"{of} {where}, with {many}", "groups", topic.name, name)
+        return _trouble("warning", f"{label} {where}, with {many}", "groups", topic.name, name)
     if oldest_ms < WAITS_LONG_MS:
         return None
     waited = _duration(oldest_ms)
     if not group.subscribers:
-        text = f"Nobody subscribes to {of[0].lower()}{of[1:]}: {many}, the oldest for {waited}"
+        name_in_text = label[0].lower() + label[1:]
+        text = f"Nobody subscribes to {name_in_text}: {many}, the oldest for {waited}"
     else:
-        text = f"{of} does not keep up: {many}, the oldest for {waited}"
+        text = f"{label} does not keep up: {many}, the oldest for {waited}"
     return _trouble("warning", text, "groups", topic.name, name)
 
 
 def _held(topic: Topic, group: Group, count: int) -> dict[str, Any]:
     keys = _counted(count, "order key is", "order keys are")
-    text = f"{keys} held in group {group.name} of {topic.name}: release or skip what has failed"
+    text = f"{keys} held in group {group.name} of {topic.name}: release or skip the failed tasks"
     return _trouble("warning", text, "groups", topic.name, group.name)
 
 
@@ -527,7 +540,7 @@ def _paused_keys(topic: Topic, group: Group) -> dict[str, Any]:
 
 
 def _stuck(core: Core, topic: Topic, group: Group) -> dict[str, Any] | None:
-    """The trouble of a group in which an order key fails again and again with tasks behind it."""
+    """Return the trouble of an order key whose first task fails repeatedly, if there is one."""
     failing = failing_key(core, group, STUCK_FAILURES)
     if failing is None:
         return None
@@ -542,22 +555,22 @@ def _stuck(core: Core, topic: Topic, group: Group) -> dict[str, Any] | None:
 
 
 def _of_targets(parts: Parts) -> Iterator[dict[str, Any]]:
-    """Groups with targets that are sent nothing, or not taken."""
+    """Yield the troubles of groups with targets whose sending has ended or fails."""
     sender = parts.outbound
     for (topic, group), row in parts.core.targets.items():
-        of = f"Group {group} of {topic}"
+        label = f"Group {group} of {topic}"
         if row.ended_ms is not None:
-            text = f"{of} is sent nothing more: {row.reason}; set its push again, or remove it"
+            text = f"{label} is sent nothing more: {row.reason}; set its push again or remove it"
             yield _trouble("error", text, "targets", topic, group)
             continue
         state = {} if sender is None else sender.state(topic, group)
         why = f": {state['last_error']:.{REASON_SHOWN}}" if state.get("last_error") else ""
         if state.get("state") == "open":
-            text = f"{of} waits for a host that fails{why}"
+            text = f"{label} waits for a host that fails{why}"
             yield _trouble("warning", text, "targets", topic, group)
         elif state.get("state") == "failing":
             yield _trouble(
-                "warning", f"What {of} was sent last has failed{why}", "targets", topic, group
+                "warning", f"{label}: the last attempt has failed{why}", "targets", topic, group
             )
 
 
@@ -571,7 +584,7 @@ def _of_daemon(parts: Parts, status: dict[str, Any]) -> Iterator[dict[str, Any]]
         text = f"Topic {name} is full: it has no group, and its backlog is at its limit"
         yield _trouble("error", text, "topics", name)
     if not observed.tokens_file_ok:
-        text = "The file of tokens cannot be read; the tokens of before stay valid"
+        text = "The file of tokens cannot be read; the previous tokens stay valid"
         yield _trouble("warning", text, "daemon")
     dropped = 0 if parts.history is None else parts.history.dropped
     since_start = (
@@ -580,18 +593,19 @@ def _of_daemon(parts: Parts, status: dict[str, Any]) -> Iterator[dict[str, Any]]
             observed.backup_failures,
             "daily backup has",
             "daily backups have",
-            "failed since the start: see the log",
+            "failed since the start; see the log",
         ),
         (
             observed.internal_errors,
             "unexpected error",
             "unexpected errors",
-            "since the start: see the log",
+            "since the start; see the log",
         ),
     )
-    for count, one, several, what in since_start:
+    for count, singular, plural, predicate in since_start:
         if count:
-            yield _trouble("warning", f"{_counted(count, one, several)} {what}", "daemon")
+            text = f"{_counted(count, singular, plural)} {predicate}"
+            yield _trouble("warning", text, "daemon")
     yield from _of_decisions(core)
     yield from _of_backups(parts)
     refuse = parts.settings.disk_refuse
@@ -609,7 +623,7 @@ def _of_daemon(parts: Parts, status: dict[str, Any]) -> Iterator[dict[str, Any]]
 
 
 def _of_others(parts: Parts, status: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Standbys and nodes that are expected, and not seen."""
+    """Yield troubles about expected standbys and nodes that are absent."""
     expected, seen = parts.settings.expect_standbys, len(status.get("standbys", ()))
     if seen < expected:
         text = (
@@ -618,7 +632,7 @@ def _of_others(parts: Parts, status: dict[str, Any]) -> Iterator[dict[str, Any]]
         yield _trouble("warning", text, "daemon")
     expected, directory = parts.settings.expect_nodes, parts.directory
     if directory is not None and directory.shard:
-        return  # shard 0 says it for all
+        return  # shard 0 reports it for all
     seen = 0 if directory is None else len(directory.listing()["nodes"])
     if seen < expected:
         text = f"{seen} of {_counted(expected, 'expected node is', 'expected nodes are')} seen"
@@ -626,7 +640,7 @@ def _of_others(parts: Parts, status: dict[str, Any]) -> Iterator[dict[str, Any]]
 
 
 def _of_backups(parts: Parts) -> Iterator[dict[str, Any]]:
-    """Daily backups that are set up, and too old or not there."""
+    """Yield a trouble if daily backups are configured and the newest is old or absent."""
     if parts.settings.backup_daily_hour is None:
         return
     now, made_s = parts.clock.read(), parts.observed.backup_s
@@ -641,20 +655,19 @@ def _of_backups(parts: Parts) -> Iterator[dict[str, Any]]:
 
 
 def _of_decisions(core: Core) -> Iterator[dict[str, Any]]:
-    """Troubles that stay until a person decides."""
+    """Yield troubles that stay until an operator decides."""
     if parked := core.transaction_registry.parked:
         many = _counted(parked, "transaction is", "transactions are")
-        them = "it" if parked == 1 else "them"
-        text = f"{many} parked: nobody could say what became of {them}; somebody has to decide"
+        text = f"{many} parked: no producer knew the decision; commit or roll back by hand"
         yield _trouble("warning", text, "transactions")
     if core.dead:
         many = _counted(core.dead, "dead letter waits", "dead letters wait")
         yield _trouble("note", f"{many} for a decision", "dead")
 
 
-def _counted(count: int, one: str, several: str) -> str:
-    """A number with its noun: ``1 task``, ``1,234 tasks``."""
-    return f"{count:,} {one if count == 1 else several}"
+def _counted(count: int, singular: str, plural: str) -> str:
+    """Return a number with its noun: ``1 task``, ``1,234 tasks``."""
+    return f"{count:,} {singular if count == 1 else plural}"
 
 
 def _duration(ms: int) -> str:
@@ -667,27 +680,28 @@ def _duration(ms: int) -> str:
 
 
 def _at_least_ms(bound_ms: int) -> int:
-    """The least lateness, in ms, of a delivery in the bucket up to ``bound_ms``: from 1,024 ms on a
-    bucket reaches from a power of two to the next."""
+    """Return the minimum lateness in ms of deliveries in the bucket up to ``bound_ms``.
+
+    From 1,024 ms on, a bucket reaches from a power of two to the next."""
     return bound_ms if bound_ms < 1_024 else 1 << (bound_ms.bit_length() - 1)
 
 
 # --- the process that reads the history ----------------------------------------------------------
 
 PATIENCE_S: Final = 3 * S_MAX
-"""After so many seconds without an answer the process is killed: its disk may hang for ever."""
+"""Seconds without an answer after which the process is killed, since its disk may hang forever."""
 IDLE_S: Final = 60.0
-"""How long, in seconds, the process is kept after its last answer."""
+"""Seconds that the process is kept after its last answer."""
 STOP_S: Final = 1.0
-"""After so many seconds a killed process that waits for a disk is left behind."""
+"""Maximum seconds to wait for the end of a killed process, which may wait for a disk."""
 TRIES_MAX: Final = 2
 
 
 class Stories:
-    """The look-ups of one tenure; the caller asks one at a time."""
+    """Looks up tasks in the history during one tenure, one query at a time."""
 
     def __init__(self, folder: str | None) -> None:
-        """``folder``: the folder of the history; None: there is none."""
+        """``folder`` is the folder of the history, or None if no history is kept."""
         self._folder = folder
         self._process: Process | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -700,12 +714,12 @@ class Stories:
         return self._folder is not None
 
     async def of(self, task_id: int) -> Answer:
-        """The events of a task in their order. Raises Overloaded when no process answers."""
+        """Return the events of a task in order. Raise Overloaded if no process answers."""
         return await self._answer(read.story_question(task_id, id_time_ms(task_id)))
 
-    async def tasks(self, wanted: Query, limit: int) -> Answer:
-        """Outlines of tasks, newest first. Raises Overloaded when no process answers."""
-        return await self._answer(read.tasks_question(wanted, limit))
+    async def tasks(self, query: Query, limit: int) -> Answer:
+        """Return outlines of tasks, newest first. Raise Overloaded if no process answers."""
+        return await self._answer(read.tasks_question(query, limit))
 
     async def _answer(self, question: bytes) -> Answer:
         if self._timer is not None:
@@ -720,7 +734,7 @@ class Stories:
                 why = str(error) or type(error).__name__
                 await self._ended()
             except BaseException:
-                await self._ended()  # its answer would be taken for that of the next question
+                await self._ended()  # its answer would be mistaken for that of the next question
                 raise
             else:
                 self._timer = asyncio.get_running_loop().call_later(IDLE_S, self._end)
@@ -728,7 +742,7 @@ class Stories:
         raise Overloaded(f"the process that reads the history does not answer: {why}; try again")
 
     async def _ask(self, question: bytes) -> Answer:
-        """The process's answer to a question. Raises OSError, ValueError."""
+        """Send the process a question and return its answer. Raise OSError, ValueError."""
         if self._process is None:
             assert self._folder is not None
             self._check_tenure()
@@ -745,7 +759,7 @@ class Stories:
 
     def _check_tenure(self) -> None:
         if self._is_over:
-            raise OSError("the daemon stops")
+            raise OSError("the daemon is stopping")
 
     def _end(self) -> None:
         ended, self._process = self._process, None
@@ -757,14 +771,14 @@ class Stories:
             ending.add_done_callback(self._endings.discard)
 
     async def stop(self) -> None:
-        """End the process at the end of the tenure, and wait for its end."""
+        """End the process at the end of the tenure and wait for its exit."""
         self._is_over = True
         if self._timer is not None:
             self._timer.cancel()
         await self._ended()
 
     async def _ended(self) -> None:
-        """End the process, and wait until it is gone, for a while: the loop may close then."""
+        """End the process and wait up to ``STOP_S`` for its exit, so that the loop can close."""
         self._end()
         if self._endings:
             await asyncio.wait(self._endings, timeout=STOP_S)

@@ -1,14 +1,12 @@
-"""The parts of a shard that its operations, and what it does beside its work, use.
+"""The parts of a shard that its operations and background work use.
 
-``Shard`` makes them and puts all together. Whoever works on a shard names this protocol and never
-the shard: so an operation can stand beside what it is about, and none knows how a shard starts,
-ticks and stops.
+``Shard`` creates and connects them. Operations depend on the protocol ``Parts`` and never on
+``Shard``, so they do not know how a shard starts, ticks and stops.
 
-``Listings`` is the part that several operations have of their own: requests that take a while, who
-may have how many, whose turn it is, and their answers. Each caller has one of them under way at a
-time, the daemon a few; the others wait in line, the callers in turn, those that can take no more
-answers not at all. Knows nothing of what is asked. Invariant: what waits of a caller that is gone
-is never begun.
+``Listings`` queues slow requests and sends their answers. It runs one request of each caller at a
+time and a few in the whole daemon. Callers take turns; a caller that cannot receive more answers is
+passed over. It knows nothing about the requests themselves. Invariant: a waiting request of a
+disconnected caller never begins.
 """
 
 from __future__ import annotations
@@ -39,70 +37,74 @@ if TYPE_CHECKING:
 
 
 class Sender(Protocol):
-    """What sends the tasks of groups with targets."""
+    """Sends the tasks of groups with targets."""
 
     @property
     def callbacks(self) -> str | None:
-        """Where callbacks of endpoints go to; None: this daemon has no HTTP."""
+        """The URL for callbacks of endpoints; None if this daemon has no HTTP."""
         ...
 
     def changed(self) -> None:
-        """Take note that targets were set, or taken away."""
+        """Take note that targets were set or removed."""
         ...
 
     def state(self, topic: str, group: str) -> Mapping[str, Any]:
-        """How a target goes: fields of ``TargetInfo``."""
+        """Return the state of a group's target: fields of ``TargetInfo``."""
         ...
 
     restarts: int
-    """How often its process was started again."""
+    """Number of restarts of its process."""
 
     def count(self, word: str) -> int:
-        """How many targets are in a state; "": how many there are."""
+        """Return the number of targets in a state, or of all targets if ``word`` is empty."""
         ...
 
     def total(self, name: str) -> int:
-        """Attempts of all targets since the daemon began: ``sent``, ``acked`` or ``failed``."""
+        """Return the attempts of all targets since the daemon's start.
+
+        ``name`` is ``sent``, ``acked`` or ``failed``."""
         ...
 
     async def ask(self, what: str, **said: Any) -> dict[str, Any]:
-        """The answer of the process to a question. Raises TickwheelError."""
+        """Send the process a request and return its answer. Raise TickwheelError."""
         ...
 
 
 class Directory(Protocol):
-    """All nodes that share the store, and where the shards are."""
+    """All nodes that share the store, and the locations of the shards."""
 
     shard: int | None
-    """The shard of this daemon; None: it is a node's front door, which has none."""
+    """The shard of this daemon; None for a node's front door, which has no shard."""
 
     def whereabouts(self, shard: int) -> tuple[str, str]:
-        """(address, HTTP) of the daemon that leads a shard; empty where that is not known."""
+        """Return (TCP address, HTTP address) of the shard's leader; empty strings if unknown."""
         ...
 
     def route(self) -> tuple[int, tuple[str, ...]]:
-        """(version, the addresses of all shards in their order)."""
+        """Return (version, addresses of all shards in order)."""
         ...
 
     def doors(self) -> tuple[str, ...]:
-        """The front doors of the nodes that are there, some of many."""
+        """Return front doors of live nodes; only some if there are many."""
         ...
 
     def listing(self) -> dict[str, Any]:
-        """What the verb ``nodes`` answers, as it was seen last."""
+        """Return the newest known answer of the verb ``nodes``."""
         ...
 
     async def place(self, shard: int, node: str | None) -> None:
-        """Note where a shard shall be; None: anywhere. Raises BadRequest, NotFound, StoreError."""
+        """Record the node that shall lead a shard; None allows any.
+
+        Raise BadRequest, NotFound, StoreError."""
         ...
 
     async def drain(self, node: str, *, draining: bool) -> None:
-        """Note whether a node shall have no shards. Raises NotFound, StoreError."""
+        """Record whether a node shall give up its shards. Raise NotFound, StoreError."""
         ...
 
 
 class Parts(Protocol):
-    """The parts of one shard at work."""
+    """The parts of a running shard."""
 
     settings: Settings
     limits: Limits
@@ -118,39 +120,38 @@ class Parts(Protocol):
     commands: Commands
     history: History | None
     outbound: Sender | None
-    """What sends the tasks of groups with targets; None: nothing does."""
+    """Sends the tasks of groups with targets; None if nothing does."""
     directory: Directory | None
-    """All nodes; None: this daemon is not one of a node."""
+    """All nodes; None if this daemon does not belong to a node."""
     observed: Observed
     on_event: OnEvent
     status: Callable[[], dict[str, Any]]
-    """What STATUS answers, worked out when it is asked."""
+    """Returns the answer to STATUS."""
     callers: set[Caller]
     loaded: asyncio.Event
-    """Set when every stored task is in memory: commands that name tasks may run."""
+    """Set when every stored task is in memory; then commands that name tasks run."""
     draining: bool
-    """Whether the daemon is shutting down, so that nothing new is taken."""
+    """Whether the daemon is shutting down and refuses new tasks."""
     started_mono_ms: int
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run ``work`` beside the shard; an error of it ends the daemon."""
+        """Run ``work`` in the background. An error ends the daemon."""
         ...
 
     def wake(self) -> None:
-        """Ask for a tick: something may be due."""
+        """Request a tick."""
         ...
 
     def takes_more(self, caller: Caller) -> bool:
-        """Whether the caller may be sent another answer."""
+        """Return whether the caller can be sent another answer."""
         ...
 
     def has_room(self, caller: Caller) -> bool:
-        """Whether changes by commands, and this caller's answers, may wait for the store in such
-        numbers."""
+        """Return whether changes by commands and this caller's answers are within their limits."""
         ...
 
     def takes_tasks(self) -> bool:
-        """Whether tasks that nobody waits for may be made: those of schedules, and of resets."""
+        """Return whether schedules and resets can create tasks now."""
         ...
 
 
@@ -158,21 +159,20 @@ Work = Callable[[], Coroutine[Any, Any, None]]
 
 
 class Listings:
-    """A queue of slow requests: ``answer`` begins what there is room for, each end begins the
-    next."""
+    """A queue of slow requests. Each one that ends begins the next."""
 
     def __init__(
         self, parts: Parts, caller_max: str, all_max: str = "", *, at_a_time: int = 1
     ) -> None:
-        """``caller_max`` and ``all_max`` are settings: the limits of a caller and of all (default:
-        the same)."""
+        """``caller_max`` and ``all_max`` name the settings that limit the requests of one caller
+        and of all callers (by default the same setting)."""
         self._parts = parts
         self._limits = caller_max, all_max or caller_max
         self._at_a_time = at_a_time
         self._waiting: OrderedDict[Caller, deque[Work]] = OrderedDict()
         self._busy: set[Caller] = set()
         self.count = 0
-        """How many requests wait or are under way."""
+        """Number of requests that wait or run."""
 
     def answer(
         self,
@@ -181,8 +181,9 @@ class Listings:
         *,
         at_once: bool = False,
     ) -> None:
-        """Do ``work`` when its turn comes, then answer with what it returns. ``at_once``: it needs
-        none of the tasks that a start is still loading. Raises Overloaded."""
+        """Queue ``work``, and answer with its result. Raise Overloaded if the queue is full.
+
+        With ``at_once`` it does not wait until a start has loaded all tasks."""
         parts = self._parts
 
         async def run() -> None:
@@ -192,11 +193,11 @@ class Listings:
                 result = await work()
             except TickwheelError as error:
                 if isinstance(error, (Fenced, StoreBroken)):
-                    raise  # it ends the daemon
+                    raise  # ends the daemon
                 if isinstance(error, StoreBusy):
                     error = Overloaded(error.message)
                 elif isinstance(error, StoreError):
-                    error = Refused(f"the store could not do it: {error.message}")
+                    error = Refused(f"the store could not execute the request: {error.message}")
                 ask.refuse(error)
             except Exception as error:
                 ask.refuse(parts.border.survive(f"a look-up of {ask.caller.address}", error))
@@ -206,28 +207,28 @@ class Listings:
         self._put(ask.caller, run)
 
     def _put(self, caller: Caller, work: Work) -> None:
-        line = self._waiting.get(caller)
-        of_caller = (len(line) if line else 0) + (caller in self._busy)
+        queue = self._waiting.get(caller)
+        of_caller = (len(queue) if queue else 0) + (caller in self._busy)
         settings, (caller_max, all_max) = self._parts.settings, self._limits
-        said = "such requests of this connection are not answered"
-        room(Overloaded, of_caller, said, settings, caller_max)
-        room(Overloaded, self.count, "such requests are not answered", settings, all_max)
+        subject = "such requests of this connection are unanswered"
+        room(Overloaded, of_caller, subject, settings, caller_max)
+        room(Overloaded, self.count, "such requests are unanswered", settings, all_max)
         self.count += 1
-        if line is None:
-            line = self._waiting[caller] = deque()
-        line.append(work)
-        self.go_on()
+        if queue is None:
+            queue = self._waiting[caller] = deque()
+        queue.append(work)
+        self.begin_waiting()
 
-    def go_on(self) -> None:
+    def begin_waiting(self) -> None:
         """Begin waiting requests while there is room for more."""
         while self._waiting and len(self._busy) < self._at_a_time:
-            caller = next((one for one in self._waiting if self._may_begin(one)), None)
+            caller = next((caller for caller in self._waiting if self._may_begin(caller)), None)
             if caller is None:
                 return
-            line = self._waiting.pop(caller)
-            work = line.popleft()
-            if line:
-                self._waiting[caller] = line  # behind the others
+            queue = self._waiting.pop(caller)
+            work = queue.popleft()
+            if queue:
+                self._waiting[caller] = queue  # after the other callers
             self._busy.add(caller)
             self._parts.spawn(self._do(caller, work))
 
@@ -235,7 +236,7 @@ class Listings:
         return caller not in self._busy and self._parts.takes_more(caller)
 
     def closed(self, caller: Caller) -> None:
-        """Drop the waiting requests of a caller that is gone."""
+        """Drop the waiting requests of a disconnected caller."""
         self.count -= len(self._waiting.pop(caller, ()))
 
     async def _do(self, caller: Caller, work: Work) -> None:
@@ -244,7 +245,7 @@ class Listings:
         finally:
             self._busy.discard(caller)
             self.count -= 1
-            self.go_on()
+            self.begin_waiting()
 
 
 def when_free(
@@ -255,8 +256,9 @@ def when_free(
     act: Callable[[], None],
     refuse: Callable[[TickwheelError], None],
 ) -> None:
-    """``act`` when ``is_free``: at once, or behind the batches that hold what may still be undone.
-    A caller that is gone by then is forgotten. ``what``: the command, for the log."""
+    """Call ``act`` as soon as ``is_free`` returns True, which a batch that lands can change.
+
+    Do nothing if the caller has disconnected by then. ``what`` names the command in the log."""
     if is_free():
         act()
         return

@@ -1,12 +1,11 @@
-"""Resets of groups: made as bulk operations (``bulk.py`` lists, shows and cancels them), or tried
-without giving anything. What a group is given again is found out, then given, step by step.
+"""Resets of groups, which give a group its past tasks again, and their dry runs.
 
-First a *plan* is made (``history/past.py``): where there is a history, by a process of its own, up
-to the event of this very reset; then the daemon looks through the tasks of the topic that its store
-still has, and adds those that the history does not know. The plan lies in a file without a name and
-goes with the daemon; after a restart it is made anew, and says the same of all that the history
-knows. Then the plan is worked off by due times at the bulk operation's rate: the tasks of a step
-and how far the bulk operation is are one commit.
+A reset is a bulk operation (``bulk.py`` lists, shows and cancels it). It first makes a *plan*
+(``history/past.py``). If a history is kept, a separate process reads it up to the event of this
+reset. Then the daemon adds stored tasks of the topic that the history does not contain. The plan is
+an unlinked file, which ends with the daemon. After a restart a new plan is made, with the same
+tasks from the history. The reset then enqueues the tasks of the plan by due time at the bulk
+operation's rate. The tasks of a step and the new position are in one commit.
 
 A dry run makes the same plan, up to now, and counts it.
 """
@@ -58,51 +57,51 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 GIVE_BYTES = 4 << 20
-"""Bytes of tasks that one step gives; one task may exceed them."""
+"""Maximum bytes of tasks in one step; a single task can exceed them."""
 NO_ROOM_RETRY_S = 0.25
 LOOK_S = 0.25
-"""How often, in seconds, a plan in the making is checked for being wanted."""
+"""Seconds between two checks whether a plan in progress is still needed."""
 
 
 class CannotPlan(Exception):
-    """The plan of a reset cannot be made; the text says why."""
+    """The plan of a reset failed; the text gives the reason."""
 
 
 class Planned:
-    """A plan of a reset, and the thread that alone touches it: a waiting caller may be cut off."""
+    """A plan of a reset with the only thread that uses it, so that callers can be cancelled."""
 
     def __init__(self, path: str, bytes_max: int) -> None:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="reset")
         self._plan = Plan(path, bytes_max)
 
     async def do(self, act: Callable[..., T], *args: object) -> T:
-        """What a method of ``Plan`` returns."""
+        """Call a method of ``Plan`` in the thread and return its result."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._thread, act, self._plan, *args)
 
     def close(self) -> None:
-        """Close the plan when what is under way is over."""
+        """Close the plan after the running call."""
         self._thread.submit(self._plan.close)
         self._thread.shutdown(wait=False)
 
 
 class Resets:
-    """The bulk operations that give groups their tasks again, and their dry runs."""
+    """Executes resets and their dry runs."""
 
     def __init__(self, runner: Runner, previews: Listings) -> None:
-        """``previews``: dry runs that wait for their turn."""
+        """``previews`` is the queue of dry runs."""
         self._runner = runner
         self._engine = runner.engine
         self._settings = runner.parts.settings
         self.previews = previews
         self._making = asyncio.Lock()
         self.plans = 0
-        """How many plans there are now."""
+        """Number of existing plans."""
 
     # --- the bulk operation ---------------------------------------------------------------------
 
     async def run(self, work: Work) -> None:
-        """See ``bulk.Kind``."""
+        """See ``bulk.BulkKind``."""
         group = self._group(work)
         if group is None:
             return
@@ -111,13 +110,14 @@ class Resets:
             async with self.plan(wanted, work.bulk.until_id, lambda: work.is_wanted) as plan:
                 if gaps := (await plan.do(Plan.count)).incomplete:
                     work.note = incomplete(gaps)
-                while work.is_wanted and await self._some(work, plan):
+                while work.is_wanted and await self._give_some(work, plan):
                     pass
         except CannotPlan as error:
-            self._fail(work, f"what it would give cannot be found out: {error}")
+            self._fail(work, f"its tasks cannot be determined: {error}")
 
     def _group(self, work: Work) -> Group | None:
-        """The group of a reset; None: it was deleted, and so the bulk operation has failed."""
+        """Return the group of a reset. If it was deleted, fail the bulk operation and return
+        None."""
         name = str(work.bulk.argument("group"))
         group = self._engine.core.find_group(work.bulk.topic, name)
         if group is None or group.is_closed:
@@ -131,8 +131,8 @@ class Resets:
             self._engine.bulks.end(work.bulk.id, BulkState.FAILED, now_ms, note)
             self._runner.committer.kick()
 
-    async def _some(self, work: Work, plan: Planned) -> bool:
-        """Give some tasks in one step. False: there are no more."""
+    async def _give_some(self, work: Work, plan: Planned) -> bool:
+        """Enqueue some tasks in one step. Return False if the plan has no more."""
         await work.paced()
         room = self._engine.core.room
         if room <= 0 or not self._runner.parts.takes_tasks():
@@ -143,48 +143,48 @@ class Resets:
             kept = await plan.do(Plan.read, after, most, GIVE_BYTES)
             if not kept:
                 return False
-            some, originals = await self._originals(kept, read)
+            tasks, originals = await self._originals(kept, read)
             async with self._runner.slice():
                 group = self._group(work)
                 if not work.is_wanted or group is None:
                     return False
-                work.change(partial(self._step, work.bulk, group, some, originals))
+                work.change(partial(self._step, work.bulk, group, tasks, originals))
         await work.durable()
         return True
 
     def _step(
-        self, bulk: Bulk, group: Group, some: Sequence[Kept], originals: Sequence[Original]
+        self, bulk: Bulk, group: Group, tasks: Sequence[Kept], originals: Sequence[Original]
     ) -> Step:
-        now_ms, lost = self._runner.clock.read().now_ms, len(some) - len(originals)
-        place = place_of(some[-1])
+        now_ms, lost = self._runner.clock.read().now_ms, len(tasks) - len(originals)
+        place = place_of(tasks[-1])
         give = self._engine.resets.give
-        return give(bulk, group.name, originals, place, len(some), lost, now_ms)
+        return give(bulk, group.name, originals, place, len(tasks), lost, now_ms)
 
     async def _originals(
         self, kept: list[Kept], reads: BulkReads
     ) -> tuple[list[Kept], list[Original]]:
-        """The tasks whose originals could be read now, and the originals of those with bodies."""
-        lacking = [one.id for one in kept if one.body is None]
-        found: dict[int, TaskRow] = {}
-        if lacking:
-            async with reads(lacking, bodies=True) as (view, rest):
-                read = lacking[: len(lacking) - len(rest)]
-                found = {i: known.row for i, known in view(read).items()}
+        """Return the tasks whose bodies could be read now, and the originals of those with one."""
+        without_body = [task.id for task in kept if task.body is None]
+        rows: dict[int, TaskRow] = {}
+        if without_body:
+            async with reads(without_body, bodies=True) as (view, rest):
+                read_ids = without_body[: len(without_body) - len(rest)]
+                rows = {i: snapshot.row for i, snapshot in view(read_ids).items()}
             if rest:
-                kept = kept[: [one.id for one in kept].index(rest[0])]
+                kept = kept[: [task.id for task in kept].index(rest[0])]
         originals = []
-        for one in kept:
-            row = found.get(one.id)
-            if one.body is not None:
-                originals.append(Original(one.id, one.options, one.body))
+        for task in kept:
+            row = rows.get(task.id)
+            if task.body is not None:
+                originals.append(Original(task.id, task.options, task.body))
             elif row is not None:
-                originals.append(Original(one.id, row.options, row.body))
+                originals.append(Original(task.id, row.options, row.body))
         return kept, originals
 
     # --- the plan ------------------------------------------------------------------------------
 
     async def count(self, wanted: Wanted, until_id: int) -> Count:
-        """A dry run: what a reset would give now. Raises CannotPlan."""
+        """Count the tasks that a reset would enqueue now. Raise CannotPlan."""
         async with self.plan(wanted, until_id, lambda: True) as plan:
             return await plan.do(Plan.count)
 
@@ -192,7 +192,7 @@ class Resets:
     async def plan(
         self, wanted: Wanted, until_id: int, is_wanted: Callable[[], bool]
     ) -> AsyncIterator[Planned]:
-        """Make a plan, one at a time, and close it later. Raises CannotPlan, also while in use."""
+        """Make a plan, one at a time, and close it after use. Raise CannotPlan, also during use."""
         self.plans += 1
         try:
             async with self._making:
@@ -214,7 +214,7 @@ class Resets:
 
     def _cannot(self, why: str) -> CannotPlan:
         if "full" in why:
-            why += f"; a plan may have {self._settings.reset_plan_bytes_max} bytes"
+            why += f"; the limit of a plan is {self._settings.reset_plan_bytes_max} bytes"
             why += " (reset_plan_bytes_max)"
         return CannotPlan(why)
 
@@ -225,31 +225,31 @@ class Resets:
         shard, folder = self._engine.core.config.shard, Path(settings.history_dir) / STATE
         prefix = f"reset-{safe_node(settings.node)}-s{shard}-"
         try:
-            # One is made at a time, and has no name afterwards: a kill has left these.
-            for left in folder.glob(f"{prefix}*.plan"):
-                left.unlink(missing_ok=True)
+            # Plans are made one at a time and unlinked, so these files remain from a killed daemon.
+            for leftover in folder.glob(f"{prefix}*.plan"):
+                leftover.unlink(missing_ok=True)
             handle, path = tempfile.mkstemp(".plan", prefix, folder)
         except OSError as error:
             raise CannotPlan(f"{folder}: {error.strerror}") from None
         os.close(handle)
         try:
-            given = past.request(
+            request = past.request(
                 path, settings.history_dir, shard, settings.reset_plan_bytes_max, wanted
             )
             try:
-                await _made(given, is_wanted)
+                await _make_file(request, is_wanted)
             except CannotPlan as error:
                 raise self._cannot(str(error)) from None
             return Planned(path, settings.reset_plan_bytes_max)
         finally:
-            # It is open: what it holds goes when it is closed, however this process ends.
+            # The file is open. Its space is freed when it is closed, however this process ends.
             with contextlib.suppress(OSError):
                 os.unlink(path)
 
     async def _from_store(
         self, plan: Planned, wanted: Wanted, until_id: int, is_wanted: Callable[[], bool]
     ) -> None:
-        """Add the tasks of the topic that other groups still have to the plan."""
+        """Add the stored tasks of the topic to the plan."""
         after, is_last = 0, False
         while not is_last and is_wanted():
             read_ids = partial(self._runner.reader.ids_after, after, PAGE, wanted.topic)
@@ -266,39 +266,39 @@ class Resets:
     async def _look(
         self, wanted: Wanted, ids: Sequence[int], reads: BulkReads
     ) -> tuple[list[tuple[TaskRow, bool]], Sequence[int]]:
-        """Which of the first of these tasks came due in the time, and whether the group may have
-        them; and the ids that are left."""
-        some, later = ids[:SLICE], ids[SLICE:]
-        async with reads(some) as (view, rest), self._runner.slice():
+        """Return the first of these tasks that came due in the period, each with whether the group
+        may have it, and the ids that are left."""
+        slice_ids, later = ids[:SLICE], ids[SLICE:]
+        async with reads(slice_ids) as (view, rest), self._runner.slice():
             group = self._engine.core.find_group(wanted.topic, wanted.group)
             if group is None:
                 return [], ()
             may_have = self._engine.resets.may_have
-            found = [
-                (known.row, may_have(group, known))
-                for known in view(some[: len(some) - len(rest)]).values()
-                if wanted.covers(known.row.due_ms)
+            rows = [
+                (task.row, may_have(group, task))
+                for task in view(slice_ids[: len(slice_ids) - len(rest)]).values()
+                if wanted.covers(task.row.due_ms)
             ]
-        return found, [*rest, *later]
+        return rows, [*rest, *later]
 
 
-async def _made(given: bytes, is_wanted: Callable[[], bool]) -> None:
-    """Wait until the process has made the plan's file. Raises CannotPlan."""
+async def _make_file(request: bytes, is_wanted: Callable[[], bool]) -> None:
+    """Run the process that makes the plan's file. Raise CannotPlan."""
     try:
         process = await asyncio.create_subprocess_exec(
             *past.command(), stdin=PIPE, stdout=PIPE, stderr=PIPE
         )
     except OSError as error:
-        raise CannotPlan(f"no process can be started: {error.strerror}") from None
-    ending = asyncio.create_task(process.communicate(given))
+        raise CannotPlan(f"the process cannot be started: {error.strerror}") from None
+    ending = asyncio.create_task(process.communicate(request))
     try:
         while not ending.done():
             await asyncio.wait((ending,), timeout=LOOK_S)
             if not is_wanted():
-                raise CannotPlan("it is not wanted any more")
-        said, complaint = ending.result()
-        if process.returncode or said != b"done\n":
-            lines = complaint.decode("utf-8", "replace").strip().splitlines()
+                raise CannotPlan("the reset was cancelled")
+        output, errors = ending.result()
+        if process.returncode or output != b"done\n":
+            lines = errors.decode("utf-8", "replace").strip().splitlines()
             raise CannotPlan(lines[-1] if lines else f"exit code {process.returncode}")
     finally:
         if not ending.done():
@@ -307,13 +307,13 @@ async def _made(given: bytes, is_wanted: Callable[[], bool]) -> None:
 
 
 def incomplete(gaps: int) -> str:
-    """The sentence that a reset says about gaps in the history."""
-    which = "a gap" if gaps == 1 else f"{gaps} gaps"
-    return f"incomplete: the history has {which} in that time, so tasks may be left out"
+    """Return the note of a reset about gaps in the history."""
+    count = "a gap" if gaps == 1 else f"{gaps} gaps"
+    return f"incomplete: the history has {count} in that time, so tasks may be left out"
 
 
 def wanted_of(bulk: Bulk, group: Group, mark: str | None = None) -> Wanted:
-    """What the plan of a reset has to hold."""
+    """Return the conditions of the tasks in the plan of a reset."""
     from_ms = bulk.argument("from_ms")
     return Wanted(
         bulk.topic,
@@ -329,7 +329,7 @@ def wanted_of(bulk: Bulk, group: Group, mark: str | None = None) -> Wanted:
 
 
 def place_of(kept: Kept) -> Place:
-    """The place of a task in the bulk operation's row; it rises with due times."""
+    """Return the position of a task in the bulk operation's row, which ascends with due times."""
     return kept.due_ms, f"{kept.id:020d}"
 
 
@@ -351,66 +351,69 @@ class Resetting:
         self._resets = resets
 
     def reset_group(self, ask: Ask[Reset]) -> None:
-        """Give the group again what came due since ``to``, in the background; answered with the
-        bulk operation when it is durable. Raises BadRequest, and once its turn has come Conflict,
-        NotFound, Overloaded, Refused."""
+        """Start a reset of the group to ``to``, and answer when its record is durable.
+
+        Raise BadRequest; answer Conflict, NotFound, Overloaded, Refused when its turn comes."""
         wanted = self._checked(ask.request, ask.request.id, ask.request.rate, ask.now)
         wanted = wanted._replace(by=ask.caller.principal.name or "anonymous")
         checks.storable_bulk(wanted)
 
         def make() -> BulkRow:
-            parts, known = self._parts, self._found(wanted)
+            parts, group = self._parts, self._find_group(wanted)
             self._check_room(wanted)
             bulk = wanted._replace(until_id=parts.core.ids.last)
-            return parts.border.act().resets.begin(known, bulk, from_ms_of(bulk))
+            return parts.border.act().resets.begin(group, bulk, from_ms_of(bulk))
 
         begin(self._parts, self._runner, ask, wanted, make)
 
     def preview_reset(self, ask: Ask[ResetTrial]) -> None:
-        """What a reset would give now, without giving it: how many tasks, and the due times of the
-        first and the last; ``lost``: of so many more nobody has the bodies; ``incomplete``: so
-        many gaps the history has in the time. Raises BadRequest, Overloaded, and once its turn has
-        come NotFound, Refused."""
-        asked = self._checked(ask.request, None, None, ask.now)
+        """Answer a dry run: the number of tasks, and the due times of the first and last.
+
+        ``lost`` counts further tasks without a known body, ``incomplete`` the gaps of the history
+        in that time. Raise BadRequest, Overloaded; answer NotFound, Refused when its turn comes."""
+        wanted = self._checked(ask.request, None, None, ask.now)
 
         async def count() -> dict[str, Any]:
             parts = self._parts
             await parts.committer.barrier()
-            bulk = asked._replace(until_id=parts.core.ids.last)
+            bulk = wanted._replace(until_id=parts.core.ids.last)
+            conditions = wanted_of(bulk, self._find_group(bulk))
             try:
-                found = await self._resets.count(wanted_of(bulk, self._found(bulk)), bulk.until_id)
+                counts = await self._resets.count(conditions, bulk.until_id)
             except CannotPlan as error:
-                raise Refused(f"what a reset would give cannot be found out: {error}") from None
+                raise Refused(f"the tasks of the reset cannot be determined: {error}") from None
             return {
-                **asdict(found),
+                **asdict(counts),
                 "from_ms": from_ms_of(bulk),
                 "until_ms": bulk.made_ms,
             }
 
         self._resets.previews.answer(ask, count)
 
-    def _checked(self, asked: ResetTrial, own: str | None, rate: float | None, now: Now) -> Bulk:
-        """The checked bulk operation of a reset. Raises BadRequest."""
-        to = asked.to
+    def _checked(
+        self, request: ResetTrial, chosen_id: str | None, rate: float | None, now: Now
+    ) -> Bulk:
+        """Return the checked bulk operation of a reset. Raise BadRequest."""
+        to = request.to
         if to != "first" and type(to) is not int:
             checks.wrong("to", "'first' or milliseconds", to)
         from_ms = 0 if to == "first" else checks.integer(to, "to", 0, TIME_MS_MAX)
         if from_ms > now.now_ms:
             raise BadRequest(
-                f"to is {from_ms - now.now_ms} ms in the future: what comes due then comes anyway"
+                f"to is {from_ms - now.now_ms} ms in the future; it must be a time in the past"
             )
         return Bulk(
-            id=own or f"{RESET}-{secrets.token_hex(6)}",
+            id=chosen_id or f"{RESET}-{secrets.token_hex(6)}",
             kind=RESET,
-            topic=asked.topic,
+            topic=request.topic,
             selection=Selection(),
-            arguments=(("group", asked.group), ("from_ms", from_ms)),
+            arguments=(("group", request.group), ("from_ms", from_ms)),
             rate=rate,
             made_ms=now.now_ms,
             until_id=0,
         )
 
-    def _found(self, bulk: Bulk) -> Group:
+    def _find_group(self, bulk: Bulk) -> Group:
         return found_group(self._parts.core, bulk.topic, str(bulk.argument("group")))
 
     def _check_room(self, bulk: Bulk) -> None:
@@ -424,7 +427,8 @@ class Resetting:
                 "group"
             ):
                 raise Conflict(
-                    f"bulk operation {name} resets that group already; wait for it, or cancel it"
+                    f"bulk operation {name} is already resetting this group;"
+                    " wait for it or cancel it"
                 )
         if resets >= self._parts.settings.resets_max:
             raise Overloaded(f"{resets} resets are running; the limit is {resets} (resets_max)")

@@ -1,9 +1,9 @@
-"""Recurring schedules: put, list, show, pause, resume, run, backfill, delete.
+"""Operations on schedules: put, list, show, pause, resume, run, backfill and delete.
 
-A command on a schedule with a run that is not durable yet waits for that: a run may still be
-undone, and nothing may rest on it. That wait is one commit.
+A command on a schedule waits, for at most one commit, until the schedule's newest run is durable,
+because the run can still be undone.
 
-``only``: a schedule of another topic is as if it were not there; but its name is taken.
+``only`` hides schedules of other topics, but their names stay reserved.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ if TYPE_CHECKING:
 
 CATCH_UP_MS = 86_400_000
 BACKFILL_MAX = 1_000
-"""How many occurrences one request may backfill."""
+"""Maximum occurrences that one request backfills."""
 LOOKED_AT = 50
-"""How many planned times of a new schedule are checked against the minimal distance."""
+"""Planned times of a new schedule that are checked against the minimum interval."""
 
 
 @dataclass(eq=False)
@@ -56,7 +56,7 @@ class Scheduling:
     _new_tasks: NewTasks
     _value_bytes: ValueBytes
     _check_door: Callable[[], None]
-    """Raises what keeps new tasks out."""
+    """Raises the reason if every new task is refused at the moment."""
 
     def __post_init__(self) -> None:
         self._core = self._parts.core
@@ -65,8 +65,8 @@ class Scheduling:
     # --- put -----------------------------------------------------------------------------------
 
     def put_schedule(self, ask: Ask[NewSchedule]) -> None:
-        """Make a schedule, or change it to what is given; the answer has ``outcome``: "created",
-        "updated" or "unchanged". Raises BadRequest, LimitExceeded, BodyTooLarge, Forbidden."""
+        """Create or replace a schedule. The answer's ``outcome`` is "created", "updated" or
+        "unchanged". Raise BadRequest, LimitExceeded, BodyTooLarge, Forbidden."""
 
         def put() -> None:
             self._check_seen(ask.request, ask.only)
@@ -74,77 +74,77 @@ class Scheduling:
 
         self._when_settled(ask, ask.request.name, put)
 
-    def _check_seen(self, asked: NewSchedule, only: Only | None) -> None:
-        """Raises Forbidden if the schedule is, or would be, of a topic that must not be touched."""
+    def _check_seen(self, request: NewSchedule, only: Only | None) -> None:
+        """Raise Forbidden if the caller may not use the old or new topic of the schedule."""
         if only is None:
             return
-        name, topic = asked.name, asked.topic
-        known = self._schedule_heap.known.get(name)
+        name, topic = request.name, request.topic
+        existing = self._schedule_heap.known.get(name)
         if not only(topic):
-            raise Forbidden(f"schedules of topic {topic} are not this caller's to make")
-        if known is not None and not only(known.row.schedule.topic):
-            raise Forbidden(f"schedule {name} is not this caller's to change; choose another name")
+            raise Forbidden(f"this caller may not create schedules of topic {topic}")
+        if existing is not None and not only(existing.row.schedule.topic):
+            raise Forbidden(f"this caller may not change schedule {name}; choose another name")
 
     def _put(self, ask: Ask[NewSchedule]) -> None:
-        known, limit = self._schedule_heap.known, self._parts.settings.schedules_max
+        schedules, limit = self._schedule_heap.known, self._parts.settings.schedules_max
         name, now_ms = ask.request.name, ask.now.now_ms
-        if name not in known and len(known) >= limit:
+        if name not in schedules and len(schedules) >= limit:
             raise LimitExceeded(
-                f"schedule {name} is new and there are {len(known)} schedules; the limit is"
+                f"schedule {name} is new and there are {len(schedules)} schedules; the limit is"
                 f" {limit} (schedules_max)"
             )
-        if name not in known:
+        if name not in schedules:
             check_new_name(self._core, OF_SCHEDULE, name)
         schedule = self._checked(ask.request, now_ms)
         check_stays(self._core, schedule.topic)
         table = self._timetable(schedule, now_ms)
         checks.storable_schedule(schedule)
         outcome = self._parts.border.act().schedules.put(schedule, table, now_ms)
-        answer = self._map(known[name].row) | {"outcome": outcome}
+        answer = self._map(schedules[name].row) | {"outcome": outcome}
         self._parts.committer.answer(ask, answer)
         self._parts.wake()
 
-    def _checked(self, asked: NewSchedule, now_ms: int) -> Schedule:
-        """The checked schedule; raises what is wrong with the first bad field."""
-        given = (asked.topic, b"" if asked.body is None else asked.body, 0, asked.task)
-        topic, _, body, task_options = self._new_tasks.careful(given, "schedule", now_ms)
+    def _checked(self, request: NewSchedule, now_ms: int) -> Schedule:
+        """Return the checked schedule. Raise the error of the first invalid field."""
+        task = (request.topic, b"" if request.body is None else request.body, 0, request.task)
+        topic, _, body, task_options = self._new_tasks.careful(task, "schedule", now_ms)
         if task_options is not None and task_options.within_ms is not None:
             task_options = task_options._replace(asked_ms=None)  # each occurrence has its own
         self._check_size(body, task_options)
-        if (asked.cron is None) == (asked.every_ms is None):
+        if (request.cron is None) == (request.every_ms is None):
             raise BadRequest("a schedule must have either cron or every_ms")
-        if asked.cron is None and asked.timezone is not None:
-            raise BadRequest("timezone goes with cron, not with every_ms")
-        if asked.cron is not None and asked.anchor_ms is not None:
-            raise BadRequest("anchor_ms goes with every_ms, not with cron")
-        if asked.every_ms is not None:
-            self._check_interval(asked.every_ms)
-        catch_up_ms = CATCH_UP_MS if asked.catch_up_ms is None else asked.catch_up_ms
+        if request.cron is None and request.timezone is not None:
+            raise BadRequest("timezone must not be combined with every_ms, only with cron")
+        if request.cron is not None and request.anchor_ms is not None:
+            raise BadRequest("anchor_ms must not be combined with cron, only with every_ms")
+        if request.every_ms is not None:
+            self._check_interval(request.every_ms)
+        catch_up_ms = CATCH_UP_MS if request.catch_up_ms is None else request.catch_up_ms
         return Schedule(
-            asked.name,
+            request.name,
             topic,
             body,
             task_options,
-            asked.cron,
-            asked.timezone or "UTC",
-            asked.every_ms,
-            self._anchor(asked, now_ms),
-            self._span(asked.jitter_ms or 0, "jitter_ms"),
-            _moment(asked.start_ms, "start_ms"),
-            _moment(asked.end_ms, "end_ms"),
-            asked.runs_max,
-            asked.gap or "after",
-            asked.fold or "first",
-            asked.catch_up or "last",
+            request.cron,
+            request.timezone or "UTC",
+            request.every_ms,
+            self._anchor(request, now_ms),
+            self._span(request.jitter_ms or 0, "jitter_ms"),
+            _moment(request.start_ms, "start_ms"),
+            _moment(request.end_ms, "end_ms"),
+            request.runs_max,
+            request.gap or "after",
+            request.fold or "first",
+            request.catch_up or "last",
             self._span(catch_up_ms, "catch_up_ms"),
-            asked.overlap or "allow",
+            request.overlap or "allow",
         )
 
     def _check_interval(self, every_ms: int) -> None:
         least_ms = int(self._parts.settings.schedule_interval_min_s * 1000)
         if every_ms < least_ms:
             raise BadRequest(
-                f"every_ms is {every_ms}; the minimum is {least_ms} (schedule_interval_min_s)"
+                f"every_ms must be at least {least_ms} (schedule_interval_min_s), not {every_ms}"
             )
         self._span(every_ms, "every_ms")
 
@@ -165,15 +165,16 @@ class Scheduling:
                 f" limit is {limits.properties_max} (properties_max)"
             )
 
-    def _anchor(self, asked: NewSchedule, now_ms: int) -> int:
-        """The moment from which an interval counts; by default when it was first given."""
-        if asked.every_ms is None:
+    def _anchor(self, request: NewSchedule, now_ms: int) -> int:
+        """Return the time from which an interval counts; by default the time of its first
+        request."""
+        if request.every_ms is None:
             return 0
-        if asked.anchor_ms is not None:
-            return checks.moment(asked.anchor_ms, "anchor_ms")
-        known = self._schedule_heap.known.get(asked.name)
-        if known is not None and known.row.schedule.every_ms == asked.every_ms:
-            return known.row.schedule.anchor_ms
+        if request.anchor_ms is not None:
+            return checks.moment(request.anchor_ms, "anchor_ms")
+        existing = self._schedule_heap.known.get(request.name)
+        if existing is not None and existing.row.schedule.every_ms == request.every_ms:
+            return existing.row.schedule.anchor_ms
         return now_ms
 
     def _timetable(self, schedule: Schedule, now_ms: int) -> Timetable:
@@ -184,7 +185,7 @@ class Scheduling:
             raise BadRequest(f"{error.field} {value} {error}") from None
         first_ms = table.after(now_ms)
         if first_ms is None:
-            raise BadRequest("it never runs: nothing is planned between now and its end")
+            raise BadRequest("the schedule never runs: no time is planned between now and its end")
         least_ms = int(self._parts.settings.schedule_interval_min_s * 1000)
         if schedule.cron is not None and least_ms > 1_000:
             times = islice(table.between(first_ms, MOMENT_MS_MAX), LOOKED_AT)
@@ -196,41 +197,41 @@ class Scheduling:
                 )
         return table
 
-    # --- looking -------------------------------------------------------------------------------
+    # --- reads ---------------------------------------------------------------------------------
 
     def list_schedules(self, ask: Ask[NamesPage]) -> None:
         """Answer a page of schedules by name."""
         after, only = ask.request.after, ask.only
         names = sorted(n for n in self._schedule_heap.known if after is None or n > after)
         rows = (self._schedule_heap.known[name].row for name in names)
-        seen = (self._map(row) for row in rows if only is None or only(row.schedule.topic))
+        maps = (self._map(row) for row in rows if only is None or only(row.schedule.topic))
         page = Page(self._parts, ask.request.limit, self._value_bytes)
-        self._parts.committer.answer(ask, page.answer(seen, "schedules", "name"))
+        self._parts.committer.answer(ask, page.answer(maps, "schedules", "name"))
 
     def show_schedule(self, ask: Ask[ScheduleLook]) -> None:
-        """Answer a schedule, its next planned times and its newest runs with what became of their
-        tasks. Raises NotFound, Overloaded."""
-        planned_one = self._found(ask.request.name, ask.only)
-        row, table, count = planned_one.row, planned_one.table, ask.request.next
+        """Answer a schedule, its next planned times, and its newest runs with the states of their
+        tasks. Raise NotFound, Overloaded."""
+        schedule = self._find(ask.request.name, ask.only)
+        row, table, count = schedule.row, schedule.table, ask.request.next
         first_ms = row.next_ms
-        planned: list[int] = []
+        planned_ms: list[int] = []
         if first_ms is not None:
-            planned = list(islice(table.between(first_ms, MOMENT_MS_MAX), count))
+            planned_ms = list(islice(table.between(first_ms, MOMENT_MS_MAX), count))
         if row.schedule.runs_max is not None:
-            planned = planned[: row.schedule.runs_max - row.runs]
+            planned_ms = planned_ms[: row.schedule.runs_max - row.runs]
         ids = list(dict.fromkeys(run.id for run in row.recent if run.id))
         states: dict[int, str] = {}
         control = self._parts.engine.control
 
-        def act(some: range, known: Mapping[int, TaskSnapshot]) -> None:
-            for index in some:
-                task = known.get(ids[index])
+        def act(indexes: range, snapshots: Mapping[int, TaskSnapshot]) -> None:
+            for index in indexes:
+                task = snapshots.get(ids[index])
                 state = control.absent(ids[index]) if task is None else control.state(task)
                 states[ids[index]] = str(state)
 
         def done() -> None:
             answer = self._map(row) | {
-                "planned_ms": planned,
+                "planned_ms": planned_ms,
                 "recent": [
                     run._asdict() | {"id": run.id or None, "state": states.get(run.id)}
                     for run in row.recent
@@ -240,14 +241,14 @@ class Scheduling:
 
         self._parts.commands.put(ask.caller, ask.refuse, ids, act, done)
 
-    # --- changing ------------------------------------------------------------------------------
+    # --- changes -------------------------------------------------------------------------------
 
     def pause_schedule(self, ask: Ask[ScheduleName]) -> None:
-        """Pause a schedule, which fires nothing then. Raises NotFound."""
+        """Pause a schedule, so that it does not fire. Raise NotFound."""
         self._pause(ask, paused=True)
 
     def resume_schedule(self, ask: Ask[ScheduleName]) -> None:
-        """Resume a schedule: what was missed is for its catch-up. Raises NotFound."""
+        """Resume a schedule. Its catch-up setting decides about missed runs. Raise NotFound."""
         self._pause(ask, paused=False)
 
     def _pause(self, ask: Ask[ScheduleName], *, paused: bool) -> None:
@@ -259,7 +260,7 @@ class Scheduling:
         self._on(ask, act)
 
     def delete_schedule(self, ask: Ask[ScheduleName]) -> None:
-        """Delete a schedule; its tasks stay. Raises NotFound."""
+        """Delete a schedule; its tasks stay. Raise NotFound."""
 
         def act(planned: Planned) -> None:
             self._parts.border.act().schedules.delete(planned)
@@ -268,7 +269,7 @@ class Scheduling:
         self._on(ask, act)
 
     def run_schedule(self, ask: Ask[ScheduleName]) -> None:
-        """Make a task of a schedule at once; the sink's ``accepted`` gets its id. Raises as an
+        """Enqueue a task of a schedule at once; the sink's ``accepted`` gets its id. Raise as an
         enqueue, and NotFound."""
 
         def act(planned: Planned) -> None:
@@ -280,24 +281,25 @@ class Scheduling:
         self._on(ask, act)
 
     def backfill_schedule(self, ask: Ask[Backfill]) -> None:
-        """Make a task for each occurrence from ``from_ms`` up to, and without, ``to_ms``; the
-        sink's ``accepted`` gets their ids. Raises as an enqueue, and NotFound."""
+        """Enqueue a task for each occurrence from ``from_ms`` to before ``to_ms``.
+
+        The sink's ``accepted`` gets their ids. Raise as an enqueue, and NotFound."""
         from_ms = checks.moment(ask.request.from_ms, "from_ms")
         to_ms = checks.moment(ask.request.to_ms, "to_ms", from_ms)
 
         def act(planned: Planned) -> None:
             table, most = planned.table, BACKFILL_MAX + 1
-            # Counting is cheaper than finding them, and ends after so many years.
+            # Counting is cheaper than computing the times, and bounded in years.
             count, times_ms = table.count(from_ms, to_ms - 1, most), list[int]()
             if count < most:
                 times_ms = list(islice(table.between(from_ms, to_ms - 1), most))
             if most in (count, len(times_ms)):
                 raise LimitExceeded(
-                    f"more than {BACKFILL_MAX} occurrences are planned there (BACKFILL_MAX); name"
-                    " a shorter range"
+                    f"more than {BACKFILL_MAX} (BACKFILL_MAX) occurrences are planned between"
+                    " from_ms and to_ms; choose a shorter range"
                 )
             if not times_ms:
-                raise BadRequest("no occurrence is planned there")
+                raise BadRequest("no occurrence is planned between from_ms and to_ms")
             self._check_room(len(times_ms))
             schedules = self._parts.border.act().schedules
             schedules.backfill(planned, times_ms, ask.replies, ask.number, ask.now.now_ms)
@@ -308,21 +310,21 @@ class Scheduling:
     def _check_room(self, count: int) -> None:
         self._check_door()
         if count > self._core.room:
-            raise BacklogFull(f"there is no room for {count} tasks more (tasks_max, scheduled_max)")
+            raise BacklogFull(f"there is no room for {count} more tasks (tasks_max, scheduled_max)")
 
-    # --- what these have in common -------------------------------------------------------------
+    # --- shared --------------------------------------------------------------------------------
 
-    def _found(self, name: str, only: Only | None) -> Planned:
-        found = self._schedule_heap.known.get(name)
-        if found is None or (only is not None and not only(found.row.schedule.topic)):
+    def _find(self, name: str, only: Only | None) -> Planned:
+        planned = self._schedule_heap.known.get(name)
+        if planned is None or (only is not None and not only(planned.row.schedule.topic)):
             raise NotFound(f"there is no schedule {name}")
-        return found
+        return planned
 
     def _on(self, ask: Ask[Any], act: Callable[[Planned], None]) -> None:
-        """Run ``act`` on a schedule that is there, once nothing of it is under way."""
+        """Call ``act`` with an existing schedule after its newest run is durable."""
         name, only = ask.request.name, ask.only
-        self._found(name, only)
-        self._when_settled(ask, name, lambda: act(self._found(name, only)))
+        self._find(name, only)
+        self._when_settled(ask, name, lambda: act(self._find(name, only)))
 
     def _when_settled(self, ask: Ask[Any], name: str, act: Callable[[], None]) -> None:
         def is_free() -> bool:
@@ -332,7 +334,7 @@ class Scheduling:
         when_free(self._parts, ask.caller, "a command on a schedule", is_free, act, ask.refuse)
 
     def _map(self, row: ScheduleRow) -> dict[str, Any]:
-        """A schedule as every answer has it."""
+        """Return a schedule in the form of all answers."""
         schedule = row.schedule._asdict()
         options = schedule.pop("options") or TaskOptions()
         kept = {field.name: getattr(options, field.name) for field, _ in kept_options()}

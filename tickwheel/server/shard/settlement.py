@@ -1,6 +1,6 @@
-"""How deliveries end: ack, nack, reject, snooze, extend and release.
+"""Operations that settle deliveries: ack, nack, reject, snooze, extend and release.
 
-What the engine knows by its leases is done at once; the rest waits for one read of the store.
+Receipts with a current lease are settled at once. The others wait for one read of the store.
 """
 
 from __future__ import annotations
@@ -22,16 +22,17 @@ if TYPE_CHECKING:
 
 EPOCH_MAX = 2**63 - 1
 REASON_CHARACTERS_MAX = 64 * 1024
-"""Characters that a reason may have; those above the kept length are cut."""
+"""Maximum characters of a reason. Characters above ``REASON_LENGTH_MAX`` are cut."""
 
 Receipts = Sequence[tuple[int, int, int]]
-"""(id, epoch, attempt) of each delivery that is settled."""
+"""(id, epoch, attempt) of each settled delivery."""
 Settle = Callable[["Lease", Sequence[Any]], str]
 
 
 class Settling:
-    """The operations that settle deliveries. An answer is None when all receipts had the usual end,
-    else it has a word for each, in the order asked."""
+    """The operations that settle deliveries.
+
+    The answer is None if all receipts had the usual outcome, otherwise a word for each in order."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
@@ -53,15 +54,16 @@ class Settling:
         *,
         may_gather: bool = False,
     ) -> None:
-        """Finish tasks. With ``may_gather`` the caller does not wait for the answer. Raises
-        BadRequest, LimitExceeded, Overloaded."""
+        """Finish tasks. With ``may_gather`` the caller does not wait for the answer.
+
+        Raise BadRequest, LimitExceeded, Overloaded."""
         self._check_receipts(epoch, ids, attempts)
-        found = self._group(topic, group)
-        if found is None:
+        of_group = self._group(topic, group)
+        if of_group is None:
             unresolved: Sequence[int] = range(len(ids))
         else:
             settlement = self._parts.border.act().settlement
-            unresolved = settlement.ack(found, epoch, ids, attempts)
+            unresolved = settlement.ack(of_group, epoch, ids, attempts)
         if not unresolved:
             committer = self._parts.committer
             if may_gather:
@@ -70,31 +72,33 @@ class Settling:
                 committer.reply(caller.replies, request, None)
             return
         words = ["acked"] * len(ids)
-        asked = [ids[index] for index in unresolved]
+        unresolved_ids = [ids[index] for index in unresolved]
 
-        def rest(some: range, known: Mapping[int, TaskSnapshot]) -> None:
+        def settle_rest(indexes: range, snapshots: Mapping[int, TaskSnapshot]) -> None:
             engine = self._parts.border.act()
-            for place in some:
-                index, task_id = unresolved[place], asked[place]
-                # An id that is named twice may have ended by its first mention.
+            for position in indexes:
+                index, task_id = unresolved[position], unresolved_ids[position]
+                # An id that is named twice may have been ended by its first receipt.
                 ended = self._core.outcomes.get(task_id) is not None
-                task = None if ended else known.get(task_id)
+                task = None if ended else snapshots.get(task_id)
                 attempt = attempts[index]
-                words[index] = ack_by_record(engine, found, epoch, task_id, attempt, task)
+                words[index] = ack_by_record(engine, of_group, epoch, task_id, attempt, task)
 
         def done() -> None:
             fine = all(word in ("acked", "done") for word in words)
             self._parts.committer.reply(caller.replies, request, None if fine else words)
 
-        self._parts.commands.put(caller, partial(caller.refuse, request), asked, rest, done)
+        self._parts.commands.put(
+            caller, partial(caller.refuse, request), unresolved_ids, settle_rest, done
+        )
 
     # --- nack and reject -----------------------------------------------------------------------
 
     def nack(
         self, caller: Caller, request: int, topic: object, group: object, items: object, now: Now
     ) -> None:
-        """Note failed attempts: ``items`` are ``(id, epoch, attempt, delay_ms or None, reason or
-        None)``. Raises BadRequest, LimitExceeded, Overloaded."""
+        """Record failed attempts. ``items`` are ``(id, epoch, attempt, delay_ms or None, reason or
+        None)``. Raise BadRequest, LimitExceeded, Overloaded."""
 
         def settle(lease: Lease, item: Sequence[Any]) -> str:
             return self._settlement.nack(lease, item[3], item[4], now.now_ms)
@@ -104,8 +108,8 @@ class Settling:
     def reject(
         self, caller: Caller, request: int, topic: object, group: object, items: object, now: Now
     ) -> None:
-        """Give up tasks that will never succeed: ``items`` are ``(id, epoch, attempt, reason or
-        None)``. Raises BadRequest, LimitExceeded, Overloaded."""
+        """Give up tasks that will never succeed. ``items`` are ``(id, epoch, attempt, reason or
+        None)``. Raise BadRequest, LimitExceeded, Overloaded."""
 
         def settle(lease: Lease, item: Sequence[Any]) -> str:
             return self._settlement.reject(lease, item[3], now.now_ms)
@@ -115,8 +119,9 @@ class Settling:
     def snooze(
         self, caller: Caller, request: int, topic: object, group: object, items: object, now: Now
     ) -> None:
-        """Postpone tasks, which counts as no failure: ``items`` are ``(id, epoch, attempt,
-        delay_ms)``. Raises BadRequest, LimitExceeded, Overloaded."""
+        """Postpone tasks without a failure. ``items`` are ``(id, epoch, attempt, delay_ms)``.
+
+        Raise BadRequest, LimitExceeded, Overloaded."""
 
         def settle(lease: Lease, item: Sequence[Any]) -> str:
             return self._settlement.snooze(lease, item[3], now.now_ms)
@@ -130,27 +135,27 @@ class Settling:
         topic: object,
         group_name: object,
         items: object,
-        named: tuple[str, ...],
+        fields: tuple[str, ...],
         settle: Settle,
     ) -> None:
-        """Check every item, a receipt and what is ``named`` behind it; then settle each of them."""
-        group, names = self._group(topic, group_name), ("id", "epoch", "attempt", *named)
-        given = checks.array(items, "items", self._parts.limits.ids_per_frame_max)
-        for index, item in enumerate(given):
+        """Check all items, each a receipt followed by ``fields``, then settle them."""
+        group, names = self._group(topic, group_name), ("id", "epoch", "attempt", *fields)
+        checked = checks.array(items, "items", self._parts.limits.ids_per_frame_max)
+        for index, item in enumerate(checked):
             field = f"items[{index}]"
             if type(item) is not tuple or len(item) != len(names):
                 checks.wrong(field, f"[{', '.join(names)}]", item)
             for value, name in zip(item[:3], names[:3], strict=True):
                 checks.integer(value, f"{field}.{name}", 0, EPOCH_MAX)
-            if "reason" in named and item[-1] is not None:
+            if "reason" in fields and item[-1] is not None:
                 checks.text(item[-1], f"{field}.reason", REASON_CHARACTERS_MAX)
-            # Where there is a reason, there is also a delay by default.
-            if "delay_ms" in named and not ("reason" in named and item[3] is None):
+            # An item with a reason can leave the delay to the retry policy.
+            if "delay_ms" in fields and not ("reason" in fields and item[3] is None):
                 checks.integer(item[3], f"{field}.delay_ms", 0, self._parts.limits.delay_ms_max)
-        receipts = [(item[0], item[1], item[2]) for item in given]
+        receipts = [(item[0], item[1], item[2]) for item in checked]
 
         def act(lease: Lease, index: int) -> str:
-            return settle(lease, given[index])
+            return settle(lease, checked[index])
 
         self._settle(caller, request, group, receipts, act, None)
 
@@ -168,7 +173,7 @@ class Settling:
         lease_ms: int,
         now: Now,
     ) -> None:
-        """Let leases last ``lease_ms`` from now. Raises BadRequest, LimitExceeded, Overloaded."""
+        """Extend leases to ``lease_ms`` from now. Raise BadRequest, LimitExceeded, Overloaded."""
         self._check_receipts(epoch, ids, attempts)
         limits = self._parts.limits
         checks.integer(lease_ms, "lease_ms", limits.lease_ms_min, limits.lease_ms_max)
@@ -178,8 +183,8 @@ class Settling:
             return "extended"
 
         receipts = [(i, epoch, a) for i, a in zip(ids, attempts, strict=True)]
-        found = self._group(topic, group)
-        self._settle(caller, request, found, receipts, prolong, "extended")
+        of_group = self._group(topic, group)
+        self._settle(caller, request, of_group, receipts, prolong, "extended")
 
     def release(
         self,
@@ -192,18 +197,18 @@ class Settling:
         attempts: Sequence[int],
         now: Now,
     ) -> None:
-        """Give tasks back unstarted, which counts as no failure. Raises as ``ack``."""
+        """Return tasks that were not started, without a failure. Raise as ``ack``."""
         self._check_receipts(epoch, ids, attempts)
 
         def give_back(lease: Lease, index: int) -> str:
             return self._settlement.release(lease, now.now_ms)
 
-        # Last first: each goes to the front of the line, so the first is first again.
+        # Each task goes to the front of the queue, so the last is released first.
         receipts = [(i, epoch, a) for i, a in zip(ids, attempts, strict=True)]
-        found = self._group(topic, group)
-        self._settle(caller, request, found, receipts, give_back, "released", backwards=True)
+        of_group = self._group(topic, group)
+        self._settle(caller, request, of_group, receipts, give_back, "released", backwards=True)
 
-    # --- what they share -----------------------------------------------------------------------
+    # --- shared --------------------------------------------------------------------------------
 
     def _settle(
         self,
@@ -216,7 +221,8 @@ class Settling:
         *,
         backwards: bool = False,
     ) -> None:
-        """Act on current receipts; answer of the others what became of their tasks."""
+        """Call ``act`` for current receipts, and answer the others with the states of their
+        tasks."""
         words: list[str] = [""] * len(receipts)
         unresolved: list[int] = []
         order = range(len(receipts))
@@ -230,20 +236,22 @@ class Settling:
                 unresolved.append(index)
             else:
                 words[index] = act(lease, index)
-        asked = [receipts[index][0] for index in unresolved]
+        unresolved_ids = [receipts[index][0] for index in unresolved]
 
-        def rest(some: range, known: Mapping[int, TaskSnapshot]) -> None:
-            for place in some:
-                task_id = asked[place]
-                word = "stale" if task_id in known else self._control.absent(task_id)
-                words[unresolved[place]] = word
+        def settle_rest(indexes: range, snapshots: Mapping[int, TaskSnapshot]) -> None:
+            for position in indexes:
+                task_id = unresolved_ids[position]
+                word = "stale" if task_id in snapshots else self._control.absent(task_id)
+                words[unresolved[position]] = word
 
         def done() -> None:
             fine = usual is not None and all(word == usual for word in words)
             self._parts.committer.reply(caller.replies, request, None if fine else words)
 
         if unresolved:
-            self._parts.commands.put(caller, partial(caller.refuse, request), asked, rest, done)
+            self._parts.commands.put(
+                caller, partial(caller.refuse, request), unresolved_ids, settle_rest, done
+            )
         else:
             done()
 
@@ -263,18 +271,19 @@ def ack_by_record(
     epoch: int,
     task_id: int,
     attempt: int,
-    known: TaskSnapshot | None,
+    task: TaskSnapshot | None,
 ) -> str:
-    """The word for an ack of a task that has no lease, by the task's records: an earlier receipt
-    may finish it."""
-    if known is None:
+    """Return the word for an ack of a task without a lease.
+
+    An earlier receipt can finish the task, which its records decide."""
+    if task is None:
         word = engine.control.absent(task_id)
         return "done" if word == "acked" else word
     if group is None:
         return "stale"
-    if group.name in known.dead:
+    if group.name in task.dead:
         return "dead"
-    return engine.settlement.ack_idle(group, epoch, task_id, attempt, known)
+    return engine.settlement.ack_idle(group, epoch, task_id, attempt, task)
 
 
 assert REASON_LENGTH_MAX < REASON_CHARACTERS_MAX

@@ -1,15 +1,13 @@
-"""The shard: engine, committer and reader of one shard, and the tick that drives them; before that,
-from the store back to a working engine.
+"""A shard: its engine, committer and reader, the tick that drives them, and its recovery.
 
-A tick does what is due now (fires, takes back leases, dispatches), gives the deliveries to the
-sinks of the subscriptions they are for, and sets one timer for the next thing that will be due.
-Everything that may have made something due asks for a tick; many asks in one step of the loop make
-one tick.
+A tick fires due tasks, takes back expired leases and dispatches, gives the deliveries to the sinks
+of their subscriptions, and sets one timer for the next due time. Every change that could make a
+task due asks for a tick; several requests in one step of the loop cause a single tick.
 
-``Recovering.begin`` restores groups, sessions, everything that was handed out before, and the first
-handles in due order: after it the shard can serve. ``rest`` loads the other handles, then the keys,
-while deliveries, enqueues and acks go on; commands that name tasks or keys wait for its end
-(``Shard.loaded``), because a task that is not loaded has no place in memory that they could change.
+``Recovering.begin`` restores groups, sessions, tasks that were delivered before, and the first
+handles in due order. Then the shard can serve. ``rest`` loads the other handles and the keys while
+deliveries, enqueues and acks continue. Commands that name tasks or keys wait until it has finished
+(``Shard.loaded``), because they cannot change a task that is not in memory.
 """
 
 from __future__ import annotations
@@ -63,26 +61,27 @@ if TYPE_CHECKING:
     from tickwheel.server.shard.parts import Directory, Sender
     from tickwheel.server.tracing import Tracing
 
-NS_A_MS = 1_000_000
-NS_A_SECOND = 1_000_000_000
+NS_PER_MS = 1_000_000
+NS_PER_SECOND = 1_000_000_000
 AFTER_DUE_NS = 20_000
-"""So long after the beginning of a millisecond a tick begins for what is due in it: with less the
-steady clock, by which it waits, may be a little ahead of the wall clock, and nothing due yet."""
+"""Delay of a tick after the beginning of its millisecond. The timer uses the steady clock: if that
+is slightly ahead of the wall clock, a tick without this delay would find nothing due."""
 FIRE_PER_TICK = 4_096
 DISPATCH_PER_TICK = 4_096
 SCHEDULES_PER_TICK = 64
-"""Schedules that one tick decides: each may have a hundred tasks."""
+"""Maximum schedules that one tick fires; each can have a hundred tasks."""
 SLEEP_MS_MAX = 1_000
-"""The longest sleep: a jump of the clock is noticed within it."""
+"""Maximum sleep between ticks. A jump of the clock is noticed within this time."""
 SWEEP_MS = 60_000
 TOPICS_PER_SWEEP = 10_000
 
 LISTINGS_AT_A_TIME = 4
-"""Listings at one time: a store has a few threads for them, and each may read some MiB."""
+"""Maximum listings at the same time. A store has few threads for them, and each can read several
+MiB."""
 
 
 class Shard:
-    """One shard at work. ``start`` after the engine was recovered; ``stop`` flushes."""
+    """A running shard. Call ``start`` after the recovery; ``stop`` commits the open batch."""
 
     def __init__(
         self,
@@ -102,7 +101,7 @@ class Shard:
         tracing: Tracing | None = None,
         siblings: Siblings | None = None,
     ) -> None:
-        """``siblings``: the other shards, whose settings this one follows; None: there are none."""
+        """``siblings`` are the other shards, whose settings this one follows, or None."""
         self.settings = settings
         self.limits = settings.limits()
         self.engine = engine
@@ -113,12 +112,12 @@ class Shard:
         self.on_event = on_event
         self.status = status
         self._may_deliver = may_deliver
-        """Whether the leader's lease lasts, by the steady clock; None: nobody else can lead."""
+        """Whether the leader's lease is valid at a steady time; None if no other node can lead."""
         self.loaded = asyncio.Event()
         self.reader = Reader(self.core, store, on_event)
         self.border = Border(engine, on_event)
         self.failed = self.border.failed
-        """Gets the exception that must stop the daemon."""
+        """Receives the exception that must stop the daemon."""
         self.observed = observed or Observed()
         self.history = history
         self.outbound: Sender | None = None
@@ -145,24 +144,24 @@ class Shard:
         if siblings is not None:
             self.following = Following(self, self.upkeep, siblings)
         self.on_landed: Callable[[], None] = lambda: None
-        """Called when answers that had to wait have left: the transport may take more requests."""
+        """Called after waiting answers were sent: the transport can read more requests."""
         self._woken = self._stopped = self._paused = False
         self._alarm: Alarm | None = None
         self.next_tick_mono_ms = 0
-        """When the next tick is if nothing asks for one before."""
+        """Time of the next tick, unless one is requested earlier."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._begin_ledger(opened)
 
     def _add_features(self, backup_folder: Path) -> None:
-        """Make what works with the parts."""
+        """Create the objects that use this shard's parts."""
         self.listings = Listings(
             self, "listings_max", "listings_all_max", at_a_time=LISTINGS_AT_A_TIME
         )
         self.backups = Listings(self, "backups_max")
         self.lookups = Listings(self, "history_lookups_max")
-        """The look-ups in the history that wait for their turn."""
+        """The queue of look-ups in the history."""
         previews = Listings(self, "resets_max")
-        self.lines = self.listings, self.backups, self.lookups, previews
+        self.request_queues = self.listings, self.backups, self.lookups, previews
         self.stories = Stories(self.settings.history_dir)
         self.backup_folder = backup_folder
         self.restores = Restores(self, backup_folder)
@@ -175,13 +174,13 @@ class Shard:
         self.checkbacks = CheckBacks()
 
     def _begin_ledger(self, opened: Opened) -> None:
-        """Begin to note what holds the whole daemon back."""
+        """Begin to record the causes that delay the whole daemon."""
         self._jumps, self._held = self.clock.jumps, self.clock.held
         self._barred_ms: int | None = None
-        """Since when the leader's lease forbids deliveries."""
+        """Wall time since when the leader's lease has forbidden deliveries; None while allowed."""
         if not opened.created:
             self.core.ledger.began(opened.position_ms, self.clock.read().now_ms)
-        self.observed.loop_busy = self._held_up
+        self.observed.loop_busy = self._record_busy_loop
 
     def _new_committer(self, owner: str, opened: Opened) -> Committer:
         settings = self.settings
@@ -208,8 +207,9 @@ class Shard:
     # --- life --------------------------------------------------------------------------------
 
     def start(self, load_rest: Coroutine[Any, Any, None]) -> None:
-        """Begin to serve, when ``following`` has caught up; ``load_rest`` brings the tasks that are
-        not in memory yet."""
+        """Begin to serve; ``load_rest`` loads the tasks that are not in memory.
+
+        Call it after ``following`` has caught up."""
         self._committing = self.spawn(self.committer.run())
         self.spawn(self._load(load_rest))
         self.spawn(self.committer.watch_room())
@@ -227,7 +227,7 @@ class Shard:
         await self.commands.run()
 
     async def stop(self) -> None:
-        """Commit what is open, deliveries in flight included. Raises what prevents that."""
+        """Commit the open batch with the deliveries in flight. Raise the error of the committer."""
         self._stopped = True
         await self.stories.stop()
         self._close_alarm()
@@ -239,11 +239,11 @@ class Shard:
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def pause(self) -> None:
-        """Make no more deliveries; commands still run."""
+        """Stop deliveries; commands still run."""
         self._paused = True
 
     async def kill(self) -> None:
-        """Stop without committing anything more."""
+        """Stop without another commit."""
         self._stopped = True
         await self.stories.stop()
         self._close_alarm()
@@ -264,18 +264,19 @@ class Shard:
             self.fail(error)
 
     def fail(self, error: BaseException) -> None:
-        """Stop the daemon: something broke that must not be survived."""
+        """Stop the daemon after an error that leaves its state unreliable."""
         self.border.fail(error)
 
     @property
     def _is_over(self) -> bool:
-        """Whether the shard delivers nothing more."""
+        """Whether deliveries have ended."""
         return self._stopped or self._paused or self.failed.done()
 
     def _landed(self, now: Now, wait_ms: int) -> None:
-        """Go on after a batch has landed and its replies have left; ``wait_ms`` is in how many ms
-        it makes something due, at the earliest. A tick with nothing to do would cost as much as one
-        that delivers."""
+        """Continue after a batch has landed and its replies were sent.
+
+        ``wait_ms`` is the time until the batch's earliest task is due. A tick is requested only if
+        needed: an idle tick costs as much as one that delivers."""
         timer_ms = self.next_tick_mono_ms - now.mono_ms
         is_early = wait_ms <= timer_ms or timer_ms <= 0 or self.clock.jumps != self._jumps
         if is_early or self.engine.ownership.replays:
@@ -287,9 +288,9 @@ class Shard:
         self.on_landed()
 
     def begin_listings(self) -> None:
-        """Begin slow requests of callers that may take their answers now."""
-        for line in self.lines:
-            line.go_on()
+        """Begin slow requests of callers that can receive answers again."""
+        for queue in self.request_queues:
+            queue.begin_waiting()
 
     def takes_more(self, caller: Caller) -> bool:
         return not (caller.is_blocked or self.committer.is_behind(caller.replies))
@@ -306,7 +307,7 @@ class Shard:
     # --- the tick -----------------------------------------------------------------------------
 
     def wake(self) -> None:
-        """Something may be due: tick in this step of the loop."""
+        """Request a tick in this step of the loop."""
         if not self._woken and not self._is_over:
             self._woken = True
             asyncio.get_running_loop().call_soon(self._tick)
@@ -318,9 +319,9 @@ class Shard:
         try:
             now = self.clock.read()
             if self.clock.jumps != self._jumps:
-                self._jumped(now)
+                self._report_jump(now)
             if self._may_deliver is not None and self._is_barred(now, self._may_deliver):
-                return  # the renewal of the lease pokes
+                return  # the renewal of the lease requests a tick
             more = self.engine.firing.fire(now.now_ms, FIRE_PER_TICK)
             more |= self._fire_schedules(now)
             more |= self._check_transactions(now)
@@ -344,7 +345,7 @@ class Shard:
         if self.clock.held != self._held:
             self._held = self.clock.held
             if not self._held:
-                self.on_event("clock_released", "the clock is believed again")
+                self.on_event("clock_released", "the clock is trusted again")
         if more or unfinished:
             self.wake()
         else:
@@ -370,21 +371,21 @@ class Shard:
         )
 
     def _check_transactions(self, now: Now) -> bool:
-        """Ask about transactions whose time has come. True: there are more."""
+        """Send due check-backs of transactions. Return True if more are due."""
         wait_ms = self.core.transaction_registry.wait_ms(now.mono_ms)
         if wait_ms is None or wait_ms > 0:
             return False
         checkbacks, totals = self.checkbacks, self.core.totals
         parked = totals.transactions_parked
         more = self.engine.transactions.check(*now, CHECKS_PER_TICK, checkbacks.ask)
-        checkbacks.flush(lambda error: self.border.report("a question about transactions", error))
+        checkbacks.flush(lambda error: self.border.report("a check-back of a transaction", error))
         if totals.transactions_parked > parked:
             count = totals.transactions_parked - parked
-            self.on_event("transactions_parked", f"{count} were; tickwheel transactions list")
+            self.on_event("transactions_parked", f"{count} parked; see tickwheel transactions list")
         return more
 
     def _sweep(self, now: Now) -> None:
-        """Forget, once in a while, what nobody will ask for."""
+        """Forget expired state every ``SWEEP_MS``."""
         if now.mono_ms - self._swept_mono_ms < SWEEP_MS:
             return
         self._swept_mono_ms = now.mono_ms
@@ -393,14 +394,14 @@ class Shard:
         self.committer.mark_time(now.mono_ms)
 
     def _report_faults(self) -> None:
-        """Report the tasks that could not be processed and are dead letters now."""
+        """Report the tasks that became dead letters because processing them failed."""
         faults, self.core.faults = self.core.faults, []
-        for what, error, trace in faults:
+        for operation, error, trace in faults:
             with traced(trace):
-                self.border.report(what, error)
+                self.border.report(operation, error)
 
     def _is_barred(self, now: Now, may_deliver: Callable[[int], bool]) -> bool:
-        """Whether nothing may be delivered because the leader's lease may be over."""
+        """Whether deliveries are forbidden because the leader's lease may have expired."""
         if not may_deliver(now.mono_ms):
             if self._barred_ms is None:
                 self._barred_ms = now.now_ms
@@ -410,27 +411,28 @@ class Shard:
             self._barred_ms = None
         return False
 
-    def _held_up(self, busy_ms: int) -> None:
-        """Note that the event loop was busy for so many ms."""
+    def _record_busy_loop(self, busy_ms: int) -> None:
+        """Record that the event loop was busy for ``busy_ms``."""
         now_ms = self.clock.read().now_ms
         self.core.ledger.daemon.add(Cause.LOOP_BUSY, now_ms - busy_ms, now_ms)
 
-    def _jumped(self, now: Now) -> None:
+    def _report_jump(self, now: Now) -> None:
         self._jumps, jump_ms = self.clock.jumps, self.clock.last_jump_ms
         if jump_ms > 0 and not self.clock.held:
             self.core.ledger.daemon.add(Cause.CLOCK, now.now_ms - jump_ms, now.now_ms)
-        held = "; held: nothing fires until it is back" if self.clock.held else ""
+        held = "; held: nothing fires until it is correct again" if self.clock.held else ""
         self.on_event("clock_jumped", f"by {self.clock.last_jump_ms} ms{held}")
 
     def _sleep(self, now: Now) -> None:
         if self.clock.stands:
-            # Who moves the clock asks what is due.
+            # The owner of a manual clock requests the ticks.
             self.next_tick_mono_ms = now.mono_ms + SLEEP_MS_MAX
             return
         wake_ms, into_ns = SLEEP_MS_MAX, 0
         checkpoint_mono_ms = self.engine.next_checkpoint_mono_ms()
         is_late = checkpoint_mono_ms is not None and checkpoint_mono_ms <= now.mono_ms
-        # It comes with the next batch; while the store does not answer a timer would ring and ring.
+        # The next batch brings a late checkpoint. A timer would fire all the time while the store
+        # does not answer.
         is_late = is_late and self.committer.is_asked
         other_ms = self.engine.wake_in_ms(*now, has_checkpoints=not is_late)
         if other_ms is not None:
@@ -439,29 +441,29 @@ class Shard:
         if due_ms is not None and due_ms - now.now_ms <= wake_ms and not self._loader.reads_most:
             wake_ms = due_ms - now.now_ms
             into_ns = self.clock.into_ms_ns() - AFTER_DUE_NS
-        # Behind that batch a tick looks for the next checkpoint.
+        # The tick after that batch looks for the next checkpoint.
         self.next_tick_mono_ms = now.mono_ms + (0 if is_late else wake_ms)
         if self._alarm is None:
             self._alarm = Alarm(self.timer_over)
-        self._alarm.set(wake_ms * NS_A_MS - into_ns)
+        self._alarm.set(wake_ms * NS_PER_MS - into_ns)
 
     def _close_alarm(self) -> None:
         if self._alarm is not None:
             self._alarm.close()
 
     def timer_over(self) -> None:
-        """The time has come for what is due."""
-        due = self.engine.next_checkpoint_mono_ms()
-        if due is not None and due <= self.clock.read().mono_ms:
+        """Tick, and commit a checkpoint that is due."""
+        checkpoint_mono_ms = self.engine.next_checkpoint_mono_ms()
+        if checkpoint_mono_ms is not None and checkpoint_mono_ms <= self.clock.read().mono_ms:
             self.committer.kick()
         if not self._woken:
-            # At once: a turn of the loop less for what is due now.
+            # Tick now, to save due tasks another turn of the loop.
             self._woken = True
             self._tick()
 
 
 class Delivering:
-    """Writes deliveries; counts how late they are, and any that would be early."""
+    """Writes deliveries and records their lateness; an early one is counted as an error."""
 
     def __init__(
         self, engine: Engine, clock: Clock, lateness: Lateness, tracing: Tracing | None = None
@@ -474,13 +476,13 @@ class Delivering:
 
     def write(self, dispatch: Dispatch, now_ms: int) -> None:
         subscriber, items, taken_ms, _ = dispatch
-        # They were due when they were taken; the clock may have gone back since.
+        # The tasks were due when they were taken; the clock may have been set back since then.
         now_ms = max(now_ms, taken_ms)
         late_ms = [now_ms - row[1] for row, attempt, _ in items if attempt == 1 or row[1] > now_ms]
         if late_ms and min(late_ms) < 0:
             self._core.totals.early += sum(late < 0 for late in late_ms)
             late_ms = [late for late in late_ms if late >= 0]
-        causes = self._note(dispatch, late_ms, now_ms) if late_ms else None
+        causes = self._record_lateness(dispatch, late_ms, now_ms) if late_ms else None
         sink = subscriber.sink
         assert sink is not None
         try:
@@ -488,15 +490,17 @@ class Delivering:
         except Exception:
             fit = [item for item in items if self._is_fit(sink, dispatch, item, now_ms)]
             if len(fit) == len(items):
-                raise  # it is not about a task
+                raise  # no single task causes the error
             if fit or subscriber.once:
                 sink.deliver(self._core.epoch, now_ms, fit)
         else:
             if self._tracing is not None:
                 self._tracing.delivered(dispatch, now_ms, causes)
 
-    def _note(self, dispatch: Dispatch, late_ms: list[int], now_ms: int) -> Causes | None:
-        """Note how late first deliveries are; the causes of those that are late."""
+    def _record_lateness(
+        self, dispatch: Dispatch, late_ms: list[int], now_ms: int
+    ) -> Causes | None:
+        """Record the lateness of first deliveries. Return the causes if any is late."""
         subscriber, items, _, causes = dispatch
         group, lateness = subscriber.group, self._lateness
         low, high = lateness.note(group.topic.name, late_ms)
@@ -512,8 +516,10 @@ class Delivering:
         return causes
 
     def _is_fit(self, sink: DeliverySink, dispatch: Dispatch, item: Item, now_ms: int) -> bool:
-        """Whether the delivery can be written; if not, its task becomes a dead letter, unless it
-        ended with this delivery. The others of its frame must not suffer, nor the daemon end."""
+        """Return whether the delivery can be written.
+
+        Otherwise its task becomes a dead letter, unless the task ended with this delivery. The
+        other deliveries of the frame are still made, and the daemon keeps running."""
         row, attempt, _ = item
         try:
             sink.check(item)
@@ -529,7 +535,7 @@ class Delivering:
         return True
 
     def hand_over(self, dispatches: list[Dispatch]) -> None:
-        """Write at-most-once deliveries whose end is durable now."""
+        """Write at-most-once deliveries after their acks are durable."""
         now_ms = self._clock.read().now_ms
         for dispatch in dispatches:
             if dispatch.subscriber.gone_mono_ms is not None:
@@ -538,7 +544,7 @@ class Delivering:
                 self.write(dispatch, now_ms)
 
     def end_cut(self) -> None:
-        """End the streams of the subscriptions that the engine ended."""
+        """Tell the sinks about subscriptions that the engine has ended."""
         cut, self._core.cut = self._core.cut, []
         for subscriber, code, message in cut:
             if subscriber.sink is not None:
@@ -554,7 +560,7 @@ _NO_TIMING: dict[str, Any] = {"cron": "@yearly", "timezone": "UTC", "every_ms": 
 
 
 class Recovering:
-    """The recovery of one engine from its store."""
+    """Recovers one engine from its store."""
 
     def __init__(
         self, store: Store, engine: Engine, opened: Opened, clock: Clock, grace_ms: int
@@ -567,14 +573,14 @@ class Recovering:
         self._special: set[int] = set()
         self._chunks: AsyncIterator[Handles] | None = None
         self.loaded = 0
-        """How many handles were loaded so far."""
+        """Number of handles loaded."""
         self.rows_missing = 0
-        """Tasks with progress or dead letters whose rows the store lacks: it is damaged."""
+        """Tasks with progress or dead letters but without a row, which means a damaged store."""
         self.schedules_held: list[str] = []
-        """Schedules that this machine cannot plan, and so are paused, each with the reason."""
+        """Schedules paused because this machine cannot compute their times, with the reasons."""
 
     async def begin(self) -> None:
-        """Load all but the rest of the handles. Raises StoreError."""
+        """Load everything that serving needs; ``rest`` loads the remainder. Raise StoreError."""
         recovery = self._engine.recovery
         self._engine.core.keys.begin_loading()
         recovery.stopped_ms = self._opened.position_ms
@@ -586,23 +592,23 @@ class Recovering:
             try:
                 schedules.restore(row, Timetable(row.schedule))
             except BadTiming as error:
-                # Its zone is not known on this machine: it waits for somebody to put that right.
+                # This machine does not know its time zone: an operator has to install that.
                 self.schedules_held.append(f"{row.schedule.name}: {error.field} {error}")
                 stopped = row._replace(paused=True)
                 schedules.restore(stopped, Timetable(row.schedule._replace(**_NO_TIMING)))
         self._special = {row.id for row in small.progress} | {row[0] for row in small.dead}
-        # After a crash consumers may be gone; before a clean stop they got GOODBYE and wait.
+        # After a crash consumers may be gone. At a clean stop they received GOODBYE and wait.
         grace_ms = None if self._opened.clean else self._grace_ms
         ids = sorted(self._special)
         for start in range(0, len(ids), IDS_PER_READ):
-            # Those without a row (there should be none) are not left out of the handles.
+            # A task without a row (damage) stays in the handles.
             self._special -= set(ids[start : start + IDS_PER_READ])
             for task in (await self._store.read(ids[start : start + IDS_PER_READ])).values():
                 self._special.add(task.row.id)
                 recovery.with_history(_snapshot(task), *self._clock.read(), grace_ms)
         self.rows_missing = len(ids) - len(self._special)
         recovery.arrived(self._clock.read().now_ms)
-        await self._look_at_runs()
+        await self._restore_runs()
         self._chunks = aiter(self._store.recover_handles(FIRST_CHUNK))
         async for chunk in self._chunks:
             self._add(chunk)
@@ -611,18 +617,18 @@ class Recovering:
         if self.is_small:
             await self._load()
 
-    async def _look_at_runs(self) -> None:
-        """Learn whether the newest tasks of schedules have ended."""
-        rest: Sequence[int] = self._engine.core.schedule_heap.watched_ids()
-        while rest:
-            asked = rest
-            found, rest = await self._store.read_some(asked, RUNS_BYTES)
-            looked_at = asked[: len(asked) - len(rest)]
-            known = {task_id: _snapshot(task) for task_id, task in found.items()}
-            self._engine.schedules.found(looked_at, known)
+    async def _restore_runs(self) -> None:
+        """Find out whether the newest tasks of schedules have ended."""
+        unread: Sequence[int] = self._engine.core.schedule_heap.watched_ids()
+        while unread:
+            ids = unread
+            tasks, unread = await self._store.read_some(ids, RUNS_BYTES)
+            read_ids = ids[: len(ids) - len(unread)]
+            snapshots = {task_id: _snapshot(task) for task_id, task in tasks.items()}
+            self._engine.schedules.found(read_ids, snapshots)
 
     def log_summary(self, log: Log, store: str, elapsed_s: float) -> None:
-        """Log what ``begin`` found, and what it did not find, in one line each."""
+        """Log the result of ``begin``: recovered state, missing rows and paused schedules."""
         if self.rows_missing:
             log.error("rows_missing", store=store, tasks=self.rows_missing, see="tickwheel check")
         for held in self.schedules_held:
@@ -651,7 +657,7 @@ class Recovering:
         return self.is_small and not self.loaded and not self._special
 
     async def rest(self) -> None:
-        """Load the tasks that ``begin`` did not load. Raises StoreError."""
+        """Load the tasks that ``begin`` did not load. Raise StoreError."""
         if not self.is_small:
             await self._load()
 
@@ -669,7 +675,7 @@ class Recovering:
     def _add_keys(self, ids: Sequence[int], hashes: Sequence[int], expected: int) -> None:
         mark = self._opened.id_mark
         if ids and max(ids) > mark:
-            # Enqueued since this recovery began, and in the index already.
+            # Ids above the mark were enqueued since this recovery began and are already indexed.
             kept = [index for index, task_id in enumerate(ids) if task_id <= mark]
             ids, hashes = [ids[index] for index in kept], [hashes[index] for index in kept]
         self._engine.recovery.keys(ids, hashes, self._special, expected)
@@ -678,7 +684,7 @@ class Recovering:
         ids, dues_ms, topics = chunk.ids, chunk.dues_ms, chunk.topics
         mark = self._opened.id_mark
         if ids and max(ids) > mark:
-            # Enqueued since this recovery began, and on the wheel already.
+            # Ids above the mark were enqueued since this recovery began and are on the wheel.
             kept = [index for index, task_id in enumerate(ids) if task_id <= mark]
             ids = [ids[index] for index in kept]
             dues_ms = [dues_ms[index] for index in kept]
@@ -690,12 +696,12 @@ class Recovering:
 
 
 def _snapshot(task: StoredTask) -> TaskSnapshot:
-    """What a store has recorded of a task, by group."""
+    """Return the task with its progress and dead letters by group."""
     progress, dead = {p.group: p for p in task.progress}, {d.group: d for d in task.dead}
     return TaskSnapshot(task.row, progress, dead)
 
 
-# --- what wakes the tick --------------------------------------------------------------------------
+# --- the timer of the tick ------------------------------------------------------------------------
 
 
 class _TimeSpec(ctypes.Structure):
@@ -703,21 +709,21 @@ class _TimeSpec(ctypes.Structure):
 
 
 class _TimerSpec(ctypes.Structure):
-    """``struct itimerspec``: it does not repeat, since ``interval`` is zero."""
+    """``struct itimerspec``; with an ``interval`` of zero the timer does not repeat."""
 
     _fields_ = (("interval", _TimeSpec), ("value", _TimeSpec))
 
 
 class Alarm:
-    """Calls ``ring`` back once, at a moment that is set in nanoseconds. ``close`` it in the end.
+    """Calls ``ring`` once after a delay in nanoseconds. Call ``close`` at the end.
 
-    An event loop's own timers count whole milliseconds of the steady clock, and a task is due at
-    the beginning of a millisecond of the wall clock: with them a delivery left half a millisecond
-    late on average, and up to two. A timerfd is a file that can be read from a moment on, to the
-    microsecond (timerfd_create(2)); the event loop waits for it as for a socket. Where there is
-    none (not Linux, no file left, a loop that watches no files) the loop's timer stands in for it.
+    Timers of an event loop count whole milliseconds of the steady clock, while a task is due at the
+    beginning of a millisecond of the wall clock. With them a delivery left half a millisecond late
+    on average and two at most. A timerfd becomes readable with microsecond precision
+    (timerfd_create(2)), and the event loop waits for it as for a socket. Where none can be created
+    (not Linux, no free descriptor, a loop that cannot watch files), the loop's timer is used.
 
-    At most one call back comes of each ``set``.
+    Each ``set`` causes at most one call.
     """
 
     def __init__(self, ring: Callable[[], None]) -> None:
@@ -731,10 +737,10 @@ class Alarm:
             self._open()
 
     def _open(self) -> None:
-        """Raises what prevents it."""
+        """Create the timerfd and watch it. Raise OSError if that fails."""
         libc = _libc()
         make, self._set_time = libc.timerfd_create, libc.timerfd_settime
-        # Its two flags are those of open(2).
+        # Both flags have the values of open(2).
         fd = make(time.CLOCK_MONOTONIC, os.O_NONBLOCK | os.O_CLOEXEC)
         if fd < 0:
             raise OSError(ctypes.get_errno(), "timerfd_create")
@@ -746,27 +752,27 @@ class Alarm:
         self._fd = fd
 
     def set(self, after_ns: int) -> None:
-        """Ring after so many nanoseconds, and not when it was set to before."""
+        """Ring after ``after_ns``. This replaces the earlier setting."""
         if self._fd is None:
             if self._handle is not None:
                 self._handle.cancel()
-            self._handle = self._loop.call_later(max(0, after_ns) / NS_A_SECOND, self._ring)
+            self._handle = self._loop.call_later(max(0, after_ns) / NS_PER_SECOND, self._ring)
             return
         value = self._spec.value
-        # A value of zero would turn it off.
-        value.seconds, value.nanoseconds = divmod(max(1, after_ns), NS_A_SECOND)
+        # A value of zero would disarm the timer.
+        value.seconds, value.nanoseconds = divmod(max(1, after_ns), NS_PER_SECOND)
         self._set_time(self._fd, 0, ctypes.byref(self._spec), None)
 
     def _rings(self) -> None:
-        assert self._fd is not None, "it is watched"
+        assert self._fd is not None, "only an open timerfd is watched"
         try:
             os.read(self._fd, 8)
         except BlockingIOError:
-            return  # it was set anew in this turn of the loop
+            return  # set again in this turn of the loop
         self._ring()
 
     def close(self) -> None:
-        """It does not ring any more. May be called twice."""
+        """Cancel the alarm for good. A second call does nothing."""
         if self._handle is not None:
             self._handle.cancel()
         if self._fd is not None:
@@ -781,4 +787,4 @@ def _libc() -> Any:
 
 
 def _nothing() -> None:
-    """What a closed alarm rings."""
+    """Replace ``ring`` of a closed alarm."""

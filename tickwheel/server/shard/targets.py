@@ -1,8 +1,7 @@
-"""Targets of groups: set, taken away, shown; and what is asked of the process that sends
-(``server/outbound.py``): one request for a try, the last requests, one of them once more.
+"""Operations on targets of groups: set, remove, list, test, log and resend.
 
-A group has a target or subscribers, never both. Addresses that may not be asked are refused here at
-once, as far as they can be looked up; the process checks them again whenever it connects.
+A group has either a target or subscribers. Forbidden addresses are refused here if their host can
+be resolved, and the outbound process (``server/outbound.py``) checks them at every connection.
 """
 
 from __future__ import annotations
@@ -49,15 +48,15 @@ if TYPE_CHECKING:
 
 PUSH, FORWARD = "push", "forward"
 LOOK_UP_S: Final = 3.0
-"""How long a host may take to be looked up when a target is set; the process looks it up anyway."""
+"""Maximum seconds to resolve a host when a target is set; the outbound process does it again."""
 LOOK_UPS_MAX: Final = 64
-"""Hosts that are looked up at a time."""
+"""Maximum hosts that are being resolved."""
 PORTS: Final = {"http": 80, "https": 443}
 PUSH_OPTIONS: Final = (
     "format", "concurrency", "request_timeout_ms", "connect_timeout_ms", "callback_lease_ms",
 )  # fmt: skip
 FORWARD_OPTIONS: Final = ("batch", "concurrency")
-NO_SENDER: Final = "no process of this daemon sends: it runs inside a program"
+NO_SENDER: Final = "this daemon runs inside a program and has no outbound process"
 
 
 class Targeting:
@@ -69,12 +68,12 @@ class Targeting:
         self._core = parts.core
         self._guard = Guard.of(parts.settings.push_networks)
         self._looking = 0
-        """Hosts that are being looked up."""
+        """Number of hosts that are being resolved."""
 
-    # --- set and taken away ----------------------------------------------------------------------
+    # --- set and remove --------------------------------------------------------------------------
 
     def set_push(self, ask: Ask[SetPush]) -> None:
-        """Make a URL the consumer of a group. Raises BadRequest, Conflict, LimitExceeded."""
+        """Push the tasks of a group to a URL. Raise BadRequest, Conflict, LimitExceeded."""
         request = ask.request
         if find_spec("aiohttp") is None:
             raise lacks_extra("push", "push", "aiohttp")
@@ -83,16 +82,17 @@ class Targeting:
         if secrets is None and before is not None and before.kind == PUSH:
             secrets = before.secrets
         if not secrets:
-            raise BadRequest("secrets must name what the requests are signed with")
-        if any(one.startswith(PRIVATE) for one in secrets) and find_spec("cryptography") is None:
+            raise BadRequest("secrets must contain at least one secret to sign requests with")
+        is_private = any(secret.startswith(PRIVATE) for secret in secrets)
+        if is_private and find_spec("cryptography") is None:
             raise lacks_extra(*NEEDS_EXTRA, "cryptography")
         sender = self._parts.outbound
         if request.callback_lease_ms is not None and sender is not None and not sender.callbacks:
-            raise BadRequest("callback_lease_ms needs a daemon that serves HTTP: setting http")
+            raise BadRequest("callback_lease_ms needs a daemon that serves HTTP (setting http)")
         self._set(ask, PUSH, tuple(secrets), PUSH_OPTIONS)
 
     def set_forward(self, ask: Ask[SetForward]) -> None:
-        """Make another broker the consumer of a group. Raises as ``set_push``."""
+        """Forward the tasks of a group to another broker. Raise as ``set_push``."""
         secret = ask.request.secret
         self._set(ask, FORWARD, () if secret is None else (secret,), FORWARD_OPTIONS)
 
@@ -101,45 +101,44 @@ class Targeting:
     ) -> None:
         request = ask.request
         self._check_room(request.topic, request.group)
-        said = ((name, getattr(request, name)) for name in names)
+        options = ((name, getattr(request, name)) for name in names)
         row = TargetRow(
             request.topic,
             request.group,
             kind,
             request.url,
             secrets,
-            tuple((name, value) for name, value in said if value is not None),
+            tuple((name, value) for name, value in options if value is not None),
             ask.now.now_ms,
             ask.caller.principal.name or ask.caller.label,
         )
         is_asked = kind == FORWARD and self._parts.outbound is not None
-        also = partial(self._unknown, row) if is_asked else None
-        self._behind_guard(ask, request.url, partial(self._put, ask, row), also)
+        check = partial(self._check_forward, row) if is_asked else None
+        self._after_guard(ask, request.url, partial(self._put, ask, row), check)
 
-    async def _unknown(self, row: TargetRow) -> TickwheelError | None:
-        """What the process that sends says is wrong with the address of a forwarder; None:
-        nothing."""
+    async def _check_forward(self, row: TargetRow) -> TickwheelError | None:
+        """Return the outbound process's error for the address of a forwarder, or None."""
         try:
             await self._sender().ask("check", url=row.url, secrets=row.secrets)
         except BadRequest as error:
             return error
         except TickwheelError:
-            pass  # it says so when it begins
+            pass  # the process reports it when it starts the target
         return None
 
-    def _behind_guard(
+    def _after_guard(
         self,
         ask: Ask[Any],
         url: str,
         act: Callable[[], None],
         also: Callable[[], Coroutine[Any, Any, TickwheelError | None]] | None = None,
     ) -> None:
-        """``act`` when the host of a URL was looked up, and may be asked. ``also`` says what else
-        is wrong."""
+        """Call ``act`` after the host of a URL was resolved and is allowed. ``also`` returns a
+        further error, or None."""
         parts = self._parts
         if self._looking >= LOOK_UPS_MAX:
             raise Overloaded(
-                f"the hosts of {self._looking} targets are being looked up; the limit is"
+                f"the hosts of {self._looking} targets are being resolved; the limit is"
                 f" {LOOK_UPS_MAX} (LOOK_UPS_MAX)"
             )
         self._looking += 1
@@ -166,10 +165,10 @@ class Targeting:
 
     def _put(self, ask: Ask[Any], row: TargetRow) -> None:
         self._check_room(row.topic, row.group)
-        found, group = find_room(self._parts, row.topic, row.group)
+        topic, group = find_room(self._parts, row.topic, row.group)
         grouping = self._parts.border.act().grouping
         if group is None:
-            begin_group(grouping, found, row.group, None, ask.now.now_ms)
+            begin_group(grouping, topic, row.group, None, ask.now.now_ms)
         created = (row.topic, row.group) not in self._core.targets
         grouping.set_target(row)
         targets_changed(self._parts)
@@ -178,8 +177,7 @@ class Targeting:
         self._parts.wake()
 
     def _check_room(self, topic: str, name: str) -> None:
-        """Raises Conflict while somebody is subscribed to the group, LimitExceeded when there are
-        as many targets as there may be."""
+        """Raise Conflict if the group has subscribers, LimitExceeded at the limit of targets."""
         core = self._core
         if (topic, name) not in core.targets and len(core.targets) >= TARGETS_MAX:
             raise LimitExceeded(
@@ -194,7 +192,7 @@ class Targeting:
             )
 
     def _others(self, group: Group) -> set[Any]:
-        """The subscribers of a group that are not our own process."""
+        """Return the subscribers of a group except the outbound process."""
         ours = {
             subscriber
             for caller in self._parts.callers
@@ -204,14 +202,14 @@ class Targeting:
         return set(group.subscribers) - ours
 
     def remove_target(self, ask: Ask[OfGroup]) -> None:
-        """Take the target of a group away. Raises NotFound."""
+        """Remove the target of a group. Raise NotFound."""
         row = self._row(ask.request.topic, ask.request.group)
         self._parts.border.act().grouping.drop_target(row.topic, row.group)
         targets_changed(self._parts)
         self._parts.committer.answer(ask, {"kind": row.kind, "url": shown_url(row.url)})
 
     def end(self, topic: str, group: str, reason: str, since_ms: int) -> None:
-        """End a push whose endpoint said that it wants no more; what was set anew stays."""
+        """End a push whose endpoint answered 410, unless it was set again since ``since_ms``."""
         row = self._core.targets.get((topic, group))
         if row is None or row.ended_ms is not None or row.since_ms != since_ms:
             return
@@ -223,22 +221,22 @@ class Targeting:
         parts.committer.begin()
         parts.on_event(
             "push_ended",
-            f"group {group} of topic {topic}: {reason}; it is sent nothing more until it is set"
+            f"group {group} of topic {topic}: {reason}; nothing is sent until the push is set"
             " again",
         )
 
-    # --- shown -----------------------------------------------------------------------------------
+    # --- reads -----------------------------------------------------------------------------------
 
     def targets(self, ask: Ask[OfTargets]) -> None:
-        """Answer the targets of a topic, or all."""
+        """Answer the targets of a topic, or of all topics."""
         topic, only = ask.request.topic, ask.only
         rows = [
             row
             for _, row in sorted(self._core.targets.items())
             if topic in (None, row.topic) and (only is None or only(row.topic))
         ]
-        found = [target_map(row, self._state(row)) for row in rows]
-        self._parts.committer.answer(ask, {"targets": found})
+        targets = [target_map(row, self._state(row)) for row in rows]
+        self._parts.committer.answer(ask, {"targets": targets})
 
     def _state(self, row: TargetRow) -> Mapping[str, Any]:
         sender = self._parts.outbound
@@ -251,37 +249,38 @@ class Targeting:
             raise NotFound(f"group {group} of topic {topic} has no target")
         return row
 
-    # --- asked of the process --------------------------------------------------------------------
+    # --- requests to the outbound process --------------------------------------------------------
 
     def test_push(self, ask: Ask[TestPush]) -> None:
-        """Send one request to a URL, and answer what came of it. Raises BadRequest, Conflict."""
+        """Send a test request to a URL and answer its result. Raise BadRequest, Conflict."""
         request, sender = ask.request, self._sender()
-        said = {"url": request.url, "secrets": request.secrets or (), "format": request.format}
-        self._behind_guard(ask, request.url, lambda: self._ask(ask, sender, "test", said))
+        fields = {"url": request.url, "secrets": request.secrets or (), "format": request.format}
+        self._after_guard(ask, request.url, lambda: self._ask(ask, sender, "test", fields))
 
     def push_log(self, ask: Ask[PushLogPage]) -> None:
-        """Answer the last requests of a push. Raises NotFound, Conflict."""
+        """Answer the recent requests of a push. Raise NotFound, Conflict."""
         row = self._push(ask.request.topic, ask.request.group)
-        said = {"topic": row.topic, "group": row.group, "limit": ask.request.limit}
-        self._ask(ask, self._sender(), "log", said)
+        fields = {"topic": row.topic, "group": row.group, "limit": ask.request.limit}
+        self._ask(ask, self._sender(), "log", fields)
 
     def resend(self, ask: Ask[Resend]) -> None:
-        """Send a request once more, and answer what came of it. Raises NotFound, Conflict."""
+        """Send a recent request again and answer its result. Raise NotFound, Conflict."""
         row = self._push(ask.request.topic, ask.request.group)
-        said = {"topic": row.topic, "group": row.group, "number": ask.request.number}
-        self._ask(ask, self._sender(), "resend", said)
+        fields = {"topic": row.topic, "group": row.group, "number": ask.request.number}
+        self._ask(ask, self._sender(), "resend", fields)
 
-    # --- asked by endpoints ----------------------------------------------------------------------
+    # --- requests of endpoints -------------------------------------------------------------------
 
     def settle_callback(self, ask: Ask[SettleCallback]) -> None:
-        """Settle the task of a callback. The token proves that its bearer was sent the task. Raises
-        NotFound."""
+        """Settle the task of a callback. Raise NotFound.
+
+        The token proves that the caller has received the task."""
         request = ask.request
-        settled, is_of = read_token(request.token)
-        topic, group, task_id, epoch, attempt = settled
+        callback, is_signed_by = read_token(request.token)
+        topic, group, task_id, epoch, attempt = callback
         row = self._core.targets.get((topic, group))
-        if row is None or not is_of(row.secrets):
-            raise NotFound("there is no such callback, or not any more")
+        if row is None or not is_signed_by(row.secrets):
+            raise NotFound("there is no such callback, or it has ended")
         receipt = (task_id, epoch, attempt)
         caller = Caller(
             _Worded(ask.replies, USUAL[request.result]),
@@ -289,7 +288,7 @@ class Targeting:
             address=ask.caller.address,
         )
         of_group, settling = (caller, ask.number, topic, group), self._settling
-        if request.result == "ack" and not self._is_newest(settled):
+        if request.result == "ack" and not self._is_newest(callback):
             self._parts.committer.answer(ask, {"result": "stale"})
         elif request.result == "ack":
             settling.ack(*of_group, epoch, (task_id,), (attempt,))
@@ -302,16 +301,17 @@ class Targeting:
             lease_ms = request.lease_ms or row.option("callback_lease_ms")
             if type(lease_ms) is not int:
                 raise BadRequest(
-                    "lease_ms must be given: this push has no callback_lease_ms any more"
+                    "lease_ms is required because this push no longer has a callback_lease_ms"
                 )
             settling.extend(*of_group, epoch, (task_id,), (attempt,), lease_ms, ask.now)
         self._parts.wake()
 
-    def _is_newest(self, settled: Callback) -> bool:
-        """Whether a task was not sent again since: a token is of one sending."""
-        group = self._core.find_group(settled.topic, settled.group)
+    def _is_newest(self, callback: Callback) -> bool:
+        """Return whether the task was not sent again since, because a token is valid for a single
+        delivery."""
+        group = self._core.find_group(callback.topic, callback.group)
         return group is None or self._parts.border.act().settlement.is_newest(
-            group, settled.id, settled.epoch, settled.attempt
+            group, callback.id, callback.epoch, callback.attempt
         )
 
     def _sender(self) -> Sender:
@@ -326,10 +326,10 @@ class Targeting:
             raise Conflict(f"group {group} of topic {topic} is forwarded, not pushed")
         return row
 
-    def _ask(self, ask: Ask[Any], sender: Sender, what: str, said: dict[str, Any]) -> None:
+    def _ask(self, ask: Ask[Any], sender: Sender, what: str, fields: dict[str, Any]) -> None:
         async def wait() -> None:
             try:
-                answer = await sender.ask(what, **said)
+                answer = await sender.ask(what, **fields)
             except TickwheelError as error:
                 ask.refuse(error)
             except Exception as error:
@@ -341,7 +341,7 @@ class Targeting:
 
 
 class _Worded:
-    """A sink of answers for one settled delivery, which makes a map of its word."""
+    """A sink for the answer of one settled delivery, which converts its word to a map."""
 
     def __init__(self, replies: ReplySink, usual: str) -> None:
         self._replies = replies
@@ -358,13 +358,13 @@ class _Worded:
 
 
 USUAL: Final = {"ack": "acked", "nack": "retrying", "reject": "dead", "extend": "extended"}
-"""What a callback asks for → the word when nothing is said of it."""
+"""The word of an answer without words, by the result that a callback requests."""
 TARGETS_MAX: Final = 1_000
-"""Targets of one daemon."""
+"""Maximum targets of a daemon."""
 
 
 def check_no_target(parts: Parts, caller: Caller, topic: object, group: object) -> None:
-    """Raises Conflict for a group that has a target, from anybody but the process that sends."""
+    """Raise Conflict if the group has a target and the caller is not the outbound process."""
     targets = parts.core.targets
     if not targets or caller.principal == OUTBOUND:
         return
@@ -372,13 +372,13 @@ def check_no_target(parts: Parts, caller: Caller, topic: object, group: object) 
     if row is not None:
         what = "pushed" if row.kind == PUSH else "forwarded"
         raise Conflict(
-            f"group {row.group} of topic {row.topic} is {what} to {shown_url(row.url)} and takes no"
-            " subscribers; remove_target changes that"
+            f"group {row.group} of topic {row.topic} is {what} to {shown_url(row.url)} and cannot"
+            " have subscribers; remove its target first (remove_target)"
         )
 
 
 async def why_forbidden(guard: Guard, url: str) -> ForbiddenAddress | None:
-    """Why a URL may not be asked; None: it may, or nobody knows its host at the moment."""
+    """Return why a URL is forbidden; None if it is allowed or its host cannot be resolved now."""
     parts = urlsplit(url)
     for place in parts.netloc.split(","):
         host = urlsplit(f"//{place}").hostname or ""
@@ -389,13 +389,13 @@ async def why_forbidden(guard: Guard, url: str) -> ForbiddenAddress | None:
         except ForbiddenAddress as error:
             return error
         except (OSError, UnicodeError):
-            continue  # TimeoutError is one, too
+            continue  # TimeoutError is an OSError
     return None
 
 
 def target_map(row: TargetRow, state: Mapping[str, Any]) -> dict[str, Any]:
-    """A target as answers have it."""
-    found: dict[str, Any] = {
+    """Return a target in the form of all answers."""
+    fields: dict[str, Any] = {
         "topic": row.topic,
         "group": row.group,
         "kind": row.kind,
@@ -408,5 +408,5 @@ def target_map(row: TargetRow, state: Mapping[str, Any]) -> dict[str, Any]:
         **state,
     }
     if row.ended_ms is not None:
-        found |= {"state": "ended", "ended_ms": row.ended_ms, "reason": row.reason}
-    return found
+        fields |= {"state": "ended", "ended_ms": row.ended_ms, "reason": row.reason}
+    return fields

@@ -1,15 +1,14 @@
-"""Transactions: prepare, commit, roll back, list, show, and who is asked about them.
+"""Transactions: prepare, commit, roll back, list and show them, and send check-backs.
 
-A command on a transaction whose decision is not durable yet waits for that, because it may still be
-undone. That wait is one commit. ``only``: a transaction with a task of another topic is as if it
-were not there.
+A command on a transaction waits, for at most one commit, until its decision is durable, because the
+decision can still be undone. ``only`` hides transactions that have a task of another topic.
 
-A producer says which producer groups it answers for; it is asked until it is gone. A *member* for a
-transaction is who says its group and may produce to every topic of its tasks, because it could
-decide about it unasked as well; whoever may not is a stranger, and as if it were not there. The
-transaction's owner is asked first: the connection that prepared it, because it knows best, then
-others of its name, in turn; then the other members, in turn. What is asked leaves with the tick in
-which its time came, in frames of many.
+A producer announces the producer groups that it answers for, and receives check-backs until it
+disconnects. A *member* for a transaction has announced its group and may produce to every topic of
+its tasks, so it could decide the transaction anyway. Other callers receive no check-backs. The
+owner is asked first: the connection that prepared the transaction, then other connections with the
+owner's name, in turn. The other members follow, in turn. Due check-backs are sent with the tick, in
+frames of several.
 """
 
 from __future__ import annotations
@@ -71,11 +70,11 @@ COUNTED_FROM = ("enqueue", "commit")
 STATES = {state.name.lower(): state for state in TransactionState}
 NO_OPTIONS = TaskOptions()
 NAMES_PER_STEP = 500
-"""How many transactions a listing looks at in one step."""
+"""Transactions that a listing examines in one step of the loop."""
 TRANSACTION_TOPICS_MAX = 100
-"""How many topics the tasks of one transaction may have."""
+"""Maximum topics of the tasks of a transaction."""
 CHECKED_GROUPS_MAX = 1_000
-"""How many producer groups one connection may answer for."""
+"""Maximum producer groups that a connection answers for."""
 
 
 @dataclass(eq=False)
@@ -88,9 +87,9 @@ class Transacting:
     _listings: Listings
     _value_bytes: ValueBytes
     _check_door: Callable[[], None]
-    """Raises what keeps every new task out."""
+    """Raises the reason if every new task is refused at the moment."""
     _checked: Callable[[object], Sequence[Any]]
-    """The tasks of one request."""
+    """Returns the tasks of a request after a check of their number."""
 
     def __post_init__(self) -> None:
         self._core, self._config = self._parts.core, self._parts.core.config
@@ -110,11 +109,12 @@ class Transacting:
         options: dict[str, Any],
         now: Now,
     ) -> None:
-        """Keep half tasks of a transaction, which is made with its first ones; the sink's
-        ``accepted`` gets no ids. ``part`` is the number of these in the transaction, from 1 on: the
-        same number with the same tasks again is a resend. ``from``: what the delays count from,
-        "enqueue" or "commit". Raises as an enqueue, and Conflict, Forbidden, TransactionCommitted,
-        TransactionRolledBack."""
+        """Store half tasks of a transaction, which its first part creates.
+
+        The sink's ``accepted`` gets no ids. ``part`` numbers the parts of the transaction from 1;
+        the same part with the same tasks is a resend. The option ``from`` states whether delays
+        count from "enqueue" or "commit". Raise as an enqueue, and Conflict, Forbidden,
+        TransactionCommitted, TransactionRolledBack."""
         name = checks.name(transaction, "transaction")
         members = checks.name(group, "group")
         number = checks.integer(part, "part", 1, PART_MAX)
@@ -126,21 +126,21 @@ class Transacting:
             claim = checks.integer(claim, "claim", 1, INTEGER_MAX)
 
         def act() -> None:
-            found = self._registry.known.get(name)
-            if found is not None:
-                self._check_open(found, members, caller)
+            existing = self._registry.known.get(name)
+            if existing is not None:
+                self._check_open(existing, members, caller)
             else:
                 check_new_name(self._core, OF_TRANSACTION, name, claim)
             halves: tuple[Half, ...] = ()
-            if found is not None and (former := found.parts.get(number)) is not None:
+            if existing is not None and (former := existing.parts.get(number)) is not None:
                 self._check_same(former, tasks, from_commit=counted_from == "commit")
             else:
                 self._check_door()
                 if caller.quota is not None:
                     caller.quota.check(self._core, now.mono_ms)
                 halves = self._halves(tasks, now.now_ms, from_commit=counted_from == "commit")
-                self._check_limits(name, found, halves)
-                check_share(caller.principal, self._core, found, halves)
+                self._check_limits(name, existing, halves)
+                check_share(caller.principal, self._core, existing, halves)
                 if caller.quota is not None:
                     caller.quota.check_count(self._core, len(halves))
                     caller.quota.charge(len(halves), sum(half.size_bytes for half in halves))
@@ -152,66 +152,68 @@ class Transacting:
 
         self._when_free(caller, name, act, partial(caller.refuse, request))
 
-    def _check_open(self, found: Transaction, group: str, caller: Caller) -> None:
-        row, topics = found.row, caller.principal.topics(Right.PRODUCE)
+    def _check_open(self, transaction: Transaction, group: str, caller: Caller) -> None:
+        row, topics = transaction.row, caller.principal.topics(Right.PRODUCE)
         if not all(map(topics, row.topics)):
             raise Forbidden(
-                f"transaction {row.id} is not this caller's to add to; choose another name"
+                f"this caller may not add tasks to transaction {row.id}; choose another name"
             )
         if row.group != group:
-            raise Conflict(f"transaction {row.id} is of producer group {row.group}, not of {group}")
+            raise Conflict(f"transaction {row.id} has the producer group {row.group}, not {group}")
         if row.state is TransactionState.COMMITTED:
             raise TransactionCommitted(f"transaction {row.id} was committed")
         if row.state is TransactionState.ROLLED_BACK:
             raise TransactionRolledBack(f"transaction {row.id} was rolled back")
 
     def _check_same(self, former: Halves, tasks: object, *, from_commit: bool) -> None:
-        """Check that a part that comes again has the tasks that it had. Raises Conflict."""
-        given = self._checked(tasks)
-        at_ms = former.prepared_ms  # so that delays end when they did
+        """Raise Conflict if a resent part has other tasks than before."""
+        checked_tasks = self._checked(tasks)
+        at_ms = former.prepared_ms  # so that delays end at the same times
         halves = [
             _half(
                 self._new_tasks.careful(task, f"tasks[{index}]", at_ms),
                 at_ms,
                 counted=from_commit and not _has_moment(task),
             )
-            for index, task in enumerate(given)
+            for index, task in enumerate(checked_tasks)
         ]
         if _contents(former.transaction, halves) != _contents(former.transaction, former.halves):
             raise Conflict(
                 f"part {former.part} of transaction {former.transaction} has other tasks; a resend"
-                " must have the same, and another request needs another part"
+                " must have the same tasks, and a new request needs a new part"
             )
 
     def _halves(self, tasks: object, now_ms: int, *, from_commit: bool) -> tuple[Half, ...]:
-        given = self._checked(tasks)
-        new_tasks, _, rules = self._new_tasks.parse(given, now_ms)
+        checked_tasks = self._checked(tasks)
+        new_tasks, _, rules = self._new_tasks.parse(checked_tasks, now_ms)
         if rules is not None:
             index = next(i for i, rule in enumerate(rules) if rule is not None)
             raise BadRequest(
-                f"tasks[{index}] has a rule for a pending key (if_pending, its own or its topic's):"
-                " a half task may wait for long, and what is pending now may not be then; enqueue"
-                " it without a transaction"
+                f"tasks[{index}] has a rule for a pending key (if_pending, its own or its topic's),"
+                " which a half task cannot have because the pending tasks can change before the"
+                " commit; enqueue it without a transaction"
             )
         return tuple(
             _half(new_task, now_ms, counted=from_commit and not _has_moment(task))
-            for new_task, task in zip(new_tasks, given, strict=True)
+            for new_task, task in zip(new_tasks, checked_tasks, strict=True)
         )
 
-    def _check_limits(self, name: str, found: Transaction | None, halves: tuple[Half, ...]) -> None:
+    def _check_limits(
+        self, name: str, transaction: Transaction | None, halves: tuple[Half, ...]
+    ) -> None:
         config, registry = self._config, self._registry
-        if found is None:
-            count, said = registry.undecided, "transactions are not decided"
-            checks.room(Overloaded, count, said, config, "transactions_max")
+        if transaction is None:
+            count, subject = registry.undecided, "transactions are undecided"
+            checks.room(Overloaded, count, subject, config, "transactions_max")
         size_bytes = sum(half.size_bytes for half in halves)
         held_bytes = registry.size_bytes + registry.tasks * ROW_OVERHEAD_BYTES
         more_bytes = size_bytes + len(halves) * ROW_OVERHEAD_BYTES
         if held_bytes + more_bytes > config.transactions_bytes_max:
             raise Overloaded(
-                f"half tasks take {held_bytes} bytes, and {more_bytes} more would be too many;"
-                f" the limit is {config.transactions_bytes_max} (transactions_bytes_max)"
+                f"half tasks take {held_bytes} bytes, and {more_bytes} more exceed the limit"
+                f" {config.transactions_bytes_max} (transactions_bytes_max)"
             )
-        row = None if found is None else found.row
+        row = None if transaction is None else transaction.row
         count = len(halves) + (0 if row is None else row.tasks)
         if count > config.transaction_tasks_max:
             raise LimitExceeded(
@@ -234,14 +236,15 @@ class Transacting:
     # --- decisions -------------------------------------------------------------------------------
 
     def commit_transaction(self, ask: Ask[TransactionName]) -> None:
-        """Make the half tasks tasks; the answer has their ids, in the order of the parts. A
-        repeated commit has the same answer. Raises UnknownTransaction, TransactionRolledBack, and
-        as an enqueue what may be tried again."""
+        """Turn the half tasks into tasks, and answer their ids in the order of the parts.
+
+        A repeated commit has the same answer. Raise UnknownTransaction, TransactionRolledBack, and
+        the retryable errors of an enqueue."""
         name = ask.request.transaction
 
         def act() -> None:
-            found = self._found(name, ask.only)
-            row = found.row
+            entry = self._find(name, ask.only)
+            row = entry.row
             if row.state is TransactionState.ROLLED_BACK:
                 raise TransactionRolledBack(
                     f"transaction {name} was rolled back; its tasks are gone"
@@ -253,13 +256,13 @@ class Transacting:
             self._check_door()
             self._check_topics(row)
             transactions = self._parts.border.act().transactions
-            transactions.commit(found, ask.replies, ask.number, *ask.now)
+            transactions.commit(entry, ask.replies, ask.number, *ask.now)
             self._checkbacks.decided(name)
 
         self._when_free(ask.caller, name, act, ask.refuse)
 
     def _check_topics(self, row: TransactionRow) -> None:
-        """Check, and make, the topics of a prepared transaction, which may be gone by now."""
+        """Check the topics of a prepared transaction, and create those that no longer exist."""
         for topic in row.topics:
             check_stays(self._core, topic)
         make_topic_room(self._parts, row.topics)
@@ -267,27 +270,28 @@ class Transacting:
             self._core.topic(topic)
 
     def rollback_transaction(self, ask: Ask[TransactionName]) -> None:
-        """Drop the half tasks. A repeated rollback has the same answer. Raises UnknownTransaction,
-        TransactionCommitted."""
+        """Drop the half tasks. A repeated rollback has the same answer.
+
+        Raise UnknownTransaction, TransactionCommitted."""
         name = ask.request.transaction
 
         def act() -> None:
-            found = self._found(name, ask.only)
-            row = found.row
+            entry = self._find(name, ask.only)
+            row = entry.row
             if row.state is TransactionState.COMMITTED:
                 raise TransactionCommitted(
-                    f"transaction {name} was committed; its {row.tasks} tasks are there"
+                    f"transaction {name} was committed; its {row.tasks} tasks exist"
                 )
             if row.state is TransactionState.ROLLED_BACK:
                 self._parts.committer.answer(ask, (row.decided_ms, ()))
                 return
             transactions = self._parts.border.act().transactions
-            transactions.rollback(found, ask.replies, ask.number, *ask.now)
+            transactions.rollback(entry, ask.replies, ask.number, *ask.now)
             self._checkbacks.decided(name)
 
         self._when_free(ask.caller, name, act, ask.refuse)
 
-    # --- who is asked ----------------------------------------------------------------------------
+    # --- check-backs -----------------------------------------------------------------------------
 
     def answer_checks(
         self,
@@ -298,8 +302,9 @@ class Transacting:
         *,
         only: Only | None = None,
     ) -> None:
-        """Ask the caller about transactions of these producer groups from now on, and of no others;
-        first about those whose owner the last question did not reach. Raises BadRequest,
+        """Send the caller check-backs for these producer groups, and no longer for others.
+
+        Transactions whose owner the last check-back did not reach come first. Raise BadRequest,
         LimitExceeded."""
         names = [
             checks.name(group, f"groups[{index}]")
@@ -312,57 +317,56 @@ class Transacting:
         self._parts.wake()
         caller.answer(request, None)
 
-    # --- looking ---------------------------------------------------------------------------------
+    # --- reads -----------------------------------------------------------------------------------
 
     def list_transactions(self, ask: Ask[TransactionsPage]) -> None:
-        """Answer a page of transactions by name, by default of those that are not decided. Raises
-        Overloaded."""
-        state, asked = ask.request.state, ask.request
-        wanted = _Wanted(None if state is None else STATES[state], asked.group, ask.only)
-        page = partial(self._page, asked.after or "", asked.limit, wanted)
+        """Answer a page of transactions by name, by default of undecided ones. Raise Overloaded."""
+        state, request = ask.request.state, ask.request
+        wanted = _Wanted(None if state is None else STATES[state], request.group, ask.only)
+        page = partial(self._page, request.after or "", request.limit, wanted)
         self._listings.answer(ask, page, at_once=True)
 
     async def _page(self, after: str, limit: int, wanted: _Wanted) -> dict[str, Any]:
-        """A page of matching transactions, looked for in steps, between which the loop goes on."""
+        """Return a page of matching transactions. Search in steps, between which the loop runs."""
         page = Page(self._parts, limit, self._value_bytes)
         while True:
             names = list(islice(self._registry.listed(after, wanted.state), NAMES_PER_STEP))
             for name in names:
-                one = self._registry.durable(name)
-                if one is None or not wanted.fits(one.row):
+                transaction = self._registry.durable(name)
+                if transaction is None or not wanted.fits(transaction.row):
                     continue
-                if not page.take(transaction_map(one.row)):
-                    return {"transactions": page.found, "next": page.found[-1]["id"]}
+                if not page.take(transaction_map(transaction.row)):
+                    return {"transactions": page.items, "next": page.items[-1]["id"]}
             if len(names) < NAMES_PER_STEP:
-                return {"transactions": page.found, "next": None}
+                return {"transactions": page.items, "next": None}
             after = names[-1]
             await asyncio.sleep(0)
 
     def show_transaction(self, ask: Ask[TransactionName]) -> None:
-        """Answer a transaction, and its half tasks without bodies. Raises UnknownTransaction."""
+        """Answer a transaction and its half tasks without bodies. Raise UnknownTransaction."""
         name = ask.request.transaction
-        self._found(name, ask.only)
-        found = self._registry.durable(name)
-        if found is None:
+        self._find(name, ask.only)
+        transaction = self._registry.durable(name)
+        if transaction is None:
             raise _unknown(name)
         bytes_left = self._parts.limits.frame_bytes_max // 2
         halves: list[dict[str, Any]] = []
-        for part in sorted(found.parts):
-            for half in found.parts[part].halves:
-                one = _half_map(half)
-                bytes_left -= self._value_bytes(one)
+        for part in sorted(transaction.parts):
+            for half in transaction.parts[part].halves:
+                fields = _half_map(half)
+                bytes_left -= self._value_bytes(fields)
                 if bytes_left >= 0:
-                    halves.append(one)
-        answer = transaction_map(found.row) | {"halves": halves}
+                    halves.append(fields)
+        answer = transaction_map(transaction.row) | {"halves": halves}
         self._parts.committer.answer(ask, answer)
 
-    # --- what these have in common ---------------------------------------------------------------
+    # --- shared ----------------------------------------------------------------------------------
 
-    def _found(self, name: str, only: Only | None) -> Transaction:
-        found = self._registry.known.get(name)
-        if found is None or not _is_seen(found.row, only):
+    def _find(self, name: str, only: Only | None) -> Transaction:
+        entry = self._registry.known.get(name)
+        if entry is None or not _is_seen(entry.row, only):
             raise _unknown(name)
-        return found
+        return entry
 
     def _when_free(
         self,
@@ -372,14 +376,14 @@ class Transacting:
         refuse: Callable[[TickwheelError], None],
     ) -> None:
         def is_free() -> bool:
-            found = self._registry.known.get(name)
-            return found is None or self._transactions.is_free(found)
+            transaction = self._registry.known.get(name)
+            return transaction is None or self._transactions.is_free(transaction)
 
         when_free(self._parts, caller, "a command on a transaction", is_free, act, refuse)
 
 
 def transaction_map(row: TransactionRow) -> dict[str, Any]:
-    """A transaction as every answer has it."""
+    """Return a transaction in the form of all answers."""
     return {
         "id": row.id,
         "group": row.group,
@@ -417,12 +421,12 @@ class _Wanted(NamedTuple):
     """The conditions of a listing of transactions."""
 
     state: TransactionState | None
-    """The state that is listed; None: those that are not decided."""
+    """The listed state; None lists undecided transactions."""
     group: str | None
     only: Only | None
 
     def fits(self, row: TransactionRow) -> bool:
-        """Whether a transaction of that state is listed."""
+        """Return whether a transaction with this state is listed."""
         return (self.group is None or row.group == self.group) and _is_seen(row, self.only)
 
 
@@ -433,7 +437,7 @@ def _unknown(name: str) -> UnknownTransaction:
 
 
 def _has_moment(task: Any) -> bool:
-    """Whether the task has a fixed due time."""
+    """Return whether the task has a fixed due time."""
     return len(task) == 4 and type(task[3]) is dict and task[3].get("due_ms") is not None
 
 
@@ -443,54 +447,54 @@ def _half(new_task: NewTask, now_ms: int, *, counted: bool) -> Half:
 
 
 def _contents(name: str, halves: Iterable[Half]) -> bytes:
-    """All that half tasks say but their traces, which may be of the request."""
-    same: list[Half] = []
+    """Encode half tasks for comparison, without traces, which can belong to the request."""
+    traceless: list[Half] = []
     for half in halves:
         options = None if half.options is None else half.options._replace(trace=None)
-        same.append(half._replace(options=None if options == NO_OPTIONS else options))
-    return encode_record(TRANSACTION, Halves(name, 0, 0, tuple(same)))
+        traceless.append(half._replace(options=None if options == NO_OPTIONS else options))
+    return encode_record(TRANSACTION, Halves(name, 0, 0, tuple(traceless)))
 
 
-# --- who is asked --------------------------------------------------------------------------------
+# --- check-backs ---------------------------------------------------------------------------------
 
 CHECKS_PER_TICK = 256
-"""Transactions that one tick of the shard asks about."""
+"""Maximum check-backs of one tick."""
 
 
 class CheckSink(Protocol):
-    """Asks one caller about transactions."""
+    """Sends check-backs to one caller."""
 
     def ask(self, group: str, rows: Sequence[TransactionRow]) -> None:
-        """Ask what became of these transactions."""
+        """Ask for the decisions on these transactions."""
 
 
-class _Line:
-    """The members of one producer group with one principal, and so the same rights."""
+class _Members:
+    """The members of one producer group with the same principal and therefore the same rights."""
 
     __slots__ = ("only", "sinks")
 
     def __init__(self, only: Only | None) -> None:
         self.only = only
         self.sinks: dict[Caller, CheckSink] = {}
-        """Members by caller; the one who was asked last is at the end."""
+        """Members by caller; the most recently asked caller is last."""
 
-    def is_of(self, row: TransactionRow) -> bool:
-        """Whether these members may be asked about the transaction."""
+    def may_decide(self, row: TransactionRow) -> bool:
+        """Return whether these members may decide the transaction."""
         return self.only is None or all(map(self.only, row.topics))
 
     def next(self, preparer: Caller | None) -> Caller | None:
-        """The member who is asked next: the preparer, if it is there; None: nobody is."""
-        if preparer is not None and preparer in self.sinks and _is_there(preparer):
+        """Return the member to ask next, preferably the preparer; None if none is reachable."""
+        if preparer is not None and preparer in self.sinks and _is_reachable(preparer):
             return preparer
-        return next(filter(_is_there, self.sinks), None)
+        return next(filter(_is_reachable, self.sinks), None)
 
 
 class CheckBacks:
-    """The members of producer groups on one shard, who are asked about transactions."""
+    """The members of producer groups on one shard, which receive check-backs."""
 
     def __init__(self) -> None:
-        self._members: dict[str, dict[Principal, _Line]] = {}
-        """By producer group: its members by principal; the principal asked last is at the end."""
+        self._members: dict[str, dict[Principal, _Members]] = {}
+        """Members by producer group and principal; the most recently asked principal is last."""
         self._groups: dict[Caller, tuple[str, ...]] = {}
         self._preparers: WeakValueDictionary[str, Caller] = WeakValueDictionary()
         """Transaction → the caller that prepared it as its owner."""
@@ -499,29 +503,29 @@ class CheckBacks:
     def register(
         self, caller: Caller, groups: Sequence[str], sink: CheckSink, only: Only | None
     ) -> None:
-        """Register the caller as a member of these producer groups, and of no others."""
+        """Register the caller as a member of only these producer groups."""
         self.closed(caller)
         principal = caller.principal
         for group in groups:
-            lines = self._members.setdefault(group, {})
-            line = lines.get(principal)
-            if line is None:
-                line = lines[principal] = _Line(only)
-            line.sinks[caller] = sink
+            by_principal = self._members.setdefault(group, {})
+            members = by_principal.get(principal)
+            if members is None:
+                members = by_principal[principal] = _Members(only)
+            members.sinks[caller] = sink
         if groups:
             self._groups[caller] = tuple(groups)
 
     def closed(self, caller: Caller) -> None:
-        """Forget a caller that is gone."""
+        """Forget a disconnected caller."""
         for group in self._groups.pop(caller, ()):
-            lines = self._members.get(group, {})
-            line = lines.get(caller.principal)
-            if line is None:
+            by_principal = self._members.get(group, {})
+            members = by_principal.get(caller.principal)
+            if members is None:
                 continue
-            line.sinks.pop(caller, None)
-            if not line.sinks:
-                del lines[caller.principal]
-            if not lines:
+            members.sinks.pop(caller, None)
+            if not members.sinks:
+                del by_principal[caller.principal]
+            if not by_principal:
                 del self._members[group]
 
     def groups_of(self, caller: Caller) -> Sequence[str]:
@@ -529,52 +533,54 @@ class CheckBacks:
         return self._groups.get(caller, ())
 
     def prepared(self, row: TransactionRow, caller: Caller) -> None:
-        """Note that the caller prepared the transaction, or more of it."""
+        """Record that the caller prepared a part of the transaction."""
         if caller.principal.name == row.owner:
             self._preparers[row.id] = caller
 
     def decided(self, name: str) -> None:
-        """Forget who prepared a transaction that is decided."""
+        """Forget the preparer of a decided transaction."""
         self._preparers.pop(name, None)
 
     def is_own(self, caller: Caller, row: TransactionRow) -> bool:
-        """Whether the caller decides as the owner: its connection prepared the transaction, or is a
-        member of its producer group, and has the owner's name. Being asked makes nobody the
-        owner."""
+        """Return whether the caller decides as the owner.
+
+        The owner has the name of the preparer, and its connection has prepared the transaction or
+        is a member of its producer group. A check-back alone makes no caller the owner."""
         if caller.principal.name != row.owner:
             return False
         return self._preparers.get(row.id) is caller or row.group in self.groups_of(caller)
 
     @property
     def members(self) -> int:
-        """How many connections are members of producer groups."""
+        """Number of connections that are members of producer groups."""
         return len(self._groups)
 
     def ask(self, row: TransactionRow, above: Reach) -> Reach:
-        """Choose whom the next ``flush`` asks about the transaction, if that one is nearer to it
-        than ``above``; returns whom it reaches, else NOBODY."""
-        lines = self._members.get(row.group, {})
+        """Choose the member that the next ``flush`` asks about the transaction.
+
+        Only a member with a higher reach than ``above`` is chosen. Return its reach, or NOBODY."""
+        by_principal = self._members.get(row.group, {})
         for reach in (Reach.OWN, Reach.ANOTHER):
             if reach <= above:
                 break
-            for principal, line in lines.items():
+            for principal, members in by_principal.items():
                 is_owner = principal.name == row.owner
-                if is_owner != (reach is Reach.OWN) or not line.is_of(row):
+                if is_owner != (reach is Reach.OWN) or not members.may_decide(row):
                     continue
-                caller = line.next(self._preparers.get(row.id))
+                caller = members.next(self._preparers.get(row.id))
                 if caller is not None:
-                    line.sinks[caller] = line.sinks.pop(caller)
-                    lines[principal] = lines.pop(principal)
+                    members.sinks[caller] = members.sinks.pop(caller)
+                    by_principal[principal] = by_principal.pop(principal)
                     self._waiting.setdefault((caller, row.group), []).append(row)
                     return reach
         return Reach.NOBODY
 
     def flush(self, failed: Callable[[Exception], None]) -> None:
-        """Send the questions. One that cannot be written is ``failed``, and asked again."""
+        """Send the check-backs. One that cannot be written is passed to ``failed`` and repeated."""
         waiting, self._waiting = self._waiting, {}
         for (caller, group), rows in waiting.items():
-            line = self._members.get(group, {}).get(caller.principal)
-            sink = None if line is None else line.sinks.get(caller)
+            members = self._members.get(group, {}).get(caller.principal)
+            sink = None if members is None else members.sinks.get(caller)
             if sink is None:
                 continue
             try:
@@ -583,5 +589,5 @@ class CheckBacks:
                 failed(error)
 
 
-def _is_there(caller: Caller) -> bool:
+def _is_reachable(caller: Caller) -> bool:
     return caller.is_open and not caller.is_blocked

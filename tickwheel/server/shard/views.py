@@ -1,5 +1,6 @@
-"""Tasks, dead letters, counts and settings as the operations answer them: plain maps. Counts are
-read from the engine's memory, O(topics), no scan.
+"""Maps of tasks, dead letters, counts and settings, as the operations answer them.
+
+Counts are read from the engine's memory in O(topics), without a scan.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ from tickwheel.server.shard.parts import Parts
 from tickwheel.version import __version__
 
 ValueBytes = Callable[[object], int]
-"""The bytes that a plain value takes in an answer, as the transport knows."""
+"""Returns the bytes that a plain value takes in an answer of the transport."""
 
 
 def task_map(
-    known: TaskSnapshot, state: str, slot: int, cycles: int, groups: dict[str, GroupView]
+    task: TaskSnapshot, state: str, slot: int, cycles: int, groups: dict[str, GroupView]
 ) -> dict[str, Any]:
-    """A live task as LOOKUP and LIST answer it."""
-    row = known.row
+    """Return a live task in the form of LOOKUP and LIST."""
+    row = task.row
     options = row.options or TaskOptions()
     replayed = options.replayed
     again = {} if replayed is None else {"replay_of": replayed.id, "replay_to": replayed.group}
@@ -47,14 +48,14 @@ def task_map(
         "body": row.body,
         "due_ms": row.due_ms,
         "enqueued_ms": row.enqueued_ms,
-        **{name: options[place] for name, place in _LISTED},
+        **{name: options[index] for name, index in _LISTED},
         "key": options.key if replayed is None else replayed.key,
         "properties": options.properties or {},
         "asked_ms": options.asked_ms,
         "slot": slot,
         "cycles": cycles,
         "groups": {
-            name: view._asdict() | {"failures": [told(one) for one in view.failures]}
+            name: view._asdict() | {"failures": [told(failure) for failure in view.failures]}
             for name, view in groups.items()
         },
     }
@@ -65,14 +66,15 @@ _LISTED = [
     for field, option in kept_options()
     if option.is_listed
 ]
-"""The options that are shown with a task: each name, and its place in ``TaskOptions``."""
+"""The displayed options of a task, with their indexes in ``TaskOptions``."""
 
 
 def fitting(
     task: dict[str, Any], bytes_max: int, value_bytes: ValueBytes
 ) -> tuple[dict[str, Any], int]:
-    """The task's map, and its bytes in an answer. If very many groups have failed with the task, it
-    has only the newest failure of each group, or none."""
+    """Return the task's map and its bytes in an answer.
+
+    If the map is larger than ``bytes_max``, keep only the newest failure of each group, or none."""
     size = value_bytes(task)
     for kept in (1, 0):
         if size <= bytes_max or not task.get("groups"):
@@ -87,14 +89,14 @@ def fitting(
 
 
 class ToldFailure(NamedTuple):
-    """A failure as it is answered."""
+    """A failure in the form of all answers."""
 
     attempt: int
     at_ms: int
     reason: str
     subscriber: str
     trace: str
-    """The trace; empty: there is none, or it is not kept."""
+    """The trace, or an empty string if it is not kept."""
 
 
 def told(failure: Failure) -> ToldFailure:
@@ -113,7 +115,7 @@ def dead_map(row: DeadRow) -> dict[str, Any]:
         "reason": row.reason,
         "failed": row.failed,
         "deaths": row.deaths,
-        "failures": [told(one) for one in row.failures],
+        "failures": [told(failure) for failure in row.failures],
     }
 
 
@@ -132,11 +134,12 @@ _OF_TOTALS = (
 def stats_map(
     parts: Parts, now: Now, value_bytes: ValueBytes, only: Only | None = None
 ) -> dict[str, Any]:
-    """What ``tickwheel stats`` shows; ``docs/protocol.md`` lists the fields. ``only``: counts are
-    those of these topics, and what is counted for the whole daemon only is left out."""
+    """Return the counts of ``tickwheel stats``; ``docs/protocol.md`` lists the fields.
+
+    With ``only``, counts include only these topics, and counts of the whole daemon are left out."""
     core = parts.core
-    seen = (topic for topic in core.topics.values() if only is None or only(topic.name))
-    topics = {topic.name: topic_map(core, topic, now) for topic in seen}
+    visible = (topic for topic in core.topics.values() if only is None or only(topic.name))
+    topics = {topic.name: topic_map(core, topic, now) for topic in visible}
     counts = _whole(parts, topics) if only is None else _of(topics)
     shown, left_out = _that_fit(topics, parts.settings.out_room_bytes // 2, value_bytes)
     return {
@@ -158,14 +161,14 @@ def stats_map(
 
 
 def _of(topics: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Sums over some topics and their groups."""
+    """Return the sums over some topics and their groups."""
     groups = [group for topic in topics.values() for group in topic["groups"].values()]
     sums = {name: sum(topic[name] for topic in topics.values()) for name in _OF_TOPICS}
     return sums | {name: sum(group[name] for group in groups) for name in _OF_GROUPS}
 
 
 def _whole(parts: Parts, topics: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """The counts of the whole daemon."""
+    """Return the counts of the whole daemon."""
     core = parts.core
     wheel, totals, registry = core.wheel, core.totals, core.transaction_registry
     sums = {name: sum(topic[name] for topic in topics.values()) for name in STATES}
@@ -196,33 +199,34 @@ def _whole(parts: Parts, topics: dict[str, dict[str, Any]]) -> dict[str, Any]:
 
 
 class Page:
-    """The part of a list that one answer has: up to ``limit`` maps, as many as fit."""
+    """One page of a list: at most ``limit`` maps, as many as fit into an answer."""
 
     def __init__(self, parts: Parts, limit: int, value_bytes: ValueBytes) -> None:
-        self.found: list[dict[str, Any]] = []
+        self.items: list[dict[str, Any]] = []
         self._limit = limit
         self._bytes_left = parts.limits.frame_bytes_max // 2
         self._value_bytes = value_bytes
 
-    def take(self, one: dict[str, Any]) -> bool:
-        """Take one more; False: the page is full without it. The first one always fits."""
-        self._bytes_left -= self._value_bytes(one)
-        if len(self.found) >= self._limit or (self.found and self._bytes_left < 0):
+    def take(self, item: dict[str, Any]) -> bool:
+        """Add a map. Return False if the page is full. The first map always fits."""
+        self._bytes_left -= self._value_bytes(item)
+        if len(self.items) >= self._limit or (self.items and self._bytes_left < 0):
             return False
-        self.found.append(one)
+        self.items.append(item)
         return True
 
-    def answer(self, maps: Iterable[dict[str, Any]], what: str, key: str) -> dict[str, Any]:
-        """The answer with as many of ``maps`` as there is room for, under the name ``what``;
-        ``next`` is the ``key`` of the last one, if there are more."""
+    def answer(self, maps: Iterable[dict[str, Any]], name: str, key: str) -> dict[str, Any]:
+        """Return the answer with as many ``maps`` as fit, as the field ``name``.
+
+        ``next`` is the ``key`` of the last map if there are more."""
         is_all = all(map(self.take, maps))
-        return {what: self.found, "next": None if is_all else self.found[-1][key]}
+        return {name: self.items, "next": None if is_all else self.items[-1][key]}
 
 
 def _that_fit(
     topics: dict[str, dict[str, Any]], bytes_max: int, value_bytes: ValueBytes
 ) -> tuple[dict[str, dict[str, Any]], int]:
-    """The topics that fit into ``bytes_max``, in their order, and how many do not fit."""
+    """Return the first topics that fit into ``bytes_max``, and the number of the others."""
     shown: dict[str, dict[str, Any]] = {}
     for name, counts in topics.items():
         bytes_max -= value_bytes((name, counts))
@@ -236,8 +240,10 @@ NOT_STORED = (Merging.KEPT, Merging.REPLACED, Merging.REJECTED)
 
 
 def topic_map(core: Core, topic: Topic, now: Now) -> dict[str, Any]:
-    """The counts of one topic. What is due before any group exists counts as ready, and what a
-    group that is being deleted still holds counts, though that group is not listed any more."""
+    """Return the counts of one topic.
+
+    Due tasks without a group count as ready. Tasks of a group that is being deleted count, although
+    the group is no longer listed."""
     return {
         "scheduled": topic.scheduled,
         **topic.held(),
@@ -273,7 +279,7 @@ def group_map(core: Core, group: Group, now: Now) -> dict[str, Any]:
 
 
 def _lined(group: Group) -> dict[str, int]:
-    """The counts of order keys and fair shares, for a group that has, or had, such tasks."""
+    """Return the counts of order keys and fair shares of a group that has had such tasks."""
     if not group.is_ordered:
         return {}
     paused = len(group.paused_keys)
@@ -281,7 +287,7 @@ def _lined(group: Group) -> dict[str, int]:
 
 
 def replay_map(group: Group) -> dict[str, Any] | None:
-    """How far tasks from before the group have been looked at for it; None: all have been."""
+    """Return the progress of the group's replay of earlier tasks; None if it is complete."""
     replay = group.topic.replays.get(group)
     if replay is None:
         return None
@@ -289,7 +295,7 @@ def replay_map(group: Group) -> dict[str, Any] | None:
 
 
 def age_ms(group: Group, now: Now) -> int:
-    """How long the longest waiting ready task has waited, 0 when there is none."""
+    """Return the age in ms of the oldest ready task, or 0 without any."""
     since_ms = group.oldest_since_ms()
     return max(0, now.now_ms - since_ms) if since_ms is not None else 0
 
@@ -297,47 +303,52 @@ def age_ms(group: Group, now: Now) -> int:
 # --- settings -------------------------------------------------------------------------------------
 
 
-def policy_map(ref: PolicyRef | None, known: Mapping[str, RetryPolicy]) -> dict[str, Any] | None:
-    """A policy for an answer: always its numbers, with its name when it was named."""
+def policy_map(ref: PolicyRef | None, policies: Mapping[str, RetryPolicy]) -> dict[str, Any] | None:
+    """Return a policy with its numbers, and with its name if it has one."""
     if ref is None:
         return None
     if isinstance(ref, RetryPolicy):
         return ref.to_map()
-    numbers = known.get(ref, known[DEFAULT]).to_map()
+    numbers = policies.get(ref, policies[DEFAULT]).to_map()
     return {"kind": numbers.pop("kind"), "name": ref} | numbers
 
 
 def settings_map(
-    found: GroupSettings, known: Mapping[str, RetryPolicy], *, is_ordered: bool = False
+    settings: GroupSettings, policies: Mapping[str, RetryPolicy], *, is_ordered: bool = False
 ) -> dict[str, Any]:
-    """The settings of a topic or group in an answer. ``is_ordered``: as of ``where_set``."""
+    """Return the settings of a topic or group; ``is_ordered`` is that of ``where_set``."""
     return {
-        "paused": found.paused,
-        "rate": found.rate,
-        "burst": found.burst,
-        "retry": policy_map(found.retry, known),
-        **where_set(found, is_ordered=is_ordered),
+        "paused": settings.paused,
+        "rate": settings.rate,
+        "burst": settings.burst,
+        "retry": policy_map(settings.retry, policies),
+        **where_set(settings, is_ordered=is_ordered),
     }
 
 
-def where_set(found: GroupSettings, *, is_ordered: bool) -> dict[str, Any]:
-    """The settings that only a topic, or only a group, can have, where they are set. Of order keys
-    all that holds, once something of it is set, or the group has had such a task
-    (``is_ordered``)."""
-    rule = {} if found.if_pending is None else {"if_pending": found.if_pending.to_map()}
-    named: dict[str, Any] = {"broadcast_only": found.broadcast_only or None, "tags": found.tags}
-    named |= {"where": found.where, "paused_ms": found.paused_ms}
-    says = set_lines(found)
-    is_ordered |= found.order != OrderSettings()
-    named |= applied_lines(found) if is_ordered else says
+def where_set(settings: GroupSettings, *, is_ordered: bool) -> dict[str, Any]:
+    """Return the changed settings that only topics or only groups have.
+
+    Settings of order keys are complete if any is changed or the group has had a task with an order
+    key (``is_ordered``)."""
+    rule = {} if settings.if_pending is None else {"if_pending": settings.if_pending.to_map()}
+    named: dict[str, Any] = {
+        "broadcast_only": settings.broadcast_only or None,
+        "tags": settings.tags,
+    }
+    named |= {"where": settings.where, "paused_ms": settings.paused_ms}
+    says = set_lines(settings)
+    is_ordered |= settings.order != OrderSettings()
+    named |= applied_lines(settings) if is_ordered else says
     return rule | {name: value for name, value in named.items() if value is not None}
 
 
-def set_lines(found: GroupSettings) -> dict[str, Any]:
-    """A group's settings of order keys and fair shares by name; None: not set."""
-    return dict(zip(LINE_SETTINGS, (*found.order, *found.shares), strict=True))
+def set_lines(settings: GroupSettings) -> dict[str, Any]:
+    """Return a group's settings of order keys and fair shares by name; None means unset."""
+    return dict(zip(LINE_SETTINGS, (*settings.order, *settings.shares), strict=True))
 
 
-def applied_lines(found: GroupSettings) -> dict[str, Any]:
-    """The settings of order keys and fair shares that hold for a group, set or not."""
-    return set_lines(found) | dict(zip(ORDER_SETTINGS, OrderRules.of(found.order), strict=True))
+def applied_lines(settings: GroupSettings) -> dict[str, Any]:
+    """Return the effective settings of order keys and fair shares, including defaults."""
+    rules = OrderRules.of(settings.order)
+    return set_lines(settings) | dict(zip(ORDER_SETTINGS, rules, strict=True))

@@ -1,7 +1,7 @@
-"""``python manage.py tickwheel_worker``: the handlers of TICKWHEEL's HANDLERS as one worker.
+"""``python manage.py tickwheel_worker`` runs the workers of HANDLERS in the setting TICKWHEEL.
 
-Around each handler that is a plain function, connections to databases that are broken or too old
-are closed, as Django does it around a request.
+Before and after each handler that is a plain function it closes broken or old database connections,
+as Django does for requests.
 """
 
 from __future__ import annotations
@@ -24,45 +24,45 @@ from tickwheel.errors import TickwheelError
 
 
 class Command(BaseCommand):
-    """Runs until SIGTERM or Ctrl-C; a daemon that is not there yet is waited for."""
+    """Runs until SIGTERM or Ctrl-C. Waits for a daemon that is not running yet."""
 
-    help = "Runs Tickwheel's handlers until SIGTERM or Ctrl-C; a second one ends the grace."
-    requires_system_checks = ()  # with --reload the child makes them: a broken program is repaired
+    help = "Runs Tickwheel handlers until SIGTERM or Ctrl-C; a second signal ends the grace period."
+    requires_system_checks = ()  # with --reload the child runs them, so errors can be repaired
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument(
             "workers", nargs="*", metavar="MODULE:WORKER",
-            help="Default: those of TICKWHEEL['HANDLERS'].",
+            help="Workers to run. Default: TICKWHEEL['HANDLERS'].",
         )  # fmt: skip
         parser.add_argument(
             "--concurrency", type=int, metavar="N",
-            help="Handlers at a time, of each kind. Default: as the program says.",
+            help="Concurrent calls per handler. Default: as set in the program.",
         )  # fmt: skip
         parser.add_argument(
             "--grace", type=float, metavar="SECONDS",
-            help="How long running handlers may take after SIGTERM. Default: as the program says.",
+            help="Seconds for running handlers after SIGTERM. Default: as set in the program.",
         )  # fmt: skip
         parser.add_argument(
             "--reload", action="store_true",
-            help="Start anew when a Python file of the project changes (pip install"
+            help="Restart when a Python file of the project changes (pip install"
             " 'tickwheel[reload]').",
         )  # fmt: skip
 
-    def handle(self, *_: Any, **given: Any) -> None:
-        grace_s = given["grace"]
-        if given["reload"]:
+    def handle(self, *_: Any, **arguments: Any) -> None:
+        grace_s = arguments["grace"]
+        if arguments["reload"]:
             if not is_child():
                 self._supervise()
                 return
             grace_s = RELOAD_GRACE_S if grace_s is None else grace_s
         self.check()
-        targets = given["workers"] or options().get("HANDLERS") or ()
+        targets = arguments["workers"] or options().get("HANDLERS") or ()
         if not targets:
-            raise CommandError("there are no handlers: name TICKWHEEL = {'HANDLERS': [...]}")
+            raise CommandError("no handlers are configured: set TICKWHEEL = {'HANDLERS': [...]}")
         try:
             run_workers(
                 targets, Client(**client_options()), fresh_connections,
-                coroutines=False, concurrency=given["concurrency"], grace=grace_s,
+                coroutines=False, concurrency=arguments["concurrency"], grace=grace_s,
             )  # fmt: skip
         except TickwheelError as error:
             raise CommandError(f"{error.code}: {error.message}") from None
@@ -78,8 +78,8 @@ class Command(BaseCommand):
 
 @contextmanager
 def fresh_connections() -> Iterator[None]:
-    """Before and after the block, databases' connections of this thread that are broken, or older
-    than CONN_MAX_AGE, are closed."""
+    """Close this thread's database connections that are broken or older than CONN_MAX_AGE, before
+    and after the block."""
     close_old_connections()
     try:
         yield
