@@ -1,18 +1,18 @@
 """Tickwheel: a hashed timing-wheel scheduler daemon and its client.
 
-``from tickwheel import Client, Task`` needs nothing but the base install (msgpack). Each name is
-imported with its first use: the daemon, its history's writer and the command line import this
-package too, and start without the client. Every name here is described in docs/python.md; whatever
-is not named here, in ``tickwheel.client`` or in ``tickwheel.sync`` is private.
+``from tickwheel import Client, Task`` needs only the base install (msgpack). Each name is imported
+on first use because the daemon, the history writer and the command line also import this package
+and start faster without the client. docs/python.md describes every name here. Names that are not
+listed here, in ``tickwheel.client`` or in ``tickwheel.sync`` are private.
 """
 
-# ruff: noqa: F403, F405  # type checkers see whether each name is there
+# ruff: noqa: F403, F405  # type checkers verify that each name exists
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from tickwheel.version import __version__
 
-if TYPE_CHECKING:  # __all__ below says which of these are public
+if TYPE_CHECKING:  # __all__ lists the public names
     from tickwheel.client import *
     from tickwheel.client.idempotence import Once
     from tickwheel.client.jobs import HandlerKeywords
@@ -147,7 +147,7 @@ __all__ = [
     "statuses",
     "task",
 ]
-_PLACES = {
+_MODULES = {
     "BlockingTask": "tickwheel.client.typed",
     "DeliveryTask": "tickwheel.client.typed",
     "Embedded": "tickwheel.inside",
@@ -168,13 +168,13 @@ _PLACES = {
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    place = _PLACES.get(name)
-    if place is None:
-        # An error needs no client: whoever only catches one need not import it.
+    module = _MODULES.get(name)
+    if module is None:
+        # Code that only catches an error does not import the client.
         is_error = hasattr(import_module("tickwheel.errors"), name)
-        place = "tickwheel.errors" if is_error else "tickwheel.client"
-    found = globals()[name] = getattr(import_module(place), name)
-    return found
+        module = "tickwheel.errors" if is_error else "tickwheel.client"
+    value = globals()[name] = getattr(import_module(module), name)
+    return value
 
 
 def __dir__() -> list[str]:

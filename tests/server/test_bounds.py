@@ -884,14 +884,16 @@ async def test_strangers_have_some_lines_of_the_log_and_the_rest_is_counted(make
     async def stranger() -> Peer:
         return rig.stranger()
 
-    await ended(stranger, "not msgpack")
+    await ended(stranger, "the bytes are not valid msgpack")
     (wrong := rig.stranger()).send(T.HELLO, {"v": PROTOCOL_VERSION, "token": "wrong"})
     await rig.until(lambda: wrong.closed)
     assert "wrong" not in rig.notices[-1][1]
-    await ended(lambda: rig.peer(token="right"), "not msgpack")
+    await ended(lambda: rig.peer(token="right"), "the bytes are not valid msgpack")
     rig.pass_time(int(logs.LINES_S * 1000))
     rig.stranger().connection.data_received(b"\xc1")
-    assert rig.notices[-1][1].endswith("not msgpack; 6 more like it were not logged")
+    assert rig.notices[-1][1].endswith(
+        "the bytes are not valid msgpack; 6 more like it were not logged"
+    )
 
 
 async def test_stats_of_very_many_topics(make: Make) -> None:
