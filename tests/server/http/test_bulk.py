@@ -168,7 +168,7 @@ async def test_bodies_may_be_packed(rig: HttpRig) -> None:
     [
         (gzip.compress(b"\0" * 50_000_000), 413, "http_body_bytes_max"),
         (gzip.compress(b'{"topic":"t"}')[:-9], 400, "ends too early"),
-        (gzip.compress(b'{"topic":"t"}') + b"more", 400, "goes on behind its end"),
+        (gzip.compress(b'{"topic":"t"}') + b"more", 400, "data follows its end"),
         (b"no gzip at all", 400, "not valid gzip"),
     ],
     ids=["a bomb", "cut short", "goes on", "not packed"],

@@ -806,8 +806,8 @@ async def test_a_callback_goes_to_the_shard_of_its_token_or_it_is_said_why_not(
     async with await asyncio.start_server(answer, "127.0.0.1", 0) as other:
         at = other.sockets[0].getsockname()[1]
         hall.http_of |= {1: f"http://127.0.0.1:{free_port()}", 2: f"http://127.0.0.1:{at}"}
-        for shard, why in ((0, "nobody is known"), (1, "gives no answer"), (1023, "nobody is"),
-                           (2, "gives no answer")):  # fmt: skip
+        for shard, why in ((0, "is not known"), (1, "did not answer"), (1023, "is not known"),
+                           (2, "did not answer")):  # fmt: skip
             found = await hall.refused("POST", path(shard), {"result": "extend", "lease_ms": 5_000})
             assert (found.status, found.json["code"]) == (503, "unreachable"), found.body
             assert why in found.json["detail"] and f"shard {shard} " in found.json["detail"]

@@ -45,7 +45,7 @@ from tickwheel.server.http.call import (
     problem,
     single_headers,
 )
-from tickwheel.server.http.exchange import Exchange, OfShard
+from tickwheel.server.http.exchange import Exchange, ShardExchange
 from tickwheel.server.http.routes import ROUTES, SESSIONS_PATH, Router, allowed_by
 from tickwheel.server.http.types import Reader
 from tickwheel.server.logins import LINK_PREFIX, REVOKED, Logins, Sessions, cookie_of
@@ -110,7 +110,7 @@ class Api:
     def serve(self, operations: Operations) -> None:
         """Begin to answer as a daemon that leads."""
         of = Pipeline(operations, self._logins.refused, self._logins.audit).of
-        self.serve_with(lambda who, address: OfShard(operations, of(who), who, address))
+        self.serve_with(lambda who, address: ShardExchange(operations, of(who), who, address))
 
     def serve_with(self, begin: Callable[[Principal, str], Exchange]) -> None:
         """Begin to answer by exchanges that ``begin`` makes for a principal and its address."""
@@ -235,7 +235,7 @@ class Api:
         if self._begin is not None:
             return self._begin(principal, address)
         if route.standby:
-            return OfShard(self._standby, self._standby.verbs, principal, address)
+            return ShardExchange(self._standby, self._standby.verbs, principal, address)
         raise self._standby.refusal()
 
     def _principal(

@@ -342,7 +342,7 @@ async def watch_overview(call: Call) -> None:
         last = as_json({"error": problem_line(error)})
         await call.piece(b"event: end\ndata: %b\n\n" % last, more=False)
         return
-    raise ClientGone("the client has gone")
+    raise ClientGone("the client has disconnected")
 
 
 async def _pause(call: Call, over: asyncio.Event, left_s: float) -> None:
