@@ -179,7 +179,7 @@ def test_a_shard_that_is_killed_is_named_and_the_other_one_goes_on(
 
     def refused() -> Answer | None:
         answer = whole.get("/readyz")
-        named = "shard 1: down (exit code 1; started again" in answer.json.get("reason", "")
+        named = "shard 1: down (exit code 1; restarted" in answer.json.get("reason", "")
         return answer if named else None
 
     answer = until(refused)

@@ -120,7 +120,7 @@ def test_a_certificate_names_its_holder_by_parts() -> None:
         ({"http": "https://127.0.0.1:1"}, "needs tls_cert"),
         ({"tls_key": "k"}, "tls_key needs tls_cert"),
         ({"tls_client_ca": "c"}, "tls_client_ca needs tls_cert"),
-        ({"tls_cert": "c"}, "no port speaks TLS"),
+        ({"tls_cert": "c"}, "no port uses TLS"),
         ({"listen": "ftp://127.0.0.1:1"}, "tcp:// or tls://"),
         ({"http": "tls://127.0.0.1:1"}, "http:// or https://"),
         ({"advertise": "http://127.0.0.1:1"}, "tcp:// or tls://"),

@@ -1045,7 +1045,7 @@ async def test_a_client_is_closed_when_nobody_has_asked_it_for_long(
     await hall.get("/v1/stats", authorization=bearer(guarded.reader))
     taken = await hall.post("/v1/topics/t/pull", {"group": "g"}, **all_of)
     assert len(taken["deliveries"]) == 1
-    hall.gateway._looking.cancel()  # type: ignore[union-attr]  # one with the new pause
+    hall.gateway._closing_idle.cancel()  # type: ignore[union-attr]  # one with the new pause
     hall.gateway.start()
     await comes(lambda: len(hall.gateway._clients) == 1)
     [left] = hall.gateway._clients
