@@ -199,7 +199,7 @@ class GatewayClient(Client):
         LimitExceeded."""
         limits, size = self.limits, size_of(tasks)
         if not checks.array(tasks, "tasks", limits.tasks_per_frame_max):
-            raise BadRequest("tasks must have at least 1 element, not 0")
+            raise BadRequest("tasks has 0 elements; at least 1 is needed")
         if size + FRAME_BYTES > limits.frame_bytes_max:
             raise LimitExceeded(
                 f"the tasks take up to {size} bytes; the limit is {limits.frame_bytes_max}"
