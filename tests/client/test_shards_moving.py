@@ -529,7 +529,7 @@ async def test_an_address_whose_daemon_said_goodbye_comes_last_for_a_while() -> 
     "error",
     [
         lambda: module.Standby("standby", address("a")),
-        lambda: errors.NotActive("this daemon is the active one now: connect again"),
+        lambda: errors.NotActive("this daemon is now active: reconnect"),
     ],
 )
 async def test_an_heir_that_names_the_one_before_it_sends_nobody_back(

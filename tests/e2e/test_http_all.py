@@ -175,7 +175,7 @@ def test_a_shard_that_is_killed_is_named_and_the_other_one_goes_on(
     database.rename(database.with_suffix(".away"))
     database.mkdir()  # it dies again as soon as it is started
     os.kill(whole.shards.pids()[1], signal.SIGKILL)
-    until(lambda: whole.shards.log.count("started again in") >= 2, log=lambda: whole.shards.log)
+    until(lambda: whole.shards.log.count("restarting in") >= 2, log=lambda: whole.shards.log)
 
     def refused() -> Answer | None:
         answer = whole.get("/readyz")

@@ -223,7 +223,7 @@ def test_a_shard_that_dies_at_once_is_tried_again_and_the_other_one_serves(shard
     database.mkdir()  # no database can be opened there
     before = shards.pids()
     os.kill(before[1], signal.SIGKILL)
-    until(lambda: shards.log.count("started again in") >= 2, log=lambda: shards.log)
+    until(lambda: shards.log.count("restarting in") >= 2, log=lambda: shards.log)
     with shards.raw(0) as raw:
         enqueued(raw)
     serving, away = Cli(shards.parent).json("shards", expect=1)
@@ -364,7 +364,7 @@ def test_a_shard_that_cannot_open_its_store_ends_the_whole(shards: Shards) -> No
     (own,) = [line for line in said.splitlines() if " failed " in line]
     assert "database" in own
     assert own.endswith("shard=1")
-    assert "exit code 1 before it served: all are stopped" in said
+    assert "exit code 1 before it served; all processes are stopped" in said
     assert "Traceback" not in said
     assert shards.are_free()
 

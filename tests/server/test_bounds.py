@@ -845,7 +845,7 @@ async def test_in_a_crowd_of_strangers_a_newcomer_has_little_time(
     first, second = rig.stranger(), rig.stranger()
     third = rig.stranger()
     await rig.until(lambda: third.closed)
-    refused(third.frames()[0], "hello_required", "2 others waited when it came")
+    refused(third.frames()[0], "hello_required", "2 other connections had not sent HELLO")
     assert not first.closed and not second.closed
     ok(await first.hello())
     fourth = rig.stranger()

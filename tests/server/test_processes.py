@@ -49,10 +49,13 @@ def test_a_number_that_can_be(value: Any, read: object) -> None:
         ({"store": "sqlite:///x.db"}, r"needs a store that is a folder.*not 'sqlite:///x.db'$"),
         ({"store": "redis://a:1/0"}, "needs a store that is a folder"),
         ({"store": "sqlite:///d/?nonsense=1"}, "nonsense"),
-        ({"shard": 3}, r"^shard \(3\) cannot be set with processes \(2\): they have 0 to 1$"),
+        (
+            {"shard": 3},
+            r"^shard \(3\) cannot be set with processes \(2\), which assigns shards 0 to 1$",
+        ),
         (
             {"listen": "tcp://0.0.0.0:7355", "insecure": True},
-            r"^listen \(tcp://0.0.0.0:7355\) is every address .*advertise is needed$",
+            r"^listen \(tcp://0.0.0.0:7355\) means every address .*the address that clients use$",
         ),
         (
             {"http": "127.0.0.1:7356", "listen": "tcp://127.0.0.1:7355"},
