@@ -330,7 +330,7 @@ def test_another_number_of_shards_is_refused(
     for more, number in ((("--processes", "3"), 3), ((), 1)):
         other = make_daemon(store=shards.parent.store, args=more)
         said = refusal(other, 1)
-        assert f"laid out with 2 shards (shards.json), and processes is {number}" in said
+        assert f"it has 2 shards (shards.json), but processes is {number}" in said
     auto = make_daemon(store=shards.parent.store, args=("--processes", "auto")).start()
     assert len(json.loads((auto.folder / "ready.json").read_text())["shards"]) == 2
 
@@ -385,7 +385,7 @@ def test_init_lays_a_folder_out_once(make_daemon: MakeDaemon, tmp_path: Path) ->
     cli, store = Cli(NOWHERE), shards.parent.store
     (made,) = cli.json("init", "--store", store, "--processes", "2")
     assert made == {"store": store, "created": True, "shards": 2}
-    assert "shards.json exists already" in cli.fails(1, "init", "--store", store)
+    assert "shards.json already exists" in cli.fails(1, "init", "--store", store)
     shards.start()
     with shards.raw(1) as raw:
         assert raw.hello_answer["shard"] == 1

@@ -878,7 +878,7 @@ async def test_strangers_have_some_lines_of_the_log_and_the_rest_is_counted(make
             await rig.until(partial(getattr, peer, "closed"))
         found = [said for event, said in rig.notices[before:] if event == "connection_closed"]
         assert len(found) == logs.LINES_MAX and all(text in said for said in found)
-        assert found[-1].endswith("; the next ones are only counted")
+        assert found[-1].endswith("; further events are only counted")
         return found
 
     async def stranger() -> Peer:

@@ -107,7 +107,7 @@ def test_what_cannot_be_served_is_said_and_nothing_is_made(
         ('{"format": 2, "shards": 2, "layout": 1, "moved_id": 9, "epoch": 1.5}', "epoch must be a"),
         ('{"format": 1, "shards": 65}', "shards must be 1 to 64, not 65"),
         ('{"format": 1, "shards": true}', "shards must be 1 to 64, not True"),
-        ('{"format": 1, "shards": 4}', r"laid out with 4 shards \(shards.json\), and processes is"),
+        ('{"format": 1, "shards": 4}', r"it has 4 shards \(shards.json\), but processes is"),
     ],
 )
 def test_a_folder_that_says_something_else(tmp_path: Path, content: str, message: str) -> None:
@@ -120,7 +120,7 @@ def test_a_folder_that_says_something_else(tmp_path: Path, content: str, message
 def test_databases_without_their_number_are_left_alone(tmp_path: Path) -> None:
     (tmp_path / "d").mkdir()
     (tmp_path / "d" / "shard-5.db").write_text("somebody's")
-    with pytest.raises(StoreUnusable, match=r"shard-5.db exists already, and shards.json"):
+    with pytest.raises(StoreUnusable, match=r"shard-5.db already exists, but shards.json"):
         processes.run(settings(tmp_path))
     assert [path.name for path in (tmp_path / "d").iterdir()] == ["shard-5.db"]
 
@@ -145,7 +145,7 @@ def test_http_of_all_is_refused_where_auto_is_one(tmp_path: Path) -> None:
     processes.init(settings(tmp_path, processes=1))
     where = {"http": "127.0.0.1:0", "http_all": "127.0.0.1:0"}
     with pytest.raises(
-        BadRequest, match=r"^http_all \(.*\) is .*, and processes \(auto\) is 1 here"
+        BadRequest, match=r"^http_all \(.*\) needs several shards, but processes \(auto\) is 1 here"
     ):
         processes.run(settings(tmp_path, processes="auto", **where))
 

@@ -176,7 +176,7 @@ async def test_what_is_set_is_changed_and_taken_away(daemon: InProcess) -> None:
         (
             {"order_attempts": 3, "order_failure": "retry"},
             "bad_request",
-            "order_attempts is 3, and order_failure retry",
+            "order_attempts (3) cannot be set with order_failure retry",
         ),
         ({"order_attempts": 0, "order_failure": "dead"}, "bad_request", "order_attempts"),
         (
