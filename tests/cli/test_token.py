@@ -55,7 +55,7 @@ def test_a_table_of_them(path: Path, capsys: Capture) -> None:
     [
         (["create", "shop"], 2, "a token needs at least one of"),
         (["create", "shop", "--scope", "write"], 2, "a right must be one of"),
-        (["create", "a b", "--scope", "all"], 2, "name must be"),
+        (["create", "a b", "--scope", "all"], 2, "name must have"),
         (["create", "shop", "--scope", "all", "--expires", "soon"], 2, "usage: "),
         (["list"], 1, "io_error"),
         (["revoke", "nobody"], 1, "io_error"),

@@ -526,7 +526,7 @@ def test_the_words_of_a_burn_rate_are_true(tmp_path: Path) -> None:
     fired = {
         "exp_labels": {"job": "t", "severity": "critical"},
         "exp_annotations": {
-            "summary": "t delivers too much too late",
+            "summary": "t delivers too many tasks late",
             "description": said,
             "runbook_url": "docs/operations.md#tickwheellatenessbudgetfast",
         },

@@ -380,7 +380,7 @@ async def test_a_store_whose_owner_has_no_copy_waits_for_an_operator(rig: Leader
         assert not await rig.leadership.look()
         assert rig.events == ["store_is_partial"]
         rig.sources.mono += TTL_MS
-    with pytest.raises(StoreUnusable, match=f"lacks what {OTHER.owner} had.*tickwheel restore"):
+    with pytest.raises(StoreUnusable, match=f"lacks data that {OTHER.owner} had.*tickwheel restore"):
         await rig.leadership.first_campaign(ME, ADDRESS)
     assert rig.table.leader is None, "its lease was never asked for"
     rig.table.lost_by = ""
@@ -544,7 +544,7 @@ async def test_without_a_limit_it_waits_for_as_long_as_it_takes(rig: LeaderRig) 
     rig.script = [rig.later(60_000)] * 500
     await rig.leadership.prepare(None)
     assert rig.table.asked == 501
-    assert set(rig.waits) == {f"for {STORE}: until it is there: store x: nobody is there"}
+    assert set(rig.waits) == {f"for {STORE}: no time limit: store x: nobody is there"}
     assert len(rig.waits) > 1, "now and then it says so again"
 
 

@@ -73,7 +73,7 @@ def test_limits(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         tokens.parse_scopes([f"read={most},more"])
     tokens.create(path, "n" * tokens.NAME_LENGTH_MAX, ALL, 5, None)
     for name in ("n" * (tokens.NAME_LENGTH_MAX + 1), "", "a b", "é"):
-        with pytest.raises(BadRequest, match="name must be"):
+        with pytest.raises(BadRequest, match="name must have"):
             tokens.create(path, name, ALL, 5, None)
     monkeypatch.setattr(tokens, "TOKENS_MAX", 2)
     tokens.create(path, "second", ALL, 5, None)
