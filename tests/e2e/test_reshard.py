@@ -348,7 +348,7 @@ async def test_killed_anywhere_it_is_run_again(
         with pytest.raises(DaemonFailed, match="run reshard again if it was cut off"):
             home.serve()
         if first == 1:
-            with pytest.raises(DaemonFailed, match="layout-1 exists already.*run it again"):
+            with pytest.raises(DaemonFailed, match="layout-1 already exists.*run it again"):
                 home.serve_folder("2")
     else:
         async with stopping(home.serve()) as daemon, Client(daemon.url) as client:

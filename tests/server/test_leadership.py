@@ -380,7 +380,7 @@ async def test_a_store_whose_owner_has_no_copy_waits_for_an_operator(rig: Leader
         assert not await rig.leadership.look()
         assert rig.events == ["store_is_partial"]
         rig.sources.mono += TTL_MS
-    with pytest.raises(StoreUnusable, match=f"lacks data that {OTHER.owner} had.*tickwheel restore"):
+    with pytest.raises(StoreUnusable, match=f"lacks data that {OTHER.owner}.*tickwheel restore"):
         await rig.leadership.first_campaign(ME, ADDRESS)
     assert rig.table.leader is None, "its lease was never asked for"
     rig.table.lost_by = ""
@@ -501,7 +501,7 @@ async def test_a_wait_with_nobody_leading_is_logged_again_each_minute(
 async def test_the_wait_for_an_owner_of_a_store_that_came_back_says_its_end(rig: LeaderRig) -> None:
     rig.table.clean, rig.table.up_s = False, 1
     await _campaign(rig)
-    assert "has just come back, that may live and know more: 3.0 s, until 08:00:04" in rig.waits[0]
+    assert "the restarted store, which may have newer data: 3.0 s, until 08:00:04" in rig.waits[0]
 
 
 async def test_resigning_gives_the_lease_back(rig: LeaderRig) -> None:

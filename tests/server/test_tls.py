@@ -53,15 +53,15 @@ def test_what_is_wrong_with_the_files_is_one_line_that_names_one(
     for given, words in (
         (Files("no/such.pem", None, None), ("tls_cert no/such.pem", "No such file")),
         (Files(str(right.cert), "no/such.key", None), ("tls_key no/such.key", "No such file")),
-        (Files(str(text), None, None), ("tls_cert", "text.pem has no certificate in it")),
-        (Files(str(right.key), str(right.cert), None), ("tls_cert", "has no certificate in it")),
+        (Files(str(text), None, None), ("tls_cert", "text.pem must contain a certificate")),
+        (Files(str(right.key), str(right.cert), None), ("tls_cert", "must contain a certificate")),
         (Files(str(right.cert), str(right.cert), None), ("tls_key", "no private key in it")),
         (Files(str(right.cert), str(locked), None), ("tls_key", "passphrase")),
         (Files(str(right.cert), str(other.key), None), ("tls_key", "is not the key of tls_cert")),
         (Files(str(broken), str(right.key), None), ("tls_cert", "broken.pem")),
         (files(expired), ("tls_cert", "certificate has expired")),
         (files(for_clients), ("tls_cert", "unsuitable certificate purpose")),
-        (files(right, text), ("tls_client_ca", "text.pem has no certificate in it")),
+        (files(right, text), ("tls_client_ca", "text.pem must contain a certificate")),
         (files(right, broken), ("tls_client_ca", "broken.pem")),
     ):
         with pytest.raises(BadRequest) as raised:

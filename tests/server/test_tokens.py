@@ -83,7 +83,7 @@ def test_limits(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(LimitExceeded, match="2 tokens; the limit is 1"):
         tokens.read(path)
     monkeypatch.setattr(tokens, "FILE_BYTES_MAX", 10)
-    with pytest.raises(LimitExceeded, match="more than 10 bytes"):
+    with pytest.raises(LimitExceeded, match="exceeds the limit of 10 bytes"):
         tokens.read(path)
 
 

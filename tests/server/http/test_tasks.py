@@ -151,7 +151,7 @@ async def test_many_are_accepted_in_their_order_or_not_at_all(rig: HttpRig) -> N
         ({"topic": "t", "at": "2027-01-15T09:00:00"}, 400, "at `$.at`"),
         ({"topic": "t", "at": "2027-01-15T09:00:00Z", "due_ms": 5}, 400, "due_ms and at"),
         ({"topic": "t", "body": "x" * 1_048_577}, 413, "body_bytes_max"),
-        ({"topic": "t", "retry": "unheard-of"}, 400, "is not known"),
+        ({"topic": "t", "retry": "unheard-of"}, 400, "does not exist"),
         ({"topic": "t", "priority": 256}, 400, "0 to 255, not 256"),
         (b'{"topic": "\\ud800"}', 400, "not valid JSON"),
         (b'{"topic": "t", "body": "\xff"}', 400, "not valid JSON"),
@@ -203,7 +203,7 @@ async def test_an_order_key_comes_as_json_and_in_a_header(rig: HttpRig) -> None:
         ("tickwheel-dealy-ms", "5", "unknown field `dealy_ms`"),
         ("tickwheel-body", "5", "a header cannot contain the body"),
         ("tickwheel-retry", "{", "not valid JSON"),
-        ("tickwheel-topic", "u", "but the path names t"),
+        ("tickwheel-topic", "u", "must be the path's topic t"),
         ("tickwheel-at", "noon", "at"),
     ],
 )
