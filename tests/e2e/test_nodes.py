@@ -151,13 +151,17 @@ def test_another_node_of_the_same_name_is_refused(pair: Nodes, tmp_path: Path) -
         ("redis://127.0.0.1:1/0?shards=4&shard=1", (), "shard=1 is one shard and shards=4 are all"),
         ("redis://127.0.0.1:1/0?shards=65", (), "must be 1 to 64"),
         ("sqlite:///x.db?shards=2", (), "served with processes"),
-        ("redis://127.0.0.1:1/0?shards=2", ("--processes", "2"), "processes (2) is of a folder"),
+        (
+            "redis://127.0.0.1:1/0?shards=2",
+            ("--processes", "2"),
+            "processes (2) cannot be set with",
+        ),
         ("redis://127.0.0.1:1/0?shards=2", ("--set", "shard=1"), "shard cannot be set with"),
         ("redis://127.0.0.1:1/0?shards=2", ("--set", "node=host a"), "node must be 1 to 255 of"),
         (
             "redis://127.0.0.1:1/0?shards=2",
             ("--http", "127.0.0.1:0", "--http-all", "127.0.0.1:0", "--processes", "2"),
-            "processes (2) is of a folder",
+            "processes (2) cannot be set with",
         ),
     ],
 )

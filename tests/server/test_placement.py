@@ -138,14 +138,14 @@ def test_a_node_begins_what_it_shall_have_and_expects_it_from_whoever_leads_it()
     found = decide("a", seen(node("a"), node("b", (0, 1))), {0: "a", 1: "a"}, NONE, NONE)
     assert (found.wanted, found.given) == ({0, 1}, NONE)
     assert found.expected == {0, 1}, "it looks often until it leads, also when b has just ended"
-    assert found.waits == {0: "b hands it over to a", 1: "nobody leads it yet; a will"}
+    assert found.waits == {0: "b is handing it over to a", 1: "no node leads it yet; a will"}
 
 
 def test_a_shard_is_given_away_only_to_one_who_stands_by() -> None:
     a = node("a", (0, 1))
     found = decide("a", seen(a, node("b")), {0: "b"}, {0}, NONE)
     assert (found.wanted, found.given) == ({0}, NONE)
-    assert found.waits == {0: "b does not stand by for it yet"}
+    assert found.waits == {0: "b has no standby for it yet"}
     found = decide("a", seen(a, node("b", standbys=(0,))), {0: "b"}, {0}, NONE)
     assert (found.wanted, found.given) == (NONE, {0})
 

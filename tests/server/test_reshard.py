@@ -622,7 +622,9 @@ def test_a_database_goes_into_one_folder_only(tmp_path: Path) -> None:
         reshard(Plan(one, 2, f"sqlite:///{tmp_path}/d/"), NOW_MS)
     made = reshard(Plan(one, 2, f"sqlite:///{tmp_path}/e/"), NOW_MS)
     assert (made.tasks, made.from_shards, made.kept) == (2, 1, [folder.folder.database(0)])
-    with pytest.raises(Conflict, match=r"shard-0.db: its tasks were already moved to .*/e/layout-1/"):
+    with pytest.raises(
+        Conflict, match=r"shard-0.db: its tasks were already moved to .*/e/layout-1/"
+    ):
         reshard(Plan(one, 2, f"sqlite:///{tmp_path}/f/"), NOW_MS)
     assert reshard(Plan(one, 2, f"sqlite:///{tmp_path}/e/"), NOW_MS).already
     with pytest.raises(Conflict, match=r"e/shards.json already exists"):
