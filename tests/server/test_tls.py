@@ -55,7 +55,7 @@ def test_what_is_wrong_with_the_files_is_one_line_that_names_one(
         (Files(str(right.cert), "no/such.key", None), ("tls_key no/such.key", "No such file")),
         (Files(str(text), None, None), ("tls_cert", "text.pem must contain a certificate")),
         (Files(str(right.key), str(right.cert), None), ("tls_cert", "must contain a certificate")),
-        (Files(str(right.cert), str(right.cert), None), ("tls_key", "no private key in it")),
+        (Files(str(right.cert), str(right.cert), None), ("tls_key", "must contain a private key")),
         (Files(str(right.cert), str(locked), None), ("tls_key", "passphrase")),
         (Files(str(right.cert), str(other.key), None), ("tls_key", "is not the key of tls_cert")),
         (Files(str(broken), str(right.key), None), ("tls_cert", "broken.pem")),
