@@ -54,9 +54,10 @@ class SteeredSources(SystemSources):
     """The machine's clocks, with a wall clock that a test moves while the process runs.
 
     The file holds 16 bytes, little-endian: ``offset_ms`` (int64), which is added to the machine's
-    wall clock, and ``rate`` (float64), the wall clock's speed relative to the machine's; 1.0 is no
-    drift. The file is memory-mapped: a change takes effect at the next reading. Accumulated drift
-    starts at 0 in each process and survives a change of the rate. Steady time is not affected.
+    wall clock, and ``rate`` (float64), the wall clock's speed relative to the machine's; 1.0 means
+    no drift. The file is memory-mapped: a change takes effect at the next reading. Accumulated
+    drift starts at 0 in each process and survives a change of the rate. Steady time is not
+    affected.
     """
 
     LAYOUT = struct.Struct("<qd")

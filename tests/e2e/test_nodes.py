@@ -204,7 +204,7 @@ def test_a_node_at_the_address_of_another_one_is_told_of(
     with Nodes(tmp_path, server.url(), 1, "a", leader_ttl_s=TTL_S) as nodes:
         taken = f"tcp://127.0.0.1:{nodes['a'].first_port}"
         with Nodes(tmp_path, server.url(), 1, "b", leader_ttl_s=TTL_S, advertise=taken) as others:
-            said = f"node b says that it is at {taken}, too"
+            said = f"node b also has the address {taken}"
             until(lambda: said in nodes.log() and "same_node_address" in nodes.log(), 60, nodes.log)
             until(lambda: "detail='node a says" in others.log(), 60, others.log)
 

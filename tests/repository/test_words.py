@@ -162,7 +162,7 @@ PACKAGES_AT_MOST = {
     "benchmarks": 50,
     "scripts": 10,
     "tests": 540,
-    "tickwheel": 30,
+    "tickwheel": 11,
     "tickwheel/api": 10,
     "tickwheel/cli": 60,
     "tickwheel/client": 120,
@@ -174,7 +174,7 @@ PACKAGES_AT_MOST = {
     "tickwheel/outbound": 20,
     "tickwheel/persistence": 60,
     "tickwheel/reports": 40,
-    "tickwheel/server": 190,
+    "tickwheel/server": 78,
     "tickwheel/testing": 10,
     "tickwheel/wheel": 10,
 }

@@ -420,9 +420,7 @@ class Registrar:
         address = str(self._node.settings.advertise)
         twins = {name for name, one in seen.nodes.items() if name != me and one.address == address}
         for name in sorted(twins - self._twins):
-            detail = (
-                f"node {name} says that it is at {address}, too: clients look for its shards here"
-            )
+            detail = f"node {name} also has the address {address}: clients look for its shards here"
             self._log.warning("same_node_address", detail=detail)
         self._twins = frozenset(twins)
 

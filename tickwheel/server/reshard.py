@@ -487,7 +487,7 @@ def _same_settings(rows: Sequence[GroupRow]) -> GroupSettings | None:
 
 
 def basis_of(options: TaskOptions | None) -> str | None:
-    """What names the shard of a task with these options; None: nothing does."""
+    """Return the name from which the shard of a task with these options follows, or None."""
     options = options or _NO_OPTIONS
     basis = api.basis_of(options.shard_by, options.order_key, options.key)
     if basis is not None:
@@ -498,16 +498,16 @@ def basis_of(options: TaskOptions | None) -> str | None:
 
 
 class _Move:
-    """All records, and to which of the new shards they go."""
+    """All records and their new shards."""
 
     def __init__(self, sources: Sequence[_Source], count: int, endings_max: int) -> None:
-        """Raises Conflict for records that cannot be moved exactly."""
+        """Raise Conflict for records that cannot be moved exactly."""
         self.sources, self.count, self.endings_max = sources, count, endings_max
         self.groups = _Groups(sources)
         self._watched: dict[int, tuple[str, int]] = {}
-        """Task → the schedule that waits for its end, and the shard of that."""
+        """The schedule that waits for a task's end, and the schedule's shard, by task."""
         self.records: list[dict[RecordKey, Any]] = [{} for _ in range(count)]
-        """Of each new shard: all records but groups."""
+        """All records except groups, by new shard."""
         self.outcomes: list[list[tuple[int, Outcome]]] = [[] for _ in range(count)]
         self.tasks_of = [0] * count
         self.epoch = max(source.epoch for source in sources) + 1
@@ -520,7 +520,7 @@ class _Move:
             self._add_paused(source.small.of_kind(PAUSED_KEY))
             self._add_targets(source.small.of_kind(TARGET))
             self.outcomes[self._stays(source)] += source.small.outcomes
-        # Those of numbers that stay first: they hold where another shard has them, too.
+        # Sources whose numbers remain come first: their records take precedence.
         for source in sources:
             rows = list[SessionRow](source.small.of_kind(SESSION))
             self._add_sessions(source, [row for row in rows if not row.once.key])
@@ -688,7 +688,7 @@ class _Move:
         report.records = dict(sorted(kinds.items()))
 
     def tasks(self) -> Iterator[tuple[int, StoredTask, StoredTask]]:
-        """Of each task, by id: its shard, the task as it is now, and as it is to be."""
+        """Yield the new shard, the old and the new form of each task, in the order of ids."""
         for source, task in _merged(self.sources):
             done = tuple(
                 ProgressRow(task.row.id, group, ProgressState.DONE, 0, 0)

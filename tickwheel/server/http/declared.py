@@ -330,7 +330,7 @@ def handler_of(verb: Verb, left_out: frozenset[str]) -> Handler:
         await call.answer(answer, verb.status if is_new else 200)
 
     async def values_of(call: Call) -> dict[str, Any]:
-        """What was said, in the form of the wire."""
+        """Return the request's values in wire form."""
         said: dict[str, Any] = dict(call.named)
         if has_fields:
             in_query = method in WITHOUT_BODY
