@@ -341,7 +341,7 @@ def test_held_keys_are_tried_again_and_skipped(console: Console, shop: Daemon, t
     page.get_by_role("link", name="Somebody has to decide.").click()
     held.filter(has_text="customer-1").get_by_role("checkbox").check()
     page.get_by_role("button", name="Try again …").click()
-    assert "failures counted anew" in console.confirm("Try again")
+    assert "failure count restarts" in console.confirm("Try again")
     expect(held).to_have_count(2)
     [again] = pull(shop, topic)
     assert again["order_key"] == "customer-1"
@@ -383,7 +383,7 @@ def test_keys_are_paused_and_resumed(console: Console, shop: Daemon, topic: str)
     expect(paused.first).to_contain_text("customer-1")
     paused.first.get_by_role("checkbox").check()
     page.get_by_role("button", name="Resume …").click()
-    assert "handed out again" in console.confirm("Resume")
+    assert "delivered again" in console.confirm("Resume")
     expect(paused).to_have_count(0)
     assert get(shop, f"/v1/topics/{topic}/groups/g")["paused_keys"] == 0
 
@@ -674,7 +674,7 @@ def test_a_dead_task_is_requeued_and_deleted_where_it_is(
     assert "its group has given up. Requeue it for the group instead" in said
     expect(page.locator("main h1")).to_contain_text(first)
     page.get_by_role("button", name="Requeue for group g").click()
-    assert "failures counted anew" in console.confirm("Requeue")
+    assert "failure count restarts" in console.confirm("Requeue")
     console.says("1 requeued")
     expect(page.locator("main .head .state")).to_have_text("ready")
     expect(page.get_by_role("button", name="Requeue for group g")).to_have_count(0)
@@ -769,7 +769,7 @@ def test_dead_letters_by_reason_and_chosen_ones(console: Console, shop: Daemon, 
     expect(page.locator(".chip")).to_have_text(["no such order 3", "card refused 2"])
     page.get_by_label(f"Choose {first[0]} g").check()
     page.get_by_role("button", name="Requeue …", exact=True).click()
-    assert "failures counted anew" in console.confirm("Requeue")
+    assert "failure count restarts" in console.confirm("Requeue")
     console.says("1 requeued")
     assert pull(shop, topic)[0]["id"] == first[0]
     page.get_by_label(f"Choose {first[1]} g").check()
