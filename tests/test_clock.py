@@ -313,5 +313,5 @@ def test_without_a_file_the_machines_clocks_are_read(
         sources()
     (tmp_path / "short").write_bytes(b"x" * 15)
     monkeypatch.setenv(TEST_CLOCK_ENV, str(tmp_path / "short"))
-    with pytest.raises(OSError, match="less than 16 bytes"):
+    with pytest.raises(OSError, match="fewer than 16 bytes"):
         sources()

@@ -1,18 +1,18 @@
 """Tickwheel: a hashed timing-wheel scheduler daemon and its client.
 
-``from tickwheel import Client, Task`` needs only the base installation (msgpack). A name is
-imported on first use: the daemon, the history writer and the command line import this package as
-well, and start without the client. docs/python.md describes every public name; a name that is not
-listed here, in ``tickwheel.client`` or in ``tickwheel.sync`` is private.
+``from tickwheel import Client, Task`` needs only the base install (msgpack). Each name is imported
+on first use because the daemon, the history writer and the command line also import this package
+and start faster without the client. docs/python.md describes every name here. Names that are not
+listed here, in ``tickwheel.client`` or in ``tickwheel.sync`` are private.
 """
 
-# ruff: noqa: F403, F405  # type checkers see whether each name exists
+# ruff: noqa: F403, F405  # type checkers verify that each name exists
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from tickwheel.version import __version__
 
-if TYPE_CHECKING:  # __all__ below lists the public names
+if TYPE_CHECKING:  # __all__ lists the public names
     from tickwheel.client import *
     from tickwheel.client.idempotence import Once
     from tickwheel.client.jobs import HandlerKeywords
@@ -170,7 +170,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module = _MODULES.get(name)
     if module is None:
-        # Errors do not need the client.
+        # Code that only catches an error does not import the client.
         is_error = hasattr(import_module("tickwheel.errors"), name)
         module = "tickwheel.errors" if is_error else "tickwheel.client"
     value = globals()[name] = getattr(import_module(module), name)

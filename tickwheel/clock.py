@@ -1,12 +1,12 @@
-"""The only place that reads clocks.
+"""The only module that reads clocks.
 
-``now_ms`` is wall time, floored to the millisecond, so that nothing is early. ``mono_ms``
-counts steadily, through suspension too where the system offers that. Wall time may jump; a
-jump is noticed by comparing both. A jump back is followed (the wheel never refires). A jump
-forward is followed too, unless it is larger than ``hold_over_ms``: then the clock goes on
-from the time before the jump and ``held`` stays true until the wall clock is back or somebody
-accepts it, because firing a year's tasks on a broken clock cannot be undone. A start is held in
-the same way when the store's last time is too long ago.
+``now_ms`` is wall time, rounded down to the millisecond: rounding up would fire tasks early.
+``mono_ms`` is steady time, which includes suspension where the system supports it. A comparison of
+the two detects jumps of wall time. The clock follows every jump back (the wheel never fires a task
+twice) and jumps forward of up to ``hold_over_ms``. After a larger jump, it continues from the time
+before the jump, and ``held`` stays true until wall time is back or an operator accepts it: tasks
+fired by a broken clock cannot be recalled. A start is held in the same way when the last time in
+the store is too old.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from typing import NamedTuple, Protocol
 
 _STEADY = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 JUMP_MS_MIN = 1_000
-"""Smaller differences between the two clocks are drift (NTP slew), and followed silently."""
+"""Smallest difference between the clocks that counts as a jump. Smaller differences are drift (NTP
+slew), which the clock follows silently."""
 TEST_CLOCK_ENV = "TICKWHEEL_TEST_CLOCK"
-"""For tests: names a file that steers this process's wall clock. See ``SteeredSources``."""
+"""Environment variable with the path of a test's clock file. See ``SteeredSources``."""
 
 
 class Now(NamedTuple):
@@ -32,7 +33,7 @@ class Now(NamedTuple):
 
 
 class Sources(Protocol):
-    """Reads clocks; tests put their own here."""
+    """Source of both times, which tests replace."""
 
     def wall_ms(self) -> int: ...
 
@@ -52,20 +53,20 @@ class SystemSources:
 class SteeredSources(SystemSources):
     """The machine's clocks, with a wall clock that a test moves while the process runs.
 
-    The file holds 16 bytes, little-endian: ``offset_ms`` (int64), which is added to the
-    machine's wall clock, and ``rate`` (float64): how many milliseconds the wall clock goes on in
-    one of the machine; 1.0 is no drift. It is mapped, so a change counts from the next reading
-    on. What has drifted is kept when the rate changes, and begins at nothing with each process.
-    The steady clock is not affected.
+    The file holds 16 bytes, little-endian: ``offset_ms`` (int64), which is added to the machine's
+    wall clock, and ``rate`` (float64), the wall clock's speed relative to the machine's; 1.0 means
+    no drift. The file is memory-mapped: a change takes effect at the next reading. Accumulated
+    drift starts at 0 in each process and survives a change of the rate. Steady time is not
+    affected.
     """
 
     LAYOUT = struct.Struct("<qd")
 
     def __init__(self, path: str) -> None:
-        """Raises OSError when the file is not there or too short."""
+        """Raise OSError if the file is missing or too short."""
         with open(path, "rb") as file:
             if os.fstat(file.fileno()).st_size < self.LAYOUT.size:
-                raise OSError(f"{TEST_CLOCK_ENV}: {path} has less than {self.LAYOUT.size} bytes")
+                raise OSError(f"{TEST_CLOCK_ENV}: {path} has fewer than {self.LAYOUT.size} bytes")
             self._map = mmap.mmap(file.fileno(), self.LAYOUT.size, access=mmap.ACCESS_READ)
         self._drift_ms = 0.0
         self._seen_mono_ms = self.mono_ms()
@@ -79,7 +80,7 @@ class SteeredSources(SystemSources):
 
 
 class StandingSources:
-    """A clock that stands still until it is moved, for ``tickwheel.testing``."""
+    """Clocks that stand still until a test moves them, for ``tickwheel.testing``."""
 
     def __init__(self, now_ms: int) -> None:
         self._began_ms = self.now_ms = now_ms
@@ -92,30 +93,30 @@ class StandingSources:
 
 
 def sources() -> Sources:
-    """The clocks of this process. Raises OSError if a test's file cannot be used."""
+    """Return the clocks of this process. Raise OSError if a test's clock file is unusable."""
     path = os.environ.get(TEST_CLOCK_ENV)
     return SteeredSources(path) if path else SystemSources()
 
 
 class Clock:
-    """Readings with jumps noticed. ``jumps`` counts them; ``last_jump_ms`` is signed."""
+    """Reads both clocks and detects jumps. ``jumps`` counts them; ``last_jump_ms`` is signed."""
 
     def __init__(self, hold_over_ms: int, given: Sources | None = None) -> None:
         self._sources = given or sources()
         self._hold_over_ms = hold_over_ms
         self._limit_ms = hold_over_ms
-        """How far, in ms, the wall clock may be ahead; another limit while a start is held."""
+        """Milliseconds that the wall clock can be ahead before the clock is held."""
         self.steered = isinstance(self._sources, SteeredSources)
-        """Whether a test steers the time."""
+        """Whether a test's clock file moves the wall clock."""
         self.stands = isinstance(self._sources, StandingSources)
-        """Whether no time passes by itself, so that no timer is worth setting."""
+        """Whether time moves only when a test moves it, which makes timers useless."""
         self._has_fractions = isinstance(self._sources, SystemSources)
         self._offset_ms = self._sources.wall_ms() - self._sources.mono_ms()
         self.jumps = 0
         self.last_jump_ms = 0
         self.held = False
         self.held_at_start = False
-        """Whether a start holds the clock: it is too far ahead of what the store has seen."""
+        """Whether the clock is held since a start, because it is too far ahead of the store."""
 
     def read(self) -> Now:
         mono_ms = self._sources.mono_ms()
@@ -127,21 +128,21 @@ class Clock:
         return Now(self._jumped(wall_ms, mono_ms, jump_ms), mono_ms)
 
     def into_ms_ns(self) -> int:
-        """How many nanoseconds the wall clock is into its millisecond; 0 for a test's clock, which
-        counts milliseconds."""
+        """Return the nanoseconds since the current millisecond of wall time began; 0 for a test's
+        clock, which counts whole milliseconds."""
         return time.time_ns() % 1_000_000 if self._has_fractions else 0
 
     def begin_at(self, position_ms: int, limit_ms: int) -> int:
-        """A store is taken over that saw ``position_ms`` last: if that is more than ``limit_ms``
-        ago, time goes on from there, held. By how much the wall clock is ahead then, else 0.
+        """Hold the clock at ``position_ms``, the last time in the store, if that is more than
+        ``limit_ms`` ago. Return how far, in ms, the wall clock is ahead, or 0 if it is not held.
 
-        One reading cannot distinguish a long absence from a wrong clock, and what fires cannot be
-        undone.
+        A single reading cannot distinguish a long absence from a wrong clock, and fired tasks
+        cannot be recalled.
         """
         now_ms, mono_ms = self.read()
-        # What an earlier start has held is judged anew: others may have led since.
-        known_ms = self._sources.wall_ms() if self.held_at_start else now_ms
-        if known_ms - position_ms <= limit_ms:
+        # If an earlier start held the clock, decide again: another leader may have run since then.
+        wall_ms = self._sources.wall_ms() if self.held_at_start else now_ms
+        if wall_ms - position_ms <= limit_ms:
             if self.held_at_start:
                 self.accept()
             return 0
@@ -152,7 +153,7 @@ class Clock:
         return self.ahead_ms
 
     def accept(self) -> None:
-        """Trust the wall clock, as somebody says who knows."""
+        """Follow the wall clock, on the command of an operator."""
         if self.held:
             jump_ms = self.ahead_ms
             self._count(jump_ms)
@@ -160,7 +161,7 @@ class Clock:
 
     @property
     def ahead_ms(self) -> int:
-        """How far, in ms, the wall clock is ahead of the time that is given out."""
+        """Milliseconds that the wall clock is ahead of ``read``."""
         return self._sources.wall_ms() - self._sources.mono_ms() - self._offset_ms
 
     def _jumped(self, wall_ms: int, mono_ms: int, jump_ms: int) -> int:

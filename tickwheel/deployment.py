@@ -1,8 +1,8 @@
-"""The files that run and watch a daemon: those of ``deploy/`` and ``grafana/``.
+"""The files of ``deploy/`` and ``grafana/``, which run and monitor a daemon.
 
-A wheel has copies of them, which ``setup.py`` makes by this module; in a clone they are the
-clone's own. Needs the standard library only, and imports nothing of the package when it is loaded:
-a build has not installed it.
+``setup.py`` uses this module to copy them into the package's wheel; a clone uses the originals. The
+module needs only the standard library and imports nothing of the package when it is loaded, because
+the package is not yet installed during a build.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Final
 
 PACKED: Final = "deployment_files"
-"""The folder of the copies, beside the modules of an installed package."""
+"""Folder of the copies, next to the modules of an installed package."""
 FOLDERS: Final = ("deploy", "grafana")
 DOCKERFILE: Final = "deploy/Dockerfile"
 
 
 def of_clone(root: Path) -> dict[str, Path]:
-    """Every file by its name below the root of a clone, but not the programs that make the
-    dashboards."""
+    """Return the path of each file by its name relative to the root of a clone. The programs that
+    generate the dashboards are left out."""
     return {
         path.relative_to(root).as_posix(): path
         for folder in FOLDERS
@@ -30,21 +30,21 @@ def of_clone(root: Path) -> dict[str, Path]:
 
 
 def files() -> dict[str, bytes]:
-    """What every file says, by its name, for somebody who has no clone."""
+    """Return the contents of each file by its name, usable without a clone."""
     package = Path(__file__).resolve().parent
     packed = package / PACKED
     if packed.is_dir():
-        found = {p.relative_to(packed).as_posix(): p for p in packed.rglob("*") if p.is_file()}
+        paths = {p.relative_to(packed).as_posix(): p for p in packed.rglob("*") if p.is_file()}
     else:
-        found = of_clone(package.parent)
-    said = {name: path.read_bytes() for name, path in found.items()}
-    if DOCKERFILE in said:
-        said[DOCKERFILE] = _without_a_clone(said[DOCKERFILE].decode()).encode()
-    return said
+        paths = of_clone(package.parent)
+    contents = {name: path.read_bytes() for name, path in paths.items()}
+    if DOCKERFILE in contents:
+        contents[DOCKERFILE] = _without_a_clone(contents[DOCKERFILE].decode()).encode()
+    return contents
 
 
 def _without_a_clone(dockerfile: str) -> str:
-    """The Dockerfile with this release of the package in place of the clone's source."""
+    """Return a Dockerfile that installs this release instead of the clone's source."""
     from tickwheel.version import __version__
 
     lines = [

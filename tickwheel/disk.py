@@ -1,5 +1,5 @@
-"""How much of a disk is used, which the store and the history go by, each with limits of its own;
-what makes a file durable; and who else may read the files that this process makes."""
+"""Disk usage, which the store and the history compare with their limits; durable files; and the
+permissions of the files that this process creates."""
 
 from __future__ import annotations
 
@@ -9,38 +9,39 @@ from pathlib import Path
 from typing import NamedTuple
 
 FILE_MODES = ("0600", "0640", "0644")
-"""The choices of the setting ``file_mode``."""
+"""Values of the setting ``file_mode``."""
 FILE_MODE = "0640"
 _withheld = 0
-"""The permission bits that ``withhold`` has taken from every file of this process."""
+"""Permission bits that ``withhold`` has removed from new files of this process."""
 
 
 class Use(NamedTuple):
-    """The use of a disk as ``df`` shows it: of what ordinary users may have at all."""
+    """Disk usage as ``df`` shows it: ``bytes`` is the space available to ordinary users."""
 
     used_bytes: int
     bytes: int
 
     @property
     def share(self) -> float:
-        """The used share, from 0 to 1."""
+        """The used fraction, from 0 to 1."""
         return self.used_bytes / max(1, self.bytes)
 
     @property
     def free_bytes(self) -> int:
-        """The bytes that an ordinary user may still write."""
+        """Bytes that an ordinary user can still write."""
         return self.bytes - self.used_bytes
 
 
 def measure(folder: str | Path) -> Use:
-    """The use of the disk that holds ``folder``. Raises OSError."""
+    """Return the usage of the disk that holds ``folder``. Raise OSError on failure."""
     disk = os.statvfs(folder)
     used = disk.f_blocks - disk.f_bfree
     return Use(used * disk.f_frsize, (used + disk.f_bavail) * disk.f_frsize)
 
 
 def sync(path: str | Path) -> None:
-    """Make what a file holds durable, or the names of the files in a folder. Raises OSError."""
+    """Make a file's contents durable, or the names of the files in a folder. Raise OSError on
+    failure."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
@@ -49,17 +50,17 @@ def sync(path: str | Path) -> None:
 
 
 def withhold(file_mode: str) -> None:
-    """Let every file that this process and its children make have at most this mode, one of
-    ``FILE_MODES``, and every folder the same with the right to enter it. A stricter umask stays."""
-    global _withheld  # noqa: PLW0603  # the umask is the process's, and this is a part of it
+    """Restrict new files of this process and its children to this mode, one of ``FILE_MODES``, and
+    new folders to the same mode plus the right to enter. A stricter umask stays in force."""
+    global _withheld  # noqa: PLW0603  # the umask, which it extends, belongs to the process
     mode = int(file_mode, 8)
     _withheld = 0o777 & ~(mode | mode >> 2 & 0o111)
     os.umask(os.umask(0o777) | _withheld)
 
 
 def tighten(path: str) -> None:
-    """Take from a file that an earlier process made what ``withhold`` takes from new ones. A
-    missing file, and one that belongs to somebody else, stays as it is."""
+    """Apply the restriction of ``withhold`` to a file that an earlier process created. A missing
+    file, or a file of another user, is left unchanged."""
     if not _withheld:
         return
     with contextlib.suppress(OSError):

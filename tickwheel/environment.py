@@ -1,8 +1,8 @@
-"""Environment variables of the product, for daemon and clients alike.
+"""Environment variables of the daemon and of clients.
 
-Those of the daemon are its settings; every other name is declared here. A name that begins with
-``TICKWHEEL_`` and is none of them is a mistake, and is refused. An empty variable counts as one
-that is not set. Needs the standard library only.
+The daemon's variables are its settings; all other names are declared here. Unknown names that begin
+with ``TICKWHEEL_`` are refused. An empty variable counts as unset. The module needs only the
+standard library.
 """
 
 from __future__ import annotations
@@ -23,16 +23,17 @@ OTHERS: Final = (
     "ID", "TOPIC", "ATTEMPT", "FAILURES", "DUE_MS",
     "CLIENT", "TIMEOUT", "HANDLERS",
 )  # fmt: skip
-"""Variables of reports, of tests, of ``--reload``, of what ``subscribe --exec`` runs, and settings
-of Flask, which applications may take from the environment."""
+"""Variables of reports, of tests, of ``--reload`` and of commands run by ``subscribe --exec``, and
+Flask settings that applications can take from the environment."""
 KNOWN: Final = frozenset(f"{PREFIX}{name}" for name in (*CLIENT, *OTHERS))
 SURROUNDING: Final = frozenset(
     f"{PREFIX}{name}" for name in ("DIR", "HOME", "IMAGE", "ROOT", "TAG", "USER", "VENV", "VERSION")
 )
-"""Variables that scripts and images around the product set for themselves; nothing reads them."""
+"""Variables of scripts and images around the product, which the product ignores."""
 _BARE: Final = (*CLIENT, *OTHERS)
 NEAR: Final = 0.85
-"""How near a name is to that of a client to be refused where the settings are not known."""
+"""Similarity to a client's variable, from 0 to 1, at which an unknown name is refused when the
+settings are unavailable."""
 _LINK: Final = re.compile(
     r"TICKWHEEL_(?:[A-Z0-9_]+?_)??"
     r"(?:(?P<host>SERVICE_HOST|PORT_\d+_(?:TCP|UDP|SCTP)_ADDR)"
@@ -46,7 +47,7 @@ _LINKED: Final = {
     "url": re.compile(r"(?:tcp|udp|sctp)://\S+:\d+"),
     "proto": re.compile(r"tcp|udp|sctp"),
 }
-"""Kind of a variable → what Kubernetes writes into it."""
+"""Pattern of the value that Kubernetes sets, by kind of variable."""
 
 
 def value(name: str) -> str | None:
@@ -55,40 +56,39 @@ def value(name: str) -> str | None:
 
 
 def check(settings: Callable[[], Iterable[str] | None]) -> None:
-    """Refuse names that begin as ours do and that nothing reads. Raises BadRequest.
+    """Raise BadRequest for an unknown variable that begins with ``TICKWHEEL_``.
 
-    ``settings`` returns the daemon's settings, which are variables as well; None: they are not
-    known here, because the daemon is not installed. It is asked only about names that no client
-    has.
+    ``settings`` returns the names of the daemon's settings, which are also variables, or None if
+    the daemon is not installed. It is called only if a name is not declared here.
     """
-    known: frozenset[str] | None = None
+    names: frozenset[str] | None = None
     for name, text in os.environ.items():
         upper = name.upper()
         if not upper.startswith(PREFIX) or upper in KNOWN or upper in SURROUNDING:
             continue
         if _is_link(upper, text):
             continue
-        if known is None:
-            more = settings()
-            if more is None:
-                # Without what all names begin with, which would make any two of them near.
+        if names is None:
+            setting_names = settings()
+            if setting_names is None:
+                # The common prefix would make any two names similar.
                 if get_close_matches(upper.removeprefix(PREFIX), _BARE, n=1, cutoff=NEAR):
                     raise unknown("environment variable", name, upper, KNOWN)
                 continue
-            known = KNOWN | {f"{PREFIX}{one.upper()}" for one in more}
-        if upper not in known:
-            raise unknown("environment variable", name, upper, known)
+            names = KNOWN | {f"{PREFIX}{setting.upper()}" for setting in setting_names}
+        if upper not in names:
+            raise unknown("environment variable", name, upper, names)
 
 
 def unknown(what: str, name: str, near: str, known: Iterable[str]) -> BadRequest:
-    """Return the refusal of a name that is not among those that are known."""
-    found = get_close_matches(near, sorted(known), n=1)
-    meant = f"; did you mean {found[0]}?" if found else ""
-    return BadRequest(f"there is no {what} {name}{meant}")
+    """Return the error for an unknown name, with the known name closest to ``near``."""
+    matches = get_close_matches(near, sorted(known), n=1)
+    hint = f"; did you mean {matches[0]}?" if matches else ""
+    return BadRequest(f"there is no {what} {name}{hint}")
 
 
 def _is_link(name: str, text: str) -> bool:
-    """Whether Kubernetes has made the variable, for a Service whose name begins as ours."""
-    found = _LINK.fullmatch(name)
-    kind = None if found is None else found.lastgroup
+    """Whether Kubernetes set the variable for a Service whose name begins with ``tickwheel``."""
+    match = _LINK.fullmatch(name)
+    kind = None if match is None else match.lastgroup
     return kind is not None and _LINKED[kind].fullmatch(text) is not None

@@ -1,8 +1,8 @@
-"""The error table: one root, one row a code, shared by TCP, HTTP, the CLI and the client.
+"""The error table, shared by TCP, HTTP, the CLI and the client: one class for each code.
 
-A message names the field, the limit and the value that broke it. ``retryable`` means: the
-same request may succeed later without a change; nothing of it was kept. Codes never change
-their meaning; new ones may be added. ``docs/protocol.md`` lists them (a test compares).
+A message names the field, the limit and the offending value. A ``retryable`` error kept nothing of
+the request, and the same request can succeed later. Codes never change their meaning; new codes can
+be added. ``docs/protocol.md`` lists them (a test compares).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ SHOWN_LENGTH_MAX = 60
 
 
 class _Shown(reprlib.Repr):
-    """Bounds width and depth: what is shown may have come from anybody."""
+    """Bounds width and depth, because the values come from untrusted clients."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,15 +35,15 @@ _shown = _Shown()
 
 
 def shown(value: object) -> str:
-    """A value as an error message shows it: short, and never an error itself. (``repr`` of what
-    is nested a thousand deep is a RecursionError.)"""
+    """Return a short text of a value for an error message. Never raises, unlike ``repr``, which
+    raises RecursionError for deeply nested values."""
     text = _shown.repr(value)
     return text if len(text) <= SHOWN_LENGTH_MAX else text[: SHOWN_LENGTH_MAX - 3] + "..."
 
 
 def text_of(value: object) -> str:
-    """The text of a value that a user's code made, as it can be sent: lone surrogates are escaped,
-    and a ``__str__`` that raises is named instead."""
+    """Return the ``str`` of a user's value, ready to send: lone surrogates are escaped, and a
+    ``__str__`` that raises is reported in the text."""
     try:
         text = str(value)
     except Exception as problem:
@@ -52,14 +52,14 @@ def text_of(value: object) -> str:
 
 
 class TickwheelError(Exception):
-    """Root of every error this package raises on purpose. Anything else is a bug."""
+    """Root of every error that this package raises deliberately. Any other exception is a bug."""
 
     code: ClassVar[str] = "internal"
     retryable: ClassVar[bool] = False
     closes_connection: ClassVar[bool] = False
     http_status: ClassVar[int] = 500
     remark: ClassVar[str] = ""
-    """What the protocol's document says beside the docstring."""
+    """Text that docs/protocol.md appends to the docstring."""
 
     def __init__(self, message: str = "") -> None:
         super().__init__(message or self.__doc__ or self.code)
@@ -70,16 +70,16 @@ class TickwheelError(Exception):
 
 
 class InternalError(TickwheelError):
-    """The daemon failed in a way it should not; its log says more."""
+    """The daemon failed unexpectedly; its log has the details."""
 
     retryable = True
 
 
-# --- the stream or the conversation is unusable: answer and close ---------------------------
+# --- the connection cannot continue: answer and close ---------------------------------------
 
 
 class ProtocolError(TickwheelError):
-    """The byte stream is not a sequence of msgpack frames, or breaks the conversation's rules."""
+    """The byte stream is not a sequence of msgpack frames, or violates the protocol."""
 
     code = "protocol_error"
     closes_connection = True
@@ -101,30 +101,30 @@ class HelloRequired(ProtocolError):
 
 
 class VersionUnsupported(ProtocolError):
-    """The protocol version asked for is not spoken here."""
+    """The daemon does not support the requested protocol version."""
 
     code = "version_unsupported"
-    remark = "The message names what is."
+    remark = "The message lists the supported versions."
 
 
 class TlsRequired(ProtocolError):
-    """The port speaks TLS, and the client does not."""
+    """The port requires TLS, and the client sent plain bytes."""
 
     code = "tls_required"
-    remark = "The answer to plain bytes is also plain."
+    remark = "The answer is also sent in plain bytes."
 
 
 class Unauthorized(TickwheelError):
     """The token is missing or wrong."""
 
     code = "unauthorized"
-    remark = "Or it was revoked, or has expired: to one in use GOODBYE says so."
+    remark = "A token that is revoked or expires while in use gets this code in GOODBYE."
     closes_connection = True
     http_status = 401
 
 
 class Forbidden(TickwheelError):
-    """The caller has no right to this; or, over HTTP, a page of another site asks."""
+    """The caller lacks the right; or, over HTTP, a page of another site sent the request."""
 
     code = "forbidden"
     remark = "See [security.md](security.md#rights)."
@@ -132,7 +132,7 @@ class Forbidden(TickwheelError):
 
 
 class TooManyConnections(TickwheelError):
-    """The daemon has as many connections as it may."""
+    """The daemon has reached its limit of connections."""
 
     code = "too_many_connections"
     remark = "The limit is `connections_max`."
@@ -142,26 +142,26 @@ class TooManyConnections(TickwheelError):
 
 
 class SlowReader(TickwheelError):
-    """The peer does not read what it is sent, and the buffer for it is full."""
+    """The peer does not read, and its output buffer is full."""
 
     code = "slow_reader"
-    remark = "In the daemon's log only: see *Slow readers*."
+    remark = "It appears only in the daemon's log: see *Slow readers*."
     retryable = True
     closes_connection = True
     http_status = 503
 
 
 class PeerSilent(TickwheelError):
-    """The peer answers heartbeats, and nothing came from it for too long."""
+    """A peer that answers heartbeats has sent nothing for too long."""
 
     code = "peer_silent"
-    remark = "In the daemon's log only: see *Ends*."
+    remark = "It appears only in the daemon's log: see *Ends*."
     retryable = True
     closes_connection = True
     http_status = 503
 
 
-# --- the request is wrong: answer, go on -----------------------------------------------------
+# --- the request is wrong: answer and keep the connection ------------------------------------
 
 
 class BadRequest(TickwheelError):
@@ -172,7 +172,7 @@ class BadRequest(TickwheelError):
 
 
 class UnknownType(BadRequest):
-    """The frame's type is not known to this version."""
+    """This version does not know the frame's type."""
 
     code = "unknown_type"
 
@@ -186,28 +186,28 @@ class BodyTooLarge(BadRequest):
 
 
 class DueTooFar(BadRequest):
-    """A due time lies beyond the longest delay that is accepted."""
+    """The due time is further away than the maximum delay."""
 
     code = "due_too_far"
-    remark = "It is `delay_ms_max` from now."
+    remark = "The limit is `delay_ms_max` from now."
 
 
 class LimitExceeded(BadRequest):
     """A count or a length is over its limit."""
 
     code = "limit_exceeded"
-    remark = "The message names it."
+    remark = "The message names the limit."
 
 
 class MethodNotAllowed(BadRequest):
-    """HTTP: the path is known, and not with this method."""
+    """HTTP: the path exists, but not with this method."""
 
     code = "method_not_allowed"
     http_status = 405
 
 
 class RequestTimeout(BadRequest):
-    """HTTP: the request did not come to its end in time."""
+    """HTTP: the request did not arrive completely in time."""
 
     code = "request_timeout"
     retryable = True
@@ -215,7 +215,7 @@ class RequestTimeout(BadRequest):
 
 
 class UnsupportedMediaType(BadRequest):
-    """HTTP: the body's content type or encoding is not accepted here."""
+    """HTTP: this path does not accept the body's content type or encoding."""
 
     code = "unsupported_media_type"
     http_status = 415
@@ -229,65 +229,65 @@ class IdempotencyKeyReused(BadRequest):
 
 
 class RequestForgotten(BadRequest):
-    """The request number lies below the session's floor: its answer was given and dropped."""
+    """The request number is below the session's floor: its answer was sent and forgotten."""
 
     code = "request_forgotten"
     http_status = 409
 
 
 class NotFound(TickwheelError):
-    """There is nothing of this name or id."""
+    """Nothing with this name or id exists."""
 
     code = "not_found"
     http_status = 404
 
 
 class StaleReceipt(TickwheelError):
-    """The receipt is not of the delivery that is current."""
+    """The receipt does not belong to the current delivery."""
 
     code = "stale_receipt"
-    remark = "On TCP it is the word `stale`."
+    remark = "TCP answers with the outcome `stale` instead."
     http_status = 409
 
 
 class Conflict(TickwheelError):
-    """The state does not allow this, for example a second subscription of one number."""
+    """The current state does not allow this, for example a second subscription with one number."""
 
     code = "conflict"
     http_status = 409
 
 
 class UnknownTransaction(NotFound):
-    """There is no transaction of this name, or it was decided so long ago that it is forgotten."""
+    """No transaction has this name, or its decision is so old that it is forgotten."""
 
     code = "unknown_transaction"
 
 
 class TransactionCommitted(Conflict):
-    """The transaction was committed: its tasks are there, and it takes no more."""
+    """The transaction was committed: its tasks exist, and it accepts no more."""
 
     code = "transaction_committed"
 
 
 class TransactionRolledBack(Conflict):
-    """The transaction was rolled back: its tasks are gone, and it takes no more."""
+    """The transaction was rolled back: its tasks were dropped, and it accepts no more."""
 
     code = "transaction_rolled_back"
 
 
 class TaskGone(TickwheelError):
-    """The task finished so long ago that how it ended is no longer known."""
+    """The task finished so long ago that its outcome is forgotten."""
 
     code = "gone"
-    remark = "On TCP it is a word."
+    remark = "TCP answers with the outcome `gone` instead."
     http_status = 410
 
 
-# --- the daemon cannot do it now: answer, try again later ------------------------------------
+# --- the daemon cannot do this now: answer, and the client retries later ---------------------
 
 
 class Refused(TickwheelError):
-    """The store did not take it; nothing of the request was kept."""
+    """The store refused the request; nothing of it was kept."""
 
     code = "refused"
     retryable = True
@@ -295,51 +295,51 @@ class Refused(TickwheelError):
 
 
 class StoreFull(Refused):
-    """The store has no room; enqueues are refused until there is."""
+    """The store is full; enqueues are refused until space is freed."""
 
     code = "store_full"
     http_status = 507
 
 
 class RowMissing(TickwheelError):
-    """The store does not have a task that has not ended; the daemon goes on looking for it."""
+    """The store has no row for an unfinished task; the daemon keeps looking for it."""
 
     code = "row_missing"
     remark = (
-        "A fault: see [operations.md](operations.md#rows-that-are-missing); nothing of "
-        "the request was done to it."
+        "A fault: see [operations.md](operations.md#rows-that-are-missing). The request did not "
+        "change the task."
     )
     retryable = True
     http_status = 503
 
 
 class Overloaded(Refused):
-    """A queue inside the daemon, or what one caller may take of it, is at its limit."""
+    """A queue inside the daemon, or the caller's share of it, has reached its limit."""
 
     after_s: float = 1.0
-    """When it is worth trying again."""
+    """Seconds after which a retry is worthwhile."""
     code = "overloaded"
     http_status = 429
 
 
 class WindowFull(Overloaded):
-    """The session has as many unanswered requests as it may."""
+    """The session has reached its limit of unanswered requests."""
 
     code = "window_full"
-    remark = "The limit is `window_max`, from its floor up."
+    remark = "The limit is `window_max`, counted from the session's floor."
 
 
 class BacklogFull(Overloaded):
-    """The topic or the daemon holds as many tasks as it may."""
+    """The topic or the daemon has reached its limit of tasks."""
 
     code = "backlog_full"
 
 
 class TooManySessions(Overloaded):
-    """The daemon remembers as many producer sessions as it may."""
+    """The daemon has reached its limit of producer sessions."""
 
     code = "too_many_sessions"
-    remark = "The answer to HELLO, which closes."
+    remark = "The daemon answers HELLO with it and closes the connection."
 
 
 class Draining(Refused):
@@ -350,14 +350,14 @@ class Draining(Refused):
 
 
 class NotActive(Refused):
-    """This daemon stands by; another one is active. Ask that one."""
+    """This daemon is a standby; ask the active daemon."""
 
     code = "not_active"
-    remark = "Nothing was kept by it; the message names the active one if it is known."
+    remark = "Nothing was kept; the message names the active daemon if it is known."
 
 
 class OutcomeUnknown(TickwheelError):
-    """The store did not say in time whether it took the request; resend it to find out."""
+    """The store did not confirm the request in time; resend it to learn the outcome."""
 
     code = "outcome_unknown"
     retryable = True
@@ -368,7 +368,7 @@ class OutcomeUnknown(TickwheelError):
 
 
 class Unreachable(TickwheelError):
-    """No address of the daemon answered within the time allowed."""
+    """No address of the daemon answered in time."""
 
     code = "unreachable"
     remark = "Nothing was sent."
@@ -377,14 +377,14 @@ class Unreachable(TickwheelError):
 
 
 class TlsFailed(TickwheelError):
-    """The daemon's certificate is not to be trusted, or its port does not speak TLS."""
+    """The daemon's certificate is not trusted, or its port does not speak TLS."""
 
     code = "tls_failed"
     http_status = 502
 
 
 class ConnectionLost(TickwheelError):
-    """The connection broke before the answer came."""
+    """The connection broke before the answer arrived."""
 
     code = "connection_lost"
     retryable = True
@@ -392,7 +392,7 @@ class ConnectionLost(TickwheelError):
 
 
 class SendTimeout(TickwheelError):
-    """No answer within the send timeout and its retries; the outcome is not known."""
+    """No answer arrived within the send timeout and its retries; the outcome is unknown."""
 
     code = "send_timeout"
     retryable = True
@@ -400,20 +400,20 @@ class SendTimeout(TickwheelError):
 
 
 class ClientClosed(TickwheelError):
-    """The client was closed while the call was under way, or before it."""
+    """The client was closed before or during the call."""
 
     code = "client_closed"
 
 
 class Undecodable(TickwheelError):
-    """This client cannot unpack a body: it lacks the key, the extra, or the step."""
+    """This client cannot decode a body: it lacks the key, the extra or the encoding step."""
 
     code = "undecodable"
-    remark = "A worker gives the task back, and stops: another one may have it."
+    remark = "A worker releases the task and stops: another worker may be able to decode it."
 
 
 class BadBody(Undecodable):
-    """A body is not what its encoding says, was changed, or is too large when it is unpacked."""
+    """A body does not match its encoding, was altered, or is too large once decoded."""
 
     code = "bad_body"
     remark = "A worker rejects the task."
@@ -430,25 +430,25 @@ BY_CODE: dict[str, type[TickwheelError]] = _walk(TickwheelError) | {"internal": 
 
 
 def from_wire(code: str, message: str) -> TickwheelError:
-    """The exception for a code that a peer sent; an unknown code keeps its text."""
+    """Return the exception for a code from a peer; an unknown code becomes part of the message."""
     kind = BY_CODE.get(code)
     if kind is None:
         return InternalError(f"{code}: {message}")
     return kind(message)
 
 
-# --- what is not installed -----------------------------------------------------------------------
+# --- extras that are not installed ---------------------------------------------------------------
 
 
 def lacks_extra(what: str, extra: str, missing: str | None) -> BadRequest:
-    """The error for something that needs an extra whose module ``missing`` is not installed."""
+    """Return the error for a feature whose extra, or its module ``missing``, is not installed."""
     install = f"pip install 'tickwheel[{extra}]'"
     return BadRequest(f"{what} needs the extra {extra}: {install} (missing: {missing})")
 
 
 @contextmanager
 def needs_extra(what: str, extra: str) -> Iterator[None]:
-    """Around the import of what an extra brings: its lack is a BadRequest that names both."""
+    """Turn a failed import into a BadRequest that names the feature ``what`` and its extra."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -457,8 +457,8 @@ def needs_extra(what: str, extra: str) -> Iterator[None]:
 
 @contextmanager
 def module_needs_extra(module: str, extra: str) -> Iterator[None]:
-    """Around what a module of ours imports of an extra: the lack of that is a ModuleNotFoundError
-    of one line, which says what to install."""
+    """Turn a failed import in one of our modules into a ModuleNotFoundError whose single line names
+    the extra to install."""
     try:
         yield
     except ModuleNotFoundError as error:

@@ -1,8 +1,9 @@
-"""Named places at which a test may end the process, to prove that nothing is lost there.
+"""Named points at which a test can kill the process, to prove that nothing is lost there.
 
-Off unless ``TICKWHEEL_FAILPOINTS`` is set, for example ``commit.before=3,recovery.middle=1``:
-the process is killed (SIGKILL, no clean-up) when that place is passed for the third time.
-``TICKWHEEL_FAILPOINTS_LOG`` names a file to which the name of a place that killed is appended.
+Off unless ``TICKWHEEL_FAILPOINTS`` is set. With ``commit.before=3,recovery.middle=1``, the process
+kills itself (SIGKILL, no clean-up) when it passes ``commit.before`` for the third time or
+``recovery.middle`` for the first. The name of that point is appended to the file that
+``TICKWHEEL_FAILPOINTS_LOG`` names.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ NAMES = (
     "takeover.elected",
     "takeover.opened",
 )
-"""Places that a daemon passes."""
+"""Failpoints of the daemon."""
 OFFLINE = (
     "reshard.begun",
     "reshard.middle",
@@ -29,7 +30,7 @@ OFFLINE = (
     "reshard.switching",
     "reshard.switched",
 )
-"""Places that commands pass which need a store that no daemon has open."""
+"""Failpoints of commands that work on a store offline."""
 
 
 def _parse(text: str) -> dict[str, int]:
@@ -37,14 +38,14 @@ def _parse(text: str) -> dict[str, int]:
     for part in filter(None, text.split(",")):
         name, _, count = part.partition("=")
         if name not in (*NAMES, *OFFLINE):
-            known = (*NAMES, *OFFLINE)
-            raise ValueError(f"TICKWHEEL_FAILPOINTS: unknown place {name!r}; known: {known}")
+            names = ", ".join((*NAMES, *OFFLINE))
+            raise ValueError(f"TICKWHEEL_FAILPOINTS: {name!r} is not one of {names}")
         armed[name] = int(count or 1)
     return armed
 
 
 def _opened(path: str) -> int:
-    """The log's descriptor, opened while there are descriptors: a test may use them up."""
+    """Open the log at the start, because a test may exhaust the file descriptors later."""
     return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
 
 
@@ -54,7 +55,8 @@ _log_fd = _opened(_log) if _armed and _log else -1
 
 
 def hit(name: str) -> None:
-    """Pass the place ``name``; called once a batch at most, so it may cost a dictionary look."""
+    """Kill the process if the failpoint ``name`` is armed and its count is reached. Called at most
+    once for each batch, so a dictionary lookup is cheap enough."""
     if not _armed or name not in _armed:
         return
     _armed[name] -= 1

@@ -1,14 +1,15 @@
-"""The HTTP API of all shards together, in the process that answers HTTP for them
+"""The HTTP API of all shards, in the process that serves HTTP for them
 (``server/http/whole.py``).
 
-``Gateway`` is an ASGI application: the API of a daemon, with the document and the console, whose
-handlers ask by ``OfAll`` in place of the exchange with one shard. It does nothing itself, but asks
-the shards as an ordinary client does, a ``Teller``, and the client knows which shards are asked and
-how their answers become one. Invariants:
+``Gateway`` is an ASGI application with a daemon's API, OpenAPI document and console. Its handlers
+use an ``AllShardsExchange`` instead of the exchange with one shard. The gateway executes nothing
+itself: a ``GatewayClient``, an ordinary client, selects the shards for a request and combines their
+answers. Invariants:
 
-* This process has no rights of its own. It asks with the token of whoever asks it, and the daemons
-  decide. Tokens are in its memory only, and go with it.
-* A stream has a client of its own, whose connections end with it: the daemons see its consumer go.
+* This process has no rights. It sends the token of its caller, and the daemons decide. It keeps
+  tokens only in memory.
+* Each stream has a separate client, whose connections close when the stream ends. The daemons then
+  see that its consumer has gone.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ from tickwheel.server import checks
 from tickwheel.server.http.api import Api
 from tickwheel.server.http.app import API_PREFIX
 from tickwheel.server.http.call import as_json
-from tickwheel.server.http.deliveries import Told
+from tickwheel.server.http.deliveries import DeliveredTask
 from tickwheel.server.http.exchange import Exchange, settled_fields
 from tickwheel.server.http.pages import pages
 from tickwheel.server.http.whole import Silent, fetch
@@ -89,7 +90,7 @@ if TYPE_CHECKING:
     from tickwheel.clock import Clock
     from tickwheel.engine.topics import DeliverySink
     from tickwheel.server.http.call import Route
-    from tickwheel.server.http.exchange import Answer, Pulled, Receipt, Render, Wish
+    from tickwheel.server.http.exchange import Answer, DeliveryRequest, Pulled, Receipt, Render
     from tickwheel.server.http.types import Once
     from tickwheel.server.logins import Logins
     from tickwheel.server.metrics.observed import Observed
@@ -97,22 +98,23 @@ if TYPE_CHECKING:
     from tickwheel.server.shard.callers import OnEvent, Principal
 
 CLIENTS_MAX: Final = 256
-"""Clients in use, one for each token: with a request under way, or the lease of a pull that is not
-over; streams have their own beside them."""
+"""Maximum clients in use, one for each token. A client is in use while it has a request in progress
+or a lease from a pull. Clients of streams are not counted."""
 IDLE_MAX: Final = 64
-"""Clients that are kept beside these."""
+"""Maximum idle clients that are kept."""
 STREAM_BYTES_MAX: Final = 4 * 1024 * 1024
-"""Bytes of bodies that wait for the reader of a stream, before the shards send no more."""
+"""Bytes of bodies buffered for a stream at which the shards stop sending."""
 IDLE_S: Final = 60.0
-"""Seconds after which a client that was asked nothing is closed, with no lease of a pull left."""
+"""Seconds after its last request until an unused client is closed."""
 LOOK_S: Final = 5.0
+"""Seconds between searches for idle clients."""
 ANSWER_S: Final = 5.0
-"""How long, in seconds, the HTTP of a shard may take to answer."""
+"""Seconds that the HTTP server of a shard has to answer."""
 STATUS_S: Final = 2.0
-"""How long, in seconds, a shard may take to say how it is."""
+"""Seconds that a shard has to report its status."""
 ANSWER_BYTES_MAX: Final = 64 * 1024
 NAME: Final = "http of all shards"
-ASK_IT: Final = "ask one at its own address: /v1/shards says where they are"
+USE_SHARDS: Final = "send the request to a shard; /v1/shards lists their addresses"
 
 
 # --- a client of all shards ----------------------------------------------------------------------
@@ -120,7 +122,7 @@ ASK_IT: Final = "ask one at its own address: /v1/shards says where they are"
 
 @dataclass(frozen=True, slots=True)
 class _StreamOptions(SubscribeOptions):
-    """What a stream asks for, whose options are in the form of the wire already."""
+    """Options of a stream's subscription, in wire form."""
 
     options: Mapping[str, Any] = field(default_factory=dict)
 
@@ -128,63 +130,64 @@ class _StreamOptions(SubscribeOptions):
         return number, self.topic, self.group or None, prefetch, self.options
 
 
-class Teller(Client):
-    """A client for one token: what HTTP's handlers ask, in the form of the wire."""
+class GatewayClient(Client):
+    """A client for one token, which takes and returns values in wire form."""
 
     def __init__(self, url: str, token: str, tls: ssl.SSLContext | None) -> None:
         super().__init__(url, token=token, name=NAME)
         self._options.tls = tls
-        self.under_way = 0
-        """Requests that it works on."""
+        self.requests = 0
+        """Requests in progress."""
         self.leased_until_s = 0.0
-        """When the last lease of a pull is over, by the loop's clock: its end would end them."""
+        """End of the last lease of a pull, by the loop's clock. Closing the client would end its
+        leases."""
         self.idle_since_s = 0.0
-        """When it was asked last."""
+        """Time of the last request, by the loop's clock."""
 
     def keep_for(self, lease_s: float) -> None:
-        """Let nobody close it before a lease is over."""
+        """Keep the client open for at least ``lease_s``."""
         self.leased_until_s = max(self.leased_until_s, _now_s() + lease_s)
 
     @property
     def is_in_use(self) -> bool:
-        """Whether somebody would miss it."""
-        return self.under_way > 0 or self.leased_until_s > _now_s()
+        """Whether a request is in progress or a lease is running."""
+        return self.requests > 0 or self.leased_until_s > _now_s()
 
-    async def tell(self, verb: Verb, request: Request) -> Any:
-        """The answer to a declared verb."""
-        asked = request.said()
+    async def execute(self, verb: Verb, request: Request) -> Any:
+        """Return the answer to a declared verb."""
+        values = request.said()
         shards = await self._know_shards()
         if verb.name == "preview_bulk":
-            return await self._trial(asked)
-        fields = verb.asked.to_frame(asked)
+            return await self._preview(values)
+        fields = verb.asked.to_frame(values)
         if shards is not None and verb.over is Over.PAGES:
-            return await shards.page(verb, asked, None)
+            return await shards.page(verb, values, None)
         return await self._call(verb, fields, None)
 
-    async def look(self) -> Any:
-        """The status of all shards as one. Raises Unreachable when there is none."""
+    async def fetch_status(self) -> Any:
+        """Return the combined status of all shards. Raise Unreachable if no shard answers."""
         shards, verb = await self._know_shards(), VERBS["status"]
         until_s = _now_s() + STATUS_S
         for link in self._links:
             link.ready()
-        asking = (link.call(verb, (), until_s) for link in self._links)
-        ends: list[Any] = await asyncio.gather(*asking, return_exceptions=True)
-        raise_first([end for end in ends if not isinstance(end, AWAY)])
-        answers = [end for end in ends if not isinstance(end, BaseException)]
+        calls = (link.call(verb, (), until_s) for link in self._links)
+        results: list[Any] = await asyncio.gather(*calls, return_exceptions=True)
+        raise_first([result for result in results if not isinstance(result, AWAY)])
+        answers = [result for result in results if not isinstance(result, BaseException)]
         if not answers or shards is None:
-            raise_first(ends)
+            raise_first(results)
             return answers[0]
-        return status_of(ends, answers[0]["shards"])
+        return status_of(results, answers[0]["shards"])
 
-    async def _trial(self, asked: dict[str, Any]) -> dict[str, Any]:
-        """A dry run of a bulk operation as a whole: its parts are no parts of one list."""
-        asked = {name: asked[name] for name in asked if name not in ("after", "until_id")}
-        parts = [await link.preview(asked, None) for link in self._links]
-        found = reduce(BulkPreview.and_then, parts)
-        return {one.name: getattr(found, one.name) for one in found.fields()} | {"next": None}
+    async def _preview(self, values: dict[str, Any]) -> dict[str, Any]:
+        """Return a dry run of a whole bulk operation: a page of it cannot span several shards."""
+        values = {name: values[name] for name in values if name not in ("after", "until_id")}
+        previews = [await link.preview(values, None) for link in self._links]
+        total = reduce(BulkPreview.and_then, previews)
+        return {field.name: getattr(total, field.name) for field in total.fields()} | {"next": None}
 
     async def put(self, tasks: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Enqueue tasks; the answer in the form of one with rules, which says all of each."""
+        """Enqueue tasks. The answer has an outcome for each task, as for an ENQUEUE with rules."""
         shards, size = await self._know_shards(), self._checked_size(tasks)
         producer = self._producer if shards is None else shards.producer
         if producer.is_full:
@@ -193,8 +196,8 @@ class Teller(Client):
         return _stored(await producer.put(list(tasks), len(tasks), size, is_ruled=is_ruled))
 
     async def put_each(self, tasks: tuple[Any, ...]) -> tuple[Any, ...] | list[Any]:
-        """``put`` for tasks of which each is taken or refused for itself: where some are refused,
-        the list of the answer or the error of each."""
+        """Enqueue tasks, each independently of the others. Return the answer of ``put``, or, when
+        some are refused, a list with the answer or the error of each task."""
         try:
             return await self.put(tasks)
         except TickwheelError as error:
@@ -202,7 +205,7 @@ class Teller(Client):
                 raise
             ends: list[Any] = error.receipts if isinstance(error, Partly) else [error] * len(tasks)
         ends = [end if isinstance(end, TickwheelError) else _stored([end]) for end in ends]
-        # The daemon refuses a frame for one of its tasks: the others are asked for again.
+        # The daemon refuses a whole frame because of one task, so the others are sent again.
         again = [
             index
             for index, end in enumerate(ends)
@@ -216,7 +219,7 @@ class Teller(Client):
         return ends
 
     def _checked_size(self, tasks: tuple[Any, ...]) -> int:
-        """How many bytes the tasks take in a frame, at most. Raises BadRequest, DueTooFar,
+        """Return the maximum bytes that the tasks take in a frame. Raise BadRequest, DueTooFar or
         LimitExceeded."""
         limits, size = self.limits, size_of(tasks)
         for index, task in enumerate(tasks):
@@ -232,9 +235,9 @@ class Teller(Client):
         return size
 
     async def put_once(self, key: bytes, fingerprint: int, tasks: Any) -> tuple[Any, ...]:
-        """``put`` for an idempotency key. The shard that the key names, its home, is asked first,
-        also when it has none of the tasks: what came under the key before counts, wherever its
-        tasks went. Each shard remembers its part."""
+        """Enqueue tasks under an idempotency key. The key's home shard is asked first even if none
+        of the tasks belongs there: it knows of earlier requests with the key, whichever shards
+        their tasks went to. Each shard remembers its part of the request."""
         shards = await self._know_shards()
         self._checked_size(tasks)
         if shards is not None:
@@ -249,8 +252,8 @@ class Teller(Client):
         parts, home = once_parts(tasks, key, len(links)), shard_of(key.hex(), len(links))
 
         async def put(shard: int) -> Sequence[TaskReceipt] | dict[str, Any]:
-            some = [tasks[index] for index in parts.get(shard, ())]
-            return await self._put_once_at(links[shard], key, fingerprint, some)
+            part = [tasks[index] for index in parts.get(shard, ())]
+            return await self._put_once_at(links[shard], key, fingerprint, part)
 
         async def ask(shard: int, indexes: Sequence[int]) -> Any:
             return at_home if shard == home else await put(shard)
@@ -258,51 +261,51 @@ class Teller(Client):
         at_home = await put(home)
         if not isinstance(at_home, dict):
             return await ask_in_parts(parts, ask)
-        # It was taken while there were other shards. What these have not taken comes now, under a
-        # key that follows from this one, so that it comes once, too.
-        found = self._former_receipts(at_home, key, tasks)
-        rest = [index for index in range(len(tasks)) if index not in found]
-        if rest:
-            some = [tasks[index] for index in rest]
-            made = await self._put_once(rest_key(key), fingerprint, some)
-            found |= zip(rest, made, strict=True)
-        return [found[index] for index in range(len(tasks))]
+        # The request was first sent when the store had other shards. Tasks that these did not take
+        # are enqueued now, under a key derived from this one, which prevents duplicates as well.
+        by_index = self._former_receipts(at_home, key, tasks)
+        missing = [index for index in range(len(tasks)) if index not in by_index]
+        if missing:
+            part = [tasks[index] for index in missing]
+            added = await self._put_once(rest_key(key), fingerprint, part)
+            by_index |= zip(missing, added, strict=True)
+        return [by_index[index] for index in range(len(tasks))]
 
     def _former_receipts(
         self, before: dict[str, Any], key: bytes, tasks: Sequence[Any]
     ) -> dict[int, TaskReceipt]:
-        """What became of the tasks that former shards have taken, by their places."""
-        levels_ms, found = self._reconnector.delay_levels_ms, {}
+        """Return the receipts of the tasks that former shards took, by their indexes."""
+        levels_ms, by_index = self._reconnector.delay_levels_ms, {}
         parts = once_parts(tasks, key, before["shards"])
         for shard, accepted_ms, ids, outcomes in before["parts"]:
-            places = parts.get(shard, [])
-            plain = receipts([tasks[index] for index in places], ids, accepted_ms, levels_ms)
-            for index, receipt, (word, due_ms) in zip(places, plain, outcomes, strict=True):
+            indexes = parts.get(shard, [])
+            plain = receipts([tasks[index] for index in indexes], ids, accepted_ms, levels_ms)
+            for index, receipt, (outcome, due_ms) in zip(indexes, plain, outcomes, strict=True):
                 due_ms = receipt.due_ms if due_ms is None else due_ms
-                found[index] = receipt._replace(due_ms=due_ms, outcome=word)
-        return found
+                by_index[index] = receipt._replace(due_ms=due_ms, outcome=outcome)
+        return by_index
 
     async def _put_once_at(
         self, link: Link, key: bytes, fingerprint: int, tasks: Any
     ) -> list[TaskReceipt] | dict[str, Any]:
-        """What became of the tasks for an idempotency key that belong into the link's shard; or
-        what former shards have answered to all tasks of the request."""
-        accepted_ms, ids, *more = await link.ask(FrameType.ENQUEUE_ONCE, key, fingerprint, tasks)
-        said = more[0] if more else {}
-        if "before" in said:
-            return dict(said["before"])
-        if "outcomes" in said:
-            return merged_receipts(ids, said["outcomes"])
-        made = receipts(tasks, ids, accepted_ms, self._reconnector.delay_levels_ms)
-        if "dues_ms" in said:  # None: the task has gone since
+        """Enqueue the link's part of a request under an idempotency key. Return its receipts, or
+        the answers of former shards to the whole request."""
+        accepted_ms, ids, *rest = await link.ask(FrameType.ENQUEUE_ONCE, key, fingerprint, tasks)
+        details = rest[0] if rest else {}
+        if "before" in details:
+            return dict(details["before"])
+        if "outcomes" in details:
+            return merged_receipts(ids, details["outcomes"])
+        stored = receipts(tasks, ids, accepted_ms, self._reconnector.delay_levels_ms)
+        if "dues_ms" in details:  # None for a task that has ended since
             return [
-                one._replace(due_ms=due_ms)
-                for one, due_ms in zip(made, said["dues_ms"], strict=True)
+                receipt._replace(due_ms=due_ms)
+                for receipt, due_ms in zip(stored, details["dues_ms"], strict=True)
             ]
-        return made
+        return stored
 
     async def prepare(self, name: str, group: str, part: int, tasks: Any, options: Any) -> Any:
-        """Keep half tasks, in the shard that the name is claimed for."""
+        """Store half tasks in the shard that holds the claim to the transaction's name."""
         shards = await self._know_shards()
         self._checked_size(tasks)
         home = self._link
@@ -313,16 +316,17 @@ class Teller(Client):
 
     async def take(
         self, topic: str, group: str, count: int, wait_ms: int, options: dict[str, Any],
-        told: Callable[[MadeGroup], None],
+        on_new_group: Callable[[MadeGroup], None],
     ) -> list[Delivery]:  # fmt: skip
-        """Up to ``count`` deliveries, as soon as there is one; ``told`` of a group it makes."""
-        whole = await self._know_shards() or self._link
-        return await whole.pull((topic, group), count, wait_ms, options, None, told)
+        """Wait for the first delivery and return up to ``count``. ``on_new_group`` is called for
+        each group that the pull creates."""
+        target = await self._know_shards() or self._link
+        return await target.pull((topic, group), count, wait_ms, options, None, on_new_group)
 
     async def settle(
         self, verb: str, receipts: Sequence[Receipt], more: tuple[Any, ...]
     ) -> list[str | None]:
-        """A word for each delivery; None: the usual word."""
+        """Return the outcome of each delivery; None is the usual outcome."""
         frame = VERBS[verb].frame
         assert frame is not None
         shards, parts = await self._know_shards(), dict[int, list[int]]()
@@ -337,36 +341,36 @@ class Teller(Client):
 
         return await ask_in_parts(parts, ask)
 
-    def wish(self, wish: SubscribeOptions, prefetch: int) -> Any:
-        """A subscription that is not started."""
+    def new_subscription(self, options: SubscribeOptions, prefetch: int) -> Any:
+        """Return a subscription that is not yet started."""
         self._ready()
         subscriptions = self._link.subscriptions
         subscriptions.buffer_bytes_max = STREAM_BYTES_MAX
-        return subscriptions.make(wish, prefetch)
+        return subscriptions.make(options, prefetch)
 
 
 # --- a request -----------------------------------------------------------------------------------
 
 
-class OfAll(Exchange):
-    """An exchange with all shards: each question is asked by the client of its principal."""
+class AllShardsExchange(Exchange):
+    """An exchange with all shards, through the client of the caller's principal."""
 
     def __init__(self, gateway: Gateway, principal: Principal, address: str) -> None:
         super().__init__(Caller(Nobody(), principal=principal, address=address))
         self._gateway = gateway
         self.settings, self.limits = gateway.settings, gateway.limits
         self.clock = gateway.clock
-        self._under_way: dict[Answer, asyncio.Task[None]] = {}
+        self._work: dict[Answer, asyncio.Task[None]] = {}
         self._pulls = 0
-        """Pulls that wait for a delivery."""
+        """Number of pulls that wait for a delivery."""
         self._reads = asyncio.Event()
-        """Set while somebody reads the stream."""
+        """Set while the client reads the stream."""
         self._reads.set()
 
     def _unanswered(self) -> Sequence[Answer]:
-        return list(self._under_way)
+        return list(self._work)
 
-    # --- what handlers ask -----------------------------------------------------------------------
+    # --- requests of handlers --------------------------------------------------------------------
 
     def ask(self, verb: str, request: Request, render: Render | None = None) -> Answer:
         def work() -> Awaitable[Any]:
@@ -380,28 +384,28 @@ class OfAll(Exchange):
             return await self._settle_callback(request)
         async with self._gateway.client_of(self.caller.principal) as client:
             if verb == "status":
-                return await client.look()  # says which shards are away
+                return await client.fetch_status()  # includes the shards that do not answer
             if verb == "report":
                 return await self._report(client)
-            return await client.tell(VERBS[verb], request)
+            return await client.execute(VERBS[verb], request)
 
-    async def _report(self, client: Teller) -> dict[str, bytes]:
-        """Return the page of the last report, which is a file of this machine, to whoever may read
+    async def _report(self, client: GatewayClient) -> dict[str, bytes]:
+        """Return the page of the last report, a local file. The caller must have the right to read
         all topics."""
         folder = self.settings.report_dir
         if folder is None:
-            raise NotFound("there is no report: the setting report_dir names no folder")
-        verb = VERBS["load"]  # it needs the same right
-        await client.tell(verb, verb.asked.checked({"steps": 1}, self.limits))
+            raise NotFound("there is no report: the setting report_dir is not set")
+        verb = VERBS["load"]  # requires the same right
+        await client.execute(verb, verb.asked.checked({"steps": 1}, self.limits))
         return {"page": await asyncio.to_thread(report_page, Path(folder) / "report.html")}
 
     async def _settle_callback(self, request: Request) -> Any:
-        """Pass a callback on to the shard of its task. The token is its proof, so it needs no
-        client and no right."""
-        said = request.said()
-        token = said.pop("token")
+        """Forward a callback to the shard of its task. The token proves that it is genuine, so it
+        needs neither a client nor a right."""
+        values = request.said()
+        token = values.pop("token")
         shard = read_token(token)[0].id & ((1 << SHARD_BITS) - 1)
-        return await self._gateway.post(shard, f"/v1/callbacks/{quote(token)}", said)
+        return await self._gateway.post(shard, f"/v1/callbacks/{quote(token)}", values)
 
     def enqueue(self, tasks: tuple[Any, ...]) -> Answer:
         return self._ask(lambda client: client.put(tasks))
@@ -417,68 +421,79 @@ class OfAll(Exchange):
     ) -> Answer:
         return self._ask(lambda client: client.prepare(name, group, part, tasks, options))
 
-    def pull(self, wish: Wish, wait_ms: int, render: Pulled) -> Answer:
-        checks.integer(wish.most, "max", 1, self.limits.pull_max)
-        topic = checks.name(wish.topic, "topic")
-        group = checks.name(wish.group or DEFAULT_GROUP, "group")
-        options = {key: value for key, value in wish.options.items() if value is not None}
+    def pull(self, request: DeliveryRequest, wait_ms: int, render: Pulled) -> Answer:
+        checks.integer(request.limit, "max", 1, self.limits.pull_max)
+        topic = checks.name(request.topic, "topic")
+        group = checks.name(request.group or DEFAULT_GROUP, "group")
+        options = {key: value for key, value in request.options.items() if value is not None}
         lease_s = (options.get("lease_ms") or self.settings.lease_default_s * 1000) / 1000
 
-        async def take(client: Teller) -> bytes:
-            new: list[MadeGroup] = []
+        async def take(client: GatewayClient) -> bytes:
+            new_groups: list[MadeGroup] = []
             self._pulls += 1
             try:
-                found = await client.take(topic, group, wish.most, wait_ms, options, new.append)
+                deliveries = await client.take(
+                    topic, group, request.limit, wait_ms, options, new_groups.append
+                )
             finally:
                 self._pulls -= 1
-            if found:
-                # Leases of an answered pull last as long as the connection that it came by.
+            if deliveries:
+                # The leases of a pull end when its connection does.
                 client.keep_for(lease_s)
-            made = MadeGroup.joined(new)
+            new_group = MadeGroup.joined(new_groups)
             return render(
-                [(_told(one), topic, group, one.epoch, one.delivered_ms) for one in found],
-                None if made is None else dict(made.raw),
+                [
+                    (_delivered_task(it), topic, group, it.epoch, it.delivered_ms)
+                    for it in deliveries
+                ],
+                None if new_group is None else dict(new_group.raw),
             )
 
         return self._ask(take)
 
     def settle(self, verb: str, receipts: Sequence[Receipt], more: tuple[Any, ...]) -> Answer:
-        async def settle(client: Teller) -> list[str | None]:
-            words = await client.settle(verb, receipts, more)
+        async def settle(client: GatewayClient) -> list[str | None]:
+            outcomes = await client.settle(verb, receipts, more)
             if verb == "extend":
                 client.keep_for(more[-1] / 1000)
-            return words
+            return outcomes
 
         return self._ask(settle)
 
     # --- streams ---------------------------------------------------------------------------------
 
-    def subscribe(self, wish: Wish, sink: DeliverySink) -> Answer:
-        options = {key: value for key, value in wish.options.items() if value is not None}
+    def subscribe(self, request: DeliveryRequest, sink: DeliverySink) -> Answer:
+        options = {key: value for key, value in request.options.items() if value is not None}
         is_broadcast = bool(options.get("broadcast"))
-        asked = _StreamOptions(
-            checks.name(wish.topic, "topic"),
-            "" if is_broadcast else checks.name(wish.group or DEFAULT_GROUP, "group"),
+        stream_options = _StreamOptions(
+            checks.name(request.topic, "topic"),
+            "" if is_broadcast else checks.name(request.group or DEFAULT_GROUP, "group"),
             options.get("lease_ms"), ack=options["ack"], broadcast=is_broadcast, options=options,
         )  # fmt: skip
         opened = self._new_answer()
         client = self._gateway.new_client(self.caller.principal)
-        return self._keep(opened, self._stream(opened, client, asked, wish.most, sink))
+        work = self._stream(opened, client, stream_options, request.limit, sink)
+        return self._keep(opened, work)
 
     async def _stream(
-        self, opened: Answer, client: Teller, wish: _StreamOptions, credit: int, sink: DeliverySink
+        self,
+        opened: Answer,
+        client: GatewayClient,
+        options: _StreamOptions,
+        credit: int,
+        sink: DeliverySink,
     ) -> None:
-        """Send deliveries of all shards to ``sink``, by a client of the stream's own."""
+        """Send deliveries of all shards to ``sink``, through the stream's separate client."""
         try:
             await client.connect()
-            subscription = client.wish(wish, credit)
+            subscription = client.new_subscription(options, credit)
             await subscription.start()
-            made = subscription.new_group
-            _settle(opened, {} if made is None else {"new_group": dict(made.raw)})
-            async for some in subscription.batches():
-                for one in some:
-                    items = cast("Any", [_told(one)])
-                    sink.deliver(one.epoch, one.delivered_ms, items)
+            new_group = subscription.new_group
+            _settle(opened, {} if new_group is None else {"new_group": dict(new_group.raw)})
+            async for batch in subscription.batches():
+                for delivery in batch:
+                    items = cast("Any", [_delivered_task(delivery)])
+                    sink.deliver(delivery.epoch, delivery.delivered_ms, items)
                     await self._reads.wait()
         except TickwheelError as error:
             if opened.done():
@@ -486,7 +501,7 @@ class OfAll(Exchange):
             else:
                 opened.set_exception(error)
         finally:
-            await client.close(0)  # no goodbye: its leases end soon
+            await client.close(0)  # without GOODBYE, so the daemons end its leases soon
 
     def blocked(self) -> None:
         self._reads.clear()
@@ -496,8 +511,8 @@ class OfAll(Exchange):
 
     # --- the work --------------------------------------------------------------------------------
 
-    def _ask(self, work: Callable[[Teller], Awaitable[Any]]) -> Answer:
-        """Return a future of what ``work`` returns with the principal's client, or raises."""
+    def _ask(self, work: Callable[[GatewayClient], Awaitable[Any]]) -> Answer:
+        """Return a future of the result of ``work`` with the principal's client."""
 
         async def ask() -> Any:
             async with self._gateway.client_of(self.caller.principal) as client:
@@ -506,13 +521,13 @@ class OfAll(Exchange):
         return self._begin(ask)
 
     def _begin(self, work: Callable[[], Awaitable[Any]], render: Render | None = None) -> Answer:
-        """Return a future of what ``work`` returns, as ``render`` makes it, or raises."""
+        """Return a future of the result of ``work``, converted by ``render``."""
         answer = self._new_answer()
 
         async def end() -> None:
             try:
-                found = await work()
-                value = found if render is None else render(found)
+                result = await work()
+                value = result if render is None else render(result)
             except TickwheelError as error:
                 value = error
             except Exception as error:
@@ -522,25 +537,25 @@ class OfAll(Exchange):
         return self._keep(answer, end())
 
     def _new_answer(self) -> Answer:
-        """Return the future of a new answer. Raises the reason when the exchange is ended."""
+        """Return the future of a new answer. If the exchange was ended, raise the reason."""
         if self.ended is not None:
             raise self.ended
         return asyncio.get_running_loop().create_future()
 
     def _keep(self, answer: Answer, work: Coroutine[Any, Any, None]) -> Answer:
-        """Do the work until the exchange is closed."""
-        self._under_way[answer] = task = asyncio.get_running_loop().create_task(work)
-        task.add_done_callback(lambda _: self._under_way.pop(answer, None))
+        """Run the work until it ends or the exchange is closed."""
+        self._work[answer] = task = asyncio.get_running_loop().create_task(work)
+        task.add_done_callback(lambda _: self._work.pop(answer, None))
         return answer
 
-    # --- its life --------------------------------------------------------------------------------
+    # --- lifecycle -------------------------------------------------------------------------------
 
     @property
     def only_waits(self) -> bool:
         return self._pulls > 0 or super().only_waits
 
     def heard(self) -> None:
-        """Do nothing: the shards hear what is settled."""
+        """Do nothing: the shards see the settlements themselves."""
 
     def unreadable(self, verb: str, error: TickwheelError) -> None:
         if self._gateway.audit is not None:
@@ -553,14 +568,14 @@ class OfAll(Exchange):
         self.closed()
 
     def closed(self, broke: str = "") -> None:
-        under_way, self._under_way = self._under_way, {}
-        for task in under_way.values():
+        work, self._work = self._work, {}
+        for task in work.values():
             task.cancel()
         self.caller.close()
 
 
 def _settle(answer: Answer, value: Any) -> None:
-    """Complete an answer, or an error in its place, if somebody waits for it."""
+    """Complete an answer with a value or an error, if it is still awaited."""
     if answer.done():
         return
     if isinstance(value, TickwheelError):
@@ -569,26 +584,26 @@ def _settle(answer: Answer, value: Any) -> None:
         answer.set_result(value)
 
 
-def _stored(kept: Sequence[TaskReceipt]) -> tuple[Any, ...]:
-    """The answer to an enqueue in the form of one with rules, which says all of each task."""
-    outcomes = [(one.outcome, one.due_ms) for one in kept]
-    return 0, [one.id for one in kept], {"outcomes": outcomes}
+def _stored(task_receipts: Sequence[TaskReceipt]) -> tuple[Any, ...]:
+    """Return the answer to an ENQUEUE with rules, which has an outcome for each task."""
+    outcomes = [(receipt.outcome, receipt.due_ms) for receipt in task_receipts]
+    return 0, [receipt.id for receipt in task_receipts], {"outcomes": outcomes}
 
 
-def _told(one: Delivery) -> Told:
-    task_id, attempt, due_ms, body, *more = one.raw
-    return Told(task_id, attempt, due_ms, body, dict(more[0]) if more else {})
+def _delivered_task(delivery: Delivery) -> DeliveredTask:
+    task_id, attempt, due_ms, body, *options = delivery.raw
+    return DeliveredTask(task_id, attempt, due_ms, body, dict(options[0]) if options else {})
 
 
 def _now_s() -> float:
     return asyncio.get_running_loop().time()
 
 
-# --- all of them ---------------------------------------------------------------------------------
+# --- the application -----------------------------------------------------------------------------
 
 
 class _Api(Api):
-    """The API, which remembers the token of each principal."""
+    """The API, extended to remember the token of each principal."""
 
     def __init__(self, gateway: Gateway, logins: Logins, observed: Observed) -> None:
         super().__init__(gateway.settings, gateway.nobody, logins, observed)
@@ -605,7 +620,7 @@ class _Api(Api):
 
 
 class Gateway:
-    """The ASGI application; ``start`` it, and ``stop`` it at the end."""
+    """The ASGI application, with ``start`` and ``stop``."""
 
     def __init__(
         self,
@@ -617,38 +632,38 @@ class Gateway:
         observed: Observed,
         on_event: OnEvent,
     ) -> None:
-        """``daemons``: the settings of those at whose addresses shards are looked for. ``http_of``:
-        where the HTTP of a shard is now; empty: nobody knows."""
+        """``daemons``: settings with the addresses at which clients look for shards. ``http_of``
+        returns the current URL of a shard's HTTP server, or "" if it is unknown."""
         self.settings, self.limits, self.clock = settings, settings.limits(), clock
         self._logins = logins
         self.audit = None if logins.audit is None else AuditStage(logins.audit)
-        """Logs who asked: the shards see the address of this process only."""
-        self._url = ",".join(dict.fromkeys(url for one in daemons for url in urls_of(one)))
+        """Logs the callers' addresses: the shards only see the address of this process."""
+        self._url = ",".join(dict.fromkeys(url for daemon in daemons for url in urls_of(daemon)))
         self._http_of = http_of
         self._tls: tuple[int, ssl.SSLContext] | None = None
-        """When the file of the certificate was written, and a context that trusts it."""
+        """Modification time of the certificate file, in ns, and a context that trusts it."""
         self.tokens: dict[Principal, str] = {}
-        """What was shown by whom, for as long as it is valid."""
-        self._clients: dict[Principal, Teller] = {}
-        """The client of each token, the one that was asked last at the end."""
+        """The valid token that each principal has shown."""
+        self._clients: dict[Principal, GatewayClient] = {}
+        """The client of each token, ordered by last use, the most recent last."""
         self._closing: set[asyncio.Task[None]] = set()
         self.nobody = StandbyOperations(
             settings, self.limits, clock, active=lambda: None, status=dict, on_event=on_event
         )
         self._api = _Api(self, logins, observed)
-        self._api.serve_with(partial(OfAll, self))
+        self._api.serve_with(partial(AllShardsExchange, self))
         self._rest = Starlette(routes=pages(wait_ms_max=self._api.wait_ms_max))
-        self._looking: asyncio.Task[None] | None = None
+        self._closing_idle: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        self._looking = asyncio.get_running_loop().create_task(self._look())
+        self._closing_idle = asyncio.get_running_loop().create_task(self._close_idle())
 
     async def stop(self) -> None:
         self._api.stop()
-        if self._looking is not None:
-            self._looking.cancel()
+        if self._closing_idle is not None:
+            self._closing_idle.cancel()
         clients, self._clients = self._clients, {}
-        closing = (*map(Teller.close, clients.values()), *self._closing)
+        closing = (*map(GatewayClient.close, clients.values()), *self._closing)
         await asyncio.gather(*closing, return_exceptions=True)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -659,11 +674,11 @@ class Gateway:
 
     @property
     def present(self) -> Sequence[Principal]:
-        """Who has a request under way, or a token or a client here."""
+        """Principals with a request in progress, a remembered token or a client."""
         return (*self._api.principals, *self.tokens, *self._clients)
 
     def dismiss(self) -> None:
-        """End whoever may not stay, and forget what they have shown."""
+        """Disconnect principals that are no longer valid, and forget their tokens."""
         self._api.dismiss()
         for principal in {*self.tokens, *self._clients}:
             if not self._logins.is_valid(principal):
@@ -672,45 +687,47 @@ class Gateway:
 
     # --- clients ---------------------------------------------------------------------------------
 
-    def new_client(self, principal: Principal) -> Teller:
-        """A client with the token of a principal. Raises Forbidden."""
+    def new_client(self, principal: Principal) -> GatewayClient:
+        """Return a new client with the token of a principal. Raise Forbidden if the principal has
+        shown only a certificate."""
         token = self.tokens.get(principal)
         if token is None:
             if principal not in (ANONYMOUS, NOBODY):
                 raise Forbidden(
-                    "a certificate alone cannot be passed on to the shards: show a token, or"
-                    f" {ASK_IT}"
+                    "a certificate cannot be forwarded to the shards: send a token as well, or"
+                    f" {USE_SHARDS}"
                 )
             token = ""
-        return Teller(self._url, token, self._trust())
+        return GatewayClient(self._url, token, self._trust())
 
     @asynccontextmanager
-    async def client_of(self, principal: Principal) -> AsyncIterator[Teller]:
-        """The client of a principal, which is kept for the next request. Raises Overloaded."""
+    async def client_of(self, principal: Principal) -> AsyncIterator[GatewayClient]:
+        """Provide the client of a principal and keep it for the next request. Raise Overloaded if
+        too many clients are in use."""
         client = self._clients.pop(principal, None)
         if client is None:
             self._make_room()
             client = self.new_client(principal)
         self._clients[principal] = client
-        client.under_way += 1
+        client.requests += 1
         try:
             yield client
         finally:
-            client.under_way -= 1
+            client.requests -= 1
             client.idle_since_s = _now_s()
 
     def _make_room(self) -> None:
-        """Close the client that was idle longest, if there are too many of them. Raises Overloaded
-        where too many are in use: what they have leased would be handed out again."""
-        idle = [who for who, client in self._clients.items() if not client.is_in_use]
+        """Close the client that was idle longest if too many are idle. Raise Overloaded if too many
+        are in use: closing them would end their leases, and their tasks would be redelivered."""
+        idle = [principal for principal, client in self._clients.items() if not client.is_in_use]
         in_use = len(self._clients) - len(idle)
         if in_use >= CLIENTS_MAX:
             raise Overloaded(
-                f"{in_use} tokens are in use, with requests or pulled tasks; the limit is"
+                f"{in_use} tokens have requests in progress or leased tasks; the limit is"
                 f" {CLIENTS_MAX} (CLIENTS_MAX)"
             )
         if len(idle) >= IDLE_MAX:
-            self._close(min(idle, key=lambda who: self._clients[who].idle_since_s))
+            self._close(min(idle, key=lambda principal: self._clients[principal].idle_since_s))
 
     def _close(self, principal: Principal) -> None:
         """Close the client of a principal, if it has one."""
@@ -720,21 +737,21 @@ class Gateway:
             self._closing.add(closing)
             closing.add_done_callback(self._closing.discard)
 
-    async def _look(self) -> None:
-        """Close clients that nobody needs."""
+    async def _close_idle(self) -> None:
+        """Close clients that have been idle for ``IDLE_S``, forever."""
         while True:
             await asyncio.sleep(LOOK_S)
             now_s = _now_s()
-            for who, client in list(self._clients.items()):
+            for principal, client in list(self._clients.items()):
                 if not client.is_in_use and client.idle_since_s + IDLE_S <= now_s:
-                    self._close(who)
+                    self._close(principal)
 
     def _trust(self) -> ssl.SSLContext | None:
         return self._context() if self.settings.speaks_tls("listen") else None
 
     def _context(self) -> ssl.SSLContext:
-        """Trust whom clients of this machine trust, and the daemons' own certificate, also where
-        nobody has signed it."""
+        """Return a context that trusts the certificates that clients on this machine trust, and the
+        daemons' own certificate even if it is self-signed."""
         own = self.settings.tls_cert
         written_ns = 0 if own is None else os.stat(own).st_mtime_ns
         if self._tls is None or self._tls[0] != written_ns:
@@ -745,20 +762,21 @@ class Gateway:
             self._tls = written_ns, context
         return self._tls[1]
 
-    async def post(self, shard: int, path: str, said: Mapping[str, Any]) -> Any:
-        """What the HTTP of a shard answers to a POST. Raises Unreachable, and what it refuses."""
+    async def post(self, shard: int, path: str, fields: Mapping[str, Any]) -> Any:
+        """POST to the HTTP server of a shard and return its answer. Raise Unreachable, or the error
+        that the shard answers."""
         url = urlsplit(self._http_of(shard))
         if url.hostname is None or url.port is None:
-            raise Unreachable(f"nobody is known to serve shard {shard} now")
+            raise Unreachable(f"the address of shard {shard} is not known")
         tls = self._context() if url.scheme == "https" else None
-        asked = url.hostname, url.port, path, "application/json", ANSWER_BYTES_MAX, tls
+        request = url.hostname, url.port, path, "application/json", ANSWER_BYTES_MAX, tls
         try:
             async with asyncio.timeout(ANSWER_S):
-                status, body = await fetch(*asked, sent=as_json(said))
-            found = json.loads(body)
+                status, body = await fetch(*request, sent=as_json(fields))
+            answer = json.loads(body)
             if status == HTTPStatus.OK:
-                return found
-            error = from_wire(found["code"], found["detail"])
+                return answer
+            error = from_wire(answer["code"], answer["detail"])
         except (
             OSError,
             ValueError,
@@ -767,19 +785,17 @@ class Gateway:
             Silent,
             RemoteProtocolError,
         ) as problem:
-            what = type(problem).__name__
-            raise Unreachable(
-                f"shard {shard} at {url.netloc} gives no answer: {str(problem) or what}"
-            ) from None
+            cause = str(problem) or type(problem).__name__
+            raise Unreachable(f"shard {shard} at {url.netloc} did not answer: {cause}") from None
         raise error
 
 
 def urls_of(daemon: Settings) -> Sequence[str]:
-    """Where a daemon of this machine is found: as others find it, and without TLS, whose
-    certificate is made out to that name, also where it listens."""
-    found = [daemon.advertise or daemon.listen]
+    """Return the URLs of a local daemon: its advertised address and, if it does not use TLS, its
+    listening address first. With TLS, the certificate is valid only for the advertised name."""
+    urls = [daemon.advertise or daemon.listen]
     if not daemon.speaks_tls("listen"):
         host, port = split_address(daemon.listen, "listen")
         host = found_here(host)
-        found.insert(0, f"tcp://{f'[{host}]' if ':' in host else host}:{port}")
-    return found
+        urls.insert(0, f"tcp://{f'[{host}]' if ':' in host else host}:{port}")
+    return urls

@@ -1,14 +1,14 @@
-"""Lines for a log whose reader, or whose disk, may stand still: a thread writes them.
+"""Write log lines in a thread, because the reader of a log or its disk can block.
 
-Whoever logs never waits. ``LogWriter`` is the queue and its thread, ``StreamWriter`` one that
-writes to a descriptor, and ``unblock`` puts it behind ``sys.stderr``. This module knows no format.
+Logging never waits. ``LogWriter`` is a queue with its thread, ``StreamWriter`` writes to a file
+descriptor, and ``unblock_stderr`` installs one for ``sys.stderr``. This module knows no log format.
 Invariants:
 
-* Lines keep their order, and each is written in one piece: several processes may share the file.
-* Waiting lines are bounded. Lines that found no room, or could not be written, are counted, and the
-  next line that is written says how many they were.
-* A process that ends waits for its last lines, ``END_S`` at most.
-* A forked process begins with an empty queue and a thread of its own.
+* Lines keep their order. Each is written in one piece, because several processes can share a file.
+* The queue is bounded. Lines that do not fit or cannot be written are counted, and the next line
+  that is written reports their number.
+* A process that exits waits for its last lines, at most ``END_S``.
+* A forked process starts with an empty queue and a new thread.
 """
 
 from __future__ import annotations
@@ -26,34 +26,34 @@ from collections.abc import Callable
 from typing import Final, TextIO
 
 WAITING_BYTES_MAX: Final = 4 * 1024 * 1024
-"""Bytes of lines that wait for one log's thread."""
+"""Maximum bytes of queued lines in each log."""
 END_S: Final = 1.0
 """Seconds that a process waits for its last lines when it ends."""
 
 
 class LogWriter:
-    """Writes lines in a thread, which begins with the first of them."""
+    """Writes lines in a thread, which starts with the first line."""
 
     def __init__(self, name: str) -> None:
         self.dropped = 0
         """Lines that were never written."""
         self._name = name
-        self._unsaid = 0
-        """Lines dropped since the last one that was written."""
-        self._begin_anew()
+        self._unreported = 0
+        """Lines dropped since the last line that was written."""
+        self._reset()
         _all.add(self)
 
-    def _begin_anew(self) -> None:
-        """Begin with an empty queue, as in a process that was just forked."""
+    def _reset(self) -> None:
+        """Start with an empty queue, as in a process that was just forked."""
         self._lines: deque[bytes] = deque()
         self._waiting_bytes = 0
         self._is_writing = self._is_closing = False
         self._changed = threading.Condition()
-        """Guards the fields above, and wakes whoever waits for them."""
+        """Guards the fields above and notifies waiting threads of their changes."""
         self._thread: threading.Thread | None = None
 
     def put(self, line: bytes) -> None:
-        """Queue a line, with the newline at its end. Never waits."""
+        """Queue a line, which must end with a newline. Never wait."""
         with self._changed:
             if self._waiting_bytes + len(line) > WAITING_BYTES_MAX:
                 self._drop(_count(line))
@@ -62,21 +62,21 @@ class LogWriter:
             self._waiting_bytes += len(line)
             if self._thread is None:
                 self._is_closing = False
-                # A process does not wait for a thread whose reader stands still.
+                # As a daemon thread, it does not keep the process alive while its reader blocks.
                 self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
                 self._thread.start()
             self._changed.notify_all()
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait until all lines are written. False: they were not in this time."""
+        """Wait until all lines are written. Return False if the timeout expired first."""
         with self._changed:
             return self._changed.wait_for(
                 lambda: not self._lines and not self._is_writing, timeout_s
             )
 
     def close(self, timeout_s: float) -> bool:
-        """Write all lines and end the thread; a later line begins another. False: the lines were
-        not written in this time. Not for the event loop."""
+        """Write all lines and end the thread; a later line starts another. Return False if the
+        timeout expired first. Not for the event loop."""
         with self._changed:
             thread, self._thread, self._is_closing = self._thread, None, True
             self._changed.notify_all()
@@ -87,7 +87,7 @@ class LogWriter:
 
     def _drop(self, count: int) -> None:
         self.dropped += count
-        self._unsaid += count
+        self._unreported += count
 
     # --- the thread ------------------------------------------------------------------------------
 
@@ -103,7 +103,7 @@ class LogWriter:
         self._end()
 
     def _next(self) -> deque[bytes]:
-        """All lines that wait; empty when the thread has to end."""
+        """Wait for lines and return all of them; empty if the thread must end."""
         with self._changed:
             self._is_writing = False
             self._changed.notify_all()
@@ -113,33 +113,33 @@ class LogWriter:
             return lines
 
     def _write_all(self, lines: deque[bytes]) -> None:
-        """Write lines, and remove them from ``lines``, which keeps those that were not written."""
+        """Write lines and remove them from ``lines``. After an error, unwritten lines remain."""
         with self._changed:
-            unsaid, self._unsaid = self._unsaid, 0
-        if unsaid:
+            unreported, self._unreported = self._unreported, 0
+        if unreported:
             try:
-                self._write(self._line_of_dropped(unsaid))
+                self._write(self._line_of_dropped(unreported))
             except OSError:
                 with self._changed:
-                    self._unsaid += unsaid
+                    self._unreported += unreported
                 raise
         while lines:
             self._write(lines[0])
             lines.popleft()
 
     def _write(self, line: bytes) -> None:
-        """Write a line. Raises OSError."""
+        """Write a line. Raise OSError on failure."""
         raise NotImplementedError
 
     def _line_of_dropped(self, count: int) -> bytes:
-        """Return the line that says how many lines were dropped."""
+        """Return the line that reports ``count`` dropped lines."""
         raise NotImplementedError
 
     def _note(self, error: OSError | None) -> None:
-        """Take notice that lines were written, or why they were not."""
+        """Handle the error of a write, or None after a successful write."""
 
     def _end(self) -> None:
-        """Release what the thread has opened."""
+        """Release the thread's resources."""
 
 
 def _count(line: bytes) -> int:
@@ -151,8 +151,8 @@ _all: weakref.WeakSet[LogWriter] = weakref.WeakSet()
 
 def _after_fork() -> None:
     for writer in _all:
-        writer._begin_anew()
-        writer.dropped = writer._unsaid = 0
+        writer._reset()
+        writer.dropped = writer._unreported = 0
 
 
 os.register_at_fork(after_in_child=_after_fork)
@@ -166,12 +166,12 @@ def _line_of_dropped(count: int) -> bytes:
 
 
 class StreamWriter(LogWriter):
-    """Writes to a descriptor that stays somebody else's."""
+    """Writes to a file descriptor that it does not own."""
 
     def __init__(self, fd: int, name: str) -> None:
         super().__init__(name)
         self.line_of_dropped: Callable[[int], bytes] = _line_of_dropped
-        """Makes the line that says how many lines were dropped, in the thread."""
+        """Makes the line that reports dropped lines. Called in the thread."""
         self.failed: Callable[[OSError], None] = lambda error: None
         """Called in the thread when lines could not be written."""
         self._fd = fd
@@ -180,7 +180,7 @@ class StreamWriter(LogWriter):
         while line:
             try:
                 line = line[os.write(self._fd, line) :]
-            except BlockingIOError:  # whoever shares the file has made it so
+            except BlockingIOError:  # another process that shares the file made it non-blocking
                 select.select((), (self._fd,), ())
 
     def _line_of_dropped(self, count: int) -> bytes:
@@ -192,7 +192,7 @@ class StreamWriter(LogWriter):
 
 
 class _Buffer(io.BufferedIOBase):
-    """A ``StreamWriter`` as what is below a text stream."""
+    """The buffer below a text stream, which writes to a ``StreamWriter``."""
 
     def __init__(self, writer: StreamWriter, stream: TextIO) -> None:
         self.writer = writer
@@ -213,8 +213,8 @@ class _Buffer(io.BufferedIOBase):
 
 
 def unblocked(stream: TextIO, name: str) -> TextIO:
-    """Return a stream to the same descriptor on which writing never waits; without a descriptor,
-    the stream itself."""
+    """Return a stream to the same descriptor whose writes never wait. Return ``stream`` itself if
+    it has no descriptor."""
     if writer_of(stream) is not None:
         return stream
     try:
@@ -223,7 +223,7 @@ def unblocked(stream: TextIO, name: str) -> TextIO:
         return stream
     stream.flush()
     return io.TextIOWrapper(
-        _Buffer(StreamWriter(fd, name), stream),  # type: ignore[type-var]  # it is only written to
+        _Buffer(StreamWriter(fd, name), stream),  # type: ignore[type-var]  # it is write-only
         encoding=stream.encoding,
         errors="backslashreplace",
         line_buffering=True,
@@ -231,13 +231,13 @@ def unblocked(stream: TextIO, name: str) -> TextIO:
 
 
 def writer_of(stream: TextIO | None) -> StreamWriter | None:
-    """Return what writes for a stream of ``unblocked``; None for any other stream."""
+    """Return the writer of a stream made by ``unblocked``; None for any other stream."""
     buffer = getattr(stream, "buffer", None)
     return buffer.writer if isinstance(buffer, _Buffer) else None
 
 
 def unblock_stderr() -> None:
-    """Let nothing in this process, and in those that are forked from it, wait for stderr."""
+    """Make writes to stderr non-waiting in this process and in processes forked from it."""
     if sys.stderr is not None:
         sys.stderr = unblocked(sys.stderr, "stderr")
 

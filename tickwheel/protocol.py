@@ -1,16 +1,16 @@
-"""Bytes to frames and back, without I/O: one frame is one msgpack array ``[type, …]``.
+"""Convert bytes to frames and back, without I/O. A frame is a msgpack array ``[type, …]``.
 
-Responsible for: where a frame ends, how large it may be, that it is msgpack, and that it is a
-non-empty array whose first element is an int. Must not know what any frame means, nor read a
-socket. The caller checks field types; integers may be as large as msgpack's (2^64 - 1).
+This module finds the end of each frame and checks that the frame is valid msgpack within the size
+limit and a non-empty array that begins with an int. It does not know what frames mean and reads no
+socket. The caller checks field types; integers can be as large as in msgpack (2^64 - 1).
 
 Invariants:
-- whatever the bytes are, nothing but a ``ProtocolError`` (``FrameTooLarge`` is one) escapes;
-- frames that precede bad bytes are handed over before the error is;
-- an unfinished frame costs its bytes and nothing else. That is why decoding takes two steps: a
-  first unpacker only *skips* to find where frames end, a second one builds the objects of whole
-  frames. Building while bytes are missing would let a few nested array headers, each announcing
-  thousands of elements, reserve memory by the hundred megabytes.
+- The only exception that bytes can cause is ``ProtocolError``, or its subclass ``FrameTooLarge``.
+- Frames before invalid bytes are returned before the error is raised.
+- An unfinished frame costs its bytes and nothing else. Decoding therefore has two steps: the first
+  unpacker only *skips* to the ends of frames, and the second builds the objects of whole frames.
+  If objects were built from partial frames, a few nested array headers, each announcing thousands
+  of elements, could reserve hundreds of megabytes.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from tickwheel.errors import BadRequest, FrameTooLarge, LimitExceeded, ProtocolE
 Frame = tuple[Any, ...]
 
 NESTING_MAX = 16
-"""Arrays and maps inside each other, the frame itself counted. The deepest that means anything
-has 6: frame, tasks, task, options, policy, delays."""
+"""Maximum depth of nested arrays and maps, including the frame itself. The deepest valid frame has
+6 levels: frame, tasks, task, options, policy, delays."""
 
-_BUFFER_BYTES_MAX = 2**32 - 1  # the decoder bounds what is buffered itself, and exactly
-_BUFFER_BYTES = 4096  # to begin with
+_BUFFER_BYTES_MAX = 2**32 - 1  # the decoder itself enforces the exact bound
+_BUFFER_BYTES = 4096  # the initial size
 _first = itemgetter(0)
 _TUPLES = {tuple}
 _NESTED = frozenset((tuple, dict))
@@ -42,20 +42,20 @@ def _refuse_extension(code: int, data: bytes) -> object:
 
 
 class _Pool:
-    """Unpackers that are between two frames. Each has a stack of 40 KB inside: thousands of
-    connections that say nothing have none."""
+    """Shared unpackers. Each has an internal stack of 40 KB, which thousands of idle connections
+    must not hold."""
 
     IDLE_MAX = 16
-    """Unpackers that are kept."""
+    """Maximum unpackers that are kept."""
     BYTES_MAX = 64 * 1024
-    """Bytes that one may have held at a time: its buffer never shrinks."""
+    """Maximum bytes that a kept unpacker has buffered: its buffer never shrinks."""
 
     def __init__(self, make: Callable[[], msgpack.Unpacker]) -> None:
         self._make = make
         self._idle: list[msgpack.Unpacker] = []
 
     def take(self) -> msgpack.Unpacker:
-        try:  # decoders may be in several threads
+        try:  # decoders can run in several threads
             return self._idle.pop()
         except IndexError:
             return self._make()
@@ -74,7 +74,7 @@ _BUILDERS = _Pool(
         raw=False,
         strict_map_key=True,
         max_ext_len=0,
-        ext_hook=_refuse_extension,  # for those without data
+        ext_hook=_refuse_extension,  # for extensions without data
         max_buffer_size=_BUFFER_BYTES_MAX,
         read_size=_BUFFER_BYTES,
     )
@@ -84,15 +84,15 @@ _BUILDERS = _Pool(
 class Decoder:
     """Reads frames from a byte stream.
 
-    ``feed`` returns the frames that its bytes completed. When the stream turns out broken it
-    raises, unless whole frames came first: then it returns those, ``error`` says what is wrong,
-    and every later ``feed`` raises it. So a caller writes::
+    ``feed`` returns the frames that its bytes completed. If the stream is broken, ``feed`` raises
+    ProtocolError. If whole frames precede the broken bytes, it returns these frames and sets
+    ``error``, which every later ``feed`` raises. A caller writes::
 
         frames = decoder.feed(data)          # may raise ProtocolError
         ...                                  # handle the frames
         if decoder.error is not None: ...    # answer with it and close
 
-    ``frame_bytes_max`` may be changed between calls (small before HELLO, larger after).
+    ``frame_bytes_max`` can change between calls (small before HELLO, larger afterwards).
     """
 
     __slots__ = (
@@ -103,15 +103,15 @@ class Decoder:
         self.frame_bytes_max = frame_bytes_max
         self.error: ProtocolError | None = None
         self._scanner: msgpack.Unpacker | None = None  # only while a frame is unfinished
-        self._base = 0  # where in the stream the scanner's own count began
+        self._base = 0  # position in the stream at which the scanner's count began
         self._is_large = False  # whether the scanner's buffer has grown
-        self._fed = 0  # bytes of the stream seen so far
-        self._end = 0  # where the last whole frame ended
-        self._chunks: list[bytes] = []  # the bytes from there on
+        self._fed = 0  # bytes of the stream fed so far
+        self._end = 0  # end of the last whole frame in the stream
+        self._chunks: list[bytes] = []  # the bytes after ``_end``
 
     @property
     def pending_bytes(self) -> int:
-        """How many bytes of the unfinished frame have come."""
+        """Bytes of the unfinished frame that have arrived."""
         return self._fed - self._end
 
     def feed(self, data: bytes) -> list[Frame]:
@@ -124,7 +124,7 @@ class Decoder:
             self._base = start - self._scanner.tell()
         self._is_large |= self._fed - start > _Pool.BYTES_MAX
         self._scanner.feed(data)
-        # When all that is unread fits the limit, no frame in it can break it.
+        # If all unread bytes together are within the limit, so is every frame.
         if self._fed - start <= self.frame_bytes_max:
             self._scan()
         else:
@@ -176,7 +176,7 @@ class Decoder:
         return []
 
     def _build(self, data: bytes, start: int) -> list[Frame]:
-        """Decode the whole frames, which end inside ``data``; keep what follows them."""
+        """Decode the whole frames, which end inside ``data``; keep the bytes after them."""
         cut = len(data) - (self._fed - self._end)
         unpacker = _BUILDERS.take()
         if self._chunks:
@@ -189,7 +189,7 @@ class Decoder:
             self._chunks.append(bytes(data[cut:]))
         frames: list[Frame] = []
         try:
-            frames.extend(unpacker)  # keeps what came before an exception
+            frames.extend(unpacker)  # keeps the frames before an exception
         except Exception as problem:
             self.error = _broken(problem)
         else:
@@ -208,7 +208,7 @@ class Decoder:
         for frame in frames:
             if type(frame) is not tuple or not frame or type(frame[0]) is not int:
                 self.error = ProtocolError(
-                    f"a frame is an array that begins with its type, not {shown(frame)}"
+                    f"a frame must be an array that begins with its type, not {shown(frame)}"
                 )
                 break
             good.append(frame)
@@ -216,9 +216,9 @@ class Decoder:
 
 
 def check_nesting(frame: Frame) -> None:
-    """Raises LimitExceeded for what is nested deeper than anybody may rely on.
+    """Raise LimitExceeded if a frame is nested deeper than ``NESTING_MAX``.
 
-    Level by level, so that no depth is too much for it. Not part of ``feed``: frames that carry
+    It works level by level, without recursion. ``feed`` does not call it, because frames with
     thousands of tasks are checked value by value anyway.
     """
     level: list[Any] = [frame]
@@ -227,7 +227,7 @@ def check_nesting(frame: Frame) -> None:
         for value in level:
             values = value.values() if type(value) is dict else value
             if not _NESTED.isdisjoint(map(type, values)):
-                inner += [one for one in values if type(one) in _NESTED]
+                inner += [item for item in values if type(item) in _NESTED]
         if not inner:
             return
         level = inner
@@ -237,46 +237,48 @@ def check_nesting(frame: Frame) -> None:
 def _broken(problem: Exception) -> ProtocolError:
     if isinstance(problem, ProtocolError):
         return problem
-    return ProtocolError(f"not msgpack: {problem!s:.200}" if str(problem) else "not msgpack")
+    cause = f": {problem!s:.200}" if str(problem) else ""
+    return ProtocolError(f"the bytes are not valid msgpack{cause}")
 
 
 def _too_large(size: int, limit: int) -> FrameTooLarge:
-    return FrameTooLarge(f"a frame of {size} bytes or more; the limit is {limit} (frame_bytes_max)")
+    return FrameTooLarge(
+        f"a frame has at least {size} bytes; the limit is {limit} (frame_bytes_max)"
+    )
 
 
 _pack = msgpack.Packer(use_bin_type=True, autoreset=True).pack
 
 
 def encode(frame: Iterable[Any]) -> bytes:
-    """One frame (a list or a tuple), or any part of one, as msgpack. Raises BadRequest, which names
-    the value, if msgpack cannot hold it."""
+    """Return a frame (a list or a tuple), or any part of a frame, as msgpack. Raise BadRequest,
+    which names the value, if msgpack cannot represent it."""
     try:
         return _pack(frame)  # type: ignore[no-any-return]  # msgpack has no annotations for it
     except (TypeError, ValueError, OverflowError) as problem:
-        culprit = _unencodable(frame)
-        raise BadRequest(f"{culprit}cannot be encoded: {problem!s:.200}") from problem
+        value = _unencodable(frame)
+        raise BadRequest(f"{value} cannot be encoded as msgpack: {problem!s:.200}") from problem
 
 
 def _unencodable(frame: Any) -> str:
-    """Return the first value in ``frame`` that msgpack cannot hold, with the key of the map that it
-    is in, and a blank after it; empty if each value by itself can be encoded."""
+    """Return the first value in ``frame`` that msgpack cannot represent, after the key of the map
+    that contains it; "a value" if each value can be encoded by itself."""
     values = [("", frame)]
-    looked_into: set[int] = set()  # a list can hold itself
+    visited: set[int] = set()  # a list can contain itself
     for key, value in values:
         if isinstance(value, dict | list | tuple):
-            if id(value) not in looked_into:
-                looked_into.add(id(value))
-                inner = value.items() if isinstance(value, dict) else ((key, v) for v in value)
-                values += inner
+            if id(value) not in visited:
+                visited.add(id(value))
+                values += value.items() if isinstance(value, dict) else ((key, v) for v in value)
             continue
         try:
             _pack(value)
         except (TypeError, ValueError, OverflowError):
-            return f"{key} {shown(value)} " if key else f"{shown(value)} "
-    return ""
+            return f"{key} {shown(value)}".strip()
+    return "a value"
 
 
 def encode_all(frames: Sequence[Any]) -> bytes:
-    """Frames put end to end in one call: an array of them without its header."""
+    """Return the frames as consecutive msgpack, encoded in one call."""
     size = len(frames)
     return encode(frames)[1 if size < 16 else 3 if size < 65_536 else 5 :]

@@ -10,8 +10,8 @@ _T = TypeVar("_T")
 
 
 async def to_its_end(work: Awaitable[_T]) -> _T:
-    """Run ``work`` to its end, also when the caller is cancelled meanwhile, once or more often;
-    then return or raise as it did, or raise the cancellation."""
+    """Run ``work`` to its end even if the caller is cancelled, once or repeatedly. Then raise the
+    error of ``work`` or the cancellation, or return the result of ``work``."""
     task = asyncio.ensure_future(work)
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
@@ -19,7 +19,7 @@ async def to_its_end(work: Awaitable[_T]) -> _T:
             await asyncio.wait((task,))
         except asyncio.CancelledError as error:
             cancelled = error
-    found = task.result()
+    result = task.result()
     if cancelled is not None:
         raise cancelled
-    return found
+    return result

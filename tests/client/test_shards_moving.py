@@ -531,7 +531,7 @@ async def test_an_address_after_goodbye_is_tried_last_for_a_while() -> None:
     "error",
     [
         lambda: module.Standby("standby", address("a")),
-        lambda: errors.NotActive("this daemon is the active one now: connect again"),
+        lambda: errors.NotActive("this daemon is now active: reconnect"),
     ],
 )
 async def test_a_successor_naming_its_predecessor_is_not_followed(

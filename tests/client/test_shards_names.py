@@ -16,7 +16,7 @@ from tickwheel import Client, Task, errors
 from tickwheel.api.frames import FrameType as T
 from tickwheel.api.verb import Over, Verb
 from tickwheel.api.verbs import VERBS
-from tickwheel.gateway import Teller
+from tickwheel.gateway import GatewayClient
 from tickwheel.model.values import shard_of
 from tickwheel.server.shard import following, names
 from tickwheel.server.shard.names import CLAIM_KEPT_MS
@@ -59,9 +59,9 @@ async def ends_of(*asked: Awaitable[Any]) -> list[Any]:
     return ends
 
 
-def teller(shards: Shards) -> Teller:
+def teller(shards: Shards) -> GatewayClient:
     """What asks for the HTTP API of all."""
-    found = Teller(shards.urls[0], "", None)
+    found = GatewayClient(shards.urls[0], "", None)
     found._options.open_to = shards._open_to
     shards._stack.push_async_callback(found.close)
     return found

@@ -193,7 +193,7 @@ def test_buttons_without_the_right_are_disabled(console_on: Open, tmp_path: Path
             expect(row(page, NODES, "a").get_by_role("button")).to_be_disabled()
             button = row(page, SHARDS, 0).get_by_role("button")
             expect(button).to_be_disabled()
-            expect(button).to_have_attribute("title", "It needs the right admin")
+            expect(button).to_have_attribute("title", "Requires the right admin")
             for path, body in (
                 ("/v1/nodes/a/drain", {"draining": True}),
                 ("/v1/shard-moves", {"shard": 0, "node": "a"}),

@@ -155,7 +155,7 @@ def test_rights_for_some_topics_show_only_those(console_on: Open, guarded: Guard
         post(daemon, "/v1/tasks", {"topic": topic, "delay_ms": HOUR_MS}, admin)
     console = console_on(daemon)
     page = log_in(console, guarded.mine)
-    expect(page.locator("main")).to_contain_text("The overview is about all topics")
+    expect(page.locator("main")).to_contain_text("The overview shows all topics")
     console.open("topics")
     expect(page.locator("tbody")).to_contain_text("mine.a")
     expect(page.locator("tbody")).not_to_contain_text("theirs.b")

@@ -53,7 +53,7 @@ def test_every_view_of_a_standby_links_the_leader(
         expect(notice(page)).to_contain_text("second stands by")
         link = notice(page).get_by_role("link")
         expect(link).to_have_attribute("href", f"{leader.http}/console/#/{view}")
-        expect(page.locator("main")).to_contain_text("Only the daemon that leads has this")
+        expect(page.locator("main")).to_contain_text("Only the active daemon has this page")
         expect(page.locator(".problem, .toast-error")).to_have_count(0)
     expect(page.locator("#live")).to_have_text("Standby")
     for daemon in pair:
@@ -95,7 +95,7 @@ def test_a_deposed_leaders_console_links_the_new_leader(
     expect(link).to_have_attribute("href", re.compile(f"^{re.escape(standby.http)}/console/#/"))
     expect(page.locator("#live")).to_have_text("Standby")
     page.evaluate("location.hash = '#/bulk'")
-    expect(page.locator("main")).to_contain_text("Only the daemon that leads has this")
+    expect(page.locator("main")).to_contain_text("Only the active daemon has this page")
     standby.kill()
     expect(page.locator("main")).to_contain_text("No bulk operation")  # it leads again
     expect(notice(page)).to_be_hidden()

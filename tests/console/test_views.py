@@ -285,7 +285,7 @@ def test_a_groups_filter_is_shown_and_changed(console: Console, shop: Daemon, to
     expect(console.row("g").locator(".tag")).to_have_text("filter")
     for tag, amount in (("eu", 20), ("us", 20), ("eu", 5), ("uk", 11)):
         enqueue(shop, topic, tag=tag, properties={"amount": amount})
-    expect(page.locator(".facts")).to_contain_text("Left out by its filter\n2", use_inner_text=True)
+    expect(page.locator(".facts")).to_contain_text("Excluded by its filter\n2", use_inner_text=True)
     expect(page.locator(".facts")).to_contain_text("Ready\n2", use_inner_text=True)
     assert get(shop, f"/v1/topics/{topic}/groups/g")["ready"] == 2
     console.row("g").get_by_role("button", name="Set …").click()
@@ -328,7 +328,7 @@ def test_held_keys_are_tried_again_and_skipped(console: Console, shop: Daemon, t
     held = page.get_by_role("table", name="Held keys").locator("tbody tr")
     expect(held).to_have_count(3)
     expect(held.first).to_contain_text("no such account")
-    waiting = page.get_by_role("table", name="Who waits for whom").locator("tbody tr")
+    waiting = page.get_by_role("table", name="Waiting keys and shares").locator("tbody tr")
     expect(waiting.filter(has_text="customer-2")).to_contain_text("order key")
     held.filter(has_text="customer-3").get_by_role("link").click()
     comes = page.locator(".panel", has=page.get_by_role("heading", name="What comes next"))
@@ -337,7 +337,7 @@ def test_held_keys_are_tried_again_and_skipped(console: Console, shop: Daemon, t
     page.get_by_role("link", name="Somebody has to decide.").click()
     held.filter(has_text="customer-1").get_by_role("checkbox").check()
     page.get_by_role("button", name="Try again …").click()
-    assert "failures counted anew" in console.confirm("Try again")
+    assert "failure count restarts" in console.confirm("Try again")
     expect(held).to_have_count(2)
     [again] = pull(shop, topic)
     assert again["order_key"] == "customer-1"
@@ -368,16 +368,16 @@ def test_keys_are_paused_and_resumed(console: Console, shop: Daemon, topic: str)
     enqueue(shop, topic, 2, order_key="customer-1")
     assert len(pull(shop, topic)) == 1
     page = console.open(f"groups?topic={topic}&group=g")
-    lines = page.get_by_role("table", name="Who waits for whom").locator("tbody tr")
+    lines = page.get_by_role("table", name="Waiting keys and shares").locator("tbody tr")
     lines.filter(has_text="customer-1").get_by_role("checkbox").check()
     page.get_by_role("button", name="Pause …").click()
-    assert "All other keys go on" in console.confirm("Pause")
+    assert "Other keys are not affected" in console.confirm("Pause")
     paused = page.get_by_role("table", name="Paused keys").locator("tbody tr")
     expect(paused).to_have_count(1)
     expect(paused.first).to_contain_text("customer-1")
     paused.first.get_by_role("checkbox").check()
     page.get_by_role("button", name="Resume …").click()
-    assert "handed out again" in console.confirm("Resume")
+    assert "delivered again" in console.confirm("Resume")
     expect(paused).to_have_count(0)
     assert get(shop, f"/v1/topics/{topic}/groups/g")["paused_keys"] == 0
 
@@ -398,9 +398,9 @@ def test_a_group_is_reset_to_a_moment(console_on: Open, tmp_path: Any, topic: st
         page.get_by_label("Since").select_option("first")
         expect(page.locator("dialog")).to_contain_text("Other groups notice nothing")
         page.get_by_role("button", name="Count").click()
-        page.get_by_role("heading", name="Give g").wait_for()
-        said = console.confirm("Give them")
-        assert "Give g 3 tasks again?" in said and "They were due from 20" in said
+        page.get_by_role("heading", name=re.compile("^Redeliver 3 tasks")).wait_for()
+        said = console.confirm("Redeliver")
+        assert "Redeliver 3 tasks to g?" in said and "They were due from 20" in said
         expect(page.locator("main h2").first).to_have_text(re.compile("^Bulk operation reset-"))
         expect(page.locator(".facts .state")).to_have_text("done")
         groups = get(daemon, f"/v1/topics/{topic}")["groups"]
@@ -668,7 +668,7 @@ def test_a_dead_task_is_requeued_and_deleted_where_it_is(
     assert "its group has given up. Requeue it for the group instead" in said
     expect(page.locator("main h1")).to_contain_text(first)
     page.get_by_role("button", name="Requeue for group g").click()
-    assert "failures counted anew" in console.confirm("Requeue")
+    assert "failure count restarts" in console.confirm("Requeue")
     console.says("1 requeued")
     expect(page.locator("main .head .state")).to_have_text("ready")
     expect(page.get_by_role("button", name="Requeue for group g")).to_have_count(0)
@@ -763,7 +763,7 @@ def test_dead_letters_are_filtered_and_selected(console: Console, shop: Daemon, 
     expect(page.locator(".chip")).to_have_text(["no such order 3", "card refused 2"])
     page.get_by_label(f"Choose {first[0]} g").check()
     page.get_by_role("button", name="Requeue …", exact=True).click()
-    assert "failures counted anew" in console.confirm("Requeue")
+    assert "failure count restarts" in console.confirm("Requeue")
     console.says("1 requeued")
     assert pull(shop, topic)[0]["id"] == first[0]
     page.get_by_label(f"Choose {first[1]} g").check()
@@ -795,7 +795,7 @@ def test_all_matching_dead_letters_are_a_bulk(console: Console, shop: Daemon, to
     console.confirm("Delete them")
     expect(page.locator(".facts .state")).to_have_text("done")
     page = console.open(f"dead?topic={topic}")
-    expect(page.locator("main")).to_contain_text("No dead letter fits")
+    expect(page.locator("main")).to_contain_text("No matching dead letters")
 
 
 def test_a_bulk_is_stopped(console: Console, shop: Daemon, topic: str) -> None:
@@ -805,13 +805,13 @@ def test_a_bulk_is_stopped(console: Console, shop: Daemon, topic: str) -> None:
     page.get_by_label("Pace").select_option("10")
     console.confirm("Requeue them")
     page.get_by_role("button", name="Stop …").click()
-    assert "What has been changed stays so" in console.confirm("Stop")
+    assert "Earlier changes remain" in console.confirm("Stop")
     expect(page.locator(".facts .state")).to_have_text("cancelled")
     assert get(shop, f"/v1/topics/{topic}")["groups"]["g"]["dead"] > 0
     page = console.open(f"bulk?topic={topic}&state=cancelled")
     assert cells(page, "requeue-")[2:5] == ["requeue", topic, "cancelled"]
     page = console.open(f"bulk?topic={topic}&state=running")
-    expect(page.locator("main")).to_contain_text("No bulk operation fits")
+    expect(page.locator("main")).to_contain_text("No matching bulk operations")
 
 
 def test_requeuing_all_dead_letters_shows_progress(
@@ -1080,7 +1080,7 @@ def test_consumers_are_listed_with_host_and_process(
         row = console.row("billing-worker")
         for text in (socket.gethostname(), str(os.getpid()), topic, "1 of 3", __version__):
             expect(row).to_contain_text(text)
-    expect(page.locator("main")).to_contain_text("Nobody takes these tasks at the moment")
+    expect(page.locator("main")).to_contain_text("No consumer matches")
 
 
 def test_a_push_target_is_shown_resent_and_removed(
@@ -1203,7 +1203,7 @@ def test_logarithmic_scales_say_so(console: Console, shop: Daemon, topic: str) -
 def test_an_unknown_page_is_reported(console: Console) -> None:
     page = console.page
     page.goto(f"{console.http}/console/#/nothing")
-    expect(page.locator("main")).to_contain_text("There is no such page")
+    expect(page.locator("main")).to_contain_text("This page does not exist")
 
 
 def test_light_and_dark_are_kept(console: Console) -> None:

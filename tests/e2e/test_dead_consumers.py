@@ -118,7 +118,7 @@ def test_the_tasks_of_a_stopped_process_go_to_others(
         epoch, _, [item] = raw.call(T.PULL, "t", "g", 1, 20_000, {})[2]
         assert (item[0], item[1]) == (first, 2)
         assert raw.call(T.ACK, "t", "g", epoch, [first], [2])[2] is None
-        (silent_s,) = re.findall(r"nothing came from it for (\d+\.\d+)", daemon.log_text())
+        (silent_s,) = re.findall(r"the peer sent nothing for (\d+\.\d+)", daemon.log_text())
         assert float(silent_s) >= 1, "the heartbeat's time-out"
         (second,) = raw.enqueue(("t", b"y", 0))[2][1]
         process.send_signal(signal.SIGCONT)

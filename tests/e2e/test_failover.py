@@ -420,7 +420,7 @@ async def test_a_client_waits_for_daemon_and_redis_to_start(
         connecting = asyncio.ensure_future(Client(url, connect_timeout=60).connect())
         daemon.spawn()
         await asyncio.to_thread(
-            until, lambda: daemon.log_text().count("a store that can be asked"), log=daemon.log_text
+            until, lambda: daemon.log_text().count("a reachable store"), log=daemon.log_text
         )
         assert not connecting.done()
         server.start()

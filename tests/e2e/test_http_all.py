@@ -175,11 +175,11 @@ def test_a_killed_shard_is_named_and_the_others_serve(
     database.rename(database.with_suffix(".away"))
     database.mkdir()  # it dies again as soon as it is started
     os.kill(whole.shards.pids()[1], signal.SIGKILL)
-    until(lambda: whole.shards.log.count("started again in") >= 2, log=lambda: whole.shards.log)
+    until(lambda: whole.shards.log.count("restarting in") >= 2, log=lambda: whole.shards.log)
 
     def refused() -> Answer | None:
         answer = whole.get("/readyz")
-        named = "shard 1: down (exit code 1; started again" in answer.json.get("reason", "")
+        named = "shard 1: down (exit code 1; restarted" in answer.json.get("reason", "")
         return answer if named else None
 
     answer = until(refused)

@@ -101,7 +101,7 @@ def test_a_start_waits_for_a_master_and_logs_it(group: SentinelGroup, tmp_path: 
     daemon.spawn()
     try:
         text = until(lambda: "waiting" in daemon.log_text() and daemon.log_text())
-        assert "a store that can be asked" in text
+        assert "a reachable store" in text
         assert f"127.0.0.1:{master.port}" in text
         master.start()
         daemon.wait_ready()

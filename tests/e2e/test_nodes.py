@@ -151,13 +151,17 @@ def test_another_node_of_the_same_name_is_refused(pair: Nodes, tmp_path: Path) -
         ("redis://127.0.0.1:1/0?shards=4&shard=1", (), "shard=1 and shards=4 exclude each other"),
         ("redis://127.0.0.1:1/0?shards=65", (), "shards must be 1 to 64, not"),
         ("sqlite:///x.db?shards=2", (), "is only valid for a Redis"),
-        ("redis://127.0.0.1:1/0?shards=2", ("--processes", "2"), "processes (2) is of a folder"),
+        (
+            "redis://127.0.0.1:1/0?shards=2",
+            ("--processes", "2"),
+            "processes (2) cannot be set with",
+        ),
         ("redis://127.0.0.1:1/0?shards=2", ("--set", "shard=1"), "shard cannot be set with"),
         ("redis://127.0.0.1:1/0?shards=2", ("--set", "node=host a"), "node must be 1 to 255 of"),
         (
             "redis://127.0.0.1:1/0?shards=2",
             ("--http", "127.0.0.1:0", "--http-all", "127.0.0.1:0", "--processes", "2"),
-            "processes (2) is of a folder",
+            "processes (2) cannot be set with",
         ),
     ],
 )
@@ -196,7 +200,7 @@ def test_a_duplicate_node_address_is_logged(server: RedisServer, tmp_path: Path)
     with Nodes(tmp_path, server.url(), 1, "a", leader_ttl_s=TTL_S) as nodes:
         taken = f"tcp://127.0.0.1:{nodes['a'].first_port}"
         with Nodes(tmp_path, server.url(), 1, "b", leader_ttl_s=TTL_S, advertise=taken) as others:
-            said = f"node b says that it is at {taken}, too"
+            said = f"node b also has the address {taken}"
             until(lambda: said in nodes.log() and "same_node_address" in nodes.log(), 60, nodes.log)
             until(lambda: "detail='node a says" in others.log(), 60, others.log)
 

@@ -223,7 +223,7 @@ def test_a_crashing_shard_is_restarted_and_the_others_serve(shards: Shards) -> N
     database.mkdir()  # no database can be opened there
     before = shards.pids()
     os.kill(before[1], signal.SIGKILL)
-    until(lambda: shards.log.count("started again in") >= 2, log=lambda: shards.log)
+    until(lambda: shards.log.count("restarting in") >= 2, log=lambda: shards.log)
     with shards.raw(0) as raw:
         enqueued(raw)
     serving, away = Cli(shards.parent).json("shards", expect=1)
@@ -330,7 +330,7 @@ def test_another_number_of_shards_is_refused(
     for more, number in ((("--processes", "3"), 3), ((), 1)):
         other = make_daemon(store=shards.parent.store, args=more)
         said = refusal(other, 1)
-        assert f"laid out with 2 shards (shards.json), and processes is {number}" in said
+        assert f"it has 2 shards (shards.json), but processes is {number}" in said
     auto = make_daemon(store=shards.parent.store, args=("--processes", "auto")).start()
     assert len(json.loads((auto.folder / "ready.json").read_text())["shards"]) == 2
 
@@ -364,7 +364,7 @@ def test_a_shard_that_cannot_open_its_store_ends_the_whole(shards: Shards) -> No
     (own,) = [line for line in said.splitlines() if " failed " in line]
     assert "database" in own
     assert own.endswith("shard=1")
-    assert "exit code 1 before it served: all are stopped" in said
+    assert "exit code 1 before it served; all processes are stopped" in said
     assert "Traceback" not in said
     assert shards.are_free()
 
@@ -385,7 +385,7 @@ def test_init_creates_a_folder_once(make_daemon: MakeDaemon, tmp_path: Path) -> 
     cli, store = Cli(NOWHERE), shards.parent.store
     (made,) = cli.json("init", "--store", store, "--processes", "2")
     assert made == {"store": store, "created": True, "shards": 2}
-    assert "shards.json exists already" in cli.fails(1, "init", "--store", store)
+    assert "shards.json already exists" in cli.fails(1, "init", "--store", store)
     shards.start()
     with shards.raw(1) as raw:
         assert raw.hello_answer["shard"] == 1

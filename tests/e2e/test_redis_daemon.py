@@ -75,7 +75,7 @@ def test_a_start_before_its_redis_waits_for_it(server: RedisServer, tmp_path: Pa
     early = Daemon(tmp_path / "daemon", store=server.url())
     with contextlib.closing(early):
         early.spawn()
-        until(lambda: "a store that can be asked" in early.log_text(), log=early.log_text)
+        until(lambda: "a reachable store" in early.log_text(), log=early.log_text)
         server.start()
         early.wait_ready()
         with Raw(early.port) as raw:
@@ -87,7 +87,7 @@ def test_a_stop_ends_the_wait_for_redis(server: RedisServer, tmp_path: Path) -> 
     early = Daemon(tmp_path / "daemon", store=server.url(), store_wait_s=3_600)
     with contextlib.closing(early):
         early.spawn()
-        until(lambda: "a store that can be asked" in early.log_text(), log=early.log_text)
+        until(lambda: "a reachable store" in early.log_text(), log=early.log_text)
         assert early.terminate() == 0
         assert "Traceback" not in early.log_text()
 

@@ -350,7 +350,7 @@ async def test_a_killed_resharding_can_be_repeated(
         with pytest.raises(DaemonFailed, match="run reshard again if it was cut off"):
             home.serve()
         if first == 1:
-            with pytest.raises(DaemonFailed, match="layout-1 exists already.*run it again"):
+            with pytest.raises(DaemonFailed, match="layout-1 already exists.*run it again"):
                 home.serve_folder("2")
     else:
         async with stopping(home.serve()) as daemon, Client(daemon.url) as client:

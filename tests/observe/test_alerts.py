@@ -528,7 +528,7 @@ def test_burn_rate_descriptions_are_correct(tmp_path: Path) -> None:
     fired = {
         "exp_labels": {"job": "t", "severity": "critical"},
         "exp_annotations": {
-            "summary": "t delivers too much too late",
+            "summary": "t delivers too many tasks late",
             "description": said,
             "runbook_url": "docs/operations.md#tickwheellatenessbudgetfast",
         },

@@ -159,9 +159,9 @@ def test_unencodable_values_are_a_bad_request() -> None:
 
 
 def test_a_value_that_cannot_be_encoded_is_named() -> None:
-    with pytest.raises(BadRequest, match="^n 18446744073709551616 cannot be encoded: "):
+    with pytest.raises(BadRequest, match="^n 18446744073709551616 cannot be encoded as msgpack: "):
         encode((1, [("topic", b"", 0, {"properties": {"m": 1, "n": 2**64}})]))
-    with pytest.raises(BadRequest, match="^18446744073709551616 cannot be encoded: "):
+    with pytest.raises(BadRequest, match="^18446744073709551616 cannot be encoded as msgpack: "):
         encode((1, [("topic", b"", 2**64)]))
 
 

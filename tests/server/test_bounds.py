@@ -845,7 +845,7 @@ async def test_many_unauthenticated_connections_shorten_the_hello_timeout(
     first, second = rig.stranger(), rig.stranger()
     third = rig.stranger()
     await rig.until(lambda: third.closed)
-    refused(third.frames()[0], "hello_required", "2 others waited when it came")
+    refused(third.frames()[0], "hello_required", "2 other connections had not sent HELLO")
     assert not first.closed and not second.closed
     ok(await first.hello())
     fourth = rig.stranger()
@@ -878,20 +878,22 @@ async def test_log_lines_of_unauthenticated_connections_are_limited(make: Make) 
             await rig.until(partial(getattr, peer, "closed"))
         found = [said for event, said in rig.notices[before:] if event == "connection_closed"]
         assert len(found) == logs.LINES_MAX and all(text in said for said in found)
-        assert found[-1].endswith("; the next ones are only counted")
+        assert found[-1].endswith("; further events are only counted")
         return found
 
     async def stranger() -> Peer:
         return rig.stranger()
 
-    await ended(stranger, "not msgpack")
+    await ended(stranger, "the bytes are not valid msgpack")
     (wrong := rig.stranger()).send(T.HELLO, {"v": PROTOCOL_VERSION, "token": "wrong"})
     await rig.until(lambda: wrong.closed)
     assert "wrong" not in rig.notices[-1][1]
-    await ended(lambda: rig.peer(token="right"), "not msgpack")
+    await ended(lambda: rig.peer(token="right"), "the bytes are not valid msgpack")
     rig.pass_time(int(logs.LINES_S * 1000))
     rig.stranger().connection.data_received(b"\xc1")
-    assert rig.notices[-1][1].endswith("not msgpack; 6 more like it were not logged")
+    assert rig.notices[-1][1].endswith(
+        "the bytes are not valid msgpack; 6 more like it were not logged"
+    )
 
 
 async def test_stats_of_many_topics_are_paged(make: Make) -> None:

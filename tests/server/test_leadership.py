@@ -503,7 +503,7 @@ async def test_a_wait_with_nobody_leading_is_logged_again_each_minute(
 async def test_the_wait_for_an_owner_names_its_end(rig: LeaderRig) -> None:
     rig.table.clean, rig.table.up_s = False, 1
     await _campaign(rig)
-    assert "has just come back, that may live and know more: 3.0 s, until 08:00:04" in rig.waits[0]
+    assert "the restarted store, which may have newer data: 3.0 s, until 08:00:04" in rig.waits[0]
 
 
 async def test_resigning_gives_the_lease_back(rig: LeaderRig) -> None:
@@ -546,7 +546,7 @@ async def test_a_start_without_a_limit_waits_for_ever(rig: LeaderRig) -> None:
     rig.script = [rig.later(60_000)] * 500
     await rig.leadership.prepare(None)
     assert rig.table.asked == 501
-    assert set(rig.waits) == {f"for {STORE}: until it is there: store x: nobody is there"}
+    assert set(rig.waits) == {f"for {STORE}: no time limit: store x: nobody is there"}
     assert len(rig.waits) > 1, "now and then it says so again"
 
 

@@ -134,14 +134,14 @@ def test_a_node_starts_a_standby_for_each_assigned_shard() -> None:
     decision = decide("a", seen(node("a"), node("b", (0, 1))), {0: "a", 1: "a"}, NONE, NONE)
     assert (decision.wanted, decision.given) == ({0, 1}, NONE)
     assert decision.expected == {0, 1}, "it looks often until it leads, also when b has just ended"
-    assert decision.waits == {0: "b hands it over to a", 1: "nobody leads it yet; a will"}
+    assert decision.waits == {0: "b is handing it over to a", 1: "no node leads it yet; a will"}
 
 
 def test_a_shard_is_handed_over_only_to_a_standby() -> None:
     a = node("a", (0, 1))
     decision = decide("a", seen(a, node("b")), {0: "b"}, {0}, NONE)
     assert (decision.wanted, decision.given) == ({0}, NONE)
-    assert decision.waits == {0: "b does not stand by for it yet"}
+    assert decision.waits == {0: "b has no standby for it yet"}
     decision = decide("a", seen(a, node("b", standbys=(0,))), {0: "b"}, {0}, NONE)
     assert (decision.wanted, decision.given) == (NONE, {0})
 

@@ -137,7 +137,7 @@ def test_omitted_numbers_have_defaults() -> None:
     ("value", "said"),
     [
         (5, "a policy's name or a map"),
-        ("never", "'never' is not known; known: default, none, rocketmq, slow"),
+        ("never", "'never' does not exist; known: default, none, rocketmq, slow"),
         ({}, "retry.kind must be one of"),
         ({"kind": ["table"]}, "retry.kind must be one of"),
         ({"kind": "fixed", "base_ms": 1}, "unknown key 'base_ms'"),
@@ -191,7 +191,7 @@ def test_a_policy_is_answered_with_all_its_numbers_and_its_name() -> None:
         ({"rate": "5"}, "rate must be"),
         ({"burst": 0}, "burst must be an integer of 1"),
         ({"burst": 2.0}, "burst must be an integer of 1"),
-        ({"retry": "x"}, "not known"),
+        ({"retry": "x"}, "does not exist"),
     ],
 )
 def test_invalid_group_settings_are_named(given: dict[str, Any], said: str) -> None:

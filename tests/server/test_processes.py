@@ -32,7 +32,8 @@ def settings(folder: Path, **more: Any) -> Settings:
 def test_an_invalid_number_of_processes_is_refused(value: Any) -> None:
     with pytest.raises(BadRequest) as error:
         load(overrides={"processes": value})
-    assert "setting processes: must be auto, or a whole number of 1 to 64" in error.value.message
+    expected = "setting processes: must be auto or a whole number between 1 and 64"
+    assert expected in error.value.message
     assert f"got {value!r}" in error.value.message
 
 
@@ -48,10 +49,13 @@ def test_a_valid_number_of_processes_is_accepted(value: Any, read: object) -> No
         ({"store": "sqlite:///x.db"}, r"needs a store that is a folder.*not 'sqlite:///x.db'$"),
         ({"store": "redis://a:1/0"}, "needs a store that is a folder"),
         ({"store": "sqlite:///d/?nonsense=1"}, "nonsense"),
-        ({"shard": 3}, r"^shard \(3\) cannot be set with processes \(2\): they have 0 to 1$"),
+        (
+            {"shard": 3},
+            r"^shard \(3\) cannot be set with processes \(2\), which assigns shards 0 to 1$",
+        ),
         (
             {"listen": "tcp://0.0.0.0:7355", "insecure": True},
-            r"^listen \(tcp://0.0.0.0:7355\) is every address .*advertise is needed$",
+            r"^listen \(tcp://0.0.0.0:7355\) means every address .*the address that clients use$",
         ),
         (
             {"http": "127.0.0.1:7356", "listen": "tcp://127.0.0.1:7355"},
@@ -61,10 +65,10 @@ def test_a_valid_number_of_processes_is_accepted(value: Any, read: object) -> No
             {"listen": "tcp://127.0.0.1:65535"},
             r"^listen \(tcp://127.0.0.1:65535\) with processes \(2\) needs ports up to 65536;",
         ),
-        ({"http_all": "127.0.0.1:0"}, r"^http_all \(127.0.0.1:0\) needs http: it asks each shard"),
+        ({"http_all": "127.0.0.1:0"}, r"^http_all \(127.0.0.1:0\) needs http, the HTTP address of"),
         (
             {"http_all": "127.0.0.1:0", "http": "127.0.0.1:0", "processes": 1},
-            r"^http_all \(127.0.0.1:0\) is of several shards, and processes is 1: one daemon has",
+            r"^http_all \(127.0.0.1:0\) needs several shards, but processes is 1; use http for",
         ),
         (
             {"http_all": "127.0.0.1:7456", "http": "127.0.0.1:7455"},
@@ -73,7 +77,7 @@ def test_a_valid_number_of_processes_is_accepted(value: Any, read: object) -> No
         ({"http_all": "ftp://a:1", "http": "127.0.0.1:0"}, "http_all must begin with http:// or"),
         (
             {"http_all": "0.0.0.0:7500", "http": "127.0.0.1:0"},
-            r"^http_all \(0.0.0.0:7500\) is open to other machines, without tokens",
+            r"^http_all \(0.0.0.0:7500\) is open to other machines without tokens",
         ),
         (
             {"http_all": "https://127.0.0.1:0", "http": "127.0.0.1:0"},
@@ -103,7 +107,7 @@ def test_an_invalid_setup_is_refused_and_creates_nothing(
         ('{"format": 2, "shards": 2, "layout": 1, "moved_id": 9, "epoch": 1.5}', "epoch must be a"),
         ('{"format": 1, "shards": 65}', "shards must be 1 to 64, not 65"),
         ('{"format": 1, "shards": true}', "shards must be 1 to 64, not True"),
-        ('{"format": 1, "shards": 4}', r"laid out with 4 shards \(shards.json\), and processes is"),
+        ('{"format": 1, "shards": 4}', r"it has 4 shards \(shards.json\), but processes is"),
     ],
 )
 def test_a_folder_with_another_number_of_shards_is_refused(
@@ -118,7 +122,7 @@ def test_a_folder_with_another_number_of_shards_is_refused(
 def test_databases_without_their_number_are_left_alone(tmp_path: Path) -> None:
     (tmp_path / "d").mkdir()
     (tmp_path / "d" / "shard-5.db").write_text("somebody's")
-    with pytest.raises(StoreUnusable, match=r"shard-5.db exists already, and shards.json"):
+    with pytest.raises(StoreUnusable, match=r"shard-5.db already exists, but shards.json"):
         processes.run(settings(tmp_path))
     assert [path.name for path in (tmp_path / "d").iterdir()] == ["shard-5.db"]
 
@@ -143,7 +147,7 @@ def test_http_all_is_refused_with_one_process(tmp_path: Path) -> None:
     processes.init(settings(tmp_path, processes=1))
     where = {"http": "127.0.0.1:0", "http_all": "127.0.0.1:0"}
     with pytest.raises(
-        BadRequest, match=r"^http_all \(.*\) is .*, and processes \(auto\) is 1 here"
+        BadRequest, match=r"^http_all \(.*\) needs several shards, but processes \(auto\) is 1 here"
     ):
         processes.run(settings(tmp_path, processes="auto", **where))
 

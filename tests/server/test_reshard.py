@@ -437,7 +437,7 @@ def test_groups_of_a_single_shard_are_copied_unchanged(tmp_path: Path) -> None:
 
 def _bulk_runs(folder: Folder) -> Iterable[str]:
     folder.keep(1, BULK, bulk("sweep", BulkState.RUNNING))
-    return "bulk operation sweep", "has not ended"
+    return "bulk operation sweep", "is still running"
 
 
 def _group_is_deleted(folder: Folder) -> Iterable[str]:
@@ -470,13 +470,13 @@ def _filters_differ(folder: Folder) -> Iterable[str]:
     """Which tasks a shard has left out rests on its filter."""
     folder.keep(0, GROUP, GroupRow(TOPIC, "a", 0, GroupSettings(tags="x"), 0, 3))
     folder.keep(1, GROUP, GroupRow(TOPIC, "a", 0, None, 0, 7))
-    return ("group a of topic t has other settings",)
+    return ("group a of topic t has different settings",)
 
 
 def _settings_differ(folder: Folder) -> Iterable[str]:
     folder.keep(0, GROUP, GroupRow(TOPIC, "a", 0, GroupSettings(rate=1.0), 0))
     folder.keep(1, GROUP, GroupRow(TOPIC, "a", 0, GroupSettings(rate=2.0), 0))
-    return ("group a of topic t has other settings",)
+    return ("group a of topic t has different settings",)
 
 
 def _starts_differ(folder: Folder) -> Iterable[str]:
@@ -497,7 +497,7 @@ def _targets_differ(folder: Folder) -> Iterable[str]:
     folder.everywhere(GROUP, GroupRow(TOPIC, GROUP_NAME, 0, None, 0))
     folder.keep(0, TARGET, target("https://a.example/"))
     folder.keep(1, TARGET, target("https://b.example/"))
-    return ("group g of topic t is sent elsewhere",)
+    return ("group g of topic t has different targets",)
 
 
 def _transaction_of_two(folder: Folder) -> Iterable[str]:
@@ -580,19 +580,19 @@ def test_a_disk_without_room_is_refused(tmp_path: Path, monkeypatch: pytest.Monk
     folder = Folder(tmp_path, 1)
     folder.write()
     monkeypatch.setattr(resharding, "free_bytes", lambda path: 1_000)
-    folder.refuses(2, "1,000 bytes are free on the disk", "are needed", error=StoreUnusable)
+    folder.refuses(2, "1,000 are free on disk", "are needed", error=StoreUnusable)
 
 
 @pytest.mark.parametrize(
     ("store", "to", "into", "message"),
     [
-        ("sqlite:///d/", 0, None, "to must be 1 to 64, not 0"),
-        ("sqlite:///d/", 65, None, "to must be 1 to 64, not 65"),
-        ("sqlite:///d/", 2, "sqlite:///e/", "into (sqlite:///e/) is for a single database"),
+        ("sqlite:///d/", 0, None, "to must be between 1 and 64, not 0"),
+        ("sqlite:///d/", 65, None, "to must be between 1 and 64, not 65"),
+        ("sqlite:///d/", 2, "sqlite:///e/", "into (sqlite:///e/) needs a single database"),
         ("sqlite:///x.db", 2, None, "into must be the folder of the new shards"),
         ("sqlite:///x.db", 2, "sqlite:///y.db", "into must be the folder of the new shards"),
-        ("memory:", 2, "sqlite:///e/", "only SQLite stores have a folder"),
-        ("redis://u:secret@h:1/0", 2, None, "store 'redis://h:1/0': only SQLite stores"),
+        ("memory:", 2, "sqlite:///e/", "must be an SQLite store"),
+        ("redis://u:secret@h:1/0", 2, None, "store 'redis://h:1/0' must be an SQLite store"),
     ],
 )
 def test_invalid_plans_are_refused(
@@ -607,7 +607,7 @@ def test_invalid_plans_are_refused(
 
 
 def test_a_folder_without_shards_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(StoreUnusable, match="shards.json is missing: there are no shards"):
+    with pytest.raises(StoreUnusable, match="shards.json is missing: the folder has no shards"):
         reshard(Plan(f"sqlite:///{tmp_path}/", 2), NOW_MS)
     with pytest.raises(StoreUnusable, match="x.db is missing"):
         reshard(Plan(f"sqlite:///{tmp_path}/x.db", 2, f"sqlite:///{tmp_path}/d/"), NOW_MS)
@@ -618,14 +618,16 @@ def test_a_database_can_be_resharded_into_one_folder_only(tmp_path: Path) -> Non
     folder.add(0, task(1, 0), task(2, 0))
     folder.write()
     one = f"sqlite:///{folder.folder.database(0)}"
-    with pytest.raises(Conflict, match=r"d/shards.json exists already: take another folder"):
+    with pytest.raises(Conflict, match=r"d/shards.json already exists: use another folder"):
         reshard(Plan(one, 2, f"sqlite:///{tmp_path}/d/"), NOW_MS)
     made = reshard(Plan(one, 2, f"sqlite:///{tmp_path}/e/"), NOW_MS)
     assert (made.tasks, made.from_shards, made.kept) == (2, 1, [folder.folder.database(0)])
-    with pytest.raises(Conflict, match=r"shard-0.db: its tasks were taken to .*/e/layout-1/ alr"):
+    with pytest.raises(
+        Conflict, match=r"shard-0.db: its tasks were already moved to .*/e/layout-1/"
+    ):
         reshard(Plan(one, 2, f"sqlite:///{tmp_path}/f/"), NOW_MS)
     assert reshard(Plan(one, 2, f"sqlite:///{tmp_path}/e/"), NOW_MS).already
-    with pytest.raises(Conflict, match=r"e/shards.json exists already"):
+    with pytest.raises(Conflict, match=r"e/shards.json already exists"):
         reshard(Plan(one, 3, f"sqlite:///{tmp_path}/e/"), NOW_MS)
 
 

@@ -53,15 +53,15 @@ def test_certificate_errors_are_one_line_naming_the_file(
     for given, words in (
         (Files("no/such.pem", None, None), ("tls_cert no/such.pem", "No such file")),
         (Files(str(right.cert), "no/such.key", None), ("tls_key no/such.key", "No such file")),
-        (Files(str(text), None, None), ("tls_cert", "text.pem has no certificate in it")),
-        (Files(str(right.key), str(right.cert), None), ("tls_cert", "has no certificate in it")),
-        (Files(str(right.cert), str(right.cert), None), ("tls_key", "no private key in it")),
+        (Files(str(text), None, None), ("tls_cert", "text.pem must contain a certificate")),
+        (Files(str(right.key), str(right.cert), None), ("tls_cert", "must contain a certificate")),
+        (Files(str(right.cert), str(right.cert), None), ("tls_key", "must contain a private key")),
         (Files(str(right.cert), str(locked), None), ("tls_key", "passphrase")),
         (Files(str(right.cert), str(other.key), None), ("tls_key", "is not the key of tls_cert")),
         (Files(str(broken), str(right.key), None), ("tls_cert", "broken.pem")),
         (files(expired), ("tls_cert", "certificate has expired")),
         (files(for_clients), ("tls_cert", "unsuitable certificate purpose")),
-        (files(right, text), ("tls_client_ca", "text.pem has no certificate in it")),
+        (files(right, text), ("tls_client_ca", "text.pem must contain a certificate")),
         (files(right, broken), ("tls_client_ca", "broken.pem")),
     ):
         with pytest.raises(BadRequest) as raised:
@@ -120,7 +120,7 @@ def test_a_certificate_names_its_holder_by_parts() -> None:
         ({"http": "https://127.0.0.1:1"}, "needs tls_cert"),
         ({"tls_key": "k"}, "tls_key needs tls_cert"),
         ({"tls_client_ca": "c"}, "tls_client_ca needs tls_cert"),
-        ({"tls_cert": "c"}, "no port speaks TLS"),
+        ({"tls_cert": "c"}, "no port uses TLS"),
         ({"listen": "ftp://127.0.0.1:1"}, "tcp:// or tls://"),
         ({"http": "tls://127.0.0.1:1"}, "http:// or https://"),
         ({"advertise": "http://127.0.0.1:1"}, "tcp:// or tls://"),

@@ -1,1 +1,1 @@
-"""The imperative shard around the engine: sockets, clocks, commits. See ``daemon.py``."""
+"""The daemon around the engine: sockets, clocks, commits. See ``daemon.py``."""

@@ -1,11 +1,10 @@
-"""Checks of plain values that clients give, for every transport: each failure names the field, the
-limit and the value. Then the proof, before anything is staged, that what a request brings can be
-stored. Last, retry policies, rules and settings of groups, as names that this daemon knows.
+"""Checks of clients' values for every transport: plain values, whether rows can be stored, and
+retry policies, rules and settings of groups. Each error names the field, the limit and the value.
 
-Memory is the truth, and a store that cannot encode a row ends the daemon: so a row that is made of
-a client's values is encoded once where these are checked, by the codec that the stores use. What
-the encoder cannot say is that request's mistake, whatever else is in its batch. What is made of
-nothing but names, bounded whole numbers and bodies needs no such proof: its checks are the proof.
+Memory is the truth, and a store that cannot encode a row ends the daemon. A row made of a client's
+values is therefore encoded once when they are checked, with the stores' codec. A value that cannot
+be encoded then fails only its own request, not the whole batch. Names, bounded whole numbers and
+bodies need no such test, because their checks guarantee that they can be encoded.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ __all__ = [
 
 @contextmanager
 def refused() -> Iterator[None]:
-    """Turn InvalidValue into the error of the wire that says what is wrong."""
+    """Convert InvalidValue to the error for the client."""
     try:
         yield
     except InvalidValue as error:
@@ -56,15 +55,15 @@ def refused() -> Iterator[None]:
 
 
 def room(error: type[TickwheelError], count: int, said: str, of: object, limit: str) -> None:
-    """Raises ``error`` if there is no room for one more: ``count`` has reached the limit of that
-    name in the limits or settings ``of``. ``said``: of what there are so many."""
-    most = getattr(of, limit)
-    if count >= most:
-        raise error(f"{count} {said}; the limit is {most} ({limit})")
+    """Raise ``error`` if ``count`` has reached the limit with this name in the limits or settings
+    ``of``. ``said`` describes the counted things in the message."""
+    maximum = getattr(of, limit)
+    if count >= maximum:
+        raise error(f"{count} {said}; the limit is {maximum} ({limit})")
 
 
 def moment(value: object, field: str, low_ms: int = 0) -> int:
-    """A checked moment, in ms, at most the last one that an id can say."""
+    """Return a checked time in ms, at most the last time that an id can represent."""
     return integer(value, field, low_ms, MOMENT_MS_MAX)
 
 
@@ -85,17 +84,17 @@ def options(value: object, allowed: Sequence[str], field: str = "options") -> di
 
 
 def numbers(value: object, field: str, count: int) -> Sequence[int]:
-    """Checked non-negative integers, as many as there are ids."""
-    found = array(value, field, count)
-    if len(found) != count:
-        raise BadRequest(f"{field} has {len(found)} elements, but there are {count} ids")
-    if found and (set(map(type, found)) != {int} or min(found) < 0):
-        raise BadRequest(f"{field} must be non-negative integers")
-    return found
+    """Return checked non-negative integers, one for each of ``count`` ids."""
+    elements = array(value, field, count)
+    if len(elements) != count:
+        raise BadRequest(f"{field} has {len(elements)} elements, but there are {count} ids")
+    if elements and (set(map(type, elements)) != {int} or min(elements) < 0):
+        raise BadRequest(f"{field} must contain only non-negative integers")
+    return elements
 
 
 def due(delay_ms: object, due_ms: object, field: str, now_ms: int, limits: Limits) -> int:
-    """The due time, in ms, of a delay or an absolute time; the past counts as now."""
+    """Return the due time, in ms, of a delay or an absolute time; a past time counts as now."""
     if (delay_ms is None) == (due_ms is None):
         raise BadRequest(f"{field} must have either delay_ms or due_ms")
     if delay_ms is not None:
@@ -105,9 +104,9 @@ def due(delay_ms: object, due_ms: object, field: str, now_ms: int, limits: Limit
             )
         wait_ms = delay_ms
     else:
-        if type(due_ms) is not int or due_ms < INTEGER_MIN:  # too late is said below
+        if type(due_ms) is not int or due_ms < INTEGER_MIN:  # the maximum is checked below
             raise BadRequest(
-                f"{field}.due_ms must be an integer of {INTEGER_MIN} or more, not {shown(due_ms)}"
+                f"{field}.due_ms must be an integer of at least {INTEGER_MIN}, not {shown(due_ms)}"
             )
         wait_ms = max(0, due_ms - now_ms)
     if wait_ms > limits.delay_ms_max:
@@ -119,31 +118,31 @@ def due(delay_ms: object, due_ms: object, field: str, now_ms: int, limits: Limit
 
 
 def moved(command: str, asked: Any, now_ms: int, limits: Limits) -> dict[str, int]:
-    """Where a command moves tasks to, as it was asked for; nothing of one that moves none. Raises
-    BadRequest, DueTooFar."""
+    """Return the checked fields with which a command moves tasks; empty for other commands. Raise
+    BadRequest or DueTooFar for invalid fields."""
     block = MOVES.get(command)
     if block is None:
         return {}
-    said = {
+    fields = {
         name: block.field(name).kind.check(value, name, limits)
         for name, value in block.moved(asked).items()
     }
     due_ms = block.due_at_ms(asked, now_ms)
     if due_ms is not None:
         due(None, due_ms, command, now_ms, limits)
-    return said
+    return fields
 
 
-# --- what can be stored --------------------------------------------------------------------------
+# --- storability ---------------------------------------------------------------------------------
 
 _R = TypeVar("_R")
 _pack = msgpack.Packer().pack
-"""The packer of the event loop's thread: to make one a task would take longer than its use."""
+"""Packer of the event loop's thread; creating a packer takes longer than using it."""
 
 
 def storable_options(options: TaskOptions | None, field: str) -> None:
-    """Prove that checked options can be stored: texts and bounded numbers can, properties and a
-    policy of the task's own are packed. Raises BadRequest."""
+    """Raise BadRequest if checked options cannot be stored. Texts and bounded numbers always can,
+    so only properties and the task's own policy are encoded."""
     if options is not None and (options.properties is not None or options.retry is not None):
         try:
             _pack(codec.extras_record(options))
@@ -152,18 +151,18 @@ def storable_options(options: TaskOptions | None, field: str) -> None:
 
 
 def storable_schedule(schedule: Schedule) -> None:
-    """Raises BadRequest if the schedule cannot be stored."""
-    row = ScheduleRow(schedule._replace(body=b""))  # bytes need no proof
+    """Raise BadRequest if the schedule cannot be stored."""
+    row = ScheduleRow(schedule._replace(body=b""))  # bytes can always be encoded
     _check(SCHEDULE, row, "schedule")
 
 
 def storable_settings(settings: GroupSettings) -> None:
-    """Raises BadRequest if the settings of a group or topic cannot be stored."""
+    """Raise BadRequest if the settings of a group or topic cannot be stored."""
     _check(GROUP, GroupRow("", "", 0, settings), "settings")
 
 
 def storable_bulk(bulk: Bulk) -> None:
-    """Raises BadRequest if the bulk operation cannot be stored."""
+    """Raise BadRequest if the bulk operation cannot be stored."""
     _check(BULK, BulkRow(bulk), "bulk")
 
 
@@ -182,14 +181,12 @@ def _refusal(field: str, error: Exception) -> BadRequest:
 
 
 def policy(value: Any, field: str, known: Mapping[str, RetryPolicy]) -> PolicyRef:
-    """A checked policy of a client. ``known``: those that may be named, the default included.
-
-    Numbers that a map leaves out are the default policy's.
-    """
+    """Return a client's checked policy. ``known`` has the named policies, including the default,
+    whose numbers apply where a map omits them. Raise BadRequest for an invalid policy."""
     if isinstance(value, str):
         if value not in known:
             names = ", ".join(sorted(known))
-            raise BadRequest(f"{field}: the policy {shown(value)} is not known; known: {names}")
+            raise BadRequest(f"{field}: the policy {shown(value)} does not exist; known: {names}")
         return value
     if not isinstance(value, dict):
         raise BadRequest(f"{field} must be a policy's name or a map, not {shown(value)}")
@@ -198,7 +195,7 @@ def policy(value: Any, field: str, known: Mapping[str, RetryPolicy]) -> PolicyRe
 
 
 def rule(value: Any, field: str) -> Coalescing:
-    """A checked rule for pending keys from a client."""
+    """Return a client's checked rule for pending keys. Raise BadRequest if it is invalid."""
     with refused():
         return policies.checked_rule(value, field)
 
@@ -206,8 +203,8 @@ def rule(value: Any, field: str) -> Coalescing:
 def settings(
     given: Mapping[str, Any], before: GroupSettings, known: Mapping[str, RetryPolicy], now_ms: int
 ) -> GroupSettings:
-    """``before`` with the fields that are named in ``given``, each of which its kind has checked,
-    as they are set at ``now_ms``. Raises BadRequest, LimitExceeded."""
+    """Return ``before`` with the fields in ``given``, which their kinds have checked, set at
+    ``now_ms``. Raise BadRequest or LimitExceeded for fields that contradict each other."""
     named = {name: value for name, value in given.items() if name not in LINE_SETTINGS}
     for flag in ("paused", "broadcast_only"):
         if flag in named and named[flag] is None:
@@ -217,10 +214,10 @@ def settings(
     if named.get("if_pending") is not None:
         named["if_pending"] = rule(named["if_pending"], "if_pending")
     if "tags" in named or "where" in named:
-        wanted = filter_of(named.get("tags", before.tags), named.get("where", before.where))
+        new_filter = filter_of(named.get("tags", before.tags), named.get("where", before.where))
         if named.get("where") is not None:
-            check_can_hold(wanted)
-        named |= {"tags": wanted.tags, "where": wanted.where}
+            check_can_hold(new_filter)
+        named |= {"tags": new_filter.tags, "where": new_filter.where}
     after = lines(given, before._replace(**named))
     if after.paused == before.paused:
         return after
@@ -228,8 +225,9 @@ def settings(
 
 
 def lines(given: Mapping[str, Any], before: GroupSettings) -> GroupSettings:
-    """``before`` with the settings of order keys and fair shares in ``given``, each of which its
-    kind has checked. What needs something that is taken away goes with it. Raises BadRequest."""
+    """Return ``before`` with the settings of order keys and fair shares in ``given``, which their
+    kinds have checked. Removing a setting also removes the settings that need it. Raise BadRequest
+    for settings that contradict each other."""
     named = {name: given[name] for name in LINE_SETTINGS if name in given}
     if not named:
         return before
@@ -243,29 +241,29 @@ def lines(given: Mapping[str, Any], before: GroupSettings) -> GroupSettings:
     if after.order.failure == ORDER_RETRY:
         if (attempts := named.get("order_attempts")) is not None:
             raise BadRequest(
-                f"order_attempts is {attempts}, and order_failure {ORDER_RETRY}, which tries until"
-                " it succeeds; give one of them"
+                f"order_attempts ({attempts}) cannot be set with order_failure {ORDER_RETRY},"
+                " which retries until it succeeds"
             )
         after = after.replaced({"order_attempts": None})
-    found = after.flat()
+    values = after.flat()
     for setting, other in NEEDS.items():
-        if found[setting] is not None and found[other] is None:
-            raise BadRequest(f"{setting} is {found[setting]}, which needs {other}")
+        if values[setting] is not None and values[other] is None:
+            raise BadRequest(f"{setting} ({values[setting]}) needs {other}")
     return after
 
 
 KEPT = "kept"
 NEEDS = {"limit_each": "fair_by", "rate_each": "fair_by"}
-"""Settings that mean nothing without another one."""
+"""The other setting that each of these settings needs."""
 
 
 def asked_lines(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of order keys and fair shares that a consumer names, checked together."""
+    """Return a consumer's settings of order keys and fair shares, checked together."""
     given = {name: options[name] for name in LINE_SETTINGS if options.get(name) is not None}
     if not given:
         return given
-    found = lines(given, _NOTHING_SET).flat()
-    return {name: found[name] for name in given}
+    checked = lines(given, _NOTHING_SET).flat()
+    return {name: checked[name] for name in given}
 
 
 NO_FILTER = Filter()
@@ -273,28 +271,28 @@ _NOTHING_SET = GroupSettings()
 
 
 def filter_of(tags: str | None, where: str | None) -> Filter:
-    """The filter that texts of a client say; one that lets everything pass is ``NO_FILTER``. Raises
-    BadRequest, LimitExceeded."""
+    """Return the filter of a client's texts, or ``NO_FILTER`` if it matches everything. Raise
+    BadRequest or LimitExceeded for invalid texts."""
     try:
-        found = known_filter(tags, where)
+        result = known_filter(tags, where)
     except FilterError as error:
         raise (LimitExceeded if error.position is None else BadRequest)(str(error)) from None
-    return NO_FILTER if found.is_open else found
+    return NO_FILTER if result.is_open else result
 
 
-def check_can_hold(wanted: Filter) -> None:
-    """Raise BadRequest for a client's condition that no task can meet. A store may hold one from
-    before this was checked, so ``filter_of`` takes it."""
-    reason = why_never(wanted)
+def check_can_hold(candidate: Filter) -> None:
+    """Raise BadRequest for a condition that no task can meet. ``filter_of`` accepts it, because old
+    stores can contain such conditions."""
+    reason = why_never(candidate)
     if reason is not None:
         raise BadRequest(f"where: {reason}")
 
 
 def asked_filter(options: Mapping[str, Any]) -> Filter | None:
-    """The filter that a consumer names for its group; None: it names none."""
+    """Return the filter in a consumer's options for its group, or None."""
     tags, where = options.get("tags"), options.get("where")
     if tags is None and where is None:
         return None
-    wanted = filter_of(tags, where)
-    check_can_hold(wanted)
-    return wanted
+    new_filter = filter_of(tags, where)
+    check_can_hold(new_filter)
+    return new_filter

@@ -1,9 +1,9 @@
-"""The daemon: listener, HTTP and the role that it has, started and stopped in order.
+"""The daemon: starts and stops the listener, the HTTP server and the role in order.
 
-``run`` is one daemon from settings to exit code, signals included. Its address is bound before
-anything else, and named in the ready file. Order of a stop: say goodbye, stop accepting and
-delivering, commit what is open together with the leases in flight, flush, close the store as clean,
-give the leader's lease back.
+``run`` takes a daemon from its settings to its exit code, including signals. The address is bound
+first and written to the ready file. A stop sends GOODBYE, stops accepting and delivering, commits
+the open batch together with the leases in flight, flushes, closes the store as clean, and releases
+the leader's lease.
 """
 
 from __future__ import annotations
@@ -60,20 +60,20 @@ if TYPE_CHECKING:
 
 
 API_NEEDS = ("msgspec", "offapi")
-"""Modules that the HTTP API needs, beside those for health and metrics."""
+"""Modules that the HTTP API needs in addition to those for health and metrics."""
 M_ARENA_MAX = -8
-"""The parameter of glibc's ``mallopt`` for the number of heaps."""
+"""Parameter of glibc's ``mallopt`` for the number of heaps."""
 INSIDE_URL = "inside:"
-"""The URL of a daemon inside another program, which nobody can connect to from outside."""
+"""URL of a daemon inside another program, to which other processes cannot connect."""
 GOODBYE_WAIT_S = 1.0
-"""How long, in seconds, clients may still send something after GOODBYE."""
+"""Seconds after GOODBYE in which clients can still send frames."""
 HANDOVER_WAIT_S = 0.03
-"""The same at a daemon of a node, whose shard another one waits for. Clients that say goodbye do so
-in a millisecond; what comes too late is sent again to the daemon that has the shard then."""
+"""Seconds after GOODBYE on a node, where another daemon waits for the shard. Clients answer GOODBYE
+within a millisecond and resend later frames to the shard's next daemon."""
 
 
 class Daemon:
-    """One daemon: ``start`` it, ``wait`` until it should end, ``stop`` it."""
+    """One daemon: ``start`` it, ``wait`` until it should stop, then ``stop`` it."""
 
     def __init__(
         self,
@@ -84,9 +84,9 @@ class Daemon:
         sources: Sources | None = None,
         member: Member | None = None,
     ) -> None:
-        """``is_inside``: it runs inside another program and listens nowhere; ``listener`` makes its
-        connections. ``sources``: of its clock. ``member``: its side of its node. Raises
-        StoreUnusable or BadRequest for settings that cannot be served."""
+        """``is_inside``: it runs inside another program and does not listen; ``listener`` makes its
+        connections. ``sources`` replace the machine's clocks. ``member`` connects the daemon to its
+        node. Raise StoreUnusable or BadRequest for unusable settings."""
         self.settings = settings
         self.member = member
         self._is_inside = is_inside
@@ -129,7 +129,7 @@ class Daemon:
                 self._logins,
                 self.roles,
                 url=lambda: self.url,
-                # A shard of a node may have moved by the time of a callback.
+                # A shard of a node can have moved by the time of a callback.
                 callbacks=lambda: self.roles.http_url if member is None else member.http,
                 connection=self.listener,
             )
@@ -142,11 +142,11 @@ class Daemon:
         self._running: asyncio.Task[None] | None = None
         self._stop_asked = asyncio.Event()
 
-    # --- life ------------------------------------------------------------------------------
+    # --- lifecycle -------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Start, and return when the daemon serves or stands by. Raises StoreError, BadRequest
-        (files that are not right), OSError (an address is taken)."""
+        """Start, and return once the daemon is active or a standby. Raise StoreError, BadRequest
+        for invalid files, or OSError if an address is in use."""
         settings, roles = self.settings, self.roles
         check_folders(settings)
         await self._entrance.start()
@@ -159,7 +159,7 @@ class Daemon:
             await roles.begin()
         else:
             await self._begin_to_listen()
-        assert self.url is not None, "it has begun"
+        assert self.url is not None, "the listener is bound"
         self.log.info("serving", url=self.url, http=self._http and self._http.url)
         if settings.ready_file is not None:
             http = self._http.url if self._http is not None else None
@@ -169,7 +169,7 @@ class Daemon:
         self._entrance.watch(self._present, self._dismiss)
 
     def _start_otlp(self) -> None:
-        """Send metrics to the endpoint of OpenTelemetry, where there is one."""
+        """Export metrics to the OpenTelemetry endpoint, if it is configured."""
         if self.roles.exports is None:
             return
         from tickwheel.server.metrics.otlp import OtlpMetrics
@@ -179,7 +179,7 @@ class Daemon:
         self._otlp.start()
 
     def _expose(self) -> Exposition:
-        """The metrics, once somebody wants them."""
+        """Return the metrics, created on first use."""
         from tickwheel.server.metrics.exposition import Exposition
 
         if self._exposition is None:
@@ -201,14 +201,14 @@ class Daemon:
                 listener, self.listener, settings, self._entrance.tls_server
             )
             if roles.shared:
-                # Until it leads, clients are answered with the address of the active one.
+                # Until it leads, it answers clients with the address of the active daemon.
                 await roles.begin()
         except BaseException:
             listener.close()
             raise
 
     async def _start_http(self, host: str, port: int) -> None:
-        # Neither is imported where nobody can scrape.
+        # Imported only if metrics can be scraped.
         from tickwheel.server.http.app import Http
 
         exposition = self._expose()
@@ -225,19 +225,19 @@ class Daemon:
             names=None if self._logins.are_needed else self.settings.http_names,
         )
         await self._http.start()
-        assert self._http.url is not None, "it has started"
+        assert self._http.url is not None, "the server has started"
         self.roles.http_url = self.settings.http_for_others(self._http.url)
 
     async def _readiness(self) -> tuple[bool, dict[str, Any]]:
         return readiness(self)
 
     def _make_api(self) -> Api | None:
-        """The HTTP API; None: the extra ``http`` is not installed."""
+        """Return the HTTP API, or None if the extra ``http`` is not installed."""
         missing = [name for name in API_NEEDS if find_spec(name) is None]
         if missing:
             self.log.info(
                 "no_http_api",
-                detail=f"{', '.join(missing)} is missing: pip install 'tickwheel[http]'",
+                detail=f"not installed: {', '.join(missing)}; run pip install 'tickwheel[http]'",
             )
             return None
         from tickwheel.server.http.api import Api
@@ -259,18 +259,18 @@ class Daemon:
         return self._stop_asked.is_set()
 
     def has_given_up(self, error: BaseException) -> bool:
-        """Whether this is how ``start`` ends when the daemon shall stop while it waits for its
-        store: whoever asked for that has got it."""
+        """Return whether ``start`` ended because the daemon was asked to stop while it waited for
+        its store, which is a clean stop."""
         return isinstance(error, StoreUnreachable) and self.shall_stop
 
     def accept_clock(self) -> None:
-        """Trust the clock, as an operator says by a signal."""
+        """Follow the wall clock, on the signal of an operator."""
         self._logins.note_signal("accept_clock")
         self.roles.accept_clock()
 
     async def wait(self) -> None:
-        """Wait until ``ask_to_stop``; raises what made it impossible to go on."""
-        assert self._running is not None, "not started"
+        """Wait until ``ask_to_stop``. Raise the error that must end the daemon."""
+        assert self._running is not None, "the daemon was not started"
         asked = asyncio.ensure_future(self._stop_asked.wait())
         either: set[asyncio.Future[Any]] = {asked, self._running}
         try:
@@ -281,7 +281,8 @@ class Daemon:
             self._running.result()
 
     async def stop(self) -> None:
-        """Drain and stop, also a daemon that never started; a second call does nothing."""
+        """Drain and stop; it works for a daemon that never started, and a second call does
+        nothing."""
         self.draining = True
         if self._running is not None:
             self._running.cancel()
@@ -319,8 +320,8 @@ class Daemon:
                 await shard.stop()
         except TimeoutError:
             raise StoreError(
-                f"the store did not take the last batch within {timeout_s} s (drain_timeout_s);"
-                " what was not confirmed is not kept"
+                f"the store did not accept the last batch within {timeout_s} s (drain_timeout_s);"
+                " unconfirmed changes are lost"
             ) from None
         if self._api is not None:
             self._api.stop()
@@ -376,9 +377,9 @@ class Daemon:
             self._api.stand_by()
 
     def _present(self) -> list[Principal]:
-        """The principals that are connected."""
-        found = [connection.caller.principal for connection in self.listener.connections]
-        return found + (self._api.principals if self._api is not None else [])
+        """Return the principals that are connected."""
+        principals = [connection.caller.principal for connection in self.listener.connections]
+        return principals + (self._api.principals if self._api is not None else [])
 
     def _dismiss(self) -> None:
         self.listener.dismiss()
@@ -388,14 +389,14 @@ class Daemon:
     async def _until_closed(self) -> None:
         wait_s = GOODBYE_WAIT_S if self.member is None else HANDOVER_WAIT_S
         deadline = time.monotonic() + wait_s
-        while self.listener.connections:  # they end one by one, and nobody waits long
+        while self.listener.connections:  # polling is enough for such a short wait
             if time.monotonic() >= deadline:
                 return
             await asyncio.sleep(0.01)
 
 
 def explain(error: BaseException) -> str:
-    """One line for an operator that says what ended the daemon."""
+    """Return a line that tells an operator why the daemon ended."""
     if isinstance(error, StoreBroken) and not isinstance(error, StoreForgot):
         return f"the store failed and cannot be trusted: {error}. The next start recovers."
     if isinstance(error, TickwheelError):
@@ -406,8 +407,8 @@ def explain(error: BaseException) -> str:
 
 
 def bind(address: str) -> socket.socket:
-    """Take ``HOST:PORT`` before the work of a recovery, so that a taken address
-    is reported at once. Raises OSError."""
+    """Bind to ``HOST:PORT`` before the recovery, which reports an address in use immediately. Raise
+    OSError on failure."""
     host, port = split_address(address, "listen")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
@@ -427,39 +428,40 @@ async def listen(
     settings: Settings,
     tls_server: MakeTls,
 ) -> asyncio.Server | TlsServer:
-    """Take the connections of ``listen``. ``make`` makes their protocols, ``tls_server`` what takes
-    them where they speak TLS."""
+    """Accept connections. ``make`` makes their protocols; ``tls_server`` makes the server that
+    accepts TLS connections."""
     if not settings.speaks_tls("listen"):
         return await asyncio.get_running_loop().create_server(make, sock=sock, backlog=1024)
-    plain = encode((int(FrameType.ERROR), 0, TlsRequired.code, "this port speaks TLS: tls://"))
+    message = "this port requires TLS: use tls://"
+    plain = encode((int(FrameType.ERROR), 0, TlsRequired.code, message))
     server = tls_server(sock, make, plain)
     server.start()
     return server
 
 
 def url_of(listener: socket.socket, scheme: str) -> str:
-    """``SCHEME://HOST:PORT`` of the listener, with the port that it has got."""
+    """Return ``SCHEME://HOST:PORT`` with the bound port of the listener."""
     host, port = listener.getsockname()[:2]
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def write_ready_file(path: Path, url: str, http: str | None, **more: object) -> None:
-    """Write the ready file at once or not at all, for whoever waits for it."""
+    """Write the ready file atomically."""
     fields = {"url": url, "http": http, "pid": os.getpid(), **more}
-    fresh = path.with_name(f".{path.name}.{os.getpid()}")
-    fresh.write_text(json.dumps(fields) + "\n")
-    fresh.replace(path)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(json.dumps(fields) + "\n")
+    temporary.replace(path)
 
 
 SWITCH_INTERVAL_S = 0.000_1
-"""How long, in seconds, a thread of the store may hold the interpreter while a task is due."""
+"""Maximum seconds that a store thread holds the interpreter while a task is due."""
 FILES_RESERVED = 64
-"""Descriptors that are not for connections: store, backups, history, logs, the loop."""
+"""Descriptors reserved for the store, backups, history, logs and the event loop."""
 NO_FILES_QUIET_S = 60.0
 HTTP_FILES_MIN = 64
-"""Descriptors that HTTP has at least; when it is on, it has a sixteenth of all."""
+"""Minimum descriptors of the HTTP server, which gets a sixteenth of all."""
 HTTP_FILES_EXTRA = 16
-"""Descriptors among these for health checks while all other connections are busy."""
+"""Descriptors of the HTTP server for health checks while all its other connections are busy."""
 
 
 def run(
@@ -467,8 +469,8 @@ def run(
     on_start: Callable[[], None] = lambda: None,
     member: Member | None = None,
 ) -> int:
-    """Serve until SIGTERM or SIGINT. 0 after a clean stop, 1 when it could not go on. ``on_start``
-    is called once it serves, or stands by. ``member``: its side of its node."""
+    """Serve until SIGTERM or SIGINT. Return 0 after a clean stop, or 1 after an error. ``on_start``
+    is called once the daemon is active or a standby. ``member`` connects the daemon to its node."""
     log = configure(settings.log_format, settings.log_level, settings.node)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     gc.set_threshold(100_000, 50, 1_000)
@@ -507,9 +509,9 @@ async def _serve(
 
 
 class LoopErrors:
-    """Handles the event loop's own errors. Without free descriptors no connection can be accepted;
-    that is logged once in a while only. asyncio would log it a thousand times a second, each time
-    with a traceback."""
+    """Handles errors of the event loop. Without free file descriptors no connection can be
+    accepted, which asyncio would log a thousand times a second with a traceback. This handler logs
+    it at most once in ``NO_FILES_QUIET_S``."""
 
     def __init__(self, log: Log, time_s: Callable[[], float]) -> None:
         self._log = log
@@ -540,12 +542,12 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 
 def use_one_arena() -> None:
-    """Let all threads share one heap, where the C library is glibc and ``MALLOC_ARENA_MAX`` does
-    not say how many it should have.
+    """Make all threads share one heap, if the C library is glibc and ``MALLOC_ARENA_MAX`` is not
+    set.
 
-    With a heap for each thread, what the store's threads have freed is of no use to the loop: a
-    tenth of the daemon's memory after many tasks have come, moved and gone. Threads that wait for
-    each other at it are not what limits a process with one interpreter lock.
+    With a heap for each thread, the event loop could not reuse memory freed by the store's threads,
+    about a tenth of the daemon's memory in the long run. Contention for the shared heap does not
+    matter in a process with a global interpreter lock.
     """
     if "MALLOC_ARENA_MAX" not in os.environ:
         with contextlib.suppress(AttributeError, OSError):
@@ -553,9 +555,9 @@ def use_one_arena() -> None:
 
 
 def within_file_limit(settings: Settings, log: Log) -> Settings:
-    """Settings for the descriptors that the system allows: fewer connections if need be.
+    """Return the settings with limits of connections that fit the allowed file descriptors.
 
-    Connections must never be able to take the descriptors that the store needs.
+    Connections must never exhaust the descriptors that the store needs.
     """
     http = 0 if settings.http is None else settings.http_connections_max + HTTP_FILES_EXTRA
     handshakes = settings.tls_handshakes_max * sum(map(settings.speaks_tls, ("listen", "http")))
@@ -570,13 +572,13 @@ def within_file_limit(settings: Settings, log: Log) -> Settings:
     if soft == resource.RLIM_INFINITY or soft >= wanted:
         return settings
     http = min(http, max(HTTP_FILES_MIN, soft // 16))
-    fewer = {"connections_max": max(1, min(settings.connections_max, soft - http - reserved))}
+    reduced = {"connections_max": max(1, min(settings.connections_max, soft - http - reserved))}
     if http:
-        fewer["http_connections_max"] = max(1, http - HTTP_FILES_EXTRA)
-    changes = [f"{name} is {fewer[name]}, not {getattr(settings, name)}" for name in fewer]
+        reduced["http_connections_max"] = max(1, http - HTTP_FILES_EXTRA)
+    changes = [f"{name} is {reduced[name]}, not {getattr(settings, name)}" for name in reduced]
     log.warning(
         "few_file_descriptors",
-        detail=f"{soft} are allowed, {reserved} of them kept for the daemon itself:"
+        detail=f"the limit is {soft} descriptors, of which the daemon reserves {reserved}:"
         f" {', '.join(changes)}",
     )
-    return settings.model_copy(update=fewer)
+    return settings.model_copy(update=reduced)

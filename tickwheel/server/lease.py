@@ -1,18 +1,18 @@
-"""Leading a shard: waiting for one's turn, holding the lease, noticing that it is over.
+"""Leadership of a shard: waiting for a turn, holding the lease, and detecting its end.
 
-The lease is a promise about time: whoever sent its last renewal less than the time to live ago
-(minus a margin, on a clock that also counts suspension) is the only leader. Deliveries may be
-written only then; ask ``may_deliver``. Writes to the store need no licence: they are fenced.
+A daemon that sent its last renewal less than the lease's time to live ago (minus a margin, on a
+clock that also counts suspension) is the only leader. Deliveries are allowed only during that time
+(``may_deliver``). Writes to the store do not depend on the lease, because they are fenced.
 
-A daemon lays out an empty store only after it has been empty and leaderless for a whole time to
-live, and never when it has seen data there: an owner that lives writes its memory back. While
-it does, nobody asks for its lease, which the store may have lost as well.
+A daemon initializes an empty store only after the store was empty and without a leader for a whole
+time to live, and never if it has seen data there: a living owner writes its memory back. During
+that time no daemon takes the lease, which the store may have lost as well.
 
-``Life`` is which life of which process this is, and whether another one is certainly over.
-A node's name and its address are what an operator says, and two machines may say the same
-(clones, a load balancer's address). What a process cannot share with another one is where its
-kernel was started (boot), in which namespace its number counts, and when it began. Whoever
-finds no such process in that very place knows that it is over; everybody else knows nothing.
+``Life`` identifies the life of a process and detects whether another process has certainly ended.
+Node names and addresses are configured, and two machines can have the same (clones, a load
+balancer). Unique are the boot of the machine, the namespace of the process number, and the start
+time of the process. Only a process in the same boot and namespace can know that the process with
+that number and start time has ended.
 """
 
 from __future__ import annotations
@@ -43,25 +43,25 @@ from tickwheel.waiting import to_its_end
 
 _BOOT = "/proc/sys/kernel/random/boot_id"
 _GONE = frozenset("ZXx")
-"""States of a process that has ended and was not waited for yet."""
+"""States of a process that has ended but was not yet reaped."""
 _STATE, _START = 0, 19
-"""Fields of /proc/PID/stat, counted from behind the command's name."""
+"""Indexes of the fields of /proc/PID/stat after the command's name."""
 
 
 class Life(NamedTuple):
     """The life of one process, from its start to its end."""
 
     boot: str
-    """The id that the kernel makes at each start of the machine."""
+    """Id that the kernel creates at each boot of the machine."""
     namespace: str
-    """The namespace in which ``pid`` counts: containers of one machine have the same boot."""
+    """Namespace of ``pid``: containers on one machine share the boot."""
     pid: int
     start: int
-    """The start in clock ticks since the machine's: numbers of processes are used again."""
+    """Start in clock ticks since the boot: process numbers are reused."""
 
     @classmethod
     def own(cls) -> Self | None:
-        """The life of this process; None: the system does not tell (it is no Linux)."""
+        """Return the life of this process, or None if the system is not Linux."""
         try:
             boot = Path(_BOOT).read_text().strip()
             namespace = os.readlink("/proc/self/ns/pid")
@@ -74,7 +74,7 @@ class Life(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Self | None:
-        """The life in a text that ``str`` made; None: the text is something else."""
+        """Return the life in a text made by ``str``, or None for any other text."""
         parts = text.split("/")
         if len(parts) != 4 or not all(parts) or not (parts[2] + parts[3]).isdecimal():
             return None
@@ -85,9 +85,9 @@ class Life(NamedTuple):
 
 
 def is_over(life: str, here: Life | None) -> bool:
-    """Whether the process that said ``life`` of itself has certainly ended, seen from ``here``.
+    """Return whether the process with this ``life`` has certainly ended, as seen from ``here``.
 
-    False says nothing: it may live, or be where this process cannot look.
+    False means that it may be alive, or on a machine or in a namespace that cannot be inspected.
     """
     other = Life.parse(life)
     if other is None or here is None:
@@ -99,14 +99,14 @@ def is_over(life: str, here: Life | None) -> bool:
     except ProcessLookupError:
         return True
     except (OSError, OverflowError):
-        pass  # it is there, and somebody else's
+        pass  # the process exists and belongs to another user
     state = _stat(other.pid)
-    # A process that is hidden from this user has no readable state: nothing is known.
+    # A process that is hidden from this user has no readable state, so it may be alive.
     return state is not None and (state[1] != other.start or state[0] in _GONE)
 
 
 def _stat(pid: int) -> tuple[str, int] | None:
-    """(state, start) of a process; None: there is none."""
+    """Return the state and start of a process, or None if it is missing or unreadable."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
         fields = text.rpartition(")")[2].split()
@@ -120,41 +120,41 @@ def _stat(pid: int) -> tuple[str, int] | None:
 
 POLL_S_MAX = 0.25
 NOTICE_S = 0.05
-"""How often a standby asks, in seconds, whether the lease is expected to be given back,"""
+"""Seconds between a standby's checks of whether the leader is about to release the lease."""
 HURRY_S = 0.02
-"""and how often it looks for its turn while it is."""
+"""Seconds between a standby's attempts to lead while the leader is about to release the lease."""
 TROUBLE_RETRY_S = 0.2
 ANSWER_S = 0.2
-"""For so many seconds after the end of the licence the store may still answer, as it does at once
-to a process that stood still, before anybody is told."""
+"""Seconds after the permission to deliver ends in which the store can still confirm the lease
+before clients are told. It answers a process that was suspended immediately."""
 RENEWALS_PER_TTL = 4
 MARGIN_PART = 6
-"""The part of the time to live by which the licence ends before the lease."""
+"""The permission to deliver ends this fraction (1/6) of the time to live before the lease."""
 LOG_AGAIN_MS = 60_000
-"""How often, in ms, a wait that goes on is logged again."""
+"""Milliseconds after which a continuing wait is logged again."""
 
 OnEvent = Callable[[str, str], None]
 
 
 class Deposed(StoreError):
-    """Another daemon leads now, or may: stop delivering at once."""
+    """Another daemon leads or may lead: deliveries must stop immediately."""
 
 
-STORE = "a store that can be asked"
+STORE = "a reachable store"
 
 
 class _Wait(NamedTuple):
-    """Why this daemon does not lead yet."""
+    """The reason why this daemon does not lead yet."""
 
     what: str
     left_ms: int | None
     unless: str = ""
     again: bool = True
-    """Whether the reason is worth logging more than once."""
+    """Whether the reason is logged repeatedly."""
 
 
 class Leadership:
-    """One daemon's part in the election of one shard."""
+    """A daemon's part in the election of a shard's leader."""
 
     def __init__(
         self,
@@ -167,8 +167,8 @@ class Leadership:
         life: Life | None = None,
         hurries: Callable[[], bool] | None = None,
     ) -> None:
-        """``life``: that of this process, if the system tells. ``hurries``: whether the leader is
-        about to give the lease back; None: that is never known."""
+        """``life`` is that of this process, if known. ``hurries`` returns whether the leader is
+        about to release the lease; None if this is never known."""
         self._election = election
         self._ttl_ms = ttl_ms
         self._poll_s = min(POLL_S_MAX, ttl_ms / 4000)
@@ -178,19 +178,19 @@ class Leadership:
         self._life = life
         self._hurries = hurries
         self._node = ""
-        """The name that no other daemon should have; set with the first campaign."""
+        """Name of this node, which must be unique; set by the first campaign."""
         self._namesake = ("", 0)
-        """Another leader under this name, and since when it was seen; logged once."""
+        """Owner of another leader with this name, and the steady time when it was first seen."""
         self._logged_namesake = ""
         self._wait: _Wait | None = None
         self._logged_wait = ("", 0)
-        """The reason of the wait, and when that was logged."""
+        """Logged reason of the wait, and the steady time of the log line."""
         self._gives_up = False
         self.http = ""
-        """The URL of this daemon's HTTP for others, set before it takes part; empty: it has
-        none."""
+        """URL of this daemon's HTTP server for others, set before the first campaign; empty if it
+        has none."""
         self._as_standby: Standby | None = None
-        """What this daemon says of itself while another one leads."""
+        """This daemon's announcement while another daemon leads."""
         self._said_mono_ms = 0
         self._until_mono_ms = 0
         self._empty_since_mono_ms: int | None = None
@@ -198,43 +198,43 @@ class Leadership:
         self._logged_empty = False
         self._partial_since_mono_ms: int | None = None
         self._partial = ""
-        """Why the store stays in part, with nobody to complete it; empty: it does not."""
+        """Why the store stays incomplete without an owner; empty if it does not."""
         self._connection = 0
         self._first_connection = True
         self._since_mono_ms = 0
         self.me: Leader | None = None
         """Set while this daemon leads."""
         self.leader: Leader | None = None
-        """The leader that was seen last."""
+        """The last known leader."""
         self._found: Leader | None = None
-        """The leader as it stands in the store."""
+        """The leader recorded in the store."""
         self.incarnation = ""
-        """The incarnation of the data that was last seen in the store."""
+        """The last seen incarnation of the store's data."""
 
     def may_deliver(self, mono_ms: int) -> bool:
         return mono_ms < self._until_mono_ms
 
     @property
     def store_at(self) -> str:
-        """The server of the store that was asked last; empty: none was reached yet."""
+        """Address of the last used server of the store; empty if none was reached."""
         return self._election.at
 
     @property
     def standbys(self) -> tuple[Standby, ...]:
-        """Daemons that said within the time to live that they stand by, without the leader."""
+        """Standbys, without the leader, that announced themselves within the time to live."""
         leader = self.leader
         return tuple(
-            one
-            for one in self._election.standbys
-            if leader is None or (one.node, one.address) != (leader.node, leader.address)
+            standby
+            for standby in self._election.standbys
+            if leader is None or (standby.node, standby.address) != (leader.node, leader.address)
         )
 
     # --- standing by -------------------------------------------------------------------------
 
     async def prepare(self, wait_s: float | None) -> None:
-        """Check the store. Raises StoreUnusable if it must not be used, or cannot be asked for so
-        long (None: there is no such time): machines that start together are there one after the
-        other."""
+        """Check the store, and wait up to ``wait_s`` (None: forever) until it is reachable, because
+        machines that boot together become ready at different times. Raise StoreUnusable if the
+        store must not be used, or StoreUnreachable after the wait."""
         began_mono_ms = self._clock.read().mono_ms
         while True:
             try:
@@ -244,7 +244,7 @@ class Leadership:
                 left_ms = None if wait_s is None else int(wait_s * 1000) - waited_ms
                 if self._gives_up or (left_ms is not None and left_ms <= 0):
                     raise
-                end = "" if left_ms is None else ", then it gives up (store_wait_s)"
+                end = "" if left_ms is None else ", then the daemon gives up (store_wait_s)"
                 self._wait = _Wait(STORE, left_ms, f"{end}: {error.message}")
             else:
                 self._wait = None
@@ -253,11 +253,11 @@ class Leadership:
             await asyncio.sleep(self._poll_s)
 
     def give_up(self) -> None:
-        """Wait no longer for a store that cannot be asked: the daemon shall stop."""
+        """Stop waiting for an unreachable store, because the daemon is stopping."""
         self._gives_up = True
 
     async def _pause(self) -> None:
-        """Wait until it is time to look again."""
+        """Wait until the next look at the store."""
         if self._hurries is None:
             await asyncio.sleep(self._poll_s)
             return
@@ -270,13 +270,14 @@ class Leadership:
             waited_s += NOTICE_S
 
     async def look(self) -> bool:
-        """Look once; whether it is this daemon's turn to lead. Raises StoreError."""
+        """Look at the store once and return whether this daemon can lead. Raise StoreError on
+        failure."""
         seen = await self._election.look(self._announcement())
         if seen.is_replica:
-            # One that is promoted may lack what its owner still has, like one that came back.
+            # After its promotion, a replica can lack data that its owner still has.
             self._connection, self._first_connection = self._election.connections, False
             self._since_mono_ms = self._clock.read().mono_ms
-            raise StoreAway("the server is a replica, which takes no writes")
+            raise StoreAway("the server is a replica, which accepts no writes")
         self._well()
         self._found, self.leader = seen.leader, seen.known_leader
         self._look_for_a_namesake(seen.leader)
@@ -292,8 +293,8 @@ class Leadership:
         return False
 
     def _announcement(self) -> Standby | None:
-        """What the next look says of this daemon: as often as a lease is renewed, and only behind a
-        leader: until there is one nothing is written into the store."""
+        """Return this daemon's announcement for the next look, or None. It is sent as often as a
+        lease is renewed, and only while another daemon leads."""
         mono_ms = self._clock.read().mono_ms
         often_enough = mono_ms - self._said_mono_ms < self._ttl_ms // RENEWALS_PER_TTL
         if self.leader is None or self._as_standby is None or often_enough:
@@ -307,9 +308,9 @@ class Leadership:
         self._said_mono_ms = 0
 
     def _look_for_a_namesake(self, leader: Leader | None) -> None:
-        """Look for another leader under this node's name that is not a former life of it.
+        """Report another living leader with this node's name.
 
-        A lease that was renewed since it was first seen is held by one that lives.
+        A lease that was renewed since it was first seen belongs to a living daemon.
         """
         if leader is None or not self._node or leader.node != self._node:
             return
@@ -321,22 +322,22 @@ class Leadership:
         self._logged_namesake = leader.owner
         self._on_event(
             "same_node_name",
-            f"{leader.owner} at {leader.address} lives and has this node's name, {self._node};"
-            " give each daemon a name of its own (--set node=NAME)",
+            f"{leader.owner} at {leader.address} is running with this node's name {self._node};"
+            " give each daemon a unique name (--set node=NAME)",
         )
 
     def _log_wait(self) -> None:
-        """Log the reason of the wait: once, and now and then while it lasts."""
+        """Log the reason of the wait, and repeat it while the wait lasts."""
         now, wait = self._clock.read(), self._wait
         logged, logged_mono_ms = self._logged_wait
         if wait is None:
             return
-        # A standby waits behind a leader for weeks: that is logged once.
+        # A standby can wait for weeks while another daemon leads, which is logged once.
         again = wait.again and now.mono_ms - logged_mono_ms >= LOG_AGAIN_MS
         if wait.what == logged and not again:
             return
         self._logged_wait = (wait.what, now.mono_ms)
-        until = "until it is there"
+        until = "no time limit"
         if wait.left_ms is not None:
             at = datetime.fromtimestamp((now.now_ms + wait.left_ms) // 1000, UTC)
             until = f"{wait.left_ms / 1000:.1f} s, until {at:%H:%M:%S} UTC"
@@ -364,58 +365,58 @@ class Leadership:
                 self._logged_empty = True
                 self._on_event(
                     "store_came_back_empty",
-                    f"it held incarnation {self.incarnation}, whose owner may still live and"
-                    " write it again; if it does not: tickwheel init --force",
+                    f"the store had incarnation {self.incarnation}; its owner can write the data"
+                    " back if it is still running, otherwise use tickwheel init --force",
                 )
             self._wait = _Wait("the owner of the store, which came back empty", None)
             return False
         left_ms = self._empty_since_mono_ms + self._ttl_ms - mono_ms
-        self._wait = _Wait("an owner of the empty store that may live", left_ms)
+        self._wait = _Wait("a possible owner of the empty store", left_ms)
         return left_ms <= 0
 
     def _owner_had_time(self, seen: Seen, mono_ms: int) -> bool:
-        """Whether a living owner had time to come back. A store that came back may have lost its
-        newest batches and the lease with them; the owner is to write them again before anybody else
-        leads. One in which the lease has ended has lost nothing: behind a broken connection its
-        owner gets the time of two renewals, because it need not read the store."""
+        """Return whether a living owner had time to return. A restarted store may have lost its
+        newest batches and the lease; the owner must write them back before another daemon leads. A
+        store in which the lease expired has lost nothing. Its owner, whose connection may be
+        broken, then gets the time of two renewals, because it does not have to read the store."""
         left_ms, time_ms = self._ttl_ms + 1000 - seen.up_s * 1000, self._ttl_ms
         if seen.leased_here:
             left_ms, time_ms = 0, 2 * self._ttl_ms // RENEWALS_PER_TTL
         if not self._first_connection:
             left_ms = max(left_ms, self._since_mono_ms + time_ms - mono_ms)
-        what = "the owner of the store, which has just come back, that may live and know more"
+        what = "the owner of the restarted store, which may have newer data"
         self._wait = _Wait(what, left_ms)
         return left_ms <= 0
 
     def _wait_for_the_rest(self, seen: Seen, mono_ms: int) -> None:
-        """Wait for an owner who has all of the data in memory; without it the rest would be
-        gone."""
+        """Wait for the owner that has all data in memory; without it the rest would be lost."""
         if self._partial_since_mono_ms is None:
             self._partial_since_mono_ms = mono_ms
         if not self._partial and mono_ms - self._partial_since_mono_ms >= self._ttl_ms:
             self._partial = (
-                f"{seen.rewriting} was writing it anew from memory and is not there: if it lives,"
-                " it goes on once it reaches the store; if not: tickwheel init --force, then"
-                " restore a backup if there is one"
+                f"{seen.rewriting} was rewriting it from memory and has disappeared; if it is still"
+                " running, it continues once it reaches the store, otherwise use tickwheel init"
+                " --force and restore a backup"
             )
             self._on_event("store_is_partial", self._partial)
 
     def _wait_for_a_restore(self, owner: str) -> None:
-        """Wait for an operator: nobody has what is missing in the store."""
+        """Wait for an operator, because no daemon has the missing data."""
         if not self._partial:
             self._partial = (
-                f"it lacks what {owner} had confirmed, who kept no copy (mirror=no):"
-                " tickwheel init --force, then tickwheel restore"
+                f"it lacks data that {owner} had confirmed without keeping a copy (mirror=no);"
+                " use tickwheel init --force, then tickwheel restore"
             )
             self._on_event("store_is_partial", self._partial)
-        self._wait = _Wait("a restore of the store, which lacks what was confirmed", None)
+        self._wait = _Wait("a restore of the store, which lacks confirmed data", None)
 
     async def first_campaign(self, owner: str, address: str) -> bool:
-        """Wait until this daemon leads, or another one does, or the store cannot be asked.
+        """Wait until this daemon leads (return True), another daemon leads, or the store is
+        unreachable (return False).
 
-        The lease of a former life of this node need not be waited for, if that is certainly over:
-        name and address prove nothing, as two that live may have them both. Raises StoreUnusable
-        for a store whose owner died while it wrote it anew.
+        The lease of an earlier life of this node is taken over if that process has certainly ended.
+        A name and an address do not prove it, because two living daemons can have both. Raise
+        StoreUnusable for a store whose owner died while rewriting it.
         """
         self._node = owner.rpartition("/")[0]
         self._takes_part(owner, address)
@@ -426,14 +427,14 @@ class Leadership:
                     turn = before.node == self._node and is_over(before.life, self._life)
                 if turn and await self.acquire(owner, address, before):
                     return True
-            except StoreError as error:  # it was there a moment ago: ``campaign`` tries on
+            except StoreError as error:  # it was reachable a moment ago; ``campaign`` retries
                 self._ill(error)
                 return False
             self._log_wait()
             if self.leader is not None:
                 return False
             if self._partial:
-                raise StoreUnusable(f"the store is not whole: {self._partial}")
+                raise StoreUnusable(f"the store is incomplete: {self._partial}")
             await asyncio.sleep(self._poll_s)
 
     async def campaign(self, owner: str, address: str) -> None:
@@ -445,7 +446,7 @@ class Leadership:
                     return
             except StoreError as error:
                 self._ill(error)
-                self._wait = _Wait("the store, which does not answer", None)
+                self._wait = _Wait("an answer of the store", None)
             self._log_wait()
             await self._pause()
 
@@ -456,7 +457,7 @@ class Leadership:
         try:
             is_given = await self._election.acquire(me, instead_of)
         except asyncio.CancelledError:
-            # The store may have given it all the same.
+            # The store may have granted the lease nevertheless.
             await to_its_end(self._release(me))
             raise
         if not is_given:
@@ -473,8 +474,8 @@ class Leadership:
         self.me = self.leader = replace(self.me, epoch=epoch)
 
     async def hold(self, regained: Callable[[], None]) -> None:
-        """Renew the lease for ever. Raises Deposed. ``regained``: the lease, or the connection, was
-        gone for a while, so the store may have lost more."""
+        """Renew the lease, forever. Raise Deposed if another daemon may lead. ``regained`` is
+        called after the lease or the connection was lost, when the store may have lost data."""
         pause_s = self._ttl_ms / 1000 / RENEWALS_PER_TTL
         while True:
             await asyncio.sleep(pause_s if not self._trouble else TROUBLE_RETRY_S)
@@ -495,8 +496,8 @@ class Leadership:
             self._licensed(mono_ms)
 
     async def watch(self, told: Callable[[bool], None]) -> None:
-        """Tell, for ever, whether the lease is held (True): when it is over by this daemon's clock
-        and the store does not say more, and when it is held again."""
+        """Call ``told``, forever: with False when the lease expires by this daemon's clock without
+        news from the store, and with True when it is held again."""
         is_held = True
         told(is_held)
         while True:
@@ -510,14 +511,14 @@ class Leadership:
                 told(is_held)
 
     async def _regain(self, me: Leader) -> None:
-        """Take the lease again that ran out while the store, or this process, stood still."""
+        """Reacquire a lease that expired while the store or this process was suspended."""
         if me.epoch and await self._election.acquire(me):
             seen = await self._election.look()
             stranger = seen.owner != me.owner and seen.epoch >= me.epoch
             if not (seen.incarnation and stranger):
                 return
             await self._election.release(me)
-        raise Deposed("the lease is over, and another daemon leads or has led since")
+        raise Deposed("the lease has expired, and another daemon leads or has led since then")
 
     def _licensed(self, sent_mono_ms: int) -> None:
         self._until_mono_ms = sent_mono_ms + self._ttl_ms - self._ttl_ms // MARGIN_PART
@@ -528,7 +529,7 @@ class Leadership:
         return self.me
 
     async def resign(self) -> None:
-        """Give the lease back, so that a standby need not wait for its end."""
+        """Release the lease, which lets a standby lead without waiting for its expiry."""
         me, self.me = self.me, None
         self._until_mono_ms = 0
         if me is None:
@@ -543,8 +544,7 @@ class Leadership:
             self._ill(error)
 
     def forfeit(self, *, for_good: bool) -> None:
-        """Deliver nothing from now on. ``for_good``: another one leads, so no lease is given
-        back."""
+        """Stop deliveries. ``for_good``: another daemon leads, so there is no lease to release."""
         self._until_mono_ms = 0
         if for_good:
             self.me = None
@@ -552,7 +552,7 @@ class Leadership:
     async def close(self) -> None:
         await self._election.close()
 
-    # --- one line when it begins, one when it ends ---------------------------------------------
+    # --- logging of trouble --------------------------------------------------------------------
 
     def _ill(self, error: StoreError) -> None:
         if not self._trouble:
@@ -562,4 +562,4 @@ class Leadership:
     def _well(self) -> None:
         if self._trouble:
             self._trouble = False
-            self._on_event("election_works_again", "the lease can be asked for")
+            self._on_event("election_works_again", "the election is reachable again")

@@ -1,22 +1,22 @@
-"""Who may come in: tokens checked, failures slowed down, the file of tokens read when it changes.
+"""Authentication: checks tokens, delays the answers to failures, and reloads the file of tokens.
 
-For every transport: ``authenticate`` what was shown, answer a failure by ``later``, end whoever
-``is_valid`` no more. Invariants:
+Every transport calls ``authenticate``, answers a failure through ``later``, and disconnects
+principals for which ``is_valid`` is false. Invariants:
 
-* A file that cannot be read changes nothing: the tokens that were read before stay, and that is
-  logged and shown by a metric.
-* No request waits for a file: it is looked at beside the work, about once a second.
-* Whoever has a right token never waits for those who have not.
+* An unreadable file changes nothing: the previous tokens stay valid, and the problem is logged and
+  shown by a metric.
+* Requests never wait for a file. It is checked in the background about once a second.
+* A caller with a valid token never waits for callers without one.
 
-``Sessions`` are those of browsers: what a login with a token leaves in a cookie, and links that log
-in once. A cookie has a random text that means nothing anywhere else; the token is not in the
-browser (docs/decisions/0027). Sessions are in memory: they end with the process, with their token,
-and after ``SESSION_S``. They know no request: ``Api`` finds out who asks, handlers set the cookie.
-Invariants:
+``Sessions`` has the browsers' sessions, which a login with a token stores in a cookie, and one-time
+login links. A cookie contains random text; the token is not stored in the browser
+(docs/decisions/0027). Sessions are kept in memory and end with the process, with their token, or
+after ``SESSION_S``. They do not know requests: ``Api`` authenticates the caller, and handlers set
+the cookie. Invariants:
 
-* A session is worth what its token is worth at that moment: revoked or expired, it is over.
-* Nobody can end the others' sessions or links by making many: each has only so many of its own.
-* A link is good for one login, whatever comes of it.
+* A session is valid only while its token is valid.
+* A principal cannot displace the sessions or links of others, because its own are limited.
+* A link works for a single login, successful or not.
 """
 
 from __future__ import annotations
@@ -53,16 +53,17 @@ if TYPE_CHECKING:
     from tickwheel.server.tokens import Token
 
 LOOK_S = 1.0
-"""Seconds between two looks at the file of tokens."""
+"""Seconds between checks of the file of tokens."""
 NOTE_S = 60.0
-"""Seconds between two notes of which tokens were used."""
+"""Seconds between writes of the tokens' last use."""
 WAITING_MAX = 256
-"""Failures that wait for their answers; further ones are answered at once."""
-REVOKED = "the token was revoked, changed or has expired"
+"""Maximum delayed answers to failures; further failures are answered immediately."""
+REVOKED = "the token was revoked, was changed or has expired"
 
 
 class Logins:
-    """Decides who may come in: ``start`` before the first connection, ``run`` beside the work."""
+    """Authenticates callers. Call ``start`` before the first connection; ``run`` works in the
+    background."""
 
     def __init__(
         self, settings: Settings, clock: Clock, on_event: OnEvent, observed: Observed
@@ -84,7 +85,7 @@ class Logins:
         self._tokens_over = Sparing()
         self.quotas = QuotaBook()
         self.own = b""
-        """The secret of the moment of the daemon's own process; empty: there is none."""
+        """Current secret of the daemon's outbound process; empty if there is none."""
         self._defaults = Quotas(
             tasks_per_s=settings.quota_tasks_per_s,
             bytes_per_s=settings.quota_bytes_per_s,
@@ -95,21 +96,21 @@ class Logins:
         )
         self._tokens: dict[str, Token] = {}
         self._certified: list[tuple[frozenset[str], Token]] = []
-        """Tokens that a certificate opens, and the parts that it must have."""
+        """Parts that a certificate must have, and the token that it represents."""
         self._stamp: object = None
         self._used: dict[str, int] = {}
-        """Id of a token → when it was used last, since the last note."""
+        """Time of the last use of each token, by id, since the last write."""
         self._unwritable = False
         self._call_later: Callable[[float, Callable[[], None]], object] = _call_later
         self._console_failures = Sparing()
         self.waiting = 0
-        """How many failures are not answered yet."""
+        """Failures that are not yet answered."""
 
-    # --- a stranger ------------------------------------------------------------------------------
+    # --- authentication --------------------------------------------------------------------------
 
     @property
     def are_needed(self) -> bool:
-        """Whether a token or a certificate has to be shown at all."""
+        """Whether callers need a token or a certificate."""
         return self._wanted is not None or self._path is not None or self._needs_certificate
 
     def failed(self) -> None:
@@ -117,22 +118,23 @@ class Logins:
         self._observed.login_failures += 1
 
     def note_stranger(self, address: str, error: TickwheelError) -> None:
-        """Log that a conversation has ended before anybody was let in: some of them, and how many
-        others there were."""
+        """Log a connection that ended before authentication. Only some are logged; the others are
+        counted."""
         rest = self._strangers.note(self._clock.read().mono_ms / 1000)
         if rest is not None:
             self._on_event("connection_closed", f"{address}: {error}{rest}")
 
     def check_certificate(self, peer: Mapping[str, Any] | None) -> None:
-        """Raises Unauthorized if a certificate is needed and there is none."""
+        """Raise Unauthorized if a required certificate is missing."""
         if self._needs_certificate and not peer:
             raise self._refusal("a client certificate is required (tls_client_required)")
 
     def authenticate(
         self, shown: object, peer: Mapping[str, Any] | None = None, address: str = "somebody"
     ) -> Principal:
-        """The principal of a token, or of the certificate ``peer`` that TLS has verified. Raises
-        Unauthorized, and logs the id of a token that opened the door once. ``address``: whose."""
+        """Return the principal of the token ``shown``, or of the certificate ``peer``, which TLS
+        has verified. Raise Unauthorized if neither is valid. The id of a former token is logged
+        with the caller's ``address``."""
         if self.own and isinstance(shown, str) and hmac.compare_digest(_bytes(shown), self.own):
             return OUTBOUND
         self.check_certificate(peer)
@@ -148,45 +150,45 @@ class Logins:
         now_ms = self._clock.read().now_ms
         if token is None or token.is_over(now_ms):
             self._note_over(files.id_of(text), token, address)
-            expired = "the token has expired" if token is not None else "the token is wrong"
-            raise self._refusal(expired if text else "a token is required")
+            cause = "the token has expired" if token is not None else "the token is wrong"
+            raise self._refusal(cause if text else "a token is required")
         self._used[token.id] = now_ms
         return self._principal(token)
 
     def _note_over(self, token_id: str | None, token: Token | None, address: str) -> None:
-        """Log a token that is over, by its id, which is no secret: whose program still shows it.
-        Anybody can make an id up, so some lines are written and the others are counted."""
+        """Log the use of a former token with its id, which is not secret, to find the program that
+        still uses it. Ids can be forged, so only some are logged and the others are counted."""
         if token_id is None or (token is None and token_id in self._tokens):
-            return  # the id of a token that is there, with a wrong secret: a guess
+            return  # a guess: an existing id with a wrong secret
         why = "is not in the file (revoked?)" if token is None else f"of {token.name} has expired"
         rest = self._tokens_over.note(self._clock.read().mono_ms / 1000)
         if rest is not None:
             self._on_event("token_refused", f"{address}: token {token_id} {why}{rest}")
 
     def _principal(self, token: Token) -> Principal:
-        """The principal of a token, with its own quotas before those of the settings."""
+        """Return the principal of a token, whose quotas override those of the settings."""
         own = token.quotas or Quotas()
-        said = {name: value for name, value in own._asdict().items() if value is not None}
-        quotas = self._defaults._replace(**said)
+        overrides = {name: value for name, value in own._asdict().items() if value is not None}
+        quotas = self._defaults._replace(**overrides)
         limits = None if quotas == Quotas() else quotas
         return token.principal._replace(quotas=limits)
 
     def _by_certificate(self, parts: frozenset[str]) -> Principal:
-        found = next((token for named, token in self._certified if named <= parts), None)
-        if found is None:
-            raise self._refusal(f"a token is required: no rule names the {_named(parts)}")
+        token = next((token for required, token in self._certified if required <= parts), None)
+        if token is None:
+            raise self._refusal(f"a token is required: no rule matches the {_named(parts)}")
         now_ms = self._clock.read().now_ms
-        if found.is_over(now_ms):
+        if token.is_over(now_ms):
             raise self._refusal(f"the rule for the {_named(parts)} has expired")
-        self._used[found.id] = now_ms
-        return self._principal(found)
+        self._used[token.id] = now_ms
+        return self._principal(token)
 
     def _refusal(self, why: str) -> Unauthorized:
         self.failed()
         return Unauthorized(why)
 
     def later(self, answer: Callable[[], None]) -> None:
-        """Call ``answer`` when a failure may be answered: guessing shall be slow."""
+        """Call ``answer`` after the delay that slows down guessing."""
         if not self._delay_s or self.waiting >= WAITING_MAX:
             answer()
             return
@@ -199,7 +201,7 @@ class Logins:
         self._call_later(self._delay_s, over)
 
     def is_valid(self, principal: Principal) -> bool:
-        """Whether the principal may stay."""
+        """Return whether the principal's token is still valid and unchanged."""
         if not principal.token_id:
             return True
         token = self._tokens.get(principal.token_id)
@@ -207,33 +209,33 @@ class Logins:
         return is_same and token is not None and not token.is_over(self._clock.read().now_ms)
 
     def refused(self) -> None:
-        """Count a request of a known principal that lacked a right."""
+        """Count a request whose principal lacked the right."""
         self._observed.forbidden += 1
 
     async def stop(self) -> None:
-        """Keep notes of used tokens, and finish the log."""
+        """Write the tokens' last use, and finish the audit log."""
         await self.note()
         timeout_s = self._drain_timeout_s
         if self.audit is not None and not await asyncio.to_thread(self.audit.close, timeout_s):
             detail = f"lines were not written within {timeout_s:g} s (drain_timeout_s)"
             self._on_event("audit_unfinished", detail)
 
-    # --- the log of what operators did -----------------------------------------------------------
+    # --- the audit log ---------------------------------------------------------------------------
 
     def note_console(self, caller: Caller, operation: str) -> None:
-        """Log that somebody has logged in to the console, or out."""
+        """Log a login to the console or a logout."""
         if self.audit is not None:
             self.audit.write({**said_of(caller, operation, {}), "outcome": "ok"})
 
     def note_signal(self, operation: str) -> None:
-        """Log that somebody has sent this process a signal."""
+        """Log a signal that an operator sent to this process."""
         if self.audit is not None:
             who = {"who": "signal", "operation": operation}
             self.audit.write({**who, "named": {}, "outcome": "ok"})
 
     def note_failed_console(self, address: str, error: TickwheelError) -> None:
-        """Log a failed login to the console. Somebody who fails for ever must not fill the log:
-        most are only counted."""
+        """Log a failed login to the console. Most of many failures are only counted, because they
+        must not fill the log."""
         if self.audit is None:
             return
         if self._console_failures.note(self._clock.read().mono_ms / 1000) is None:
@@ -246,7 +248,7 @@ class Logins:
     # --- the file --------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Read the tokens. Raises BadRequest: there is nothing to go on with yet."""
+        """Read the tokens. Raise BadRequest if the file is unreadable or invalid."""
         if self._path is None:
             return
         try:
@@ -257,8 +259,8 @@ class Logins:
     async def run(
         self, present: Callable[[], Iterable[Principal]], ended: Callable[[], None]
     ) -> None:
-        """Look at the file for ever. ``present``: who is connected; ``ended`` is called when some
-        of them may not stay."""
+        """Check the file forever. ``present`` returns the connected principals; ``ended`` is called
+        when any of them is no longer valid."""
         path = self._path
         if path is None:
             return
@@ -277,7 +279,7 @@ class Logins:
                 await self.note()
 
     async def look(self) -> None:
-        """Read the tokens again, if the file has changed."""
+        """Reload the tokens if the file has changed."""
         if self._path is None:
             return
         before = self._tokens
@@ -285,7 +287,7 @@ class Logins:
             is_new = await asyncio.to_thread(self._read, self._path)
         except (OSError, TickwheelError) as error:
             if self._observed.tokens_file_ok:
-                self._on_event("tokens_file_broken", f"{error}; the tokens of before stay")
+                self._on_event("tokens_file_broken", f"{error}; the previous tokens stay valid")
             self._observed.tokens_file_ok = False
             return
         if is_new:
@@ -298,32 +300,32 @@ class Logins:
         stamp = files.stamp(path)
         if stamp == self._stamp:
             return False
-        found = files.read(path)
-        self._tokens, self._stamp = found, stamp
-        self.quotas.scopes.put(self._principal(token) for token in found.values())
+        tokens = files.read(path)
+        self._tokens, self._stamp = tokens, stamp
+        self.quotas.scopes.put(self._principal(token) for token in tokens.values())
         self._certified = [
             (required_parts(token.certificate), token)
-            for token in found.values()
+            for token in tokens.values()
             if token.certificate is not None
         ]
         return True
 
     def _note_changes(self, before: Mapping[str, Token], after: Mapping[str, Token]) -> None:
-        """Log changed tokens; the file does not say who has changed it."""
+        """Log changed tokens. The file does not record who changed it."""
         for token_id in sorted(before.keys() | after.keys()) if self.audit is not None else ():
             old, new = before.get(token_id), after.get(token_id)
             if self.audit is None or old == new:
                 continue
-            what = "token_added" if old is None else "token_changed" if new else "token_removed"
+            change = "token_added" if old is None else "token_changed" if new else "token_removed"
             token = new or old
-            assert token is not None, "it is in one of them"
+            assert token is not None, "the id is in one of the two"
             scopes = token.to_map()["scopes"]
             named = {"id": token.id, "name": token.name, "scopes": scopes}
-            who = {"who": str(self._path), "operation": what}
+            who = {"who": str(self._path), "operation": change}
             self.audit.write({**who, "named": named, "outcome": "ok"})
 
     async def note(self) -> None:
-        """Write down which tokens were used since the last time, if that can be written."""
+        """Write the last use of tokens since the previous write, if the file is writable."""
         used, self._used = self._used, {}
         if self._path is None or not used:
             return
@@ -331,7 +333,8 @@ class Logins:
             await asyncio.to_thread(files.write_used, self._path, used, self._tokens)
         except OSError as error:
             if not self._unwritable:
-                self._on_event("tokens_used_unwritable", f"{error}; `token list` will not show it")
+                detail = f"{error}; `token list` will not show the tokens' last use"
+                self._on_event("tokens_used_unwritable", detail)
             self._unwritable = True
 
 
@@ -340,9 +343,9 @@ def _call_later(delay_s: float, act: Callable[[], None]) -> object:
 
 
 def _named(parts: frozenset[str]) -> str:
-    """A short name for a certificate, always the same for the same one."""
-    said = next((part for part in sorted(parts) if part.startswith("CN=")), min(parts))
-    return f"certificate {said:.80}"
+    """Return a short, stable name for a certificate."""
+    part = next((part for part in sorted(parts) if part.startswith("CN=")), min(parts))
+    return f"certificate {part:.80}"
 
 
 def _bytes(text: str) -> bytes:
@@ -350,9 +353,8 @@ def _bytes(text: str) -> bytes:
 
 
 class Entrance:
-    """What lets somebody in at the ports of a process: the tokens, and the certificates where a
-    port speaks TLS. ``start`` it before the first connection, ``watch`` beside the work, ``stop``
-    it in the end."""
+    """The access control of a process's ports: tokens, and certificates for TLS. Call ``start``
+    before the first connection, ``watch`` to follow changes, and ``stop`` at the end."""
 
     def __init__(
         self,
@@ -362,7 +364,7 @@ class Entrance:
         observed: Observed,
         ports: tuple[str, ...],
     ) -> None:
-        """``ports``: the settings that have the addresses of the ports."""
+        """``ports``: names of the settings with the ports' addresses."""
         self.logins = Logins(settings, clock, on_event, observed)
         self._settings, self._on_event, self._observed = settings, on_event, observed
         self._certificates: Certificates | None = None
@@ -372,7 +374,7 @@ class Entrance:
         self._watching: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        """Read the files. Raises BadRequest for those that are not right."""
+        """Read the files. Raise BadRequest if a file is unreadable or invalid."""
         await self.logins.start()
         if self._certificates is not None:
             await self._certificates.start()
@@ -380,8 +382,8 @@ class Entrance:
     def watch(
         self, present: Callable[[], Iterable[Principal]], dismiss: Callable[[], None]
     ) -> None:
-        """Look at the files from now on. ``present``: who is connected; ``dismiss`` is called when
-        some of them may not stay."""
+        """Check the files in the background. ``present`` returns the connected principals;
+        ``dismiss`` is called when any of them is no longer valid."""
         self._watching.append(asyncio.create_task(self.logins.run(present, dismiss)))
         if self._certificates is not None:
             self._watching.append(asyncio.create_task(self._certificates.run()))
@@ -389,15 +391,15 @@ class Entrance:
     def tls_server(
         self, listener: socket.socket, make: Callable[[], asyncio.Protocol], plain: bytes
     ) -> TlsServer:
-        """A server for a port that speaks TLS; ``plain``: the answer for who does not."""
-        assert self._certificates is not None, "settings refuse a port with TLS without it"
+        """Return a server for a TLS port; ``plain`` is its answer to clients without TLS."""
+        assert self._certificates is not None, "settings refuse a TLS port without a certificate"
         return TlsServer(
             listener, make, self._certificates, self._settings, self._observed, self._on_event,
             plain=plain,
         )  # fmt: skip
 
     async def stop(self) -> None:
-        """Look at no file any more, and finish the notes and the log of who came in."""
+        """Stop checking files, write the tokens' last use, and finish the audit log."""
         for task in self._watching:
             task.cancel()
         await asyncio.gather(*self._watching, return_exceptions=True)
@@ -407,71 +409,74 @@ class Entrance:
 SESSION_S: Final = 12 * 3600
 SESSIONS_MAX: Final = 1_000
 SESSIONS_EACH_MAX: Final = 20
-"""Sessions of one token; one more ends its oldest."""
+"""Maximum sessions of a token; another session ends the oldest."""
 LINK_S: Final = 60
 LINKS_MAX: Final = 100
 LINKS_EACH_MAX: Final = 5
-"""Login links of one token; one more voids its oldest."""
+"""Maximum login links of a token; another link invalidates the oldest."""
 LINK_PREFIX: Final = "once_"
 SECRET_BYTES: Final = 32
 
 
 class Session(NamedTuple):
-    """The principal of a session, and its end."""
+    """A session's principal and expiry."""
 
     principal: Principal
     until_ms: int
 
 
 class Sessions:
-    """The sessions and login links of one daemon, whatever its role is."""
+    """The sessions and login links of a daemon in any role."""
 
     def __init__(self, logins: Logins, clock: Clock) -> None:
         self._logins = logins
         self._clock = clock
         self._sessions: dict[str, Session] = {}
-        """Sessions by the hash of the cookie's text, the oldest first."""
+        """Sessions by the hash of the cookie's text, oldest first."""
         self._links: dict[str, Session] = {}
-        """Login links by the hash of the code, the oldest first."""
+        """Login links by the hash of the code, oldest first."""
 
     @property
     def are_needed(self) -> bool:
-        """Whether anybody has to log in at all."""
+        """Whether a login is required."""
         return self._logins.are_needed
 
     # --- sessions --------------------------------------------------------------------------------
 
     def begin(self, principal: Principal) -> tuple[str, Session]:
-        """Begin a session; returns also the text for the cookie. Raises Overloaded."""
+        """Begin a session. Return the text for the cookie, and the session. Raise Overloaded if too
+        many sessions are open."""
         return self._put(self._sessions, "", principal, SESSION_S, SESSIONS_EACH_MAX, SESSIONS_MAX)
 
     def find(self, text: str | None) -> Session | None:
-        """The session of a cookie's text; None: there is none, or it is over."""
-        found = self._sessions.get(hash_of(text)) if text else None
-        return found if found is not None and self._lasts(found) else None
+        """Return the valid session of a cookie's text, or None."""
+        session = self._sessions.get(hash_of(text)) if text else None
+        return session if session is not None and self._lasts(session) else None
 
     def end(self, text: str | None) -> None:
-        """End the session of this text, if there is one."""
+        """End the session of a cookie's text, if it exists."""
         if text:
             self._sessions.pop(hash_of(text), None)
 
     def note(self, caller: Caller, operation: str) -> None:
-        """Note an operation in the log of what operators did."""
+        """Write an operation to the audit log."""
         self._logins.note_console(caller, operation)
 
     # --- links -----------------------------------------------------------------------------------
 
     def link(self, principal: Principal) -> tuple[str, Session]:
-        """A code that logs in as this principal, once. Raises Overloaded."""
+        """Return a code for a single login as this principal, and its session. Raise Overloaded if
+        too many links are open."""
         return self._put(self._links, LINK_PREFIX, principal, LINK_S, LINKS_EACH_MAX, LINKS_MAX)
 
     def redeem(self, code: str) -> Principal:
-        """The principal of a login link, which is used up by that. Raises Unauthorized."""
-        found = self._links.pop(hash_of(code), None)
-        if found is None or not self._lasts(found):
+        """Return the principal of a login link and invalidate the link. Raise Unauthorized if the
+        link is used or expired."""
+        link = self._links.pop(hash_of(code), None)
+        if link is None or not self._lasts(link):
             self._logins.failed()
-            raise Unauthorized("the link was used before, or is too old: make another one")
-        return found.principal
+            raise Unauthorized("the login link was already used or has expired: create another")
+        return link.principal
 
     # --- both ------------------------------------------------------------------------------------
 
@@ -484,17 +489,17 @@ class Sessions:
         each_max: int,
         all_max: int,
     ) -> tuple[str, Session]:
-        for key in [key for key, one in among.items() if not self._lasts(one)]:
+        for key in [key for key, session in among.items() if not self._lasts(session)]:
             del among[key]
-        own = [key for key, one in among.items() if one.principal == principal]
+        own = [key for key, session in among.items() if session.principal == principal]
         for key in own[: max(0, len(own) + 1 - each_max)]:
             del among[key]
         if len(among) >= all_max:
             raise Overloaded(f"{len(among)} logins are open; the limit is {all_max}")
         text = prefix + secrets.token_urlsafe(SECRET_BYTES)
-        made = Session(principal, self._clock.read().now_ms + lasts_s * 1000)
-        among[hash_of(text)] = made
-        return text, made
+        session = Session(principal, self._clock.read().now_ms + lasts_s * 1000)
+        among[hash_of(text)] = session
+        return text, session
 
     def _lasts(self, session: Session) -> bool:
         is_in_time = self._clock.read().now_ms < session.until_ms
@@ -502,16 +507,16 @@ class Sessions:
 
 
 def cookie_name(host: bytes) -> str:
-    """The cookie's name, with the port: daemons on one host must not overwrite each other's."""
+    """Return the cookie's name, which contains the port because daemons can share a host."""
     port = host.decode("latin-1").rpartition(":")[2]
     return f"tickwheel_{port}" if port.isascii() and port.isdigit() else "tickwheel"
 
 
 def cookie_of(headers: dict[bytes, bytes]) -> str | None:
-    """The text of the session's cookie in a request, if there is one."""
-    wanted = cookie_name(headers.get(b"host", b""))
+    """Return the text of the session's cookie in a request, or None."""
+    expected_name = cookie_name(headers.get(b"host", b""))
     for pair in headers.get(b"cookie", b"").decode("latin-1").split(";"):
         name, _, value = pair.strip().partition("=")
-        if name == wanted:
+        if name == expected_name:
             return value
     return None

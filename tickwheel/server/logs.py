@@ -1,6 +1,6 @@
-"""Structured logs: one event a line on stderr, for people or for machines.
+"""Structured logs on stderr, with one event per line, for people or for machines.
 
-What stores and libraries say through ``logging`` comes out the same way, from warnings on.
+Warnings and errors that stores and libraries log through ``logging`` have the same format.
 """
 
 from __future__ import annotations
@@ -28,43 +28,44 @@ WARNINGS = frozenset(
         "audit_unfinished", "certificate_broken", "otlp_failed", "push_ended", "outbound_ended",
     )
 )  # fmt: skip
-"""Events that are logged as warnings; others are for information."""
+"""Events that are logged as warnings; other events have the level info."""
 REPEATING = frozenset(
     (
         "election_trouble", "election_works_again", "store_trouble", "store_works_again",
         "store_full", "store_has_room", "takeover_failed", "waiting", "deposed",
     )
 )  # fmt: skip
-"""Events that can repeat, in turn and for ever, without anybody's doing: see ``Sparing``."""
+"""Events that can repeat endlessly by themselves, whose lines ``Sparing`` limits."""
 ERRORS = frozenset(("internal_error",))
-"""Events that should not have happened, and are logged as errors."""
+"""Events that are logged as errors."""
 
 
 def say(log: Log, event: str, text: str) -> None:
-    """Log an event by how grave it is."""
+    """Log an event at its level."""
     write = log.error if event in ERRORS else log.warning if event in WARNINGS else log.info
     write(event, detail=text)
 
 
 LINES_MAX: Final = 10
 LINES_S: Final = 60.0
-"""Lines about events of one kind, and the seconds in which there are so many at most."""
+"""Maximum lines about events of one kind in each ``LINES_S`` seconds."""
 
 
 class Sparing:
-    """Lets some events of a kind into the log and counts the others: for what a stranger can cause
-    as often as it likes, and for what repeats by itself."""
+    """Limits the log lines of events that any client can cause, or that repeat by themselves, and
+    counts the events that are left out."""
 
     def __init__(self, events_max: int = LINES_MAX, every_s: float = LINES_S) -> None:
         self._most = events_max
         self._every_s = every_s
         self.left_out = 0
-        """Events that were left out before the one that was logged last."""
+        """Events left out before the last logged event."""
         self._logged = self._quiet = 0
         self._since_s = -every_s
 
     def note(self, now_s: float) -> str | None:
-        """Note an event, by the steady clock. Return the end of its line; None: leave it out."""
+        """Count an event at ``now_s`` of the steady clock. Return the end of its log line, or None
+        if it is left out."""
         if now_s - self._since_s >= self._every_s:
             self._logged, self._since_s = 0, now_s
         if self._logged >= self._most:
@@ -72,26 +73,27 @@ class Sparing:
             return None
         self._logged += 1
         self.left_out, self._quiet = self._quiet, 0
-        said = f"; {self.left_out} more like it were not logged" if self.left_out else ""
-        return said + ("; the next ones are only counted" if self._logged == self._most else "")
+        text = f"; {self.left_out} more like it were not logged" if self.left_out else ""
+        return text + ("; further events are only counted" if self._logged == self._most else "")
 
 
 _TRACEPARENT = re.compile(f"{TRACE_PATTERN[1:-1]}(?:(?<!^00.{{53}})-.*)?")
-"""Versions to come may go on behind a -; of version 00 there is no more."""
+"""A valid traceparent. Versions after 00 can have further fields after another hyphen."""
 
 
 def traced(traceparent: str | None) -> AbstractContextManager[Any]:
-    """A block whose records have ``trace_id`` and ``span_id``, if the text is a traceparent."""
+    """Add ``trace_id`` and ``span_id`` to log records in the block if the text is a valid
+    traceparent."""
     if traceparent is None or not _TRACEPARENT.fullmatch(traceparent):
         return nullcontext()
     _, trace_id, span_id, *_ = traceparent.split("-")
-    said: Mapping[str, str] = {"trace_id": trace_id, "span_id": span_id}
-    return structlog.contextvars.bound_contextvars(**said)
+    fields: Mapping[str, str] = {"trace_id": trace_id, "span_id": span_id}
+    return structlog.contextvars.bound_contextvars(**fields)
 
 
 def configure(log_format: Literal["console", "json"], level: str, node: str = "") -> Log:
-    """The daemon's logger; standard-library loggers are kept to warnings. ``node``: said by every
-    line."""
+    """Configure logging and return the daemon's logger. Standard-library loggers log only warnings
+    and errors. Every line has the field ``node`` unless it is empty."""
     before: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
@@ -113,36 +115,36 @@ def configure(log_format: Literal["console", "json"], level: str, node: str = ""
     structlog.configure(
         processors=[*before, *after],
         wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper())),
-        # A line in one piece: the daemons of several shards may write to the same file.
+        # Write each line at once: the daemons of several shards can share the file.
         logger_factory=structlog.WriteLoggerFactory(sys.stderr),
         cache_logger_on_first_use=False,
     )
     log: Log = structlog.get_logger()
-    said = {"node": node} if node else {}
+    fields = {"node": node} if node else {}
     if (writer := writer_of(sys.stderr)) is not None:
-        context = structlog.contextvars.get_contextvars() | said  # a thread has none
+        context = structlog.contextvars.get_contextvars() | fields  # the thread has no context
         writer.line_of_dropped = _LineOfDropped([*before, *after], context)
-    return log.bind(**said)
+    return log.bind(**fields)
 
 
 class _LineOfDropped:
-    """Makes the line that says how many lines of the log nobody has taken."""
+    """Makes the log line that reports dropped lines."""
 
-    def __init__(self, processors: Sequence[structlog.typing.Processor], said: Any) -> None:
+    def __init__(self, processors: Sequence[structlog.typing.Processor], fields: Any) -> None:
         self._log = structlog.wrap_logger(
             structlog.ReturnLogger(),
             processors,
             structlog.BoundLogger,
             cache_logger_on_first_use=False,
-        ).bind(**said)
+        ).bind(**fields)
 
     def __call__(self, count: int) -> bytes:
-        detail = "whoever reads this log stood still"
+        detail = "the reader of this log was blocked"
         line: str = self._log.warning("log_lines_dropped", count=count, detail=detail)
         return f"{line}\n".encode(errors="backslashreplace")
 
 
 def dropped() -> int:
-    """Return how many lines of this process's log were dropped."""
+    """Return the number of dropped lines of this process's log."""
     writer = writer_of(sys.stderr)
     return 0 if writer is None else writer.dropped

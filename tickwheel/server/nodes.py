@@ -1,12 +1,12 @@
-"""A node: one machine's daemons for some of the shards of a Redis that several nodes share.
+"""A node: a machine's daemons for some of the shards in a Redis that several nodes share.
 
-``run`` is what ``tickwheel serve --store 'redis://…?shards=N'`` does. It is the parent
-(``processes.py``) of a daemon for each shard that the node shall have, and of the *registrar*
-(``registrar.py``), which decides which ones these are. How they tell each other: ``board.py``.
+``run`` implements ``tickwheel serve --store 'redis://…?shards=N'``. It is the parent
+(``processes.py``) of a daemon for each of the node's shards and of the *registrar*
+(``registrar.py``), which decides which shards these are. They communicate through ``board.py``.
 
-Invariants: whatever the registrar says or fails to say, two daemons of a shard cannot both write:
-they are elected, and fenced, as daemons that stand by for each other are. A daemon that is not
-wanted is drained, never killed. Without a registrar all stays as it was.
+Invariants: two daemons of a shard cannot both write, regardless of the registrar, because daemons
+are elected and fenced. An unwanted daemon is drained, never killed. Without a registrar nothing
+changes.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ if TYPE_CHECKING:
     from tickwheel.server.logs import Log
 
 LOOK: Final = 255
-"""What the registrar writes, where daemons write their numbers: there is a new bulletin."""
+"""The registrar's message for a new bulletin, in the pipe to which daemons write their numbers."""
 
 
 def run(settings: Settings) -> int:
-    """Be a node until SIGTERM or SIGINT. 0 after a clean stop, 1 when it could not go on.
+    """Run a node until SIGTERM or SIGINT. Return 0 after a clean stop, or 1 after an error.
 
-    Returns in each of the processes. Raises BadRequest and StoreUnusable for what cannot be served.
+    It returns in each of the processes. Raise BadRequest or StoreUnusable for unusable settings.
     """
     check_folders(settings)
     log = configure(settings.log_format, settings.log_level, settings.node)
@@ -60,7 +60,7 @@ def run(settings: Settings) -> int:
     count = len(node.shards)
     detail = f"a node for {count} shards of {without_secrets(settings.store)}"
     log.info("starting", detail=detail, pid=os.getpid())
-    processes = [Process(one.shard, one, is_wanted=False) for one in node.shards]
+    processes = [Process(it.shard, it, is_wanted=False) for it in node.shards]
     if node.settings.http is not None:
         whole = node.settings.model_copy(update={"audit_file": audit_of_http(node.settings)})
         processes.append(Process(count, whole, ProcessKind.HTTP_ALL))
@@ -94,22 +94,24 @@ def run(settings: Settings) -> int:
 
 
 def _node_of(settings: Settings) -> Node:
-    """The node of these settings. Raises OSError when an address is taken, BadRequest for what
-    cannot be of a node."""
+    """Return the node of these settings. Raise OSError if an address is in use, or BadRequest for
+    settings that a node does not allow."""
     count = shard_count(settings.store)
     assert count is not None, "the store's URL names a number of shards"
     of = f"shards ({count})"
     if settings.processes != 1:
         raise BadRequest(
-            f"processes ({settings.processes}) is of a folder of databases; of a node's store the"
-            f" URL says how many {of} there are"
+            f"processes ({settings.processes}) cannot be set with {of} in the store's URL; it is"
+            " only for a folder of databases"
         )
     if settings.shard or settings.route:
         name = "shard" if settings.shard else "route"
-        raise BadRequest(f"{name} cannot be set with {of}: the node's daemons have it")
+        raise BadRequest(f"{name} cannot be set with {of}: the node sets it for its daemons")
     if settings.http_all is not None:
-        raise BadRequest(f"http_all ({settings.http_all}) is of a folder of shards, not of a node")
-    checks.name(settings.node, "node")  # operators name it, and so do others in Redis
+        raise BadRequest(
+            f"http_all ({settings.http_all}) cannot be set on a node; http serves all shards"
+        )
+    checks.name(settings.node, "node")  # operators and other nodes use the name
     places = places_of(settings, count + 1, of)
     heard, nudge = os.pipe()
     os.set_blocking(heard, False)

@@ -1,11 +1,11 @@
-"""The daemon's end of the process that sends the tasks of groups with targets
+"""The daemon's side of the outbound process, which sends the tasks of groups with targets
 (``tickwheel/outbound/process.py``).
 
-The process is started when there is a target, or somebody asks for a try; it is started again when
-it ends, and ends with this daemon's tenure. It comes to this daemon as an ordinary client, with a
-secret that is made for each start and handed over on its standard input, and so does what it is
-told of targets. A daemon that speaks TLS, or listens nowhere, opens a port on the loopback for it;
-who comes there has to show what everybody has to show.
+The process is started for the first target or test request, restarted when it ends, and stopped
+with this daemon's tenure. It connects to the daemon as an ordinary client with a secret that is
+created at each start. It receives the secret and the targets on its standard input. A daemon that
+uses TLS or does not listen opens a loopback port for it; clients of that port need the usual
+authentication.
 """
 
 from __future__ import annotations
@@ -38,21 +38,22 @@ COMMAND: Final = (sys.executable, "-m", "tickwheel.outbound.process")
 LINE_BYTES_MAX: Final = 16 * 1024 * 1024
 RESTART_S: Final = 0.2
 RESTART_MAX_S: Final = 5.0
-"""Seconds before the process is started again, doubled up to the most while it ends at once."""
+"""Minimum and maximum seconds before a restart; the pause doubles while the process ends soon."""
 LASTS_S: Final = 10.0
-"""A process that has lived so long, in seconds, was well."""
+"""Seconds of life after which the process counts as healthy, which resets the pause."""
 STOP_S: Final = 5.0
-"""How long, in seconds, requests under way may take at a stop of the daemon."""
+"""Seconds that requests in progress have when the daemon stops."""
 ANSWER_S: Final = 60.0
-"""How long, in seconds, an answer of the process is waited for."""
+"""Seconds to wait for an answer of the process."""
 ASKED_MAX: Final = 64
-"""Questions to the process that are not answered: tries, requests sent once more, logs."""
+"""Maximum unanswered questions to the process: test requests, resends, logs."""
 TOTALS: Final = ("sent", "acked", "failed")
 _numbers = count(1)
 
 
 class Outbound:
-    """``serve`` with each tenure, ``stand_by`` at its end, ``stop`` once."""
+    """The outbound process: ``serve`` at the start of each tenure, ``stand_by`` at its end,
+    ``stop`` once."""
 
     def __init__(
         self,
@@ -64,8 +65,8 @@ class Outbound:
         callbacks: Callable[[], str | None],
         connection: Callable[[], asyncio.Protocol],
     ) -> None:
-        """``url``: where the daemon listens; ``callbacks``: where callbacks of endpoints go to;
-        ``connection`` makes a protocol for the daemon's port."""
+        """``url`` returns the daemon's address, and ``callbacks`` the URL for callbacks of
+        endpoints; ``connection`` makes a protocol for the daemon's port."""
         self._settings = settings
         self._logins = logins
         self._roles = roles
@@ -74,32 +75,32 @@ class Outbound:
         self._shard: Shard | None = None
         self._operations: Operations | None = None
         self._own: asyncio.Server | None = None
-        """The port on the loopback, where one is needed."""
+        """The loopback port, if it is needed."""
         self._work: asyncio.Task[None] | None = None
         self._endings: set[asyncio.Task[None]] = set()
-        """Works of former tenures, whose processes are killed and not gone yet."""
+        """Tasks of former tenures whose killed processes have not yet ended."""
         self._process: Process | None = None
         self._told: dict[tuple[str, str], TargetRow] = {}
-        """The targets of which the process knows."""
+        """Targets that the process knows."""
         self._states: dict[tuple[str, str], dict[str, Any]] = {}
         self._asked: dict[int, tuple[Mapping[str, Any], asyncio.Future[dict[str, Any]]]] = {}
-        """Questions that have no answer yet, and whom it is for."""
+        """Unanswered questions with the futures of their answers."""
         self._totals = dict.fromkeys(TOTALS, 0)
-        """What all targets have counted, also those that are gone, and processes before this."""
+        """Counts of all targets and processes since the start, including removed targets."""
         self._in_state: Counter[str] = Counter()
-        """How many targets are in each state."""
+        """Number of targets in each state."""
         self.restarts = 0
 
     # --- tenures ---------------------------------------------------------------------------------
 
     def serve(self, shard: Shard, operations: Operations) -> None:
-        """Begin to send for a shard."""
+        """Start sending for a shard."""
         self._shard, self._operations = shard, operations
         shard.outbound = self
         self.changed()
 
     def stand_by(self) -> None:
-        """Send nothing more, at once: another daemon may lead."""
+        """Stop sending immediately, because another daemon may lead."""
         self._shard = self._operations = None
         self._logins.own = b""
         process, self._process = self._process, None
@@ -109,12 +110,12 @@ class Outbound:
             self._endings.add(self._work)
             self._work.add_done_callback(self._endings.discard)
             self._work = None
-        self._gone("the daemon does not lead any more")
+        self._gone("the daemon is no longer active")
 
     async def stop(self) -> None:
-        """Let requests under way end, for a while, then end the process."""
+        """Wait up to ``STOP_S`` for requests in progress, then end the process."""
         process = self._process
-        self._operations = None  # it is not started again
+        self._operations = None  # prevents a restart
         if process is not None:
             self._write({"stop": True})
             with contextlib.suppress(TimeoutError):
@@ -129,11 +130,11 @@ class Outbound:
 
     @property
     def callbacks(self) -> str | None:
-        """Where callbacks of endpoints go to; None: this daemon has no HTTP."""
+        """URL for callbacks of endpoints; None if this daemon has no HTTP server."""
         return self._callbacks()
 
     def changed(self) -> None:
-        """Tell the process of targets that were set, or taken away."""
+        """Send changed and removed targets to the process."""
         wanted = self._wanted()
         if self._process is None:
             if wanted:
@@ -158,7 +159,7 @@ class Outbound:
         self._in_state[self._states.pop(place, {}).get("state", "")] -= 1
 
     def _note(self, place: tuple[str, str], state: dict[str, Any]) -> None:
-        """Keep the state of a target, and count it."""
+        """Record the state of a target and update the counts."""
         before = self._states.get(place, {})
         for name in TOTALS:
             self._totals[name] += state.get(name, 0) - before.get(name, 0)
@@ -167,39 +168,40 @@ class Outbound:
         self._states[place] = state
 
     def state(self, topic: str, group: str) -> Mapping[str, Any]:
-        """How a target goes."""
+        """Return the state of a target."""
         return self._states.get((topic, group), {"state": "starting"})
 
     async def ask(self, what: str, **said: Any) -> dict[str, Any]:
-        """The answer of the process to a question. Raises TickwheelError."""
+        """Return the answer of the process to a question. Raise TickwheelError on failure."""
         if len(self._asked) >= ASKED_MAX:
             raise Overloaded(
-                f"{len(self._asked)} questions to the process that sends are not answered; the"
-                f" limit is {ASKED_MAX} (ASKED_MAX)"
+                f"{len(self._asked)} questions to the outbound process are unanswered; the limit is"
+                f" {ASKED_MAX} (ASKED_MAX)"
             )
         number = next(_numbers)
         line = {"ask": number, "what": what, "said": said}
         answer = asyncio.get_running_loop().create_future()
         self._asked[number] = line, answer
-        self._write(line)  # one that is being started is asked when it is there
+        self._write(line)  # a starting process gets the question later
         self._begin()
         try:
             async with asyncio.timeout(ANSWER_S):
-                found: dict[str, Any] = await answer
-                return found
+                result: dict[str, Any] = await answer
+                return result
         except TimeoutError:
-            raise Refused(f"the process that sends did not answer within {ANSWER_S:g} s") from None
+            raise Refused(f"the outbound process did not answer within {ANSWER_S:g} s") from None
         finally:
             del self._asked[number]
 
     # --- for metrics -----------------------------------------------------------------------------
 
     def total(self, name: str) -> int:
-        """Attempts of all targets since the daemon began: ``sent``, ``acked`` or ``failed``."""
+        """Return the attempts of all targets since the daemon started: ``sent``, ``acked`` or
+        ``failed``."""
         return self._totals[name]
 
     def count(self, word: str) -> int:
-        """How many targets are in a state; "": how many there are."""
+        """Return the number of targets in a state, or of all targets for ""."""
         shard = self._shard
         rows = {} if shard is None else shard.core.targets
         if word == "":
@@ -221,21 +223,22 @@ class Outbound:
             try:
                 ended = f"exit code {await self._run()}"
             except OSError as error:
-                ended = f"cannot be started: {error.strerror}"
-            except ValueError:  # one that is killed may leave half a line
-                ended = "its output could not be read"
-            self._gone("the process that sends has ended")
+                ended = f"the process cannot be started: {error.strerror}"
+            except ValueError:  # a killed process can leave a partial line
+                ended = "the output of the process was invalid"
+            self._gone("the outbound process has ended")
             if self._operations is None:
                 return
             self.restarts += 1
-            self._roles.on_event("outbound_ended", f"{ended}; starting it again")
+            self._roles.on_event("outbound_ended", f"{ended}; restarting the process")
             pause_s = (
                 RESTART_S if loop.time() - began_s > LASTS_S else min(RESTART_MAX_S, 2 * pause_s)
             )
             await asyncio.sleep(pause_s)
 
     async def _run(self) -> int:
-        """Run the process once; its exit code. Raises OSError, ValueError for what is no line."""
+        """Run the process once and return its exit code. Raise OSError if it cannot be started, or
+        ValueError for invalid output."""
         url, secret = await self._address(), secrets.token_urlsafe(32)
         self._logins.own = secret.encode()
         process = await start_process(COMMAND, answers=True, line_bytes_max=LINE_BYTES_MAX)
@@ -253,13 +256,13 @@ class Outbound:
             code: int = await process.wait()
             return code
         finally:
-            if self._process is process:  # else it was killed before
+            if self._process is process:  # otherwise it was already killed
                 self._process = None
                 kill(process)
             await _until_gone(process)
 
     async def _address(self) -> str:
-        """The URL at which the process finds this daemon."""
+        """Return the URL at which the process connects to this daemon."""
         bound = self._url() or ""
         if bound.startswith("tcp://"):
             host, port = split_address(bound, "listen")
@@ -294,7 +297,7 @@ class Outbound:
                 answer.set_result(line["value"])
 
     def _gone(self, why: str) -> None:
-        """Forget what the process knew; who waits for an answer of it gets none."""
+        """Forget the state of the process and fail its unanswered questions."""
         for place in list(self._told):
             self._forget(place)
         for _, answer in self._asked.values():
@@ -303,8 +306,8 @@ class Outbound:
 
 
 async def _until_gone(process: Process) -> None:
-    """Wait until a process that was killed is gone, for a while: the loop may close then. What it
-    has said is read, as it does not count as gone before."""
+    """Wait up to ``STOP_S`` until a killed process has ended, because the loop can close
+    afterwards. The process only counts as ended after its output is read."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(STOP_S):
             assert process.stdout is not None
@@ -313,6 +316,6 @@ async def _until_gone(process: Process) -> None:
 
 
 def row_map(row: TargetRow) -> dict[str, Any]:
-    """A target as the process is told of it."""
+    """Return a target in the form that the process receives."""
     names = ("topic", "group", "kind", "url", "secrets", "since_ms")
     return {name: getattr(row, name) for name in names} | {"options": dict(row.options)}

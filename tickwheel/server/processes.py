@@ -1,19 +1,17 @@
-"""Several daemons, each a process of its own: their parent, the addresses that it gives them, and
-what is so of the shards of one machine, a daemon for each database of a folder.
+"""Several daemons in separate processes: their parent, their addresses, and the shards of one
+machine, which are a daemon for each database of a folder.
 
-A ``Parent`` chooses all addresses before it starts anybody, and then only watches: it starts
-daemons again that have died, drains all of them at a signal, and ends when all have ended. It
-serves nobody and has no event loop, and its only thread writes its log, so a daemon is a fork of
-it, which shares the program's memory with it. What it has daemons for is said by who makes it:
-``run`` here, which is what ``tickwheel serve --processes N`` does, and ``nodes.py``. HTTP of all
-shards together (``http_all``) is one more such process, which reads from a ``Board`` what the
-parent knows.
+A ``Parent`` chooses all addresses, starts the daemons, restarts daemons that die, drains all of
+them on a signal, and exits when all have ended. It serves no clients and has no event loop, and its
+only thread writes its log. Daemons can therefore be forks of it that share its memory. ``run``
+(``tickwheel serve --processes N``) and ``nodes.py`` create parents. The HTTP server for all shards
+(``http_all``) is another of these processes; it reads the processes' state from a ``Board``.
 
 Invariants:
 
-* A daemon does not outlive the parent: it reads from a pipe that only the parent could write to,
-  and ends at the pipe's end, which comes however the parent has ended.
-* A folder is served with the number of shards that it was laid out with.
+* A daemon does not outlive its parent. It reads from a pipe to which only the parent could write,
+  and exits at the end of the pipe, which follows any end of the parent.
+* A folder is served with the number of shards with which it was initialized.
 """
 
 from __future__ import annotations
@@ -63,9 +61,10 @@ from tickwheel.server.settings import EVERY_ADDRESS, Settings, split_address
 
 RESTART_S: Final = 0.2
 RESTART_MAX_S: Final = 5.0
-"""Seconds before a daemon is started again, doubled up to the most while it dies at once."""
+"""Minimum and maximum seconds before a daemon is restarted; the pause doubles while it dies
+soon."""
 LASTS_S: Final = 10.0
-"""A daemon that has lived so long, in seconds, was well."""
+"""Seconds of life after which a daemon counts as healthy, which resets the pause."""
 PORT_MAX: Final = 65_535
 _STOP: Final = frozenset((signal.SIGTERM, signal.SIGINT))
 _HANDLED: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGCHLD)
@@ -76,19 +75,19 @@ _HANDLED: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGCHLD
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """The addresses of a parent's daemons, each list in their order."""
+    """The addresses of a parent's daemons; each list has the order of the daemons."""
 
     listen: list[str]
     http: list[str]
-    """Empty: HTTP is off."""
+    """Addresses of the HTTP servers; empty if HTTP is off."""
     route: list[str]
-    """Where clients are told to find them."""
+    """Addresses announced to clients."""
     http_advertise: list[str]
-    """Where their HTTP is said to be; empty: where it listens."""
+    """Announced addresses of the HTTP servers; empty if they are the listening addresses."""
     http_all: str | None
 
     def of(self, number: int) -> dict[str, Any]:
-        """The settings of a daemon that have its addresses."""
+        """Return the settings with the addresses of a daemon."""
         return {
             "listen": self.listen[number],
             "advertise": self.route[number],
@@ -97,8 +96,8 @@ class Places:
         }
 
     def of_shard(self, settings: Settings, shard: int, number: int, **more: Any) -> Settings:
-        """The settings of the daemon of a shard, which has the addresses ``number``: its own store
-        is among ``more``."""
+        """Return the settings of the daemon of a shard, with the addresses ``number`` and the
+        settings ``more``, such as its store."""
         own = {"shard": shard, "ready_file": None, **self.of(number), **more}
         if settings.audit_file is not None:
             own["audit_file"] = f"{settings.audit_file}.shard-{shard}"
@@ -106,20 +105,20 @@ class Places:
 
 
 def places_of(settings: Settings, count: int, of: str) -> Places:
-    """``count`` addresses: that of ``listen`` and those after it; each is free now. ``of``: the
-    setting that asks for so many, for messages. Raises OSError."""
+    """Return ``count`` free addresses with consecutive ports from that of ``listen``. ``of`` names
+    the setting with the count in messages. Raise OSError if an address is in use."""
     host, port = split_address(settings.listen, "listen")
     if settings.advertise is None and host in EVERY_ADDRESS:
         raise BadRequest(
-            f"listen ({settings.listen}) is every address of the machine: with {of}"
-            " clients have to be told which, so advertise is needed"
+            f"listen ({settings.listen}) means every address of the machine; {of} also needs"
+            " advertise, the address that clients use"
         )
     if settings.http is not None:
         http_port = split_address(settings.http, "http")[1]
         if port and http_port and abs(port - http_port) < count:
             raise BadRequest(
                 f"listen ({settings.listen}) and http ({settings.http}) need {count} ports each"
-                f" with {of}, and these overlap"
+                f" with {of}, but their ports overlap"
             )
     if settings.http_all is not None:
         own_port = split_address(settings.http_all, "http_all")[1]
@@ -132,32 +131,33 @@ def places_of(settings: Settings, count: int, of: str) -> Places:
                 )
     route = _following(settings.advertise, "advertise", count, of)
     http_advertise = _following(settings.http_advertise, "http_advertise", count, of)
-    with contextlib.ExitStack() as stack:  # all at once: what is free is not found twice
+    with contextlib.ExitStack() as stack:  # keep all bound: a port must not be chosen twice
         listen = _free(settings.listen, "listen", count, of, stack)
         http = [] if settings.http is None else _free(settings.http, "http", count, of, stack)
         own = settings.http_all and _free(settings.http_all, "http_all", 1, of, stack)[0]
-    route = route or [one if "://" in one else f"tcp://{one}" for one in listen]
+    route = route or [it if "://" in it else f"tcp://{it}" for it in listen]
     return Places(listen, http, route, http_advertise, own)
 
 
 def _free(address: str, field: str, count: int, of: str, stack: contextlib.ExitStack) -> list[str]:
-    """``count`` addresses that nobody listens at; they are taken until ``stack`` is closed."""
-    found = []
-    for one in _following(address, field, count, of):
-        taken = stack.enter_context(daemon.bind(one))
-        found.append(_with_port(one, taken.getsockname()[1]))
-    return found
+    """Return ``count`` free addresses, which stay bound until ``stack`` is closed."""
+    bound = []
+    for candidate in _following(address, field, count, of):
+        listener = stack.enter_context(daemon.bind(candidate))
+        bound.append(_with_port(candidate, listener.getsockname()[1]))
+    return bound
 
 
 def _following(address: str | None, field: str, count: int, of: str) -> list[str]:
-    """``address``, if there is one, and those with the ports after its own; port 0 stays."""
+    """Return ``count`` addresses with consecutive ports from that of ``address``; port 0 stays 0.
+    Return none if ``address`` is None."""
     if address is None:
         return []
     port = split_address(address, field)[1]
     if port + count - 1 > PORT_MAX:
         raise BadRequest(
             f"{field} ({address}) with {of} needs ports up to {port + count - 1};"
-            f" the last one is {PORT_MAX}"
+            f" the highest port is {PORT_MAX}"
         )
     return [_with_port(address, port + shard if port else 0) for shard in range(count)]
 
@@ -170,7 +170,7 @@ def _with_port(address: str, port: int) -> str:
 
 
 class ProcessKind(StrEnum):
-    """What a process does; also how the log calls it."""
+    """Kind of a process; also its name in log events."""
 
     SHARD = "shard"
     HTTP_ALL = "http_all"
@@ -179,21 +179,21 @@ class ProcessKind(StrEnum):
 
 @dataclass(slots=True)
 class Process:
-    """The daemon of a shard, or a process for all of them, over any number of starts."""
+    """The daemon of a shard, or a process for all shards, through all its restarts."""
 
     number: int
-    """Its place among all; of a daemon: its shard."""
+    """Index in the list of processes; for a daemon, its shard."""
     settings: Settings
     kind: ProcessKind = ProcessKind.SHARD
     is_wanted: bool = True
-    """Whether it shall run. One that shall not is drained, and not started again."""
+    """Whether it should run. An unwanted process is drained and not restarted."""
     starts: int = 0
     ended: int = 0
-    """How it ended last."""
+    """Its last exit code."""
     pid: int | None = None
-    """None: it does not run."""
+    """None if it does not run."""
     due_s: float = 0.0
-    """When it is started, on the steady clock."""
+    """Time of the next start, on the steady clock."""
     began_s: float = 0.0
     pause_s: float = RESTART_S
     serves: bool = False
@@ -201,7 +201,7 @@ class Process:
 
 
 class Parent:
-    """Watches the processes; a context, in which the process's signals come here."""
+    """Watches the processes. As a context manager, it receives the signals of this process."""
 
     def __init__(
         self, settings: Settings, processes: list[Process], board: Board, log: Log
@@ -213,11 +213,11 @@ class Parent:
         self._log = log
         self._is_ending = False
         self.code = 0
-        """The exit code, once all have ended."""
+        """Exit code after all processes have ended."""
         self.lifeline = -1
-        """Read by a daemon: its end says that the parent has ended."""
+        """Pipe that a daemon reads; its end shows that the parent has ended."""
         self.ready = -1
-        """A process writes its number there once it serves."""
+        """Pipe to which a process writes its number once it serves."""
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
@@ -228,9 +228,9 @@ class Parent:
         self._stack.callback(os.close, heard)
         self._heard = heard
         self._signals, woken = socket.socketpair()
-        for one in (self._signals, woken):
-            self._stack.enter_context(one)
-            one.setblocking(False)
+        for end in (self._signals, woken):
+            self._stack.enter_context(end)
+            end.setblocking(False)
         self._selector = self._stack.enter_context(selectors.DefaultSelector())
         self._selector.register(heard, selectors.EVENT_READ)
         self._selector.register(self._signals, selectors.EVENT_READ)
@@ -238,12 +238,13 @@ class Parent:
         return self
 
     def __exit__(self, *error: object) -> None:
-        # In a daemon, too: what is the parent's alone ends here, and signals are a daemon's again.
+        # It also runs in a daemon, which closes the parent's resources and restores signals.
         self._stack.close()
 
     def watch(self) -> Process | None:
-        """Watch until all have ended. In a new process: the daemon that it is to be."""
-        gc.freeze()  # what daemons share with this process is not written to by their collections
+        """Watch until all processes have ended, and return None. In a forked process, return the
+        process that it is."""
+        gc.freeze()  # garbage collections of daemons must not copy the memory that they share
         while True:
             now_s = time.monotonic()
             for process in self._processes:
@@ -257,10 +258,10 @@ class Parent:
             self._wait(now_s)
 
     def _start(self, process: Process) -> bool:
-        """Whether this is the new process."""
+        """Fork a process. Return True in the new process."""
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
-        # Until it has handlers of its own, a signal to the new process must not wake this one.
+        # Until the new process installs its handlers, its signals must not wake this process.
         signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)
         try:
             process.pid = os.fork()
@@ -269,13 +270,13 @@ class Parent:
             process.starts += 1
             self._note(process, State.STARTING)
         except OSError as error:
-            self._died(process, f"cannot be started: {error.strerror}")
+            self._died(process, f"the process cannot be started: {error.strerror}")
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED)
         process.began_s = time.monotonic()
         return False
 
     def _note(self, process: Process, state: State) -> None:
-        """Show on the board what became of a shard."""
+        """Write the state of a shard's process to the board."""
         if process.kind is ProcessKind.SHARD:
             seen = Seen(
                 process.pid or 0,
@@ -287,8 +288,8 @@ class Parent:
             self._board.write(process.number, seen)
 
     def _wait(self, now_s: float) -> None:
-        """Wait for a signal, a word of a daemon, or the next start."""
-        dues_s = [one.due_s for one in self._processes if one.pid is None and one.is_wanted]
+        """Wait for a signal, a message of a daemon, or the next start."""
+        dues_s = [it.due_s for it in self._processes if it.pid is None and it.is_wanted]
         wait_s = None if self._is_ending or not dues_s else max(0.0, min(dues_s) - now_s)
         self._selector.select(wait_s)
         with contextlib.suppress(BlockingIOError):
@@ -311,18 +312,18 @@ class Parent:
                 self._stop()
 
     def _stop(self) -> None:
-        """Drain all, because that was asked for."""
+        """Drain all processes and exit with 0."""
         self._end(0)
 
     def _end(self, code: int) -> None:
-        """Drain all, and end when they have ended."""
+        """Drain all processes and exit with ``code``."""
         self.code, self._is_ending = code, True
         self._send(signal.SIGTERM, self._processes)
 
     def _send(self, number: int, processes: list[Process]) -> None:
         for process in processes:
             if process.pid is not None:
-                os.kill(process.pid, number)  # it is there until it was waited for
+                os.kill(process.pid, number)  # the pid stays valid until ``waitpid``
 
     def _note_end(self, process: Process, code: int) -> None:
         process.pid, process.ended = None, code
@@ -330,27 +331,28 @@ class Parent:
         event, of = _event_of(process)
         if self._is_ending:
             self._note(process, State.DOWN)
-            if code not in (0, -signal.SIGTERM):  # that of one that had not begun yet is clean
-                self._log.error(event, **of, detail=f"{how}, in the end")
+            if code not in (0, -signal.SIGTERM):  # before its handlers, SIGTERM is a clean end
+                self._log.error(event, **of, detail=f"{how} while stopping")
                 self.code = self.code or max(1, code)
         elif not process.is_wanted:
             self._note(process, State.DOWN)
             process.serves, process.due_s = False, 0.0
-            self._log.info(event, **of, detail=f"{how}; it is not wanted here")
+            self._log.info(event, **of, detail=f"{how}; this node no longer needs it")
         elif self._is_fatal(process, code):
-            # It has said itself what it objects to, and would again.
-            detail = f"{how} before it served: all are stopped"
+            # It has logged its error, which would occur again.
+            detail = f"{how} before it served; all processes are stopped"
             self._log.error(event, **of, detail=detail)
             self._end(code)
         else:
             self._died(process, how, was_asked=code == 0)
 
     def _is_fatal(self, process: Process, code: int) -> bool:
-        """Whether the end of a process is that of all."""
+        """Return whether the end of a process must end all processes."""
         return code > 0 and not process.has_served
 
     def _died(self, process: Process, how: str, *, was_asked: bool = False) -> None:
-        """``was_asked``: it has drained, and is wanted back as soon as can be."""
+        """Schedule the restart of a process. ``was_asked``: it was drained on request, so it is
+        restarted immediately."""
         now_s = time.monotonic()
         is_wanted_back = was_asked and process.serves
         process.pid, process.serves = None, False
@@ -358,12 +360,12 @@ class Parent:
         event, of = _event_of(process)
         if is_wanted_back:
             process.due_s = now_s
-            self._log.info(event, **of, detail=f"{how}; it is started again at once")
+            self._log.info(event, **of, detail=f"{how}; restarting now")
             return
         if now_s - process.began_s > LASTS_S:
             process.pause_s = RESTART_S
         process.due_s = now_s + process.pause_s
-        detail = f"{how}; it is started again in {process.pause_s:g} s"
+        detail = f"{how}; restarting in {process.pause_s:g} s"
         self._log.warning(event, **of, detail=detail)
         process.pause_s = min(RESTART_MAX_S, 2 * process.pause_s)
 
@@ -375,11 +377,9 @@ class Parent:
             self._all_serve()
 
     def _all_serve(self) -> None:
-        """Say that all processes that are wanted serve."""
-        of_all = [
-            one.settings.http_url for one in self._processes if one.kind is ProcessKind.HTTP_ALL
-        ]
-        more = {"http_all": of_all[0]} if of_all else {}
+        """Log that all wanted processes serve, and write the ready file."""
+        urls = [it.settings.http_url for it in self._processes if it.kind is ProcessKind.HTTP_ALL]
+        more = {"http_all": urls[0]} if urls else {}
         self._log.info("all_shards_serve", url=self._shards[0].settings.route, **more)
         first = self._shards[0].settings
         self._write_ready_file(str(first.advertise), first.http_url, **more)
@@ -387,24 +387,23 @@ class Parent:
     def _write_ready_file(self, url: str, http: str | None, **more: object) -> None:
         if self._settings.ready_file is None:
             return
-        places = [
-            (str(one.settings.advertise), one.settings.http_url, one.pid)
-            for one in self._shards
-            if one.is_wanted
+        shards = [
+            {"url": str(it.settings.advertise), "http": it.settings.http_url, "pid": it.pid}
+            for it in self._shards
+            if it.is_wanted
         ]
-        shards = [{"url": url, "http": http, "pid": pid} for url, http, pid in places]
         daemon.write_ready_file(Path(self._settings.ready_file), url, http, **more, shards=shards)
 
 
 def _event_of(process: Process) -> tuple[str, dict[str, int]]:
-    """How the log calls the end of a process, and whose it was."""
+    """Return the log event for the end of a process, and its field ``shard`` for a daemon."""
     of = {"shard": process.number} if process.kind is ProcessKind.SHARD else {}
     return f"{process.kind}_ended", of
 
 
 @contextlib.contextmanager
 def _signals_to(woken: socket.socket) -> Iterator[None]:
-    """A block in which the numbers of signals are written to a socket."""
+    """Write the numbers of signals to a socket while the block runs."""
     before = {number: signal.signal(number, lambda *_: None) for number in _HANDLED}
     signal.set_wakeup_fd(woken.fileno(), warn_on_full_buffer=False)
     try:
@@ -425,14 +424,14 @@ def say_ready(ready: int, number: int) -> None:
 
 
 def live_with(lifeline: int) -> None:
-    """End this process when its parent has ended."""
+    """Exit this process when its parent ends."""
     threading.Thread(target=_end_with_parent, args=(lifeline,), daemon=True).start()
 
 
 def _end_with_parent(lifeline: int) -> None:
-    """Wait for the parent's end, in a thread: the event loop may be busy, or not there yet. A drain
-    may take longer than the next parent waits for this daemon's port and database; what a crash
-    leaves is what every start can recover from."""
+    """Wait for the parent's end in a thread, because the event loop can be busy or not yet running.
+    Then exit without a drain, which could take longer than the next parent waits for this daemon's
+    port and database. Every start recovers from such an end."""
     os.read(lifeline, 1)
     os._exit(1)
 
@@ -441,10 +440,10 @@ def _end_with_parent(lifeline: int) -> None:
 
 
 def run(settings: Settings) -> int:
-    """Serve all shards of the store's folder until SIGTERM or SIGINT. 0 after a clean stop, 1 when
-    they could not go on; a daemon that ends before it has served decides it by its own exit code.
+    """Serve all shards of the store's folder until SIGTERM or SIGINT. Return 0 after a clean stop,
+    1 after an error, or the exit code of a daemon that ended before it served.
 
-    Returns in each of the processes. Raises BadRequest and StoreUnusable for what cannot be served.
+    It returns in each of the processes. Raise BadRequest or StoreUnusable for unusable settings.
     """
     folder, count = _folder_of(settings), count_of(settings)
     check_folders(settings)
@@ -462,13 +461,13 @@ def run(settings: Settings) -> int:
     if count == 1:
         return daemon.run(of_all[0])
     try:
-        for one in of_all:
-            Path(str(one.backup_dir)).mkdir(exist_ok=True)
+        for shard_settings in of_all:
+            Path(str(shard_settings.backup_dir)).mkdir(exist_ok=True)
     except OSError as error:
         log.error("failed", detail=daemon.explain(error))
         return 1
     log.info("starting", detail=f"{count} shards in {folder.path}", pid=os.getpid())
-    processes = [Process(one.shard, one) for one in of_all]
+    processes = [Process(it.shard, it) for it in of_all]
     if settings.http_all is not None:
         processes.append(
             Process(count, settings_of_http_all(settings, of_all), ProcessKind.HTTP_ALL)
@@ -481,21 +480,21 @@ def run(settings: Settings) -> int:
     live_with(parent.lifeline)
     if mine.kind is ProcessKind.SHARD:
         return _serve(mine, parent.ready)
-    from tickwheel.server.http import whole  # not needed by who serves a shard
+    from tickwheel.server.http import whole  # processes of shards do not need it
 
     return whole.run(mine.settings, of_all, board, lambda: say_ready(parent.ready, mine.number))
 
 
 def init(settings: Settings) -> int:
-    """Lay the folder of the store out and serve nothing; returns the number of shards."""
+    """Initialize the store's folder without serving it, and return the number of shards."""
     count = count_of(settings)
     lay_out(_folder_of(settings), count)
     return count
 
 
 def count_of(settings: Settings) -> int:
-    """How many shards are asked for. "auto": as many as the folder has; as the process may use
-    processors, when it is not laid out."""
+    """Return the number of shards that ``processes`` asks for. "auto" is the number of shards of an
+    initialized folder, else the number of usable processors."""
     if settings.processes != "auto":
         return settings.processes
     folder = _folder_of(settings)
@@ -510,46 +509,46 @@ def count_of(settings: Settings) -> int:
 
 
 def _folder_of(settings: Settings) -> ShardFolder:
-    """The folder of the store. Raises BadRequest when the store is no folder."""
+    """Return the folder of the store. Raise BadRequest if the store is not a folder."""
     folder = shard_folder(settings.store)
     if folder is None:
         raise BadRequest(
             f"processes ({settings.processes}) needs a store that is a folder, sqlite:///DIR/"
-            f" with the slash at its end, not {without_secrets(settings.store)!r}"
+            f" with a trailing slash, not {without_secrets(settings.store)!r}"
         )
-    open_url(folder.url(0))  # raises for settings of the URL that there are not
+    open_url(folder.url(0))  # raises for unknown options of the URL
     return with_layout(folder)
 
 
 def _check(folder: ShardFolder, count: int) -> None:
-    """Raises StoreUnusable unless the folder has so many shards, and all their databases."""
-    laid_out = read_layout(folder).shards
-    if count != laid_out:
+    """Raise StoreUnusable unless the folder has ``count`` shards and all their databases."""
+    shards = read_layout(folder).shards
+    if count != shards:
         raise StoreUnusable(
-            f"store {folder.path}: it was laid out with {laid_out} shards ({COUNT_FILE}), and"
-            f" processes is {count}; `tickwheel reshard` changes the number of shards"
+            f"store {folder.path}: it has {shards} shards ({COUNT_FILE}), but processes is {count};"
+            " `tickwheel reshard` changes the number of shards"
         )
     check_databases(folder)
 
 
 def lay_out(folder: ShardFolder, count: int) -> None:
-    """Make the databases of ``count`` shards, and last the file that says how many they are.
-    Raises Conflict or StoreUnusable when there is one of them already."""
+    """Create the databases of ``count`` shards, and finally the file with their number. Raise
+    Conflict or StoreUnusable if any of these files exists."""
     try:
         Path(folder.path).mkdir(exist_ok=True)
     except OSError as error:
         raise StoreUnusable(f"store {folder.path}: {error.strerror}") from None
     if is_laid_out(folder):
-        raise Conflict(f"{count_path(folder)} exists already")
+        raise Conflict(f"{count_path(folder)} already exists")
     for path in unfinished(folder):
         raise StoreUnusable(
-            f"{path} exists already, and {COUNT_FILE} beside it does not: `tickwheel reshard` was"
-            " cut off; run it again, or remove that folder"
+            f"{path} already exists, but {COUNT_FILE} next to it does not: `tickwheel reshard` was"
+            " interrupted; run it again or remove that folder"
         )
     for path in filter(os.path.exists, map(folder.database, range(SHARDS_MAX))):
         raise StoreUnusable(
-            f"{path} exists already, and {COUNT_FILE} beside it does not: take another folder, or"
-            " move away what is there"
+            f"{path} already exists, but {COUNT_FILE} next to it does not: use another folder, or"
+            " move its files away"
         )
 
     async def make(url: str) -> None:
@@ -566,22 +565,22 @@ def lay_out(folder: ShardFolder, count: int) -> None:
 
 
 def settings_of_all(settings: Settings, count: int) -> list[Settings]:
-    """The settings of the daemon of each shard: its own store, addresses, files and folders. Raises
-    OSError when an address is taken, BadRequest for what cannot be of several."""
+    """Return the settings of each shard's daemon, with its store, addresses, files and folders.
+    Raise OSError if an address is in use, or BadRequest for settings that do not allow several."""
     folder = _folder_of(settings)
     moved_id = read_layout(folder).moved_id if is_laid_out(folder) else 0
     if count == 1:
         if settings.http_all is not None:
             raise BadRequest(
-                f"http_all ({settings.http_all}) is of several shards, and processes"
-                f" ({settings.processes}) is 1 here: one daemon has http"
+                f"http_all ({settings.http_all}) needs several shards, but processes"
+                f" ({settings.processes}) is 1 here; use http for a single daemon"
             )
-        one = {"store": folder.url(0), "processes": 1, "moved_id": moved_id}
-        return [settings.model_copy(update=one)]
+        changes = {"store": folder.url(0), "processes": 1, "moved_id": moved_id}
+        return [settings.model_copy(update=changes)]
     if settings.shard != 0:
         raise BadRequest(
-            f"shard ({settings.shard}) cannot be set with processes ({count}): they have 0 to"
-            f" {count - 1}"
+            f"shard ({settings.shard}) cannot be set with processes ({count}), which assigns shards"
+            f" 0 to {count - 1}"
         )
     places = places_of(settings, count, f"processes ({count})")
     return [
@@ -601,18 +600,17 @@ def settings_of_all(settings: Settings, count: int) -> list[Settings]:
 
 
 def settings_of_http_all(settings: Settings, of_all: list[Settings]) -> Settings:
-    """The settings of the process that answers for all: its HTTP is ``http_all``, at the address
-    that was chosen with those of the shards."""
-    own = {
+    """Return the settings of the HTTP server for all shards, which listens at ``http_all``."""
+    changes = {
         "http": of_all[0].http_all,
         "http_advertise": None,
         "audit_file": audit_of_http(settings),
     }
-    return settings.model_copy(update=own)
+    return settings.model_copy(update=changes)
 
 
 def audit_of_http(settings: Settings) -> str | None:
-    """The log of what operators did of the process that answers HTTP for all."""
+    """Return the audit file of the HTTP server for all shards."""
     return None if settings.audit_file is None else f"{settings.audit_file}.http"
 
 
@@ -620,6 +618,6 @@ def audit_of_http(settings: Settings) -> str | None:
 
 
 def _serve(process: Process, ready: int) -> int:
-    """Be the daemon of a shard; its exit code."""
+    """Run the daemon of a shard and return its exit code."""
     structlog.contextvars.bind_contextvars(shard=process.number)
     return daemon.run(process.settings, lambda: say_ready(ready, process.number))

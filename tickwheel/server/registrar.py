@@ -1,15 +1,16 @@
-"""The registrar of a node: says in the store that the node lives and what it leads, sees the other
-nodes, decides which shards this one shall have, and answers at the node's front door.
+"""The registrar of a node: announces the node and its shards in the store, watches the other nodes,
+decides which shards this node should have, and serves the node's front door.
 
-A process of its own, which has no task. It reads on the board what the node's daemons are, and
-writes its decisions on the bulletin. Invariants:
+It is a separate process without tasks. It reads the state of the node's daemons from the board and
+writes its decisions to the bulletin. Invariants:
 
-* It decides only on what the store has just told it, and a while after it has begun, or the store
-  was away: until then others may not have been seen. Without the store all stays as it was.
-* One that dies is started again under the same name and run, and goes on where it was.
-* The front door answers HELLO like a daemon that stands by, and names one that leads.
-* What is decided is a pure function of what the store says (``place``, ``decide``): all nodes that
-  see the same decide the same, without asking each other.
+* It decides only on current data from the store, and only some time after its start or after the
+  store was unreachable, because other nodes may not be visible before. Without the store nothing
+  changes.
+* A registrar that dies is restarted with the same name and run, and continues its work.
+* The front door answers HELLO like a standby and names an active daemon.
+* Decisions are a pure function of the store's data (``place``, ``decide``). Nodes that see the same
+  data therefore decide the same, without communication.
 """
 
 from __future__ import annotations
@@ -51,19 +52,19 @@ from tickwheel.server.tcp.listener import Listener
 from tickwheel.server.tls import TlsServer
 from tickwheel.version import __version__
 
-# --- which node shall have which shard -----------------------------------------------------------
-# Rendezvous hashing: each pair of shard and node has a score that follows from their names alone,
-# and pairs are taken in the order of their scores. So a node that joins or leaves changes the order
-# of no other pair. A node takes no more than its bound, which is a little more than its fair share
-# by capacity: hashing alone would give one node twice as much as another. What operators say comes
-# first and knows no bound.
+# --- placement of shards -------------------------------------------------------------------------
+# Rendezvous hashing: each pair of shard and node has a score that depends only on their names, and
+# pairs are chosen in the order of their scores. A node that joins or leaves does not change the
+# order of other pairs. Each node has a bound slightly above its fair share by capacity, because
+# hashing alone could give one node twice as many shards as another. Placements by operators take
+# precedence and ignore the bound.
 
 SLACK: Final = Fraction(5, 4)
-"""So much of its fair share a node may have."""
+"""Maximum ratio of a node's shards to its fair share."""
 
 
 def bound_of(shards: int, capacity: float, total: float) -> int:
-    """How many of ``shards`` a node may have that has ``capacity`` of the ``total`` of all."""
+    """Return the maximum number of ``shards`` for a node with ``capacity`` out of ``total``."""
     fair = shards * Fraction(capacity) / Fraction(total)
     return max(math.ceil(fair), math.floor(SLACK * fair))
 
@@ -71,9 +72,9 @@ def bound_of(shards: int, capacity: float, total: float) -> int:
 def place(
     shards: int, capacities: Mapping[str, float], placed: Mapping[int, str]
 ) -> dict[int, str]:
-    """Shard → node, for all shards. ``capacities``: of the nodes that may have shards, by name;
-    without any the result is empty. ``placed``: where operators want shards; what names another
-    node, or another shard, is passed over."""
+    """Return the node of each shard. ``capacities`` has the eligible nodes by name; without any,
+    the result is empty. ``placed`` has the placements by operators; entries with an ineligible node
+    or an unknown shard are ignored."""
     chosen = {
         shard: node for shard, node in placed.items() if node in capacities and shard < shards
     }
@@ -97,42 +98,43 @@ def place(
 
 
 def _score(shard: int, node: str, capacity: float) -> float:
-    """The larger, the rather the node has the shard; in proportion to its capacity."""
+    """Return the score of a pair: the node with the highest score gets the shard, in proportion to
+    the capacities."""
     digest = blake2b(f"{shard}/{node}".encode(), digest_size=8).digest()
     part = (int.from_bytes(digest) + 1) / (2**64 + 1)
     return capacity / -math.log(part)
 
 
-# --- what a node does about it -------------------------------------------------------------------
+# --- decisions of a node -------------------------------------------------------------------------
 
 HANDOVERS_MAX: Final = 2
-"""So many shards a node hands over at the same time."""
+"""Maximum simultaneous handovers of a node."""
 
 
 class Decision(NamedTuple):
-    """What a node shall do."""
+    """The decisions of a node."""
 
     wanted: frozenset[int]
-    """The shards that it shall have a daemon of."""
+    """Shards for which the node should have a daemon."""
     expected: frozenset[int]
-    """Those of them that it does not lead yet: another node hands them over, or nobody does."""
+    """Wanted shards that the node does not lead yet."""
     given: frozenset[int]
-    """The shards that it leads, or led until now, and gives to a node that stands by."""
+    """Shards that the node leads, or led until now, and hands over to a standby on another node."""
     waits: Mapping[int, str]
-    """Shard → why it is not where it shall be, in words."""
+    """Reason why a shard is not yet on its planned node, by shard."""
 
 
 def eligible(seen: NodesSeen) -> dict[str, float]:
-    """Name → capacity of the nodes that may have shards: who is not about to end, nor drained; who
-    is drained only where nobody else is left."""
-    staying = {name: one.capacity for name, one in seen.nodes.items() if not one.leaving}
+    """Return the capacities of the nodes that can have shards, by name. Leaving and drained nodes
+    are excluded, but if all others are drained, drained nodes are included."""
+    staying = {name: node.capacity for name, node in seen.nodes.items() if not node.leaving}
     free = {name: capacity for name, capacity in staying.items() if name not in seen.drained}
     return free or staying
 
 
 def leaders(seen: NodesSeen) -> dict[int, tuple[str, Claim]]:
-    """Shard → the node that leads it, and what it says. Of two that say so the one with the higher
-    epoch does: the other one is deposed, and has not noticed yet."""
+    """Return the leading node and its claim for each shard. If two nodes claim a shard, the claim
+    with the higher epoch is valid; the other node is deposed but does not know it yet."""
     found: dict[int, tuple[str, Claim]] = {}
     for name, node in sorted(seen.nodes.items()):
         for claim in node.claims:
@@ -148,12 +150,12 @@ def decide(
     has: AbstractSet[int],
     giving: AbstractSet[int],
 ) -> Decision:
-    """What the node ``me`` does, so that each shard comes to the node that ``target`` names.
-    ``has``: the shards that it has a daemon of; ``giving``: those that it gives away and nobody
-    else leads yet.
+    """Return the decisions of node ``me`` that move shards to their nodes in ``target``. ``has``
+    are the shards with a daemon on this node; ``giving`` are the shards that it is handing over and
+    that no other node leads yet.
 
-    A node gives a shard away only to one that stands by for it, so that the shard is without a
-    leader for as long as its daemon takes to end and another one to begin.
+    A node hands a shard over only to a node with a standby for it. The shard is then without a
+    leader only while one daemon ends and the other takes over.
     """
     led_by = leaders(seen)
     has = {*has, *(shard for shard, (leader, _) in led_by.items() if leader == me)}
@@ -162,14 +164,14 @@ def decide(
         heir = target.get(shard)
         leader = led_by[shard][0] if shard in led_by else None
         if heir is not None and leader is None:
-            waits[shard] = f"nobody leads it yet; {heir} will"
+            waits[shard] = f"no node leads it yet; {heir} will"
         if heir == me:
             wanted.add(shard)
             given.discard(shard)
             if leader != me:
                 expected.add(shard)
             if leader not in (None, me):
-                waits[shard] = f"{leader} hands it over to {me}"
+                waits[shard] = f"{leader} is handing it over to {me}"
         elif shard in has and shard not in giving and leader in (me, None):
             stands_by = heir is not None and shard in seen.nodes[heir].standbys
             if stands_by and (leader is None or len(given) < HANDOVERS_MAX):
@@ -180,9 +182,9 @@ def decide(
         if heir is not None and leader not in (None, heir) and shard not in waits:
             is_there = shard in seen.nodes[heir].standbys
             waits[shard] = (
-                f"{leader} hands it over to {heir}, one after the other"
+                f"{leader} will hand it over to {heir} after other shards"
                 if is_there
-                else f"{heir} does not stand by for it yet"
+                else f"{heir} has no standby for it yet"
             )
     return Decision(frozenset(wanted), frozenset(expected), frozenset(given), waits)
 
@@ -190,20 +192,21 @@ def decide(
 # --- the registrar --------------------------------------------------------------------------------
 
 SETTLE_S: Final = 1.0
-"""So long after its first word, or after the store was away, a node decides nothing, in seconds."""
+"""Seconds after a node's first announcement, or after the store was unreachable, without
+decisions."""
 LOOK_S: Final = 0.25
-"""How often it looks at the other nodes, in seconds,"""
+"""Seconds between checks of the other nodes."""
 HURRY_S: Final = 0.05
-"""and while a shard is on its way."""
+"""Seconds between checks while a shard is being handed over."""
 LEAVE_S: Final = 10.0
-"""So long a node that shall end waits for others to stand by for its shards."""
+"""Seconds that a stopping node waits for standbys of its shards on other nodes."""
 GIVEN_S: Final = 15.0
-"""A shard that was given away counts as under way for so long, if nobody leads it."""
+"""Seconds for which a shard without a leader counts as being handed over."""
 
 
 def run(node: Node, look: Callable[[], None], on_start: Callable[[], None]) -> int:
-    """Be the registrar until SIGTERM, then hand all shards over; the exit code. ``look`` lets the
-    parent read the bulletin; ``on_start`` is called once it has decided for the first time."""
+    """Run the registrar until SIGTERM, then hand over all shards; return the exit code. ``look``
+    makes the parent read the bulletin; ``on_start`` is called after the first decision."""
     settings = node.settings
     log = configure(settings.log_format, settings.log_level, settings.node)
     daemon.use_one_arena()
@@ -236,7 +239,7 @@ async def _serve(
 
 
 class Registrar:
-    """The node's part among all nodes; ``run`` it once, ``close`` it at the end."""
+    """The node's registrar: call ``run`` once and ``close`` at the end."""
 
     def __init__(
         self, node: Node, log: Log, look: Callable[[], None], on_start: Callable[[], None]
@@ -250,33 +253,34 @@ class Registrar:
         self._ttl_ms = int(node.settings.leader_ttl_s * 1000)
         self._look_s = min(LOOK_S, self._ttl_ms / 1000 / RENEWALS_PER_TTL)
         before = node.bulletin.read()
-        """What a former life of this registrar has said."""
+        """Decisions of an earlier process of this registrar."""
         self._wanted = frozenset[int](before.get("wanted", ()))
         self._measured = {"handovers": 0, "handover_seconds": 0.0, **before.get("measured", {})}
         self._giving: dict[int, float] = {}
-        """Shard that is given away → since when, by the steady clock."""
+        """Start of each shard's handover, by the steady clock."""
         self._decides_s = 0.0 if before else float("inf")
-        """From when on it decides, by the steady clock."""
+        """Time of the first decision, by the steady clock."""
         self._has_decided = bool(before)
         self._trouble = ""
         self._troubles = Sparing()
         self._is_trouble_logged = False
         self._namesake_s = 0.0
-        """Since when another node is seen under this one's name; 0: none is."""
+        """Time when another node with this name was first seen; 0 if there is none."""
         self._twins = frozenset[str]()
-        """Nodes that are seen at this one's address."""
+        """Nodes seen at this node's address."""
         self._leaves_s: float | None = None
-        """Since when the node gives all away, because it shall end."""
+        """Time when the node began to hand over all shards, because it is stopping."""
         self._is_news = asyncio.Event()
 
     def leave(self) -> None:
-        """Give all shards away, then end."""
+        """Hand over all shards, then end."""
         if self._leaves_s is None:
             self._leaves_s = time.monotonic()
             self._is_news.set()
 
     async def run(self) -> None:
-        """Be there until all is given away after ``leave``. Raises StoreUnusable."""
+        """Run until all shards are handed over after ``leave``. Raise StoreUnusable if the store is
+        unusable."""
         loop = asyncio.get_running_loop()
         loop.add_reader(self._node.heard, self._hear)
         if self._has_decided:
@@ -308,7 +312,7 @@ class Registrar:
         self._is_news.set()
 
     async def close(self) -> None:
-        """Take the node out of the store."""
+        """Remove the node from the store."""
         with contextlib.suppress(StoreError):
             await self._registry.leave(self._record())
         await self._registry.close()
@@ -316,8 +320,9 @@ class Registrar:
     # --- one look --------------------------------------------------------------------------------
 
     async def _beat(self) -> NodesSeen | None:
-        """What the store says; None: another node lives under this one's name. Raises StoreError;
-        StoreUnusable: that one has lived for longer than a former life of this node can have."""
+        """Announce this node and return the store's data, or None if another node has its name.
+        Raise StoreUnusable if that node cannot be an earlier life of this node, or StoreError on
+        other failures."""
         me, began_s = self._record(), time.monotonic()
         seen = await self._registry.beat(me)
         other = seen.namesake
@@ -415,9 +420,7 @@ class Registrar:
         address = str(self._node.settings.advertise)
         twins = {name for name, one in seen.nodes.items() if name != me and one.address == address}
         for name in sorted(twins - self._twins):
-            detail = (
-                f"node {name} says that it is at {address}, too: clients look for its shards here"
-            )
+            detail = f"node {name} also has the address {address}: clients look for its shards here"
             self._log.warning("same_node_address", detail=detail)
         self._twins = frozenset(twins)
 

@@ -1,6 +1,6 @@
-"""Another number of shards, while no daemon serves: ``tickwheel reshard``.
+"""Change the number of shards offline: ``tickwheel reshard``.
 
-All records of the databases there are go into new ones beside them. Where a record goes:
+All records of the old databases are copied to new databases in the same folder, as follows:
 
 | record | the shards that get it |
 |---|---|
@@ -13,17 +13,18 @@ All records of the databases there are go into new ones beside them. Where a rec
 | the answers to a producer session | the one it was in; all, if that is gone |
 | those to a request with an idempotency key | the home of the key, in one record |
 
-What was in a shard that is gone goes to the shard of its number mod how many there are. Versions of
-settings begin anew, because their homes are elsewhere.
+Records of a removed shard go to the shard with its number modulo the new number of shards. Versions
+of settings restart, because their home shards change.
 
-Ids stay as they are. What a group is owed rests on the order of ids, and groups begin elsewhere in
-each shard: a merged group begins where the earliest of its parts does, and a task of which it would
-be owed more than before gets a record that the group is done with it. What cannot be moved exactly
-is refused before anything is changed.
+Ids do not change. The tasks owed to a group follow from the order of ids, and a group begins at a
+different id in each shard. A merged group begins where the earliest of its parts begins, and a task
+that it would newly be owed gets a record that the group is done with it. Records that cannot be
+moved exactly are refused before anything changes.
 
-Invariants: a database there is changes only when the new ones are whole and verified, and then only
-by the note that it was given up; no store opens it from then on. One rename (``shards.json``)
-makes the new ones count. Cut off anywhere, the next run begins anew from the databases there are.
+Invariants: an old database changes only after the new databases are complete and verified, and then
+only gets a mark that it was given up, after which no store opens it. A single rename
+(``shards.json``) activates the new databases. After an interruption at any point, the next run
+starts again from the old databases.
 """
 
 from __future__ import annotations
@@ -124,26 +125,26 @@ PAGE: Final = 10_000
 CACHE_BYTES: Final = 4 << 20
 BUSY_MS: Final = 1_000
 ROOM_BYTES: Final = 1 << 20
-"""Of each new database, beside twice what there is."""
+"""Free bytes needed for each new database, in addition to twice the size of the old databases."""
 _NO_OPTIONS: Final = TaskOptions()
 _NO_SETTINGS: Final = GroupSettings()
 _T = TypeVar("_T")
 
 
 class Plan(NamedTuple):
-    """What was asked for."""
+    """The requested change."""
 
     store: str
-    """The folder, or the database of the only shard there is."""
+    """URL of the folder, or of the database of the only shard."""
     to: int
     into: str | None = None
-    """The folder to be made of a single database."""
+    """URL of the new folder for a single database."""
     dry_run: bool = False
 
 
 @dataclass(slots=True)
 class Report:
-    """What was done, or would be. Everything but names is a count."""
+    """The result of a run, or of a dry run. All numbers are counts."""
 
     store: str
     into: str
@@ -151,31 +152,31 @@ class Report:
     to: int
     dry_run: bool = False
     already: bool = False
-    """Whether there was nothing to do, because an earlier run has done it."""
+    """Whether an earlier run has already made the change."""
     tasks: int = 0
     moved: int = 0
-    """Tasks that are in a shard of another number than before."""
+    """Tasks whose shard number changes."""
     progress: int = 0
     dead: int = 0
     done: int = 0
-    """Records that a group is done with a task, made for groups of which shards disagreed."""
+    """New records that a group is done with a task, for groups that began differently in shards."""
     records: dict[str, int] = field(default_factory=dict)
-    """How many records of each kind there were."""
+    """Number of records by kind."""
     shards: list[dict[str, Any]] = field(default_factory=list)
-    """Of each shard its tasks and its database."""
+    """Number of tasks and database of each new shard."""
     kept: list[str] = field(default_factory=list)
-    """The databases that do not count any more."""
+    """Old databases, which are no longer used."""
 
     def fields(self) -> dict[str, Any]:
-        """The fields of the report for ``--json``."""
+        """Return the fields of the report for ``--json``."""
         return asdict(self)
 
 
 def reshard(plan: Plan, now_ms: int) -> Report:
-    """Change the number of shards. Raises TickwheelError; then everything is as it was, or, cut off
-    in the end, the same call again goes on."""
+    """Change the number of shards. Raise TickwheelError on failure, after which either nothing has
+    changed or the same call completes the change."""
     if not 1 <= plan.to <= SHARDS_MAX:
-        raise BadRequest(f"to must be 1 to {SHARDS_MAX}, not {plan.to}")
+        raise BadRequest(f"to must be between 1 and {SHARDS_MAX}, not {plan.to}")
     place = _place_of(plan)
     report = Report(
         without_secrets(plan.store), f"sqlite:///{place.folder.path}", len(place.paths), plan.to,
@@ -202,26 +203,26 @@ def reshard(plan: Plan, now_ms: int) -> Report:
     return report
 
 
-# --- where it is ---------------------------------------------------------------------------------
+# --- paths ---------------------------------------------------------------------------------------
 
 
 class _Place(NamedTuple):
-    """The databases there are, and where the new ones go."""
+    """The paths of the old and new databases."""
 
     folder: ShardFolder
     layout: Layout
-    """How the folder is laid out now; of one that is to be made it says no shards."""
+    """Current layout of the folder; a new folder has 0 shards."""
     paths: list[str]
     is_done: bool
 
     @property
     def fresh(self) -> ShardFolder:
-        """The folder with its databases where the new ones are."""
+        """The folder with the paths of the new databases."""
         return replace(self.folder, part=self.layout._replace(number=self.layout.number + 1).part)
 
     @property
     def options(self) -> SqliteOptions:
-        """Of the new databases, while they are made."""
+        """Options for creating the new databases."""
         url = self.folder.url(0)
         return options_from(url, parse(url).settings)
 
@@ -231,9 +232,11 @@ def _place_of(plan: Plan) -> _Place:
     if folder is None:
         return _place_of_one(plan)
     if plan.into is not None:
-        raise BadRequest(f"into ({plan.into}) is for a single database; {plan.store} is a folder")
+        raise BadRequest(
+            f"into ({plan.into}) needs a single database, but {plan.store} is a folder"
+        )
     if not is_laid_out(folder):
-        raise StoreUnusable(f"{count_path(folder)} is missing: there are no shards to change")
+        raise StoreUnusable(f"{count_path(folder)} is missing: the folder has no shards")
     layout = read_layout(folder)
     there = replace(folder, part=layout.part)
     paths = [there.database(shard) for shard in range(layout.shards)]
@@ -243,45 +246,45 @@ def _place_of(plan: Plan) -> _Place:
 def _place_of_one(plan: Plan) -> _Place:
     kind = parse(plan.store).kind
     if kind != "sqlite":
-        raise BadRequest(f"store {without_secrets(plan.store)!r}: only SQLite stores have a folder")
+        raise BadRequest(f"store {without_secrets(plan.store)!r} must be an SQLite store")
     folder = None if plan.into is None else shard_folder(plan.into)
     if folder is None:
         raise BadRequest(
-            "into must be the folder of the new shards, sqlite:///DIR/ with the slash at its end,"
-            f" not {shown(plan.into)}"
+            "into must be the folder of the new shards, sqlite:///DIR/ with a trailing slash, not"
+            f" {shown(plan.into)}"
         )
     path = os.path.realpath(parse(plan.store).path)
     if not is_laid_out(folder):
         for there in filter(os.path.exists, map(folder.database, range(SHARDS_MAX))):
-            raise StoreUnusable(f"{there} exists already: take another folder")
+            raise StoreUnusable(f"{there} already exists: use another folder")
         return _Place(folder, Layout(0), [path], is_done=False)
     layout = read_layout(folder)
     taken_to = f"{os.path.realpath(folder.path)}/{Layout(0, 1).part}"
     meta = meta_of(path) if os.path.exists(path) else {}
     if layout.shards != plan.to or meta.get(GIVEN_UP_FOR) != taken_to:
-        raise Conflict(f"{count_path(folder)} exists already: take another folder")
+        raise Conflict(f"{count_path(folder)} already exists: use another folder")
     return _Place(folder, layout, [path], is_done=True)
 
 
 def _check_room(place: _Place, count: int) -> None:
-    """Raises StoreUnusable unless the new databases certainly fit on the disk."""
+    """Raise StoreUnusable unless the new databases certainly fit on the disk."""
     needed = 2 * sum(map(os.path.getsize, place.paths)) + count * ROOM_BYTES
     path = os.path.abspath(place.folder.path)
     free = free_bytes(f"{path}/" if os.path.isdir(path) else path)
     if free < needed:
         raise StoreUnusable(
-            f"{place.folder.path}: {free:,} bytes are free on the disk, and {needed:,} are needed"
+            f"{place.folder.path}: {needed:,} bytes are needed, but {free:,} are free on disk"
         )
 
 
-# --- the databases there are -----------------------------------------------------------------
+# --- old databases ---------------------------------------------------------------------------
 
 
 class _Source:
-    """One of the databases there are: locked, whole, read and not changed."""
+    """An old database, which is locked, complete and only read."""
 
     def __init__(self, number: int, path: str, endings_max: int, stack: ExitStack) -> None:
-        """Raises StoreUnusable for one that is missing, in use, not closed or damaged."""
+        """Raise StoreUnusable if it is missing, in use, not cleanly closed or damaged."""
         self.number, self.path = number, os.path.realpath(path)
         if not os.path.exists(self.path):
             raise StoreUnusable(f"{path} is missing: restore it first")
@@ -294,7 +297,7 @@ class _Source:
         meta = read_meta(self._connection, self.path)
         if not meta["clean"]:
             raise StoreUnusable(
-                f"{path} was not closed cleanly: start its daemon once, and stop it with SIGTERM"
+                f"{path} was not closed cleanly: start its daemon once and stop it with SIGTERM"
             )
         self._check_not_given_up(meta.get(GIVEN_UP_FOR))
         self.epoch, self.id_mark = int(meta["epoch"]), int(meta["id_mark"])
@@ -303,16 +306,16 @@ class _Source:
         self._reader = Reader(self._connection)
 
     def _check_not_given_up(self, taken_to: object) -> None:
-        """Raises Conflict if other databases count instead; not, if that was cut off before."""
+        """Raise Conflict if other databases have replaced this one, unless that was interrupted."""
         if taken_to is None:
             return
         path, _, part = str(taken_to).rstrip("/").rpartition("/")
         folder = ShardFolder(f"{path}/")
         if is_laid_out(folder) and layout_number(part) <= read_layout(folder).number:
-            raise Conflict(f"{self.path}: its tasks were taken to {taken_to} already")
+            raise Conflict(f"{self.path}: its tasks were already moved to {taken_to}")
 
     def tasks(self) -> Iterator[StoredTask]:
-        """All tasks, by id."""
+        """Yield all tasks in the order of their ids."""
         return _tasks_of(self._reader)
 
     def close(self) -> None:
@@ -320,12 +323,12 @@ class _Source:
 
 
 def _check_whole(path: str) -> Audit:
-    found = audit.check(sqlite_url(Path(path)), is_locked=True)
-    if found.problems:
+    result = audit.check(sqlite_url(Path(path)), is_locked=True)
+    if result.problems:
         raise StoreUnusable(
-            f"{path} has {len(found.problems)} problems; the first: {found.problems[0]}"
+            f"{path} has {len(result.problems)} problems; the first: {result.problems[0]}"
         )
-    return found
+    return result
 
 
 def _tasks_of(reader: Reader) -> Iterator[StoredTask]:
@@ -336,13 +339,14 @@ def _tasks_of(reader: Reader) -> Iterator[StoredTask]:
 
 
 def _merged(sources: Sequence[_Source]) -> Iterator[tuple[_Source, StoredTask]]:
-    """All tasks by id, with where they are now. Raises StoreUnusable for one that is twice."""
+    """Yield all tasks in the order of their ids, each with its database. Raise StoreUnusable if a
+    task is in two databases."""
 
     def of(source: _Source) -> Iterator[tuple[_Source, StoredTask]]:
         return ((source, task) for task in source.tasks())
 
     last_id = -1
-    for source, task in heapq.merge(*map(of, sources), key=lambda one: one[1].row.id):
+    for source, task in heapq.merge(*map(of, sources), key=lambda pair: pair[1].row.id):
         if task.row.id == last_id:
             raise StoreUnusable(f"task {last_id} is in two shards, one of them {source.path}")
         last_id = task.row.id
@@ -353,19 +357,19 @@ def _merged(sources: Sequence[_Source]) -> Iterator[tuple[_Source, StoredTask]]:
 
 
 class _Groups:
-    """The groups of all shards as one set: their rows, and what that changes for a task."""
+    """The merged groups of all shards: their rows, and the effect of the merge on tasks."""
 
     def __init__(self, sources: Sequence[_Source]) -> None:
-        """Raises Conflict for what shards disagree about, or for a group that is being deleted."""
+        """Raise Conflict if shards disagree, or if a group is being deleted."""
         self._is_one = len(sources) == 1
         self._sources = sources
         self.rows: list[GroupRow] = []
         self._seen: list[dict[str, dict[str, GroupRow]]] = [{} for _ in sources]
-        """Of each source: topic → its groups as that source has them, or would make them now."""
+        """Groups by topic in each source, as the source has them or would create them now."""
         self._all: dict[str, dict[str, GroupRow]] = {}
-        """Topic → its groups as the new shards have them."""
+        """Groups by topic in the new shards."""
         self._former: list[dict[str, list[GroupRow]]] = [{} for _ in sources]
-        """Of each source: topic → groups whose former filters may judge its tasks."""
+        """Groups by topic in each source whose former filters can apply to tasks."""
         found: dict[tuple[str, str], dict[int, GroupRow]] = {}
         for source in sources:
             for row in source.small.of_kind(GROUP):
@@ -396,15 +400,15 @@ class _Groups:
         is_later = any(since_id == BY_DUE_ALONE for _, since_id in starts)
         if is_later and len(set(starts)) > 1:
             raise Conflict(
-                f"group {one.group} of topic {one.topic} begins in the future, and not at the same"
-                " moment in all shards: delete it, or wait until it has begun"
+                f"group {one.group} of topic {one.topic} begins in the future at different times in"
+                " the shards: delete it, or wait until it has begun"
             )
         since_ms, since_id = min(start[0] for start in starts), min(start[1] for start in starts)
         merged = GroupRow(one.topic, one.group, since_ms, settings, since_id)
         self.rows.append(merged)
         self._all.setdefault(one.topic, {})[one.group] = merged
         for source in self._sources:
-            # Where the topic has no group at all its tasks wait for any.
+            # In a source without groups of the topic, tasks wait for the first group.
             if one.topic in topics[source.number]:
                 made = merged if is_later else merged._replace(
                     since_ms=source.position_ms + 1, since_id=source.id_mark
@@ -417,14 +421,15 @@ class _Groups:
 
     @staticmethod
     def _begun(source: _Source, row: GroupRow) -> GroupRow:
-        """The row as a start would have it: a start in the future may have come."""
+        """Return the row as a start of the daemon would change it, because a group's begin in the
+        future can have passed."""
         if row.since_id == BY_DUE_ALONE and row.since_ms <= source.position_ms:
             return row._replace(since_id=source.id_mark)
         return row
 
     def not_owed(self, source: _Source, task: StoredTask) -> list[str]:
-        """The groups that are owed the task by the new rows, and were not. Raises Conflict when
-        that cannot be said of the task."""
+        """Return the groups that are newly owed the task because of the merge. Raise Conflict if
+        this cannot be determined."""
         if self._is_one:
             return []
         row, topic = task.row, task.row.topic
@@ -432,8 +437,8 @@ class _Groups:
             assert group.settings is not None
             if any(is_before(former, row) for former in group.settings.former):
                 raise Conflict(
-                    f"task {row.id} of topic {topic} came due before the filter of group"
-                    f" {group.group} was changed: let such tasks be worked off first"
+                    f"task {row.id} of topic {topic} became due before the filter of group"
+                    f" {group.group} was changed: finish such tasks first"
                 )
         seen = self._seen[source.number].get(topic)
         if not seen:
@@ -445,8 +450,8 @@ class _Groups:
         if before - after or (more and row.due_ms > source.position_ms):
             groups = ", ".join(sorted(before ^ after))
             raise Conflict(
-                f"task {row.id} of topic {topic}: whether it is owed to {groups} cannot be kept;"
-                " let it be worked off first"
+                f"task {row.id} of topic {topic} would no longer be owed as now to {groups};"
+                " finish it first"
             )
         return more
 
@@ -455,7 +460,7 @@ def _check_settled(row: GroupRow) -> None:
     if row.settings is not None and row.settings.closed_ms is not None:
         what = f"group {row.group} of topic" if row.group != TOPIC_ITSELF else "topic"
         raise Conflict(
-            f"{what} {row.topic} is being deleted: start a daemon, and let it end that first"
+            f"{what} {row.topic} is being deleted: start a daemon and let it finish the deletion"
         )
 
 
@@ -474,7 +479,7 @@ def _same_settings(rows: Sequence[GroupRow]) -> GroupSettings | None:
     if len(filters) > 1 or any(one != found[0] for one in found):
         one = rows[0]
         what = f"group {one.group} of topic" if one.group != TOPIC_ITSELF else "topic"
-        raise Conflict(f"{what} {one.topic} has other settings in one shard than in another")
+        raise Conflict(f"{what} {one.topic} has different settings in different shards")
     return None if all(row.settings is None for row in rows) else found[0]
 
 
@@ -482,7 +487,7 @@ def _same_settings(rows: Sequence[GroupRow]) -> GroupSettings | None:
 
 
 def basis_of(options: TaskOptions | None) -> str | None:
-    """What names the shard of a task with these options; None: nothing does."""
+    """Return the name from which the shard of a task with these options follows, or None."""
     options = options or _NO_OPTIONS
     basis = api.basis_of(options.shard_by, options.order_key, options.key)
     if basis is not None:
@@ -493,16 +498,16 @@ def basis_of(options: TaskOptions | None) -> str | None:
 
 
 class _Move:
-    """All records, and to which of the new shards they go."""
+    """All records and their new shards."""
 
     def __init__(self, sources: Sequence[_Source], count: int, endings_max: int) -> None:
-        """Raises Conflict for records that cannot be moved exactly."""
+        """Raise Conflict for records that cannot be moved exactly."""
         self.sources, self.count, self.endings_max = sources, count, endings_max
         self.groups = _Groups(sources)
         self._watched: dict[int, tuple[str, int]] = {}
-        """Task → the schedule that waits for its end, and the shard of that."""
+        """The schedule that waits for a task's end, and the schedule's shard, by task."""
         self.records: list[dict[RecordKey, Any]] = [{} for _ in range(count)]
-        """Of each new shard: all records but groups."""
+        """All records except groups, by new shard."""
         self.outcomes: list[list[tuple[int, Outcome]]] = [[] for _ in range(count)]
         self.tasks_of = [0] * count
         self.epoch = max(source.epoch for source in sources) + 1
@@ -515,7 +520,7 @@ class _Move:
             self._add_paused(source.small.of_kind(PAUSED_KEY))
             self._add_targets(source.small.of_kind(TARGET))
             self.outcomes[self._stays(source)] += source.small.outcomes
-        # Those of numbers that stay first: they hold where another shard has them, too.
+        # Sources whose numbers remain come first: their records take precedence.
         for source in sources:
             rows = list[SessionRow](source.small.of_kind(SESSION))
             self._add_sessions(source, [row for row in rows if not row.once.key])
@@ -562,7 +567,9 @@ class _Move:
             basis = basis_of(row.schedule.options)
             shard = self.shard_of(row.schedule.name if basis is None else basis)
             if any((SCHEDULE, row.schedule.name) in records for records in self.records):
-                raise Conflict(f"schedule {row.schedule.name} is in two shards: delete one of them")
+                raise Conflict(
+                    f"schedule {row.schedule.name} is in two shards: delete it in one of them"
+                )
             self._put(shard, SCHEDULE, row)
             self._claim(OF_SCHEDULE, row.schedule.name, row.schedule.topic, shard)
             if row.last_id and row.schedule.overlap != "allow":
@@ -587,7 +594,7 @@ class _Move:
             homes = {self.shard_of(basis) for basis in bases if basis is not None}
             if len(homes) > 1:
                 raise Conflict(
-                    f"transaction {head.id} is open, and its tasks would be in {len(homes)}"
+                    f"transaction {head.id} is open, but its tasks would be in {len(homes)}"
                     " shards: commit it or roll it back first"
                 )
             shard = homes.pop() if homes else self.shard_of(head.id)
@@ -607,8 +614,8 @@ class _Move:
         for row in rows:
             if not row.state.is_over:
                 raise Conflict(
-                    f"bulk operation {row.bulk.id} has not ended: start a daemon, and let it end,"
-                    " or cancel it"
+                    f"bulk operation {row.bulk.id} is still running: start a daemon and let it"
+                    " finish, or cancel it"
                 )
             key = (BULK, BULK.key(row))
             records[key] = _sum(records[key], row) if key in records else row
@@ -626,8 +633,8 @@ class _Move:
                 there = records.get((TARGET, TARGET.key(row)))
                 if there is not None and _plain(there) != _plain(row):
                     raise Conflict(
-                        f"group {row.group} of topic {row.topic} is sent elsewhere in one shard"
-                        " than in another: set its target again"
+                        f"group {row.group} of topic {row.topic} has different targets in different"
+                        " shards: set its target again"
                     )
                 self._put(shard, TARGET, row if there is None else there)
 
@@ -666,11 +673,11 @@ class _Move:
             name, shard = self._watched.get(task.row.id, ("", home))
             if shard != home:
                 raise Conflict(
-                    f"schedule {name} waits for the end of task {task.row.id}, whose key is of"
-                    " another shard: let that task end first"
+                    f"schedule {name} waits for the end of task {task.row.id}, whose key belongs to"
+                    " another shard: finish that task first"
                 )
             if max(task.row.id, order_of(task.row)) > self.id_mark:
-                raise StoreUnusable(f"task {task.row.id} lies above the id mark {self.id_mark}")
+                raise StoreUnusable(f"task {task.row.id} is above the id mark {self.id_mark}")
             self.tasks_of[home] += 1
             report.tasks += 1
             report.moved += home != source.number
@@ -681,7 +688,7 @@ class _Move:
         report.records = dict(sorted(kinds.items()))
 
     def tasks(self) -> Iterator[tuple[int, StoredTask, StoredTask]]:
-        """Of each task, by id: its shard, the task as it is now, and as it is to be."""
+        """Yield the new shard, the old and the new form of each task, in the order of ids."""
         for source, task in _merged(self.sources):
             done = tuple(
                 ProgressRow(task.row.id, group, ProgressState.DONE, 0, 0)
@@ -815,9 +822,9 @@ def _verify(path: str, move: _Move, shard: int, expected: _Sum) -> None:
     if came_to != expected or counted != (
         expected.tasks, expected.progress + expected.done, expected.dead,
     ):  # fmt: skip
-        raise StoreUnusable(f"{path} holds {came_to}, and should hold {expected}")
+        raise StoreUnusable(f"{path} has {came_to}, but should have {expected}")
     if small.records != _records(move, shard) or small.outcomes != move.outcomes[shard]:
-        raise StoreUnusable(f"{path} does not hold the records that it should")
+        raise StoreUnusable(f"{path} does not have the expected records")
 
 
 def _records(move: _Move, shard: int) -> Mapping[RecordKey, Any]:

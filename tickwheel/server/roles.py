@@ -1,11 +1,11 @@
-"""The shard and this daemon's role for it: taking over, serving, stepping down; and what the daemon
-says of itself: STATUS, ``/readyz``.
+"""The daemon's role for its shard (taking over, serving, stepping down), and its status for STATUS
+and ``/readyz``.
 
-With a store of its own (SQLite, memory) a daemon leads from the start to the end. With a store
-that several daemons share it stands by until it is elected, serves until it is deposed, and
-stands by again. Order of taking over: acquire the lease, open the store (the epoch rises),
-recover, serve. ``open_store`` says which store the settings ask for, and the engine's settings that
-depend on it.
+With a private store (SQLite, memory), a daemon is active for its whole life. With a store shared by
+several daemons, it is a standby until it is elected, serves until it is deposed, and becomes a
+standby again. To take over, it acquires the lease, opens the store (which raises the epoch),
+recovers, and serves. ``open_store`` returns the configured store and the engine's configuration
+that depends on it.
 """
 
 from __future__ import annotations
@@ -68,16 +68,17 @@ if TYPE_CHECKING:
     from tickwheel.server.tracing import Exports, Tracing
 
 TAKEOVER_RETRY_S = 1.0
-"""Seconds after a failed takeover in which another daemon gets its chance."""
+"""Seconds after a failed takeover in which another daemon can take over."""
 
 
 class Roles:
-    """``begin``, then ``run`` for ever; ``close`` gives everything back.
+    """The daemon's roles: call ``begin``, then ``run``, which never returns; ``close`` releases
+    everything.
 
-    ``serving`` is called with each new shard before it starts; ``changed`` and ``deposed`` when
-    the connections of a standby, or of a leader, should go; ``cut_off`` when those must go at once;
-    ``leased`` when the lease is over and the store does not say more (False), and when it is held
-    again.
+    ``serving`` is called with each new shard before it starts; ``changed`` and ``deposed`` when the
+    connections of a standby or a leader should end; ``cut_off`` when they must end immediately;
+    ``leased`` with False when the lease expires without news from the store, and with True when it
+    is held again.
     """
 
     def __init__(
@@ -95,20 +96,20 @@ class Roles:
         has_process: bool = True,
         member: Member | None = None,
     ) -> None:
-        """``sources``: of the clock, instead of the machine's. ``has_process``: whether the process
-        is the daemon's own, so that it says when garbage is looked for. ``member``: this daemon's
-        side of its node. Raises StoreUnusable or BadRequest for settings that cannot be served."""
+        """``sources`` replace the machine's clocks. ``has_process``: whether the daemon has the
+        process to itself and controls its garbage collection. ``member`` connects the daemon to its
+        node. Raise StoreUnusable or BadRequest for unusable settings."""
         self.settings = settings
         self.log = log
         self._repeating: dict[str, Sparing] = {}
         self.clock = Clock(int(settings.clock_hold_over_s * 1000), sources)
         self._has_process = has_process
         if self.clock.steered:
-            log.warning("test_clock", detail=f"{TEST_CLOCK_ENV} is set: a file steers the time")
+            log.warning("test_clock", detail=f"{TEST_CLOCK_ENV} is set: a file controls the clock")
         self.store, config = open_store(settings)
         self._engine_config = config if member is None else replace(config, shards=member.count)
         self._siblings: Siblings | None = None
-        """The other shards; None: this is the only one."""
+        """The other shards; None if this is the only shard."""
         if self._engine_config.shards > 1:
             self._siblings = open_siblings(store_url(settings))
         self.observed = Observed(settings.metrics_lateness_topics_max)
@@ -119,7 +120,7 @@ class Roles:
         self.address = settings.advertise or settings.listen
         """The address at which others find this daemon."""
         self.http_url: str | None = None
-        """The URL of this daemon's HTTP for others; None: it answers none."""
+        """URL of this daemon's HTTP server for other machines; None if it has none."""
         self._serving = serving
         self._changed = changed
         self._deposed = deposed
@@ -143,7 +144,7 @@ class Roles:
         options = settings.history(self._engine_config.shard)
         self.history = None if options is None else History(options, self.clock, self.on_event)
         self.exports: Exports | None = None
-        """Where spans and metrics go; None: nowhere."""
+        """Exporter of spans and metrics; None if OpenTelemetry is off."""
         self._tracing: Tracing | None = None
         self._recovering: Recovering | None = None
         self._logged_failure = self._logged_role = ""
@@ -151,16 +152,16 @@ class Roles:
         self._hold: asyncio.Task[None] | None = None
         self._watch: asyncio.Task[None] | None = None
 
-    # --- what others may know ------------------------------------------------------------------
+    # --- public state --------------------------------------------------------------------------
 
     @property
     def shared(self) -> bool:
-        """Whether several daemons may have this store."""
+        """Whether several daemons can share this store."""
         return self._leadership is not None
 
     @property
     def leader(self) -> Leader | None:
-        """The active daemon, as far as it is known here; None: none is."""
+        """The active daemon, or None if none is known."""
         if self._leadership is not None:
             return self._leadership.leader
         if self.shard is None:
@@ -171,31 +172,32 @@ class Roles:
 
     @property
     def other_leader(self) -> Leader | None:
-        """The active daemon, if it is another one; else None."""
+        """The active daemon if it is not this daemon, else None."""
         leader = self.leader
         return leader if leader is not None and leader.address != self.address else None
 
     @property
     def standbys(self) -> tuple[Standby, ...]:
-        """The daemons that stand by, as far as the store tells."""
+        """Standby daemons that the store knows."""
         return self._leadership.standbys if self._leadership is not None else ()
 
     @property
     def store_at(self) -> str | None:
-        """The server that has the store, ``HOST:PORT``; None: none was found, or it has none."""
+        """Address of the store's server, ``HOST:PORT``; None if none was found or it needs none."""
         if self.shard is not None and isinstance(self.store, Located):
             return self.store.at or None
         return (self._leadership.store_at or None) if self._leadership is not None else None
 
     @property
     def loaded(self) -> int:
-        """Tasks brought to memory by the recovery under way, or the last one."""
+        """Tasks loaded by the current or last recovery."""
         return self._recovering.loaded if self._recovering is not None else 0
 
     # --- roles -----------------------------------------------------------------------------
 
     async def begin(self) -> None:
-        """Begin, and return when this daemon serves or stands by. Raises StoreError."""
+        """Return once this daemon is active or a standby. Raise StoreError if the store is
+        unusable."""
         leadership = self._leadership
         self._begin_tracing()
         if self.history is not None:
@@ -210,7 +212,7 @@ class Roles:
             try:
                 await self._take_over()
             except (StoreUnreachable, StoreAway) as error:
-                # It was there a moment ago, and ``run`` tries on.
+                # It was reachable a moment ago; ``run`` retries.
                 await self._takeover_failed(error)
             return
         await self._take_over()
@@ -229,7 +231,7 @@ class Roles:
             self._tracing.start()
 
     async def run(self) -> None:
-        """Serve or stand by, for ever. Raises what must end the daemon."""
+        """Serve or stand by, forever. Raise the error that must end the daemon."""
         while True:
             if self.shard is not None:
                 try:
@@ -253,15 +255,15 @@ class Roles:
         self._watch = asyncio.create_task(leadership.watch(self._leased))
 
     async def _takeover_failed(self, error: StoreError) -> None:
-        """Stand by again, without the lease: another daemon may have more luck."""
+        """Return to standby without the lease, because another daemon may succeed."""
         if error.message != self._logged_failure:
             self._logged_failure = error.message
-            self.on_event("takeover_failed", f"{error.message}; trying on")
+            self.on_event("takeover_failed", f"{error.message}; retrying")
         await self.close_shard(None, clean=False)
         self._enter("standby")
 
     async def _serve(self, shard: Shard) -> None:
-        """Serve until that cannot go on; raises the reason."""
+        """Serve until an error ends the tenure; raise that error."""
         ends: set[asyncio.Future[Any]] = {shard.failed}
         if self._hold is not None:
             ends.add(self._hold)
@@ -270,7 +272,7 @@ class Roles:
             future.result()
 
     async def _step_down(self, error: StoreError) -> None:
-        """Deliver nothing more, and wait: somebody else leads, or the store cannot be used."""
+        """Stop deliveries and become a standby: another daemon leads, or the store is unusable."""
         shard, self.shard = self.shard, None
         assert shard is not None and self._leadership is not None
         shard.pause()
@@ -285,7 +287,8 @@ class Roles:
             gc.unfreeze()
 
     async def _take_over(self) -> None:
-        """Open the store, recover what is due soon, serve. Raises StoreError."""
+        """Open the store, recover the tasks that are due soon, and serve. Raise StoreError on
+        failure."""
         self._enter("starting")
         failpoints.hit("takeover.elected")
         settings, started_s = self.settings, time.monotonic()
@@ -333,14 +336,14 @@ class Roles:
         self.shard = shard
         shard.start(self._load_rest(shard, recovering, started_s))
         self._enter("active")
-        self._changed("this daemon is the active one now: connect again")
+        self._changed("this daemon is now active: reconnect")
         self.observed.recovery_s = time.monotonic() - started_s
         if self.shared:
             self.log.info("durability", detail=self.store.durability)
         recovering.log_summary(self.log, without_secrets(settings.store), self.observed.recovery_s)
 
     def _compare_clock(self, opened: Opened) -> None:
-        """Hold a clock that is far ahead of what the store has seen: all would fire at once."""
+        """Hold a clock that is far ahead of the store's last time: all tasks would fire at once."""
         settings = self.settings
         if settings.accept_clock:
             self.clock.accept()
@@ -352,20 +355,20 @@ class Roles:
         if not self.clock.held_at_start:
             return
         if recovering.found_nothing:
-            self.clock.accept()  # there is nothing that could fire
+            self.clock.accept()  # the store has no task that could fire
         else:
             self.on_event("clock_held", why_held(self.clock))
 
     def give_up(self) -> None:
-        """Wait no longer for a store that cannot be asked, because the daemon shall stop."""
+        """Stop waiting for an unreachable store, because the daemon is stopping."""
         if self._leadership is not None:
             self._leadership.give_up()
 
     def accept_clock(self) -> None:
-        """Trust the wall clock, because an operator says that it is right."""
+        """Follow the wall clock, on the command of an operator."""
         if self.clock.held:
             self.clock.accept()
-            self.on_event("clock_accepted", "an operator says that the wall clock is right")
+            self.on_event("clock_accepted", "an operator accepted the wall clock")
             self._wake()
 
     async def _open_store(self, now_ms: int) -> tuple[str, Opened]:
@@ -375,7 +378,7 @@ class Roles:
             return owner, await self.store.open(owner, now_ms, known=known)
         assert leadership.me is not None
         owner = leadership.me.owner
-        # One that has seen data here must not lay out an empty store: see leadership.
+        # A daemon that has seen data must not initialize an empty store (see ``Leadership``).
         store = cast("SharedStore", self.store)
         may_create = not leadership.incarnation
         opened = await store.open(owner, now_ms, known=known, may_create=may_create)
@@ -383,12 +386,12 @@ class Roles:
         return owner, opened
 
     def _known(self) -> list[Known]:
-        """What is known of the store beside it: it is compared with the store, before anything is
-        served."""
-        found = self.history.known() if self.history is not None else []
+        """Return facts about the store from other sources, which are compared with the store before
+        anything is served."""
+        facts = self.history.known() if self.history is not None else []
         if self.settings.expect_store:
-            found.append(Known("the setting expect_store"))
-        return found
+            facts.append(Known("the setting expect_store"))
+        return facts
 
     async def _load_rest(self, shard: Shard, recovering: Recovering, started_s: float) -> None:
         await recovering.rest()
@@ -403,7 +406,7 @@ class Roles:
     # --- the end of a tenure -------------------------------------------------------------------
 
     async def close_shard(self, shard: Shard | None, clean: bool) -> None:
-        """Give back what a daemon has while it leads, in whatever state it is."""
+        """Release the resources of a leader in any state."""
         if shard is not None:
             self._cut_off()
             if not clean:
@@ -426,7 +429,7 @@ class Roles:
                 await self._leadership.resign()
 
     async def close(self) -> None:
-        """Give back what is left after ``close_shard``."""
+        """Release the remaining resources after ``close_shard``."""
         try:
             if self._leadership is not None:
                 await self._leadership.close()
@@ -448,18 +451,18 @@ class Roles:
                 self._member.note(role, epoch, self.role_since_ms)
             other = self.other_leader
             active = None if other is None else other.address
-            state = f"{role} {active}"  # a takeover that fails is tried each second
+            state = f"{role} {active}"  # a failing takeover is retried every second
             if self.shared and role != "starting" and state != self._logged_role:
                 self._logged_role = state
                 self.log.info("role", role=role, active=active)
 
     def _verify(self) -> None:
-        """Look at a store whose lease or connection was gone: it may have lost more."""
+        """Verify a store that lost its lease or connection: it may also have lost data."""
         if self.shard is not None:
             self.shard.spawn(self._look_at_store())
 
     async def _look_at_store(self) -> None:
-        # One that is away, or being written anew, is looked at again by the next commit.
+        # The next commit verifies a store that is unreachable or being rewritten.
         with contextlib.suppress(StoreAway):
             await self.store.verify()
 
@@ -483,22 +486,22 @@ class Roles:
 
 
 def why_held(clock: Clock) -> str:
-    """What is wrong with the clock, and what to do, for people."""
+    """Return why the clock is held, and the remedy, for an operator."""
     days = f"{clock.ahead_ms / 86_400_000:.1f} days"
     reason = f"the wall clock jumped {days} ahead (clock_hold_over_s)"
     if clock.held_at_start:
         reason = (
-            f"the wall clock is {days} ahead of what the store has seen last"
-            " (clock_hold_start_over_s): it is wrong, or nobody served for so long"
+            f"the wall clock is {days} ahead of the last time in the store"
+            " (clock_hold_start_over_s): it is wrong, or no daemon has run since then"
         )
     return (
-        f"{reason}. Nothing fires until it is set right, or accepted:"
-        " kill -USR1 the daemon, or start it with --accept-clock"
+        f"{reason}. No task fires until the clock is corrected or accepted: send the daemon"
+        " SIGUSR1 (kill -USR1), or start it with --accept-clock"
     )
 
 
 def store_url(settings: Settings) -> str:
-    """The store's URL, with what other settings say of it."""
+    """Return the store's URL, extended by the settings that affect it."""
     url = settings.store
     if settings.allow_volatile_store and parse(url).kind == "redis":
         url = with_setting(url, "allow_volatile_store", "1")
@@ -506,7 +509,8 @@ def store_url(settings: Settings) -> str:
 
 
 def open_store(settings: Settings) -> tuple[Store, EngineConfig]:
-    """The store, not opened yet, and the engine's settings. Raises StoreUnusable, BadRequest."""
+    """Return the unopened store and the engine's configuration. Raise StoreUnusable or BadRequest
+    for unusable settings."""
     url, config = store_url(settings), settings.engine()
     if parse(url).kind != "redis":
         return open_url(url, disk_refuse=settings.disk_refuse), config
@@ -516,7 +520,7 @@ def open_store(settings: Settings) -> tuple[Store, EngineConfig]:
     shard = options.shard
     if settings.shard not in (0, shard):
         raise BadRequest(
-            f"setting shard: {settings.shard} is not the shard {shard} of the store's URL"
+            f"setting shard: {settings.shard} differs from shard {shard} in the store's URL"
         )
     if not options.mirror:
         return open_url(url), replace(config, shard=shard)
@@ -527,7 +531,7 @@ def open_store(settings: Settings) -> tuple[Store, EngineConfig]:
 
 
 def backup_folder(settings: Settings) -> Path:
-    """The folder for backups: beside the store, unless a folder is named."""
+    """Return the folder for backups: ``backup_dir``, or else the folder of the store."""
     if settings.backup_dir is not None:
         return Path(settings.backup_dir)
     parsed = parse(settings.store)
@@ -535,11 +539,11 @@ def backup_folder(settings: Settings) -> Path:
 
 
 def check_folders(settings: Settings) -> None:
-    """Check that the folders for backups and for the audit log are there: a daemon that made them
-    would make them on another disk while a volume is not mounted. Raises BadRequest."""
+    """Raise BadRequest if the folder for backups or for the audit log is missing. The daemon does
+    not create them, because it would use the wrong disk if a volume is not mounted."""
     if settings.backup_dir is not None and not Path(settings.backup_dir).is_dir():
         raise BadRequest(
-            f"setting backup_dir: {settings.backup_dir} is not a folder; mount its volume, or make"
+            f"setting backup_dir: {settings.backup_dir} is not a folder; mount its volume or create"
             " the folder"
         )
     if settings.audit_file is None:
@@ -547,15 +551,17 @@ def check_folders(settings: Settings) -> None:
     path = Path(settings.audit_file).absolute()
     if not path.parent.is_dir():
         raise BadRequest(
-            f"setting audit_file: the folder of {settings.audit_file} is not there; mount its"
-            " volume, or make the folder"
+            f"setting audit_file: the folder of {settings.audit_file} does not exist; mount its"
+            " volume or create the folder"
         )
     if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
-        what = "is a folder" if path.is_dir() else "may not be written by the daemon's user"
-        raise BadRequest(f"setting audit_file: {settings.audit_file} {what}; name another file")
+        problem = "is a folder" if path.is_dir() else "is not writable by the daemon's user"
+        raise BadRequest(
+            f"setting audit_file: {settings.audit_file} {problem}; choose another file"
+        )
 
 
-# --- what a daemon says of itself ----------------------------------------------------------------
+# --- status --------------------------------------------------------------------------------------
 
 NOT_READY = frozenset(
     (
@@ -569,12 +575,13 @@ NOT_READY = frozenset(
         "clock_held",
     )
 )
-"""States in which a load balancer should send nobody here. A daemon that loads serves."""
+"""States in which ``/readyz`` fails, so load balancers avoid the daemon. A loading daemon
+serves."""
 IDS_NAMED_MAX = 3
 
 
 class Running(Protocol):
-    """A daemon as STATUS and metrics ask about it."""
+    """A daemon as STATUS and metrics use it."""
 
     settings: Settings
     roles: Roles
@@ -590,7 +597,7 @@ class Running(Protocol):
 
 
 def state_of(daemon: Running) -> tuple[str, str | None]:
-    """(state, reason) of the daemon."""
+    """Return the state of the daemon, and its cause if known."""
     shard = daemon.roles.shard
     if daemon.draining:
         return "draining", None
@@ -604,8 +611,8 @@ def state_of(daemon: Running) -> tuple[str, str | None]:
     if shard.core.missing:
         ids = ", ".join(map(str, islice(shard.core.missing, IDS_NAMED_MAX)))
         return "rows_missing", (
-            f"{len(shard.core.missing)} tasks have not ended, and the store does not have their"
-            f" rows: {ids}{' …' if len(shard.core.missing) > IDS_NAMED_MAX else ''}"
+            f"the store lacks the rows of {len(shard.core.missing)} unfinished tasks:"
+            f" {ids}{' …' if len(shard.core.missing) > IDS_NAMED_MAX else ''}"
         )
     if daemon.roles.clock.held:
         return "clock_held", why_held(daemon.roles.clock)
@@ -615,7 +622,7 @@ def state_of(daemon: Running) -> tuple[str, str | None]:
 
 
 def status_map(daemon: Running) -> dict[str, Any]:
-    """The answer to STATUS; ``docs/protocol.md`` lists the fields."""
+    """Return the answer to STATUS; ``docs/protocol.md`` lists the fields."""
     state, detail = state_of(daemon)
     shard = daemon.roles.shard
     now = daemon.roles.clock.read()
@@ -630,7 +637,7 @@ def status_map(daemon: Running) -> dict[str, Any]:
         "address": daemon.roles.address,
         "since_ms": daemon.roles.role_since_ms,
         "active": _leader_map(leader) if leader is not None else None,
-        "standbys": [_standby_map(one) for one in daemon.roles.standbys],
+        "standbys": [_standby_map(standby) for standby in daemon.roles.standbys],
         "store": without_secrets(daemon.settings.store),
         "store_at": daemon.roles.store_at,
         "mirror": daemon.roles.store.mirror if isinstance(daemon.roles.store, Mirrored) else None,
@@ -648,14 +655,14 @@ def status_map(daemon: Running) -> dict[str, Any]:
 
 
 def _shards(daemon: Running) -> dict[str, Any]:
-    """Where all shards are, if there are several."""
+    """Return the addresses of all shards if there are several, else nothing."""
     settings, member = daemon.settings, daemon.member
     urls = settings.shard_urls if member is None else member.route()[1]
     return {"shard": settings.shard, "shards": urls} if urls else {}
 
 
 def memory_bytes() -> int | None:
-    """The bytes of memory that the process occupies; None: the system does not say."""
+    """Return the resident memory of the process in bytes, or None if it is unknown."""
     try:
         with open("/proc/self/statm", "rb") as file:
             return int(file.read().split()[1]) * mmap.PAGESIZE
@@ -664,7 +671,7 @@ def memory_bytes() -> int | None:
 
 
 def _disk(store: str) -> dict[str, Any]:
-    """The use of the disk that holds an embedded store."""
+    """Return the usage of the disk that holds an embedded store."""
     path = parse(store).path
     try:
         use = disk.measure(Path(path).parent) if path else None
@@ -686,17 +693,17 @@ def _leader_map(leader: Leader) -> dict[str, Any]:
     }
 
 
-def _standby_map(one: Standby) -> dict[str, Any]:
+def _standby_map(standby: Standby) -> dict[str, Any]:
     return {
-        "node": one.node,
-        "address": one.address,
-        "since_ms": one.since_ms,
-        "http": one.http or None,
+        "node": standby.node,
+        "address": standby.address,
+        "since_ms": standby.since_ms,
+        "http": standby.http or None,
     }
 
 
 def readiness(daemon: Running) -> tuple[bool, dict[str, Any]]:
-    """Whether enqueues are taken and deliveries go out; and details, with the reason if not."""
+    """Return whether the daemon accepts and delivers tasks, and details with the reason if not."""
     state, detail = state_of(daemon)
     answer: dict[str, Any] = {"status": state, "role": daemon.roles.role}
     if detail is not None:

@@ -1,6 +1,7 @@
-"""Settings of the daemon: flags win over environment (``TICKWHEEL_*``) over the TOML file.
+"""Settings of the daemon. Flags override environment variables (``TICKWHEEL_*``), which override
+the TOML file.
 
-Every number has its unit in its name and a default that a mature system would choose.
+The name of each number ends in its unit.
 """
 
 from __future__ import annotations
@@ -36,108 +37,114 @@ from tickwheel.model.records import TRACE_LENGTH_MAX
 from tickwheel.server.shard.callers import TOKEN_TEXT
 
 TASK_EXTRAS_BYTES = 64 * 1024
-"""What a task may have beside the largest body, unless ``task_bytes_max`` says otherwise."""
+"""Bytes of a task in addition to the largest body, if ``task_bytes_max`` is not set."""
 FRAME_BYTES = 1024 * 1024
-"""A DELIVER frame is not made larger than this, except by a task that alone is."""
+"""Maximum bytes of a DELIVER frame with several tasks; a single larger task exceeds it."""
 DISPATCH_BYTES = 16 * 1024 * 1024
-"""So much is handed out before the event loop gets its turn."""
+"""Maximum bytes dispatched before the event loop runs other work."""
 HOT_BYTES_MAX = 256 * 1024 * 1024
-"""Bodies of tasks that are due soon or ready, unless ``resident_bytes_max`` says otherwise."""
+"""Default of ``resident_bytes_max``: bytes of bodies of tasks that are due soon or ready."""
 REDIS_RESIDENT_BYTES_MAX = 2 * 1024 * 1024 * 1024
-"""With Redis every body stays in memory, so that a Redis that lost it gets it back."""
+"""Default of ``resident_bytes_max`` with Redis. All bodies stay in memory, which can restore a
+Redis that lost them."""
 
 
 class Settings(BaseSettings):
-    """What can be set of ``tickwheel serve``."""
+    """Settings of ``tickwheel serve``."""
 
     model_config = SettingsConfigDict(
         env_prefix=environment.PREFIX, env_ignore_empty=True, extra="forbid", frozen=True
     )
 
-    # where
+    # stores and addresses
     store: str = "sqlite:///tickwheel.db"
     expect_store: bool = False
-    """Refuse to start with a store that is empty: it was lost. For once it has been laid out."""
+    """Refuse to start with an empty store, because its data was lost. Set it after the first
+    start."""
     expect_standbys: int = Field(default=0, ge=0, le=64)
-    """Standbys of each shard that should be seen; fewer are a trouble, and an alert."""
+    """Expected standbys of each shard; if there are fewer, the daemon reports it and an alert
+    fires."""
     expect_nodes: int = Field(default=0, ge=0, le=1_000)
-    """Nodes that should be seen, this one included."""
+    """Expected nodes, including this node."""
     listen: str = "tcp://127.0.0.1:7355"
     http: str | None = None
     processes: int | Literal["auto"] = 1
-    """A daemon for each shard of a store that is a folder; "auto": one for each processor."""
+    """Number of shards, each with its own daemon, of a store that is a folder; "auto": one for each
+    processor."""
     http_all: str | None = None
-    """Where health, metrics and addresses of all shards together are answered."""
+    """Address of the HTTP server for all shards: health, metrics, addresses, API and console."""
     route: str = ""
-    """Of a daemon that ``processes`` has started: the addresses of all shards, in their order."""
+    """Addresses of all shards, in order, for a daemon that ``processes`` has started."""
     moved_id: int = Field(default=0, ge=0)
-    """Of such a daemon: tasks with ids up to this may be in any shard."""
+    """Largest id of a task that can be in any shard, for a daemon that ``processes`` has
+    started."""
     node: str = Field(default_factory=socket.gethostname)
     node_capacity: float = Field(default=1.0, ge=0.01, le=1_000)
-    """Of a node (``?shards=N``): how many shards it gets, beside the capacity of the others."""
+    """Weight of this node (``?shards=N``): its number of shards is proportional to it."""
     serve_token: str | None = Field(default=None, repr=False)
-    """Whoever shows it may do all. Not ``token``: ``TICKWHEEL_TOKEN`` is what a client shows."""
+    """Token with all rights. It is not called ``token``, because clients read
+    ``TICKWHEEL_TOKEN``."""
     tokens_file: str | None = None
-    """Tokens with rights of their own; None: there is ``serve_token`` only."""
+    """File of tokens with individual rights; None: only ``serve_token`` is valid."""
     audit_file: str | None = None
-    """What operators do is written there."""
+    """File that records the actions of operators."""
     audit_bytes_max: int = Field(default=64 * 1024 * 1024, ge=64 * 1024)
-    """Of that file, and of the one before it."""
+    """Maximum bytes of that file, and of its predecessor."""
     quota_tasks_per_s: float | None = Field(default=None, gt=0)
-    """This and the next: of each token that says nothing else."""
+    """Quotas of tokens that do not set their own."""
     quota_bytes_per_s: float | None = Field(default=None, gt=0)
     quota_pending: int | None = Field(default=None, gt=0)
     quota_connections: int | None = Field(default=None, gt=0)
     quota_subscriptions: int | None = Field(default=None, gt=0)
     quota_transactions: int | None = Field(default=None, gt=0)
     login_delay_s: float = Field(default=0.25, ge=0, le=10)
-    """Before a wrong token is answered."""
+    """Seconds before the answer to a wrong token."""
     tls_cert: str | None = None
-    """PEM; the chain, its own certificate first."""
+    """PEM file with the chain, beginning with the daemon's certificate."""
     tls_key: str | None = None
-    """None: it is in the file of ``tls_cert``."""
+    """None: the key is in the file of ``tls_cert``."""
     tls_client_ca: str | None = None
-    """Who signs the certificates of clients; None: clients are not asked for any."""
+    """File of the CA that signs clients' certificates; None: clients are not asked for one."""
     tls_client_required: bool = False
     tls_handshake_timeout_s: float = Field(default=5.0, gt=0, le=600)
     tls_handshakes_max: int = Field(default=256, gt=0)
-    """Of one port, under way."""
+    """Maximum handshakes in progress on each port."""
     tls_handshakes_per_s: float = Field(default=500.0, gt=0)
-    """Of one port, begun."""
+    """Maximum handshakes begun per second on each port."""
     http_hosts: str = ""
-    """Names, separated by commas, by which a port without tokens may be asked."""
+    """Host names, separated by commas, that requests to a port without tokens can use."""
     insecure: bool = False
-    """Listen beyond this machine without tokens or without TLS."""
+    """Allow other machines to connect without tokens or without TLS."""
     push_allow: str = ""
-    """Networks, separated by commas, that targets may be in though they are not public."""
+    """Private networks, separated by commas, in which targets are allowed."""
     backup_dir: str | None = None
     ready_file: str | None = None
     file_mode: Literal["0600", "0640", "0644"] = "0640"
-    """At most this mode has each file that the daemon makes; folders, with the right to enter."""
+    """Most permissive mode of the daemon's files; its folders can also be entered."""
     # failover
     advertise: str | None = None
     http_advertise: str | None = None
     leader_ttl_s: float = Field(default=3.0, ge=0.2, le=3_600)
     store_wait_s: float | None = Field(default=None, ge=0, le=3_600)
-    """At a start, for a Redis that does not answer; None: for as long as it takes."""
+    """Seconds to wait at a start for a Redis that does not answer; None: forever."""
     allow_volatile_store: bool = False
-    # room
+    # disk space
     disk_refuse: float = Field(default=0.90, gt=0, le=1)
-    """SQLite: new tasks are refused while more of its disk than this share is used."""
+    """Used fraction of SQLite's disk above which new tasks are refused."""
     # logs and metrics
     log_format: Literal["console", "json"] = "console"
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     metrics_topics_max: int = Field(default=1_000, ge=0)
-    """So many topics, and so many pairs of topic and group, have series of their own."""
+    """Maximum topics, and maximum pairs of topic and group, with separate time series."""
     metrics_lateness_topics_max: int = Field(default=100, ge=0)
     otlp_endpoint: str | None = None
-    """Where spans and metrics go by OTLP over HTTP, without ``/v1/…``; None: nowhere."""
+    """URL, without ``/v1/…``, that receives spans and metrics by OTLP over HTTP; None: off."""
     otlp_headers_file: str | None = None
-    """Headers for it, one ``Name: value`` a line."""
+    """File with headers for the endpoint, one ``Name: value`` per line."""
     otlp_interval_s: float = Field(default=60.0, ge=1, le=86_400)
-    """Between two times at which metrics are sent."""
+    """Seconds between exports of metrics."""
     trace_sample: float = Field(default=0.01, ge=0, le=1)
-    """The share of the traces that producers sample of which the daemon makes spans, too."""
+    """Fraction of the traces sampled by producers to which the daemon adds spans."""
     # the wheel
     slots: int = Field(default=3600, ge=2, le=1_000_000)
     tick_ms: int = Field(default=1000, ge=1, le=3_600_000)
@@ -145,10 +152,10 @@ class Settings(BaseSettings):
     delay_max_s: float = Field(default=10 * 365.25 * 86_400, gt=0)
     within_max_s: float = Field(default=86_400, gt=0)
     delay_levels: str = DELAY_LEVELS
-    """The delays of level 1, 2, …, separated by spaces; units s, m, h, d."""
+    """Delays of levels 1, 2, …, separated by spaces; units s, m, h, d."""
     clock_hold_over_s: float = Field(default=86_400.0, gt=0)
     clock_hold_start_over_s: float = Field(default=7 * 86_400.0, ge=7_200)
-    """More than an idle daemon's stored time may be old."""
+    """The minimum is longer than an idle daemon's stored time can be old."""
     accept_clock: bool = False
     resident_horizon_s: float = Field(default=60.0, ge=0)
     resident_bytes_max: int | None = Field(default=None, gt=0)
@@ -166,7 +173,7 @@ class Settings(BaseSettings):
     retry_max: int = Field(default=16, ge=0, le=1_000_000)
     retry_jitter: float = Field(default=0.1, ge=0, le=1)
     retry_policies: dict[str, dict[str, Any]] = Field(default_factory=dict)
-    """Policies by name, each as on the wire: {"kind": "fixed", "delay_ms": 5000, …}."""
+    """Retry policies by name, in wire form: {"kind": "fixed", "delay_ms": 5000, …}."""
     failure_trace_length_max: int = Field(default=TRACE_LENGTH_MAX, ge=0, le=32_768)
     dead_retention_s: float = Field(default=14 * 86_400.0, gt=0)
     group_unused_report_s: float = Field(default=7 * 86_400.0, gt=0)
@@ -180,7 +187,7 @@ class Settings(BaseSettings):
     # history and backups
     history_dir: str | None = None
     report_dir: str | None = None
-    """Where ``tickwheel report --out DIR`` writes its page; the console shows it."""
+    """Folder of ``tickwheel report --out DIR``, whose page the console shows."""
     history_bodies: bool = False
     history_segment_bytes: int = Field(default=SEGMENT_BYTES, ge=4_096)
     history_spool_bytes_max: int = Field(default=BYTES_MAX, ge=65_536)
@@ -188,27 +195,27 @@ class Settings(BaseSettings):
     history_bytes_max: int | None = Field(default=None, gt=0)
     history_disk_warn: float = Field(default=DISK_WARN, gt=0, le=1)
     history_disk_clean: float = Field(default=DISK_CLEAN, gt=0, le=1)
-    """Shares of the disk with the history that may be used; 1: off."""
+    """Used fractions of the history's disk above which the daemon warns and deletes; 1: off."""
     history_clean_hour: int = Field(default=CLEAN_HOUR, ge=0, le=23)
     backup_daily_hour: int | None = Field(default=None, ge=0, le=23)
-    """By local time. None: no daily backups."""
+    """Hour of local time; None: no daily backups."""
     backup_keep: int = Field(default=7, ge=1)
     # limits
     frame_bytes_max: int = Field(default=4 * 1024 * 1024, ge=1024)
     body_bytes_max: int = Field(default=1024 * 1024, gt=0)
     task_bytes_max: int | None = Field(default=None, gt=0)
-    """None: ``body_bytes_max`` and 64 KiB."""
+    """None: ``body_bytes_max`` plus 64 KiB."""
     property_value_bytes_max: int = Field(default=4_096, gt=0)
     tasks_per_frame_max: int = Field(default=16_384, gt=0)
     connections_max: int = Field(default=4_096, gt=0)
     http_connections_max: int = Field(default=1_024, gt=0)
     http_body_bytes_max: int | None = Field(default=None, gt=0)
-    """Of one request over HTTP, or of one line. None: twice the largest task."""
+    """Maximum bytes of an HTTP request's body, or of a line in it. None: twice the largest task."""
     http_bodies_bytes_max: int = Field(default=64 * 1024 * 1024, gt=0)
-    """Of all requests over HTTP that are being read or worked on."""
+    """Maximum bytes of all HTTP request bodies in memory."""
     http_body_timeout_s: float = Field(default=30.0, gt=0)
     http_wait_max_s: float = Field(default=60.0, ge=0)
-    """Of a pull over HTTP: what lies between gives up a request without an answer sooner."""
+    """Maximum seconds that a pull over HTTP waits; proxies drop requests that wait longer."""
     http_idle_timeout_s: float = Field(default=5.0, gt=0)
     subscriptions_max: int = Field(default=1_024, gt=0)
     pulls_max: int = Field(default=1_024, gt=0)
@@ -224,41 +231,42 @@ class Settings(BaseSettings):
     scheduled_max: int = Field(default=100_000_000, gt=0)
     backlog_max: int = Field(default=20_000_000, gt=0)
     acks_ahead_max: int = Field(default=4_096, ge=0)
-    """Ends of deliveries of one subscription that give credit back before they are durable."""
+    """Maximum settlements per subscription that return credit before they are durable."""
     ack_gather_ms: int = Field(default=10, ge=0, le=1_000)
-    """How long an ack for whose answer nobody waits may wait for others; 0: it never does."""
+    """Maximum milliseconds that an ack without an awaited answer waits for more acks; 0: off."""
     schedules_max: int = Field(default=10_000, ge=0)
     schedule_bytes_max: int = Field(default=64 * 1024, gt=0)
-    """Body and options of one schedule."""
+    """Maximum bytes of a schedule's body and options."""
     schedule_interval_min_s: float = Field(default=1.0, ge=0.1)
     transactions_max: int = Field(default=10_000, ge=0)
-    """That are not decided."""
+    """Maximum undecided transactions."""
     transactions_bytes_max: int = Field(default=64 * 1024 * 1024, gt=0)
-    """Of the half tasks of all of them."""
+    """Maximum bytes of half tasks in all transactions."""
     transaction_tasks_max: int = Field(default=10_000, gt=0)
     transaction_bytes_max: int = Field(default=4 * 1024 * 1024, gt=0)
     transaction_check_s: float = Field(default=60.0, gt=0)
-    """So long after a transaction was heard of last, its producer group is asked about it,"""
+    """Seconds without a request about a transaction until its producer group is asked for the
+    outcome."""
     transaction_check_every_s: float = Field(default=60.0, gt=0)
-    """and so often again,"""
+    """Seconds between repeated questions to the producer group."""
     transaction_checks_max: int = Field(default=15, ge=1)
-    """so many times; then it is parked."""
+    """Maximum questions before the transaction is parked."""
     transactions_remembered_max: int = Field(default=100_000, ge=0)
-    """Decided ones, for a repeated commit or rollback,"""
+    """Maximum decided transactions that are remembered for a repeated commit or rollback."""
     transactions_remembered_s: float = Field(default=3_600.0, gt=0)
-    """for so long."""
+    """Seconds for which a decided transaction is remembered."""
     bulk_max: int = Field(default=100, ge=0)
-    """That are running."""
+    """Maximum running bulk operations."""
     bulk_remembered_max: int = Field(default=1_000, ge=0)
-    """Ended ones, and what became of them,"""
+    """Maximum finished bulk operations whose result is remembered."""
     bulk_remembered_s: float = Field(default=604_800.0, gt=0)
-    """for so long."""
+    """Seconds for which a finished bulk operation is remembered."""
     resets_max: int = Field(default=10, ge=0)
-    """Groups that are being reset, and as many dry runs that are not answered."""
+    """Maximum groups that are being reset, and maximum unanswered dry runs."""
     reset_plan_bytes_max: int = Field(default=4 * 1024**3, gt=0)
-    """On disk: what one of them is to give, with the bodies."""
+    """Maximum bytes on disk of a reset's tasks with their bodies."""
     snoozes_max: int = Field(default=1_000, ge=0)
-    """Times that one group may postpone one task."""
+    """Maximum snoozes of a task by each group."""
     in_flight_max: int = Field(default=2_000_000, gt=0)
     staged_bytes_max: int = Field(default=64 * 1024 * 1024, gt=0)
     commands_max: int = Field(default=10_000, gt=0)
@@ -285,7 +293,7 @@ class Settings(BaseSettings):
     def _processes(cls, value: Any) -> Any:
         is_number = type(value) is int or (type(value) is str and value.isdecimal())
         if value != "auto" and not (is_number and 1 <= int(value) <= SHARDS_MAX):
-            raise ValueError(f"must be auto, or a whole number of 1 to {SHARDS_MAX}")
+            raise ValueError(f"must be auto or a whole number between 1 and {SHARDS_MAX}")
         return value if value == "auto" else int(value)
 
     @field_validator("listen")
@@ -297,7 +305,7 @@ class Settings(BaseSettings):
     @field_validator("push_allow", mode="before")
     @classmethod
     def _push_allow_many(cls, value: Any) -> Any:
-        """An option that is repeated gives a list."""
+        """Join the list of a repeated option."""
         return ",".join(value) if isinstance(value, list) else value
 
     @field_validator("push_allow")
@@ -338,7 +346,7 @@ class Settings(BaseSettings):
 
     @model_validator(mode="after")
     def _tls(self) -> Self:
-        """A certificate that protects nothing, or a port without one, is a mistake."""
+        """Refuse a certificate that no port uses, and a TLS port without a certificate."""
         ports = [name for name in ("listen", "http", "http_all") if self.speaks_tls(name)]
         if ports and self.tls_cert is None:
             raise ValueError(f"{ports[0]} ({getattr(self, ports[0])}) needs tls_cert")
@@ -347,8 +355,7 @@ class Settings(BaseSettings):
                 raise ValueError(f"{name} needs tls_cert")
         if self.tls_cert is not None and not ports:
             raise ValueError(
-                "tls_cert is set and no port speaks TLS: write tls:// in listen, or https:// in"
-                " http"
+                "tls_cert is set, but no port uses TLS: write tls:// in listen, or https:// in http"
             )
         if self.tls_client_required and self.tls_client_ca is None:
             raise ValueError("tls_client_required needs tls_client_ca")
@@ -356,7 +363,7 @@ class Settings(BaseSettings):
 
     @model_validator(mode="after")
     def _exposed(self) -> Self:
-        """Who is reached by others needs tokens, and TLS so that these stay secret."""
+        """Require tokens, and TLS to keep them secret, on ports that other machines can reach."""
         has_tokens = self.serve_token is not None or self.tokens_file is not None
         is_open = not has_tokens and not self.tls_client_required
         for name in ("listen", "http", "http_all"):
@@ -367,60 +374,62 @@ class Settings(BaseSettings):
             missing += [] if self.speaks_tls(name) else ["TLS (tls_cert)"]
             if missing:
                 raise ValueError(
-                    f"{name} ({address}) is open to other machines, without"
-                    f" {' and without '.join(missing)}; see docs/security.md, or say insecure"
+                    f"{name} ({address}) is open to other machines without"
+                    f" {' and without '.join(missing)}; see docs/security.md, or set insecure"
                     " (--insecure)"
                 )
         return self
 
     @model_validator(mode="after")
     def _http_of_all(self) -> Self:
-        """It asks the daemons of the shards, at their own ports of HTTP."""
+        """Require ``http`` for ``http_all``, which forwards requests to the shards' HTTP ports."""
         if self.http_all is None:
             return self
         if self.processes == 1:
             raise ValueError(
-                f"http_all ({self.http_all}) is of several shards, and processes is 1: one daemon"
-                " has http"
+                f"http_all ({self.http_all}) needs several shards, but processes is 1; use http"
+                " for a single daemon"
             )
         if self.http is None:
-            raise ValueError(f"http_all ({self.http_all}) needs http: it asks each shard there")
+            raise ValueError(
+                f"http_all ({self.http_all}) needs http, the HTTP address of each shard"
+            )
         return self
 
     @model_validator(mode="after")
     def _serve_token(self) -> Self:
-        """A token with rights of its own, also a revoked one, would open everything."""
+        """Refuse a ``serve_token`` that could be a token of ``tokens_file``, even a revoked one."""
         if self.tokens_file is None or self.serve_token is None:
             return self
         if TOKEN_TEXT.match(self.serve_token):
             raise ValueError(
-                "serve_token has the form of a token of tokens_file (tw_ID_SECRET): whoever has"
-                " that token, also after it was revoked, could do everything; give another value"
+                "serve_token must not have the form of a token of tokens_file (tw_ID_SECRET): the"
+                " holder of that token would have all rights, even after it is revoked"
             )
         return self
 
     @property
     def http_names(self) -> frozenset[str] | None:
-        """By which the HTTP port may be asked while it asks for no token; None: by any, as it is
-        reached from elsewhere and nobody has said by which."""
-        given = {name.strip().rstrip(".").lower() for name in self.http_hosts.split(",")} - {""}
+        """Host names that requests to an HTTP port without tokens can use. None: any name, because
+        other machines reach the port and ``http_hosts`` is empty."""
+        names = {name.strip().rstrip(".").lower() for name in self.http_hosts.split(",")} - {""}
         host = split_address(self.http, "http")[0] if self.http is not None else ""
-        if not given and not _is_local(host):
+        if not names and not _is_local(host):
             return None
-        return frozenset(given | {host.lower()})
+        return frozenset(names | {host.lower()})
 
     @property
     def shard_urls(self) -> tuple[str, ...]:
-        """``route``, one by one; empty: this daemon has the only shard."""
+        """The addresses in ``route``; empty if this daemon has the only shard."""
         return tuple(filter(None, self.route.split(",")))
 
     @property
     def push_networks(self) -> tuple[str, ...]:
-        """``push_allow``, one by one."""
+        """The networks in ``push_allow``."""
         return tuple(text.strip() for text in self.push_allow.split(",") if text.strip())
 
     def speaks_tls(self, port: str) -> bool:
-        """Whether ``listen``, ``http`` or ``http_all`` does."""
+        """Return whether ``port`` (``listen``, ``http`` or ``http_all``) uses TLS."""
         address = getattr(self, port)
         return address is not None and address.startswith(("tls://", "https://"))
 
@@ -430,8 +439,8 @@ class Settings(BaseSettings):
         return self.http if self.http is None or "://" in self.http else f"http://{self.http}"
 
     def http_for_others(self, bound: str) -> str:
-        """The URL at which others find this daemon's HTTP, which listens at ``bound``. One that
-        listens at every address of its machine has the host of ``advertise``."""
+        """Return the URL at which other machines find the HTTP server that listens at ``bound``. If
+        it listens at every address of its machine, the URL has the host of ``advertise``."""
         if self.http_advertise is not None:
             scheme = "https" if self.speaks_tls("http") else "http"
             has_scheme = "://" in self.http_advertise
@@ -458,28 +467,28 @@ class Settings(BaseSettings):
         highest_ms = max(self.delay_levels_ms)
         if highest_ms > self.delay_max_s * 1000:
             raise ValueError(
-                f"delay_levels has one of {highest_ms} ms, which is longer than delay_max_s"
+                f"delay_levels has a level of {highest_ms} ms; the limit is delay_max_s"
                 f" ({self.delay_max_s:g} s)"
             )
         return self
 
     @model_validator(mode="after")
     def _disk_shares(self) -> Self:
-        """Who cleans before it warns, or refuses before it cleans, has mixed them up."""
+        """Require that the daemon warns before it deletes, and deletes before it refuses tasks."""
         names = ("history_disk_warn", "history_disk_clean", "disk_refuse")
         shares = [(name, getattr(self, name)) for name in names]
-        on = [(name, share) for name, share in shares if share < 1]
+        enabled = [(name, share) for name, share in shares if share < 1]
         if self.history_dir is not None:
-            for (low, lower), (high, higher) in pairwise(on):
+            for (low, lower), (high, higher) in pairwise(enabled):
                 if lower > higher:
                     raise ValueError(
-                        f"{low} ({lower:g}) must not be above {high} ({higher:g}); 1 turns one off"
+                        f"{low} ({lower:g}) must not be above {high} ({higher:g}); 1 is off"
                     )
         return self
 
     @model_validator(mode="after")
     def _frames_fit(self) -> Self:
-        """A task that a producer may send can be sent to a consumer, however far it is behind."""
+        """Require an output buffer that can hold the largest task of a slow consumer."""
         largest = self.largest_task_bytes + DELIVERY_BYTES + FRAME_HEAD_BYTES
         if largest > self.out_room_bytes // 4:
             raise ValueError(
@@ -495,7 +504,7 @@ class Settings(BaseSettings):
         if end_s is not None and end_s < report_s:
             raise ValueError(
                 f"group_unused_end_s ({end_s:g}) must not be below group_unused_report_s"
-                f" ({report_s:g}): a group is reported before it ends"
+                f" ({report_s:g}): a group must be reported before it is deleted"
             )
         return self
 
@@ -505,7 +514,7 @@ class Settings(BaseSettings):
         if timeout_s < 2 * interval_s:
             raise ValueError(
                 f"heartbeat_timeout_s ({timeout_s:g}) must be at least twice"
-                f" heartbeat_interval_s ({interval_s:g}): one question may be late"
+                f" heartbeat_interval_s ({interval_s:g}): one heartbeat can be late"
             )
         return self
 
@@ -519,7 +528,7 @@ class Settings(BaseSettings):
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         sources = [init_settings]
-        # Looking each setting up is most of what it costs to make them.
+        # Looking up each setting in the environment takes most of the time.
         if any(name.upper().startswith(environment.PREFIX) for name in os.environ):
             sources.append(env_settings)
         if settings_cls.model_config.get("toml_file") is not None:
@@ -528,34 +537,35 @@ class Settings(BaseSettings):
 
     @property
     def delay_levels_ms(self) -> tuple[int, ...]:
-        """``delay_levels``, level 1 first."""
+        """The delays in ``delay_levels``, level 1 first."""
         return parse_delay_levels(self.delay_levels)
 
     @property
     def out_bytes_stop(self) -> int:
-        """``out_bytes_soft``, or less: what is under way when it is reached is still written."""
+        """Buffered bytes at which deliveries stop: ``out_bytes_soft``, but at most half of
+        ``out_bytes_max``, because frames in progress are still written."""
         return min(self.out_bytes_soft, self.out_bytes_max // 2)
 
     @property
     def out_room_bytes(self) -> int:
-        """For what is written between ``out_bytes_stop`` and ``out_bytes_max``: a quarter
-        for a dispatch, one for its last frame, one for what was handed out at most once, and one
-        for answers."""
+        """Bytes between ``out_bytes_stop`` and ``out_bytes_max``. A quarter each is reserved for a
+        dispatch, its last frame, deliveries at most once, and answers."""
         return self.out_bytes_max - self.out_bytes_stop
 
     @property
     def largest_task_bytes(self) -> int:
-        """``task_bytes_max``, or less: its frame of deliveries is within ``frame_bytes_max``."""
-        asked = self.task_bytes_max or self.body_bytes_max + TASK_EXTRAS_BYTES
-        return min(asked, self.frame_bytes_max - DELIVERY_BYTES - FRAME_HEAD_BYTES)
+        """Maximum bytes of a task: ``task_bytes_max``, or less if its DELIVER frame would exceed
+        ``frame_bytes_max``."""
+        bytes_max = self.task_bytes_max or self.body_bytes_max + TASK_EXTRAS_BYTES
+        return min(bytes_max, self.frame_bytes_max - DELIVERY_BYTES - FRAME_HEAD_BYTES)
 
     @property
     def http_body_bytes(self) -> int:
-        """``http_body_bytes_max``, or room for the largest task as base64 in JSON."""
+        """``http_body_bytes_max``, by default enough for the largest task as base64 in JSON."""
         return self.http_body_bytes_max or 2 * self.largest_task_bytes
 
     def limits(self) -> Limits:
-        """What a client gets in the answer to its HELLO."""
+        """Return the limits that the answer to HELLO announces."""
         return Limits(
             frame_bytes_max=self.frame_bytes_max,
             body_bytes_max=min(self.body_bytes_max, self.largest_task_bytes),
@@ -575,7 +585,7 @@ class Settings(BaseSettings):
         )
 
     def history(self, shard: int) -> HistoryOptions | None:
-        """None: it is off."""
+        """Return the options of a shard's history, or None if the history is off."""
         if self.history_dir is None:
             return None
         return HistoryOptions(
@@ -593,7 +603,7 @@ class Settings(BaseSettings):
         )
 
     def engine(self) -> EngineConfig:
-        """The engine's share, in its units."""
+        """Return the engine's configuration, converted to its units."""
         retry = RetryPolicy(
             base_ms=int(self.retry_base_s * 1000),
             factor=self.retry_factor,
@@ -661,17 +671,17 @@ def _scheme(value: str, field: str, known: tuple[str, ...]) -> None:
         raise ValueError(f"{field} must begin with {' or '.join(f'{k}://' for k in known)}")
 
 
-EVERY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  # not listened at
-"""Hosts of who listens at every address → where this machine finds it."""
+EVERY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  # only compared
+"""Loopback address for each host that means every address of the machine."""
 
 
 def found_here(host: str) -> str:
-    """Where this machine finds what listens at a host."""
-    return EVERY_ADDRESS.get(host or "0.0.0.0", host)  # noqa: S104  # it is replaced
+    """Return the address at which this machine reaches a server that listens at ``host``."""
+    return EVERY_ADDRESS.get(host or "0.0.0.0", host)  # noqa: S104  # only compared
 
 
 def _is_local(host: str) -> bool:
-    """Whether only this machine reaches it."""
+    """Return whether only this machine reaches ``host``."""
     try:
         return ip_address(host).is_loopback
     except ValueError:
@@ -679,25 +689,28 @@ def _is_local(host: str) -> bool:
 
 
 def split_address(value: str, field: str) -> tuple[str, int]:
-    """``SCHEME://HOST:PORT`` or ``HOST:PORT`` as (host, port)."""
+    """Return the host and port of ``SCHEME://HOST:PORT`` or ``HOST:PORT``. Raise ValueError for any
+    other text."""
     rest = value.split("://", 1)[-1]
     host, colon, port = rest.rpartition(":")
     if not colon or not host or not port.isdigit() or int(port) > 65_535:
-        raise ValueError(f"{field} must be HOST:PORT with a port of 0 to 65535, not {value!r}")
+        raise ValueError(
+            f"{field} must be HOST:PORT with a port between 0 and 65535, not {value!r}"
+        )
     return host.strip("[]"), int(port)
 
 
 def load(config_path: str | None = None, overrides: dict[str, Any] | None = None) -> Settings:
-    """Settings from file, environment and flags (strongest last).
+    """Return the settings of the file, overridden by the environment, overridden by flags.
 
-    Raises BadRequest naming each wrong setting, its value and what is allowed.
+    Raise BadRequest, which names each invalid setting, its value and the allowed values.
     """
     if config_path is not None and not Path(config_path).is_file():
-        raise BadRequest(f"config {config_path}: no such file")
+        raise BadRequest(f"config {config_path}: the file does not exist")
     environment.check(lambda: Settings.model_fields)
 
     loaded = Settings
-    if config_path is not None:  # another class, which is dear to make
+    if config_path is not None:  # needs a subclass, which is expensive to create
 
         class Loaded(Settings):
             model_config = SettingsConfigDict(toml_file=config_path)
@@ -715,13 +728,13 @@ def _explain(error: ValidationError) -> str:
     parts = []
     for item in error.errors():
         name = ".".join(map(str, item["loc"]))
-        # Ours begin so; they say what is wrong in their own words.
-        said = item["msg"].removeprefix("Value error, ")
+        # Messages of our validators have this prefix.
+        message = item["msg"].removeprefix("Value error, ")
         if item["type"] == "extra_forbidden":
             near = get_close_matches(name, Settings.model_fields, n=1)
-            meant = f"; did you mean {near[0]}?" if near else ""
-            parts.append(f"there is no setting {name}{meant}")
+            hint = f"; did you mean {near[0]}?" if near else ""
+            parts.append(f"there is no setting {name}{hint}")
             continue
-        # What concerns several settings names them, and its input is all of them.
-        parts.append(f"setting {name}: {said} (got {item['input']!r})" if name else said)
+        # A message about several settings names them, and its input is all settings.
+        parts.append(f"setting {name}: {message} (got {item['input']!r})" if name else message)
     return "; ".join(parts)

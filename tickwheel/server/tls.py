@@ -1,14 +1,15 @@
-"""TLS at both ports: the certificate, read again when its files change, and the handshakes.
+"""TLS for both ports: the certificate, which is reloaded when its files change, and handshakes.
 
-``Certificates`` has the context of the moment: a connection has the one that there was when it
-came, so a new certificate breaks nothing. ``TlsServer`` takes connections and gives a transport
-those that have finished their handshake. Knows no protocol above TLS. Invariants:
+``Certificates`` has the current context. Existing connections keep their context, so a new
+certificate does not interrupt them. ``TlsServer`` accepts connections and gives a transport to
+those that finish their handshake. This module does not know the protocols above TLS. Invariants:
 
-* Files that cannot be used change nothing: the certificate of before stays, and that is logged and
-  shown by a metric. Only a start needs files that are right.
-* Handshakes under way are bounded in time and in number. When there are too many, the one that
-  began first makes room: peers that say nothing shut nobody out.
-* A peer that does not speak TLS is told so in its own language.
+* Unusable files change nothing: the previous certificate stays in use, and the problem is logged
+and
+  shown by a metric. Only a start requires valid files.
+* Handshakes in progress are bounded in time and number. At the limit, a new handshake replaces the
+  oldest, so silent peers cannot block others.
+* A peer that does not use TLS gets an error in its own protocol.
 """
 
 from __future__ import annotations
@@ -31,16 +32,16 @@ if TYPE_CHECKING:
     from tickwheel.server.shard.callers import OnEvent
 
 LOOK_S: Final = 1.0
-"""Seconds between two looks at the files."""
+"""Seconds between checks of the files."""
 FILE_BYTES_MAX: Final = 1024 * 1024
 ACCEPTS_MAX: Final = 64
-"""Connections that are accepted in one turn of the event loop."""
+"""Maximum connections accepted in one turn of the event loop."""
 NO_FILES_S: Final = 1.0
-"""For how many seconds nothing is accepted when there are no descriptors."""
+"""Seconds without accepting connections after the file descriptors ran out."""
 SHUTDOWN_S: Final = 2.0
-"""For how many seconds a peer may leave the end of TLS unanswered."""
+"""Seconds to wait for a peer's answer when TLS is shut down."""
 _HANDSHAKE = b"\x16"
-"""The first byte of TLS; no frame of ours and no request of HTTP begins with it."""
+"""First byte of TLS, with which no frame and no HTTP request begins."""
 _SHORT = {
     "commonName": "CN",
     "organizationName": "O",
@@ -58,12 +59,13 @@ class Files(NamedTuple):
 
     cert: str
     key: str | None
-    """The file of the key; None: it is in ``cert``."""
+    """File of the key; None if it is in ``cert``."""
     client_ca: str | None
 
 
 class Certificates:
-    """The certificate in use: ``start`` before the first connection; ``run`` beside the work."""
+    """The certificate in use. Call ``start`` before the first connection; ``run`` works in the
+    background."""
 
     def __init__(self, files: Files, on_event: OnEvent, observed: Observed) -> None:
         self._files = files
@@ -75,27 +77,28 @@ class Certificates:
     @property
     def context(self) -> ssl.SSLContext:
         """The context for the next connection."""
-        assert self._context is not None, "not started"
+        assert self._context is not None, "start was not called"
         return self._context
 
     async def start(self) -> None:
-        """Read the files. Raises BadRequest: there is nothing to go on with yet."""
+        """Read the files. Raise BadRequest if they are unusable."""
         await asyncio.to_thread(self._read)
 
     async def run(self) -> None:
-        """Look at the files for ever."""
+        """Check the files, forever."""
         while True:
             await asyncio.sleep(LOOK_S)
             await self.look()
 
     async def look(self) -> None:
-        """Read the files again, if one of them has changed."""
+        """Reload the files if any of them has changed."""
         observed = self._observed
         try:
             is_new = await asyncio.to_thread(self._read)
         except TickwheelError as error:
             if observed.certificate_ok:
-                self._on_event("certificate_broken", f"{error}; the certificate of before stays")
+                detail = f"{error}; the previous certificate stays in use"
+                self._on_event("certificate_broken", detail)
             observed.certificate_ok = False
             return
         if is_new:
@@ -113,28 +116,29 @@ class Certificates:
 
 
 def _stamp(path: str | None) -> tuple[int, int, int] | None:
-    """The time, size and inode of the file; None: no readable file, which ``load`` reports."""
+    """Return the time, size and inode of the file, or None if it is unreadable, which ``load``
+    reports."""
     try:
-        found = None if path is None else Path(path).stat()
+        status = None if path is None else Path(path).stat()
     except OSError:
         return None
-    return None if found is None else (found.st_mtime_ns, found.st_size, found.st_ino)
+    return None if status is None else (status.st_mtime_ns, status.st_size, status.st_ino)
 
 
-# --- a context, of files -------------------------------------------------------------------------
+# --- contexts ------------------------------------------------------------------------------------
 
 
 def load(files: Files) -> tuple[ssl.SSLContext, float]:
-    """A TLS context of the files, and the end of the certificate in seconds since 1970. Raises
-    BadRequest, which names the file."""
+    """Return a TLS context of the files, and the certificate's expiry in seconds since 1970. Raise
+    BadRequest, which names the unusable file."""
     cert = _text("tls_cert", files.cert, "CERTIFICATE-----")
     name, path = ("tls_cert", files.cert) if files.key is None else ("tls_key", files.key)
     key = _text(name, path, "PRIVATE KEY-----")
     if "ENCRYPTED" in key:
-        raise BadRequest(f"{name} {path}: the key has a passphrase; one without is needed")
+        raise BadRequest(f"{name} {path}: the key must not have a passphrase")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    # A session that goes on would go past another CA of clients; connections here are long.
+    # A resumed session would bypass a changed client CA; connections are long-lived anyway.
     context.options |= ssl.OP_NO_TICKET | ssl.OP_NO_RENEGOTIATION
     context.num_tickets = 0
     try:
@@ -142,8 +146,10 @@ def load(files: Files) -> tuple[ssl.SSLContext, float]:
     except ssl.SSLError as error:
         if error.reason == "KEY_VALUES_MISMATCH":
             raise BadRequest(f"{name} {path} is not the key of tls_cert {files.cert}") from None
-        what = f"tls_cert {files.cert}" if files.key is None else f"tls_cert {files.cert} or {path}"
-        raise BadRequest(f"{what}: {_reason(error)}") from None
+        names = (
+            f"tls_cert {files.cert}" if files.key is None else f"tls_cert {files.cert} or {path}"
+        )
+        raise BadRequest(f"{names}: {_reason(error)}") from None
     if files.client_ca is not None:
         ca = _text("tls_client_ca", files.client_ca, "CERTIFICATE-----")
         try:
@@ -162,7 +168,7 @@ def _text(name: str, path: str, marker: str) -> str:
         raise BadRequest(f"{name} {path}: {error.strerror}") from None
     if len(data) > FILE_BYTES_MAX or marker.encode() not in data:
         kind = marker.rstrip("-").lower()
-        raise BadRequest(f"{name} {path} has no {kind} in it (PEM is needed)")
+        raise BadRequest(f"{name} {path} must contain a {kind} in PEM format")
     return data.decode("latin-1")
 
 
@@ -171,8 +177,8 @@ def _reason(error: ssl.SSLError) -> str:
 
 
 def _until_s(context: ssl.SSLContext, cert: str, path: str) -> float:
-    """The end of the certificate, by a handshake with ourselves: whatever a client would object to
-    in the certificate itself is known before the first one comes."""
+    """Return the certificate's expiry, found by a handshake with ourselves. The handshake also
+    finds any problem that clients would have with the certificate."""
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     client.check_hostname = False
     client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
@@ -189,27 +195,27 @@ def _until_s(context: ssl.SSLContext, cert: str, path: str) -> float:
             raise BadRequest(f"tls_cert {path}: {error.verify_message}") from None
         except ssl.SSLError as error:
             raise BadRequest(f"tls_cert {path}: {_reason(error)}") from None
-    found = theirs.getpeercert() or {}
-    return float(ssl.cert_time_to_seconds(str(found["notAfter"])))
+    certificate = theirs.getpeercert() or {}
+    return float(ssl.cert_time_to_seconds(str(certificate["notAfter"])))
 
 
-# --- whom a certificate names --------------------------------------------------------------------
+# --- names in a certificate ----------------------------------------------------------------------
 
 
 def parts_of(peer: Mapping[str, Any] | None) -> frozenset[str]:
-    """The names in a client's certificate: ``CN=billing``, ``DNS=host``, ``URI=…``."""
+    """Return the names in a client's certificate: ``CN=billing``, ``DNS=host``, ``URI=…``."""
     if not peer:
         return frozenset()
     subject: Iterable[Sequence[tuple[str, str]]] = peer.get("subject", ())
-    found = {f"{_SHORT.get(name, name)}={value}" for group in subject for name, value in group}
-    return frozenset(found | {f"{kind}={value}" for kind, value in peer.get("subjectAltName", ())})
+    parts = {f"{_SHORT.get(name, name)}={value}" for group in subject for name, value in group}
+    return frozenset(parts | {f"{kind}={value}" for kind, value in peer.get("subjectAltName", ())})
 
 
 # --- connections ---------------------------------------------------------------------------------
 
 
 class TlsServer:
-    """A TLS server, in place of ``loop.create_server``: ``start``, ``close``."""
+    """A TLS server that replaces ``loop.create_server``: ``start``, ``close``."""
 
     def __init__(
         self,
@@ -222,7 +228,7 @@ class TlsServer:
         *,
         plain: bytes,
     ) -> None:
-        """``plain``: the answer for somebody who does not speak TLS."""
+        """``plain``: the answer to clients that do not use TLS."""
         self._listener = listener
         self._make = make
         self._certificates = certificates
@@ -234,14 +240,14 @@ class TlsServer:
         self._plain = plain
         self._loop = asyncio.get_running_loop()
         self._waiting: dict[asyncio.Task[None], socket.socket] = {}
-        """Handshakes under way by task, the oldest first."""
+        """Sockets of handshakes in progress, by task, oldest first."""
         self._again: asyncio.TimerHandle | None = None
         self._failures = Sparing()
         self._is_open = False
 
     @property
     def handshakes(self) -> int:
-        """How many handshakes are under way."""
+        """The number of handshakes in progress."""
         return len(self._waiting)
 
     def start(self) -> None:
@@ -251,7 +257,7 @@ class TlsServer:
         self._loop.add_reader(self._listener, self._accept)
 
     def close(self) -> None:
-        """Accept no more connections; may be called again."""
+        """Stop accepting connections; repeated calls do nothing."""
         if not self._is_open:
             return
         self._is_open = False
@@ -270,7 +276,7 @@ class TlsServer:
         for _ in range(ACCEPTS_MAX):
             wait_s = self._pace.wait_s(self._loop.time())
             if wait_s:
-                # The system keeps who comes meanwhile; those who are in are not held up.
+                # The system queues new connections; existing connections are not delayed.
                 self._pause(wait_s)
                 return
             try:
@@ -292,7 +298,7 @@ class TlsServer:
     def _over(self, task: asyncio.Task[None]) -> None:
         sock = self._waiting.pop(task, None)
         if sock is not None and task.cancelled():
-            sock.close()  # it may never have begun
+            sock.close()  # the task may never have started
 
     def _accept_later(self, error: OSError) -> None:
         context = {"message": "socket.accept() out of system resource", "exception": error}
@@ -310,10 +316,12 @@ class TlsServer:
         oldest = next(iter(self._waiting))
         oldest.cancel()
         self._waiting.pop(oldest).close()
-        self._failed("?", f"{self._most} others began later (tls_handshakes_max)")
+        self._failed(
+            "?", f"replaced, because {self._most} handshakes began later (tls_handshakes_max)"
+        )
 
     async def _greet(self, sock: socket.socket, address: Any) -> None:
-        """Make a TLS transport of an accepted connection."""
+        """Perform the handshake of an accepted connection."""
         handed_over = False
         try:
             async with asyncio.timeout(self._timeout_s):
@@ -321,7 +329,7 @@ class TlsServer:
                 if first != _HANDSHAKE:
                     self._refuse_plain(sock, first, address)
                     return
-                handed_over = True  # from here on the transport closes it
+                handed_over = True  # the transport closes the socket from now on
                 await self._loop.connect_accepted_socket(
                     self._make,
                     sock,
@@ -331,7 +339,7 @@ class TlsServer:
                 )
         except TimeoutError:
             limit = f"{self._timeout_s:g} s (tls_handshake_timeout_s)"
-            self._failed(address, f"it did not come to its end within {limit}")
+            self._failed(address, f"the handshake did not finish within {limit}")
         except ssl.SSLCertVerificationError as error:
             self._failed(address, f"the client's certificate: {error.verify_message}")
         except ssl.SSLError as error:
@@ -343,7 +351,7 @@ class TlsServer:
                 sock.close()
 
     async def _first_byte(self, sock: socket.socket) -> bytes:
-        """The first byte that came, left in the socket. Empty: the peer has gone."""
+        """Return the first byte without consuming it, or nothing if the peer disconnected."""
         while True:
             try:
                 return sock.recv(1, socket.MSG_PEEK)
@@ -358,15 +366,15 @@ class TlsServer:
 
     def _refuse_plain(self, sock: socket.socket, first: bytes, address: Any) -> None:
         if not first:
-            return  # whoever looks whether the port is open
+            return  # a port scan
         try:
             sock.send(self._plain)
             sock.shutdown(socket.SHUT_WR)
-            # What is unread would make a reset of the end, and lose what was said.
+            # Unread data would reset the connection and lose the answer.
             sock.recv(65_536)
         except OSError:
             pass
-        self._failed(address, "it speaks no TLS")
+        self._failed(address, "the client does not use TLS")
 
     def _failed(self, address: Any, why: str) -> None:
         self._observed.tls_failures += 1
@@ -377,7 +385,7 @@ class TlsServer:
 
 
 class Pace:
-    """Limits handshakes a second; as many as may be under way can begin at once."""
+    """Limits the rate of handshakes. A burst can have as many as can be in progress."""
 
     def __init__(self, per_s: float, most: int) -> None:
         self._per_s = per_s
@@ -385,7 +393,7 @@ class Pace:
         self._at_s = 0.0
 
     def wait_s(self, now_s: float) -> float:
-        """How many seconds until a handshake may begin; 0: now."""
+        """Return the seconds until a handshake can begin."""
         left = self._left + max(0.0, now_s - self._at_s) * self._per_s
         self._left, self._at_s = min(self._most, left), now_s
         return max(0.0, (1.0 - self._left) / self._per_s)
@@ -400,13 +408,14 @@ def _set(future: asyncio.Future[None]) -> None:
 
 
 def required_parts(text: str) -> frozenset[str]:
-    """The parts of a rule such as ``CN=billing,O=shop``. Raises BadRequest."""
+    """Return the parts of a rule such as ``CN=billing,O=shop``. Raise BadRequest if it is
+    invalid."""
     parts = [part.strip() for part in text.split(",")]
     for part in parts:
         name, equals, value = part.partition("=")
         if not (equals and name.isalnum() and value) or len(part) > 255:
             raise BadRequest(
-                f"a certificate is named by parts such as CN=billing,O=shop, DNS=host or"
-                f" URI=spiffe://shop/billing, not by {shown(text)}"
+                "a certificate rule must have parts such as CN=billing,O=shop, DNS=host or"
+                f" URI=spiffe://shop/billing, not {shown(text)}"
             )
     return frozenset(parts)

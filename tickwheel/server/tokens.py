@@ -1,13 +1,13 @@
-"""The file of tokens: who may come in, and with which rights.
+"""The file of tokens and their rights.
 
-A token reads ``tw_ID_SECRET``. The file has a SHA-256 of the secret, never the secret: that has 256
-bits from the system's generator, so there is nothing to guess and a slow hash would protect nothing
-(docs/decisions/0026). ``create`` and ``revoke`` need no daemon. When the daemon noted a token last
-stands in a second file beside it, so that the daemon needs no right to write the first. Knows no
-connection and no clock.
+A token has the form ``tw_ID_SECRET``. The file contains a SHA-256 of the secret, not the secret
+itself, which has 256 random bits. Guessing is hopeless, so a slow hash would not help
+(docs/decisions/0026). ``create`` and ``revoke`` do not need a daemon. The daemon writes each
+token's last use to a second file, so it does not need write access to the first. This module does
+not know connections or clocks.
 
-Invariants: both files are replaced as a whole or not at all, and only their owner may read them; a
-file with anything in it that is not understood is refused as a whole.
+Invariants: both files are replaced atomically, and only their owner can read them. A file with any
+invalid content is refused as a whole.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ FILE_BYTES_MAX: Final = 4 * 1024 * 1024
 TOKENS_MAX: Final = 10_000
 NAME_LENGTH_MAX: Final = 64
 PATTERNS_MAX: Final = 100
-"""Patterns of one right of one token."""
+"""Maximum patterns for each right of a token."""
 VERSION: Final = 1
 PREFIX: Final = "tw"
 SECRET_BYTES: Final = 32
@@ -48,7 +48,8 @@ _HASH = re.compile(r"[0-9a-f]{64}")
 _FIELDS = ("id", "name", "sha256", "scopes", "created_ms", "expires_ms")
 _OPTIONAL = ("certificate", "quotas")
 _NO_HASH = hashlib.sha256(secrets.token_bytes(SECRET_BYTES)).hexdigest()
-"""Compared with the hash of a secret when no token has the id, so that this takes as long."""
+"""Compared with a secret's hash if no token has the id, which makes both cases take the same
+time."""
 
 
 class Token(NamedTuple):
@@ -60,24 +61,23 @@ class Token(NamedTuple):
     grants: Grants
     created_ms: int
     expires_ms: int | None
-    """When the token ends; None: never."""
+    """Expiry; None: never."""
     certificate: str | None = None
-    """What a client's certificate must say to open the token, whose secret nobody knows then."""
+    """Parts of the client certificate that authenticates instead of the secret, or None."""
     quotas: Quotas | None = None
-    """The token's own quotas; the settings' stand for those that it leaves out."""
+    """Quotas that override those of the settings."""
 
     @property
     def principal(self) -> Principal:
-        """The token's principal. Tokens of one name are one principal to idempotency keys of
-        HTTP."""
+        """The token's principal. Tokens with the same name share HTTP idempotency keys."""
         return Principal(f"token {self.name}", self.grants, self.id)
 
     def is_over(self, now_ms: int) -> bool:
         return self.expires_ms is not None and now_ms >= self.expires_ms
 
     def to_map(self) -> dict[str, Any]:
-        """The token in the form of the file."""
-        found: dict[str, Any] = {
+        """Return the token as it is stored in the file."""
+        fields: dict[str, Any] = {
             "id": self.id,
             "name": self.name,
             "sha256": self.sha256,
@@ -85,37 +85,37 @@ class Token(NamedTuple):
             "created_ms": self.created_ms,
             "expires_ms": self.expires_ms,
         }
-        # An older daemon refuses fields that it does not know: only where they are used.
+        # Written only if set, because older daemons refuse unknown fields.
         if self.certificate is not None:
-            found["certificate"] = self.certificate
+            fields["certificate"] = self.certificate
         if self.quotas is not None:
-            found["quotas"] = {n: v for n, v in self.quotas._asdict().items() if v is not None}
-        return found
+            fields["quotas"] = {n: v for n, v in self.quotas._asdict().items() if v is not None}
+        return fields
 
 
 Tokens = Mapping[str, Token]
-"""Tokens by their ids."""
+"""Tokens by id."""
 
 
 def find(tokens: Tokens, text: str) -> Token | None:
-    """The token of a text, which may be over; None: it is no token of the file."""
+    """Return the token with this text, which can be expired, or None if no token has it."""
     prefix, _, rest = text.partition("_")
     token_id, _, secret = rest.partition("_")
-    found = tokens.get(token_id) if prefix == PREFIX else None
-    wanted = _NO_HASH if found is None else found.sha256
-    is_right = hmac.compare_digest(hash_of(secret), wanted)
-    return found if is_right else None
+    token = tokens.get(token_id) if prefix == PREFIX else None
+    expected = _NO_HASH if token is None else token.sha256
+    is_right = hmac.compare_digest(hash_of(secret), expected)
+    return token if is_right else None
 
 
 def id_of(text: str) -> str | None:
-    """The id in a token's text, whether there is such a token or not; None: it is no such text."""
+    """Return the id in a token's text, whether or not the token exists, or None for other texts."""
     prefix, _, rest = text.partition("_")
     token_id, underscore, _ = rest.partition("_")
     return token_id if prefix == PREFIX and underscore and _ID.fullmatch(token_id) else None
 
 
 def hash_of(secret: str) -> str:
-    """What is kept in place of a secret, and compared."""
+    """Return the hash that is stored and compared instead of a secret."""
     return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).hexdigest()
 
 
@@ -123,18 +123,20 @@ def hash_of(secret: str) -> str:
 
 
 def parse_scopes(texts: Sequence[str]) -> Grants:
-    """The rights in texts ``RIGHT`` or ``RIGHT=PATTERN,PATTERN``; the right ``all`` stands for
-    every one. Raises BadRequest, LimitExceeded."""
-    found: dict[Right, dict[str, None]] = {}
+    """Return the rights in texts ``RIGHT`` or ``RIGHT=PATTERN,PATTERN``; the right ``all`` means
+    every right. Raise BadRequest or LimitExceeded for invalid texts."""
+    scopes: dict[Right, dict[str, None]] = {}
     for text in texts:
         name, equals, rest = text.partition("=")
         rights = list(Right) if name == ALL_RIGHTS else [_right(name)]
         patterns = rest.split(",") if equals else [ALL_TOPICS]
         for right in rights:
-            found.setdefault(right, {}).update(dict.fromkeys(patterns))
-    if not found:
-        raise BadRequest(f"a token needs a scope: {_known_rights()}, each with =PATTERN if limited")
-    return _grants(found)
+            scopes.setdefault(right, {}).update(dict.fromkeys(patterns))
+    if not scopes:
+        raise BadRequest(
+            f"a token needs at least one of {_known_rights()}, each optionally with =PATTERN"
+        )
+    return _grants(scopes)
 
 
 def _grants(scopes: Mapping[Right, Iterable[Any]]) -> Grants:
@@ -148,7 +150,7 @@ def _grants(scopes: Mapping[Right, Iterable[Any]]) -> Grants:
         for pattern in patterns:
             if type(pattern) is not str or not _PATTERN.fullmatch(pattern):
                 raise BadRequest(
-                    f"{right}: a topic's name, the beginning of one and *, or * is needed, not"
+                    f"{right}: a pattern must be a topic's name, a prefix followed by *, or *, not"
                     f" {shown(pattern)}"
                 )
         if patterns:
@@ -160,7 +162,7 @@ def _right(name: str) -> Right:
     try:
         return Right(name)
     except ValueError:
-        raise BadRequest(f"{shown(name)} is not a right; known are {_known_rights()}") from None
+        raise BadRequest(f"a right must be one of {_known_rights()}, not {shown(name)}") from None
 
 
 def _known_rights() -> str:
@@ -171,30 +173,31 @@ def _known_rights() -> str:
 
 
 def stamp(path: Path) -> tuple[int, int, int]:
-    """The time of change (ns), size and inode of the tokens file. Raises OSError."""
-    found = path.stat()
-    return found.st_mtime_ns, found.st_size, found.st_ino
+    """Return the modification time (ns), size and inode of the file. Raise OSError on failure."""
+    status = path.stat()
+    return status.st_mtime_ns, status.st_size, status.st_ino
 
 
 def read(path: Path) -> dict[str, Token]:
-    """The tokens of the file, by id. Raises OSError, BadRequest, LimitExceeded."""
-    given = _load(path)
-    if type(given) is not dict or given.keys() != {"version", "tokens"}:
-        raise BadRequest(f"{path} must have version and tokens, and nothing else")
-    if given["version"] != VERSION:
-        raise BadRequest(f"{path} has version {shown(given['version'])}; known is {VERSION}")
-    many = given["tokens"]
-    if type(many) is not list:
-        raise BadRequest(f"{path}: tokens must be an array, not {shown(many)}")
-    if len(many) > TOKENS_MAX:
+    """Return the tokens of the file by id. Raise OSError, BadRequest or LimitExceeded on
+    failure."""
+    content = _load(path)
+    if type(content) is not dict or content.keys() != {"version", "tokens"}:
+        raise BadRequest(f"{path} must have exactly the fields version and tokens")
+    if content["version"] != VERSION:
+        raise BadRequest(f"{path}: version must be {VERSION}, not {shown(content['version'])}")
+    entries = content["tokens"]
+    if type(entries) is not list:
+        raise BadRequest(f"{path}: tokens must be an array, not {shown(entries)}")
+    if len(entries) > TOKENS_MAX:
         raise LimitExceeded(
-            f"{path} has {len(many)} tokens; the limit is {TOKENS_MAX} (TOKENS_MAX)"
+            f"{path} has {len(entries)} tokens; the limit is {TOKENS_MAX} (TOKENS_MAX)"
         )
     tokens: dict[str, Token] = {}
-    for index, one in enumerate(many):
-        token = _token(one, f"{path}: tokens[{index}]")
+    for index, entry in enumerate(entries):
+        token = _token(entry, f"{path}: tokens[{index}]")
         if token.id in tokens:
-            raise BadRequest(f"{path} has the id {token.id} twice")
+            raise BadRequest(f"{path} has the id {token.id} more than once")
         tokens[token.id] = token
     return tokens
 
@@ -203,63 +206,65 @@ def _load(path: Path) -> Any:
     with path.open("rb") as file:
         data = file.read(FILE_BYTES_MAX + 1)
     if len(data) > FILE_BYTES_MAX:
-        raise LimitExceeded(f"{path} has more than {FILE_BYTES_MAX} bytes (FILE_BYTES_MAX)")
+        raise LimitExceeded(f"{path} exceeds the limit of {FILE_BYTES_MAX} bytes (FILE_BYTES_MAX)")
     try:
         return json.loads(data)
     except (ValueError, RecursionError) as error:
         raise BadRequest(f"{path} is not valid JSON: {error}") from None
 
 
-def _token(given: Any, field: str) -> Token:
-    if type(given) is not dict or given.keys() - set(_OPTIONAL) != set(_FIELDS):
-        raise BadRequest(f"{field} must have {', '.join(_FIELDS)}, and nothing else")
+def _token(entry: Any, field: str) -> Token:
+    if type(entry) is not dict or entry.keys() - set(_OPTIONAL) != set(_FIELDS):
+        raise BadRequest(
+            f"{field} must have {', '.join(_FIELDS)}, and optionally {', '.join(_OPTIONAL)}"
+        )
     for name, pattern in (("id", _ID), ("name", _NAME), ("sha256", _HASH)):
-        if type(given[name]) is not str or not pattern.fullmatch(given[name]):
-            raise BadRequest(f"{field}.{name} is not right: {shown(given[name])}")
+        if type(entry[name]) is not str or not pattern.fullmatch(entry[name]):
+            raise BadRequest(f"{field}.{name} is not valid: {shown(entry[name])}")
     for name in ("created_ms", "expires_ms"):
-        value = given[name]
+        value = entry[name]
         if not (name == "expires_ms" and value is None) and (type(value) is not int or value < 0):
             raise BadRequest(f"{field}.{name} must be milliseconds since 1970, not {shown(value)}")
-    certificate = given.get("certificate")
+    certificate = entry.get("certificate")
     if certificate is not None:
         if type(certificate) is not str:
             raise BadRequest(f"{field}.certificate must be text, not {shown(certificate)}")
         required_parts(certificate)
-    scopes = given["scopes"]
-    if type(scopes) is not dict or not all(type(one) is list for one in scopes.values()):
+    scopes = entry["scopes"]
+    if type(scopes) is not dict or not all(type(it) is list for it in scopes.values()):
         raise BadRequest(f"{field}.scopes must be a map of arrays, not {shown(scopes)}")
     return Token(
-        given["id"],
-        given["name"],
-        given["sha256"],
+        entry["id"],
+        entry["name"],
+        entry["sha256"],
         _grants({_right(name): patterns for name, patterns in scopes.items()}),
-        given["created_ms"],
-        given["expires_ms"],
+        entry["created_ms"],
+        entry["expires_ms"],
         certificate,
-        None if given.get("quotas") is None else _quotas(given["quotas"], f"{field}.quotas"),
+        None if entry.get("quotas") is None else _quotas(entry["quotas"], f"{field}.quotas"),
     )
 
 
-def _quotas(given: Any, field: str) -> Quotas:
-    if type(given) is not dict or not given.keys() <= set(Quotas._fields):
-        raise BadRequest(f"{field} may have {', '.join(Quotas._fields)}, not {shown(given)}")
-    for name, value in given.items():
+def _quotas(quotas: Any, field: str) -> Quotas:
+    if type(quotas) is not dict or not quotas.keys() <= set(Quotas._fields):
+        raise BadRequest(f"{field} can only have {', '.join(Quotas._fields)}, not {shown(quotas)}")
+    for name, value in quotas.items():
         kinds = (int, float) if name.endswith("_per_s") else (int,)
         if type(value) not in kinds or not 0 < value < QUOTA_MAX:
             raise BadRequest(f"{field}.{name} must be a number above 0, not {shown(value)}")
-    return Quotas(**given)
+    return Quotas(**quotas)
 
 
 def parse_quotas(texts: Sequence[str]) -> Quotas | None:
-    """The quotas in texts ``NAME=NUMBER``. Raises BadRequest."""
-    found: dict[str, float] = {}
+    """Return the quotas in texts ``NAME=NUMBER``. Raise BadRequest for an invalid text."""
+    quotas: dict[str, float] = {}
     for text in texts:
         name, _, number = text.partition("=")
         try:
-            found[name] = float(number) if name.endswith("_per_s") else int(number)
+            quotas[name] = float(number) if name.endswith("_per_s") else int(number)
         except ValueError:
-            raise BadRequest(f"a quota is NAME=NUMBER, not {shown(text)}") from None
-    return _quotas(found, "quota") if found else None
+            raise BadRequest(f"a quota must be NAME=NUMBER, not {shown(text)}") from None
+    return _quotas(quotas, "quota") if quotas else None
 
 
 # --- changing ------------------------------------------------------------------------------------
@@ -274,17 +279,18 @@ def create(
     certificate: str | None = None,
     quotas: Quotas | None = None,
 ) -> tuple[Token, str]:
-    """Make a token in the file, which is made if there is none; returns also its text, which nobody
-    can say again; "" with ``certificate``, which opens it instead. Others of the same name stay.
-    Raises OSError, BadRequest, LimitExceeded."""
+    """Add a token to the file, which is created if it does not exist. Return the token and its
+    text, which cannot be recovered later; the text is "" with ``certificate``. Other tokens with
+    the name stay valid. Raise OSError, BadRequest or LimitExceeded on failure."""
     if not _NAME.fullmatch(name):
         raise BadRequest(
-            f"name must be 1 to {NAME_LENGTH_MAX} of A-Z a-z 0-9 . _ : / -, not {shown(name)}"
+            f"name must have 1 to {NAME_LENGTH_MAX} characters of A-Z a-z 0-9 . _ : / -, not"
+            f" {shown(name)}"
         )
     if certificate is not None:
         required_parts(certificate)
     secret = secrets.token_urlsafe(SECRET_BYTES)
-    with _alone(path):
+    with _locked(path):
         tokens = read(path) if path.exists() else {}
         if len(tokens) >= TOKENS_MAX:
             raise LimitExceeded(f"{path} has {len(tokens)} tokens; the limit is {TOKENS_MAX}")
@@ -298,18 +304,18 @@ def create(
 
 
 def revoke(path: Path, which: str, *, every: bool = False) -> list[Token]:
-    """Take the token with this id, or name, out of the file. ``every``: all with the name. Raises
-    OSError, BadRequest, NotFound, Conflict."""
-    with _alone(path):
+    """Remove the token with this id or name, or with ``every``, all tokens with the name. Return
+    the removed tokens. Raise OSError, BadRequest, NotFound or Conflict on failure."""
+    with _locked(path):
         tokens = read(path)
-        found = [t for t in tokens.values() if which in (t.id, t.name)]
-        if not found:
+        revoked = [t for t in tokens.values() if which in (t.id, t.name)]
+        if not revoked:
             raise NotFound(f"{path} has no token {shown(which)}")
-        if len(found) > 1 and not every:
-            ids = ", ".join(token.id for token in found)
-            raise Conflict(f"{len(found)} tokens have this name: {ids}; give an id, or --all")
-        _write(path, {t.id: t for t in tokens.values() if t not in found})
-    return found
+        if len(revoked) > 1 and not every:
+            ids = ", ".join(token.id for token in revoked)
+            raise Conflict(f"{len(revoked)} tokens have this name: {ids}; use an id, or --all")
+        _write(path, {t.id: t for t in tokens.values() if t not in revoked})
+    return revoked
 
 
 def _write(path: Path, tokens: Tokens) -> None:
@@ -317,8 +323,8 @@ def _write(path: Path, tokens: Tokens) -> None:
 
 
 @contextlib.contextmanager
-def _alone(path: Path) -> Iterator[None]:
-    """Keep other commands from changing the file meanwhile."""
+def _locked(path: Path) -> Iterator[None]:
+    """Lock the file against changes by other commands."""
     folder = os.open(Path(os.path.realpath(path)).parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(folder, fcntl.LOCK_EX)
@@ -328,12 +334,11 @@ def _alone(path: Path) -> Iterator[None]:
 
 
 def _replace(path: Path, value: object) -> None:
-    """Replace the file as a whole and synced, or not at all; behind a link it is the link's
-    file. Root leaves it to whom it belongs, a new one to the owner of the folder: the daemon
-    has to read it."""
+    """Replace the file, or the target of a link, atomically and durably. Root preserves the owner,
+    or gives a new file to the owner of the folder, because the daemon must be able to read it."""
     path = Path(os.path.realpath(path))
-    fresh = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         with open(fd, "w", encoding="utf-8") as file:
             if os.geteuid() == 0:
@@ -342,9 +347,9 @@ def _replace(path: Path, value: object) -> None:
             file.write(json.dumps(value, indent=1) + "\n")
             file.flush()
             fsync(fd)
-        fresh.replace(path)
+        temporary.replace(path)
     except BaseException:
-        fresh.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -357,23 +362,23 @@ def _replace(path: Path, value: object) -> None:
 
 
 def used_path(path: Path) -> Path:
-    """The file in which the daemon notes when tokens were last used."""
+    """Return the path of the file with the tokens' last use."""
     return path.with_name(f"{path.name}.used")
 
 
 def read_used(path: Path) -> dict[str, int]:
-    """Id of a token → its last use, in ms since 1970; empty when the file cannot be read."""
+    """Return each token's last use, in ms since 1970, by id; empty if the file is unreadable."""
     try:
-        given = _load(used_path(path))
+        content = _load(used_path(path))
     except (OSError, BadRequest):
         return {}
-    if type(given) is not dict:
+    if type(content) is not dict:
         return {}
-    return {i: ms for i, ms in given.items() if _ID.fullmatch(i) and type(ms) is int}
+    return {i: ms for i, ms in content.items() if _ID.fullmatch(i) and type(ms) is int}
 
 
 def write_used(path: Path, used: Mapping[str, int], tokens: Tokens) -> None:
-    """Add last uses to the notes, without those of tokens that are gone. Raises OSError."""
-    noted = read_used(path)
-    newest = {i: max(used.get(i, 0), noted.get(i, 0)) for i in tokens if i in used or i in noted}
+    """Update the file of last uses and remove former tokens from it. Raise OSError on failure."""
+    before = read_used(path)
+    newest = {i: max(used.get(i, 0), before.get(i, 0)) for i in tokens if i in used or i in before}
     _replace(used_path(path), newest)

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from support.shard_rig import ShardRig, Turns
 from tickwheel.client.connection import Connection
-from tickwheel.gateway import Gateway, Teller
+from tickwheel.gateway import Gateway, GatewayClient
 from tickwheel.inside import join
 from tickwheel.persistence.contract import Leader
 from tickwheel.server.http.api import Api
@@ -194,7 +194,7 @@ class _Gateway(Gateway):
 
     listener: Listener
 
-    def new_client(self, principal: Principal) -> Teller:
+    def new_client(self, principal: Principal) -> GatewayClient:
         client = super().new_client(principal)
         client._options.open_to = self._open_to
         return client

@@ -807,8 +807,8 @@ async def test_a_callback_goes_to_the_shard_of_its_token(hall: Hall, said: bytes
     async with await asyncio.start_server(answer, "127.0.0.1", 0) as other:
         at = other.sockets[0].getsockname()[1]
         hall.http_of |= {1: f"http://127.0.0.1:{free_port()}", 2: f"http://127.0.0.1:{at}"}
-        for shard, why in ((0, "nobody is known"), (1, "gives no answer"), (1023, "nobody is"),
-                           (2, "gives no answer")):  # fmt: skip
+        for shard, why in ((0, "is not known"), (1, "did not answer"), (1023, "is not known"),
+                           (2, "did not answer")):  # fmt: skip
             refusal = await hall.refused(
                 "POST", path(shard), {"result": "extend", "lease_ms": 5_000}
             )
@@ -1048,7 +1048,7 @@ async def test_idle_clients_are_closed(guarded: Guarded, monkeypatch: pytest.Mon
     await hall.get("/v1/stats", authorization=bearer(guarded.reader))
     taken = await hall.post("/v1/topics/t/pull", {"group": "g"}, **all_of)
     assert len(taken["deliveries"]) == 1
-    hall.gateway._looking.cancel()  # type: ignore[union-attr]  # one with the new pause
+    hall.gateway._closing_idle.cancel()  # type: ignore[union-attr]  # one with the new pause
     hall.gateway.start()
     await comes(lambda: len(hall.gateway._clients) == 1)
     [left] = hall.gateway._clients

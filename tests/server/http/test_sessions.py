@@ -145,7 +145,7 @@ async def test_a_link_logs_in_once(rig: AccessRig) -> None:
     who = await rig.call("GET", "/v1/session", **headers)
     assert who.json["name"] == "token ops"
     again = await rig.call("POST", "/v1/sessions", host=HOST, authorization=f"Bearer {code}")
-    assert again.status == 401 and "used before" in again.json["detail"]
+    assert again.status == 401 and "already used" in again.json["detail"]
 
 
 async def test_a_login_link_is_valid_only_for_a_login(rig: AccessRig) -> None:

@@ -176,7 +176,7 @@ async def test_ordering_and_fairness_are_changed_and_removed(daemon: InProcess) 
         (
             {"order_attempts": 3, "order_failure": "retry"},
             "bad_request",
-            "order_attempts is 3, and order_failure retry",
+            "order_attempts (3) cannot be set with order_failure retry",
         ),
         ({"order_attempts": 0, "order_failure": "dead"}, "bad_request", "order_attempts"),
         (
@@ -189,8 +189,8 @@ async def test_ordering_and_fairness_are_changed_and_removed(daemon: InProcess) 
         ({"fair_by": ""}, "bad_request", "fair_by"),
         ({"fair_by": 5}, "bad_request", "fair_by must be a string"),
         ({"fair_by": "x" * (FAIR_BY_LENGTH_MAX + 1)}, "limit_exceeded", "fair_by has 256"),
-        ({"limit_each": 1}, "bad_request", "limit_each is 1, which needs fair_by"),
-        ({"rate_each": 1}, "bad_request", "rate_each is 1.0, which needs fair_by"),
+        ({"limit_each": 1}, "bad_request", "limit_each (1) needs fair_by"),
+        ({"rate_each": 1}, "bad_request", "rate_each (1.0) needs fair_by"),
         ({"fair_by": "key", "limit_each": 0}, "bad_request", "limit_each"),
         ({"fair_by": "key", "limit_each": LIMIT_EACH_MAX + 1}, "bad_request", "limit_each"),
         ({"fair_by": "key", "rate_each": 0}, "bad_request", "rate_each must be a number"),

@@ -77,7 +77,7 @@ def while_the_daemon_stops(rig: ShardRig, peer: Peer) -> None:
 @pytest.mark.parametrize(
     ("end", "told"),
     [
-        (breaks, "process 812 on web-3: its connection broke, 1.2 s after it was heard last"),
+        (breaks, "process 812 on web-3: its connection broke 1.2 s after its last message"),
         (falls_silent, "process 812 on web-3: silent for 30 s"),
     ],
 )

@@ -1,1 +1,1 @@
-"""What the daemon says over HTTP: health, readiness, metrics."""
+"""The daemon's HTTP server: health, readiness, metrics, the API and the console."""

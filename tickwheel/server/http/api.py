@@ -1,14 +1,14 @@
-"""The HTTP API of a daemon, role after role: an ASGI application under ``/v1``.
+"""The HTTP API of a daemon, active or standby: an ASGI application under ``/v1``.
 
-Of each request: which route, who asks, the body within its limits, the handler, and whatever went
-wrong as a problem of the error table. Invariants:
+For each request, it finds the route, authenticates the caller, reads the body within its limits,
+calls the handler, and answers errors as problems of the error table. Invariants:
 
-* A request is looked at in this order: path, token, origin, then its body. A stranger's body is
-  never read.
-* What a client sends ends in an answer, never in a traceback: an error that should not be is
-  ``internal``, logged by the border, and only one behind the border ends the daemon.
-* Leases of an answered pull go on when its connection ends; those of one that was never answered,
-  and of a stream, end soon, as on TCP.
+* A request is checked in this order: path, token, origin, body. The body of an unauthenticated
+  request is never read.
+* Every request gets an answer, never a traceback. An unexpected error is answered as ``internal``
+  and logged; it ends the daemon only after the border of an operation.
+* Leases of an answered pull outlive its connection. Leases of an unanswered pull, and of a stream,
+  end soon after the connection, as on TCP.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from tickwheel.server.http.call import (
     problem,
     single_headers,
 )
-from tickwheel.server.http.exchange import Exchange, OfShard
+from tickwheel.server.http.exchange import Exchange, ShardExchange
 from tickwheel.server.http.routes import ROUTES, SESSIONS_PATH, Router, allowed_by
 from tickwheel.server.http.types import Reader
 from tickwheel.server.logins import LINK_PREFIX, REVOKED, Logins, Sessions, cookie_of
@@ -61,18 +61,18 @@ if TYPE_CHECKING:
 
 Scope = Message
 CONSOLE_HEADER = b"tickwheel-console"
-"""The header without which a cookie does not count: no page of another site can send it."""
+"""Header that must accompany a cookie, because pages of other sites cannot send it."""
 KEEP_ALIVE_S_MAX = 15.0
 AT_A_TIME = 8
-"""Requests begun, and answers written, in one turn of the event loop."""
+"""Requests begun and answers written in one turn of the event loop."""
 _BEARER = b"bearer "
 _LOGIN = ("POST", SESSIONS_PATH)
 _OWN_SITE = (b"same-origin", b"none")
-"""Values of Sec-Fetch-Site for a page of ours, and for nobody: an address that was typed."""
+"""Values of Sec-Fetch-Site for a page of this daemon and for an address typed by the user."""
 
 
 class Api:
-    """The API of a daemon: ``serve`` when it leads, ``stand_by`` when it does not any more."""
+    """The API of a daemon: ``serve`` when it becomes active, ``stand_by`` when it stops leading."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class Api:
         self._standby = standby
         self._logins = logins
         self._begin: Callable[[Principal, str], Exchange] | None = None
-        """Makes the exchange of a request; None: the daemon does not lead."""
+        """Makes the exchange of a request; None if the daemon is not active."""
         self._draining = False
         self._exchanges: set[Exchange] = set()
         self._turns = Turns(AT_A_TIME)
@@ -108,21 +108,25 @@ class Api:
     # --- roles -----------------------------------------------------------------------------------
 
     def serve(self, operations: Operations) -> None:
-        """Begin to answer as a daemon that leads."""
-        of = Pipeline(operations, self._logins.refused, self._logins.audit).of
-        self.serve_with(lambda who, address: OfShard(operations, of(who), who, address))
+        """Serve requests as the active daemon."""
+        verbs_of = Pipeline(operations, self._logins.refused, self._logins.audit).of
+        self.serve_with(
+            lambda principal, address: ShardExchange(
+                operations, verbs_of(principal), principal, address
+            )
+        )
 
     def serve_with(self, begin: Callable[[Principal, str], Exchange]) -> None:
-        """Begin to answer by exchanges that ``begin`` makes for a principal and its address."""
+        """Serve requests with exchanges that ``begin`` makes for a principal and its address."""
         self._begin = begin
 
     def stand_by(self) -> None:
-        """Answer as a standby from now on; open requests may or may not have been kept."""
+        """Answer as a standby. Open requests fail with an unknown outcome."""
         self._begin = None
-        self._end_all(NotActive("this daemon is not the active one any more"))
+        self._end_all(NotActive("this daemon is no longer active"))
 
     def drain(self) -> None:
-        """Take no new work, and end requests that only wait for tasks. Those that wait for the
+        """Refuse new requests and end those that only wait for tasks. Requests that wait for the
         store are still answered."""
         self._draining = True
         error = Draining("the daemon is shutting down")
@@ -131,26 +135,27 @@ class Api:
                 exchange.end(error)
 
     def stop(self) -> None:
-        """End all requests: the shard does not answer any more."""
+        """End all requests, because the shard has stopped answering."""
         self._begin = None
         self._end_all(Draining("the daemon is shutting down"))
 
     def dismiss(self) -> None:
-        """End the requests of principals that are not valid any more: streams, and long uploads."""
+        """End requests of principals that are no longer valid, such as streams and uploads."""
         error, is_valid = Unauthorized(REVOKED), self._logins.is_valid
         self._end_all(error, lambda exchange: not is_valid(exchange.caller.principal))
 
     @property
     def principals(self) -> list[Principal]:
-        """The principals whose requests are under way."""
+        """Principals with requests in progress."""
         return [exchange.caller.principal for exchange in self._exchanges]
 
     def _end_all(
-        self, error: TickwheelError, is_meant: Callable[[Exchange], bool] = lambda exchange: True
+        self, error: TickwheelError, selects: Callable[[Exchange], bool] = lambda exchange: True
     ) -> None:
-        for exchange in filter(is_meant, list(self._exchanges)):
-            is_sure = exchange.only_waits
-            exchange.end(error if is_sure else OutcomeUnknown(f"{error.message}; ask again"))
+        for exchange in filter(selects, list(self._exchanges)):
+            is_certain = exchange.only_waits
+            unknown = OutcomeUnknown(f"{error.message}; resend the request to learn its outcome")
+            exchange.end(error if is_certain else unknown)
 
     # --- a request -------------------------------------------------------------------------------
 
@@ -160,9 +165,9 @@ class Api:
         try:
             if not self._turns.taken():
                 await self._turns.mine()
-            places = [value for name, value in scope["headers"] if name == b"traceparent"]
-            # W3C Trace Context: a request with two has none.
-            with traced(places[0].decode("latin-1") if len(places) == 1 else None):
+            parents = [value for name, value in scope["headers"] if name == b"traceparent"]
+            # W3C Trace Context: a repeated traceparent is ignored.
+            with traced(parents[0].decode("latin-1") if len(parents) == 1 else None):
                 await self._answer(scope, receive, client)
         finally:
             self._observed.http_under_way -= 1
@@ -170,7 +175,7 @@ class Api:
 
     def _count(self, status: int) -> None:
         observed = self._observed
-        observed.http_requests += status > 0  # else nobody was there any more
+        observed.http_requests += status > 0  # 0: the client disconnected first
         if status >= 400:
             observed.http_client_errors += status <= 499
             observed.http_server_errors += status >= 500
@@ -181,7 +186,7 @@ class Api:
         try:
             if connection.get("is_extra"):
                 raise TooManyConnections(
-                    f"{self._settings.http_connections_max} connections are busy"
+                    f"all {self._settings.http_connections_max} connections are busy"
                     " (http_connections_max)"
                 )
             headers = single_headers(scope["headers"])
@@ -207,7 +212,7 @@ class Api:
             if route.query is types.NoQuery and scope["query_string"]:
                 call.query(types.NoQuery)
             if scope["method"] == "HEAD" and route.streams:
-                # A stream would lease tasks, or go on for ever: its head says all.
+                # Answer only the head: the stream itself would lease tasks or never end.
                 await call.reply(200, [(b"content-type", route.streams[0].encode())], b"")
             else:
                 await route.handler(call)
@@ -235,20 +240,21 @@ class Api:
         if self._begin is not None:
             return self._begin(principal, address)
         if route.standby:
-            return OfShard(self._standby, self._standby.verbs, principal, address)
+            return ShardExchange(self._standby, self._standby.verbs, principal, address)
         raise self._standby.refusal()
 
     def _principal(
         self, route: Route, headers: dict[bytes, bytes], peer: Any, address: str
     ) -> Principal:
-        """The principal that asks, by token, certificate, login link or a browser's session."""
+        """Authenticate the caller by token, certificate, login link or browser session. Raise
+        Unauthorized if none is valid."""
         if not route.public:
             self._logins.check_certificate(peer)
-        given = headers.get(b"authorization", b"")
-        if given[: len(_BEARER)].lower() == _BEARER:
-            token = given[len(_BEARER) :].strip().decode("utf-8", "replace")
+        authorization = headers.get(b"authorization", b"")
+        if authorization[: len(_BEARER)].lower() == _BEARER:
+            token = authorization[len(_BEARER) :].strip().decode("utf-8", "replace")
             if token.startswith(LINK_PREFIX) and (route.method, route.path) == _LOGIN:
-                _check_origin(headers)  # before the link is used up
+                _check_origin(headers)  # before the link, which works once, is redeemed
                 return self._sessions.redeem(token)
             return self._logins.authenticate(token, peer, address)
         if route.page or CONSOLE_HEADER in headers:
@@ -260,20 +266,20 @@ class Api:
         try:
             return self._logins.authenticate(None, peer)
         except Unauthorized:
-            if route.public:  # with a certificate that no rule names, and perhaps a token soon
+            if route.public:  # no rule names the certificate; a token can follow
                 return NOBODY
             raise
 
     @staticmethod
     def _finished(exchange: Exchange, client: Client) -> None:
         if client.is_gone:
-            exchange.closed("its stream broke")
+            exchange.closed("its stream was interrupted")
         else:
             exchange.finished()
 
     async def _fail(self, client: Client, error: TickwheelError) -> None:
         if client.status or isinstance(error, (ClientGone, SlowReader)):
-            # Half an answer must not look like a whole one.
+            # A partial answer must not look complete.
             await client.cut_off()
         else:
             await self._refuse(client, error)
@@ -291,25 +297,26 @@ class Api:
         allowed = allowed_by(error)
         if allowed is not None:
             headers.append((b"allow", allowed))
-        # Not with 413: who still sends would see a reset, and not the answer. What comes is
-        # dropped, and soon the connection with it.
+        # Keep the connection after 413: closing it while the client still sends would reset it
+        # before the client reads the answer. The rest of the body is dropped, and soon the
+        # connection.
         if status in (401, 408, 503) or error.closes_connection:
             headers.append((b"connection", b"close"))
         await client.answer(status, headers, body)
 
 
 def _check_origin(headers: dict[bytes, bytes]) -> None:
-    """Raises Forbidden if a page of another site asks. Without a token nothing else keeps such a
-    page from asking what runs on its visitor's machine. An image has no Origin, and takes tasks
-    from a stream: that it comes from elsewhere is said by another header."""
+    """Raise Forbidden if a page of another site sent the request. On a daemon without tokens,
+    nothing else prevents such a page from using its visitor's daemon. An image that opens a stream
+    has no Origin; Sec-Fetch-Site reveals it."""
     if headers.get(b"sec-fetch-site", b"none") not in _OWN_SITE:
-        raise Forbidden("a page of another site must not ask this (Sec-Fetch-Site)")
+        raise Forbidden("requests from pages of other sites are refused (Sec-Fetch-Site)")
     origin = headers.get(b"origin")
     if origin is None:
         return
     try:
-        asked_by = urlsplit(origin.decode("latin-1")).netloc
+        origin_host = urlsplit(origin.decode("latin-1")).netloc
     except ValueError:
-        asked_by = ""
-    if not asked_by or asked_by.encode("latin-1") != headers.get(b"host"):
-        raise Forbidden("a page of another site must not ask this (Origin is not Host)")
+        origin_host = ""
+    if not origin_host or origin_host.encode("latin-1") != headers.get(b"host"):
+        raise Forbidden("requests from pages of other sites are refused (Origin differs from Host)")

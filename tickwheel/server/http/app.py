@@ -1,11 +1,12 @@
-"""HTTP: ``/healthz`` (the process answers), ``/readyz`` (it takes and gives), ``/metrics``, and,
-where the extra ``http`` is installed, the API under ``/v1`` with its document and its page.
+"""The HTTP server: ``/healthz`` (the process responds), ``/readyz`` (it accepts and delivers
+tasks), ``/metrics``, and, with the extra ``http``, the API under ``/v1``, its OpenAPI document and
+the console.
 
-Starlette on uvicorn, in the daemon's own event loop. Knows no engine: it asks two functions and the
-API. Health checks must get through whatever others do, or a supervisor restarts a daemon that is
-well: a connection without a request is closed soon, and when there are too many, the one that has
-been without one for the longest makes room for the next, then the one that is slowest to send its
-own. When all wait for answers, a few more are let in, and get nothing but health and metrics.
+It runs Starlette on uvicorn in the daemon's event loop and does not know the engine. Health checks
+must always get through, or a supervisor would restart a healthy daemon. Connections without a
+request are therefore closed soon. At the limit of connections, a new connection replaces the one
+that was idle longest, or else the one that sends its request most slowly. When all connections wait
+for answers, a few extra connections are accepted for health and metrics only.
 """
 
 from __future__ import annotations
@@ -38,39 +39,39 @@ if TYPE_CHECKING:
     from tickwheel.server.tls import TlsServer
 
 Readiness = Callable[[], Awaitable[tuple[bool, dict[str, Any]]]]
-"""(ready, details)"""
+"""Returns whether the daemon is ready, and details."""
 Metrics = Callable[[str], Awaitable[tuple[bytes, str]]]
-"""Makes the metrics: the Accept header in; body and content type out."""
+"""Returns the metrics and their content type for an Accept header."""
 
 
 MakeTls = Callable[[socket.socket, Callable[[], asyncio.Protocol], bytes], "TlsServer"]
-"""Makes a TLS server of a listening socket, a maker of protocols, and the answer to plain text."""
+"""Makes a TLS server from a listening socket, a protocol factory and the answer to plain text."""
 
 
 SCRAPES_MAX = 8
-"""Requests for ``/metrics`` that wait for each other; more are refused, to be sent again later."""
+"""Maximum concurrent requests for ``/metrics``; further requests get 503 with Retry-After."""
 REQUEST_S_MAX = 30.0
-"""After so many seconds an answer that the peer does not read is given up."""
+"""Seconds after which an answer that the peer does not read is abandoned."""
 HEADER_BYTES_MAX = 16 * 1024
 EXTRA_CONNECTIONS_MAX = 16
-"""Connections over ``connections_max``, for health checks while all others are busy."""
+"""Connections above ``connections_max``, for health checks while all others are busy."""
 API_PREFIX = "/v1/"
 PROBLEM_TYPE = "application/problem+json"
 NO_API = (
-    "this daemon has no HTTP API and no console: pip install 'tickwheel[http]' where it runs, and"
-    " start it again"
+    "this daemon has no HTTP API and no console: run pip install 'tickwheel[http]' on its machine"
+    " and restart it"
 )
 HEADS_KEPT_MAX = 256
-"""Heads of answers that are known to be right: they differ in length and second."""
+"""Maximum cached heads of answers, which differ in length and date."""
 OWN_NAME = "localhost"
-"""The host name that, with all names that end with it, is this machine for every browser."""
+"""Host name that, like all names that end in it, means this machine in every browser."""
 _places = count()
 
 
 class _Connection(H11Protocol):
-    """A connection of uvicorn's with time-outs for requests and a bound: uvicorn would wait for a
-    request as long as the peer likes, and beyond a number of connections, idle ones included,
-    answer everybody with 503."""
+    """A uvicorn connection with timeouts for requests and a limit of connections. Plain uvicorn
+    waits for a request forever, and at its limit, which includes idle connections, it answers every
+    request with 503."""
 
     connections_max = 1_024
     idle_s = 5.0
@@ -78,9 +79,9 @@ class _Connection(H11Protocol):
     _timer: asyncio.TimerHandle | None = None
     _since_s = 0.0
     _place = 0
-    """The order in which connections came, or were last seen with another request."""
+    """Sequence number of the last new request, or of the connection's start."""
     _heard = 0
-    """The order in which connections were heard last."""
+    """Sequence number of the last data received."""
     _is_extra = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as theirs
@@ -102,17 +103,17 @@ class _Connection(H11Protocol):
         }
 
     def _make_room(self) -> None:
-        others = [one for one in self.connections if isinstance(one, _Connection)]
+        others = [other for other in self.connections if isinstance(other, _Connection)]
         others.remove(self)
         oldest = min(others, key=_Connection._standing)
         if oldest._waits:
-            # Nobody who waits for tasks is sent away for a newcomer.
+            # A waiting client is not disconnected for a new connection.
             self._is_extra = True
-            extra = [one for one in others if one._is_extra]
+            extra = [other for other in others if other._is_extra]
             if len(extra) < EXTRA_CONNECTIONS_MAX:
                 return
-            oldest = min(extra, key=lambda one: one._place)
-        # Out of the set at once: the next one must not choose it again.
+            oldest = min(extra, key=lambda other: other._place)
+        # Remove it immediately: the next new connection must not choose it again.
         self.connections.discard(oldest)
         oldest.transport.abort()
 
@@ -122,12 +123,12 @@ class _Connection(H11Protocol):
         super().connection_lost(exc)
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what is no HTTP, as uvicorn does, in the form of all errors here."""
+        """Answer malformed HTTP with a problem, in place of uvicorn's plain text."""
         try:
             for event in _bad_request(BadRequest(msg)):
                 self.transport.write(self.conn.send(event) or b"")
         except h11.LocalProtocolError:
-            pass  # an answer was under way, and this cannot be said within it
+            pass  # another answer has already begun
         self.transport.close()
 
     def handle_events(self) -> None:
@@ -138,8 +139,8 @@ class _Connection(H11Protocol):
             headers = cast("list[tuple[bytes, bytes]]", cycle.scope["headers"])
             names = [name for name, _ in headers]
             if b"transfer-encoding" in names and b"content-length" in names:
-                # Somebody before us may have gone by the length: what follows is not to be
-                # taken for a request (RFC 9112, 6.1). Its handler has not begun yet.
+                # A proxy may have used the length: the bytes that follow must not count as another
+                # request (RFC 9112, 6.1). The handler has not started yet.
                 headers.append(_CLOSE)
 
     def data_received(self, data: bytes) -> None:
@@ -147,8 +148,8 @@ class _Connection(H11Protocol):
         super().data_received(data)
 
     def _answer(self, status: int, content_type: bytes, body: bytes) -> bool:
-        """Write the whole answer to the current request as one piece. ASGI has head and body apart,
-        and each would be a packet. False: not now; ASGI's way waits until it can be."""
+        """Write head and body of the answer to the current request at once; ASGI would send two
+        packets. Return False if it cannot be written now; ASGI then waits until it can."""
         cycle: RequestResponseCycle = self.cycle
         if self.flow.write_paused or cycle.disconnected or cycle.scope["method"] == "HEAD":
             return False
@@ -170,29 +171,29 @@ class _Connection(H11Protocol):
         return True
 
     def _standing(self) -> tuple[bool, bool, int]:
-        """The order in which connections make room: first those without a request, then those whose
-        unfinished request was silent for the longest."""
+        """Sort key for the choice of a connection to close: first idle connections, then those
+        whose incomplete request received no data for the longest time."""
         is_idle = self.is_idle
         return self._waits, not is_idle, self._place if is_idle else self._heard
 
     @property
     def _waits(self) -> bool:
-        """Whether a whole request is here and not answered."""
+        """Whether a complete request waits for its answer."""
         cycle: RequestResponseCycle | None = self.cycle
         return not self.is_idle and cycle is not None and not cycle.more_body
 
     def _is_whole(self) -> bool:
-        """Whether all of the current request has arrived."""
+        """Return whether the current request has arrived completely."""
         cycle: RequestResponseCycle | None = self.cycle
         return cycle is not None and not cycle.more_body
 
     @property
     def is_idle(self) -> bool:
-        cycle: RequestResponseCycle | None = self.cycle  # theirs is None to begin with
+        cycle: RequestResponseCycle | None = self.cycle  # initially None in uvicorn
         return cycle is None or cycle.response_complete
 
     def _look(self) -> None:
-        """Now and then: close the connection if it asks nothing, or its peer does not read."""
+        """Close the connection if it is idle or its peer does not read; else check again later."""
         now_s = self.loop.time()
         is_unread = self.transport.get_write_buffer_size() > 0
         if self.cycle is not self._seen:
@@ -201,7 +202,7 @@ class _Connection(H11Protocol):
             self.transport.abort()
             return
         elif not is_unread:
-            self._since_s = now_s  # its handler has its own limits
+            self._since_s = now_s  # the handler enforces its own limits
         elif now_s - self._since_s >= REQUEST_S_MAX:
             self.transport.abort()
             return
@@ -222,7 +223,7 @@ def _head(
 
 @lru_cache(maxsize=256)
 def is_named(host: bytes, names: frozenset[str]) -> bool:
-    """Whether ``host``, with or without a port, is an address, ``localhost``, or one of
+    """Return whether ``host``, with or without a port, is an IP address, ``localhost``, or in
     ``names``."""
     try:
         name = (urlsplit(b"//" + host).hostname or b"").decode("ascii").rstrip(".")
@@ -237,21 +238,25 @@ def is_named(host: bytes, names: frozenset[str]) -> bool:
     return True
 
 
-def _said(error: TickwheelError, title: str) -> dict[str, Any]:
-    """A problem as plain values, without the API's extra, which may be missing."""
-    about = {"type": f"urn:tickwheel:error:{error.code}", "title": title}
-    said = {"status": error.http_status, "detail": error.message, "code": error.code}
-    return about | said | {"retryable": error.retryable}
+def _problem(error: TickwheelError, title: str) -> dict[str, Any]:
+    """Return the fields of a problem. It needs no module of the extra ``http``."""
+    return {
+        "type": f"urn:tickwheel:error:{error.code}",
+        "title": title,
+        "status": error.http_status,
+        "detail": error.message,
+        "code": error.code,
+        "retryable": error.retryable,
+    }
 
 
 def refusal(error: TickwheelError, title: str) -> Response:
-    """An error as an answer."""
-    return JSONResponse(_said(error, title), error.http_status, media_type=PROBLEM_TYPE)
+    """Return the answer for an error."""
+    return JSONResponse(_problem(error, title), error.http_status, media_type=PROBLEM_TYPE)
 
 
 def anything_else(message: str) -> BaseRoute:
-    """The last route: all that no other has is not found, for the reason that ``message`` says;
-    also a browser and ``tickwheel console`` are told so."""
+    """Return the last route, which answers every other path with 404 and ``message``."""
 
     async def answer(request: Request) -> Response:
         return refusal(NotFound(message), "Not found")
@@ -261,7 +266,7 @@ def anything_else(message: str) -> BaseRoute:
 
 
 def _bad_request(error: TickwheelError) -> tuple[h11.Event, ...]:
-    body = json.dumps(_said(error, "Bad request")).encode()
+    body = json.dumps(_problem(error, "Bad request")).encode()
     headers = [(b"content-type", PROBLEM_TYPE.encode())]
     headers += [(b"content-length", b"%d" % len(body)), (b"connection", b"close")]
     head = h11.Response(status_code=400, headers=headers, reason=b"Bad Request")
@@ -269,9 +274,9 @@ def _bad_request(error: TickwheelError) -> tuple[h11.Event, ...]:
 
 
 def _plain_refused() -> bytes:
-    """The answer to a request without TLS on a port that speaks TLS."""
+    """Return the answer to a plain HTTP request on a port that requires TLS."""
     writer = h11.Connection(h11.SERVER)
-    events = _bad_request(TlsRequired("this port speaks TLS: https://"))
+    events = _bad_request(TlsRequired("this port requires TLS: use https://"))
     return b"".join(writer.send(event) or b"" for event in events)
 
 
@@ -279,7 +284,7 @@ PLAIN_REFUSED = _plain_refused()
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server without its handling of signals, which are the daemon's."""
+    """uvicorn's server without signal handlers, because the daemon handles signals."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -287,7 +292,7 @@ class _Server(uvicorn.Server):
 
 
 class _OverTls(_Server):
-    """A server whose connections come through a ``TlsServer``."""
+    """A server that accepts connections through a ``TlsServer``."""
 
     def __init__(self, config: uvicorn.Config, tls: MakeTls) -> None:
         super().__init__(config)
@@ -300,8 +305,8 @@ class _OverTls(_Server):
 
         def make() -> asyncio.Protocol:
             kind: Any = config.http_protocol_class
-            made: asyncio.Protocol = kind(config=config, server_state=state, app_state={})
-            return made
+            protocol: asyncio.Protocol = kind(config=config, server_state=state, app_state={})
+            return protocol
 
         server = self._tls(sockets[0], make, PLAIN_REFUSED)
         server.start()
@@ -310,7 +315,7 @@ class _OverTls(_Server):
 
 
 class Http:
-    """The HTTP server: ``start`` binds; ``stop`` may be called at any time, and twice."""
+    """The HTTP server: ``start`` binds; ``stop`` can be called at any time and repeatedly."""
 
     def __init__(
         self,
@@ -328,10 +333,10 @@ class Http:
         tls: MakeTls | None = None,
         names: frozenset[str] | None = None,
     ) -> None:
-        """``rest``: the routes beside health and metrics of who has no API, by whole paths;
-        ``beyond`` answers for all other paths, where there is one. ``tls`` makes what
-        accepts connections in place of the event loop. ``names``: those by which the daemon may be
-        asked, beside addresses and ``localhost``; None: any name."""
+        """``rest``: routes of a server without an API, in addition to health and metrics.
+        ``beyond`` handles all other paths. ``tls`` makes the server that accepts connections
+        instead of the event loop. ``names``: accepted host names, in addition to IP addresses and
+        ``localhost``; None: any name."""
         self._rest, self._beyond = rest, beyond
         self._tls = tls
         self._names = names
@@ -351,7 +356,7 @@ class Http:
         self.url: str | None = None
 
     async def start(self) -> None:
-        """Bind and serve. Raises OSError if the address cannot be had."""
+        """Bind and serve. Raise OSError if the address is unavailable."""
         family = socket.AF_INET6 if ":" in self._address[0] else socket.AF_INET
         listener = socket.socket(family)
         try:
@@ -366,7 +371,7 @@ class Http:
         config = uvicorn.Config(
             self._application(),
             log_config=None,
-            # Its warnings are what strangers send: they could fill a disk with them.
+            # Any client can cause its warnings, which could fill a disk.
             log_level="error",
             access_log=False,
             lifespan="off",
@@ -394,11 +399,11 @@ class Http:
 
         async def readyz(request: Request) -> JSONResponse:
             ready, details = await self._readiness()
-            # Who replaces daemons one by one would wait for ever for a standby to lead.
-            stands_by = (
+            # A rolling update would wait forever for a standby to become active.
+            standby_is_ok = (
                 details["status"] == "standby" and request.query_params.get("standby") == "ok"
             )
-            return JSONResponse(details, status_code=200 if ready or stands_by else 503)
+            return JSONResponse(details, status_code=200 if ready or standby_is_ok else 503)
 
         async def metrics(request: Request) -> Response:
             if self._scrapes >= SCRAPES_MAX:
@@ -410,13 +415,14 @@ class Http:
                 self._scrapes -= 1
             return Response(body, headers={"content-type": content_type})
 
-        about = {"/healthz": healthz, "/readyz": readyz, "/metrics": metrics}
-        routes: list[BaseRoute] = [Route(path, route) for path, route in about.items()]
+        endpoints = {"/healthz": healthz, "/readyz": readyz, "/metrics": metrics}
+        routes: list[BaseRoute] = [Route(path, endpoint) for path, endpoint in endpoints.items()]
         return self._named(self._by_path(routes))
 
     def _named(self, application: ASGIApp) -> ASGIApp:
-        """The application for requests by a name of ours only. A page of another site may give its
-        own name our address; the browser then takes what we say for that site's."""
+        """Return the application, restricted to requests that use a name of this daemon. Otherwise
+        a page of another site could point its own name to this address (DNS rebinding) and read the
+        answers."""
         names = self._names
         if names is None:
             return application
@@ -427,7 +433,7 @@ class Http:
                     break
             else:
                 return application(scope, receive, send)
-            error = Forbidden("Host is not a name of this daemon's: see http_hosts")
+            error = Forbidden("the header Host is not a name of this daemon (http_hosts)")
             return refusal(error, "Forbidden")(scope, receive, send)
 
         return checked
@@ -443,7 +449,7 @@ class Http:
             return lambda scope, receive, send: (own if scope["path"] in known else beyond)(
                 scope, receive, send
             )
-        # Nothing of the API is imported without its extra.
+        # Import the API only if its extra is installed.
         from tickwheel.server.http.pages import pages
 
         rest = Starlette(routes=[*routes, *pages(wait_ms_max=api.wait_ms_max)])

@@ -1,11 +1,11 @@
-"""One request: its body, read within bounds; its answer, or its error as
-``application/problem+json``. Whom its handler asks is an ``Exchange`` (``exchange.py``).
+"""One HTTP request: its body, read within limits, and its answer, or its error as
+``application/problem+json``. Handlers execute it through an ``Exchange`` (``exchange.py``).
 
 Invariants:
 
-* Never more of a body is read than the limits say, and not for ever. A body is refused by its
-  ``Content-Length`` before any of it is read, else as soon as it has grown over the limit; a packed
-  one by what it unpacks to. All bodies in memory together have a limit, too.
+* Reading a body is bounded in bytes and in time. A body that is too large is refused by its
+  ``Content-Length`` before it is read, or else as soon as it exceeds the limit. For a compressed
+  body, the decompressed size counts. All bodies in memory together also have a limit.
 """
 
 from __future__ import annotations
@@ -67,13 +67,13 @@ def put_body(into: dict[str, Any], body: bytes) -> None:
         into["body_base64"] = body
 
 
-# --- errors as problems: one row of the error table, one status ----------------------------------
+# --- errors as problems --------------------------------------------------------------------------
 
 
 PROBLEM_TYPE = b"application/problem+json"
 RETRY_AFTER_S = 1
 RETRY_AFTER_FULL_S = 5
-"""Seconds after which to come again when a disk is full: its room returns more slowly."""
+"""Seconds in Retry-After when a disk is full: space is freed more slowly."""
 _OF_CLIENTS = (ConnectionLost, SendTimeout)
 
 Headers = list[tuple[bytes, bytes]]
@@ -82,9 +82,9 @@ Headers = list[tuple[bytes, bytes]]
 def problem(
     error: TickwheelError, *, active: str | None = None, active_http: str | None = None
 ) -> tuple[int, Headers, bytes]:
-    """(status, headers, body) of an error. ``active``, ``active_http``: the address and HTTP URL of
-    the daemon that leads."""
-    said = types.Problem(
+    """Return the status, headers and body for an error. ``active`` and ``active_http`` are the
+    address and HTTP URL of the active daemon."""
+    fields = types.Problem(
         type=f"urn:tickwheel:error:{error.code}",
         title=(type(error).__doc__ or error.code).strip().partition("\n")[0],
         status=error.http_status,
@@ -103,20 +103,20 @@ def problem(
         headers.append((b"retry-after", b"%d" % after_s))
     if isinstance(error, Unauthorized):
         headers.append((b"www-authenticate", b'Bearer realm="tickwheel"'))
-    return error.http_status, headers, as_json(said)
+    return error.http_status, headers, as_json(fields)
 
 
 def line(error: TickwheelError, number: int | None = None) -> dict[str, object]:
-    """An error within a stream of lines. ``number``: that of its line, from 1 on, empty ones
-    counted."""
-    said: dict[str, object] = {} if number is None else {"line": number}
-    return said | {"code": error.code, "detail": error.message, "retryable": error.retryable}
+    """Return the fields of an error within a stream of lines. ``number`` is the number of the line,
+    counted from 1 and including empty lines."""
+    fields: dict[str, object] = {} if number is None else {"line": number}
+    return fields | {"code": error.code, "detail": error.message, "retryable": error.retryable}
 
 
 assert Overloaded.http_status == 429
 
 
-# --- what a request is for -----------------------------------------------------------------------
+# --- routes --------------------------------------------------------------------------------------
 
 Handler = Callable[[Any], Awaitable[None]]
 """Handles one ``Call``."""
@@ -132,34 +132,36 @@ class Route:
     tag: str
     summary: str
     operations: tuple[str, ...]
-    """The operations that the handler calls: the route's rights are theirs."""
+    """Operations that the handler calls. The route requires the rights of these operations."""
     answer: Any = None
-    """The type of the answer; None: there is none, or no JSON."""
+    """Type of the answer; None if the answer is empty or not JSON."""
     status: int = 200
     body: Any = None
-    """The type of the JSON body; a union: any of its types."""
+    """Type of the JSON body, or a union of types."""
     query: type[Struct] = types.NoQuery
     headers: tuple[tuple[str, str], ...] = ()
-    """(name, what it says) of the headers that the handler reads."""
+    """Name and description of each header that the handler reads."""
     raw: tuple[str, ...] = ()
-    """Content types that the route takes beside JSON."""
+    """Content types that the route accepts in addition to JSON."""
     streams: tuple[str, ...] = ()
-    """Content types that the route answers with, line by line."""
+    """Content types of a streamed answer."""
     codes: tuple[str, ...] = ()
-    """Error codes of the route, beside those that every request may get."""
+    """Error codes of the route, in addition to those of every request."""
     standby: bool = False
-    """Whether a standby answers the route, too."""
+    """Whether a standby also serves the route."""
     public: bool = False
-    """Whether the route needs no login: it says nothing of any task."""
+    """Whether the route needs no login, because it reveals nothing about tasks."""
     page: bool = False
-    """Whether a browser opens the route as a page, with a cookie and no header of ours."""
+    """Whether a browser opens the route as a page, with a cookie and without the console's
+    header."""
 
 
-# --- how many requests are worked on in one turn of the event loop -------------------------------
+# --- fairness between requests in one turn of the event loop -------------------------------------
 
 
 class Turns:
-    """The turns of requests: ``await mine()`` before each piece of work, unless ``taken()``."""
+    """Limits the work in one turn of the event loop: before each piece of work, call ``taken()``
+    or ``await mine()``."""
 
     def __init__(self, at_a_time: int) -> None:
         self._at_a_time = self._left = at_a_time
@@ -167,7 +169,7 @@ class Turns:
         self._is_armed = False
 
     def taken(self) -> bool:
-        """Whether the request may work at once, which takes one place of this turn."""
+        """Return whether the request can work immediately, and if so, take a place in this turn."""
         if self._left <= 0 or self._waiting:
             return False
         self._left -= 1
@@ -193,23 +195,23 @@ class Turns:
         self._left = self._at_a_time
         while self._waiting and self._left > 0:
             turn = self._waiting.popleft()
-            if not turn.done():  # its request was not cut off meanwhile
+            if not turn.done():  # its request was not cancelled in the meantime
                 turn.set_result(None)
                 self._left -= 1
         if self._waiting:
             self._arm()
 
 
-# --- reading what a client sends -----------------------------------------------------------------
+# --- reading a request ---------------------------------------------------------------------------
 
 
 _LISTS = {b"accept": b", ", b"accept-encoding": b", ", b"cookie": b"; "}
-"""Headers of which the values of several lines are one list, and what stands between them."""
+"""Headers that can be repeated, and the separator that joins their values."""
 
 
 def single_headers(pairs: Sequence[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
-    """Return headers by name, those that are lists as one value. Raise BadRequest if another one
-    that is read here has two lines: each might be the one that its sender means."""
+    """Return headers by name, with repeated list headers joined. Raise BadRequest if any other
+    header that the API reads is repeated: the sender's intention would be unclear."""
     headers = dict(pairs)
     if len(headers) == len(pairs):
         return headers
@@ -239,22 +241,22 @@ Send = Callable[[Message], Awaitable[None]]
 
 GZIP_WINDOW = 16 + zlib.MAX_WBITS
 PIECE_BYTES = 256 * 1024
-"""Bytes to which a packed stream is unpacked at a time."""
+"""Maximum bytes that one step decompresses of a compressed stream."""
 
 
 class Room:
-    """The bytes that bodies of all requests take in memory while they are read or worked on."""
+    """Bounds the memory for the bodies of all requests in progress."""
 
     def __init__(self, bytes_max: int) -> None:
         self.bytes_max = bytes_max
         self.bytes = 0
 
     def take(self, count: int) -> None:
-        """Take room for ``count`` bytes. Raises Overloaded."""
+        """Reserve ``count`` bytes. Raise Overloaded if they exceed the limit."""
         if self.bytes + count > self.bytes_max:
             raise Overloaded(
-                f"{self.bytes} bytes of requests over HTTP are in memory, and {count} more would"
-                f" be too many; the limit is {self.bytes_max} (http_bodies_bytes_max)"
+                f"the bodies of HTTP requests would take {self.bytes + count} bytes of memory; the"
+                f" limit is {self.bytes_max} (http_bodies_bytes_max)"
             )
         self.bytes += count
 
@@ -263,7 +265,7 @@ class Room:
 
 
 class Body:
-    """The body of one request; ``close`` it when the request is over."""
+    """The body of one request; ``close`` it when the request ends."""
 
     __slots__ = (
         "_announced", "_bytes_max", "_is_here", "_receive", "_room", "_taken", "_timeout_s",
@@ -280,8 +282,8 @@ class Body:
         *,
         is_here: Callable[[], bool],
     ) -> None:
-        """``is_here``: whether the whole body has arrived. Raises UnsupportedMediaType,
-        BadRequest."""
+        """``is_here`` returns whether the whole body has arrived. Raise UnsupportedMediaType for an
+        unknown content encoding."""
         self._is_here = is_here
         self._receive = receive
         self._room = room
@@ -291,20 +293,20 @@ class Body:
         encoding = headers.get(b"content-encoding")
         self._unpack = None if encoding is None else _unpacker(encoding)
         length = headers.get(b"content-length", b"0")
-        # h11 lets only digits through; a number of a thousand of them is one, too.
+        # h11 accepts only digits, but any number of them.
         self._announced = int(length) if length.isdigit() and len(length) < 20 else 1 << 62
 
     def close(self) -> None:
-        """Give the room of the body back."""
+        """Release the memory reserved for the body."""
         self._room.give_back(self._taken)
         self._taken = 0
 
     async def read(self) -> bytes:
-        """The whole body. Raises BodyTooLarge, RequestTimeout, Overloaded, BadRequest,
+        """Return the whole body. Raise BodyTooLarge, RequestTimeout, Overloaded, BadRequest or
         ConnectionLost."""
         if self._announced > self._bytes_max:
             raise self._too_large(self._announced)
-        if self._is_here():  # usual, and a timer is a tenth of what a small request costs
+        if self._is_here():  # common; a timer would add a tenth to the cost of a small request
             return await self._read_all()
         try:
             async with asyncio.timeout(self._timeout_s):
@@ -323,7 +325,7 @@ class Body:
         return b"".join(parts)
 
     async def parts(self) -> AsyncIterator[bytes]:
-        """The body piece by piece, of any length; each piece must come in time."""
+        """Yield a body of any length in pieces. Raise RequestTimeout if a piece is late."""
         more = True
         while more:
             try:
@@ -355,14 +357,14 @@ class Body:
         return part
 
     def _unpacked(self, part: bytes, bytes_max: int) -> tuple[bytes, bytes]:
-        """(unpacked bytes, the part of ``part`` that is still packed)."""
+        """Return up to ``bytes_max`` decompressed bytes, and the rest of ``part``."""
         assert self._unpack is not None
         try:
             data = self._unpack.decompress(part, bytes_max)
         except zlib.error as error:
             raise BadRequest(f"the body is not valid gzip: {error}") from None
         if self._unpack.unused_data:
-            raise BadRequest("the body is not valid gzip: it goes on behind its end")
+            raise BadRequest("the body is not valid gzip: data follows its end")
         return data, self._unpack.unconsumed_tail
 
     def _check_end(self) -> None:
@@ -378,48 +380,49 @@ class Body:
 
     def _too_large(self, size: int) -> BodyTooLarge:
         return BodyTooLarge(
-            f"the request's body has {size} bytes or more; the limit is {self._bytes_max}"
+            f"the request's body has at least {size} bytes; the limit is {self._bytes_max}"
             " (http_body_bytes_max)"
         )
 
     def _too_slow(self) -> RequestTimeout:
         return RequestTimeout(
-            f"the request's body did not come within {self._timeout_s:g} s (http_body_timeout_s)"
+            f"the request's body did not arrive within {self._timeout_s:g} s (http_body_timeout_s)"
         )
 
 
 def _content(message: Message) -> bytes:
     if message["type"] == "http.disconnect":
-        raise ClientGone("the client has gone")
+        raise ClientGone("the client has disconnected")
     content: bytes = message.get("body", b"")
     return content
 
 
 def _unpacker(encoding: bytes) -> Any:
-    """An unpacker for the content encoding; None: the body is not packed."""
-    word = encoding.strip().lower()
-    if word in (b"", b"identity"):
+    """Return a decompressor for the content encoding, or None for an uncompressed body."""
+    coding = encoding.strip().lower()
+    if coding in (b"", b"identity"):
         return None
-    if word in (b"gzip", b"x-gzip"):
+    if coding in (b"gzip", b"x-gzip"):
         return zlib.decompressobj(GZIP_WINDOW)
     raise UnsupportedMediaType(
         f"content-encoding must be gzip or identity, not {shown(encoding.decode('latin-1'))}"
     )
 
 
-# --- the client of a request: what it is answered, and whether it is there -----------------------
+# --- the client of a request ---------------------------------------------------------------------
 
 
 class ClientGone(ConnectionLost):
-    """The client of a request has gone: nobody waits for its answer."""
+    """The client disconnected before it was answered."""
 
 
-Whole = Callable[[int, bytes, bytes], bool]
-"""Writes a whole answer: status, content type, body; False: it has to wait."""
+WriteWhole = Callable[[int, bytes, bytes], bool]
+"""Writes a whole answer: status, content type, body. Returns False if it would have to wait."""
 
 
 class Client:
-    """Gets the answer: ``answer`` it, or ``begin`` and send ``piece`` by piece. Then ``stop``."""
+    """The client's side of a request: send the whole answer with ``answer``, or parts with
+    ``begin`` and ``piece``. Call ``stop`` at the end."""
 
     __slots__ = ("_connection", "_receive", "_send", "_watch", "status")
 
@@ -429,17 +432,17 @@ class Client:
         self._send = send
         self._watch: asyncio.Task[None] | None = None
         self.status = 0
-        """The status of the answer that has begun; 0: none has."""
+        """Status of the answer once it has begun, else 0."""
 
-    # --- out -------------------------------------------------------------------------------------
+    # --- sending ---------------------------------------------------------------------------------
 
     async def answer(self, status: int, headers: Headers, body: bytes) -> None:
-        """Send a whole answer; its length is not among ``headers``. One with a content type alone
-        is usual, and is written as one piece where the connection can."""
+        """Send a whole answer, to which the content length is added. The common answer with only a
+        content type is written at once if the connection allows it."""
         self.status = status
         if len(headers) == 1 and headers[0][0] == b"content-type":
-            whole: Whole | None = self._connection.get("answer")
-            if whole is not None and whole(status, headers[0][1], body):
+            write_whole: WriteWhole | None = self._connection.get("answer")
+            if write_whole is not None and write_whole(status, headers[0][1], body):
                 return
         await self.begin(status, [*headers, (b"content-length", b"%d" % len(body))])
         await self.piece(body, more=False)
@@ -452,16 +455,16 @@ class Client:
         await self._send({"type": "http.response.body", "body": data, "more_body": more})
 
     async def cut_off(self) -> None:
-        """End the connection without the end of the answer."""
+        """Close the connection before the answer is complete."""
         abort = self._connection.get("abort")
         if abort is not None:
             abort()
         await self._until_gone()
 
-    # --- there, or not: only to be asked once the body has been read ------------------------------
+    # --- presence, which is known only once the body has been read -------------------------------
 
     def gone(self) -> asyncio.Future[None]:
-        """A future that is done when the client has gone."""
+        """Return a future that completes when the client disconnects."""
         if self._watch is None:
             self._watch = asyncio.create_task(self._until_gone())
         return self._watch
@@ -479,11 +482,11 @@ class Client:
             self._watch.cancel()
 
 
-# --- what all requests have in common -----------------------------------------------------------
+# --- shared by all requests ----------------------------------------------------------------------
 
 
 class Streams:
-    """The open streams by their numbers, which receipts name."""
+    """Open streams by number. Receipts contain this number."""
 
     def __init__(self) -> None:
         self._open: dict[int, Exchange] = {}
@@ -498,7 +501,7 @@ class Streams:
         del self._open[number]
 
     def heard(self, number: int, principal: Principal) -> None:
-        """Note a sign of life of a stream's consumer, whose principal settles a delivery of it."""
+        """Record a sign of life of a stream's consumer if ``principal`` owns the stream."""
         exchange = self._open.get(number)
         if exchange is not None and exchange.caller.principal.name == principal.name:
             exchange.heard()
@@ -506,33 +509,34 @@ class Streams:
 
 @dataclass(frozen=True, slots=True)
 class Common:
-    """What all requests of one API have in common."""
+    """State shared by all requests of one API."""
 
     turns: Turns
     streams: Streams
     sessions: Sessions
     reader: Reader
     keep_alive_s: float
-    """How often, in seconds, a stream says something at least."""
+    """Maximum seconds of silence in a stream."""
     wait_ms_max: int
-    """How long, in milliseconds, a pull may wait at most."""
+    """Maximum milliseconds that a pull can wait."""
 
 
-# --- a request on its way through a handler ------------------------------------------------------
+# --- a request in a handler ----------------------------------------------------------------------
 
 
 T = TypeVar("T")
 GZIP_BYTES_MIN = 1_024
-"""Bytes from which on an answer is packed: a smaller one does not get smaller."""
+"""Minimum bytes of an answer that is compressed: compression does not help below it."""
 GZIP_THREAD_BYTES = 32 * 1024
-"""Bytes from which on an answer is packed in a thread: the loop has tasks to deliver."""
+"""Minimum bytes of an answer that a thread compresses, which keeps the event loop free."""
 GZIP_LEVEL = 1
 QUERY_FIELDS_MAX = 64
 MEDIA_TYPES_KEPT_MAX = 64
 
 
 class Call:
-    """One request as handlers see it: ``json``, ``query``, ``named`` in; ``answer`` out."""
+    """One request in a handler: input from ``json``, ``query`` and ``named``, output by
+    ``answer``."""
 
     __slots__ = (
         "_query_string", "client", "common", "content_type", "exchange", "headers", "incoming",
@@ -558,20 +562,20 @@ class Call:
         self.incoming = body
         self.client = client
         self.content_type = media_type(headers.get(b"content-type", b""))
-        """The content type without its parameters; "": there is none."""
+        """Content type without its parameters; "" if the header is missing."""
         self.is_encrypted = scope.get("scheme") == "https"
-        """Whether nobody on the way can read a cookie."""
+        """Whether a cookie is protected in transit."""
         self._query_string: bytes = scope["query_string"]
 
     def header(self, name: bytes) -> str | None:
-        """The value of the header of this lower-case name; None: there is none."""
-        found = self.headers.get(name)
-        return None if found is None else found.decode("latin-1")
+        """Return the value of the header with this lower-case name, or None."""
+        value = self.headers.get(name)
+        return None if value is None else value.decode("latin-1")
 
-    # --- in --------------------------------------------------------------------------------------
+    # --- input -----------------------------------------------------------------------------------
 
     def query(self, kind: type[T]) -> T:
-        """The query as ``kind``. Raises BadRequest."""
+        """Return the query string as ``kind``. Raise BadRequest if it is invalid."""
         try:
             pairs = parse_qsl(
                 self._query_string.decode("ascii"),
@@ -580,55 +584,58 @@ class Call:
                 max_num_fields=QUERY_FIELDS_MAX,
             )
         except ValueError as error:
-            raise BadRequest(f"the query cannot be read: {error}") from None
-        given = dict(pairs)
-        if len(given) != len(pairs):
-            raise BadRequest("the query has a field twice")
+            raise BadRequest(f"the query string is not valid: {error}") from None
+        fields = dict(pairs)
+        if len(fields) != len(pairs):
+            names = [name for name, _ in pairs]
+            repeated = next(name for name in names if names.count(name) > 1)
+            raise BadRequest(f"query: {shown(repeated)} occurs more than once")
         try:
-            found = msgspec.convert(given, kind, strict=False)
+            query = msgspec.convert(fields, kind, strict=False)
         except msgspec.ValidationError as error:
             raise BadRequest(f"query: {error}") from None
-        for name, text in given.items():
-            if getattr(found, name) is None:  # the word null, for what is no text
-                raise BadRequest(f"query: {name} has no value: {shown(text)}")
-        return found
+        for name, text in fields.items():
+            if getattr(query, name) is None:  # msgspec takes the word "null" for None
+                raise BadRequest(f"query: {name} has no valid value: {shown(text)}")
+        return query
 
     async def json(self, decoder: msgspec.json.Decoder[T]) -> T:
-        """The decoded body. Raises BadRequest, UnsupportedMediaType, and what reading it raises."""
+        """Return the decoded body. Raise BadRequest, UnsupportedMediaType, or the errors of
+        ``Body.read``."""
         if self.content_type not in (JSON, ""):
             raise UnsupportedMediaType(
                 f"content-type must be {JSON}, not {shown(self.content_type)}"
             )
         return decoded(await self.incoming.read(), decoder)
 
-    # --- on --------------------------------------------------------------------------------------
+    # --- execution -------------------------------------------------------------------------------
 
     async def ask(
-        self, verb: str, said: Mapping[str, Any], render: Callable[[Any], Any] | None = None
+        self, verb: str, values: Mapping[str, Any], render: Callable[[Any], Any] | None = None
     ) -> Any:
-        """What a declared verb answers to values in the form of the wire; ``render`` makes JSON of
-        it in the same step. Raises what the values' kinds and the operation do."""
+        """Execute a declared verb with values in wire form and return its answer, which ``render``
+        converts to JSON in the same step. Raise the errors of the checks and of the operation."""
         try:
-            asked = VERBS[verb].asked.checked(said, self.exchange.limits)
+            request = VERBS[verb].asked.checked(values, self.exchange.limits)
         except TickwheelError as error:
             self.exchange.unreadable(verb, error)
             raise
-        return await self.exchange.ask(verb, asked, render)
+        return await self.exchange.ask(verb, request, render)
 
-    # --- out -------------------------------------------------------------------------------------
+    # --- output ----------------------------------------------------------------------------------
 
     async def answer(
         self, value: Any, status: int | None = None, headers: Mapping[bytes, bytes] | None = None
     ) -> None:
-        """Answer with JSON: ``value`` is its bytes, or becomes them."""
+        """Answer with ``value`` as JSON; bytes are already encoded."""
         data = value if isinstance(value, bytes) else as_json(value)
-        found = [(b"content-type", JSON_TYPE)]
+        all_headers = [(b"content-type", JSON_TYPE)]
         if headers:
-            found += headers.items()
-        await self.reply(status or self.route.status, found, data)
+            all_headers += headers.items()
+        await self.reply(status or self.route.status, all_headers, data)
 
     async def reply(self, status: int, headers: Headers, data: bytes) -> None:
-        """Send the whole answer, packed where that is worth it."""
+        """Send the whole answer, compressed if it is large and the client accepts it."""
         if len(data) >= GZIP_BYTES_MIN and self.takes_gzip:
             large = len(data) >= GZIP_THREAD_BYTES
             data = await asyncio.to_thread(_gzip, data) if large else _gzip(data)
@@ -638,7 +645,7 @@ class Call:
         await self.client.answer(status, headers, data)
 
     async def begin(self, content_type: str, more: Sequence[tuple[bytes, bytes]] = ()) -> None:
-        """Begin an answer that comes piece by piece; ``more``: other headers."""
+        """Begin a streamed answer; ``more`` are additional headers."""
         headers = [
             (b"content-type", content_type.encode()),
             (b"cache-control", b"no-store"),
@@ -651,21 +658,21 @@ class Call:
         await self.client.piece(data, more=more)
 
     async def piece_in_time(self, data: bytes) -> None:
-        """Send a piece. Raises SlowReader when the client does not read it in time."""
+        """Send a piece. Raise SlowReader if the client does not read it in time."""
         timeout_s = self.exchange.settings.slow_reader_timeout_s
         try:
             async with asyncio.timeout(timeout_s):
                 await self.piece(data)
         except TimeoutError:
             raise SlowReader(
-                f"it read too little for {timeout_s} s (slow_reader_timeout_s)"
+                f"the client read too little for {timeout_s} s (slow_reader_timeout_s)"
             ) from None
 
     @property
     def takes_gzip(self) -> bool:
         accepted = self.headers.get(b"accept-encoding", b"").lower()
-        for one in accepted.split(b","):
-            coding, _, weight = one.partition(b";")
+        for item in accepted.split(b","):
+            coding, _, weight = item.partition(b";")
             if coding.strip() == b"gzip":
                 return weight.replace(b" ", b"") not in (b"q=0", b"q=0.0", b"q=0.00", b"q=0.000")
         return False
@@ -673,12 +680,12 @@ class Call:
 
 @lru_cache(maxsize=MEDIA_TYPES_KEPT_MAX)
 def media_type(header: bytes) -> str:
-    """The type of a Content-Type header, without parameters."""
+    """Return the media type of a Content-Type header, without parameters."""
     return header.decode("latin-1").partition(";")[0].strip().lower()
 
 
 def decoded(data: bytes, decoder: msgspec.json.Decoder[T]) -> T:
-    """The decoded JSON. Raises BadRequest."""
+    """Return the decoded JSON. Raise BadRequest if it is invalid."""
     try:
         return decoder.decode(data)
     except msgspec.ValidationError as error:

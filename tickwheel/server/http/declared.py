@@ -1,8 +1,7 @@
-"""Requests and answers of declared verbs over HTTP: types for msgspec, values to and from JSON, and
-the handler that does the rest.
+"""Declared verbs over HTTP: msgspec types, conversion of values to and from JSON, and the handler.
 
-JSON has ids as text, bodies as text or base64, and places of dead letters as ID.GROUP. Knows no
-verb: everything is read from its declaration.
+JSON has ids as text, bodies as text or base64, and references to dead letters as ID.GROUP. This
+module contains no verb: everything follows from the declarations.
 """
 
 from __future__ import annotations
@@ -36,23 +35,25 @@ WITHOUT_BODY = ("GET", "DELETE")
 
 
 def read_id(text: object, field: str) -> int:
-    """The id in a text. Raises BadRequest."""
+    """Return the id in a text. Raise BadRequest if it is invalid."""
     if type(text) is str and text.isascii() and text.isdigit() and len(text) <= 19:
-        found = int(text)
-        if found <= ID_MAX:
-            return found
-    raise BadRequest(f"{field} must be a whole number of 0 to {ID_MAX} as text, not {shown(text)}")
+        task_id = int(text)
+        if task_id <= ID_MAX:
+            return task_id
+    raise BadRequest(
+        f"{field} must be text with a whole number between 0 and {ID_MAX}, not {shown(text)}"
+    )
 
 
 def read_ids(texts: Sequence[str], field: str = "ids") -> tuple[int, ...]:
-    """The ids in a list of texts, which must not be empty. Raises BadRequest."""
+    """Return the ids in a list of texts. Raise BadRequest if it is empty or invalid."""
     if not texts:
         raise BadRequest(f"{field} has 0 elements; name at least one")
     return tuple(read_id(text, f"{field}[{index}]") for index, text in enumerate(texts))
 
 
 def of_json(kind: FieldKind, value: Any, field: str) -> Any:
-    """The wire's form of a value of JSON. Raises BadRequest."""
+    """Return the wire form of a JSON value. Raise BadRequest if it is invalid."""
     if value is None:
         return None
     if isinstance(kind, Id):
@@ -63,11 +64,11 @@ def of_json(kind: FieldKind, value: Any, field: str) -> Any:
         task_id, _, group = value.partition(".")
         return read_id(task_id, field), group
     if isinstance(kind, Block):
-        said = said_of(value)
+        values = said_of(value)
         return {
-            one.name: of_json(one.kind, said[one.name], f"{field}.{one.name}")
-            for one in kind.block.fields()
-            if one.name in said
+            it.name: of_json(it.kind, values[it.name], f"{field}.{it.name}")
+            for it in kind.block.fields()
+            if it.name in values
         }
     if isinstance(kind, Policy):
         return policy(value, field)
@@ -75,19 +76,19 @@ def of_json(kind: FieldKind, value: Any, field: str) -> Any:
 
 
 def said_of(given: Any) -> dict[str, Any]:
-    """The fields that a body or a query has, by name."""
+    """Return the fields that are set in a body or a query, by name."""
     values = ((name, getattr(given, name)) for name in given.__struct_fields__)
     return {name: value for name, value in values if value is not UNSET}
 
 
 def to_json(answer: Any, value: Any) -> Any:
-    """A daemon's value of an answer's type as JSON has it."""
+    """Return the JSON form of an answer's value."""
     return _writer(answer)(value)
 
 
 @cache
 def _writer(answer: Any) -> Callable[[Any], Any]:
-    """What makes JSON of a value of this type; the value itself where that is JSON."""
+    """Return the function that converts values of this type to JSON."""
     origin, arguments = get_origin(answer), get_args(answer)
     if origin is Annotated:
         return _writer(arguments[0])
@@ -95,15 +96,15 @@ def _writer(answer: Any) -> Callable[[Any], Any]:
         if issubclass(answer, Answer):
             return _map_writer(answer)
         return _WRITERS.get(answer, _same)
-    inner = [one for one in arguments if one not in (type(None), ...)]
+    inner = [argument for argument in arguments if argument not in (type(None), ...)]
     writer = _writer(inner[-1]) if inner else _same
     if writer is _same:
         return _same
     if type(None) in arguments:
         return lambda value: None if value is None else writer(value)
     if origin in (list, tuple, Sequence):
-        return lambda value: [writer(one) for one in value]
-    return lambda value: {name: writer(one) for name, one in value.items()}
+        return lambda value: [writer(item) for item in value]
+    return lambda value: {name: writer(item) for name, item in value.items()}
 
 
 def _same(value: Any) -> Any:
@@ -132,29 +133,28 @@ def _of_field(field: Field) -> Callable[[Any], Any]:
     if isinstance(field.kind, Id):
         return str
     if isinstance(field.kind, Ids):
-        return lambda ids: [str(one) for one in ids]
+        return lambda ids: list(map(str, ids))
     if isinstance(field.kind, LetterPlace):
         return lambda place: f"{place[0]}.{place[1]}"
     return _writer(field.annotation)
 
 
 def results(outcomes: Sequence[Any]) -> dict[str, Any]:
-    """What became of a command on several tasks: (id, word), or with its due time."""
-    named = ("id", "result", "due_ms")
+    """Return the JSON of outcomes for several tasks: id and result, or id, result and due time."""
+    names = ("id", "result", "due_ms")
     return {
         "results": [
-            dict(zip(named, one, strict=False)) | {"id": None if one[0] is None else str(one[0])}
-            for one in outcomes
+            dict(zip(names, it, strict=False)) | {"id": None if it[0] is None else str(it[0])}
+            for it in outcomes
         ]
     }
 
 
-def _accepted(found: Sequence[Any]) -> dict[str, Any]:
-    """The ids of new tasks: of (ms, ids), or of (ms, the first id, how many) where they were just
-    made."""
-    ids = found[1]
+def _accepted(answer: Sequence[Any]) -> dict[str, Any]:
+    """Return the ids of new tasks. The answer has (ms, ids), or (ms, first id, count)."""
+    ids = answer[1]
     if isinstance(ids, int):
-        ids = range(ids, ids + found[2] * ID_STEP, ID_STEP)
+        ids = range(ids, ids + answer[2] * ID_STEP, ID_STEP)
     return {"ids": [str(task_id) for task_id in ids]}
 
 
@@ -162,7 +162,7 @@ _WRITERS: Mapping[type, Callable[[Any], Any]] = {
     AcceptedIds: _accepted,
     Failure: lambda failure: Failure.of(failure)._asdict(),
 }
-"""Types of arrays of the daemon → what makes JSON of one."""
+"""Function that converts arrays of each type to JSON."""
 
 
 # --- types ---------------------------------------------------------------------------------------
@@ -170,9 +170,9 @@ _WRITERS: Mapping[type, Callable[[Any], Any]] = {
 
 @cache
 def request_type(request: Any, left_out: frozenset[str], name: str = "") -> type[msgspec.Struct]:
-    """The type of a body, or of a query, without what the path names. An absent field is UNSET.
-    Types of one request that lack different fields need a ``name`` each: the document has one
-    schema for a name."""
+    """Return the type of a body or a query, without the fields in the path. An absent field is
+    UNSET. Types of the same request with different fields need different names, because the
+    document has one schema for each name."""
     fields: list[Any] = []
     for field in request.fields():
         if field.name in left_out:
@@ -330,7 +330,7 @@ def handler_of(verb: Verb, left_out: frozenset[str]) -> Handler:
         await call.answer(answer, verb.status if is_new else 200)
 
     async def values_of(call: Call) -> dict[str, Any]:
-        """What was said, in the form of the wire."""
+        """Return the request's values in wire form."""
         said: dict[str, Any] = dict(call.named)
         if has_fields:
             in_query = method in WITHOUT_BODY

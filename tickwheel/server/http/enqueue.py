@@ -1,12 +1,12 @@
-"""Enqueues: one, many, half tasks of a transaction, raw bodies, CloudEvents, streams of lines
-(NDJSON), of which each line is a task, and is answered by a line.
+"""Handlers of enqueues: one task, several tasks, half tasks of a transaction, raw bodies,
+CloudEvents, and NDJSON streams with a task and an answer for each line.
 
-Lines that came together are one request to the operations; the next ones are read while those are
-committed. The answers come in the order of the lines, and each line has its own. Nothing waits for
-the end: a client may send for hours, and reads as it goes.
+Lines that arrive together form one request to the operations. While it is committed, the next lines
+are read. Answers have the order of the lines, and each line has its own. A client can send lines
+for hours and read the answers meanwhile.
 
-Bounded: ``LINES_MAX`` lines a request and ``UNDER_WAY_MAX`` requests of which the answers are not
-written; a client that does not read its answers is not read from any more.
+A request has at most ``LINES_MAX`` lines, and at most ``UNDER_WAY_MAX`` requests have unwritten
+answers. The handler stops reading from a client that does not read its answers.
 """
 
 from __future__ import annotations
@@ -56,13 +56,13 @@ async def enqueue(call: Call) -> None:
         await _cloudevents(call, "")
     else:
         raise UnsupportedMediaType(
-            f"content-type must be {JSON}, {NDJSON} or one of CloudEvents, not {shown(kind)};"
-            " a raw body goes to /v1/topics/TOPIC/tasks"
+            f"content-type must be {JSON}, {NDJSON} or a type of CloudEvents, not {shown(kind)};"
+            " send raw bodies to /v1/topics/TOPIC/tasks"
         )
 
 
 async def enqueue_raw(call: Call) -> None:
-    """Enqueue a task whose body is the request's body, and whose fields are in headers."""
+    """Enqueue a task whose body is the request's body and whose fields are in headers."""
     topic = call.named["topic"]
     if _is_any(call):
         await _cloudevents(call, topic)
@@ -72,28 +72,31 @@ async def enqueue_raw(call: Call) -> None:
 
 
 async def _json(call: Call) -> None:
-    given, read = await call.json(_one_or_many), call.common.reader.task
-    if given.tasks is None:
-        if given.transaction is not None:
-            raise BadRequest("a request with a transaction has its tasks in tasks")
-        await _one(call, read(given, given.topic))
+    request, read = await call.json(_one_or_many), call.common.reader.task
+    if request.tasks is None:
+        if request.transaction is not None:
+            raise BadRequest("a request with transaction must have the field tasks")
+        await _one(call, read(request, request.topic))
         return
-    if given != types.OneOrMany(tasks=given.tasks, transaction=given.transaction):
-        raise BadRequest("a request has the fields of one task, or tasks, not both")
-    many = [read(task, task.topic, f"tasks[{i}]") for i, task in enumerate(given.tasks)]
-    if given.transaction is not None:
-        await _prepare(call, given.transaction, many)
+    if request != types.OneOrMany(tasks=request.tasks, transaction=request.transaction):
+        raise BadRequest("a request must have either tasks or the fields of one task, not both")
+    many = [read(task, task.topic, f"tasks[{i}]") for i, task in enumerate(request.tasks)]
+    if request.transaction is not None:
+        await _prepare(call, request.transaction, many)
     else:
         await _many(call, many)
 
 
-async def _prepare(call: Call, of: types.OfTransaction, many: Sequence[Given]) -> None:
-    """Keep half tasks; answered without ids when they are durable."""
+async def _prepare(call: Call, transaction: types.OfTransaction, many: Sequence[Given]) -> None:
+    """Store half tasks and answer, without ids, when they are durable."""
     if call.header(b"idempotency-key") is not None:
-        raise BadRequest("idempotency-key is not for a transaction: its part is the resend")
-    tasks = tuple(given.task for given in many)
-    await call.exchange.prepare(of.id, of.group, of.part, tasks, {"from": of.count_from})
-    await call.answer({"transaction": of.id, "part": of.part, "tasks": len(tasks)})
+        raise BadRequest(
+            "idempotency-key is not allowed with a transaction: its part identifies it"
+        )
+    tasks, part = tuple(given.task for given in many), transaction.part
+    options = {"from": transaction.count_from}
+    await call.exchange.prepare(transaction.id, transaction.group, part, tasks, options)
+    await call.answer({"transaction": transaction.id, "part": part, "tasks": len(tasks)})
 
 
 async def _cloudevents(call: Call, topic: str) -> None:
@@ -125,8 +128,8 @@ def _enqueue(call: Call, tasks: tuple[Any, ...]) -> asyncio.Future[Any]:
 def _check_no_key(call: Call) -> None:
     if call.header(b"idempotency-key") is not None:
         raise BadRequest(
-            "idempotency-key is for requests that are accepted as a whole, not for a stream of"
-            " lines; give its tasks a key, or send requests with up to tasks_per_frame_max tasks"
+            "idempotency-key is not allowed with a stream of lines, which is not accepted as a"
+            " whole; give the tasks keys, or send requests with up to tasks_per_frame_max tasks"
         )
 
 
@@ -137,9 +140,10 @@ STRUCTURED = "application/cloudevents+json"
 BATCHED = "application/cloudevents-batch+json"
 _ATTRIBUTE_HEADER = b"ce-"
 _DATA_TYPE = "application/json"
-"""The ``datacontenttype`` that the JSON format implies where an event has none."""
+"""The ``datacontenttype`` that the JSON format implies if an event has none."""
 _OF_EVENTS = [(option.event, field) for field, option in kept_options() if option.event]
-"""Attributes of extensions that are an option of the task, and that option; its header wins."""
+"""Extension attributes that set an option of the task, and that option. The header of the option
+takes precedence."""
 
 _event = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _events = msgspec.json.Decoder(list[dict[str, msgspec.Raw]])
@@ -149,7 +153,7 @@ _json_type = ("json", "+json")
 
 
 def _is_binary(call: Call) -> bool:
-    """Whether the attributes of the event are in headers."""
+    """Return whether the attributes of the event are in headers."""
     return b"ce-specversion" in call.headers
 
 
@@ -158,7 +162,8 @@ def _is_any(call: Call) -> bool:
 
 
 def _read_events(call: Call, topic: str, data: bytes) -> tuple[list[Given], bool]:
-    """(tasks, whether the request is a batch of events). Raises BadRequest."""
+    """Return the tasks, and whether the request is a batch of events. Raise BadRequest for invalid
+    events."""
     if call.content_type == BATCHED:
         events = decoded(data, _events)
         _check_members(data)
@@ -173,7 +178,7 @@ def _read_events(call: Call, topic: str, data: bytes) -> tuple[list[Given], bool
             name = header[len(_ATTRIBUTE_HEADER) :].decode("latin-1")
             attributes[name] = cloudevents.header_text(name, value)
     if "datacontenttype" in attributes:
-        raise BadRequest("the event's datacontenttype is the header Content-Type, not ce-…")
+        raise BadRequest("send datacontenttype as the header Content-Type, not ce-datacontenttype")
     content_type = call.header(b"content-type")
     if content_type:
         attributes["datacontenttype"] = content_type
@@ -181,19 +186,19 @@ def _read_events(call: Call, topic: str, data: bytes) -> tuple[list[Given], bool
 
 
 class _Members(list[tuple[str, Any]]):
-    """The members of a JSON object in their order, repeated ones too."""
+    """The members of a JSON object in order, including repeated members."""
 
 
 def _check_members(data: bytes) -> None:
-    """Raise BadRequest if an event has a member twice, of which a decoder would drop one, or is
-    not UTF-8. Members of its data are the consumer's affair."""
+    """Raise BadRequest if an event is not UTF-8 or has a member twice, of which the decoder would
+    drop one. Members of its data are left to the consumer."""
     try:
-        found = json.loads(
+        value = json.loads(
             data.decode(), object_pairs_hook=_Members, parse_int=str, parse_float=str
         )
     except (ValueError, RecursionError) as error:
         raise BadRequest(f"the body is not valid JSON: {error}") from None
-    for event in [found] if isinstance(found, _Members) else found:
+    for event in [value] if isinstance(value, _Members) else value:
         seen = set[str]()
         for name, _ in event:
             if name in seen:
@@ -202,30 +207,30 @@ def _check_members(data: bytes) -> None:
 
 
 def _structured(call: Call, topic: str, event: dict[str, msgspec.Raw]) -> Given:
-    data, packed = event.pop("data", None), event.pop("data_base64", None)
+    data, data_base64 = event.pop("data", None), event.pop("data_base64", None)
     attributes = {name: decoded(bytes(raw), _value) for name, raw in event.items()}
-    # The format lets a sender write an attribute that it does not set as null.
+    # The format allows null for an attribute that is not set.
     attributes = {name: value for name, value in attributes.items() if value is not None}
-    encoded = None if packed is None else decoded(bytes(packed), _base64)
+    encoded = None if data_base64 is None else decoded(bytes(data_base64), _base64)
     if encoded is not None:
         if data is not None:
-            raise BadRequest("the event must have one of data and data_base64")
+            raise BadRequest("the event must have either data or data_base64, not both")
         return _task(call, topic, attributes, _from_base64(encoded))
     if data is None:
         return _task(call, topic, attributes, b"")
     kind = str(attributes.setdefault("datacontenttype", _DATA_TYPE))
     is_json = kind.partition(";")[0].strip().lower().partition("/")[2].endswith(_json_type)
-    # JSON stays as it was written: a parser would change numbers and repeated members.
+    # Keep JSON unchanged: a parser would alter numbers and repeated members.
     body = bytes(data)
     if body.startswith(b'"') and not is_json:
         body = str(decoded(body, _value)).encode()
     return _task(call, topic, attributes, body)
 
 
-def _from_base64(packed: str) -> bytes:
+def _from_base64(text: str) -> bytes:
     with suppress(ValueError):
-        return base64.b64decode(packed, validate=True)
-    raise BadRequest(f"data_base64 must be base64, not {shown(packed)}")
+        return base64.b64decode(text, validate=True)
+    raise BadRequest(f"data_base64 must be base64, not {shown(text)}")
 
 
 def _task(call: Call, topic: str, attributes: dict[str, types.Property], body: bytes) -> Given:
@@ -242,8 +247,8 @@ def _task(call: Call, topic: str, attributes: dict[str, types.Property], body: b
 
 
 def _is_ignored(call: Call, field: Field, value: types.Property) -> bool:
-    """Whether the option is not taken from its attribute. W3C Trace Context demands of receivers
-    that they go on without a place in a trace that they cannot read."""
+    """Return whether an attribute is ignored: W3C Trace Context requires receivers to ignore an
+    invalid traceparent."""
     if field.name != "trace":
         return False
     try:
@@ -258,30 +263,31 @@ def _is_ignored(call: Call, field: Field, value: types.Property) -> bool:
 
 NDJSON = "application/x-ndjson"
 LINES_MAX = 500
-"""Lines of one request to the operations."""
+"""Maximum lines of a request to the operations."""
 SLICE_BYTES = 32 * 1024
-"""Bytes of lines that are decoded at a time: the loop has tasks to deliver, too."""
+"""Bytes of lines decoded at a time, because the event loop must also deliver tasks."""
 UNDER_WAY_MAX = 4
+"""Maximum requests with unwritten answers."""
 _decoder = msgspec.json.Decoder(types.NewTask)
 _Future = asyncio.Future[Any]
 Line = tuple[int, "Given | None"]
-"""The number of a line, and its task; None: it is no task."""
+"""The number of a line, and its task; None if the line is not a valid task."""
 
 
 class Bulk:
-    """One request with a stream of lines."""
+    """A request with a stream of lines."""
 
     def __init__(self, call: Call) -> None:
         self._call = call
         self._reader = call.common.reader
         self._line_bytes_max = call.exchange.settings.http_body_bytes
-        self._under_way: deque[tuple[list[Line], _Future | TickwheelError]] = deque()
+        self._unanswered: deque[tuple[list[Line], _Future | TickwheelError]] = deque()
         self._rest = b""
         self._read = 0
-        """How many lines were looked at, empty ones included."""
+        """Lines read, including empty lines."""
 
     async def run(self) -> None:
-        """Read and answer lines until the client has sent the last one, or one cannot be read."""
+        """Read and answer lines until the last line, or until reading fails."""
         call = self._call
         await call.begin(NDJSON)
         failed: TickwheelError | None = None
@@ -291,14 +297,14 @@ class Bulk:
             if self._rest.strip():
                 await self._lines(self._rest)
         except ClientGone:
-            for _, answer in self._under_way:
+            for _, answer in self._unanswered:
                 if isinstance(answer, asyncio.Future):
-                    answer.cancel()  # nobody waits for it any more
-            self._under_way.clear()
+                    answer.cancel()
+            self._unanswered.clear()
             raise
         except TickwheelError as error:
             failed = error
-        while self._under_way:
+        while self._unanswered:
             await self._answer_first()
         last = b"" if failed is None else _answer_line((self._read + 1, None), failed) + b"\n"
         await call.piece(last, more=False)
@@ -309,7 +315,7 @@ class Bulk:
             self._rest += part
             if len(self._rest) > self._line_bytes_max:
                 raise BodyTooLarge(
-                    f"a line has {len(self._rest)} bytes or more; the limit is"
+                    f"a line has at least {len(self._rest)} bytes; the limit is"
                     f" {self._line_bytes_max} (http_body_bytes_max)"
                 )
             return
@@ -325,24 +331,24 @@ class Bulk:
             await asyncio.sleep(0)
 
     async def _lines(self, data: bytes) -> None:
-        """Take whole lines, in as many requests to the operations as are needed."""
+        """Enqueue whole lines, in several requests if necessary."""
         first = self._read + 1
         count = data.count(b"\n") + (not data.endswith(b"\n"))
         self._read += count
         try:
-            found: Iterable[types.NewTask] = _decoder.decode_lines(data)
-            given = [self._reader.task(task, task.topic) for task in found]
+            new_tasks: Iterable[types.NewTask] = _decoder.decode_lines(data)
+            tasks = [self._reader.task(task, task.topic) for task in new_tasks]
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, TickwheelError):
             await self._one_by_one(data, first)
             return
-        # Some may be empty.
-        numbers = range(first, first + count) if len(given) == count else _numbers(data, first)
-        lines: list[Line] = list(zip(numbers, given, strict=True))
+        # The counts differ if some lines are empty.
+        numbers = range(first, first + count) if len(tasks) == count else _numbers(data, first)
+        lines: list[Line] = list(zip(numbers, tasks, strict=True))
         for start in range(0, len(lines), LINES_MAX):
             await self._put(lines[start : start + LINES_MAX])
 
     async def _one_by_one(self, data: bytes, first: int) -> None:
-        """Take lines one by one, because some are wrong and the others are not."""
+        """Decode lines individually, because some are invalid."""
         good: list[Line] = []
         for number, line in enumerate(data.split(b"\n"), first):
             if not line.strip():
@@ -352,20 +358,20 @@ class Bulk:
                 good.append((number, self._reader.task(task, task.topic)))
                 if len(good) < LINES_MAX:
                     continue
-                wrong = None
+                problem = None
             except BadRequest as error:
-                wrong = error
+                problem = error
             if good:
                 await self._put(good)
-            if wrong is not None:
-                await self._add([(number, None)], wrong)
+            if problem is not None:
+                await self._add([(number, None)], problem)
             good = []
         if good:
             await self._put(good)
 
     async def _put(self, lines: list[Line]) -> None:
         """Enqueue the tasks of these lines."""
-        tasks = tuple(one.task for _, one in lines if one is not None)
+        tasks = tuple(given.task for _, given in lines if given is not None)
         answer: _Future | TickwheelError
         try:
             answer = self._call.exchange.enqueue_each(tasks)
@@ -374,33 +380,33 @@ class Bulk:
         await self._add(lines, answer)
 
     async def _add(self, lines: list[Line], answer: _Future | TickwheelError) -> None:
-        self._under_way.append((lines, answer))
-        while len(self._under_way) >= UNDER_WAY_MAX or self._first_is_known():
+        self._unanswered.append((lines, answer))
+        while len(self._unanswered) >= UNDER_WAY_MAX or self._first_is_known():
             await self._answer_first()
 
     def _first_is_known(self) -> bool:
-        if not self._under_way:
+        if not self._unanswered:
             return False
-        answer = self._under_way[0][1]
+        answer = self._unanswered[0][1]
         return isinstance(answer, TickwheelError) or answer.done()
 
     async def _answer_first(self) -> None:
-        lines, answer = self._under_way.popleft()
+        lines, answer = self._unanswered.popleft()
         try:
             if isinstance(answer, TickwheelError):
                 raise answer
-            found = await answer
+            outcomes = await answer
         except TickwheelError as error:
-            found = [error] * len(lines)
-        if isinstance(found, list):
-            written = [_answer_line(line, end) for line, end in zip(lines, found, strict=True)]
+            outcomes = [error] * len(lines)
+        if isinstance(outcomes, list):
+            written = [_answer_line(line, end) for line, end in zip(lines, outcomes, strict=True)]
         else:
-            written = kept(found, [one for _, one in lines if one is not None]).lines()
+            written = kept(outcomes, [given for _, given in lines if given is not None]).lines()
         await self._call.piece(b"\n".join(written) + b"\n")
 
 
 def _answer_line(line: Line, end: Any) -> bytes:
-    """Return the answer to a line, whose task was taken with the answer ``end`` or is refused with
+    """Return the answer to a line whose task was accepted with the answer ``end`` or refused with
     the error ``end``."""
     number, given = line
     if isinstance(end, TickwheelError):
@@ -411,6 +417,6 @@ def _answer_line(line: Line, end: Any) -> bytes:
 
 
 def _numbers(data: bytes, first: int) -> list[int]:
-    """The numbers of the lines that are not empty."""
+    """Return the numbers of the lines that are not empty."""
     lines = enumerate(data.split(b"\n"), first)
     return [number for number, line in lines if line.strip()]

@@ -1,13 +1,13 @@
-"""One request as the handlers of HTTP see those whom it asks: one shard, or all shards together.
+"""The interface between an HTTP handler and the shard, or all shards, that execute its request.
 
-``Exchange`` is that interface, with one method for each way of asking; ``OfShard`` asks the
-operations of the shard in this process, and ``OfAll`` (``tickwheel/gateway.py``) all shards as a
-client does. Handlers know neither. Invariants:
+``Exchange`` has one method for each kind of request. ``ShardExchange`` calls the operations of the
+shard in this process; ``AllShardsExchange`` (``tickwheel/gateway.py``) asks all shards as a client.
+Handlers do not know which of them they use. Invariants:
 
-* A method returns a future, or raises what is wrong with the request at once.
-* An answer is made of a value in the step in which the shard gives it, by ``render``, so that what
-  waits for the store is no larger than it says.
-* An exchange that the daemon ends answers nothing any more: each future has the reason.
+* A method returns a future, or immediately raises the error of an invalid request.
+* ``render`` converts a value to the answer as soon as the shard returns the value. The size of an
+  answer that waits for the store is therefore known.
+* When the daemon ends an exchange, all its futures fail with the reason.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ if TYPE_CHECKING:
 
 Render = Callable[[Any], Any]
 Pulled = Callable[[Sequence[tuple[Any, str, str, int, int]], "dict[str, Any] | None"], bytes]
-"""Makes the answer to a pull: of each delivery its item, topic, group, epoch and time; and what
-there is to say of the group if the pull made it."""
+"""Makes the answer to a pull from the item, topic, group, epoch and time of each delivery, and the
+fields of the group if the pull created it."""
 Answer = asyncio.Future[Any]
 ANSWER_BYTES = 256
-"""Bytes that are counted for an answer that is not bytes yet: a few words."""
+"""Bytes counted for a small answer that is not yet encoded."""
 _SUBSCRIPTION = 1
 """The number of the only subscription of a stream's exchange."""
 
 
 class Receipt(NamedTuple):
-    """What names a delivery when it is settled."""
+    """Identifies a delivery when it is settled."""
 
     topic: str
     group: str
@@ -52,36 +52,38 @@ class Receipt(NamedTuple):
     epoch: int
     attempt: int
     stream: int
-    """The stream that the delivery came from; 0: it came from a pull."""
+    """Number of the stream that sent the delivery; 0 for a pull."""
 
 
 _BY_COLUMNS = ("ack", "release", "extend")
-"""Verbs that take ids and attempts apart; others take an item for each delivery."""
+"""Verbs with separate arrays of ids and attempts; other verbs have one item for each delivery."""
 
 
-def settled_fields(verb: str, some: Sequence[Receipt], more: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return what a verb takes that settles deliveries of one topic, group and epoch, in the order
-    of its frame."""
-    one = some[0]
+def settled_fields(
+    verb: str, receipts: Sequence[Receipt], more: tuple[Any, ...]
+) -> tuple[Any, ...]:
+    """Return the frame fields of a verb that settles deliveries of one topic, group and epoch."""
+    first = receipts[0]
     if verb in _BY_COLUMNS:
-        ids, attempts = tuple(it.id for it in some), tuple(it.attempt for it in some)
-        return one.topic, one.group, one.epoch, ids, attempts, *more
-    return one.topic, one.group, tuple((it.id, it.epoch, it.attempt, *more) for it in some)
+        ids, attempts = tuple(it.id for it in receipts), tuple(it.attempt for it in receipts)
+        return first.topic, first.group, first.epoch, ids, attempts, *more
+    items = tuple((it.id, it.epoch, it.attempt, *more) for it in receipts)
+    return first.topic, first.group, items
 
 
-class Wish(NamedTuple):
-    """The deliveries that a pull or a stream asks for."""
+class DeliveryRequest(NamedTuple):
+    """The deliveries that a pull or a stream requests."""
 
     topic: str
     group: str | None
-    most: int
-    """How many deliveries the pull takes at most; the credit of a stream."""
+    limit: int
+    """Maximum deliveries of a pull, or the credit of a stream."""
     options: dict[str, Any]
-    """In the form of the wire; None: left out."""
+    """Options in wire form; a value of None counts as absent."""
 
 
 class Exchange(ABC):
-    """One request over HTTP, and what its handler may ask."""
+    """One request over HTTP, with the operations that its handler can call."""
 
     settings: Settings
     limits: Limits
@@ -96,11 +98,12 @@ class Exchange(ABC):
 
     @property
     def only_waits(self) -> bool:
-        """Whether the request waits for tasks or news only: its end leaves nothing in doubt."""
+        """Whether the request only waits for tasks or events, so ending it leaves no outcome
+        unknown."""
         return self.on_end is not None
 
     def end(self, error: TickwheelError) -> None:
-        """End the exchange: the daemon does not serve it any more."""
+        """End the exchange with ``error``, because the daemon stops serving it."""
         self.ended = error
         for future in self._unanswered():
             if not future.done():
@@ -110,17 +113,17 @@ class Exchange(ABC):
 
     @abstractmethod
     def _unanswered(self) -> Sequence[Answer]:
-        """Take the futures that have no answer yet."""
+        """Remove and return the futures without an answer."""
 
-    # --- what handlers ask -----------------------------------------------------------------------
+    # --- requests of handlers --------------------------------------------------------------------
 
     @abstractmethod
     def ask(self, verb: str, request: Request, render: Render | None = None) -> Answer:
-        """Ask a declared verb; ``render`` makes the answer of its value."""
+        """Execute a declared verb; ``render`` converts its value to the answer."""
 
     @abstractmethod
     def enqueue(self, tasks: tuple[Any, ...]) -> Answer:
-        """Enqueue tasks, all or none."""
+        """Enqueue all tasks or none."""
 
     @abstractmethod
     def enqueue_each(self, tasks: tuple[Any, ...]) -> Answer:
@@ -129,60 +132,60 @@ class Exchange(ABC):
 
     @abstractmethod
     def enqueue_once(self, once: Once, tasks: tuple[Any, ...]) -> Answer:
-        """Enqueue tasks unless the same request has done so."""
+        """Enqueue tasks unless the same request already did."""
 
     @abstractmethod
     def prepare(
         self, name: str, group: str, part: int, tasks: tuple[Any, ...], options: dict[str, Any]
     ) -> Answer:
-        """Keep half tasks of a transaction."""
+        """Store half tasks of a transaction."""
 
     @abstractmethod
-    def pull(self, wish: Wish, wait_ms: int, render: Pulled) -> Answer:
-        """Take deliveries as soon as there is one."""
+    def pull(self, request: DeliveryRequest, wait_ms: int, render: Pulled) -> Answer:
+        """Wait for the first delivery and take all that are available, up to the count."""
 
     @abstractmethod
-    def subscribe(self, wish: Wish, sink: DeliverySink) -> Answer:
+    def subscribe(self, request: DeliveryRequest, sink: DeliverySink) -> Answer:
         """Send deliveries to ``sink`` until the exchange is closed."""
 
     @abstractmethod
     def blocked(self) -> None:
-        """Stop deliveries to a stream that nobody reads, until ``unblocked``."""
+        """Stop deliveries to a stream that its client does not read, until ``unblocked``."""
 
     @abstractmethod
     def unblocked(self) -> None:
-        """Let deliveries go on."""
+        """Resume deliveries."""
 
     @abstractmethod
     def settle(self, verb: str, receipts: Sequence[Receipt], more: tuple[Any, ...]) -> Answer:
-        """Settle deliveries of one topic, group and epoch. The answer has a word for each, or None
-        for the usual one; None: the usual one for all."""
+        """Settle deliveries of one topic, group and epoch. The answer has the outcome of each, or
+        None where it is the usual one. An answer of None means the usual outcome for all."""
 
-    # --- its life --------------------------------------------------------------------------------
+    # --- lifecycle -------------------------------------------------------------------------------
 
     @abstractmethod
     def heard(self) -> None:
-        """Take note of a sign of life of the stream's consumer."""
+        """Record a sign of life of the stream's consumer."""
 
     @abstractmethod
     def unreadable(self, verb: str, error: TickwheelError) -> None:
-        """Take note of a request whose values are not what the verb takes."""
+        """Record a request with values that the verb does not accept."""
 
     @abstractmethod
     def survive(self, what: str, error: Exception) -> TickwheelError:
-        """Log an unexpected error and return the answer that stands for it."""
+        """Log an unexpected error and return the error for the client."""
 
     @abstractmethod
     def finished(self) -> None:
-        """End an exchange that was answered: leases that it gave go on."""
+        """End an answered exchange. Leases that it granted continue."""
 
     @abstractmethod
     def closed(self, broke: str = "") -> None:
-        """End an exchange that nobody waits for; ``broke``: how its connection did."""
+        """End an exchange whose client has gone; ``broke`` says how its connection ended."""
 
 
 class _Rendered:
-    """An answer that may wait for the store."""
+    """An answer that can wait for the store."""
 
     __slots__ = ("request", "value")
 
@@ -196,13 +199,13 @@ class _Rendered:
         return ANSWER_BYTES + (64 * len(self.value) if isinstance(self.value, list) else 0)
 
 
-class OfShard(Exchange):
+class ShardExchange(Exchange):
     """An exchange with the shard in this process: the ``ReplySink`` of its caller."""
 
     def __init__(
         self, operations: Conversing, verbs: Verbs, principal: Principal, address: str
     ) -> None:
-        """``verbs``: those of the principal."""
+        """``verbs`` act for the principal."""
         super().__init__(Caller(self, principal=principal, address=address))
         self._operations, self._verbs = operations, verbs
         self.settings, self.limits = operations.settings, operations.limits
@@ -219,7 +222,7 @@ class OfShard(Exchange):
         waiting, self._waiting = self._waiting, {}
         return [future for future, _ in waiting.values()]
 
-    # --- what handlers ask -----------------------------------------------------------------------
+    # --- requests of handlers --------------------------------------------------------------------
 
     def ask(self, verb: str, request: Request, render: Render | None = None) -> Answer:
         act, caller, now = getattr(self._verbs, verb), self.caller, self.clock.read()
@@ -260,25 +263,25 @@ class OfShard(Exchange):
             lambda number: act(self.caller, number, name, group, part, tasks, options, now)
         )
 
-    def pull(self, wish: Wish, wait_ms: int, render: Pulled) -> Answer:
-        sink = _PullSink(self, wish.topic, wish.group or DEFAULT_GROUP, render)
+    def pull(self, request: DeliveryRequest, wait_ms: int, render: Pulled) -> Answer:
+        sink = _PullSink(self, request.topic, request.group or DEFAULT_GROUP, render)
         act, now = self._verbs.pull, self.clock.read()
 
         def pull(number: int) -> None:
             sink.number = number
             act(
-                self.caller, number, wish.topic, wish.group, wish.most, wait_ms, wish.options,
-                sink, now, sink.tell,
+                self.caller, number, request.topic, request.group, request.limit, wait_ms,
+                request.options, sink, now, sink.note_group,
             )  # fmt: skip
 
-        return self._act(pull, lambda nothing: render([], sink.made))
+        return self._act(pull, lambda nothing: render([], sink.new_group))
 
-    def subscribe(self, wish: Wish, sink: DeliverySink) -> Answer:
+    def subscribe(self, request: DeliveryRequest, sink: DeliverySink) -> Answer:
         act, now = self._verbs.subscribe, self.clock.read()
         return self._act(
             lambda number: act(
-                self.caller, number, _SUBSCRIPTION, wish.topic, wish.group, wish.most,
-                wish.options, sink, now,
+                self.caller, number, _SUBSCRIPTION, request.topic, request.group, request.limit,
+                request.options, sink, now,
             )
         )  # fmt: skip
 
@@ -290,7 +293,7 @@ class OfShard(Exchange):
 
     def settle(self, verb: str, receipts: Sequence[Receipt], more: tuple[Any, ...]) -> Answer:
         act, fields = getattr(self._verbs, verb), settled_fields(verb, receipts, more)
-        if verb != "ack":  # which asks for no time
+        if verb != "ack":  # the only one without a time
             fields = (*fields, self.clock.read())
         return self._act(lambda number: act(self.caller, number, *fields))
 
@@ -300,13 +303,16 @@ class OfShard(Exchange):
         render: Render | None = None,
         number: int | None = None,
     ) -> Answer:
-        """Call an operation with a request number; returns a future of its answer, as ``render``
-        makes it. Raises what the operation raises; the future raises what it answers."""
+        """Call an operation with a request number. Return a future of its answer, converted by
+        ``render``, or of the error that it answers. Raise the error that the operation raises."""
         operations = self._operations
         if self.ended is not None:
             raise self.ended
         if operations.is_behind(self.caller):
-            raise Overloaded("too many answers wait for the store (replies_all_bytes_max)")
+            raise Overloaded(
+                "answers that wait for the store have reached the limit of"
+                f" {self.settings.replies_all_bytes_max} bytes (replies_all_bytes_max)"
+            )
         if number is None:
             number = self._number = self._number + 1
         future: Answer = asyncio.get_running_loop().create_future()
@@ -324,7 +330,7 @@ class OfShard(Exchange):
             operations.handled()
         return future
 
-    # --- its life --------------------------------------------------------------------------------
+    # --- lifecycle -------------------------------------------------------------------------------
 
     def heard(self) -> None:
         if self.caller.presence.doubted:
@@ -340,10 +346,10 @@ class OfShard(Exchange):
         self._operations.finished(self.caller)
 
     def closed(self, broke: str = "") -> None:
-        # What a pull was answered has no connection that stands for its consumer.
+        # The consumer of an answered pull is not tied to a connection.
         self._operations.closed(self.caller, broke if self.caller.subscribers else "")
 
-    # --- the shard's -----------------------------------------------------------------------------
+    # --- called by the shard ---------------------------------------------------------------------
 
     @property
     def label(self) -> str:
@@ -354,11 +360,11 @@ class OfShard(Exchange):
             self.answer(request, (accepted_ms, first, count))
 
     def answer_to(self, request: int, value: object) -> Sized:
-        found = self._waiting.get(request)
-        if found is None or found[1] is None:
+        _, render = self._waiting.get(request, (None, None))
+        if render is None:
             return _Rendered(request, value)
         try:
-            return _Rendered(request, found[1](value))
+            return _Rendered(request, render(value))
         except Exception as error:
             what = f"the answer to a request over HTTP from {self.caller.address}"
             return _Rendered(request, self.survive(what, error))
@@ -370,38 +376,38 @@ class OfShard(Exchange):
         self.answer(request, BY_CODE.get(code, InternalError)(message))
 
     def flush(self) -> None:
-        """Do nothing: each answer has left by itself."""
+        """Do nothing: answers are not buffered."""
 
     def answer(self, request: int, value: object) -> None:
-        """Complete an answer, or an error in its place."""
-        found = self._waiting.pop(request, None)
-        if found is None or found[0].done():
+        """Complete an answer with a value or an error."""
+        future, _ = self._waiting.pop(request, (None, None))
+        if future is None or future.done():
             return
         if isinstance(value, TickwheelError):
-            found[0].set_exception(value)
+            future.set_exception(value)
         else:
-            found[0].set_result(value)
+            future.set_result(value)
 
 
 class _PullSink:
-    """A sink that makes the answer to a pull of deliveries."""
+    """A sink that turns deliveries into the answer to a pull."""
 
-    def __init__(self, exchange: OfShard, topic: str, group: str, render: Pulled) -> None:
+    def __init__(self, exchange: ShardExchange, topic: str, group: str, render: Pulled) -> None:
         self._exchange = exchange
         self._render = render
         self._names = topic, group
         self.number = 0
-        """The number of the pull's request."""
-        self.made: dict[str, Any] | None = None
+        """Number of the pull's request."""
+        self.new_group: dict[str, Any] | None = None
 
-    def tell(self, made: dict[str, Any] | None) -> None:
-        self.made = made
+    def note_group(self, new_group: dict[str, Any] | None) -> None:
+        self.new_group = new_group
 
     def deliver(self, epoch: int, now_ms: int, items: Sequence[Item]) -> None:
         self._exchange.answer(self.number, self._answer(epoch, now_ms, items))
 
     def _answer(self, epoch: int, now_ms: int, items: Sequence[Item]) -> bytes:
-        return self._render([(item, *self._names, epoch, now_ms) for item in items], self.made)
+        return self._render([(item, *self._names, epoch, now_ms) for item in items], self.new_group)
 
     def check(self, item: Item) -> None:
         self._answer(0, 0, [item])
@@ -410,4 +416,4 @@ class _PullSink:
         self._exchange.caller.refuse(self.number, NotFound(message))
 
     def closed(self) -> None:
-        """Nothing has to be stopped."""
+        """Do nothing: a pull has nothing to stop."""

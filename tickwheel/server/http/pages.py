@@ -1,5 +1,5 @@
-"""The OpenAPI 3.1 document, made of the table of routes and their types and nothing else, a page of
-it, and the console: files that need no other host.
+"""The OpenAPI 3.1 document, which follows only from the routes and their types, its page, and the
+console. No page loads files from other hosts.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SWAGGER_UI = {
     "swagger-ui.css": ("swagger_style.css", "text/css"),
     "swagger-ui.js": ("swagger_bundle.js", "text/javascript"),
 }
-"""Our name of a file of Swagger UI: the name in the package that it comes with, and its type."""
+"""File name of Swagger UI in its package, and content type, by our file name."""
 _PAGE = """<!doctype html>
 <html lang="en">
 <head>
@@ -67,7 +67,7 @@ POLICY = (
     " style-src 'self' 'unsafe-inline'; font-src 'self' data:; base-uri 'none';"
     " form-action 'none'; frame-ancestors 'none'"
 )
-"""The policy of Swagger UI: it sets styles of elements, and all else is in its files."""
+"""Policy of Swagger UI, which sets inline styles but loads everything else from files."""
 _HEADERS = {
     "content-security-policy": POLICY,
     "x-content-type-options": "nosniff",
@@ -78,7 +78,7 @@ CONSOLE_POLICY = (
     " img-src 'self' data:; frame-src 'self'; base-uri 'none'; form-action 'none';"
     " frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
 )
-"""The policy of the console: no inline code, and no text of tasks that could become code."""
+"""Policy of the console: no inline code, and text of tasks cannot become code."""
 _CONSOLE_HEADERS = _HEADERS | {
     "content-security-policy": CONSOLE_POLICY,
     "cross-origin-opener-policy": "same-origin",
@@ -95,7 +95,8 @@ _KINDS = {
 
 
 def pages(*, wait_ms_max: int) -> list[PageRoute]:
-    """``/openapi.json`` and ``/docs/``, which are public: they say nothing of any task."""
+    """Return the routes of ``/openapi.json``, ``/docs/`` and the console, which are public because
+    they contain no data."""
     said, packed = as_sent(wait_ms_max)
 
     async def openapi(request: Request) -> Response:
@@ -117,28 +118,29 @@ def pages(*, wait_ms_max: int) -> list[PageRoute]:
 
 @cache
 def as_sent(wait_ms_max: int) -> tuple[bytes, bytes]:
-    """The document as JSON, plain and packed. It is made before anybody asks: it holds the loop."""
-    said = as_json(document(ROUTES, wait_ms_max=wait_ms_max))
-    return said, gzip.compress(said)
+    """Return the document as JSON, plain and compressed. It is made at the start, because making it
+    blocks the event loop."""
+    text = as_json(document(ROUTES, wait_ms_max=wait_ms_max))
+    return text, gzip.compress(text)
 
 
 def _always(path: str, response: Response) -> PageRoute:
-    """The route of an answer that is always the same."""
+    """Return the route of a constant answer."""
     return PageRoute(path, response, methods=["GET"])
 
 
 def _console() -> list[PageRoute]:
-    """The console's files, which are public: they say nothing of any task."""
-    found = [_always(path, RedirectResponse("/console/")) for path in ("/", "/console")]
+    """Return the routes of the console's files, which are public because they contain no data."""
+    routes = [_always(path, RedirectResponse("/console/")) for path in ("/", "/console")]
     for path in sorted(_CONSOLE.iterdir()):
         name = "" if path.name == "index.html" else path.name
-        found.append(PageRoute(f"/console/{name}", _kept(path, _KINDS[path.suffix])))
-    return found
+        routes.append(PageRoute(f"/console/{name}", _kept(path, _KINDS[path.suffix])))
+    return routes
 
 
 def _kept(path: Path, kind: str) -> Callable[[Request], Awaitable[Response]]:
-    """A file that is kept in memory from the first request on: a page is a dozen of them, and
-    reading each from the disk would need a thread twice."""
+    """Return the handler of a file that is kept in memory after its first request. Reading the
+    dozen files of a page from disk each time would need a thread twice for each."""
 
     @cache
     def read() -> tuple[bytes, bytes, str]:
@@ -165,7 +167,8 @@ def _swagger_ui(name: str, kind: str) -> Callable[[Request], Awaitable[Response]
 
 
 def _folder() -> Path:
-    """The folder of Swagger UI's files. Importing the package would read nine megabytes."""
+    """Return the folder of Swagger UI's files without importing its package, which would read nine
+    megabytes."""
     spec = find_spec("offapi")
     assert spec is not None and spec.origin is not None
     return Path(spec.origin).parent
@@ -177,11 +180,11 @@ ALWAYS = (
     "internal", "unauthorized", "forbidden", "bad_request", "not_found", "method_not_allowed",
     "request_timeout", "overloaded", "refused", "outcome_unknown", "too_many_connections",
 )  # fmt: skip
-"""Error codes that every request may get."""
+"""Error codes of every request."""
 WITH_BODY = ("body_too_large", "unsupported_media_type")
 _EVENT = {
     "title": "CloudEvent",
-    "description": "A CloudEvent in JSON (CloudEvents 1.0, JSON event format). It may have further"
+    "description": "A CloudEvent in JSON (CloudEvents 1.0, JSON event format). It can have further"
     " attributes.",
     "type": "object",
     "required": ["specversion", "id", "source", "type"],
@@ -195,13 +198,13 @@ _EVENT = {
             name: {"description": text, "type": "string", "minLength": 1}
             for name, text in (
                 ("id", "The id of the event, unique for its source."),
-                ("source", "Where the event comes from: a URI reference."),
-                ("type", "What kind of event it is."),
+                ("source", "The source of the event, a URI reference."),
+                ("type", "The type of the event."),
             )
         },
         "data": {"description": "The data of the event: any JSON."},
         "data_base64": {
-            "description": "The data of the event, where it is not JSON.",
+            "description": "The data of the event in base64, if it is not JSON.",
             "type": "string",
             "contentEncoding": "base64",
         },
@@ -216,58 +219,59 @@ _RAW: dict[str, dict[str, Any]] = {
     },
     "text/plain": {"description": "The body of the task.", "type": "string"},
     NDJSON: {
-        "description": "Lines of JSON, each a NewTask. Each is answered with a line of its own.",
+        "description": "Lines of JSON, each a NewTask. The answer has a line for each.",
         "type": "string",
     },
 }
-"""The schemas of bodies that are not JSON of ours."""
+"""Schemas of bodies other than the API's JSON."""
 _STREAMED = {
     SSE: "Server-sent events, whose data is JSON.",
     NDJSON: "Lines of JSON.",
     HTML: "A page.",
 }
-"""What a stream of each content type has."""
+"""Description of a stream by its content type."""
 _REF = types.REF
 _NULL = {"type": "null"}
 _OUTERMOST = ("description", "default", types.NULL_IS_SAID)
-"""What is said of a field, and not of one of the types that it may have."""
+"""Properties that belong to a whole field, not to a member of its union."""
 _TAGS = {
     "tasks": "Enqueue tasks, look them up, cancel and reschedule them.",
-    "keys": "Tasks by the key that their producer gave them.",
-    "deliveries": "Get deliveries, and settle them.",
+    "keys": "Tasks by their producer's key.",
+    "deliveries": "Receive and settle deliveries.",
     "topics": "Topics, their groups, and the settings of both.",
-    "dead letters": "Tasks that have failed for good in a group.",
-    "order and shares": "Order keys that are held, and keys that operators have paused.",
+    "dead letters": "Tasks that failed permanently in a group.",
+    "order and shares": "Order keys that are held, and keys that operators paused.",
     "schedules": "Recurring schedules.",
-    "transactions": "Tasks that exist once their transaction is committed.",
-    "bulk": "Change all tasks or dead letters of a topic that match.",
+    "transactions": "Tasks that are created when their transaction is committed.",
+    "bulk": "Change all matching tasks or dead letters of a topic.",
     "targets": "Groups whose tasks the daemon sends to another system.",
     "nodes": "Nodes and the shards that each of them leads.",
-    "daemon": "The daemon itself: status, counts, limits, backups and restores.",
-    "console": "Requests of the web console; anybody may make them.",
+    "daemon": "The daemon: status, counts, limits, backups and restores.",
+    "console": "Requests of the web console, which any client can send.",
 }
-"""The parts of the document, in its order."""
+"""Tags of the document, in its order."""
 
 
 def document(routes: Sequence[Route], *, wait_ms_max: int = 60_000) -> dict[str, Any]:
-    """The whole document as plain values; ``wait_ms_max`` is the daemon's limit for a pull."""
+    """Return the whole document as plain values; ``wait_ms_max`` is the daemon's limit for a
+    pull."""
     kinds = _kinds(routes)
     schemas, components = msgspec.json.schema_components(kinds, ref_template=_REF)
     schema_of = dict(zip(map(repr, kinds), schemas, strict=True))
     components["PullIn"]["properties"]["wait_ms"]["maximum"] = wait_ms_max
-    asked = _reached(
-        [schema_of[repr(one)] for route in routes for one in (route.query, *_parts(route.body))],
+    in_requests = _reached(
+        [schema_of[repr(it)] for route in routes for it in (route.query, *_parts(route.body))],
         components,
     )
     for name, component in components.items():
-        _tidy(component, in_request=name in asked)
+        _tidy(component, in_request=name in in_requests)
     queries = {kind: components[kind.__name__] for kind in {route.query for route in routes}}
     components |= types.NAMED | {"CloudEvent": _EVENT}
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
         operation = _operation(route, schema_of, queries[route.query])
         paths.setdefault(route.path, {})[route.method.lower()] = operation
-    used = _reached([paths], components)  # a query is said by its parameters
+    used = _reached([paths], components)  # queries are described by their parameters
     return {
         "openapi": "3.1.0",
         "info": {
@@ -288,8 +292,8 @@ def document(routes: Sequence[Route], *, wait_ms_max: int = 60_000) -> dict[str,
                 "token": {
                     "type": "http",
                     "scheme": "bearer",
-                    "description": "A token of the daemon's tokens file. It is needed where the"
-                    " daemon has one.",
+                    "description": "A token of the daemon's tokens file, required if the daemon has"
+                    " such a file.",
                 }
             },
         },
@@ -297,7 +301,7 @@ def document(routes: Sequence[Route], *, wait_ms_max: int = 60_000) -> dict[str,
 
 
 def _reached(schemas: Iterable[Any], components: dict[str, Any]) -> set[str]:
-    """The names of the components that schemas refer to, directly or through others."""
+    """Return the names of the components that schemas refer to, directly or indirectly."""
     found: set[str] = set()
     left = list(schemas)
     while left:
@@ -315,8 +319,8 @@ def _reached(schemas: Iterable[Any], components: dict[str, Any]) -> set[str]:
 
 
 def _tidy(component: dict[str, Any], *, in_request: bool) -> None:
-    """Make a component's fields such that a generator makes usable types of them. A field of a
-    request that may be left out has no null, unless null takes a setting away."""
+    """Adapt a component's fields to client generators. An optional field of a request does not
+    allow null, unless null removes a setting."""
     if "description" in component:
         component["description"] = types.worded(component["description"])
     required = component.get("required", ())
@@ -325,7 +329,7 @@ def _tidy(component: dict[str, Any], *, in_request: bool) -> None:
         default = tidied.pop("default", None)
         text = tidied.get("description", "")
         if in_request and default is not None and "default" not in text:
-            # As ``default`` it would make generators take the field for one that is always there.
+            # Generators would treat a field with ``default`` as always present.
             tidied["description"] = f"{text} Default: {json.dumps(default)}."
         component["properties"][name] = tidied
 

@@ -1,12 +1,12 @@
-"""Every path of the API (its handler, types, rights, and what the document says of it), and which
-of them a request is for; the handlers about tasks, keys, dead letters, topics and groups whose
-forms no declaration has; the overview as a stream, and the page of the last report.
+"""Every path of the API with its handler, types, rights and documentation, and the router; handlers
+of tasks, keys, dead letters, topics and groups that do not follow from a declaration; the overview
+stream, and the page of the last report.
 
-A path is compared segment by segment as it was sent, before its escapes are undone: a topic's name
-may have a slash, which a client then sends as %2F.
+Paths are compared segment by segment before they are unescaped, because a topic's name can contain
+a slash, which clients send as %2F.
 
-A request on one task is answered with the status of its outcome; one on several has a word for each
-and is 200 whatever the words are.
+The status of a request about one task follows from its outcome. A request about several tasks is
+answered with 200 and an outcome for each.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class _Node:
-    """The routes whose paths begin with the same segments."""
+    """Routes whose paths begin with the same segments."""
 
     fixed: dict[str, _Node] = field(default_factory=dict)
     named: tuple[str, _Node] | None = None
@@ -100,7 +100,8 @@ class Router:
         node.methods[route.method] = route
 
     def find(self, method: str, raw_path: bytes) -> tuple[Route, dict[str, str]]:
-        """The route and what its path names. Raises NotFound, MethodNotAllowed, BadRequest."""
+        """Return the route and the values in its path. Raise NotFound, MethodNotAllowed or
+        BadRequest."""
         node, named = self._root, {}
         for segment in raw_path.decode("ascii").strip("/").split("/"):
             following = node.fixed.get(segment)
@@ -120,19 +121,19 @@ class Router:
 
     @staticmethod
     def _unknown(raw_path: bytes) -> NotFound:
-        return NotFound(f"there is no {shown(raw_path.decode('ascii'))} here")
+        return NotFound(f"the API has no path {shown(raw_path.decode('ascii'))}")
 
 
 class _NotAllowed(MethodNotAllowed):
-    """The path is known, but not with this method."""
+    """The path exists, but not with this method."""
 
     def __init__(self, method: str, allowed: tuple[str, ...]) -> None:
-        super().__init__(f"{shown(method)} is not allowed here; allowed: {', '.join(allowed)}")
+        super().__init__(f"the method must be one of {', '.join(allowed)}, not {shown(method)}")
         self.allowed = allowed
 
 
 def allowed_by(error: Exception) -> bytes | None:
-    """The header Allow, if the error has one."""
+    """Return the header Allow for the error, or None."""
     return ", ".join(error.allowed).encode() if isinstance(error, _NotAllowed) else None
 
 
@@ -154,11 +155,11 @@ TASKS_TYPE = msgspec.defstruct(
             "tasks",
             Annotated[
                 list[answer_type(TaskInfo)],  # type: ignore[misc]
-                Meta(description="The tasks that were asked for."),
+                Meta(description="The requested tasks."),
             ],
         )
     ],
-    namespace={"__doc__": "Tasks that were looked up."},
+    namespace={"__doc__": "The requested tasks."},
 )
 _ids = msgspec.json.Decoder(IDS_TYPE)
 _reschedule = msgspec.json.Decoder(types.RescheduleIn)
@@ -167,13 +168,13 @@ _dead, _requeue = msgspec.json.Decoder(types.DeadIn), msgspec.json.Decoder(types
 
 
 def _check(name: str, word: str, good: Sequence[str]) -> None:
-    """Raises the error that the word means for a request about one task only."""
+    """Raise the error of an outcome of a request about a single task."""
     if word in good:
         return
     if word == "unknown":
         raise NotFound(f"there is no {name}")
     if word == "gone":
-        raise TaskGone(f"{name} finished so long ago that how it ended is no longer known")
+        raise TaskGone(f"{name} finished so long ago that its outcome is forgotten")
     raise Conflict(f"{name} is {word}")
 
 
@@ -208,7 +209,7 @@ async def reschedule_many(call: Call) -> None:
 
 
 def on_dead(verb: str) -> Handler:
-    """The handler of a command on dead letters."""
+    """Return the handler of a command on dead letters."""
 
     decoder: msgspec.json.Decoder[Any] = _requeue if verb == "requeue_dead" else _dead
 
@@ -231,7 +232,7 @@ def on_dead(verb: str) -> Handler:
 
 
 def changing(verb: str, what: str) -> Handler:
-    """The handler of a command on the "task", or the tasks of the "key", that a path names."""
+    """Return the handler of a command on the "task" in the path, or on the tasks of the "key"."""
 
     async def handle(call: Call) -> None:
         said = _moved(await call.json(_move)) if verb == "reschedule" else {}
@@ -294,13 +295,13 @@ async def show_group(call: Call) -> None:
 
 
 async def configure_topic(call: Call) -> None:
-    """Set what holds for a whole topic."""
+    """Change the settings of a topic."""
     said = said_of(await call.json(_settings))
     named = {n: of_json(Settings.field(n).kind, v, n) for n, v in said.items()}
     await call.answer(await call.ask("configure", {**call.named, **named}))
 
 
-# --- what the console looks at and no declaration gives ------------------------------------------
+# --- the console's overview and report -----------------------------------------------------------
 
 
 HTML = "text/html"
@@ -309,7 +310,7 @@ REPORT_POLICY = (
     b"sandbox allow-scripts; default-src 'none'; script-src 'unsafe-inline';"
     b" style-src 'unsafe-inline'; img-src data:; frame-ancestors 'self'"
 )
-"""The policy of a report's page: its script and style are in it, and it gets no origin."""
+"""Policy of a report's page, which has inline script and style and runs without an origin."""
 REPORT_HEADERS = [
     (b"content-type", b"text/html; charset=utf-8"),
     (b"content-security-policy", REPORT_POLICY),
@@ -321,10 +322,10 @@ REPORT_HEADERS = [
 
 
 async def watch_overview(call: Call) -> None:
-    """Send the overview as server-sent events, until the client goes or may not stay."""
+    """Send the overview as server-sent events until the client disconnects or loses its rights."""
     every_ms = call.query(types.WatchQuery).every_ms
     checks.integer(every_ms, "every_ms", EVERY_MS_MIN, EVERY_MS_MAX)
-    said = await _overview(call)  # what is wrong is an answer with a status
+    said = await _overview(call)  # an error before the stream begins gets its own status
     await call.begin(SSE)
     over = asyncio.Event()
     call.exchange.on_end = lambda error: over.set()
@@ -342,7 +343,7 @@ async def watch_overview(call: Call) -> None:
         last = as_json({"error": problem_line(error)})
         await call.piece(b"event: end\ndata: %b\n\n" % last, more=False)
         return
-    raise ClientGone("the client has gone")
+    raise ClientGone("the client has disconnected")
 
 
 async def _pause(call: Call, over: asyncio.Event, left_s: float) -> None:
@@ -362,18 +363,18 @@ async def _overview(call: Call) -> bytes:
 
 async def last_report(call: Call) -> None:
     """Answer the last report's page, as ``tickwheel report`` wrote it."""
-    found: dict[str, Any] = await call.ask("report", {})
-    await call.reply(200, list(REPORT_HEADERS), found["page"])
+    report: dict[str, Any] = await call.ask("report", {})
+    await call.reply(200, list(REPORT_HEADERS), report["page"])
 
 
-# --- logging a browser in and out ----------------------------------------------------------------
+# --- logins of browsers --------------------------------------------------------------------------
 
 
 COOKIE_PATH = "/v1"
 
 
 async def log_in(call: Call) -> None:
-    """Begin a session for whoever asks. Where nobody has to log in there is none."""
+    """Begin a session for the caller, unless the daemon needs no login."""
     sessions, principal = call.common.sessions, call.exchange.caller.principal
     if not sessions.are_needed:
         await call.answer(_said(call, principal, None))
@@ -385,14 +386,14 @@ async def log_in(call: Call) -> None:
 
 
 async def who_am_i(call: Call) -> None:
-    """Answer who asks, by the session or the token that is shown."""
+    """Answer with the caller, identified by its session or token."""
     session = call.common.sessions.find(cookie_of(call.headers))
     until_ms = session.until_ms if session is not None else None
     await call.answer(_said(call, call.exchange.caller.principal, until_ms))
 
 
 async def log_out(call: Call) -> None:
-    """Log out; whoever is not logged in is answered the same."""
+    """Log out. Callers without a login get the same answer."""
     sessions, principal = call.common.sessions, call.exchange.caller.principal
     if principal is not NOBODY:
         sessions.end(cookie_of(call.headers))
@@ -402,7 +403,7 @@ async def log_out(call: Call) -> None:
 
 
 async def session_link(call: Call) -> None:
-    """Make a link that logs in, for ``tickwheel console``."""
+    """Create a login link for ``tickwheel console``."""
     sessions = call.common.sessions
     if not sessions.are_needed:
         await call.answer({"code": None, "until_ms": None})
@@ -456,28 +457,29 @@ _NEW = ("due_too_far", "store_full")
 _ENQUEUE = ("enqueue", "enqueue_once")
 _RESENT = ("idempotency_key_reused", "request_forgotten")
 _TOPIC, _KEY = "/v1/topics/{topic}", "/v1/topics/{topic}/keys/{key}"
-_IDEMPOTENCY = ("Idempotency-Key", "The same key again is the same request, for 24 hours.")
+_IDEMPOTENCY = (
+    "Idempotency-Key",
+    "A key that identifies the request for 24 hours: a repeated request is not executed again.",
+)
 _TASK_HEADERS = (
-    ("Tickwheel-Delay-Ms", "The delay from now on, in milliseconds."),
+    ("Tickwheel-Delay-Ms", "The delay from now, in milliseconds."),
     ("Tickwheel-Due-Ms", "The due time, in milliseconds since 1970."),
-    ("Tickwheel-At", "The due time, as RFC 3339."),
+    ("Tickwheel-At", "The due time in RFC 3339."),
     *(
         (
-            f"Tickwheel-{one.name.replace('_', '-').title()}",
-            f"{types.text_of(one)} A word, or JSON."
-            if one.name in types.MAPS
-            else types.text_of(one),
+            f"Tickwheel-{it.name.replace('_', '-').title()}",
+            f"{types.text_of(it)} Text or JSON." if it.name in types.MAPS else types.text_of(it),
         )
-        for one in TaskFields.fields()
-        if one.kind is not PROPERTIES  # each has a header of its own
+        for it in TaskFields.fields()
+        if it.kind is not PROPERTIES  # each property has a separate header
     ),
     _IDEMPOTENCY,
 )
-_TOPIC_HEADER = ("Tickwheel-Topic", "The topic, of a CloudEvent that is sent to this path.")
+_TOPIC_HEADER = ("Tickwheel-Topic", "The topic of a CloudEvent sent to this path.")
 
 
 def _declared() -> Iterator[Route]:
-    """A route for each verb that is declared with its path."""
+    """Yield a route for each verb that is declared with its path."""
     for verb in VERBS.values():
         request: Any = verb.request
         if not verb.path or request is None:
@@ -497,7 +499,7 @@ def _declared() -> Iterator[Route]:
 
 
 def _explaining() -> Iterator[Route]:
-    """Why a task is where it is, by its id or by its key."""
+    """Yield the routes that explain a task's state, by its id or by its key."""
     verb = VERBS["explain"]
     fields = frozenset(field.name for field in verb.asked.fields())
     paths = {"explain": "/v1/tasks/{id}/explanation", "explain_key": f"{_KEY}/explanation"}
@@ -510,7 +512,7 @@ def _explaining() -> Iterator[Route]:
 
 
 def _changing() -> Iterator[Route]:
-    """The commands on a task that a path names, and on the tasks of a key."""
+    """Yield the commands on the task in a path, and on the tasks of a key."""
     for what, tag, path, of, answer in (
         ("task", "tasks", "/v1/tasks/{id}", "a task", RESULT_TYPE),
         ("key", "keys", _KEY, "the tasks of a key", RESULTS_TYPE),
@@ -542,12 +544,12 @@ def _changing() -> Iterator[Route]:
 
 def _settling() -> Iterator[Route]:
     for path, verb, body, usual, summary in (
-        ("/v1/acks", "ack", types.AckIn, "acked", "Ack: done"),
-        ("/v1/nacks", "nack", types.NackIn, "retrying", "Nack: failed, try again"),
-        ("/v1/rejections", "reject", types.RejectIn, "dead", "Reject: never again"),
-        ("/v1/snoozes", "snooze", types.SnoozeIn, "snoozed", "Snooze: later, and no failure"),
+        ("/v1/acks", "ack", types.AckIn, "acked", "Acknowledge deliveries"),
+        ("/v1/nacks", "nack", types.NackIn, "retrying", "Report failed deliveries for a retry"),
+        ("/v1/rejections", "reject", types.RejectIn, "dead", "Reject deliveries without a retry"),
+        ("/v1/snoozes", "snooze", types.SnoozeIn, "snoozed", "Postpone deliveries"),
         ("/v1/extensions", "extend", types.ExtendIn, "extended", "Extend leases"),
-        ("/v1/releases", "release", types.AckIn, "released", "Give back what was not started"),
+        ("/v1/releases", "release", types.AckIn, "released", "Release unstarted deliveries"),
     ):
         handler = deliveries.settling(verb, body, usual)
         yield Route("POST", path, handler, "deliveries", summary, (verb,), types.Settled, body=body)
@@ -555,20 +557,20 @@ def _settling() -> Iterator[Route]:
 
 ROUTES: Final = (
     Route("POST", "/v1/tasks", enqueue.enqueue, "tasks",
-          "Enqueue one task or several; as NDJSON a stream of them, answered line by line",
+          "Enqueue one task, several tasks, or an NDJSON stream of tasks",
           (*_ENQUEUE, "prepare"), types.Accepted | types.AcceptedMany | types.Prepared, 201,
           body=types.NewTask | types.NewTasks, headers=(_IDEMPOTENCY, _TOPIC_HEADER),
           raw=(NDJSON,), streams=(NDJSON,),
           codes=(*_NEW, *_RESENT, "conflict", "transaction_committed", "transaction_rolled_back")),
     Route("POST", "/v1/topics/{topic}/tasks", enqueue.enqueue_raw, "tasks",
-          "Enqueue a task whose body is the request's; CloudEvents, too, also in batches",
+          "Enqueue a task with the request's body, a CloudEvent, or a batch of CloudEvents",
           _ENQUEUE, types.Accepted | types.AcceptedMany, 201, headers=_TASK_HEADERS,
-          # Batches are taken, too. Generated clients stumble over lists among other bodies.
+          # Batches are accepted but not listed: client generators fail on lists in unions.
           raw=("application/octet-stream", "text/plain", enqueue.STRUCTURED),
           codes=(*_NEW, *_RESENT)),
-    Route("GET", "/v1/tasks/{id}", look_up, "tasks", "Look a task up", ("look_up",),
+    Route("GET", "/v1/tasks/{id}", look_up, "tasks", "Look up a task", ("look_up",),
           answer_type(TaskInfo), codes=_ENDED),
-    Route("POST", "/v1/lookups", look_up_many, "tasks", "Look several tasks up",
+    Route("POST", "/v1/lookups", look_up_many, "tasks", "Look up several tasks",
           ("look_up",), TASKS_TYPE, body=IDS_TYPE),
     Route("POST", "/v1/reschedules", reschedule_many, "tasks", "Reschedule several tasks",
           ("reschedule",), RESULTS_TYPE, body=types.RescheduleIn, codes=_NEW),
@@ -576,18 +578,18 @@ ROUTES: Final = (
           TASKS_TYPE, query=KEY_QUERY_TYPE, codes=_ENDED),
     *_changing(),
     Route("POST", "/v1/topics/{topic}/pull", deliveries.pull, "deliveries",
-          "Get deliveries, waiting for them if need be", ("pull",), types.DeliveryList,
+          "Pull deliveries, optionally waiting for the first", ("pull",), types.DeliveryList,
           body=types.PullIn, codes=("not_found", "conflict")),
     Route("GET", "/v1/topics/{topic}/deliveries", deliveries.stream, "deliveries",
-          "A stream of deliveries", ("subscribe",), query=types.StreamQuery,
+          "Stream deliveries", ("subscribe",), query=types.StreamQuery,
           streams=(SSE, NDJSON), codes=("conflict",)),
     *_settling(),
     Route("PATCH", _TOPIC, configure_topic, "topics",
           "Set a topic's pause, rate or retry policy", ("configure",),
           answer_type(GroupSettings), body=SETTINGS_TYPE, codes=("conflict",)),
-    Route("GET", f"{_TOPIC}/groups", list_groups, "topics", "The groups of a topic",
+    Route("GET", f"{_TOPIC}/groups", list_groups, "topics", "List the groups of a topic",
           ("show_topic",), GROUPS_TYPE, codes=("not_found",)),
-    Route("GET", f"{_TOPIC}/groups/{{group}}", show_group, "topics", "One group",
+    Route("GET", f"{_TOPIC}/groups/{{group}}", show_group, "topics", "Show a group",
           ("show_topic",), answer_type(GroupStats), codes=("not_found",)),
     *_declared(),
     *_explaining(),
@@ -595,22 +597,22 @@ ROUTES: Final = (
           "Requeue dead letters", ("requeue_dead",), RESULTS_TYPE, body=types.RequeueIn),
     Route("POST", "/v1/dead-letters/delete", on_dead("delete_dead"), "dead letters",
           "Delete dead letters", ("delete_dead",), RESULTS_TYPE, body=types.DeadIn),
-    Route("GET", "/v1/limits", limits, "daemon", "What the daemon accepts", ("status",),
+    Route("GET", "/v1/limits", limits, "daemon", "Show the daemon's limits", ("status",),
           dict[str, int], standby=True),
     Route("GET", "/v1/overview/stream", watch_overview, "console",
-          "The same again and again", ("overview",), query=types.WatchQuery, streams=(SSE,)),
-    Route("GET", "/v1/report", last_report, "console", "The page of the last report",
+          "Stream the overview", ("overview",), query=types.WatchQuery, streams=(SSE,)),
+    Route("GET", "/v1/report", last_report, "console", "Show the page of the last report",
           ("report",), streams=(HTML,), codes=("not_found",), page=True),
-    # By these browsers log in and out; they tell nothing of the daemon's data.
+    # Browsers log in and out with these routes, which reveal nothing about the daemon's data.
     Route("POST", SESSIONS_PATH, log_in, "console",
-          "Log in: a session in a cookie for the token that is shown", ("status",),
+          "Log in with a token and get a session cookie", ("status",),
           types.Session, 201, standby=True),
-    Route("GET", "/v1/session", who_am_i, "console", "Who asks, and what it may do",
+    Route("GET", "/v1/session", who_am_i, "console", "Show the caller and its rights",
           ("status",), types.Session, standby=True, public=True),
     Route("DELETE", "/v1/session", log_out, "console", "Log out", ("status",),
           types.Session, standby=True, public=True),
     Route("POST", "/v1/session-links", session_link, "console",
-          "A code that logs a browser in as the caller, once", ("status",), types.SessionLink, 201,
+          "Create a code for a single login as the caller", ("status",), types.SessionLink, 201,
           standby=True),
 )  # fmt: skip
 """Every route, in the order of the document."""

@@ -1,10 +1,11 @@
-"""What the HTTP API takes and answers, as types: decoding and the OpenAPI document follow them.
+"""Types of the HTTP API's requests and answers, from which decoding and the OpenAPI document
+follow.
 
-The bounds in the schemas are documentation only (``extra_json_schema``): the operations check them,
-with the same messages as on TCP. What is left to the types is that a field has the right type and
-that no field is unknown.
+The types only check that each field has the right type and that no field is unknown. Bounds in the
+schemas are documentation (``extra_json_schema``): the operations check them, with the same messages
+as on TCP.
 
-Behind them is how tasks are read that HTTP clients say by hand: JSON, or a raw body with headers.
+The second part reads tasks from JSON, or from a raw body with headers.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ if TYPE_CHECKING:
 _S = TypeVar("_S", bound=Struct)
 REF = "#/components/schemas/{name}"
 NULL_IS_SAID = "x-null-is-said"
-"""Marks a field of a request whose null takes a setting away; the document has no such mark."""
+"""Marks a request field whose null removes a setting. The mark is removed from the document."""
 
 
 def _shape(description: str, **schema: Any) -> Meta:
@@ -74,67 +75,67 @@ def _shape(description: str, **schema: Any) -> Meta:
 
 Name = Annotated[str, _shape("1 to 255 of A-Z a-z 0-9 . _ : / -", pattern=NAME_PATTERN)]
 Id = Annotated[str, _shape("A task's id: a whole number as text.", pattern="^[0-9]{1,19}$")]
-Receipt = Annotated[str, _shape("Opaque: from a delivery, to settle it with.")]
+Receipt = Annotated[str, _shape("The opaque receipt of a delivery, which settles it.")]
 Milliseconds = Annotated[int, _shape("Milliseconds.", minimum=0)]
 Moment = Annotated[int, _shape("Milliseconds since 1970 by the daemon's clock.")]
-At = Annotated[datetime, Meta(tz=True, description="RFC 3339, with its offset.")]
+At = Annotated[datetime, Meta(tz=True, description="The due time in RFC 3339, with an offset.")]
 Span = Annotated[str | float, Meta(extra_json_schema={"$ref": REF.format(name="Duration")})]
 Property = tasks.Value
 Text = Annotated[str, _shape("The body as text.")]
-Base64 = Annotated[bytes, Meta(description="The body, when it is not text.")]
+Base64 = Annotated[bytes, Meta(description="The body in base64, if it is not text.")]
 
 
 class In(Struct, kw_only=True, forbid_unknown_fields=True):
-    """Of requests: what is not known is a mistake."""
+    """Base of requests, which reject unknown fields."""
 
 
 class Out(Struct, kw_only=True):
-    """Of answers: a newer daemon may add fields."""
+    """Base of answers, to which newer daemons can add fields."""
 
 
 def text_of(field: Field) -> str:
-    """The sentence of a declared field, in the words of JSON, with its unit and its limits."""
+    """Return the description of a declared field for JSON, with its unit and limits."""
     return field.kind.described(worded(field.text))
 
 
 def worded(text: str) -> str:
-    """A text of the declarations, or of a docstring, as the document has it."""
+    """Return a declared text or docstring in the document's notation."""
     return " ".join(re.sub(r"\bNone\b", "null", text).replace("``", "`").split())
 
 
-def _meta(field: Field, **said: Any) -> Meta:
-    """What the declaration of a field says of it; ``said``: more for its schema."""
+def _meta(field: Field, **schema: Any) -> Meta:
+    """Return the metadata of a declared field; ``schema`` extends its schema."""
     kind = field.kind
-    said = kind.schema() | said
+    schema = kind.schema() | schema
     if kind.json_name:
-        said["$ref"] = REF.format(name=kind.json_name)
+        schema["$ref"] = REF.format(name=kind.json_name)
     elif isinstance(kind, Properties):
-        said["additionalProperties"] = {"$ref": REF.format(name=PROPERTY.json_name)}
-    return _shape(text_of(field), **said)
+        schema["additionalProperties"] = {"$ref": REF.format(name=PROPERTY.json_name)}
+    return _shape(text_of(field), **schema)
 
 
-def described(kind: Any, field: Field, *more: Any, **said: Any) -> Any:
-    """The type of a declared field, with what its declaration says; ``more``: other types that it
-    may have; ``said``: more for its schema."""
-    meta = _meta(field, **said)
+def described(kind: Any, field: Field, *alternatives: Any, **schema: Any) -> Any:
+    """Return the type of a declared field with its metadata. The field can also have one of the
+    types ``alternatives``; ``schema`` extends its schema."""
+    meta = _meta(field, **schema)
     is_struct = isinstance(kind, type) and issubclass(kind, Struct)
-    found: Any = kind if is_struct else Annotated[Any if kind is object else kind, meta]
-    for one in more:
-        found = found | one
-    return Annotated[found, meta] if is_struct else found  # of a part of a union it would be lost
+    result: Any = kind if is_struct else Annotated[Any if kind is object else kind, meta]
+    for alternative in alternatives:
+        result = result | alternative
+    return Annotated[result, meta] if is_struct else result  # msgspec ignores it inside a union
 
 
 def _of_group(own: type[_S]) -> type[_S]:
-    """The type with what its sender may say of the group, as that is declared."""
+    """Return the type, extended by the declared settings of a group."""
     fields: list[Any] = [
         (field.name, described(field.kind.json, field, type(None)), None)
         for field in GroupFields.fields()
     ]
-    made = defstruct(own.__name__, fields, bases=(own,), namespace={"__doc__": own.__doc__})
-    return cast("type[_S]", made)
+    extended = defstruct(own.__name__, fields, bases=(own,), namespace={"__doc__": own.__doc__})
+    return cast("type[_S]", extended)
 
 
-# --- unions that have a name in the document -----------------------------------------------------
+# --- named unions of the document ----------------------------------------------------------------
 
 
 def _ref(name: str) -> dict[str, Any]:
@@ -145,7 +146,7 @@ _DELAY = {"type": "integer", "minimum": 0, "maximum": DELAY_MS_MAX}
 _POLICY_NUMBERS: dict[str, dict[str, Any]] = {
     "base_ms": _DELAY | {"description": "The delay before the first retry, in milliseconds."},
     "factor": {
-        "description": "The factor by which each further delay is longer than the one before.",
+        "description": "The factor between each delay and the next.",
         "type": "number",
         "minimum": 1,
         "maximum": FACTOR_MAX,
@@ -153,103 +154,104 @@ _POLICY_NUMBERS: dict[str, dict[str, Any]] = {
     "cap_ms": _DELAY | {"description": "The longest delay, in milliseconds; at least base_ms."},
     "delay_ms": _DELAY | {"description": "The delay before every retry, in milliseconds."},
     "delays_ms": {
-        "description": "The delays before the retries, in milliseconds and in their order. The last"
-        " one holds for all further retries.",
+        "description": "The delays before the retries, in milliseconds and in order. The last delay"
+        " applies to all further retries.",
         "type": "array",
         "items": _DELAY,
         "minItems": 1,
         "maxItems": STEPS_MAX,
     },
     "retries": {
-        "description": "How many retries follow the first attempt. After the last one the task"
-        " becomes a dead letter.",
+        "description": "The maximum number of retries after the first attempt. If the last retry"
+        " fails, the task becomes a dead letter.",
         "type": "integer",
         "minimum": 0,
         "maximum": RETRIES_MAX,
     },
     "jitter": {
-        "description": "The largest share by which a delay is shortened or lengthened at random.",
+        "description": "The maximum fraction by which a delay is randomly shortened or lengthened.",
         "type": "number",
         "minimum": 0,
         "maximum": 1,
     },
 }
-"""The numbers of a retry policy, by their names in ``policies.FIELDS``."""
+"""Schemas of a retry policy's numbers, by their names in ``policies.FIELDS``."""
 _KINDS = {
-    "exponential": "Each delay is longer than the one before by a factor, up to a longest delay.",
+    "exponential": "Each delay is the previous one multiplied by a factor, up to a longest delay.",
     "fixed": "The same delay before every retry.",
     "table": "A list of delays.",
     "none": "No retry: the first failure makes the task a dead letter.",
 }
 _ACTIONS = {
-    "add": "Store the task, whatever else is pending with its key.",
-    "keep": "Keep the pending task as it is, and do not store this one.",
-    "replace": "Put this task in the place of the pending one.",
-    "reject": "Refuse this task.",
+    "add": "Store the task in addition to pending tasks with its key.",
+    "keep": "Keep the pending task unchanged and do not store the new task.",
+    "replace": "Replace the pending task with the new task.",
+    "reject": "Refuse the new task.",
 }
 _TEN_YEARS = {"type": "integer", "minimum": 1, "maximum": DELAY_MS_MAX}
 _RULE: dict[str, dict[str, Any]] = {
     "window_ms": _TEN_YEARS
     | {
         "description": "How long a task counts as pending after its enqueue, in milliseconds."
-        " Without it, until the task has ended."
+        " Default: until the task ends."
     },
     "unique_until": {
-        "description": "Until when a task counts as pending: until it has finished, or until a"
+        "description": "When a task stops counting as pending: when it is finished, or when a"
         " consumer has started it. Default: finished.",
         "type": "string",
         "enum": list(UNTIL),
     },
     "replaces": {
-        "description": "What the new task replaces: the body with all options, the due time, or"
-        " both. Default: both.",
+        "description": "Which part of the pending task is replaced: the body with all options, the"
+        " due time, or both. Default: both.",
         "type": "string",
         "enum": list(REPLACES),
     },
     "due": {
-        "description": "Which due time holds: the new one, or the later or the earlier of the two."
+        "description": "Which due time applies: the new, the later or the earlier of the two."
         " Default: new.",
         "type": "string",
         "enum": list(DUES),
     },
     "max_wait_ms": _TEN_YEARS
     | {
-        "description": "The latest due time of a task that is replaced again and again, in"
-        " milliseconds after its first enqueue. Without it there is no limit."
+        "description": "The latest due time of a repeatedly replaced task, in milliseconds after"
+        " its first enqueue. Default: no limit."
     },
 }
-"""The fields of a rule about pending keys, by their names in ``policies.RULE_FIELDS``."""
+"""Schemas of a coalescing rule's fields, by their names in ``policies.RULE_FIELDS``."""
 
 
 def _tagged(
     tag: str, name: str, kinds: dict[str, str], fields: Mapping[str, Sequence[str]], of: Any
 ) -> dict[str, Any]:
-    """The schemas of maps that a word of theirs tells apart, and of their union, ``name``."""
-    found: dict[str, Any] = {}
+    """Return the schemas of maps that the field ``tag`` distinguishes, and of their union
+    ``name``."""
+    schemas: dict[str, Any] = {}
     for word, text in kinds.items():
-        told = {"description": f'Always "{word}".', "type": "string", "const": word}
-        found[f"{word.title()}{name}"] = {
+        constant = {"description": f'Always "{word}".', "type": "string", "const": word}
+        schemas[f"{word.title()}{name}"] = {
             "title": f"{word.title()}{name}",
             "description": text,
             "type": "object",
-            "properties": {tag: told} | {field: of[field] for field in fields[word]},
+            "properties": {tag: constant} | {field: of[field] for field in fields[word]},
             "required": [tag],
         }
     mapping = {word: f"{word.title()}{name}" for word in kinds}
-    found[name] = {
+    schemas[name] = {
         "title": name,
-        "description": f"One of these, by its {tag}.",
-        "oneOf": [_ref(one) for one in mapping.values()],
+        "description": f"One of these objects, distinguished by {tag}.",
+        "oneOf": [_ref(schema_name) for schema_name in mapping.values()],
         "discriminator": {
             "propertyName": tag,
-            "mapping": {word: REF.format(name=one) for word, one in mapping.items()},
+            "mapping": {word: REF.format(name=it) for word, it in mapping.items()},
         },
     }
-    return found
+    return schemas
 
 
 def _rule_fields() -> dict[str, list[str]]:
-    """The fields of a rule over HTTP, where its durations have two forms."""
+    """Return the HTTP fields of a rule by its action. Durations have two forms."""
     return {
         action: [
             form
@@ -261,10 +263,10 @@ def _rule_fields() -> dict[str, list[str]]:
 
 
 def _spans() -> dict[str, Any]:
-    """The durations of a rule as people write them."""
+    """Return the schemas of a rule's durations in readable form."""
     return {
         name.removesuffix("_ms"): {
-            "description": f"The same as {name}, as a duration. Only one of the two may be given.",
+            "description": f"{name} as a duration. Only one of the two can be set.",
             **_ref("Duration"),
         }
         for name in _RULE
@@ -292,14 +294,14 @@ NAMED: dict[str, Any] = {
     },
     POLICY.json_name: {
         "title": POLICY.json_name,
-        "description": "A retry policy: the name of one that the daemon knows, one as text such as"
+        "description": "A retry policy: the name of a policy that the daemon knows, text such as"
         ' "fixed:delay=5s,retries=3", or an object.',
         "anyOf": [{"type": "string"}, _ref("RetryPolicy")],
     },
     **_tagged("kind", "RetryPolicy", _KINDS, policies.FIELDS, _POLICY_NUMBERS),
     RULE.json_name: {
         "title": RULE.json_name,
-        "description": "What becomes of a task when another task with its key is pending: the name"
+        "description": "How a task is coalesced with a pending task that has the same key: the name"
         " of an action, or an object.",
         "anyOf": [_ref("PendingAction"), _ref("PendingRule")],
     },
@@ -311,60 +313,60 @@ NAMED: dict[str, Any] = {
     },
     **_tagged("action", "PendingRule", _ACTIONS, _rule_fields(), _RULE | _spans()),
 }
-"""Schemas that several fields share, and that no type gives."""
+"""Schemas that several fields share and that do not follow from a type."""
 
 
 # --- tasks ---------------------------------------------------------------------------------------
 
 
 class When(In):
-    """When a task is due: one of these; none: at once."""
+    """When a task is due, set by at most one of these fields. Default: immediately."""
 
-    delay: Annotated[Span, _shape("The delay from now on, as a duration.")] | None = None
-    delay_ms: Annotated[Milliseconds, _shape("The delay from now on, in milliseconds.")] | None = (
-        None
-    )
+    delay: Annotated[Span, _shape("The delay from now, as a duration.")] | None = None
+    delay_ms: Annotated[Milliseconds, _shape("The delay from now, in milliseconds.")] | None = None
     due_ms: Annotated[Moment, _shape("The due time, in milliseconds since 1970.")] | None = None
     at: At | None = None
 
 
 def _of_json(field: Field) -> Any:
-    """The type of a field of a task."""
+    """Return the type of a task's field."""
     return Annotated[field.kind.json, _meta(field)]
 
 
-def _said() -> Iterable[tuple[str, Any, Any]]:
-    """What may be said of a task beside its topic, its body and when it is due. A span may be
-    written as people write it, too."""
+def _option_fields() -> Iterable[tuple[str, Any, Any]]:
+    """Yield the fields of a task except topic, body and due time. Durations have a second, readable
+    form."""
     for field in tasks.TaskFields.fields():
         kind = _of_json(field)
         if field.kind.unit:
-            same = f"The same as {field.name}, as a duration. Only one of the two may be given."
-            yield field.python, Annotated[Span, _shape(same)] | None, None
+            text = f"{field.name} as a duration. Only one of the two can be set."
+            yield field.python, Annotated[Span, _shape(text)] | None, None
         yield field.name, kind | None if field.may_be_none else kind, field.default
 
 
-def _told() -> Iterable[tuple[str, Any, Any]]:
-    """What a delivery says of a task's options."""
+def _delivered_fields() -> Iterable[tuple[str, Any, Any]]:
+    """Yield the fields of a task's options in a delivery."""
     for field, _ in tasks.kept_options(delivered=True):
         yield field.name, described(field.kind.json, field) | UnsetType, UNSET
 
 
 if TYPE_CHECKING:
 
-    class Said(When):
+    class Options(When):
         delay_level: int | None = None
 
-    class Told(Out):
-        """The same for a type checker."""
+    class DeliveredOptions(Out):
+        """Stand-in for type checkers."""
 
 else:
-    Said = defstruct("Said", list(_said()), bases=(When,), kw_only=True)
-    Told = defstruct("Told", list(_told()), bases=(Out,), kw_only=True)
+    Options = defstruct("Options", list(_option_fields()), bases=(When,), kw_only=True)
+    DeliveredOptions = defstruct(
+        "DeliveredOptions", list(_delivered_fields()), bases=(Out,), kw_only=True
+    )
 
 
-class TaskFields(Said):
-    """All of a task but its topic."""
+class TaskFields(Options):
+    """All fields of a task except its topic."""
 
     body: Text | None = None
     body_base64: Base64 | None = None
@@ -377,34 +379,32 @@ class NewTask(TaskFields, kw_only=True):
 
 
 class OfTransaction(In):
-    """Which transaction half tasks are of; the same ``part`` again is a resend."""
+    """The transaction of half tasks. A request with the same ``part`` is a resend."""
 
     id: Annotated[Name, _shape("The name of the transaction.")]
     group: Annotated[
-        Name, _shape("Its producer group, which is asked what became of the transaction.")
+        Name, _shape("The producer group, which is asked for the outcome of the transaction.")
     ]
     part: Annotated[
         int,
-        _shape("The number of this request, from 1 on.", minimum=1, maximum=PART_MAX),
+        _shape("The number of this request, counted from 1.", minimum=1, maximum=PART_MAX),
     ]
     count_from: Annotated[
         str,
-        _shape("What delays count from: this request, or the commit.", enum=["enqueue", "commit"]),
+        _shape("The start of delays: this request, or the commit.", enum=["enqueue", "commit"]),
     ] = "enqueue"
 
 
 class NewTasks(In, kw_only=True):
-    """Several at once: all of them or none. With a ``transaction`` they are tasks when it is
-    committed."""
+    """Several tasks, which are enqueued all or none. With a ``transaction``, they become tasks when
+    it is committed."""
 
-    transaction: Annotated[
-        OfTransaction | None, _shape("The transaction that the tasks are of.")
-    ] = None
+    transaction: Annotated[OfTransaction | None, _shape("The transaction of the tasks.")] = None
     tasks: Annotated[list[NewTask], _shape("The tasks: 1 to 16,384.", minItems=1, maxItems=16_384)]
 
 
 class OneOrMany(TaskFields):
-    """What both forms of an enqueue decode to; the document has them apart."""
+    """Both forms of an enqueue, which the document describes separately."""
 
     topic: Name | None = None
     tasks: list[NewTask] | None = None
@@ -412,53 +412,55 @@ class OneOrMany(TaskFields):
 
 
 class Accepted(Out):
-    """An enqueued task: it is stored durably, and delivered at ``due_ms`` or later."""
+    """An enqueued task, which is durable and will be delivered at ``due_ms`` or later."""
 
     id: Id
     due_ms: Annotated[
         Moment | None,
         _shape(
-            "When the task is due, in milliseconds since 1970. Null: the request was sent again,"
-            " and its task with a due window has ended meanwhile."
+            "When the task is due, in milliseconds since 1970. It is null for a resent request"
+            " whose task with a due window has already ended."
         ),
     ]
     outcome: Annotated[
         str,
         _shape(
-            "stored; or kept, replaced or rejected, by if_pending of the task or its topic: id and"
-            " due_ms are then those of the pending task."
+            "stored; or kept, replaced or rejected because of if_pending of the task or its topic."
+            " In these cases, id and due_ms belong to the pending task."
         ),
     ] = "stored"
 
 
 class AcceptedMany(Out):
-    """In the order asked."""
+    """The enqueued tasks in the order of the request."""
 
-    tasks: Annotated[list[Accepted], _shape("What became of each task.")]
+    tasks: Annotated[list[Accepted], _shape("The outcome of each task.")]
 
 
 class Prepared(Out):
-    """Half tasks that are kept; they have no ids before the commit."""
+    """Stored half tasks, which have no ids before the commit."""
 
     transaction: Annotated[Name, _shape("The name of the transaction.")]
     part: Annotated[int, _shape("The number of the request.")]
-    tasks: Annotated[int, _shape("How many half tasks the request had.")]
+    tasks: Annotated[int, _shape("The number of half tasks in the request.")]
 
 
 Ids = Annotated[list[Id], _shape("The ids of the tasks: 1 to 16,384.", minItems=1, maxItems=16_384)]
 
 
 class Move(When):
-    """Where a task is moved to: one of these."""
+    """The new due time of a task, set by one of these fields."""
 
     shift_ms: (
-        Annotated[int, _shape("How much later it becomes due, in milliseconds; negative: earlier.")]
+        Annotated[
+            int, _shape("Milliseconds to add to the due time; negative values move it earlier.")
+        ]
         | None
     ) = None
 
 
 class RescheduleIn(Move, kw_only=True):
-    """Where several tasks are moved to."""
+    """The new due time of several tasks."""
 
     ids: Ids
 
@@ -466,27 +468,27 @@ class RescheduleIn(Move, kw_only=True):
 # --- deliveries ----------------------------------------------------------------------------------
 
 
-OfGroup = Annotated[Name, _shape('The group; by default the group "default".')]
+OfGroup = Annotated[Name, _shape('The group. Default: "default".')]
 Lease = Annotated[
     Milliseconds,
-    _shape("How long the lease of a delivery lasts, in milliseconds; by default the daemon's."),
+    _shape("The duration of each lease, in milliseconds. Default: the daemon's setting."),
 ]
 
 
 @_of_group
 class PullIn(In):
-    """Up to ``max`` deliveries, as soon as there is one."""
+    """A request for up to ``max`` deliveries, answered when the first is available."""
 
     group: OfGroup | None = None
-    max: Annotated[int, _shape("The most deliveries of the answer.", minimum=1)] = 1
+    max: Annotated[int, _shape("The maximum number of deliveries.", minimum=1)] = 1
     wait_ms: Annotated[
-        Milliseconds, _shape("How long to wait for the first delivery, in milliseconds.")
+        Milliseconds, _shape("The maximum wait for the first delivery, in milliseconds.")
     ] = 0
     lease_ms: Lease | None = None
 
 
-class Delivery(Told, kw_only=True):
-    """One hand-over of a task."""
+class Delivery(DeliveredOptions, kw_only=True):
+    """One delivery of a task."""
 
     id: Id
     receipt: Receipt
@@ -494,38 +496,41 @@ class Delivery(Told, kw_only=True):
     delivered_ms: Annotated[
         Moment, _shape("When the task was delivered, in milliseconds since 1970.")
     ]
-    attempt: Annotated[int, _shape("The number of this delivery of the task, from 1 on.")]
-    failures: Annotated[int, _shape("How many attempts have failed.")]
-    deaths: Annotated[int, _shape("How many consumers have died with the task.")]
+    attempt: Annotated[int, _shape("The number of this delivery of the task, counted from 1.")]
+    failures: Annotated[int, _shape("The number of failed attempts.")]
+    deaths: Annotated[int, _shape("The number of consumers that died with the task.")]
     body: Text | UnsetType = UNSET
     body_base64: Base64 | UnsetType = UNSET
     replay_of: (
-        Annotated[Id, _shape("The task that this one repeats, after a reset of its group.")]
+        Annotated[Id, _shape("The task that this one repeats after a reset of its group.")]
         | UnsetType
     ) = UNSET
 
 
 class MadeGroup(Out):
-    """What there is to say of a group that the pull has made."""
+    """A group that the pull created."""
 
     adopted: Annotated[
-        int, _shape("Tasks that were due before the topic had any group: its own now.")
+        int,
+        _shape(
+            "The number of tasks that were due before the topic had a group, now in this group."
+        ),
     ]
     idle: Annotated[
         dict[str, int],
         _shape(
-            "Other groups of the topic that have no subscriber and have finished no task since the"
-            " daemon started, and how many tasks each holds."
+            "The number of tasks in each other group of the topic that has no subscriber and has"
+            " finished no task since the daemon started."
         ),
     ]
 
 
 class DeliveryList(Out):
-    """The answer to a pull. It has no deliveries when the time was over."""
+    """The answer to a pull. It has no deliveries if none became available in time."""
 
     deliveries: Annotated[list[Delivery], _shape("The deliveries.")]
     new_group: (
-        Annotated[MadeGroup, _shape("Only where this pull has made the group.")] | UnsetType
+        Annotated[MadeGroup, _shape("Present if this pull created the group.")] | UnsetType
     ) = UNSET
 
 
@@ -534,17 +539,17 @@ class StreamQuery(In):
     """A subscription."""
 
     group: OfGroup | None = None
-    credit: Annotated[int, _shape("The most deliveries that are unsettled.", minimum=0)] = 100
+    credit: Annotated[int, _shape("The maximum number of unsettled deliveries.", minimum=0)] = 100
     lease_ms: Lease | None = None
     ack: Annotated[
         str,
         _shape(
-            "manual: you settle each delivery; on_delivery: a delivery is acked when it is sent.",
+            "manual: the client settles each delivery; on_delivery: sending a delivery acks it.",
             enum=["manual", "on_delivery"],
         ),
     ] = "manual"
     broadcast: Annotated[
-        bool, _shape("Whether to get every due task while the stream is open, without a group.")
+        bool, _shape("Whether to receive every due task while the stream is open, without a group.")
     ] = False
 
 
@@ -552,7 +557,7 @@ Receipts = Annotated[
     list[Receipt],
     _shape("The receipts of the deliveries: 1 to 16,384.", minItems=1, maxItems=16_384),
 ]
-Reason = Annotated[str, _shape("Why, for people who look at the task.")]
+Reason = Annotated[str, _shape("The reason, shown to people who inspect the task.")]
 
 
 class AckIn(In):
@@ -562,12 +567,12 @@ class AckIn(In):
 
 
 class NackIn(AckIn):
-    """Attempts that failed; ``delay_ms``: until the next one, instead of the policy's."""
+    """Failed attempts to retry."""
 
     delay_ms: (
         Annotated[
             Milliseconds,
-            _shape("The delay until the next attempt, in milliseconds; by default the policy's."),
+            _shape("The delay until the next attempt, in milliseconds. Default: the policy's."),
         ]
         | None
     ) = None
@@ -581,25 +586,27 @@ class RejectIn(AckIn):
 
 
 class SnoozeIn(AckIn, kw_only=True):
-    """Tasks that are postponed, and that counts as no failure."""
+    """Tasks to postpone without counting a failure."""
 
     delay_ms: Annotated[Milliseconds, _shape("The delay until the next delivery, in milliseconds.")]
 
 
 class ExtendIn(AckIn, kw_only=True):
-    """Leases that shall last ``lease_ms`` from now."""
+    """Leases to extend to ``lease_ms`` from now."""
 
     lease_ms: Annotated[
-        Milliseconds, _shape("How long the leases last from now on, in milliseconds.")
+        Milliseconds, _shape("The remaining duration of the leases from now, in milliseconds.")
     ]
 
 
 class Settled(Out):
-    """A word for each receipt, in the order asked."""
+    """The outcome for each receipt, in the order of the request."""
 
     results: Annotated[
         list[str],
-        _shape("What became of each delivery, or why nothing did: stale, gone, and the like."),
+        _shape(
+            "The new state of each delivery, or the reason for no change, such as stale or gone."
+        ),
     ]
 
 
@@ -622,10 +629,10 @@ class DeadIn(In):
 
 
 class RequeueIn(DeadIn, kw_only=True):
-    """Dead letters to be delivered again, with a new time to live if there is a ``ttl_ms``."""
+    """Dead letters to deliver again, with a new time to live if ``ttl_ms`` is set."""
 
     ttl_ms: (
-        Annotated[Milliseconds, _shape("The new time to live from now on, in milliseconds.")] | None
+        Annotated[Milliseconds, _shape("The new time to live from now, in milliseconds.")] | None
     ) = None
 
 
@@ -633,96 +640,97 @@ class RequeueIn(DeadIn, kw_only=True):
 
 
 class WatchQuery(In):
-    """A look every ``every_ms``."""
+    """The interval of an overview stream."""
 
     every_ms: Annotated[
         int,
-        _shape("The time between two looks, in milliseconds.", minimum=500, maximum=60_000),
+        _shape("The interval between overviews, in milliseconds.", minimum=500, maximum=60_000),
     ] = 1_000
 
 
 Until = Annotated[
     Moment | None,
-    _shape("When it ends, in milliseconds since 1970; null: there is nothing that ends."),
+    _shape("When the login ends, in milliseconds since 1970; null if it does not end."),
 ]
 
 
 class Session(Out):
-    """Who asks."""
+    """The caller and its rights."""
 
-    name: Annotated[str | None, _shape("The name of the caller; null: nobody has logged in.")]
-    is_login_needed: Annotated[bool, _shape("Whether the daemon asks for a token.")]
+    name: Annotated[str | None, _shape("The name of the caller; null without a login.")]
+    is_login_needed: Annotated[bool, _shape("Whether the daemon requires a token.")]
     until_ms: Until
     rights: Annotated[
-        dict[str, list[str]], _shape("The patterns of topics of each right, by its name.")
+        dict[str, list[str]], _shape("The topic patterns of each right, by the right's name.")
     ]
 
 
 class SessionLink(Out):
-    """To be shown as a token by a login."""
+    """A code that works as the token of a single login."""
 
-    code: Annotated[str | None, _shape("The code; null: no login is needed.")]
+    code: Annotated[str | None, _shape("The code; null if no login is needed.")]
     until_ms: Until
 
 
 class Problem(Out, omit_defaults=True):
-    """An error, as RFC 9457 has it; ``code`` is one of the error table of docs/protocol.md."""
+    """An error as defined by RFC 9457. docs/protocol.md lists the codes."""
 
     type: Annotated[str, _shape("The code as a URI: urn:tickwheel:error:CODE.")]
-    title: Annotated[str, _shape("What the code means, the same for every error of this code.")]
-    status: Annotated[int, _shape("The status of the answer.")]
-    detail: Annotated[str, _shape("What is wrong, in words: the field, the limit and the value.")]
+    title: Annotated[str, _shape("The meaning of the code.")]
+    status: Annotated[int, _shape("The HTTP status of the answer.")]
+    detail: Annotated[str, _shape("The cause, with the field, the limit and the value.")]
     code: Annotated[
-        str, _shape("The code, to decide by. It keeps its meaning; new ones may be added.")
+        str, _shape("The code for programs. Its meaning never changes; new codes can be added.")
     ]
     retryable: Annotated[
-        bool, _shape("Whether the same request may succeed later, unchanged. Nothing was kept.")
+        bool, _shape("Whether the same request can succeed later. Nothing of it was kept.")
     ]
     active: (
-        Annotated[str, _shape("Of not_active: the address of the daemon that leads.")] | UnsetType
+        Annotated[str, _shape("The address of the active daemon; only for not_active.")] | UnsetType
     ) = UNSET
     active_http: (
-        Annotated[str, _shape("Of not_active: the URL of that daemon's HTTP API.")] | UnsetType
+        Annotated[str, _shape("The URL of the active daemon's HTTP API; only for not_active.")]
+        | UnsetType
     ) = UNSET
 
 
 class NoQuery(In):
-    """Nothing may be said in the query."""
+    """An empty query string."""
 
 
 HEADER = b"tickwheel-"
 PROPERTY_HEADER = b"tickwheel-property-"
 IDEMPOTENCY_KEY_LENGTH_MAX = 255
 MAPS = [field.name for field in tasks.TaskFields.fields() if isinstance(field.kind, (Policy, Rule))]
-"""Fields that are a word or a map; in a header, a map is JSON."""
+"""Fields with a string or a map as their value. In a header, the map is JSON."""
 _WHOLE = [field.name for field in tasks.TaskFields.fields() if isinstance(field.kind, Whole)]
 _NUMBERS = ("delay_ms", "due_ms", *_WHOLE)
 
 
 class Given(NamedTuple):
-    """A task in the form of the operations, and what its due time follows from."""
+    """A task in wire form, and the delay or time from which its due time follows."""
 
     task: tuple[Any, ...]
     delay_ms: int | None
     due_ms: int | None
 
     def due(self, accepted_ms: int) -> int:
-        """When the task is due if it was accepted at ``accepted_ms``."""
+        """Return the due time, in ms, of a task accepted at ``accepted_ms``."""
         if self.delay_ms is not None:
             return accepted_ms + self.delay_ms
         return max(accepted_ms, self.due_ms or 0)
 
 
 class Kept(NamedTuple):
-    """The tasks that an enqueue has kept."""
+    """The stored tasks of an enqueue."""
 
     ids: Sequence[int]
     dues_ms: Sequence[int | None]
     words: Sequence[str] | None = None
-    """What became of each task; None: all are stored."""
+    """Outcome of each task; None: all are stored."""
 
     def lines(self) -> list[bytes]:
-        """One line of JSON for each task."""
+        """Return a line of JSON for each task."""
         words = repeat("stored") if self.words is None else self.words
         return [
             b'{"id":"%d","due_ms":%b,"outcome":"%b"}'
@@ -732,8 +740,8 @@ class Kept(NamedTuple):
 
 
 def kept(answer: tuple[Any, ...], given: Sequence[Given]) -> Kept:
-    """The tasks in the answer to an enqueue, as ``Exchange`` has it: of a new request; all ids, for
-    a resend; or all ids and due times, where these were chosen."""
+    """Return the tasks in an exchange's answer to an enqueue. The answer has the first id of a new
+    request, all ids for a resend, or all ids and due times if the daemon chose these."""
     accepted_ms, first = answer[:2]
     if isinstance(first, int):
         ids: Sequence[int] = range(first, first + answer[2] * ID_STEP, ID_STEP)
@@ -745,42 +753,42 @@ def kept(answer: tuple[Any, ...], given: Sequence[Given]) -> Kept:
         if "outcomes" in more:  # (word, due time) of each
             words, dues_ms = zip(*more["outcomes"], strict=True)
             return Kept(ids, dues_ms, words)
-    return Kept(ids, [one.due(accepted_ms) for one in given])
+    return Kept(ids, [task.due(accepted_ms) for task in given])
 
 
 def body_of(given: TaskFields, field: str) -> bytes:
-    """The body of a task, as text or from base64. Raises BadRequest."""
+    """Return the body of a task. Raise BadRequest if both forms are set."""
     if given.body is not None:
         if given.body_base64 is not None:
-            raise BadRequest(f"{field} must have one of body and body_base64")
+            raise BadRequest(f"{field} must have either body or body_base64, not both")
         return given.body.encode()
     return given.body_base64 or b""
 
 
 def due_of(given: When, field: str) -> tuple[int | None, int | None]:
-    """(delay_ms, due_ms), of which at most one is set. Raises BadRequest."""
+    """Return delay_ms and due_ms. Raise BadRequest if several fields set the due time."""
     delay_ms = given.delay_ms
     if given.delay is not None:
         delay_ms = span_ms(given.delay, delay_ms, "delay", field)
     if given.at is None:
         return delay_ms, given.due_ms
     if given.due_ms is not None:
-        raise BadRequest(f"{field} must have one of delay_ms, due_ms and at")
+        raise BadRequest(f"{field} must have only one of delay_ms, due_ms and at")
     return delay_ms, moment_ms(given.at, "at")
 
 
 def span_ms(written: str | float, ms: int | None, name: str, field: str) -> int:
-    """A duration in milliseconds; ``written`` as text or seconds, or else ``ms``, but not both.
-    Raises BadRequest."""
+    """Return a duration, which ``written`` gives as text or in seconds, in milliseconds. Raise
+    BadRequest if it is invalid or ``ms`` is also set."""
     if ms is not None:
-        raise BadRequest(f"{field} must have one of {name} and {name}_ms")
+        raise BadRequest(f"{field} must have only one of {name} and {name}_ms")
     with _refused(f"{field}: {name}"):
         return duration_ms(written)
 
 
 @contextmanager
 def _refused(field: str) -> Iterator[None]:
-    """Turn a ValueError of what cannot be read into BadRequest."""
+    """Convert a ValueError to a BadRequest that names the field."""
     try:
         yield
     except ValueError as error:
@@ -794,14 +802,15 @@ class Reader:
         self._levels_ms = delay_levels_ms
 
     def task(self, given: TaskFields, topic: str | None, field: str = "task") -> Given:
-        """A task from JSON; the operation checks the rest. Raises BadRequest."""
+        """Return a task from JSON, which the operation checks further. Raise BadRequest if it is
+        invalid."""
         if topic is None:
             raise BadRequest(f"{field} must have a topic")
         body = body_of(given, field)
         delay_ms, due_ms = due_of(given, field)
         options = _options(given, field)
         if due_ms is None and given.delay_level is None:
-            # The usual case: a delay, or none.
+            # The common case: at most a delay.
             if delay_ms is None:
                 delay_ms = 0
             task = (topic, body, delay_ms, options) if options else (topic, body, delay_ms)
@@ -816,7 +825,8 @@ class Reader:
         return Given((topic, body, delay_ms, options), delay_ms, due_ms)
 
     def of_headers(self, topic: str, headers: dict[bytes, bytes], body: bytes) -> Given:
-        """A task from a raw body and headers ``Tickwheel-…``. Raises BadRequest."""
+        """Return a task from a raw body and headers ``Tickwheel-…``. Raise BadRequest if it is
+        invalid."""
         fields: dict[str, Any] = {}
         properties: dict[str, str] = {}
         for name, value in headers.items():
@@ -836,9 +846,11 @@ class Reader:
                 fields[field] = _json_header(header, fields[field])
         named = fields.pop("topic", topic)
         if topic and named != topic:
-            raise BadRequest(f"tickwheel-topic is {shown(named)}, but the path names {topic}")
+            raise BadRequest(
+                f"tickwheel-topic must be the path's topic {topic}, not {shown(named)}"
+            )
         if fields.keys() & {"body", "body_base64"}:
-            raise BadRequest("the body is the request's, not a header's")
+            raise BadRequest("a header cannot contain the body, which is the request's body")
         try:
             given = msgspec.convert(fields, TaskFields)
         except msgspec.ValidationError as error:
@@ -861,7 +873,8 @@ def _options(given: TaskFields, field: str) -> dict[str, Any]:
 
 
 def policy(given: Any, field: str = "retry") -> Any:
-    """A policy in the form of the operations: a name, or a map with tuples. Raises BadRequest."""
+    """Return a policy in wire form: a name, or a map with tuples. Raise BadRequest if its text is
+    invalid."""
     if isinstance(given, str) and ":" in given:
         with _refused(field):
             given = parse_policy(given)
@@ -871,7 +884,7 @@ def policy(given: Any, field: str = "retry") -> Any:
 
 
 def rule(given: Any, field: str) -> Any:
-    """A rule about pending keys in the form of the operations. Raises BadRequest."""
+    """Return a coalescing rule in wire form. Raise BadRequest if it is invalid."""
     if not isinstance(given, dict):
         return given
     with _refused(field):
@@ -884,9 +897,9 @@ _READ = [
     for field in tasks.TaskFields.fields()
     if field.kind in _READERS
 ]
-"""What is not in the form of the operations yet."""
+"""Fields that must be converted to wire form, with their converters."""
 _SPANS = [(field.python, field.name) for field in tasks.TaskFields.fields() if field.kind.unit]
-"""Spans of time as people write them, and in milliseconds."""
+"""Names of durations in readable form and in milliseconds."""
 
 
 def _header_text(name: bytes, value: bytes) -> str:
@@ -913,19 +926,19 @@ def _json_header(name: str, text: str) -> Any:
 
 
 class Once(NamedTuple):
-    """The session and number by which a resent request is recognised."""
+    """The session and number that identify a resent request."""
 
     session: bytes
     fingerprint: int
 
 
 def once(key: str, principal: Principal, tasks: Sequence[Any]) -> Once:
-    """The ``Once`` of an ``Idempotency-Key``, which each principal has its own of, and of the tasks
-    that it is for. Raises BadRequest."""
+    """Return the ``Once`` of a principal's ``Idempotency-Key`` and its tasks. Raise BadRequest if
+    the key has an invalid length."""
     if not 0 < len(key) <= IDEMPOTENCY_KEY_LENGTH_MAX:
         raise BadRequest(
-            f"idempotency-key has {len(key)} characters; 1 to {IDEMPOTENCY_KEY_LENGTH_MAX} are"
-            " allowed"
+            f"idempotency-key must have 1 to {IDEMPOTENCY_KEY_LENGTH_MAX} characters, not"
+            f" {len(key)}"
         )
     name = msgspec.msgpack.encode((principal.name, key))
     session = hashlib.blake2b(name, digest_size=SESSION_BYTES, person=b"tw-http-once").digest()
@@ -935,7 +948,7 @@ def once(key: str, principal: Principal, tasks: Sequence[Any]) -> Once:
 
 
 def _encode_payload(tasks: Sequence[Any]) -> bytes:
-    """Bytes that are the same for the same tasks, in whatever order their fields came."""
+    """Return canonical bytes of the tasks, independent of the order of their fields."""
     try:
         return msgspec.msgpack.encode(tasks, order="sorted")
     except (OverflowError, ValueError) as error:

@@ -1,16 +1,16 @@
-"""HTTP of all shards of one machine together: whether they serve, their metrics, where they are;
-and, from the first request for it, the API and the console.
+"""The HTTP server for all shards of a machine: their readiness, metrics and addresses, and, loaded
+by the first request for it, the API and the console.
 
-A process of its own beside the daemons of the shards; ``processes.py`` starts it. It reads what the
-parent knows from a ``Board``, and asks each daemon the rest at its own port of HTTP. It has no
-task, no store and no state. Invariants:
+It runs in a separate process, which ``processes.py`` starts next to the daemons. It reads the
+processes' state from a ``Board`` and requests everything else from the daemons' HTTP ports. It has
+no tasks, no store and no state. Invariants:
 
-* A shard that is down or slow costs an answer a bounded time, and the others are in the answer.
-* What comes from shards is bounded in bytes, and asked for once for all who ask at the same time.
-* The API is a client of the shards (``tickwheel/gateway.py``), which is imported, in a thread, by
-  the first request for it. Nothing else here waits for it.
-* Metrics are not understood but copied: each family of the shards is put together under one head,
-  and each sample gets the label ``shard``.
+* A shard that is down or slow delays an answer by a bounded time; the answer includes the others.
+* Answers of shards are bounded in bytes. Concurrent requests share one request to the shards.
+* The API is a client of the shards (``tickwheel/gateway.py``). The first request for it imports it
+  in a thread; other requests do not wait for the import.
+* Metrics are copied without parsing: samples of all shards are grouped by family, and each sample
+  gets the label ``shard``.
 """
 
 from __future__ import annotations
@@ -49,17 +49,17 @@ if TYPE_CHECKING:
     from tickwheel.server.settings import Settings
 
 READY_S: Final = 0.8
-"""How long, in seconds, a shard may take to say whether it serves: probes wait a second."""
+"""Seconds that a shard has to answer ``/readyz``; probes usually wait one second."""
 METRICS_S: Final = 3.0
-"""The same for its metrics: a Prometheus waits ten."""
+"""Seconds that a shard has to answer ``/metrics``; Prometheus waits ten by default."""
 READY_BYTES_MAX: Final = 64 * 1024
 METRICS_BYTES_MAX: Final = 256 * 1024 * 1024
-"""Of all shards together; each may have an equal part."""
+"""Maximum bytes of all shards' metrics, divided equally between the shards."""
 CONNECTIONS_MAX: Final = 256
 READ_BYTES: Final = 256 * 1024
 GATEWAY: Final = "tickwheel.gateway"
-"""The module of the API, which is named and not imported: it knows the client as well as the
-daemon, and is needed by nobody before somebody asks."""
+"""Module of the API, which is imported on demand because it loads both the client and the
+daemon."""
 _HEADERS: Final = {
     "content-security-policy": "default-src 'none'; img-src data:; base-uri 'none';"
     " form-action 'none'; frame-ancestors 'none'",
@@ -77,7 +77,7 @@ _PAGE: Final = """<!doctype html>
 </head>
 <body>
 <h1>Shards</h1>
-<p><a href="/console/">Console of all</a></p>
+<p><a href="/console/">Console of all shards</a></p>
 <ul>
 {shards}
 </ul>
@@ -96,34 +96,34 @@ def run(
     which: Callable[[], Sequence[int]] | None = None,
     http_of: Callable[[int], str] | None = None,
 ) -> int:
-    """Answer for all shards until SIGTERM or SIGINT; the exit code. ``settings.http`` is where;
-    ``shards`` are the settings of the daemons. ``on_start`` is called once it answers. ``which``:
-    of a node, the shards that it shall have a daemon of; the others are not its own. ``http_of``:
-    of a node, where the HTTP of a shard is now, wherever that is; empty: nobody knows."""
+    """Serve all shards at ``settings.http`` until SIGTERM or SIGINT; return the exit code.
+    ``shards`` are the settings of the daemons. ``on_start`` is called when the server listens. On a
+    node, ``which`` returns the shards that have a daemon here, and ``http_of`` returns the URL of a
+    shard's HTTP server on any node, or "" if it is unknown."""
     log = configure(settings.log_format, settings.log_level, settings.node)
     daemon.use_one_arena()
-    own = {
-        # To the shards: one connection each for readiness, and for each format of metrics.
+    changes = {
+        # One connection to each shard for readiness, and one for each of two formats of metrics.
         "connections_max": 3 * len(shards),
         "http_connections_max": min(settings.http_connections_max, CONNECTIONS_MAX),
     }
-    settings = daemon.within_file_limit(settings.model_copy(update=own), log)
+    settings = daemon.within_file_limit(settings.model_copy(update=changes), log)
     with asyncio.Runner() as runner:
         whole = Whole(settings, shards, board, log, which, http_of)
         return runner.run(_serve(whole, log, on_start))
 
 
 async def _serve(whole: Whole, log: Log, on_start: Callable[[], None]) -> int:
-    asked = asyncio.Event()
+    stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(daemon.LoopErrors(log, loop.time))
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, asked.set)
+        loop.add_signal_handler(number, stopping.set)
     code = 0
     try:
         await whole.start()
         on_start()
-        await asked.wait()
+        await stopping.wait()
     except (TickwheelError, OSError) as error:
         log.error("failed", detail=daemon.explain(error))
         code = 1
@@ -132,26 +132,26 @@ async def _serve(whole: Whole, log: Log, on_start: Callable[[], None]) -> int:
 
 
 class Silent(Exception):
-    """A shard that has not answered as it should; the message says why."""
+    """A shard did not answer correctly or in time; the message has the cause."""
 
 
-class Found(NamedTuple):
-    """A shard at one moment."""
+class ShardState(NamedTuple):
+    """The state of a shard at one moment."""
 
     shard: int
     seen: Seen
     is_ready: bool
     state: str
-    """In the words of ``/readyz``, or ``down``, ``starting``, ``silent``."""
+    """The status of ``/readyz``, or ``down``, ``starting`` or ``silent``."""
     reason: str | None
 
     def __str__(self) -> str:
-        more = f" ({self.reason})" if self.reason else ""
-        return f"shard {self.shard}: {self.state}{more}"
+        reason = f" ({self.reason})" if self.reason else ""
+        return f"shard {self.shard}: {self.state}{reason}"
 
 
 class Whole:
-    """The server: ``start`` it once; ``stop`` it, also when it was not started."""
+    """The server: call ``start`` once; ``stop`` works even if it was not started."""
 
     def __init__(
         self,
@@ -163,10 +163,12 @@ class Whole:
         http_of: Callable[[int], str] | None = None,
     ) -> None:
         self._settings = settings
-        self._http_now = http_of or (lambda one: self._http_of(one) if one < board.count else "")
+        self._http_now = http_of or (
+            lambda shard: self._http_of(shard) if shard < board.count else ""
+        )
         self._which = which or (lambda: range(board.count))
         self._is_node = which is not None
-        # Of a node, a daemon that stands by is as it shall be.
+        # On a node, a standby is a normal state of a daemon.
         self._ready_path = "/readyz" if which is None else "/readyz?standby=ok"
         self._shards = shards
         self._board = board
@@ -175,21 +177,22 @@ class Whole:
         self._clock = clock = Clock(int(settings.clock_hold_over_s * 1000))
         self._entrance = Entrance(settings, clock, self._on_event, self._observed, ("http",))
         self._logins = self._entrance.logins
-        # It sends no secret, and only asks a port of this machine that a daemon of ours has.
+        # Certificates are not verified: requests carry no secret and go to daemons on this machine.
         self._trust = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         self._trust.check_hostname = False
         self._trust.verify_mode = ssl.CERT_NONE
-        self._look = Joined(self._look_at_all)
+        self._states = Joined(self._states_of_all)
         self._scrape = Joined(self._collect)
         self._silent: set[int] = set()
-        """Shards whose silence is logged."""
+        """Shards whose missing metrics were logged."""
         self._http: Http | None = None
         self._make_api = Joined(self._import_api)
         self._api: Any = None
-        """The API of all shards, once somebody has asked for it: a ``Gateway``."""
+        """The API of all shards, a ``Gateway``; None until the first request for it."""
 
     async def start(self) -> None:
-        """Listen. Raises OSError (the address is taken), BadRequest (files that are not right)."""
+        """Listen. Raise OSError if the address is in use, or BadRequest for invalid files of tokens
+        or certificates."""
         settings = self._settings
         await self._entrance.start()
         self._entrance.watch(
@@ -223,40 +226,40 @@ class Whole:
     def _on_event(self, event: str, text: str) -> None:
         say(self._log, event, text)
 
-    # --- whether they serve ----------------------------------------------------------------------
+    # --- readiness -------------------------------------------------------------------------------
 
     async def readiness(self) -> tuple[bool, dict[str, Any]]:
-        """Whether all shards serve; and details, with the reason for each that does not."""
-        found = await self._look()
-        away = [str(one) for one in found if not one.is_ready]
-        details: dict[str, Any] = {"status": "not_ready" if away else "ready"}
-        if away:
-            details["reason"] = "; ".join(away)
-        details["shards"] = {str(one.shard): one.state for one in found}
-        return not away, details
+        """Return whether all shards are ready, and details with the reason for each that is not."""
+        states = await self._states()
+        not_ready = [str(state) for state in states if not state.is_ready]
+        details: dict[str, Any] = {"status": "not_ready" if not_ready else "ready"}
+        if not_ready:
+            details["reason"] = "; ".join(not_ready)
+        details["shards"] = {str(state.shard): state.state for state in states}
+        return not not_ready, details
 
-    async def _look_at_all(self) -> list[Found]:
-        return await asyncio.gather(*map(self._look_at, self._which()))
+    async def _states_of_all(self) -> list[ShardState]:
+        return await asyncio.gather(*map(self._state_of, self._which()))
 
-    async def _look_at(self, shard: int) -> Found:
+    async def _state_of(self, shard: int) -> ShardState:
         seen = self._board.read(shard)
         if not seen.pid:
-            reason = f"{how_ended(seen.ended)}; started again {seen.restarts} times"
-            return Found(shard, seen, False, "down", reason)
+            reason = f"{how_ended(seen.ended)}; restarted {seen.restarts} times"
+            return ShardState(shard, seen, False, "down", reason)
         try:
             status, body = await self._ask(shard, self._ready_path, "*/*", READY_S, READY_BYTES_MAX)
-            said = json.loads(body)
-            return Found(shard, seen, status == 200, said["status"], said.get("reason"))
+            answer = json.loads(body)
+            return ShardState(shard, seen, status == 200, answer["status"], answer.get("reason"))
         except Silent as error:
             state = "starting" if seen.state is State.STARTING else "silent"
-            return Found(shard, seen, False, state, str(error))
+            return ShardState(shard, seen, False, state, str(error))
         except (ValueError, LookupError, TypeError, AttributeError):
-            return Found(shard, seen, False, "silent", "its /readyz says something else")
+            return ShardState(shard, seen, False, "silent", "the answer of /readyz is not valid")
 
     async def _ask(
         self, shard: int, path: str, accept: str, timeout_s: float, bytes_max: int
     ) -> tuple[int, bytes]:
-        """Status and body of a GET at a shard. Raises Silent."""
+        """Send a GET to a shard and return status and body. Raise Silent on failure."""
         settings = self._shards[shard]
         host, port = split_address(str(settings.http), "http")
         tls = self._trust if settings.speaks_tls("http") else None
@@ -268,12 +271,12 @@ class Whole:
         except OSError as error:
             raise Silent(error.strerror or str(error)) from None
         except h11.RemoteProtocolError as error:
-            raise Silent(f"no HTTP: {error}") from None
+            raise Silent(f"the answer is not valid HTTP: {error}") from None
 
     # --- metrics ---------------------------------------------------------------------------------
 
     async def metrics(self, accept: str) -> tuple[bytes, str]:
-        """The metrics of all shards in one answer, and its content type."""
+        """Return the metrics of all shards and their content type."""
         is_open = "application/openmetrics-text" in accept
         return await self._scrape(is_open), OPENMETRICS_TYPE if is_open else TEXT_TYPE
 
@@ -285,8 +288,10 @@ class Whole:
         for shard, text in zip(numbers, texts, strict=True):
             if text is not None:
                 put_together(families, shard, text)
-                await asyncio.sleep(0)  # health checks get through
-        own_text = "".join(chunk for one in self._own() for chunk in lines(one, is_open=is_open))
+                await asyncio.sleep(0)  # let health checks run
+        own_text = "".join(
+            chunk for family in self._own() for chunk in lines(family, is_open=is_open)
+        )
         put_together(families, "http", own_text.encode())
         labels = [f'{{shard="{shard}"}}' for shard in numbers]
         keys = [(str(shard),) for shard in numbers]
@@ -301,20 +306,20 @@ class Whole:
         return b"".join([*own, *parts, *([_EOF] if is_open else [])])
 
     def _own(self) -> Iterator[Family]:
-        """What this process notes at its own door."""
+        """Yield the metrics of this process's own connections and logins."""
         for name, about, noted in catalogue.DOOR:
             values = [float(getattr(self._observed, noted))]
             yield Family(name, catalogue.kind_of(name), about, (), [()], [""], values)
 
     async def _metrics_of(self, shard: int, accept: str) -> bytes | None:
-        """None: the shard is down, or too slow."""
+        """Return the metrics of a shard, or None if it is down or too slow."""
         if not self._board.read(shard).pid:
             return None
         bytes_max = METRICS_BYTES_MAX // self._board.count
         try:
             status, body = await self._ask(shard, "/metrics", accept, METRICS_S, bytes_max)
             if status != 200:
-                raise Silent(f"its /metrics answers {status}")
+                raise Silent(f"/metrics answers with status {status}")
         except Silent as error:
             if shard not in self._silent:
                 self._silent.add(shard)
@@ -335,17 +340,17 @@ class Whole:
 
     async def _import_api(self) -> Any:
         module = await asyncio.to_thread(import_module, GATEWAY)
-        # A node's front door knows where all shards are; elsewhere each daemon does.
-        doors = [self._settings] if self._is_node else self._shards
+        # A node's front door knows the addresses of all shards; elsewhere each daemon knows them.
+        daemons = [self._settings] if self._is_node else self._shards
         api = module.Gateway(
-            self._settings, doors, self._http_now, self._logins, self._clock, self._observed,
+            self._settings, daemons, self._http_now, self._logins, self._clock, self._observed,
             self._on_event,
         )  # fmt: skip
         api.start()
         self._api = api
         return api
 
-    # --- where they are --------------------------------------------------------------------------
+    # --- addresses of the shards -----------------------------------------------------------------
 
     def _routes(self) -> list[BaseRoute]:
         async def shards(request: Request) -> Response:
@@ -359,33 +364,33 @@ class Whole:
                 answer = refusal(error, "Unauthorized")
                 answer.headers["www-authenticate"] = 'Bearer realm="tickwheel"'
                 return answer
-            return JSONResponse({"shards": list(map(self._fields, await self._look()))})
+            return JSONResponse({"shards": list(map(self._fields, await self._states()))})
 
         async def page(request: Request) -> Response:
-            found = [
-                f'<li><a href="{escape(self._http_of(one.shard))}/console/">shard {one.shard}</a>'
-                f": {escape(one.state)}</li>"
-                for one in await self._look()
+            items = [
+                f'<li><a href="{escape(self._http_of(it.shard))}/console/">shard {it.shard}</a>'
+                f": {escape(it.state)}</li>"
+                for it in await self._states()
             ]
-            return HTMLResponse(_PAGE.format(shards="\n".join(found)), headers=_HEADERS)
+            return HTMLResponse(_PAGE.format(shards="\n".join(items)), headers=_HEADERS)
 
         return [Route("/v1/shards", shards), Route("/", page)]
 
-    def _fields(self, found: Found) -> dict[str, Any]:
-        shard, seen = found.shard, found.seen
+    def _fields(self, state: ShardState) -> dict[str, Any]:
+        shard, seen = state.shard, state.seen
         return {
             "shard": shard,
             "url": self._shards[shard].advertise,
             "http": self._http_of(shard),
             "pid": seen.pid or None,
-            "state": found.state,
-            "reason": found.reason,
+            "state": state.state,
+            "reason": state.reason,
             "since_ms": seen.since_ms,
             "restarts": seen.restarts,
         }
 
     def _http_of(self, shard: int) -> str:
-        """Where others find the HTTP of a shard."""
+        """Return the URL at which other machines find a shard's HTTP server."""
         settings = self._shards[shard]
         return settings.http_for_others(str(settings.http_url))
 
@@ -395,26 +400,26 @@ def _token(request: Request) -> str | None:
     return token.strip() if kind.lower() == "bearer" else None
 
 
-# --- pieces of work ------------------------------------------------------------------------------
+# --- helpers -------------------------------------------------------------------------------------
 
 
 class Joined(Generic[P, T]):
-    """A piece of work that is done once for all who ask for it while it is done."""
+    """An async function whose concurrent calls with the same arguments share one execution."""
 
     def __init__(self, work: Callable[P, Awaitable[T]]) -> None:
         self._work = work
-        self._under_way: dict[Hashable, asyncio.Task[T]] = {}
+        self._running: dict[Hashable, asyncio.Task[T]] = {}
 
     async def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
-        task = self._under_way.get(args)
+        task = self._running.get(args)
         if task is None:
 
             async def work() -> T:
                 return await self._work(*args, **kwargs)
 
-            task = self._under_way[args] = asyncio.create_task(work())
-            task.add_done_callback(lambda _: self._under_way.pop(args))
-        return await asyncio.shield(task)  # who goes away takes nothing from the others
+            task = self._running[args] = asyncio.create_task(work())
+            task.add_done_callback(lambda _: self._running.pop(args))
+        return await asyncio.shield(task)  # the cancellation of one caller spares the others
 
 
 async def fetch(
@@ -426,9 +431,9 @@ async def fetch(
     tls: ssl.SSLContext | None,
     sent: bytes | None = None,
 ) -> tuple[int, bytes]:
-    """Status and body of the answer to a GET, or to a POST of ``sent``, which is JSON. Raises
-    OSError, h11.RemoteProtocolError; Silent for more bytes than ``bytes_max``. It does not end by
-    itself: the caller sets the time."""
+    """Send a GET, or a POST of ``sent``, which is JSON; return status and body. Raise OSError,
+    h11.RemoteProtocolError, or Silent for more than ``bytes_max`` bytes. It has no timeout: the
+    caller sets one."""
     reader, writer = await asyncio.open_connection(host, port, ssl=tls, limit=READ_BYTES)
     try:
         conn = h11.Connection(h11.CLIENT)
@@ -440,7 +445,7 @@ async def fetch(
         writer.write(conn.send(h11.Request(method=method, target=path, headers=headers)) or b"")
         if sent is not None:
             writer.write(conn.send(h11.Data(data=sent)) or b"")
-        status, found, size = 0, [], 0
+        status, parts, size = 0, [], 0
         while True:
             event = conn.next_event()
             if event is h11.NEED_DATA:
@@ -450,10 +455,10 @@ async def fetch(
             elif isinstance(event, h11.Data):
                 size += len(event.data)
                 if size > bytes_max:
-                    raise Silent(f"its {path} is longer than {bytes_max} bytes")
-                found.append(bytes(event.data))
+                    raise Silent(f"the answer of {path} has more than {bytes_max} bytes")
+                parts.append(bytes(event.data))
             elif isinstance(event, h11.EndOfMessage):
-                return status, b"".join(found)
+                return status, b"".join(parts)
     finally:
         writer.transport.abort()
 
@@ -466,11 +471,12 @@ _PLAIN = re.compile(rb"^([a-zA-Z_:][\w:]*) ", re.MULTILINE)
 
 
 def put_together(families: dict[bytes, list[bytes]], shard: int | str, text: bytes) -> None:
-    """Put the metrics of a shard into ``families``: by name a head, and after it the samples of
-    shard after shard, each with its shard as the first label; ``shard`` may be another name.
+    """Add the metrics of a shard to ``families``, which has the head of each family by name,
+    followed by the samples of one shard after another. ``shard`` becomes the first label of each
+    sample; it can also be a name.
 
-    ``a 1`` becomes ``a{shard="0"} 1``; ``a{b="c"} 1`` becomes ``a{shard="0",b="c"} 1``. No line of
-    a text begins otherwise, because line breaks in labels and in descriptions are escaped.
+    ``a 1`` becomes ``a{shard="0"} 1``; ``a{b="c"} 1`` becomes ``a{shard="0",b="c"} 1``. Other lines
+    do not occur, because line breaks in labels and descriptions are escaped.
     """
     label = f'shard="{shard}"'.encode()
     text = _LABELLED.sub(rb"\1{" + label + b",", text.removesuffix(_EOF))

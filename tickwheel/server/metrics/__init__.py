@@ -1,1 +1,1 @@
-"""Every metric of the daemon, and the text of ``/metrics``."""
+"""The metrics of the daemon and the text of ``/metrics``."""

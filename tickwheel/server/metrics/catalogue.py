@@ -1,10 +1,10 @@
-"""Every metric: its name, what it means, what shape it has, and where its value is read.
+"""Every metric: its name, help text, shape, and the source of its value.
 
-The values are the engine's own counts, read when somebody scrapes; nothing here costs anything
-while nobody does. Knows no text format and no order of reading (``exposition``).
+Values are read from the engine's counts at each scrape; without scrapes they cost nothing. The text
+format and the order of reading are in ``exposition``.
 
-Names follow Prometheus: prefix ``tickwheel_``, base units (seconds, bytes), ``_total`` for what
-only grows. Counters count since the process began, over all its tenures as the active daemon.
+Names follow Prometheus: prefix ``tickwheel_``, base units (seconds, bytes), ``_total`` for
+counters. Counters start with the process and continue through all its tenures as the active daemon.
 ``docs/metrics.md`` has a line for each; a test compares.
 """
 
@@ -41,7 +41,7 @@ def kind_of(name: str) -> str:
 
 
 class Moment(NamedTuple):
-    """The time at which, and the engine of which, a value is read."""
+    """The time of a reading, and the engine that is read."""
 
     now_ms: int
     core: Core
@@ -49,13 +49,13 @@ class Moment(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Metric(Generic[Subject]):
-    """One number of each subject: group, topic or engine."""
+    """A number for each subject: group, topic or engine."""
 
     name: str
     help: str
     read: Callable[[Subject, Moment], float]
     merge: Callable[[float, float], float] = operator.add
-    """Makes the value of several subjects of theirs."""
+    """Combines the values of several subjects."""
 
     @property
     def kind(self) -> str:
@@ -63,7 +63,7 @@ class Metric(Generic[Subject]):
 
 
 class Plain(NamedTuple):
-    """One number of the process."""
+    """A number of the process."""
 
     name: str
     help: str
@@ -71,30 +71,30 @@ class Plain(NamedTuple):
 
 
 class Labelled(NamedTuple):
-    """Numbers of the process by the values of labels; none where they have no meaning now."""
+    """Numbers of the process by label values; empty while they have no meaning."""
 
     name: str
     help: str
     labels: tuple[str, ...]
     read: Callable[[Running, Moment | None], Mapping[tuple[str, ...], float]]
-    """Without a moment the daemon is not active."""
+    """The moment is None if the daemon is not active."""
 
 
 class Distribution(NamedTuple):
-    """A histogram of the process, or one for each value of a label."""
+    """A histogram of the process, or a histogram for each value of a label."""
 
     name: str
     help: str
     label: str
-    """The label; empty: there is one histogram."""
+    """Name of the label; empty for a single histogram."""
     read: Callable[[Observed], Sequence[tuple[str, Histogram]]]
     divisor: float = 1
-    """The divisor of a value that is shown: 1000 for ms that are shown as seconds."""
+    """Divisor of exported values: 1000 converts milliseconds to seconds."""
 
 
 @runtime_checkable
 class CountsLosses(Protocol):
-    """A store that can come back without what it had confirmed."""
+    """A store that can lose confirmed batches when it restarts."""
 
     @property
     def replays(self) -> int: ...
@@ -108,7 +108,7 @@ def _age_s(group: Group, now_ms: int) -> float:
 
 
 def _of(part: Part | None, read: Callable[[Part], float]) -> float:
-    """A number of a part of the daemon; 0 where it has no such part."""
+    """Return a number of a part of the daemon, or 0 if the daemon lacks that part."""
     return 0 if part is None else read(part)
 
 
@@ -117,8 +117,8 @@ def _seen(daemon: Running) -> Observed:
 
 
 def _noted(name: str, daemon: Running) -> float:
-    found: float = getattr(_seen(daemon), name)
-    return found
+    value: float = getattr(_seen(daemon), name)
+    return value
 
 
 def _epoch(daemon: Running) -> int:
@@ -132,7 +132,7 @@ def _store_up(daemon: Running) -> bool:
     shard = daemon.roles.shard
     if shard is not None:
         committer = shard.committer
-        # A store without room refuses new tasks only: ``_store_full`` says that.
+        # A full store refuses only new tasks, which ``_store_full`` reports.
         if committer.stalled or (committer.trouble is not None and not committer.full):
             return False
     return not daemon.roles.observed.election_trouble
@@ -158,115 +158,118 @@ def _paused_s(group: Group, now_ms: int) -> float:
 
 
 GROUP: tuple[Metric[Group], ...] = (
-    Metric("tickwheel_ready_tasks", "Due and waiting for a consumer.", lambda g, _: g.ready_count),
-    Metric("tickwheel_in_flight_tasks", "Delivered, not finished.", lambda g, _: len(g.flight)),
-    Metric("tickwheel_waiting_tasks", "Waiting for a retry.", lambda g, _: len(g.waiting)),
-    Metric("tickwheel_dead_tasks", "Dead letters that are kept.", lambda g, _: g.dead),
-    Metric("tickwheel_line_tasks",
-           "Due, and it is not their turn: of their order key, or of what shares the group.",
+    Metric("tickwheel_ready_tasks", "Due tasks that wait for a consumer.", lambda g, _:
+    g.ready_count), Metric("tickwheel_in_flight_tasks", "Delivered tasks that are not settled.",
+    lambda g, _: len(g.flight)), Metric("tickwheel_waiting_tasks", "Tasks that wait for a retry.",
+    lambda g, _: len(g.waiting)), Metric("tickwheel_dead_tasks", "Stored dead letters.", lambda g,
+    _: g.dead), Metric("tickwheel_line_tasks",
+           "Due tasks that wait for their turn: by order key, or by fair share of the group.",
            lambda g, _: g.in_key_queues),
     Metric("tickwheel_held_keys", "Order keys that are held until an operator acts.",
            lambda g, _: g.held),
-    Metric("tickwheel_paused_keys", "Keys that operators have paused.",
+    Metric("tickwheel_paused_keys", "Keys that operators paused.",
            lambda g, _: len(g.paused_keys)),
     Metric("tickwheel_oldest_ready_age_seconds",
-           "How long the longest waiting ready task has waited; 0 when none is ready.",
+           "Longest waiting time of a ready task; 0 if no task is ready.",
            lambda g, moment: _age_s(g, moment.now_ms), max),
     Metric("tickwheel_subscribers", "Open subscriptions.", lambda g, _: len(g.subscribers)),
-    Metric("tickwheel_credit_tasks", "Deliveries that the subscriptions would take at once.",
-           lambda g, _: sum(max(0, one.credit) for one in g.subscribers)),
+    Metric("tickwheel_credit_tasks", "Deliveries that the subscriptions can take immediately.",
+           lambda g, _: sum(max(0, subscriber.credit) for subscriber in g.subscribers)),
     Metric("tickwheel_paused",
-           "1: nothing is handed out, because the group or its topic is paused.",
+           "1 if deliveries are stopped because the group or its topic is paused.",
            lambda g, _: g.settings.paused or g.topic.settings.paused, max),
     Metric("tickwheel_paused_seconds",
-           "For how long the group, or its topic, has been paused; 0: it is not.",
+           "Time since the group or its topic was paused; 0 if neither is paused.",
            lambda g, moment: _paused_s(g, moment.now_ms), max),
-    Metric("tickwheel_throttled", "1: nothing is handed out at this moment, because of a rate.",
+    Metric("tickwheel_throttled", "1 if a rate limit currently stops deliveries.",
            lambda g, moment: g in moment.core.throttled, max),
-    Metric("tickwheel_delivered_total", "Deliveries, retries too.", lambda g, _: g.delivered),
-    Metric("tickwheel_acked_total", "Finished by a consumer.", lambda g, _: g.acked),
+    Metric("tickwheel_delivered_total", "Deliveries, including retries.", lambda g, _: g.delivered),
+    Metric("tickwheel_acked_total", "Tasks acknowledged by consumers.", lambda g, _: g.acked),
     Metric("tickwheel_nacked_total", "Nacks and rejects.", lambda g, _: g.nacked),
-    Metric("tickwheel_snoozed_total", "Postponed by a consumer.", lambda g, _: g.snoozed),
+    Metric("tickwheel_snoozed_total", "Tasks snoozed by consumers.", lambda g, _: g.snoozed),
     Metric("tickwheel_consumer_deaths_total", "Consumers that died.", lambda g, _: g.deaths),
-    Metric("tickwheel_retried_total", "Retries that came due.", lambda g, _: g.retried),
-    Metric("tickwheel_dead_total", "Became dead letters.", lambda g, _: g.dead_lettered),
-    Metric("tickwheel_expired_total", "Not delivered in their ttl.", lambda g, _: g.expired),
-    Metric("tickwheel_filtered_total", "Left out by the filter.", lambda g, _: g.filtered),
+    Metric("tickwheel_retried_total", "Retries that became due.", lambda g, _: g.retried),
+    Metric("tickwheel_dead_total", "Tasks that became dead letters.", lambda g, _: g.dead_lettered),
+    Metric("tickwheel_expired_total", "Tasks not delivered within their ttl.", lambda g, _:
+    g.expired), Metric("tickwheel_filtered_total", "Tasks excluded by the group's filter.", lambda
+    g, _: g.filtered),
 )  # fmt: skip
-"""Metrics by topic and group. Before any group exists, due tasks count with an empty group."""
+"""Metrics by topic and group. Due tasks of a topic without groups have an empty group label."""
 
 TOPIC: tuple[Metric[Topic], ...] = (
-    Metric("tickwheel_scheduled_tasks", "Not due yet.", lambda t, _: t.scheduled),
+    Metric("tickwheel_scheduled_tasks", "Tasks that are not yet due.", lambda t, _: t.scheduled),
     Metric("tickwheel_broadcasters", "Open broadcast subscriptions.",
            lambda t, _: len(t.broadcasters)),
     Metric("tickwheel_enqueued_total", "Tasks accepted.", lambda t, _: t.enqueued),
     Metric("tickwheel_cancelled_total", "Tasks cancelled.", lambda t, _: t.cancelled),
-    Metric("tickwheel_kept_total", "Tasks not stored, because one with their key was pending.",
+    Metric("tickwheel_kept_total", "Tasks not stored because a task with the same key was pending.",
            lambda t, _: t.merged[Merging.KEPT]),
-    Metric("tickwheel_replaced_total", "Tasks that took the place of a pending one with their key.",
+    Metric("tickwheel_replaced_total", "Tasks that replaced a pending task with the same key.",
            lambda t, _: t.merged[Merging.REPLACED]),
     Metric("tickwheel_rejected_total",
-           "Tasks refused by their own rule, because one with their key was pending.",
+           "Tasks refused by their rule because a task with the same key was pending.",
            lambda t, _: t.merged[Merging.REJECTED]),
     Metric("tickwheel_broadcast_total", "Broadcast deliveries.", lambda t, _: t.broadcast),
 )  # fmt: skip
 """Metrics by topic."""
 
 ENGINE: tuple[Metric[Core], ...] = (
-    Metric("tickwheel_early_total", "Not due at the last check; must stay 0.",
+    Metric("tickwheel_early_total",
+    "Tasks found not yet due at the last check before delivery; must stay 0.",
            lambda c, _: c.totals.early),
     Metric("tickwheel_rows_missing_total",
-           "Tasks that had not ended and whose rows the store did not have; must stay 0.",
+           "Unfinished tasks whose rows were missing in the store; must stay 0.",
            lambda c, _: c.totals.rows_missing),
-    Metric("tickwheel_missing_tasks", "Those of them that are still looked for.",
+    Metric("tickwheel_missing_tasks", "Tasks whose missing rows are still searched for.",
            lambda c, _: len(c.missing)),
-    Metric("tickwheel_leases_over_total", "Leases that ended.", lambda c, _: c.totals.leases_over),
-    Metric("tickwheel_dropped_once_total", "At-most-once deliveries whose consumer was gone.",
+    Metric("tickwheel_leases_over_total", "Leases that expired.", lambda c, _:
+    c.totals.leases_over), Metric("tickwheel_dropped_once_total",
+    "At-most-once deliveries dropped because their consumer had gone.",
            lambda c, _: c.totals.dropped_once),
     Metric("tickwheel_dead_expired_total", "Dead letters deleted after their retention.",
            lambda c, _: c.totals.dead_expired),
     Metric("tickwheel_schedules", "Recurring schedules.", lambda c, _: len(c.schedule_heap.known)),
-    Metric("tickwheel_schedules_paused", "Those of them that are paused.",
+    Metric("tickwheel_schedules_paused", "Paused recurring schedules.",
            lambda c, _: sum(planned.row.paused for planned in c.schedule_heap.known.values())),
     Metric("tickwheel_schedule_planned_total",
-           "Occurrences of schedules that came due: fired, missed and overlapping ones.",
+           "Occurrences of schedules that became due: fired, missed and overlapping.",
            lambda c, _: (c.totals.schedules_fired + c.totals.schedules_missed
                          + c.totals.schedules_overlapped)),
     Metric("tickwheel_schedule_fired_total", "Occurrences that became tasks.",
            lambda c, _: c.totals.schedules_fired),
     Metric("tickwheel_schedule_missed_total",
-           "Occurrences that were skipped because their time had passed.",
+           "Occurrences skipped because their time had passed.",
            lambda c, _: c.totals.schedules_missed),
     Metric("tickwheel_schedule_overlapped_total",
-           "Occurrences that were skipped because the task before was unfinished.",
+           "Occurrences skipped because the previous task was unfinished.",
            lambda c, _: c.totals.schedules_overlapped),
-    Metric("tickwheel_transactions_open", "Transactions that are not decided and not parked.",
+    Metric("tickwheel_transactions_open", "Undecided transactions that are not parked.",
            lambda c, _: c.transaction_registry.undecided - c.transaction_registry.parked),
     Metric("tickwheel_transactions_parked",
-           "Transactions that were asked about often enough: an operator decides.",
+           "Transactions that wait for an operator's decision after the maximum number of checks.",
            lambda c, _: c.transaction_registry.parked),
-    Metric("tickwheel_half_tasks", "Half tasks of transactions that are not decided.",
+    Metric("tickwheel_half_tasks", "Half tasks of undecided transactions.",
            lambda c, _: c.transaction_registry.tasks),
-    Metric("tickwheel_half_tasks_bytes", "Their bytes.",
+    Metric("tickwheel_half_tasks_bytes", "Bytes of half tasks.",
            lambda c, _: c.transaction_registry.size_bytes),
-    Metric("tickwheel_transactions_committed_total", "Transactions that were committed.",
+    Metric("tickwheel_transactions_committed_total", "Committed transactions.",
            lambda c, _: c.totals.transactions_committed),
-    Metric("tickwheel_transactions_rolled_back_total", "Transactions that were rolled back.",
+    Metric("tickwheel_transactions_rolled_back_total", "Rolled-back transactions.",
            lambda c, _: c.totals.transactions_rolled_back),
     Metric("tickwheel_transaction_checks_total",
-           "Times that a producer was asked about a transaction.",
+           "Questions to producers about the outcome of a transaction.",
            lambda c, _: c.totals.transactions_checked),
-    Metric("tickwheel_bulk_running", "Bulk operations over all that matches that are not over.",
+    Metric("tickwheel_bulk_running", "Running bulk operations on all matching tasks.",
            lambda c, _: c.bulk_running),
-    Metric("tickwheel_windows_total", "Tasks with a due window, for which a moment was chosen.",
+    Metric("tickwheel_windows_total", "Tasks with a due window for which a due time was chosen.",
            lambda c, _: c.totals.windows),
     Metric("tickwheel_sessions", "Producer sessions remembered.", lambda c, _: len(c.sessions)),
-    Metric("tickwheel_topics", "Topics known.", lambda c, _: len(c.topics)),
+    Metric("tickwheel_topics", "Topics.", lambda c, _: len(c.topics)),
     Metric("tickwheel_wheel_bytes", "Memory of the handles.", lambda c, _: c.wheel.memory_bytes),
     Metric("tickwheel_resident_bytes", "Memory of task bodies.", lambda c, _: c.resident_bytes),
-    Metric("tickwheel_staged_bytes", "Enqueues on their way to the store.",
+    Metric("tickwheel_staged_bytes", "Bytes of enqueues that are not yet durable.",
            lambda c, _: c.open.staged_bytes + (c.sealed.staged_bytes if c.sealed else 0)),
-    Metric("tickwheel_reading_tasks", "Due tasks whose records are being read from the store.",
+    Metric("tickwheel_reading_tasks", "Due tasks whose rows are being read from the store.",
            lambda c, _: len(c.firing)),
 )  # fmt: skip
 """Metrics of the engine. Gauges exist while the daemon is active."""
@@ -277,164 +280,170 @@ DOOR = (
         "Wrong or missing tokens, over TCP and HTTP.",
         "login_failures",
     ),
-    ("tickwheel_forbidden_total", "Requests that were refused for want of a right.", "forbidden"),
+    ("tickwheel_forbidden_total", "Requests refused because of a missing right.", "forbidden"),
     (
         "tickwheel_tokens_file_ok",
-        "1: the file of tokens could be read, or there is none.",
+        "1 if the file of tokens was read successfully or is not set.",
         "tokens_file_ok",
     ),
     (
         "tickwheel_audit_ok",
-        "1: the log of what operators do can be written, or there is none.",
+        "1 if the audit log can be written or is not set.",
         "audit_ok",
     ),
-    ("tickwheel_tls_failures_total", "TLS handshakes that failed, at both ports.", "tls_failures"),
+    ("tickwheel_tls_failures_total", "Failed TLS handshakes on both ports.", "tls_failures"),
     (
         "tickwheel_certificate_ok",
-        "1: the files of the certificate could be read, or there are none.",
+        "1 if the certificate's files were read successfully or are not set.",
         "certificate_ok",
     ),
     (
         "tickwheel_certificate_expires_seconds",
-        "When the certificate ends, since 1970; 0: there is none.",
+        "Expiry of the certificate (Unix time); 0 without a certificate.",
         "certificate_until_s",
     ),
     (
         "tickwheel_http_requests_total",
-        "Requests of the HTTP API that were answered.",
+        "Answered requests of the HTTP API.",
         "http_requests",
     ),
     (
         "tickwheel_http_client_errors_total",
-        "The same with a status of 400 to 499.",
+        "Requests of the HTTP API answered with a status of 400 to 499.",
         "http_client_errors",
     ),
     (
         "tickwheel_http_server_errors_total",
-        "The same with a status of 500 or more.",
+        "Requests of the HTTP API answered with a status of 500 or more.",
         "http_server_errors",
     ),
     (
         "tickwheel_http_under_way",
-        "Requests of the HTTP API that are not answered, streams included.",
+        "Unanswered requests of the HTTP API, including streams.",
         "http_under_way",
     ),
 )
-"""Names, meanings and attributes of ``Observed`` of what every process notes that lets somebody in:
-a daemon, and the process that answers HTTP for all shards."""
+"""Name, help text and attribute of ``Observed`` for each metric of connections and logins. Daemons
+have them, and so does the process that serves HTTP for all shards."""
 DAEMON: tuple[Plain, ...] = (
-    Plain("tickwheel_leader", "1: this daemon is active.", lambda d: d.roles.role == "active"),
-    Plain("tickwheel_serving", "1: /readyz says yes.", lambda d: readiness(d)[0]),
-    Plain("tickwheel_standbys", "Other daemons that stand by, as this one sees them.",
+    Plain("tickwheel_leader", "1 if this daemon is active.", lambda d: d.roles.role == "active"),
+    Plain("tickwheel_serving", "1 if /readyz answers with status 200.", lambda d: readiness(d)[0]),
+    Plain("tickwheel_standbys", "Standby daemons that this daemon sees.",
           lambda d: len(d.roles.standbys)),
     Plain("tickwheel_standbys_expected", "The setting expect_standbys.",
           lambda d: d.settings.expect_standbys),
     Plain("tickwheel_nodes_expected", "The setting expect_nodes.",
           lambda d: d.settings.expect_nodes),
-    Plain("tickwheel_epoch", "Of the active daemon, as known.", _epoch),
-    Plain("tickwheel_role_start_time_seconds", "Since when it has its role (Unix time).",
+    Plain("tickwheel_epoch", "Epoch of the active daemon, if known.", _epoch),
+    Plain("tickwheel_role_start_time_seconds", "Time at which the daemon's role began (Unix time).",
           lambda d: d.roles.role_since_ms / 1000),
-    Plain("tickwheel_failovers_total", "Times it took over.", lambda d: _seen(d).failovers),
-    Plain("tickwheel_deposed_total", "Times it stepped down.", lambda d: _seen(d).deposed),
-    Plain("tickwheel_recovery_seconds", "The last taking over, until it served.",
+    Plain("tickwheel_failovers_total", "Takeovers by this daemon.", lambda d: _seen(d).failovers),
+    Plain("tickwheel_deposed_total", "Times that this daemon stepped down.", lambda d:
+    _seen(d).deposed), Plain("tickwheel_recovery_seconds",
+    "Duration of the last recovery until the daemon served.",
           lambda d: _seen(d).recovery_s),
-    Plain("tickwheel_load_seconds", "The last taking over, until everything was in memory.",
+    Plain("tickwheel_load_seconds", "Duration of the last recovery until all tasks were in memory.",
           lambda d: _seen(d).load_s),
-    Plain("tickwheel_loaded_tasks", "Handles it loaded then.", lambda d: d.roles.loaded),
+    Plain("tickwheel_loaded_tasks", "Tasks loaded by the last recovery.", lambda d: d.roles.loaded),
     Plain("tickwheel_connections", "Open connections.", lambda d: d.connection_count),
     *(Plain(name, text, partial(_noted, noted)) for name, text, noted in DOOR),
     Plain("tickwheel_log_dropped_total",
-          "Lines of the log that were dropped because its reader stood still.",
+          "Log lines dropped because the reader of the log was blocked.",
           lambda d: logs.dropped()),
-    Plain("tickwheel_store_up", "1: commits go through, if only those without new tasks.",
+    Plain("tickwheel_store_up", "1 if commits succeed, or succeed without new tasks.",
           _store_up),
-    Plain("tickwheel_store_full", "1: the store has no room.", _store_full),
+    Plain("tickwheel_store_full", "1 if the store is full.", _store_full),
     Plain("tickwheel_disk_used_ratio",
-          "The used share of the disk with the database, as `df` shows it; 0: none is known.",
+          "Used fraction of the database's disk, as shown by `df`; 0 if unknown.",
           lambda d: _seen(d).disk_used),
     Plain("tickwheel_disk_refuse_ratio",
-          "The used share above which new tasks are refused (`disk_refuse`).",
+          "Used fraction of the disk above which new tasks are refused (`disk_refuse`).",
           lambda d: d.settings.disk_refuse),
     Plain("tickwheel_store_replays_total",
-          "Times batches were replayed to a store that had lost them.",
+          "Times that batches were replayed to a store that had lost them.",
           lambda d: _losses(d.roles.store)[0]),
     Plain("tickwheel_store_rewrites_total",
-          "Times everything was written anew to a store that had lost more.",
+          "Times that all data was rewritten to a store that had lost more.",
           lambda d: _losses(d.roles.store)[1]),
     Plain("tickwheel_store_moves_total",
-          "Times another server had the store than before: a failover, or a slot that moved.",
+          "Times that the store moved to another server: a failover, or a moved slot.",
           lambda d: _moves(d.roles.store)),
-    Plain("tickwheel_history_dropped_total", "Events of the history that were not kept.",
+    Plain("tickwheel_history_dropped_total", "History events that were not stored.",
           lambda d: _of(d.roles.history, lambda h: h.dropped)),
-    Plain("tickwheel_history_spool_bytes", "What waits for the process that writes the history.",
+    Plain("tickwheel_history_spool_bytes", "Bytes that wait for the history writer process.",
           lambda d: _of(d.roles.history, lambda h: h.spool_bytes)),
     Plain("tickwheel_history_writer_restarts_total",
-          "Times that process ended and was started again.",
+          "Restarts of the history writer process.",
           lambda d: _of(d.roles.history, lambda h: h.writer_restarts)),
     Plain("tickwheel_backup_last_success_timestamp_seconds",
-          "When the newest daily backup was begun (Unix time); 0: none is known.",
+          "Start of the newest successful daily backup (Unix time); 0 if none is known.",
           lambda d: _seen(d).backup_s),
-    Plain("tickwheel_backup_daily", "1: daily backups are set up (`backup_daily_hour`).",
+    Plain("tickwheel_backup_daily", "1 if daily backups are configured (`backup_daily_hour`).",
           lambda d: d.settings.backup_daily_hour is not None),
     Plain("tickwheel_dead_expire_timestamp_seconds",
-          "When the next dead letter is deleted, at the earliest (Unix time); 0: none is known.",
+          "Earliest time at which a dead letter is deleted (Unix time); 0 if none is known.",
           lambda d: _seen(d).dead_expire_s),
-    Plain("tickwheel_groups_unused", "Groups that nobody has used for `group_unused_report_s`.",
+    Plain("tickwheel_groups_unused", "Groups unused for `group_unused_report_s`.",
           lambda d: _seen(d).groups_unused),
     Plain("tickwheel_settings_followed_total",
-          "Groups and topics that were made, set or deleted because their home shard has them so.",
+          "Groups and topics that were created, changed or deleted to match their home shard.",
           lambda d: _seen(d).settings_followed),
     Plain("tickwheel_backup_failures_total", "Daily backups that failed.",
           lambda d: _seen(d).backup_failures),
     Plain("tickwheel_internal_errors_total",
-          "Unexpected errors of one request or one task; the log has their tracebacks.",
+          "Unexpected errors of single requests or tasks; the log has their tracebacks.",
           lambda d: _seen(d).internal_errors),
-    Plain("tickwheel_spans_total", "Spans that the endpoint of OpenTelemetry has taken.",
+    Plain("tickwheel_spans_total", "Spans accepted by the OpenTelemetry endpoint.",
           lambda d: _of(d.roles.exports, lambda e: e.spans_sent)),
-    Plain("tickwheel_spans_dropped_total", "Spans that were not made, or not taken.",
+    Plain("tickwheel_spans_dropped_total", "Spans that were not created or not accepted.",
           lambda d: _of(d.roles.exports, lambda e: e.spans_dropped)),
     Plain("tickwheel_otlp_failures_total",
-          "Exports of spans or metrics that the endpoint has not taken.",
+          "Failed exports of spans or metrics to the OpenTelemetry endpoint.",
           lambda d: _of(d.roles.exports, lambda e: e.failures)),
-    Plain("tickwheel_same_node_name_total", "Other daemons seen to lead under this node's name.",
+    Plain("tickwheel_same_node_name_total", "Times that another daemon led under this node's name.",
           lambda d: _seen(d).namesakes),
-    Plain("tickwheel_targets", "Groups that are sent to a URL, or to another broker.",
+    Plain("tickwheel_targets", "Groups with a target: a URL or another broker.",
           lambda d: _of(d.outbound, lambda o: o.count(""))),
-    Plain("tickwheel_targets_failing", "Those whose last attempt failed.",
+    Plain("tickwheel_targets_failing", "Targets whose last attempt failed.",
           lambda d: _of(d.outbound, lambda o: o.count("failing"))),
-    Plain("tickwheel_targets_open", "Those that are sent nothing for a while: their host fails.",
+    Plain("tickwheel_targets_open",
+    "Targets paused by the circuit breaker because their host fails.",
           lambda d: _of(d.outbound, lambda o: o.count("open"))),
-    Plain("tickwheel_targets_ended", "Those whose endpoint answered 410.",
+    Plain("tickwheel_targets_ended", "Targets whose endpoint answered 410.",
           lambda d: _of(d.outbound, lambda o: o.count("ended"))),
     Plain("tickwheel_target_attempts_total", "Attempts to send a task to a target.",
           lambda d: _of(d.outbound, lambda o: o.total("sent"))),
-    Plain("tickwheel_target_failures_total", "Those that failed.",
+    Plain("tickwheel_target_failures_total", "Failed attempts to send a task to a target.",
           lambda d: _of(d.outbound, lambda o: o.total("failed"))),
-    Plain("tickwheel_outbound_restarts_total", "How often the process that sends was restarted.",
+    Plain("tickwheel_outbound_restarts_total",
+    "Restarts of the process that sends tasks to targets.",
           lambda d: _of(d.outbound, lambda o: o.restarts)),
-    Plain("tickwheel_clock_held", "1: firing is held.", lambda d: d.roles.clock.held),
-    Plain("tickwheel_clock_jumps_total", "Jumps noticed.", lambda d: d.roles.clock.jumps),
-    Plain("tickwheel_scrape_seconds", "The scrape before this.", lambda d: _seen(d).scrape_s),
+    Plain("tickwheel_clock_held", "1 if the clock is held, so no task fires.", lambda d:
+    d.roles.clock.held), Plain("tickwheel_clock_jumps_total", "Detected jumps of the wall clock.",
+    lambda d: d.roles.clock.jumps), Plain("tickwheel_scrape_seconds",
+    "Duration of the previous scrape.", lambda d: _seen(d).scrape_s),
 )  # fmt: skip
-"""Metrics of the process, whatever its role."""
+"""Metrics of the process in any role."""
 
 HISTOGRAMS: tuple[Distribution, ...] = (
     Distribution("tickwheel_delivery_lateness_seconds",
-                 "First deliveries: from the due time until the frame was written.", "topic",
+                 "Time from the due time of a first delivery until its frame was written.", "topic",
                  lambda seen: list(seen.lateness.by_topic.items()), 1000),
     Distribution("tickwheel_lateness_cause_seconds",
-                 "First deliveries later than 100 ms, by what they waited for.", "cause",
-                 lambda seen: [(each.value, of) for each, of in seen.lateness.by_cause.items()],
+                 "Lateness of first deliveries over 100 ms, by cause.", "cause",
+                 lambda seen: [
+                     (cause.value, times) for cause, times in seen.lateness.by_cause.items()
+                 ],
                  1000),
     Distribution("tickwheel_schedule_lateness_seconds",
-                 "Occurrences of schedules: from the planned time until their task was made.", "",
+                 "Time from the planned time of an occurrence until its task was created.", "",
                  lambda seen: [("", seen.schedule_late_ms)], 1000),
-    Distribution("tickwheel_commit_seconds", "Batches: until the store had them durable.", "",
+    Distribution("tickwheel_commit_seconds", "Time until a batch was durable in the store.", "",
                  lambda seen: [("", seen.commit_s)]),
-    Distribution("tickwheel_batch_changes", "Batches: rows they changed.", "",
+    Distribution("tickwheel_batch_changes", "Rows changed by a batch.", "",
                  lambda seen: [("", seen.batch_changes)]),
     Distribution("tickwheel_loop_lag_seconds",
-                 "Ten probes a second: how much later than asked for the event loop ran them.", "",
+                 "Delay of the event loop, measured by ten timers a second.", "",
                  lambda seen: [("", seen.loop_lag_s)]),
 )  # fmt: skip
 
@@ -443,8 +452,8 @@ HOUR_MS = 3_600_000
 
 
 def _load(moment: Moment | None) -> dict[tuple[str, ...], float]:
-    """How many tasks are due in each hour by the clock. Rotations are hours too, unless they are
-    set otherwise, so that later ones are not looked into."""
+    """Return the number of tasks due in each hour of the clock. With the default settings a
+    rotation of the wheel is also an hour, so later rotations are not searched."""
     if moment is None:
         return {}
     wheel = moment.core.wheel
@@ -465,61 +474,64 @@ def _build(daemon: Running) -> tuple[str, ...]:
 
 LABELLED: tuple[Labelled, ...] = (
     Labelled("tickwheel_store_errors_total",
-             "Commits (refused, full, unknown) and election calls that failed.", ("kind",),
+             "Failed commits (refused, full, unknown) and failed election calls.", ("kind",),
              lambda d, _: _by_label(_seen(d).store_errors.items())),
     Labelled("tickwheel_bulk_changes_total",
-             "Tasks that bulk operations have changed, by what they do.", ("kind",),
+             "Tasks changed by bulk operations, by kind of operation.", ("kind",),
              lambda d, _: _by_label(_seen(d).bulk_changes.items())),
     Labelled("tickwheel_load_tasks",
-             "Tasks on the wheel that are due in this hour (0), in the next (1), and so on.",
+             "Tasks on the wheel that are due in the current hour (0), the next hour (1), etc.",
              ("hour",), lambda _, moment: _load(moment)),
     Labelled("tickwheel_build_info",
-             "1; version of this daemon and of Python, kind of store, node.",
+             "1, with the versions of the daemon and Python, the kind of store and the node.",
              ("version", "python", "store", "node"), lambda d, _: {_build(d): 1}),
     Labelled("tickwheel_store_info",
-             "1; the server that has the store now, empty when it has none.", ("server",),
+             "1, with the server that currently has the store, if any.", ("server",),
              lambda d, _: {(d.roles.store_at or "",): 1}),
 )  # fmt: skip
-"""Metrics of the process by other labels than topic and group."""
+"""Metrics of the process with labels other than topic and group."""
 OF_SHARDS = (
-    ("tickwheel_shard_up", "1: the metrics of this shard are in this answer."),
-    ("tickwheel_shard_restarts_total", "Times that this shard was started again."),
+    ("tickwheel_shard_up", "1 if this answer contains the metrics of the shard."),
+    ("tickwheel_shard_restarts_total", "Restarts of the shard's daemon."),
 )
-"""Names and meanings of what is said of each shard in the metrics of all of them, beside what they
-say themselves; by ``shard``."""
+"""Name and help text of metrics by ``shard`` that the server for all shards adds to their own
+metrics."""
 OF_NODES = (
-    ("tickwheel_nodes", "Nodes that live, as this daemon's node sees them.", "nodes"),
+    ("tickwheel_nodes", "Live nodes that this daemon's node sees.", "nodes"),
     ("tickwheel_node_shards", "Shards that this daemon's node leads.", "shards"),
     (
         "tickwheel_node_handovers_total",
-        "Shards that this daemon's node has handed over to another one.",
+        "Shards that this daemon's node handed over to another node.",
         "handovers",
     ),
     (
         "tickwheel_node_handover_seconds",
-        "For how long a shard had no daemon when it was handed over last.",
+        "Time without a daemon for the shard in the last handover.",
         "handover_seconds",
     ),
     (
         "tickwheel_node_unserved_shards",
-        "Shards that no node leads, as this daemon's node sees them.",
+        "Shards without a leader that this daemon's node sees.",
         "unserved",
     ),
-    ("tickwheel_route_version", "Grows when a shard is led by another daemon.", "route_version"),
+    (
+        "tickwheel_route_version",
+        "Version of the route, which grows when another daemon leads a shard.",
+        "route_version",
+    ),
 )
-"""Name, meaning and place in ``Member.measured`` of what each daemon of a node says of its node, by
-``node``."""
+"""Name, help text and key in ``Member.measured`` of metrics by ``node``."""
 
 
 PROCESS = (
     "process_cpu_seconds_total", "process_max_fds", "process_open_fds",
     "process_resident_memory_bytes", "process_start_time_seconds", "process_virtual_memory_bytes",
 )  # fmt: skip
-"""Metrics of every process, under the names that all programs use, by prometheus-client."""
+"""Standard process metrics of prometheus-client."""
 
 
 def names() -> dict[str, tuple[str, ...]]:
-    """Every metric and its labels."""
+    """Return the labels of every metric by its name."""
     return {
         **{metric.name: ("topic", "group") for metric in GROUP},
         **{metric.name: ("topic",) for metric in TOPIC},

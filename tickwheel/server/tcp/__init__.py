@@ -1,1 +1,1 @@
-"""The msgpack protocol over TCP: bytes to operations and back."""
+"""The msgpack protocol over TCP, which maps frames to operations and back."""

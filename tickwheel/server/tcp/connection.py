@@ -1,15 +1,15 @@
-"""One TCP connection: bytes to frames, frames to handlers, answers and deliveries to bytes; and
-HELLO: who may speak to the daemon, in which version, and as which producer session.
+"""One TCP connection, which converts bytes to frames for handlers, and answers and deliveries to
+bytes; and HELLO, which checks the token and the version and selects the producer session.
 
-Knows the conversation's rules (HELLO first, limits, the token, a peer that does not read) and
-no meaning of a command: that is the operations'. The same class serves a daemon that stands by: its
-operations refuse all but a few. Invariants:
+This module knows the rules of a connection (HELLO first, limits, the token, a peer that does not
+read), but not the meaning of commands, which belongs to the operations. The same class serves a
+standby, whose operations refuse most commands. Invariants:
 
-* Every request is answered once, by the operation or by the error it raised.
-* A client's mistake is answered and never ends in a traceback; only an unreadable stream, a
-  missing or refused HELLO, or a peer that does not read, ends the connection.
-* Deliveries and reading stop while more than ``out_bytes_soft`` wait for the peer.
-* What came in one piece is looked at a share at a time (``shared.py``), whatever there is of it.
+* Every request is answered once, by the operation or with the error it raised.
+* A client's mistake is answered and never causes a traceback. Only an unreadable stream, a missing
+  or refused HELLO, or a peer that does not read ends the connection.
+* Deliveries and reading stop while more than ``out_bytes_soft`` bytes wait for the peer.
+* Frames that arrive together are handled in limited portions (``shared.py``).
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ if TYPE_CHECKING:
     from tickwheel.server.tcp.shared import Handler, Shared, Table
 
 STRANGERS_MAX = 512
-"""Connections without HELLO; those that come while there are more have less time for it."""
+"""Number of connections without HELLO above which new connections get ``CROWDED_TIMEOUT_S``."""
 CROWDED_TIMEOUT_S = 1.0
 LEAD_WAIT_S = 0.5
-"""How long, in seconds, the HELLO to a standby that is about to lead waits for that: as a hand-over
-takes on a busy machine, and not as long as a client waits for an answer."""
+"""Maximum seconds that a HELLO waits for a standby that is about to lead. A handover on a busy
+machine takes less, and clients wait longer for an answer."""
 _ERROR, _OK = int(FrameType.ERROR), int(FrameType.OK)
 _FLAT = frozenset(
     int(kind)
@@ -78,7 +78,8 @@ _FLAT = frozenset(
         FrameType.LOOKUP,
     )
 )
-"""Frames whose handlers check the type of every value, so that their depth needs no look."""
+"""Frames whose handlers check the type of every value, which makes a check of the nesting
+unnecessary."""
 _HEARTBEAT = encode((int(FrameType.HEARTBEAT),))
 
 
@@ -92,36 +93,36 @@ class Connection(asyncio.Protocol):
         self._clock = shared.operations.clock
         self.caller = Caller(self, principal=NOBODY)
         self._table: Table = shared.table_of(NOBODY)
-        """The handlers of the frames that the caller may send."""
+        """Handlers of the frames that the caller can send."""
         self.paused = False
         """Whether more than ``out_bytes_soft`` bytes wait for the peer."""
         self.heard_mono_ms = 0
-        """When the last bytes came from the peer, by the steady clock."""
+        """Time of the last bytes from the peer, by the steady clock."""
         self.asked_mono_ms = 0
         self.answers_heartbeats = False
-        """Whether the peer said in HELLO that it answers heartbeats."""
+        """Whether the peer announced in HELLO that it answers heartbeats."""
         self.wants_lease = False
-        """Whether the peer wants to know when the lease of this shard is over."""
+        """Whether the peer asked to be told when the lease of this shard expires."""
         self.open = False
         self._answers: list[Frame] = []
-        """Answers that the shard has given and that are not written yet."""
+        """Answers of the shard that are not yet written."""
         self._encoded: list[bytes] = []
-        """Such answers in encoded form: they may have had to wait, and were encoded at once."""
+        """Unwritten answers that were already encoded, because they could have to wait."""
         self._decoder = Decoder(min(HELLO_BYTES_MAX, self._operations.frame_bytes_max))
         self._greeted = self._has_waited = False
         self._ending = self._is_ended_here = self._is_silent = False
         self._held: list[Frame] = []
-        """Requests that have come and were not looked at yet."""
+        """Received frames that are not yet handled."""
         self._unread_bytes = 0
         self._timer: asyncio.TimerHandle | None = None
         self._transport: asyncio.Transport | None = None
 
-    # --- the event loop's -----------------------------------------------------------------------
+    # --- called by the event loop ---------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         if self._shared.is_over:
-            # It was accepted while the daemon led, and the event loop says so only now.
+            # Accepted while the daemon led, but the event loop reports it only now.
             self.abort()
             return
         self.open = True
@@ -161,13 +162,14 @@ class Connection(asyncio.Protocol):
         self._shared.logins.quotas.leave(self.caller)
 
     def _how_it_broke(self) -> str:
-        """How the connection broke; "": this side has ended it, and not for silence."""
+        """Return how the connection broke, or "" if this side ended it for a reason other than
+        silence."""
         if self._is_silent:
             return f"silent for {self._settings.heartbeat_timeout_s:g} s"
         if self._is_ended_here:
             return ""
         quiet_s = (self._clock.read().mono_ms - self.heard_mono_ms) / 1000
-        return f"its connection broke, {quiet_s:.1f} s after it was heard last"
+        return f"its connection broke {quiet_s:.1f} s after its last message"
 
     def data_received(self, data: bytes) -> None:
         if self._ending:
@@ -188,7 +190,7 @@ class Connection(asyncio.Protocol):
             self._handle_all(frames, now)
 
     def _count_unread(self) -> None:
-        """Count the bytes of unfinished frames, which are in memory, too."""
+        """Count the bytes of unfinished frames, which also take memory."""
         shared, before = self._shared, self._unread_bytes
         self._unread_bytes = self._decoder.pending_bytes
         shared.unread_bytes += self._unread_bytes - before
@@ -224,12 +226,12 @@ class Connection(asyncio.Protocol):
             index += 1
             turns.take(FRAME_STEPS)
             used += FRAME_STEPS
-            table = self._table  # another one behind HELLO
-            known = table.handlers.get(frame[0], table.otherwise)
-            self._handle(known if self._greeted else Connection._hello, frame, now)
+            table = self._table  # HELLO replaces it
+            handler = table.handlers.get(frame[0], table.otherwise)
+            self._handle(handler if self._greeted else Connection._hello, frame, now)
             if self._ending:
                 break
-            if not self._greeted:  # the HELLO waits
+            if not self._greeted:  # the HELLO is waiting for the lead
                 self._held += frames[index:]
                 break
         self._operations.handled()
@@ -237,7 +239,7 @@ class Connection(asyncio.Protocol):
             self._end_if_broken()
 
     def _end_if_broken(self) -> None:
-        """End the connection if its stream was broken behind the frames that were handled now."""
+        """End the connection if its stream is broken after the frames that were just handled."""
         if self._decoder.error is not None and not self._ending:
             self._give_up(0, self._decoder.error)
 
@@ -245,25 +247,25 @@ class Connection(asyncio.Protocol):
         try:
             return self._table.enqueue_plain(self, frames, start, stop, now)
         except Exception as error:
-            # Of many frames at once: which of them it has changed something for is not known.
+            # Unknown frames of the run have already changed the state, so the daemon must end.
             self._operations.fail(error)
             raise
 
-    # --- a peer that asks faster than it can be answered ----------------------------------------
+    # --- back pressure --------------------------------------------------------------------------
 
     @property
     def is_read(self) -> bool:
-        """Whether requests of the peer are taken at the moment."""
+        """Whether requests of the peer are currently read."""
         return not (self.paused or self._held)
 
     @property
     def must_wait(self) -> bool:
-        """Whether the peer does not read, or too many answers wait for the store: no more of its
-        requests are looked at until that has changed."""
+        """Whether requests of the peer must wait, because it does not read or too many of its
+        answers wait for the store."""
         return self.paused or self._operations.is_behind(self.caller)
 
     def _hold(self, frames: list[Frame]) -> None:
-        """Keep frames until the connection's next turn, or until answers have left."""
+        """Keep frames until the connection's next turn, or until answers are written."""
         self._held = frames
         if self.must_wait:
             self._shared.held[self] = None
@@ -273,7 +275,7 @@ class Connection(asyncio.Protocol):
             self._transport.pause_reading()
 
     def go_on(self) -> None:
-        """Look at the frames that were held, if the connection need not wait any more."""
+        """Handle the held frames if the connection no longer has to wait."""
         if not self._held:
             return
         if self.must_wait:
@@ -301,8 +303,8 @@ class Connection(asyncio.Protocol):
             self._refuse(_request_of(frame), self._operations.contain(what, error))
 
     def eof_received(self) -> bool:
-        """Stay open, where TLS does not forbid it, until the error that ends the connection is
-        written: it may wait for the store, and the peer still reads."""
+        """Keep a plain connection open until its final error is written. The error can wait for the
+        store while the peer still reads. TLS does not allow this."""
         transport = self._transport
         is_plain = transport is not None and transport.get_extra_info("sslcontext") is None
         return self._ending and self.open and is_plain
@@ -321,8 +323,8 @@ class Connection(asyncio.Protocol):
         self.paused, self.heard_mono_ms = False, self._clock.read().mono_ms
         if self._transport is not None and self.open and not self._held:
             self._transport.resume_reading()
-        # What the peer has sent meanwhile is read before it gets more: it may say that it wants no
-        # more. Else a peer that reads as quickly as deliveries come is never heard.
+        # Read the peer's frames before sending more: they can stop the deliveries. Otherwise a peer
+        # that reads as fast as deliveries arrive would never be heard.
         loop = asyncio.get_running_loop()
         loop.call_soon(loop.call_soon, self._unblock)
         self.go_on()
@@ -331,7 +333,7 @@ class Connection(asyncio.Protocol):
         if self.open and not self.paused:
             self._operations.unblocked(self.caller)
 
-    # --- the shard's ----------------------------------------------------------------------------
+    # --- called by the shard --------------------------------------------------------------------
 
     @property
     def label(self) -> str:
@@ -344,13 +346,13 @@ class Connection(asyncio.Protocol):
         ]
 
     def answer_to(self, request: int, value: object) -> Sized:
-        # The one without a value is frequent and as small: it is encoded with the others.
+        # Answers without a value are frequent and small; ``flush`` encodes them together.
         answer = (_OK, request, value)
         return answer if value is None else self._encode(answer)
 
     def give(self, answer: Sized) -> None:
-        given: list[Any] = self._encoded if type(answer) is bytes else self._answers
-        given.append(answer)
+        answers: list[Any] = self._encoded if type(answer) is bytes else self._answers
+        answers.append(answer)
 
     def error(self, request: int, code: str, message: str) -> None:
         self._answers.append((_ERROR, request, code, message))
@@ -367,60 +369,61 @@ class Connection(asyncio.Protocol):
         self.send(data)
 
     def _encode(self, answer: Frame) -> bytes:
-        """An answer as bytes; one that msgpack cannot say becomes an error, and harms no other."""
+        """Return the bytes of an answer, or of an error if msgpack cannot represent the answer."""
         try:
             return encode(answer)
         except Exception as error:
             what = f"the answer to request {answer[1]} of {self.caller.address}"
-            said = self._operations.survive(what, error)
-            return encode((_ERROR, answer[1], InternalError.code, said.message))
+            internal = self._operations.survive(what, error)
+            return encode((_ERROR, answer[1], InternalError.code, internal.message))
 
     def send(self, data: bytes) -> None:
-        """Write whole frames; a closed connection swallows them."""
+        """Write whole frames, or discard them if the connection is closed."""
         if not self.open or self._transport is None:
             return
         self._transport.write(data)
         waiting = self._transport.get_write_buffer_size()
         if waiting > self._settings.out_bytes_max:
-            self._abort(f"{waiting} bytes wait for it; the limit is out_bytes_max")
+            limit = self._settings.out_bytes_max
+            self._abort(f"{waiting} bytes wait for the peer; the limit is {limit} (out_bytes_max)")
 
     def say_goodbye(self, code: str, message: str, heir: str | None = None) -> None:
-        """``heir``: the address of the daemon that has the shard next, if that is known."""
+        """Send GOODBYE. ``heir`` is the address of the shard's next daemon, if it is known."""
         more = () if heir is None else (heir,)
         self.send(encode((int(FrameType.GOODBYE), code, message, *more)))
 
     def say_lease(self) -> None:
-        """Say whether the lease of the shard is held, if the peer wants to know it."""
+        """Send whether the lease of the shard is held, if the peer asked for it."""
         if self.wants_lease:
             self.send(encode((int(FrameType.LEASE), self._shared.is_leased)))
 
     def part(self, code: str, message: str) -> None:
-        """Send GOODBYE and close; nothing that the peer has sent is looked at any more."""
+        """Send GOODBYE and close. Further frames of the peer are ignored."""
         self._ending = True
         self.say_goodbye(code, message)
         self.close()
 
     def close(self) -> None:
-        """Close the connection when what was written is flushed."""
+        """Close the connection after the written data is flushed."""
         if self.open and self._transport is not None:
             self.open, self._is_ended_here = False, True
             self._transport.close()
 
     def abort(self) -> None:
-        """Close the connection at once. The kernel drops what is unsent instead of keeping it for a
-        peer that does not read."""
+        """Close the connection immediately. The kernel drops unsent data instead of keeping it for
+        a peer that does not read."""
         self._is_ended_here = True
         if self._transport is not None:
             sock = self._transport.get_extra_info("socket")
-            if sock is not None and sock.fileno() >= 0:  # the peer may have gone long ago
+            if sock is not None and sock.fileno() >= 0:  # the socket can already be closed
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             self._transport.abort()
 
     # --- HELLO ----------------------------------------------------------------------------------
 
     def change_role(self, shared: Shared[Connection]) -> bool:
-        """Belong to the daemon's new role, if the peer has not been told of the old one. False: it
-        has greeted already, or the new role has no room for it."""
+        """Move the connection to the daemon's new role. Return False if HELLO was already answered
+        or the new role has too many connections."""
         limit = shared.operations.limits.connections_max
         if self._greeted or self._ending or not self.open or len(shared.connections) >= limit:
             return False
@@ -457,7 +460,7 @@ class Connection(asyncio.Protocol):
         self._shared.strangers.pop(self, None)
         self._stop_timer()
         self._decoder.frame_bytes_max = self._operations.frame_bytes_max
-        # It says nothing of any task, so it does not wait for the store.
+        # The answer contains nothing about tasks and need not wait for the store.
         greeting = self._operations.greeting()
         if elsewhere is not None:
             greeting = {"epoch": 0, "role": "standby", "active": elsewhere or None}
@@ -470,8 +473,8 @@ class Connection(asyncio.Protocol):
             self.say_lease()
 
     def _wait_for_lead(self, hello: Frame) -> None:
-        """Answer a HELLO when this daemon leads: told that it does not yet, the client would come
-        again and again."""
+        """Delay the answer to HELLO until this daemon leads. A client that is refused now would
+        reconnect repeatedly."""
         self._has_waited = True
         self._held = [hello]
         self._stop_timer()
@@ -485,7 +488,7 @@ class Connection(asyncio.Protocol):
             timeout_s = self._settings.heartbeat_timeout_s
             limit_unacknowledged(self._transport.get_extra_info("socket"), timeout_s)
 
-    # --- ends -----------------------------------------------------------------------------------
+    # --- ending the connection ------------------------------------------------------------------
 
     def _refuse(self, request: int, error: TickwheelError) -> None:
         if error.closes_connection or not self._greeted:
@@ -494,7 +497,7 @@ class Connection(asyncio.Protocol):
             self.caller.refuse(request, error)
 
     def _give_up(self, request: int, error: TickwheelError) -> None:
-        """Answer with an error once earlier requests are answered, and close. Nothing is read."""
+        """Stop reading, answer with an error after all earlier requests are answered, and close."""
         self._ending = True
         self._stop_timer()
         if self._greeted:
@@ -512,18 +515,18 @@ class Connection(asyncio.Protocol):
             self._operations.after_all(say_why)
         elif isinstance(error, Unauthorized):
             self._shared.logins.later(say_why)
-        else:  # no request of it waits for the store, so no descriptor shall either
+        else:  # none of its requests waits for the store; release the descriptor now
             say_why()
 
     def _no_hello(self, timeout_s: float) -> None:
         why = "hello_timeout_s"
         if timeout_s < self._settings.hello_timeout_s:
-            why = f"{STRANGERS_MAX} others waited when it came"
+            why = f"shortened, because {STRANGERS_MAX} other connections had not sent HELLO"
         self._give_up(0, HelloRequired(f"no HELLO within {timeout_s} s ({why})"))
 
     def _too_slow(self) -> None:
         timeout_s = self._settings.slow_reader_timeout_s
-        self._abort(f"it read too little for {timeout_s} s (slow_reader_timeout_s)")
+        self._abort(f"the peer read too little for {timeout_s} s (slow_reader_timeout_s)")
 
     def ask_for_life(self) -> None:
         self.send(_HEARTBEAT)
@@ -531,13 +534,13 @@ class Connection(asyncio.Protocol):
     def give_up_silent(self, quiet_ms: int) -> None:
         limit = "heartbeat_timeout_s"
         self._is_silent = True
-        self._cut_off(PeerSilent(f"nothing came from it for {quiet_ms / 1000:.1f} s ({limit})"))
+        self._cut_off(PeerSilent(f"the peer sent nothing for {quiet_ms / 1000:.1f} s ({limit})"))
 
     def _abort(self, reason: str) -> None:
         self._cut_off(SlowReader(reason))
 
     def _cut_off(self, error: TickwheelError) -> None:
-        """End a peer that does not read, without a frame that it would not read either."""
+        """Abort the connection of a peer that does not read, without sending an error."""
         if self.open:
             self.open = False
             self._operations.mistake(self.caller, error, quiet=False)
@@ -550,12 +553,12 @@ class Connection(asyncio.Protocol):
 
 
 def ids_of(first: int, count: int) -> tuple[int, ...]:
-    """The ids of one request's tasks."""
+    """Return the ids of a request's tasks."""
     return (first,) if count == 1 else tuple(range(first, first + count * ID_STEP, ID_STEP))
 
 
 def _request_of(frame: tuple[Any, ...]) -> int:
-    """The number to answer with; 0 when there is none that could be answered."""
+    """Return the frame's request number, or 0 if it has no valid number."""
     number = frame[1] if len(frame) > 1 else 0
     return number if type(number) is int and 0 <= number <= REQUEST_MAX else 0
 
@@ -572,20 +575,20 @@ def _address(peername: Any) -> str:
 SWEEPS_PER_INTERVAL = 4
 SWEEP_S_MAX = 1.0
 PROBES = 3
-"""Keepalive probes without an answer before the kernel gives a host up."""
+"""Unanswered keepalive probes after which the kernel ends the connection."""
 
 
 class Peer(Protocol):
-    """What heartbeats need to know of a connection."""
+    """A connection as ``Heartbeats`` uses it."""
 
     answers_heartbeats: bool
     heard_mono_ms: int
     asked_mono_ms: int
-    """When HEARTBEAT was sent last (steady ms); 0: never."""
+    """Steady time of the last HEARTBEAT; 0 if none was sent."""
 
     @property
     def is_read(self) -> bool:
-        """Whether what the peer sends is taken at the moment."""
+        """Whether frames of the peer are currently read."""
         ...
 
     def ask_for_life(self) -> None: ...
@@ -594,7 +597,7 @@ class Peer(Protocol):
 
 
 class Heartbeats:
-    """Finds silent peers: looks at all connections now and then."""
+    """Finds silent peers by checking all connections periodically."""
 
     def __init__(
         self, peers: Collection[Peer], clock: Clock, *, interval_s: float, timeout_s: float
@@ -607,7 +610,7 @@ class Heartbeats:
         self._swept_mono_ms = self._since_mono_ms = clock.read().mono_ms
 
     async def run(self) -> None:
-        """Look at all connections again and again, for ever."""
+        """Check all connections periodically, forever."""
         while True:
             await asyncio.sleep(self.pause_s)
             self.sweep()
@@ -615,7 +618,7 @@ class Heartbeats:
     def sweep(self) -> None:
         mono_ms = self._clock.read().mono_ms
         if mono_ms - self._swept_mono_ms > 2 * self.pause_s * 1000:
-            # What they said meanwhile may lie unread.
+            # The loop was blocked; frames that arrived in the meantime may be unread.
             self._since_mono_ms = mono_ms
         self._swept_mono_ms = mono_ms
         for peer in list(self._peers):
@@ -631,7 +634,7 @@ class Heartbeats:
 
 
 def keep_alive(sock: Any, interval_s: float) -> None:
-    """Let the kernel probe whether the peer's host is there, where the interval can be set."""
+    """Enable TCP keepalive, with this interval where the system supports it."""
     if sock is None:
         return
     every_s = max(1, round(interval_s))
@@ -643,9 +646,9 @@ def keep_alive(sock: Any, interval_s: float) -> None:
 
 
 def limit_unacknowledged(sock: Any, timeout_s: float) -> None:
-    """End the connection when the peer's kernel leaves sent bytes unacknowledged for so long.
+    """Make the kernel end the connection if sent bytes stay unacknowledged for ``timeout_s``.
 
-    Also a receive window that stays closed so long: only for peers that are known to read.
+    A receive window that stays closed has the same effect, so it is only for peers that read.
     """
     option = getattr(socket, "TCP_USER_TIMEOUT", None)
     if option is not None and sock is not None:
@@ -662,7 +665,7 @@ PID_MAX = 2**32 - 1
 
 
 class Hello(NamedTuple):
-    """What a peer said in HELLO, checked."""
+    """The checked fields of HELLO."""
 
     request: int
     principal: Principal
@@ -671,16 +674,16 @@ class Hello(NamedTuple):
     answers_heartbeats: bool
     process: Process
     shard: int | None
-    """The shard that it looks for; None: whichever this is."""
+    """The shard that the peer requests; None accepts any shard."""
     wants_lease: bool
-    """Whether it wants to know when the lease of its shard is over."""
+    """Whether the peer asked to be told when the lease of its shard expires."""
 
 
 def read_hello(
     frame: Frame, logins: Logins, peer: Mapping[str, Any] | None = None, address: str = "somebody"
 ) -> Hello:
-    """A checked HELLO from an address; ``peer`` is the certificate, if there is one. Raises what
-    forbids it."""
+    """Check a HELLO; ``peer`` is the client's certificate, if any. Raise the error of an invalid or
+    unauthorized HELLO."""
     if frame[0] != FrameType.HELLO:
         raise HelloRequired("the first frame must be HELLO (1)")
     check_nesting(frame)
@@ -690,7 +693,7 @@ def read_hello(
     version = options.get("v")
     if version != PROTOCOL_VERSION:
         raise VersionUnsupported(
-            f"v {checks.shown(version)} is not spoken here; known: {PROTOCOL_VERSION}"
+            f"protocol version v must be {PROTOCOL_VERSION}, not {checks.shown(version)}"
         )
     principal = logins.authenticate(options.get("token"), peer, address)
     name = checks.text(options.get("client", ""), "client", TEXT_LENGTH_MAX)
@@ -713,7 +716,7 @@ def read_hello(
 
 
 def _process(options: Mapping[str, Any]) -> Process:
-    """The process that the peer names, if it does."""
+    """Return the process named in HELLO, whose fields are optional."""
     pid = options.get("pid")
     return Process(
         checks.text(options.get("host", ""), "host", TEXT_LENGTH_MAX),
@@ -723,16 +726,15 @@ def _process(options: Mapping[str, Any]) -> Process:
 
 
 def _own(principal: Principal, session: bytes) -> bytes:
-    """The key of a session under the name that the peer gave it. It depends on the principal: else
-    one with few rights could name another's session, be it one of an idempotency key, and answer
-    for it."""
-    named = principal.name.encode() + session
-    return hashlib.blake2b(named, digest_size=SESSION_BYTES, person=b"tw-tcp-session").digest()
+    """Return a session key that depends on the principal. Otherwise a principal with few rights
+    could use the session of another, or of an idempotency key, by its name."""
+    name = principal.name.encode() + session
+    return hashlib.blake2b(name, digest_size=SESSION_BYTES, person=b"tw-tcp-session").digest()
 
 
 def _elsewhere(settings: Settings, directory: Directory | None, shard: int | None) -> str | None:
-    """Where the shard is that a peer looks for, empty where nobody is known to have it; None: it
-    is here, or the peer looks for none."""
+    """Return the address of the requested shard if it is elsewhere, or "" if its address is
+    unknown. Return None if the shard is here or none was requested."""
     urls = settings.shard_urls
     if shard is None or (directory is None and not urls):
         return None
@@ -744,20 +746,20 @@ def _elsewhere(settings: Settings, directory: Directory | None, shard: int | Non
 
 
 def _route(operations: Conversing, principal: Principal) -> dict[str, Any]:
-    """Which shard this daemon has, and where all of them are; empty where there is only one. The
-    process that sends to targets is one for each shard, and is not told of others."""
+    """Return this daemon's shard and the addresses of all shards; empty if there is only one. The
+    outbound process belongs to a single shard and does not get the addresses."""
     settings, directory = operations.settings, operations.directory
     if principal == OUTBOUND:
         return {}
     if directory is not None:
         version, urls = directory.route()
-        said = {"route_version": version, "doors": directory.doors()}
+        common = {"route_version": version, "doors": directory.doors()}
         if directory.shard is None:
-            return {"shards": urls, **said}
+            return {"shards": urls, **common}
         own, shards = directory.shard, list(urls)
         if operations.role == "active":
-            shards[own] = str(settings.advertise)  # others may not know that yet
-        return {"shard": own, "shards": shards, **said}
+            shards[own] = str(settings.advertise)  # the route may not contain it yet
+        return {"shard": own, "shards": shards, **common}
     if not settings.shard_urls:
         return {}
     moved = {"moved_id": settings.moved_id} if settings.moved_id else {}
@@ -767,7 +769,7 @@ def _route(operations: Conversing, principal: Principal) -> dict[str, Any]:
 def hello_answer(
     settings: Settings, limits: Limits, now_ms: int, greeting: dict[str, Any]
 ) -> dict[str, Any]:
-    """The answer to HELLO; ``greeting`` has the daemon's part among others."""
+    """Return the answer to HELLO; ``greeting`` has the fields of the daemon's role and route."""
     return {
         "v": PROTOCOL_VERSION,
         "node": settings.node,

@@ -1,7 +1,8 @@
-"""The TCP connections of a daemon, role after role, and their tables: type of frame to handler. A
-handler reads a frame, and calls an operation; the frames of verbs that are declared whole are read
-as their declaration says. Those that carry tasks and deliveries are read by hand for speed: ENQUEUE
-to PULL, ACK to SNOOZE, PREPARE, CHECKS; and so is written what deliveries become.
+"""The TCP connections of a daemon in each role, and the tables that map frame types to handlers.
+
+A handler reads a frame and calls an operation. Frames of declared verbs are read as declared. For
+speed, handwritten code reads the frames of tasks and settlements (ENQUEUE to PULL, ACK to SNOOZE,
+PREPARE, CHECKS) and writes deliveries.
 """
 
 from __future__ import annotations
@@ -63,8 +64,8 @@ ONCE_KEY_BYTES_MAX = 255
 
 
 class _Once:
-    """One ENQUEUE_ONCE: its own caller, whose session is that of its key, and the sink of that,
-    which answers under the number of the frame."""
+    """An ENQUEUE_ONCE: a separate caller, whose session belongs to the idempotency key, and the
+    sink of its answers, which have the number of the frame."""
 
     def __init__(self, operations: Conversing, peer: Caller, request: int) -> None:
         self._operations, self._replies, self._request = operations, peer.replies, request
@@ -98,7 +99,7 @@ class _Once:
 
 
 class ProducerFrames:
-    """The frames of producers."""
+    """Handlers of producers' frames."""
 
     def __init__(self, operations: Conversing, verbs: Verbs) -> None:
         self._operations, self._verbs = operations, verbs
@@ -133,11 +134,11 @@ class ProducerFrames:
     def enqueue_plain(
         self, peer: Peer, frames: Sequence[Frame], start: int, stop: int, now: Now
     ) -> int:
-        """Take consecutive ENQUEUE frames of one plain task each in one go, those before ``stop``:
-        the hot path.
+        """Enqueue the tasks of consecutive ENQUEUE frames with a plain task each, up to ``stop``.
+        This is the hot path.
 
-        Returns the index of the first frame that it left alone, because something about it is
-        not plain, new and right; ``enqueue`` says what, or deals with it.
+        Return the index of the first frame that is not plain, new and valid; ``enqueue`` handles or
+        refuses it.
         """
         session = peer.caller.session
         if session is None:
@@ -185,7 +186,7 @@ class ProducerFrames:
                 keys.append(task[3]["key"])
         if not requests:
             return start
-        size += keys_bytes(keys)  # the decoder has let nothing through that is not UTF-8
+        size += keys_bytes(keys)  # the decoder has checked that they are UTF-8
         taken: int = self._verbs.enqueue_plain(
             peer.caller, requests, floor_max, new_tasks, size, now_ms, keyed=bool(keys)
         )
@@ -198,14 +199,16 @@ class ProducerFrames:
 
 def _check_number(request: object) -> None:
     if type(request) is not int or not 0 < request <= REQUEST_MAX:
-        raise BadRequest(f"request must be 1 to {REQUEST_MAX}, not {checks.shown(request)}")
+        raise BadRequest(
+            f"request must be between 1 and {REQUEST_MAX}, not {checks.shown(request)}"
+        )
 
 
 # --- settling ------------------------------------------------------------------------------------
 
 
 class SettlementFrames:
-    """The frames by which consumers settle deliveries."""
+    """Handlers of frames that settle deliveries."""
 
     def __init__(self, verbs: Verbs) -> None:
         self._verbs = verbs
@@ -233,7 +236,7 @@ class SettlementFrames:
 
     @staticmethod
     def _each(operation: Callable[..., None], peer: Peer, frame: Frame, now: Now) -> None:
-        """A frame with an item for each delivery."""
+        """Handle a frame with an item for each delivery."""
         shared.arity(frame, 3, "topic, group, items")
         _, request, topic, group, items = frame
         shared.request_number(request)
@@ -261,7 +264,7 @@ _PULL_OPTIONS = ("lease_ms", "tell", *OF_GROUPS)
 
 
 class ConsumerFrames:
-    """The frames by which consumers get tasks."""
+    """Handlers of frames that request deliveries."""
 
     def __init__(self, verbs: Verbs) -> None:
         self._verbs = verbs
@@ -270,10 +273,10 @@ class ConsumerFrames:
         shared.arity(frame, 5, "sub, topic, group, prefetch, options")
         request, number, topic, group, prefetch, options = frame[1:]
         shared.request_number(request)
-        wanted = checks.options(options, _OPTIONS)
+        checked = checks.options(options, _OPTIONS)
         sink = SubscriptionSink(peer, number)
         self._verbs.subscribe(
-            peer.caller, request, number, topic, group, prefetch, wanted, sink, now
+            peer.caller, request, number, topic, group, prefetch, checked, sink, now
         )
 
     def prefetch(self, peer: Peer, frame: Frame, now: Now) -> None:
@@ -294,16 +297,16 @@ class ConsumerFrames:
         shared.arity(frame, 5, "topic, group, max, wait_ms, options")
         request, topic, group, count, wait_ms, options = frame[1:]
         shared.request_number(request)
-        wanted = checks.options(options, _PULL_OPTIONS)
-        sink, tells = PullSink(peer, request), shared.flag(wanted.pop("tell", False), "tell")
+        checked = checks.options(options, _PULL_OPTIONS)
+        sink, tells = PullSink(peer, request), shared.flag(checked.pop("tell", False), "tell")
         self._verbs.pull(
-            peer.caller, request, topic, group, count, wait_ms, wanted, sink, now,
-            sink.tell if tells else None,
+            peer.caller, request, topic, group, count, wait_ms, checked, sink, now,
+            sink.note_group if tells else None,
         )  # fmt: skip
 
 
 class SubscriptionSink:
-    """A sink that makes DELIVER frames of deliveries."""
+    """A sink that sends deliveries as DELIVER frames."""
 
     def __init__(self, peer: Peer, number: int) -> None:
         self._peer = peer
@@ -320,23 +323,23 @@ class SubscriptionSink:
         self._peer.send(encode((_ENDED, self._number, code, message)))
 
     def closed(self) -> None:
-        """Nothing has to be stopped."""
+        """Do nothing: the sink has nothing to stop."""
 
 
 class PullSink:
-    """A sink that makes the answer to a PULL of deliveries."""
+    """A sink that sends deliveries as the answer to a PULL."""
 
     def __init__(self, peer: Peer, request: int) -> None:
         self._peer = peer
         self._request = request
-        self._told: tuple[dict[str, Any] | None, ...] = ()
+        self._new_group: tuple[dict[str, Any] | None, ...] = ()
 
-    def tell(self, made: dict[str, Any] | None) -> None:
-        """Say also whether the group was made."""
-        self._told = (made,)
+    def note_group(self, new_group: dict[str, Any] | None) -> None:
+        """Add the fields of the group to the answer, or None if the PULL did not create it."""
+        self._new_group = (new_group,)
 
     def deliver(self, epoch: int, now_ms: int, items: Sequence[Item]) -> None:
-        frame = (_OK, self._request, (epoch, now_ms, delivery_items(items), *self._told))
+        frame = (_OK, self._request, (epoch, now_ms, delivery_items(items), *self._new_group))
         self._peer.send(encode(frame))
 
     def check(self, item: Item) -> None:
@@ -346,14 +349,14 @@ class PullSink:
         self._peer.caller.refuse(self._request, NotFound(message))
 
     def closed(self) -> None:
-        """Nothing has to be stopped."""
+        """Do nothing: a PULL has nothing to stop."""
 
 
 # --- deliveries as fields of frames --------------------------------------------------------------
 
 
 def delivery_items(items: Sequence[Item]) -> list[tuple[Any, ...]]:
-    """The deliveries of a DELIVER frame."""
+    """Return the items of a DELIVER frame."""
     all_options = [row[4] for row, _, _ in items]
     pasts = [past for _, _, past in items]
     are_first = pasts.count(NO_PAST) == len(pasts)
@@ -371,19 +374,19 @@ def delivery_items(items: Sequence[Item]) -> list[tuple[Any, ...]]:
 
 
 def _with_past(options: dict[str, Any] | None, past: Past) -> dict[str, Any] | None:
-    """The options with the numbers of failures and deaths, where there are some."""
+    """Return the options with the nonzero counts of failures and deaths."""
     counts = {"failures": past.failed, "deaths": past.deaths}
-    said = {name: count for name, count in counts.items() if count}
-    return {**(options or {}), **said} if said else options
+    nonzero = {name: count for name, count in counts.items() if count}
+    return {**(options or {}), **nonzero} if nonzero else options
 
 
 def delivery_extras(all_options: Sequence[TaskOptions | None]) -> Sequence[dict[str, Any] | None]:
-    """``delivered`` of each task that has options."""
+    """Return the result of ``delivered`` for each task with options, and None for the others."""
     if all(all_options):
         columns = columns_of(all_options)
         present = [
             (name, column)
-            for name, place, default in _SAID
+            for name, place, default in _DELIVERED_OPTIONS
             if (column := columns[place])[0] != default or column.count(default) != len(column)
         ]
         if len(present) == 1:
@@ -393,26 +396,26 @@ def delivery_extras(all_options: Sequence[TaskOptions | None]) -> Sequence[dict[
     return [None if options is None else delivered(options) for options in all_options]
 
 
-_SAID = [
+_DELIVERED_OPTIONS = [
     (name, TaskOptions._fields.index(name), TaskOptions._field_defaults[name])
     for name in (*(field.name for field, _ in kept_options(delivered=True)), "replayed")
 ]
-"""What deliveries are made of: each option's name, its place in ``TaskOptions`` and its default."""
+"""Name, index in ``TaskOptions`` and default of each option that deliveries contain."""
 
 
 def value_bytes(value: object) -> int:
-    """The bytes that a plain value takes in an answer."""
+    """Return the encoded bytes of a plain value."""
     return len(encode_all((value,)))
 
 
-# --- half tasks, and questions about transactions ------------------------------------------------
+# --- half tasks and checks of transactions -------------------------------------------------------
 
 
 _CHECK = int(FrameType.CHECK)
 
 
 class TransactionFrames:
-    """The frames about transactions."""
+    """Handlers of frames about transactions."""
 
     def __init__(self, verbs: Verbs) -> None:
         self._verbs = verbs
@@ -432,18 +435,18 @@ class TransactionFrames:
 
 
 class CheckFrames:
-    """A sink that makes CHECK frames of questions about transactions."""
+    """A sink that sends questions about transactions as CHECK frames."""
 
     def __init__(self, peer: Peer) -> None:
         self._peer = peer
 
     def ask(self, group: str, rows: Sequence[TransactionRow]) -> None:
-        asked = [(row.id, row.began_ms, row.tasks, row.checks + 1) for row in rows]
-        self._peer.send(encode((_CHECK, group, asked)))
+        transactions = [(row.id, row.began_ms, row.tasks, row.checks + 1) for row in rows]
+        self._peer.send(encode((_CHECK, group, transactions)))
 
 
 GOODBYE_WAIT_S = 1.0
-"""How long, in seconds, a peer that does not read has until it is cut off."""
+"""Seconds after GOODBYE until the connection is aborted."""
 
 
 class Listener:
@@ -455,7 +458,7 @@ class Listener:
         logins: Logins,
         is_about_to_lead: Callable[[], bool] | None = None,
     ) -> None:
-        """``is_about_to_lead``: whether the shard is on its way to this daemon, which stands by."""
+        """``is_about_to_lead`` returns whether the shard is being handed over to this standby."""
         table = standby_table(standby)
         self._logins = logins
         self._elsewhere = table
@@ -472,11 +475,11 @@ class Listener:
         return (*self._standby.connections, *active)
 
     def __call__(self) -> Connection:
-        """A protocol for a new connection."""
+        """Return a protocol for a new connection."""
         return Connection(self._active or self._standby)
 
     def serve(self, operations: Operations) -> None:
-        """Begin to lead: new connections get these operations."""
+        """Serve new connections as the active daemon, with these operations."""
         settings = operations.settings
         pipeline = Pipeline(operations, self._logins.refused, self._logins.audit)
 
@@ -496,7 +499,8 @@ class Listener:
         operations.shard.spawn(heartbeats.run())
 
     def leased(self, *, held: bool) -> None:
-        """Tell all who want to know it, now or when they greet, whether the lease is held."""
+        """Send whether the lease is held to all peers that asked for it, now or after their
+        HELLO."""
         self._is_leased = held
         if self._active is not None:
             self._active.is_leased = held
@@ -504,27 +508,27 @@ class Listener:
                 connection.say_lease()
 
     def leave_standby(self, message: str) -> None:
-        """End the connections of a standby behind ``serve``, but for those that have not greeted
-        yet: they are answered by the daemon that leads."""
-        assert self._active is not None, "it leads"
+        """End the connections of a standby after ``serve``. Connections without HELLO are kept and
+        served by the active role."""
+        assert self._active is not None, "serve was called"
         for connection in list(self._standby.connections):
             if connection.change_role(self._active):
                 connection.go_on()
         self.end_standby(message)
 
     def end_standby(self, message: str) -> None:
-        """End the connections of a standby: clients connect again and learn who leads now."""
+        """End the connections of a standby. Clients reconnect and learn the active daemon."""
         for connection in list(self._standby.connections):
             connection.say_goodbye(NotActive.code, message)
             connection.close()
 
     def stand_by(self) -> None:
-        """End the connections of a daemon that does not lead any more."""
+        """End the connections of a daemon that is no longer active."""
         active, self._active = self._active, None
         if active is not None:
             active.is_over = True
         for connection in list(active.connections) if active is not None else ():
-            message = "this daemon is not the active one any more"
+            message = "this daemon is no longer active"
             self._end(connection, NotActive.code, message)
 
     def dismiss(self) -> None:
@@ -535,12 +539,12 @@ class Listener:
 
     @staticmethod
     def _end(connection: Connection, code: str, message: str) -> None:
-        """End a connection, whether its peer reads the GOODBYE or not."""
+        """Send GOODBYE and end the connection even if its peer does not read."""
         connection.part(code, message)
         asyncio.get_running_loop().call_later(GOODBYE_WAIT_S, connection.abort)
 
     def abort(self) -> None:
-        """Cut off all connections to the daemon that leads."""
+        """Abort all connections of the active role."""
         for connection in list(self._active.connections) if self._active is not None else ():
             connection.abort()
 
@@ -549,12 +553,12 @@ class Listener:
 
 
 def command_table(operations: Conversing, verbs: Verbs) -> Table:
-    """The handlers of a daemon that leads, for a principal with these verbs."""
+    """Return the handlers of an active daemon for a principal with these verbs."""
     produce, consume = ProducerFrames(operations, verbs), ConsumerFrames(verbs)
     settle, transactions = SettlementFrames(verbs), TransactionFrames(verbs)
     handlers: dict[int, Handler] = {
         **declared(operations.limits, verbs, VERBS.values()),
-        **_about_the_conversation(operations.limits, verbs),
+        **_connection_handlers(operations.limits, verbs),
         FrameType.ENQUEUE: produce.enqueue,
         FrameType.ENQUEUE_COLUMNS: produce.enqueue_columns,
         FrameType.ENQUEUE_ONCE: produce.enqueue_once,
@@ -574,13 +578,13 @@ def command_table(operations: Conversing, verbs: Verbs) -> Table:
     }
 
     def unknown(peer: Peer, frame: Frame, now: Now) -> None:
-        raise UnknownType(f"frame type {frame[0]} is not known to this version")
+        raise UnknownType(f"this version does not know the frame type {frame[0]}")
 
     return Table(handlers, unknown, produce.enqueue_plain)
 
 
 def standby_table(operations: StandbyOperations) -> Table:
-    """The handlers of a daemon that stands by."""
+    """Return the handlers of a standby."""
 
     def refused(peer: Peer, frame: Frame, now: Now) -> None:
         raise operations.refusal()
@@ -588,19 +592,19 @@ def standby_table(operations: StandbyOperations) -> Table:
     def none_taken(peer: Peer, frames: Sequence[Frame], start: int, stop: int, now: Now) -> int:
         return start
 
-    handlers = _about_the_conversation(operations.limits, operations.verbs)
+    handlers = _connection_handlers(operations.limits, operations.verbs)
     return Table(handlers, refused, none_taken)
 
 
-def _about_the_conversation(limits: Limits, verbs: Verbs) -> dict[int, Handler]:
+def _connection_handlers(limits: Limits, verbs: Verbs) -> dict[int, Handler]:
     def second_hello(peer: Peer, frame: Frame, now: Now) -> None:
-        raise ProtocolError("HELLO was sent before on this connection")
+        raise ProtocolError("HELLO was already sent on this connection")
 
     def bye(peer: Peer, frame: Frame, now: Now) -> None:
         verbs.leave(peer.caller, _only_a_request(frame), now)
 
     def alive(peer: Peer, frame: Frame, now: Now) -> None:
-        """Take the answer to HEARTBEAT: that it came is all that counts, and was noted."""
+        """Check the answer to HEARTBEAT; its arrival was already recorded."""
         shared.arity(frame, 0, "none")
 
     return {
@@ -616,21 +620,23 @@ def _only_a_request(frame: tuple[Any, ...]) -> int:
     return shared.request_number(frame[1])
 
 
-# --- verbs that are declared whole ---------------------------------------------------------------
+# --- declared verbs ------------------------------------------------------------------------------
 
 
-def declared(limits: Limits, verbs: Verbs, some: Iterable[Verb]) -> dict[int, Handler]:
-    """The handlers of those of the verbs that are declared whole, by the number of their frame."""
-    found: dict[int, Handler] = {}
+def declared(limits: Limits, verbs: Verbs, candidates: Iterable[Verb]) -> dict[int, Handler]:
+    """Return the handlers of the verbs with a declared request, by frame number."""
+    handlers: dict[int, Handler] = {}
     words: dict[int, dict[str, Verb]] = {}
-    for verb in some:
+    for verb in candidates:
         if verb.request is None or verb.frame is None:
             continue
         if verb.word:
             words.setdefault(int(verb.frame), {})[verb.word] = verb
         else:
-            found[int(verb.frame)] = _handler(limits, verbs, verb)
-    return found | {number: _by_word(limits, verbs, of) for number, of in words.items()}
+            handlers[int(verb.frame)] = _handler(limits, verbs, verb)
+    return handlers | {
+        number: _by_word(limits, verbs, by_word) for number, by_word in words.items()
+    }
 
 
 def _handler(limits: Limits, verbs: Verbs, verb: Verb) -> Handler:
@@ -639,23 +645,23 @@ def _handler(limits: Limits, verbs: Verbs, verb: Verb) -> Handler:
     def handle(peer: Peer, frame: Frame, now: Now) -> None:
         number = shared.request_number(frame[1] if len(frame) > 1 else None)
         try:
-            asked = request.of_frame(frame[2:], limits)
+            values = request.of_frame(frame[2:], limits)
         except TickwheelError as error:
             verbs.unreadable(peer.caller, verb.name, error)
             raise
-        operation(Ask(peer.caller, number, asked, now))
+        operation(Ask(peer.caller, number, values, now))
 
     return handle
 
 
 def _by_word(limits: Limits, verbs: Verbs, words: Mapping[str, Verb]) -> Handler:
-    """The handler of a frame that several verbs share: the second place says which it is."""
-    most = 2 + any(verb.asked.options() for verb in words.values())
-    places = ("name", "verb", "options")[:most]
+    """Return the handler of a frame that several verbs share. Its second field selects the verb."""
+    count = 2 + any(verb.asked.options() for verb in words.values())
+    names = ("name", "verb", "options")[:count]
     handlers = {word: (v.asked, _handler(limits, verbs, v)) for word, v in words.items()}
 
     def handle(peer: Peer, frame: Frame, now: Now) -> None:
-        shared.arity(frame, most, ", ".join(places))
+        shared.arity(frame, count, ", ".join(names))
         word = frame[3]
         if type(word) is not str or word not in handlers:
             checks.wrong("verb", f"one of {', '.join(handlers)}", word)

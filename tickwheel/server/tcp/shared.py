@@ -1,11 +1,11 @@
-"""What the connections of a daemon share while it has one role: operations, handlers, counts, and
-how much of what clients send is looked at in one turn of the event loop.
+"""State that the connections of a daemon share while it has one role: operations, handlers, counts,
+and the budget of frames handled in one turn of the event loop.
 
-A client may send tens of thousands of small frames in one piece. Handled in one go they would hold
-up everybody's answers and deliveries by the sum of what each costs, so work is counted in *steps*,
-and a connection that has used its share waits for its next turn with the rest of its frames. Counts
-only: no clock. Invariant: in one turn of the loop all connections together begin no frame once
-``STEPS_PER_TURN`` are used.
+A client can send tens of thousands of small frames at once. Handling them all at once would delay
+the answers and deliveries of every client. Work is therefore counted in *steps*, and a connection
+that has used its share keeps its remaining frames for its next turn. Only counts matter, not time.
+Invariant: once all connections together have used ``STEPS_PER_TURN``, no further frame begins in
+that turn.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ if TYPE_CHECKING:
     from tickwheel.server.shard.operations import Conversing
 
 FRAME_STEPS = 16
-"""Steps of a frame that is handled alone; a plain ENQUEUE in a run is one step."""
+"""Steps of a frame that is handled individually; a plain ENQUEUE in a run takes 1 step."""
 STEPS_PER_TURN = 2_048
-"""Steps that all connections together take in one turn of the event loop."""
+"""Maximum steps of all connections in one turn of the event loop."""
 STEPS_AT_A_TIME = 512
-"""Steps of one connection after which it waits, if others do."""
+"""Steps of a connection after which it waits if others are waiting."""
 PLAIN_RUN_MAX, PLAIN_RUN_MIN = 1_024, 16
-"""Plain ENQUEUE frames that are offered in one go; few, once some were left: a frame that is looked
-at and not taken is looked at again."""
+"""Plain ENQUEUE frames offered in one run. After a run that was not taken completely, the next is
+short, because untaken frames are examined twice."""
 
 
 class Member(Protocol):
-    """A connection, as the turns know it."""
+    """A connection as ``Turns`` uses it."""
 
     def go_on(self) -> None:
-        """Look at the frames that were held, if the connection need not wait any more."""
+        """Handle the held frames if the connection no longer has to wait."""
 
 
 M = TypeVar("M", bound=Member)
@@ -54,27 +54,27 @@ class Turns(Generic[M]):
         self._soon = soon or (lambda act: asyncio.get_running_loop().call_soon(act))
         self._left = STEPS_PER_TURN
         self._waiting: dict[M, None] = {}
-        """The waiting connections, in the order of their turns."""
+        """Waiting connections in the order of their turns."""
         self._is_armed = False
 
     def take(self, steps: int) -> None:
-        """Count steps that are used in this turn of the event loop."""
+        """Count steps used in this turn of the event loop."""
         self._left -= steps
         if not self._is_armed:
             self._is_armed = True
             self._soon(self._next)
 
     def is_over(self, used: int) -> bool:
-        """Whether a connection that has used so many steps now has to wait."""
+        """Return whether a connection that has used ``used`` steps has to wait."""
         return self._left <= 0 or (used >= STEPS_AT_A_TIME and bool(self._waiting))
 
     def wait(self, member: M) -> None:
-        """Queue a connection, which goes on when its turn comes, behind those that wait."""
+        """Queue a connection for its next turn."""
         self._waiting[member] = None
         self.take(0)
 
     def forget(self, member: M) -> None:
-        """Drop a connection that is gone."""
+        """Remove a closed connection."""
         self._waiting.pop(member, None)
 
     def _next(self) -> None:
@@ -90,11 +90,11 @@ class Turns(Generic[M]):
             self.take(0)
 
 
-# --- what is shared ------------------------------------------------------------------------------
+# --- shared state --------------------------------------------------------------------------------
 
 
 class Peer(Protocol):
-    """A connection as handlers see it."""
+    """A connection as handlers use it."""
 
     caller: Caller
 
@@ -105,15 +105,15 @@ class Peer(Protocol):
 Handler = Callable[[Any, "Frame", "Now"], None]
 """Handles a frame: (peer, frame, now)."""
 RunHandler = Callable[[Peer, "Sequence[Frame]", int, int, "Now"], int]
-"""Handles frames from an index up to another, as many as it can; returns where it stopped."""
+"""Handles frames between two indexes and returns the index of the first frame that it left."""
 
 
 class Table(NamedTuple):
-    """The handlers by type of frame."""
+    """Handlers by frame type."""
 
     handlers: Mapping[int, Handler]
     otherwise: Handler
-    """The handler of types that are not in the table."""
+    """Handler of all other types."""
     enqueue_plain: RunHandler
 
 
@@ -122,7 +122,7 @@ def _never() -> bool:
 
 
 class Shared(Generic[M]):
-    """What all connections of one role of the daemon share."""
+    """State shared by all connections of one role of the daemon."""
 
     def __init__(
         self, operations: Conversing, table_of: Callable[[Principal], Table], logins: Logins
@@ -133,39 +133,39 @@ class Shared(Generic[M]):
         self.logins = logins
         self.connections: set[M] = set()
         self.strangers: dict[M, None] = {}
-        """Connections that have not said HELLO."""
+        """Connections that have not sent HELLO."""
         self.held: dict[M, None] = {}
-        """Connections whose requests wait until others are answered."""
+        """Connections whose frames wait until earlier requests are answered."""
         self.turns = Turns[M]()
-        """Decides which connection's requests are looked at now."""
+        """Schedules the handling of frames."""
         self.is_over = False
-        """Whether the role has ended, so that nobody answers a connection that begins now."""
+        """Whether the role has ended, so new connections must be aborted."""
         self.is_leased = True
-        """Whether the lease is held, as far as this daemon can know."""
+        """Whether the lease is held, as far as this daemon knows."""
         self.is_about_to_lead: Callable[[], bool] = _never
-        """Whether the daemon stands by, and gets its shard in a moment."""
+        """Returns whether the daemon is a standby that is about to lead."""
         self.elsewhere: Table | None = None
-        """The handlers for a peer that looks for another shard; None: the same as for all."""
+        """Handlers for a peer that requests another shard; None: no special handlers."""
         self.unread_bytes = 0
-        """The bytes of unfinished frames of all connections."""
+        """Bytes of unfinished frames of all connections."""
 
     def landed(self) -> None:
-        """Let connections go on that waited for answers to leave."""
+        """Resume connections that waited for the answers to earlier requests."""
         for connection in list(self.held):
             connection.go_on()
 
 
-# --- checks of frames as such; what is in them, the operations check -----------------------------
+# --- checks of frames; the operations check their values -----------------------------------------
 
 
 def arity(frame: Sequence[Any], count: int, fields: str) -> None:
-    """Raises BadRequest unless the frame has ``count`` fields behind type and request."""
+    """Raise BadRequest unless the frame has ``count`` fields after type and request."""
     if len(frame) - 2 != count:
-        raise BadRequest(f"the frame has {len(frame) - 2} fields, expected {count}: {fields}")
+        raise BadRequest(f"the frame must have {count} fields, not {len(frame) - 2}: {fields}")
 
 
 def flag(value: object, field: str) -> bool:
-    """Raises BadRequest unless the value is true or false."""
+    """Return the value. Raise BadRequest unless it is true or false."""
     return value if isinstance(value, bool) else checks.wrong(field, "true or false", value)
 
 

@@ -21,7 +21,7 @@ function spans(numbers) {
 
 export function balance(refresh) {
   let seen = { nodes: [], shards: [] }, here = {};
-  const can = may("admin"), why = can ? null : "It needs the right admin";
+  const can = may("admin"), why = can ? null : "Requires the right admin";
   const button = (row, name, title, act) => h("span", { class: "row-acts" }, h("button", {
     type: "button", disabled: !can, title: why, "aria-label": `${title} ${name}`, data: { part: "act" },
     onclick: () => act(row).then((done) => done && refresh()).catch(shown),
@@ -33,8 +33,8 @@ export function balance(refresh) {
       { name: "State", class: "word", cell: (one) => (one.draining ? state("waiting", "draining") : state("active", "serves")) },
       { name: "Leads", class: "number", cell: (one) => count(one.shards.length) },
       { name: "Shards", class: "name", cell: (one) => spans(one.shards) },
-      { name: "Its consoles", class: "name", cell: (one) => web(one.http, "/") },
-      { name: "Stands by for", class: "name wide", cell: (one) => spans(one.standbys) },
+      { name: "Consoles", class: "name", cell: (one) => web(one.http, "/") },
+      { name: "Standby for", class: "name wide", cell: (one) => spans(one.standbys) },
       { name: "Address", class: "name wide", cell: (one) => one.address },
       { name: "Version", class: "word wide", cell: (one) => one.version },
       { name: "Capacity", class: "number wide", cell: (one) => String(one.capacity) },
@@ -47,7 +47,7 @@ export function balance(refresh) {
     columns: [
       { name: "Shard", class: "number", cell: (one) => String(one.shard) },
       { name: "Node", class: "name", cell: (one) => one.node ?? h("b", { class: "bad" }, "nobody") },
-      { name: "Shall be on", class: "name", cell: (one) => named(h("span", null, one.wanted ?? "–"), one.placed === null ? null : h("span", { class: "tag", title: `An operator wants it on ${one.placed}` }, "placed")) },
+      { name: "Planned node", class: "name", cell: (one) => named(h("span", null, one.wanted ?? "–"), one.placed === null ? null : h("span", { class: "tag", title: `An operator wants it on ${one.placed}` }, "placed")) },
       { name: "Waits for", class: "body", cell: (one) => (one.waits ? h("span", { title: one.waits }, one.waits) : dash()) },
       { name: "Console", class: "name", cell: (one) => (one.shard === here.shard && one.http === here.http ? "this one" : web(one.http, "/console/#/nodes")) },
       { name: "Address", class: "name wide", cell: (one) => one.address ?? "–" },
@@ -71,7 +71,7 @@ export function balance(refresh) {
     const node = await ask({
       title: `Move shard ${one.shard}?`, confirm: "Move", fields: [field("To", where)],
       text: [
-        one.node === null ? "Nobody leads it at the moment." : `It is on ${one.node}. A daemon begins on the other node and stands by; then this one hands over. The shard has no daemon for about 0.1 s; nothing is lost.`,
+        one.node === null ? "It has no leader at the moment." : `It is on ${one.node}. A daemon begins on the other node and stands by; then this one hands over. The shard has no daemon for about 0.1 s; nothing is lost.`,
         "It stays where it is put until it is moved again or may be anywhere. A node that has more than its part by this gives others away.", leaves([one.shard]),
       ],
       read: () => ({ name: where.value || null }),

@@ -30,7 +30,7 @@ export async function open(main, query, signal) {
     acts: [{ title: "Stop …", danger: true, work: stop }],
     above: wanted === null ? null : link("#/bulk", "All bulk operations"),
     between: detail,
-    none: () => (list.isFiltered ? empty("No bulk operation fits", link("#/bulk", "All bulk operations")) : empty("No bulk operation", h("p", null, "What is done to all tasks that fit, or all dead letters, is a bulk operation: it goes on without this page, and after a restart."))),
+    none: () => (list.isFiltered ? empty("No matching bulk operations", link("#/bulk", "All bulk operations")) : empty("No bulk operation", h("p", null, "What is done to all tasks that fit, or all dead letters, is a bulk operation: it goes on without this page, and after a restart."))),
   });
   async function refresh() {
     if (wanted !== null) await showOne(wanted, detail, signal, refresh);
@@ -47,17 +47,17 @@ async function showOne(id, box, signal, onDone) {
   fill(box, section(`Bulk operation ${one.id}`, facts([
     ["What", words(one.kind)], ["Topic", link(`#/groups?topic=${part(one.topic)}`, one.topic)], ["State", state(one.state)],
     ...pairs(one.selection), ...pairs(one.arguments),
-    ["At most a second", one.rate === null ? "as many as go" : rate(one.rate)],
+    ["Rate limit", one.rate === null ? "unlimited" : rate(one.rate)],
     ["Looked at", count(one.looked_at)], ["Fit", count(one.matched)], ["Done", h("b", null, count(one.changed))],
     ...Object.entries(one.refused).map(([why, many]) => [`Not done: ${words(why)}`, count(many)]),
     ["Begun", time(one.made_ms)], one.ended_ms === null ? null : ["Ended", time(one.ended_ms)], ["By", one.by || "–"],
   ]), one.note ? h("p", { class: "problem" }, one.note) : null,
-  isRunning ? h("div", { class: "row-acts" }, h("button", { type: "button", class: "danger", disabled: !can, title: can ? null : "It needs the right operate for its topic", onclick: () =>
+  isRunning ? h("div", { class: "row-acts" }, h("button", { type: "button", class: "danger", disabled: !can, title: can ? null : "Requires the right operate for its topic", onclick: () =>
     stop([one], `bulk operation ${one.id}`).then((done) => done && onDone()).catch(shown) }, "Stop …")) : null));
 }
 
 async function stop(rows, many) {
-  const sure = await ask({ title: `Stop ${many}?`, confirm: "Stop", danger: true, text: ["Nothing more is changed. What has been changed stays so."] });
+  const sure = await ask({ title: `Stop ${many}?`, confirm: "Stop", danger: true, text: ["No further tasks are changed. Earlier changes remain."] });
   if (!sure) return false;
   for (const one of rows) await request("DELETE", `/v1/bulk/${part(one.id)}`);
   toast(rows.length === 1 ? `${rows[0].id} is stopped` : `${count(rows.length)} are stopped`);
@@ -67,7 +67,7 @@ async function stop(rows, many) {
 // --- a new one -----------------------------------------------------------------------------------
 
 // Why no bulk operation can do it; null: one can.
-export const whyNot = (topic) => (!topic ? "It is done for one topic: search for one first" : may("operate", topic) ? null : "It needs the right operate for this topic");
+export const whyNot = (topic) => (!topic ? "It is done for one topic: search for one first" : may("operate", topic) ? null : "Requires the right operate for this topic");
 
 // What fits is counted, then it is asked for. `verb`: as the dialog says it; `counted`: the kind
 // that says how many, where the kind itself needs to know more; `fields`, `read`: what it needs.

@@ -10,12 +10,12 @@ export async function open(main, query, signal) {
     view: "consumers", title: "Consumers", nouns: ["consumer", "consumers"], key: (one) => one.key,
     fields: [["topic", "Topic", searchBox("topic")], ["group", "Group", searchBox("group")]],
     columns: [
-      { name: "Host", class: "name", cell: (one) => one.host ?? h("span", { title: "It does not say its host" }, one.address) },
+      { name: "Host", class: "name", cell: (one) => one.host ?? h("span", { title: "The host is not known" }, one.address) },
       { name: "Process", class: "number", cell: (one) => (one.pid === null ? dash() : String(one.pid)) },
       { name: "Topic", class: "name wide", cell: (one) => link(`#/groups?topic=${part(one.topic)}`, one.topic) },
       { name: "Group", class: "name", cell: (one) => (one.group === null ? "(broadcast)" : link(`#/groups?topic=${part(one.topic)}&group=${part(one.group)}`, one.group)) },
       { name: "In flight", class: "number", cell: (one) => `${count(one.in_flight)} of ${count(one.prefetch)}` },
-      { name: "Takes by", class: "word wide", cell: (one) => one.kind },
+      { name: "Kind", class: "word wide", cell: (one) => one.kind },
       { name: "Client", class: "name wide", cell: (one) => one.client || dash() },
       { name: "Version", class: "word wide", cell: (one) => one.version ?? dash() },
       { name: "Connected", class: "when", cell: (one) => time(one.since_ms) },
@@ -24,8 +24,8 @@ export async function open(main, query, signal) {
       const { consumers, next } = await get("/v1/consumers", { ...asked, after, limit }, signal);
       return { rows: consumers.map((one, at) => ({ ...one, key: `${after || 0} ${at}` })), next };
     },
-    none: () => (list.isFiltered ? empty("Nobody takes these tasks at the moment", link("#/consumers", "All consumers"))
-      : empty("Nobody takes tasks at the moment", commands([["Subscribe", "tickwheel subscribe hello"]]))),
+    none: () => (list.isFiltered ? empty("No consumer matches", link("#/consumers", "All consumers"))
+      : empty("No consumers at the moment", commands([["Subscribe", "tickwheel subscribe hello"]]))),
   });
   return { refresh: () => list.refresh(), every: 3_000 };
 }

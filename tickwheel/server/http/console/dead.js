@@ -7,8 +7,8 @@ import { List, PAGE, searchBox } from "./list.js";
 
 const REASONS_MAX = 12;
 const WORDS = {
-  requeue: { title: "Requeue", text: "They are ready again for the group that had given up on them, with their failures counted anew.", danger: false },
-  delete: { title: "Delete", text: "They are deleted for good. Where no other group is owed the task, its body goes as well.", danger: true },
+  requeue: { title: "Requeue", text: "They become ready again for their group, and their failure count restarts.", danger: false },
+  delete: { title: "Delete", text: "They are deleted permanently. If no other group is owed the task, its body is deleted as well.", danger: true },
 };
 const refOf = ({ id, group }) => ({ id, group });
 
@@ -31,10 +31,10 @@ export async function open(main, query, signal) {
       return { rows: dead, next };
     },
     acts: verbs.map((one) => ({ title: `${one.title} …`, danger: one.danger, work: one.work })),
-    allActs: verbs.map((one) => ({ title: `${one.title} all that fit …`, danger: one.danger, why: () => (list.asked.topic ? whyNot(list.asked.topic) : may("operate") ? null : "It needs the right operate"), work: () => all(one, list) })),
+    allActs: verbs.map((one) => ({ title: `${one.title} all that fit …`, danger: one.danger, why: () => (list.asked.topic ? whyNot(list.asked.topic) : may("operate") ? null : "Requires the right operate"), work: () => all(one, list) })),
     between: reasons,
-    none: () => (list.isFiltered ? empty("No dead letter fits", link("#/dead", "All dead letters"))
-      : empty("No dead letters", h("p", null, "What a group has tried as often as its policy says, or was told never to try again, comes here."))),
+    none: () => (list.isFiltered ? empty("No matching dead letters", link("#/dead", "All dead letters"))
+      : empty("No dead letters", h("p", null, "Tasks that have used up their retries or were rejected appear here."))),
     onRows: () => fill(reasons, chips(list)),
   });
   return { refresh: () => list.refresh(), every: 3_000 };
@@ -108,6 +108,6 @@ async function run(verb, title, total, perSecond, take) {
     if (perSecond) await sleep(Math.max(0, (1000 * items.length) / perSecond - took));
     return true;
   });
-  const summary = [...words].map(([word, many]) => `${count(many)} ${word.replaceAll("_", " ")}`).join(", ") || "There was none left";
+  const summary = [...words].map(([word, many]) => `${count(many)} ${word.replaceAll("_", " ")}`).join(", ") || "None were left";
   toast(stopped ? `Stopped after ${count(done)}: ${summary}` : summary);
 }

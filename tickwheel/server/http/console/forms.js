@@ -40,13 +40,13 @@ export function whenFields(more = [], { atOnce = false } = {}) {
   const ways = [...(atOnce ? [["now", "at once"]] : []), ...spans, ["at", "at a time"]];
   const show = () => { boxes.at.hidden = kind.value !== "at"; boxes.delay.hidden = kind.value === "at" || kind.value === "now"; };
   const kind = choice(ways, ways[0][0], show);
-  const boxes = { delay: field("Delay", delay, "90s, 10m, 2h, 3d"), at: field("Time", at, "By this machine's time zone.") };
+  const boxes = { delay: field("Delay", delay, "90s, 10m, 2h, 3d"), at: field("Time", at, "In this computer's time zone.") };
   show();
   function read() {
     if (kind.value === "now") return {};
     if (kind.value !== "at") return spans.find(([name]) => name === kind.value)[2](spanOf(delay.value, "Delay"));
     const ms = new Date(at.value).getTime();
-    if (Number.isNaN(ms)) throw new Error("That is no time");
+    if (Number.isNaN(ms)) throw new Error("The time is not valid");
     return { due_ms: ms };
   }
   return { fields: [field("Due", kind), boxes.delay, boxes.at], read };
@@ -79,7 +79,7 @@ export function taskFields(now = {}) {
   const texts = { key: ["Key", line(now.key)], order_key: ["Order key", line(now.order_key)], tag: ["Tag", line(now.tag)] };
   const properties = h("textarea", { rows: 2, spellcheck: false, value: propertiesText(now.properties), placeholder: "country=de" });
   const priority = line(String(now.priority ?? 0), { inputMode: "numeric" });
-  const ttl = spanField("Worth delivering for", now.ttl_ms, "Empty: for ever. After that, from when it is due, it expires.");
+  const ttl = spanField("Worth delivering for", now.ttl_ms, "The task expires this long after its due time. Empty: never.");
   return {
     fields: [
       ...Object.values(texts).map(([label, box]) => field(label, box)),

@@ -74,12 +74,12 @@ export async function open(main, query, signal) {
       ["Dead", link(`#/dead?topic=${part(topic)}${one ? `&group=${part(wanted)}` : ""}`, count(of.dead))],
       ["Delivered", count(of.delivered)], ["Acked", count(of.acked)], one ? ["Nacked", count(one.nacked)] : ["Enqueued", count(found.enqueued)],
       one ? ["Subscribers", link(`#/consumers?topic=${part(topic)}&group=${part(wanted)}`, count(one.subscribers))] : ["Broadcast subscribers", count(found.broadcasters)],
-      ["At most a second", of.rate === null ? "as many as are wanted" : `${rate(of.rate)}${of.burst ? `, ${count(of.burst)} at once` : ""}`],
+      ["Rate limit", of.rate === null ? "unlimited" : `${rate(of.rate)}${of.burst ? `, ${count(of.burst)} at once` : ""}`],
       ["Retry policy", policyWords(of.retry)],
       one ? ["Owed since", one.since_ms ? new Date(one.since_ms).toISOString().slice(0, 19).replace("T", " ") + " UTC" : "the first task"] : null,
       one?.replay ? ["Replay", `${count(one.replay.looked_at)} looked at, ${count(one.replay.given)} owed`] : null,
       ["Oldest ready", of.oldest_ready_ms ? duration(of.oldest_ready_ms) : "–"],
-      one ? ["Left out by its filter", count(one.filtered)] : null, one ? orderOf(one) : null, one ? sharesOf(one) : null,
+      one ? ["Excluded by its filter", count(one.filtered)] : null, one ? orderOf(one) : null, one ? sharesOf(one) : null,
     ]), one ? h("p", { class: "filter" }, "Filter: ", isFiltered(one) ? h("code", null, filterText(one)) : h("span", { class: "dim" }, "none, it wants every task")) : null));
     if (one) await Promise.all([lag.refresh(), lines.refresh(one)]);
   }
@@ -90,7 +90,7 @@ export async function open(main, query, signal) {
     const now = JSON.stringify([found.paused, Boolean(one?.paused)]);
     if (now === stopped) return;
     stopped = now;
-    const can = may("operate", topic), why = can ? null : "It needs the right operate for this topic";
+    const can = may("operate", topic), why = can ? null : "Requires the right operate for this topic";
     const line = (name, text, path) => h("p", { class: "stopped" }, h("span", null, text),
       h("button", { type: "button", disabled: !can, title: why, "aria-label": `Resume ${name}`, onclick: async () => {
         await request("PATCH", path, { body: { paused: false } }).then(() => toast(`${name} goes on`), shown);
@@ -103,7 +103,7 @@ export async function open(main, query, signal) {
   }
 
   function actions(one) {
-    const can = may("operate", one.topic), why = can ? null : "It needs the right operate for this topic";
+    const can = may("operate", one.topic), why = can ? null : "Requires the right operate for this topic";
     const path = `/v1/topics/${part(one.topic)}/groups/${part(one.group)}`;
     return h("span", { class: "row-acts" },
       h("button", { type: "button", disabled: !can, title: why, data: { part: "pause" }, onclick: async () => {
@@ -138,8 +138,8 @@ export async function open(main, query, signal) {
     await refresh();
   }
 
-  const can = topic !== null && may("operate", topic), act = (title, work) => h("button", { type: "button", disabled: !can, title: can ? null : "It needs the right operate for this topic", onclick: () => work().catch(shown) }, title);
-  fill(none, empty("No group yet", h("p", null, "A group comes to be with its first subscriber."), commands([["Subscribe", `tickwheel subscribe ${topic ?? "hello"}`]])));
+  const can = topic !== null && may("operate", topic), act = (title, work) => h("button", { type: "button", disabled: !can, title: can ? null : "Requires the right operate for this topic", onclick: () => work().catch(shown) }, title);
+  fill(none, empty("No group yet", h("p", null, "A group is created by its first subscriber."), commands([["Subscribe", `tickwheel subscribe ${topic ?? "hello"}`]])));
   const top = topic === null ? head("Groups", words, sorting)
     : head("Groups of a topic", link("#/groups", "All groups"), act("New group …", create), lag ? act("Reset …", () => reset(topic, wanted)) : null, words, sorting);
   fill(main, top, pauses, known, lines?.element, lag?.element, said, none, table.element);

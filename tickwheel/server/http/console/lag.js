@@ -33,7 +33,7 @@ function row(name, of, text) {
     const values = found[of], known = values.filter((value) => value !== null);
     const top = known.length ? Math.max(...known) : 0, at = values.lastIndexOf(top);
     now.textContent = values.length ? text(values.at(-1)) : "–";
-    most.textContent = !known.length ? "Not known." : top ? `Most ${text(top)} at ${clock(found.taken_ms[at])}` : "None all the time.";
+    most.textContent = !known.length ? "Not known." : top ? `Most ${text(top)} at ${clock(found.taken_ms[at])}` : "None.";
     canvas.setAttribute("aria-label", `${name} in the last hour. ${most.textContent}`);
     canvas.show(values);
   }

@@ -7,12 +7,12 @@ import { Table } from "./table.js";
 
 const SHOWN = 200;
 const ACTS = {
-  release: { title: "Try again", text: "Their tasks are ready at once, failures counted anew. What waits behind them goes on waiting until they are done.", danger: false },
-  skip: { title: "Skip", text: "Their tasks become dead letters, and what waits behind them goes on without them.", danger: true },
+  release: { title: "Try again", text: "Their tasks become ready immediately, and their failure count restarts. Tasks behind them keep waiting until they are done.", danger: false },
+  skip: { title: "Skip", text: "Their tasks become dead letters, and the tasks behind them continue.", danger: true },
 };
 const PAUSES = {
-  pause: { title: "Pause", text: "None of their tasks is handed out until somebody resumes them. All other keys go on." },
-  resume: { title: "Resume", text: "Their tasks are handed out again." },
+  pause: { title: "Pause", text: "Their tasks are not delivered until the keys are resumed. Other keys are not affected." },
+  resume: { title: "Resume", text: "Their tasks are delivered again." },
 };
 const WORDS = { order: "order key", fair: "fair share" };
 const taskOf = (one) => link(`#/task/${one.id}`, h("span", { class: "mono" }, one.id));
@@ -43,20 +43,20 @@ export function linesOf(topic, group, signal, onDone) {
     ],
   });
   const lines = new Table({
-    label: "Who waits for whom", key: (one) => `${one.kind} ${one.id}`, onChosen: (rows) => showPauses(linesBar, "pause", rows.filter((one) => one.value !== null && one.state !== "paused")),
+    label: "Waiting keys and shares", key: (one) => `${one.kind} ${one.id}`, onChosen: (rows) => showPauses(linesBar, "pause", rows.filter((one) => one.value !== null && one.state !== "paused")),
     columns: [
       { name: "What", class: "word", cell: (one) => WORDS[one.kind] ?? one.kind },
       { name: "Value", class: "name", cell: (one) => (one.value === null ? "–" : String(one.value)) },
       { name: "State", class: "word wide", cell: (one) => state(one.state) },
       { name: "In flight", class: "number", cell: (one) => count(one.in_flight) },
       { name: "Waiting", class: "number", cell: (one) => count(one.waiting) },
-      { name: "One of its tasks", class: "name wide", cell: taskOf },
+      { name: "Example task", class: "name wide", cell: taskOf },
     ],
   });
   for (const one of [held, paused, lines]) one.element.classList.add("short");
   const [heldSaid, pausedSaid, linesSaid] = [1, 2, 3].map(() => h("p", { class: "dim tabular" }));
   const heldBox = section("Held keys", heldSaid, bar, held.element), pausedBox = section("Paused keys", pausedSaid, pausedBar, paused.element);
-  const linesBox = section("Who waits for whom", linesSaid, linesBar, lines.element);
+  const linesBox = section("Waiting keys and shares", linesSaid, linesBar, lines.element);
   heldBox.hidden = pausedBox.hidden = linesBox.hidden = true;
 
   // `one`: the group, as the list of groups has it.
@@ -80,7 +80,7 @@ export function linesOf(topic, group, signal, onDone) {
 
   function showBar(where, rows, acts, onAct) {
     where.hidden = rows.length === 0;
-    const can = may("operate", topic), why = can ? null : "It needs the right operate for this topic";
+    const can = may("operate", topic), why = can ? null : "Requires the right operate for this topic";
     fill(where, h("b", { class: "tabular" }, `${counted(rows.length, "key")} chosen`), h("span", { class: "grow" }),
       acts.map(([verb, { title, danger }]) => h("button", { type: "button", class: danger ? "danger" : null, disabled: !can, title: why, onclick: () => onAct(verb, rows).catch(shown) }, `${title} …`)));
   }

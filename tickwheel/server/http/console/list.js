@@ -102,7 +102,7 @@ export class List {
   }
 
   #buttons(acts, topics, work) {
-    const right = topics === null || topics.every((topic) => may(this.#is.right, topic)) ? null : `It needs the right ${this.#is.right} for their topics`;
+    const right = topics === null || topics.every((topic) => may(this.#is.right, topic)) ? null : `Requires the right ${this.#is.right} for their topics`;
     return acts.map((one) => {
       const why = right ?? one.why?.() ?? null;
       return h("button", { type: "button", class: one.danger ? "danger" : null, disabled: why !== null, title: why, onclick: () => this.#do(() => work(one)).catch(shown) }, one.title);

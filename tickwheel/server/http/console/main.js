@@ -51,7 +51,7 @@ async function show({ focus = true } = {}) {
     views.scrollTo({ left: one.offsetLeft - (views.clientWidth - one.offsetWidth) / 2 });
   }
   document.title = title ? `${title} · Tickwheel` : "Tickwheel";
-  if (!load) { fill(main, empty("There is no such page", link("#/", "To the overview"))); return; }
+  if (!load) { fill(main, empty("This page does not exist", link("#/", "Go to the overview"))); return; }
   // A container of its own: what an older view still does cannot reach the new one.
   const box = h("div", { class: "view" });
   fill(main, box);
@@ -72,7 +72,7 @@ async function show({ focus = true } = {}) {
 }
 
 const nothingHere = (title) => [h("div", { class: "head" }, h("h1", null, title)),
-  empty("Only the daemon that leads has this", link("#/nodes", "What this daemon says of itself"))];
+  empty("Only the active daemon has this page", link("#/nodes", "Status of this daemon"))];
 
 let refreshing = false;
 async function refresh() {
@@ -127,7 +127,7 @@ function showNotice(status) {
     : feed.last ? `${node} does not lead any more: what is shown below is from before.` : `${node} stands by: it takes over when the daemon that leads is gone.`;
   const there = active && active.node !== node ? consoleOf(active) : null;
   fill(box, h("b", null, what), " ", there ? [`${active.node} leads: `, link(`${there}${location.hash}`, `its console, ${active.http}`)]
-    : active && active.node !== node ? `${active.node} leads, at ${active.address}; it does not say where it answers HTTP (http, http_advertise).` : role === "starting" ? null : "Nobody is known to lead at the moment.");
+    : active && active.node !== node ? `${active.node} leads, at ${active.address}; the address of its HTTP server is not known (http, http_advertise).` : role === "starting" ? null : "Nobody is known to lead at the moment.");
 }
 feed.addEventListener("overview", () => {
   setDaemonNow(feed.last.now_ms);
@@ -182,7 +182,7 @@ function askToLogIn(message = "") {
     } finally {
       button.disabled = false;
     }
-  } }, h("h1", null, "Log in"), h("p", null, "This daemon asks for a token. It is kept for this login only, and not in the page."),
+  } }, h("h1", null, "Log in"), h("p", null, "This daemon requires a token. The page does not store it."),
     field("Token", token), problem, h("div", { class: "buttons" }, button),
     h("p", { class: "dim" }, "Or, where you have the command line: ", h("code", null, "tickwheel console"))));
   token.focus();

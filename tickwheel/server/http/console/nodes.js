@@ -73,16 +73,16 @@ export async function open(main, query, signal) {
     others.set(all.map((one) => ({ ...one, isThis: isThis(one) })));
     const isShared = (status.store ?? "").startsWith("redis");
     said.textContent = !isShared ? "This daemon has its store for itself; no other one can take over."
-      : `${status.active ? "" : "Nobody is known to lead at the moment. "}Daemons that stand by say so in the store: one that cannot reach it, or was stopped, is not listed a few seconds later.`;
+      : `${status.active ? "" : "No active daemon is known at the moment. "}Daemons that stand by say so in the store: one that cannot reach it, or was stopped, is not listed a few seconds later.`;
     fill(node, section(each.length ? `All shards together; what is of one, of shard ${status.shard}` : `Node ${status.node}${status.shards ? `, shard ${status.shard}` : ""}`, facts([
       ["Role", state(status.role)], ["State", h("span", null, state(status.state), status.detail ? ` ${status.detail}` : "")],
       ["Version", status.version], ["Epoch", status.epoch ? count(status.epoch) : "–"], ["Address", status.address ?? "–"], ["In this role since", time(status.since_ms)], ["Up for", duration(status.uptime_s * 1000)],
-      ["Store", h("span", { class: "mono" }, status.store ?? "–")], ["Its server now", status.store_at ?? "–"], ["Durability", status.durability ?? "–"], ["All of it in memory too", status.mirror === true ? "yes" : status.mirror === false ? "no (mirror=no)" : "–"], ["Store works", status.store_ok ? "yes" : h("b", { class: "bad" }, "no")],
+      ["Store", h("span", { class: "mono" }, status.store ?? "–")], ["Current server", status.store_at ?? "–"], ["Durability", status.durability ?? "–"], ["All of it in memory too", status.mirror === true ? "yes" : status.mirror === false ? "no (mirror=no)" : "–"], ["Store works", status.store_ok ? "yes" : h("b", { class: "bad" }, "no")],
       ["Memory", bytes(status.memory_bytes)], ["Disk of the store", status.disk_used === null || status.disk_used === undefined ? "–" : `${Math.round(status.disk_used * 100)} % used, ${bytes(status.disk_free_bytes)} free`],
       ["Loaded at the start", count(status.loaded)],
     ])));
   }
   fill(main, head("Nodes"), shared, onAll, node, onStore, limits);
-  get("/v1/limits", {}, signal).then((found) => fill(limits, section("What it accepts", facts(Object.entries(found).map(([name, value]) => [name.replaceAll("_", " "), count(value)])))), () => {});
+  get("/v1/limits", {}, signal).then((found) => fill(limits, section("Limits", facts(Object.entries(found).map(([name, value]) => [name.replaceAll("_", " "), count(value)])))), () => {});
   return { refresh, every: 3_000 };
 }

@@ -7,16 +7,16 @@ import { Ring, spark } from "./ring.js";
 const COUNTS = [
   ["scheduled", "Scheduled", "#/tasks?state=scheduled", "wait on the wheel until they are due"],
   ["ready", "Ready", "#/tasks?state=ready", "due, and nobody has taken them yet"],
-  ["in_flight", "In flight", "#/tasks?state=in_flight", "handed out, not settled yet"],
+  ["in_flight", "In flight", "#/tasks?state=in_flight", "delivered, not settled"],
   ["waiting", "Waiting", "#/tasks?state=waiting", "failed, and tried again later"],
-  ["dead", "Dead letters", "#/dead", "given up; somebody has to decide"],
+  ["dead", "Dead letters", "#/dead", "failed; an operator decides"],
 ];
 const RATES = [["enqueued", "Enqueued"], ["delivered", "Delivered"], ["acked", "Acked"]];
 const TURNS = 24;
 
 export async function open(main, query, signal) {
   if (!mayAll("read")) {
-    fill(main, head("Overview"), empty("The overview is about all topics", h("p", null, "It needs the right read for all of them. Yours are under ", link("#/topics", "Topics"), ".")));
+    fill(main, head("Overview"), empty("The overview shows all topics", h("p", null, "It requires the right read for all topics. Your topics are under ", link("#/topics", "Topics"), ".")));
     return {};
   }
   const tiles = Object.fromEntries(COUNTS.map(([name, text, href, hint]) => [name, tile(text, href, hint)]));
@@ -82,7 +82,7 @@ export async function open(main, query, signal) {
     turns.setAttribute("role", "img");
   }
 
-  const wrong = section("Wrong right now", troubles);
+  const wrong = section("Current problems", troubles);
   const column = h("div", { class: "column" },
     section("A second", h("div", { class: "rates" }, RATES.map(([name]) => h("div", { class: `rate rate-${name}` }, h("span", null, rates[name].text), rates[name].value, rates[name].line)))),
     section("Lateness and more", late));
@@ -139,9 +139,9 @@ function showFirst(overview, box) {
   get("/v1/status").then((status) => {
     const url = status.address && status.address !== "tcp://127.0.0.1:7355" ? ` --url ${status.address}` : "";
     fill(box, section("A fresh daemon", h("p", null, "It holds no task yet. Three commands to try:"), commands([
-      ["Hand in a task that is due in ten seconds", `tickwheel${url} enqueue hello "my first task" --delay 10s`],
-      ["Get it when it is due", `tickwheel${url} subscribe hello`],
-      ["Look at what waits", `tickwheel${url} list`],
+      ["Enqueue a task that is due in ten seconds", `tickwheel${url} enqueue hello "my first task" --delay 10s`],
+      ["Receive it when it is due", `tickwheel${url} subscribe hello`],
+      ["List waiting tasks", `tickwheel${url} list`],
     ])));
   }, () => {});
 }

@@ -4,7 +4,7 @@ import { commands, empty, fill, h, head, link } from "./dom.js";
 
 export async function open(main, query, signal) {
   const box = h("div");
-  fill(main, head("Reports", h("a", { href: "/v1/report", target: "_blank", rel: "noopener" }, "On a page of its own")), box);
+  fill(main, head("Reports", h("a", { href: "/v1/report", target: "_blank", rel: "noopener" }, "Open in a new tab")), box);
   const response = await fetch("/v1/report", { headers: { "tickwheel-console": "1" }, signal, credentials: "same-origin" });
   if (response.ok) {
     await response.body?.cancel();
@@ -13,6 +13,6 @@ export async function open(main, query, signal) {
   }
   const said = await response.json().catch(() => ({}));
   fill(box, empty("No report yet", h("p", null, said.detail ?? ""), h("p", null, "A daemon with a history, and report_dir where the report is written, shows the last one here."),
-    commands([["Write the history", "tickwheel serve --history-dir history"], ["Make a report of it", "tickwheel report --history history --out report"]]), link("#/", "To the overview")));
+    commands([["Write the history", "tickwheel serve --history-dir history"], ["Make a report of it", "tickwheel report --history history --out report"]]), link("#/", "Go to the overview")));
   return {};
 }

@@ -9,7 +9,7 @@ const HOUR_MS = 3_600_000;
 
 export async function reset(topic, group) {
   const local = new Date(daemonNow() - HOUR_MS - new Date().getTimezoneOffset() * 60_000).toISOString().slice(0, 19);
-  const at = h("input", { type: "datetime-local", step: 1, value: local }), atField = field("Time", at, "By this machine's time zone.");
+  const at = h("input", { type: "datetime-local", step: 1, value: local }), atField = field("Time", at, "In this computer's time zone.");
   const kind = choice([["at", "a time"], ["first", "the first task that is known"]], "at", () => { atField.hidden = kind.value !== "at"; });
   const path = `/v1/topics/${part(topic)}/groups/${part(group)}`;
   let found = null;
@@ -20,17 +20,17 @@ export async function reset(topic, group) {
     read() {
       if (kind.value === "first") return "first";
       const ms = new Date(at.value).getTime();
-      if (Number.isNaN(ms)) throw new Error("That is no time");
+      if (Number.isNaN(ms)) throw new Error("The time is not valid");
       return ms;
     },
     act: async (since) => { found = await post(`${path}/reset-preview`, { to: since }); },
   });
   if (to === null) return;
   const { tasks, lost, incomplete, first_ms, last_ms } = found;
-  if (!tasks) { toast(lost ? `Nobody has the bodies of the ${count(lost)} tasks that came due since then` : "Nothing came due since then that the group would get again", "error"); return; }
+  if (!tasks) { toast(lost ? `The bodies of the ${count(lost)} tasks that became due since then are lost` : "No task became due since then that the group would get again", "error"); return; }
   const pace = paceField("1000"), id = newBulkId("reset");
   const given = await ask({
-    title: `Give ${group} ${many(tasks, "task")} again?`, confirm: "Give them",
+    title: `Redeliver ${many(tasks, "task")} to ${group}?`, confirm: "Redeliver",
     text: [
       `They were due from ${moment(first_ms)} to ${moment(last_ms)}. Each is delivered again, as a new task that says which it stands for.`,
       lost ? `${count(lost)} more cannot come again: nobody has their bodies.` : null,

@@ -55,7 +55,7 @@ export async function open(main, query, signal) {
   }
 
   function actions(one) {
-    const can = may("operate", one.topic), why = can ? null : "It needs the right operate for its topic";
+    const can = may("operate", one.topic), why = can ? null : "Requires the right operate for its topic";
     const path = `/v1/schedules/${part(one.name)}`;
     const act = (title, name, work, danger = false) => h("button", { type: "button", class: danger ? "danger" : null, disabled: !can, title: why, data: { part: name }, onclick: () => work().then(refresh).catch(shown) }, title);
     return h("span", { class: "row-acts" },
@@ -81,7 +81,7 @@ export async function open(main, query, signal) {
   }
 
   const can = may("operate");
-  const make = h("button", { type: "button", disabled: !can, title: can ? null : "It needs the right operate for its topic", onclick: () => configure(null, topics).then(done).catch(shown) }, "New schedule …");
+  const make = h("button", { type: "button", disabled: !can, title: can ? null : "Requires the right operate for its topic", onclick: () => configure(null, topics).then(done).catch(shown) }, "New schedule …");
   fill(none, empty("No schedule yet", commands([["Make one", 'tickwheel schedule put daily --topic hello --body "good morning" --cron "0 9 * * *"']])));
   fill(main, head("Schedules", wanted === null ? null : link("#/schedules", "All schedules"), make), topics, detail, said, none, table.element);
   return { refresh, every: 3_000 };

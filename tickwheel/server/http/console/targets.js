@@ -62,7 +62,7 @@ function logOf(of, signal) {
     ],
   });
   table.element.classList.add("short");
-  const can = may("operate", of.topic), why = can ? null : "It needs the right operate for this topic";
+  const can = may("operate", of.topic), why = can ? null : "Requires the right operate for this topic";
 
   function again(one) {
     return h("button", { type: "button", disabled: !can, title: why, "aria-label": `Send request ${one.number} again`, onclick: () => resend(one).catch(shown) }, "Send again");

@@ -37,7 +37,7 @@ export async function open(main, query, signal, [id]) {
   }
 
   function showTop(task, topic, why) {
-    const can = topic !== undefined && may("produce", topic), barred = can ? null : "It needs the right produce for this topic";
+    const can = topic !== undefined && may("produce", topic), barred = can ? null : "Requires the right produce for this topic";
     const act = (title, danger, work) => h("button", { type: "button", class: danger ? "danger" : null, disabled: !can || ENDED.includes(task.state), title: barred, onclick: () => work([task], "1 task").then((done) => done && refresh()).catch(shown) }, title);
     fill(top, head(h("span", null, "Task ", h("span", { class: "mono" }, id)), state(task.state), act("Run now …", false, runNow), act("Reschedule …", false, reschedule), act("Cancel …", true, cancel)),
       task.said ? empty(["gone", "not_found"].includes(why.cause) ? task.said : why.detail, story.events.length ? null : h("p", null, "The history has nothing of it either, or none is kept.")) : null,
@@ -92,7 +92,7 @@ function because(one) {
 }
 
 function deadActs(task, group, refresh) {
-  const can = may("operate", task.topic), why = can ? null : "It needs the right operate for this topic";
+  const can = may("operate", task.topic), why = can ? null : "Requires the right operate for this topic";
   return h("span", { class: "row-acts" }, onDead.map(({ title, danger, work }) => h("button", { type: "button", class: danger ? "danger" : null, disabled: !can, title: why, "aria-label": `${title} for group ${group} …`, onclick: () =>
     work([{ id: task.id, group, topic: task.topic }], `1 dead letter of group ${group}`).then((done) => done && refresh()).catch(shown) }, `${title} …`)));
 }

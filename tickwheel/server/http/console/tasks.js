@@ -68,7 +68,7 @@ function row(task) {
 
 function newButton(topic, topics, onDone) {
   const can = topic ? may("produce", topic) : may("produce");
-  return h("button", { type: "button", disabled: !can, title: can ? null : "It needs the right produce for its topic", onclick: () =>
+  return h("button", { type: "button", disabled: !can, title: can ? null : "Requires the right produce for its topic", onclick: () =>
     enqueue(topic, topics).then((done) => done && onDone()).catch(shown) }, "New task …");
 }
 

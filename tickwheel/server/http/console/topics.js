@@ -82,7 +82,7 @@ export async function open(main, query, signal) {
   }
 
   function actions(one) {
-    const can = may("operate", one.topic), why = can ? null : "It needs the right operate for this topic";
+    const can = may("operate", one.topic), why = can ? null : "Requires the right operate for this topic";
     const path = `/v1/topics/${part(one.topic)}`;
     return h("span", { class: "row-acts" },
       h("button", { type: "button", disabled: !can, title: why, data: { part: "pause" }, onclick: async () => {
@@ -127,7 +127,7 @@ export async function configure(topic, group, now) {
     title: group === null ? `Settings of topic ${topic}` : `Settings of group ${group} of ${topic}`, confirm: "Set",
     text: [group === null ? "They hold for all groups of the topic together." : "Deliveries that are in flight are not touched."],
     fields: [
-      field("It", paused), field("At most so many deliveries a second", rateBox, "Empty: as many as are wanted."),
+      field("It", paused), field("At most so many deliveries a second", rateBox, "Empty: unlimited."),
       field("In one burst", burst, "Empty: a second's worth."),
       field("Retry policy", retry, `Now: ${policyWords(now.retry)}. Empty: the one above it. A name (exponential, fixed, none …), or JSON such as {"kind": "fixed", "delay_ms": 5000, "retries": 3}.`),
       wanted?.fields, wanted ? h("p", { class: "dim" }, "Another filter judges what comes due from now on; what came due before, the one of before.") : null,

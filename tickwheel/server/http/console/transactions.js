@@ -89,7 +89,7 @@ function factsOf(one) {
 }
 
 function buttons(one, onDone) {
-  const can = one.topics.every((topic) => may("produce", topic)), why = can ? null : "It needs the right produce for all its topics";
+  const can = one.topics.every((topic) => may("produce", topic)), why = can ? null : "Requires the right produce for all its topics";
   return h("div", { class: "row-acts" }, Object.entries(WORDS).map(([verb, { title, danger }]) => h("button", { type: "button", class: danger ? "danger" : null, disabled: !can, title: why, onclick: () =>
     decide(verb, [one], `transaction ${one.id}`).then((done) => done && onDone()).catch(shown) }, `${title} …`)));
 }
