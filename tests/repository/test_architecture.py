@@ -201,10 +201,10 @@ def test_modules_have_no_import_cycles() -> None:
 
 
 BUDGETS = {
-    "": 4_500, "api": 5_300, "cli": 8_350, "client": 13_050, "contrib": 1_200, "demo": 1_050,
-    "engine": 12_350, "history": 6_150, "model": 3_800, "outbound": 2_300, "persistence": 11_350,
-    "reports": 4_100, "server": 7_750, "server/http": 5_500, "server/metrics": 1_350,
-    "server/shard": 12_250, "server/tcp": 1_700, "testing": 750, "wheel": 1_350,
+    "": 4_650, "api": 5_300, "cli": 8_350, "client": 13_100, "contrib": 1_200, "demo": 1_050,
+    "engine": 12_350, "history": 6_150, "model": 3_800, "outbound": 2_350, "persistence": 11_350,
+    "reports": 4_100, "server": 7_750, "server/http": 5_600, "server/metrics": 1_350,
+    "server/shard": 12_400, "server/tcp": 1_650, "testing": 800, "wheel": 1_350,
 }  # fmt: skip
 """Folder of the package → lines that its modules may have, docstrings included. A commit that
 raises one says why; one that shrinks a folder lowers it."""
@@ -222,7 +222,7 @@ def test_every_package_keeps_its_budget_of_lines() -> None:
     assert not loose, "lower the budget to what the package has"
 
 
-TESTS_LINES_MAX = 131_750
+TESTS_LINES_MAX = 131_900
 """Lines of all test code. A commit that raises it says why; one that removes some lowers it."""
 
 

@@ -161,9 +161,8 @@ ALLOWED = ("is none of its business", "What is promised", "decided of as a whole
 PACKAGES_AT_MOST = {
     "benchmarks": 3,
     "scripts": 3,
-    "tests": 170,
-    "tickwheel": 11,
-    "tickwheel/server": 78,
+    "tests": 168,
+    "tickwheel/server": 12,
 }
 """Hits in docstrings, comments and messages of each package. These numbers only fall."""
 
