@@ -78,7 +78,7 @@ def test_retry_policies_are_encoded(policy: Retry, wire: Any) -> None:
         (lambda: Retry.fixed(timedelta(days=365 * 11)), ("delay", "315576000000")),
         (lambda: Retry.fixed(None), ("delay", "None")),
         (lambda: Retry.table("kafka"), ("table", "'kafka'", "rocketmq")),
-        (lambda: Retry.table([]), ("table", "0 delays", "1")),
+        (lambda: Retry.table([]), ("table", "not 0", "1")),
         (lambda: Retry.table([1.0] * 1025), ("table", "1025", "1024")),
         (lambda: Retry.table([1, -2]), ("table[1]", "-2")),
         (lambda: Retry.table(5), ("table", "5")),

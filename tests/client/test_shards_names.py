@@ -243,7 +243,7 @@ async def test_an_ended_claim_creates_nothing(shards: Shards) -> None:
     peer = Peer(shards.insides[0].daemon.listener())  # type: ignore[union-attr]
     await peer.hello()
     late = await peer.call(T.PREPARE, name, "p", 1, (("t", b"", 0),), {"claim": number})
-    assert late[0] == T.ERROR and "meanwhile" in str(late)
+    assert late[0] == T.ERROR and "another client has claimed" in str(late)
     peer.lose()
 
 
@@ -260,7 +260,7 @@ async def test_abandoned_claims_stay_ended(shards: Shards) -> None:
     verb = VERBS["claim_schedule"]
     for number in numbers:
         late = verb.asked.to_frame({"name": name, "topic": "t", "shard": 0, "number": number})
-        with pytest.raises(errors.Conflict, match="meanwhile"):
+        with pytest.raises(errors.Conflict, match="another client has claimed"):
             await know.links[0].call(verb, late, None)
 
 
@@ -283,7 +283,7 @@ async def test_a_shard_refuses_names_of_another_home_shard(shards: Shards) -> No
     prepared = await peer.call(T.PREPARE, name, "p", 1, (("t", b"", 0),), None)
     put = await peer.call(T.SCHEDULE_PUT, name, {"topic": "t", "every_ms": 3_600_000})
     for answer in (prepared, put):
-        assert answer[0] == T.ERROR and "home in shard 2" in str(answer)
+        assert answer[0] == T.ERROR and "its name belongs to shard 2" in str(answer)
     peer.lose()
 
 

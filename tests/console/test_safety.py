@@ -98,7 +98,7 @@ def test_a_link_logs_in_once_and_does_not_stay_in_the_address(
     expect(console.page.locator("#who")).to_have_text("token linked")
     assert code not in console.page.url
     other.page.goto(f"{daemon.http}/console/#login={code}")
-    expect(other.page.get_by_role("alert")).to_contain_text("used before")
+    expect(other.page.get_by_role("alert")).to_contain_text("already used")
 
 
 def test_a_revoked_token_is_logged_out(console_on: Open, guarded: Guarded) -> None:

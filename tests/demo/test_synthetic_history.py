@@ -90,6 +90,6 @@ def test_the_command_refuses_a_folder_with_something_in_it(tmp_path: Path) -> No
     assert list((tmp_path / "h").glob("dt=2026-11-20/*"))
     again = run("--tasks", "50")
     assert again.return_value == 1
-    assert "not empty" in again.stderr
+    assert "must be empty" in again.stderr
     with pytest.raises(ValueError, match="at least 1"):
         Plan(0, 1, 1, START_MS)

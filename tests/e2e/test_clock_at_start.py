@@ -86,7 +86,7 @@ def is_held(daemon: Daemon) -> bool:
     answer = status(daemon)
     if answer["state"] != "clock_held":
         return False
-    assert "30.0 days ahead of what the store has seen last" in answer["detail"]
+    assert "30.0 days ahead of the last time in the store" in answer["detail"]
     assert "clock_hold_start_over_s" in answer["detail"]
     assert "--accept-clock" in answer["detail"]
     return True

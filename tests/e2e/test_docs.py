@@ -223,7 +223,7 @@ def test_the_bulk_page_runs(tmp_path: Path, forked_shell: dict[str, str]) -> Non
 def test_the_replay_page_runs(tmp_path: Path, forked_shell: dict[str, str]) -> None:
     shown = run_as_it_stands("docs/replay.md", tmp_path, forked_shell)
     for pattern in (
-        r"^dry run  3 tasks would come again, due from \S+ \S+ to \S+ \S+$",
+        r"^dry run  3 tasks would be delivered again, due from \S+ \S+ to \S+ \S+$",
         r"^reset-\w+  done  3 of 3 changed$", r"  replay of \d+  invoice 1$", r"^done 3$",
     ):  # fmt: skip
         assert re.search(pattern, shown, re.MULTILINE), (pattern, shown)
@@ -233,7 +233,7 @@ def test_the_replay_page_runs(tmp_path: Path, forked_shell: dict[str, str]) -> N
 
 def test_the_due_windows_page_runs(tmp_path: Path, forked_shell: dict[str, str]) -> None:
     shown = run_as_it_stands("docs/windows.md", tmp_path, forked_shell)
-    for word in ("200 tasks enqueued", "10m, the emptiest", "asked for", "report  created"):
+    for word in ("200 tasks enqueued", "10m, the emptiest", "requested", "report  created"):
         assert word in shown, (word, shown)
     assert "dry run  100 of 100 would be changed" in shown
     assert len(re.findall(r"^spread-\w+  done  100 of 100 changed$", shown, re.MULTILINE)) == 2

@@ -202,7 +202,7 @@ def test_a_duplicate_node_address_is_logged(server: RedisServer, tmp_path: Path)
         with Nodes(tmp_path, server.url(), 1, "b", leader_ttl_s=TTL_S, advertise=taken) as others:
             said = f"node b also has the address {taken}"
             until(lambda: said in nodes.log() and "same_node_address" in nodes.log(), 60, nodes.log)
-            until(lambda: "detail='node a says" in others.log(), 60, others.log)
+            until(lambda: "detail='node a also has" in others.log(), 60, others.log)
 
 
 def test_an_operator_moves_a_shard_and_back(pair: Nodes) -> None:

@@ -147,7 +147,7 @@ async def test_invalid_resets_are_refused(client: Client, topic: str) -> None:
         await client.reset_group(topic, "g", to="last")
     bulk = await client.reset_group(topic, "g", to="first", rate=5, id=topic)
     assert (await client.reset_group(topic, "g", to="first", rate=5, id=topic)).id == bulk.id
-    with pytest.raises(Conflict, match="something else"):
+    with pytest.raises(Conflict, match="another bulk operation has the id"):
         await client.reset_group(topic, "g", to="first", rate=6, id=topic)
 
 

@@ -347,7 +347,7 @@ async def test_a_killed_resharding_can_be_repeated(
     assert CLI.code(*arguments) == KILLED
     monkeypatch.delenv("TICKWHEEL_FAILPOINTS")
     if place in SERVES_NOTHING:
-        with pytest.raises(DaemonFailed, match="run reshard again if it was cut off"):
+        with pytest.raises(DaemonFailed, match="run reshard again if it was interrupted"):
             home.serve()
         if first == 1:
             with pytest.raises(DaemonFailed, match="layout-1 already exists.*run it again"):

@@ -169,7 +169,7 @@ async def test_a_client_certificate_replaces_a_token(running: Daemon, authority:
         with pytest.raises(errors.Forbidden, match="token shop may not do this"):
             await limited.enqueue("mails", b"", delay=3600)
     files = {"client_cert": str(other.cert), "client_key": str(other.key), "token": ""}
-    with pytest.raises(errors.Unauthorized, match="no rule names the certificate CN=other"):
+    with pytest.raises(errors.Unauthorized, match="no rule matches the certificate CN=other"):
         await client(running, authority, **files).connect()
     # A token says more than a certificate.
     async with client(running, authority, **files | {"token": "of-everything"}) as owner:

@@ -326,7 +326,7 @@ async def test_the_command_runs_a_worker_until_sigterm(
         process.wait()
     assert process.returncode == 0, err
     assert out == "ended 3\n"
-    assert "works on" in err and "2 at a time" in err and "1 handlers run" in err
+    assert "works on" in err and "2 at a time" in err and "1 handlers still run" in err
     await task_in(client, slow.id, "acked")
 
 

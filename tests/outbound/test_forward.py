@@ -92,7 +92,7 @@ async def test_a_refused_password_is_reported_without_losses(
     ("url", "said"),
     [
         ("redis://127.0.0.1:1/0", "stream=NAME"),
-        ("redis://me:secret@127.0.0.1:1/0?stream=a", "password"),
+        ("redis://me:pa55word@127.0.0.1:1/0?stream=a", "password"),
         ("smtp://127.0.0.1/?to=x", "smtp"),
         ("redis://10.1.2.3/0?stream=a", "10.1.2.3"),
     ],
@@ -101,7 +101,7 @@ async def test_an_invalid_address_is_refused_at_once(daemon: Daemon, url: str, s
     async with Client(daemon.url) as client:
         with pytest.raises(BadRequest, match=said) as raised:
             await client.set_forward("orders", "warehouse", url)
-        assert "secret" not in str(raised.value)
+        assert "pa55word" not in str(raised.value)
         assert await client.targets() == []
 
 

@@ -200,7 +200,7 @@ def test_a_topic_without_a_group_can_be_chosen_on_a_page_of_days(
     rows = {**made.rows, "by_day": days, "all_by_day": days}
     place = tmp_path / "report.html"
     place.write_text(page.render(rows, ["news"], manifest, made.settings))
-    assert "tasks at its end, by day" in place.read_text()
+    assert "tasks at the end of each day" in place.read_text()
     assert data_of(place)["buckets"] == [at_ms + n * day_ms for n in range(20)]
     assert '<option value="news\n">news</option>' in browser.dom(place)
 

@@ -437,7 +437,7 @@ async def test_console_logins_are_audited_and_failures_limited(rig: AccessRig) -
 )
 @pytest.mark.parametrize(
     ("audit_file", "said"),
-    [("none/audit.log", "the folder of none/audit.log is not there"), (".", ". is a folder")],
+    [("none/audit.log", "the folder of none/audit.log does not exist"), (".", ". is a folder")],
 )
 def test_an_audit_file_that_cannot_be_created_stops_the_start(
     store: str, audit_file: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,

@@ -47,7 +47,11 @@ async def test_invalid_order_keys_are_refused(daemon: InProcess) -> None:
         ({"order_key": "x" * (LONGEST + 1)}, "limit_exceeded", f"the limit is {LONGEST}"),
         ({"order_key": "x", "retry": "none"}, "bad_request", "the group's order_retry"),
         ({"order_key": "", "retry": {"kind": "none"}}, "bad_request", "order_key and retry"),
-        ({"order_key": "x", "shard_by": "y"}, "bad_request", "tasks[0] has shard_by and another"),
+        (
+            {"order_key": "x", "shard_by": "y"},
+            "bad_request",
+            "tasks[0] has different values of shard_by and order_key",
+        ),
         ({"order_key": "x", "shard_by": 7}, "bad_request", "tasks[0].shard_by must be a string"),
     ):
         answer = await put(peer, **options)
