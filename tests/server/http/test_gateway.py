@@ -729,7 +729,7 @@ async def test_a_restore_begun_at_one_shard_is_separate(files: Files) -> None:
     assert (listed["state"], listed["of_shards"]) == ("running", 1)
     assert [part["shard"] for part in listed["shards"]] == [1]
     busy = await files.refused(backup="a.db")
-    assert f"shard 1: restore {one.id} is under way" in busy.json["detail"]
+    assert f"shard 1: restore {one.id} is running" in busy.json["detail"]
     assert (await files.hall.call("DELETE", f"/v1/restores/{one.id}")).json["state"] == "cancelled"
 
 

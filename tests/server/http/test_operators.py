@@ -42,7 +42,7 @@ async def dead(rig: HttpRig, count: int) -> list[str]:
 @pytest.mark.parametrize(
     ("query", "text"),
     [
-        ("after=x", "after must be a whole number"),
+        ("after=x", "after must be text with a whole number"),
         ("newest=maybe", "newest"),
         ("until_ms=null", "until_ms has no valid value: 'null'"),
     ],
