@@ -211,7 +211,7 @@ class TestCutShort:
         redis_server.call("FLUSHALL")
         with pytest.raises(CommitRefused):
             await subject.commit(tasks([10_000]))
-        await comes(lambda: "cut short" in caplog.text)
+        await comes(lambda: "was interrupted after" in caplog.text)
         for _ in range(3):
             with pytest.raises(CommitRefused, match="rewritten"):
                 await subject.commit(tasks([10_000]))
@@ -403,7 +403,7 @@ class TestWhoMayNot:
         redis_server.call("FLUSHALL")
         with pytest.raises(CommitRefused):
             await subject.commit(tasks([10_000]))
-        await comes(lambda: "cut short" in caplog.text)
+        await comes(lambda: "was interrupted after" in caplog.text)
         redis_server.restart_from(None)
         other = make()
         assert (await other.open("other")).created
