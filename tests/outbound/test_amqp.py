@@ -147,6 +147,8 @@ async def test_messages_refused_by_a_full_queue_are_retried(
     assert set(bodies) == {b"1", b"2", b"3"} and await dead(wheel) == []
 
 
+# aio-pika leaves a coroutine behind when a connection breaks while it is opened.
+@pytest.mark.filterwarnings("ignore:coroutine 'Connection.close' was never awaited")
 @pytest.mark.parametrize("begin", [b"\1\0\0\x7f\xff\xff\xff", b"\1\0\0\0\x20\0\0"])
 async def test_an_oversized_amqp_frame_is_not_read(
     wheel: TestWheel, server: RabbitServer, begin: bytes
