@@ -140,7 +140,7 @@ class OrderMachine(RuleBasedStateMachine):
                 assert not (comes_first and is_moved), "that it was moved is not durable"
             elif (row.id, group.name) not in self.rig.rows.dead:
                 stored = self.rig.rows.progress.get((row.id, group.name))
-                is_over = stored is not None and stored.state is ProgressState.DONE
+                is_over = stored is not None and stored.state.is_over
                 was_had = (row.id, group.name) in self.newest
                 # That it was moved is durable: it was nobody's predecessor any more.
                 is_late = stored is not None and stored.state is ProgressState.WAITING
