@@ -207,6 +207,22 @@ def test_a_document_is_plain_english(path: Path) -> None:
     assert hits == []
 
 
+REFERENCE = ("protocol.md", "settings.md", "limits.md", "errors.md")
+"""Documents that are looked up, not read."""
+PROSE_WORDS_MAX = 46_500
+"""Maximum words of all other documents, code blocks and the decisions apart."""
+
+
+def test_the_documents_stay_short() -> None:
+    words = 0
+    for path in _documents():
+        if path.name not in REFERENCE and path.parent.name != "decisions":
+            text = re.sub(r"(?ms)^ *```.*?^ *```", "", path.read_text("utf-8"))
+            words += sum(1 for word in text.split() if re.search(r"\w", word))
+    assert words <= PROSE_WORDS_MAX, "say it once and link to it"
+    assert words >= PROSE_WORDS_MAX * 0.95, "lower the bound to what the documents have"
+
+
 def _modules() -> dict[str, list[Path]]:
     """Modules by package: of `tickwheel/` one level down, of other folders all."""
     found: dict[str, list[Path]] = {}
