@@ -321,7 +321,9 @@ def test_a_program_without_an_event_loop_follows_a_shard(pair: Nodes) -> None:
 
 
 def test_commands_show_nodes_and_move_shards(pair: Nodes) -> None:
-    cli, leaders = Cli(pair["a"]), pair.leaders("a")
+    cli = Cli(pair["a"])
+    until(lambda: cli.code("shards") == 0, 60, pair.log)
+    leaders = pair.leaders("a")
     nodes = cli.json("nodes")
     assert [(node["node"], node["draining"]) for node in nodes] == [("a", False), ("b", False)]
     assert {shard: node["node"] for node in nodes for shard in node["shards"]} == leaders
