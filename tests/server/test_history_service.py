@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from server.shard.test_committer import NOW_MS, Bench, Peer
-from support.daemon import DaemonFailed
+from support.daemon import NO_DISK_LIMITS, DaemonFailed
 from support.history_daemon import daemon_in, metric, spools, taken_up
 from support.history_rig import NODE, read_all, segment_names
 from support.redis_server import RedisServer
@@ -45,8 +45,7 @@ class Service:
 
     def __init__(self, folder: Path, **settings: Any) -> None:
         self.folder = folder / "history"
-        # How full this machine's disk is says nothing about the history.
-        settings = {"history_disk_warn": 1, "history_disk_clean": 1} | settings
+        settings = NO_DISK_LIMITS | settings
         given = Settings(store="memory:", history_dir=str(self.folder), node=NODE, **settings)
         self.clock = Clock(86_400_000)
         self.notices: list[str] = []

@@ -29,12 +29,10 @@ STOP_TIMEOUT_S = 60.0
 CLOSE_TIMEOUT_S = 5.0
 _GLANCE_S = 0.02
 """Seconds between two checks for the ready file."""
-ANY_DISK = {
-    "TICKWHEEL_DISK_REFUSE": "1",
-    "TICKWHEEL_HISTORY_DISK_WARN": "1",
-    "TICKWHEEL_HISTORY_DISK_CLEAN": "1",
-}
+NO_DISK_LIMITS = {"disk_refuse": 1, "history_disk_warn": 1, "history_disk_clean": 1}
 """Settings that make tests independent of how full the machine's disk is."""
+ANY_DISK = {f"TICKWHEEL_{name.upper()}": str(value) for name, value in NO_DISK_LIMITS.items()}
+"""The same as environment variables."""
 
 
 class DaemonFailed(Exception):

@@ -18,6 +18,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Self, cast
 
+from support.daemon import NO_DISK_LIMITS
 from support.engine_recount import recount
 from support.shard_rig import NOW_MS, FakeTransport, Peer, Sources
 from support.store_rows import kept
@@ -65,9 +66,8 @@ class InProcess:
         **settings: Any,
     ) -> None:
         self.log = _Log()
-        given = Settings(
-            store="memory:", listen="tcp://127.0.0.1:0", backup_dir=str(folder), **settings
-        )
+        settings = {"backup_dir": str(folder)} | NO_DISK_LIMITS | settings
+        given = Settings(store="memory:", listen="tcp://127.0.0.1:0", **settings)
         self.daemon = Daemon(given, cast(Any, self.log))
         self.sources = Sources()
         self.sources.now_ms = now_ms

@@ -98,7 +98,6 @@ class House:
             tokens_file=str(self._path),
             audit_file=str(self._audit),
             login_delay_s=0,
-            disk_refuse=1,
         )
 
     def _token(self, name: str, *scopes: str) -> str:

@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from unittest.mock import AsyncMock
 
 import pytest
 
@@ -272,8 +271,7 @@ async def test_a_reset_resumes_after_a_restart(
         await peer.do(T.GROUP_RESET, "t", "g", {"to": "first", "id": "r"})
         found = await bulk_when(peer, "r", has_begun)
         assert found["state"] == "running"
-        half = store.copy()  # the history must not get ahead of it
-        monkeypatch.setattr(store, "commit", AsyncMock(side_effect=CommitRefused("ended")))
+        half = store.copy()
     async with daemon_of(tmp_path, store=half) as daemon:
         peer = daemon.connect()
         found = await over(daemon, peer, "r")
