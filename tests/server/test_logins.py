@@ -115,7 +115,7 @@ async def test_uses_of_expired_tokens_are_logged_with_the_id(
         assert not await comes_in(rig, token)  # over both transports
         assert len(lines()[-2:]) == 2
         for line in lines()[-2:]:
-            assert line.endswith(f": token {id_of(token)} {said}") and "somebody" not in line
+            assert line.endswith(f": token {id_of(token)} {said}") and "unknown" not in line
         assert token.split("_", 2)[2] not in "".join(lines())
     assert len(lines()) == 4
     # A wrong secret for a known id, and text that is not a token, are only counted.

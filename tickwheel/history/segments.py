@@ -12,10 +12,11 @@ Retention removes whole hours by age, and the oldest segments by size. It keeps 
 restore from the last backup needs, and open segments of the writer that runs it. Several writers
 can clean the same folder concurrently; a missing file is not an error.
 
-``Upkeep`` enforces age and size at a set hour, the size whenever a segment is sealed, and the use
-of the disk then and once a minute. Other programs use the disk as well, so removing history does
-not always help. It therefore removes only the bytes above the limit, measured as blocks on the
-disk. The next check notices blocks that some file systems release later.
+``Upkeep`` enforces the limits of age and size daily at a set hour, that of size whenever a segment
+is sealed, and that of the disk whenever a segment is sealed and once a minute. Other programs use
+the disk as well, so removing history does not always help. It therefore removes only the bytes
+above the limit, measured as blocks on the disk. The next check notices blocks that some file
+systems release later.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ from tickwheel.disk import Use, measure
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
 LINE_BYTES_MAX = 1 << 30
-"""Maximum bytes of a line, equal to those of a batch in the spool, because the maximum size of a
-body is a setting without a limit. It bounds memory for damaged files without line feeds."""
+"""Maximum bytes of a line, the same as of a batch in the spool, because ``body_bytes_max`` has no
+upper limit. It bounds memory for damaged files without line feeds."""
 STATE = "_state"
 OPEN_END, SEALED_END = ".jsonl", ".jsonl.gz"
 PART = ".tmp-"
@@ -279,7 +280,7 @@ LAST_BACKUP = "_last_backup"
 LOOK_MS = 60_000
 """Milliseconds between two measurements of the disk."""
 BACKUP_MARGIN_MS = HOUR_MS
-"""Milliseconds before its backup at which a restore begins to read, because clocks are inexact."""
+"""A restore starts to read this long before its backup began, because clocks are inexact."""
 
 
 @dataclass(slots=True)
@@ -411,7 +412,7 @@ def last_backup_ms(history_dir: str | Path, shard: int) -> int | None:
 
 
 def needed_since_ms(history_dir: Path) -> int | None:
-    """Return the time from which on any shard's restore needs the history; None: no backup."""
+    """Return the earliest time that any shard's restore needs; None: no backup."""
     marks = list((history_dir / STATE).glob(f"{LAST_BACKUP}-s*"))
     # An unreadable mark still proves a backup; nothing is removed until it is readable.
     times = [_read(mark) or 0 for mark in marks if os.path.lexists(mark)]
@@ -425,7 +426,7 @@ def _read(file: Path) -> int | None:
         return None
 
 
-# --- when, and what is logged ----------------------------------------------------------------
+# --- when limits are enforced, and what is logged --------------------------------------------
 
 
 class Upkeep:
@@ -487,8 +488,8 @@ class Upkeep:
         use = self._measured(self._dir)
         if warn < 1 and use.share > warn and not self._warned:
             self._log(
-                f"the disk of {self._dir} is {use.share:.1%} full; above {warn:.1%}"
-                " (history_disk_warn)"
+                f"the disk of {self._dir} is {use.share:.1%} full; the limit is"
+                f" {warn:.1%} (history_disk_warn)"
             )
         self._warned = use.share > warn
         over_bytes = use.used_bytes - int(limit * use.bytes)

@@ -11,8 +11,8 @@ principals for which ``is_valid`` is false. Invariants:
 ``Sessions`` has the browsers' sessions, which a login with a token stores in a cookie, and one-time
 login links. A cookie contains random text; the token is not stored in the browser
 (docs/decisions/0027). Sessions are kept in memory and end with the process, with their token, or
-after ``SESSION_S``. They do not know requests: ``Api`` authenticates the caller, and handlers set
-the cookie. Invariants:
+after ``SESSION_S``. ``Sessions`` does not handle requests: ``Api`` authenticates the caller, and
+handlers set the cookie. Invariants:
 
 * A session is valid only while its token is valid.
 * A principal cannot displace the sessions or links of others, because its own are limited.
@@ -130,7 +130,7 @@ class Logins:
             raise self._refusal("a client certificate is required (tls_client_required)")
 
     def authenticate(
-        self, shown: object, peer: Mapping[str, Any] | None = None, address: str = "somebody"
+        self, shown: object, peer: Mapping[str, Any] | None = None, address: str = "unknown"
     ) -> Principal:
         """Return the principal of the token ``shown``, or of the certificate ``peer``, which TLS
         has verified. Raise Unauthorized if neither is valid. The id of a former token is logged
@@ -234,8 +234,8 @@ class Logins:
             self.audit.write({**who, "named": {}, "outcome": "ok"})
 
     def note_failed_console(self, address: str, error: TickwheelError) -> None:
-        """Log a failed login to the console. Most of many failures are only counted, because they
-        must not fill the log."""
+        """Log a failed login to the console. If there are many, most are only counted, so that they
+        do not fill the log."""
         if self.audit is None:
             return
         if self._console_failures.note(self._clock.read().mono_ms / 1000) is None:
