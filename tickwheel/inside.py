@@ -4,11 +4,11 @@ It opens no port or socket, and only the store uses threads.
 
 ``End`` is one end of a connection inside a process. The other end reads its data in the next step
 of the event loop. As with TCP, bytes arrive in order or not at all. Bytes wait while the peer does
-not read, and the writer is paused above a limit. Data written before ``close`` arrives; data that
-waits at ``abort`` is lost.
+not read, and the writer is paused above a limit. Data written before ``close`` arrives; data
+still waiting when ``abort`` is called is lost.
 
-Invariants: the promises are those of the separate daemon, kept by the same code (lock file, epochs,
-a sync before each answer). A failed daemon never ends the program; every call then raises its
+The promises are those of a separate daemon, kept by the same code (lock file, epochs, a sync before
+each answer). A failed daemon never ends the program; every call then raises its
 error.
 """
 
@@ -170,13 +170,13 @@ class Inside:
     ``open_to`` connects a client, and starts the first daemon if necessary."""
 
     def __init__(self, settings: Settings, sources: Sources | None = None) -> None:
-        """``sources`` are those of the daemons' clock."""
+        """``sources`` are the time sources of the daemons' clock."""
         self._settings, self._sources = settings, sources
         self.daemon: Daemon | None = None
         self.loop: asyncio.AbstractEventLoop | None = None
         """The event loop of the daemon."""
         self.first: Store | None = None
-        """The store of the first daemon, instead of that of the settings."""
+        """The first daemon's store, if it is not the one in the settings."""
         self.is_up = asyncio.Event()
         self.ends: list[End] = []
         """Both ends of each connection."""
@@ -197,7 +197,7 @@ class Inside:
         await asyncio.shield(self._starting)
 
     async def start(self, store: Store | None = None) -> None:
-        """Start a daemon, on ``store`` instead of that of the settings. Raise StoreError."""
+        """Start a daemon, on ``store`` if given, else on the settings' store. Raise StoreError."""
         daemon = Daemon(self._settings, cast("Log", _Log()), is_inside=True, sources=self._sources)
         if store is not None:
             daemon.roles.store = store
@@ -319,7 +319,7 @@ class Embedded:
 
     async def __aenter__(self) -> Client:
         client = self._new_client()
-        assert self._inside is not None, "made with the client"
+        assert self._inside is not None, "_new_client sets it"
         try:
             await self._inside.begin()  # raises the original error, unlike connecting
             return await client.connect()
@@ -347,12 +347,12 @@ class Embedded:
             raise
 
     def __exit__(self, *_: object) -> None:
-        assert self._blocking is not None, "entered"
+        assert self._blocking is not None, "__enter__ was called first"
         self._blocking._end(self._close)
 
 
 class _Blocking(sync.Client):
-    """The synchronous client around a client that ``make`` creates in its thread."""
+    """A synchronous client for the asynchronous client that ``make`` creates in its thread."""
 
     def __init__(self, make: Callable[[], Client]) -> None:
         super().__init__(NOWHERE)

@@ -1,16 +1,17 @@
-"""The plan of a reset: the tasks of a topic that a group gets again, from a time span, with their
-bodies and options. It is computed from the history up to the reset, into a file ordered by due
-time.
+"""The plan of a reset: the tasks of a topic, due within a time span, that a group gets again, with
+their bodies and options. It is computed from the history up to the reset, into a file ordered by
+due time.
 
 It runs as a separate process (``python -m tickwheel.history.past``), because a history is long. The
-process reads the history in the order of its writing, keeps states in the file, and determines the
-state of each task when the group was reset (at the ``group_reset`` event of that reset; without one
-at the end of the history). Only the history decides, so the result is the same after a crash.
+process reads the history in the order in which it was written, keeps states in the file, and
+determines the state of each task when the group was reset (at that reset's ``group_reset`` event
+or, if there is none, at the end of the history). Only the history decides, so the result is the
+same after a crash.
 
 | a task that came due in the span | result |
 |---|---|
 | the group had finished it, or it had ended for all groups | given again |
-| the group began after it and was not owed it | given, unless no other group was owed it |
+| the group was created later and was not owed it | given, unless no other group was owed it |
 | the group still has it: ready, in flight, waiting, a dead letter | not given: it is still owed |
 | cancelled, deleted with its topic, or expired in this group | not given |
 | is itself a replay of an earlier reset | not given: the original task is |
@@ -73,7 +74,7 @@ class Stand(IntFlag):
     STORED = 32
     """The store has the task."""
     BEFORE = 64
-    """The group begins after the task; the rules of ownership decide whether it is owed it."""
+    """The task came due before the group began; the rules of ownership decide about it."""
     GIVEN = 128
     """The task will be given again, as far as is known."""
 
@@ -89,7 +90,7 @@ class Wanted:
     until_ms: int
     """The last due time of the span."""
     mark: str | None = None
-    """The bulk operation in the event of the reset; None: use the whole history."""
+    """The bulk operation named in the ``group_reset`` event; None: use the whole history."""
     since_ms: int = 0
     since_id: int = 0
     """The id at which the group begins."""
@@ -124,7 +125,7 @@ class Count:
     lost: int = 0
     """Number of other tasks, whose bodies no longer exist."""
     incomplete: int = 0
-    """Number of gaps of the history in the span, in which tasks can be missing."""
+    """Number of gaps in the history of the span; tasks in a gap can be missing."""
 
 
 class Plan:
@@ -193,7 +194,7 @@ class Plan:
         )
 
     def lacking(self) -> set[int]:
-        """Return the ids of tasks to give whose body and options are missing in the file."""
+        """Return the ids of tasks to give again whose body and options are not in the file."""
         rows = self._db.execute(
             f"SELECT id FROM task WHERE stand & {int(Stand.GIVEN | Stand.CARRIED)}"
             f" = {int(Stand.GIVEN)}"
@@ -208,8 +209,8 @@ class Plan:
         )
 
     def meet(self, wanted: Wanted, stored: Iterable[tuple[TaskRow, bool]]) -> None:
-        """Add stored tasks of the topic, each with whether the rules permit giving it again. For a
-        task in the history, this matters only if the group begins after it."""
+        """Add stored tasks of the topic, each with whether the rules permit giving it again; for a
+        task in the history, this matters only if it came due before the group began."""
         judge = known_filter(wanted.tags, wanted.where)
         rows = [(row, may) for row, may in stored if wanted.covers(row.due_ms)]
         known = self.known(row.id for row, _ in rows)
@@ -227,7 +228,7 @@ class Plan:
         self.write(states)
 
     def has_gaps(self, count: int) -> None:
-        """Save the number of gaps of the history."""
+        """Save the number of gaps in the history."""
         self._db.execute(f"PRAGMA user_version={min(count, GAPS_MAX)}")
 
     def finish(self) -> None:
@@ -298,7 +299,7 @@ class _Fold:
         if state is None:
             if kind != "delivered":
                 return
-            # Its enqueue is missing in the history.
+            # Its enqueue is missing from the history.
             state = self._put(one, int(event["due_ms"]), Stand(0), one)
         if kind == "rescheduled":
             if not state[1] & Stand.TOUCHED:
@@ -387,8 +388,8 @@ def fill(
     plan: Plan, events: Callable[[], Iterator[Event]], wanted: Wanted,
     begins_ms: int | None = None, missing_epochs: int = 0,
 ) -> None:  # fmt: skip
-    """Fill an empty plan from the history, which can be read twice. ``begins_ms``: see
-    ``beginning``; ``missing_epochs``: the result of that function."""
+    """Fill an empty plan from the history, which can be read twice. ``begins_ms`` is the result of
+    ``beginning``, and ``missing_epochs`` that of ``missing_epochs``."""
     fold = _Fold(plan, wanted)
     gaps = int(begins_ms is not None and 0 < wanted.from_ms < begins_ms) + missing_epochs
     for event in _until_mark(events(), wanted):
@@ -398,7 +399,7 @@ def fill(
         try:
             fold.apply(event)
         except (KeyError, TypeError, ValueError):
-            continue  # the event is unusable, as in a restore
+            continue  # skip an unusable event, as a restore does
     fold.forget()
     plan.has_gaps(gaps)
     plan.choose(wanted)
@@ -413,7 +414,7 @@ def fill(
 
 
 def events_of(folder: Path, shard: int, topic: str) -> Iterator[Event]:
-    """Yield the events of a topic, and some others, in the order of their writing."""
+    """Yield the events of a topic, and some others, in the order in which they were written."""
     return Replay([folder], shard, needles=[*spellings(topic), b'"dropped"']).events()
 
 
@@ -434,8 +435,8 @@ def beginning(folder: Path, shard: int) -> int | None:
 
 
 def missing_epochs(folder: Path, shard: int, wanted: Wanted) -> int:
-    """Return the number of epochs without events, between others, that can be in the span: their
-    daemons wrote elsewhere or failed to start."""
+    """Return the number of epochs that have no events, lie between epochs that have some, and may
+    overlap the span: their daemons wrote elsewhere or failed to start."""
     hours_ms: dict[int, int] = {}
     """Epoch → its first hour in the history."""
     for epoch, hour_ms in epochs(folder, shard):

@@ -5,7 +5,8 @@
 the scheme of its URLs as the name. ``message`` converts a delivery to a body and headers.
 
 Invariants: passwords in URLs are refused, since URLs are listed and logged. URLs with unknown
-options are refused. This module knows no subscriptions and no libraries of targets.
+options are refused. This module depends neither on subscriptions nor on any target's
+library.
 """
 
 from __future__ import annotations
@@ -51,8 +52,8 @@ class NotNow(Exception):
 
 
 class Target(Protocol):
-    """A destination of deliveries. ``connect`` precedes the first ``send``, also after
-    ``close``."""
+    """A destination of deliveries. ``connect`` is called before the first ``send``, and again
+    before a ``send`` after ``close``."""
 
     batch_max: int
     """Maximum deliveries of one ``send``."""
@@ -65,9 +66,9 @@ class Target(Protocol):
     async def send(self, deliveries: Sequence[Delivery]) -> Sequence[Outcome]:
         """Send deliveries. Return an Outcome for each, in order, after it was confirmed.
 
-        After an error all of them are sent again, with ``connect`` before. ``NotNow`` does not
-        count as a failed attempt; any other error can be caused by one of the deliveries. The
-        target sets its own timeout."""
+        After an error, ``connect`` is called and all of them are sent again. ``NotNow`` does not
+        count as a failed attempt; any other error does, because one of the deliveries may have
+        caused it. The target sets its own timeout."""
 
     async def close(self) -> None:
         """Close the connection, even after an error. A second call does nothing."""
@@ -141,7 +142,7 @@ class TargetUrl:
             raise BadRequest("url has an option twice")
 
     def host(self) -> str:
-        """Return the host name or address. Raise BadRequest without exactly one."""
+        """Return the host name or address. Raise BadRequest unless the URL names exactly one."""
         if not self._host or "," in self.places:
             raise BadRequest(f"url must name one host: {self.scheme}://HOST")
         return self._host

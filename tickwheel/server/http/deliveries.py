@@ -269,7 +269,7 @@ GROUPS_MAX = 100
 def settling(verb: str, body: type[types.AckIn], usual: str) -> Handler:
     """Return the handler that settles deliveries, which can belong to several groups. It settles
     each group separately and answers with outcomes in the order of the receipts; ``usual`` is the
-    outcome where the shard answers None."""
+    outcome of receipts for which the shard returns None."""
     decoder = msgspec.json.Decoder(body)
     options = [name for name in body.__struct_fields__ if name != "receipts"]
 

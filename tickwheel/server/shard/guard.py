@@ -1,8 +1,8 @@
 """The stages between a request and its verb: the audit log and the rights.
 
 A stage takes a declared verb and its operation and returns an operation that performs the stage
-first. ``Pipeline`` combines the stages of a principal once. An operation that needs neither a check
-nor a log line stays unwrapped. Invariants of the rights:
+first. ``Pipeline`` builds the chain of stages once for each principal. An operation that needs
+neither a check nor a log line stays unwrapped. The rights check guarantees:
 
 * Only declared operations can be called, and only with the right that they need.
 * A principal learns nothing about topics outside its rights. A request that names such a topic is
@@ -149,7 +149,7 @@ class AuditStage:
         self._is_own = is_own
 
     def before(self, verb: Verb, operation: Operation) -> Operation:
-        """Return the operation with a line for each request."""
+        """Wrap the operation so that each request writes a line of the log."""
         if verb.name not in AUDITED:
             return operation
 
@@ -169,8 +169,8 @@ class AuditStage:
     async def awaited(
         self, caller: Caller, verb: str, request: Request, answer: Awaitable[Any]
     ) -> Any:
-        """Return the answer of another process after writing its line. Raise the error of
-        ``answer``.
+        """Await another process's answer, log the request, and return or raise what ``answer``
+        does.
 
         If the wait is cancelled, the outcome in the line is ``outcome_unknown``, because the other
         process may have executed the request."""
@@ -233,7 +233,7 @@ def _counts(value: object) -> dict[str, int]:
 
 
 def _named(request: Request) -> dict[str, object]:
-    """Return the request's fields that a line shows, with the first ids of many."""
+    """Return the logged fields of the request. A long list of ids is cut to ``IDS_MAX``."""
     said = request.said()
     named: dict[str, object] = {}
     for field in request.fields():
@@ -265,7 +265,7 @@ def behind(
     plain_tasks: PlainTasks,
     unreadable: Unreadable,
 ) -> Verbs:
-    """Return the declared verbs with a stage before each operation."""
+    """Wrap the operations of all declared verbs in a stage."""
     operations = {name: stage(verb, getattr(verbs, name)) for name, verb in VERBS.items()}
     return table(operations, plain_tasks, unreadable)
 
@@ -310,12 +310,12 @@ class RightsStage:
         self._count_refused = refused
 
     def plain_tasks(self, plain: PlainTasks) -> PlainTasks:
-        """Return the limits of plain tasks for the topics of the principal."""
+        """Restrict ``plain`` to the topics that the principal may produce to."""
         topics = self._principal.topics(Right.PRODUCE)
         return plain if topics.are_all else plain._replace(topics=_Both(plain.topics, topics))
 
     def before(self, verb: Verb, operation: Operation) -> Operation:
-        """Return the operation after a check of the verb's right."""
+        """Wrap the operation so that the verb's right is checked first."""
         name, need = verb.name, verb.need
         if need is None:
             return operation
@@ -333,7 +333,7 @@ class RightsStage:
         return self._for_arguments(need, topics, operation)
 
     def _for_request(self, need: Need, topics: Topics, operation: Operation) -> Operation:
-        """Return the operation after a check of the request's topic, or limited to ``topics``."""
+        """Wrap the operation: check the request's topic first, or limit it to ``topics``."""
 
         def checked(ask: Ask[Any]) -> None:
             if need.of is Of.FOUND or (need.of is Of.SELECTED and ask.request.topic is None):
@@ -349,7 +349,7 @@ class RightsStage:
             self._refuse(f"it needs the right {need.right} for topic {checks.shown(topic)}")
 
     def _for_arguments(self, need: Need, topics: Topics, operation: Operation) -> Operation:
-        """Return the operation after a check of the topics in its arguments."""
+        """Wrap the operation so that the topics in its arguments are checked first."""
         each = need.of is Of.EACH_TASK
         field, index = _argument(operation, _TASKS if each else ("topic",))
 
