@@ -201,33 +201,33 @@ class Plan:
         )
         return {row[0] for row in rows}
 
-    def left_out(self, ids: Iterable[int]) -> None:
+    def exclude(self, ids: Iterable[int]) -> None:
         """Exclude these tasks because of the group's filter."""
         self._db.executemany(
             f"UPDATE task SET stand = stand & ~{int(Stand.GIVEN)} WHERE id = ?",
             [(id_,) for id_ in ids],
         )
 
-    def meet(self, wanted: Wanted, stored: Iterable[tuple[TaskRow, bool]]) -> None:
+    def add_stored(self, wanted: Wanted, stored: Iterable[tuple[TaskRow, bool]]) -> None:
         """Add stored tasks of the topic, each with whether the rules permit giving it again; for a
         task in the history, this matters only if it came due before the group began."""
-        judge = known_filter(wanted.tags, wanted.where)
-        rows = [(row, may) for row, may in stored if wanted.covers(row.due_ms)]
+        filter_ = known_filter(wanted.tags, wanted.where)
+        rows = [(row, permitted) for row, permitted in stored if wanted.covers(row.due_ms)]
         known = self.known(row.id for row, _ in rows)
         states = []
-        for row, may in rows:
+        for row, permitted in rows:
             due_ms, stand, place = known.get(row.id, (row.due_ms, int(Stand.GIVEN), row.id))
             if not stand & Stand.GIVEN:
                 continue
             if row.id not in known or stand & Stand.BEFORE:
-                stand = stand if may else stand & ~Stand.GIVEN
-            if not stand & Stand.CARRIED and not judge.passes(row):
+                stand = stand if permitted else stand & ~Stand.GIVEN
+            if not stand & Stand.CARRIED and not filter_.passes(row):
                 stand &= ~Stand.GIVEN
             if row.id in known or stand & Stand.GIVEN:
                 states.append((row.id, due_ms, stand | Stand.STORED, place))
         self.write(states)
 
-    def has_gaps(self, count: int) -> None:
+    def save_gap_count(self, count: int) -> None:
         """Save the number of gaps in the history."""
         self._db.execute(f"PRAGMA user_version={min(count, GAPS_MAX)}")
 
@@ -289,26 +289,26 @@ class _Fold:
 
     def apply(self, event: Event) -> None:
         """Apply an event. Raise KeyError, TypeError or ValueError if it lacks required fields."""
-        one, kind = task_id(event), event["event"]
-        if one is None or kind.startswith(("occurrence", "transaction")):
+        id_, kind = task_id(event), event["event"]
+        if id_ is None or kind.startswith(("occurrence", "transaction")):
             return
         if kind in ("enqueued", "replaced"):
-            self._arrived(one, event)
+            self._arrived(id_, event)
             return
-        state = self._state(one)
+        state = self._state(id_)
         if state is None:
             if kind != "delivered":
                 return
             # Its enqueue is missing from the history.
-            state = self._put(one, int(event["due_ms"]), Stand(0), one)
+            state = self._put(id_, int(event["due_ms"]), Stand(0), id_)
         if kind == "rescheduled":
             if not state[1] & Stand.TOUCHED:
                 state[0] = int(event["due_ms"])
                 state[2] = int(event.get("order_id", state[2]))
             return
-        state[1] = (state[1] & ~self._takes(event)) | self._says(event)
+        state[1] = (state[1] & ~self._flags_cleared_by(event)) | self._flags_set_by(event)
 
-    def _says(self, event: Event) -> int:
+    def _flags_set_by(self, event: Event) -> int:
         kind, group = event["event"], event.get("group")
         found = Stand.ENDED if event.get("ended") else Stand(0)
         if kind in ("cancelled", "expired", "deleted") and group is None:
@@ -322,53 +322,53 @@ class _Fold:
                 found |= Stand.DONE
         return found
 
-    def _takes(self, event: Event) -> int:
+    def _flags_cleared_by(self, event: Event) -> int:
         """Return the bits that the event clears: a group is owed a requeued dead letter again."""
         is_ours = event.get("group") == self._wanted.group
         return Stand.DONE if is_ours and event["event"] == "requeued" else 0
 
-    def _arrived(self, one: int, event: Event) -> None:
+    def _arrived(self, id_: int, event: Event) -> None:
         if event.get("replay_of") is not None:
-            self._put(one, 0, Stand.GONE, one)
+            self._put(id_, 0, Stand.GONE, id_)
             return
         self.has_bodies |= "body" in event
-        due_ms, place = int(event["due_ms"]), int(event.get("order_id", one))
-        state = self._put(one, due_ms, Stand(0), place)
+        due_ms, place = int(event["due_ms"]), int(event.get("order_id", id_))
+        state = self._put(id_, due_ms, Stand(0), place)
         if self._wanted.covers(due_ms):
-            self._carry(one, state, event)
+            self._carry(id_, state, event)
         else:
-            self._carried.pop(one, None)
+            self._carried.pop(id_, None)
 
-    def _carry(self, one: int, state: list[int], event: Event) -> None:
+    def _carry(self, id_: int, state: list[int], event: Event) -> None:
         body = body_of(event)
         if body is None:
             state[1] &= ~Stand.CARRIED
-            self._carried.pop(one, None)
+            self._carried.pop(id_, None)
             return
         state[1] |= Stand.CARRIED
-        self._carried[one] = encode_extras(options_of(event)), body
+        self._carried[id_] = encode_extras(options_of(event)), body
         self._bytes += len(body)
         if len(self._carried) >= CONTENTS_MAX or self._bytes >= CONTENTS_BYTES_MAX:
             self.flush()
 
     def carry_again(self, event: Event) -> None:
         """Add, in a second pass, the body of a task whose due time was moved into the span."""
-        one = task_id(event)
-        state = None if one is None else self._state(one)
-        if one is not None and state is not None:
-            self._carry(one, state, event)
+        id_ = task_id(event)
+        state = None if id_ is None else self._state(id_)
+        if id_ is not None and state is not None:
+            self._carry(id_, state, event)
 
-    def _state(self, one: int) -> list[int] | None:
-        state = self._cached.get(one)
-        if state is None and one <= self._highest:
-            found = self._plan.known((one,)).get(one)
-            state = None if found is None else self._put(one, *found)
+    def _state(self, id_: int) -> list[int] | None:
+        state = self._cached.get(id_)
+        if state is None and id_ <= self._highest:
+            found = self._plan.known((id_,)).get(id_)
+            state = None if found is None else self._put(id_, *found)
         return state
 
-    def _put(self, one: int, due_ms: int, stand: int, place: int) -> list[int]:
+    def _put(self, id_: int, due_ms: int, stand: int, place: int) -> list[int]:
         if len(self._cached) >= CACHED_MAX:
             self.forget()
-        state = self._cached[one] = [due_ms, int(stand), place]
+        state = self._cached[id_] = [due_ms, int(stand), place]
         return state
 
     def forget(self) -> None:
@@ -378,8 +378,8 @@ class _Fold:
 
     def flush(self) -> None:
         """Write all states and bodies in memory to the plan."""
-        states = [(one, due, stand, at) for one, (due, stand, at) in self._cached.items()]
-        self._plan.write(states, [(one, *both) for one, both in self._carried.items()])
+        states = [(id_, due, stand, at) for id_, (due, stand, at) in self._cached.items()]
+        self._plan.write(states, [(id_, *both) for id_, both in self._carried.items()])
         self._highest = max(self._highest, max(self._cached, default=-1))
         self._carried, self._bytes = {}, 0
 
@@ -401,7 +401,7 @@ def fill(
         except (KeyError, TypeError, ValueError):
             continue  # skip an unusable event, as a restore does
     fold.forget()
-    plan.has_gaps(gaps)
+    plan.save_gap_count(gaps)
     plan.choose(wanted)
     lacking = plan.lacking() if fold.has_bodies else ()
     if lacking:
@@ -460,17 +460,17 @@ def _until_mark(events: Iterator[Event], wanted: Wanted) -> Iterator[Event]:
 
 def _judge(plan: Plan, wanted: Wanted) -> None:
     """Exclude the tasks that the group's filter excludes."""
-    judge = known_filter(wanted.tags, wanted.where)
-    if judge.is_open:
+    filter_ = known_filter(wanted.tags, wanted.where)
+    if filter_.is_open:
         return
     after = (-1, -1)
     while page := plan.read(after, CONTENTS_MAX, CONTENTS_BYTES_MAX):
         after = page[-1].due_ms, page[-1].id
-        plan.left_out(
+        plan.exclude(
             kept.id
             for kept in page
             if kept.body is not None
-            and not judge.passes(TaskRow(kept.id, kept.due_ms, wanted.topic, b"", kept.options))
+            and not filter_.passes(TaskRow(kept.id, kept.due_ms, wanted.topic, b"", kept.options))
         )
 
 

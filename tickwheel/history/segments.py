@@ -43,7 +43,7 @@ LINE_BYTES_MAX = 1 << 30
 """Maximum bytes of a line, the same as of a batch in the spool, because ``body_bytes_max`` has no
 upper limit. It bounds memory for damaged files without line feeds."""
 STATE = "_state"
-OPEN_END, SEALED_END = ".jsonl", ".jsonl.gz"
+OPEN_SUFFIX, SEALED_SUFFIX = ".jsonl", ".jsonl.gz"
 PART = ".tmp-"
 """Prefix of the name of an incomplete file."""
 
@@ -67,7 +67,7 @@ class SegmentName(NamedTuple):
     sealed: bool
 
     def __str__(self) -> str:
-        end = SEALED_END if self.sealed else OPEN_END
+        end = SEALED_SUFFIX if self.sealed else OPEN_SUFFIX
         return f"{self.node}-s{self.shard}-e{self.epoch}-{self.number:06d}{end}"
 
 
@@ -102,11 +102,11 @@ def replace_file(path: Path, text: str) -> None:
 
 
 def parse_segment(name: str) -> SegmentName | None:
-    found = _SEGMENT.fullmatch(name)
-    if found is None or name[0] in "._":
+    match = _SEGMENT.fullmatch(name)
+    if match is None or name[0] in "._":
         return None
-    shard, epoch, number = map(int, found.group(2, 3, 4))
-    return SegmentName(found["node"], shard, epoch, number, found["gz"] is not None)
+    shard, epoch, number = map(int, match.group(2, 3, 4))
+    return SegmentName(match["node"], shard, epoch, number, match["gz"] is not None)
 
 
 def hour_of(time_ms: int) -> int:
@@ -313,7 +313,7 @@ class Limits:
 class _Measured:
     segment: Segment
     size: int
-    taken: int
+    disk_bytes: int
     """Bytes that the file occupies on the disk, at least ``size``."""
     is_busy: bool
     is_needed: bool
@@ -360,7 +360,7 @@ def free(history_dir: Path, bytes_: int, busy: AbstractSet[Path] = frozenset()) 
             break
         if file.is_removable:
             _remove(file, cleaned)
-            cleaned.missing_bytes -= file.taken
+            cleaned.missing_bytes -= file.disk_bytes
         else:
             cleaned.kept_segments += 1
     return cleaned
@@ -372,10 +372,10 @@ def _measure(history_dir: Path, busy: AbstractSet[Path]) -> list[_Measured]:
     for segment in find(history_dir):
         with contextlib.suppress(FileNotFoundError):
             status = segment.path.stat()
-            taken = max(status.st_size, status.st_blocks * 512)
+            disk_bytes = max(status.st_size, status.st_blocks * 512)
             is_needed = keep_ms is not None and segment.hour_ms + HOUR_MS > keep_ms
             is_busy = segment.path in busy
-            measured.append(_Measured(segment, status.st_size, taken, is_busy, is_needed))
+            measured.append(_Measured(segment, status.st_size, disk_bytes, is_busy, is_needed))
     return measured
 
 

@@ -95,7 +95,7 @@ class AuditLog(LogWriter):
     def _line_of_dropped(self, count: int) -> bytes:
         return self._line({"operation": "audit_lines_lost", "count": count})
 
-    def _note(self, error: OSError | None) -> None:
+    def _on_write_result(self, error: OSError | None) -> None:
         was_ok, self._observed.audit_ok = self._observed.audit_ok, error is None
         if error is None:
             return
@@ -161,12 +161,12 @@ class AuditStage:
             try:
                 operation(ask._replace(witness=line))
             except TickwheelError as error:
-                line.ended(error.code)
+                line.write(error.code)
                 raise
 
         return audited
 
-    async def awaited(
+    async def relayed(
         self, caller: Caller, verb: str, request: Request, answer: Awaitable[Any]
     ) -> Any:
         """Await another process's answer, log the request, and return or raise what ``answer``
@@ -180,10 +180,10 @@ class AuditStage:
         try:
             value = await answer
         except asyncio.CancelledError:
-            line.ended(OutcomeUnknown.code)
+            line.write(OutcomeUnknown.code)
             raise
         except Exception as error:
-            line.ended(error.code if isinstance(error, TickwheelError) else InternalError.code)
+            line.write(error.code if isinstance(error, TickwheelError) else InternalError.code)
             raise
         line.give(line.answer_to(0, value))
         return value
@@ -191,7 +191,7 @@ class AuditStage:
     def unreadable(self, caller: Caller, verb: str, error: TickwheelError) -> None:
         """Log a request with invalid values, without these values."""
         if verb in AUDITED:
-            _Line(self._log, said_of(caller, verb, {})).ended(error.code)
+            _Line(self._log, said_of(caller, verb, {})).write(error.code)
 
 
 class _Line(Nobody):
@@ -201,23 +201,23 @@ class _Line(Nobody):
         self._log = log
         self._fields = fields
 
-    def ended(self, outcome: str, counts: Mapping[str, int] | None = None) -> None:
+    def write(self, outcome: str, counts: Mapping[str, int] | None = None) -> None:
         """Write the line with the outcome of the request."""
         more = {"counts": counts} if counts else {}
         self._log.write({**self._fields, "outcome": outcome, **more})
 
     def accepted(self, answers: Sequence[StoredAnswer]) -> None:
         for _, _, count, _ in answers:
-            self.ended("ok", {"tasks": count})
+            self.write("ok", {"tasks": count})
 
     def answer_to(self, request: int, value: object) -> Sized:
         return _counts(value)
 
     def give(self, answer: Any) -> None:
-        self.ended("ok", answer)
+        self.write("ok", answer)
 
     def error(self, request: int, code: str, message: str) -> None:
-        self.ended(code)
+        self.write(code)
 
 
 def _counts(value: object) -> dict[str, int]:
@@ -226,10 +226,10 @@ def _counts(value: object) -> dict[str, int]:
         return {}
     if len(value) > 1 and type(value[0]) is int and isinstance(value[1], tuple):
         return {"tasks": len(value[1])}
-    words = (
+    outcomes = (
         item[1] if isinstance(item, (tuple, list)) and len(item) > 1 else item for item in value
     )
-    return dict(Counter(word for word in words if isinstance(word, str)))
+    return dict(Counter(item for item in outcomes if isinstance(item, str)))
 
 
 def _named(request: Request) -> dict[str, object]:
@@ -326,7 +326,7 @@ class RightsStage:
             return partial(self._refuse, f"{name} needs the right {need.right}")
         if need.of is Of.ANY:
             return partial(self._refuse, f"{name} needs the right {need.right} for all topics")
-        if not verb.is_by_hand:
+        if not verb.has_custom_arguments:
             return self._for_request(need, topics, operation)
         if need.of is Of.FOUND:  # a client's answers to check-backs of transactions
             return partial(operation, only=topics)

@@ -261,7 +261,7 @@ class Resets:
                 async with self._runner.reader.bulk_turn() as read:
                     stored, rest = await self._look(wanted, rest, read)
                 if stored:
-                    await plan.do(Plan.meet, wanted, stored)
+                    await plan.do(Plan.add_stored, wanted, stored)
 
     async def _look(
         self, wanted: Wanted, ids: Sequence[int], reads: BulkReads
