@@ -164,10 +164,10 @@ class End(asyncio.Transport):
 # --- the daemon ----------------------------------------------------------------------------------
 
 
-class Inside:
+class InProcessDaemon:
     """Runs one daemon at a time in this process and event loop.
 
-    ``open_to`` connects a client, and starts the first daemon if necessary."""
+    ``connect_client`` connects a client, and starts the first daemon if necessary."""
 
     def __init__(self, settings: Settings, sources: Sources | None = None) -> None:
         """``sources`` are the time sources of the daemons' clock."""
@@ -175,7 +175,7 @@ class Inside:
         self.daemon: Daemon | None = None
         self.loop: asyncio.AbstractEventLoop | None = None
         """The event loop of the daemon."""
-        self.first: Store | None = None
+        self.first_store: Store | None = None
         """The first daemon's store, if it is not the one in the settings."""
         self.is_up = asyncio.Event()
         self.ends: list[End] = []
@@ -193,7 +193,7 @@ class Inside:
     async def begin(self) -> None:
         """Start the first daemon, once. Raise StoreError."""
         if self._starting is None:
-            self._starting = asyncio.ensure_future(self.start(self.first))
+            self._starting = asyncio.ensure_future(self.start(self.first_store))
         await asyncio.shield(self._starting)
 
     async def start(self, store: Store | None = None) -> None:
@@ -241,7 +241,7 @@ class Inside:
         if daemon is not None:
             await daemon.stop()
 
-    async def open_to(
+    async def connect_client(
         self, connection: Connection, address: Address, tls: ssl.SSLContext | None
     ) -> None:
         """Connect a client to the running daemon, starting it if necessary; see ``Client``."""
@@ -257,9 +257,9 @@ class Inside:
 class InsideClient(Client):
     """A client that connects inside the process."""
 
-    def __init__(self, inside: Inside, **options: Any) -> None:
+    def __init__(self, inside: InProcessDaemon, **options: Any) -> None:
         super().__init__(NOWHERE, **options)
-        self._options.open_to = inside.open_to
+        self._options.open_to = inside.connect_client
         self._failure: TickwheelError | None = None
 
     def _ready(self) -> None:
@@ -300,7 +300,7 @@ class Embedded:
             self._settings = Settings(**{"store": store, **settings})
         except ValueError as error:
             raise BadRequest(f"embedded: {error}") from None
-        self._inside: Inside | None = None
+        self._inside: InProcessDaemon | None = None
         self._client: InsideClient | None = None
         self._blocking: _Blocking | None = None
         self._failing: asyncio.Future[None] | None = None
@@ -308,7 +308,7 @@ class Embedded:
 
     def _new_client(self) -> InsideClient:
         """Return the client. Call this on the event loop of the daemon."""
-        self._inside = Inside(self._settings)
+        self._inside = InProcessDaemon(self._settings)
         self._client = client = InsideClient(self._inside)
 
         def failed(error: TickwheelError) -> None:

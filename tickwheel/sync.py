@@ -167,10 +167,10 @@ class Runtime:
         for link in client._links:
             connection = link.reconnector.connection if link.is_started else None
             if connection is not None and (descriptor := connection.fileno()) >= 0:
-                self._cover(descriptor)
+                self._replace_with_devnull(descriptor)
 
     @staticmethod
-    def _cover(descriptor: int) -> None:
+    def _replace_with_devnull(descriptor: int) -> None:
         # Do not close the descriptor: the abandoned socket would later close the same number, which
         # may then belong to another file. Closing it by the loop would change the shared epoll set.
         nothing = os.open(os.devnull, os.O_RDWR)

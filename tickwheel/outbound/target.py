@@ -80,7 +80,7 @@ Factory = Callable[[str, str | None], Target]
 """Creates a target from a URL and a secret such as a password, without connecting."""
 
 ENTRY_POINTS: Final = "tickwheel.targets"
-_OURS: Final = {
+_BUILTIN: Final = {
     "redis": "redis_target", "rediss": "redis_target",
     "amqp": "amqp_target", "amqps": "amqp_target",
     "kafka": "kafka_target", "kafkas": "kafka_target",
@@ -97,14 +97,14 @@ def target_of(url: str, secret: str | None = None) -> Target:
 
 
 def _factory(scheme: str) -> Factory:
-    if scheme in _OURS:
-        builtin: Factory = getattr(import_module("tickwheel.outbound.forward"), _OURS[scheme])
+    if scheme in _BUILTIN:
+        builtin: Factory = getattr(import_module("tickwheel.outbound.forward"), _BUILTIN[scheme])
         return builtin
     plugins = {entry.name: entry for entry in entry_points(group=ENTRY_POINTS)}
     if scheme in plugins:
         plugin: Factory = plugins[scheme].load()
         return plugin
-    schemes = ", ".join(f"{name}://" for name in (*_OURS, *sorted(plugins)))
+    schemes = ", ".join(f"{name}://" for name in (*_BUILTIN, *sorted(plugins)))
     raise BadRequest(f"url must begin with one of {schemes}, not {shown(f'{scheme}://')}")
 
 
@@ -128,9 +128,9 @@ class TargetUrl:
             raise BadRequest(f"url is not a valid URL: {error}") from None
         if has_password:
             raise BadRequest("url must not contain a password: pass it in a file")
-        user, at, places = parts.netloc.rpartition("@")
+        user, at, hosts = parts.netloc.rpartition("@")
         self.user = unquote(user) if at else None
-        self.places = places
+        self.hosts = hosts
         """HOST:PORT, or several separated by commas."""
         self.path = unquote(parts.path.removeprefix("/"))
         try:
@@ -143,7 +143,7 @@ class TargetUrl:
 
     def host(self) -> str:
         """Return the host name or address. Raise BadRequest unless the URL names exactly one."""
-        if not self._host or "," in self.places:
+        if not self._host or "," in self.hosts:
             raise BadRequest(f"url must name one host: {self.scheme}://HOST")
         return self._host
 
