@@ -425,7 +425,7 @@ async def test_remembered_outcomes_per_session_are_limited(make: Make, rule: str
         ok(await peer.call(T.ENQUEUE, floor, [task] * 3))
         refused(
             await peer.call(T.ENQUEUE, floor, [task] * 2), "overloaded",
-            "3 answers of this session are remembered for resends, and 2 more exceed the limit 4"
+            "3 answers of this session are remembered for resends; 2 more would exceed the limit 4"
             " (outcomes_per_session_max)",
         )  # fmt: skip
         ok(await peer.call(T.ENQUEUE, floor, [task]))
