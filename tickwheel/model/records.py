@@ -562,7 +562,7 @@ class SettingsCounter(NamedTuple):
     created, set and deleted, and settings of topics. Without a number there is no row."""
 
     number: int = 0
-    sure: int | None = None
+    number_at_start: int | None = None
     """The last number known at the start, until the shard has read all others'. If the shard was
     restored to an older state, other shards know higher numbers, which must not be reused."""
 
