@@ -220,7 +220,7 @@ def test_dropped_events_in_the_period_are_a_gap(tmp_path: Path, at_ms: int, gaps
 
 
 def test_a_gap_after_the_mark_is_ignored(tmp_path: Path) -> None:
-    wanted = replace(WANTED, mark="j")
+    wanted = replace(WANTED, bulk="j")
     reset: Record = [EventKind.GROUP, DUE + 9, "t", "g", "reset", {"bulk": "j"}]
     with plan_of(tmp_path, put(A), reset, dropped(DUE + 10), wanted=wanted) as plan:
         assert plan.count().incomplete == 0

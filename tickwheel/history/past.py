@@ -89,7 +89,7 @@ class Wanted:
     """The first due time of the span."""
     until_ms: int
     """The last due time of the span."""
-    mark: str | None = None
+    bulk: str | None = None
     """The bulk operation named in the ``group_reset`` event; None: use the whole history."""
     since_ms: int = 0
     since_id: int = 0
@@ -361,8 +361,8 @@ class _Fold:
     def _state(self, id_: int) -> list[int] | None:
         state = self._cached.get(id_)
         if state is None and id_ <= self._highest:
-            found = self._plan.known((id_,)).get(id_)
-            state = None if found is None else self._put(id_, *found)
+            row = self._plan.known((id_,)).get(id_)
+            state = None if row is None else self._put(id_, *row)
         return state
 
     def _put(self, id_: int, due_ms: int, stand: int, place: int) -> list[int]:
@@ -392,7 +392,7 @@ def fill(
     ``beginning``, and ``missing_epochs`` that of ``missing_epochs``."""
     fold = _Fold(plan, wanted)
     gaps = int(begins_ms is not None and 0 < wanted.from_ms < begins_ms) + missing_epochs
-    for event in _until_mark(events(), wanted):
+    for event in _until_reset(events(), wanted):
         if event["event"] == "dropped":
             gaps += event["time_ms"] >= wanted.from_ms
             continue
@@ -405,7 +405,7 @@ def fill(
     plan.choose(wanted)
     lacking = plan.lacking() if fold.has_bodies else ()
     if lacking:
-        for event in _until_mark(events(), wanted):
+        for event in _until_reset(events(), wanted):
             if event["event"] in ("enqueued", "replaced") and task_id(event) in lacking:
                 fold.carry_again(event)
         fold.flush()
@@ -448,12 +448,12 @@ def missing_epochs(folder: Path, shard: int, wanted: Wanted) -> int:
     )
 
 
-def _until_mark(events: Iterator[Event], wanted: Wanted) -> Iterator[Event]:
+def _until_reset(events: Iterator[Event], wanted: Wanted) -> Iterator[Event]:
     for event in events:
         if event.get("topic") != wanted.topic and event["event"] != "dropped":
             continue
-        if event["event"] == "group_reset" and wanted.mark is not None:
-            if (event.get("settings") or {}).get("bulk") == wanted.mark:
+        if event["event"] == "group_reset" and wanted.bulk is not None:
+            if (event.get("settings") or {}).get("bulk") == wanted.bulk:
                 return
         yield event
 
