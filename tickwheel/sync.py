@@ -324,7 +324,7 @@ def _with_parameters_of(
 
 
 class Calling(Protocol):
-    """An object with verbs; it knows how to call them."""
+    """An object that can call its verbs."""
 
     def _call(
         self, method: Callable[..., Coroutine[Any, Any, R]], /, *arguments: Any, **options: Any
@@ -453,7 +453,7 @@ class Delivery(_Inner[AsyncDelivery], Delivered):
     snooze = waits(AsyncDelivery.snooze)
 
     def ack_nowait(self) -> Future[AckWord]:
-        """``ack`` as a future; acks at about the same time share a frame."""
+        """Ack, and return a future; acks at about the same time share a frame."""
 
         async def work(_: AsyncClient) -> AckWord:
             return await self._inner.ack()
@@ -461,7 +461,7 @@ class Delivery(_Inner[AsyncDelivery], Delivered):
         return self._runtime.submit(work)
 
     def ack_unwatched(self) -> None:
-        """``ack`` without waiting; an answer that is not "acked" is logged."""
+        """Ack without waiting; an answer that is not "acked" is logged."""
 
         async def work(_: AsyncClient) -> None:
             self._inner.ack_unwatched()
@@ -618,7 +618,7 @@ class Client:
     # --- life -----------------------------------------------------------------------------------
 
     def connect(self) -> Self:
-        """Connect now instead of with the first call. Raise errors like
+        """Connect now instead of with the first call. Raise the errors of
         ``tickwheel.Client.connect``; the caller can try again."""
 
         async def nothing(_: AsyncClient) -> None: ...

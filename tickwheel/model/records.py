@@ -404,14 +404,14 @@ class DeadRow(NamedTuple):
 
 
 class FormerFilter(NamedTuple):
-    """A group's filter from before a change. It judges tasks that had come due by then."""
+    """A group's filter from before a change. It applies to tasks that had come due by then."""
 
     tags: str | None
     where: str | None
     due_ms: int
-    """Latest due time of the tasks that the filter judges."""
+    """Latest due time of the tasks to which the filter applies."""
     id: int
-    """Highest position, in the order of ids, of the tasks that the filter judges."""
+    """Highest position, in the order of ids, of the tasks to which the filter applies."""
 
 
 FORMER_FILTERS_MAX = 16
