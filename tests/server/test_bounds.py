@@ -278,14 +278,14 @@ async def test_tasks_are_limited_including_uncommitted(make: Make, limit: str) -
     await rig.settle()
     second = peer.send(T.ENQUEUE, 1, [("t", b"x", DAY_MS)])
     full = await peer.enqueue(*[("t", b"x", DAY_MS)] * 2)
-    refused(full, "backlog_full", f"the limit is 5 ({limit})")
+    refused(full, "backlog_full", f"exceed the limit 5 ({limit})")
     # Frames of one task each are taken by another way.
     numbers = range(peer.request + 1, peer.request + 4)
     peer.request += 3
     peer.feed(b"".join(encode((2, n, 1, [("t", b"x", DAY_MS)])) for n in numbers))
     third, *others = numbers
     for number in others:
-        refused(await peer.answer(number), "backlog_full", f"the limit is 5 ({limit})")
+        refused(await peer.answer(number), "backlog_full", f"exceed the limit 5 ({limit})")
     rig.store.go_on()
     for number in (first, second, third):
         ids += ok(await peer.answer(number))[1]
@@ -429,7 +429,7 @@ async def test_remembered_outcomes_per_session_are_limited(make: Make, rule: str
             " (outcomes_per_session_max)",
         )  # fmt: skip
         ok(await peer.call(T.ENQUEUE, floor, [task]))
-    limit = "the limit is 4 (outcomes_per_session_max)"
+    limit = "1 more would exceed the limit 4 (outcomes_per_session_max)"
     refused(await peer.call(T.ENQUEUE, floor, [task]), "overloaded", limit)
     refused(await peer.call(T.ENQUEUE, floor, [("t", b"x", DAY_MS)]), "overloaded", limit)
     ok(await other.enqueue(task))
@@ -583,7 +583,7 @@ async def test_waiting_commands_and_their_ids_are_limited(make: Make) -> None:
     refused(answers[3], "overloaded", "the limit is 3 (commands_max)")
     taken, over = peer.send(T.CANCEL, list(range(1, 11))), peer.send(T.CANCEL, [11])
     assert len(ok(await peer.answer(taken))) == 10
-    refused(await peer.answer(over), "overloaded", "the limit is 10 (command_ids_max)")
+    refused(await peer.answer(over), "overloaded", "exceed the limit 10 (command_ids_max)")
 
 
 async def test_enqueues_waiting_for_coalescing_are_limited(make: Make) -> None:
@@ -961,7 +961,7 @@ async def test_prepared_tasks_of_all_transactions_are_limited(make: Make) -> Non
         await prepare(peer, "b", 1, ("t", b"x" * 41, 0)),
         "overloaded",
         "310 bytes, and 291 more",
-        "the limit is 600 (transactions_bytes_max)",
+        "exceed the limit 600 (transactions_bytes_max)",
     )
     ok(await prepare(peer, "b", 1, ("t", b"x" * 40, 0)))
     ok(await peer.call(T.COMMIT, "a"))
