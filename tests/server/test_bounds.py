@@ -960,7 +960,7 @@ async def test_prepared_tasks_of_all_transactions_are_limited(make: Make) -> Non
     refused(
         await prepare(peer, "b", 1, ("t", b"x" * 41, 0)),
         "overloaded",
-        "310 bytes, and 291 more",
+        "310 bytes; 291 more",
         "exceed the limit 600 (transactions_bytes_max)",
     )
     ok(await prepare(peer, "b", 1, ("t", b"x" * 40, 0)))
