@@ -155,7 +155,7 @@ class PeerSilent(TickwheelError):
     """A peer that answers heartbeats has sent nothing for too long."""
 
     code = "peer_silent"
-    remark = "It appears only in the daemon's log: see *Ends*."
+    remark = "It appears only in the daemon's log: see *Ending a connection*."
     retryable = True
     closes_connection = True
     http_status = 503

@@ -375,7 +375,7 @@ class AllShardsExchange(Exchange):
     def ask(self, verb: str, request: Request, render: Render | None = None) -> Answer:
         def work() -> Awaitable[Any]:
             answer, audit = self._answer_of(verb, request), self._gateway.audit
-            return answer if audit is None else audit.awaited(self.caller, verb, request, answer)
+            return answer if audit is None else audit.relayed(self.caller, verb, request, answer)
 
         return self._begin(work, render)
 

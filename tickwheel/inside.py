@@ -4,11 +4,11 @@ It opens no port or socket, and only the store uses threads.
 
 ``End`` is one end of a connection inside a process. The other end reads its data in the next step
 of the event loop. As with TCP, bytes arrive in order or not at all. Bytes wait while the peer does
-not read, and the writer is paused above a limit. Data written before ``close`` arrives; data that
-waits at ``abort`` is lost.
+not read, and the writer is paused above a limit. Data written before ``close`` arrives; data
+still waiting when ``abort`` is called is lost.
 
-Invariants: the promises are those of the separate daemon, kept by the same code (lock file, epochs,
-a sync before each answer). A failed daemon never ends the program; every call then raises its
+The promises are those of a separate daemon, kept by the same code (lock file, epochs, a sync before
+each answer). A failed daemon never ends the program; every call then raises its
 error.
 """
 
@@ -164,19 +164,19 @@ class End(asyncio.Transport):
 # --- the daemon ----------------------------------------------------------------------------------
 
 
-class Inside:
+class InProcessDaemon:
     """Runs one daemon at a time in this process and event loop.
 
-    ``open_to`` connects a client, and starts the first daemon if necessary."""
+    ``connect_client`` connects a client, and starts the first daemon if necessary."""
 
     def __init__(self, settings: Settings, sources: Sources | None = None) -> None:
-        """``sources`` are those of the daemons' clock."""
+        """``sources`` are the time sources of the daemons' clock."""
         self._settings, self._sources = settings, sources
         self.daemon: Daemon | None = None
         self.loop: asyncio.AbstractEventLoop | None = None
         """The event loop of the daemon."""
-        self.first: Store | None = None
-        """The store of the first daemon, instead of that of the settings."""
+        self.first_store: Store | None = None
+        """The first daemon's store, if it is not the one in the settings."""
         self.is_up = asyncio.Event()
         self.ends: list[End] = []
         """Both ends of each connection."""
@@ -193,11 +193,11 @@ class Inside:
     async def begin(self) -> None:
         """Start the first daemon, once. Raise StoreError."""
         if self._starting is None:
-            self._starting = asyncio.ensure_future(self.start(self.first))
+            self._starting = asyncio.ensure_future(self.start(self.first_store))
         await asyncio.shield(self._starting)
 
     async def start(self, store: Store | None = None) -> None:
-        """Start a daemon, on ``store`` instead of that of the settings. Raise StoreError."""
+        """Start a daemon, on ``store`` if given, else on the settings' store. Raise StoreError."""
         daemon = Daemon(self._settings, cast("Log", _Log()), is_inside=True, sources=self._sources)
         if store is not None:
             daemon.roles.store = store
@@ -241,7 +241,7 @@ class Inside:
         if daemon is not None:
             await daemon.stop()
 
-    async def open_to(
+    async def connect_client(
         self, connection: Connection, address: Address, tls: ssl.SSLContext | None
     ) -> None:
         """Connect a client to the running daemon, starting it if necessary; see ``Client``."""
@@ -257,9 +257,9 @@ class Inside:
 class InsideClient(Client):
     """A client that connects inside the process."""
 
-    def __init__(self, inside: Inside, **options: Any) -> None:
+    def __init__(self, inside: InProcessDaemon, **options: Any) -> None:
         super().__init__(NOWHERE, **options)
-        self._options.open_to = inside.open_to
+        self._options.open_to = inside.connect_client
         self._failure: TickwheelError | None = None
 
     def _ready(self) -> None:
@@ -300,7 +300,7 @@ class Embedded:
             self._settings = Settings(**{"store": store, **settings})
         except ValueError as error:
             raise BadRequest(f"embedded: {error}") from None
-        self._inside: Inside | None = None
+        self._inside: InProcessDaemon | None = None
         self._client: InsideClient | None = None
         self._blocking: _Blocking | None = None
         self._failing: asyncio.Future[None] | None = None
@@ -308,7 +308,7 @@ class Embedded:
 
     def _new_client(self) -> InsideClient:
         """Return the client. Call this on the event loop of the daemon."""
-        self._inside = Inside(self._settings)
+        self._inside = InProcessDaemon(self._settings)
         self._client = client = InsideClient(self._inside)
 
         def failed(error: TickwheelError) -> None:
@@ -319,7 +319,7 @@ class Embedded:
 
     async def __aenter__(self) -> Client:
         client = self._new_client()
-        assert self._inside is not None, "made with the client"
+        assert self._inside is not None, "_new_client sets it"
         try:
             await self._inside.begin()  # raises the original error, unlike connecting
             return await client.connect()
@@ -347,12 +347,12 @@ class Embedded:
             raise
 
     def __exit__(self, *_: object) -> None:
-        assert self._blocking is not None, "entered"
+        assert self._blocking is not None, "__enter__ was called first"
         self._blocking._end(self._close)
 
 
 class _Blocking(sync.Client):
-    """The synchronous client around a client that ``make`` creates in its thread."""
+    """A synchronous client for the asynchronous client that ``make`` creates in its thread."""
 
     def __init__(self, make: Callable[[], Client]) -> None:
         super().__init__(NOWHERE)

@@ -95,11 +95,11 @@ class LogWriter:
         while lines := self._next():
             try:
                 self._write_all(lines)
-                self._note(None)
+                self._on_write_result(None)
             except OSError as error:
                 with self._changed:
                     self._drop(sum(map(_count, lines)))
-                self._note(error)
+                self._on_write_result(error)
         self._end()
 
     def _next(self) -> deque[bytes]:
@@ -135,7 +135,7 @@ class LogWriter:
         """Return the line that reports ``count`` dropped lines."""
         raise NotImplementedError
 
-    def _note(self, error: OSError | None) -> None:
+    def _on_write_result(self, error: OSError | None) -> None:
         """Handle the error of a write, or None after a successful write."""
 
     def _end(self) -> None:
@@ -186,7 +186,7 @@ class StreamWriter(LogWriter):
     def _line_of_dropped(self, count: int) -> bytes:
         return self.line_of_dropped(count)
 
-    def _note(self, error: OSError | None) -> None:
+    def _on_write_result(self, error: OSError | None) -> None:
         if error is not None:
             self.failed(error)
 

@@ -11,13 +11,11 @@ Invariants:
 
 * Every thread can use every object concurrently.
 * The first call connects. If that fails, the next call tries again; concurrent calls wait for the
-same
-  attempt, each up to its own timeout.
+  same attempt, each up to its own timeout.
 * A runtime belongs to the process that created it. After a fork the child has the object but not
-the
-  thread, so it never touches the event loop, and only ensures that it does not hold the connection.
-  An inherited client makes a new connection in the child; objects of the parent's connection raise
-  ClientClosed.
+  its thread. There it leaves the event loop alone, and only ensures that the child does not hold
+  the connection open. An inherited client makes a new connection in the child; objects of the
+  parent's connection raise ClientClosed.
 """
 
 from __future__ import annotations
@@ -102,8 +100,8 @@ class Runtime:
     def _check_thread(self) -> None:
         if threading.current_thread() is self._thread:
             raise BadRequest(
-                "a blocking call in the client's own thread would wait for itself forever: in the"
-                " callback of a future use enqueue_nowait, or another thread"
+                "a blocking call in the client's own thread would wait for itself forever: in a"
+                " future's callback, use enqueue_nowait or another thread"
             )
 
     def call_or(
@@ -113,8 +111,8 @@ class Runtime:
         *arguments: Any,
         **options: Any,
     ) -> T:
-        """``call``. If the caller is interrupted, ``unused`` gets the result in the loop's
-        thread."""
+        """Do the same as ``call``. If the caller is interrupted, ``unused`` gets the result in the
+        loop's thread."""
         self._check_thread()
         future = self.submit(method, *arguments, **options)
         try:
@@ -132,7 +130,7 @@ class Runtime:
     def submit(
         self, method: Callable[..., Coroutine[Any, Any, T]], *arguments: Any, **options: Any
     ) -> Future[T]:
-        """``call`` as a future."""
+        """Do the same as ``call``, but return a future."""
         if self._pid != os.getpid():
             raise ClientClosed(
                 "this object belongs to the parent process of a fork: subscriptions and deliveries"
@@ -169,12 +167,12 @@ class Runtime:
         for link in client._links:
             connection = link.reconnector.connection if link.is_started else None
             if connection is not None and (descriptor := connection.fileno()) >= 0:
-                self._cover(descriptor)
+                self._replace_with_devnull(descriptor)
 
     @staticmethod
-    def _cover(descriptor: int) -> None:
-        # Do not close the descriptor: the abandoned socket would close its number again, which may
-        # then be another file's. Closing it by the loop would change the shared epoll set.
+    def _replace_with_devnull(descriptor: int) -> None:
+        # Do not close the descriptor: the abandoned socket would later close the same number, which
+        # may then belong to another file. Closing it by the loop would change the shared epoll set.
         nothing = os.open(os.devnull, os.O_RDWR)
         os.dup2(nothing, descriptor, inheritable=False)
         os.close(nothing)
@@ -209,7 +207,7 @@ class Runtime:
         return await method(client, *arguments, **options)
 
     async def _connected(self, timeout_s: float | None) -> AsyncClient:
-        """Return the connected client. Raise errors like ``Client.connect``, and after
+        """Return the connected client. Raise the errors of ``Client.connect``, also after
         ``timeout_s``."""
         if self._connecting is None or self._connecting.done():
             self._connecting = self._loop.create_task(self._connect())
@@ -315,7 +313,7 @@ def _mirrored(
 def _with_parameters_of(
     method: Callable[Concatenate[Any, P], None],
 ) -> Callable[[Callable[..., None]], Callable[Concatenate[Any, P], None]]:
-    """Give a function that passes its arguments on to ``method`` the parameters of ``method``."""
+    """Copy the parameters of ``method`` to a function that passes its arguments on to it."""
 
     def decorate(function: Any) -> Any:
         *parameters, name = inspect.signature(method).parameters.values()
@@ -326,7 +324,7 @@ def _with_parameters_of(
 
 
 class Calling(Protocol):
-    """An object with verbs; it knows how to call them."""
+    """An object that can call its verbs."""
 
     def _call(
         self, method: Callable[..., Coroutine[Any, Any, R]], /, *arguments: Any, **options: Any
@@ -363,7 +361,7 @@ def _submits(
 def _iterates(
     method: Callable[Concatenate[Any, P], AsyncIterator[R]],
 ) -> Callable[Concatenate[Any, P], Iterator[R]]:
-    """Return a verb that lists."""
+    """Return a verb that iterates over a list."""
 
     def iterate(client: Client, method: Any, *arguments: Any, **options: Any) -> Iterator[R]:
         runtime = client._runtime()
@@ -455,7 +453,7 @@ class Delivery(_Inner[AsyncDelivery], Delivered):
     snooze = waits(AsyncDelivery.snooze)
 
     def ack_nowait(self) -> Future[AckWord]:
-        """``ack`` as a future; acks at about the same time share a frame."""
+        """Ack, and return a future; acks at about the same time share a frame."""
 
         async def work(_: AsyncClient) -> AckWord:
             return await self._inner.ack()
@@ -463,7 +461,7 @@ class Delivery(_Inner[AsyncDelivery], Delivered):
         return self._runtime.submit(work)
 
     def ack_unwatched(self) -> None:
-        """``ack`` without waiting; an answer that is not "acked" is logged."""
+        """Ack without waiting; an answer that is not "acked" is logged."""
 
         async def work(_: AsyncClient) -> None:
             self._inner.ack_unwatched()
@@ -620,7 +618,7 @@ class Client:
     # --- life -----------------------------------------------------------------------------------
 
     def connect(self) -> Self:
-        """Connect now instead of with the first call. Raise errors like
+        """Connect now instead of with the first call. Raise the errors of
         ``tickwheel.Client.connect``; the caller can try again."""
 
         async def nothing(_: AsyncClient) -> None: ...
@@ -820,8 +818,8 @@ def beside(client: AsyncClient, loop: asyncio.AbstractEventLoop) -> Client:
 
 _CLIENTS: weakref.WeakSet[Client] = weakref.WeakSet()
 _PARENTS: list[Runtime] = []
-"""The parent's runtimes in a child. They are kept because their end would close descriptors that
-the parent uses."""
+"""The parent's runtimes in a child. They are kept because deallocating them would close
+descriptors that the parent uses."""
 
 
 def _after_fork() -> None:

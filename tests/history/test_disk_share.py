@@ -111,7 +111,7 @@ def test_use_below_the_limits_has_no_effect(folder: Path) -> None:
 def test_disk_use_is_warned_about_once(folder: Path) -> None:
     clock, log, disk = Clock(), list[str](), Disk(folder, 0.7512)
     writer = writer_of(folder, limits=LIMITS, clock=clock, log=log, disk=disk)
-    warning = f"the disk of {folder} is 75.1% full; above 75.0% (history_disk_warn)"
+    warning = f"the disk of {folder} is 75.1% full; the limit is 75.0% (history_disk_warn)"
     for used, warnings in ((0.7512, 1), (0.85, 1), (0.75, 1), (0.7512, 2), (0.7512, 2)):
         disk.use(used)
         writer.step()

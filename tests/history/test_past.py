@@ -143,14 +143,14 @@ def test_a_task_without_a_body_is_lost_unless_stored(tmp_path: Path) -> None:
     plan = plan_of(tmp_path, enqueued([A, B, C], DUE), ack(A, B, last=False))
     assert plan.count() == Count(0, None, None, 2)
     assert [kept.body for kept in plan.read((-1, -1), 100, 1 << 20)] == [None, None]
-    plan.meet(WANTED, [(TaskRow(A, DUE, "t", b""), True), (TaskRow(C, DUE, "t", b""), True)])
+    plan.add_stored(WANTED, [(TaskRow(A, DUE, "t", b""), True), (TaskRow(C, DUE, "t", b""), True)])
     assert plan.count() == Count(1, DUE, DUE, 1)
 
 
 def test_stored_tasks_missing_in_the_history_are_planned(tmp_path: Path) -> None:
     plan, late = plan_of(tmp_path), TaskRow(D, NOW_MS + DAY_MS, "t", b"")
     stored = [(TaskRow(A, DUE, "t", b""), True), (TaskRow(B, DUE, "t", b""), False), (late, True)]
-    plan.meet(WANTED, stored)
+    plan.add_stored(WANTED, stored)
     assert ids(plan) == [A]
 
 
@@ -163,7 +163,7 @@ def test_stored_tasks_before_the_group_are_planned(tmp_path: Path) -> None:
     wanted = Wanted("t", "g", 0, NOW_MS + 60_000, since_ms=DUE + 1, since_id=B)
     plan = plan_of(tmp_path, put(A, B, C), wanted=wanted)
     assert ids(plan) == [A, B]
-    plan.meet(wanted, [(TaskRow(one, DUE, "t", b""), one == A) for one in (A, B, C)])
+    plan.add_stored(wanted, [(TaskRow(one, DUE, "t", b""), one == A) for one in (A, B, C)])
     assert ids(plan) == [A]
 
 
@@ -173,7 +173,7 @@ def test_the_plan_respects_the_groups_filter(tmp_path: Path) -> None:
     plan = plan_of(tmp_path, *tasks, ack(A, B, C), wanted=wanted)
     assert ids(plan) == [A]
     fits = TaskRow(D, DUE, "t", b"", TaskOptions("k7", properties={"n": 5}))
-    plan.meet(wanted, [(fits, True), (fits._replace(id=D + 1, options=None), True)])
+    plan.add_stored(wanted, [(fits, True), (fits._replace(id=D + 1, options=None), True)])
     assert ids(plan) == [A, D]
 
 
@@ -220,7 +220,7 @@ def test_dropped_events_in_the_period_are_a_gap(tmp_path: Path, at_ms: int, gaps
 
 
 def test_a_gap_after_the_mark_is_ignored(tmp_path: Path) -> None:
-    wanted = replace(WANTED, mark="j")
+    wanted = replace(WANTED, bulk="j")
     reset: Record = [EventKind.GROUP, DUE + 9, "t", "g", "reset", {"bulk": "j"}]
     with plan_of(tmp_path, put(A), reset, dropped(DUE + 10), wanted=wanted) as plan:
         assert plan.count().incomplete == 0

@@ -250,7 +250,7 @@ class ResetMachine(RuleBasedStateMachine):
         rig, group = self.rig, self.rig.group(name=wanted.group)
         known = rig.known([i for i in rig.rows.tasks if i <= until_id])
         may_have = rig.engine.resets.may_have
-        plan.meet(wanted, [(one.row, may_have(group, one)) for one in known.values()])
+        plan.add_stored(wanted, [(one.row, may_have(group, one)) for one in known.values()])
         # Without a history a task is judged when it is looked at.
         self.possible |= self.owed_again(wanted.group, wanted.from_ms)
 

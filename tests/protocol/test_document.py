@@ -69,13 +69,13 @@ def test_the_document_lists_every_field_of_stats(running: Raw) -> None:
     running.enqueue(("t", b"x", 0))
     running.call(FrameType.SUBSCRIBE, 1, "t", "g", 0, {"tags": "eu", "where": "TRUE"})
     stats = running.call(FrameType.STATS)[2]
-    table = rows(section("Looking"))
+    table = rows(section("Inspecting tasks"))
     documented = {name for row in table[1:] for name in re.findall(r"`(\w+)`", row[0])}
     assert documented == set(stats)
     inner = {re.findall(r"`(\w+)`", row[0])[0]: set(names(row[1])) for row in table[1:]}
     assert inner["lateness"] == set(stats["lateness"])
     assert inner["topics"] == set(stats["topics"]["t"])
-    groups = re.search(r"^`groups` maps .*$", section("Looking"), re.MULTILINE)
+    groups = re.search(r"^`groups` maps .*$", section("Inspecting tasks"), re.MULTILINE)
     assert groups is not None
     assert set(names(groups[0])) - {"groups"} == set(stats["topics"]["t"]["groups"]["g"])
 
@@ -87,12 +87,14 @@ def names(text: str) -> list[str]:
 def test_the_document_lists_every_field_of_a_task(running: Raw) -> None:
     task_id = running.enqueue(("t", b"x", 60_000))[2][1][0]
     found = running.call(FrameType.LOOKUP, [task_id])[2][0]
-    paragraph = section("Looking").partition("**task map**")[2].partition("**dead map**")[0]
+    paragraph = (
+        section("Inspecting tasks").partition("**task map**")[2].partition("**dead map**")[0]
+    )
     assert set(found) <= set(names(paragraph))
 
 
 def test_the_document_lists_every_status(running: Raw) -> None:
-    words = {name for row in rows(section("Words"))[1:] for name in names(row[0])}
+    words = {name for row in rows(section("Outcomes"))[1:] for name in names(row[0])}
     task_id = running.enqueue(("w", b"x", 60_000))[2][1][0]
     asked = [running.call(FrameType.CANCEL, [task_id])[2][0][1:] for _ in range(2)]
     asked.append(running.call(FrameType.NACK, "w", None, [(task_id, 1, 1, None, None)])[2])

@@ -41,7 +41,7 @@ class AccessRig(HttpRig):
         return text
 
     async def reload(self) -> None:
-        await self.logins.look()
+        await self.logins.reload_if_changed()
         self.listener.dismiss()
         self.api.dismiss()
 

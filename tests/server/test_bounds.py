@@ -425,11 +425,11 @@ async def test_remembered_outcomes_per_session_are_limited(make: Make, rule: str
         ok(await peer.call(T.ENQUEUE, floor, [task] * 3))
         refused(
             await peer.call(T.ENQUEUE, floor, [task] * 2), "overloaded",
-            "3 answers of this session are remembered for resends, and 2 more exceed the limit 4"
+            "3 answers of this session are remembered for resends; 2 more would exceed the limit 4"
             " (outcomes_per_session_max)",
         )  # fmt: skip
         ok(await peer.call(T.ENQUEUE, floor, [task]))
-    limit = "exceed the limit 4 (outcomes_per_session_max)"
+    limit = "1 more would exceed the limit 4 (outcomes_per_session_max)"
     refused(await peer.call(T.ENQUEUE, floor, [task]), "overloaded", limit)
     refused(await peer.call(T.ENQUEUE, floor, [("t", b"x", DAY_MS)]), "overloaded", limit)
     ok(await other.enqueue(task))
@@ -960,7 +960,7 @@ async def test_prepared_tasks_of_all_transactions_are_limited(make: Make) -> Non
     refused(
         await prepare(peer, "b", 1, ("t", b"x" * 41, 0)),
         "overloaded",
-        "310 bytes, and 291 more",
+        "310 bytes; 291 more",
         "exceed the limit 600 (transactions_bytes_max)",
     )
     ok(await prepare(peer, "b", 1, ("t", b"x" * 40, 0)))

@@ -115,7 +115,7 @@ async def test_uses_of_expired_tokens_are_logged_with_the_id(
         assert not await comes_in(rig, token)  # over both transports
         assert len(lines()[-2:]) == 2
         for line in lines()[-2:]:
-            assert line.endswith(f": token {id_of(token)} {said}") and "somebody" not in line
+            assert line.endswith(f": token {id_of(token)} {said}") and "unknown" not in line
         assert token.split("_", 2)[2] not in "".join(lines())
     assert len(lines()) == 4
     # A wrong secret for a known id, and text that is not a token, are only counted.
@@ -131,7 +131,7 @@ async def test_frames_after_a_revocation_are_ignored(rig: AccessRig) -> None:
     token = await rig.token("all")
     peer = await rig.peer(token=token)
     tokens.revoke(rig.path, id_of(token))
-    await rig.logins.look()
+    await rig.logins.reload_if_changed()
     rig.listener.dismiss()
     peer.connection.data_received(encode((int(T.ENQUEUE), 5, 0, (("t", b"", 0),))))
     await rig.settle()
@@ -199,13 +199,13 @@ async def test_last_use_is_stored_next_to_the_token_file(rig: AccessRig) -> None
     rig.pass_time(5_000)
     await rig.http(used, "GET", "/v1/status")
     assert tokens.read_used(rig.path) == {}, "no request writes a file"
-    await rig.logins.note()
+    await rig.logins.write_last_use()
     assert tokens.read_used(rig.path) == {id_of(used): rig.sources.now_ms}
     assert tokens.used_path(rig.path).stat().st_mode & 0o777 == 0o600
     tokens.revoke(rig.path, id_of(used))
     await rig.reload()
     await rig.http(unused, "GET", "/v1/status")
-    await rig.logins.note()
+    await rig.logins.write_last_use()
     assert set(tokens.read_used(rig.path)) == {id_of(unused)}
 
 
@@ -219,7 +219,7 @@ async def test_an_unwritable_folder_loses_only_the_last_use(
     for _ in range(2):
         token = next(iter(tokens.read(rig.path)))
         rig.logins._used[token] = 5
-        await rig.logins.note()
+        await rig.logins.write_last_use()
     assert [event for event, _ in rig.notices].count("tokens_used_unwritable") == 1
 
 

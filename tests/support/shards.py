@@ -19,7 +19,7 @@ from zlib import crc32
 from tickwheel import Client
 from tickwheel.client.connection import Connection
 from tickwheel.clock import StandingSources
-from tickwheel.inside import Inside
+from tickwheel.inside import InProcessDaemon
 from tickwheel.persistence import ShardFolder
 from tickwheel.server.settings import Settings
 from tickwheel.server.shard.shard import Shard
@@ -44,7 +44,7 @@ class Shards:
         self.urls = [f"tcp://shard-{shard}:7355" for shard in range(count)]
         route = ",".join(self.urls) if count > 1 else ""
         self.insides = [
-            Inside(
+            InProcessDaemon(
                 Settings(
                     store="memory:" if self.folder is None else self.folder.url(shard),
                     node=f"n{shard}",
@@ -79,7 +79,7 @@ class Shards:
         shard = int(str(address[0]).removeprefix("shard-"))
         if shard in self.away:
             raise ConnectionRefusedError(f"shard {shard} is away")
-        await self.insides[shard].open_to(connection, address, tls)
+        await self.insides[shard].connect_client(connection, address, tls)
 
     def lose(self, shard: int) -> None:
         """Break a shard's connections and refuse new ones."""

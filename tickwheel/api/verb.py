@@ -180,5 +180,5 @@ class Verb:
         return self.request
 
     @property
-    def is_by_hand(self) -> bool:
+    def has_custom_arguments(self) -> bool:
         return self.request is None

@@ -1,4 +1,4 @@
-"""The status of daemons, asked at their own addresses.
+"""Request the status of daemons at their own addresses.
 
 ``status_at`` asks one address whatever its role; a client's own connection is always to the active
 daemon. ``statuses`` asks all daemons.
@@ -51,8 +51,8 @@ async def statuses(
     """Return the status of each address of ``url`` and of each address that their daemons name: the
     active daemons, and all shards if there are several.
 
-    Keys are ``tcp://HOST:PORT`` (``tls://``); a value is an error if there was no valid answer. All
-    arguments default like ``Client``'s. Takes at most twice ``timeout`` seconds.
+    Keys are ``tcp://HOST:PORT`` (``tls://``); a value is an error if there was no valid answer. The
+    arguments have the defaults of ``Client``'s. Takes at most twice ``timeout`` seconds.
     """
     token = token if token is not None else environment.value("TICKWHEEL_TOKEN")
     answers: dict[str, Status | TickwheelError] = {}
@@ -79,8 +79,8 @@ async def statuses(
 
 
 def _named(known: Iterable[Status]) -> list[str]:
-    """Return the URLs of active daemons and of shards that are not the own address of any of these
-    daemons. Shards are in order."""
+    """Return the URLs of active daemons and of shards, except these daemons' own addresses. Shards
+    are in order."""
     urls: dict[str, None] = {}
     own: set[str] = set()
     for status in known:
@@ -170,7 +170,7 @@ async def _answer(connection: Connection, number: int, data: bytes) -> Any:
 
 
 def _from_hello(info: Mapping[str, Any], address: Address) -> Status:
-    """Return the status of a daemon older than STATUS. Such a daemon answers only when active."""
+    """Return the status of a daemon too old for STATUS. Such a daemon answers only when active."""
     fields = {
         "node": info["node"], "version": UNKNOWN, "role": "active", "state": UNKNOWN,
         "detail": None, "epoch": info["epoch"], "address": f"tcp://{address_text(address)}",

@@ -202,7 +202,7 @@ class Recovery:
         for row in sorted(of_kind(GROUP), key=lambda r: r.since_ms):
             engine.grouping.restore(row)
         for counter in of_kind(COUNTER):
-            self._core.versions.counter, self._core.versions.sure = counter
+            self._core.versions.counter, self._core.versions.number_at_start = counter
         engine.key_control.restore(of_kind(PAUSED_KEY))
         self._core.targets.update({(row.topic, row.group): row for row in of_kind(TARGET)})
         self._core.claims.update({CLAIM.key(row): row for row in of_kind(CLAIM)})

@@ -163,7 +163,7 @@ class Grouping:
         """Set the number of the last change."""
         versions = self._core.versions
         versions.counter = number
-        self._core.open.effects.put(COUNTER, SettingsCounter(number, versions.sure))
+        self._core.open.effects.put(COUNTER, SettingsCounter(number, versions.number_at_start))
 
     def followed(self, group: Group, version: int) -> None:
         """Note that the group has adopted this version of its home's settings."""

@@ -355,8 +355,8 @@ class Versions:
     shards: int
     counter: int = 0
     """The number of the newest change that this home shard has numbered."""
-    sure: int | None = None
-    """``SettingsCounter.sure`` of this shard."""
+    number_at_start: int | None = None
+    """``SettingsCounter.number_at_start`` of this shard."""
     follows: bool = False
     """Whether the present changes were already made at their home."""
     strays: Counter[int] = field(default_factory=Counter)

@@ -1,16 +1,17 @@
-"""The plan of a reset: the tasks of a topic that a group gets again, from a time span, with their
-bodies and options. It is computed from the history up to the reset, into a file ordered by due
-time.
+"""The plan of a reset: the tasks of a topic, due within a time span, that a group gets again, with
+their bodies and options. It is computed from the history up to the reset, into a file ordered by
+due time.
 
 It runs as a separate process (``python -m tickwheel.history.past``), because a history is long. The
-process reads the history in the order of its writing, keeps states in the file, and determines the
-state of each task when the group was reset (at the ``group_reset`` event of that reset; without one
-at the end of the history). Only the history decides, so the result is the same after a crash.
+process reads the history in the order in which it was written, keeps states in the file, and
+determines the state of each task when the group was reset (at that reset's ``group_reset`` event
+or, if there is none, at the end of the history). Only the history decides, so the result is the
+same after a crash.
 
 | a task that came due in the span | result |
 |---|---|
 | the group had finished it, or it had ended for all groups | given again |
-| the group began after it and was not owed it | given, unless no other group was owed it |
+| the group was created later and was not owed it | given, unless no other group was owed it |
 | the group still has it: ready, in flight, waiting, a dead letter | not given: it is still owed |
 | cancelled, deleted with its topic, or expired in this group | not given |
 | is itself a replay of an earlier reset | not given: the original task is |
@@ -73,7 +74,7 @@ class Stand(IntFlag):
     STORED = 32
     """The store has the task."""
     BEFORE = 64
-    """The group begins after the task; the rules of ownership decide whether it is owed it."""
+    """The task came due before the group began; the rules of ownership decide about it."""
     GIVEN = 128
     """The task will be given again, as far as is known."""
 
@@ -88,8 +89,8 @@ class Wanted:
     """The first due time of the span."""
     until_ms: int
     """The last due time of the span."""
-    mark: str | None = None
-    """The bulk operation in the event of the reset; None: use the whole history."""
+    bulk: str | None = None
+    """The bulk operation named in the ``group_reset`` event; None: use the whole history."""
     since_ms: int = 0
     since_id: int = 0
     """The id at which the group begins."""
@@ -124,7 +125,7 @@ class Count:
     lost: int = 0
     """Number of other tasks, whose bodies no longer exist."""
     incomplete: int = 0
-    """Number of gaps of the history in the span, in which tasks can be missing."""
+    """Number of gaps in the history of the span; tasks in a gap can be missing."""
 
 
 class Plan:
@@ -193,41 +194,41 @@ class Plan:
         )
 
     def lacking(self) -> set[int]:
-        """Return the ids of tasks to give whose body and options are missing in the file."""
+        """Return the ids of tasks to give again whose body and options are not in the file."""
         rows = self._db.execute(
             f"SELECT id FROM task WHERE stand & {int(Stand.GIVEN | Stand.CARRIED)}"
             f" = {int(Stand.GIVEN)}"
         )
         return {row[0] for row in rows}
 
-    def left_out(self, ids: Iterable[int]) -> None:
+    def exclude(self, ids: Iterable[int]) -> None:
         """Exclude these tasks because of the group's filter."""
         self._db.executemany(
             f"UPDATE task SET stand = stand & ~{int(Stand.GIVEN)} WHERE id = ?",
             [(id_,) for id_ in ids],
         )
 
-    def meet(self, wanted: Wanted, stored: Iterable[tuple[TaskRow, bool]]) -> None:
-        """Add stored tasks of the topic, each with whether the rules permit giving it again. For a
-        task in the history, this matters only if the group begins after it."""
-        judge = known_filter(wanted.tags, wanted.where)
-        rows = [(row, may) for row, may in stored if wanted.covers(row.due_ms)]
+    def add_stored(self, wanted: Wanted, stored: Iterable[tuple[TaskRow, bool]]) -> None:
+        """Add stored tasks of the topic, each with whether the rules permit giving it again; for a
+        task in the history, this matters only if it came due before the group began."""
+        filter_ = known_filter(wanted.tags, wanted.where)
+        rows = [(row, permitted) for row, permitted in stored if wanted.covers(row.due_ms)]
         known = self.known(row.id for row, _ in rows)
         states = []
-        for row, may in rows:
+        for row, permitted in rows:
             due_ms, stand, place = known.get(row.id, (row.due_ms, int(Stand.GIVEN), row.id))
             if not stand & Stand.GIVEN:
                 continue
             if row.id not in known or stand & Stand.BEFORE:
-                stand = stand if may else stand & ~Stand.GIVEN
-            if not stand & Stand.CARRIED and not judge.passes(row):
+                stand = stand if permitted else stand & ~Stand.GIVEN
+            if not stand & Stand.CARRIED and not filter_.passes(row):
                 stand &= ~Stand.GIVEN
             if row.id in known or stand & Stand.GIVEN:
                 states.append((row.id, due_ms, stand | Stand.STORED, place))
         self.write(states)
 
-    def has_gaps(self, count: int) -> None:
-        """Save the number of gaps of the history."""
+    def save_gap_count(self, count: int) -> None:
+        """Save the number of gaps in the history."""
         self._db.execute(f"PRAGMA user_version={min(count, GAPS_MAX)}")
 
     def finish(self) -> None:
@@ -288,26 +289,26 @@ class _Fold:
 
     def apply(self, event: Event) -> None:
         """Apply an event. Raise KeyError, TypeError or ValueError if it lacks required fields."""
-        one, kind = task_id(event), event["event"]
-        if one is None or kind.startswith(("occurrence", "transaction")):
+        id_, kind = task_id(event), event["event"]
+        if id_ is None or kind.startswith(("occurrence", "transaction")):
             return
         if kind in ("enqueued", "replaced"):
-            self._arrived(one, event)
+            self._arrived(id_, event)
             return
-        state = self._state(one)
+        state = self._state(id_)
         if state is None:
             if kind != "delivered":
                 return
-            # Its enqueue is missing in the history.
-            state = self._put(one, int(event["due_ms"]), Stand(0), one)
+            # Its enqueue is missing from the history.
+            state = self._put(id_, int(event["due_ms"]), Stand(0), id_)
         if kind == "rescheduled":
             if not state[1] & Stand.TOUCHED:
                 state[0] = int(event["due_ms"])
                 state[2] = int(event.get("order_id", state[2]))
             return
-        state[1] = (state[1] & ~self._takes(event)) | self._says(event)
+        state[1] = (state[1] & ~self._flags_cleared_by(event)) | self._flags_set_by(event)
 
-    def _says(self, event: Event) -> int:
+    def _flags_set_by(self, event: Event) -> int:
         kind, group = event["event"], event.get("group")
         found = Stand.ENDED if event.get("ended") else Stand(0)
         if kind in ("cancelled", "expired", "deleted") and group is None:
@@ -321,53 +322,53 @@ class _Fold:
                 found |= Stand.DONE
         return found
 
-    def _takes(self, event: Event) -> int:
+    def _flags_cleared_by(self, event: Event) -> int:
         """Return the bits that the event clears: a group is owed a requeued dead letter again."""
         is_ours = event.get("group") == self._wanted.group
         return Stand.DONE if is_ours and event["event"] == "requeued" else 0
 
-    def _arrived(self, one: int, event: Event) -> None:
+    def _arrived(self, id_: int, event: Event) -> None:
         if event.get("replay_of") is not None:
-            self._put(one, 0, Stand.GONE, one)
+            self._put(id_, 0, Stand.GONE, id_)
             return
         self.has_bodies |= "body" in event
-        due_ms, place = int(event["due_ms"]), int(event.get("order_id", one))
-        state = self._put(one, due_ms, Stand(0), place)
+        due_ms, place = int(event["due_ms"]), int(event.get("order_id", id_))
+        state = self._put(id_, due_ms, Stand(0), place)
         if self._wanted.covers(due_ms):
-            self._carry(one, state, event)
+            self._carry(id_, state, event)
         else:
-            self._carried.pop(one, None)
+            self._carried.pop(id_, None)
 
-    def _carry(self, one: int, state: list[int], event: Event) -> None:
+    def _carry(self, id_: int, state: list[int], event: Event) -> None:
         body = body_of(event)
         if body is None:
             state[1] &= ~Stand.CARRIED
-            self._carried.pop(one, None)
+            self._carried.pop(id_, None)
             return
         state[1] |= Stand.CARRIED
-        self._carried[one] = encode_extras(options_of(event)), body
+        self._carried[id_] = encode_extras(options_of(event)), body
         self._bytes += len(body)
         if len(self._carried) >= CONTENTS_MAX or self._bytes >= CONTENTS_BYTES_MAX:
             self.flush()
 
     def carry_again(self, event: Event) -> None:
         """Add, in a second pass, the body of a task whose due time was moved into the span."""
-        one = task_id(event)
-        state = None if one is None else self._state(one)
-        if one is not None and state is not None:
-            self._carry(one, state, event)
+        id_ = task_id(event)
+        state = None if id_ is None else self._state(id_)
+        if id_ is not None and state is not None:
+            self._carry(id_, state, event)
 
-    def _state(self, one: int) -> list[int] | None:
-        state = self._cached.get(one)
-        if state is None and one <= self._highest:
-            found = self._plan.known((one,)).get(one)
-            state = None if found is None else self._put(one, *found)
+    def _state(self, id_: int) -> list[int] | None:
+        state = self._cached.get(id_)
+        if state is None and id_ <= self._highest:
+            row = self._plan.known((id_,)).get(id_)
+            state = None if row is None else self._put(id_, *row)
         return state
 
-    def _put(self, one: int, due_ms: int, stand: int, place: int) -> list[int]:
+    def _put(self, id_: int, due_ms: int, stand: int, place: int) -> list[int]:
         if len(self._cached) >= CACHED_MAX:
             self.forget()
-        state = self._cached[one] = [due_ms, int(stand), place]
+        state = self._cached[id_] = [due_ms, int(stand), place]
         return state
 
     def forget(self) -> None:
@@ -377,8 +378,8 @@ class _Fold:
 
     def flush(self) -> None:
         """Write all states and bodies in memory to the plan."""
-        states = [(one, due, stand, at) for one, (due, stand, at) in self._cached.items()]
-        self._plan.write(states, [(one, *both) for one, both in self._carried.items()])
+        states = [(id_, due, stand, at) for id_, (due, stand, at) in self._cached.items()]
+        self._plan.write(states, [(id_, *both) for id_, both in self._carried.items()])
         self._highest = max(self._highest, max(self._cached, default=-1))
         self._carried, self._bytes = {}, 0
 
@@ -387,24 +388,24 @@ def fill(
     plan: Plan, events: Callable[[], Iterator[Event]], wanted: Wanted,
     begins_ms: int | None = None, missing_epochs: int = 0,
 ) -> None:  # fmt: skip
-    """Fill an empty plan from the history, which can be read twice. ``begins_ms``: see
-    ``beginning``; ``missing_epochs``: the result of that function."""
+    """Fill an empty plan from the history, which can be read twice. ``begins_ms`` is the result of
+    ``beginning``, and ``missing_epochs`` that of ``missing_epochs``."""
     fold = _Fold(plan, wanted)
     gaps = int(begins_ms is not None and 0 < wanted.from_ms < begins_ms) + missing_epochs
-    for event in _until_mark(events(), wanted):
+    for event in _until_reset(events(), wanted):
         if event["event"] == "dropped":
             gaps += event["time_ms"] >= wanted.from_ms
             continue
         try:
             fold.apply(event)
         except (KeyError, TypeError, ValueError):
-            continue  # the event is unusable, as in a restore
+            continue  # skip an unusable event, as a restore does
     fold.forget()
-    plan.has_gaps(gaps)
+    plan.save_gap_count(gaps)
     plan.choose(wanted)
     lacking = plan.lacking() if fold.has_bodies else ()
     if lacking:
-        for event in _until_mark(events(), wanted):
+        for event in _until_reset(events(), wanted):
             if event["event"] in ("enqueued", "replaced") and task_id(event) in lacking:
                 fold.carry_again(event)
         fold.flush()
@@ -413,7 +414,7 @@ def fill(
 
 
 def events_of(folder: Path, shard: int, topic: str) -> Iterator[Event]:
-    """Yield the events of a topic, and some others, in the order of their writing."""
+    """Yield the events of a topic, and some others, in the order in which they were written."""
     return Replay([folder], shard, needles=[*spellings(topic), b'"dropped"']).events()
 
 
@@ -434,8 +435,8 @@ def beginning(folder: Path, shard: int) -> int | None:
 
 
 def missing_epochs(folder: Path, shard: int, wanted: Wanted) -> int:
-    """Return the number of epochs without events, between others, that can be in the span: their
-    daemons wrote elsewhere or failed to start."""
+    """Return the number of epochs that have no events, lie between epochs that have some, and may
+    overlap the span: their daemons wrote elsewhere or failed to start."""
     hours_ms: dict[int, int] = {}
     """Epoch → its first hour in the history."""
     for epoch, hour_ms in epochs(folder, shard):
@@ -447,29 +448,29 @@ def missing_epochs(folder: Path, shard: int, wanted: Wanted) -> int:
     )
 
 
-def _until_mark(events: Iterator[Event], wanted: Wanted) -> Iterator[Event]:
+def _until_reset(events: Iterator[Event], wanted: Wanted) -> Iterator[Event]:
     for event in events:
         if event.get("topic") != wanted.topic and event["event"] != "dropped":
             continue
-        if event["event"] == "group_reset" and wanted.mark is not None:
-            if (event.get("settings") or {}).get("bulk") == wanted.mark:
+        if event["event"] == "group_reset" and wanted.bulk is not None:
+            if (event.get("settings") or {}).get("bulk") == wanted.bulk:
                 return
         yield event
 
 
 def _judge(plan: Plan, wanted: Wanted) -> None:
     """Exclude the tasks that the group's filter excludes."""
-    judge = known_filter(wanted.tags, wanted.where)
-    if judge.is_open:
+    filter_ = known_filter(wanted.tags, wanted.where)
+    if filter_.is_open:
         return
     after = (-1, -1)
     while page := plan.read(after, CONTENTS_MAX, CONTENTS_BYTES_MAX):
         after = page[-1].due_ms, page[-1].id
-        plan.left_out(
+        plan.exclude(
             kept.id
             for kept in page
             if kept.body is not None
-            and not judge.passes(TaskRow(kept.id, kept.due_ms, wanted.topic, b"", kept.options))
+            and not filter_.passes(TaskRow(kept.id, kept.due_ms, wanted.topic, b"", kept.options))
         )
 
 

@@ -12,10 +12,11 @@ Retention removes whole hours by age, and the oldest segments by size. It keeps 
 restore from the last backup needs, and open segments of the writer that runs it. Several writers
 can clean the same folder concurrently; a missing file is not an error.
 
-``Upkeep`` enforces age and size at a set hour, the size whenever a segment is sealed, and the use
-of the disk then and once a minute. Other programs use the disk as well, so removing history does
-not always help. It therefore removes only the bytes above the limit, measured as blocks on the
-disk. The next check notices blocks that some file systems release later.
+``Upkeep`` enforces the limits of age and size daily at a set hour, that of size whenever a segment
+is sealed, and that of the disk whenever a segment is sealed and once a minute. Other programs use
+the disk as well, so removing history does not always help. It therefore removes only the bytes
+above the limit, measured as blocks on the disk. The next check notices blocks that some file
+systems release later.
 """
 
 from __future__ import annotations
@@ -39,10 +40,10 @@ from tickwheel.disk import Use, measure
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
 LINE_BYTES_MAX = 1 << 30
-"""Maximum bytes of a line, equal to those of a batch in the spool, because the maximum size of a
-body is a setting without a limit. It bounds memory for damaged files without line feeds."""
+"""Maximum bytes of a line, the same as of a batch in the spool, because ``body_bytes_max`` has no
+upper limit. It bounds memory for damaged files without line feeds."""
 STATE = "_state"
-OPEN_END, SEALED_END = ".jsonl", ".jsonl.gz"
+OPEN_SUFFIX, SEALED_SUFFIX = ".jsonl", ".jsonl.gz"
 PART = ".tmp-"
 """Prefix of the name of an incomplete file."""
 
@@ -66,7 +67,7 @@ class SegmentName(NamedTuple):
     sealed: bool
 
     def __str__(self) -> str:
-        end = SEALED_END if self.sealed else OPEN_END
+        end = SEALED_SUFFIX if self.sealed else OPEN_SUFFIX
         return f"{self.node}-s{self.shard}-e{self.epoch}-{self.number:06d}{end}"
 
 
@@ -101,11 +102,11 @@ def replace_file(path: Path, text: str) -> None:
 
 
 def parse_segment(name: str) -> SegmentName | None:
-    found = _SEGMENT.fullmatch(name)
-    if found is None or name[0] in "._":
+    match = _SEGMENT.fullmatch(name)
+    if match is None or name[0] in "._":
         return None
-    shard, epoch, number = map(int, found.group(2, 3, 4))
-    return SegmentName(found["node"], shard, epoch, number, found["gz"] is not None)
+    shard, epoch, number = map(int, match.group(2, 3, 4))
+    return SegmentName(match["node"], shard, epoch, number, match["gz"] is not None)
 
 
 def hour_of(time_ms: int) -> int:
@@ -279,7 +280,7 @@ LAST_BACKUP = "_last_backup"
 LOOK_MS = 60_000
 """Milliseconds between two measurements of the disk."""
 BACKUP_MARGIN_MS = HOUR_MS
-"""Milliseconds before its backup at which a restore begins to read, because clocks are inexact."""
+"""A restore starts to read this long before its backup began, because clocks are inexact."""
 
 
 @dataclass(slots=True)
@@ -312,7 +313,7 @@ class Limits:
 class _Measured:
     segment: Segment
     size: int
-    taken: int
+    disk_bytes: int
     """Bytes that the file occupies on the disk, at least ``size``."""
     is_busy: bool
     is_needed: bool
@@ -359,7 +360,7 @@ def free(history_dir: Path, bytes_: int, busy: AbstractSet[Path] = frozenset()) 
             break
         if file.is_removable:
             _remove(file, cleaned)
-            cleaned.missing_bytes -= file.taken
+            cleaned.missing_bytes -= file.disk_bytes
         else:
             cleaned.kept_segments += 1
     return cleaned
@@ -371,10 +372,10 @@ def _measure(history_dir: Path, busy: AbstractSet[Path]) -> list[_Measured]:
     for segment in find(history_dir):
         with contextlib.suppress(FileNotFoundError):
             status = segment.path.stat()
-            taken = max(status.st_size, status.st_blocks * 512)
+            disk_bytes = max(status.st_size, status.st_blocks * 512)
             is_needed = keep_ms is not None and segment.hour_ms + HOUR_MS > keep_ms
             is_busy = segment.path in busy
-            measured.append(_Measured(segment, status.st_size, taken, is_busy, is_needed))
+            measured.append(_Measured(segment, status.st_size, disk_bytes, is_busy, is_needed))
     return measured
 
 
@@ -411,7 +412,7 @@ def last_backup_ms(history_dir: str | Path, shard: int) -> int | None:
 
 
 def needed_since_ms(history_dir: Path) -> int | None:
-    """Return the time from which on any shard's restore needs the history; None: no backup."""
+    """Return the earliest time that any shard's restore needs; None: no backup."""
     marks = list((history_dir / STATE).glob(f"{LAST_BACKUP}-s*"))
     # An unreadable mark still proves a backup; nothing is removed until it is readable.
     times = [_read(mark) or 0 for mark in marks if os.path.lexists(mark)]
@@ -425,7 +426,7 @@ def _read(file: Path) -> int | None:
         return None
 
 
-# --- when, and what is logged ----------------------------------------------------------------
+# --- when limits are enforced, and what is logged --------------------------------------------
 
 
 class Upkeep:
@@ -487,8 +488,8 @@ class Upkeep:
         use = self._measured(self._dir)
         if warn < 1 and use.share > warn and not self._warned:
             self._log(
-                f"the disk of {self._dir} is {use.share:.1%} full; above {warn:.1%}"
-                " (history_disk_warn)"
+                f"the disk of {self._dir} is {use.share:.1%} full; the limit is"
+                f" {warn:.1%} (history_disk_warn)"
             )
         self._warned = use.share > warn
         over_bytes = use.used_bytes - int(limit * use.bytes)

@@ -680,8 +680,8 @@ TARGET: Kind[TargetRow] = Kind(
 # --- the counter of settings ------------------------------------------------------------------
 
 
-def _counter(number: int, sure: int | None) -> SettingsCounter:
-    return SettingsCounter(number, sure)
+def _counter(number: int, number_at_start: int | None) -> SettingsCounter:
+    return SettingsCounter(number, number_at_start)
 
 
 COUNTER: Kind[SettingsCounter] = Kind(

@@ -39,14 +39,14 @@ PropertyValue = str | int | float | bool
 
 
 class Replayed(NamedTuple):
-    """The original of a task that a reset of a group has made (``engine/groups.py``)."""
+    """The original of a replay: a task that a reset of a group created (``engine/groups.py``)."""
 
     id: int
     """The id of the original."""
     group: str
     """The only group that is owed the new task."""
     key: str | None = None
-    """The key of the original. As ``TaskOptions.key`` it would be pending for all groups."""
+    """The key of the original. In ``TaskOptions.key`` it would be pending for all groups."""
 
 
 class TaskOptions(NamedTuple):
@@ -60,7 +60,7 @@ class TaskOptions(NamedTuple):
     retry: PolicyRef | None = None
     """The task's retry policy, which overrides those of its group and topic."""
     order_id: int | None = None
-    """The task's position in the order of ids if it is not its id; see ``ownership.py``."""
+    """The task's position in the order of ids, if it differs from its id; see ``ownership.py``."""
     within_ms: int | None = None
     """The length of the due window, counted from ``asked_ms``. The due time is in the window."""
     asked_ms: int | None = None
@@ -253,7 +253,7 @@ def text_bytes(text: str) -> int:
 
 
 class ProgressState(IntEnum):
-    """The progress of one group with one task. Without a row, the task was not delivered yet."""
+    """The progress of one group with one task. Without a row, the task has not been delivered."""
 
     IN_FLIGHT = 1
     """Delivered; ``at_ms`` is when the lease ends."""
@@ -290,7 +290,7 @@ class Failure(NamedTuple):
     attempt: int
     at_ms: int
     reason: str
-    """The reason in the first line. For the failure that made a dead letter, the trace follows."""
+    """The first line is the reason. For the failure that made a dead letter, the trace follows."""
     subscriber: str = ""
     """The consumer's name and address; "" if unknown."""
 
@@ -386,7 +386,7 @@ SUBSCRIBER_LENGTH_MAX = 100
 
 
 class DeadRow(NamedTuple):
-    """A dead letter: a task that one group has given up. Its body stays in its ``TaskRow``."""
+    """A dead letter: a task that one group has given up on. Its body stays in its ``TaskRow``."""
 
     id: int
     group: str
@@ -404,18 +404,18 @@ class DeadRow(NamedTuple):
 
 
 class FormerFilter(NamedTuple):
-    """A group's filter from before a change. It judges tasks that had come due by then."""
+    """A group's filter from before a change. It applies to tasks that had come due by then."""
 
     tags: str | None
     where: str | None
     due_ms: int
-    """Latest due time of the tasks that the filter judges."""
+    """Latest due time of the tasks to which the filter applies."""
     id: int
-    """Highest position, in the order of ids, of the tasks that the filter judges."""
+    """Highest position, in the order of ids, of the tasks to which the filter applies."""
 
 
 FORMER_FILTERS_MAX = 16
-"""Maximum former filters of a group: changes of its filter while older tasks wait."""
+"""Maximum former filters of a group: filter changes that came while older tasks waited."""
 FILTERS_LENGTH_MAX = 4 * 1024 * 1024
 """Maximum characters of all filters of all groups, including former filters. A parsed filter takes
 about 60 bytes per character."""
@@ -488,7 +488,7 @@ class GroupSettings(NamedTuple):
     """When it was paused; None if it is not paused."""
 
     def flat(self) -> dict[str, Any]:
-        """Return all settings, with those of ``order`` and ``shares``, by the clients' names."""
+        """Return all settings, including ``order`` and ``shares``, keyed by the clients' names."""
         names = self._asdict()
         order, shares = names.pop("order"), names.pop("shares")
         return names | dict(zip(LINE_SETTINGS, (*order, *shares), strict=True))
@@ -544,8 +544,8 @@ class GroupRow(NamedTuple):
     since_id: int = BY_DUE_ALONE
     """The group is also owed tasks that were enqueued after this id."""
     version: int = 0
-    """The number, assigned by their home shard, of the last change of the settings that this shard
-    knows; 0 if there is only one shard, or if the home shard has not numbered a change."""
+    """The number of the last change of the settings known to this shard, assigned by their home
+    shard; 0 if there is only one shard, or if the home shard has not numbered a change."""
 
     @property
     def is_closed(self) -> bool:
@@ -562,8 +562,8 @@ class SettingsCounter(NamedTuple):
     created, set and deleted, and settings of topics. Without a number there is no row."""
 
     number: int = 0
-    sure: int | None = None
-    """The last number before the start, until the shard has read all others. If the shard was
+    number_at_start: int | None = None
+    """The last number known at the start, until the shard has read all others'. If the shard was
     restored to an older state, other shards know higher numbers, which must not be reused."""
 
 
@@ -636,7 +636,7 @@ class Outcome(IntEnum):
 
 
 def id_time_ms(task_id: int) -> int:
-    """Return the wall-clock ms in which an id was assigned; ids of a burst can be ahead."""
+    """Return the wall-clock ms in which an id was assigned; in a burst, ids can be ahead of it."""
     return (task_id >> (SHARD_BITS + SEQUENCE_BITS)) + ID_EPOCH_MS
 
 
@@ -646,7 +646,7 @@ def id_floor(now_ms: int, shard: int) -> int:
 
 
 class State(StrEnum):
-    """The state of a task in a group. LOOKUP answers these values."""
+    """The state of a task in a group. LOOKUP returns these values."""
 
     STAGED = "staged"
     SCHEDULED = "scheduled"
@@ -730,7 +730,7 @@ WAITING task carries an earlier, genuine receipt; an ack of a SCHEDULED task car
 before a crash that lost the delivery. A plain reschedule of a WAITING task occurs only before its
 first attempt, when it waits because the clock went back. Cancelling a task that other groups still
 wait for also removes its dead letters. A crash returns a task to its last recorded state. When a
-topic gets its first group, the group's filter judges each waiting task at its turn.
+topic gets its first group, its filter is applied to each waiting task when its turn comes.
 """
 
 

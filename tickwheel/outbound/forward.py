@@ -493,7 +493,7 @@ def kafka_target(url: str, secret: str | None) -> KafkaTarget:
     target_url = TargetUrl(url)
     brokers = [
         broker if ":" in broker else f"{broker}:{KAFKA_PORT}"
-        for broker in target_url.places.split(",")
+        for broker in target_url.hosts.split(",")
         if broker
     ]
     if not brokers:

@@ -5,7 +5,8 @@
 the scheme of its URLs as the name. ``message`` converts a delivery to a body and headers.
 
 Invariants: passwords in URLs are refused, since URLs are listed and logged. URLs with unknown
-options are refused. This module knows no subscriptions and no libraries of targets.
+options are refused. This module depends neither on subscriptions nor on any target's
+library.
 """
 
 from __future__ import annotations
@@ -51,8 +52,8 @@ class NotNow(Exception):
 
 
 class Target(Protocol):
-    """A destination of deliveries. ``connect`` precedes the first ``send``, also after
-    ``close``."""
+    """A destination of deliveries. ``connect`` is called before the first ``send``, and again
+    before a ``send`` after ``close``."""
 
     batch_max: int
     """Maximum deliveries of one ``send``."""
@@ -65,9 +66,9 @@ class Target(Protocol):
     async def send(self, deliveries: Sequence[Delivery]) -> Sequence[Outcome]:
         """Send deliveries. Return an Outcome for each, in order, after it was confirmed.
 
-        After an error all of them are sent again, with ``connect`` before. ``NotNow`` does not
-        count as a failed attempt; any other error can be caused by one of the deliveries. The
-        target sets its own timeout."""
+        After an error, ``connect`` is called and all of them are sent again. ``NotNow`` does not
+        count as a failed attempt; any other error does, because one of the deliveries may have
+        caused it. The target sets its own timeout."""
 
     async def close(self) -> None:
         """Close the connection, even after an error. A second call does nothing."""
@@ -79,7 +80,7 @@ Factory = Callable[[str, str | None], Target]
 """Creates a target from a URL and a secret such as a password, without connecting."""
 
 ENTRY_POINTS: Final = "tickwheel.targets"
-_OURS: Final = {
+_BUILTIN: Final = {
     "redis": "redis_target", "rediss": "redis_target",
     "amqp": "amqp_target", "amqps": "amqp_target",
     "kafka": "kafka_target", "kafkas": "kafka_target",
@@ -96,14 +97,14 @@ def target_of(url: str, secret: str | None = None) -> Target:
 
 
 def _factory(scheme: str) -> Factory:
-    if scheme in _OURS:
-        builtin: Factory = getattr(import_module("tickwheel.outbound.forward"), _OURS[scheme])
+    if scheme in _BUILTIN:
+        builtin: Factory = getattr(import_module("tickwheel.outbound.forward"), _BUILTIN[scheme])
         return builtin
     plugins = {entry.name: entry for entry in entry_points(group=ENTRY_POINTS)}
     if scheme in plugins:
         plugin: Factory = plugins[scheme].load()
         return plugin
-    schemes = ", ".join(f"{name}://" for name in (*_OURS, *sorted(plugins)))
+    schemes = ", ".join(f"{name}://" for name in (*_BUILTIN, *sorted(plugins)))
     raise BadRequest(f"url must begin with one of {schemes}, not {shown(f'{scheme}://')}")
 
 
@@ -127,9 +128,9 @@ class TargetUrl:
             raise BadRequest(f"url is not a valid URL: {error}") from None
         if has_password:
             raise BadRequest("url must not contain a password: pass it in a file")
-        user, at, places = parts.netloc.rpartition("@")
+        user, at, hosts = parts.netloc.rpartition("@")
         self.user = unquote(user) if at else None
-        self.places = places
+        self.hosts = hosts
         """HOST:PORT, or several separated by commas."""
         self.path = unquote(parts.path.removeprefix("/"))
         try:
@@ -141,8 +142,8 @@ class TargetUrl:
             raise BadRequest("url has an option twice")
 
     def host(self) -> str:
-        """Return the host name or address. Raise BadRequest without exactly one."""
-        if not self._host or "," in self.places:
+        """Return the host name or address. Raise BadRequest unless the URL names exactly one."""
+        if not self._host or "," in self.hosts:
             raise BadRequest(f"url must name one host: {self.scheme}://HOST")
         return self._host
 

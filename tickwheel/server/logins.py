@@ -11,8 +11,8 @@ principals for which ``is_valid`` is false. Invariants:
 ``Sessions`` has the browsers' sessions, which a login with a token stores in a cookie, and one-time
 login links. A cookie contains random text; the token is not stored in the browser
 (docs/decisions/0027). Sessions are kept in memory and end with the process, with their token, or
-after ``SESSION_S``. They do not know requests: ``Api`` authenticates the caller, and handlers set
-the cookie. Invariants:
+after ``SESSION_S``. ``Sessions`` does not handle requests: ``Api`` authenticates the caller, and
+handlers set the cookie. Invariants:
 
 * A session is valid only while its token is valid.
 * A principal cannot displace the sessions or links of others, because its own are limited.
@@ -52,9 +52,9 @@ if TYPE_CHECKING:
     from tickwheel.server.shard.callers import Caller, OnEvent, Principal
     from tickwheel.server.tokens import Token
 
-LOOK_S = 1.0
+CHECK_INTERVAL_S = 1.0
 """Seconds between checks of the file of tokens."""
-NOTE_S = 60.0
+USE_WRITE_INTERVAL_S = 60.0
 """Seconds between writes of the tokens' last use."""
 WAITING_MAX = 256
 """Maximum delayed answers to failures; further failures are answered immediately."""
@@ -68,7 +68,7 @@ class Logins:
     def __init__(
         self, settings: Settings, clock: Clock, on_event: OnEvent, observed: Observed
     ) -> None:
-        self._wanted = settings.serve_token
+        self._expected_token = settings.serve_token
         self._path = None if settings.tokens_file is None else Path(settings.tokens_file)
         self._delay_s = settings.login_delay_s
         self._drain_timeout_s = settings.drain_timeout_s
@@ -81,8 +81,8 @@ class Logins:
             self.audit = AuditLog(
                 settings.audit_file, settings.audit_bytes_max, clock, on_event, observed
             )
-        self._strangers = Sparing()
-        self._tokens_over = Sparing()
+        self._unauthenticated_log = Sparing()
+        self._former_tokens_log = Sparing()
         self.quotas = QuotaBook()
         self.own = b""
         """Current secret of the daemon's outbound process; empty if there is none."""
@@ -111,7 +111,7 @@ class Logins:
     @property
     def are_needed(self) -> bool:
         """Whether callers need a token or a certificate."""
-        return self._wanted is not None or self._path is not None or self._needs_certificate
+        return self._expected_token is not None or self._path is not None or self._needs_certificate
 
     def failed(self) -> None:
         """Count a failed login."""
@@ -120,7 +120,7 @@ class Logins:
     def note_stranger(self, address: str, error: TickwheelError) -> None:
         """Log a connection that ended before authentication. Only some are logged; the others are
         counted."""
-        rest = self._strangers.note(self._clock.read().mono_ms / 1000)
+        rest = self._unauthenticated_log.note(self._clock.read().mono_ms / 1000)
         if rest is not None:
             self._on_event("connection_closed", f"{address}: {error}{rest}")
 
@@ -130,38 +130,38 @@ class Logins:
             raise self._refusal("a client certificate is required (tls_client_required)")
 
     def authenticate(
-        self, shown: object, peer: Mapping[str, Any] | None = None, address: str = "somebody"
+        self, sent: object, peer: Mapping[str, Any] | None = None, address: str = "unknown"
     ) -> Principal:
-        """Return the principal of the token ``shown``, or of the certificate ``peer``, which TLS
+        """Return the principal of the token ``sent``, or of the certificate ``peer``, which TLS
         has verified. Raise Unauthorized if neither is valid. The id of a former token is logged
         with the caller's ``address``."""
-        if self.own and isinstance(shown, str) and hmac.compare_digest(_bytes(shown), self.own):
+        text, expected = sent if isinstance(sent, str) else "", self._expected_token
+        if self.own and hmac.compare_digest(_bytes(text), self.own):
             return OUTBOUND
         self.check_certificate(peer)
         parts = parts_of(peer)
-        if self._wanted is None and self._path is None:
+        if expected is None and self._path is None:
             return Principal(_named(parts), None) if parts else ANONYMOUS
-        text = shown if isinstance(shown, str) else ""
         if parts and not text:
             return self._by_certificate(parts)
-        if self._wanted is not None and hmac.compare_digest(_bytes(text), _bytes(self._wanted)):
+        if expected is not None and hmac.compare_digest(_bytes(text), _bytes(expected)):
             return TOKEN_HOLDER
         token = files.find(self._tokens, text)
         now_ms = self._clock.read().now_ms
         if token is None or token.is_over(now_ms):
-            self._note_over(files.id_of(text), token, address)
+            self._log_former_token(files.id_of(text), token, address)
             cause = "the token has expired" if token is not None else "the token is wrong"
             raise self._refusal(cause if text else "a token is required")
         self._used[token.id] = now_ms
         return self._principal(token)
 
-    def _note_over(self, token_id: str | None, token: Token | None, address: str) -> None:
+    def _log_former_token(self, token_id: str | None, token: Token | None, address: str) -> None:
         """Log the use of a former token with its id, which is not secret, to find the program that
         still uses it. Ids can be forged, so only some are logged and the others are counted."""
         if token_id is None or (token is None and token_id in self._tokens):
             return  # a guess: an existing id with a wrong secret
         why = "is not in the file (revoked?)" if token is None else f"of {token.name} has expired"
-        rest = self._tokens_over.note(self._clock.read().mono_ms / 1000)
+        rest = self._former_tokens_log.note(self._clock.read().mono_ms / 1000)
         if rest is not None:
             self._on_event("token_refused", f"{address}: token {token_id} {why}{rest}")
 
@@ -214,7 +214,7 @@ class Logins:
 
     async def stop(self) -> None:
         """Write the tokens' last use, and finish the audit log."""
-        await self.note()
+        await self.write_last_use()
         timeout_s = self._drain_timeout_s
         if self.audit is not None and not await asyncio.to_thread(self.audit.close, timeout_s):
             detail = f"lines were not written within {timeout_s:g} s (drain_timeout_s)"
@@ -234,8 +234,8 @@ class Logins:
             self.audit.write({**who, "named": {}, "outcome": "ok"})
 
     def note_failed_console(self, address: str, error: TickwheelError) -> None:
-        """Log a failed login to the console. Most of many failures are only counted, because they
-        must not fill the log."""
+        """Log a failed login to the console. If there are many, most are only counted, so that they
+        do not fill the log."""
         if self.audit is None:
             return
         if self._console_failures.note(self._clock.read().mono_ms / 1000) is None:
@@ -265,20 +265,20 @@ class Logins:
         if path is None:
             return
         loop = asyncio.get_running_loop()
-        note_s = loop.time() + NOTE_S
+        write_s = loop.time() + USE_WRITE_INTERVAL_S
         while True:
-            await asyncio.sleep(LOOK_S)
-            await self.look()
-            there = set(present())
-            if not all(map(self.is_valid, there)):
+            await asyncio.sleep(CHECK_INTERVAL_S)
+            await self.reload_if_changed()
+            connected = set(present())
+            if not all(map(self.is_valid, connected)):
                 ended()
-            if loop.time() >= note_s:
-                note_s = loop.time() + NOTE_S
+            if loop.time() >= write_s:
+                write_s = loop.time() + USE_WRITE_INTERVAL_S
                 now_ms = self._clock.read().now_ms
-                self._used |= {p.token_id: now_ms for p in there if p.token_id in self._tokens}
-                await self.note()
+                self._used |= {p.token_id: now_ms for p in connected if p.token_id in self._tokens}
+                await self.write_last_use()
 
-    async def look(self) -> None:
+    async def reload_if_changed(self) -> None:
         """Reload the tokens if the file has changed."""
         if self._path is None:
             return
@@ -324,7 +324,7 @@ class Logins:
             who = {"who": str(self._path), "operation": change}
             self.audit.write({**who, "named": named, "outcome": "ok"})
 
-    async def note(self) -> None:
+    async def write_last_use(self) -> None:
         """Write the last use of tokens since the previous write, if the file is writable."""
         used, self._used = self._used, {}
         if self._path is None or not used:
@@ -458,7 +458,7 @@ class Sessions:
         if text:
             self._sessions.pop(hash_of(text), None)
 
-    def note(self, caller: Caller, operation: str) -> None:
+    def audit(self, caller: Caller, operation: str) -> None:
         """Write an operation to the audit log."""
         self._logins.note_console(caller, operation)
 

@@ -31,7 +31,7 @@ from tickwheel.client import Client
 from tickwheel.client.worker import Worker, joined
 from tickwheel.clock import StandingSources
 from tickwheel.errors import BadRequest, Undecodable
-from tickwheel.inside import Inside, InsideClient
+from tickwheel.inside import InProcessDaemon, InsideClient
 from tickwheel.persistence.contract import CommitRefused
 from tickwheel.persistence.memory import MemoryStore
 from tickwheel.protocol import Decoder
@@ -96,8 +96,8 @@ class TestWheel:
 
     def _begin(self, store: MemoryStore | None) -> None:
         """Reset the wheel to a stopped state, with the data of ``store`` or without data."""
-        self._inside = Inside(self._settings, self._sources)
-        self._inside.first = store
+        self._inside = InProcessDaemon(self._settings, self._sources)
+        self._inside.first_store = store
         self._inside.connected = self._watch
         self._clients: list[_WheelClient] = []
         self._working: list[Worker] = []

@@ -388,7 +388,7 @@ class TestARedisThatLostSomething:
         other = make()
         await other.open("other")
         for _ in range(2):
-            with pytest.raises(Fenced, match="initialized again.*epoch 1 of 'other'"):
+            with pytest.raises(Fenced, match="initialized again.*epoch 1, by 'other'"):
                 await subject.commit(tasks([2]))
         with pytest.raises(Fenced):
             await subject.store.verify()

@@ -912,7 +912,7 @@ async def test_invalid_tokens_are_forgotten(guarded: Guarded) -> None:
     [principal] = hall.gateway.tokens
     assert "reader" in principal.name
     guarded.revoke()
-    await hall.logins.look()
+    await hall.logins.reload_if_changed()
     hall.gateway.dismiss()
     assert not hall.gateway.tokens and not hall.gateway._clients
 
@@ -923,7 +923,7 @@ async def test_lines_after_a_revocation_are_answered_with_it(guarded: Guarded) -
     stream = Request(hall.gateway, "POST", "/v1/tasks", line, headers, whole=False)
     await stream.until(lambda response: response.status)
     tokens.revoke(guarded.path, hall.logins.authenticate(guarded.all).token_id)
-    await hall.logins.look()
+    await hall.logins.reload_if_changed()
     hall.gateway.dismiss()
     stream.send(line, more=False)
     *_, late = (await stream.done()).lines

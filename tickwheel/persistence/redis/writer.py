@@ -232,7 +232,7 @@ class Claimant:
         if status == "other":
             raise Fenced(
                 f"{self._name}: {shard} was initialized again (incarnation {rest[0]},"
-                f" epoch {rest[1]} of {rest[2]!r})"
+                f" epoch {rest[1]}, by {rest[2]!r})"
             )
         if status == "gone":
             raise StoreLost(f"{self._name} came back empty: {shard} is gone")

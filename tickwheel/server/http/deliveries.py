@@ -103,7 +103,7 @@ def delivery_view(
     return view
 
 
-def pulled(
+def pull_answer(
     deliveries: Iterable[tuple[AnyItem, str, str, int, int]], new_group: dict[str, Any] | None
 ) -> bytes:
     """Return the JSON answer to a pull. ``deliveries`` has arguments of ``delivery_view``;
@@ -128,10 +128,10 @@ async def pull(call: Call) -> None:
     checks.integer(body.wait_ms, "wait_ms", 0, call.common.wait_ms_max)
     options = {"lease_ms": body.lease_ms, **_group_settings(body)}
     request = DeliveryRequest(call.named["topic"], body.group, body.max, options)
-    answer = call.exchange.pull(request, body.wait_ms, pulled)
+    answer = call.exchange.pull(request, body.wait_ms, pull_answer)
     if not answer.done():
-        gone = call.client.gone()
-        await asyncio.wait((answer, gone), return_when=asyncio.FIRST_COMPLETED)
+        disconnected = call.client.gone()
+        await asyncio.wait((answer, disconnected), return_when=asyncio.FIRST_COMPLETED)
         if not answer.done():
             raise ClientGone("the client has disconnected")
     await call.answer(answer.result())
@@ -177,11 +177,11 @@ class Stream:
         new_group = (await self._subscribe()).get("new_group")
         headers = [] if new_group is None else [(NEW_GROUP, as_json(new_group))]
         await call.begin(NDJSON if self._is_lines else SSE, headers)
-        gone = call.client.gone()
-        gone.add_done_callback(lambda _: self._wake.set())
+        disconnected = call.client.gone()
+        disconnected.add_done_callback(lambda _: self._wake.set())
         # Send the head before the first delivery: it tells the client that the stream is open.
         await call.piece(self._idle())
-        while not gone.done():
+        while not disconnected.done():
             if not self._pieces and self._end is None:
                 try:
                     async with asyncio.timeout(call.common.keep_alive_s):
@@ -266,10 +266,10 @@ GROUPS_MAX = 100
 """Maximum groups in a request that settles deliveries."""
 
 
-def settling(verb: str, body: type[types.AckIn], usual: str) -> Handler:
+def settlement_handler(verb: str, body: type[types.AckIn], default: str) -> Handler:
     """Return the handler that settles deliveries, which can belong to several groups. It settles
-    each group separately and answers with outcomes in the order of the receipts; ``usual`` is the
-    outcome where the shard answers None."""
+    each group separately and answers with outcomes in the order of the receipts; ``default`` is the
+    outcome of receipts for which the shard returns None."""
     decoder = msgspec.json.Decoder(body)
     options = [name for name in body.__struct_fields__ if name != "receipts"]
 
@@ -277,14 +277,14 @@ def settling(verb: str, body: type[types.AckIn], usual: str) -> Handler:
         request = await call.json(decoder)
         more = tuple(getattr(request, name) for name in options)
         settle = partial(call.exchange.settle, verb, more=more)
-        await call.answer({"results": await _settled(call, request.receipts, settle, usual)})
+        await call.answer({"results": await _settled(call, request.receipts, settle, default)})
 
     handle.__name__ = verb
     return handle
 
 
 async def _settled(
-    call: Call, texts: list[str], settle: Callable[[Sequence[Receipt]], Answer], usual: str
+    call: Call, texts: list[str], settle: Callable[[Sequence[Receipt]], Answer], default: str
 ) -> list[str]:
     checks.array(tuple(texts), "receipts", call.exchange.limits.ids_per_frame_max)
     if not texts:
@@ -302,8 +302,8 @@ async def _settled(
     # and only for a stream of the same principal.
     for number in {receipt.stream for receipt in receipts} - {0}:
         call.common.streams.heard(number, call.exchange.caller.principal)
-    outcomes = [usual] * len(receipts)
+    outcomes = [default] * len(receipts)
     for indexes, results in zip(groups.values(), await asyncio.gather(*answers), strict=True):
         for index, outcome in zip(indexes, results or (), strict=False):
-            outcomes[index] = outcome or usual
+            outcomes[index] = outcome or default
     return outcomes

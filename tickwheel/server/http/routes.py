@@ -380,7 +380,7 @@ async def log_in(call: Call) -> None:
         await call.answer(_said(call, principal, None))
         return
     text, session = sessions.begin(principal)
-    sessions.note(call.exchange.caller, "console_login")
+    sessions.audit(call.exchange.caller, "console_login")
     said = _said(call, principal, session.until_ms)
     await call.answer(said, headers={b"set-cookie": _cookie(call, text, SESSION_S)})
 
@@ -397,7 +397,7 @@ async def log_out(call: Call) -> None:
     sessions, principal = call.common.sessions, call.exchange.caller.principal
     if principal is not NOBODY:
         sessions.end(cookie_of(call.headers))
-        sessions.note(call.exchange.caller, "console_logout")
+        sessions.audit(call.exchange.caller, "console_logout")
     who = NOBODY if sessions.are_needed else principal
     await call.answer(_said(call, who, None), headers={b"set-cookie": _cookie(call, "", 0)})
 
@@ -409,7 +409,7 @@ async def session_link(call: Call) -> None:
         await call.answer({"code": None, "until_ms": None})
         return
     code, session = sessions.link(call.exchange.caller.principal)
-    sessions.note(call.exchange.caller, "console_link")
+    sessions.audit(call.exchange.caller, "console_link")
     await call.answer({"code": code, "until_ms": session.until_ms})
 
 
@@ -551,7 +551,7 @@ def _settling() -> Iterator[Route]:
         ("/v1/extensions", "extend", types.ExtendIn, "extended", "Extend leases"),
         ("/v1/releases", "release", types.AckIn, "released", "Release unstarted deliveries"),
     ):
-        handler = deliveries.settling(verb, body, usual)
+        handler = deliveries.settlement_handler(verb, body, usual)
         yield Route("POST", path, handler, "deliveries", summary, (verb,), types.Settled, body=body)
 
 

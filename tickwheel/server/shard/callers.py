@@ -471,8 +471,8 @@ class Quota:
         most = self.quotas.pending
         if most is not None and self._pending(core) + count > part_of(most, core):
             raise over(
-                f"{self._who} has {self._pending(core)} unfinished tasks, and {count} more exceed"
-                f" the limit {_described_part(most, core)} (pending)",
+                f"{self._who} has {self._pending(core)} unfinished tasks; {count} more would"
+                f" exceed the limit {_described_part(most, core)} (pending)",
                 FULL_WAIT_S,
             )
 

@@ -517,8 +517,8 @@ class Producing:
         core = self._core
         if session.weight + count > self._outcomes_max:
             raise Overloaded(
-                f"{session.weight} answers of this session are remembered for resends, and {count}"
-                f" more exceed the limit {self._outcomes_max} (outcomes_per_session_max):"
+                f"{session.weight} answers of this session are remembered for resends; {count}"
+                f" more would exceed the limit {self._outcomes_max} (outcomes_per_session_max):"
                 " raise the floor"
             )
         while self._room_for_outcomes() < count and now_ms >= self._look_again_ms:

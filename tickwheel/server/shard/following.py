@@ -78,10 +78,10 @@ class Following:
         after which everything was applied."""
         self._unseen = set(self._others)
         """Shards that were not read since the start."""
-        before = self._versions.sure
+        before = self._versions.number_at_start
         self._numbered = self._versions.counter if before is None else before
         """The highest number that this shard had assigned before it could have been set back."""
-        self._versions.sure = self._numbered
+        self._versions.number_at_start = self._numbered
         self._unfired_ms: int | None = parts.engine.recovery.stopped_ms + 1
         """Tasks due from this time on have not fired; None while the shard serves."""
         self._reasons: dict[int, str] = {}
@@ -192,7 +192,7 @@ class Following:
         }
         gone, highest = self._missing_at_home(shard, rows)
         reasons = []
-        if highest > answer.counter.number or (gone and answer.counter.sure is not None):
+        if highest > answer.counter.number or (gone and answer.counter.number_at_start is not None):
             reasons.append(
                 f"its counter is {answer.counter.number}, the highest version here is {highest},"
                 " and it has not read all other shards since its start; no group ends here before"
@@ -335,7 +335,7 @@ class Following:
         versions, count_on = self._versions, self._parts.engine.grouping.count_on
         self._unseen.difference_update(answers)
         if not self._unseen:
-            versions.sure = None
+            versions.number_at_start = None
         if wanted and lost > self._numbered:
             detail = f"other shards know version {lost} of this shard: it was set back"
             self._parts.on_event("settings_taken_back", detail)

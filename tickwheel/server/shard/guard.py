@@ -1,8 +1,8 @@
 """The stages between a request and its verb: the audit log and the rights.
 
 A stage takes a declared verb and its operation and returns an operation that performs the stage
-first. ``Pipeline`` combines the stages of a principal once. An operation that needs neither a check
-nor a log line stays unwrapped. Invariants of the rights:
+first. ``Pipeline`` builds the chain of stages once for each principal. An operation that needs
+neither a check nor a log line stays unwrapped. The rights check guarantees:
 
 * Only declared operations can be called, and only with the right that they need.
 * A principal learns nothing about topics outside its rights. A request that names such a topic is
@@ -95,7 +95,7 @@ class AuditLog(LogWriter):
     def _line_of_dropped(self, count: int) -> bytes:
         return self._line({"operation": "audit_lines_lost", "count": count})
 
-    def _note(self, error: OSError | None) -> None:
+    def _on_write_result(self, error: OSError | None) -> None:
         was_ok, self._observed.audit_ok = self._observed.audit_ok, error is None
         if error is None:
             return
@@ -149,7 +149,7 @@ class AuditStage:
         self._is_own = is_own
 
     def before(self, verb: Verb, operation: Operation) -> Operation:
-        """Return the operation with a line for each request."""
+        """Wrap the operation so that each request writes a line of the log."""
         if verb.name not in AUDITED:
             return operation
 
@@ -161,16 +161,16 @@ class AuditStage:
             try:
                 operation(ask._replace(witness=line))
             except TickwheelError as error:
-                line.ended(error.code)
+                line.write(error.code)
                 raise
 
         return audited
 
-    async def awaited(
+    async def relayed(
         self, caller: Caller, verb: str, request: Request, answer: Awaitable[Any]
     ) -> Any:
-        """Return the answer of another process after writing its line. Raise the error of
-        ``answer``.
+        """Await another process's answer, log the request, and return or raise what ``answer``
+        does.
 
         If the wait is cancelled, the outcome in the line is ``outcome_unknown``, because the other
         process may have executed the request."""
@@ -180,10 +180,10 @@ class AuditStage:
         try:
             value = await answer
         except asyncio.CancelledError:
-            line.ended(OutcomeUnknown.code)
+            line.write(OutcomeUnknown.code)
             raise
         except Exception as error:
-            line.ended(error.code if isinstance(error, TickwheelError) else InternalError.code)
+            line.write(error.code if isinstance(error, TickwheelError) else InternalError.code)
             raise
         line.give(line.answer_to(0, value))
         return value
@@ -191,7 +191,7 @@ class AuditStage:
     def unreadable(self, caller: Caller, verb: str, error: TickwheelError) -> None:
         """Log a request with invalid values, without these values."""
         if verb in AUDITED:
-            _Line(self._log, said_of(caller, verb, {})).ended(error.code)
+            _Line(self._log, said_of(caller, verb, {})).write(error.code)
 
 
 class _Line(Nobody):
@@ -201,23 +201,23 @@ class _Line(Nobody):
         self._log = log
         self._fields = fields
 
-    def ended(self, outcome: str, counts: Mapping[str, int] | None = None) -> None:
+    def write(self, outcome: str, counts: Mapping[str, int] | None = None) -> None:
         """Write the line with the outcome of the request."""
         more = {"counts": counts} if counts else {}
         self._log.write({**self._fields, "outcome": outcome, **more})
 
     def accepted(self, answers: Sequence[StoredAnswer]) -> None:
         for _, _, count, _ in answers:
-            self.ended("ok", {"tasks": count})
+            self.write("ok", {"tasks": count})
 
     def answer_to(self, request: int, value: object) -> Sized:
         return _counts(value)
 
     def give(self, answer: Any) -> None:
-        self.ended("ok", answer)
+        self.write("ok", answer)
 
     def error(self, request: int, code: str, message: str) -> None:
-        self.ended(code)
+        self.write(code)
 
 
 def _counts(value: object) -> dict[str, int]:
@@ -226,14 +226,14 @@ def _counts(value: object) -> dict[str, int]:
         return {}
     if len(value) > 1 and type(value[0]) is int and isinstance(value[1], tuple):
         return {"tasks": len(value[1])}
-    words = (
+    outcomes = (
         item[1] if isinstance(item, (tuple, list)) and len(item) > 1 else item for item in value
     )
-    return dict(Counter(word for word in words if isinstance(word, str)))
+    return dict(Counter(item for item in outcomes if isinstance(item, str)))
 
 
 def _named(request: Request) -> dict[str, object]:
-    """Return the request's fields that a line shows, with the first ids of many."""
+    """Return the logged fields of the request. A long list of ids is cut to ``IDS_MAX``."""
     said = request.said()
     named: dict[str, object] = {}
     for field in request.fields():
@@ -265,7 +265,7 @@ def behind(
     plain_tasks: PlainTasks,
     unreadable: Unreadable,
 ) -> Verbs:
-    """Return the declared verbs with a stage before each operation."""
+    """Wrap the operations of all declared verbs in a stage."""
     operations = {name: stage(verb, getattr(verbs, name)) for name, verb in VERBS.items()}
     return table(operations, plain_tasks, unreadable)
 
@@ -310,12 +310,12 @@ class RightsStage:
         self._count_refused = refused
 
     def plain_tasks(self, plain: PlainTasks) -> PlainTasks:
-        """Return the limits of plain tasks for the topics of the principal."""
+        """Restrict ``plain`` to the topics that the principal may produce to."""
         topics = self._principal.topics(Right.PRODUCE)
         return plain if topics.are_all else plain._replace(topics=_Both(plain.topics, topics))
 
     def before(self, verb: Verb, operation: Operation) -> Operation:
-        """Return the operation after a check of the verb's right."""
+        """Wrap the operation so that the verb's right is checked first."""
         name, need = verb.name, verb.need
         if need is None:
             return operation
@@ -326,14 +326,14 @@ class RightsStage:
             return partial(self._refuse, f"{name} needs the right {need.right}")
         if need.of is Of.ANY:
             return partial(self._refuse, f"{name} needs the right {need.right} for all topics")
-        if not verb.is_by_hand:
+        if not verb.has_custom_arguments:
             return self._for_request(need, topics, operation)
         if need.of is Of.FOUND:  # a client's answers to check-backs of transactions
             return partial(operation, only=topics)
         return self._for_arguments(need, topics, operation)
 
     def _for_request(self, need: Need, topics: Topics, operation: Operation) -> Operation:
-        """Return the operation after a check of the request's topic, or limited to ``topics``."""
+        """Wrap the operation: check the request's topic first, or limit it to ``topics``."""
 
         def checked(ask: Ask[Any]) -> None:
             if need.of is Of.FOUND or (need.of is Of.SELECTED and ask.request.topic is None):
@@ -349,7 +349,7 @@ class RightsStage:
             self._refuse(f"it needs the right {need.right} for topic {checks.shown(topic)}")
 
     def _for_arguments(self, need: Need, topics: Topics, operation: Operation) -> Operation:
-        """Return the operation after a check of the topics in its arguments."""
+        """Wrap the operation so that the topics in its arguments are checked first."""
         each = need.of is Of.EACH_TASK
         field, index = _argument(operation, _TASKS if each else ("topic",))
 

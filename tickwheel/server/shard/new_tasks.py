@@ -282,7 +282,7 @@ class NewTasks:
             if core.config.tasks_max - core.tasks < core.config.scheduled_max - core.scheduled:
                 count, limit = core.tasks + core.staged, "tasks_max"
             raise BacklogFull(
-                f"there are {count} tasks, and {len(new_tasks)} more exceed the limit"
+                f"there are {count} tasks; {len(new_tasks)} more would exceed the limit"
                 f" {getattr(core.config, limit)} ({limit})"
             )
         if core.closing_topics:

@@ -558,7 +558,7 @@ class Commands:
         count = len(known_ids)
         if self._ids and self._ids + count > self._ids_max:
             raise Overloaded(
-                f"commands on {self._ids} ids are waiting, and {count} more exceed the limit"
+                f"commands on {self._ids} ids are waiting; {count} more would exceed the limit"
                 f" {self._ids_max} (command_ids_max)"
             )
         self._ids += count

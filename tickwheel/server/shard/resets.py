@@ -105,7 +105,7 @@ class Resets:
         group = self._group(work)
         if group is None:
             return
-        wanted = wanted_of(work.bulk, group, mark=work.bulk.id)
+        wanted = wanted_of(work.bulk, group, work.bulk.id)
         try:
             async with self.plan(wanted, work.bulk.until_id, lambda: work.is_wanted) as plan:
                 if gaps := (await plan.do(Plan.count)).incomplete:
@@ -261,7 +261,7 @@ class Resets:
                 async with self._runner.reader.bulk_turn() as read:
                     stored, rest = await self._look(wanted, rest, read)
                 if stored:
-                    await plan.do(Plan.meet, wanted, stored)
+                    await plan.do(Plan.add_stored, wanted, stored)
 
     async def _look(
         self, wanted: Wanted, ids: Sequence[int], reads: BulkReads
@@ -312,7 +312,7 @@ def incomplete(gaps: int) -> str:
     return f"incomplete: the history has {count} in that time, so tasks may be left out"
 
 
-def wanted_of(bulk: Bulk, group: Group, mark: str | None = None) -> Wanted:
+def wanted_of(bulk: Bulk, group: Group, bulk_id: str | None = None) -> Wanted:
     """Return the conditions of the tasks in the plan of a reset."""
     from_ms = bulk.argument("from_ms")
     return Wanted(
@@ -320,7 +320,7 @@ def wanted_of(bulk: Bulk, group: Group, mark: str | None = None) -> Wanted:
         group.name,
         int(from_ms or 0),
         bulk.made_ms,
-        mark,
+        bulk_id,
         group.since_ms,
         group.since_id,
         group.settings.tags,

@@ -210,7 +210,7 @@ class Transacting:
         more_bytes = size_bytes + len(halves) * ROW_OVERHEAD_BYTES
         if held_bytes + more_bytes > config.transactions_bytes_max:
             raise Overloaded(
-                f"half tasks take {held_bytes} bytes, and {more_bytes} more exceed the limit"
+                f"half tasks take {held_bytes} bytes; {more_bytes} more would exceed the limit"
                 f" {config.transactions_bytes_max} (transactions_bytes_max)"
             )
         row = None if transaction is None else transaction.row

@@ -680,7 +680,7 @@ class Hello(NamedTuple):
 
 
 def read_hello(
-    frame: Frame, logins: Logins, peer: Mapping[str, Any] | None = None, address: str = "somebody"
+    frame: Frame, logins: Logins, peer: Mapping[str, Any] | None = None, address: str = "unknown"
 ) -> Hello:
     """Check a HELLO; ``peer`` is the client's certificate, if any. Raise the error of an invalid or
     unauthorized HELLO."""
