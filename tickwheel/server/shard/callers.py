@@ -533,7 +533,7 @@ def check_share(
     if size_bytes > left_bytes:
         raise over(
             f"half tasks of {owner} would take {size_bytes} bytes; the limit is {left_bytes}, as"
-            " many as would remain for others (transactions_bytes_max)",
+            " the same must remain for others (transactions_bytes_max)",
             FULL_WAIT_S,
         )
 
