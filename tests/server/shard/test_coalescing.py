@@ -843,7 +843,7 @@ async def test_tasks_with_the_keys_of_an_enqueue_are_limited(
             {"action": "keep", "due": "new"},
             "keep has no option 'due'; its options: window_ms, unique_until",
         ),
-        (replace(unique_until="finished"), "replace has no 'unique_until'"),
+        (replace(unique_until="finished"), "replace has no option 'unique_until'"),
         (replace(due="sooner"), "if_pending.due must be one of new, later, earlier, not 'sooner'"),
         (replace(replaces="body", max_wait_ms=5), "need replaces both or due, not body"),
     ],
