@@ -326,7 +326,7 @@ async def test_restore_from_the_command_line(folder: Path, capsys: Capture) -> N
     assert code == 0 and lines[0].startswith("Restored into sqlite:///")
     shown = {line.rsplit("  ", 1)[0].strip(): line.rsplit("  ", 1)[1] for line in lines[2:]}
     assert (shown["tasks"], shown["from the backup"], shown["from the history"]) == ("2", "1", "1")
-    assert shown["exact"] == "no: at least once"
+    assert shown["exact"] == "no: tasks may be delivered again"
     assert "did not stop cleanly" in err
     assert set((await held(url(folder))).rows) == {make_id(9), B}
     code, _, err = restore(capsys, folder, "--from", backup)

@@ -29,7 +29,7 @@ from tickwheel import disk
 from tickwheel.disk import Use, measure
 from tickwheel.history import segments
 from tickwheel.history.segments import (
-    LOOK_MS,
+    DISK_CHECK_MS,
     STATE,
     Limits,
     Segment,
@@ -116,14 +116,15 @@ def test_disk_use_is_warned_about_once(folder: Path) -> None:
         disk.use(used)
         writer.step()
         assert log == [warning] * warnings
-        clock.now_ms += LOOK_MS
+        clock.now_ms += DISK_CHECK_MS
     writer.close()
     assert len(hours(folder)) == 5
 
 
 def test_disk_use_is_measured_once_a_minute(folder: Path) -> None:
     disk = Disk(folder, 0.5)
-    stepped(folder, disk, steps_ms=(0, 1_000, 59_000, LOOK_MS, 61_000, 119_000, 2 * LOOK_MS))
+    minute_ms = DISK_CHECK_MS
+    stepped(folder, disk, steps_ms=(0, 1_000, 59_000, minute_ms, 61_000, 119_000, 2 * minute_ms))
     assert disk.looks == 3
 
 
@@ -161,7 +162,7 @@ def test_a_slow_disk_removes_the_excess_at_each_look(folder: Path) -> None:
         writer.step()
         assert len(hours(folder)) == 5 - looks
         writer.step()
-        clock.now_ms += LOOK_MS
+        clock.now_ms += DISK_CHECK_MS
     writer.close()
     assert looks == 3
 
@@ -170,7 +171,7 @@ def test_segments_needed_by_a_restore_are_kept(folder: Path) -> None:
     # A restore reads from an hour before its backup on.
     write_last_backup(folder, 0, NOW_MS - 2 * HOUR_MS, "backup.db")
     limits = Limits(None, None, disk_clean=0.85)
-    log = stepped(folder, Disk(folder, 0.99), limits, (0, LOOK_MS, 2 * LOOK_MS))
+    log = stepped(folder, Disk(folder, 0.99), limits, (0, DISK_CHECK_MS, 2 * DISK_CHECK_MS))
     assert hours(folder) == [3, 2, 1]
     why = "the disk was 99.0% full, above 85.0% (history_disk_clean)"
     assert log[0].startswith("removed 2 segments, ") and log[0].endswith(why)
@@ -196,7 +197,7 @@ def test_an_open_segment_is_kept(tmp_path: Path) -> None:
     clock, log = Clock(), list[str]()
     writer = writer_of(tmp_path, limits=LIMITS, clock=clock, log=log, disk=Disk(tmp_path, 0.99))
     assert writer.step()
-    clock.now_ms += LOOK_MS
+    clock.now_ms += DISK_CHECK_MS
     writer.step()
     assert segment_names(tmp_path) == [f"{NODE}-s0-e1-000001.jsonl"]
     cleaned = free(tmp_path, 1)

@@ -195,7 +195,7 @@ async def test_finished_pulls_leave_no_state(make: Make) -> None:
         ok(await peer.enqueue(("t", b"x", 0)))
         epoch, _, ((task_id, attempt, *_),) = ok(await peer.call(T.PULL, "t", "g", 1, 1_000, None))
         ok(await peer.call(T.ACK, "t", "g", epoch, [task_id], [attempt]))
-    assert len(peer.connection.caller.others) <= 64
+    assert len(peer.connection.caller.ended_subscribers) <= 64
     assert not peer.connection.caller.pulls and not rig.core.in_flight and not rig.core.subscribers
 
 

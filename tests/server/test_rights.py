@@ -297,8 +297,8 @@ def test_topic_patterns_match(
     pattern: str, fits: tuple[str, ...], does_not: tuple[str, ...]
 ) -> None:
     topics = Topics((pattern,))
-    assert all(map(topics, fits)) and not any(map(topics, does_not)) and not topics.are_all
-    assert Topics(("*",)).are_all
+    assert all(map(topics, fits)) and not any(map(topics, does_not)) and not topics.matches_all
+    assert Topics(("*",)).matches_all
 
 
 def test_an_empty_pattern_list_matches_no_topic() -> None:

@@ -164,7 +164,7 @@ async def test_run_until_idle_raises_if_tasks_remain(wheel: TestWheel) -> None:
     work.fails.add(b"bad")
     await wheel.client.enqueue_many([Task("t", b"bad"), Task("t", b"", delay=5)])
     async with wheel.working(work.worker):
-        with pytest.raises(StillBusy, match="1 task still waits 1h later"):
+        with pytest.raises(StillBusy, match="1 task is still waiting after 1h"):
             await wheel.run_until_idle(within="1h")
 
 

@@ -389,7 +389,7 @@ def test_an_invalid_handle_refuses_the_whole_call(task_id: int, due_ms: int) -> 
     wheel = TimingWheel(NOW_MS)
     with pytest.raises(ValueError, match="not a valid handle"):
         wheel.add(task_id, due_ms)
-    with pytest.raises(ValueError, match="not valid handles"):
+    with pytest.raises(ValueError, match="invalid handles"):
         wheel.add_many([1, task_id], [NOW_MS, due_ms])
     with pytest.raises(ValueError, match="2 ids with 1 due"):
         wheel.add_many([1, 2], [NOW_MS])

@@ -227,7 +227,7 @@ class TopicStats(Counted):
     if_pending: Annotated[
         IfPending | None,
         RULE,
-        "The rule for tasks of the topic whose key is pending and that bring no rule themselves.",
+        "The rule for tasks of the topic whose key is pending and that have no rule of their own.",
     ] = None
 
 

@@ -72,7 +72,7 @@ class FilterFields(Request):
 
 
 class GroupFields(FilterFields):
-    """Settings of a group that its creator and its consumers can name."""
+    """Settings of a group that its creator and its consumers can specify."""
 
     order_retry_ms: Annotated[
         int | None,
@@ -129,7 +129,7 @@ class SettingsFields(NewGroupFields):
     if_pending: Annotated[
         Any,
         RULE,
-        "For a topic: the rule for tasks whose key is pending and that bring no rule themselves.",
+        "For a topic: the rule for tasks whose key is pending and that have no rule of their own.",
     ] = None
     broadcast_only: Annotated[
         bool | None,
@@ -263,7 +263,7 @@ class GroupSettings(Answer):
     if_pending: Annotated[
         IfPending | None,
         RULE,
-        "For a topic: the rule for tasks whose key is pending and that bring no rule themselves.",
+        "For a topic: the rule for tasks whose key is pending and that have no rule of their own.",
     ] = None
     broadcast_only: Annotated[
         bool, "For a topic: whether it has no groups, and due tasks are broadcast and end."

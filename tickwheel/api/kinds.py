@@ -120,8 +120,8 @@ class FieldKind:
     """Whether None removes a setting of this kind."""
 
     def check(self, value: Any, field: str, limits: Limits) -> Any:
-        """Return the checked value in the form of the wire. Raise BadRequest or LimitExceeded,
-        whose messages name the field, the limit and the value."""
+        """Return the checked value in the wire format. Raise BadRequest or LimitExceeded, whose
+        messages name the field, the limit and the value."""
         return value
 
     def logged(self, value: Any) -> Any:
@@ -129,8 +129,8 @@ class FieldKind:
         return value
 
     def of_python(self, value: Any, field: str) -> Any:
-        """Convert an argument of the Python client to the form of the wire. Raise BadRequest if
-        that is impossible."""
+        """Convert an argument of the Python client to the wire format. Raise BadRequest if that is
+        impossible."""
         return value
 
     def of_task(self, value: Any, field: str, limits: Limits) -> Any:

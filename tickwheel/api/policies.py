@@ -1,7 +1,7 @@
 """Policies and rules as callers write them: ``Retry``, the number and the delays of retries, and
 ``IfPending``, the rule for a task whose key is pending.
 
-Both convert themselves to the form of the wire; only the daemon applies them. Unlike the daemon's
+Both can be converted to the wire format; only the daemon applies them. Unlike the daemon's
 ``RetryPolicy``, a ``Retry`` can leave numbers to the daemon; the limits are the same. Invariant:
 every ``Retry`` can be sent, because its factory has checked it.
 """
@@ -90,7 +90,7 @@ class Retry:
 
     @classmethod
     def table(cls, table: str | Iterable[Duration], retries: int | None = None) -> Self:
-        """Wait for the delays of a table in turn, and then for its last delay again. ``table`` is
+        """Wait for each delay of a table in turn, then repeat the last one. ``table`` is
         ``"rocketmq"`` (16 steps from 10 s to 2 h) or a list of delays. ``retries`` defaults to the
         length of the table."""
         if isinstance(table, str):
@@ -131,7 +131,7 @@ class Retry:
         return cls(kind=raw["kind"], name=raw.get("name"), **numbers)
 
     def to_wire(self) -> str | dict[str, Any]:
-        """Return the policy in the form of the wire: a name or a map."""
+        """Return the policy in the wire format: a name or a map."""
         if self.name is not None:
             return self.name
         numbers = {name: getattr(self, name) for name in _NUMBERS}
@@ -160,7 +160,7 @@ class Retry:
 
 
 def policy_wire(value: Any, field: str) -> str | dict[str, Any]:
-    """Return a ``Retry`` in the form of the wire. Raise BadRequest for any other value."""
+    """Return a ``Retry`` in the wire format. Raise BadRequest for any other value."""
     if not isinstance(value, Retry):
         raise BadRequest(f"{field} must be a Retry such as Retry.fixed(5), not {shown(value)}")
     return value.to_wire()
@@ -211,9 +211,9 @@ class IfPending:
     flight is not pending.
 
     For "replace", ``replaces`` is the "body" (with all options), the "due" time, or "both". ``due``
-    selects the "new", the "later" or the "earlier" due time. ``max_wait``, in seconds, limits the
-    due time to that long after the first enqueue. A task in flight is not replaced. The rule is
-    checked when a task is enqueued with it.
+    selects the "new", the "later" or the "earlier" due time. ``max_wait`` is the maximum number of
+    seconds between the first enqueue and the due time. A task in flight is not replaced. The rule
+    is checked when a task is enqueued with it.
     """
 
     action: Action
@@ -226,15 +226,15 @@ class IfPending:
 
     @classmethod
     def of(cls, raw: str | Mapping[str, Any]) -> IfPending:
-        """Read an ``IfPending`` from its form on the wire."""
+        """Read an ``IfPending`` in the wire format."""
         if isinstance(raw, str):
             return cls(cast("Action", raw))
-        words = {name: raw.get(name) for name in ("unique_until", "replaces", "due")}
+        optional_fields = {name: raw.get(name) for name in ("unique_until", "replaces", "due")}
         return cls(
             cast("Action", str(raw["action"])),
             window=_seconds(raw.get("window_ms")),
             max_wait=_seconds(raw.get("max_wait_ms")),
-            **words,
+            **optional_fields,
         )
 
 
@@ -243,8 +243,8 @@ def _seconds(ms: int | None) -> float | None:
 
 
 def rule_wire(value: Any, field: str) -> str | dict[str, Any]:
-    """Return an ``IfPending``, or the name of an action, in the form of the wire. Raise BadRequest
-    for an invalid rule."""
+    """Return an ``IfPending``, or the name of an action, in the wire format. Raise BadRequest for
+    an invalid rule."""
     if_pending = IfPending(cast("Action", value)) if isinstance(value, str) else value
     if not isinstance(if_pending, IfPending):
         raise BadRequest(
@@ -268,8 +268,8 @@ def rule_wire(value: Any, field: str) -> str | dict[str, Any]:
 
 
 def task_rule_wire(value: Any, key: str | None, field: str) -> str | dict[str, Any]:
-    """Return a task's rule in the form of the wire. Raise BadRequest for an invalid rule, or if the
-    task has no key."""
+    """Return a task's rule in the wire format. Raise BadRequest for an invalid rule, or if the task
+    has no key."""
     rule = rule_wire(value, field)
     if key is None and rule != ADD:
         action = rule if isinstance(rule, str) else rule["action"]

@@ -581,7 +581,7 @@ class TransactionStates(StrEnum):
 
 async def list_transactions(
     call: Call,
-    group: Annotated[str | None, option("Only of this producer group.")] = None,
+    group: Annotated[str | None, option("Only this producer group.")] = None,
     state: Annotated[
         TransactionStates | None,
         option("Only transactions in this state. Default: open and parked."),

@@ -717,7 +717,7 @@ OF_GROUPS: dict[str, Callable[..., Any]] = {
 
 ERROR_SHOWN = 60
 """Maximum characters of an error in a table."""
-MaybeTopic = Annotated[str | None, argument("TOPIC", "Only of this topic.")]
+MaybeTopic = Annotated[str | None, argument("TOPIC", "Only this topic.")]
 
 
 # --- push ----------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """Commands on a daemon's history: ``history`` searches and shows it, ``restore`` rebuilds a lost
-store from the latest backup and the history, ``report`` makes tables and a page of it. They need no
-daemon; no daemon may use the restored store.
+store from the latest backup and the history, ``report`` creates tables and an HTML page from it.
+None of them needs a daemon, and no daemon may have the target of a restore open.
 
 Their packages, and Spark, are imported when a command runs, so that other commands start quickly.
 """
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 Event = dict[str, Any]
 
 GRID_ROWS_MAX = 10_000
-"""Maximum events of a table; more events are printed line by line as they are found."""
+"""Maximum number of events in a table; more are printed line by line as they are found."""
 FOLLOW_POLL_S = 0.2
 DIR_ENV = "TICKWHEEL_HISTORY_DIR"
 DIR_HELP = "Folder of the history: the daemon's setting history_dir."
@@ -72,18 +72,18 @@ class QueryOptions(TypedDict, total=False):
 
     ids: Annotated[
         list[int] | None,
-        option("Only of this task; can be repeated.", "ID", "--id", parse=parse_id),
+        option("Only events of this task; can be repeated.", "ID", "--id", parse=parse_id),
     ]
-    key: Annotated[str | None, option("Only tasks with this key.")]
-    topic: Annotated[str | None, option("Only of this topic.")]
-    group: Annotated[str | None, option("Only of this group.")]
-    schedule: Annotated[str | None, option("Only of this schedule.")]
-    transaction: Annotated[str | None, option("Only of this transaction.")]
+    key: Annotated[str | None, option("Only events of tasks with this key.")]
+    topic: Annotated[str | None, option("Only events of this topic.")]
+    group: Annotated[str | None, option("Only events of this group.")]
+    schedule: Annotated[str | None, option("Only events of this schedule.")]
+    transaction: Annotated[str | None, option("Only events of this transaction.")]
     events: Annotated[
-        list[str] | None, option("Only delivered, acked, …; can be repeated.", "EVENT", "--event")
+        list[str] | None, option("Only this event: acked, …; can be repeated.", "EVENT", "--event")
     ]
-    since: Annotated[datetime | None, moment("From this time on: ISO-8601, or 2h ago.")]
-    until: Annotated[datetime | None, moment("Before this time: ISO-8601, or 2h ago.")]
+    since: Annotated[datetime | None, moment("From this time on: ISO-8601, or 2h for 2 hours ago.")]
+    until: Annotated[datetime | None, moment("Before this time: ISO-8601, or 2h for 2 hours ago.")]
 
 
 @offline("The events as they are stored.")
@@ -93,7 +93,7 @@ def list_(
     limit: Annotated[
         int | None,
         option(
-            "Maximum number; 0: all, the oldest first."
+            "Maximum number of events; 0 shows all, oldest first."
             f" Default: all with --json, {ROWS_SHOWN} as a table.",
             "N",
             min=0,
@@ -105,7 +105,7 @@ def list_(
     ] = False,
     **options: Unpack[QueryOptions],
 ) -> int:
-    """Show events of the history, the newest first.
+    """Show events of the history, newest first.
 
     Exit code 4 if a task, a key or a transaction was given and has no events.
     """
@@ -135,7 +135,7 @@ def tasks(
     call: Call,
     directory: DirOption = None,
     key: Annotated[str | None, option("Only tasks with this key.")] = None,
-    topic: Annotated[str | None, option("Only of this topic.")] = None,
+    topic: Annotated[str | None, option("Only tasks of this topic.")] = None,
     since: Annotated[
         datetime | None,
         moment("Enqueued at this time or later: ISO-8601, or 2h for two hours ago."),
@@ -143,7 +143,7 @@ def tasks(
     until: Annotated[datetime | None, moment("Enqueued before this time.")] = None,
     limit: LimitOption = None,
 ) -> int:
-    """List tasks of the history, including finished ones, the newest first, with their ends.
+    """List tasks of the history, newest first, including finished ones and how each ended.
 
     Exit code 4 if there is none.
     """
@@ -180,8 +180,8 @@ def _task_body(task: Mapping[str, Any]) -> str:
 def _find(
     folder: Path, query: Query, events_max: int | None, tally: Tally, *, oldest_first: bool
 ) -> Iterable[Event]:
-    """Return the events of a query: all, or with ``events_max`` one more than that if there is
-    one."""
+    """Return the events of a query: all of them, or up to ``events_max + 1``, which shows whether
+    there are more."""
     from tickwheel.history import read
 
     if events_max is None or oldest_first:
@@ -239,7 +239,7 @@ def folder_of(name: str | None, option: str) -> Path:
 
 
 def remark_skipped(call: Call, tally: Tally) -> None:
-    """Remark lines and segments that could not be read."""
+    """Print the number of lines and segments that could not be read."""
     if tally.torn:
         call.out.remark(f"{tally.torn:,} torn lines were skipped")
     if tally.unreadable:
@@ -260,7 +260,7 @@ def _ms(moment: datetime | None) -> int | None:
     return None if moment is None else round(moment.timestamp() * 1000)
 
 
-# --- events for people ---------------------------------------------------------------------------
+# --- events as readable text ---------------------------------------------------------------------
 
 REASON_SHOWN_MAX = 80
 
@@ -308,7 +308,7 @@ def _details(event: Event, *, with_attempt: bool) -> str:
     if "reason" in event:
         parts.append(printable(str(event["reason"]), REASON_SHOWN_MAX))
     if "schedule" in event:
-        parts += _of_schedule(event)
+        parts += _schedule_details(event)
     elif "transaction" in event:
         parts += [f"transaction {_text(event, 'transaction')}", f"{event['count']:,} tasks"]
     elif "count" in event:
@@ -318,7 +318,7 @@ def _details(event: Event, *, with_attempt: bool) -> str:
     return ", ".join(parts)
 
 
-def _of_schedule(event: Event) -> list[str]:
+def _schedule_details(event: Event) -> list[str]:
     parts = [f"schedule {_text(event, 'schedule')}"]
     parts += [
         f"{name} {format_time(event[f'{name}_ms'])}"
@@ -497,13 +497,13 @@ def _report_facts(report: Report) -> dict[str, str | int]:
         "ended since the backup": report.ended_since,
         "overdue, left out": report.skipped_overdue.count,
         "without a body, left out": report.without_body.count,
-        "backup of": format_time(report.backup_ms),
+        "backup taken at": format_time(report.backup_ms),
     }
     if report.history:
         shown["events applied"] = report.events
         shown["newest event"] = format_time(report.last_event_ms)
         missing = report.without_body.count or report.schedules_without_body
-        reason = "bodies are missing" if missing else "at least once"
+        reason = "bodies are missing" if missing else "tasks may be delivered again"
         shown["exact"] = "yes" if report.exact else f"no: {reason}"
     return shown | {"epoch": str(report.epoch)}
 
@@ -512,7 +512,7 @@ def _report_remarks(report: Report) -> list[str]:
     remarks = [f"the history has gaps: {gap}" for gap in report.gaps]
     if report.history and not report.clean_stop:
         spool = "" if report.tail_ms is None else (
-            f"; the spool was written for another {format_duration(report.tail_ms / 1000)}"
+            f"; the daemon ran for at least another {format_duration(report.tail_ms / 1000)}"
         )  # fmt: skip
         remarks.append(
             f"the daemon did not stop cleanly: everything after the newest event is lost{spool}"
@@ -521,24 +521,25 @@ def _report_remarks(report: Report) -> list[str]:
         remarks.append("without a history the store is in the state of the backup")
     if report.without_body.count:
         remarks.append(
-            f"{_listed(report.without_body)} cannot be restored: they were enqueued after the"
+            f"{_task_list(report.without_body)} cannot be restored: they were enqueued after the"
             " backup, and the history has no bodies"
             + ("" if not report.refused else "; --allow-missing-bodies restores the others")
         )
     for noun, names, why in (
         ("schedules", report.schedules_without_body,
-         "cannot be restored: they were put after the backup, and the history has no bodies"),
+         "cannot be restored: they were created or changed after the backup, and the history has no"
+         " bodies"),
         ("transactions", report.transactions_lost,
-         "are lost: their tasks were prepared after the backup and not decided"),
+         "are lost: they were undecided, and their tasks were prepared after the backup"),
     ):  # fmt: skip
         if names:
             remarks.append(f"{len(names):,} {noun} ({_first(names, len(names))}) {why}")
     if report.not_found.count:
-        remarks.append(f"not_found: {_listed(report.not_found)} do not exist, or have ended")
+        remarks.append(f"not_found: {_task_list(report.not_found)} do not exist, or have ended")
     return remarks
 
 
-def _listed(listed: Listed) -> str:
+def _task_list(listed: Listed) -> str:
     return f"{listed.count:,} tasks ({_first(listed.ids, listed.count)})"
 
 
@@ -616,7 +617,7 @@ def _show_progress(done: int, total: int) -> None:
 class ReportOptions(TypedDict, total=False):
     """The options of a report: its data, and how Spark computes it."""
 
-    since: Annotated[str | None, option("From this quarter of an hour on.", "TIME")]
+    since: Annotated[str | None, option("From this time on; it must be on a quarter-hour.", "TIME")]
     until: Annotated[str | None, option("Before this time.", "TIME")]
     topic: Annotated[
         list[str] | None, option("Only these topics; * matches anything. Can be repeated.")
@@ -627,7 +628,9 @@ class ReportOptions(TypedDict, total=False):
     slo: Annotated[
         list[str] | None, option("For example 'orders.*=50ms@99.9%'.", "TOPIC=TARGET@SHARE")
     ]
-    stuck_after: Annotated[str, option("Overdue by this is stuck.", "DURATION"), Default("1h")]
+    stuck_after: Annotated[
+        str, option("Tasks overdue by more than this are stuck.", "DURATION"), Default("1h")
+    ]
     sealed_only: Annotated[bool, flag("Leave out segments that are still being written.")]
     top: Annotated[int, option("Number of the slowest deliveries.", min=1, max=1000), Default(20)]
     batch_mb: Annotated[
@@ -662,8 +665,8 @@ def report(
 ) -> int:
     """Make a report of the delivery history: an HTML page, CSV and Parquet.
 
-    Loads only what is new since the last report in the same folder. If nothing is new and the
-    options are the same, the last report is kept.
+    Loads only events that are new since the last report in the same folder. If there are none and
+    the options are the same, the last report is kept.
     """
     from tickwheel.reports import ReportError
     from tickwheel.reports.session import missing_part
@@ -704,9 +707,9 @@ def _make(output: Output, settings: ReportSettings, options: ReportOptions) -> S
 
     with _report_progress(quiet=output.as_json) as progress:
         progress("starting", 0, 1)
-        little = little_to_do(settings)
+        is_small = little_to_do(settings)
         session = started(
-            options["master"], memory=options["memory"], quiet=True, little=little,
+            options["master"], memory=options["memory"], quiet=True, little=is_small,
             class_cache=options.get("class_cache"),
         )  # fmt: skip
         with session as spark:
@@ -771,9 +774,9 @@ def show_report(output: Output, summary: Summary, settings: ReportSettings, took
     from tickwheel.reports.state import left_out_remark
 
     output.grid(report_grid(whole(summary.topics), summary.slo))
-    new, every = summary.new_events, summary.events
+    new, total = summary.new_events, summary.events
     output.line("")
-    output.line(f"{new:,} new events, {every:,} in all, {format_duration(took_s)}: {summary.page}")
+    output.line(f"{new:,} new events, {total:,} in all, {format_duration(took_s)}: {summary.page}")
     if summary.synthetic:
         output.remark("synthetic data: no figure here was measured")
     for place in summary.left_out:

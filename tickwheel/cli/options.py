@@ -256,10 +256,10 @@ MaybeGroup = Annotated[
         "A group of it. Default: the topic.", "GROUP", "--group", autocompletion=complete_groups
     ),
 ]
-TopicOption = Annotated[str | None, option("Only of this topic.", autocompletion=complete_topics)]
+TopicOption = Annotated[str | None, option("Only this topic.", autocompletion=complete_topics)]
 GroupOption = Annotated[
     str | None,
-    option("Only of this group. Default: of all groups.", autocompletion=complete_groups),
+    option("Only this group. Default: all groups.", autocompletion=complete_groups),
 ]
 OfTopicOption = Annotated[
     str | None, option("The topic of --key or of the selection.", autocompletion=complete_topics)

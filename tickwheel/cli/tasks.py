@@ -594,7 +594,7 @@ async def list_bulk(
     state: Annotated[BulkStates | None, option("Only operations in this state.")] = None,
     limit: LimitOption = None,
 ) -> None:
-    """List bulk operations, the newest first."""
+    """List bulk operations, newest first."""
     columns = (
         column("bulk", "id"), *text_columns("topic", "state"),
         *count_columns("looked_at", "matched", "changed"), column("made", "made_ms", format_time),
@@ -783,7 +783,7 @@ class SelectOptions(TypedDict, total=False):
         datetime | None, moment("Only tasks that died since: ISO-8601, or 2h for two hours ago.")
     ]
     until: Annotated[
-        datetime | None, moment("Only tasks that died before this: ISO-8601, or 2h ago.")
+        datetime | None, moment("Dead before this time: ISO-8601, or 2h for 2 hours ago.")
     ]
     reason: Annotated[str | None, option("Only with this text in the last reason.", "TEXT")]
 

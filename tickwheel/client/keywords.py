@@ -1,7 +1,7 @@
-"""The blocks of keywords that several calls take, with what each keyword means.
+"""The blocks of keyword arguments that several calls share.
 
 A function takes a block as ``**options: Unpack[TaskKeywords]`` and hands it on as
-``**options``: type checkers look at each keyword where it is written. Under
+``**options``: type checkers check each keyword at the call. Under
 ``@spelled_out(TaskKeywords)`` its signature also names them.
 
 Written by scripts/generate from the blocks of tickwheel/api: change that, and run it.
@@ -88,7 +88,7 @@ class FilterKeywords(TypedDict, total=False):
 
 
 class GroupKeywords(FilterKeywords, total=False):
-    """Settings of a group that its creator and its consumers can name."""
+    """Settings of a group that its creator and its consumers can specify."""
 
     order_retry: Duration | None
     """The delay before a failed task of an order key is tried again; by default 1 s."""
@@ -131,7 +131,7 @@ class SettingsKeywords(NewGroupKeywords, total=False):
     """Settings of a group or a topic that can be changed. None removes a setting."""
 
     if_pending: Action | IfPending | None
-    """For a topic: the rule for tasks whose key is pending and that bring no rule themselves."""
+    """For a topic: the rule for tasks whose key is pending and that have no rule of their own."""
 
     broadcast_only: bool
     """For a topic without groups: a due task goes to the broadcast subscriptions connected at that

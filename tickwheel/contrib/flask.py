@@ -117,7 +117,7 @@ commands = AppGroup(NAME, help="Tickwheel: run handlers.")
 @commands.command("worker")
 @click.argument("workers", nargs=-1, metavar="[MODULE:WORKER]...")
 @click.option("--concurrency", type=click.IntRange(1, 65_535), help="Concurrent calls per handler.")
-@click.option("--grace", type=click.FloatRange(0), help="Seconds for running handlers at SIGTERM.")
+@click.option("--grace", type=click.FloatRange(0), help="Seconds for handlers to end at SIGTERM.")
 @click.option("--reload", is_flag=True, help="Restart when a Python file changes.")
 def run_worker(
     workers: tuple[str, ...], concurrency: int | None, grace: float | None, reload: bool

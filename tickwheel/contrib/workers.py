@@ -2,8 +2,8 @@
 
 This module knows no framework and no command line. ``supervise`` runs the current command again as
 a child process that does the work, and restarts it after each change of the program. Invariants:
-one child at a time; each ends by SIGTERM, so that it releases tasks that it has not started; the
-watch begins before the first child, so no change is missed.
+one child runs at a time; each is stopped with SIGTERM, so that it releases the tasks that it has
+not started; the watch begins before the first child, so no change is missed.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ LOGGER = logging.getLogger("tickwheel.worker")
 LOG_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 RELOAD_GRACE_S = 3.0
 """Default seconds that running handlers may take before a restart."""
-LOOK_S = 0.5
-"""Seconds between two checks of a child whether its parent is alive."""
+PARENT_CHECK_S = 0.5
+"""Seconds between a child's checks that its parent is alive."""
 _CHILD = "TICKWHEEL_RELOADED"
 """Set in the environment of the child of ``supervise``."""
 
@@ -145,7 +145,7 @@ def is_child() -> bool:
 
 def _follow_parent(parent: int) -> None:
     while os.getppid() == parent:
-        time.sleep(LOOK_S)
+        time.sleep(PARENT_CHECK_S)
     os.kill(os.getpid(), signal.SIGTERM)
 
 
@@ -171,7 +171,7 @@ class _Supervisor:
     def __init__(self, watchfiles: Any, folders: list[Path]) -> None:
         self._watchfiles = watchfiles
         self._folders = folders
-        self._changed, self._asked = asyncio.Event(), asyncio.Event()
+        self._changed, self._stop_requested = asyncio.Event(), asyncio.Event()
         self._child: asyncio.subprocess.Process | None = None
 
     async def run(self) -> int:
@@ -183,10 +183,10 @@ class _Supervisor:
             while True:
                 self._changed.clear()
                 code = await self._run_child()
-                if not self._changed.is_set() and code != 0 and not self._asked.is_set():
-                    LOGGER.warning("ended with exit code %d; waiting for a change", code)
-                    await self._first(self._changed, self._asked)
-                if self._asked.is_set() or not self._changed.is_set():
+                if not self._changed.is_set() and code != 0 and not self._stop_requested.is_set():
+                    LOGGER.warning("the worker ended with exit code %d; waiting for a change", code)
+                    await self._wait_for_any(self._changed, self._stop_requested)
+                if self._stop_requested.is_set() or not self._changed.is_set():
                     return code
         finally:
             watching.cancel()
@@ -198,7 +198,7 @@ class _Supervisor:
         self._child = child = await asyncio.create_subprocess_exec(
             sys.executable, *sys.orig_argv[1:], env={**os.environ, _CHILD: "1"}
         )
-        if self._asked.is_set():  # stopped before the child existed
+        if self._stop_requested.is_set():  # stopped before the child existed
             self._terminate()
         ended = asyncio.create_task(child.wait())
         changed = asyncio.create_task(self._changed.wait())
@@ -211,15 +211,15 @@ class _Supervisor:
         return code
 
     async def _watch(self) -> None:
-        only = self._watchfiles.PythonFilter()
-        watch = self._watchfiles.awatch(*self._folders, watch_filter=only, stop_event=self._asked)
+        only, stop = self._watchfiles.PythonFilter(), self._stop_requested
+        watch = self._watchfiles.awatch(*self._folders, watch_filter=only, stop_event=stop)
         async for changes in watch:
             path = Path(min(path for _, path in changes))
             LOGGER.info("%s has changed; restarting", path)
             self._changed.set()
 
     def _stop(self, number: int) -> None:
-        self._asked.set()
+        self._stop_requested.set()
         if number == signal.SIGTERM or not _is_in_foreground():
             self._terminate()
 
@@ -229,7 +229,7 @@ class _Supervisor:
                 self._child.terminate()
 
     @staticmethod
-    async def _first(*events: asyncio.Event) -> None:
+    async def _wait_for_any(*events: asyncio.Event) -> None:
         waits = [asyncio.create_task(event.wait()) for event in events]
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         for wait in waits:

@@ -86,7 +86,7 @@ def state_folder(history_dir: str | Path, node: str, shard: int) -> Path:
 def state_folders(history_dir: Path, shard: int) -> list[Path]:
     """Return the state folders of a shard's writers, one for each node."""
     paths = sorted((history_dir / STATE).glob(f"*-s{shard}"))
-    return [path for path in paths if path.is_dir()]  # without the mark of the last backup
+    return [path for path in paths if path.is_dir()]  # skips the file that records the last backup
 
 
 def replace_file(path: Path, text: str) -> None:
@@ -277,7 +277,7 @@ def last_seqs(history_dir: Path, shard: int, epochs: Collection[int]) -> dict[in
 
 LAST_BACKUP = "_last_backup"
 """Prefix of a name that no node's folder can have; see ``safe_node``."""
-LOOK_MS = 60_000
+DISK_CHECK_MS = 60_000
 """Milliseconds between two measurements of the disk."""
 BACKUP_MARGIN_MS = HOUR_MS
 """A restore starts to read this long before its backup began, because clocks are inexact."""
@@ -353,7 +353,7 @@ def clean(
 
 
 def free(history_dir: Path, bytes_: int, busy: AbstractSet[Path] = frozenset()) -> Cleaned:
-    """Remove the oldest sealed segments until ``bytes_`` of the disk were freed. Raise OSError."""
+    """Remove the oldest sealed segments to free ``bytes_`` bytes of the disk. Raise OSError."""
     cleaned = Cleaned(missing_bytes=bytes_)
     for file in _measure(history_dir, busy):
         if cleaned.missing_bytes <= 0:
@@ -442,13 +442,13 @@ class Upkeep:
         self._log = log
         self._measured = measured
         self._checked_ms: int | None = None
-        self._full_logged = 0
+        self._kept_logged = 0
         """Number of kept segments over the limit in the last log line about them."""
         self._warned = False
         self._stuck_logged = False
 
     def is_hour(self, now_ms: int, cleaned_ms: int) -> bool:
-        """Return whether it is ``clean_hour`` in local time, or the last day was missed."""
+        """Return whether it is ``clean_hour`` in local time, or a day has passed."""
         since_ms = now_ms - cleaned_ms
         is_hour = time.localtime(now_ms / 1000).tm_hour == self._clean_hour
         return since_ms >= HOUR_MS and (is_hour or since_ms >= DAY_MS)
@@ -464,20 +464,20 @@ class Upkeep:
         self._check_disk(now_ms, busy)
 
     def now_and_then(self, now_ms: int, busy: AbstractSet[Path]) -> None:
-        """Check the disk if the last check is at least ``LOOK_MS`` ago. Raise OSError."""
-        if self._checked_ms is None or abs(now_ms - self._checked_ms) >= LOOK_MS:
+        """Check the disk if the last check is at least ``DISK_CHECK_MS`` ago. Raise OSError."""
+        if self._checked_ms is None or abs(now_ms - self._checked_ms) >= DISK_CHECK_MS:
             self._check_disk(now_ms, busy)
 
     def _clean(self, limits: Limits, now_ms: int, busy: AbstractSet[Path]) -> None:
         cleaned = clean(self._dir, limits, now_ms, busy)
         if cleaned.segments:
             self._log(_removed(cleaned))
-        if cleaned.kept_segments > self._full_logged:
+        if cleaned.kept_segments > self._kept_logged:
             self._log(
                 f"{cleaned.kept_segments} segments are over the limit, but are kept because they"
                 " are newer than the last backup, or being written"
             )
-        self._full_logged = cleaned.kept_segments
+        self._kept_logged = cleaned.kept_segments
 
     def _check_disk(self, now_ms: int, busy: AbstractSet[Path]) -> None:
         """Measure the use of the disk, and warn or remove segments."""

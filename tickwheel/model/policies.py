@@ -351,7 +351,7 @@ def duration_ms(value: Any) -> int:
 
 
 def rule_wire(rule: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a rule for pending keys with its durations in the form of the wire."""
+    """Return a rule for pending keys with its durations in the wire format."""
     fields = dict(rule)
     for name in RULE_DURATIONS:
         value = fields.pop(name, None)
@@ -369,7 +369,7 @@ def rule_wire(rule: Mapping[str, Any]) -> dict[str, Any]:
 # --- retry policies ------------------------------------------------------------------------------
 
 Policy = str | dict[str, Any]
-"""A policy in the form of the wire: a name, or a map with "kind"."""
+"""A policy in the wire format: a name, or a map with "kind"."""
 
 SPEC_FIELDS: dict[str, dict[str, str]] = {
     kind: {name.removesuffix("_ms"): name for name in names if name != "delays_ms"}
@@ -381,7 +381,7 @@ _KNOWN = "known are exponential:…, fixed:…, table:…, none, default, rocket
 
 
 def parse_policy(text: str) -> Policy:
-    """Read a SPEC into the form of the wire. Raise ValueError if it is not valid."""
+    """Convert a SPEC to the wire format. Raise ValueError if it is not valid."""
     kind, colon, rest = text.strip().partition(":")
     kind = kind.strip()
     if kind in SPEC_FIELDS:
@@ -392,7 +392,7 @@ def parse_policy(text: str) -> Policy:
 
 
 def policy_of_json(value: Any) -> Policy:
-    """Read a policy from JSON: a SPEC, or a map in the form of the wire. Raise ValueError if it is
+    """Read a policy from JSON: a SPEC, or a map in the wire format. Raise ValueError if it is
     neither."""
     if isinstance(value, str):
         return parse_policy(value)
@@ -503,7 +503,7 @@ class Coalescing(NamedTuple):
     """Maximum time from the first enqueue to a replaced due time; None means unlimited."""
 
     def to_map(self) -> str | dict[str, Any]:
-        """Return the rule in the form of the wire, without fields that have their defaults."""
+        """Return the rule in the wire format, without fields that have their defaults."""
         defaults = Coalescing(self.action)
         fields = {
             name: getattr(self, name)
@@ -548,8 +548,8 @@ def checked_rule(rule: Any, field: str) -> Coalescing:
         if name == "action" or value is None:
             continue
         if name not in allowed:
-            known = ", ".join(allowed) or "nothing more"
-            raise InvalidPolicy(f"{field}: {action} has no {{}}; known: {known}", name)
+            known = ", ".join(allowed) or "none"
+            raise InvalidPolicy(f"{field}: {action} has no option {{}}; its options: {known}", name)
         words = _WORDS.get(name)
         if words is None:
             if type(value) is not int or not 1 <= value <= DELAY_MS_MAX:

@@ -1,10 +1,10 @@
-"""Checks of clients' values for every transport: plain values, whether rows can be stored, and
-retry policies, rules and settings of groups. Each error names the field, the limit and the value.
+"""Checks of clients' values, for every transport: of plain values, of retry policies, rules and
+group settings, and whether rows can be stored. Errors name the field, the limit and the value.
 
-Memory is the truth, and a store that cannot encode a row ends the daemon. A row made of a client's
-values is therefore encoded once when they are checked, with the stores' codec. A value that cannot
-be encoded then fails only its own request, not the whole batch. Names, bounded whole numbers and
-bodies need no such test, because their checks guarantee that they can be encoded.
+The state in memory is authoritative, and a store that cannot encode a row ends the daemon. A row
+made of a client's values is therefore encoded once when they are checked, with the stores' codec. A
+value that cannot be encoded then fails only its own request, not the whole batch. Names, bounded
+whole numbers and bodies need no such test, because their checks guarantee that they can be encoded.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from tickwheel.model.records import TaskOptions
 
 __all__ = [
-    "array", "due", "group_name", "integer", "moment", "moved", "name", "numbers", "options",
-    "refused", "room", "shown", "storable_bulk", "storable_options", "storable_schedule",
+    "array", "check_limit", "due", "group_name", "integer", "moment", "moved", "name", "numbers",
+    "options", "refused", "shown", "storable_bulk", "storable_options", "storable_schedule",
     "storable_settings", "task_ids", "text", "wrong",
 ]  # fmt: skip
 
@@ -54,12 +54,14 @@ def refused() -> Iterator[None]:
         raise refusal(error) from None
 
 
-def room(error: type[TickwheelError], count: int, said: str, of: object, limit: str) -> None:
-    """Raise ``error`` if ``count`` has reached the limit with this name in the limits or settings
-    ``of``. ``said`` describes the counted things in the message."""
-    maximum = getattr(of, limit)
+def check_limit(
+    error: type[TickwheelError], count: int, noun: str, settings: object, limit: str
+) -> None:
+    """Raise ``error`` if ``count`` has reached the ``limit`` of this name in ``settings``. ``noun``
+    describes the counted objects in the message."""
+    maximum = getattr(settings, limit)
     if count >= maximum:
-        raise error(f"{count} {said}; the limit is {maximum} ({limit})")
+        raise error(f"{count} {noun}; the limit is {maximum} ({limit})")
 
 
 def moment(value: object, field: str, low_ms: int = 0) -> int:
@@ -141,8 +143,8 @@ _pack = msgpack.Packer().pack
 
 
 def storable_options(options: TaskOptions | None, field: str) -> None:
-    """Raise BadRequest if checked options cannot be stored. Texts and bounded numbers always can,
-    so only properties and the task's own policy are encoded."""
+    """Raise BadRequest if checked options cannot be stored. Texts and bounded numbers always can be
+    stored, so only properties and the task's own policy are encoded."""
     if options is not None and (options.properties is not None or options.retry is not None):
         try:
             _pack(codec.extras_record(options))
@@ -201,11 +203,11 @@ def rule(value: Any, field: str) -> Coalescing:
 
 
 def settings(
-    given: Mapping[str, Any], before: GroupSettings, known: Mapping[str, RetryPolicy], now_ms: int
+    changes: Mapping[str, Any], before: GroupSettings, known: Mapping[str, RetryPolicy], now_ms: int
 ) -> GroupSettings:
-    """Return ``before`` with the fields in ``given``, which their kinds have checked, set at
-    ``now_ms``. Raise BadRequest or LimitExceeded for fields that contradict each other."""
-    named = {name: value for name, value in given.items() if name not in LINE_SETTINGS}
+    """Return ``before`` with ``changes``, which their kinds have checked, applied at ``now_ms``.
+    Raise BadRequest or LimitExceeded for fields that contradict each other."""
+    named = {name: value for name, value in changes.items() if name not in LINE_SETTINGS}
     for flag in ("paused", "broadcast_only"):
         if flag in named and named[flag] is None:
             wrong(flag, "true or false", None)
@@ -218,17 +220,17 @@ def settings(
         if named.get("where") is not None:
             check_can_hold(new_filter)
         named |= {"tags": new_filter.tags, "where": new_filter.where}
-    after = lines(given, before._replace(**named))
+    after = lines(changes, before._replace(**named))
     if after.paused == before.paused:
         return after
     return after._replace(paused_ms=now_ms if after.paused else None)
 
 
-def lines(given: Mapping[str, Any], before: GroupSettings) -> GroupSettings:
-    """Return ``before`` with the settings of order keys and fair shares in ``given``, which their
-    kinds have checked. Removing a setting also removes the settings that need it. Raise BadRequest
-    for settings that contradict each other."""
-    named = {name: given[name] for name in LINE_SETTINGS if name in given}
+def lines(changes: Mapping[str, Any], before: GroupSettings) -> GroupSettings:
+    """Return ``before`` with those ``changes``, which their kinds have checked, that concern order
+    keys and fair shares. Removing a setting also removes the settings that need it. Raise
+    BadRequest for settings that contradict each other."""
+    named = {name: changes[name] for name in LINE_SETTINGS if name in changes}
     if not named:
         return before
     if named.get("fair_by") == "":

@@ -89,7 +89,7 @@ class TestWheel:
         )
         if self._settings.store != "memory:":
             raise BadRequest(
-                f"store must be memory: in a test wheel, not {self._settings.store!r:.60}"
+                f"in a test wheel, store must be 'memory:', not {self._settings.store!r:.60}"
             )
         self._losses = self._duplicates = 0
         self._begin(None)
@@ -250,8 +250,8 @@ class TestWheel:
             wait_ms = self._next_wait_ms()
             if wait_ms is None or self._sources.now_ms + wait_ms > until_ms:
                 waiting = core.scheduled + len(core.retrying)
-                some = "1 task still waits" if waiting == 1 else f"{waiting} tasks still wait"
-                raise StillBusy(f"{some} {within} later")
+                some = "1 task is" if waiting == 1 else f"{waiting} tasks are"
+                raise StillBusy(f"{some} still waiting after {within}")
             await self._advance_to(self._sources.now_ms + max(1, wait_ms))
 
     def _next_wait_ms(self) -> int | None:

@@ -129,7 +129,7 @@ class TimingWheel:
         first_ms, last_ms = min(dues_ms), max(dues_ms)
         if min(ids) < 0 or not -TIME_MS_MAX < first_ms <= last_ms < TIME_MS_MAX:
             raise ValueError(
-                f"not valid handles: lowest id {min(ids)}, due_ms {first_ms} to {last_ms}"
+                f"invalid handles: lowest id {min(ids)}, due_ms {first_ms} to {last_ms}"
             )
         low_ms, opened_end_ms = self._low * self.tick_ms, self._opened_end * self.tick_ms
         if first_ms < low_ms or last_ms >= opened_end_ms:

@@ -60,8 +60,8 @@ async def test_due_order_over_rows_and_packs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk: int, dues_ms: list[int]
 ) -> None:
     """Rows of their own lie before, between and behind packs, of which some tasks have left."""
-    monkeypatch.setattr(sqlite_recovery, "HANDLES_A_PART", 16)
-    monkeypatch.setattr(sqlite_recovery, "HANDLES_A_DEAL", 64)
+    monkeypatch.setattr(sqlite_recovery, "HANDLES_PER_PART", 16)
+    monkeypatch.setattr(sqlite_recovery, "HANDLES_PER_DEAL", 64)
     monkeypatch.setattr(sqlite_recovery, "PACKS_AT_ONCE", 2)
     monkeypatch.setattr(sqlite_recovery, "ROWS_AT_ONCE", 3)
     subject = _subject(tmp_path)

@@ -200,7 +200,7 @@ class Claim(NamedTuple):
             )
         if self.epoch < writer.epoch and self.last > writer.base:
             raise StoreBehind(
-                f"{what} was written by epoch {self.epoch} after {writer.epoch} had begun",
+                f"{what} was written by epoch {self.epoch} after epoch {writer.epoch} began",
                 last_seen=writer.base,
                 last_known=writer.last,
             )

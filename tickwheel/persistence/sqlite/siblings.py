@@ -49,15 +49,15 @@ class SqliteSiblings:
     async def have(self, shard: int, keys: Sequence[RecordKey]) -> Sequence[bool]:
         path = self._database(shard)
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._thread, _have, path, keys)
+        return await loop.run_in_executor(self._thread, _contains, path, keys)
 
     async def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
 
 @contextlib.contextmanager
-def _looking(path: str) -> Iterator[sqlite3.Connection | None]:
-    """Open a snapshot of a shard's database, or None if it is empty. Raise StoreAway."""
+def _open_snapshot(path: str) -> Iterator[sqlite3.Connection | None]:
+    """Yield a connection with a snapshot, or None if the database is empty. Raise StoreAway."""
     try:
         connection = connect_reader(path, CACHE_BYTES, BUSY_MS, mode="ro")
         with contextlib.closing(connection), snapshot(connection):
@@ -66,8 +66,8 @@ def _looking(path: str) -> Iterator[sqlite3.Connection | None]:
         raise StoreAway(f"cannot read {path}: {describe(error)}") from error
 
 
-def _have(path: str, keys: Sequence[RecordKey]) -> Sequence[bool]:
-    with _looking(path) as connection:
+def _contains(path: str, keys: Sequence[RecordKey]) -> Sequence[bool]:
+    with _open_snapshot(path) as connection:
         if connection is None:
             return [False] * len(keys)
         rows = ((kind.number, key_text(key)) for kind, key in keys)
@@ -75,7 +75,7 @@ def _have(path: str, keys: Sequence[RecordKey]) -> Sequence[bool]:
 
 
 def _read(path: str, known: int | None) -> SiblingSettings:
-    with _looking(path) as connection:
+    with _open_snapshot(path) as connection:
         if connection is None:
             return SiblingSettings(SettingsCounter(), ())
         stored = connection.execute(_OF_KIND, (COUNTER.number,)).fetchone()

@@ -4,12 +4,12 @@ The writer and short reads each have a thread. Long operations (recovery, listin
 a few others, each with its own connection. ``SqliteStore`` knows no SQL. Recovery and copies of a
 database in use are synchronous and run concurrently with the writer.
 
-A start reads the small tables completely, and the handles of all tasks in due order. A first pass
+Recovery reads the small tables completely, and the handles of all tasks in due order. A first pass
 over all due times selects the first chunk, so that the daemon can begin to work. A second pass
 distributes the other handles into arrays by due time, and each array is sorted when it is needed.
 Each pass is a snapshot that ends before the first of its chunks is returned: commits continue, and
 the log can start over, while millions of handles are loaded. Between the passes no task outside of
-the first chunk changes, so all chunks together show the moment of the first pass.
+the first chunk changes, so all chunks together show the state at the first pass.
 
 A copy is consistent. It is written under a temporary name, synced, and then renamed, so a file
 with the final name is always complete. It never replaces an existing file.
@@ -82,8 +82,8 @@ if TYPE_CHECKING:
 
 PACKS_AT_ONCE = 1_000
 ROWS_AT_ONCE = 10_000
-HANDLES_A_DEAL = 32_768
-HANDLES_A_PART = 32_768
+HANDLES_PER_DEAL = 32_768
+HANDLES_PER_PART = 32_768
 """Approximate number of handles that are sorted at once."""
 DUE_MS_MAX = 2**63 - 1
 
@@ -164,7 +164,7 @@ class HandleReader:
         del earliest[chunk:]
         if self._total > chunk:
             self._cut = earliest[-1][0], earliest[-1][1]
-            self._bounds = _bounds(sorted(sample), self._total // HANDLES_A_PART)
+            self._bounds = _bounds(sorted(sample), self._total // HANDLES_PER_PART)
         return Handles([h[1] for h in earliest], [h[0] for h in earliest], [h[2] for h in earliest])
 
     def sort(self) -> None:
@@ -178,7 +178,7 @@ class HandleReader:
             later.deal()
 
     def next(self, chunk: int) -> Handles:
-        """Return the next handles; empty: there are no more."""
+        """Return the next handles, or none if there are no more."""
         return self._later.take(chunk) if self._later is not None else Handles((), (), ())
 
     def counted(self, due_ms: int, without: AbstractSet[int]) -> tuple[int, array[int]]:
@@ -197,8 +197,8 @@ class HandleReader:
         self._connection.close()
 
     def _runs(self) -> Iterator[Run]:
-        """Yield all handles in runs; inside a snapshot. Each statement returns one row, for the
-        reason given in ``reader.py``."""
+        """Yield all handles in runs. Call it inside a snapshot. Each statement returns one row, for
+        the reason given in ``reader.py``."""
         after_id = -1
         while True:
             columns = (after_id, self._last_id, ROWS_AT_ONCE)
@@ -280,7 +280,7 @@ class _Later:
             self._numbers.extend(array("I", (names[topics[0]],)) * len(topics))
         else:
             self._numbers.extend(map(names.__getitem__, topics))
-        if len(self._undealt) >= HANDLES_A_DEAL:
+        if len(self._undealt) >= HANDLES_PER_DEAL:
             self.deal()
 
     def deal(self) -> None:
@@ -299,11 +299,11 @@ class _Later:
     def _put(self, number: int, handles: list[int]) -> None:
         try:
             self._parts[number].extend(handles)
-        except OverflowError:  # due in a thousand years
+        except OverflowError:  # a due time too far ahead for 64 bits with its index
             self._parts[number] = [*self._parts[number], *handles]
 
     def take(self, count: int) -> Handles:
-        """Return the next handles; empty: there are no more."""
+        """Return the next handles, or none if there are no more."""
         handles: list[int] = []
         while len(handles) < count and (self._sorted or self._parts):
             if not self._sorted:
@@ -332,7 +332,7 @@ class _Later:
         return ordered
 
 
-PAGES_A_STEP = 4096
+PAGES_PER_STEP = 4096
 
 
 def copy_database(
@@ -374,7 +374,7 @@ def _copy(
         target = sqlite3.connect(part, isolation_level=None)
         try:
             target.execute("PRAGMA synchronous = OFF")  # synced once, when it is complete
-            source.backup(target, pages=PAGES_A_STEP, progress=progress, sleep=0)
+            source.backup(target, pages=PAGES_PER_STEP, progress=progress, sleep=0)
         finally:
             target.close()
     disk.sync(part)

@@ -556,7 +556,7 @@ class Bulks:
 def check_room(core: Core) -> None:
     """Raise Overloaded at the limit of running bulk operations."""
     subject = "bulk operations are running"
-    checks.room(Overloaded, core.bulk_running, subject, core.config, "bulk_max")
+    checks.check_limit(Overloaded, core.bulk_running, subject, core.config, "bulk_max")
 
 
 def begin(

@@ -1,20 +1,21 @@
-"""Callers, principals and quotas, and the border inside each command.
+"""Callers, principals and quotas, and the border between a command's checks and its changes.
 
-A caller is the state of one connection or request, independent of the transport. Before a command's
-border an error is the client's fault and is answered. After the border it leaves memory half
-changed, which must end the daemon.
+A caller is the state of one connection or request, independent of the transport. An error before
+the border is reported to the client. An error after it leaves memory half changed, so the daemon
+must stop.
 
-A ``Quota`` records the use of one principal. Tokens with the same name share it over both
+A ``Quota`` tracks the use of one principal. Tokens with the same name share it over both
 transports. It is checked once per request or run of plain requests, never per task. Callers without
-limits have none. It reads no clock. Invariants:
+limits have none. A quota reads no clock: its callers pass the time. Invariants:
 
-* Rates are buckets of one second. A request of any size is accepted while something is left, and
-  the following ones wait until it is paid for. So every request that fits a frame can be sent.
-* ``pending`` counts unfinished tasks by topic, no matter who enqueued them: the topics are those to
-  which tokens of the name may produce (``Scopes``), and staged and half tasks are included. The
-  engine keeps this tally (``engine/topics.py``), which is always exact, also after a restart.
-* Undecided transactions of one token leave at least as much room as they take. So a single token
-  cannot shut out the others.
+* A rate is a bucket that holds one second's allowance. While the bucket is not empty, a request of
+  any size is accepted; later requests wait until the bucket has refilled. So every request that
+  fits a frame can be sent.
+* ``pending`` counts the unfinished tasks, no matter who enqueued them, of all topics to which a
+  token with this name may produce (``Scopes``). Staged and half tasks are included. The engine
+  keeps this tally (``engine/topics.py``), which is always exact, even after a restart.
+* The undecided transactions of one token take at most half of the room that others leave. So a
+  single token cannot shut out the others.
 * A refusal changes nothing and states when to try again.
 
 A ``Principal`` has a name and rights for topics. The declaration of a verb names the right that it
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
 
 ALL_TOPICS: Final = "*"
 PRINCIPALS_KEPT_MAX: Final = 1_024
-"""Maximum principals whose checked operations are cached. Further tokens only cost time."""
+"""Maximum number of principals whose checked operations are cached. More only cost time."""
 
 
 Only = Callable[[str], bool]
@@ -60,7 +61,7 @@ class Topics:
 
     def __init__(self, patterns: Iterable[str]) -> None:
         self._patterns = frozenset(patterns)
-        self.are_all = ALL_TOPICS in self._patterns
+        self.matches_all = ALL_TOPICS in self._patterns
         self._names = frozenset(p for p in self._patterns if not p.endswith(ALL_TOPICS))
         self._prefixes = tuple(sorted(p[:-1] for p in self._patterns - self._names))
 
@@ -88,7 +89,7 @@ class Quotas(NamedTuple):
     connections: int | None = None
     subscriptions: int | None = None
     transactions: int | None = None
-    """Undecided transactions; None allows as many as remain for others."""
+    """Undecided transactions; None allows as many as are left for others afterwards."""
 
 
 class Principal(NamedTuple):
@@ -98,7 +99,7 @@ class Principal(NamedTuple):
     grants: Grants | None
     """The principal's rights; None grants all."""
     token_id: str = ""
-    """The id of its token in the file of tokens, or an empty string."""
+    """The id of its token in the token file, or an empty string."""
     quotas: Quotas | None = None
 
     @property
@@ -121,7 +122,7 @@ NOBODY: Final = Principal("", ())
 """The principal of a caller before its login."""
 ANONYMOUS: Final = Principal("", None)
 TOKEN_TEXT: Final = re.compile(r"tw_[0-9a-f]{12}(_|$)")
-"""Matches the beginning of a token's text, whether or not the file of tokens contains it."""
+"""Matches the beginning of a token's text, whether or not the token file contains it."""
 TOKEN_HOLDER: Final = Principal("token", None)
 OUTBOUND: Final = Principal("outbound process", None)
 """The daemon's process that sends the tasks of groups with targets."""
@@ -129,8 +130,8 @@ OUTBOUND: Final = Principal("outbound process", None)
 
 R = TypeVar("R")
 HOST_SHOWN_MAX = 64
-OTHERS_MIN = 64
-"""Minimum of ended subscribers before those without leases are dropped."""
+ENDED_SUBSCRIBERS_MIN = 64
+"""Number of ended subscribers from which those without leases are dropped."""
 
 
 class Nobody:
@@ -154,7 +155,7 @@ _NOBODY = Nobody()
 
 
 class Process(NamedTuple):
-    """Information of a client about its process, for display; empty and None mean unknown."""
+    """What a client reports about its process, for display; empty and None mean unknown."""
 
     host: str = ""
     pid: int | None = None
@@ -183,7 +184,7 @@ class Caller:
         self.has_left = False
         """Whether the caller has said goodbye and thus given up its leases."""
         self.since_ms = 0
-        """Wall time of the connection."""
+        """Wall-clock time at which the caller connected."""
         self.is_open = True
         self.is_blocked = False
         """Whether the caller does not read its answers."""
@@ -194,9 +195,9 @@ class Caller:
         """The caller's subscriptions by the number that the caller has chosen."""
         self.pulls: dict[Subscriber, None] = {}
         """The caller's unanswered pulls."""
-        self.others: list[Subscriber] = []
+        self.ended_subscribers: list[Subscriber] = []
         """Ended pulls and subscriptions that may have deliveries in flight."""
-        self._others_max = OTHERS_MIN
+        self._ended_max = ENDED_SUBSCRIBERS_MIN
 
     def close(self) -> None:
         """Drop the sink of the caller's answers.
@@ -225,15 +226,15 @@ class Caller:
     @property
     def consumers(self) -> tuple[Subscriber, ...]:
         """All subscribers of the caller that can receive deliveries or have some in flight."""
-        return (*self.subscribers.values(), *self.pulls, *self.others)
+        return (*self.subscribers.values(), *self.pulls, *self.ended_subscribers)
 
     def remember(self, subscriber: Subscriber) -> None:
         """Keep a subscriber that receives no more deliveries but can hold leases."""
-        if len(self.others) >= self._others_max:
-            self.others = [s for s in self.others if s.outstanding > 0]
+        if len(self.ended_subscribers) >= self._ended_max:
+            self.ended_subscribers = [s for s in self.ended_subscribers if s.outstanding > 0]
             # Doubling bounds the number of times that each subscriber is examined.
-            self._others_max = max(OTHERS_MIN, 2 * len(self.others))
-        self.others.append(subscriber)
+            self._ended_max = max(ENDED_SUBSCRIBERS_MIN, 2 * len(self.ended_subscribers))
+        self.ended_subscribers.append(subscriber)
 
     def answer(self, request: int, value: object) -> None:
         """Answer at once with a value that does not depend on an uncommitted change."""
@@ -275,10 +276,10 @@ class Ask(NamedTuple, Generic[R]):
     def replies(self) -> ReplySink:
         """The sink for an answer of the engine to the witness and the caller."""
         replies = self.caller.replies
-        return replies if self.witness is None else _InTurn(self.witness, replies)
+        return replies if self.witness is None else _TwoSinks(self.witness, replies)
 
 
-class _InTurn:
+class _TwoSinks:
     """A sink that passes each answer to two sinks in order."""
 
     def __init__(self, first: ReplySink, second: ReplySink) -> None:
@@ -317,9 +318,9 @@ class _Answers(tuple[Sized, ...]):
 # --- quotas --------------------------------------------------------------------------------------
 
 FULL_WAIT_S: Final = 1.0
-"""Seconds before the next try if the end of a limit is not known."""
-USED_MAX: Final = 10_000
-"""Maximum principals whose use is remembered; those without connections are forgotten first."""
+"""Seconds before the next try if it is not known when the limit will allow one."""
+QUOTAS_KEPT_MAX: Final = 10_000
+"""Maximum number of quotas that are remembered; those without callers are forgotten first."""
 
 
 def part_of(most: int, core: Core) -> int:
@@ -336,7 +337,7 @@ def _described_part(most: int, core: Core) -> str:
 
 
 class Allowance:
-    """A quota per second. Unlike the bucket of a rate it can be overdrawn."""
+    """A quota per second. Unlike the bucket of a group's rate, it can be overdrawn."""
 
     def __init__(self, name: str, rate: float) -> None:
         self._name = name
@@ -365,12 +366,12 @@ def over(why: str, wait_s: float) -> Overloaded:
 
 
 class Scopes:
-    """The topics to which all tokens of a name with a quota ``pending`` may produce together.
+    """For each token name with the quota ``pending``: the topics to which its tokens may produce.
 
-    So tasks that were enqueued with a token also count for its replacement with another scope."""
+    So tasks enqueued with one token also count for a token of that name with other topics."""
 
     def __init__(self) -> None:
-        self._of: Mapping[str, Topics] = {}
+        self._topics: Mapping[str, Topics] = {}
 
     def put(self, principals: Iterable[Principal]) -> None:
         """Replace all principals, in one step because other threads read concurrently."""
@@ -378,16 +379,16 @@ class Scopes:
         for principal in principals:
             if principal.quotas is None or principal.quotas.pending is None:
                 continue
-            of_name = patterns.setdefault(principal.name, {})
+            own = patterns.setdefault(principal.name, {})
             for right, granted in principal.grants or ():
-                of_name.update(dict.fromkeys(granted) if right == Right.PRODUCE else {})
-        topics = {name: Topics(of_name) for name, of_name in patterns.items()}
-        before = self._of
-        self._of = {n: before[n] if before.get(n) == t else t for n, t in topics.items()}
+                own.update(dict.fromkeys(granted) if right == Right.PRODUCE else {})
+        topics = {name: Topics(own) for name, own in patterns.items()}
+        before = self._topics
+        self._topics = {n: before[n] if before.get(n) == t else t for n, t in topics.items()}
 
     def of(self, name: str) -> Topics:
         """Return the topics of a name: the same object until they change."""
-        return self._of.get(name, NO_TOPICS)
+        return self._topics.get(name, NO_TOPICS)
 
 
 NO_TOPICS: Final = Topics(())
@@ -501,7 +502,7 @@ def check_share(
 ) -> None:
     """Raise Overloaded if half tasks may not begin a transaction or join ``transaction``.
 
-    Only tokens of the file are checked, since only they share the daemon with strangers."""
+    Only tokens from the token file are checked: only they share the daemon with strangers."""
     if not principal.token_id:
         return
     config, registry, owner = core.config, core.transaction_registry, principal.name
@@ -517,7 +518,7 @@ def check_share(
             limit = (
                 _described_part(own_limit, core)
                 if own_limit
-                else f"{most}, as many as remain for others"
+                else f"{most}, so that as many remain for others"
             )
             raise over(
                 f"{owner} has {count} undecided transactions; the limit is {limit} (transactions)",
@@ -532,12 +533,12 @@ def check_share(
     if size_bytes > left_bytes:
         raise over(
             f"half tasks of {owner} would take {size_bytes} bytes; the limit is {left_bytes}, as"
-            " many as would remain for others (transactions_bytes_max)",
+            " the same must remain for others (transactions_bytes_max)",
             FULL_WAIT_S,
         )
 
 
-class Used(NamedTuple):
+class QuotaKey(NamedTuple):
     """The key of a principal's quota: its name and limits."""
 
     name: str
@@ -548,7 +549,7 @@ class QuotaBook:
     """The quotas of all principals that have one."""
 
     def __init__(self) -> None:
-        self._quotas: dict[Used, Quota] = {}
+        self._quotas: dict[QuotaKey, Quota] = {}
         self.scopes = Scopes()
 
     def enter(self, caller: Caller) -> None:
@@ -568,10 +569,10 @@ class QuotaBook:
         quotas = principal.quotas
         if quotas is None:
             return None
-        key = Used(principal.name, quotas)
+        key = QuotaKey(principal.name, quotas)
         quota = self._quotas.pop(key, None) or Quota(key.name, quotas, self.scopes)
         self._quotas[key] = quota  # the most recently used quota is forgotten last
-        if len(self._quotas) > USED_MAX:
+        if len(self._quotas) > QUOTAS_KEPT_MAX:
             idle = next((k for k, quota in self._quotas.items() if not quota.callers), None)
             if idle is not None:
                 self._quotas.pop(idle).end_count()
@@ -616,7 +617,7 @@ class Border:
     def run(
         self, what: str, act: Callable[[], None], refuse: Callable[[TickwheelError], None]
     ) -> None:
-        """Run a command that has waited. Pass an error to ``refuse``."""
+        """Run a command that was queued. Pass an error to ``refuse``."""
         self.begin()
         try:
             act()

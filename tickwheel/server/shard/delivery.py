@@ -81,7 +81,7 @@ class Consuming:
         if number in caller.subscribers:
             raise Conflict(f"sub {number} is in use on this connection")
         count, subject = len(caller.subscribers), "subscriptions are open on this connection"
-        checks.room(LimitExceeded, count, subject, self._limits, "subscriptions_max")
+        checks.check_limit(LimitExceeded, count, subject, self._limits, "subscriptions_max")
         self._check_room()
         subscription_sink = _Subscription(caller, number, sink)
         if options.get("broadcast", False) is not False:
@@ -216,7 +216,7 @@ class Consuming:
         if caller.quota is not None:
             caller.quota.check_subscription()
         subject = "pulls wait on this connection"
-        checks.room(Overloaded, len(caller.pulls), subject, self._limits, "pulls_max")
+        checks.check_limit(Overloaded, len(caller.pulls), subject, self._limits, "pulls_max")
         self._check_room()
         check_no_target(self._parts, caller, topic, group)
         existing = self._core.find_group(checks.name(topic, "topic"), checks.group_name(group))
@@ -251,7 +251,7 @@ class Consuming:
 
     def _check_room(self) -> None:
         core, subject = self._core, "subscriptions and pulls are open"
-        checks.room(Overloaded, core.subscribers, subject, core.config, "subscribers_max")
+        checks.check_limit(Overloaded, core.subscribers, subject, core.config, "subscribers_max")
 
     @staticmethod
     def _subscriber(caller: Caller, number: object) -> Subscriber:

@@ -708,7 +708,7 @@ class Coalescing:
 
     def _check_room(self) -> None:
         count, subject = len(self._waiting) + self._followers, "enqueues wait for pending keys"
-        checks.room(Overloaded, count, subject, self._parts.settings, "commands_max")
+        checks.check_limit(Overloaded, count, subject, self._parts.settings, "commands_max")
 
     async def run(self) -> None:
         while True:

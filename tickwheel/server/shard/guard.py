@@ -312,7 +312,7 @@ class RightsStage:
     def plain_tasks(self, plain: PlainTasks) -> PlainTasks:
         """Restrict ``plain`` to the topics that the principal may produce to."""
         topics = self._principal.topics(Right.PRODUCE)
-        return plain if topics.are_all else plain._replace(topics=_Both(plain.topics, topics))
+        return plain if topics.matches_all else plain._replace(topics=_Both(plain.topics, topics))
 
     def before(self, verb: Verb, operation: Operation) -> Operation:
         """Wrap the operation so that the verb's right is checked first."""
@@ -320,7 +320,7 @@ class RightsStage:
         if need is None:
             return operation
         topics = self._principal.topics(need.right)
-        if topics.are_all:
+        if topics.matches_all:
             return operation
         if not self._has(need.right):
             return partial(self._refuse, f"{name} needs the right {need.right}")

@@ -67,7 +67,7 @@ def check_new_name(core: Core, of: str, name: str, claim: int | None = None) -> 
             )
         return
     if row is not None and _is_over(row, claim):
-        raise Conflict(f"another client has claimed the name of {of} {name}; try again")
+        raise Conflict(f"another client has claimed the {of} name {name}; try again")
     if claim is None and row is None:
         raise Conflict(
             f"{of} {name} does not exist in shard {versions.shard}, and its name belongs to shard"
@@ -156,7 +156,7 @@ class Naming:
         if row is not None and _is_over(row, request.number):
             if not request.over:
                 raise Conflict(
-                    f"another client has claimed the name of {of} {request.name}; try again"
+                    f"another client has claimed the {of} name {request.name}; try again"
                 )
             return own, 0
         new_row = ClaimRow(

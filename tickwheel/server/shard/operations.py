@@ -259,7 +259,7 @@ class Operations:
 
         Unlike after ``closed``, its leases last until their deadlines, because the client can
         settle them as another caller."""
-        caller.others.clear()
+        caller.ended_subscribers.clear()
         if caller.subscribers or caller.pulls:
             self.closed(caller)
             return
@@ -287,7 +287,7 @@ class Operations:
             shard.engine.subscriptions.disconnected(subscriber, mono_ms, death)
         caller.subscribers.clear()
         caller.pulls.clear()
-        caller.others.clear()
+        caller.ended_subscribers.clear()
         self._end_session(caller)
         shard.wake()
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from tickwheel.errors import Overloaded, Refused, TickwheelError
 from tickwheel.persistence.contract import Fenced, StoreBroken, StoreBusy, StoreError
-from tickwheel.server.checks import room
+from tickwheel.server.checks import check_limit
 
 if TYPE_CHECKING:
     import asyncio
@@ -211,8 +211,8 @@ class Listings:
         of_caller = (len(queue) if queue else 0) + (caller in self._busy)
         settings, (caller_max, all_max) = self._parts.settings, self._limits
         subject = "such requests of this connection are unanswered"
-        room(Overloaded, of_caller, subject, settings, caller_max)
-        room(Overloaded, self.count, "such requests are unanswered", settings, all_max)
+        check_limit(Overloaded, of_caller, subject, settings, caller_max)
+        check_limit(Overloaded, self.count, "such requests are unanswered", settings, all_max)
         self.count += 1
         if queue is None:
             queue = self._waiting[caller] = deque()

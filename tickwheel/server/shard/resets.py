@@ -400,7 +400,7 @@ class Resetting:
         from_ms = 0 if to == "first" else checks.integer(to, "to", 0, TIME_MS_MAX)
         if from_ms > now.now_ms:
             raise BadRequest(
-                f"to is {from_ms - now.now_ms} ms in the future; it must be a time in the past"
+                f"to must be a time in the past, not {from_ms - now.now_ms} ms in the future"
             )
         return Bulk(
             id=chosen_id or f"{RESET}-{secrets.token_hex(6)}",

@@ -81,7 +81,7 @@ class Scheduling:
         name, topic = request.name, request.topic
         existing = self._schedule_heap.known.get(name)
         if not only(topic):
-            raise Forbidden(f"this caller may not create schedules of topic {topic}")
+            raise Forbidden(f"this caller may not create schedules for topic {topic}")
         if existing is not None and not only(existing.row.schedule.topic):
             raise Forbidden(f"this caller may not change schedule {name}; choose another name")
 

@@ -204,7 +204,7 @@ class Transacting:
         config, registry = self._config, self._registry
         if transaction is None:
             count, subject = registry.undecided, "transactions are undecided"
-            checks.room(Overloaded, count, subject, config, "transactions_max")
+            checks.check_limit(Overloaded, count, subject, config, "transactions_max")
         size_bytes = sum(half.size_bytes for half in halves)
         held_bytes = registry.size_bytes + registry.tasks * ROW_OVERHEAD_BYTES
         more_bytes = size_bytes + len(halves) * ROW_OVERHEAD_BYTES

@@ -1,7 +1,7 @@
 """``python manage.py tickwheel_worker`` runs the workers of HANDLERS in the setting TICKWHEEL.
 
-Before and after each handler that is a plain function it closes broken or old database connections,
-as Django does for requests.
+Before and after each handler that is a plain function, the command closes broken or old database
+connections, as Django does for requests.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Command(BaseCommand):
     """Runs until SIGTERM or Ctrl-C. Waits for a daemon that is not running yet."""
 
     help = "Runs Tickwheel handlers until SIGTERM or Ctrl-C; a second signal ends the grace period."
-    requires_system_checks = ()  # with --reload the child runs them, so errors can be repaired
+    requires_system_checks = ()  # with --reload the child runs them and restarts after a fix
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument(
@@ -40,7 +40,7 @@ class Command(BaseCommand):
         )  # fmt: skip
         parser.add_argument(
             "--grace", type=float, metavar="SECONDS",
-            help="Seconds for running handlers after SIGTERM. Default: as set in the program.",
+            help="Seconds for handlers to end after SIGTERM. Default: as set in the program.",
         )  # fmt: skip
         parser.add_argument(
             "--reload", action="store_true",
