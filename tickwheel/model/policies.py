@@ -250,7 +250,7 @@ def check_number(name: str, value: Any, field: str) -> Any:
 
 def check_integer(value: Any, field: str, low: int, high: int) -> int:
     if type(value) is not int or not low <= value <= high:
-        raise InvalidPolicy(f"{field} must be an integer of {low} to {high}, not {{}}", value)
+        raise InvalidPolicy(f"{field} must be an integer from {low} to {high}, not {{}}", value)
     return value
 
 
@@ -553,7 +553,7 @@ def checked_rule(rule: Any, field: str) -> Coalescing:
         words = _WORDS.get(name)
         if words is None:
             if type(value) is not int or not 1 <= value <= DELAY_MS_MAX:
-                text = f"{field}.{name} must be an integer of 1 to {DELAY_MS_MAX}, not {{}}"
+                text = f"{field}.{name} must be an integer from 1 to {DELAY_MS_MAX}, not {{}}"
                 raise InvalidPolicy(text, value)
         elif not isinstance(value, str) or value not in words:
             text = f"{field}.{name} must be one of {', '.join(words)}, not {{}}"

@@ -25,7 +25,7 @@ from msgspec import Meta
 from tickwheel.api.daemon import GroupStats
 from tickwheel.api.groups import GroupSettings, Settings
 from tickwheel.api.kinds import PROPERTIES
-from tickwheel.api.tasks import LookUp, TaskFields, TaskInfo, words_of_success
+from tickwheel.api.tasks import LookUp, TaskFields, TaskInfo, success_outcomes
 from tickwheel.api.verb import Right
 from tickwheel.api.verbs import VERBS
 from tickwheel.errors import (
@@ -243,7 +243,7 @@ def changing(verb: str, what: str) -> Handler:
             await call.answer(results(outcomes))
             return
         [outcome] = await call.ask(verb, {"ids": _one(call), **said})
-        _check(f"task {outcome[0]}", outcome[1], words_of_success(verb))
+        _check(f"task {outcome[0]}", outcome[1], success_outcomes(verb))
         await call.answer(results([outcome])["results"][0])
 
     handle.__name__ = f"{verb}_{what}"
