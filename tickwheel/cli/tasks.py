@@ -731,7 +731,7 @@ async def follow_bulk(client: Client, bulk: BulkInfo) -> BulkInfo:
         except BaseException:
             remark(
                 f"looked at {bulk.looked_at:,}, changed {bulk.changed:,} so far; the"
-                f" operation still runs: `tickwheel bulk show {bulk.id}` shows its progress,"
+                f" operation is still running: `tickwheel bulk show {bulk.id}` shows its progress,"
                 f" `tickwheel bulk cancel {bulk.id}` ends it"
             )
             raise

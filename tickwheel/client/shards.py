@@ -571,8 +571,8 @@ class Shards:
         raise_first([end for end in ends if not isinstance(end, NotFound)])
         if not all(isinstance(end, NotFound) for end in ends):
             raise Conflict(
-                f"schedule {name} is in another shard, because its tasks have another key: delete"
-                " it before changing the key"
+                f"schedule {name} exists in another shard, which its current key selects; delete it"
+                " before you change the key"
             )
         return await self._ask(home, verb, fields, until_s)
 
