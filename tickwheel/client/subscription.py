@@ -416,8 +416,8 @@ class Subscription:
 
     async def update_prefetch(self, prefetch: int) -> tuple[int, int]:
         """Set the prefetch. Return this subscription's unsettled deliveries, and the group's tasks
-        that wait for credit. Raise an error while the daemon is away; the prefetch is then set on
-        the next connection."""
+        that wait for credit. Raise an error while the daemon is unreachable; the prefetch is then
+        set on the next connection."""
         self._prefetch = self._credit = prefetch
         use = await self._call(FrameType.PREFETCH, self._number, prefetch, True, repeat=False)
         return use["in_flight"], use["ready"]

@@ -235,7 +235,7 @@ def find_room(parts: Parts, topic_name: str, name: str | None) -> tuple[Topic, G
         )
     if group is None and len(topic.groups) >= config.groups_per_topic_max:
         raise LimitExceeded(
-            f"group {name} is new and topic {topic_name} has {len(topic.groups)} groups; the"
+            f"cannot create group {name}: topic {topic_name} has {len(topic.groups)} groups; the"
             f" limit is {config.groups_per_topic_max} (groups_per_topic_max)"
         )
     if group is not None and group.is_closed:
