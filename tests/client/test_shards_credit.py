@@ -127,9 +127,7 @@ async def test_idle_shards_are_not_asked_about_credit(
         await (await soon(anext(deliveries))).ack()
         await comes(lambda: asked.count(FrameType.PREFETCH) >= COUNT)
         before = asked.count(FrameType.PREFETCH)
-        await asyncio.sleep(
-            5 * spread_subscription.BALANCE_PAUSE_MAX_S
-        )  # real time: some looks, if any
+        await asyncio.sleep(5 * spread_subscription.BALANCE_PAUSE_MAX_S)  # real time: some checks
         assert asked.count(FrameType.PREFETCH) <= before + COUNT
 
 
