@@ -1,8 +1,8 @@
 """The error table, shared by TCP, HTTP, the CLI and the client: one class for each code.
 
-A message names the field, the limit and the offending value. A ``retryable`` error kept nothing of
-the request, and the same request can succeed later. Codes never change their meaning; new codes can
-be added. ``docs/protocol.md`` lists them (a test compares).
+A message names the field, the limit and the offending value. After a ``retryable`` error nothing
+from the request is stored, and the same request can succeed later. Codes never change their
+meaning; new codes can be added. ``docs/protocol.md`` lists them; a test compares the two.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _shown = _Shown()
 
 
 def shown(value: object) -> str:
-    """Return a short text of a value for an error message. Never raises, unlike ``repr``, which
+    """Return a short form of a value for an error message. Never raise, unlike ``repr``, which
     raises RecursionError for deeply nested values."""
     text = _shown.repr(value)
     return text if len(text) <= SHOWN_LENGTH_MAX else text[: SHOWN_LENGTH_MAX - 3] + "..."
@@ -251,7 +251,7 @@ class StaleReceipt(TickwheelError):
 
 
 class Conflict(TickwheelError):
-    """The current state does not allow this, for example a second subscription with one number."""
+    """The current state does not allow this, such as a second subscription with the same number."""
 
     code = "conflict"
     http_status = 409
@@ -287,7 +287,7 @@ class TaskGone(TickwheelError):
 
 
 class Refused(TickwheelError):
-    """The store refused the request; nothing of it was kept."""
+    """The store refused the request and kept no part of it."""
 
     code = "refused"
     retryable = True

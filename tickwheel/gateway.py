@@ -41,7 +41,7 @@ from starlette.applications import Starlette
 from tickwheel.api.bulk import BulkPreview
 from tickwheel.api.frames import FrameType
 from tickwheel.api.groups import MadeGroup
-from tickwheel.api.tasks import once_parts, rest_key
+from tickwheel.api.tasks import indexes_by_shard, rest_key
 from tickwheel.api.verb import Over
 from tickwheel.api.verbs import VERBS
 from tickwheel.client import Client
@@ -249,7 +249,7 @@ class GatewayClient(Client):
         self, key: bytes, fingerprint: int, tasks: Sequence[Any]
     ) -> Sequence[TaskReceipt]:
         links = self._links
-        parts, home = once_parts(tasks, key, len(links)), shard_of(key.hex(), len(links))
+        parts, home = indexes_by_shard(tasks, key, len(links)), shard_of(key.hex(), len(links))
 
         async def put(shard: int) -> Sequence[TaskReceipt] | dict[str, Any]:
             part = [tasks[index] for index in parts.get(shard, ())]
@@ -276,7 +276,7 @@ class GatewayClient(Client):
     ) -> dict[int, TaskReceipt]:
         """Return the receipts of the tasks that former shards took, by their indexes."""
         levels_ms, by_index = self._reconnector.delay_levels_ms, {}
-        parts = once_parts(tasks, key, before["shards"])
+        parts = indexes_by_shard(tasks, key, before["shards"])
         for shard, accepted_ms, ids, outcomes in before["parts"]:
             indexes = parts.get(shard, [])
             plain = receipts([tasks[index] for index in indexes], ids, accepted_ms, levels_ms)

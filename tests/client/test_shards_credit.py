@@ -17,7 +17,7 @@ from tickwheel import Client, Delivery, Task, errors
 from tickwheel.api.frames import FrameType
 from tickwheel.client import spread_subscription
 from tickwheel.client.requests import Calls
-from tickwheel.client.spread_subscription import ShareUse, divided
+from tickwheel.client.spread_subscription import ShareUse, divide
 from tickwheel.client.subscription import Subscription
 from tickwheel.model.values import SHARD_BITS
 
@@ -29,7 +29,7 @@ loads = st.builds(ShareUse, st.integers(1, 50), st.integers(0, 60), st.integers(
 @given(st.lists(loads, min_size=1, max_size=12), st.integers(0, 300))
 def test_shares_are_max_min_fair(found: list[ShareUse], more: int) -> None:
     prefetch = len(found) + more
-    shares = divided(prefetch, found)
+    shares = divide(prefetch, found)
     assert sum(shares) == prefetch and min(shares) >= 1
     uses = [one.in_flight + one.ready * one.is_short for one in found]
     for share, use in zip(shares, uses, strict=True):
@@ -40,8 +40,8 @@ def test_shares_are_max_min_fair(found: list[ShareUse], more: int) -> None:
 
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spread_subscription, "LOOK_S", 0.005)
-    monkeypatch.setattr(spread_subscription, "LOOK_MAX_S", 0.01)
+    monkeypatch.setattr(spread_subscription, "BALANCE_PAUSE_S", 0.005)
+    monkeypatch.setattr(spread_subscription, "BALANCE_PAUSE_MAX_S", 0.01)
 
 
 @pytest.fixture
@@ -127,7 +127,7 @@ async def test_idle_shards_are_not_asked_about_credit(
         await (await soon(anext(deliveries))).ack()
         await comes(lambda: asked.count(FrameType.PREFETCH) >= COUNT)
         before = asked.count(FrameType.PREFETCH)
-        await asyncio.sleep(5 * spread_subscription.LOOK_MAX_S)  # real time: some looks, if any
+        await asyncio.sleep(5 * spread_subscription.BALANCE_PAUSE_MAX_S)  # real time: some checks
         assert asked.count(FrameType.PREFETCH) <= before + COUNT
 
 

@@ -40,7 +40,7 @@ class Accepted:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """An enqueue request was answered with an error that says that nothing of it was kept."""
+    """An enqueue request was answered with an error which says that no part of it was kept."""
 
     tokens: tuple[str, ...]
     code: str

@@ -211,7 +211,7 @@ BAD_FIELDS: list[tuple[str, int, tuple[Any, ...], str]] = [
     ("cancel of text", T.CANCEL, ("all",), "ids"),
     ("reschedule without a time", T.RESCHEDULE, ([1],), "delay_ms, due_ms"),
     ("reschedule of a pair", T.RESCHEDULE, ([(1, 5)],), "ids"),
-    ("cancel of nothing", T.CANCEL, (None,), "named by ids"),
+    ("cancel of nothing", T.CANCEL, (None,), "select tasks by ids"),
     ("lookup of a float", T.LOOKUP, ([1.0],), "ids"),
     ("list of an empty key", T.LIST, ({"key": ""},), "key"),
     ("dead after text", T.DEAD_LIST, ({"after": "x"},), "after"),

@@ -133,7 +133,7 @@ def test_another_number_of_shards_is_refused(pair: Nodes, tmp_path: Path) -> Non
     other = Node(tmp_path / "other", "c", store, SHARDS + 1)
     other.spawn()
     assert other.wait() == 1
-    assert f"initialized for {SHARDS} shards, but shards is {SHARDS + 1}" in other.log_text()
+    assert f"for {SHARDS} shards, but the setting shards is {SHARDS + 1}" in other.log_text()
 
 
 def test_another_node_of_the_same_name_is_refused(pair: Nodes, tmp_path: Path) -> None:

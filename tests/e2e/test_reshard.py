@@ -22,7 +22,7 @@ from support.shards import alone
 from support.waiting import comes
 from tickwheel import Client, Retry, Task, failpoints
 from tickwheel.api.frames import FrameType as T
-from tickwheel.api.tasks import once_parts
+from tickwheel.api.tasks import indexes_by_shard
 from tickwheel.model.records import ID_STEP
 from tickwheel.server.http.types import once
 from tickwheel.server.shard.callers import ANONYMOUS
@@ -270,7 +270,7 @@ async def put_part(daemon: Daemon, name: str, count: int) -> None:
     )
     of = once(name, ANONYMOUS, of_wire)
     home = crc32(of.session.hex().encode()) % count
-    part = [of_wire[index] for index in once_parts(of_wire, of.session, count).get(home, ())]
+    part = [of_wire[index] for index in indexes_by_shard(of_wire, of.session, count).get(home, ())]
     async with Client(daemon.url) as client:
         await client.ping()
         assert client._shards is not None

@@ -120,7 +120,7 @@ async def test_a_node_with_another_number_of_shards_is_refused(
     await registry.beat(A)
     other = open_nodes(shared_redis.url(), SHARDS + 1)
     try:
-        with pytest.raises(StoreUnusable, match="initialized for 4 shards, but shards is 5"):
+        with pytest.raises(StoreUnusable, match="for 4 shards, but the setting shards is 5"):
             await other.beat(B)
     finally:
         await other.close()

@@ -93,7 +93,7 @@ def _window(kind: Window, limits: Limits) -> Iterator[Bound]:
 def _shift(kind: Shift, limits: Limits) -> Iterator[Bound]:
     most = limits.delay_ms_max
     for number in (-most - 1, most + 1):
-        yield Bound(number, (f"an integer of {-most} to {most}", str(number)))
+        yield Bound(number, (f"an integer from {-most} to {most}", str(number)))
     yield Bound(1.5, ())
 
 
@@ -159,7 +159,7 @@ def _at_window(field: Field, kind: Window, limits: Limits) -> Iterator[Bound]:
 
 def _at_whole(field: Field, kind: Whole, limits: Limits) -> Iterator[Bound]:
     for number in (kind.low, kind.high):
-        yield Bound(number, (f"{field.name} must be an integer of {kind.low} to {kind.high},",))
+        yield Bound(number, (f"{field.name} must be an integer from {kind.low} to {kind.high},",))
 
 
 def _at_number(field: Field, kind: Number, limits: Limits) -> Iterator[Bound]:

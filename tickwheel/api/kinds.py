@@ -53,7 +53,7 @@ def refusal(error: InvalidValue) -> BadRequest:
 def integer(value: object, field: str, low: int, high: int) -> int:
     """Return the value if it is an integer from ``low`` to ``high``. Raise BadRequest otherwise."""
     if type(value) is not int or not low <= value <= high:
-        raise BadRequest(f"{field} must be an integer of {low} to {high}, not {shown(value)}")
+        raise BadRequest(f"{field} must be an integer from {low} to {high}, not {shown(value)}")
     return value
 
 

@@ -28,7 +28,7 @@ class ScheduleName(Request):
 
 class NewSchedule(ScheduleName):
     """A recurring schedule with ``cron`` and ``timezone``, or with ``every_ms``. The operation
-    checks whether the fields fit each other and the daemon's settings."""
+    checks whether the fields are compatible with each other and the daemon's settings."""
 
     topic: Annotated[str, NAME, "The topic of its tasks."] = called("topic", default=REQUIRED)
     body: Annotated[bytes | None, BODY, "The body of its tasks; by default empty."] = None

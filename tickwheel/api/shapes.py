@@ -218,7 +218,7 @@ class Request(Shape):
         return request
 
     def check_together(self) -> None:
-        """Check that fields fit each other. Raise BadRequest if they do not."""
+        """Check that fields are compatible. Raise BadRequest if they are not."""
 
     @classmethod
     def _check_one(cls, values: Mapping[str, Any]) -> None:

@@ -77,8 +77,8 @@ EXPLAINED: Final[Mapping[str, str]] = {
     "not_found": "The daemon does not know this task.",
 }
 """Every cause that an explanation can name, with its meaning. Causes that need an operator come
-first, then causes that pass by themselves, then ends. If a task has several groups, the explanation
-names the first of their causes in this order."""
+first, then causes that pass by themselves, then the ways in which tasks end. If a task has several
+groups, the explanation names the first of their causes in this order."""
 LEVEL_MAX: Final = 2**31 - 1
 """Highest delay level."""
 PROPERTY_LENGTH_MAX: Final = 512
@@ -94,9 +94,9 @@ def basis_of(shard_by: str | None, order_key: str | None, key: str | None) -> st
     return order_key if order_key is not None else key
 
 
-def once_parts(tasks: Sequence[Any], key: bytes, shards: int) -> dict[int, list[int]]:
+def indexes_by_shard(tasks: Sequence[Any], key: bytes, shards: int) -> dict[int, list[int]]:
     """Return the indexes of the tasks that each shard gets from a request with an idempotency key.
-    A task without a basis goes to the home of the key, so that a resend finds it there again."""
+    A task without a basis goes to the key's shard, where a resend finds it again."""
     home, parts = shard_of(key.hex(), shards), dict[int, list[int]]()
     for index, task in enumerate(tasks):
         options = task[3] if len(task) == 4 else {}
@@ -137,8 +137,8 @@ class ListedOptions:
     key: Annotated[
         str | None,
         KEY,
-        "Your name for the task, by which you can cancel, reschedule and look it up; several tasks"
-        " can share one key.",
+        "Your name for the task, which you can use to cancel, reschedule or look it up; several"
+        " tasks can share one key.",
         Option("Your name for the task, delivered with it."),
     ] = None
     tag: Annotated[
@@ -164,15 +164,15 @@ class ListedOptions:
         int | None,
         Span(1, "delay_ms_max"),
         "Time to live: how long after its due time an undelivered task expires.",
-        Option("How long after its due time the task expires undelivered.", is_delivered=False),
+        Option("How long after its due time an undelivered task expires.", is_delivered=False),
     ] = None
     within_ms: Annotated[
         int | None,
         Window(),
-        "The due window: the daemon chooses the emptiest moment within this time after the"
-        " requested due time. The receipt's ``due`` is that moment.",
+        "The due window: the daemon chooses the moment with the fewest due tasks within"
+        " this time after the requested due time. The receipt's ``due`` is that moment.",
         Option(
-            "The due window: the emptiest moment within this time is chosen.",
+            "The due window: the moment with the fewest due tasks within this time.",
             is_delivered=False,
         ),
     ] = None
@@ -212,7 +212,7 @@ class ListedOptions:
 
 
 class ScheduledTaskFields(ListedOptions, Request):
-    """Options of a task, also of one that a schedule makes."""
+    """Options of a task, including tasks that a schedule creates."""
 
     retry: Annotated[
         Any,
@@ -229,7 +229,7 @@ class TaskFields(ScheduledTaskFields):
         int | None,
         Whole(1, LEVEL_MAX),
         "Instead of ``delay`` or ``at``: a level of the daemon's delay table, counted from 1."
-        " Levels above the table's last mean the last.",
+        " Levels beyond the end of the table mean the last level.",
     ] = None
     if_pending: Annotated[
         Any,
@@ -251,13 +251,13 @@ def kept_options(*, delivered: bool = False) -> tuple[tuple[Field, Option], ...]
 # --- requests ------------------------------------------------------------------------------------
 
 
-def words_of_success(command: str) -> tuple[str, ...]:
+def success_outcomes(command: str) -> tuple[str, ...]:
     """Return the outcomes of one task that count as success of the command."""
     return ("cancelled", "already_cancelled") if command == "cancel" else ("scheduled",)
 
 
 def check_options(options: Mapping[str, Any], field: str) -> None:
-    """Check that the options of a task fit each other. Raise BadRequest if they do not."""
+    """Check that the options of a task are compatible. Raise BadRequest if they are not."""
     order_key = options.get("order_key")
     if order_key is None:
         return
@@ -274,22 +274,21 @@ def check_options(options: Mapping[str, Any], field: str) -> None:
 
 
 def check_selection(ids: Any, topic: Any, key: Any, matching: Any = None) -> None:
-    """Check that tasks are named in exactly one way. Raise BadRequest if they are not."""
+    """Check that tasks are selected in exactly one way. Raise BadRequest if they are not."""
     ways = sum(way is not None for way in (ids, key, matching))
     if ways != 1 or (topic is None) == (ids is None):
         raise BadRequest(
-            "tasks must be named by ids, by topic and key, or (in a bulk operation) by topic and"
-            " filter"
+            "select tasks by ids, by topic and key, or (in a bulk operation) by topic and filter"
         )
 
 
 class Selection(Request):
-    """The request names tasks by their ids, or the unfinished tasks of a topic by their key."""
+    """The request selects tasks by their ids, or the unfinished tasks of a topic by their key."""
 
     ids: Annotated[Any, IDS, "The ids of the tasks."] = place(default=None)
     topic: Annotated[str | None, NAME, "The topic of the tasks."] = None
     key: Annotated[
-        str | None, KEY, "The key, which means every unfinished task of the topic with this key."
+        str | None, KEY, "The key: selects every unfinished task of the topic that has it."
     ] = None
 
     def check_together(self) -> None:
@@ -297,7 +296,7 @@ class Selection(Request):
 
 
 class LookUp(Selection):
-    """The request names tasks to look up."""
+    """The request selects tasks to look up."""
 
     newest: Annotated[bool, FLAG, "Return only the newest task of the key."] = False
     until_ms: Annotated[
@@ -306,14 +305,14 @@ class LookUp(Selection):
 
 
 class TaskToExplain(Request):
-    """The request names one task by its id, or the newest task of a topic by its key."""
+    """The request selects one task by its id, or the newest task of a topic by its key."""
 
     id: Annotated[int | None, ID, "The id of the task."] = place(default=None)
     topic: Annotated[str | None, NAME, "The topic, together with a key."] = None
     key: Annotated[
         str | None,
         KEY,
-        "The key, which means the newest unfinished task of the topic with this key.",
+        "The key: selects the newest unfinished task of the topic that has it.",
     ] = None
 
     @property
@@ -328,12 +327,12 @@ class TaskToExplain(Request):
 class Moving(Request):
     """Base of the blocks that change due times or times to live."""
 
-    def moved(self) -> dict[str, int]:
-        """Return the fields that are set, by name. Raise BadRequest if they do not fit."""
+    def move_fields(self) -> dict[str, int]:
+        """Return the fields that are set, by name. Raise BadRequest if they are not compatible."""
         raise NotImplementedError
 
     def due_at_ms(self, now_ms: int) -> int | None:
-        """Return the earliest new due time; None if it depends on each task's present one."""
+        """Return the earliest new due time; None if it depends on each task's current one."""
         return None
 
 
@@ -346,7 +345,7 @@ class MoveFields(Moving):
         int | None, Shift(), "How much later each task becomes due; negative values mean earlier."
     ] = None
 
-    def moved(self) -> dict[str, int]:
+    def move_fields(self) -> dict[str, int]:
         values = {name: ms for name, ms in self.said(MoveFields).items() if ms is not None}
         if len(values) != 1:
             names = ", ".join(field.name for field in MoveFields.fields())
@@ -366,7 +365,7 @@ class SpreadFields(Moving):
     within_ms: Annotated[int | None, Window(1), "The length of the window."] = None
     end_ms: Annotated[int | None, Moment(), "The first moment after the window."] = None
 
-    def moved(self) -> dict[str, int]:
+    def move_fields(self) -> dict[str, int]:
         start_ms, within_ms, end_ms = self.start_ms, self.within_ms, self.end_ms
         if (within_ms is None) == (end_ms is None) or (end_ms is not None and start_ms is None):
             raise BadRequest("spread must have within_ms, or start_ms and end_ms")
@@ -389,7 +388,7 @@ class RequeueFields(Moving):
         " groups.",
     ] = None
 
-    def moved(self) -> dict[str, int]:
+    def move_fields(self) -> dict[str, int]:
         return {} if self.ttl_ms is None else {"ttl_ms": self.ttl_ms}
 
 
@@ -458,7 +457,7 @@ class Failure(NamedTuple):
     reason: Annotated[str, "Why it failed."]
     subscriber: Annotated[str, "The consumer that had the task."]
     trace: Annotated[
-        str, "The consumer's stack trace, for the failure that made a dead letter; or empty."
+        str, "The consumer's stack trace if this failure made the task a dead letter, else empty."
     ]
 
     @classmethod
@@ -495,7 +494,7 @@ class TaskOutcome(NamedTuple):
 
 
 class AcceptedIds(NamedTuple):
-    """The tasks that a verb has made."""
+    """The tasks that a request created."""
 
     accepted_ms: int
     """When the daemon accepted them, by its clock, in milliseconds since 1970."""
@@ -526,7 +525,7 @@ class GroupInfo(Answer):
     failures: Annotated[tuple[Failure, ...], "The failed attempts of this group, the oldest first."]
     retries_left: Annotated[
         int | None,
-        "How many retries are left before the task is dead; None if the daemon does not tell.",
+        "How many retries are left before the task is dead; None if the daemon does not report it.",
     ] = None
     snoozes: Annotated[int, "How many times the task was snoozed."] = 0
     deaths: Annotated[int, "How many consumers died while they held the task."] = 0
@@ -560,7 +559,8 @@ class TaskInfo(ListedOptions, TaskState):
     ] = {}
     within_ms: Annotated[
         int | None,
-        "The due window: ``due_ms`` is the emptiest moment within this time after ``asked_ms``.",
+        "The due window: ``due_ms`` is the moment with the fewest due tasks within this time after"
+        " ``asked_ms``.",
     ] = None
     asked_ms: Annotated[
         int | None,
@@ -574,7 +574,7 @@ class TaskInfo(ListedOptions, TaskState):
     ] = None
     groups: Annotated[
         Mapping[str, GroupInfo],
-        "The state of the task in each group that is owed it, by the name of the group.",
+        "The state of the task in each group that must receive it, by the group's name.",
     ] = {}
     replay_of: Annotated[
         int | None,
@@ -582,7 +582,7 @@ class TaskInfo(ListedOptions, TaskState):
         "The original task, if this one was made by a reset of the group ``replay_to``.",
     ] = None
     replay_to: Annotated[
-        str | None, NAME, "The only group that is owed the task, if it is a replay."
+        str | None, NAME, "The only group that receives the task, if it is a replay."
     ] = None
 
     due = maybe_when("due_ms", "When it is due.")
@@ -591,7 +591,7 @@ class TaskInfo(ListedOptions, TaskState):
 class Reason(Answer):
     """A cause, a sentence about it, and the command that resolves it."""
 
-    cause: Annotated[str, Choice("str", *EXPLAINED), "The first of these words that applies."]
+    cause: Annotated[str, Choice("str", *EXPLAINED), "The first cause that applies, in this order."]
     detail: Annotated[str, "The cause in a sentence; times are in UTC."]
     command: Annotated[
         str | None, "The command that resolves it or shows more; None if there is none."

@@ -35,7 +35,7 @@ from typing import Annotated, Any, TypedDict, Unpack
 from tickwheel import environment
 from tickwheel.api.frames import BulkState
 from tickwheel.api.kinds import Properties, Span, Window
-from tickwheel.api.tasks import Explanation, Reason, check_selection, kept_options, words_of_success
+from tickwheel.api.tasks import Explanation, Reason, check_selection, kept_options, success_outcomes
 from tickwheel.api.verbs import VERBS
 from tickwheel.cli.call import EXIT_FAILED, EXIT_NOT_FOUND, Call, confirmed, given
 from tickwheel.cli.declared import declared
@@ -177,7 +177,7 @@ async def _change(
         outcome = TaskOutcome(task_id, answer) if isinstance(answer, str) else answer
         statuses.append(outcome.status)
         _show_change(call, outcome)
-    return verdict(statuses, set(words_of_success(matching.kind)))
+    return verdict(statuses, set(success_outcomes(matching.kind)))
 
 
 async def show(
@@ -731,7 +731,7 @@ async def follow_bulk(client: Client, bulk: BulkInfo) -> BulkInfo:
         except BaseException:
             remark(
                 f"looked at {bulk.looked_at:,}, changed {bulk.changed:,} so far; the"
-                f" operation still runs: `tickwheel bulk show {bulk.id}` shows its progress,"
+                f" operation is still running: `tickwheel bulk show {bulk.id}` shows its progress,"
                 f" `tickwheel bulk cancel {bulk.id}` ends it"
             )
             raise

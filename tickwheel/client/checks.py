@@ -88,7 +88,7 @@ class Answers:
         except TickwheelError as error:
             LOGGER.warning("transaction %s: %s: %s", check.transaction, error.code, error.message)
         except Exception:
-            LOGGER.exception("the handler of checks failed for transaction %s", check.transaction)
+            LOGGER.exception("the check handler failed for transaction %s", check.transaction)
         finally:
             self._pending.pop(check.transaction, None)
 
@@ -99,7 +99,7 @@ class Answers:
             await self._calls.call(FrameType.ROLLBACK, check.transaction)
         elif decision not in (None, "unknown"):
             raise BadRequest(
-                'a handler of checks must return "commit", "rollback" or "unknown", not'
+                'a check handler must return "commit", "rollback" or "unknown", not'
                 f" {shown(decision)}"
             )
 

@@ -35,7 +35,7 @@ from tickwheel.client.tasks import (
     spelled_out,
     task_of,
 )
-from tickwheel.client.verbs import WrittenVerbs
+from tickwheel.client.verbs import HandwrittenVerbs
 from tickwheel.errors import BadRequest, ClientClosed, TickwheelError, shown
 from tickwheel.limits import Limits
 from tickwheel.protocol import encode
@@ -53,7 +53,7 @@ T = TypeVar("T")
 
 
 @verbs_need_loop
-class Client(WrittenVerbs):
+class Client(HandwrittenVerbs):
     """A connection to a Tickwheel daemon that reconnects by itself; calls can overlap freely. If
     the daemon is one of several shards, the client connects to each (docs/sharded-clients.md).
 
@@ -108,7 +108,7 @@ class Client(WrittenVerbs):
     ) -> None:
         url = url or environment.value("TICKWHEEL_URL") or DEFAULT_URL
         if type(retries) is not int or not 0 <= retries <= 1000:
-            raise BadRequest(f"retries must be an integer of 0 to 1000, not {shown(retries)}")
+            raise BadRequest(f"retries must be an integer from 0 to 1000, not {shown(retries)}")
         self._options = options = LinkOptions(
             addresses=parse_url(url),
             open_to=connect,
@@ -484,7 +484,7 @@ class Client(WrittenVerbs):
         topic: str,
         *,
         group: str = "default",
-        max: int = 32,  # noqa: A002  # the name of the published surface
+        max: int = 32,  # noqa: A002  # the name in the public API
         wait: Duration = 0.0,
         lease: Duration | None = None,
         timeout: Duration | None = None,

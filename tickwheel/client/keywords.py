@@ -20,11 +20,11 @@ from tickwheel.api.times import Duration
 
 
 class ScheduledTaskKeywords(TypedDict, total=False):
-    """Options of a task, also of one that a schedule makes."""
+    """Options of a task, including tasks that a schedule creates."""
 
     key: str | None
-    """Your name for the task, by which you can cancel, reschedule and look it up; several tasks can
-    share one key."""
+    """Your name for the task, which you can use to cancel, reschedule or look it up; several tasks
+    can share one key."""
 
     tag: str | None
     """One word by which groups filter: not empty, not `*`, without `||`, and without leading or
@@ -40,8 +40,8 @@ class ScheduledTaskKeywords(TypedDict, total=False):
     """Time to live: how long after its due time an undelivered task expires."""
 
     within: Duration | None
-    """The due window: the daemon chooses the emptiest moment within this time after the requested
-    due time. The receipt's ``due`` is that moment."""
+    """The due window: the daemon chooses the moment with the fewest due tasks within this time
+    after the requested due time. The receipt's ``due`` is that moment."""
 
     order_key: str | None
     """Each group gets the tasks of one order key one at a time, by due time, then in the order in
@@ -69,7 +69,7 @@ class TaskKeywords(ScheduledTaskKeywords, total=False):
 
     delay_level: int | None
     """Instead of ``delay`` or ``at``: a level of the daemon's delay table, counted from 1. Levels
-    above the table's last mean the last."""
+    beyond the end of the table mean the last level."""
 
     if_pending: Action | IfPending | None
     """The rule that applies while another task with the same ``key`` is pending: "keep", "replace",

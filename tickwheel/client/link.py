@@ -459,7 +459,7 @@ class Verbs:
         check_selection(ids, topic, key, matching)
         if verb.bulk in MOVES:
             move = MOVES[verb.bulk]
-            move(**move.of_keywords(keywords)).moved()
+            move(**move.of_keywords(keywords)).move_fields()
         if matching is not None:
             block = TaskSelectionKeywords if of_tasks else DeadSelectionKeywords
             check_filter(matching, block, verb.methods[0].name)

@@ -169,7 +169,7 @@ NOWHERE = frozenset(("gone", "not_found"))
 
 def explanation_of(task_id: int | None, ends: Mapping[int, Any]) -> Raw:
     """Return the explanation of the shard that has the task; of several tasks with a key, that of
-    the newest. ``ends`` maps each shard to its answer, or to the error of a shard that is away."""
+    the newest. ``ends`` maps each shard to its answer, or to the error of an unreachable shard."""
     answers = [end for end in ends.values() if not isinstance(end, BaseException)]
     known = [answer for answer in answers if answer["cause"] not in NOWHERE]
     away = {shard: end for shard, end in ends.items() if isinstance(end, BaseException)}

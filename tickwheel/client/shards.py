@@ -7,8 +7,8 @@ its shard. ``spread_subscription.py`` has the subscriptions on all shards behind
 several shards. Invariants:
 
 * A task with a basis (its ``shard_by``, order key or key) goes to shard crc32(basis) mod the number
-  of shards, and nowhere else, even when that shard is away. A task without a basis goes to any
-  shard, and is sent again only to the same one.
+  of shards, and nowhere else, even when that shard is unreachable. A task without a basis goes to
+  any shard, and is sent again only to the same one.
 * An id contains the shard of its task, unless the number of shards has changed since (``moved_id``
   of HELLO): then any shard may have the task, and all are asked.
 * An answer is merged from all shards concerned, or is an error.
@@ -83,7 +83,7 @@ WAIT_MS = 1_000
 """Milliseconds that a pull waits at a shard at a time; later deliveries are released."""
 
 AWAY = (Unreachable, SendTimeout, ConnectionLost, OutcomeUnknown, NotActive, Draining)
-"""Errors of a shard that is away or stops."""
+"""Errors of a shard that is unreachable or stops."""
 ANSWERS_S = 3.0
 """Seconds after which a shard that has not explained a task is taken to be away."""
 UNSURE = (SendTimeout, ConnectionLost, OutcomeUnknown)
@@ -365,7 +365,7 @@ class Shards:
         return tuple(await ask_in_parts(groups, ask))
 
     async def _ask_task(self, verb: Verb, fields: tuple[Any, ...], until_s: float | None) -> Any:
-        """Return the answer of the shard that has the task, or which shards are away that may."""
+        """Return the answer of the shard that has the task, or name unreachable ones that may."""
         task_id = fields[0]
         shards = range(len(self.links)) if task_id is None else self.shards_of(task_id)
         soon_s = asyncio.get_running_loop().time() + ANSWERS_S
@@ -490,7 +490,7 @@ class Shards:
         self, verb: Verb, fields: tuple[Any, ...], until_s: float | None
     ) -> Any:
         """Ask the home of a topic's settings, whose error ends it, and then the others. A shard
-        that is away, or does not know the group yet, follows the home by itself."""
+        that is unreachable, or does not know the group yet, follows the home by itself."""
         home, others = self._home_and_others(fields[0])
         first = await self._ask(home, verb, fields, until_s)
         calls = (self._ask_soon(link, verb, fields, until_s) for link in others)
@@ -500,7 +500,7 @@ class Shards:
         if away:
             names = ", ".join(str(self.links.index(link)) for link in away)
             LOGGER.info(
-                "%s of topic %s: shards %s are away and will follow when they return",
+                "%s of topic %s: shards %s are unreachable and will follow when they are back",
                 verb.name, fields[0], names,
             )  # fmt: skip
         answers = [end for end in ends if not isinstance(end, BaseException)]
@@ -571,8 +571,8 @@ class Shards:
         raise_first([end for end in ends if not isinstance(end, NotFound)])
         if not all(isinstance(end, NotFound) for end in ends):
             raise Conflict(
-                f"schedule {name} is in another shard, because its tasks have another key: delete"
-                " it before changing the key"
+                f"schedule {name} exists in another shard, which its current key selects; delete it"
+                " before you change the key"
             )
         return await self._ask(home, verb, fields, until_s)
 
@@ -672,7 +672,7 @@ class Shards:
         try:
             for link in order:
                 # Neither deliveries already received nor a caller that waits for the first one
-                # should wait for a shard that is away.
+                # should wait for an unreachable shard.
                 is_asked = link.connected or not (deliveries or wait_ms)
                 if is_asked and (len(deliveries) < count or not count):
                     asked += 1
@@ -718,7 +718,7 @@ class Shards:
                 errors += filter(None, (pull.exception() for pull in done))
                 deliveries = [d for pull in done if not pull.exception() for d in pull.result()]
                 if len(errors) + len(waiting) < len(pulls):
-                    # A shard has answered: wait only a while for those that are away.
+                    # A shard has answered: wait only a while for unreachable ones.
                     left_s = max(0.0, over_s - loop.time())
         finally:
             for pull in pulls:

@@ -1,12 +1,11 @@
-"""A subscription over several shards: one on each, behind a front from which their deliveries are
-read.
+"""A subscription over several shards: one per shard, all read through a single front.
 
 Imported with ``client/shards.py`` once a client has learnt of several shards. Invariants:
 
 * A delivery is settled, and its lease extended, at the shard that sent it.
-* A shard that is away delays nothing: its subscription starts when it returns.
+* An unreachable shard does not delay the others: its subscription starts when it is back.
 * A prefetch that the caller has set is divided. Each shard gets at least 1, and all shards together
-  never deliver more than the prefetch, or one for each shard if it is smaller than their number.
+  never deliver more than the prefetch, or than one per shard if it is smaller than their number.
   Credit moves to the shards that report waiting tasks.
 """
 
@@ -30,22 +29,22 @@ if TYPE_CHECKING:
     from tickwheel.client.link import Link
 
 JOIN_S = 2.0
-"""Seconds that a subscription or a pull waits for shards that are away, when one is connected."""
+"""Seconds that a subscription or a pull waits for unreachable shards once one is connected."""
 IN_A_ROW = 16
 """Deliveries of one shard before the turn of the next."""
-LOOK_S, LOOK_MAX_S = 0.2, 1.6
-"""Minimum and maximum seconds between two measurements of where tasks wait. The pause doubles after
-each measurement that moved no credit."""
+BALANCE_PAUSE_S, BALANCE_PAUSE_MAX_S = 0.2, 1.6
+"""Minimum and maximum seconds between checks of which shards have waiting tasks. The pause doubles
+after each check that moved no credit."""
 
 
 class ShareUse(NamedTuple):
-    """The use of one shard's share of a prefetch, and its waiting tasks."""
+    """How much of its share of a prefetch a shard uses, and how many tasks wait there."""
 
     share: int
     """The shard's part of the prefetch."""
     in_flight: int
     ready: int
-    """Ready tasks of the group at the shard that wait for credit."""
+    """The group's ready tasks at the shard, which wait for credit."""
 
     @property
     def is_short(self) -> bool:
@@ -53,9 +52,9 @@ class ShareUse(NamedTuple):
         return self.ready > 0 and self.in_flight >= self.share
 
 
-def divided(prefetch: int, loads: Sequence[ShareUse]) -> list[int]:
-    """Divide a prefetch: each shard gets at least 1, the rest is divided by max-min fairness of
-    what each shard uses and could use; a remainder that no shard could use is divided equally."""
+def divide(prefetch: int, loads: Sequence[ShareUse]) -> list[int]:
+    """Divide a prefetch: each shard gets at least 1, the rest is divided by max-min fairness. A
+    shard's demand is its used and usable credit. The rest beyond all demands is divided equally."""
     shares = [1] * len(loads)
     left = prefetch - len(loads)
     demands = [load.in_flight + load.ready * load.is_short for load in loads]
@@ -70,21 +69,21 @@ def divided(prefetch: int, loads: Sequence[ShareUse]) -> list[int]:
 
 
 class SpreadBuffer(Buffer):
-    """The deliveries of all shards, read in turn, several of each."""
+    """Reads the deliveries of all shards in turn, up to ``IN_A_ROW`` from each."""
 
     def __init__(self, lease_s: float) -> None:
         super().__init__(lease_s)
         self.parts: list[Subscription] = []
         self._turn = self._left = 0
-        self._present = Buffer(lease_s)
-        """The buffer of the shard with the turn, which has ``_left`` deliveries left in it."""
+        self._current = Buffer(lease_s)
+        """The buffer of the current shard, whose turn lasts for ``_left`` more deliveries."""
 
     def __len__(self) -> int:
         return sum(len(part._buffer) for part in self.parts)
 
     def take(self, now_s: float) -> Delivery | None:
         if self._left:
-            delivery = self._present.take(now_s)
+            delivery = self._current.take(now_s)
             if delivery is not None:
                 self._left -= 1
                 return delivery
@@ -94,7 +93,7 @@ class SpreadBuffer(Buffer):
             part = parts[self._turn]
             delivery = part._buffer.take(now_s)
             if delivery is not None:
-                self._present, self._left = part._buffer, IN_A_ROW - 1
+                self._current, self._left = part._buffer, IN_A_ROW - 1
                 return delivery
             part.refill()
         self._left = 0
@@ -102,7 +101,7 @@ class SpreadBuffer(Buffer):
 
 
 class SpreadSubscription:
-    """A subscription on each shard, behind a front from which their deliveries are read."""
+    """One subscription per shard, all read through a single front subscription."""
 
     def __init__(self, links: Sequence[Link], front: Subscription) -> None:
         self._links = links
@@ -111,7 +110,7 @@ class SpreadSubscription:
         self._leases: list[SpreadLeases] = []
         self._joining: set[asyncio.Task[None]] = set()
         self._shares = self._equal_shares(front._prefetch)
-        """The prefetch of each shard: at least the one that its daemon may have."""
+        """The prefetch of each shard, at least the value that its daemon may currently use."""
         self._dividing = asyncio.Lock()
         self._balancing: asyncio.Task[None] | None = None
 
@@ -120,7 +119,7 @@ class SpreadSubscription:
         return self.buffer.parts
 
     async def start(self) -> None:
-        """Subscribe at all connected shards; those that are away join later. Raise a shard's
+        """Subscribe at all connected shards; unreachable ones join later. Raise a shard's
         refusal, or an error if no shard is connected."""
         loop = asyncio.get_running_loop()
         until_s = loop.time() + JOIN_S
@@ -166,7 +165,7 @@ class SpreadSubscription:
         """Subscribe at one shard."""
         front = self._front
         link = self._links[shard]
-        link.ready()  # other waiters of the connection must not end with this one
+        link.ready()  # so that cancelling this join does not end the other waiters
         await link.connect()
         part = link.subscriptions.make(front._options, self._shares[shard])
         part._front, part._arrived, part.mismatch = front, front._arrived, front.mismatch
@@ -197,9 +196,7 @@ class SpreadSubscription:
 
     async def _keep_joining(self, shard: int) -> None:
         front, tries = self._front, 0
-        LOGGER.warning(
-            "shard %d is away; the subscription to %s continues without it", shard, front.topic
-        )
+        LOGGER.warning("shard %d is unreachable; subscribed to %s without it", shard, front.topic)
         while not front._closed:
             try:
                 await self._join(shard)
@@ -228,13 +225,13 @@ class SpreadSubscription:
     # --- the prefetch ---------------------------------------------------------------------------
 
     async def set_prefetch(self, prefetch: int) -> None:
-        """Divide another prefetch in proportion to the last shares. A shard that is away gets its
-        share when it returns."""
+        """Divide a new prefetch in proportion to the current shares. An unreachable shard gets its
+        share when it is back."""
         async with self._dividing:
             if 0 in self._shares or prefetch < self._count:
                 self._shares = self._equal_shares(prefetch)
             else:
-                self._shares = divided(
+                self._shares = divide(
                     prefetch, [ShareUse(share, share, 0) for share in self._shares]
                 )
             requests = []
@@ -255,7 +252,7 @@ class SpreadSubscription:
 
     async def _balance(self) -> None:
         """Move credit repeatedly while deliveries arrive or tasks wait for credit."""
-        pause_s, received, is_short = LOOK_S, 0, False
+        pause_s, received, is_short = BALANCE_PAUSE_S, 0, False
         while True:
             await asyncio.sleep(pause_s)
             before, received = received, sum(part.received for part in self._parts)
@@ -271,7 +268,7 @@ class SpreadSubscription:
                         "credit between shards is not balanced: %s: %s", error.code, error.message
                     )
                     return
-            pause_s = LOOK_S if has_moved else min(2 * pause_s, LOOK_MAX_S)
+            pause_s = BALANCE_PAUSE_S if has_moved else min(2 * pause_s, BALANCE_PAUSE_MAX_S)
 
     async def _move_credit(self) -> tuple[bool, bool]:
         """Move credit from shards that do not use it to shards with tasks that wait for credit.
@@ -283,7 +280,7 @@ class SpreadSubscription:
             return False, False
         others = sum(self._shares) - sum(load.share for load in loads.values())
         prefetch = self._front._prefetch - others
-        wanted = dict(zip(loads, divided(prefetch, [*loads.values()]), strict=True))
+        wanted = dict(zip(loads, divide(prefetch, [*loads.values()]), strict=True))
         less = {part: share for part, share in wanted.items() if share < loads[part].share}
         loads |= await self._update_shares(less)
         free = prefetch - sum(max(load.share, load.in_flight) for load in loads.values())
@@ -299,13 +296,13 @@ class SpreadSubscription:
     async def _update_shares(
         self, shares: Mapping[Subscription, int]
     ) -> dict[Subscription, ShareUse]:
-        """Set these shares. Return the use of each shard that is not away."""
+        """Set these shares. Return the use of each reachable shard."""
         uses = await asyncio.gather(*(self._update(part, share) for part, share in shares.items()))
         return {part: use for part, use in zip(shares, uses, strict=True) if use is not None}
 
     async def _update(self, part: Subscription, share: int) -> ShareUse | None:
-        """Set the share of one shard. Return its use, or None if the shard is away; it then gets
-        the share when it returns. Until it answers, the greater share counts, because the daemon
+        """Set the share of one shard. Return its use, or None if it is unreachable; then it gets
+        the share when it is back. Until it answers, the greater share counts, because the daemon
         may have either. Raise the daemon's refusal."""
         self._shares[part._shard] = max(share, self._shares[part._shard])
         try:

@@ -416,8 +416,8 @@ class Subscription:
 
     async def update_prefetch(self, prefetch: int) -> tuple[int, int]:
         """Set the prefetch. Return this subscription's unsettled deliveries, and the group's tasks
-        that wait for credit. Raise an error while the daemon is away; the prefetch is then set on
-        the next connection."""
+        that wait for credit. Raise an error while the daemon is unreachable; the prefetch is then
+        set on the next connection."""
         self._prefetch = self._credit = prefetch
         use = await self._call(FrameType.PREFETCH, self._number, prefetch, True, repeat=False)
         return use["in_flight"], use["ready"]
@@ -712,7 +712,8 @@ class Subscriptions:
         limit = self.reconnector.limits.prefetch_max
         if type(prefetch) is not int or not 0 <= prefetch <= limit:
             raise BadRequest(
-                f"prefetch must be an integer of 0 to {limit} (prefetch_max), not {shown(prefetch)}"
+                f"prefetch must be an integer from 0 to {limit} (prefetch_max), not"
+                f" {shown(prefetch)}"
             )
 
     def add(self, number: int, subscription: Subscription) -> None:

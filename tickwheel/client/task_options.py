@@ -125,8 +125,8 @@ class DeliveredOptions:
 
     @property
     def key(self) -> str | None:
-        """Your name for the task, by which you can cancel, reschedule and look it up; several tasks
-        can share one key."""
+        """Your name for the task, which you can use to cancel, reschedule or look it up; several
+        tasks can share one key."""
         value: str | None = self._options.get("key", None)
         return value
 

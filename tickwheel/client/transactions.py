@@ -1,6 +1,6 @@
 """A transaction of a producer.
 
-No socket is known here. Invariant: a transaction with a half task of unknown state cannot be
+This module uses no sockets. Invariant: a transaction with a half task of unknown state cannot be
 committed, because it is not known what would be committed.
 """
 
@@ -39,8 +39,8 @@ class Transaction:
     """``async with client.transaction("payments") as tx: await tx.enqueue(…)``
 
     The half tasks become tasks at the commit: at the end of the ``async with``, or by ``commit``.
-    After an exception or ``rollback`` they never existed. ``id`` is the transaction's name: store
-    it with your own transaction, so that the handler of checks can look it up.
+    After an exception or ``rollback`` they are discarded. ``id`` is the transaction's name: store
+    it with your own transaction, so that the check handler can look it up.
     """
 
     def __init__(
@@ -64,8 +64,8 @@ class Transaction:
         """The error after which it is unknown whether a half task was stored."""
         self._outcome = ""
         self._place: tuple[Link, int] | None = None
-        """With several shards: the link to the shard of its tasks, once chosen, and the number of
-        the claim of its name there."""
+        """With several shards: the link to the shard of its tasks, once chosen, and the number
+        under which that shard claimed its name."""
 
     # --- half tasks -----------------------------------------------------------------------------
 
@@ -124,7 +124,7 @@ class Transaction:
 
         Raise TransactionRolledBack if another client has rolled it back, Conflict if an enqueue
         failed without an answer, and SendTimeout or ConnectionLost if the outcome is unknown: call
-        it again, or leave the decision to the handler of checks."""
+        it again, or leave the decision to the check handler."""
         if self._outcome == "rolled back":
             raise TransactionRolledBack(f"transaction {self.id} was rolled back")
         if self._doubt is not None:
@@ -140,7 +140,7 @@ class Transaction:
         return self.receipts
 
     async def rollback(self, *, timeout: Duration | None = None) -> None:
-        """Roll back: the half tasks never existed. Can be repeated. Raise TransactionCommitted if
+        """Roll back: discard the half tasks. Can be repeated. Raise TransactionCommitted if
         another client has committed it."""
         if self._outcome == "committed":
             raise TransactionCommitted(f"transaction {self.id} was committed")
@@ -189,7 +189,7 @@ class Transaction:
             if error is None and self._doubt is None:
                 await self.commit()
                 return
-            with suppress(TickwheelError):  # the handler of checks will roll it back
+            with suppress(TickwheelError):  # the check handler will roll it back
                 await self.rollback()
             if error is None:
                 raise Conflict(

@@ -1,4 +1,4 @@
-"""The verbs of a client that are more than one request and its answer.
+"""Client verbs that need more than one request and its answer.
 
 All others are generated (``generated.py``) from their declarations. These verbs send several
 requests, or return less than the daemon answers.
@@ -29,15 +29,15 @@ from tickwheel.client.tasks import refuse_unknown, spelled_out
 from tickwheel.client.transactions import Transaction
 from tickwheel.errors import BadRequest, LimitExceeded, SendTimeout, UnknownType, shown
 
-LOOKUP_IDS = 256
-"""Ids of one LOOKUP; their bodies must fit into one answer."""
+LOOKUP_IDS_MAX = 256
+"""Maximum ids of one LOOKUP; their bodies must fit into one answer."""
 LOOK_S = 0.25
 """Seconds between two requests of ``wait_bulk``."""
 
 H = TypeVar("H", bound=CheckHandler)
 
 
-class WrittenVerbs(GeneratedVerbs):
+class HandwrittenVerbs(GeneratedVerbs):
     """Verbs for looking up tasks, bulk operations, schedules and transactions."""
 
     _checks: Checks
@@ -81,11 +81,11 @@ class WrittenVerbs(GeneratedVerbs):
     async def lookup_many(
         self, ids: Iterable[int], *, timeout: Duration | None = None
     ) -> list[TaskInfo]:
-        """Return ``lookup`` of each id, in order."""
+        """Return the state of each task, in the order of the ids."""
         until_s = self._until(timeout)
         wanted, tasks = IDS.of_python(ids, "ids"), list[TaskInfo]()
-        for start in range(0, len(wanted), LOOKUP_IDS):
-            tasks += await self._lookup(wanted[start : start + LOOKUP_IDS], until_s)
+        for start in range(0, len(wanted), LOOKUP_IDS_MAX):
+            tasks += await self._lookup(wanted[start : start + LOOKUP_IDS_MAX], until_s)
         return tasks
 
     async def _lookup(self, ids: list[int], until_s: float | None) -> list[TaskInfo]:
@@ -159,7 +159,7 @@ class WrittenVerbs(GeneratedVerbs):
         self,
         kind: str,
         topic: str,
-        filter: AnySelectionKeywords,  # noqa: A002  # the name of the published surface
+        filter: AnySelectionKeywords,  # noqa: A002  # the name in the public API
         *,
         timeout: Duration | None = None,
         **moves: Unpack[AnyMoveKeywords],
@@ -185,7 +185,7 @@ class WrittenVerbs(GeneratedVerbs):
                 return bulk_info
             if until_s is not None and loop.time() >= until_s:
                 raise SendTimeout(
-                    f"bulk operation {bulk} still runs; it has changed {bulk_info.changed} tasks"
+                    f"bulk operation {bulk} is still running; it changed {bulk_info.changed} tasks"
                 )
             await asyncio.sleep(LOOK_S)
 
@@ -219,7 +219,7 @@ class WrittenVerbs(GeneratedVerbs):
 
         Give ``cron`` (five fields, six with seconds first, ``@daily``, …) in ``timezone`` (IANA;
         default UTC), or the interval ``every``, counted from ``anchor``. ``jitter``: maximum
-        additional delay, the same whenever an occurrence is computed. ``gap`` ("after", "skip") and
+        additional delay, always the same for one occurrence. ``gap`` ("after", "skip") and
         ``fold`` ("first", "second", "both"): local times that a clock change skips or repeats.
         ``catch_up`` ("last", "skip", "all"): occurrences missed within ``catch_up_window`` (a day).
         ``overlap`` ("allow", "skip", "queue_one", "cancel_previous"): what to do while the previous
@@ -228,7 +228,7 @@ class WrittenVerbs(GeneratedVerbs):
         """
         refuse_unknown(options, ScheduledTaskKeywords, "Client.put_schedule")
         task = ScheduledTaskFields.of_keywords(options)
-        # Leave empty options out: a schedule is recognized as unchanged by comparison.
+        # Leave empty options out: the daemon compares options to recognize an unchanged schedule.
         task = {
             n: value for n, value in task.items() if value or n not in ("priority", "properties")
         }
@@ -272,7 +272,7 @@ class WrittenVerbs(GeneratedVerbs):
         self,
         group: str,
         *,
-        id: str | None = None,  # noqa: A002  # the name of the published surface
+        id: str | None = None,  # noqa: A002  # the name in the public API
         count_from: CountFrom = "enqueue",
     ) -> Transaction:
         """Return a transaction of the producer group, which is a context manager.
@@ -291,7 +291,7 @@ class WrittenVerbs(GeneratedVerbs):
 
         def register(handler: H) -> H:
             if not callable(handler):
-                raise BadRequest(f"a handler of checks must be a function, not {shown(handler)}")
+                raise BadRequest(f"a check handler must be a function, not {shown(handler)}")
             self._checks.handlers[name] = handler
             for link in self._links:
                 if link.connected and link.state == "open":
@@ -313,7 +313,7 @@ class WrittenVerbs(GeneratedVerbs):
     async def rollback_transaction(
         self, transaction: str, *, timeout: Duration | None = None
     ) -> None:
-        """Roll back a transaction by name: its half tasks never existed. Can be repeated. Raise
+        """Roll back a transaction by name: discard its half tasks. Can be repeated. Raise
         UnknownTransaction, TransactionCommitted."""
         await self._ask("rollback_transaction", {"transaction": transaction}, timeout)
 

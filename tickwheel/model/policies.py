@@ -250,7 +250,7 @@ def check_number(name: str, value: Any, field: str) -> Any:
 
 def check_integer(value: Any, field: str, low: int, high: int) -> int:
     if type(value) is not int or not low <= value <= high:
-        raise InvalidPolicy(f"{field} must be an integer of {low} to {high}, not {{}}", value)
+        raise InvalidPolicy(f"{field} must be an integer from {low} to {high}, not {{}}", value)
     return value
 
 
@@ -282,7 +282,8 @@ def named_policies(settings: Mapping[str, Any], default: RetryPolicy) -> dict[st
             raise ValueError(f"the policy {name} is built in; choose another name")
         if not NAME.fullmatch(name):
             raise ValueError(
-                f"a policy's name must be a letter and up to 63 of A-Z a-z 0-9 . _ -, not {name!r}"
+                "a policy's name must be a letter followed by up to 63 characters from"
+                f" A-Z a-z 0-9 . _ -, not {name!r}"
             )
         if not isinstance(value, Mapping):
             raise ValueError(f"retry_policies.{name} must be a table of numbers, not a name")
@@ -314,7 +315,9 @@ def parse_duration(text: str, *, up: bool = True) -> float:
         raise ValueError(f"{text!r} is not a duration; {_DURATION_HELP}")
     units = [UNITS_MS[unit] for _, unit in parts]
     if sorted(set(units), reverse=True) != units:
-        raise ValueError(f"{text!r}: each unit once, the largest first; {_DURATION_HELP}")
+        raise ValueError(
+            f"{text!r}: use each unit at most once, the largest first; {_DURATION_HELP}"
+        )
     total_ms = _whole_ms(parts, up)
     if total_ms > DURATION_MS_MAX:
         raise ValueError(f"{text!r} is longer than the limit of {DURATION_MS_MAX} ms")
@@ -553,7 +556,7 @@ def checked_rule(rule: Any, field: str) -> Coalescing:
         words = _WORDS.get(name)
         if words is None:
             if type(value) is not int or not 1 <= value <= DELAY_MS_MAX:
-                text = f"{field}.{name} must be an integer of 1 to {DELAY_MS_MAX}, not {{}}"
+                text = f"{field}.{name} must be an integer from 1 to {DELAY_MS_MAX}, not {{}}"
                 raise InvalidPolicy(text, value)
         elif not isinstance(value, str) or value not in words:
             text = f"{field}.{name} must be one of {', '.join(words)}, not {{}}"

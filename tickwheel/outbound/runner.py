@@ -6,9 +6,9 @@
 A lane takes all waiting deliveries as one batch, sends and settles them, and takes the next batch.
 There is no timer, and batches grow with the load. A batch that fails is sent again on a new
 connection. If that fails, each delivery of the batch is sent alone, because a single one may cause
-the failure; those that fail then are nacked and follow the group's retry policy. If the target is
-unreachable or raises ``NotNow``, its unsent deliveries are released without a failed attempt. A
-growing pause precedes each further attempt to connect, while due tasks wait in the daemon.
+the failure; deliveries that still fail are nacked and follow the group's retry policy. If the
+target is unreachable or raises ``NotNow``, its unsent deliveries are released, which is no failed
+attempt. A growing pause precedes each further attempt to connect, while due tasks wait.
 
 Invariants: a delivery is acked only after the target has confirmed it. At most ``concurrency``
 batches are being sent, and their leases are extended meanwhile. One attempt to connect runs at a
@@ -16,7 +16,7 @@ time. After ``run`` the subscription has ended, the target is closed, and unsent
 released.
 
 The address of every connection that a target opens can be checked. A check before the name is
-resolved could see a different address than the connection uses, and brokers name further brokers.
+resolved could see a different address than the connection uses, and brokers refer to other brokers.
 Therefore the check is in the event loop's ``sock_connect``, which all asyncio libraries use. It
 applies inside ``checked`` and to tasks that are created there, but not to other connections of the
 process, such as that to the daemon.
@@ -87,14 +87,14 @@ LOGGER = logging.getLogger("tickwheel.outbound")
 LOGGER.addHandler(logging.NullHandler())
 
 OnSettled = Callable[[Delivery, Outcome, str], object]
-"""Called with a delivery, its outcome and the daemon's answer; "acked" for an ack, whose answer is
-not awaited."""
+"""Called with a delivery, its outcome and the daemon's answer, which is always "acked" for an
+ack, because the runner does not wait for the daemon."""
 
 CONNECT_S: Final = 10.0
 """Maximum seconds of an attempt to connect."""
 PAUSE_S: Final = 0.1
 PAUSE_MAX_S: Final = 5.0
-"""Seconds before the second attempt to connect, which double with each further one; maximum."""
+"""Seconds before the second attempt to connect, doubled with each further one; and the maximum."""
 ALONE_MAX: Final = 3
 """Consecutive failures of single deliveries after which the target is considered to be failing."""
 GRACE_S: Final = 10.0
@@ -107,7 +107,7 @@ class Runner:
     """Sends the deliveries of one group to one target. It runs once.
 
     ``prefetch`` is the maximum of unsettled deliveries (default: two batches for each concurrent
-    ``send``). ``on_settled`` is called for each settled delivery. ``check`` is that of ``checked``.
+    ``send``). ``on_settled`` is called for each settled delivery. ``check``: see ``checked``.
     """
 
     def __init__(
@@ -133,17 +133,17 @@ class Runner:
         self._client = client
         self._on_settled = on_settled
         self._check = check
-        least = target.batch_max * target.concurrency
+        in_progress_max = target.batch_max * target.concurrency
         self._subscription: Subscription = client.subscribe(
-            topic, group=group, prefetch=2 * least if prefetch is None else prefetch
+            topic, group=group, prefetch=2 * in_progress_max if prefetch is None else prefetch
         )
         self._leases: Leases | None = None
         self._under_way: dict[int, list[Delivery]] = {}
         """Unsettled batches by the identity of their lists."""
         self._lost: set[int] = set()
-        """Identities of their deliveries that have lost their lease."""
+        """Identities of deliveries in ``_under_way`` that have lost their leases."""
         self._connections = 0
-        """Number of connections so far, so that only the first lane that loses one closes it."""
+        """Number of connections so far; tells a lane that another has replaced a failed one."""
         self._connecting: asyncio.Task[str | None] | None = None
         self._changing = asyncio.Lock()
         """Held while the target connects or closes."""
@@ -233,18 +233,18 @@ class Runner:
     async def _forward(self, batch: list[Delivery]) -> bool:
         """Send a batch and settle it. Return False if the runner is stopping and it was not
         sent."""
-        problem = away = await self._connect()
-        if away is None:
+        problem = unreachable_reason = await self._connect()
+        if unreachable_reason is None:
             problem = await self._send(batch)
         if problem is not None and self.tries == 1:
             # The target may have closed an idle connection, which is not a failure.
-            problem = away = await self._connect()
-            if away is None:
+            problem = unreachable_reason = await self._connect()
+            if unreachable_reason is None:
                 problem = await self._send(batch)
         if problem is None:
             return True
-        if away is not None:
-            return await self._put_off(batch, away)
+        if unreachable_reason is not None:
+            return await self._put_off(batch, unreachable_reason)
         if len(batch) > 1:
             return await self._forward_each(batch)
         return await self._failed(batch, problem)
@@ -255,10 +255,10 @@ class Runner:
         After ``ALONE_MAX`` consecutive failures the target is the cause, and the rest is
         released."""
         failures = 0
-        for at, delivery in enumerate(batch):
-            away = await self._connect()
-            if away is not None:
-                return await self._put_off(batch[at:], away)
+        for index, delivery in enumerate(batch):
+            unreachable_reason = await self._connect()
+            if unreachable_reason is not None:
+                return await self._put_off(batch[index:], unreachable_reason)
             problem = await self._send([delivery])
             failures = 0 if problem is None else failures + 1
             if problem is None:
@@ -266,11 +266,11 @@ class Runner:
             if not await self._failed([delivery], problem):
                 return False
             if failures == ALONE_MAX:
-                return await self._put_off(batch[at + 1 :], problem)
+                return await self._put_off(batch[index + 1 :], problem)
         return True
 
     async def _failed(self, batch: list[Delivery], problem: str) -> bool:
-        """Nack deliveries that failed. Return False if the runner is stopping and releases them."""
+        """Nack failed deliveries. Return False if the runner is stopping and releases them."""
         return await self._settle_unsent(batch, Outcome("retry", reason=problem))
 
     async def _put_off(self, batch: list[Delivery], problem: str) -> bool:
@@ -318,20 +318,20 @@ class Runner:
                 if on_settled is not None:
                     on_settled(delivery, outcome, "acked")
             else:
-                asking.append(self._give_up(delivery, outcome))
+                asking.append(self._settle_and_report(delivery, outcome))
         if asking:
             await asyncio.gather(*asking)
 
-    async def _give_up(self, delivery: Delivery, outcome: Outcome) -> None:
+    async def _settle_and_report(self, delivery: Delivery, outcome: Outcome) -> None:
         try:
-            word = await _settled(delivery, outcome)
+            answer = await _settle_without_ack(delivery, outcome)
         except TickwheelError as error:  # the lease will expire, and the task is delivered again
             LOGGER.warning("%r was not settled: %s: %s", delivery, error.code, error.message)
-            word = "unsettled"
-        if word == "dead":
+            answer = "unsettled"
+        if answer == "dead":
             LOGGER.error("%r is a dead letter: %s", delivery, outcome.reason)
         if self._on_settled is not None:
-            self._on_settled(delivery, outcome, word)
+            self._on_settled(delivery, outcome, answer)
 
     def _in_hand(self) -> Iterator[InHand]:
         for batch in self._under_way.values():
@@ -339,10 +339,10 @@ class Runner:
                 if not delivery.settled and id(delivery) not in self._lost:
                     yield delivery, delivery.lease_until_s, partial(self._lose, delivery)
 
-    def _lose(self, delivery: Delivery, word: str) -> None:
+    def _lose(self, delivery: Delivery, answer: str) -> None:
         # The delivery is still acked after the target has confirmed it: the first ack counts.
         self._lost.add(id(delivery))
-        LOGGER.warning("%r lost its lease while it was being sent (%s)", delivery, word)
+        LOGGER.warning("%r lost its lease while it was being sent (%s)", delivery, answer)
 
     # --- the connection -------------------------------------------------------------------------
 
@@ -379,8 +379,8 @@ class Runner:
 
     def _note(self, problem: str, error: BaseException) -> None:
         if self.trouble != problem:
-            LOGGER.warning("%s, group %s: the target fails: %s", self.topic, self.group, problem)
-            LOGGER.debug("the target fails", exc_info=error)
+            LOGGER.warning("%s, group %s: target is failing: %s", self.topic, self.group, problem)
+            LOGGER.debug("the target is failing", exc_info=error)
         self.tries += 1
         self.trouble = problem
 
@@ -416,19 +416,19 @@ def _pause_s(tries: int) -> float:
     return most_s * random.uniform(0.5, 1.0)
 
 
-async def _settled(delivery: Delivery, outcome: Outcome) -> str:
+async def _settle_without_ack(delivery: Delivery, outcome: Outcome) -> str:
     """Settle a delivery that is not acked. Return the daemon's answer."""
-    settled, delay_s, reason = outcome
+    kind, delay_s, reason = outcome
     reason = None if reason is None else reason[:REASON_CHARACTERS_MAX]
-    word: str
-    if settled == "reject":
-        word = await delivery.reject(reason)
-    elif settled == "later" and delay_s is None:
-        word = await delivery.release()
-    elif settled == "later" and delay_s is not None:
-        word = await delivery.snooze(delay_s)
-        if word == "too_often":
-            word = await delivery.nack(delay_s, f"postponed too often; {reason or ''}")
+    answer: str
+    if kind == "reject":
+        answer = await delivery.reject(reason)
+    elif kind == "later" and delay_s is None:
+        answer = await delivery.release()
+    elif kind == "later" and delay_s is not None:
+        answer = await delivery.snooze(delay_s)
+        if answer == "too_often":
+            answer = await delivery.nack(delay_s, f"postponed too often; {reason or ''}")
     else:
-        word = await delivery.nack(delay_s, reason)
-    return word
+        answer = await delivery.nack(delay_s, reason)
+    return answer

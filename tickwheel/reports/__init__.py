@@ -5,13 +5,13 @@ Overview::
     history segments ──load──► table/events (Parquet by date and topic)      what happened
                                   │  new rows only
                                   ├─rollups──► table/facts, reasons, …   exact, additive counts
-                                  └─journeys─► table/journeys            one row a task and group
+                                  └─journeys─► table/journeys            one row per task and group
     table ──metrics──► metrics/*.parquet, csv/*.csv, report.html
 
 Only :mod:`~tickwheel.reports.table` writes the table, in numbered runs; a run exists when its
 manifest exists. Metrics are functions from DataFrame to DataFrame and write nothing. A cluster's
 executors need nothing installed, because everything is column expressions. This package imports
-nothing else of Tickwheel. This module has the settings of a report and their errors; importing it
+nothing else from Tickwheel. This module has the settings of a report and their errors; importing it
 does not import pyspark.
 """
 
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 
 QUARTER_MS = 900_000
-"""Milliseconds of the interval by which all figures are kept, a quarter of an hour: the offsets of
-all time zones are multiples of it."""
+"""The interval of all figures in milliseconds: a quarter of an hour, because the offsets of all
+time zones are multiples of it."""
 HOUR_MS = 3_600_000
 TARGET_MS = 100
 OBJECTIVE = 0.99
@@ -39,7 +39,7 @@ _UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": HOUR_MS}
 
 
 Row = dict[str, Any]
-"""A row of a figure: column → value."""
+"""One row of a metric's result: column → value."""
 Rows = list[Row]
 
 
@@ -85,7 +85,7 @@ class Slo:
 
 @dataclass(frozen=True)
 class ReportSettings:
-    """The settings of one report. Paths can be of any Hadoop file system; plain paths are local."""
+    """The settings of one report. Paths can be on any Hadoop file system; plain paths are local."""
 
     history: tuple[str, ...]
     """The folders of one store's history. Events in several of them count once."""
@@ -110,8 +110,8 @@ class ReportSettings:
         for name in ("since_ms", "until_ms"):
             value = getattr(self, name)
             if value is not None and value % QUARTER_MS:
-                raise ReportError(f"{name[:5]}: figures are kept by quarter of an hour; "
-                                  "name a time at :00, :15, :30 or :45")  # fmt: skip
+                raise ReportError(f"{name[:5]}: figures are kept per quarter of an hour; "
+                                  "use a time at :00, :15, :30 or :45")  # fmt: skip
         since_ms, until_ms = self.since_ms, self.until_ms
         if since_ms is not None and until_ms is not None and since_ms >= until_ms:
             raise ReportError("since must be before until")
@@ -121,7 +121,7 @@ class ReportSettings:
             raise ReportError(f"{self.timezone!r} is not a time zone; write for example "
                               "Europe/Berlin") from None  # fmt: skip
         if not self.history:
-            raise ReportError("history: name at least 1 folder; none was named")
+            raise ReportError("history: at least 1 folder is required")
         for path in (*self.history, self.out):
             if _GLOB & set(path):
                 raise ReportError(f"{path}: Spark reads * ? [ ] {{ }} and \\ in a path as a "
@@ -134,7 +134,7 @@ class ReportSettings:
 
     @classmethod
     def of(cls, options: Mapping[str, Any], stuck_after_ms: int) -> Self:
-        """Return the settings for the options of a command line, by name."""
+        """Build the settings from command-line options, given by name."""
         timezone = options["timezone"]
         return cls(
             history=tuple(options["history"]), out=options["out"],
@@ -170,12 +170,12 @@ _TIME = re.compile(
     r"(?:Z|[+-][0-9]{2}(?::?[0-5][0-9])?)?)?",
     re.IGNORECASE,
 )
-"""The forms of times in all commands; ``api/times.py`` is not available where reports run."""
+"""The time formats of all commands, repeated because reports run without ``api/times.py``."""
 
 
 def at_ms(text: str | None, timezone: str) -> int | None:
-    """Return the milliseconds of an ISO-8601 time, which is in ``timezone`` without an offset.
-    Raise ReportError."""
+    """Return an ISO-8601 time in milliseconds since 1970; a time without an offset is in
+    ``timezone``. Raise ReportError."""
     if text is None:
         return None
     try:

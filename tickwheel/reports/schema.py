@@ -41,7 +41,7 @@ TRANSACTION_ENDS = ("transaction_committed", "transaction_rolled_back", "transac
 KEY_BUSY = "key_busy"
 """The cause of a delivery that was late because its order key or fair share was busy."""
 KEY_EVENTS = ("replaced", "kept", "rejected", "overtaken")
-"""Events of tasks with a pending key, which no figure counts."""
+"""Events of enqueues whose key was pending; no metric counts them."""
 OTHER_EVENTS = (
     *GROUP_EVENTS, *SCHEDULE_EVENTS, *OCCURRENCE_EVENTS, *KEY_EVENTS, *TRANSACTION_EVENTS,
     "started", "stopped", "dropped",
@@ -52,7 +52,7 @@ FINAL = ("acked", "cancelled", "expired", "filtered", "deleted")
 """Events that end a task in its group."""
 
 NO_TOPIC = "~"
-"""The topic of events without a topic (of the daemon); it is not a valid name of a topic."""
+"""Stands for the topic of daemon events, which have none; no real topic can have this name."""
 TOPIC_PATTERN = r"^[A-Za-z0-9._:/-]{1,255}$"
 TIME_MS_MAX = 4_102_444_800_000
 """1 January 2100; a line with a later time is invalid."""
@@ -166,7 +166,7 @@ def bad_rows(parsed: DataFrame, run: int) -> DataFrame:
 def topic_part(topic: Column) -> Column:
     """Return a folder's name for a topic: bounded, without separators, and unique.
 
-    Topics can contain ``/`` and ``:`` and have 255 characters, unlike names of folders. Characters
+    A topic can contain ``/`` and ``:`` and have 255 characters, unlike a folder's name. Characters
     other than letters, digits, dots and dashes become ``~`` and their code; escaping ``_`` avoids
     names that Spark hides or reserves. Long names are truncated and get a hash.
     """
@@ -183,7 +183,7 @@ def topic_part(topic: Column) -> Column:
 def _verdict() -> Column:
     c = F.col
     trimmed = F.trim("value")
-    # A newer version can change any type, so its number is also searched in the text.
+    # A newer version can change any type, so the raw text is also searched for its number.
     version = F.regexp_extract("value", r'"v"\s*:\s*(\d{1,9})', 1)
     newer = F.coalesce(c("v"), F.try_to_number(version, F.lit("9" * 9))) > VERSION
     is_object = trimmed.startswith("{") & F.expr("try_parse_json(value)").isNotNull()
@@ -199,13 +199,13 @@ def _verdict() -> Column:
     of_task = c("event").isin(*TASK_EVENTS)
     missing = c("time_ms").isNull() | c("event").isNull() | c("seq").isNull()
     missing |= c("v").isNull() | c("shard").isNull() | c("epoch").isNull()
-    lacking = c("event").isin(*TOPIC_EVENTS) & c("topic").isNull()
-    lacking |= of_task & c("task_id").isNull()
-    lacking |= (c("event") == "delivered") & (c("due_ms").isNull() | c("attempt").isNull())
-    lacking |= (c("event") == "enqueued") & c("due_ms").isNull()
+    incomplete = c("event").isin(*TOPIC_EVENTS) & c("topic").isNull()
+    incomplete |= of_task & c("task_id").isNull()
+    incomplete |= (c("event") == "delivered") & (c("due_ms").isNull() | c("attempt").isNull())
+    incomplete |= (c("event") == "enqueued") & c("due_ms").isNull()
     of_schedule = c("event").isin(*SCHEDULE_EVENTS, *OCCURRENCE_EVENTS)
-    lacking |= of_schedule & c("schedule").isNull()
-    lacking |= c("event").isin(*OCCURRENCE_EVENTS) & c("planned_ms").isNull()
+    incomplete |= of_schedule & c("schedule").isNull()
+    incomplete |= c("event").isin(*OCCURRENCE_EVENTS) & c("planned_ms").isNull()
     impossible = c("v") < 1
     for name in TIMES:
         outside = (c(name) < 0) | (c(name) >= TIME_MS_MAX)
@@ -218,13 +218,13 @@ def _verdict() -> Column:
         .when(glued, "torn")
         .when(missing, "missing")
         .when(~c("event").isin(*EVENTS), "unknown")
-        .when(lacking, "missing")
+        .when(incomplete, "missing")
         .when(F.coalesce(impossible, F.lit(False)), "wrong_type")
     )
 
 
 def _lateness() -> Column:
-    """Return the lateness that the daemon wrote, or the difference of the two times."""
+    """Return the lateness that the daemon wrote, or else the delivery time minus the due time."""
     first = (F.col("event") == "delivered") & (F.col("attempt") == 1)
     computed = F.greatest(F.try_subtract("time_ms", "due_ms"), F.lit(0))
     fired = (F.col("event") == "occurrence_fired") & F.col("reason").isNull()

@@ -127,7 +127,7 @@ def moved(command: str, asked: Any, now_ms: int, limits: Limits) -> dict[str, in
         return {}
     fields = {
         name: block.field(name).kind.check(value, name, limits)
-        for name, value in block.moved(asked).items()
+        for name, value in block.move_fields(asked).items()
     }
     due_ms = block.due_at_ms(asked, now_ms)
     if due_ms is not None:

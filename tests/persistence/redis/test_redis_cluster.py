@@ -237,9 +237,9 @@ class TestASlotOnItsWay:
         await subject.store.close(clean=True)
         again = make()
         await again.open()
-        asker = store(again)._recovering._asker
+        read_client = store(again)._recovering._read_client
         calls = 0
-        call = asker.call
+        call = read_client.call
 
         async def moving(*args: str | bytes | int) -> object:
             nonlocal calls
@@ -248,7 +248,7 @@ class TestASlotOnItsWay:
                 await asyncio.to_thread(cluster.migrate, SLOT, another(cluster))
             return await call(*args)
 
-        asker.call = moving  # type: ignore[method-assign]  # where a node leaves it
+        read_client.call = moving  # type: ignore[method-assign]  # where a node leaves it
         found = await again.small()
         assert calls > 12
         assert [handles async for handles in again.store.recover_handles(500)]

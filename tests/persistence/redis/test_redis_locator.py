@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from tickwheel.persistence.redis.connection import Nodes, _Asked
+from tickwheel.persistence.redis.connection import Nodes, _DiscoveredPlace
 from tickwheel.persistence.redis.driver import (
     Address,
     NotConnected,
@@ -19,7 +19,7 @@ OLD, NEW = Address("old", 1), Address("new", 2)
 SILENT = None
 
 
-class Told(_Asked):
+class Told(_DiscoveredPlace):
     """Sentinels with scripted answers, in this order."""
 
     def __init__(self, answers: list[Address | str | None], options: RedisOptions) -> None:
@@ -35,7 +35,7 @@ class Told(_Asked):
         return one, answer
 
     async def named(self) -> Address:
-        return await self._named(self.asked)
+        return await self._find_master(self.asked)
 
 
 def told(*answers: Address | str | None, connect_ms: int = 60_000) -> Told:
@@ -85,7 +85,7 @@ async def test_no_answer_names_all_reasons() -> None:
 def test_moved_errors_name_the_new_node(text: str, expected: Address | None) -> None:
     nodes = Nodes(options_from("redis+cluster://here/"))
     nodes._last = Address("here", 7000)
-    nodes.is_elsewhere(ServerError("READONLY", "x y:1"))
+    nodes.note_redirect(ServerError("READONLY", "x y:1"))
     assert nodes._hint is None
-    nodes.is_elsewhere(ServerError("MOVED", text))
+    nodes.note_redirect(ServerError("MOVED", text))
     assert nodes._hint == expected

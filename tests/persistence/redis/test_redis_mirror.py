@@ -105,8 +105,8 @@ class TestFilling:
         reference = await _reference(subject, range(1, 101))
         await subject.reopen()
         await subject.store.recover_small()
-        asker = store(subject)._recovering._asker
-        ask = asker.script
+        read_client = store(subject)._recovering._read_client
+        ask = read_client.script
         seen: set[int] = set()
 
         async def late(script: Any, args: Sequence[Any], **options: Any) -> Any:
@@ -120,7 +120,7 @@ class TestFilling:
                     await reference.commit(effects)
             return reply
 
-        monkeypatch.setattr(asker, "script", late)
+        monkeypatch.setattr(read_client, "script", late)
         found: list[int] = []
         async for handles in subject.store.recover_handles(10):
             found += handles.ids
@@ -135,8 +135,8 @@ class TestFilling:
         await subject.commit(tasks(range(1, 101)))
         await subject.reopen()
         await subject.store.recover_small()
-        asker = store(subject)._recovering._asker
-        ask, back = asker.script, [redis_server.snapshot()]
+        read_client = store(subject)._recovering._read_client
+        ask, back = read_client.script, [redis_server.snapshot()]
 
         async def away(script: Any, args: Sequence[Any], **options: Any) -> Any:
             try:
@@ -145,7 +145,7 @@ class TestFilling:
                 redis_server.restart_from(back.pop())
                 raise
 
-        monkeypatch.setattr(asker, "script", away)
+        monkeypatch.setattr(read_client, "script", away)
         found: list[int] = []
         async for handles in subject.store.recover_handles(10):
             if not found:

@@ -80,15 +80,15 @@ class TestNothingIsKept:
         await subject.commit(Effects(enqueued=rows))
         await subject.reopen()
         await subject.small()
-        asker, replies = store(subject)._recovering._asker, list[Any]()
-        script = asker.script
+        read_client, replies = store(subject)._recovering._read_client, list[Any]()
+        script = read_client.script
 
         async def noted(*args: Any, **options: Any) -> tuple[Any, Any]:
             reply = await script(*args, **options)
             replies.append(reply)
             return reply
 
-        monkeypatch.setattr(asker, "script", noted)
+        monkeypatch.setattr(read_client, "script", noted)
         handles = await subject.handles(100)
         assert [i for some in handles for i in some.ids] == list(rows)
         assert [t for some in handles for t in some.topics] == [row.topic for row in rows.values()]
@@ -129,15 +129,15 @@ class TestNothingIsKept:
         self, pair: tuple[Subject, Subject], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         subject, ids = pair[0], list(range(1_000, 1_500))
-        asker, count = store(subject)._reader._asker, 0
-        script = asker.script
+        read_client, count = store(subject)._reader._read_client, 0
+        script = read_client.script
 
         async def counted(*args: Any, **options: Any) -> tuple[Any, Any]:
             nonlocal count
             count += 1
             return await script(*args, **options)
 
-        monkeypatch.setattr(asker, "script", counted)
+        monkeypatch.setattr(read_client, "script", counted)
         found, rest = await subject.store.read_some([*ids, *range(5_000, 5_500)], 1 << 20)
         assert (sorted(found), list(rest), count) == (ids, [], 1)
 
@@ -145,8 +145,8 @@ class TestNothingIsKept:
         self, pair: tuple[Subject, Subject], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         subject = pair[0]
-        asker = store(subject)._reader._asker
-        pairs = asker.pairs
+        read_client = store(subject)._reader._read_client
+        pairs = read_client.pairs
 
         async def slow(*args: Any, **options: Any) -> AsyncIterator[tuple[bytes, bytes]]:
             async for one in pairs(*args, **options):
@@ -154,7 +154,7 @@ class TestNothingIsKept:
             async with asyncio.timeout(PATIENCE_S):
                 await both(pair, tasks([3_000]))
 
-        monkeypatch.setattr(asker, "pairs", slow)
+        monkeypatch.setattr(read_client, "pairs", slow)
         expected = [*(await pair[1].ids()), 3_000]
         assert await subject.ids() == sorted(expected)
 
@@ -232,7 +232,7 @@ class TestCameBackOlder:
 async def _verified(subject: Subject) -> bool:
     await subject.store.verify()
     try:
-        await store(subject)._reader._asker.glance()
+        await store(subject)._reader._read_client.glance()
     except StoreForgot:
         raise
     except StoreError:

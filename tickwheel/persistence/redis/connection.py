@@ -45,7 +45,7 @@ from tickwheel.persistence.redis.driver import (
 from tickwheel.persistence.redis.layout import Script
 
 SLOTS = 16_384
-ASKING_PART = 2
+ASK_TIMEOUT_DIVISOR = 2
 """Divisor of ``connect_ms``: the limit for answers about the master's address is half of it."""
 NODES_ASKED_MAX = 16
 """Maximum nodes of a Cluster to ask: the seeds, then the nodes in the last answer."""
@@ -69,7 +69,7 @@ class Place(Protocol):
     """The location of a shard's server."""
 
     @property
-    def moves(self) -> bool:
+    def can_move(self) -> bool:
         """Whether the shard can change its server."""
         ...
 
@@ -82,7 +82,7 @@ class Place(Protocol):
         """Connect to the current server. Raise NotConnected, NoReply or ServerError."""
         ...
 
-    def is_elsewhere(self, error: ServerError) -> None:
+    def note_redirect(self, error: ServerError) -> None:
         """Remember the address in this error, if it has one."""
         ...
 
@@ -98,7 +98,7 @@ def place_of(options: RedisOptions) -> Place:
 class Fixed:
     """One server at one address."""
 
-    moves = False
+    can_move = False
     doing = ""
 
     def __init__(self, options: RedisOptions) -> None:
@@ -108,14 +108,14 @@ class Fixed:
         options = self._options
         return Address(options.host, options.port), await connect(options)
 
-    def is_elsewhere(self, error: ServerError) -> None:
+    def note_redirect(self, error: ServerError) -> None:
         pass
 
 
-class _Asked:
+class _DiscoveredPlace:
     """The common part of Sentinels and a Cluster: several servers name the master's address."""
 
-    moves = True
+    can_move = True
 
     def __init__(self, options: RedisOptions) -> None:
         self._options = options
@@ -138,10 +138,10 @@ class _Asked:
         self._last, self.doing = address, ""
         return address, wire
 
-    async def _named(self, asked: Sequence[Address]) -> Address:
+    async def _find_master(self, asked: Sequence[Address]) -> Address:
         """Ask these servers for the master. Return the address that more than half of them name, or
         that most name when the time is over. Raise NotConnected if none names any."""
-        limit_s = self._options.connect_ms / 1000 / ASKING_PART
+        limit_s = self._options.connect_ms / 1000 / ASK_TIMEOUT_DIVISOR
         tasks = {asyncio.create_task(self._ask(server)): server for server in asked}
         votes: Counter[Address] = Counter()
         reasons: dict[Address, str] = dict.fromkeys(asked, "no answer")
@@ -186,14 +186,14 @@ class _Asked:
         raise NotImplementedError
 
 
-class Sentinels(_Asked):
-    """The master that these Sentinels name."""
+class Sentinels(_DiscoveredPlace):
+    """Finds the master by asking Sentinels."""
 
     async def connect(self) -> tuple[Address, Driver]:
         self.doing = f"asking {len(self._options.seeds)} sentinels for the master"
-        return await self._connect_to(await self._named(self._options.seeds))
+        return await self._connect_to(await self._find_master(self._options.seeds))
 
-    def is_elsewhere(self, error: ServerError) -> None:
+    def note_redirect(self, error: ServerError) -> None:
         """Do nothing: a demoted master does not name its successor."""
 
     def _options_for(self, server: Address) -> RedisOptions:
@@ -215,8 +215,8 @@ class Sentinels(_Asked):
         return Address(host.decode(), int(port))
 
 
-class Nodes(_Asked):
-    """The node of a Cluster that has the slot of the shard."""
+class Nodes(_DiscoveredPlace):
+    """Finds the node of a Cluster that has the slot of the shard."""
 
     def __init__(self, options: RedisOptions) -> None:
         super().__init__(options)
@@ -233,9 +233,9 @@ class Nodes(_Asked):
                 pass  # ask all nodes
         asked = tuple(dict.fromkeys((*self._options.seeds, *self._known)))[:NODES_ASKED_MAX]
         self.doing = f"asking {len(asked)} nodes for the one that has slot {self._slot}"
-        return await self._connect_to(await self._named(asked))
+        return await self._connect_to(await self._find_master(asked))
 
-    def is_elsewhere(self, error: ServerError) -> None:
+    def note_redirect(self, error: ServerError) -> None:
         kind, _, rest = error.message.partition(" ")
         host, _, port = rest.partition(" ")[2].rpartition(":")
         if kind == "MOVED" and port.isdecimal():
@@ -265,8 +265,8 @@ def slot_of(options: RedisOptions) -> int:
 
 
 def slot_ranges(answer: Sequence[Sequence[Any]], server: Address) -> list[SlotRange]:
-    """Parse the answer to CLUSTER SLOTS. A node without a host has that of ``server``, which
-    answered."""
+    """Parse the answer to CLUSTER SLOTS. A node without a host has the host of ``server``,
+    which sent the answer."""
 
     def address(node: Sequence[Any]) -> Address:
         host = node[0].decode() if node[0] else ""
@@ -289,34 +289,34 @@ def _reasons(reasons: dict[Address, str]) -> str:
 # --- the connection -------------------------------------------------------------------------------
 
 log = logging.getLogger(__name__)
-_NOT_RUN = re.compile(
+_UNAVAILABLE = re.compile(
     r"(?:unknown .*command|NOPERM|can't run this command|ACL failure).*@user_script: ?(\d+)",
     re.IGNORECASE,
 )
-"""Redis's error for a command in a script that was renamed, or that the user may not run. It has
-only the number of the line."""
+"""Redis's error when a script calls a command that was renamed or that the user may not run. It has
+only the number of the line, not the command."""
 
 
-def is_not_run(error: ServerError) -> bool:
+def is_command_unavailable(error: ServerError) -> bool:
     """Return whether the server does not know a command, or the user may not run it."""
     message = error.message.lower()
     is_outside = error.kind == "NOPERM" or "unknown command" in message
-    return is_outside or _NOT_RUN.search(message) is not None
+    return is_outside or _UNAVAILABLE.search(message) is not None
 
 
-def _placed(error: ServerError, script: Script) -> ServerError:
+def _with_script_line(error: ServerError, script: Script) -> ServerError:
     """Return the error with the line of the script, which contains the command."""
-    if (match := _NOT_RUN.search(error.message)) is None:
+    if (match := _UNAVAILABLE.search(error.message)) is None:
         return error
     line = dict(enumerate(script.text.splitlines(), 1)).get(int(match[1]), "").strip()
     message = error.message.removeprefix(error.kind).strip()
     return ServerError(error.kind, f"{message}: {line}")
 
 
-ELSEWHERE = frozenset(("READONLY", "MOVED", "MASTERDOWN", "LOADING", "NOAUTH"))
+RECONNECT_ERRORS = frozenset(("READONLY", "MOVED", "MASTERDOWN", "LOADING", "NOAUTH"))
 """Errors after which the next call reconnects, possibly to another server."""
 NOT_THE_ONE = frozenset(("READONLY", "MOVED", "MASTERDOWN"))
-"""Errors in ``ELSEWHERE`` of a server that no longer has the shard."""
+"""Errors in ``RECONNECT_ERRORS`` of a server that no longer has the shard."""
 NOT_NOW = frozenset(("ASK", "TRYAGAIN", "CLUSTERDOWN"))
 """Temporary errors of a Cluster. During the migration of a slot, its node answers ASK or TRYAGAIN
 to every script, because the script's keys are on both nodes or do not exist. The other node would
@@ -346,7 +346,7 @@ class Connection:
         self._since_s = 0.0
         self.moves = 0
         """Number of connections to a server other than the previous one."""
-        self._patience = _Patience()
+        self._patience = _CallTimeout()
 
     @property
     def at(self) -> str:
@@ -380,14 +380,14 @@ class Connection:
             return await self.call("EVALSHA", script.sha, *rest, timeout_ms=timeout_ms)
         except ServerError as error:
             if error.kind != "NOSCRIPT":
-                raise _placed(error, script) from None
+                raise _with_script_line(error, script) from None
         try:
             return await self.call("EVAL", script.text, *rest, timeout_ms=timeout_ms)
         except ServerError as error:
-            raise _placed(error, script) from None
+            raise _with_script_line(error, script) from None
 
     async def ready(self) -> None:
-        """Connect if there is no connection. The next call raises the error of a failure."""
+        """Connect if there is no connection. If that fails, the next call raises the error."""
         async with self._lock:
             if self._wire is None:
                 with contextlib.suppress(NotConnected, ServerError):
@@ -405,7 +405,7 @@ class Connection:
                 try:
                     return await self._call(wire, args, timeout_ms)
                 except ServerError as error:
-                    if not self._place.moves:
+                    if not self._place.can_move:
                         raise
                     if error.kind in NOT_THE_ONE and followed < FOLLOWED_MAX:
                         followed += 1
@@ -425,8 +425,8 @@ class Connection:
         try:
             return await wire.call(*args)
         except ServerError as error:
-            if error.kind in ELSEWHERE:
-                self._place.is_elsewhere(error)
+            if error.kind in RECONNECT_ERRORS:
+                self._place.note_redirect(error)
                 await self._drop(error.message)
             raise
         except BaseException as error:
@@ -442,12 +442,12 @@ class Connection:
     @property
     def _named(self) -> str:
         """The store, and the server if there are several, for messages."""
-        return f"{self._options.name} at {self.at}" if self._place.moves else self._options.name
+        return f"{self._options.name} at {self.at}" if self._place.can_move else self._options.name
 
-    async def doubt(self) -> None:
+    async def look_up_again(self) -> None:
         """Look up the shard's server again before the next call, because this one did not behave as
         a master."""
-        if self._place.moves:
+        if self._place.can_move:
             await self._drop(f"{self.at} is in doubt")
 
     async def _connect(self) -> Driver:
@@ -492,7 +492,7 @@ class Connection:
         await self._drop("the store is closed")
 
 
-class _Patience:
+class _CallTimeout:
     """The time-out of calls, with one timer for many calls. When it expires, it is set again for
     the time-out of the current call."""
 

@@ -209,7 +209,7 @@ class GroupRecords:
             yield from groups.values()
 
 
-ROOM_PART = 64
+ROOM_DIVISOR = 64
 """Fraction of the limit (1/64) that must be free for enqueues."""
 
 
@@ -309,8 +309,8 @@ class Mirror:
 
     @property
     def has_room(self) -> bool:
-        """Whether at least ``1 / ROOM_PART`` of the limit is free."""
-        return self.bytes_held <= self._bytes_max - self._bytes_max // ROOM_PART
+        """Whether at least ``1 / ROOM_DIVISOR`` of the limit is free."""
+        return self.bytes_held <= self._bytes_max - self._bytes_max // ROOM_DIVISOR
 
     def admit(self, n: int, records: Records) -> None:
         """Raise CommitRefused if the new tasks of batch ``n`` would exceed the limit."""

@@ -228,8 +228,8 @@ NextIds = Callable[[int, int], list[int] | None]
 class Reader:
     """Reads tasks by id and in pages, from the mirror if it is complete, else from Redis."""
 
-    def __init__(self, asker: ReadClient, writer: Writer, mirror: Mirror) -> None:
-        self._asker = asker
+    def __init__(self, read_client: ReadClient, writer: Writer, mirror: Mirror) -> None:
+        self._read_client = read_client
         self._writer = writer
         self._mirror = mirror
         self._index = IdIndex()
@@ -290,7 +290,7 @@ class Reader:
         """Read the first of ``ids`` into ``found``. Return the ids that were not read."""
         part = ids[:IDS_A_SCRIPT]
         args: list[Argument] = [bytes_max, *map(id_text, part)]
-        tasks, rows = await self._asker.script(READ, args, locked=locked)
+        tasks, rows = await self._read_client.script(READ, args, locked=locked)
         for task_id, record in zip(part, tasks, strict=False):
             if record is not None:
                 into[task_id] = StoredTask(decode_task(record), (), ())
@@ -340,7 +340,7 @@ class Reader:
         if self._mirror.complete:
             yield
             return
-        await self._asker.look()  # before the lock, which a repair needs
+        await self._read_client.look()  # before the lock, which a repair needs
         async with self._writer.lock:
             yield
 
@@ -382,7 +382,7 @@ class Reader:
             if self._mirror.complete:
                 ids.extend(self._mirror.ids())
                 return
-            async for name, _ in self._asker.pairs("ZSCAN", "store", IDS_A_SCAN, whole=True):
+            async for name, _ in self._read_client.pairs("ZSCAN", "store", IDS_A_SCAN, whole=True):
                 ids.append(int(name))
 
     async def scan_dead(
@@ -424,7 +424,7 @@ class Reader:
         """Read a page of dead letters after ``after`` from Redis. Return it and the next position,
         or None at the end."""
         start = b"(" + member(*after) if after[0] >= 0 else b"-"
-        names, records = await self._asker.script(DEAD_PAGE, (start, PAGE_MAX), locked=True)
+        names, records = await self._read_client.script(DEAD_PAGE, (start, PAGE_MAX), locked=True)
         if not names:
             return None
         return list(map(decode_dead, records)), split_member(names[-1])

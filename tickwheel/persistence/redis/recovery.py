@@ -87,12 +87,12 @@ class Recovering:
     """Reads the state for a start from Redis, and fills the mirror."""
 
     def __init__(
-        self, asker: ReadClient, keys: Keys, writer: Writer, mirror: Mirror, key_hash: KeyHash
+        self, read_client: ReadClient, keys: Keys, writer: Writer, mirror: Mirror, key_hash: KeyHash
     ) -> None:
         self._key_hash = key_hash
         self._keyed = _Columns(array("q"), array("Q"))
         """The tasks with keys that the stream has read so far."""
-        self._asker = asker
+        self._read_client = read_client
         self._keys = keys
         self._writer = writer
         self._mirror = mirror
@@ -101,7 +101,7 @@ class Recovering:
         """See ``Store.recover_small``. No batch is applied during the read."""
         if self._mirror.complete:
             return self._mirror.small()
-        await self._asker.look()
+        await self._read_client.look()
         async with self._writer.lock:
             small = SmallRecords(
                 records=await self._fields("records"),
@@ -110,20 +110,20 @@ class Recovering:
                 outcomes=await self._endings(),
             )
             # Check that Redis has not changed during the read.
-            await self._asker.look(locked=True)
+            await self._read_client.look(locked=True)
             self._mirror.fill_small(small)
         return small.decoded(endings_max)
 
     async def _fields(self, name: str) -> list[tuple[bytes, bytes]]:
         """Return the fields and values of a hash, each once; a scan can return a field twice."""
-        pairs = dict([pair async for pair in self._asker.pairs("HSCAN", name, ROWS_A_SCAN)])
+        pairs = dict([pair async for pair in self._read_client.pairs("HSCAN", name, ROWS_A_SCAN)])
         return list(pairs.items())
 
     async def _rows(self, name: str) -> list[tuple[tuple[int, str], bytes]]:
         return [(split_member(key), record) for key, record in await self._fields(name)]
 
     async def _endings(self) -> list[tuple[int, bytes]]:
-        items = await self._asker.call("LRANGE", self._keys.named["endings"], 0, -1)
+        items = await self._read_client.call("LRANGE", self._keys.named["endings"], 0, -1)
         parts = (item.partition(b":") for item in items)
         return [(int(count), record) for count, _, record in parts]
 
@@ -190,7 +190,7 @@ class Recovering:
         args = (score, member, chunk, BYTES_A_CHUNK, whole)
         while True:
             try:
-                lists, _ = await self._asker.script(HANDLES, args)
+                lists, _ = await self._read_client.script(HANDLES, args)
                 return list(chain.from_iterable(lists))
             except StoreAway:
                 if not waits:
@@ -399,8 +399,8 @@ PAUSE_S = 1.0
 class Watch:
     """Checks an idle Redis. Call ``start`` when the shard is open, ``stop`` before it closes."""
 
-    def __init__(self, asker: ReadClient, rewriter: Rewriter) -> None:
-        self._asker = asker
+    def __init__(self, read_client: ReadClient, rewriter: Rewriter) -> None:
+        self._read_client = read_client
         self._rewriter = rewriter
         self._task: asyncio.Task[None] | None = None
 
@@ -422,7 +422,7 @@ class Watch:
             commits = self._rewriter.commits
             if idle and not self._rewriter.active:
                 try:
-                    await self._asker.glance()
+                    await self._read_client.glance()
                 except (Fenced, StoreForgot):
                     return  # the next commit gets the error
                 except StoreError:

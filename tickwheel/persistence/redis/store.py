@@ -47,7 +47,7 @@ from tickwheel.persistence.contract import (
     StoreUnusable,
 )
 from tickwheel.persistence.redis import opening
-from tickwheel.persistence.redis.connection import Connection, check, is_not_run
+from tickwheel.persistence.redis.connection import Connection, check, is_command_unavailable
 from tickwheel.persistence.redis.driver import NoReply, NotConnected, RedisOptions, ServerError
 from tickwheel.persistence.redis.layout import (
     LEADER_ACQUIRE,
@@ -66,8 +66,8 @@ from tickwheel.waiting import to_its_end
 
 log = logging.getLogger(__name__)
 
-ROOM_PART = 64
-"""Fraction of the memory limit (1/64, at least 1 MiB) that must be free for enqueues."""
+ROOM_DIVISOR = 64
+"""Divisor of the memory limit: 1/64 of it, at least 1 MiB, must be free for enqueues."""
 ROOM_BYTES_MIN = 1 << 20
 
 
@@ -80,14 +80,14 @@ class RedisStore:
         self._is_open = False
         self._durability = ""
         self._tally = Tally()
-        self._moves, self._at = 0, ""
-        """Moves, and the last address, of earlier openings."""
+        self._moves, self._last_address = 0, ""
+        """Number of moves, and last address, from earlier calls of ``open``."""
         self._writing = Connection(options)
-        self._renew()
+        self._reset()
 
-    def _renew(self) -> None:
+    def _reset(self) -> None:
         options, keys = self.options, self.keys
-        self._moves, self._at = self.moves, self.at
+        self._moves, self._last_address = self.moves, self.at
         self._writing, self._reading = Connection(options), Connection(options)
         self._mirror = (
             Mirror(options.endings_max, options.resident_bytes_max)
@@ -97,13 +97,13 @@ class RedisStore:
         self._writer = Writer(self._writing, keys, options, self._mirror, self._tally)
         what = f"store {options.name}: {keys.shard}"
         self._rewriter = Rewriter(self._writer, self._mirror, self._tally, what)
-        asker = ReadClient(self._reading, keys, options, self._writer, self._rewriter.verify)
-        self._reader = Reader(asker, self._writer, self._mirror)
+        read_client = ReadClient(self._reading, keys, options, self._writer, self._rewriter.verify)
+        self._reader = Reader(read_client, self._writer, self._mirror)
         self._writer.landed = self._reader.landed
         self._key_seed = secrets.token_bytes(SEED_BYTES)
         key_hash = KeyHash(self._key_seed)
-        self._recovering = Recovering(asker, keys, self._writer, self._mirror, key_hash)
-        self._watch = Watch(asker, self._rewriter)
+        self._recovering = Recovering(read_client, keys, self._writer, self._mirror, key_hash)
+        self._watch = Watch(read_client, self._rewriter)
 
     @property
     def name(self) -> str:
@@ -117,13 +117,13 @@ class RedisStore:
 
     @property
     def incarnation(self) -> str:
-        """The random mark of the shard's data; another mark means other data."""
+        """The random id of the shard's data; a different id means different data."""
         return self._writer.incarnation
 
     @property
     def at(self) -> str:
         """The address of the server for writes, ``HOST:PORT``; empty until one was reached."""
-        return self._writing.at or self._at
+        return self._writing.at or self._last_address
 
     @property
     def moves(self) -> int:
@@ -157,7 +157,7 @@ class RedisStore:
         """See ``SharedStore.open``. A standby that has seen data must not initialize an empty shard
         while its owner can still be alive; it passes ``may_create`` False."""
         check(self.options)
-        self._renew()
+        self._reset()
         # The connection for reads is made concurrently.
         reading = asyncio.get_running_loop().create_task(self._reading.ready())
         try:
@@ -281,7 +281,7 @@ class RedisStore:
         rows = (row.split(":", 1) for row in text.decode().splitlines() if ":" in row)
         info = dict(rows)
         limit, used = int(info["maxmemory"]), int(info["used_memory"])
-        return limit == 0 or limit - used >= max(ROOM_BYTES_MIN, limit // ROOM_PART)
+        return limit == 0 or limit - used >= max(ROOM_BYTES_MIN, limit // ROOM_DIVISOR)
 
     async def verify(self) -> None:
         """See ``Store.verify``."""
@@ -359,7 +359,7 @@ class RedisElection:
         reply = await self._line.run(LEADER_LOOK, self._keys, args)
         value, ttl_ms, incarnation, epoch, owner, clean, up_s, rewriting, role = reply[:9]
         self._standbys, was_promoted, leased_here = _standbys(reply[9]), reply[10], reply[11]
-        had_s = min(int(up_s), self._line.connected_s) if was_promoted else int(up_s)
+        data_age_s = min(int(up_s), self._line.connected_s) if was_promoted else int(up_s)
         return Seen(
             leader=_leader(value.decode(errors="replace")),
             ttl_ms=max(0, ttl_ms),
@@ -367,7 +367,7 @@ class RedisElection:
             epoch=int(epoch),
             owner=owner.decode(errors="replace"),
             clean=clean == b"1",
-            up_s=had_s,
+            up_s=data_age_s,
             **_mark(rewriting.decode(errors="replace")),
             is_replica=role == b"slave",
             leased_here=bool(leased_here),
@@ -402,7 +402,7 @@ def _owner(leader: Leader) -> str:
 
 
 def _field(text: str) -> str:
-    """Return a text as a field of the lease's value, in which ``|`` separates fields."""
+    """Return text that can be a field of the lease's value, in which ``|`` separates fields."""
     return text.replace("|", "_")
 
 
@@ -483,15 +483,15 @@ class RedisNodes:
         try:
             shards, *reply = await self._line.run(NODES_BEAT, self._keys, args)
         except ServerError as error:
-            if self._has_answered or not is_not_run(error):
+            if self._has_answered or not is_command_unavailable(error):
                 raise
             # No call has succeeded yet, so the server or the user is not set up for it.
             raise StoreUnusable(f"store {self._name}: {error.message}") from None
         self._has_answered = True
         if int(shards) != self._shards:
             raise StoreUnusable(
-                f"store {self._name}: it was initialized for {int(shards)} shards, but shards is"
-                f" {self._shards}"
+                f"store {self._name}: it was initialized for {int(shards)} shards, but the setting"
+                f" shards is {self._shards}"
             )
         if len(reply) == 1:
             raise StoreUnusable(
@@ -499,7 +499,7 @@ class RedisNodes:
                 " (NODES_MAX). A dead node counts until leader_ttl_s has passed"
             )
         now_ms, is_mine, version, nodes, until, placed, drained = reply
-        parsed = {name: _of_text(name, text) for name, text in _pairs(nodes).items()}
+        parsed = {name: _from_text(name, text) for name, text in _pairs(nodes).items()}
         records = {name: record for name, record in parsed.items() if record is not None}
         others = {name: record for name, record in records.items() if name != me.name}
         ends = _pairs(until)
@@ -540,7 +540,7 @@ def _to_text(record: NodeRecord) -> str:
     return json.dumps({"format": NODES_FORMAT, **asdict(record)}, separators=(",", ":"))
 
 
-def _of_text(name: str, text: str) -> NodeRecord | None:
+def _from_text(name: str, text: str) -> NodeRecord | None:
     """Return the record in a value, or None if its format is unknown or newer."""
     try:
         fields: dict[str, Any] = json.loads(text.partition("|")[2])

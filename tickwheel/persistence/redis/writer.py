@@ -526,7 +526,7 @@ class Writer:
         except StoreError as error:
             have, why = 0, f": {error.message}"
         if have < wanted:
-            await self._line.doubt()
+            await self._line.look_up_again()
             raise CommitUnknown(
                 f"batch {n} is in {self._options.name}, but only {have} of {wanted} replicas"
                 f" confirmed it within {wait_ms} ms{why}"

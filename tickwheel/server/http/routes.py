@@ -25,7 +25,7 @@ from msgspec import Meta
 from tickwheel.api.daemon import GroupStats
 from tickwheel.api.groups import GroupSettings, Settings
 from tickwheel.api.kinds import PROPERTIES
-from tickwheel.api.tasks import LookUp, TaskFields, TaskInfo, words_of_success
+from tickwheel.api.tasks import LookUp, TaskFields, TaskInfo, success_outcomes
 from tickwheel.api.verb import Right
 from tickwheel.api.verbs import VERBS
 from tickwheel.errors import (
@@ -72,7 +72,7 @@ class _Node:
     """Routes whose paths begin with the same segments."""
 
     fixed: dict[str, _Node] = field(default_factory=dict)
-    named: tuple[str, _Node] | None = None
+    parameter: tuple[str, _Node] | None = None
     methods: dict[str, Route] = field(default_factory=dict)
 
 
@@ -90,10 +90,10 @@ class Router:
         for segment in route.path.strip("/").split("/"):
             if segment.startswith("{"):
                 name = segment[1:-1]
-                if node.named is None:
-                    node.named = (name, _Node())
-                assert node.named[0] == name, route.path
-                node = node.named[1]
+                if node.parameter is None:
+                    node.parameter = (name, _Node())
+                assert node.parameter[0] == name, route.path
+                node = node.parameter[1]
             else:
                 node = node.fixed.setdefault(segment, _Node())
         assert route.method not in node.methods, route.path
@@ -102,14 +102,14 @@ class Router:
     def find(self, method: str, raw_path: bytes) -> tuple[Route, dict[str, str]]:
         """Return the route and the values in its path. Raise NotFound, MethodNotAllowed or
         BadRequest."""
-        node, named = self._root, {}
+        node, path_values = self._root, {}
         for segment in raw_path.decode("ascii").strip("/").split("/"):
             following = node.fixed.get(segment)
             if following is None:
-                if node.named is None or not segment:
+                if node.parameter is None or not segment:
                     raise self._unknown(raw_path)
-                name, following = node.named
-                named[name] = _text(segment)
+                name, following = node.parameter
+                path_values[name] = _text(segment)
             node = following
         if not node.methods:
             raise self._unknown(raw_path)
@@ -117,7 +117,7 @@ class Router:
         if route is None:
             allowed = [*node.methods, *(["HEAD"] if "GET" in node.methods else [])]
             raise _NotAllowed(method, tuple(allowed))
-        return route, named
+        return route, path_values
 
     @staticmethod
     def _unknown(raw_path: bytes) -> NotFound:
@@ -168,7 +168,7 @@ _dead, _requeue = msgspec.json.Decoder(types.DeadIn), msgspec.json.Decoder(types
 
 
 def _check(name: str, word: str, good: Sequence[str]) -> None:
-    """Raise the error of an outcome of a request about a single task."""
+    """Raise the error for an unsuccessful outcome of a request about one task."""
     if word in good:
         return
     if word == "unknown":
@@ -179,7 +179,7 @@ def _check(name: str, word: str, good: Sequence[str]) -> None:
 
 
 async def look_up(call: Call) -> None:
-    """Answer one task."""
+    """Answer with one task."""
     ids = _one(call)
     [task] = await call.ask("look_up", {"ids": ids})
     if task["state"] in ("unknown", "gone"):
@@ -188,13 +188,13 @@ async def look_up(call: Call) -> None:
 
 
 async def look_up_many(call: Call) -> None:
-    """Answer several tasks."""
+    """Answer with several tasks."""
     said = {"ids": read_ids((await call.json(_ids)).ids)}  # type: ignore[attr-defined]
     await call.answer(await call.ask("look_up", said, _tasks))
 
 
 async def look_up_key(call: Call) -> None:
-    """Answer the tasks of a key."""
+    """Answer with the tasks that have a key."""
     tasks = await call.ask("look_up", call.named | said_of(call.query(KEY_QUERY_TYPE)))
     if not tasks:
         raise _no_task(call)
@@ -208,7 +208,7 @@ async def reschedule_many(call: Call) -> None:
     await call.answer(results(await call.ask("reschedule", said)))
 
 
-def on_dead(verb: str) -> Handler:
+def dead_letter_handler(verb: str) -> Handler:
     """Return the handler of a command on dead letters."""
 
     decoder: msgspec.json.Decoder[Any] = _requeue if verb == "requeue_dead" else _dead
@@ -219,7 +219,7 @@ def on_dead(verb: str) -> Handler:
         if isinstance(asked, types.RequeueIn) and asked.ttl_ms is not None:
             said["ttl_ms"] = asked.ttl_ms
         if not items:
-            raise BadRequest("items has 0 elements; name at least one")
+            raise BadRequest("items has 0 elements; at least 1 is needed")
         pairs = tuple(
             (read_id(item.id, f"items[{index}].id"), item.group) for index, item in enumerate(items)
         )
@@ -231,7 +231,7 @@ def on_dead(verb: str) -> Handler:
     return handle
 
 
-def changing(verb: str, what: str) -> Handler:
+def change_handler(verb: str, what: str) -> Handler:
     """Return the handler of a command on the "task" in the path, or on the tasks of the "key"."""
 
     async def handle(call: Call) -> None:
@@ -243,7 +243,7 @@ def changing(verb: str, what: str) -> Handler:
             await call.answer(results(outcomes))
             return
         [outcome] = await call.ask(verb, {"ids": _one(call), **said})
-        _check(f"task {outcome[0]}", outcome[1], words_of_success(verb))
+        _check(f"task {outcome[0]}", outcome[1], success_outcomes(verb))
         await call.answer(results([outcome])["results"][0])
 
     handle.__name__ = f"{verb}_{what}"
@@ -254,9 +254,9 @@ def _one(call: Call) -> tuple[int]:
     return (read_id(call.named["id"], "id"),)
 
 
-def _moved(given: types.Move) -> dict[str, Any]:
-    delay_ms, due_ms = due_of(given, "reschedule")
-    return {"delay_ms": delay_ms, "due_ms": due_ms, "shift_ms": given.shift_ms}
+def _moved(move: types.Move) -> dict[str, Any]:
+    delay_ms, due_ms = due_of(move, "reschedule")
+    return {"delay_ms": delay_ms, "due_ms": due_ms, "shift_ms": move.shift_ms}
 
 
 def _tasks(tasks: Any) -> bytes:
@@ -275,18 +275,18 @@ _settings = msgspec.json.Decoder(SETTINGS_TYPE)
 
 
 async def limits(call: Call) -> None:
-    """Answer the daemon's limits, as HELLO announces them over TCP."""
+    """Answer with the daemon's limits, which HELLO announces over TCP."""
     await call.answer(call.exchange.limits.to_wire())
 
 
 async def list_groups(call: Call) -> None:
-    """Answer the groups of a topic."""
+    """Answer with the groups of a topic."""
     topic = await call.ask("show_topic", call.named)
     await call.answer({"groups": topic["groups"]})
 
 
 async def show_group(call: Call) -> None:
-    """Answer one group."""
+    """Answer with one group."""
     topic, group = call.named["topic"], call.named["group"]
     groups = (await call.ask("show_topic", {"topic": topic}))["groups"]
     if group not in groups:
@@ -329,13 +329,13 @@ async def watch_overview(call: Call) -> None:
     await call.begin(SSE)
     over = asyncio.Event()
     call.exchange.on_end = lambda error: over.set()
-    gone = call.client.gone()
-    gone.add_done_callback(lambda _: over.set())
+    disconnected = call.client.gone()
+    disconnected.add_done_callback(lambda _: over.set())
     try:
-        while not gone.done():
+        while not disconnected.done():
             await call.piece_in_time(b"event: overview\ndata: %b\n\n" % said)
             await _pause(call, over, every_ms / 1000)
-            if not gone.done():
+            if not disconnected.done():
                 said = await _overview(call)
     except SlowReader:
         raise
@@ -362,7 +362,7 @@ async def _overview(call: Call) -> bytes:
 
 
 async def last_report(call: Call) -> None:
-    """Answer the last report's page, as ``tickwheel report`` wrote it."""
+    """Answer with the page of the last report, unchanged."""
     report: dict[str, Any] = await call.ask("report", {})
     await call.reply(200, list(REPORT_HEADERS), report["page"])
 
@@ -467,18 +467,18 @@ _TASK_HEADERS = (
     ("Tickwheel-At", "The due time in RFC 3339."),
     *(
         (
-            f"Tickwheel-{it.name.replace('_', '-').title()}",
-            f"{types.text_of(it)} Text or JSON." if it.name in types.MAPS else types.text_of(it),
+            f"Tickwheel-{field.name.replace('_', '-').title()}",
+            types.text_of(field) + (" Text or JSON." if field.name in types.MAPS else ""),
         )
-        for it in TaskFields.fields()
-        if it.kind is not PROPERTIES  # each property has a separate header
+        for field in TaskFields.fields()
+        if field.kind is not PROPERTIES  # each property has a separate header
     ),
     _IDEMPOTENCY,
 )
 _TOPIC_HEADER = ("Tickwheel-Topic", "The topic of a CloudEvent sent to this path.")
 
 
-def _declared() -> Iterator[Route]:
+def _declared_routes() -> Iterator[Route]:
     """Yield a route for each verb that is declared with its path."""
     for verb in VERBS.values():
         request: Any = verb.request
@@ -486,19 +486,19 @@ def _declared() -> Iterator[Route]:
             continue
         method, _, path = verb.path.partition(" ")
         named = frozenset(re.findall(r"{(\w+)}", path))
-        given = request_type(request, named)
-        has_fields = bool(given.__struct_fields__)
+        fields_type = request_type(request, named)
+        has_fields = bool(fields_type.__struct_fields__)
         in_query = method in WITHOUT_BODY
         yield Route(
             method, path, handler_of(verb, named), verb.tag, verb.summary, (verb.name,),
             answer_type(verb.answer), verb.status,
-            body=given if has_fields and not in_query else None,
-            query=given if has_fields and in_query else types.NoQuery,
+            body=fields_type if has_fields and not in_query else None,
+            query=fields_type if has_fields and in_query else types.NoQuery,
             codes=verb.errors, standby=verb.standby, public=verb.public,
         )  # fmt: skip
 
 
-def _explaining() -> Iterator[Route]:
+def _explain_routes() -> Iterator[Route]:
     """Yield the routes that explain a task's state, by its id or by its key."""
     verb = VERBS["explain"]
     fields = frozenset(field.name for field in verb.asked.fields())
@@ -511,18 +511,18 @@ def _explaining() -> Iterator[Route]:
         )
 
 
-def _changing() -> Iterator[Route]:
+def _change_routes() -> Iterator[Route]:
     """Yield the commands on the task in a path, and on the tasks of a key."""
-    for what, tag, path, of, answer in (
+    for what, tag, path, target, answer in (
         ("task", "tasks", "/v1/tasks/{id}", "a task", RESULT_TYPE),
         ("key", "keys", _KEY, "the tasks of a key", RESULTS_TYPE),
     ):
         yield Route(
             "DELETE",
             path,
-            changing("cancel", what),
+            change_handler("cancel", what),
             tag,
-            f"Cancel {of}",
+            f"Cancel {target}",
             ("cancel",),
             answer,
             codes=_ENDED,
@@ -530,19 +530,19 @@ def _changing() -> Iterator[Route]:
         yield Route(
             "PATCH",
             path,
-            changing("reschedule", what),
+            change_handler("reschedule", what),
             tag,
-            f"Reschedule {of}",
+            f"Reschedule {target}",
             ("reschedule",),
             answer,
             body=types.Move,
             codes=(*_ENDED, *_NEW),
         )
-        yield Route("POST", f"{path}/run", changing("run_now", what), tag,
-                    f"Run {of} now", ("run_now",), answer, codes=_ENDED)  # fmt: skip
+        yield Route("POST", f"{path}/run", change_handler("run_now", what), tag,
+                    f"Run {target} now", ("run_now",), answer, codes=_ENDED)  # fmt: skip
 
 
-def _settling() -> Iterator[Route]:
+def _settle_routes() -> Iterator[Route]:
     for path, verb, body, usual, summary in (
         ("/v1/acks", "ack", types.AckIn, "acked", "Acknowledge deliveries"),
         ("/v1/nacks", "nack", types.NackIn, "retrying", "Report failed deliveries for a retry"),
@@ -576,14 +576,14 @@ ROUTES: Final = (
           ("reschedule",), RESULTS_TYPE, body=types.RescheduleIn, codes=_NEW),
     Route("GET", _KEY, look_up_key, "keys", "Look up the tasks of a key", ("look_up",),
           TASKS_TYPE, query=KEY_QUERY_TYPE, codes=_ENDED),
-    *_changing(),
+    *_change_routes(),
     Route("POST", "/v1/topics/{topic}/pull", deliveries.pull, "deliveries",
           "Pull deliveries, optionally waiting for the first", ("pull",), types.DeliveryList,
           body=types.PullIn, codes=("not_found", "conflict")),
     Route("GET", "/v1/topics/{topic}/deliveries", deliveries.stream, "deliveries",
           "Stream deliveries", ("subscribe",), query=types.StreamQuery,
           streams=(SSE, NDJSON), codes=("conflict",)),
-    *_settling(),
+    *_settle_routes(),
     Route("PATCH", _TOPIC, configure_topic, "topics",
           "Set a topic's pause, rate or retry policy", ("configure",),
           answer_type(GroupSettings), body=SETTINGS_TYPE, codes=("conflict",)),
@@ -591,11 +591,11 @@ ROUTES: Final = (
           ("show_topic",), GROUPS_TYPE, codes=("not_found",)),
     Route("GET", f"{_TOPIC}/groups/{{group}}", show_group, "topics", "Show a group",
           ("show_topic",), answer_type(GroupStats), codes=("not_found",)),
-    *_declared(),
-    *_explaining(),
-    Route("POST", "/v1/dead-letters/requeue", on_dead("requeue_dead"), "dead letters",
+    *_declared_routes(),
+    *_explain_routes(),
+    Route("POST", "/v1/dead-letters/requeue", dead_letter_handler("requeue_dead"), "dead letters",
           "Requeue dead letters", ("requeue_dead",), RESULTS_TYPE, body=types.RequeueIn),
-    Route("POST", "/v1/dead-letters/delete", on_dead("delete_dead"), "dead letters",
+    Route("POST", "/v1/dead-letters/delete", dead_letter_handler("delete_dead"), "dead letters",
           "Delete dead letters", ("delete_dead",), RESULTS_TYPE, body=types.DeadIn),
     Route("GET", "/v1/limits", limits, "daemon", "Show the daemon's limits", ("status",),
           dict[str, int], standby=True),
@@ -615,4 +615,4 @@ ROUTES: Final = (
           "Create a code for a single login as the caller", ("status",), types.SessionLink, 201,
           standby=True),
 )  # fmt: skip
-"""Every route, in the order of the document."""
+"""Every route, in the order of the OpenAPI document."""

@@ -850,7 +850,7 @@ class Reader:
                 f"tickwheel-topic must be the path's topic {topic}, not {shown(named)}"
             )
         if fields.keys() & {"body", "body_base64"}:
-            raise BadRequest("a header cannot contain the body, which is the request's body")
+            raise BadRequest("a header cannot contain the body; send it as the body of the request")
         try:
             given = msgspec.convert(fields, TaskFields)
         except msgspec.ValidationError as error:

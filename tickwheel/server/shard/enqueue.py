@@ -25,7 +25,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tickwheel.api.frames import SESSION_BYTES
-from tickwheel.api.tasks import once_parts, rest_key
+from tickwheel.api.tasks import indexes_by_shard, rest_key
 from tickwheel.engine.enqueue import Request
 from tickwheel.errors import (
     BadRequest,
@@ -175,7 +175,7 @@ class Producing:
         while rest and session is not None and session.knows(request):
             once, positions = session.once, rest
             answers = {part.shard: _former_answer(part) for part in once.parts}
-            of_shards = once_parts(
+            of_shards = indexes_by_shard(
                 [tasks[position] for position in positions], once.key, once.shards or 1
             )
             for shard in of_shards.keys() & answers.keys():

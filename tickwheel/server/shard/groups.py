@@ -221,8 +221,8 @@ def find_room(parts: Parts, topic_name: str, name: str | None) -> tuple[Topic, G
     group = topic.groups.get(name) if topic is not None and name is not None else None
     if group is None and name is not None and core.group_count >= config.groups_max:
         raise LimitExceeded(
-            f"group {name} of topic {topic_name} is new and there are {core.group_count} groups;"
-            f" the limit is {config.groups_max} (groups_max)"
+            f"cannot create group {name} of topic {topic_name}: there are already"
+            f" {core.group_count} groups; the limit is {config.groups_max} (groups_max)"
         )
     if topic is None:
         return core.topic(topic_name), None
@@ -235,7 +235,7 @@ def find_room(parts: Parts, topic_name: str, name: str | None) -> tuple[Topic, G
         )
     if group is None and len(topic.groups) >= config.groups_per_topic_max:
         raise LimitExceeded(
-            f"group {name} is new and topic {topic_name} has {len(topic.groups)} groups; the"
+            f"cannot create group {name}: topic {topic_name} has {len(topic.groups)} groups; the"
             f" limit is {config.groups_per_topic_max} (groups_per_topic_max)"
         )
     if group is not None and group.is_closed:
@@ -252,7 +252,7 @@ def make_topic_room(parts: Parts, names: Iterable[str]) -> None:
             break
     if len(topics) + len(fresh) > topics_max:
         raise LimitExceeded(
-            f"topic {fresh[0]} is new and there are {len(topics)} topics;"
+            f"cannot create topic {fresh[0]}: there are already {len(topics)} topics;"
             f" the limit is {topics_max} (topics_max)"
         )
 

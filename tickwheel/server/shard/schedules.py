@@ -90,8 +90,8 @@ class Scheduling:
         name, now_ms = ask.request.name, ask.now.now_ms
         if name not in schedules and len(schedules) >= limit:
             raise LimitExceeded(
-                f"schedule {name} is new and there are {len(schedules)} schedules; the limit is"
-                f" {limit} (schedules_max)"
+                f"cannot create schedule {name}: there are already {len(schedules)} schedules;"
+                f" the limit is {limit} (schedules_max)"
             )
         if name not in schedules:
             check_new_name(self._core, OF_SCHEDULE, name)
