@@ -127,8 +127,8 @@ def test_a_lines_time_wins_over_the_options_delay() -> None:
         (_line(body="x", at="2030-01-01", delay=1), "field at: give either delay or at"),
         (_line(body="x", topic=""), "field topic: must be a text that is not empty"),
         (_line(body="x", key=7), "field key: must be a text that is not empty"),
-        (_line(body="x", priority=256), "field priority: must be 0 to 255, not 256"),
-        (_line(body="x", priority=True), "field priority: must be 0 to 255"),
+        (_line(body="x", priority=256), "field priority: must be between 0 and 255, not 256"),
+        (_line(body="x", priority=True), "field priority: must be between 0 and 255"),
         (_line(body="x", properties={"a": [1]}), "field properties: must be an object of texts"),
         (
             _line(body="x", delay=1, delay_ms=1),
@@ -141,7 +141,10 @@ def test_a_lines_time_wins_over_the_options_delay() -> None:
         ),
         (_line(body="x", due_ms=2**51), "field due_ms: 2251799813685248 is not a valid time"),
         (_line(body="x", ttl="x"), "field ttl: 'x' is not a duration"),
-        (_line(body="x", delay_level=0), "field delay_level: must be 1 to 2147483647, not 0"),
+        (
+            _line(body="x", delay_level=0),
+            "field delay_level: must be between 1 and 2147483647, not 0",
+        ),
         (
             _line(body="x", delay_level=1, delay=1),
             "field delay_level: give only one of delay_level",

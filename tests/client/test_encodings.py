@@ -244,9 +244,9 @@ def test_an_unknown_encoding_step_is_undecodable() -> None:
 
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"compress": "gzip"}, "compress must be 'zlib' or 'zstd', not 'gzip'"),
-    ({"compress_over": -1}, "compress_over must be an integer of 0 to"),
+    ({"compress_over": -1}, "compress_over must be an integer between 0 and"),
     ({"compress_over": 1.5}, "compress_over must be an integer"),
-    ({"unpacked_bytes_max": 0}, "unpacked_bytes_max must be an integer of 1 to"),
+    ({"unpacked_bytes_max": 0}, "unpacked_bytes_max must be an integer between 1 and"),
     ({"keys": {}}, "keys must be a mapping of at least one name"),
     ({"keys": [b"x" * 32]}, "keys must be a mapping"),
     ({"keys": {"a,b": b"x" * 32}}, "a name must be 1 to 64 of A-Z a-z 0-9"),

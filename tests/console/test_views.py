@@ -486,7 +486,7 @@ def test_a_task_is_enqueued(console: Console, shop: Daemon, topic: str) -> None:
     for said, label, value in (
         ("Body is not valid JSON", "Body", '{"order": 42}'),
         ("Delay is a number and s, m, h or d", "Delay", "2h"),
-        ("priority must be an integer of 0 to 255, not 999", "Priority", "9"),
+        ("priority must be an integer between 0 and 255, not 999", "Priority", "9"),
     ):
         send.click()
         expect(wrong).to_contain_text(said)
@@ -1046,7 +1046,7 @@ def test_a_changed_schedule_keeps_hidden_timing_fields(
     page.get_by_label("Priority").fill("256")
     dialog.get_by_label("It", exact=True).select_option("true")
     dialog.get_by_role("button", name="Set", exact=True).click()
-    expect(told(page)).to_contain_text("priority must be an integer of 0 to 255, not 256")
+    expect(told(page)).to_contain_text("priority must be an integer between 0 and 255, not 256")
     page.get_by_label("Priority").fill("8")
     console.confirm("Set")
     console.says("kept is set")

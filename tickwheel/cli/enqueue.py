@@ -529,7 +529,7 @@ def _properties(value: Any) -> dict[str, PropertyValue]:
 
 def _whole(kind: Any, value: Any) -> int:
     if type(value) is not int or not kind.low <= value <= kind.high:
-        raise ValueError(f"must be {kind.low} to {kind.high}, not {value!r:.40}")
+        raise ValueError(f"must be between {kind.low} and {kind.high}, not {value!r:.40}")
     return value
 
 

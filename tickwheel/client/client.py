@@ -108,7 +108,7 @@ class Client(WrittenVerbs):
     ) -> None:
         url = url or environment.value("TICKWHEEL_URL") or DEFAULT_URL
         if type(retries) is not int or not 0 <= retries <= 1000:
-            raise BadRequest(f"retries must be an integer of 0 to 1000, not {shown(retries)}")
+            raise BadRequest(f"retries must be an integer between 0 and 1000, not {shown(retries)}")
         self._options = options = LinkOptions(
             addresses=parse_url(url),
             open_to=connect,

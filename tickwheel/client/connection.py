@@ -94,7 +94,7 @@ def _parse(part: str, url: str) -> Address:
         host, _, port = rest.partition(":")
     if not host or (port and not (port.isascii() and port.isdigit() and 0 < int(port) < 65_536)):
         raise BadRequest(
-            f"url {url!r:.200}: {part!r:.60} must be {PLAIN}HOST:PORT with a port of 1 to 65535"
+            f"url {url!r:.200}: {part!r:.60} must be {PLAIN}HOST:PORT, the port between 1 and 65535"
         )
     return host, int(port) if port else DEFAULT_PORT
 

@@ -79,7 +79,7 @@ class Once:
         namespace: str = "tickwheel:once",
     ) -> None:
         if type(size) is not int or size < 1:
-            raise BadRequest(f"size must be an integer of 1 or more, not {shown(size)}")
+            raise BadRequest(f"size must be a positive integer, not {shown(size)}")
         self._wait_s = duration_ms(wait, "wait") / 1000
         self._namespace = namespace
         ttl_ms, claim_ms = positive_ms(ttl, "ttl"), positive_ms(claim, "claim")

@@ -481,7 +481,7 @@ class Verbs:
         """Yield the items of a listing; ``timeout`` applies to each page."""
         self._ready()
         if limit is not None and (type(limit) is not int or limit < 1):
-            raise BadRequest(f"limit must be an integer of 1 or more, not {shown(limit)}")
+            raise BadRequest(f"limit must be a positive integer, not {shown(limit)}")
         verb = VERBS[name]
         whole = await self._know_shards(self._until(timeout)) or self._link
         async with aclosing(whole.pages(verb, keywords, limit, timeout)) as items:

@@ -712,7 +712,8 @@ class Subscriptions:
         limit = self.reconnector.limits.prefetch_max
         if type(prefetch) is not int or not 0 <= prefetch <= limit:
             raise BadRequest(
-                f"prefetch must be an integer of 0 to {limit} (prefetch_max), not {shown(prefetch)}"
+                f"prefetch must be an integer between 0 and {limit} (prefetch_max),"
+                f" not {shown(prefetch)}"
             )
 
     def add(self, number: int, subscription: Subscription) -> None:

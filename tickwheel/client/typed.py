@@ -539,7 +539,9 @@ def _unfit(problem: Exception) -> Unfit:
 
 def _checked_version(version: Any) -> int:
     if type(version) is not int or not 1 <= version <= VERSION_MAX:
-        raise BadRequest(f"version must be an integer of 1 to {VERSION_MAX}, not {shown(version)}")
+        raise BadRequest(
+            f"version must be an integer between 1 and {VERSION_MAX}, not {shown(version)}"
+        )
     return version
 
 

@@ -250,7 +250,7 @@ def check_number(name: str, value: Any, field: str) -> Any:
 
 def check_integer(value: Any, field: str, low: int, high: int) -> int:
     if type(value) is not int or not low <= value <= high:
-        raise InvalidPolicy(f"{field} must be an integer of {low} to {high}, not {{}}", value)
+        raise InvalidPolicy(f"{field} must be an integer between {low} and {high}, not {{}}", value)
     return value
 
 
@@ -258,7 +258,9 @@ def check_float(value: Any, field: str, low: float, high: float) -> float:
     """Return a number or an integer as a float. Raise InvalidPolicy if it is invalid."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not low <= value <= high:
-        raise InvalidPolicy(f"{field} must be a number of {low:g} to {high:g}, not {{}}", value)
+        raise InvalidPolicy(
+            f"{field} must be a number between {low:g} and {high:g}, not {{}}", value
+        )
     return float(value)
 
 
@@ -444,7 +446,7 @@ def _table(text: str) -> dict[str, Any]:
 def _value(name: str, text: str) -> int | float:
     if name == "retries":
         if not text.isascii() or not text.isdecimal() or int(text) > RETRIES_MAX:
-            raise ValueError(f"retries must be 0 to {RETRIES_MAX}, not {text!r:.40}")
+            raise ValueError(f"retries must be between 0 and {RETRIES_MAX}, not {text!r:.40}")
         return int(text)
     if name in {"factor", "jitter"}:
         return _number(name, text)
@@ -458,7 +460,7 @@ def _number(name: str, text: str) -> float:
     except ValueError:
         raise ValueError(f"{name} must be a number, not {text!r:.40}") from None
     if not (least <= value <= most and math.isfinite(value)):
-        allowed = "1 or more" if name == "factor" else "0 to 1"
+        allowed = "finite and at least 1" if name == "factor" else "between 0 and 1"
         raise ValueError(f"{name} must be {allowed}, not {text}")
     return value
 
@@ -553,7 +555,7 @@ def checked_rule(rule: Any, field: str) -> Coalescing:
         words = _WORDS.get(name)
         if words is None:
             if type(value) is not int or not 1 <= value <= DELAY_MS_MAX:
-                text = f"{field}.{name} must be an integer of 1 to {DELAY_MS_MAX}, not {{}}"
+                text = f"{field}.{name} must be an integer between 1 and {DELAY_MS_MAX}, not {{}}"
                 raise InvalidPolicy(text, value)
         elif not isinstance(value, str) or value not in words:
             text = f"{field}.{name} must be one of {', '.join(words)}, not {{}}"

@@ -122,5 +122,5 @@ def check_property(value: Any, field: str, bytes_max: int, *names: str) -> None:
         text = f"{field} must be a string, number or boolean, not {{}}"
         raise InvalidValue(text, *names, value)
     elif not INTEGER_MIN <= value <= INTEGER_MAX:
-        text = f"{field} must be an integer of {INTEGER_MIN} to {INTEGER_MAX}, not {{}}"
+        text = f"{field} must be an integer between {INTEGER_MIN} and {INTEGER_MAX}, not {{}}"
         raise InvalidValue(text, *names, value)

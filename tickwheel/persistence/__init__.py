@@ -126,12 +126,10 @@ def read_layout(folder: ShardFolder) -> Layout:
             f"{path}: format must be {_FORMAT} or {_MOVED_FORMAT}, not {file_format!r}"
         )
     if type(count) is not int or not 1 <= count <= SHARDS_MAX:
-        raise StoreUnusable(f"{path}: shards must be 1 to {SHARDS_MAX}, not {count!r}")
+        raise StoreUnusable(f"{path}: shards must be between 1 and {SHARDS_MAX}, not {count!r}")
     for name, value in zip(names, values, strict=False):
         if type(value) is not int or value < 1:
-            raise StoreUnusable(
-                f"{path}: {name} must be a whole number of 1 or more, not {value!r}"
-            )
+            raise StoreUnusable(f"{path}: {name} must be a positive whole number, not {value!r}")
     return Layout(count, *values)
 
 
@@ -313,7 +311,9 @@ def shard_count(url: str) -> int | None:
             f"store {name!r}: shard={settings['shard']} and shards={text} exclude each other"
         )
     if not text.isdecimal() or not 1 <= int(text) <= SHARDS_MAX:
-        raise StoreUnusable(f"store {name!r}: shards must be 1 to {SHARDS_MAX}, not {text!r}")
+        raise StoreUnusable(
+            f"store {name!r}: shards must be between 1 and {SHARDS_MAX}, not {text!r}"
+        )
     return int(text)
 
 
