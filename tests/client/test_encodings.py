@@ -249,7 +249,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"unpacked_bytes_max": 0}, "unpacked_bytes_max must be an integer between 1 and"),
     ({"keys": {}}, "keys must be a mapping of at least one name"),
     ({"keys": [b"x" * 32]}, "keys must be a mapping"),
-    ({"keys": {"a,b": b"x" * 32}}, "a name must be 1 to 64 of A-Z a-z 0-9"),
+    ({"keys": {"a,b": b"x" * 32}}, "a name must be 1 to 64 characters from A-Z a-z 0-9"),
     ({"keys": {"": b"x" * 32}}, "a name must be 1 to 64"),
     ({"keys": {"n" * 65: b"x" * 32}}, "a name must be 1 to 64"),
     ({"keys": {"a": b"SECRET"}}, "a must be 32 bytes, not 6"),

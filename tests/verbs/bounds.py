@@ -28,7 +28,7 @@ T = TypeVar("T")
 WIRE_MIN, WIRE_MAX = -(2**63), 2**64 - 1
 """The least and the greatest whole number that a frame can say."""
 TOO_HIGH = ID_MAX + 1
-NAMES = "1 to 255 of A-Z a-z 0-9 . _ : / -"
+NAMES = "1 to 255 characters from A-Z a-z 0-9 . _ : / -"
 
 
 class Bound(NamedTuple):

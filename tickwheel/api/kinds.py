@@ -72,7 +72,7 @@ def name(value: object, field: str) -> str:
     """Return the value if it is a valid name of a topic, group or schedule. Raise BadRequest
     otherwise."""
     if type(value) is not str or not _NAME.fullmatch(value):
-        wrong(field, "1 to 255 of A-Z a-z 0-9 . _ : / -", value)
+        wrong(field, "1 to 255 characters from A-Z a-z 0-9 . _ : / -", value)
     return value
 
 

@@ -169,7 +169,8 @@ def policy_wire(value: Any, field: str) -> str | dict[str, Any]:
 def _checked_name(value: Any) -> str:
     if not isinstance(value, str) or not NAME.fullmatch(value):
         raise BadRequest(
-            f"name must begin with a letter and be 1 to 64 of A-Z a-z 0-9 . _ -, not {shown(value)}"
+            f"name must begin with a letter and have 1 to 64 characters from A-Z a-z 0-9 . _ -,"
+            f" not {shown(value)}"
         )
     return value
 

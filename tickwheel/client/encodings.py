@@ -346,8 +346,8 @@ def _ciphers(keys: Any) -> dict[str, Any]:
             or not _NAME_CHARACTERS.issuperset(name)
         ):
             raise BadRequest(
-                f"keys: a name must be 1 to {KEY_NAME_LENGTH_MAX} of A-Z a-z 0-9 . _ : / + -,"
-                f" not {shown(name)}"
+                f"keys: a name must be 1 to {KEY_NAME_LENGTH_MAX} characters from A-Z a-z"
+                f" 0-9 . _ : / + -, not {shown(name)}"
             )
         if not isinstance(key, (bytes, bytearray)) or len(key) != KEY_BYTES:
             size = f"{len(key)}" if isinstance(key, (bytes, bytearray)) else type(key).__name__

@@ -264,7 +264,8 @@ class TaskChecker:
             return value
         if not isinstance(value, str) or not _NAME.fullmatch(value):
             raise BadRequest(
-                f"{field} must be 1 to 255 of A-Z a-z 0-9 . _ : / -, not {shown(value)}"
+                f"{field} must be 1 to 255 characters from A-Z a-z 0-9 . _ : / -,"
+                f" not {shown(value)}"
             )
         if len(self._names) >= _NAMES_KEPT_MAX:
             self._names.clear()

@@ -284,7 +284,8 @@ def named_policies(settings: Mapping[str, Any], default: RetryPolicy) -> dict[st
             raise ValueError(f"the policy {name} is built in; choose another name")
         if not NAME.fullmatch(name):
             raise ValueError(
-                f"a policy's name must be a letter and up to 63 of A-Z a-z 0-9 . _ -, not {name!r}"
+                f"a policy's name must be a letter and up to 63 characters from A-Z a-z"
+                f" 0-9 . _ -, not {name!r}"
             )
         if not isinstance(value, Mapping):
             raise ValueError(f"retry_policies.{name} must be a table of numbers, not a name")

@@ -284,7 +284,7 @@ def create(
     the name stay valid. Raise OSError, BadRequest or LimitExceeded on failure."""
     if not _NAME.fullmatch(name):
         raise BadRequest(
-            f"name must have 1 to {NAME_LENGTH_MAX} characters of A-Z a-z 0-9 . _ : / -, not"
+            f"name must have 1 to {NAME_LENGTH_MAX} characters from A-Z a-z 0-9 . _ : / -, not"
             f" {shown(name)}"
         )
     if certificate is not None:
