@@ -42,7 +42,7 @@ def test_an_order_key_in_a_line_overrides_the_option() -> None:
     assert read_task(_line(body="x", order_key="b"), defaults).order_key == "b"
     assert read_task(_line(body="x"), defaults).order_key == "a"
     assert read_task(_line(body="x"), TOPIC).order_key is None
-    with pytest.raises(ValueError, match="field order_key: must be a text that is not empty"):
+    with pytest.raises(ValueError, match="field order_key: must be a non-empty string"):
         read_task(_line(body="x", order_key=""), TOPIC)
 
 
@@ -114,7 +114,7 @@ def test_a_lines_time_wins_over_the_options_delay() -> None:
         (b"[]", "must be a JSON object, not list"),
         (_line(body="x", dealy=1), "field dealy is not a valid field"),
         (_line(body="x", body_base64="eA=="), "field body: give either body or body_base64"),
-        *((_line(body=body), "field body: must be a text") for body in (1, 0, [], {}, False)),
+        *((_line(body=body), "field body: must be a string") for body in (1, 0, [], {}, False)),
         (_line(body="\ud800"), "field body: must not contain half a surrogate pair"),
         (_line(body_base64="!"), "field body_base64: not valid base64"),
         (_line(body_base64=1), "field body_base64: not valid base64"),
@@ -122,14 +122,14 @@ def test_a_lines_time_wins_over_the_options_delay() -> None:
         (_line(body="x", delay=float("nan")), "field delay: nan is not a duration"),
         (_line(body="x", delay=True), "field delay: True is not a duration"),
         (_line(body="x", delay="soon"), "field delay: 'soon' is not a duration"),
-        (_line(body="x", at=5), "field at: must be a text, not 5"),
+        (_line(body="x", at=5), "field at: must be a string, not 5"),
         (_line(body="x", at="soon"), "field at: 'soon' is not an ISO-8601"),
         (_line(body="x", at="2030-01-01", delay=1), "field at: give either delay or at"),
-        (_line(body="x", topic=""), "field topic: must be a text that is not empty"),
-        (_line(body="x", key=7), "field key: must be a text that is not empty"),
+        (_line(body="x", topic=""), "field topic: must be a non-empty string"),
+        (_line(body="x", key=7), "field key: must be a non-empty string"),
         (_line(body="x", priority=256), "field priority: must be between 0 and 255, not 256"),
         (_line(body="x", priority=True), "field priority: must be between 0 and 255"),
-        (_line(body="x", properties={"a": [1]}), "field properties: must be an object of texts"),
+        (_line(body="x", properties={"a": [1]}), "field properties: must be an object of strings"),
         (
             _line(body="x", delay=1, delay_ms=1),
             "field delay_ms: give either delay or delay_ms, not both",

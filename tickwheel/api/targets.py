@@ -117,7 +117,7 @@ class Secrets(FieldKind):
 
     def of_python(self, value: Any, field: str) -> Any:
         if isinstance(value, (str, bytes)):
-            raise BadRequest(f"{field} must be a list of texts, not one text")
+            raise BadRequest(f"{field} must be a list of strings, not one string")
         return tuple(value)
 
     @property
@@ -150,7 +150,7 @@ class Password(Text):
 
     def check(self, value: Any, field: str, limits: Limits) -> str:
         if type(value) is not str or any(0xD800 <= ord(char) <= 0xDFFF for char in value):
-            raise BadRequest(f"{field} must be a text that UTF-8 can encode")
+            raise BadRequest(f"{field} must be a string that UTF-8 can encode")
         return super().check(value, field, limits)
 
 

@@ -500,14 +500,14 @@ def _parsed(fields: dict[str, Any], name: str, parse: Callable[[Any], T]) -> T |
 
 def _text(value: Any) -> str:
     if not isinstance(value, str) or not value:
-        raise ValueError(f"must be a text that is not empty, not {value!r:.40}")
+        raise ValueError(f"must be a non-empty string, not {value!r:.40}")
     _utf8(value)
     return value
 
 
 def _body_text(value: Any) -> bytes:
     if not isinstance(value, str):
-        raise ValueError(f"must be a text, not {value!r:.40}")
+        raise ValueError(f"must be a string, not {value!r:.40}")
     return _utf8(value)
 
 
@@ -522,7 +522,7 @@ def _properties(value: Any) -> dict[str, PropertyValue]:
     if not isinstance(value, dict) or not all(
         isinstance(item, (str, int, float)) for item in value.values()
     ):
-        kinds = "an object of texts, numbers and truth values"
+        kinds = "an object of strings, numbers and booleans"
         raise ValueError(f"must be {kinds}, not {value!r:.40}")
     return value
 
@@ -563,7 +563,7 @@ def _at(fields: dict[str, Any]) -> datetime | None:
     if due_ms is not None:
         return _parsed(fields, "due_ms", _moment)
     if at is not None and not isinstance(at, str):
-        raise ValueError(f"field at: must be a text, not {at!r:.40}")
+        raise ValueError(f"field at: must be a string, not {at!r:.40}")
     return _parsed(fields, "at", parse_at)
 
 

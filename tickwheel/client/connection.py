@@ -51,7 +51,7 @@ def parse_url(url: str) -> list[Address]:
     Raise BadRequest naming the invalid part.
     """
     if not isinstance(url, str):
-        raise BadRequest(f"url must be text like {DEFAULT_URL}, not {url!r:.60}")
+        raise BadRequest(f"url must be a string like {DEFAULT_URL}, not {url!r:.60}")
     parts = [part.strip() for part in url.split(",")]
     if len({_is_secure(part) for part in parts if "://" in part or part is parts[0]}) > 1:
         raise BadRequest(f"url {url!r:.200}: either all addresses or none must use {SECURE}")

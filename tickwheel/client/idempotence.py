@@ -145,7 +145,7 @@ def name_of(work: Any, key: Any = None) -> str:
     task id. Raise BadRequest."""
     if not isinstance(work, Delivered):
         if key is not None:
-            raise BadRequest("key requires a delivery; with a text, the text is the key")
+            raise BadRequest("key is only valid with a delivery; a string is itself the key")
         return _checked(work, "work must be a delivery or")
     # Names of topics and groups contain neither "#" nor "=", so different work never shares a key.
     prefix = f"{work.topic}#{work.group}"

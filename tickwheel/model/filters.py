@@ -136,7 +136,7 @@ def _tags(text: str) -> frozenset[str | None] | None:
         tag = part.strip()
         begin = position + len(part) - len(part.lstrip())
         if not tag:
-            raise FilterError("tags", "a tag is expected", text, begin)
+            raise FilterError("tags", "expected a tag", text, begin)
         if tag == ANY_TAG:
             raise FilterError("tags", "* means any tag and must be alone", text, begin)
         tags.add(tag)

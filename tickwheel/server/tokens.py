@@ -228,7 +228,7 @@ def _token(entry: Any, field: str) -> Token:
     certificate = entry.get("certificate")
     if certificate is not None:
         if type(certificate) is not str:
-            raise BadRequest(f"{field}.certificate must be text, not {shown(certificate)}")
+            raise BadRequest(f"{field}.certificate must be a string, not {shown(certificate)}")
         required_parts(certificate)
     scopes = entry["scopes"]
     if type(scopes) is not dict or not all(type(it) is list for it in scopes.values()):
