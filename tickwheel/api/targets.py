@@ -110,7 +110,7 @@ class Secrets(FieldKind):
     def check(self, value: Any, field: str, limits: Limits) -> Sequence[str]:
         secrets = array(tuple(value) if type(value) is list else value, field, SECRETS_MAX)
         if not secrets:
-            raise BadRequest(f"{field} has 0 elements; name at least one")
+            raise BadRequest(f"{field} has 0 elements; the minimum is 1")
         for index, secret in enumerate(secrets):
             check_secret(secret, f"{field}[{index}]")
         return secrets

@@ -121,7 +121,7 @@ class ReportSettings:
             raise ReportError(f"{self.timezone!r} is not a time zone; write for example "
                               "Europe/Berlin") from None  # fmt: skip
         if not self.history:
-            raise ReportError("history: name at least 1 folder; none was named")
+            raise ReportError("history must have at least 1 folder")
         for path in (*self.history, self.out):
             if _GLOB & set(path):
                 raise ReportError(f"{path}: Spark reads * ? [ ] {{ }} and \\ in a path as a "
