@@ -344,7 +344,7 @@ def copy_database(
     returns True, which is checked between steps.
     """
     if os.path.lexists(path):
-        raise StoreError(f"backup: {path} exists already")
+        raise StoreError(f"backup: {path} already exists")
     if not os.path.isdir(os.path.dirname(path) or "."):
         raise StoreError(f"backup: {os.path.dirname(path)} is not a folder")
     try:
