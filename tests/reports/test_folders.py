@@ -111,7 +111,7 @@ def test_histories_of_two_stores_are_not_mixed(tmp_path: Path) -> None:
 
 
 def test_folder_errors_name_the_folder(tmp_path: Path) -> None:
-    with pytest.raises(ReportError, match="history: name at least 1 folder"):
+    with pytest.raises(ReportError, match="history must have at least 1 folder"):
         ReportSettings((), "out")
     with pytest.raises(ReportError, match=r"^b\*: Spark reads"):
         ReportSettings(("a", "b*"), "out")
