@@ -330,7 +330,7 @@ async def test_the_worker_closes_database_connections_around_each_task(
         process.send_signal(signal.SIGTERM)
         _, err = await soon(asyncio.to_thread(process.communicate))
     assert process.returncode == 0, err
-    assert "works on django.close (default), 1 at a time" in err
+    assert "working on django.close (default), 1 at a time" in err
 
 
 async def test_sigterm_waits_for_handlers_up_to_the_grace(project: Project, client: Client) -> None:
