@@ -143,7 +143,8 @@ class MemoryStore:
         self._check_open()
         if (epoch, owner) != (self._epoch, self._owner):
             raise Fenced(
-                f"epoch {epoch} of {owner!r} is over: epoch {self._epoch} of {self._owner!r} began"
+                f"epoch {epoch} of {owner!r} has ended:"
+                f" epoch {self._epoch} of {self._owner!r} has begun"
             )
         if n <= self._last_batch:
             return False

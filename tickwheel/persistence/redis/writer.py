@@ -226,8 +226,8 @@ class Claimant:
         status, *rest = [part.decode() for part in reply]
         if status == "fenced":
             raise Fenced(
-                f"epoch {sender.epoch} of {sender.owner!r} is over:"
-                f" epoch {rest[0]} of {rest[1]!r} began"
+                f"epoch {sender.epoch} of {sender.owner!r} has ended:"
+                f" epoch {rest[0]} of {rest[1]!r} has begun"
             )
         if status == "other":
             raise Fenced(
@@ -255,7 +255,7 @@ class Claimant:
         reply: list[Any] = await self._line.run(REWRITE, self._keys.all, args)
         status, *rest = [part.decode() for part in reply]
         if status == "fenced":
-            raise Fenced(f"{self._name}: epoch {rest[0]} of {rest[1]!r} began")
+            raise Fenced(f"{self._name}: epoch {rest[0]} of {rest[1]!r} has begun")
         if status != "applied":
             raise StoreLost(f"{self._name}: {self._keys.shard} was changed by another ({status})")
 
@@ -450,7 +450,7 @@ class Writer:
     async def commit(self, epoch: int, owner: str, n: int, effects: Effects) -> bool:
         """See ``Store.commit``. Also raise StoreBehind and StoreLost."""
         if (epoch, owner) != (self.epoch, self.owner):
-            raise Fenced(f"epoch {epoch} of {owner!r} is over: epoch {self.epoch} began here")
+            raise Fenced(f"epoch {epoch} of {owner!r} has ended: epoch {self.epoch} has begun here")
         async with self.lock:
             try:
                 return await self._commit(n, effects)
