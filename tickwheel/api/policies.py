@@ -249,7 +249,7 @@ def rule_wire(value: Any, field: str) -> str | dict[str, Any]:
     if_pending = IfPending(cast("Action", value)) if isinstance(value, str) else value
     if not isinstance(if_pending, IfPending):
         raise BadRequest(
-            f'{field} must be a word such as "keep", or an IfPending, not {shown(value)}'
+            f'{field} must be an action such as "keep", or an IfPending, not {shown(value)}'
         )
     fields: dict[str, Any] = {
         "action": if_pending.action,

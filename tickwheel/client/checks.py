@@ -88,7 +88,7 @@ class Answers:
         except TickwheelError as error:
             LOGGER.warning("transaction %s: %s: %s", check.transaction, error.code, error.message)
         except Exception:
-            LOGGER.exception("the handler of checks failed for transaction %s", check.transaction)
+            LOGGER.exception("the check handler failed for transaction %s", check.transaction)
         finally:
             self._pending.pop(check.transaction, None)
 
@@ -99,7 +99,7 @@ class Answers:
             await self._calls.call(FrameType.ROLLBACK, check.transaction)
         elif decision not in (None, "unknown"):
             raise BadRequest(
-                'a handler of checks must return "commit", "rollback" or "unknown", not'
+                'a check handler must return "commit", "rollback" or "unknown", not'
                 f" {shown(decision)}"
             )
 
@@ -114,7 +114,7 @@ class Answers:
         try:
             await self._calls.call(FrameType.CHECKS, list(self._checks.handlers))
         except TickwheelError as error:
-            LOGGER.warning("this client gets no checks of transactions: %s", error.message)
+            LOGGER.warning("this client receives no transaction checks: %s", error.message)
 
     def down(self) -> None:
         """Do nothing: the daemon repeats open checks."""

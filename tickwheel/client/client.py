@@ -151,7 +151,7 @@ class Client(WrittenVerbs):
         Unreachable after ``connect_timeout``, NotActive after ``active_timeout`` (daemons answer,
         but none is active), or the daemon's refusal; the caller can try again afterwards."""
         if self._state == "closed":
-            raise ClientClosed("this client is closed; make a new one")
+            raise ClientClosed("this client is closed; create a new one")
         if self._state == "new":
             self._begin()
             await self._link.connecting

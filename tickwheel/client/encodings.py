@@ -222,8 +222,8 @@ class Codec:
             plain: bytes = cipher.decrypt(nonce, sealed, _bound(topic, encoding))
         except Exception as error:  # a wrong or missing tag
             raise BadBody(
-                f"the body does not decrypt with key {shown(key)}: the body, its topic or the key"
-                f" has changed ({type(error).__name__})"
+                f"the body cannot be decrypted with key {shown(key)}: the body, its topic or the"
+                f" key has changed ({type(error).__name__})"
             ) from None
         return plain
 
@@ -336,7 +336,7 @@ def read_keys(path: str | os.PathLike[str]) -> dict[str, bytes]:
 def _ciphers(keys: Any) -> dict[str, Any]:
     """Return the cipher of each key by name. Raise BadRequest, which shows no key."""
     if not isinstance(keys, Mapping) or not keys:
-        raise BadRequest("keys must be a mapping of at least one name to a key of 32 bytes")
+        raise BadRequest("keys must map at least one name to a key of 32 bytes")
     aead = extra("encryption", "cryptography.hazmat.primitives.ciphers.aead", "keys")
     ciphers = {}
     for name, key in keys.items():

@@ -336,7 +336,7 @@ class RedisDedupStore:
                 LOGGER.warning("a claim was not renewed: %s", error)
                 continue
             if not kept:
-                LOGGER.warning("the claim of %r was lost while it was worked on", key)
+                LOGGER.warning("the claim of %r was lost during the work", key)
                 return
 
     async def _ask(self, call: Awaitable[Any]) -> Any:

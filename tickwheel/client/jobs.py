@@ -187,7 +187,9 @@ def check_function(handler: Any, what: str, detail: str = "") -> None:
     if isinstance(handler, type):
         raise BadRequest(f"{what} must be a function{detail}, not the class {name}")
     if inspect.isasyncgenfunction(handler) or inspect.isgeneratorfunction(handler):
-        raise BadRequest(f"{name} must not be a generator: a call of a handler must run to its end")
+        raise BadRequest(
+            f"{name} must not be a generator: a handler must run to its end in one call"
+        )
 
 
 def check_awaits(handler: Any, name: str) -> None:

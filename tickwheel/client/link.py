@@ -137,7 +137,7 @@ class Link:
     def ready(self) -> None:
         """Start to connect, unless started. Raise ClientClosed."""
         if self.state == "closed":
-            raise ClientClosed("the client is closed; make a new one")
+            raise ClientClosed("the client is closed; create a new one")
         if self.state == "new":
             self.begin()
 

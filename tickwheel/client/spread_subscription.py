@@ -198,7 +198,9 @@ class SpreadSubscription:
     async def _keep_joining(self, shard: int) -> None:
         front, tries = self._front, 0
         LOGGER.warning(
-            "shard %d is away; the subscription to %s continues without it", shard, front.topic
+            "shard %d cannot be reached; the subscription to %s continues without it",
+            shard,
+            front.topic,
         )
         while not front._closed:
             try:
@@ -268,7 +270,7 @@ class SpreadSubscription:
                     # A daemon of an older release does not report its use. The shares stay as they
                     # are.
                     LOGGER.info(
-                        "credit between shards is not balanced: %s: %s", error.code, error.message
+                        "balancing credit between shards failed: %s: %s", error.code, error.message
                     )
                     return
             pause_s = LOOK_S if has_moved else min(2 * pause_s, LOOK_MAX_S)

@@ -256,7 +256,7 @@ class Mismatch:
         if word == "update" and not self.has_started:
             async with self._updating:
                 if not self._is_updated:
-                    LOGGER.warning("%s; the group gets this code's settings", difference)
+                    LOGGER.warning("%s; the group will get this code's settings", difference)
                     await self._update()
                     self._is_updated = True
         elif difference not in self._logged:

@@ -368,7 +368,7 @@ def receipts(
         pairs = zip(dues, chosen_ms, strict=True)
         dues = [due_ms if chosen is None else chosen for due_ms, chosen in pairs]
     if len(ids) != len(dues):
-        raise ValueError(f"{len(ids)} ids for {len(dues)} tasks")
+        raise ValueError(f"got {len(ids)} ids for {len(dues)} tasks")
     return list(map(_new_receipt, zip(ids, dues, _STORED, strict=False)))
 
 

@@ -40,7 +40,7 @@ class Transaction:
 
     The half tasks become tasks at the commit: at the end of the ``async with``, or by ``commit``.
     After an exception or ``rollback`` they never existed. ``id`` is the transaction's name: store
-    it with your own transaction, so that the handler of checks can look it up.
+    it with your own transaction, so that the check handler can look it up.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class Transaction:
 
         Raise TransactionRolledBack if another client has rolled it back, Conflict if an enqueue
         failed without an answer, and SendTimeout or ConnectionLost if the outcome is unknown: call
-        it again, or leave the decision to the handler of checks."""
+        it again, or leave the decision to the check handler."""
         if self._outcome == "rolled back":
             raise TransactionRolledBack(f"transaction {self.id} was rolled back")
         if self._doubt is not None:
@@ -161,7 +161,7 @@ class Transaction:
     def _check_open(self) -> None:
         if self._outcome:
             kind = TransactionCommitted if self._outcome == "committed" else TransactionRolledBack
-            raise kind(f"transaction {self.id} was {self._outcome}; it takes no more tasks")
+            raise kind(f"transaction {self.id} was {self._outcome}; it accepts no more tasks")
 
     def _receipts_of(self, answer: Any) -> list[Receipt]:
         accepted_ms, ids = answer[:2]
@@ -189,7 +189,7 @@ class Transaction:
             if error is None and self._doubt is None:
                 await self.commit()
                 return
-            with suppress(TickwheelError):  # the handler of checks will roll it back
+            with suppress(TickwheelError):  # the check handler will roll it back
                 await self.rollback()
             if error is None:
                 raise Conflict(

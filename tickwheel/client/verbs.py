@@ -185,7 +185,7 @@ class WrittenVerbs(GeneratedVerbs):
                 return bulk_info
             if until_s is not None and loop.time() >= until_s:
                 raise SendTimeout(
-                    f"bulk operation {bulk} still runs; it has changed {bulk_info.changed} tasks"
+                    f"bulk operation {bulk} is still running; tasks changed: {bulk_info.changed}"
                 )
             await asyncio.sleep(LOOK_S)
 
@@ -291,7 +291,7 @@ class WrittenVerbs(GeneratedVerbs):
 
         def register(handler: H) -> H:
             if not callable(handler):
-                raise BadRequest(f"a handler of checks must be a function, not {shown(handler)}")
+                raise BadRequest(f"a check handler must be a function, not {shown(handler)}")
             self._checks.handlers[name] = handler
             for link in self._links:
                 if link.connected and link.state == "open":

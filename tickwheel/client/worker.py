@@ -263,7 +263,7 @@ class Worker:
         was deleted), and, without ``wait``, Unreachable when there is no connection at the start.
         """
         if self._stop_requested is not None:
-            raise BadRequest("a worker runs once; make a new one")
+            raise BadRequest("a worker runs once; create a new one")
         if not self._routes:
             raise BadRequest("the worker has no handlers: register some with @worker.on(topic)")
         routes = [route.limited(concurrency) for route in self._routes]
@@ -472,7 +472,7 @@ class Lane:
             self._begin(delivery)
             while self._free <= 0 or self._stopping:
                 await self._freed.wait()
-        raise ClientClosed("the client was closed while the worker ran")
+        raise ClientClosed("the client was closed while the worker was running")
 
     def _begin(self, delivery: Delivery) -> None:
         """Start a delivery in an idle runner or a new one."""

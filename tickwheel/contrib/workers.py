@@ -184,7 +184,7 @@ class _Supervisor:
                 self._changed.clear()
                 code = await self._run_child()
                 if not self._changed.is_set() and code != 0 and not self._asked.is_set():
-                    LOGGER.warning("ended with exit code %d; waiting for a change", code)
+                    LOGGER.warning("the worker ended with exit code %d; waiting for a change", code)
                     await self._first(self._changed, self._asked)
                 if self._asked.is_set() or not self._changed.is_set():
                     return code
