@@ -134,7 +134,10 @@ def test_a_lines_time_wins_over_the_options_delay() -> None:
             _line(body="x", delay=1, delay_ms=1),
             "field delay_ms: give either delay or delay_ms, not both",
         ),
-        (_line(body="x", delay_ms="5m"), "field delay_ms: must be milliseconds, not '5m'"),
+        (
+            _line(body="x", delay_ms="5m"),
+            "field delay_ms: must be a number of milliseconds, not '5m'",
+        ),
         (
             _line(body="x", at="2030-01-01", due_ms=1),
             "field due_ms: give either at or due_ms, not both",
@@ -150,7 +153,10 @@ def test_a_lines_time_wins_over_the_options_delay() -> None:
             "field delay_level: give only one of delay_level",
         ),
         (_line(body="x", retry=5), "field retry: a retry policy must be a SPEC or an object"),
-        (_line(body="x", retry="fixed:x=1"), "field retry: 'x=1' in fixed: write delay="),
+        (
+            _line(body="x", retry="fixed:x=1"),
+            "field retry: 'x=1' is not a valid part of fixed; write delay=",
+        ),
     ],
 )
 def test_a_bad_line_names_line_and_field(line: bytes, problem: str) -> None:
@@ -226,7 +232,7 @@ def test_csv_rows_equal_json_lines() -> None:
         (b"key,delay\na,soon\n", "line 2: field delay: 'soon' is not a duration"),
         (b"key,at\na,tomorrow\n", "line 2: field at: "),
         (b"key,properties\na,eu\n", "line 2: field properties: not valid JSON"),
-        (b"key,body\na,b,c\n", "line 2: 3 cells, but the first line has 2 fields"),
+        (b"key,body\na,b,c\n", "line 2: has 3 cells, but the first line has 2 fields"),
         (b'key,body\na,"b\nc\n', "line 2: not CSV"),
         (b'key,body\na,"b\n"c\n', "line 2: not CSV"),
         (b"key,body\na,b\nc,\xff\n", "line 3: not UTF-8"),

@@ -381,7 +381,7 @@ def _header(row: list[str]) -> list[str]:
 def _cells(names: list[str], row: list[str]) -> dict[str, Any]:
     """Return the fields of a row, with the types of JSON. Raise ValueError."""
     if len(row) != len(names):
-        raise ValueError(f"{len(row)} cells, but the first line has {len(names)} fields")
+        raise ValueError(f"has {len(row)} cells, but the first line has {len(names)} fields")
     return {name: _cell(name, cell) for name, cell in zip(names, row, strict=True) if cell}
 
 
@@ -542,7 +542,7 @@ def _moment(value: Any) -> datetime:
 
 def _milliseconds(value: Any) -> int:
     if type(value) is not int or not 0 <= value <= DURATION_MS_MAX:
-        raise ValueError(f"must be milliseconds, not {value!r:.40}")
+        raise ValueError(f"must be a number of milliseconds, not {value!r:.40}")
     return value
 
 

@@ -317,7 +317,7 @@ def parse_duration(text: str, *, up: bool = True) -> float:
         raise ValueError(f"{text!r} is not a duration; {_DURATION_HELP}")
     units = [UNITS_MS[unit] for _, unit in parts]
     if sorted(set(units), reverse=True) != units:
-        raise ValueError(f"{text!r}: each unit once, the largest first; {_DURATION_HELP}")
+        raise ValueError(f"{text!r} must have each unit once, the largest first; {_DURATION_HELP}")
     total_ms = _whole_ms(parts, up)
     if total_ms > DURATION_MS_MAX:
         raise ValueError(f"{text!r} is longer than the limit of {DURATION_MS_MAX} ms")
@@ -380,7 +380,7 @@ SPEC_FIELDS: dict[str, dict[str, str]] = {
     if names
 }
 """Kind of policy → field of its SPEC → name on the wire."""
-_KNOWN = "known are exponential:…, fixed:…, table:…, none, default, rocketmq, or a name"
+_KNOWN = "use exponential:…, fixed:…, table:…, none, default, rocketmq, or a name"
 
 
 def parse_policy(text: str) -> Policy:
@@ -403,11 +403,11 @@ def policy_of_json(value: Any) -> Policy:
         raise ValueError(f"a retry policy must be a SPEC or an object, not {value!r:.40}")
     kind = value.get("kind")
     if not isinstance(kind, str) or kind not in FIELDS:
-        raise ValueError(f"kind is {kind!r:.40}; known are none, {', '.join(SPEC_FIELDS)}")
+        raise ValueError(f"kind must be one of none, {', '.join(SPEC_FIELDS)}, not {kind!r:.40}")
     allowed = ("kind", *FIELDS[kind])
     for name, number in value.items():
         if name not in allowed:
-            raise ValueError(f"{name} is not part of kind {kind}")
+            raise ValueError(f"{name} is not a valid field of kind {kind}")
         if name != "kind" and not _has_type(name, number):
             raise ValueError(f"{name} must be {_TYPES.get(name, 'an integer')}, not {number!r:.40}")
     return dict(value)
@@ -429,7 +429,7 @@ def _fields(kind: str, text: str) -> dict[str, Any]:
         name, equals, value = part.partition("=")
         if name not in wire_names or not equals:
             forms = ", ".join(f"{n}=…" for n in wire_names)
-            raise ValueError(f"{part!r:.60} in {kind}: write {forms}")
+            raise ValueError(f"{part!r:.60} is not a valid part of {kind}; write {forms}")
         if wire_names[name] in fields:
             raise ValueError(f"{name} is given twice")
         fields[wire_names[name]] = _value(name, value)
@@ -439,7 +439,7 @@ def _fields(kind: str, text: str) -> dict[str, Any]:
 def _table(text: str) -> dict[str, Any]:
     delays, _, rest = text.partition(";")
     if not delays.strip():
-        raise ValueError("table needs its delays: table:10s,30s,1m")
+        raise ValueError("table must have delays, such as table:10s,30s,1m")
     delays_ms = [_delay_ms("table", delay) for delay in delays.split(",")]
     return {"kind": "table", "delays_ms": delays_ms, **_fields("table", rest)}
 

@@ -224,7 +224,7 @@ def parse(url: str) -> StoreUrl:
     if name in ("redis", "rediss") and f"{plus}{way}" in _REDIS:
         return StoreUrl("redis")
     if parts.scheme != "sqlite":
-        raise StoreUnusable(f"store {without_secrets(url)!r}: unknown kind; known are {KNOWN}")
+        raise StoreUnusable(f"store {without_secrets(url)!r}: unknown kind; use {KNOWN}")
     if parts.netloc or parts.fragment:
         raise StoreUnusable(f"store {url!r}: write three slashes before the path ({KNOWN})")
     path = unquote(parts.path[1:])
