@@ -215,7 +215,7 @@ def parse(url: str) -> StoreUrl:
     try:
         parts = urlsplit(url)
     except ValueError as error:
-        raise StoreUnusable(f"store: its URL is not valid: {error}") from None
+        raise StoreUnusable(f"store: the URL is not valid: {error}") from None
     if parts.scheme == "memory":
         if parts.netloc or parts.path or parts.query:
             raise StoreUnusable(f"store {url!r}: 'memory:' takes neither a path nor settings")
@@ -308,7 +308,7 @@ def shard_count(url: str) -> int | None:
         )
     if "shard" in settings:
         raise StoreUnusable(
-            f"store {name!r}: shard={settings['shard']} and shards={text} exclude each other"
+            f"store {name!r}: shard={settings['shard']} and shards={text} cannot be combined"
         )
     if not text.isdecimal() or not 1 <= int(text) <= SHARDS_MAX:
         raise StoreUnusable(

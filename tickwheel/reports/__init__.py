@@ -110,8 +110,8 @@ class ReportSettings:
         for name in ("since_ms", "until_ms"):
             value = getattr(self, name)
             if value is not None and value % QUARTER_MS:
-                raise ReportError(f"{name[:5]}: figures are kept by quarter of an hour; "
-                                  "name a time at :00, :15, :30 or :45")  # fmt: skip
+                raise ReportError(f"{name[:5]}: figures are kept per quarter-hour; "
+                                  "use a time at :00, :15, :30 or :45")  # fmt: skip
         since_ms, until_ms = self.since_ms, self.until_ms
         if since_ms is not None and until_ms is not None and since_ms >= until_ms:
             raise ReportError("since must be before until")

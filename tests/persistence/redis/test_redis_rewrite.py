@@ -339,7 +339,7 @@ class TestWhatIsLate:
         monkeypatch.setattr(claimant, "frame", lose)
         redis_server.call("FLUSHALL")
         await both(pair, tasks([10_000]))
-        assert "was changed by another (behind)" in caplog.text
+        assert "was changed by another client (behind)" in caplog.text
         assert store(pair[0]).rewrites == 1
         await _compare(pair)
 

@@ -257,7 +257,9 @@ class Claimant:
         if status == "fenced":
             raise Fenced(f"{self._name}: epoch {rest[0]} of {rest[1]!r} has begun")
         if status != "applied":
-            raise StoreLost(f"{self._name}: {self._keys.shard} was changed by another ({status})")
+            raise StoreLost(
+                f"{self._name}: {self._keys.shard} was changed by another client ({status})"
+            )
 
 
 BATCH_BYTES = 200
@@ -493,7 +495,7 @@ class Writer:
             self._landed(n, effects, prepared)
             await self._replicated(n)
             return True
-        raise CommitUnknown(f"batch {n}: {self._options.name} keeps changing hands")
+        raise CommitUnknown(f"batch {n}: {self._options.name} is being claimed by several daemons")
 
     def _landed(self, n: int, effects: Effects, prepared: Prepared) -> None:
         sender = self._sender
@@ -560,7 +562,7 @@ class Writer:
                     raise
                 lost = True
         if self._claimed != self._line.connections:
-            raise NoReply(f"{self._options.name} keeps changing hands")
+            raise NoReply(f"{self._options.name} is being claimed by several daemons")
 
     async def _claim(self) -> None:
         sender, name = self._sender, self._options.name
