@@ -1112,7 +1112,7 @@ def test_a_push_target_is_shown_resent_and_removed(
         enqueue(daemon, topic)
         expect(console.row(topic)).to_contain_text("ended")
         console.open()
-        page.locator(".trouble", has_text="is sent nothing more").get_by_role("link").click()
+        page.locator(".trouble", has_text="receives no more tasks").get_by_role("link").click()
         console.row(topic).get_by_role("checkbox").check()
         page.get_by_role("button", name="Remove …").click()
         assert "secrets" in console.confirm("Remove")

@@ -522,7 +522,9 @@ def test_the_cost_of_a_filter_is_limited() -> None:
     for where in at_the_limit:
         assert Filter(where=where)
     found = failure(where=at_the_limit[0] + " OR a=1")
-    said = f"judging a task costs {limit + 1} steps; the limit is {limit} (FILTER_COST_MAX)"
+    said = (
+        f"evaluating the condition takes {limit + 1} steps; the limit is {limit} (FILTER_COST_MAX)"
+    )
     assert str(found) == f"where: {said}"
     assert f"{limit + 1} steps" in str(failure(where=f"a LIKE '%{'x' * limit}%'"))
 

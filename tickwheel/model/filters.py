@@ -153,7 +153,7 @@ def _condition(text: str) -> Condition:
         raise FilterError("where", f"{message} (FILTER_DEPTH_MAX)", text, None)
     cost = cost_of(condition)
     if cost > FILTER_COST_MAX:
-        message = f"judging a task costs {cost} steps; the limit is {FILTER_COST_MAX}"
+        message = f"evaluating the condition takes {cost} steps; the limit is {FILTER_COST_MAX}"
         raise FilterError("where", f"{message} (FILTER_COST_MAX)", text, None)
     return condition
 
