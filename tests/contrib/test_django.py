@@ -149,10 +149,7 @@ def test_a_project_with_good_settings_passes_the_checks(project: Project) -> Non
         ),
         ("TICKWHEEL['URL'] = 'http://x'", ["E003", "http://x"]),
         ("TICKWHEEL['URL'] = 7", ["E003"]),
-        (
-            "TICKWHEEL['RETRIES'] = -1",
-            ["E003", "retries must be an integer between 0 and 1000, not -1"],
-        ),
+        ("TICKWHEEL['RETRIES'] = -1", ["E003", "must be an integer between 0 and 1000, not -1"]),
         ("TICKWHEEL['TIMEOUT'] = 'soon'", ["E004", "TICKWHEEL['TIMEOUT']", "soon"]),
         ("TICKWHEEL['HANDLERS'] = 'shop.tasks:worker'", ["E005", "must be a list of strings"]),
         ("TICKWHEEL['HANDLERS'] = ['shop.tasks']", ["E006", "is not MODULE:WORKER"]),

@@ -187,9 +187,7 @@ def check_function(handler: Any, what: str, detail: str = "") -> None:
     if isinstance(handler, type):
         raise BadRequest(f"{what} must be a function{detail}, not the class {name}")
     if inspect.isasyncgenfunction(handler) or inspect.isgeneratorfunction(handler):
-        raise BadRequest(
-            f"{name} must not be a generator: a handler must run to its end in one call"
-        )
+        raise BadRequest(f"{name} must not be a generator: a handler must run in one call")
 
 
 def check_awaits(handler: Any, name: str) -> None:
@@ -522,9 +520,7 @@ class Runner:
         """Return how to settle an encrypted task after an exception. The log and the daemon receive
         only the types of exceptions and their lines, since texts may quote the body."""
         reason = reason_of(error, delivery)
-        LOGGER.warning(
-            "%r failed (encrypted task; only types and lines are logged): %s", delivery, reason
-        )
+        LOGGER.warning("%r failed (encrypted, so without texts): %s", delivery, reason)
         if isinstance(error, Unfit):
             return Outcome("reject", f"{type(error).__name__}: {error.place}")
         if isinstance(error, Reject):
@@ -539,9 +535,7 @@ class Runner:
         if self._stopped:
             self.task.uncancel()
             if self.call is not None and not self.call.ended.done():
-                LOGGER.warning(
-                    "%r is still running in a thread; its lease will expire", self.delivery
-                )
+                LOGGER.warning("%r still runs in a thread; its lease will expire", self.delivery)
                 return NOTHING
             LOGGER.warning("%r was stopped before it was done", self.delivery)
             return Outcome("release")

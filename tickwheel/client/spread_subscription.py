@@ -198,9 +198,7 @@ class SpreadSubscription:
     async def _keep_joining(self, shard: int) -> None:
         front, tries = self._front, 0
         LOGGER.warning(
-            "shard %d cannot be reached; the subscription to %s continues without it",
-            shard,
-            front.topic,
+            "shard %d is unreachable; the subscription to %s goes on without it", shard, front.topic
         )
         while not front._closed:
             try:

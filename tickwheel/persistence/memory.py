@@ -143,8 +143,7 @@ class MemoryStore:
         self._check_open()
         if (epoch, owner) != (self._epoch, self._owner):
             raise Fenced(
-                f"epoch {epoch} of {owner!r} has ended:"
-                f" epoch {self._epoch} of {self._owner!r} has begun"
+                f"epoch {epoch} of {owner!r} ended: epoch {self._epoch} of {self._owner!r} began"
             )
         if n <= self._last_batch:
             return False

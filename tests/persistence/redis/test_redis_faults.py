@@ -243,7 +243,7 @@ class TestALateScript:
         proxy.let_go()
         await proxy.late.wait()
         assert await other.ids() == []
-        with pytest.raises(Fenced, match="epoch 2 of 'other' has begun"):
+        with pytest.raises(Fenced, match="epoch 2 of 'other' began"):
             await held.commit(tasks([1, 2, 3]))
         with pytest.raises(Fenced):
             await held.commit(ended([1]))

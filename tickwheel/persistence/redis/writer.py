@@ -226,8 +226,8 @@ class Claimant:
         status, *rest = [part.decode() for part in reply]
         if status == "fenced":
             raise Fenced(
-                f"epoch {sender.epoch} of {sender.owner!r} has ended:"
-                f" epoch {rest[0]} of {rest[1]!r} has begun"
+                f"epoch {sender.epoch} of {sender.owner!r} ended:"
+                f" epoch {rest[0]} of {rest[1]!r} began"
             )
         if status == "other":
             raise Fenced(
@@ -255,11 +255,9 @@ class Claimant:
         reply: list[Any] = await self._line.run(REWRITE, self._keys.all, args)
         status, *rest = [part.decode() for part in reply]
         if status == "fenced":
-            raise Fenced(f"{self._name}: epoch {rest[0]} of {rest[1]!r} has begun")
+            raise Fenced(f"{self._name}: epoch {rest[0]} of {rest[1]!r} began")
         if status != "applied":
-            raise StoreLost(
-                f"{self._name}: {self._keys.shard} was changed by another client ({status})"
-            )
+            raise StoreLost(f"{self._name}: another client changed {self._keys.shard} ({status})")
 
 
 BATCH_BYTES = 200
@@ -452,7 +450,7 @@ class Writer:
     async def commit(self, epoch: int, owner: str, n: int, effects: Effects) -> bool:
         """See ``Store.commit``. Also raise StoreBehind and StoreLost."""
         if (epoch, owner) != (self.epoch, self.owner):
-            raise Fenced(f"epoch {epoch} of {owner!r} has ended: epoch {self.epoch} has begun here")
+            raise Fenced(f"epoch {epoch} of {owner!r} ended: epoch {self.epoch} began here")
         async with self.lock:
             try:
                 return await self._commit(n, effects)

@@ -505,8 +505,8 @@ class Writer:
         meta = read_meta(connection, self._path)
         if (epoch, owner) != (meta["epoch"], meta["owner"]):
             raise Fenced(
-                f"epoch {epoch} of {owner!r} has ended:"
-                f" epoch {meta['epoch']} of {meta['owner']!r} has begun"
+                f"epoch {epoch} of {owner!r} ended:"
+                f" epoch {meta['epoch']} of {meta['owner']!r} began"
             )
         last = int(meta["last_batch"])
         if n > last + 1:
