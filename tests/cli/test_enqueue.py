@@ -134,14 +134,14 @@ def test_a_lines_time_wins_over_the_options_delay() -> None:
             _line(body="x", delay=1, delay_ms=1),
             "field delay_ms: give either delay or delay_ms, not both",
         ),
-        (_line(body="x", delay_ms="5m"), "delay_ms: must be a number of milliseconds, not '5m'"),
+        (_line(body="x", delay_ms="5m"), "field delay_ms: must be a number of milliseconds"),
         (
             _line(body="x", at="2030-01-01", due_ms=1),
             "field due_ms: give either at or due_ms, not both",
         ),
         (_line(body="x", due_ms=2**51), "field due_ms: 2251799813685248 is not a valid time"),
         (_line(body="x", ttl="x"), "field ttl: 'x' is not a duration"),
-        (_line(body="x", delay_level=0), "delay_level: must be between 1 and 2147483647, not 0"),
+        (_line(body="x", delay_level=0), "field delay_level: must be between 1 and 2147483647"),
         (
             _line(body="x", delay_level=1, delay=1),
             "field delay_level: give only one of delay_level",

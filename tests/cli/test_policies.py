@@ -70,7 +70,7 @@ def _lists(sent: dict[str, Any]) -> dict[str, Any]:
         ("table:;retries=8", "table must have delays"),
         ("table:10s,,1m", "table: '' is not a duration"),
         ("table:10s,retries=8", "table: 'retries=8' is not a duration"),
-        ("table:10s;delay=1s", "'delay=1s' in table: write retries=…"),
+        ("table:10s;delay=1s", "'delay=1s' is not part of table; write retries=…"),
     ],
 )
 def test_a_bad_spec_names_the_field_and_the_value(spec: str, problem: str) -> None:

@@ -411,7 +411,7 @@ def test_selectors_of_activemq(
     row = TaskRow(1, 1_000, "orders", b"", TaskOptions(properties=properties))
     calculates = ARITHMETIC.search(where)
     if calculates:
-        said = "is not part of the language" if calculates[1] in ("*", "/") else "is expected"
+        said = "is not part of the language" if calculates[1] in ("*", "/") else ": expected "
         assert said in str(failure(where=where))
     elif expected is None:
         assert unknown(where, row)

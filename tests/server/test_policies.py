@@ -186,7 +186,7 @@ def test_a_policy_is_answered_with_all_its_numbers_and_its_name() -> None:
     ("given", "said"),
     [
         ({"paused": 1}, "paused must be true or false"),
-        ({"rate": 0}, "rate must be a number of 1e-06 to 1000000000"),
+        ({"rate": 0}, "rate must be a number between 1e-06 and 1000000000"),
         ({"rate": float("inf")}, "rate must be"),
         ({"rate": "5"}, "rate must be"),
         ({"burst": 0}, "burst must be an integer between 1"),

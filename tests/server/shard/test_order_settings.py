@@ -116,10 +116,22 @@ async def test_a_conflicting_value_is_refused_naming_both(daemon: InProcess) -> 
     await peer.do(T.GROUP_CREATE, "t", "a", FAIR | ORDER)
     await peer.do(T.GROUP_CREATE, "t", "none", {})
     for group, wanted, words in (
-        ("a", FAIR | {"fair_by": "tag"}, "fair_by 'tenant', not 'tag'{}fair-by tag"),
+        (
+            "a",
+            FAIR | {"fair_by": "tag"},
+            "fair_by 'tenant', not 'tag'{}fair-by tag",
+        ),
         ("a", FAIR | {"limit_each": 6}, "limit_each 5, not 6{}limit-each 6"),
-        ("a", {"order_retry_ms": 51}, "order_retry_ms 50, not 51{}order-retry 51ms"),
-        ("a", {"order_failure": "dead"}, "order_failure 'hold', not 'dead'{}order-failure dead"),
+        (
+            "a",
+            {"order_retry_ms": 51},
+            "order_retry_ms 50, not 51{}order-retry 51ms",
+        ),
+        (
+            "a",
+            {"order_failure": "dead"},
+            "order_failure 'hold', not 'dead'{}order-failure dead",
+        ),
         ("none", {"fair_by": "tag"}, "fair_by None, not 'tag'{}fair-by tag"),
     ):
         for answer in (
@@ -158,7 +170,7 @@ async def test_ordering_and_fairness_are_changed_and_removed(daemon: InProcess) 
 @pytest.mark.parametrize(
     ("settings", "code", "words"),
     [
-        ({"order_retry_ms": 9}, "bad_request", "order_retry_ms must be an integer between 10 and"),
+        ({"order_retry_ms": 9}, "bad_request", "order_retry_ms must be an integer between 10"),
         ({"order_retry_ms": 30_001}, "bad_request", "not 30001"),
         ({"order_retry_ms": 10.0}, "bad_request", "order_retry_ms"),
         (
