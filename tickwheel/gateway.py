@@ -226,7 +226,7 @@ class GatewayClient(Client):
             if type(task[2]) is int and task[2] > INTEGER_MAX:  # a frame could not hold it
                 checks.due(task[2], None, f"tasks[{index}]", 0, limits)
         if not checks.array(tasks, "tasks", limits.tasks_per_frame_max):
-            raise BadRequest("tasks has 0 elements; at least 1 is needed")
+            raise BadRequest("tasks has 0 elements; the minimum is 1")
         if size + FRAME_BYTES > limits.frame_bytes_max:
             raise LimitExceeded(
                 f"the tasks take up to {size} bytes; the limit is {limits.frame_bytes_max}"

@@ -94,7 +94,7 @@ class Limits:
             limit = value.get(field.name, field.default)
             if type(limit) is not int or limit < 0:
                 raise ProtocolError(
-                    f"limit {field.name} must be a whole number of at least 0, not {shown(limit)}"
+                    f"limit {field.name} must be a non-negative whole number, not {shown(limit)}"
                 )
             limits[field.name] = limit
         return cls(**limits)

@@ -651,7 +651,7 @@ class Client:
         if current is None:
             with self._lock:
                 if self._closed:
-                    raise ClientClosed("the client is closed; make a new one")
+                    raise ClientClosed("the client is closed; create a new one")
                 if self._made is None:
                     self._made = Runtime(self._make_client)
                 current = self._made

@@ -292,7 +292,7 @@ def read_token(token: str) -> tuple[Callback, Callable[[Sequence[str]], bool]]:
         topic, group, *numbers = json.loads(data)
         callback = Callback(topic, group, *numbers)
         if [type(value) for value in callback] != [str, str, int, int, int]:
-            raise ValueError("the token has other fields")
+            raise ValueError("the token does not have the expected fields")
     except (ValueError, TypeError, RecursionError):
         raise NotFound("there is no such callback, or it has ended") from None
 

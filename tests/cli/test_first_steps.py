@@ -207,13 +207,13 @@ def test_work_waits_for_the_daemon_to_start(tmp_path: Path) -> None:
         ) as process:  # fmt: skip
             try:
                 assert process.stderr is not None
-                assert "waits for a daemon" in process.stderr.readline()
+                assert "waiting for a daemon" in process.stderr.readline()
                 daemon.start()
                 out, err = process.communicate(timeout=WAIT_S)
             finally:
                 process.kill()
     assert (out, process.returncode) == ("handled it\n", 0), err
-    assert err.count("waits for a daemon") == 0, "once"
+    assert err.count("waiting for a daemon") == 0, "once"
     assert "connected to 127.0.0.1" in err
 
 

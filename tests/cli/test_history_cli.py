@@ -330,7 +330,7 @@ async def test_restore_from_the_command_line(folder: Path, capsys: Capture) -> N
     assert "did not stop cleanly" in err
     assert set((await held(url(folder))).rows) == {make_id(9), B}
     code, _, err = restore(capsys, folder, "--from", backup)
-    assert code == 1 and "exists already" in err
+    assert code == 1 and "already exists" in err
 
 
 async def test_restore_skips_overdue_tasks(folder: Path, capsys: Capture) -> None:

@@ -249,7 +249,7 @@ async def test_work_json_has_one_line_per_finished_delivery(
         ("key-later", 2, "acked", None),
         ("key-never", 1, "dead", "Reject: never"),
     ]
-    assert "got fine 0" in err and "works on" in err, "what the program prints is beside it"
+    assert "got fine 0" in err and "working on" in err, "what the program prints is beside it"
 
 
 async def test_errors_of_encrypted_tasks_show_only_their_type(
@@ -301,7 +301,7 @@ async def test_a_terminal_has_one_status_line(
 
     def look() -> None:
         with Terminal(program.command) as terminal:
-            terminal.read_until("works on")
+            terminal.read_until("working on")
             shown = terminal.read_until("1 handled  1 failed  1 in flight")
             assert "got fine 0" in shown, "above the line"
             assert "/s  oldest " in terminal.read_until("late")
@@ -319,7 +319,7 @@ async def test_output_without_a_terminal_is_log_lines_only(
     with program.working() as process:
         assert await line_of(process) == "got fine 0"
         _, err = await ended(process)
-    assert "works on" in err and "handled" not in err and "\x1b" not in err
+    assert "working on" in err and "handled" not in err and "\x1b" not in err
 
 
 # --- reload --------------------------------------------------------------------------------------
@@ -369,7 +369,7 @@ async def test_json_output_continues_over_a_reload(
         await client.enqueue(topic, b"fine", key="1")
         assert json.loads(await line_of(process))["key"] == "1"
         program.write("anew")
-        await comes(lambda: "".join(stderr).count("works on") == 2)
+        await comes(lambda: "".join(stderr).count("working on") == 2)
         await client.enqueue(topic, b"fine", key="2")
         assert json.loads(await line_of(process))["key"] == "2"
         process.send_signal(signal.SIGTERM)

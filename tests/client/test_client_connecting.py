@@ -141,7 +141,7 @@ async def test_a_client_connects_with_its_first_call() -> None:
         await soon(second)
         assert daemon.connections == 1
         await soon(client.close())
-        with pytest.raises(errors.ClientClosed, match="closed; make a new one"):
+        with pytest.raises(errors.ClientClosed, match="closed; create a new one"):
             await client.enqueue("t", b"x")
 
 

@@ -191,7 +191,7 @@ async def test_invalid_claims_are_refused(wrong: Any) -> None:
         await do(Once(), wrong)
     with pytest.raises(errors.BadRequest, match="key must be"):
         Once().claim(delivery, key=wrong)
-    with pytest.raises(errors.BadRequest, match="key requires a delivery"):
+    with pytest.raises(errors.BadRequest, match="key is only valid with a delivery"):
         Once().claim("text", key="ann")
 
 

@@ -175,7 +175,7 @@ async def test_shard_by_overrides_the_shard_of_the_keys() -> None:
             found = await client.lookup(topic="t", key=key)
             assert sorted(shards_of(found)) == list(range(COUNT))
             assert {one.shard_by for one in found} == set(names)
-        with pytest.raises(errors.BadRequest, match="different values of shard_by and order_key"):
+        with pytest.raises(errors.BadRequest, match="different values for shard_by and order_key"):
             await client.enqueue("t", b"", order_key="a", shard_by="b")
         same = await client.enqueue("t", b"", order_key=names[1], shard_by=names[1], delay=HOUR)
         assert shards_of([same]) == [1]
@@ -614,7 +614,7 @@ async def test_creating_and_configuring_needs_only_the_home_shard(
             made = await soon(client.create_group(TOPIC, "g", rate=3))
         assert (made.created, made.rate) == (True, 3)
         assert having(shards, "g") == [0, 1]
-        assert f"create_group of topic {TOPIC}: shards 2 are away" in caplog.text
+        assert f"create_group of topic {TOPIC}: shards 2 cannot be reached" in caplog.text
         assert (await soon(client.configure(TOPIC, group="g", rate=4))).rate == 4
         assert (await soon(client.configure(TOPIC, rate=5))).rate == 5
 
@@ -730,7 +730,7 @@ async def test_on_mismatch_decides_about_differing_group_settings(
             # ``tags`` and ``where`` are one filter: the part that is not named is taken away.
             expected = {"tags": None, "where": None, **wanted}
             assert {field: getattr(now, field) for field in expected} == expected
-            assert "the group gets this code's settings" in said
+            assert "the group will get this code's settings" in said
         else:
             assert now.raw | {"created": True} == made.raw
             assert CHANGES[name] in said

@@ -423,7 +423,7 @@ def test_an_unsupported_signature_is_refused_by_the_decorator() -> None:
     ("options", "says"),
     [
         ({"topic": "a b"}, "topic must be 1 to 255"),
-        ({"version": 0}, "version must be an integer from 1 to 1000000, not 0"),
+        ({"version": 0}, "version must be an integer between 1 and 1000000, not 0"),
         ({"version": True}, "version must be an integer"),
         ({"upcasters": {1: dict}}, "upcasters must be for versions below 1, not 1"),
         ({"version": 2, "upcasters": {1: 7}}, "upcasters[1] must be a function, not 7"),

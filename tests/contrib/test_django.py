@@ -149,7 +149,7 @@ def test_a_project_with_good_settings_passes_the_checks(project: Project) -> Non
         ),
         ("TICKWHEEL['URL'] = 'http://x'", ["E003", "http://x"]),
         ("TICKWHEEL['URL'] = 7", ["E003"]),
-        ("TICKWHEEL['RETRIES'] = -1", ["E003", "retries must be an integer from 0 to 1000, not"]),
+        ("TICKWHEEL['RETRIES'] = -1", ["E003", "must be an integer between 0 and 1000, not -1"]),
         ("TICKWHEEL['TIMEOUT'] = 'soon'", ["E004", "TICKWHEEL['TIMEOUT']", "soon"]),
         ("TICKWHEEL['HANDLERS'] = 'shop.tasks:worker'", ["E005", "must be a list of strings"]),
         ("TICKWHEEL['HANDLERS'] = ['shop.tasks']", ["E006", "is not MODULE:WORKER"]),
@@ -327,7 +327,7 @@ async def test_the_worker_closes_database_connections_around_each_task(
         process.send_signal(signal.SIGTERM)
         _, err = await soon(asyncio.to_thread(process.communicate))
     assert process.returncode == 0, err
-    assert "works on django.close (default), 1 at a time" in err
+    assert "working on django.close (default), 1 at a time" in err
 
 
 async def test_sigterm_waits_for_handlers_up_to_the_grace(project: Project, client: Client) -> None:
@@ -345,7 +345,7 @@ async def test_sigterm_waits_for_handlers_up_to_the_grace(project: Project, clie
     [
         (["shop.tasks:close"], "shop.tasks:close is not a tickwheel.Worker"),
         (["shop.missing:worker"], "no module shop.missing"),
-        (["--concurrency", "0"], "concurrency must be an integer from 1 to 65535, not 0"),
+        (["--concurrency", "0"], "concurrency must be an integer between 1 and 65535, not 0"),
         (["--grace", "-1"], "grace"),
     ],
 )

@@ -154,7 +154,7 @@ async def test_the_worker_command_runs_handlers_in_an_app_context(
         process.kill()
         process.wait()
     assert process.returncode == 0, err
-    assert "works on flask.plain (default), 1 at a time" in err
+    assert "working on flask.plain (default), 1 at a time" in err
 
 
 async def test_the_worker_command_restarts_on_changes(project: Project, client: Client) -> None:
@@ -166,7 +166,7 @@ async def test_the_worker_command_restarts_on_changes(project: Project, client: 
         project.write(PROGRAM.replace("hello", "again"))
         assert process.stderr is not None
         for _ in range(2):  # of the first, and of the next
-            while "works on flask.async" not in await soon(
+            while "working on flask.async" not in await soon(
                 asyncio.to_thread(process.stderr.readline)
             ):
                 pass

@@ -56,7 +56,7 @@ class Fleet:
             stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE,
         )  # fmt: skip
         assert process.stderr is not None
-        while b"works on" not in await process.stderr.readline():
+        while b"working on" not in await process.stderr.readline():
             assert process.returncode is None, "it does not start"
         return process
 

@@ -159,7 +159,7 @@ def test_all_shards_are_restored_together(make_daemon: MakeDaemon, tmp_path: Pat
     assert (one["state"], one["into"], one["report"]["restored"]) == ("done", "one-shard-1.db", 1)
     again = machine.ask("POST", "/v1/restores", {"into": "new.db", "backup": "a.db"})
     assert (again.status, again.json["code"]) == (409, "conflict")
-    assert "shard 0: new-shard-0.db exists already" in again.json["detail"]
+    assert "shard 0: new-shard-0.db already exists" in again.json["detail"]
     assert "no shard has started the restore" in again.json["detail"]
     assert len(machine.ask("GET", "/v1/restores").json["restores"]) == 2
     assert machine.parent.terminate() == 0

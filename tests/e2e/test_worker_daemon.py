@@ -326,7 +326,7 @@ async def test_the_command_runs_a_worker_until_sigterm(
         process.wait()
     assert process.returncode == 0, err
     assert out == "ended 3\n"
-    assert "works on" in err and "2 at a time" in err and "1 handlers still run" in err
+    assert "working on" in err and "2 at a time" in err and "handlers running: 1" in err
     await task_in(client, slow.id, "acked")
 
 
@@ -341,7 +341,7 @@ async def test_a_second_signal_ends_the_grace(
         assert await soon(asyncio.to_thread(process.stdout.readline)) == "started 60\n"
         process.send_signal(signal.SIGINT)
         assert process.stderr is not None
-        while "stops" not in await soon(asyncio.to_thread(process.stderr.readline)):
+        while "stopping" not in await soon(asyncio.to_thread(process.stderr.readline)):
             pass
         process.send_signal(signal.SIGINT)
         await soon(asyncio.to_thread(process.communicate))

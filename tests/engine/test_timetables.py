@@ -219,7 +219,7 @@ def test_planned_times_lie_between_start_and_end() -> None:
         ({"cron": "60 * * * *"}, "cron", "cannot be read: minute 60 is not a number from 0 to 59"),
         ({"cron": "* * *"}, "cron", "must have 5 fields, or 6 with seconds first, not 3"),
         ({"cron": ""}, "cron", "must have 5 fields, or 6 with seconds first, not 0"),
-        ({"cron": "@never"}, "cron", "known are @yearly"),
+        ({"cron": "@never"}, "cron", "is not a valid macro; use @yearly"),
         ({"cron": "@every 1h"}, "cron", "is an interval; use every instead of cron (--every 1h"),
         ({"cron": "L/2 * * * *"}, "cron", "cannot be read"),
         ({"cron": "* * * * 1L/2"}, "cron", "cannot be read"),

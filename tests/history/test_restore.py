@@ -648,7 +648,7 @@ async def test_a_missing_machines_folder_is_a_gap(tmp_path: Path) -> None:
 async def test_an_existing_restore_target_is_refused(tmp_path: Path) -> None:
     backup = await make_backup(tmp_path, [OLD])
     (tmp_path / "new.db").write_bytes(b"mine")
-    with pytest.raises(Conflict, match="exists already"):
+    with pytest.raises(Conflict, match="already exists"):
         await run(tmp_path, backup)
     assert (tmp_path / "new.db").read_bytes() == b"mine"
 

@@ -77,10 +77,10 @@ def test_tags_are_texts_and_may_have_spaces_and_single_bars() -> None:
 @pytest.mark.parametrize(
     ("tags", "position", "said"),
     [
-        ("", 0, "a tag is expected"),
-        ("eu ||", 5, "a tag is expected"),
-        ("eu || || us", 6, "a tag is expected"),
-        ("|| us", 0, "a tag is expected"),
+        ("", 0, "expected a tag"),
+        ("eu ||", 5, "expected a tag"),
+        ("eu || || us", 6, "expected a tag"),
+        ("|| us", 0, "expected a tag"),
         ("eu || *", 6, "* means any tag and must be alone"),
     ],
 )
@@ -240,32 +240,32 @@ def test_a_filter_shows_its_text() -> None:
 @pytest.mark.parametrize(
     ("where", "position", "said"),
     [
-        ("", 0, "a condition is expected, the text ends"),
-        ("amount > )", 9, "a name or a value is expected, found )"),
-        ("amount >", 8, "a name or a value is expected, the text ends"),
+        ("", 0, "expected a condition, found the end"),
+        ("amount > )", 9, "expected a name or a value, found )"),
+        ("amount >", 8, "expected a name or a value, found the end"),
         ("a == 1", 3, "equal is written ="),
         ("a != 1", 2, "not equal is written <>"),
         ("a && b", 2, "and is written AND"),
         ("a || b", 2, "or is written OR"),
-        ("a = 'x", 4, "the text that begins here has no end"),
+        ("a = 'x", 4, "the string that begins here has no end"),
         ('"" = 1', 0, "the name that begins here is empty or has no end"),
         ("a # b", 2, "'#' is not part of the language"),
-        ("or = 1", 0, "a condition is expected, found or"),
-        ("a 5", 2, "an operator, AND, OR or the end is expected, found 5"),
-        ("5 AND a", 2, "an operator is expected, found AND"),
-        ("a = 1 b", 6, "AND, OR or the end is expected, found b"),
-        ("a = 1)", 5, "AND, OR or the end is expected, found )"),
-        ("(a = 1", 6, 'AND, OR or ")" is expected, the text ends'),
-        ("a BETWEEN 1 OR 2", 12, "AND is expected, found OR"),
-        ("a IN 1", 5, '"(" is expected, found 1'),
-        ("a IN ()", 6, "a value is expected, found )"),
-        ("a IN (1 2)", 8, '"," or ")" is expected, found 2'),
-        ("a NOT 5", 6, "BETWEEN, IN or LIKE is expected, found 5"),
-        ("a IS 5", 5, "NULL or NOT NULL is expected, found 5"),
-        ("a IS NOT 5", 9, "NULL is expected, found 5"),
-        ("a LIKE b", 7, "a text in single quotes is expected, found b"),
-        ("a = -b", 5, "a number is expected, found b"),
-        ("a = b = c", 6, "AND, OR or the end is expected, found ="),
+        ("or = 1", 0, "expected a condition, found or"),
+        ("a 5", 2, "expected an operator, AND, OR or the end, found 5"),
+        ("5 AND a", 2, "expected an operator, found AND"),
+        ("a = 1 b", 6, "expected AND, OR or the end, found b"),
+        ("a = 1)", 5, "expected AND, OR or the end, found )"),
+        ("(a = 1", 6, 'expected AND, OR or ")", found the end'),
+        ("a BETWEEN 1 OR 2", 12, "expected AND, found OR"),
+        ("a IN 1", 5, 'expected "(", found 1'),
+        ("a IN ()", 6, "expected a value, found )"),
+        ("a IN (1 2)", 8, 'expected "," or ")", found 2'),
+        ("a NOT 5", 6, "expected BETWEEN, IN or LIKE, found 5"),
+        ("a IS 5", 5, "expected NULL or NOT NULL, found 5"),
+        ("a IS NOT 5", 9, "expected NULL, found 5"),
+        ("a LIKE b", 7, "expected a string in single quotes, found b"),
+        ("a = -b", 5, "expected a number, found b"),
+        ("a = b = c", 6, "expected AND, OR or the end, found ="),
         ("a LIKE 'x' ESCAPE 'ab'", 18, "ESCAPE takes one character, not 2"),
         ("a LIKE 'x!' ESCAPE '!'", 7, "the pattern must not end with its escape character !"),
         ("a LIKE '!x' ESCAPE '!'", 7, "! in the pattern must precede %, _ or itself"),
@@ -319,7 +319,7 @@ UNKNOWN = (
     ("a IN (NULL)", "a IN (NULL) is UNKNOWN for every task: nothing compares with NULL"),
     ("NULL", "NULL is UNKNOWN for every task: it is not TRUE or FALSE"),
     ("NULL IN (1, 2)", "NULL IN (1, 2) is UNKNOWN"),
-    ("NULL LIKE 'a'", "NULL LIKE 'a' is UNKNOWN for every task: LIKE is for texts"),
+    ("NULL LIKE 'a'", "NULL LIKE 'a' is UNKNOWN for every task: LIKE is for strings"),
     ("TRUE > 0", "TRUE > 0 is UNKNOWN for every task"),
     ("1 = 'a'", "1 = 'a' is UNKNOWN for every task: it compares values of two kinds"),
     ("a > TRUE", "a > TRUE is UNKNOWN for every task: truth values have no order"),
@@ -328,7 +328,7 @@ UNKNOWN = (
     ("key IN (1, TRUE)", "key IN (1, TRUE) is UNKNOWN for every task: it compares values of two"),
     ("priority = 'high'", "priority = 'high' is UNKNOWN"),
     ("priority = tag", "priority = tag is UNKNOWN"),
-    ("priority LIKE '1%'", "priority LIKE '1%' is UNKNOWN for every task: LIKE is for texts"),
+    ("priority LIKE '1%'", "priority LIKE '1%' is UNKNOWN for every task: LIKE is for strings"),
     ("tag", "tag is UNKNOWN for every task: it is not TRUE or FALSE"),
 )
 NEVER = (
@@ -411,7 +411,7 @@ def test_selectors_of_activemq(
     row = TaskRow(1, 1_000, "orders", b"", TaskOptions(properties=properties))
     calculates = ARITHMETIC.search(where)
     if calculates:
-        said = "is not part of the language" if calculates[1] in ("*", "/") else "is expected"
+        said = "is not part of the language" if calculates[1] in ("*", "/") else ": expected "
         assert said in str(failure(where=where))
     elif expected is None:
         assert unknown(where, row)
@@ -522,7 +522,9 @@ def test_the_cost_of_a_filter_is_limited() -> None:
     for where in at_the_limit:
         assert Filter(where=where)
     found = failure(where=at_the_limit[0] + " OR a=1")
-    said = f"judging a task costs {limit + 1} steps; the limit is {limit} (FILTER_COST_MAX)"
+    said = (
+        f"evaluating the condition takes {limit + 1} steps; the limit is {limit} (FILTER_COST_MAX)"
+    )
     assert str(found) == f"where: {said}"
     assert f"{limit + 1} steps" in str(failure(where=f"a LIKE '%{'x' * limit}%'"))
 

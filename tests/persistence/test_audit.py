@@ -89,7 +89,7 @@ ANSWERED = "kind = 2 AND key LIKE '% 5'"
             f"INSERT INTO record SELECT 2, 'x 9', data FROM record WHERE {ANSWERED}",
             "request 6 was answered twice",
         ),
-        ("UPDATE record SET kind = 99 WHERE kind = 1", "of kind 99, which this release does not"),
+        ("UPDATE record SET kind = 99 WHERE kind = 1", "does not know the record kind 99"),
         ("UPDATE ending SET data = x'9101'", "ending of batch 1: endings: wrong fields"),
         ("UPDATE ending SET upto = 9 WHERE batch = 2", "counts 9, expected 4"),
         ("INSERT INTO task VALUES (1, 1, 't', x'', NULL)", "task 1 ended in batch 2 and is still"),

@@ -100,7 +100,7 @@ def test_histories_of_two_stores_are_not_mixed(tmp_path: Path) -> None:
     put(a, NAME.replace("e5", "e6"), 9)
     put(b, other, 9)
     put(b, other.replace("e5", "e7"), 9)
-    said = "b-s3-e5-000001.jsonl are of different stores, because both have epoch 5 of shard 3"
+    said = "b-s3-e5-000001.jsonl belong to different stores, because both have epoch 5 of shard 3"
     with pytest.raises(ReportError, match=said):
         new_segments(listed(LocalFiles(), settings_of(a, b)), Manifest())
     held = Manifest(segments={NAME: Loaded(9, False, 1, 1)})
@@ -111,16 +111,16 @@ def test_histories_of_two_stores_are_not_mixed(tmp_path: Path) -> None:
 
 
 def test_folder_errors_name_the_folder(tmp_path: Path) -> None:
-    with pytest.raises(ReportError, match="history: at least 1 folder is required"):
+    with pytest.raises(ReportError, match="history must have at least 1 folder"):
         ReportSettings((), "out")
     with pytest.raises(ReportError, match=r"^b\*: Spark reads"):
         ReportSettings(("a", "b*"), "out")
     gone, empty = tmp_path / "gone", tmp_path / "empty"
     (empty / "dt=2026-11-20").mkdir(parents=True)
-    with pytest.raises(ReportError, match=rf"^{gone}: there is no such folder"):
+    with pytest.raises(ReportError, match=rf"^{gone}: the folder does not exist"):
         listed(LocalFiles(), settings_of(gone))
     for more in ({}, {"open_segments": False}):
-        with pytest.raises(ReportError, match=rf"^{empty}: there is no history in it.*mounted"):
+        with pytest.raises(ReportError, match=rf"^{empty}: the folder has no history.*mounted"):
             listed(LocalFiles(), settings_of(empty, **more))
         # Retention may have removed what the last report read.
         assert listed(LocalFiles(), settings_of(empty, **more), (str(empty),)) == []

@@ -104,7 +104,7 @@ def test_a_report_needs_a_history_but_no_events(
     place = ["--history", str(history), "--out", str(tmp_path / "out")]
     code, said, remarks = command("report", *place)
     assert (code, said) == (1, "")
-    assert f"report_failed: {history}: there is no history in it" in remarks.splitlines()[-1]
+    assert f"report_failed: {history}: the folder has no history" in remarks.splitlines()[-1]
     assert not (tmp_path / "out/report.html").exists()
     [path] = write(history, story().events[:1])
     path.write_bytes(gzip.compress(b""))

@@ -105,8 +105,8 @@ def test_an_invalid_setup_is_refused_and_creates_nothing(
         ('{"format": 2, "shards": 2, "layout": 0, "moved_id": 9, "epoch": 1}', "layout must be a"),
         ('{"format": 2, "shards": 2, "layout": 1, "moved_id": "", "epoch": 1}', "moved_id must be"),
         ('{"format": 2, "shards": 2, "layout": 1, "moved_id": 9, "epoch": 1.5}', "epoch must be a"),
-        ('{"format": 1, "shards": 65}', "shards must be 1 to 64, not 65"),
-        ('{"format": 1, "shards": true}', "shards must be 1 to 64, not True"),
+        ('{"format": 1, "shards": 65}', "shards must be between 1 and 64, not 65"),
+        ('{"format": 1, "shards": true}', "shards must be between 1 and 64, not True"),
         ('{"format": 1, "shards": 4}', r"it has 4 shards \(shards.json\), but processes is"),
     ],
 )

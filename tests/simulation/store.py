@@ -213,7 +213,7 @@ class Server:
             data._epoch, data._owner, data._clean = epoch, owner, False
         if (epoch, owner) != (data._epoch, data._owner):
             self.fenced += 1
-            raise Fenced(f"epoch {epoch} of {owner} is over: {data._epoch} of {data._owner} began")
+            raise Fenced(f"epoch {epoch} of {owner} ended: {data._epoch} of {data._owner} began")
         if link < self._links.get(owner, 0):
             raise Unanswered  # nobody listens for this answer any more
         self._links[owner] = link

@@ -189,9 +189,9 @@ async def test_assertions_list_the_enqueued_tasks(wheel: TestWheel) -> None:
     assert [task.body for task in await wheel.enqueued("t")] == [b"a", b"b"]
     assert (await wheel.assert_enqueued("t", key="k", within="2m")).body == b"b"
     for wrong in ({"key": "other"}, {"key": "k", "within": "119s"}, {"body": b"c"}):
-        with pytest.raises(AssertionError, match="no task of 't' with .*; there is: key None"):
+        with pytest.raises(AssertionError, match="no task of 't' with .*; enqueued: key None"):
             await wheel.assert_enqueued("t", **wrong)  # type: ignore[arg-type]
-    with pytest.raises(AssertionError, match="there is: nothing"):
+    with pytest.raises(AssertionError, match="enqueued: nothing"):
         await wheel.assert_enqueued("u")
 
 

@@ -28,7 +28,7 @@ T = TypeVar("T")
 WIRE_MIN, WIRE_MAX = -(2**63), 2**64 - 1
 """The least and the greatest whole number that a frame can say."""
 TOO_HIGH = ID_MAX + 1
-NAMES = "1 to 255 of A-Z a-z 0-9 . _ : / -"
+NAMES = "1 to 255 characters from A-Z a-z 0-9 . _ : / -"
 
 
 class Bound(NamedTuple):
@@ -93,7 +93,7 @@ def _window(kind: Window, limits: Limits) -> Iterator[Bound]:
 def _shift(kind: Shift, limits: Limits) -> Iterator[Bound]:
     most = limits.delay_ms_max
     for number in (-most - 1, most + 1):
-        yield Bound(number, (f"an integer from {-most} to {most}", str(number)))
+        yield Bound(number, (f"an integer between {-most} and {most}", str(number)))
     yield Bound(1.5, ())
 
 
@@ -106,7 +106,7 @@ def _property(kind: PropertyValue, limits: Limits) -> Iterator[Bound]:
 
 def _number(kind: Number, limits: Limits) -> Iterator[Bound]:
     for number in (kind.low / 2, kind.high * 2):
-        yield Bound(number, (f"a number of {kind.low:g} to {kind.high:.0f} ({kind.what})",))
+        yield Bound(number, (f"a number between {kind.low:g} and {kind.high:.0f} ({kind.what})",))
 
 
 def _ids(kind: Ids, limits: Limits) -> Iterator[Bound]:
@@ -149,17 +149,19 @@ def _at_choice(field: Field, kind: Choice, limits: Limits) -> Iterator[Bound]:
 
 def _at_shift(field: Field, kind: Shift, limits: Limits) -> Iterator[Bound]:
     for number in (-limits.delay_ms_max, limits.delay_ms_max):
-        yield Bound(number, (f"{field.name} must be an integer of",))
+        yield Bound(number, (f"{field.name} must be an integer between",))
 
 
 def _at_window(field: Field, kind: Window, limits: Limits) -> Iterator[Bound]:
     for number in (kind.low, limits.within_ms_max):
-        yield Bound(number, (f"{field.name} must be an integer of", "(within_ms_max)"))
+        yield Bound(number, (f"{field.name} must be an integer between", "(within_ms_max)"))
 
 
 def _at_whole(field: Field, kind: Whole, limits: Limits) -> Iterator[Bound]:
     for number in (kind.low, kind.high):
-        yield Bound(number, (f"{field.name} must be an integer from {kind.low} to {kind.high},",))
+        yield Bound(
+            number, (f"{field.name} must be an integer between {kind.low} and {kind.high},",)
+        )
 
 
 def _at_number(field: Field, kind: Number, limits: Limits) -> Iterator[Bound]:
@@ -169,7 +171,7 @@ def _at_number(field: Field, kind: Number, limits: Limits) -> Iterator[Bound]:
 
 def _at_property(field: Field, kind: PropertyValue, limits: Limits) -> Iterator[Bound]:
     for value in ("x" * limits.property_value_bytes_max, INTEGER_MIN, INTEGER_MAX):
-        yield Bound(value, ("the limit is", f"{field.name} must be an integer of"))
+        yield Bound(value, ("the limit is", f"{field.name} must be an integer between"))
 
 
 def _at_ids(field: Field, kind: Ids, limits: Limits) -> Iterator[Bound]:

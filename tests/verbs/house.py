@@ -63,7 +63,7 @@ class FakeDirectory:
 
     async def place(self, shard: int, node: str | None) -> None:
         if shard:
-            raise BadRequest(f"shard must be 0 to 0, not {shard}")
+            raise BadRequest(f"shard must be between 0 and 0, not {shard}")
         if node not in (None, "a"):
             raise NotFound(f"node {node!r} is not there; there are a")
         self.placed = node

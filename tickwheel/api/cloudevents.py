@@ -85,8 +85,8 @@ def wrong_with(name: str, value: object) -> str | None:
             if INTEGER_MIN <= value <= INTEGER_MAX:
                 return None
             return (
-                f"the event's {name} must be an integer from {INTEGER_MIN} to {INTEGER_MAX}, not"
-                f" {shown(value)}"
+                f"the event's {name} must be an integer between {INTEGER_MIN} and {INTEGER_MAX},"
+                f" not {shown(value)}"
             )
     must_be = "a string, an integer or a boolean" if form is None else form[1]
     return f"the event's {name} must be {must_be}, not {shown(value)}"

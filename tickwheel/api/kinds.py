@@ -53,7 +53,7 @@ def refusal(error: InvalidValue) -> BadRequest:
 def integer(value: object, field: str, low: int, high: int) -> int:
     """Return the value if it is an integer from ``low`` to ``high``. Raise BadRequest otherwise."""
     if type(value) is not int or not low <= value <= high:
-        raise BadRequest(f"{field} must be an integer from {low} to {high}, not {shown(value)}")
+        raise BadRequest(f"{field} must be an integer between {low} and {high}, not {shown(value)}")
     return value
 
 
@@ -72,7 +72,7 @@ def name(value: object, field: str) -> str:
     """Return the value if it is a valid name of a topic, group or schedule. Raise BadRequest
     otherwise."""
     if type(value) is not str or not _NAME.fullmatch(value):
-        wrong(field, "1 to 255 of A-Z a-z 0-9 . _ : / -", value)
+        wrong(field, "1 to 255 characters from A-Z a-z 0-9 . _ : / -", value)
     return value
 
 
@@ -92,7 +92,7 @@ def task_ids(value: object, field: str, limits: Limits) -> Sequence[int]:
     ids = array(value, field, limits.ids_per_frame_max)
     if ids and (set(map(type, ids)) != {int} or min(ids) < 0 or max(ids) > ID_MAX):
         invalid = next(i for i in ids if type(i) is not int or not 0 <= i <= ID_MAX)
-        raise BadRequest(f"{field} must be integers of 0 to {ID_MAX}, not {shown(invalid)}")
+        raise BadRequest(f"{field} must be integers between 0 and {ID_MAX}, not {shown(invalid)}")
     return ids
 
 
@@ -428,7 +428,7 @@ class Number(FieldKind):
 
     def check(self, value: Any, field: str, limits: Limits) -> float:
         if type(value) not in (int, float) or not self.low <= value <= self.high:
-            wrong(field, f"a number of {self.low:g} to {self.high:.0f} ({self.what})", value)
+            wrong(field, f"a number between {self.low:g} and {self.high:.0f} ({self.what})", value)
         return float(value)
 
     def of_python(self, value: Any, field: str) -> float:

@@ -169,7 +169,8 @@ def policy_wire(value: Any, field: str) -> str | dict[str, Any]:
 def _checked_name(value: Any) -> str:
     if not isinstance(value, str) or not NAME.fullmatch(value):
         raise BadRequest(
-            f"name must begin with a letter and be 1 to 64 of A-Z a-z 0-9 . _ -, not {shown(value)}"
+            f"name must begin with a letter and have 1 to 64 characters from A-Z a-z 0-9 . _ -,"
+            f" not {shown(value)}"
         )
     return value
 
@@ -248,7 +249,7 @@ def rule_wire(value: Any, field: str) -> str | dict[str, Any]:
     if_pending = IfPending(cast("Action", value)) if isinstance(value, str) else value
     if not isinstance(if_pending, IfPending):
         raise BadRequest(
-            f'{field} must be a word such as "keep", or an IfPending, not {shown(value)}'
+            f'{field} must be an action such as "keep", or an IfPending, not {shown(value)}'
         )
     fields: dict[str, Any] = {
         "action": if_pending.action,

@@ -428,7 +428,7 @@ def _of_type(kind: Any) -> Callable[[Any], Any]:
 
     def read(value: Any) -> Any:
         if kind is str and not isinstance(value, str):
-            raise TypeError(f"{shown(value)} is not text")
+            raise TypeError(f"{shown(value)} is not a string")
         return kind(value)
 
     return read

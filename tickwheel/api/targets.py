@@ -110,14 +110,14 @@ class Secrets(FieldKind):
     def check(self, value: Any, field: str, limits: Limits) -> Sequence[str]:
         secrets = array(tuple(value) if type(value) is list else value, field, SECRETS_MAX)
         if not secrets:
-            raise BadRequest(f"{field} has 0 elements; at least 1 is needed")
+            raise BadRequest(f"{field} has 0 elements; the minimum is 1")
         for index, secret in enumerate(secrets):
             check_secret(secret, f"{field}[{index}]")
         return secrets
 
     def of_python(self, value: Any, field: str) -> Any:
         if isinstance(value, (str, bytes)):
-            raise BadRequest(f"{field} must be a list of strings, not a single string")
+            raise BadRequest(f"{field} must be a list of strings, not one string")
         return tuple(value)
 
     @property

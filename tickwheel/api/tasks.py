@@ -268,7 +268,7 @@ def check_options(options: Mapping[str, Any], field: str) -> None:
         )
     if options.get("shard_by") not in (None, order_key):
         raise BadRequest(
-            f"{field} has different values of shard_by and order_key; all tasks of an order key"
+            f"{field} has different values for shard_by and order_key; all tasks of an order key"
             " must be in one shard"
         )
 

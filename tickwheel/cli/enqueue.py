@@ -381,7 +381,7 @@ def _header(row: list[str]) -> list[str]:
 def _cells(names: list[str], row: list[str]) -> dict[str, Any]:
     """Return the fields of a row, with the types of JSON. Raise ValueError."""
     if len(row) != len(names):
-        raise ValueError(f"{len(row)} cells, but the first line has {len(names)} fields")
+        raise ValueError(f"has {len(row)} cells, but the first line has {len(names)} fields")
     return {name: _cell(name, cell) for name, cell in zip(names, row, strict=True) if cell}
 
 
@@ -500,7 +500,7 @@ def _parsed(fields: dict[str, Any], name: str, parse: Callable[[Any], T]) -> T |
 
 def _text(value: Any) -> str:
     if not isinstance(value, str) or not value:
-        raise ValueError(f"must be a string that is not empty, not {value!r:.40}")
+        raise ValueError(f"must be a non-empty string, not {value!r:.40}")
     _utf8(value)
     return value
 
@@ -522,14 +522,14 @@ def _properties(value: Any) -> dict[str, PropertyValue]:
     if not isinstance(value, dict) or not all(
         isinstance(item, (str, int, float)) for item in value.values()
     ):
-        kinds = "an object of texts, numbers and truth values"
+        kinds = "an object of strings, numbers and booleans"
         raise ValueError(f"must be {kinds}, not {value!r:.40}")
     return value
 
 
 def _whole(kind: Any, value: Any) -> int:
     if type(value) is not int or not kind.low <= value <= kind.high:
-        raise ValueError(f"must be {kind.low} to {kind.high}, not {value!r:.40}")
+        raise ValueError(f"must be between {kind.low} and {kind.high}, not {value!r:.40}")
     return value
 
 
@@ -542,7 +542,7 @@ def _moment(value: Any) -> datetime:
 
 def _milliseconds(value: Any) -> int:
     if type(value) is not int or not 0 <= value <= DURATION_MS_MAX:
-        raise ValueError(f"must be milliseconds, not {value!r:.40}")
+        raise ValueError(f"must be a number of milliseconds, not {value!r:.40}")
     return value
 
 

@@ -109,7 +109,7 @@ def _time_or_span(text: str, sign: int, reference: str) -> datetime:
         return cast("datetime", word_or((), parse_at, what)(text))
     if re.fullmatch("[0-9]{8}", text.strip()):
         date = "-".join(re.findall("^....|..", text.strip()))
-        raise ValueError(f"{text!r} may be a date or seconds; write {date}, or {text.strip()}s")
+        raise ValueError(f"{text!r} could be a date or seconds; write {date}, or {text.strip()}s")
     return datetime.fromtimestamp(time.time() + sign * span_s, UTC)
 
 

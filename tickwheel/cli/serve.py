@@ -307,7 +307,7 @@ def init(
         return 0
     url, kind = settings.store, parse(settings.store).kind
     if kind == "memory":
-        raise BadRequest("store memory: is empty at every start and needs no init")
+        raise BadRequest("the store memory: is empty at every start and needs no init")
     if kind == "sqlite":
         path = os.path.realpath(parse(url).path)
         if branch:
@@ -636,7 +636,7 @@ async def bench(
                 if rate:
                     await run.lateness(rate, seconds)
         except TimeoutError:
-            raise SendTimeout(f"not finished within {BENCH_S_MAX:g} s; try fewer --tasks") from None
+            raise SendTimeout(f"the run took over {BENCH_S_MAX:g} s; use fewer --tasks") from None
         finally:
             await run.clear()
     _show_bench(call, run.result, rate)

@@ -859,8 +859,8 @@ async def _settle(
     if options.keys() - {*_SELECTING, "all_"} or (kind == "delete" and rate is not None):
         if ids or selection.since is not None or selection.until is not None:
             raise BadRequest(
-                "ids, --since and --until cannot be combined with --where and the like: a bulk"
-                " operation selects by --topic and the tasks"
+                "ids, --since and --until cannot be combined with --where and other options of a"
+                " bulk operation, which selects by --topic and the tasks' fields"
             )
         bulk_options = {name: value for name, value in options.items() if name != "topic"}
         how = bulk_options | given({"rate": rate})

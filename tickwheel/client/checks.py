@@ -114,7 +114,7 @@ class Answers:
         try:
             await self._calls.call(FrameType.CHECKS, list(self._checks.handlers))
         except TickwheelError as error:
-            LOGGER.warning("this client gets no checks of transactions: %s", error.message)
+            LOGGER.warning("this client receives no transaction checks: %s", error.message)
 
     def down(self) -> None:
         """Do nothing: the daemon repeats open checks."""

@@ -108,7 +108,7 @@ class Client(HandwrittenVerbs):
     ) -> None:
         url = url or environment.value("TICKWHEEL_URL") or DEFAULT_URL
         if type(retries) is not int or not 0 <= retries <= 1000:
-            raise BadRequest(f"retries must be an integer from 0 to 1000, not {shown(retries)}")
+            raise BadRequest(f"retries must be an integer between 0 and 1000, not {shown(retries)}")
         self._options = options = LinkOptions(
             addresses=parse_url(url),
             open_to=connect,
@@ -151,7 +151,7 @@ class Client(HandwrittenVerbs):
         Unreachable after ``connect_timeout``, NotActive after ``active_timeout`` (daemons answer,
         but none is active), or the daemon's refusal; the caller can try again afterwards."""
         if self._state == "closed":
-            raise ClientClosed("this client is closed; make a new one")
+            raise ClientClosed("this client is closed; create a new one")
         if self._state == "new":
             self._begin()
             await self._link.connecting

@@ -51,7 +51,7 @@ def parse_url(url: str) -> list[Address]:
     Raise BadRequest naming the invalid part.
     """
     if not isinstance(url, str):
-        raise BadRequest(f"url must be text like {DEFAULT_URL}, not {url!r:.60}")
+        raise BadRequest(f"url must be a string like {DEFAULT_URL}, not {url!r:.60}")
     parts = [part.strip() for part in url.split(",")]
     if len({_is_secure(part) for part in parts if "://" in part or part is parts[0]}) > 1:
         raise BadRequest(f"url {url!r:.200}: either all addresses or none must use {SECURE}")
@@ -94,7 +94,7 @@ def _parse(part: str, url: str) -> Address:
         host, _, port = rest.partition(":")
     if not host or (port and not (port.isascii() and port.isdigit() and 0 < int(port) < 65_536)):
         raise BadRequest(
-            f"url {url!r:.200}: {part!r:.60} must be {PLAIN}HOST:PORT with a port of 1 to 65535"
+            f"url {url!r:.200}: {part!r:.60} must be {PLAIN}HOST:PORT, the port between 1 and 65535"
         )
     return host, int(port) if port else DEFAULT_PORT
 

@@ -222,8 +222,8 @@ class Codec:
             plain: bytes = cipher.decrypt(nonce, sealed, _bound(topic, encoding))
         except Exception as error:  # a wrong or missing tag
             raise BadBody(
-                f"the body does not decrypt with key {shown(key)}: the body, its topic or the key"
-                f" has changed ({type(error).__name__})"
+                f"the body cannot be decrypted with key {shown(key)}: the body, its topic or the"
+                f" key has changed ({type(error).__name__})"
             ) from None
         return plain
 
@@ -336,7 +336,7 @@ def read_keys(path: str | os.PathLike[str]) -> dict[str, bytes]:
 def _ciphers(keys: Any) -> dict[str, Any]:
     """Return the cipher of each key by name. Raise BadRequest, which shows no key."""
     if not isinstance(keys, Mapping) or not keys:
-        raise BadRequest("keys must be a mapping of at least one name to a key of 32 bytes")
+        raise BadRequest("keys must map at least one name to a key of 32 bytes")
     aead = extra("encryption", "cryptography.hazmat.primitives.ciphers.aead", "keys")
     ciphers = {}
     for name, key in keys.items():
@@ -346,8 +346,8 @@ def _ciphers(keys: Any) -> dict[str, Any]:
             or not _NAME_CHARACTERS.issuperset(name)
         ):
             raise BadRequest(
-                f"keys: a name must be 1 to {KEY_NAME_LENGTH_MAX} of A-Z a-z 0-9 . _ : / + -,"
-                f" not {shown(name)}"
+                f"keys: a name must be 1 to {KEY_NAME_LENGTH_MAX} characters from A-Z a-z"
+                f" 0-9 . _ : / + -, not {shown(name)}"
             )
         if not isinstance(key, (bytes, bytearray)) or len(key) != KEY_BYTES:
             size = f"{len(key)}" if isinstance(key, (bytes, bytearray)) else type(key).__name__

@@ -79,7 +79,7 @@ class Once:
         namespace: str = "tickwheel:once",
     ) -> None:
         if type(size) is not int or size < 1:
-            raise BadRequest(f"size must be an integer of 1 or more, not {shown(size)}")
+            raise BadRequest(f"size must be a positive integer, not {shown(size)}")
         self._wait_s = duration_ms(wait, "wait") / 1000
         self._namespace = namespace
         ttl_ms, claim_ms = positive_ms(ttl, "ttl"), positive_ms(claim, "claim")
@@ -145,7 +145,7 @@ def name_of(work: Any, key: Any = None) -> str:
     task id. Raise BadRequest."""
     if not isinstance(work, Delivered):
         if key is not None:
-            raise BadRequest("key requires a delivery; with a text, the text is the key")
+            raise BadRequest("key is only valid with a delivery; a string is itself the key")
         return _checked(work, "work must be a delivery or")
     # Names of topics and groups contain neither "#" nor "=", so different work never shares a key.
     prefix = f"{work.topic}#{work.group}"
@@ -336,7 +336,7 @@ class RedisDedupStore:
                 LOGGER.warning("a claim was not renewed: %s", error)
                 continue
             if not kept:
-                LOGGER.warning("the claim of %r was lost while it was worked on", key)
+                LOGGER.warning("the claim of %r was lost during the work", key)
                 return
 
     async def _ask(self, call: Awaitable[Any]) -> Any:

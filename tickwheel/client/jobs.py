@@ -187,7 +187,7 @@ def check_function(handler: Any, what: str, detail: str = "") -> None:
     if isinstance(handler, type):
         raise BadRequest(f"{what} must be a function{detail}, not the class {name}")
     if inspect.isasyncgenfunction(handler) or inspect.isgeneratorfunction(handler):
-        raise BadRequest(f"{name} must not be a generator: a call of a handler must run to its end")
+        raise BadRequest(f"{name} must not be a generator: a handler must run in one call")
 
 
 def check_awaits(handler: Any, name: str) -> None:
@@ -335,7 +335,7 @@ class Runner:
     def lose(self, word: str) -> None:
         """Cancel the handler because its lease was lost: another consumer may have the task."""
         self._lost = word
-        LOGGER.warning("%r: its lease was lost (%s); it is not acked", self.delivery, word)
+        LOGGER.warning("%r lost its lease (%s) and will not be acked", self.delivery, word)
         if self._is_handling:
             self.task.cancel()
 
@@ -405,7 +405,7 @@ class Runner:
         except TickwheelError as error:  # the lease ends by itself, and the task is delivered again
             LOGGER.warning("%r was not settled: %s: %s", delivery, error.code, error.message)
         except Exception as bug:
-            LOGGER.error("%r: %r", delivery, bug, exc_info=bug)
+            LOGGER.error("%r: unexpected %r", delivery, bug, exc_info=bug)
         return "unsettled"
 
     @property
@@ -423,19 +423,19 @@ class Runner:
         try:
             attempt.end("settled" if delivery.settled else outcome.verb, failure)
         except Exception as bug:
-            LOGGER.error("%r: its observer: %r", delivery, bug, exc_info=bug)
+            LOGGER.error("%r: the observer failed: %r", delivery, bug, exc_info=bug)
 
     def _report(self, on_settled: OnSettled, delivery: Delivery, *event: Any) -> None:
         try:
             on_settled(delivery, *event)
         except BaseException as bug:
-            LOGGER.error("%r: on_settled: %r", delivery, bug, exc_info=bug)
+            LOGGER.error("%r: on_settled failed: %r", delivery, bug, exc_info=bug)
             self._exit_by(bug)
 
     def _exit_by(self, error: BaseException) -> None:
         """Ask the worker to end if the exception is a SystemExit or KeyboardInterrupt."""
         if isinstance(error, (SystemExit, KeyboardInterrupt)):
-            LOGGER.error("%r: its handler ends the worker with %r", self.delivery, error)
+            LOGGER.error("%r: the handler stopped the worker with %r", self.delivery, error)
             self._exits(error)
 
     def _is_spent(self, before: contextvars.Context) -> bool:
@@ -471,8 +471,8 @@ class Runner:
             done, _ = await asyncio.wait((self.call.result,), timeout=timeout_s)
             if not done:
                 LOGGER.warning(
-                    "%r takes longer than %g s; a function in a thread cannot be stopped, so its"
-                    " task stays here until it returns", delivery, timeout_s,
+                    "%r is taking longer than %g s; a function in a thread cannot be stopped, so"
+                    " its task stays here until it returns", delivery, timeout_s,
                 )  # fmt: skip
         _check_ended(await self.call.result)
 
@@ -482,7 +482,7 @@ class Runner:
         try:
             return self._outcome(error)
         except Exception as bug:
-            LOGGER.error("%r: %r", self.delivery, bug, exc_info=bug)
+            LOGGER.error("%r: unexpected %r", self.delivery, bug, exc_info=bug)
             return Outcome("nack", type(error).__name__)
 
     def _outcome(self, error: BaseException) -> Outcome:
@@ -503,7 +503,7 @@ class Runner:
             LOGGER.info("%r was rejected: %s", delivery, _first_line(text_of(error)))
             return Outcome("reject", _reason_text(error.reason))
         if isinstance(error, Snooze):
-            LOGGER.info("%r is postponed: %s", delivery, _first_line(text_of(error)))
+            LOGGER.info("%r was postponed: %s", delivery, _first_line(text_of(error)))
             return Outcome("snooze", text_of(error), error.delay)
         if isinstance(error, RetryLater):
             LOGGER.info("%r will be delivered again: %s", delivery, _first_line(text_of(error)))
@@ -520,7 +520,7 @@ class Runner:
         """Return how to settle an encrypted task after an exception. The log and the daemon receive
         only the types of exceptions and their lines, since texts may quote the body."""
         reason = reason_of(error, delivery)
-        LOGGER.warning("%r failed (encrypted task: only types and lines): %s", delivery, reason)
+        LOGGER.warning("%r failed (encrypted, so without texts): %s", delivery, reason)
         if isinstance(error, Unfit):
             return Outcome("reject", f"{type(error).__name__}: {error.place}")
         if isinstance(error, Reject):
@@ -535,7 +535,7 @@ class Runner:
         if self._stopped:
             self.task.uncancel()
             if self.call is not None and not self.call.ended.done():
-                LOGGER.warning("%r still runs in a thread; its lease ends by itself", self.delivery)
+                LOGGER.warning("%r still runs in a thread; its lease will expire", self.delivery)
                 return NOTHING
             LOGGER.warning("%r was stopped before it was done", self.delivery)
             return Outcome("release")
@@ -544,7 +544,7 @@ class Runner:
             self._cancellation = error
             is_ended = self.call is None or self.call.ended.done()
             return Outcome("release") if is_ended else NOTHING
-        LOGGER.warning("%r failed: its handler was cancelled from within", self.delivery)
+        LOGGER.warning("%r failed: the handler raised CancelledError", self.delivery)
         assert self.delivery is not None, "the runner has a delivery"
         return Outcome("nack", reason_of(error, self.delivery))
 

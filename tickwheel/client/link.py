@@ -137,7 +137,7 @@ class Link:
     def ready(self) -> None:
         """Start to connect, unless started. Raise ClientClosed."""
         if self.state == "closed":
-            raise ClientClosed("the client is closed; make a new one")
+            raise ClientClosed("the client is closed; create a new one")
         if self.state == "new":
             self.begin()
 
@@ -481,7 +481,7 @@ class Verbs:
         """Yield the items of a listing; ``timeout`` applies to each page."""
         self._ready()
         if limit is not None and (type(limit) is not int or limit < 1):
-            raise BadRequest(f"limit must be an integer of 1 or more, not {shown(limit)}")
+            raise BadRequest(f"limit must be a positive integer, not {shown(limit)}")
         verb = VERBS[name]
         whole = await self._know_shards(self._until(timeout)) or self._link
         async with aclosing(whole.pages(verb, keywords, limit, timeout)) as items:

@@ -514,7 +514,7 @@ class Batch(Resendable):
     def answered(self, result: Any) -> None:
         accepted_ms, ids, *more = result
         if type(accepted_ms) is not int or len(ids) != len(self.tasks):
-            raise ValueError(f"{len(ids)} ids for {len(self.tasks)} tasks")
+            raise ValueError(f"got {len(ids)} ids for {len(self.tasks)} tasks")
         outcomes = more[0].get("outcomes") if more else None
         if outcomes is not None:
             all_receipts = merged_receipts(ids, outcomes)
@@ -607,7 +607,7 @@ class ColumnBatch(Batch):
     def answered(self, result: Any) -> None:
         accepted_ms, ids = result
         if type(accepted_ms) is not int or len(ids) != self.count:
-            raise ValueError(f"{len(ids)} ids for {self.count} tasks")
+            raise ValueError(f"got {len(ids)} ids for {self.count} tasks")
         (future,) = self.futures
         if not future.done():
             dues_ms = [accepted_ms + delay_ms for delay_ms in self.columns.delays_ms]

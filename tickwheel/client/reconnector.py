@@ -337,7 +337,7 @@ class Reconnector:
             return  # an attempt: ``_connected`` calls this again
         if connection.is_leased:
             if self._searching is not None:
-                LOGGER.info("%s has its lease again", connection.peer)
+                LOGGER.info("%s holds its lease again", connection.peer)
             self._end_search()
         elif self._searching is None:
             LOGGER.info(

@@ -63,7 +63,7 @@ def needs_loop(function: F, name: str, instead: str) -> F:
         except RuntimeError:
             raise BadRequest(
                 f"{name} is asynchronous, and no event loop runs in this thread,"
-                f" so nobody could await it: {instead}"
+                f" so nothing could await it: {instead}"
             ) from None
         return function(*args, **kwargs)
 
@@ -407,7 +407,7 @@ def read(parse: Callable[[Any], T], answer: Any) -> T:
 def list_of(answer: Any, count: int, kind: Any) -> list[Any]:
     """Return the answer as a list of ``count`` items of this kind. Raise ProtocolError."""
     if not isinstance(answer, tuple) or len(answer) != count:
-        raise ProtocolError(f"the daemon's answer must be a list of {count}, not {answer!r:.100}")
+        raise ProtocolError(f"the daemon's answer must have {count} elements, not {answer!r:.100}")
     items: list[Any] = read(shapes.reader_of(kind), answer)
     return items
 

@@ -309,7 +309,7 @@ class Shards:
     def opened(self, link: Link) -> Link:
         """Return the link, and start to connect it if necessary. Raise ClientClosed."""
         if self._is_closed:
-            raise ClientClosed("the client is closed; make a new one")
+            raise ClientClosed("the client is closed; create a new one")
         link.ready()
         return link
 
@@ -359,7 +359,7 @@ class Shards:
             shard_fields = (*fields[:place], part, *fields[place + 1 :])
             answer = await self._ask(self.links[shard], verb, shard_fields, until_s)
             if not isinstance(answer, tuple) or len(answer) != len(part):
-                raise ProtocolError(f"the daemon's answer is not a list of {len(part)}")
+                raise ProtocolError(f"the daemon's answer does not have {len(part)} elements")
             return answer
 
         return tuple(await ask_in_parts(groups, ask))
@@ -500,7 +500,7 @@ class Shards:
         if away:
             names = ", ".join(str(self.links.index(link)) for link in away)
             LOGGER.info(
-                "%s of topic %s: shards %s are unreachable and will follow when they are back",
+                "%s of topic %s: shards %s cannot be reached and will follow later",
                 verb.name, fields[0], names,
             )  # fmt: skip
         answers = [end for end in ends if not isinstance(end, BaseException)]

@@ -196,7 +196,9 @@ class SpreadSubscription:
 
     async def _keep_joining(self, shard: int) -> None:
         front, tries = self._front, 0
-        LOGGER.warning("shard %d is unreachable; subscribed to %s without it", shard, front.topic)
+        LOGGER.warning(
+            "shard %d is unreachable; the subscription to %s goes on without it", shard, front.topic
+        )
         while not front._closed:
             try:
                 await self._join(shard)
@@ -265,7 +267,7 @@ class SpreadSubscription:
                     # A daemon of an older release does not report its use. The shares stay as they
                     # are.
                     LOGGER.info(
-                        "credit between shards is not balanced: %s: %s", error.code, error.message
+                        "balancing credit between shards failed: %s: %s", error.code, error.message
                     )
                     return
             pause_s = BALANCE_PAUSE_S if has_moved else min(2 * pause_s, BALANCE_PAUSE_MAX_S)

@@ -256,7 +256,7 @@ class Mismatch:
         if word == "update" and not self.has_started:
             async with self._updating:
                 if not self._is_updated:
-                    LOGGER.warning("%s; the group gets this code's settings", difference)
+                    LOGGER.warning("%s; the group will get this code's settings", difference)
                     await self._update()
                     self._is_updated = True
         elif difference not in self._logged:
@@ -712,8 +712,8 @@ class Subscriptions:
         limit = self.reconnector.limits.prefetch_max
         if type(prefetch) is not int or not 0 <= prefetch <= limit:
             raise BadRequest(
-                f"prefetch must be an integer from 0 to {limit} (prefetch_max), not"
-                f" {shown(prefetch)}"
+                f"prefetch must be an integer between 0 and {limit} (prefetch_max),"
+                f" not {shown(prefetch)}"
             )
 
     def add(self, number: int, subscription: Subscription) -> None:

@@ -264,7 +264,8 @@ class TaskChecker:
             return value
         if not isinstance(value, str) or not _NAME.fullmatch(value):
             raise BadRequest(
-                f"{field} must be 1 to 255 of A-Z a-z 0-9 . _ : / -, not {shown(value)}"
+                f"{field} must be 1 to 255 characters from A-Z a-z 0-9 . _ : / -,"
+                f" not {shown(value)}"
             )
         if len(self._names) >= _NAMES_KEPT_MAX:
             self._names.clear()
@@ -367,7 +368,7 @@ def receipts(
         pairs = zip(dues, chosen_ms, strict=True)
         dues = [due_ms if chosen is None else chosen for due_ms, chosen in pairs]
     if len(ids) != len(dues):
-        raise ValueError(f"{len(ids)} ids for {len(dues)} tasks")
+        raise ValueError(f"got {len(ids)} ids for {len(dues)} tasks")
     return list(map(_new_receipt, zip(ids, dues, _STORED, strict=False)))
 
 

@@ -161,7 +161,7 @@ class Transaction:
     def _check_open(self) -> None:
         if self._outcome:
             kind = TransactionCommitted if self._outcome == "committed" else TransactionRolledBack
-            raise kind(f"transaction {self.id} was {self._outcome}; it takes no more tasks")
+            raise kind(f"transaction {self.id} was {self._outcome}; it accepts no more tasks")
 
     def _receipts_of(self, answer: Any) -> list[Receipt]:
         accepted_ms, ids = answer[:2]

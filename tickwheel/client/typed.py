@@ -453,7 +453,7 @@ class Schema:
         if version > self._version:
             raise NewerVersion(
                 f"the task's arguments have version {version}; this handler of {self._topic}"
-                f" supports versions up to {self._version}: a newer program can work on the task"
+                f" supports versions up to {self._version}: a newer program can handle it"
             )
         return step.name, version
 
@@ -473,7 +473,7 @@ class Schema:
         """Read a value of a pydantic model."""
         model = _pydantic_model()
         if model is None or not isinstance(kind, type) or not issubclass(kind, model):
-            raise NotImplementedError(f"{kind} is not a type that can be read")
+            raise NotImplementedError(f"{kind} cannot be decoded")
         errors: Any = sys.modules["pydantic"].ValidationError
         try:
             return kind.model_validate_json(self._msgspec.json.encode(value))  # type: ignore[attr-defined]  # a model
@@ -506,7 +506,7 @@ def _write_other(value: Any) -> Any:
     model = _pydantic_model()
     if model is not None and isinstance(value, model):
         return value.model_dump(mode="json")
-    raise TypeError(f"a {type(value).__name__} cannot be written")
+    raise TypeError(f"a {type(value).__name__} cannot be encoded")
 
 
 def _is_same(written: Any, read: Any) -> bool:
@@ -540,7 +540,7 @@ def _unfit(problem: Exception) -> Unfit:
 def _checked_version(version: Any) -> int:
     if type(version) is not int or not 1 <= version <= VERSION_MAX:
         raise BadRequest(
-            f"version must be an integer from 1 to {VERSION_MAX}, not {shown(version)}"
+            f"version must be an integer between 1 and {VERSION_MAX}, not {shown(version)}"
         )
     return version
 

@@ -185,7 +185,7 @@ class HandwrittenVerbs(GeneratedVerbs):
                 return bulk_info
             if until_s is not None and loop.time() >= until_s:
                 raise SendTimeout(
-                    f"bulk operation {bulk} is still running; it changed {bulk_info.changed} tasks"
+                    f"bulk operation {bulk} is still running; tasks changed: {bulk_info.changed}"
                 )
             await asyncio.sleep(LOOK_S)
 

@@ -263,7 +263,7 @@ class Worker:
         was deleted), and, without ``wait``, Unreachable when there is no connection at the start.
         """
         if self._stop_requested is not None:
-            raise BadRequest("a worker runs once; make a new one")
+            raise BadRequest("a worker runs once; create a new one")
         if not self._routes:
             raise BadRequest("the worker has no handlers: register some with @worker.on(topic)")
         routes = [route.limited(concurrency) for route in self._routes]
@@ -303,7 +303,7 @@ class Worker:
                 if not wait:
                     raise
                 if not has_warned:
-                    LOGGER.warning("waits for a daemon: %s: %s", error.code, error.message)
+                    LOGGER.warning("waiting for a daemon: %s: %s", error.code, error.message)
                     has_warned = True
             assert self._stop_requested is not None, "the worker runs"
             with suppress(TimeoutError):
@@ -317,7 +317,7 @@ class Worker:
         try:
             await _all(lane.start() for lane in lanes)
             for lane in lanes:
-                LOGGER.info("works on %s, %d at a time", lane.route.name, lane.route.concurrency)
+                LOGGER.info("working on %s, %d at a time", lane.route.name, lane.route.concurrency)
             self.started.set()
             await self._read(lanes)
             await self._wind_down(lanes)
@@ -340,7 +340,7 @@ class Worker:
                 task.cancel()
             await asyncio.gather(*readers, stopping, return_exceptions=True)
         for error in filter(None, failed):
-            LOGGER.error("stops: %s", error)
+            LOGGER.error("stopping: %s", error)
             await self._wind_down(lanes)
             raise error
 
@@ -348,7 +348,7 @@ class Worker:
         """Take no more deliveries, release those not started, and wait for running handlers."""
         assert self._hurry is not None, "the worker runs"
         running = sum(lane.running for lane in lanes)
-        LOGGER.info("stops; %d handlers still run, grace %g s", running, self._grace_s)
+        LOGGER.info("stopping; handlers running: %d; grace period: %g s", running, self._grace_s)
         closing = asyncio.create_task(_all((lane.close() for lane in lanes), quiet=True))
         drained = asyncio.create_task(_all(lane.drained() for lane in lanes))
         hurry = asyncio.create_task(self._hurry.wait())
@@ -358,7 +358,7 @@ class Worker:
             )
             if not drained.done():
                 left = sum(lane.running for lane in lanes)
-                LOGGER.warning("the grace is over; %d running handlers are cancelled", left)
+                LOGGER.warning("the grace period is over; handlers cancelled: %d", left)
             await closing
         finally:
             for task in (closing, drained, hurry):
@@ -472,7 +472,7 @@ class Lane:
             self._begin(delivery)
             while self._free <= 0 or self._stopping:
                 await self._freed.wait()
-        raise ClientClosed("the client was closed while the worker ran")
+        raise ClientClosed("the client was closed while the worker was running")
 
     def _begin(self, delivery: Delivery) -> None:
         """Start a delivery in an idle runner or a new one."""
@@ -518,11 +518,11 @@ class Lane:
         if runner.call is None or runner.call.ended.done():
             self._release()
         else:
-            LOGGER.warning("%r: its function still runs in a thread", runner.delivery)
+            LOGGER.warning("%r: the function is still running in a thread", runner.delivery)
             runner.call.ended.add_done_callback(lambda _: self._release())
             self._freed.notify()
         if not task.cancelled() and (bug := task.exception()) is not None:
-            LOGGER.error("%r: %r", runner.delivery, bug, exc_info=bug)
+            LOGGER.error("%r: unexpected %r", runner.delivery, bug, exc_info=bug)
 
     def _release(self) -> None:
         """Allow one more handler to run."""
@@ -596,7 +596,7 @@ class Lane:
                 await self.drained()
         for runner in self._runners:
             if runner.delivery is not None:
-                LOGGER.error("%r: its handler ignores its cancellation", runner.delivery)
+                LOGGER.error("%r: the handler ignored its cancellation", runner.delivery)
         self._finished = True
         for runner in self._waiting:
             runner.go_on(None)

@@ -496,7 +496,7 @@ def _fields(expression: str, *, is_new: bool) -> list[str]:
     if words and words[0] == "@EVERY":
         raise BadTiming("cron", "is an interval; use every instead of cron (--every 1h, every_ms)")
     if words and words[0].startswith("@"):
-        raise BadTiming("cron", f"is not known; known are {', '.join(MACROS)}")
+        raise BadTiming("cron", f"is not a valid macro; use {', '.join(MACROS)}")
     if len(words) not in (5, 6):
         raise BadTiming("cron", f"must have 5 fields, or 6 with seconds first, not {len(words)}")
     return [

@@ -139,7 +139,7 @@ def by_ids(history_dir: Path, query: Query, tally: Tally) -> Query:
         if len(ids) > KEY_IDS_MAX:
             raise LimitExceeded(
                 f"more than {KEY_IDS_MAX} tasks have the key {query.key!r:.60};"
-                " name a topic, or an earlier end of the time"
+                " use a topic, or an earlier end of the period"
             )
     return replace(query, key=None, ids=frozenset(ids))
 

@@ -194,7 +194,7 @@ async def check_empty(url: str) -> None:
         raise BadRequest("--into must name a SQLite file or a Redis, not memory:")
     if parsed.kind == "sqlite":
         if os.path.lexists(parsed.path) and not _is_empty(parsed.path):
-            raise Conflict(f"{parsed.path} exists already; a restore goes into a new store")
+            raise Conflict(f"{parsed.path} already exists; restore into a new store")
         folder = os.path.dirname(os.path.abspath(parsed.path))
         if not os.path.isdir(folder):
             raise BadRequest(f"--into: {folder} is not a folder; mount its volume, or create it")
@@ -300,7 +300,7 @@ async def _sqlite(
                 os.unlink(path)
             set_aside(path)
     except FileExistsError:
-        raise Conflict(f"{path} exists already; a restore goes into a new store") from None
+        raise Conflict(f"{path} already exists; restore into a new store") from None
 
 
 # --- the restore ----------------------------------------------------------------------------------

@@ -3,8 +3,9 @@
 Callers use ``filters.py``.
 
 As in SQL-92, a condition is TRUE, FALSE or UNKNOWN (``True``, ``False``, ``None``), and an absent
-value is NULL. Numbers are compared with numbers, texts with texts (by code points), truth values
-with truth values (``=`` and ``<>`` only). Any other comparison is UNKNOWN, never an error.
+value is NULL. Numbers are compared with numbers, strings with strings (by code points), and
+truth values with truth values (``=`` and ``<>`` only). Any other comparison is UNKNOWN, never an
+error.
 
 ``why_never`` finds conditions that no task can satisfy.
 
@@ -526,7 +527,7 @@ EXPECTED = (
     ({"NUMBER", "TEXT"}, "a value"),
     ({"COMPARISON", "_AND"}, "an operator, AND, OR or the end"),
     ({"COMPARISON"}, "an operator"),
-    ({"TEXT"}, "a text in single quotes"),
+    ({"TEXT"}, "a string in single quotes"),
     ({"_BETWEEN", "_IN"}, "BETWEEN, IN or LIKE"),
     ({"_NOT", "_NULL"}, "NULL or NOT NULL"),
     ({"_NULL"}, "NULL"),
@@ -565,9 +566,9 @@ def parse(text: str) -> Condition:
         token = error.token
         at_end = token.type == "$END"
         position = len(text) if at_end else token.start_pos or 0
-        actual = "the text ends" if at_end else f"found {str(token)[:FOUND_LENGTH_MAX]}"
+        actual = "the end" if at_end else str(token)[:FOUND_LENGTH_MAX]
         expected = _expected(error.accepts or error.expected)
-        raise _failure(text, position, f"{expected} is expected, {actual}") from None
+        raise _failure(text, position, f"expected {expected}, found {actual}") from None
     except UnexpectedCharacters as error:
         index: Any = error.pos_in_stream  # declared as None only
         position = int(index)
@@ -590,7 +591,7 @@ def _expected(terminals: Collection[str]) -> str:
 
 def _character(char: str) -> str:
     if char == "'":
-        return "the text that begins here has no end"
+        return "the string that begins here has no end"
     if char == '"':
         return "the name that begins here is empty or has no end"
     return f"{char!r} is not part of the language"
@@ -888,7 +889,7 @@ def _around(numbers: Iterable[Any]) -> Iterator[float]:
 
 def _why_unknown(part: Simple) -> str:
     if isinstance(part, Like):
-        return "LIKE is for texts"
+        return "LIKE is for strings"
     if isinstance(part, Holds):
         return "it is not TRUE or FALSE"
     others = _operands(part)[1:] if isinstance(part, Member) else _operands(part)

@@ -136,7 +136,7 @@ def _tags(text: str) -> frozenset[str | None] | None:
         tag = part.strip()
         begin = position + len(part) - len(part.lstrip())
         if not tag:
-            raise FilterError("tags", "a tag is expected", text, begin)
+            raise FilterError("tags", "expected a tag", text, begin)
         if tag == ANY_TAG:
             raise FilterError("tags", "* means any tag and must be alone", text, begin)
         tags.add(tag)
@@ -153,7 +153,7 @@ def _condition(text: str) -> Condition:
         raise FilterError("where", f"{message} (FILTER_DEPTH_MAX)", text, None)
     cost = cost_of(condition)
     if cost > FILTER_COST_MAX:
-        message = f"judging a task costs {cost} steps; the limit is {FILTER_COST_MAX}"
+        message = f"evaluating the condition takes {cost} steps; the limit is {FILTER_COST_MAX}"
         raise FilterError("where", f"{message} (FILTER_COST_MAX)", text, None)
     return condition
 

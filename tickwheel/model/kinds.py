@@ -425,7 +425,7 @@ def options_fields(options: TaskOptions) -> tuple[Any, ...]:
 def options_of(*fields: Any) -> TaskOptions:
     """Return the options from their ``options_fields``. Raise TypeError if there are too few."""
     if len(fields) < _USUAL_OPTIONS:
-        raise TypeError(f"a task's options have {_USUAL_OPTIONS} fields at least")
+        raise TypeError(f"a task's options must have at least {_USUAL_OPTIONS} fields")
     options = TaskOptions(*fields)
     if options.retry is not None:
         options = options._replace(retry=of_stored_fields(options.retry))
@@ -478,9 +478,9 @@ def _group(
 
 def _settings(*fields: Any) -> GroupSettings:
     if len(fields) < _USUAL_SETTINGS:
-        raise TypeError(f"settings have {_USUAL_SETTINGS} fields at least")
+        raise TypeError(f"settings must have at least {_USUAL_SETTINGS} fields")
     if len(fields) > len(_SETTINGS):
-        raise TypeError(f"settings have {len(_SETTINGS)} fields at most")
+        raise TypeError(f"settings must have at most {len(_SETTINGS)} fields")
     settings = _NOTHING_SET.replaced(dict(zip(_SETTINGS, fields, strict=False)))
     rule: Any = settings.if_pending
     return settings._replace(

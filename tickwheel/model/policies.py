@@ -250,7 +250,7 @@ def check_number(name: str, value: Any, field: str) -> Any:
 
 def check_integer(value: Any, field: str, low: int, high: int) -> int:
     if type(value) is not int or not low <= value <= high:
-        raise InvalidPolicy(f"{field} must be an integer from {low} to {high}, not {{}}", value)
+        raise InvalidPolicy(f"{field} must be an integer between {low} and {high}, not {{}}", value)
     return value
 
 
@@ -258,7 +258,9 @@ def check_float(value: Any, field: str, low: float, high: float) -> float:
     """Return a number or an integer as a float. Raise InvalidPolicy if it is invalid."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not low <= value <= high:
-        raise InvalidPolicy(f"{field} must be a number of {low:g} to {high:g}, not {{}}", value)
+        raise InvalidPolicy(
+            f"{field} must be a number between {low:g} and {high:g}, not {{}}", value
+        )
     return float(value)
 
 
@@ -282,8 +284,8 @@ def named_policies(settings: Mapping[str, Any], default: RetryPolicy) -> dict[st
             raise ValueError(f"the policy {name} is built in; choose another name")
         if not NAME.fullmatch(name):
             raise ValueError(
-                "a policy's name must be a letter followed by up to 63 characters from"
-                f" A-Z a-z 0-9 . _ -, not {name!r}"
+                f"a policy's name must be a letter and up to 63 characters from A-Z a-z"
+                f" 0-9 . _ -, not {name!r}"
             )
         if not isinstance(value, Mapping):
             raise ValueError(f"retry_policies.{name} must be a table of numbers, not a name")
@@ -315,9 +317,7 @@ def parse_duration(text: str, *, up: bool = True) -> float:
         raise ValueError(f"{text!r} is not a duration; {_DURATION_HELP}")
     units = [UNITS_MS[unit] for _, unit in parts]
     if sorted(set(units), reverse=True) != units:
-        raise ValueError(
-            f"{text!r}: use each unit at most once, the largest first; {_DURATION_HELP}"
-        )
+        raise ValueError(f"{text!r} must have each unit once, the largest first; {_DURATION_HELP}")
     total_ms = _whole_ms(parts, up)
     if total_ms > DURATION_MS_MAX:
         raise ValueError(f"{text!r} is longer than the limit of {DURATION_MS_MAX} ms")
@@ -380,7 +380,7 @@ SPEC_FIELDS: dict[str, dict[str, str]] = {
     if names
 }
 """Kind of policy → field of its SPEC → name on the wire."""
-_KNOWN = "known are exponential:…, fixed:…, table:…, none, default, rocketmq, or a name"
+_KNOWN = "use exponential:…, fixed:…, table:…, none, default, rocketmq, or a name"
 
 
 def parse_policy(text: str) -> Policy:
@@ -403,11 +403,11 @@ def policy_of_json(value: Any) -> Policy:
         raise ValueError(f"a retry policy must be a SPEC or an object, not {value!r:.40}")
     kind = value.get("kind")
     if not isinstance(kind, str) or kind not in FIELDS:
-        raise ValueError(f"kind is {kind!r:.40}; known are none, {', '.join(SPEC_FIELDS)}")
+        raise ValueError(f"kind must be one of none, {', '.join(SPEC_FIELDS)}, not {kind!r:.40}")
     allowed = ("kind", *FIELDS[kind])
     for name, number in value.items():
         if name not in allowed:
-            raise ValueError(f"{name} is not part of kind {kind}")
+            raise ValueError(f"{name} is not a valid field of kind {kind}")
         if name != "kind" and not _has_type(name, number):
             raise ValueError(f"{name} must be {_TYPES.get(name, 'an integer')}, not {number!r:.40}")
     return dict(value)
@@ -429,7 +429,7 @@ def _fields(kind: str, text: str) -> dict[str, Any]:
         name, equals, value = part.partition("=")
         if name not in wire_names or not equals:
             forms = ", ".join(f"{n}=…" for n in wire_names)
-            raise ValueError(f"{part!r:.60} in {kind}: write {forms}")
+            raise ValueError(f"{part!r:.60} is not part of {kind}; write {forms}")
         if wire_names[name] in fields:
             raise ValueError(f"{name} is given twice")
         fields[wire_names[name]] = _value(name, value)
@@ -439,7 +439,7 @@ def _fields(kind: str, text: str) -> dict[str, Any]:
 def _table(text: str) -> dict[str, Any]:
     delays, _, rest = text.partition(";")
     if not delays.strip():
-        raise ValueError("table needs its delays: table:10s,30s,1m")
+        raise ValueError("table must have delays, such as table:10s,30s,1m")
     delays_ms = [_delay_ms("table", delay) for delay in delays.split(",")]
     return {"kind": "table", "delays_ms": delays_ms, **_fields("table", rest)}
 
@@ -447,7 +447,7 @@ def _table(text: str) -> dict[str, Any]:
 def _value(name: str, text: str) -> int | float:
     if name == "retries":
         if not text.isascii() or not text.isdecimal() or int(text) > RETRIES_MAX:
-            raise ValueError(f"retries must be 0 to {RETRIES_MAX}, not {text!r:.40}")
+            raise ValueError(f"retries must be between 0 and {RETRIES_MAX}, not {text!r:.40}")
         return int(text)
     if name in {"factor", "jitter"}:
         return _number(name, text)
@@ -461,7 +461,7 @@ def _number(name: str, text: str) -> float:
     except ValueError:
         raise ValueError(f"{name} must be a number, not {text!r:.40}") from None
     if not (least <= value <= most and math.isfinite(value)):
-        allowed = "1 or more" if name == "factor" else "0 to 1"
+        allowed = "finite and at least 1" if name == "factor" else "between 0 and 1"
         raise ValueError(f"{name} must be {allowed}, not {text}")
     return value
 
@@ -556,7 +556,7 @@ def checked_rule(rule: Any, field: str) -> Coalescing:
         words = _WORDS.get(name)
         if words is None:
             if type(value) is not int or not 1 <= value <= DELAY_MS_MAX:
-                text = f"{field}.{name} must be an integer from 1 to {DELAY_MS_MAX}, not {{}}"
+                text = f"{field}.{name} must be an integer between 1 and {DELAY_MS_MAX}, not {{}}"
                 raise InvalidPolicy(text, value)
         elif not isinstance(value, str) or value not in words:
             text = f"{field}.{name} must be one of {', '.join(words)}, not {{}}"

@@ -73,7 +73,7 @@ def check_text(value: Any, field: str, length_max: int, limit: str = "") -> str:
             is_too_long=True,
         )
     if not is_utf8(value):
-        raise InvalidValue(f"{field} must be text that UTF-8 can encode, not {{}}", value)
+        raise InvalidValue(f"{field} must be a string that UTF-8 can encode, not {{}}", value)
     return value
 
 
@@ -108,7 +108,7 @@ def check_property(value: Any, field: str, bytes_max: int, *names: str) -> None:
     InvalidValue if the value is not valid."""
     if isinstance(value, str):
         if not is_utf8(value):
-            text = f"{field} must be text that UTF-8 can encode, not {{}}"
+            text = f"{field} must be a string that UTF-8 can encode, not {{}}"
             raise InvalidValue(text, *names, value)
         size_bytes = len(value.encode())
         if size_bytes > bytes_max:
@@ -122,5 +122,5 @@ def check_property(value: Any, field: str, bytes_max: int, *names: str) -> None:
         text = f"{field} must be a string, number or boolean, not {{}}"
         raise InvalidValue(text, *names, value)
     elif not INTEGER_MIN <= value <= INTEGER_MAX:
-        text = f"{field} must be an integer from {INTEGER_MIN} to {INTEGER_MAX}, not {{}}"
+        text = f"{field} must be an integer between {INTEGER_MIN} and {INTEGER_MAX}, not {{}}"
         raise InvalidValue(text, *names, value)

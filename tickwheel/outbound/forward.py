@@ -220,7 +220,7 @@ class RedisTarget:
         recent = self._tail + data
         if self._held > READ_BYTES + REPLY_BYTES_MAX or _TOO_LARGE.search(recent):
             raise RedisFailed(
-                f"the server answers with more than {REPLY_BYTES_MAX} bytes (REPLY_BYTES_MAX)"
+                f"the server answered with more than {REPLY_BYTES_MAX} bytes (REPLY_BYTES_MAX)"
             )
         self._tail = recent[-32:]
 
@@ -428,7 +428,7 @@ class BoundedReader(asyncio.StreamReader):
     async def readexactly(self, n: int) -> bytes:
         if n > FRAME_BYTES_MAX:
             raise ConnectionError(
-                f"the broker sends a frame of {n} bytes; the limit is {FRAME_BYTES_MAX}"
+                f"the broker sent a frame of {n} bytes; the limit is {FRAME_BYTES_MAX}"
                 " (FRAME_BYTES_MAX)"
             )
         return await super().readexactly(n)

@@ -379,8 +379,8 @@ class Runner:
 
     def _note(self, problem: str, error: BaseException) -> None:
         if self.trouble != problem:
-            LOGGER.warning("%s, group %s: target is failing: %s", self.topic, self.group, problem)
-            LOGGER.debug("the target is failing", exc_info=error)
+            LOGGER.warning("%s, group %s: the target failed: %s", self.topic, self.group, problem)
+            LOGGER.debug("the target failed", exc_info=error)
         self.tries += 1
         self.trouble = problem
 

@@ -139,7 +139,7 @@ class TargetUrl:
             raise BadRequest(f"the query of url is not valid: {error}") from None
         self._options = dict(pairs)
         if len(self._options) < len(pairs):
-            raise BadRequest("url has an option twice")
+            raise BadRequest("url has an option more than once")
 
     def host(self) -> str:
         """Return the host name or address. Raise BadRequest unless the URL names exactly one."""
@@ -159,7 +159,7 @@ class TargetUrl:
         default."""
         value = self._options.pop(name, default)
         if value is None or (not value and default is None):
-            raise BadRequest(f"url lacks {name}: {self.scheme}://…?{name}=…")
+            raise BadRequest(f"url must have {name}: {self.scheme}://…?{name}=…")
         return value
 
     def number(self, name: str, default: int, low: int, high: int) -> int:

@@ -126,12 +126,10 @@ def read_layout(folder: ShardFolder) -> Layout:
             f"{path}: format must be {_FORMAT} or {_MOVED_FORMAT}, not {file_format!r}"
         )
     if type(count) is not int or not 1 <= count <= SHARDS_MAX:
-        raise StoreUnusable(f"{path}: shards must be 1 to {SHARDS_MAX}, not {count!r}")
+        raise StoreUnusable(f"{path}: shards must be between 1 and {SHARDS_MAX}, not {count!r}")
     for name, value in zip(names, values, strict=False):
         if type(value) is not int or value < 1:
-            raise StoreUnusable(
-                f"{path}: {name} must be a whole number of 1 or more, not {value!r}"
-            )
+            raise StoreUnusable(f"{path}: {name} must be a positive whole number, not {value!r}")
     return Layout(count, *values)
 
 
@@ -217,7 +215,7 @@ def parse(url: str) -> StoreUrl:
     try:
         parts = urlsplit(url)
     except ValueError as error:
-        raise StoreUnusable(f"store: its URL is not valid: {error}") from None
+        raise StoreUnusable(f"store: the URL is not valid: {error}") from None
     if parts.scheme == "memory":
         if parts.netloc or parts.path or parts.query:
             raise StoreUnusable(f"store {url!r}: 'memory:' takes neither a path nor settings")
@@ -226,7 +224,7 @@ def parse(url: str) -> StoreUrl:
     if name in ("redis", "rediss") and f"{plus}{way}" in _REDIS:
         return StoreUrl("redis")
     if parts.scheme != "sqlite":
-        raise StoreUnusable(f"store {without_secrets(url)!r}: unknown kind; known are {KNOWN}")
+        raise StoreUnusable(f"store {without_secrets(url)!r}: unknown kind; use {KNOWN}")
     if parts.netloc or parts.fragment:
         raise StoreUnusable(f"store {url!r}: write three slashes before the path ({KNOWN})")
     path = unquote(parts.path[1:])
@@ -310,10 +308,12 @@ def shard_count(url: str) -> int | None:
         )
     if "shard" in settings:
         raise StoreUnusable(
-            f"store {name!r}: shard={settings['shard']} and shards={text} exclude each other"
+            f"store {name!r}: shard={settings['shard']} and shards={text} cannot be combined"
         )
     if not text.isdecimal() or not 1 <= int(text) <= SHARDS_MAX:
-        raise StoreUnusable(f"store {name!r}: shards must be 1 to {SHARDS_MAX}, not {text!r}")
+        raise StoreUnusable(
+            f"store {name!r}: shards must be between 1 and {SHARDS_MAX}, not {text!r}"
+        )
     return int(text)
 
 

@@ -149,8 +149,7 @@ def kind_of(number_or_name: int | str) -> Kind[Any]:
         if number_or_name in (kind.number, kind.name):
             return kind
     raise RecordUnreadable(
-        f"a record of kind {number_or_name!r}, which this release does not know; a newer release"
-        " wrote it"
+        f"this release does not know the record kind {number_or_name!r}; a newer release wrote it"
     )
 
 

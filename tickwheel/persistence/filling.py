@@ -160,7 +160,7 @@ async def copying(path: str, held: Held) -> AsyncIterator[Filler]:
     """Fill a SQLite database that becomes the backup at ``path`` of another kind of store with the
     identity ``held``. Raise StoreError if ``path`` exists."""
     if os.path.lexists(path):
-        raise StoreError(f"backup: {path} exists already")
+        raise StoreError(f"backup: {path} already exists")
     try:
         with whole_or_nothing(path) as part:
             # The epoch stays the same: a restore looks up the backup's place in the history by it.

@@ -143,7 +143,7 @@ class MemoryStore:
         self._check_open()
         if (epoch, owner) != (self._epoch, self._owner):
             raise Fenced(
-                f"epoch {epoch} of {owner!r} is over: epoch {self._epoch} of {self._owner!r} began"
+                f"epoch {epoch} of {owner!r} ended: epoch {self._epoch} of {self._owner!r} began"
             )
         if n <= self._last_batch:
             return False

@@ -110,7 +110,7 @@ class ReportSettings:
         for name in ("since_ms", "until_ms"):
             value = getattr(self, name)
             if value is not None and value % QUARTER_MS:
-                raise ReportError(f"{name[:5]}: figures are kept per quarter of an hour; "
+                raise ReportError(f"{name[:5]}: figures are kept per quarter-hour; "
                                   "use a time at :00, :15, :30 or :45")  # fmt: skip
         since_ms, until_ms = self.since_ms, self.until_ms
         if since_ms is not None and until_ms is not None and since_ms >= until_ms:
@@ -121,7 +121,7 @@ class ReportSettings:
             raise ReportError(f"{self.timezone!r} is not a time zone; write for example "
                               "Europe/Berlin") from None  # fmt: skip
         if not self.history:
-            raise ReportError("history: at least 1 folder is required")
+            raise ReportError("history must have at least 1 folder")
         for path in (*self.history, self.out):
             if _GLOB & set(path):
                 raise ReportError(f"{path}: Spark reads * ? [ ] {{ }} and \\ in a path as a "

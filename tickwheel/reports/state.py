@@ -228,12 +228,12 @@ def listed(files: Readable, settings: ReportSettings, known: Collection[str] = (
     files_by_name: dict[str, list[Segment]] = {}
     for root in settings.folders:
         if not files.exists(root):
-            raise ReportError(f"{root}: there is no such folder; is it the daemon's history_dir?")
+            raise ReportError(f"{root}: the folder does not exist; is it the daemon's history_dir?")
         paths = files.matching(root, "dt=*/hour=*/*.jsonl*")
         matches = [(file, match) for file in paths if (match := _SEGMENT.search(file.path))]
         if not matches and root not in known:
             raise ReportError(
-                f"{root}: there is no history in it; is it the daemon's history_dir, and is its"
+                f"{root}: the folder has no history; is it the daemon's history_dir, and is its"
                 " volume mounted?"
             )
         for file, match in matches:
@@ -287,7 +287,7 @@ def _check_one_store(names: Collection[str]) -> None:
         leader, other = first.setdefault((shard, epoch), (node, name))
         if leader != node:
             raise ReportError(
-                f"history: {other} and {name} are of different stores, because both have epoch"
+                f"history: {other} and {name} belong to different stores, because both have epoch"
                 f" {epoch} of shard {shard}; make a report of each store, each with its own --out"
             )
 

@@ -267,7 +267,7 @@ class Member:
     async def place(self, shard: int, node: str | None) -> None:
         """Note where a shard shall be. Raises BadRequest, NotFound, StoreError."""
         if shard >= self.count:
-            raise BadRequest(f"shard must be 0 to {self.count - 1}, not {shard}")
+            raise BadRequest(f"shard must be between 0 and {self.count - 1}, not {shard}")
         if node is not None:
             self._known(node)
         async with self._registry() as registry:

@@ -355,7 +355,7 @@ class Leadership:
                 return False
             if seen.rewriting:
                 self._wait_for_the_rest(seen, mono_ms)
-                self._wait = _Wait(f"{seen.rewriting}, which writes the store anew", None)
+                self._wait = _Wait(f"{seen.rewriting}, which is rewriting the store", None)
                 return False
             return seen.clean or self._owner_had_time(seen, mono_ms)
         if self._empty_since_mono_ms is None:
@@ -446,7 +446,7 @@ class Leadership:
                     return
             except StoreError as error:
                 self._ill(error)
-                self._wait = _Wait("an answer of the store", None)
+                self._wait = _Wait("an answer from the store", None)
             self._log_wait()
             await self._pause()
 

@@ -228,7 +228,7 @@ def _token(entry: Any, field: str) -> Token:
     certificate = entry.get("certificate")
     if certificate is not None:
         if type(certificate) is not str:
-            raise BadRequest(f"{field}.certificate must be text, not {shown(certificate)}")
+            raise BadRequest(f"{field}.certificate must be a string, not {shown(certificate)}")
         required_parts(certificate)
     scopes = entry["scopes"]
     if type(scopes) is not dict or not all(type(it) is list for it in scopes.values()):
@@ -284,7 +284,7 @@ def create(
     the name stay valid. Raise OSError, BadRequest or LimitExceeded on failure."""
     if not _NAME.fullmatch(name):
         raise BadRequest(
-            f"name must have 1 to {NAME_LENGTH_MAX} characters of A-Z a-z 0-9 . _ : / -, not"
+            f"name must have 1 to {NAME_LENGTH_MAX} characters from A-Z a-z 0-9 . _ : / -, not"
             f" {shown(name)}"
         )
     if certificate is not None:

@@ -367,7 +367,7 @@ class TestWheel:
         expected = ", ".join(f"{name} {v!r}" for name, v in conditions.items() if v is not None)
         existing = "; ".join(self._described(task) for task in tasks) or "nothing"
         of_topic = f"no task of {topic!r}" + (f" with {expected}" if expected else "")
-        raise AssertionError(f"{of_topic}; there is: {existing}")
+        raise AssertionError(f"{of_topic}; enqueued: {existing}")
 
     def _described(self, task: TaskInfo) -> str:
         in_s = ((task.due_ms or 0) - self._sources.now_ms) / 1000

@@ -330,7 +330,7 @@ class TestUrls:
         [
             ("redis+cluster://h/1", "the database of a Redis Cluster must be 0, not 1"),
             ("redis+cluster://h/?master=m", "unknown setting 'master'"),
-            ("redis+cluster://[::1", "its URL is not valid"),
+            ("redis+cluster://[::1", "the URL is not valid"),
         ],
     )
     def test_invalid_urls_name_the_reason(self, url: str, match: str) -> None:

@@ -323,7 +323,7 @@ class TestUrls:
             ("redis://h?endings_max=0", "endings_max must be at least 1"),
             ("redis://h?wait_replicas=1&wait_ms=0", "wait_ms must be at least 1"),
             ("redis://h?call_ms=0", "call_ms must be at least 1"),
-            ("redis://h?shard=1024", "shard must be 0 to 1023, not 1024"),
+            ("redis://h?shard=1024", "shard must be between 0 and 1023, not 1024"),
             ("redis://h?driver=aioredis", "not one of redis, asyncio-redis"),
             ("redis://h?namespace=a:b", "must be 1 to 64"),
             ("redis://h?prefix=", "must be 1 to 64"),

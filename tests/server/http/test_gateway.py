@@ -657,7 +657,7 @@ async def test_a_refusal_by_one_shard_cancels_the_restore(
     answer = await files.refused(backup="a.db", id="77")
     assert (answer.status, answer.json["code"]) == (409, "conflict")
     assert answer.json["detail"] == (
-        "shard 2: new-shard-2.db exists already; a restore goes into a new file;"
+        "shard 2: new-shard-2.db already exists; restore into a new file;"
         " restore 77 was cancelled in shards 0, 1, which had started it"
     )
     assert files.states() == [["cancelled"], ["cancelled"], []]

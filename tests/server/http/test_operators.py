@@ -44,7 +44,7 @@ async def dead(rig: HttpRig, count: int) -> list[str]:
     [
         ("after=x", "after must be text with a whole number"),
         ("newest=maybe", "newest"),
-        ("until_ms=null", "until_ms has no valid value: 'null'"),
+        ("until_ms=null", "until_ms is not valid: 'null'"),
     ],
 )
 async def test_an_invalid_filter_is_named(rig: HttpRig, query: str, text: str) -> None:

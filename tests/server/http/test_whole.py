@@ -142,7 +142,7 @@ async def asked(answer: bytes, *, bytes_max: int = 100) -> tuple[int, bytes]:
 async def test_an_answer_at_the_size_limit_is_accepted() -> None:
     head = b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 100\r\n\r\n"
     assert await asked(head + b"x" * 100) == (503, b"x" * 100)
-    with pytest.raises(Silent, match="the answer of /x has more than 99 bytes"):
+    with pytest.raises(Silent, match="the answer to /x has more than 99 bytes"):
         await asked(head + b"x" * 100, bytes_max=99)
 
 

@@ -837,7 +837,7 @@ async def test_tasks_with_the_keys_of_an_enqueue_are_limited(
         ("merge", "tasks[0].if_pending must be one of add, keep, replace, reject, not 'merge'"),
         (5, "tasks[0].if_pending must be one of add, keep, replace, reject, or a map, not 5"),
         ({"window_ms": 5}, "if_pending must be one of add, keep, replace, reject, not None"),
-        ({"action": "keep", "window_ms": 0}, "if_pending.window_ms must be an integer of 1 to"),
+        ({"action": "keep", "window_ms": 0}, "window_ms must be an integer between 1 and"),
         ({"action": "add", "window_ms": 5}, "add has no option 'window_ms'; its options: none"),
         (
             {"action": "keep", "due": "new"},

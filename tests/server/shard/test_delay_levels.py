@@ -52,7 +52,7 @@ async def test_the_table_is_a_setting(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("delay_ms", "options", "words"),
     [
-        (None, {"delay_level": 0}, "delay_level must be an integer from 1 to 2147483647, not 0"),
+        (None, {"delay_level": 0}, "delay_level must be an integer between 1 and 2147483647"),
         (None, {"delay_level": "3"}, "delay_level must be an integer"),
         (5, {"delay_level": 3}, "must have one of delay_ms, due_ms and delay_level"),
         (None, {"delay_level": 3, "due_ms": 9}, "must have one of delay_ms, due_ms and"),

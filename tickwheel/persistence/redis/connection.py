@@ -247,7 +247,7 @@ class Nodes(_DiscoveredPlace):
         ranges = slot_ranges(await wire.call("CLUSTER", "SLOTS"), server)
         self._known = tuple(node for slots in ranges for node in slots.nodes)
         master = master_of(self._slot, ranges)
-        return f"slot {self._slot} is served by no node" if master is None else master
+        return f"no node serves slot {self._slot}" if master is None else master
 
 
 class SlotRange(NamedTuple):

@@ -172,7 +172,7 @@ def _address(text: str, port: int, wrong: Callable[[str], StoreUnusable]) -> Add
     try:
         return Address(parts.hostname or "127.0.0.1", parts.port or port)
     except ValueError:
-        raise wrong(f"the port of {text!r} must be a number from 1 to 65535") from None
+        raise wrong(f"the port of {text!r} must be a number between 1 and 65535") from None
 
 
 def _settings(query: str, kind: str, wrong: Callable[[str], StoreUnusable]) -> dict[str, Any]:
@@ -217,7 +217,7 @@ def _objection(options: RedisOptions) -> str:
     if options.kind == CLUSTER and options.db:
         return f"the database of a Redis Cluster must be 0, not {options.db}"
     if options.shard >> SHARD_BITS:
-        return f"shard must be 0 to {(1 << SHARD_BITS) - 1}, not {options.shard}"
+        return f"shard must be between 0 and {(1 << SHARD_BITS) - 1}, not {options.shard}"
     for key in ("prefix", "namespace"):
         text = getattr(options, key)
         if (

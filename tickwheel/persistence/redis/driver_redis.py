@@ -76,7 +76,7 @@ class _Answers(asyncio.Protocol):
             return  # there is more to come
         waiting, self._waiting = self._waiting, None
         if waiting is None:
-            self._break(f"an answer came that nobody had asked for: {reply!r:.100}")
+            self._break(f"the server sent an answer without a request: {reply!r:.100}")
         elif not waiting.done():
             waiting.set_result(reply)
 

@@ -159,7 +159,7 @@ class _Masters:
         await self._know()
         address = master_of(slot, self._ranges)
         if address is None:
-            raise NotConnected(f"slot {slot} is served by no node")
+            raise NotConnected(f"no node serves slot {slot}")
         return self._line_to(address)
 
     def _line_to(self, address: Address) -> _Line:

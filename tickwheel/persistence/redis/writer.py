@@ -226,7 +226,7 @@ class Claimant:
         status, *rest = [part.decode() for part in reply]
         if status == "fenced":
             raise Fenced(
-                f"epoch {sender.epoch} of {sender.owner!r} is over:"
+                f"epoch {sender.epoch} of {sender.owner!r} ended:"
                 f" epoch {rest[0]} of {rest[1]!r} began"
             )
         if status == "other":
@@ -257,7 +257,7 @@ class Claimant:
         if status == "fenced":
             raise Fenced(f"{self._name}: epoch {rest[0]} of {rest[1]!r} began")
         if status != "applied":
-            raise StoreLost(f"{self._name}: {self._keys.shard} was changed by another ({status})")
+            raise StoreLost(f"{self._name}: another client changed {self._keys.shard} ({status})")
 
 
 BATCH_BYTES = 200
@@ -450,7 +450,7 @@ class Writer:
     async def commit(self, epoch: int, owner: str, n: int, effects: Effects) -> bool:
         """See ``Store.commit``. Also raise StoreBehind and StoreLost."""
         if (epoch, owner) != (self.epoch, self.owner):
-            raise Fenced(f"epoch {epoch} of {owner!r} is over: epoch {self.epoch} began here")
+            raise Fenced(f"epoch {epoch} of {owner!r} ended: epoch {self.epoch} began here")
         async with self.lock:
             try:
                 return await self._commit(n, effects)
@@ -493,7 +493,7 @@ class Writer:
             self._landed(n, effects, prepared)
             await self._replicated(n)
             return True
-        raise CommitUnknown(f"batch {n}: {self._options.name} keeps changing hands")
+        raise CommitUnknown(f"batch {n}: {self._options.name} is being claimed by several daemons")
 
     def _landed(self, n: int, effects: Effects, prepared: Prepared) -> None:
         sender = self._sender
@@ -560,7 +560,7 @@ class Writer:
                     raise
                 lost = True
         if self._claimed != self._line.connections:
-            raise NoReply(f"{self._options.name} keeps changing hands")
+            raise NoReply(f"{self._options.name} is being claimed by several daemons")
 
     async def _claim(self) -> None:
         sender, name = self._sender, self._options.name

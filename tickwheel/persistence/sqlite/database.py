@@ -268,7 +268,7 @@ def make_durable(connection: sqlite3.Connection) -> None:
     connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")
     (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
     if mode != "wal":
-        raise sqlite3.OperationalError(f"no write-ahead log on this file system (got {mode!r})")
+        raise sqlite3.OperationalError(f"the file system supports no write-ahead log ({mode!r})")
     connection.execute("PRAGMA synchronous = FULL")
 
 
@@ -514,7 +514,7 @@ def check_names(path: str) -> None:
             )
     if _is_mounted(path):
         raise StoreUnusable(
-            f"{path} is a mount point, and its write-ahead log would be outside of the mount:"
+            f"{path} is a mount point, and its write-ahead log would be outside the mount:"
             " mount its folder instead"
         )
 

@@ -344,7 +344,7 @@ def copy_database(
     returns True, which is checked between steps.
     """
     if os.path.lexists(path):
-        raise StoreError(f"backup: {path} exists already")
+        raise StoreError(f"backup: {path} already exists")
     if not os.path.isdir(os.path.dirname(path) or "."):
         raise StoreError(f"backup: {os.path.dirname(path)} is not a folder")
     try:
@@ -370,7 +370,7 @@ def _copy(
         (page_bytes,) = source.execute("PRAGMA page_size").fetchone()
         source.execute("SELECT 1 FROM meta").fetchone()
         if free_bytes(part) < pages * page_bytes + slack_bytes:
-            raise StoreError(f"backup: no room on the disk for another {pages * page_bytes} bytes")
+            raise StoreError(f"backup: the disk has no room for another {pages * page_bytes} bytes")
         target = sqlite3.connect(part, isolation_level=None)
         try:
             target.execute("PRAGMA synchronous = OFF")  # synced once, when it is complete

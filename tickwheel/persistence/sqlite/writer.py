@@ -505,7 +505,7 @@ class Writer:
         meta = read_meta(connection, self._path)
         if (epoch, owner) != (meta["epoch"], meta["owner"]):
             raise Fenced(
-                f"epoch {epoch} of {owner!r} is over:"
+                f"epoch {epoch} of {owner!r} ended:"
                 f" epoch {meta['epoch']} of {meta['owner']!r} began"
             )
         last = int(meta["last_batch"])
@@ -723,7 +723,7 @@ class Upkeep:
         # Batches in the log must be written to the database before free space is measured.
         if not self._checkpoint() or not self._find_room():
             return False
-        log.info("store %s: there is room again", self._path)
+        log.info("store %s: the disk has room again", self._path)
         return True
 
     def _find_room(self) -> bool:

@@ -596,7 +596,7 @@ class Call:
             raise BadRequest(f"query: {error}") from None
         for name, text in fields.items():
             if getattr(query, name) is None:  # msgspec takes the word "null" for None
-                raise BadRequest(f"query: {name} has no valid value: {shown(text)}")
+                raise BadRequest(f"query: {name} is not valid: {shown(text)}")
         return query
 
     async def json(self, decoder: msgspec.json.Decoder[T]) -> T:

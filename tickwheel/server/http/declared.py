@@ -48,7 +48,7 @@ def read_id(text: object, field: str) -> int:
 def read_ids(texts: Sequence[str], field: str = "ids") -> tuple[int, ...]:
     """Return the ids in a list of texts. Raise BadRequest if it is empty or invalid."""
     if not texts:
-        raise BadRequest(f"{field} has 0 elements; name at least one")
+        raise BadRequest(f"{field} has 0 elements; the minimum is 1")
     return tuple(read_id(text, f"{field}[{index}]") for index, text in enumerate(texts))
 
 

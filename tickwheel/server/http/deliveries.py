@@ -288,7 +288,7 @@ async def _settled(
 ) -> list[str]:
     checks.array(tuple(texts), "receipts", call.exchange.limits.ids_per_frame_max)
     if not texts:
-        raise BadRequest("receipts has 0 elements; at least 1 is needed")
+        raise BadRequest("receipts has 0 elements; the minimum is 1")
     receipts = [read_receipt(text, f"receipts[{i}]") for i, text in enumerate(texts)]
     groups: dict[tuple[str, str, int], list[int]] = {}
     for index, receipt in enumerate(receipts):

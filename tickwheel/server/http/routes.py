@@ -219,7 +219,7 @@ def dead_letter_handler(verb: str) -> Handler:
         if isinstance(asked, types.RequeueIn) and asked.ttl_ms is not None:
             said["ttl_ms"] = asked.ttl_ms
         if not items:
-            raise BadRequest("items has 0 elements; at least 1 is needed")
+            raise BadRequest("items has 0 elements; the minimum is 1")
         pairs = tuple(
             (read_id(item.id, f"items[{index}].id"), item.group) for index, item in enumerate(items)
         )

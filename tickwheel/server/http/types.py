@@ -73,7 +73,9 @@ def _shape(description: str, **schema: Any) -> Meta:
     return Meta(description=description or None, extra_json_schema=schema or None)
 
 
-Name = Annotated[str, _shape("1 to 255 of A-Z a-z 0-9 . _ : / -", pattern=NAME_PATTERN)]
+Name = Annotated[
+    str, _shape("1 to 255 characters from A-Z a-z 0-9 . _ : / -", pattern=NAME_PATTERN)
+]
 Id = Annotated[str, _shape("A task's id: a whole number as text.", pattern="^[0-9]{1,19}$")]
 Receipt = Annotated[str, _shape("The opaque receipt of a delivery, which settles it.")]
 Milliseconds = Annotated[int, _shape("Milliseconds.", minimum=0)]

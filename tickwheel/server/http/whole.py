@@ -319,7 +319,7 @@ class Whole:
         try:
             status, body = await self._ask(shard, "/metrics", accept, METRICS_S, bytes_max)
             if status != 200:
-                raise Silent(f"/metrics answers with status {status}")
+                raise Silent(f"/metrics answered with status {status}")
         except Silent as error:
             if shard not in self._silent:
                 self._silent.add(shard)
@@ -455,7 +455,7 @@ async def fetch(
             elif isinstance(event, h11.Data):
                 size += len(event.data)
                 if size > bytes_max:
-                    raise Silent(f"the answer of {path} has more than {bytes_max} bytes")
+                    raise Silent(f"the answer to {path} has more than {bytes_max} bytes")
                 parts.append(bytes(event.data))
             elif isinstance(event, h11.EndOfMessage):
                 return status, b"".join(parts)

@@ -282,13 +282,13 @@ class Restores:
         if wanted.id is None:
             return next(number for number in count(now_ms) if number not in self._known)
         if wanted.id in self._known:
-            raise Conflict(f"restore {wanted.id} exists already; choose another id")
+            raise Conflict(f"restore {wanted.id} already exists; choose another id")
         return wanted.id
 
     def _check_files(self, wanted: NewRestore) -> None:
         into = self._folder / wanted.into
         if into.exists() or into.is_symlink():
-            raise Conflict(f"{wanted.into} exists already; a restore goes into a new file")
+            raise Conflict(f"{wanted.into} already exists; restore into a new file")
         if wanted.backup is not None and not (self._folder / wanted.backup).is_file():
             raise NotFound(f"there is no backup {wanted.backup}")
 

@@ -415,7 +415,7 @@ class Quota:
         """Count a new caller. Raise Overloaded at the limit of connections."""
         most = self.quotas.connections
         if most is not None and len(self.callers) >= most:
-            raise over(f"{self._who} has {most} connections (connections)", FULL_WAIT_S)
+            raise over(f"{self._who} already has {most} connections (connections)", FULL_WAIT_S)
         self.callers.add(caller)
         caller.quota = self
 
@@ -430,7 +430,7 @@ class Quota:
             return
         count = sum(len(caller.subscribers) + len(caller.pulls) for caller in self.callers)
         if count >= most:
-            raise over(f"{self._who} has {most} subscriptions (subscriptions)", FULL_WAIT_S)
+            raise over(f"{self._who} already has {most} subscriptions (subscriptions)", FULL_WAIT_S)
 
     # --- enqueues --------------------------------------------------------------------------------
 

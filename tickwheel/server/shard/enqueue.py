@@ -417,7 +417,7 @@ class Producing:
         """Return ``tasks`` after a check of their number. Raise BadRequest, LimitExceeded."""
         if type(tasks) is not tuple or not 0 < len(tasks) <= self._tasks_max:
             elements = checks.array(tasks, field, self._tasks_max)
-            raise BadRequest(f"{field} has {len(elements)} elements; at least 1 is needed")
+            raise BadRequest(f"{field} has {len(elements)} elements; the minimum is 1")
         return tasks
 
     # --- resends -------------------------------------------------------------------------------

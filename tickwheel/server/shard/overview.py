@@ -560,17 +560,17 @@ def _of_targets(parts: Parts) -> Iterator[dict[str, Any]]:
     for (topic, group), row in parts.core.targets.items():
         label = f"Group {group} of {topic}"
         if row.ended_ms is not None:
-            text = f"{label} is sent nothing more: {row.reason}; set its push again or remove it"
+            text = f"{label} receives no more tasks: {row.reason}; set its push again or remove it"
             yield _trouble("error", text, "targets", topic, group)
             continue
         state = {} if sender is None else sender.state(topic, group)
         why = f": {state['last_error']:.{REASON_SHOWN}}" if state.get("last_error") else ""
         if state.get("state") == "open":
-            text = f"{label} waits for a host that fails{why}"
+            text = f"{label} is waiting for a failing host{why}"
             yield _trouble("warning", text, "targets", topic, group)
         elif state.get("state") == "failing":
             yield _trouble(
-                "warning", f"{label}: the last attempt has failed{why}", "targets", topic, group
+                "warning", f"{label}: the last attempt failed{why}", "targets", topic, group
             )
 
 
@@ -584,7 +584,7 @@ def _of_daemon(parts: Parts, status: dict[str, Any]) -> Iterator[dict[str, Any]]
         text = f"Topic {name} is full: it has no group, and its backlog is at its limit"
         yield _trouble("error", text, "topics", name)
     if not observed.tokens_file_ok:
-        text = "The file of tokens cannot be read; the previous tokens stay valid"
+        text = "The tokens file cannot be read; the previous tokens stay valid"
         yield _trouble("warning", text, "daemon")
     dropped = 0 if parts.history is None else parts.history.dropped
     since_start = (
@@ -649,7 +649,7 @@ def _of_backups(parts: Parts) -> Iterator[dict[str, Any]]:
         text = f"The newest daily backup is {_duration(age_ms)} old"
     else:
         age_ms = now.mono_ms - parts.started_mono_ms
-        text = f"No daily backup has been made, and the daemon has run for {_duration(age_ms)}"
+        text = f"No daily backup has been made since the start {_duration(age_ms)} ago"
     if age_ms > BACKUP_OLD_MS:
         yield _trouble("warning", text, "daemon")
 
