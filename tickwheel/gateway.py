@@ -155,11 +155,11 @@ class GatewayClient(Client):
 
     async def execute(self, verb: Verb, request: Request) -> Any:
         """Return the answer to a declared verb."""
-        values = request.said()
+        values = request.values()
         shards = await self._know_shards()
         if verb.name == "preview_bulk":
             return await self._preview(values)
-        fields = verb.asked.to_frame(values)
+        fields = verb.request_type.to_frame(values)
         if shards is not None and verb.over is Over.PAGES:
             return await shards.page(verb, values, None)
         return await self._call(verb, fields, None)
@@ -396,13 +396,13 @@ class AllShardsExchange(Exchange):
         if folder is None:
             raise NotFound("there is no report: the setting report_dir is not set")
         verb = VERBS["load"]  # requires the same right
-        await client.execute(verb, verb.asked.checked({"steps": 1}, self.limits))
+        await client.execute(verb, verb.request_type.checked({"steps": 1}, self.limits))
         return {"page": await asyncio.to_thread(report_page, Path(folder) / "report.html")}
 
     async def _settle_callback(self, request: Request) -> Any:
         """Forward a callback to the shard of its task. The token proves that it is genuine, so it
         needs neither a client nor a right."""
-        values = request.said()
+        values = request.values()
         token = values.pop("token")
         shard = read_token(token)[0].id & ((1 << SHARD_BITS) - 1)
         return await self._gateway.post(shard, f"/v1/callbacks/{quote(token)}", values)

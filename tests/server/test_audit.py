@@ -207,7 +207,7 @@ async def test_an_operation_without_an_answer_has_an_unknown_outcome() -> None:
     written: list[dict[str, Any]] = []
     log: Any = SimpleNamespace(write=written.append)
     caller, answer = Caller(Nobody(), address="127.0.0.1:9"), asyncio.Future[Any]()
-    asked: Any = VERBS["delete_topic"].asked.checked({"topic": "t"}, Limits())
+    asked: Any = VERBS["delete_topic"].request_type.checked({"topic": "t"}, Limits())
     waiting = asyncio.ensure_future(AuditStage(log).awaited(caller, "delete_topic", asked, answer))
     await asyncio.sleep(0)
     waiting.cancel()

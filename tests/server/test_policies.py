@@ -197,7 +197,7 @@ def test_a_policy_is_answered_with_all_its_numbers_and_its_name() -> None:
 def test_invalid_group_settings_are_named(given: dict[str, Any], said: str) -> None:
     with pytest.raises(TickwheelError, match=said):
         asked = SettingsFields.checked(given, Limits())
-        checks.settings(asked.said(), GroupSettings(), KNOWN, 5)
+        checks.settings(asked.values(), GroupSettings(), KNOWN, 5)
 
 
 def test_configure_changes_only_the_named_settings() -> None:

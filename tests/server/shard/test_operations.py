@@ -109,7 +109,7 @@ async def test_every_operation_takes_the_request_of_its_verb(rig: ShardRig) -> N
     for name, verb in VERBS.items():
         if not verb.is_by_hand:
             [taken] = inspect.signature(getattr(rig.operations.verbs, name)).parameters.values()
-            assert taken.annotation == f"Ask[{verb.asked.__name__}]", name
+            assert taken.annotation == f"Ask[{verb.request_type.__name__}]", name
 
 
 def test_a_standby_has_the_same_conversation_and_fewer_verbs() -> None:

@@ -183,7 +183,7 @@ def request_type(request: Any, left_out: frozenset[str], name: str = "") -> type
             continue
         of_block = isinstance(field.kind, Block)
         kind = request_type(field.kind.block, frozenset()) if of_block else field.kind.json
-        is_said = request.none_is_said and field.kind.none_takes_away
+        is_said = request.none_is_sent and field.kind.none_takes_away
         marks: dict[str, Any] = {NULL_IS_SAID: True} if is_said else {}
         if not field.is_required and field.default is not None:
             marks["default"] = field.default
@@ -307,7 +307,7 @@ _IDS_TYPE = msgspec.defstruct(
 
 def handler_of(verb: Verb, left_out: frozenset[str]) -> Handler:
     """The handler of a verb whose path names ``left_out``."""
-    request: Any = verb.asked
+    request: Any = verb.request_type
     method = verb.path.partition(" ")[0]
     given_type = request_type(request, left_out)
     decoder = msgspec.json.Decoder(given_type)

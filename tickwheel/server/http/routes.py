@@ -501,7 +501,7 @@ def _declared() -> Iterator[Route]:
 def _explaining() -> Iterator[Route]:
     """Yield the routes that explain a task's state, by its id or by its key."""
     verb = VERBS["explain"]
-    fields = frozenset(field.name for field in verb.asked.fields())
+    fields = frozenset(field.name for field in verb.request_type.fields())
     paths = {"explain": "/v1/tasks/{id}/explanation", "explain_key": f"{_KEY}/explanation"}
     for name, path in paths.items():
         handler = handler_of(replace(verb, path=f"GET {path}"), fields)

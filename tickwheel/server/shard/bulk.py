@@ -537,7 +537,7 @@ class Bulks:
     def _checked(self, fields: BulkFields, chosen_id: str | None, now: Now) -> Bulk:
         """Return the checked bulk operation. Raise BadRequest, LimitExceeded, DueTooFar."""
         kind, options = fields.kind, options_of(fields.kind)
-        for name in fields.said(BulkFields):
+        for name in fields.values(BulkFields):
             if name not in options and name not in ("topic", "kind"):
                 raise BadRequest(_unknown_field(kind, name))
         return Bulk(

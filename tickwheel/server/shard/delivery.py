@@ -381,7 +381,7 @@ def _group_fields(options: dict[str, Any], limits: Limits) -> dict[str, Any]:
 
     Raise BadRequest, LimitExceeded."""
     fields = {name: options[name] for name in OF_GROUPS if options.get(name) is not None}
-    return GroupFields.checked(fields, limits).said() if fields else fields
+    return GroupFields.checked(fields, limits).values() if fields else fields
 
 
 class _Subscription:

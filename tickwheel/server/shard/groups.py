@@ -77,7 +77,7 @@ class Grouping:
 
         Raise BadRequest, LimitExceeded, Refused."""
         topic_name, name, now = ask.request.topic, ask.request.group, ask.now
-        since_ms, options = _since(ask.request.since), ask.request.said(NewGroupFields)
+        since_ms, options = _since(ask.request.since), ask.request.values(NewGroupFields)
         core = self._core
         settings = checks.settings(options, NOTHING_SET, core.policies, now.now_ms)
         checks.storable_settings(settings)
@@ -166,7 +166,7 @@ class Grouping:
 
         Raise BadRequest, LimitExceeded, NotFound."""
         topic_name, name, now = ask.request.topic, ask.request.group, ask.now
-        settings = ask.request.said(SettingsFields)
+        settings = ask.request.values(SettingsFields)
         core, is_ordered = self._core, False
         if name is None:
             for field in OF_GROUPS:

@@ -234,16 +234,16 @@ def _counts(value: object) -> dict[str, int]:
 
 def _named(request: Request) -> dict[str, object]:
     """Return the request's fields that a line shows, with the first ids of many."""
-    said = request.said()
+    values = request.values()
     named: dict[str, object] = {}
     for field in request.fields():
-        value = said.get(field.name)
+        value = values.get(field.name)
         if isinstance(field.kind, (Ids, Letters)) and value is not None:
             ids = [item[0] if isinstance(item, tuple) else item for item in value]
             named |= {"ids": [str(task_id) for task_id in ids[:IDS_MAX]], "count": len(ids)}
-        elif field.name not in said or not field.kind.is_logged:
+        elif field.name not in values or not field.kind.is_logged:
             continue
-        elif value is not None or (request.none_is_said and not field.is_place):
+        elif value is not None or (request.none_is_sent and not field.is_place):
             named[field.name] = _short(None if value is None else field.kind.logged(value))
     return dict(sorted(named.items()))
 

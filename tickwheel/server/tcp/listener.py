@@ -640,7 +640,7 @@ def declared(limits: Limits, verbs: Verbs, candidates: Iterable[Verb]) -> dict[i
 
 
 def _handler(limits: Limits, verbs: Verbs, verb: Verb) -> Handler:
-    request, operation = verb.asked, getattr(verbs, verb.name)
+    request, operation = verb.request_type, getattr(verbs, verb.name)
 
     def handle(peer: Peer, frame: Frame, now: Now) -> None:
         number = shared.request_number(frame[1] if len(frame) > 1 else None)
@@ -656,9 +656,9 @@ def _handler(limits: Limits, verbs: Verbs, verb: Verb) -> Handler:
 
 def _by_word(limits: Limits, verbs: Verbs, words: Mapping[str, Verb]) -> Handler:
     """Return the handler of a frame that several verbs share. Its second field selects the verb."""
-    count = 2 + any(verb.asked.options() for verb in words.values())
+    count = 2 + any(verb.request_type.options() for verb in words.values())
     names = ("name", "verb", "options")[:count]
-    handlers = {word: (v.asked, _handler(limits, verbs, v)) for word, v in words.items()}
+    handlers = {word: (v.request_type, _handler(limits, verbs, v)) for word, v in words.items()}
 
     def handle(peer: Peer, frame: Frame, now: Now) -> None:
         shared.arity(frame, count, ", ".join(names))
