@@ -73,7 +73,7 @@ from tickwheel.server.http.pages import pages
 from tickwheel.server.http.whole import Silent, fetch
 from tickwheel.server.logins import LINK_PREFIX
 from tickwheel.server.settings import found_here, split_address
-from tickwheel.server.shard.callers import ANONYMOUS, NOBODY, Caller, Nobody
+from tickwheel.server.shard.callers import ANONYMOUS, NOBODY, Caller, NullSink
 from tickwheel.server.shard.guard import AuditStage
 from tickwheel.server.shard.operations import StandbyOperations
 from tickwheel.server.shard.overview import report_page
@@ -356,7 +356,7 @@ class AllShardsExchange(Exchange):
     """An exchange with all shards, through the client of the caller's principal."""
 
     def __init__(self, gateway: Gateway, principal: Principal, address: str) -> None:
-        super().__init__(Caller(Nobody(), principal=principal, address=address))
+        super().__init__(Caller(NullSink(), principal=principal, address=address))
         self._gateway = gateway
         self.settings, self.limits = gateway.settings, gateway.limits
         self.clock = gateway.clock

@@ -643,11 +643,11 @@ ALLOWED = (
         "what-is-in-no-table-is-done",
         "a new operation is open to everybody until somebody thinks of its right",
         {
-            "guard:behind": (
+            "guard:with_stage": (
                 replaced(
                     "table",
                     "return table({**{n: one for n, one in vars(verbs).items() if n not in"
-                    " ('plain_tasks', 'unreadable')}, **found}, plain_tasks, unreadable)",
+                    " ('plain_tasks', 'unreadable')}, **operations}, plain_tasks, unreadable)",
                 ),
             ),
         },
@@ -983,7 +983,7 @@ WHOLE = (
     Bug(
         "a-quota-of-each-shard",
         "a token has its quota once in each shard",
-        {"part_of": (returning("most"),)},
+        {"share_of_limit": (returning("most"),)},
         ("tests/server/test_quotas.py::test_quotas_cover_all_shards_together[quotas0-10]",),
     ),
     Bug(

@@ -20,7 +20,7 @@ from tickwheel.engine.topics import Item
 from tickwheel.errors import TickwheelError
 from tickwheel.protocol import encode
 from tickwheel.server.shard.callers import Caller
-from tickwheel.server.shard.operations import Conversing, Operations, StandbyOperations
+from tickwheel.server.shard.operations import Operations, ShardInterface, StandbyOperations
 
 
 class InMemory:
@@ -113,7 +113,10 @@ async def test_every_operation_takes_the_request_of_its_verb(rig: ShardRig) -> N
 
 
 def test_a_standby_has_the_same_conversation_and_fewer_verbs() -> None:
-    shared = {name for name in dir(Conversing) if not name.startswith("_")} - {"verbs", "directory"}
+    shared = {name for name in dir(ShardInterface) if not name.startswith("_")} - {
+        "verbs",
+        "directory",
+    }
     standby = {name for name in dir(StandbyOperations) if not name.startswith("_")}
     assert standby >= shared
     assert standby & set(VERBS) == {"ping", "status", "leave", "nodes"}

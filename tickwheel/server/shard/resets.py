@@ -37,7 +37,7 @@ from tickwheel.history.segments import STATE, safe_node
 from tickwheel.model.kinds import Bulk, BulkState, Selection
 from tickwheel.server import checks
 from tickwheel.server.shard.bulk import PAGE, SLICE, begin, check_room
-from tickwheel.server.shard.groups import found_group
+from tickwheel.server.shard.groups import find_group
 from tickwheel.server.shard.reads import when_back
 
 if TYPE_CHECKING:
@@ -414,7 +414,7 @@ class Resetting:
         )
 
     def _find_group(self, bulk: Bulk) -> Group:
-        return found_group(self._parts.core, bulk.topic, str(bulk.argument("group")))
+        return find_group(self._parts.core, bulk.topic, str(bulk.argument("group")))
 
     def _check_room(self, bulk: Bulk) -> None:
         check_room(self._parts.core)

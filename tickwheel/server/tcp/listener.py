@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from tickwheel.protocol import Frame
     from tickwheel.server.logins import Logins
     from tickwheel.server.shard.callers import Principal
-    from tickwheel.server.shard.operations import Conversing, Operations, StandbyOperations
+    from tickwheel.server.shard.operations import Operations, ShardInterface, StandbyOperations
     from tickwheel.server.shard.verbs import Verbs
     from tickwheel.server.tcp.shared import Peer
 
@@ -67,7 +67,7 @@ class _Once:
     """An ENQUEUE_ONCE: a separate caller, whose session belongs to the idempotency key, and the
     sink of its answers, which have the number of the frame."""
 
-    def __init__(self, operations: Conversing, peer: Caller, request: int) -> None:
+    def __init__(self, operations: ShardInterface, peer: Caller, request: int) -> None:
         self._operations, self._replies, self._request = operations, peer.replies, request
         self.caller = Caller(self, principal=peer.principal, address=peer.address)
         self.caller.name, self.caller.quota = peer.name, peer.quota
@@ -101,7 +101,7 @@ class _Once:
 class ProducerFrames:
     """Handlers of producers' frames."""
 
-    def __init__(self, operations: Conversing, verbs: Verbs) -> None:
+    def __init__(self, operations: ShardInterface, verbs: Verbs) -> None:
         self._operations, self._verbs = operations, verbs
         self._plain = verbs.plain_tasks
 
@@ -552,7 +552,7 @@ class Listener:
 # --- tables of handlers --------------------------------------------------------------------------
 
 
-def command_table(operations: Conversing, verbs: Verbs) -> Table:
+def command_table(operations: ShardInterface, verbs: Verbs) -> Table:
     """Return the handlers of an active daemon for a principal with these verbs."""
     produce, consume = ProducerFrames(operations, verbs), ConsumerFrames(verbs)
     settle, transactions = SettlementFrames(verbs), TransactionFrames(verbs)
