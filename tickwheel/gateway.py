@@ -72,7 +72,7 @@ from tickwheel.server.http.exchange import Exchange, settled_fields
 from tickwheel.server.http.pages import pages
 from tickwheel.server.http.whole import Silent, fetch
 from tickwheel.server.logins import LINK_PREFIX
-from tickwheel.server.settings import found_here, split_address
+from tickwheel.server.settings import local_host, split_address
 from tickwheel.server.shard.callers import ANONYMOUS, NOBODY, Caller, NullSink
 from tickwheel.server.shard.guard import AuditStage
 from tickwheel.server.shard.operations import StandbyOperations
@@ -796,6 +796,6 @@ def urls_of(daemon: Settings) -> Sequence[str]:
     urls = [daemon.advertise or daemon.listen]
     if not daemon.speaks_tls("listen"):
         host, port = split_address(daemon.listen, "listen")
-        host = found_here(host)
+        host = local_host(host)
         urls.insert(0, f"tcp://{f'[{host}]' if ':' in host else host}:{port}")
     return urls
