@@ -32,7 +32,7 @@ from tickwheel.history.restore import Plan, Report, restore
 from tickwheel.history.segments import STATE
 from tickwheel.model.kinds import Effects
 from tickwheel.model.records import Outcome, TaskRow
-from tickwheel.persistence.contract import Known, Opened, StoreUnusable
+from tickwheel.persistence.contract import Evidence, Opened, StoreUnusable
 from tickwheel.persistence.identity import COPY, NEW, Began, Beginning, Held, begin
 from tickwheel.persistence.sqlite import SqliteOptions, SqliteStore
 from tickwheel.persistence.sqlite.database import begin_anew, begin_branch, write_meta
@@ -273,15 +273,21 @@ M1, M2, M3, M9 = (Began(epoch, f"m{epoch}", 10 * epoch) for epoch in (1, 2, 3, 9
 HELD = Held(M3, "inc", (M1, M2))
 
 
-def at(began: Began) -> Known:
-    return Known("its history h", *began)
+def at(began: Began) -> Evidence:
+    return Evidence("its history h", *began)
 
 
 @pytest.mark.parametrize(
     "one",
-    [at(M1), at(M3), at(M3._replace(batch=29)), Known("the setting expect_store"), Known("h", 2)],
+    [
+        at(M1),
+        at(M3),
+        at(M3._replace(batch=29)),
+        Evidence("the setting expect_store"),
+        Evidence("h", 2),
+    ],
 )
-def test_a_complete_store_continues(one: Known) -> None:
+def test_a_complete_store_continues(one: Evidence) -> None:
     assert begin("s", HELD, [one]) == Beginning(4, (M1, M2, M3), "m3")
 
 
@@ -289,7 +295,7 @@ def test_a_complete_store_continues(one: Known) -> None:
     "one", [at(M9), at(M3._replace(batch=31)), at(M3._replace(mark="x")), at(M1._replace(mark="x"))]
 )
 @pytest.mark.parametrize("branch", ["", COPY])
-def test_an_older_store_needs_an_operators_decision(one: Known, branch: str) -> None:
+def test_an_older_store_needs_an_operators_decision(one: Evidence, branch: str) -> None:
     held = Held(M3, "inc", (M1, M2), branch)
     with pytest.raises(StoreUnusable, match=r"^s is an older or another store: .*epoch 3 \(m3\)"):
         begin("s", held, [one])
@@ -299,17 +305,17 @@ def test_an_older_store_needs_an_operators_decision(one: Known, branch: str) -> 
 
 def test_a_complete_copy_begins_a_new_branch() -> None:
     held = Held(M3, "inc", (M1, M2), COPY)
-    assert begin("s", held, [at(M3), Known("h", 7)]) == Beginning(8, (), "m3", True)
+    assert begin("s", held, [at(M3), Evidence("h", 7)]) == Beginning(8, (), "m3", True)
 
 
-@pytest.mark.parametrize("one", [at(M1), Known("the setting expect_store")])
-def test_an_emptied_store_is_refused(one: Known) -> None:
+@pytest.mark.parametrize("one", [at(M1), Evidence("the setting expect_store")])
+def test_an_emptied_store_is_refused(one: Evidence) -> None:
     with pytest.raises(StoreUnusable, match=r"^s is empty, but .*`tickwheel init --force`"):
         begin("s", None, [one])
 
 
 def test_an_unmarked_history_only_reserves_epochs() -> None:
-    assert begin("s", None, [Known("h", 7)]) == Beginning(8)
+    assert begin("s", None, [Evidence("h", 7)]) == Beginning(8)
 
 
 def test_torn_and_missing_notes_are_ignored(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ from tickwheel.history.lines import EventKind
 from tickwheel.history.segments import state_folder
 from tickwheel.history.spool import BYTES_MAX, Pending, Spool, take_pending
 from tickwheel.history.writer import DISK_CLEAN, DISK_WARN, RETENTION_S, WriterOptions
-from tickwheel.persistence.contract import Known, Opened
+from tickwheel.persistence.contract import Evidence, Opened
 from tickwheel.version import __version__
 
 if TYPE_CHECKING:
@@ -523,7 +523,7 @@ class History:
         self._append([self._daemon("started", clean=opened.clean, version=__version__, **start)], 1)
         return recorder
 
-    def known(self) -> list[Known]:
+    def known(self) -> list[Evidence]:
         """Return the epochs of the store in the history, before a tenure begins."""
         return known(Path(self._options.folder), self._options.shard)
 

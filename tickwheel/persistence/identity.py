@@ -1,5 +1,5 @@
 """The identity of a store: its incarnation, and its epochs with their marks. A start compares them
-with facts from outside the store (``contract.Known``) before it begins an epoch.
+with facts from outside the store (``contract.Evidence``) before it begins an epoch.
 
 Every epoch has a mark, the random end of its owner's name. The mark distinguishes epochs with the
 same number in different branches, for example after a copy was put back. A store keeps the marks
@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from tickwheel.persistence.contract import Known, StoreUnusable
+from tickwheel.persistence.contract import Evidence, StoreUnusable
 
 COPY, NEW = "copy", "new"
 """Reasons for which the next epoch begins a branch."""
@@ -70,7 +70,7 @@ def restored(after: str) -> dict[str, str]:
     return {"branch": NEW, "owner": f"restore/{after}"}
 
 
-def begin(name: str, held: Held | None, known: Sequence[Known], epoch_min: int = 1) -> Beginning:
+def begin(name: str, held: Held | None, known: Sequence[Evidence], epoch_min: int = 1) -> Beginning:
     """Return the identity of the next epoch of the store ``name``; ``held`` None: it is empty.
     Raise StoreUnusable if the store lacks a known epoch or batch and is not marked ``NEW``."""
     epoch_min = max([epoch_min, *(fact.epoch + 1 for fact in known if not fact.mark)])
@@ -102,7 +102,7 @@ def begin(name: str, held: Held | None, known: Sequence[Known], epoch_min: int =
     return Beginning(epoch, (*held.past, held.last)[-PAST_MAX:], held.last.mark)
 
 
-def _is_lacking(held: Held, fact: Known) -> bool:
+def _is_lacking(held: Held, fact: Evidence) -> bool:
     """Return whether this store lacks the known epoch or batch."""
     if fact.epoch > held.last.epoch:
         return True
@@ -112,7 +112,7 @@ def _is_lacking(held: Held, fact: Known) -> bool:
     return False  # the epoch is older than ``past``, or of an abandoned branch
 
 
-def _describe(fact: Known) -> str:
+def _describe(fact: Evidence) -> str:
     if not fact.epoch:
         return f"{fact.where} proves that a store existed"
     until = fact.until and f", until {fact.until}"

@@ -31,13 +31,13 @@ from tickwheel.model.records import (
 from tickwheel.persistence.contract import (
     SCAN_BYTES_MAX,
     CommitRefused,
+    Evidence,
     Fenced,
     Handles,
     Heads,
     Keyed,
-    Known,
     Opened,
-    Small,
+    SmallState,
     StoreBroken,
     StoredTask,
 )
@@ -92,7 +92,7 @@ class MemoryStore:
         return "kept in memory: nothing survives the end of the daemon"
 
     async def open(
-        self, owner: str, now_ms: int, *, epoch_min: int = 1, known: Sequence[Known] = ()
+        self, owner: str, now_ms: int, *, epoch_min: int = 1, known: Sequence[Evidence] = ()
     ) -> Opened:
         created = self._epoch == 0
         clean = self._clean
@@ -112,9 +112,9 @@ class MemoryStore:
             mark=mark_of(owner),
         )
 
-    async def recover_small(self) -> Small:
+    async def recover_small(self) -> SmallState:
         self._check_open()
-        return Small(
+        return SmallState(
             records=dict(self._records),
             progress=[row for rows in self._progress.values() for row in rows.values()],
             dead=[

@@ -103,7 +103,7 @@ from tickwheel.persistence import (
     write_layout,
 )
 from tickwheel.persistence.codec import encode_dead, encode_progress, encode_task
-from tickwheel.persistence.contract import Audit, Small, StoredTask, StoreUnusable
+from tickwheel.persistence.contract import Audit, SmallState, StoredTask, StoreUnusable
 from tickwheel.persistence.filling import new_sqlite
 from tickwheel.persistence.sqlite import SqliteOptions, options_from
 from tickwheel.persistence.sqlite.database import (
@@ -828,7 +828,7 @@ def _verify(path: str, move: _Move, shard: int, expected: _Sum) -> None:
 
 
 def _records(move: _Move, shard: int) -> Mapping[RecordKey, Any]:
-    return Small(keyed(GROUP, move.groups.rows) | move.records[shard]).records
+    return SmallState(keyed(GROUP, move.groups.rows) | move.records[shard]).records
 
 
 def _switch(place: _Place, move: _Move) -> None:

@@ -23,7 +23,7 @@ from itertools import chain
 from typing import Any
 
 from tickwheel.persistence.contract import (
-    Known,
+    Evidence,
     Opened,
     StoreError,
     StoreUnreachable,
@@ -263,7 +263,7 @@ async def begin_epoch(
     now_ms: int,
     may_create: bool,
     epoch_min: int = 1,
-    known: Sequence[Known] = (),
+    known: Sequence[Evidence] = (),
 ) -> tuple[Opened, str]:
     """Begin an epoch. Return the opened shard and its incarnation. Raise StoreUnusable,
     NotConnected, NoReply or ServerError.
@@ -298,8 +298,8 @@ async def begin_epoch(
 
 
 async def _held(
-    line: Connection, keys: Keys, known: Sequence[Known]
-) -> tuple[Held | None, Sequence[Known]]:
+    line: Connection, keys: Keys, known: Sequence[Evidence]
+) -> tuple[Held | None, Sequence[Evidence]]:
     """Return the shard's identity, and the facts to compare it with. An incomplete or foreign shard
     has no identity and no facts, because the script reports it."""
     names = ("format", "epoch", "owner", "last", "incarnation", "rewriting", "past", "branch")

@@ -46,7 +46,7 @@ from urllib.parse import quote
 from tickwheel import disk
 from tickwheel.model.key_hash import SEED_BYTES
 from tickwheel.model.records import ProgressState
-from tickwheel.persistence.contract import Known, Opened, StoreUnusable
+from tickwheel.persistence.contract import Evidence, Opened, StoreUnusable
 from tickwheel.persistence.identity import (
     COPY,
     NEW,
@@ -740,18 +740,18 @@ def copy_meta(held: Held) -> dict[str, int | str]:
     }  # fmt: skip
 
 
-def left_behind(path: str, incarnation: str) -> list[Known]:
+def left_behind(path: str, incarnation: str) -> list[Evidence]:
     """Return the evidence that a missing or empty database existed: ``incarnation``, from its lock
     file, and other files next to it. A daemon killed in its first start leaves no evidence."""
     facts = []
     if incarnation:
-        facts.append(Known(f"{path}.lock (of incarnation {incarnation})"))
+        facts.append(Evidence(f"{path}.lock (of incarnation {incarnation})"))
     if os.path.exists(f"{path}.reserve"):
-        facts.append(Known(f"{path}.reserve"))
+        facts.append(Evidence(f"{path}.reserve"))
     with contextlib.suppress(OSError):
         # An empty database whose file is not empty can have a log of its first transaction.
         if os.path.getsize(f"{path}-wal") and not (os.path.exists(path) and os.path.getsize(path)):
-            facts.append(Known(f"{path}-wal"))
+            facts.append(Evidence(f"{path}-wal"))
     return facts
 
 
@@ -861,7 +861,7 @@ def begin_epoch(
     now_ms: int,
     room: Room,
     epoch_min: int = 1,
-    known: Sequence[Known] = (),
+    known: Sequence[Evidence] = (),
 ) -> Opened:
     """Begin an epoch durably; the caller sets ``has_room`` in the result. Raise StoreUnusable if
     the store lacks a ``known`` epoch or batch."""
@@ -915,7 +915,7 @@ def _begin_epoch(
     owner: str,
     now_ms: int,
     epoch_min: int,
-    known: Sequence[Known],
+    known: Sequence[Evidence],
 ) -> tuple[dict[str, int | str], Beginning, str]:
     connection.execute("BEGIN IMMEDIATE")
     if layout:

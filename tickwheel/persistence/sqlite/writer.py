@@ -72,7 +72,7 @@ if TYPE_CHECKING:
 
     from tickwheel.model.kinds import Effects
     from tickwheel.model.records import Outcome, TaskRow
-    from tickwheel.persistence.contract import Known
+    from tickwheel.persistence.contract import Evidence
     from tickwheel.persistence.sqlite.database import SqliteOptions
 
 
@@ -264,7 +264,7 @@ class Writer:
     # --- opening and closing -----------------------------------------------------------------
 
     def open(
-        self, owner: str, now_ms: int, epoch_min: int = 1, known: Sequence[Known] = ()
+        self, owner: str, now_ms: int, epoch_min: int = 1, known: Sequence[Evidence] = ()
     ) -> Opened:
         """Open the database. Raise StoreUnusable after releasing lock and connection."""
         self._lock.acquire(owner)
@@ -276,7 +276,7 @@ class Writer:
                 raise StoreUnusable(f"cannot open {self._path}: {describe(error)}") from error
             raise
 
-    def _open(self, owner: str, now_ms: int, epoch_min: int, known: Sequence[Known]) -> Opened:
+    def _open(self, owner: str, now_ms: int, epoch_min: int, known: Sequence[Evidence]) -> Opened:
         layout = identify_file(self._path, self._options.busy_ms)
         if not layout:
             # Checked before any file is created: SQLite would remove the log of an empty file.
