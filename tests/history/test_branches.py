@@ -33,7 +33,7 @@ from tickwheel.history.segments import STATE
 from tickwheel.model.kinds import Effects
 from tickwheel.model.records import Outcome, TaskRow
 from tickwheel.persistence.contract import Evidence, Opened, StoreUnusable
-from tickwheel.persistence.identity import COPY, NEW, Began, Beginning, Held, begin
+from tickwheel.persistence.identity import COPY, NEW, Beginning, EpochRecord, Held, begin
 from tickwheel.persistence.sqlite import SqliteOptions, SqliteStore
 from tickwheel.persistence.sqlite.database import begin_anew, begin_branch, write_meta
 
@@ -269,11 +269,11 @@ def test_a_loss_by_file_operations_is_never_silent(tmp_path: Path, seed: int) ->
 
 # --- a start -------------------------------------------------------------------------------------
 
-M1, M2, M3, M9 = (Began(epoch, f"m{epoch}", 10 * epoch) for epoch in (1, 2, 3, 9))
+M1, M2, M3, M9 = (EpochRecord(epoch, f"m{epoch}", 10 * epoch) for epoch in (1, 2, 3, 9))
 HELD = Held(M3, "inc", (M1, M2))
 
 
-def at(began: Began) -> Evidence:
+def at(began: EpochRecord) -> Evidence:
     return Evidence("its history h", *began)
 
 

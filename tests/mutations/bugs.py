@@ -828,7 +828,7 @@ BESIDE = (
     Bug(
         "each-shard-asks-for-itself",
         "a client of 64 shards asks 64 times as often where they are",
-        {"Beside._list": (instead("max(most - fresh, 0)", "most"),)},
+        {"ReplacementSearch._list": (instead("max(most - fresh, 0)", "most"),)},
         (MOVING + "searches_of_a_client_share_their_attempts",),
     ),
     Bug(

@@ -27,7 +27,7 @@ PAST_MAX = 64
 """Maximum number of earlier epochs that a store keeps."""
 
 
-class Began(NamedTuple):
+class EpochRecord(NamedTuple):
     """An epoch of a store: its number, its mark, and the last batch that it applied."""
 
     epoch: int
@@ -39,9 +39,9 @@ class Began(NamedTuple):
 class Held:
     """The identity recorded in a store that is not empty, before an epoch begins."""
 
-    last: Began
+    last: EpochRecord
     incarnation: str
-    past: tuple[Began, ...] = ()
+    past: tuple[EpochRecord, ...] = ()
     """The newest epochs of this branch before ``last``, oldest first."""
     branch: str = ""
     """``COPY`` or ``NEW``; empty: the next epoch continues this branch."""
@@ -51,7 +51,7 @@ class Beginning(NamedTuple):
     """The identity of the next epoch."""
 
     epoch: int
-    past: tuple[Began, ...] = ()
+    past: tuple[EpochRecord, ...] = ()
     after: str = ""
     """The mark of the preceding epoch; empty: there is none."""
     is_branch: bool = False
@@ -122,12 +122,12 @@ def _describe(fact: Evidence) -> str:
 # --- as text -------------------------------------------------------------------------------------
 
 
-def past_text(past: Sequence[Began]) -> str:
+def past_text(past: Sequence[EpochRecord]) -> str:
     """Return the epochs in the form that stores keep."""
     return " ".join(f"{began.epoch}:{began.mark}:{began.batch}" for began in past)
 
 
-def read_past(text: str) -> tuple[Began, ...]:
+def read_past(text: str) -> tuple[EpochRecord, ...]:
     """Parse the text that ``past_text`` returns."""
     parts = (item.split(":") for item in text.split())
-    return tuple(Began(int(epoch), mark, int(batch)) for epoch, mark, batch in parts)
+    return tuple(EpochRecord(int(epoch), mark, int(batch)) for epoch, mark, batch in parts)

@@ -31,7 +31,7 @@ from tickwheel.persistence.contract import (
 )
 from tickwheel.persistence.identity import (
     NEW,
-    Began,
+    EpochRecord,
     Held,
     begin,
     mark_of,
@@ -314,7 +314,7 @@ async def _held(
         return None, known
     if "rewriting" in fields or not {"format", "epoch", "last"} <= fields.keys():
         return None, ()
-    last = Began(int(fields["epoch"]), mark_of(fields.get("owner", "")), int(fields["last"]))
+    last = EpochRecord(int(fields["epoch"]), mark_of(fields.get("owner", "")), int(fields["last"]))
     past = read_past(fields.get("past", ""))
     return Held(last, fields.get("incarnation", ""), past, fields.get("branch", "")), known
 
@@ -387,7 +387,7 @@ COUNTED = ("tasks", "in_flight_or_waiting", "dead", "records")
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class StoredShard:
     """The state of a shard that ``look`` has read."""
 
     store: str
@@ -427,7 +427,7 @@ class Found:
         return f"initialized (epoch {self.epoch}): {held}{trouble}"
 
 
-async def look(options: RedisOptions) -> Found:
+async def look(options: RedisOptions) -> StoredShard:
     """Return the state of the shard. Raise StoreUnusable if the server or shard must not be
     used."""
     keys = Keys(options.prefix, options.namespace, options.shard)
@@ -438,7 +438,7 @@ async def look(options: RedisOptions) -> Found:
     if status != b"seen":
         raise _not_laid_out(options, keys, status.decode(), rest)
     exists, whole, epoch, incarnation, _, rewriting, parts, last, *counts = rest
-    return Found(
+    return StoredShard(
         store=options.name,
         shard=keys.shard,
         exists=exists == b"1",
@@ -453,7 +453,7 @@ async def look(options: RedisOptions) -> Found:
 
 
 async def lay_out(
-    options: RedisOptions, found: Found, now_ms: int, *, watch_s: float | None = None,
+    options: RedisOptions, found: StoredShard, now_ms: int, *, watch_s: float | None = None,
     is_branch: bool = False,
 ) -> str:  # fmt: skip
     """Remove the data in ``found``, and initialize the shard. Return its new incarnation.

@@ -50,8 +50,8 @@ from tickwheel.persistence.contract import Evidence, Opened, StoreUnusable
 from tickwheel.persistence.identity import (
     COPY,
     NEW,
-    Began,
     Beginning,
+    EpochRecord,
     Held,
     mark_of,
     past_text,
@@ -726,7 +726,7 @@ def meta_of(path: str) -> dict[str, int | str]:
 def held_by(meta: dict[str, int | str]) -> Held:
     """Return the identity recorded in ``meta``."""
     batch = int(meta.get(CAME_TO, meta["last_batch"]))
-    last = Began(int(meta["epoch"]), mark_of(str(meta["owner"])), batch)
+    last = EpochRecord(int(meta["epoch"]), mark_of(str(meta["owner"])), batch)
     past = read_past(str(meta.get(PAST, "")))
     return Held(last, str(meta["incarnation"]), past, str(meta.get(BRANCH, "")))
 

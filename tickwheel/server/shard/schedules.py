@@ -21,7 +21,7 @@ from tickwheel.errors import (
     LimitExceeded,
     NotFound,
 )
-from tickwheel.model.kinds import OF_SCHEDULE, OWN_PROPERTIES, Schedule
+from tickwheel.model.kinds import OWN_PROPERTIES, SCHEDULE_NAMES, Schedule
 from tickwheel.model.records import MOMENT_MS_MAX, TaskOptions, size_of
 from tickwheel.server import checks
 from tickwheel.server.shard.names import check_new_name
@@ -94,7 +94,7 @@ class Scheduling:
                 f" {limit} (schedules_max)"
             )
         if name not in schedules:
-            check_new_name(self._core, OF_SCHEDULE, name)
+            check_new_name(self._core, SCHEDULE_NAMES, name)
         schedule = self._checked(ask.request, now_ms)
         check_stays(self._core, schedule.topic)
         table = self._timetable(schedule, now_ms)

@@ -35,9 +35,9 @@ from tickwheel.errors import (
     UnknownTransaction,
 )
 from tickwheel.model.kinds import (
-    OF_TRANSACTION,
     PART_MAX,
     TRANSACTION,
+    TRANSACTION_NAMES,
     Half,
     Halves,
     Reach,
@@ -130,7 +130,7 @@ class Transacting:
             if existing is not None:
                 self._check_open(existing, members, caller)
             else:
-                check_new_name(self._core, OF_TRANSACTION, name, claim)
+                check_new_name(self._core, TRANSACTION_NAMES, name, claim)
             halves: tuple[Half, ...] = ()
             if existing is not None and (former := existing.parts.get(number)) is not None:
                 self._check_same(former, tasks, from_commit=counted_from == "commit")
