@@ -352,7 +352,7 @@ OWED = (
         "the-next-one-before-the-end-is-durable",
         "a crash brings the earlier one back after the later one was handed out",
         {
-            "KeyHolders.done": (replaced("goes_on", "self.durable(marks, 0)"),),
+            "KeyHolders.done": (replaced("call_when_durable", "self.durable(marks, 0)"),),
         },
         (ORDERING + "the_next_task_of_a_key_waits_for_the_durable_ack",),
     ),

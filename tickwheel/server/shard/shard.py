@@ -625,7 +625,7 @@ class Recovering:
             tasks, unread = await self._store.read_some(ids, RUNS_BYTES)
             read_ids = ids[: len(ids) - len(unread)]
             snapshots = {task_id: _snapshot(task) for task_id, task in tasks.items()}
-            self._engine.schedules.found(read_ids, snapshots)
+            self._engine.schedules.unwatch_ended(read_ids, snapshots)
 
     def log_summary(self, log: Log, store: str, elapsed_s: float) -> None:
         """Log the result of ``begin``: recovered state, missing rows and paused schedules."""
