@@ -64,7 +64,7 @@ def of_json(kind: FieldKind, value: Any, field: str) -> Any:
         task_id, _, group = value.partition(".")
         return read_id(task_id, field), group
     if isinstance(kind, Block):
-        values = said_of(value)
+        values = set_fields(value)
         return {
             it.name: of_json(it.kind, values[it.name], f"{field}.{it.name}")
             for it in kind.block.fields()
@@ -75,7 +75,7 @@ def of_json(kind: FieldKind, value: Any, field: str) -> Any:
     return rule(value, field) if isinstance(kind, Rule) else value
 
 
-def said_of(given: Any) -> dict[str, Any]:
+def set_fields(given: Any) -> dict[str, Any]:
     """Return the fields that are set in a body or a query, by name."""
     values = ((name, getattr(given, name)) for name in given.__struct_fields__)
     return {name: value for name, value in values if value is not UNSET}
@@ -334,7 +334,7 @@ def handler_of(verb: Verb, left_out: frozenset[str]) -> Handler:
         said: dict[str, Any] = dict(call.named)
         if has_fields:
             in_query = method in WITHOUT_BODY
-            said |= said_of(call.query(given_type) if in_query else await call.json(decoder))
+            said |= set_fields(call.query(given_type) if in_query else await call.json(decoder))
         if body is not None:
             said[body] = _body_of(said, verb.name)
         return {

@@ -53,7 +53,7 @@ from tickwheel.server.http.declared import (
     read_ids,
     request_type,
     results,
-    said_of,
+    set_fields,
     to_json,
 )
 from tickwheel.server.http.deliveries import SSE
@@ -195,7 +195,7 @@ async def look_up_many(call: Call) -> None:
 
 async def look_up_key(call: Call) -> None:
     """Answer the tasks of a key."""
-    tasks = await call.ask("look_up", call.named | said_of(call.query(KEY_QUERY_TYPE)))
+    tasks = await call.ask("look_up", call.named | set_fields(call.query(KEY_QUERY_TYPE)))
     if not tasks:
         raise _no_task(call)
     await call.answer(_tasks(tasks))
@@ -296,7 +296,7 @@ async def show_group(call: Call) -> None:
 
 async def configure_topic(call: Call) -> None:
     """Change the settings of a topic."""
-    said = said_of(await call.json(_settings))
+    said = set_fields(await call.json(_settings))
     named = {n: of_json(Settings.field(n).kind, v, n) for n, v in said.items()}
     await call.answer(await call.ask("configure", {**call.named, **named}))
 

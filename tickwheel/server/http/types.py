@@ -56,7 +56,7 @@ from tickwheel.model.policies import (
 )
 from tickwheel.model.records import ID_STEP
 from tickwheel.model.values import INTEGER_MAX, INTEGER_MIN
-from tickwheel.server.generated import said
+from tickwheel.server.generated import task_values
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -860,7 +860,7 @@ class Reader:
 
 
 def _options(given: TaskFields, field: str) -> dict[str, Any]:
-    options = said(given)
+    options = task_values(given)
     if not options:
         return options
     for name, read in _READ:
