@@ -25,7 +25,7 @@ from support.history_rig import NODE, NOW_MS, enqueued, make_id
 from support.redis_server import RedisServer
 from tickwheel import Client, Task
 from tickwheel.cli.app import run
-from tickwheel.history.branches import REACHED, STARTS, Branch, Reached, Start, known
+from tickwheel.history.branches import REACHED, STARTS, Branch, Reached, Start, find_evidence
 from tickwheel.history.daemon import History, HistoryOptions, Notes
 from tickwheel.history.lines import EventKind
 from tickwheel.history.restore import Plan, Report, restore
@@ -77,8 +77,8 @@ class Served:
             self.history = History(options, clock, lambda event, text: None)  # type: ignore[arg-type]
 
     async def begin(self) -> Opened:
-        found = self.history.known() if self.history is not None else []
-        self.opened = await self.store.open(self.owner, self.world.tick(), known=found)
+        found = self.history.evidence() if self.history is not None else []
+        self.opened = await self.store.open(self.owner, self.world.tick(), evidence=found)
         self.n = self.opened.last_batch
         if self.history is not None:
             self.history.begin(self.opened)
@@ -321,16 +321,16 @@ def test_an_unmarked_history_only_reserves_epochs() -> None:
 def test_torn_and_missing_notes_are_ignored(tmp_path: Path) -> None:
     folder = tmp_path / STATE / f"{NODE}-s0"
     folder.mkdir(parents=True)
-    assert known(tmp_path, 0) == []
+    assert find_evidence(tmp_path, 0) == []
     reached = Reached(folder, Start(4, "m4"), 7)
     reached.note(9)
     reached.note(8)
-    (found,) = known(tmp_path, 0)
+    (found,) = find_evidence(tmp_path, 0)
     assert found[1:4] == (4, "m4", 9)
-    assert known(tmp_path, 1) == []
+    assert find_evidence(tmp_path, 1) == []
     whole = (folder / REACHED).read_bytes()
     (folder / REACHED).write_bytes(whole[:20] + b"x" + whole[21:])
-    assert known(tmp_path, 0) == []
+    assert find_evidence(tmp_path, 0) == []
 
 
 def test_a_frozen_daemon_keeps_its_successors_note(tmp_path: Path) -> None:
@@ -340,7 +340,7 @@ def test_a_frozen_daemon_keeps_its_successors_note(tmp_path: Path) -> None:
     folder = tmp_path / STATE / f"{NODE}-s0"
     folder.parent.mkdir()
     shutil.copytree(tmp_path, folder, ignore=shutil.ignore_patterns(STATE))
-    assert known(tmp_path, 0)[0][1:4] == (5, "m5", 8)
+    assert find_evidence(tmp_path, 0)[0][1:4] == (5, "m5", 8)
 
 
 # --- a restore -----------------------------------------------------------------------------------

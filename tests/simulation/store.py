@@ -354,10 +354,10 @@ class NodeStore:
         self._is_open = False
 
     async def open(
-        self, owner: str, now_ms: int, *, epoch_min: int = 1, known: Sequence[Evidence] = (),
+        self, owner: str, now_ms: int, *, epoch_min: int = 1, evidence: Sequence[Evidence] = (),
         may_create: bool = True,
     ) -> Opened:  # fmt: skip
-        assert not known, "no daemon of the simulation has a history"
+        assert not evidence, "no daemon of the simulation has a history"
         server = self._server
         try:
             opened = await self._line.call(

@@ -32,10 +32,10 @@ class EncodingStore(GatedStore):
         self.batches = 0
 
     async def open(
-        self, owner: str, now_ms: int, *, epoch_min: int = 1, known: Sequence[Evidence] = ()
+        self, owner: str, now_ms: int, *, epoch_min: int = 1, evidence: Sequence[Evidence] = ()
     ) -> Opened:
-        await self._sqlite.open(owner, now_ms, epoch_min=epoch_min, known=known)
-        return await super().open(owner, now_ms, epoch_min=epoch_min, known=known)
+        await self._sqlite.open(owner, now_ms, epoch_min=epoch_min, evidence=evidence)
+        return await super().open(owner, now_ms, epoch_min=epoch_min, evidence=evidence)
 
     async def commit(self, epoch: int, owner: str, n: int, effects: Effects) -> bool:
         layout.prepare(effects, ENDINGS_MAX)

@@ -120,7 +120,7 @@ def _starts(folder: Path) -> Iterator[Start]:
 # --- at a start ----------------------------------------------------------------------------------
 
 
-def known(history_dir: Path, shard: int) -> list[Evidence]:
+def find_evidence(history_dir: Path, shard: int) -> list[Evidence]:
     """Return the facts about a shard's store in the history."""
     facts = []
     for folder in state_folders(history_dir, shard):

@@ -233,11 +233,12 @@ class Store(Protocol):
         ...
 
     async def open(
-        self, owner: str, now_ms: int, *, epoch_min: int = 1, known: Sequence[Evidence] = ()
+        self, owner: str, now_ms: int, *, epoch_min: int = 1, evidence: Sequence[Evidence] = ()
     ) -> Opened:
         """Open the store and begin an epoch of at least ``epoch_min``.
 
-        Raise StoreUnusable, and change nothing, if the store lacks epochs or batches in ``known``.
+        Raise StoreUnusable, and change nothing, if the store lacks an epoch or batch in
+        ``evidence``.
         """
         ...
 
@@ -634,7 +635,7 @@ class SharedStore(Store, Protocol):
     """A store that more than one daemon can open."""
 
     async def open(
-        self, owner: str, now_ms: int, *, epoch_min: int = 1, known: Sequence[Evidence] = (),
+        self, owner: str, now_ms: int, *, epoch_min: int = 1, evidence: Sequence[Evidence] = (),
         may_create: bool = True,
     ) -> Opened:  # fmt: skip
         """Open as ``Store.open``. Raise StoreUnusable for an empty store unless ``may_create``."""

@@ -70,20 +70,22 @@ def restored(after: str) -> dict[str, str]:
     return {"branch": NEW, "owner": f"restore/{after}"}
 
 
-def begin(name: str, held: Held | None, known: Sequence[Evidence], epoch_min: int = 1) -> Beginning:
+def begin(
+    name: str, held: Held | None, evidence: Sequence[Evidence], epoch_min: int = 1
+) -> Beginning:
     """Return the identity of the next epoch of the store ``name``; ``held`` None: it is empty.
     Raise StoreUnusable if the store lacks a known epoch or batch and is not marked ``NEW``."""
-    epoch_min = max([epoch_min, *(fact.epoch + 1 for fact in known if not fact.mark)])
-    known = [fact for fact in known if fact.mark or not fact.epoch]
+    epoch_min = max([epoch_min, *(fact.epoch + 1 for fact in evidence if not fact.mark)])
+    evidence = [fact for fact in evidence if fact.mark or not fact.epoch]
     if held is None:
-        for fact in known:
+        for fact in evidence:
             raise StoreUnusable(
                 f"{name} is empty, but {_describe(fact)}: its data is lost. `tickwheel restore`"
                 " recovers it from a backup and the history; `tickwheel init --force` starts"
                 " with an empty store"
             )
         return Beginning(epoch_min)
-    lacking = next((fact for fact in known if _is_lacking(held, fact)), None)
+    lacking = next((fact for fact in evidence if _is_lacking(held, fact)), None)
     if lacking is not None and held.branch != NEW:
         last = held.last
         reached = f"epoch {last.epoch} ({last.mark or 'no mark'}), batch {last.batch}"
@@ -95,7 +97,7 @@ def begin(name: str, held: Held | None, known: Sequence[Evidence], epoch_min: in
         )
     epoch = max(held.last.epoch + 1, epoch_min)
     if held.branch:
-        epoch = max([epoch, *(fact.epoch + 1 for fact in known)])
+        epoch = max([epoch, *(fact.epoch + 1 for fact in evidence)])
         # A store that was initialized and never used has no preceding epoch.
         after = held.last.mark if held.last.batch else ""
         return Beginning(epoch, (), after, True, lacking is not None and bool(after))

@@ -92,12 +92,12 @@ class MemoryStore:
         return "kept in memory: nothing survives the end of the daemon"
 
     async def open(
-        self, owner: str, now_ms: int, *, epoch_min: int = 1, known: Sequence[Evidence] = ()
+        self, owner: str, now_ms: int, *, epoch_min: int = 1, evidence: Sequence[Evidence] = ()
     ) -> Opened:
         created = self._epoch == 0
         clean = self._clean
         # A history may know earlier memory stores, whose loss is normal.
-        self._epoch = max(self._epoch + 1, epoch_min, *(fact.epoch + 1 for fact in known))
+        self._epoch = max(self._epoch + 1, epoch_min, *(fact.epoch + 1 for fact in evidence))
         self._owner = owner
         self._clean = False
         self._is_open = True

@@ -263,7 +263,7 @@ async def begin_epoch(
     now_ms: int,
     may_create: bool,
     epoch_min: int = 1,
-    known: Sequence[Evidence] = (),
+    evidence: Sequence[Evidence] = (),
 ) -> tuple[Opened, str]:
     """Begin an epoch. Return the opened shard and its incarnation. Raise StoreUnusable,
     NotConnected, NoReply or ServerError.
@@ -271,7 +271,7 @@ async def begin_epoch(
     The shard's identity is read first, to detect losses. This does not exclude other daemons; the
     leader's lease does.
     """
-    held, compared = await _held(line, keys, known)
+    held, compared = await _held(line, keys, evidence)
     begun = begin(f"store {options.name}: {keys.shard}", held, compared, epoch_min)
     fresh = secrets.token_hex(8)
     past = past_text([began._replace(batch=NO_BATCH) for began in begun.past])
@@ -298,7 +298,7 @@ async def begin_epoch(
 
 
 async def _held(
-    line: Connection, keys: Keys, known: Sequence[Evidence]
+    line: Connection, keys: Keys, evidence: Sequence[Evidence]
 ) -> tuple[Held | None, Sequence[Evidence]]:
     """Return the shard's identity, and the facts to compare it with. An incomplete or foreign shard
     has no identity and no facts, because the script reports it."""
@@ -311,12 +311,12 @@ async def _held(
         return None, ()
     fields = {name: value.decode() for name, value in zip(names, values, strict=True) if value}
     if not fields:
-        return None, known
+        return None, evidence
     if "rewriting" in fields or not {"format", "epoch", "last"} <= fields.keys():
         return None, ()
     last = EpochRecord(int(fields["epoch"]), mark_of(fields.get("owner", "")), int(fields["last"]))
     past = read_past(fields.get("past", ""))
-    return Held(last, fields.get("incarnation", ""), past, fields.get("branch", "")), known
+    return Held(last, fields.get("incarnation", ""), past, fields.get("branch", "")), evidence
 
 
 async def estimate(line: Connection, keys: Keys) -> int:

@@ -151,7 +151,7 @@ class RedisStore:
         return self._mirror.bytes_held
 
     async def open(
-        self, owner: str, now_ms: int, *, epoch_min: int = 1, known: Sequence[Evidence] = (),
+        self, owner: str, now_ms: int, *, epoch_min: int = 1, evidence: Sequence[Evidence] = (),
         may_create: bool = True,
     ) -> Opened:  # fmt: skip
         """See ``SharedStore.open``. A standby that has seen data must not initialize an empty shard
@@ -161,7 +161,7 @@ class RedisStore:
         # The connection for reads is made concurrently.
         reading = asyncio.get_running_loop().create_task(self._reading.ready())
         try:
-            opened = await self._open(owner, now_ms, epoch_min, may_create, known)
+            opened = await self._open(owner, now_ms, epoch_min, may_create, evidence)
             await reading
         except BaseException:
             await to_its_end(self._give_up(reading))
@@ -191,7 +191,12 @@ class RedisStore:
         await self._writing.close()
 
     async def _open(
-        self, owner: str, now_ms: int, epoch_min: int, may_create: bool, known: Sequence[Evidence]
+        self,
+        owner: str,
+        now_ms: int,
+        epoch_min: int,
+        may_create: bool,
+        evidence: Sequence[Evidence],
     ) -> Opened:
         """Begin an epoch and prepare the writer."""
         line = self._writing
@@ -199,7 +204,7 @@ class RedisStore:
             await opening.inspect(line, self.options)
             self._durability = await opening.durability(line, self.options)
             opened, incarnation = await opening.begin_epoch(
-                line, self.keys, self.options, owner, now_ms, may_create, epoch_min, known
+                line, self.keys, self.options, owner, now_ms, may_create, epoch_min, evidence
             )
             await self._writer.begin(owner, opened, incarnation)
             if opened.created:

@@ -861,13 +861,13 @@ def begin_epoch(
     now_ms: int,
     room: Room,
     epoch_min: int = 1,
-    known: Sequence[Evidence] = (),
+    evidence: Sequence[Evidence] = (),
 ) -> Opened:
     """Begin an epoch durably; the caller sets ``has_room`` in the result. Raise StoreUnusable if
-    the store lacks a ``known`` epoch or batch."""
+    the store lacks an epoch or batch in ``evidence``."""
 
     def begin() -> tuple[dict[str, int | str], Beginning, str]:
-        return _begin_epoch(connection, path, layout, owner, now_ms, epoch_min, known)
+        return _begin_epoch(connection, path, layout, owner, now_ms, epoch_min, evidence)
 
     try:
         before, beginning, incarnation = begin()
@@ -915,7 +915,7 @@ def _begin_epoch(
     owner: str,
     now_ms: int,
     epoch_min: int,
-    known: Sequence[Evidence],
+    evidence: Sequence[Evidence],
 ) -> tuple[dict[str, int | str], Beginning, str]:
     connection.execute("BEGIN IMMEDIATE")
     if layout:
@@ -924,7 +924,7 @@ def _begin_epoch(
         create(connection)
     meta = read_meta(connection, path)
     check_not_given_up(meta, path, "serve that")
-    beginning = begin_as(path, held_by(meta) if layout else None, known, epoch_min)
+    beginning = begin_as(path, held_by(meta) if layout else None, evidence, epoch_min)
     incarnation = secrets.token_hex(16) if beginning.is_branch else str(meta["incarnation"])
     values: dict[str, int | str] = {
         "epoch": beginning.epoch,

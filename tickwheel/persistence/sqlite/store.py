@@ -416,12 +416,14 @@ class SqliteStore:
         return "synced to the disk before each answer: a confirmed task survives a power cut"
 
     async def open(
-        self, owner: str, now_ms: int, *, epoch_min: int = 1, known: Sequence[Evidence] = ()
+        self, owner: str, now_ms: int, *, epoch_min: int = 1, evidence: Sequence[Evidence] = ()
     ) -> Opened:
         self._closing = False
         writing = StoreThread("tickwheel-sqlite-write")
         try:
-            opened = await writing.ask(lambda: self._writer.open(owner, now_ms, epoch_min, known))
+            opened = await writing.ask(
+                lambda: self._writer.open(owner, now_ms, epoch_min, evidence)
+            )
         except asyncio.CancelledError:
             # The thread still finishes opening the store, and must then release the lock.
             closing = writing.ask(lambda: self._writer.close(False))
