@@ -72,8 +72,8 @@ from tickwheel.server.http.exchange import Exchange, settled_fields
 from tickwheel.server.http.pages import pages
 from tickwheel.server.http.whole import Silent, fetch
 from tickwheel.server.logins import LINK_PREFIX
-from tickwheel.server.settings import found_here, split_address
-from tickwheel.server.shard.callers import ANONYMOUS, NOBODY, Caller, Nobody
+from tickwheel.server.settings import local_host, split_address
+from tickwheel.server.shard.callers import ANONYMOUS, NOBODY, Caller, NullSink
 from tickwheel.server.shard.guard import AuditStage
 from tickwheel.server.shard.operations import StandbyOperations
 from tickwheel.server.shard.overview import report_page
@@ -155,11 +155,11 @@ class GatewayClient(Client):
 
     async def execute(self, verb: Verb, request: Request) -> Any:
         """Return the answer to a declared verb."""
-        values = request.said()
+        values = request.values()
         shards = await self._know_shards()
         if verb.name == "preview_bulk":
             return await self._preview(values)
-        fields = verb.asked.to_frame(values)
+        fields = verb.request_type.to_frame(values)
         if shards is not None and verb.over is Over.PAGES:
             return await shards.page(verb, values, None)
         return await self._call(verb, fields, None)
@@ -356,7 +356,7 @@ class AllShardsExchange(Exchange):
     """An exchange with all shards, through the client of the caller's principal."""
 
     def __init__(self, gateway: Gateway, principal: Principal, address: str) -> None:
-        super().__init__(Caller(Nobody(), principal=principal, address=address))
+        super().__init__(Caller(NullSink(), principal=principal, address=address))
         self._gateway = gateway
         self.settings, self.limits = gateway.settings, gateway.limits
         self.clock = gateway.clock
@@ -396,13 +396,13 @@ class AllShardsExchange(Exchange):
         if folder is None:
             raise NotFound("there is no report: the setting report_dir is not set")
         verb = VERBS["load"]  # requires the same right
-        await client.execute(verb, verb.asked.checked({"steps": 1}, self.limits))
+        await client.execute(verb, verb.request_type.checked({"steps": 1}, self.limits))
         return {"page": await asyncio.to_thread(report_page, Path(folder) / "report.html")}
 
     async def _settle_callback(self, request: Request) -> Any:
         """Forward a callback to the shard of its task. The token proves that it is genuine, so it
         needs neither a client nor a right."""
-        values = request.said()
+        values = request.values()
         token = values.pop("token")
         shard = read_token(token)[0].id & ((1 << SHARD_BITS) - 1)
         return await self._gateway.post(shard, f"/v1/callbacks/{quote(token)}", values)
@@ -796,6 +796,6 @@ def urls_of(daemon: Settings) -> Sequence[str]:
     urls = [daemon.advertise or daemon.listen]
     if not daemon.speaks_tls("listen"):
         host, port = split_address(daemon.listen, "listen")
-        host = found_here(host)
+        host = local_host(host)
         urls.insert(0, f"tcp://{f'[{host}]' if ':' in host else host}:{port}")
     return urls

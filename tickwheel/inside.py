@@ -361,7 +361,7 @@ class _Blocking(sync.Client):
     def _end(self, closing: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Run ``closing`` in the client's thread, then end the thread. This works without a
         connection."""
-        runtime = self._made
+        runtime = self._current
         try:
             if runtime is not None:
                 asyncio.run_coroutine_threadsafe(closing(), runtime._loop).result()

@@ -238,7 +238,7 @@ class Runtime:
             await asyncio.gather(*stuck, return_exceptions=True)
 
 
-class BesideLoop(Runtime):
+class ForeignLoop(Runtime):
     """A runtime on an event loop and an asynchronous client that somebody else owns. It ends
     neither of them."""
 
@@ -613,7 +613,7 @@ class Client:
         """Producer group → the handler of its checks."""
         self._closed = False
         self._lock = threading.RLock()
-        self._made: Runtime | None = None
+        self._current: Runtime | None = None
 
     # --- life -----------------------------------------------------------------------------------
 
@@ -631,7 +631,7 @@ class Client:
         threads wait for raise ClientClosed. Does nothing when closed."""
         with self._lock:
             self._closed = True
-            runtime, self._made = self._made, None
+            runtime, self._current = self._current, None
         if runtime is not None:
             runtime.close(timeout)
 
@@ -647,14 +647,14 @@ class Client:
         self.close()
 
     def _runtime(self) -> Runtime:
-        current = self._made
+        current = self._current
         if current is None:
             with self._lock:
                 if self._closed:
                     raise ClientClosed("the client is closed; create a new one")
-                if self._made is None:
-                    self._made = Runtime(self._make_client)
-                current = self._made
+                if self._current is None:
+                    self._current = Runtime(self._make_client)
+                current = self._current
         return current
 
     def _call(
@@ -671,7 +671,7 @@ class Client:
     def _forked(self) -> None:
         """Reset the client in the child of a fork: a thread of the parent may hold the lock."""
         self._lock = threading.RLock()
-        runtime, self._made = self._made, None
+        runtime, self._current = self._current, None
         if runtime is not None:
             runtime.forget()
             _PARENTS.append(runtime)
@@ -765,7 +765,7 @@ class Client:
 
             AsyncClient().on_check(group)(answer)  # raises for an invalid handler
             self._handlers[group] = answer
-            current = self._made
+            current = self._current
             if current is not None:
 
                 async def register_there(client: AsyncClient) -> None:
@@ -803,16 +803,16 @@ class Client:
     @property
     def connected(self) -> bool:
         """Whether a connection is open now; a call makes one, or waits for the next."""
-        current = self._made
+        current = self._current
         return current is not None and current.connected
 
 
-def beside(client: AsyncClient, loop: asyncio.AbstractEventLoop) -> Client:
+def on_loop(client: AsyncClient, loop: asyncio.AbstractEventLoop) -> Client:
     """Return a synchronous client for other threads that uses an asynchronous client on this event
     loop, with the same connection and thread. Closing the asynchronous client ends it."""
     client_for_threads = Client.__new__(Client)
     client_for_threads._set_up(lambda: client)
-    client_for_threads._made = BesideLoop(client, loop)
+    client_for_threads._current = ForeignLoop(client, loop)
     return client_for_threads
 
 

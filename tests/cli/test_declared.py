@@ -35,7 +35,7 @@ def test_declared_commands_have_their_arguments_and_options(verb: Any) -> None:
     assert [argument.metavar for argument in arguments] == [
         word for word in words if word.isupper()
     ]
-    assert len(options - shared) == len(verb.asked.fields()) - len(arguments)
+    assert len(options - shared) == len(verb.request_type.fields()) - len(arguments)
     assert found.help and "Raises" not in found.help and "``" not in found.help
 
 

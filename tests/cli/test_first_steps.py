@@ -155,7 +155,7 @@ async def test_commands_printed_for_a_new_group_move_its_backlog(
             """It owns the backlog from now on."""
         async with client.subscribe("orders", group="shop", prefetch=0) as shop:
             assert shop.new_group is not None
-            told = shop.new_group.told("orders", "shop")
+            told = shop.new_group.describe("orders", "shop")
             assert shop.new_group.idle == {"look": 3}
         for command in re.findall(
             "`tickwheel (groups (?:reset [^`]*|delete [^`]* --force))`", told

@@ -733,7 +733,7 @@ def test_every_duration_of_a_verb_can_be_text() -> None:
         (verb.name, field.name): field.kind
         for verb in VERBS.values()
         if verb.request is not None
-        for field in verb.asked.fields()
+        for field in verb.request_type.fields()
         if isinstance(field.kind, Span)
     }
     assert ("reschedule", "delay_ms") in spans and ("put_schedule", "every_ms") in spans, spans

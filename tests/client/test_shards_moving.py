@@ -744,11 +744,11 @@ async def test_closing_a_client_ends_its_search(hasty: None) -> None:
         assert not [task for task in asyncio.all_tasks() if "_search_beside" in repr(task)]
 
 
-def beside(route: Around, attempt: Any) -> module.Beside:
+def beside(route: Around, attempt: Any) -> module.ReplacementSearch:
     def choose(greeted: module.Greeted) -> None:
         raise AssertionError("nobody leads")
 
-    return module.Beside(address("a"), route, attempt, choose, 10.0)
+    return module.ReplacementSearch(address("a"), route, attempt, choose, 10.0)
 
 
 async def test_searches_of_a_client_share_their_attempts(

@@ -259,7 +259,9 @@ async def test_abandoned_claims_stay_ended(shards: Shards) -> None:
     await claimed(shards, client, "schedule", name, 0)
     verb = VERBS["claim_schedule"]
     for number in numbers:
-        late = verb.asked.to_frame({"name": name, "topic": "t", "shard": 0, "number": number})
+        late = verb.request_type.to_frame(
+            {"name": name, "topic": "t", "shard": 0, "number": number}
+        )
         with pytest.raises(errors.Conflict, match="another client has claimed"):
             await know.links[0].call(verb, late, None)
 

@@ -530,7 +530,7 @@ async def consumers(room: Room) -> Any:
 async def asked(room: Room, name: str, **values: Any) -> Any:
     """The answer to a verb that no method of a client asks; of a list the page."""
     verb, client = VERBS[name], room.client
-    fields, shards = verb.asked.to_frame(values), await client._know_shards()
+    fields, shards = verb.request_type.to_frame(values), await client._know_shards()
     if shards is not None and verb.over is Over.PAGES:
         return await shards.page(verb, fields[0], None)
     return await client._call(verb, fields, None)

@@ -46,7 +46,7 @@ def test_loading_tasks_are_limited_by_credit(prefetch: int) -> None:
     for _ in range(20):
         rig.engine.delivery.dispatch(*rig.now, 4_096)
         assert len(rig.group().loading) == prefetch
-    assert sum(map(len, rig.core.wants_ready.values())) == prefetch
+    assert sum(map(len, rig.core.ready_rows_to_read.values())) == prefetch
     assert len(rig.dispatch()) == prefetch
     recount(rig)
 
@@ -76,7 +76,7 @@ def test_a_row_that_is_missing_does_not_stop_the_others() -> None:
     rig.subscribe(prefetch=1)
     rig.engine.delivery.dispatch(*rig.now, 4_096)
     (missing,) = rig.group().loading
-    rig.core.wants_ready.clear()
+    rig.core.ready_rows_to_read.clear()
     rig.core.missing[missing] = None
     rig.engine.delivery.reading.loaded_ready(rig.group(), [missing], {})
     got = rig.dispatch()
@@ -116,7 +116,7 @@ def test_loaded_rows_stay_within_the_budget_and_the_last_load() -> None:
             dispatches, _ = rig.engine.delivery.dispatch(*rig.now, 4_096)
             seen += rig.take(dispatches)
             block(rig, subscribers, rnd)
-            load = max([load, *(len(ids) for ids in rig.core.wants_ready.values())])
+            load = max([load, *(len(ids) for ids in rig.core.ready_rows_to_read.values())])
             rig.load()
             assert rig.core.resident_bytes <= (room + 1 + load) * ROW, f"seed {seed}"
             for got in [g for g in seen if rig.lease(g)]:

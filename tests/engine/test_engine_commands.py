@@ -128,7 +128,7 @@ def test_a_reschedule_during_a_read_delivers_once() -> None:
     task_id = firing(rig)
     rig.reschedule(task_id, 0)
     rig.engine.firing.fire(rig.now_ms, 10)
-    assert rig.core.wants.count(task_id) == 2
+    assert rig.core.rows_to_read.count(task_id) == 2
     assert rig.one().id == task_id
     assert rig.tick() == []
     recount(rig)

@@ -334,7 +334,7 @@ def test_a_suspect_task_waiting_for_a_connection_can_end(how: str) -> None:
         rig.after(60_000).fire()
     elif how == "close":
         rig.delete_group("t", "default")
-        assert not rig.core.keeps and busy.presence.kept_for is None
+        assert not rig.core.kept_connections and busy.presence.kept_for is None
         return
     else:
         rig.disconnect(busy)
@@ -350,7 +350,7 @@ def test_a_suspect_task_waiting_for_a_connection_can_end(how: str) -> None:
     rig.commit()
     recount(rig)
     handed_out(rig)
-    assert not rig.core.keeps
+    assert not rig.core.kept_connections
     rig.enqueue()
     assert len(handed_out(rig)) == 1, "others come again"
 

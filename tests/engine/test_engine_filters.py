@@ -462,7 +462,7 @@ def test_tasks_filtered_per_step_are_limited(resident: bool) -> None:
         looks += 1
         judged = rig.group("t", "a").filtered - before
         assert judged <= at_once
-        if rig.core.wants:
+        if rig.core.rows_to_read:
             rig.load()
             judged = rig.group("t", "a").filtered - before
             assert judged <= 2 * at_once

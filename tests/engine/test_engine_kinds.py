@@ -303,7 +303,7 @@ def test_many_ttls_end_in_bounded_steps() -> None:
     rig.pass_time(11)
     firing = rig.engine.firing
     assert firing.lapse(rig.now_ms, 100)
-    assert len(rig.core.wants_lapsed) == 10
+    assert len(rig.core.lapsed_rows_to_read) == 10
     assert not firing.lapse(rig.now_ms, 100), "as many are being looked up as may be"
     recount(rig)
     rig.fire()

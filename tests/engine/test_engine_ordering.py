@@ -353,8 +353,8 @@ def test_a_task_due_again_during_its_read_waits_for_the_commit(
     rig.subscribe(group="ledger")
     rig.fire()
     rig.engine.delivery.dispatch(*rig.now, 100)
-    ledger, wants = rig.group(name="ledger"), rig.core.wants_ready
-    ((group, asked),), rig.core.wants_ready = wants.items(), {}
+    ledger, wants = rig.group(name="ledger"), rig.core.ready_rows_to_read
+    ((group, asked),), rig.core.ready_rows_to_read = wants.items(), {}
     assert (group, asked) == (ledger, ids[:1])
     assert rig.reschedule(ids[0], 0) == "scheduled"
     rig.engine.firing.fire(rig.now_ms, 100)

@@ -25,15 +25,15 @@ from support.history_rig import NODE, NOW_MS, enqueued, make_id
 from support.redis_server import RedisServer
 from tickwheel import Client, Task
 from tickwheel.cli.app import run
-from tickwheel.history.branches import REACHED, STARTS, Branch, Reached, Start, known
+from tickwheel.history.branches import REACHED, STARTS, Branch, Reached, Start, find_evidence
 from tickwheel.history.daemon import History, HistoryOptions, Notes
 from tickwheel.history.lines import EventKind
 from tickwheel.history.restore import Plan, Report, restore
 from tickwheel.history.segments import STATE
 from tickwheel.model.kinds import Effects
 from tickwheel.model.records import Outcome, TaskRow
-from tickwheel.persistence.contract import Known, Opened, StoreUnusable
-from tickwheel.persistence.identity import COPY, NEW, Began, Beginning, Held, begin
+from tickwheel.persistence.contract import Evidence, Opened, StoreUnusable
+from tickwheel.persistence.identity import COPY, NEW, Beginning, EpochRecord, Held, begin
 from tickwheel.persistence.sqlite import SqliteOptions, SqliteStore
 from tickwheel.persistence.sqlite.database import begin_anew, begin_branch, write_meta
 
@@ -77,8 +77,8 @@ class Served:
             self.history = History(options, clock, lambda event, text: None)  # type: ignore[arg-type]
 
     async def begin(self) -> Opened:
-        found = self.history.known() if self.history is not None else []
-        self.opened = await self.store.open(self.owner, self.world.tick(), known=found)
+        found = self.history.evidence() if self.history is not None else []
+        self.opened = await self.store.open(self.owner, self.world.tick(), evidence=found)
         self.n = self.opened.last_batch
         if self.history is not None:
             self.history.begin(self.opened)
@@ -269,19 +269,25 @@ def test_a_loss_by_file_operations_is_never_silent(tmp_path: Path, seed: int) ->
 
 # --- a start -------------------------------------------------------------------------------------
 
-M1, M2, M3, M9 = (Began(epoch, f"m{epoch}", 10 * epoch) for epoch in (1, 2, 3, 9))
+M1, M2, M3, M9 = (EpochRecord(epoch, f"m{epoch}", 10 * epoch) for epoch in (1, 2, 3, 9))
 HELD = Held(M3, "inc", (M1, M2))
 
 
-def at(began: Began) -> Known:
-    return Known("its history h", *began)
+def at(began: EpochRecord) -> Evidence:
+    return Evidence("its history h", *began)
 
 
 @pytest.mark.parametrize(
     "one",
-    [at(M1), at(M3), at(M3._replace(batch=29)), Known("the setting expect_store"), Known("h", 2)],
+    [
+        at(M1),
+        at(M3),
+        at(M3._replace(batch=29)),
+        Evidence("the setting expect_store"),
+        Evidence("h", 2),
+    ],
 )
-def test_a_complete_store_continues(one: Known) -> None:
+def test_a_complete_store_continues(one: Evidence) -> None:
     assert begin("s", HELD, [one]) == Beginning(4, (M1, M2, M3), "m3")
 
 
@@ -289,7 +295,7 @@ def test_a_complete_store_continues(one: Known) -> None:
     "one", [at(M9), at(M3._replace(batch=31)), at(M3._replace(mark="x")), at(M1._replace(mark="x"))]
 )
 @pytest.mark.parametrize("branch", ["", COPY])
-def test_an_older_store_needs_an_operators_decision(one: Known, branch: str) -> None:
+def test_an_older_store_needs_an_operators_decision(one: Evidence, branch: str) -> None:
     held = Held(M3, "inc", (M1, M2), branch)
     with pytest.raises(StoreUnusable, match=r"^s is an older or another store: .*epoch 3 \(m3\)"):
         begin("s", held, [one])
@@ -299,32 +305,32 @@ def test_an_older_store_needs_an_operators_decision(one: Known, branch: str) -> 
 
 def test_a_complete_copy_begins_a_new_branch() -> None:
     held = Held(M3, "inc", (M1, M2), COPY)
-    assert begin("s", held, [at(M3), Known("h", 7)]) == Beginning(8, (), "m3", True)
+    assert begin("s", held, [at(M3), Evidence("h", 7)]) == Beginning(8, (), "m3", True)
 
 
-@pytest.mark.parametrize("one", [at(M1), Known("the setting expect_store")])
-def test_an_emptied_store_is_refused(one: Known) -> None:
+@pytest.mark.parametrize("one", [at(M1), Evidence("the setting expect_store")])
+def test_an_emptied_store_is_refused(one: Evidence) -> None:
     with pytest.raises(StoreUnusable, match=r"^s is empty, but .*`tickwheel init --force`"):
         begin("s", None, [one])
 
 
 def test_an_unmarked_history_only_reserves_epochs() -> None:
-    assert begin("s", None, [Known("h", 7)]) == Beginning(8)
+    assert begin("s", None, [Evidence("h", 7)]) == Beginning(8)
 
 
 def test_torn_and_missing_notes_are_ignored(tmp_path: Path) -> None:
     folder = tmp_path / STATE / f"{NODE}-s0"
     folder.mkdir(parents=True)
-    assert known(tmp_path, 0) == []
+    assert find_evidence(tmp_path, 0) == []
     reached = Reached(folder, Start(4, "m4"), 7)
     reached.note(9)
     reached.note(8)
-    (found,) = known(tmp_path, 0)
+    (found,) = find_evidence(tmp_path, 0)
     assert found[1:4] == (4, "m4", 9)
-    assert known(tmp_path, 1) == []
+    assert find_evidence(tmp_path, 1) == []
     whole = (folder / REACHED).read_bytes()
     (folder / REACHED).write_bytes(whole[:20] + b"x" + whole[21:])
-    assert known(tmp_path, 0) == []
+    assert find_evidence(tmp_path, 0) == []
 
 
 def test_a_frozen_daemon_keeps_its_successors_note(tmp_path: Path) -> None:
@@ -334,7 +340,7 @@ def test_a_frozen_daemon_keeps_its_successors_note(tmp_path: Path) -> None:
     folder = tmp_path / STATE / f"{NODE}-s0"
     folder.parent.mkdir()
     shutil.copytree(tmp_path, folder, ignore=shutil.ignore_patterns(STATE))
-    assert known(tmp_path, 0)[0][1:4] == (5, "m5", 8)
+    assert find_evidence(tmp_path, 0)[0][1:4] == (5, "m5", 8)
 
 
 # --- a restore -----------------------------------------------------------------------------------

@@ -22,18 +22,20 @@ from support.history_rig import (
     write,
 )
 from tickwheel.history.lines import EventKind
-from tickwheel.history.past import Count, Plan, Wanted, beginning, command, request
+from tickwheel.history.past import Count, Plan, ResetScope, beginning, command, request
 from tickwheel.history.past import fill as fill_plan
 from tickwheel.history.segments import SegmentName, hour_folder, hour_of, write_last_backup
 from tickwheel.model.records import TaskOptions, TaskRow
 
 A, B, C, D = (make_id(i) for i in range(4))
 DUE = NOW_MS + 1_000
-WANTED = Wanted("t", "g", 0, NOW_MS + 60_000)
+WANTED = ResetScope("t", "g", 0, NOW_MS + 60_000)
 DAY_MS = 86_400_000
 
 
-def plan_of(folder: Path, *records: Record, wanted: Wanted = WANTED, size: int = 1 << 30) -> Plan:
+def plan_of(
+    folder: Path, *records: Record, wanted: ResetScope = WANTED, size: int = 1 << 30
+) -> Plan:
     fill(folder, [[record] for record in records])
     path = folder / "plan"
     given = request(str(path), str(folder), 0, size, wanted)
@@ -93,7 +95,7 @@ def test_the_state_in_the_history_decides_the_plan(
 
 
 def test_only_tasks_due_in_the_period_are_planned_in_order(tmp_path: Path) -> None:
-    wanted = Wanted("t", "g", DUE, DUE + 10)
+    wanted = ResetScope("t", "g", DUE, DUE + 10)
     dues = {A: DUE + 10, B: DUE, C: DUE - 1, D: DUE + 11}
     records = [put(one, due_ms=due_ms) for one, due_ms in dues.items()]
     plan = plan_of(tmp_path, *records, ack(A, B, C, D), wanted=wanted)
@@ -103,7 +105,7 @@ def test_only_tasks_due_in_the_period_are_planned_in_order(tmp_path: Path) -> No
 
 
 def test_rescheduled_tasks_count_by_their_last_due_time(tmp_path: Path) -> None:
-    wanted = Wanted("t", "g", DUE, DUE + 10)
+    wanted = ResetScope("t", "g", DUE, DUE + 10)
     moved_in = [EventKind.RESCHEDULED, NOW_MS, "t", [A], [DUE]]
     moved_out = [EventKind.RESCHEDULED, NOW_MS, "t", [B], [DUE - 1]]
     retried = [EventKind.RESCHEDULED, NOW_MS, "t", [C], [DUE + DAY_MS]]
@@ -124,7 +126,7 @@ def test_a_replaced_task_is_planned_with_its_last_content(tmp_path: Path) -> Non
 def test_the_plan_ends_at_the_mark(tmp_path: Path) -> None:
     mark = [EventKind.GROUP, NOW_MS, "t", "g", "reset", {"bulk": "reset-1"}]
     other = [EventKind.GROUP, NOW_MS, "t", "g", "reset", {"bulk": "reset-0"}]
-    wanted = Wanted("t", "g", 0, NOW_MS + 60_000, "reset-1")
+    wanted = ResetScope("t", "g", 0, NOW_MS + 60_000, "reset-1")
     plan = plan_of(tmp_path, put(A, B), other, ack(A), mark, ack(B), wanted=wanted)
     assert ids(plan) == [A]
 
@@ -160,7 +162,7 @@ def test_a_task_without_its_enqueue_event_is_counted_as_lost(tmp_path: Path) -> 
 
 
 def test_stored_tasks_before_the_group_are_planned(tmp_path: Path) -> None:
-    wanted = Wanted("t", "g", 0, NOW_MS + 60_000, since_ms=DUE + 1, since_id=B)
+    wanted = ResetScope("t", "g", 0, NOW_MS + 60_000, since_ms=DUE + 1, since_id=B)
     plan = plan_of(tmp_path, put(A, B, C), wanted=wanted)
     assert ids(plan) == [A, B]
     plan.add_stored(wanted, [(TaskRow(one, DUE, "t", b""), one == A) for one in (A, B, C)])
@@ -168,7 +170,7 @@ def test_stored_tasks_before_the_group_are_planned(tmp_path: Path) -> None:
 
 
 def test_the_plan_respects_the_groups_filter(tmp_path: Path) -> None:
-    wanted = Wanted("t", "g", 0, NOW_MS + 60_000, where="n > 1 AND key LIKE 'k%'")
+    wanted = ResetScope("t", "g", 0, NOW_MS + 60_000, where="n > 1 AND key LIKE 'k%'")
     tasks = [put(A, key="k", properties={"n": 2}), put(B, key="k", properties={"n": 1}), put(C)]
     plan = plan_of(tmp_path, *tasks, ack(A, B, C), wanted=wanted)
     assert ids(plan) == [A]

@@ -19,7 +19,7 @@ from support.engine_recount import recount
 from support.engine_rig import CONFIG, RETRY, Got
 from tickwheel.engine.groups import Original
 from tickwheel.history.lines import Renderer
-from tickwheel.history.past import Plan, Wanted, fill
+from tickwheel.history.past import Plan, ResetScope, fill
 from tickwheel.model.kinds import Bulk, BulkState, Selection
 from tickwheel.server.shard.resets import after_of, place_of, wanted_of
 
@@ -246,7 +246,7 @@ class ResetMachine(RuleBasedStateMachine):
             self.plan.finish()
         return self.plan
 
-    def meet(self, plan: Plan, wanted: Wanted, until_id: int) -> None:
+    def meet(self, plan: Plan, wanted: ResetScope, until_id: int) -> None:
         rig, group = self.rig, self.rig.group(name=wanted.group)
         known = rig.known([i for i in rig.rows.tasks if i <= until_id])
         may_have = rig.engine.resets.may_have

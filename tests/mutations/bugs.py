@@ -352,7 +352,7 @@ OWED = (
         "the-next-one-before-the-end-is-durable",
         "a crash brings the earlier one back after the later one was handed out",
         {
-            "KeyHolders.done": (replaced("goes_on", "self.durable(marks, 0)"),),
+            "KeyHolders.done": (replaced("call_when_durable", "self.durable(marks, 0)"),),
         },
         (ORDERING + "the_next_task_of_a_key_waits_for_the_durable_ack",),
     ),
@@ -643,11 +643,11 @@ ALLOWED = (
         "what-is-in-no-table-is-done",
         "a new operation is open to everybody until somebody thinks of its right",
         {
-            "guard:behind": (
+            "guard:with_stage": (
                 replaced(
                     "table",
                     "return table({**{n: one for n, one in vars(verbs).items() if n not in"
-                    " ('plain_tasks', 'unreadable')}, **found}, plain_tasks, unreadable)",
+                    " ('plain_tasks', 'unreadable')}, **operations}, plain_tasks, unreadable)",
                 ),
             ),
         },
@@ -828,7 +828,7 @@ BESIDE = (
     Bug(
         "each-shard-asks-for-itself",
         "a client of 64 shards asks 64 times as often where they are",
-        {"Beside._list": (instead("max(most - fresh, 0)", "most"),)},
+        {"ReplacementSearch._list": (instead("max(most - fresh, 0)", "most"),)},
         (MOVING + "searches_of_a_client_share_their_attempts",),
     ),
     Bug(
@@ -983,7 +983,7 @@ WHOLE = (
     Bug(
         "a-quota-of-each-shard",
         "a token has its quota once in each shard",
-        {"part_of": (returning("most"),)},
+        {"share_of_limit": (returning("most"),)},
         ("tests/server/test_quotas.py::test_quotas_cover_all_shards_together[quotas0-10]",),
     ),
     Bug(

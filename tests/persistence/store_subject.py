@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass, field
 
 from tickwheel.model.kinds import Effects
-from tickwheel.persistence.contract import Handles, Opened, Small, Store, StoreUnreachable
+from tickwheel.persistence.contract import Handles, Opened, SmallState, Store, StoreUnreachable
 
 OWNER = "tester"
 OPEN_S = 20.0
@@ -64,7 +64,7 @@ class Subject:
         assert len(dict(pairs)) == len(pairs)
         return dict(pairs)
 
-    async def small(self) -> Small:
+    async def small(self) -> SmallState:
         """With lists that have no order of their own sorted."""
         small = await self.store.recover_small()
         small.progress.sort()

@@ -24,7 +24,7 @@ from tickwheel.cli.app import run
 from tickwheel.limits import Limits
 from tickwheel.server import tokens
 from tickwheel.server.logs import LINES_MAX
-from tickwheel.server.shard.callers import Caller, Nobody
+from tickwheel.server.shard.callers import Caller, NullSink
 from tickwheel.server.shard.guard import AUDITED, IDS_MAX, TEXT_LENGTH_MAX, AuditStage
 
 DAY_MS = 86_400_000
@@ -206,8 +206,8 @@ async def test_a_disconnected_callers_operation_is_audited(rig: AccessRig) -> No
 async def test_an_operation_without_an_answer_has_an_unknown_outcome() -> None:
     written: list[dict[str, Any]] = []
     log: Any = SimpleNamespace(write=written.append)
-    caller, answer = Caller(Nobody(), address="127.0.0.1:9"), asyncio.Future[Any]()
-    asked: Any = VERBS["delete_topic"].asked.checked({"topic": "t"}, Limits())
+    caller, answer = Caller(NullSink(), address="127.0.0.1:9"), asyncio.Future[Any]()
+    asked: Any = VERBS["delete_topic"].request_type.checked({"topic": "t"}, Limits())
     waiting = asyncio.ensure_future(AuditStage(log).relayed(caller, "delete_topic", asked, answer))
     await asyncio.sleep(0)
     waiting.cancel()

@@ -14,8 +14,8 @@ import pytest
 from support.stand_in import stand_in
 from tickwheel.clock import Clock
 from tickwheel.persistence.contract import (
+    ElectionState,
     Leader,
-    Seen,
     Standby,
     StoreAway,
     StoreUnreachable,
@@ -67,7 +67,7 @@ class TableElection:
         """Number of first questions that find no server."""
         self.asked = 0
         self.connections = 1
-        self.at = ""
+        self.address = ""
         self.standbys: tuple[Standby, ...] = ()
         self.said: list[Standby] = []
         """Who said that it stands by."""
@@ -83,11 +83,11 @@ class TableElection:
             raise StoreUnreachable("store x: nobody is there")
         self._ask()
 
-    async def look(self, me: Standby | None = None) -> Seen:
+    async def look(self, me: Standby | None = None) -> ElectionState:
         self._ask()
         if me is not None:
             self.said.append(me)
-        return Seen(
+        return ElectionState(
             self.leader,
             TTL_MS,
             self.incarnation,

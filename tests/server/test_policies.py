@@ -197,14 +197,14 @@ def test_a_policy_is_answered_with_all_its_numbers_and_its_name() -> None:
 def test_invalid_group_settings_are_named(given: dict[str, Any], said: str) -> None:
     with pytest.raises(TickwheelError, match=said):
         asked = SettingsFields.checked(given, Limits())
-        checks.settings(asked.said(), GroupSettings(), KNOWN, 5)
+        checks.settings(asked.values(), GroupSettings(), KNOWN, 5)
 
 
 def test_configure_changes_only_the_named_settings() -> None:
     before = GroupSettings(True, 5.0, 7, "slow", paused_ms=3)
     assert checks.settings({}, before, KNOWN, 5) == before
     assert checks.settings({"rate": None}, before, KNOWN, 5) == before._replace(rate=None)
-    assert SettingsFields.checked({"rate": 3}, Limits()).said() == {"rate": 3.0}
+    assert SettingsFields.checked({"rate": 3}, Limits()).values() == {"rate": 3.0}
     assert checks.settings({"retry": None, "paused": False}, before, KNOWN, 5) == (
         GroupSettings(False, 5.0, 7, None)
     )

@@ -60,7 +60,7 @@ from tickwheel.model.records import (
     TaskRow,
 )
 from tickwheel.persistence import Layout, ShardFolder, audit, read_layout, write_layout
-from tickwheel.persistence.contract import Small, StoredTask, StoreUnusable
+from tickwheel.persistence.contract import SmallState, StoredTask, StoreUnusable
 from tickwheel.persistence.sqlite import SqliteOptions, SqliteStore
 from tickwheel.server import reshard as resharding
 from tickwheel.server.reshard import Plan, Report, reshard
@@ -155,7 +155,9 @@ def by_text(rows: Iterable[Any]) -> list[Any]:
 
 
 class Found:
-    def __init__(self, small: Small, tasks: list[StoredTask], epoch: int, id_mark: int) -> None:
+    def __init__(
+        self, small: SmallState, tasks: list[StoredTask], epoch: int, id_mark: int
+    ) -> None:
         self.small, self.epoch, self.id_mark = small, epoch, id_mark
         self.tasks = {one.row.id: one for one in tasks}
 

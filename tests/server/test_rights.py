@@ -21,7 +21,7 @@ from tickwheel.protocol import encode
 from tickwheel.server.http.deliveries import receipt_text
 from tickwheel.server.http.exchange import Receipt
 from tickwheel.server.http.routes import ROUTES
-from tickwheel.server.shard.callers import NOBODY, Caller, Nobody, Principal, Topics
+from tickwheel.server.shard.callers import NOBODY, Caller, NullSink, Principal, Topics
 from tickwheel.server.shard.guard import Pipeline
 from tickwheel.server.tcp.listener import command_table
 
@@ -84,7 +84,7 @@ def requests() -> list[tuple[T, str, tuple[Any, ...]]]:
     for frame in SELECTED:  # both ways to name tasks, whichever the sample has
         moved = {T.RESCHEDULE: {"delay_ms": 5}, T.SPREAD: {"within_ms": 5}}.get(frame, {})
         frames += [(frame, ((5,), moved)), (frame, (None, {"topic": OURS, "key": "k", **moved}))]
-    peer, now = SimpleNamespace(caller=Caller(Nobody()), send=None), None
+    peer, now = SimpleNamespace(caller=Caller(NullSink()), send=None), None
     for kind, fields in frames:
         if kind not in ABOUT_THE_CONVERSATION:
             handlers[kind](peer, (int(kind), 1, *fields), now)  # type: ignore[arg-type]

@@ -25,15 +25,15 @@ from tickwheel.model.records import SettingsCounter
 from tickwheel.persistence.contract import (
     CommitRefused,
     CommitUnknown,
+    ElectionState,
     Fenced,
     Handles,
     Heads,
     Keyed,
     Leader,
     Opened,
-    Seen,
     SiblingSettings,
-    Small,
+    SmallState,
     Standby,
     StoreAway,
     StoreBehind,
@@ -48,7 +48,7 @@ from tickwheel.persistence.memory import MemoryStore
 if TYPE_CHECKING:
     from simulation.loop import Host, SimLoop
     from simulation.network import Network, Trace
-    from tickwheel.persistence.contract import Known
+    from tickwheel.persistence.contract import Evidence
 
 STORE = "store"
 """The name of the server's host."""
@@ -159,11 +159,11 @@ class Server:
         now_s = self.loop.time()
         return tuple(one for one, until_s in self._standbys.values() if until_s > now_s)
 
-    def look(self, me: Standby | None, ttl_s: float) -> tuple[Seen, tuple[Standby, ...]]:
+    def look(self, me: Standby | None, ttl_s: float) -> tuple[ElectionState, tuple[Standby, ...]]:
         if me is not None:
             self._standbys[me.node] = (me, self.loop.time() + ttl_s)
         data, leader = self.data, self._led_by()
-        seen = Seen(
+        seen = ElectionState(
             leader,
             0 if leader is None else int((self._lease_until_s - self.loop.time()) * 1000),
             INCARNATION if data._epoch else "",
@@ -298,7 +298,7 @@ class Line:
 class NodeElection:
     """A daemon's part in the election; see ``contract.Election``."""
 
-    at = STORE
+    address = STORE
 
     def __init__(self, line: Line, ttl_ms: int) -> None:
         self._line, self._ttl_s = line, ttl_ms / 1000
@@ -320,7 +320,7 @@ class NodeElection:
         except Unanswered:
             raise StoreUnreachable("the store does not answer") from None
 
-    async def look(self, me: Standby | None = None) -> Seen:
+    async def look(self, me: Standby | None = None) -> ElectionState:
         server = self._line.server
         seen, self.standbys = await self._ask("look", lambda: server.look(me, self._ttl_s))
         return seen
@@ -354,10 +354,10 @@ class NodeStore:
         self._is_open = False
 
     async def open(
-        self, owner: str, now_ms: int, *, epoch_min: int = 1, known: Sequence[Known] = (),
+        self, owner: str, now_ms: int, *, epoch_min: int = 1, evidence: Sequence[Evidence] = (),
         may_create: bool = True,
     ) -> Opened:  # fmt: skip
-        assert not known, "no daemon of the simulation has a history"
+        assert not evidence, "no daemon of the simulation has a history"
         server = self._server
         try:
             opened = await self._line.call(
@@ -436,7 +436,7 @@ class NodeStore:
             await self.verify()
             raise StoreAway("the store was older than what it had confirmed") from None
 
-    async def recover_small(self) -> Small:
+    async def recover_small(self) -> SmallState:
         return await self._read("small", lambda data: data.recover_small())
 
     async def recover_handles(self, chunk: int = 10_000) -> AsyncIterator[Handles]:

@@ -16,7 +16,7 @@ from tickwheel.api.verbs import VERBS
 from tickwheel.errors import BadRequest
 from tickwheel.limits import Limits
 from tickwheel.server.shard import new_tasks
-from tickwheel.server.shard.callers import Caller, Nobody
+from tickwheel.server.shard.callers import Caller, NullSink
 from tickwheel.server.tcp.listener import command_table
 
 SILENT = (T.ONEWAY, T.ALIVE)
@@ -61,7 +61,7 @@ class _Operations:
         return lambda *args, **named: None
 
 
-_PEER: Any = SimpleNamespace(caller=Caller(Nobody()), send=None)
+_PEER: Any = SimpleNamespace(caller=Caller(NullSink()), send=None)
 
 
 def all_places() -> Iterator[tuple[T, Fields, Way]]:

@@ -12,7 +12,7 @@ import msgpack
 
 from support.shard_rig import GatedStore
 from tickwheel.history.lines import policy_map
-from tickwheel.persistence.contract import Known, Opened
+from tickwheel.persistence.contract import Evidence, Opened
 from tickwheel.persistence.redis import layout
 from tickwheel.persistence.sqlite.store import SqliteStore
 
@@ -32,10 +32,10 @@ class EncodingStore(GatedStore):
         self.batches = 0
 
     async def open(
-        self, owner: str, now_ms: int, *, epoch_min: int = 1, known: Sequence[Known] = ()
+        self, owner: str, now_ms: int, *, epoch_min: int = 1, evidence: Sequence[Evidence] = ()
     ) -> Opened:
-        await self._sqlite.open(owner, now_ms, epoch_min=epoch_min, known=known)
-        return await super().open(owner, now_ms, epoch_min=epoch_min, known=known)
+        await self._sqlite.open(owner, now_ms, epoch_min=epoch_min, evidence=evidence)
+        return await super().open(owner, now_ms, epoch_min=epoch_min, evidence=evidence)
 
     async def commit(self, epoch: int, owner: str, n: int, effects: Effects) -> bool:
         layout.prepare(effects, ENDINGS_MAX)

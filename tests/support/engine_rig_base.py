@@ -84,7 +84,7 @@ class RigBase:
         for schedule in rows.schedules.values():
             self.engine.schedules.restore(schedule, Timetable(schedule.schedule))
         watched = self.core.schedule_heap.watched_ids()
-        self.engine.schedules.found(watched, rows.known(watched))
+        self.engine.schedules.unwatch_ended(watched, rows.known(watched))
         tasks = sorted(rows.tasks.values(), key=lambda row: (row.due_ms, row.id))
         ids, dues_ms = [row.id for row in tasks], [row.due_ms for row in tasks]
         recovery.handles(ids, dues_ms, [row.topic for row in tasks], special)
@@ -254,7 +254,7 @@ class RigBase:
         for _ in range(PASSES_MAX):
             more = self.engine.firing.fire(self.now_ms, 1_000)
             more |= self.engine.firing.lapse(self.now_ms, 1_000)
-            if not more and not self.core.wants and not self.core.wants_lapsed:
+            if not more and not self.core.rows_to_read and not self.core.lapsed_rows_to_read:
                 return
             self.load()
         raise AssertionError("the wheel always says that there is more")
@@ -262,12 +262,12 @@ class RigBase:
     def load(self) -> None:
         """Read the rows that the engine asked for."""
         core, firing = self.core, self.engine.firing
-        wants, core.wants = core.wants, []
+        wants, core.rows_to_read = core.rows_to_read, []
         firing.loaded(wants, {i: k.row for i, k in self.known(wants).items()}, self.now_ms)
-        lapsed, core.wants_lapsed = core.wants_lapsed, []
+        lapsed, core.lapsed_rows_to_read = core.lapsed_rows_to_read, []
         firing.lapsed(lapsed, self.known(lapsed), self.now_ms)
-        wants_ready, core.wants_ready = core.wants_ready, {}
-        for group, ids in wants_ready.items():
+        ready_rows_to_read, core.ready_rows_to_read = core.ready_rows_to_read, {}
+        for group, ids in ready_rows_to_read.items():
             self.engine.delivery.reading.loaded_ready(
                 group, ids, {i: k.row for i, k in self.known(ids).items()}
             )
@@ -285,7 +285,7 @@ class RigBase:
         for _ in range(PASSES_MAX):
             dispatches, more = self.engine.delivery.dispatch(self.now_ms, self.mono_ms, limit)
             got += self.take(dispatches)
-            if not more and not self.core.wants_ready:
+            if not more and not self.core.ready_rows_to_read:
                 return got
             self.load()
         raise AssertionError("dispatch always says that there is more")

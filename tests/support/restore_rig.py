@@ -13,7 +13,7 @@ from tickwheel.history.restore import Plan, Report, restore
 from tickwheel.model.kinds import GROUP, Effects, RecordKey, keyed
 from tickwheel.model.records import BY_DUE_ALONE, DeadRow, GroupRow, ProgressRow, TaskRow
 from tickwheel.persistence import open_url
-from tickwheel.persistence.contract import Opened, Small, StoredTask
+from tickwheel.persistence.contract import Opened, SmallState, StoredTask
 from tickwheel.persistence.sqlite import SqliteOptions, SqliteStore
 
 BACKUP_MS = NOW_MS
@@ -82,7 +82,7 @@ def url(folder: Path) -> str:
 class Held:
     """The content of a restored store."""
 
-    def __init__(self, opened: Opened, small: Small, tasks: Sequence[StoredTask]) -> None:
+    def __init__(self, opened: Opened, small: SmallState, tasks: Sequence[StoredTask]) -> None:
         self.opened = opened
         self.small = small
         self.rows = {task.row.id: task.row for task in tasks}

@@ -342,7 +342,7 @@ def test_mismatched_arguments_raise_without_a_daemon(
     client = Client(NOWHERE)
     with pytest.raises(TypeError, match=re.escape(f"Client.{message}")):
         call(client)
-    assert client._made is None
+    assert client._current is None
 
 
 # --- the surface ---------------------------------------------------------------------------------

@@ -174,7 +174,7 @@ class NewGroup(OfGroup, NewGroupFields):
 class Settings(OfTopic, SettingsFields):
     """The request changes settings of a group, or of a topic."""
 
-    none_is_said = True
+    none_is_sent = True
     group: Annotated[str | None, NAME, "The group; by default the topic itself."] = place(
         default=None
     )
@@ -326,7 +326,7 @@ class MadeGroup(Answer):
         """Whether an operator should know: tasks waited before, or an idle group holds tasks."""
         return bool(self.adopted or self.idle)
 
-    def told(self, topic: str, group: str) -> str:
+    def describe(self, topic: str, group: str) -> str:
         """Return a sentence for people about the new group, with commands for likely mistakes."""
         names = f"{shlex.quote(topic)} {shlex.quote(group)}"
         parts = [

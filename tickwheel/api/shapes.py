@@ -124,7 +124,7 @@ class Shape:
     __hash__ = None  # type: ignore[assignment]  # maps in the fields are not hashable
 
 
-_OWN: Final = ("raw", "_said", "_fields")
+_OWN: Final = ("raw", "_set_names", "_fields")
 """Attributes of the base classes."""
 
 
@@ -172,12 +172,12 @@ class Request(Shape):
     """Base of the requests of verbs. ``checked`` and ``of_frame`` check the fields; the constructor
     takes checked values."""
 
-    none_is_said: ClassVar[bool] = False
+    none_is_sent: ClassVar[bool] = False
     """Whether None in Python is sent, because it removes a setting."""
     one_of: ClassVar[tuple[str, ...]] = ()
     """Names of fields of which exactly one must be set."""
 
-    _said: frozenset[str]
+    _set_names: frozenset[str]
 
     def __init__(self, **values: Any) -> None:
         for field in self.fields():
@@ -185,7 +185,7 @@ class Request(Shape):
             if value is REQUIRED:
                 raise TypeError(f"{type(self).__name__} needs {field.name}")
             setattr(self, field.name, value)
-        self._said = frozenset(values)
+        self._set_names = frozenset(values)
 
     @classmethod
     def places(cls) -> tuple[Field, ...]:
@@ -248,7 +248,7 @@ class Request(Shape):
     @classmethod
     def of_keywords(cls, keywords: Mapping[str, Any]) -> dict[str, Any]:
         """Convert keywords of the Python client to the form of the wire, by the fields' names. None
-        is left out if the field allows None, unless ``none_is_said``. Raise BadRequest."""
+        is left out if the field allows None, unless ``none_is_sent``. Raise BadRequest."""
         if cls.one_of:
             names = [cls.field(name).python for name in cls.one_of]
             cls._check_one({name: keywords.get(name) for name in names})
@@ -258,11 +258,11 @@ class Request(Shape):
                 continue
             value = keywords[field.python]
             may_be_none = field.may_be_none
-            if cls.none_is_said:
+            if cls.none_is_sent:
                 may_be_none = may_be_none and field.kind.none_takes_away
             if value is not None or not may_be_none:
                 values[field.name] = field.kind.of_python(value, field.python)
-            elif cls.none_is_said:
+            elif cls.none_is_sent:
                 values[field.name] = None
         return values
 
@@ -278,10 +278,10 @@ class Request(Shape):
             return places
         return (*places, {f.name: values[f.name] for f in options if f.name in values})
 
-    def said(self, block: type[Request] | None = None) -> dict[str, Any]:
+    def values(self, block: type[Request] | None = None) -> dict[str, Any]:
         """Return the fields that were set, by name: those of ``block``, or all."""
         names = (field.name for field in (block or type(self)).fields())
-        return {name: getattr(self, name) for name in names if name in self._said}
+        return {name: getattr(self, name) for name in names if name in self._set_names}
 
 
 def named(value: object, names: Iterable[str], field: str = "options") -> dict[str, Any]:

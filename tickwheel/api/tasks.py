@@ -346,7 +346,7 @@ class MoveFields(Moving):
     ] = None
 
     def move_fields(self) -> dict[str, int]:
-        values = {name: ms for name, ms in self.said(MoveFields).items() if ms is not None}
+        values = {name: ms for name, ms in self.values(MoveFields).items() if ms is not None}
         if len(values) != 1:
             names = ", ".join(field.name for field in MoveFields.fields())
             raise BadRequest(f"reschedule must have exactly one of {names}")

@@ -174,7 +174,7 @@ class Verb:
     """The answer in the protocol's document, if its type does not describe it fully."""
 
     @property
-    def asked(self) -> type[Request]:
+    def request_type(self) -> type[Request]:
         """The request of a verb that has one."""
         assert self.request is not None, self.name
         return self.request

@@ -44,7 +44,7 @@ def declared(name: str, show: Show, note: str = "") -> Command:
     verb = VERBS[name]
     method = verb.methods[0].name if verb.methods else verb.name
     arguments = [word.lower() for word in verb.command.split() if word.isupper()]
-    fields = {_parameter_name(field): field for field in verb.asked.fields()}
+    fields = {_parameter_name(field): field for field in verb.request_type.fields()}
 
     async def run(call: Call, **values: Any) -> int | None:
         request = {
@@ -52,7 +52,7 @@ def declared(name: str, show: Show, note: str = "") -> Command:
             for name, value in values.items()
             if value is not None
         }
-        one_of = verb.asked.one_of
+        one_of = verb.request_type.one_of
         if one_of and sum(name in request for name in one_of) != 1:
             raise BadRequest(f"give exactly one of --{', --'.join(one_of)}")
         answer = await call.ask(lambda client: getattr(client, method)(**request))

@@ -44,7 +44,7 @@ from tickwheel.log_writer import unblock_stderr
 
 if TYPE_CHECKING:
     from tickwheel.demo.demonstration import Result
-    from tickwheel.persistence.redis.opening import Found
+    from tickwheel.persistence.redis.opening import StoredShard
     from tickwheel.server.reshard import Report
     from tickwheel.server.settings import Settings
     from tickwheel.server.tokens import Token
@@ -380,7 +380,7 @@ def _lay_out_redis(call: Call, url: str, *, force: bool, yes: bool) -> int:
     return 0
 
 
-def _may_remove(call: Call, existing: Found, *, force: bool, yes: bool) -> bool:
+def _may_remove(call: Call, existing: StoredShard, *, force: bool, yes: bool) -> bool:
     """Show the existing store. Return whether the operator confirms its removal."""
     subject = f"{existing.shard} in {existing.store} is {existing.state}"
     if not force:

@@ -197,7 +197,7 @@ async def subscribe(
     stop = _stop_on_signals()
     async with call.client() as client, client.subscribe(topic, **keywords) as deliveries:
         if (new := deliveries.new_group) is not None:
-            remark(new.told(deliveries.topic, deliveries.group))
+            remark(new.describe(deliveries.topic, deliveries.group))
         _show_log()
         await receiver.run(deliveries, max_, stop)
 

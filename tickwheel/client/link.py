@@ -277,10 +277,10 @@ class Link:
         self, verb: Verb, keywords: Mapping[str, Any], limit: int | None, timeout: Duration | None
     ) -> AsyncGenerator[Any, None]:
         """Yield the items of a listing, page by page; ``timeout`` applies to each page."""
-        fields, left = verb.asked.of_keywords(keywords), limit
+        fields, left = verb.request_type.of_keywords(keywords), limit
         while left is None or left > 0:
             fields["limit"] = PAGE if left is None else min(left, PAGE)
-            raw = await self.call(verb, verb.asked.to_frame(fields), self.until(timeout))
+            raw = await self.call(verb, verb.request_type.to_frame(fields), self.until(timeout))
             page = read(shapes.reader_of(verb.answer), raw)
             # A page may exceed its limit: a page of consumers includes all of a connection.
             items = getattr(page, verb.pages)[:left]
@@ -338,7 +338,7 @@ async def close_all(links: Iterable[Link], limit_s: float) -> None:
 
 def _has_options(frame: FrameType) -> bool:
     """Return whether a frame that several verbs share has a field for options."""
-    return any(verb.asked.options() for verb in VERBS.values() if verb.frame is frame)
+    return any(verb.request_type.options() for verb in VERBS.values() if verb.frame is frame)
 
 
 class Routes(Protocol):
@@ -400,8 +400,8 @@ class Verbs:
     ) -> Any:
         """Return the answer of a verb with these keywords, or only its field ``gives``."""
         verb, until_s = VERBS[name], self._until(timeout)
-        values = verb.asked.of_keywords(keywords)
-        raw = await self._call(verb, verb.asked.to_frame(values), until_s)
+        values = verb.request_type.of_keywords(keywords)
+        raw = await self._call(verb, verb.request_type.to_frame(values), until_s)
         if verb.answer in (None, tuple):
             return raw
         answer = read(shapes.reader_of(verb.answer), raw)
@@ -429,7 +429,7 @@ class Verbs:
         """Return a verb's answers for each item, asked in as many frames as needed with the same
         keywords."""
         verb, until_s = VERBS[name], self._until(timeout)
-        request, field = verb.asked, verb.asked.places()[0]
+        request, field = verb.request_type, verb.request_type.places()[0]
         values: Sequence[Any] = field.kind.of_python(items, field.python)
         same = request.of_keywords(keywords)
         answers: list[Any] = []
@@ -454,7 +454,7 @@ class Verbs:
         of a key's tasks, or the bulk operation for all that match, which alone accepts a rate and
         an id. Raise BadRequest unless exactly one of the three is given."""
         verb, own = VERBS[name], {"rate": keywords.pop("rate"), "id": keywords.pop("id")}
-        of_tasks = issubclass(verb.asked, Selection)
+        of_tasks = issubclass(verb.request_type, Selection)
         ids = [named] if of_tasks and named is not None else named
         check_selection(ids, topic, key, matching)
         if verb.bulk in MOVES:

@@ -536,7 +536,7 @@ LISTS: Mapping[str, tuple[str, ...]] = {
 
 
 def limit_of(verb: Verb, asked: Raw) -> int:
-    limit: int = asked.get("limit", verb.asked.field("limit").default)
+    limit: int = asked.get("limit", verb.request_type.field("limit").default)
     return limit
 
 

@@ -42,10 +42,10 @@ from tickwheel.client.connection import (
     hello,
 )
 from tickwheel.client.search import (
-    Beside,
     Configured,
     Elsewhere,
     Greeted,
+    ReplacementSearch,
     Route,
     Search,
     Silent,
@@ -362,7 +362,9 @@ class Reconnector:
             self._check_newer(greeted)
             newer.append(greeted)
 
-        search = Beside(self._search.at, route, self._greet, choose, self._connect_timeout_s)
+        search = ReplacementSearch(
+            self._search.at, route, self._greet, choose, self._connect_timeout_s
+        )
         await search.find()
         self._searching, self._newer = None, (newer[-1], search.at)
         connection.abort(ConnectionLost("another daemon serves the shard now"))

@@ -18,8 +18,8 @@ is
 * While a daemon says that it does not lead, another is about to. Pauses are then short for as long
   as a lease can take to end.
 * A client of several shards asks its ``Route`` for the list in every round, because shards move.
-* ``Beside`` searches while a connection is open. All such searches of a client share one budget of
-  requests and start at different moments.
+* ``ReplacementSearch`` searches while a connection is open. All such searches of a client share one
+  budget of requests and start at different moments.
 """
 
 from __future__ import annotations
@@ -544,7 +544,7 @@ BESIDE_PROBES_MAX = 2
 """Maximum addresses that all searches of a client together try within one longest pause."""
 
 
-class Beside(Search):
+class ReplacementSearch(Search):
     """The search for the next daemon of a shard while the connection to the current one, whose
     lease has ended, is still open. It tries much less than a search without a connection: if the
     store is away for all nodes, there is no daemon to find."""

@@ -281,7 +281,7 @@ class Shards:
 
         async def ask(at: int, shard: int, number: int, *, is_over: bool) -> tuple[int, int]:
             options = {"topic": topic, "shard": shard, "number": number, "over": is_over}
-            fields = verb.asked.to_frame({"name": name, **options})
+            fields = verb.request_type.to_frame({"name": name, **options})
             answer = await self._ask(self.links[at], verb, fields, until_s)
             return read(lambda raw: (int(raw["shard"]), int(raw["number"])), answer)
 
@@ -345,7 +345,7 @@ class Shards:
         return await self._ask(self.own, verb, fields, until_s)
 
     async def _ask_ids(self, verb: Verb, fields: tuple[Any, ...], until_s: float | None) -> Any:
-        names = [field.name for field in verb.asked.places()]
+        names = [field.name for field in verb.request_type.places()]
         place = names.index("pairs" if "pairs" in names else "ids")
         if fields[place] is None:
             return await self._ask_all(verb, fields, until_s)
@@ -561,10 +561,10 @@ class Shards:
         _, number = await self._claim("schedule", name, topic, place, until_s)
         if number:
             claim, claimed = VERBS["claim_schedule"], {"shard": place, "number": number}
-            fields_of_claim = claim.asked.to_frame({"name": name, "topic": topic, **claimed})
+            fields_of_claim = claim.request_type.to_frame({"name": name, "topic": topic, **claimed})
             await self._ask(home, claim, fields_of_claim, until_s)
         show = VERBS["show_schedule"]
-        show_fields = show.asked.to_frame({"name": name, "next": 0})
+        show_fields = show.request_type.to_frame({"name": name, "next": 0})
         rest = [link for link in self.links if link is not home]
         calls = (self._ask(link, show, show_fields, until_s) for link in rest)
         ends = await asyncio.gather(*calls, return_exceptions=True)
@@ -608,7 +608,7 @@ class Shards:
             return await self._page_in_turn(verb, query, until_s)
         if verb.name == "list_bulk":
             return await self._page_of_bulks(query)
-        fields = verb.asked.to_frame(query)
+        fields = verb.request_type.to_frame(query)
         calls = (self._ask(link, verb, fields, until_s) for link in self.links)
         answers: list[Any] = await asyncio.gather(*calls, return_exceptions=True)
         raise_first(answers)

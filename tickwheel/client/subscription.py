@@ -664,7 +664,7 @@ class Subscription:
 
 def log_new_group(logger: logging.Logger, new: MadeGroup, topic: str, group: str) -> None:
     """Log that a group was created: as a warning if tasks were waiting, or wait for no consumer."""
-    logger.log(logging.WARNING if new.is_odd else logging.INFO, "%s", new.told(topic, group))
+    logger.log(logging.WARNING if new.is_odd else logging.INFO, "%s", new.describe(topic, group))
 
 
 def _lease_guess_s(subscribe_options: SubscribeOptions) -> float:

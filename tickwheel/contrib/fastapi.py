@@ -72,7 +72,7 @@ def lifespan(
                 if not wait:
                     await _connect(client)
             app.state.tickwheel = client
-            app.state.tickwheel_sync = sync.beside(client, asyncio.get_running_loop())
+            app.state.tickwheel_sync = sync.on_loop(client, asyncio.get_running_loop())
             state: dict[str, Any] = {
                 "tickwheel": client,
                 "tickwheel_sync": app.state.tickwheel_sync,

@@ -98,7 +98,7 @@ class Delivery:
         self._leasing = leasing = Leasing(core, ownership, settlement, firing, subscriptions)
         self.reading, self._apart = leasing.reading, leasing.apart
 
-    def found_again(self, snapshot: TaskSnapshot, now_ms: int) -> None:
+    def resume_missing(self, snapshot: TaskSnapshot, now_ms: int) -> None:
         """Continue all work that waited for the row of a missing task."""
         row, core = snapshot.row, self._core
         rows = {row.id: row}
@@ -120,7 +120,7 @@ class Delivery:
         if core.throttled:
             self._unthrottle(mono_ms)
         core.orderings.tick(limit, now_ms, mono_ms)
-        if core.keeps:
+        if core.kept_connections:
             self._apart.tick(mono_ms)
         leasing.bytes_left -= self._broadcasts.flush(leasing.out, leasing.bytes_left, now_ms)
         while core.runnable and looked_at < limit and leasing.bytes_left > 0 and self._may_lease:
@@ -136,7 +136,7 @@ class Delivery:
             if count:
                 core.wake(group)
         core.ledger.could_go_on(core.runnable, now_ms)
-        unfinished = bool(core.orderings.gathered) or (bool(core.runnable) and self._may_lease)
+        unfinished = bool(core.orderings.to_advance) or (bool(core.runnable) and self._may_lease)
         out, leasing.out = leasing.out, []
         return out, unfinished or self._broadcasts.can_go_on
 
@@ -203,7 +203,7 @@ class Delivery:
             self._apart.keep_free(group, subscriber.presence, mono_ms)
             if not group.apart[task_id]:
                 group.apart[task_id] = True
-                self._core.wants_ready.setdefault(group, []).append(task_id)
+                self._core.ready_rows_to_read.setdefault(group, []).append(task_id)
             return 0
         del group.apart[task_id]
         priorities = {task_id: group.loading.pop(task_id)}
@@ -446,7 +446,7 @@ class Leasing:
             if ordering is None:
                 traits = PLAIN if options is None else traits_of(row)
             else:
-                mark, is_first = mark_of(row), attempts is None or not attempts.was_had
+                mark, is_first = mark_of(row), attempts is None or not attempts.was_attempted
                 traits = ordering.hand_out(row, mark, subscriber, mono_ms, is_first=is_first)
             if traits is None:
                 continue  # its key is paused, or it gave way to an earlier task of its key
@@ -700,7 +700,7 @@ class RowReading:
         if self._aside_left is not None:
             self._aside_left -= 1
         group.loading[task_id] = priority
-        self._core.wants_ready.setdefault(group, []).append(task_id)
+        self._core.ready_rows_to_read.setdefault(group, []).append(task_id)
 
     def ahead(self, group: Group) -> None:
         """Read further rows of the current group's backlog before subscribers have credit for them,
@@ -756,8 +756,8 @@ class RowReading:
 
 
 class Apart:
-    """Deliveries that must be alone on a connection. ``Core.keeps`` has the connections that are
-    kept free for them."""
+    """Deliveries that must be alone on a connection. ``Core.kept_connections`` has the connections
+    that are kept free for them."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
@@ -777,7 +777,7 @@ class Apart:
         """Return the next task and a subscriber with a free connection, or None."""
         task_id = self._first(group)
         if task_id is None:
-            self._core.let_in(group)
+            self._core.stop_keeping_free(group)
             return None
         subscriber = self._free(group, mono_ms)
         return None if subscriber is None else (task_id, subscriber)
@@ -792,7 +792,7 @@ class Apart:
         return None
 
     def _free(self, group: Group, mono_ms: int) -> Subscriber | None:
-        keep, best = self._core.keeps.get(group), None
+        keep, best = self._core.kept_connections.get(group), None
         for subscriber in islice(group.able, LOOKED_AT_MAX):
             presence = subscriber.presence
             is_kept = keep is not None and keep.presence is presence
@@ -811,14 +811,14 @@ class Apart:
     def keep_free(self, group: Group, presence: Presence, mono_ms: int) -> None:
         """Keep a connection free for the group's next task that must be alone, for at most
         ``KEEP_MS``. The group keeps at most one connection free."""
-        keep = self._core.keeps.get(group)
+        keep = self._core.kept_connections.get(group)
         if presence.kept_for is None and (keep is None or keep.presence is None):
             presence.kept_for = group
-            self._core.keeps[group] = Keep(presence, mono_ms + KEEP_MS)
+            self._core.kept_connections[group] = Keep(presence, mono_ms + KEEP_MS)
 
     def handed_out(self, group: Group, subscriber: Subscriber) -> None:
         """Reserve the connection for the task until its delivery is settled."""
-        self._core.let_in(group)
+        self._core.stop_keeping_free(group)
         presence = subscriber.presence
         if presence.unsettled:  # an at-most-once delivery is already settled
             presence.kept_for = group
@@ -826,10 +826,11 @@ class Apart:
     def tick(self, mono_ms: int) -> None:
         """Stop keeping connections free after ``KEEP_MS``."""
         core = self._core
-        for group, keep in [(g, k) for g, k in core.keeps.items() if k.until_mono_ms <= mono_ms]:
-            core.let_in(group)
+        kept = core.kept_connections
+        for group, keep in [(g, k) for g, k in kept.items() if k.until_mono_ms <= mono_ms]:
+            core.stop_keeping_free(group)
             if keep.presence is not None and group.apart:
-                core.keeps[group] = Keep(None, mono_ms + KEEP_MS)
+                kept[group] = Keep(None, mono_ms + KEEP_MS)
             core.wake(group)
 
 
@@ -889,7 +890,7 @@ class Subscriptions:
         subscriber.death = death
         presence = subscriber.presence
         if presence.kept_for is not None and self._core.is_kept_free(presence):
-            self._core.let_in(presence.kept_for)
+            self._core.stop_keeping_free(presence.kept_for)
         presence.kept_for = None
         subscriber.gone_mono_ms = mono_ms + self._core.config.reconnect_grace_ms
         self._core.expires(subscriber.group, subscriber.gone_mono_ms)

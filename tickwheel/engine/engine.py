@@ -141,7 +141,8 @@ class Engine:
         """Return the milliseconds until the next step that is not the wheel's, or None. Without
         ``has_checkpoints``, unrecorded deliveries are ignored."""
         core = self.core
-        times = [keep.until_mono_ms - mono_ms for keep in core.keeps.values()] if core.keeps else []
+        kept = core.kept_connections
+        times = [keep.until_mono_ms - mono_ms for keep in kept.values()] if kept else []
         if core.expiry_mono_ms is not None:
             times.append(core.expiry_mono_ms - mono_ms)
         checkpoint_mono_ms = self.next_checkpoint_mono_ms() if has_checkpoints else None
@@ -291,7 +292,7 @@ class Recovery:
         group.delivery_attempts[task_id] = DeliveryAttempts(
             progress.attempt, progress.epoch, priority, past
         )
-        if ordering is not None and group.delivery_attempts[task_id].was_had:
+        if ordering is not None and group.delivery_attempts[task_id].was_attempted:
             ordering.claim(snapshot.row)
         if progress.state is ProgressState.HELD and ordering is not None:  # not being deleted
             core.hold_key(group, task_id, group.delivery_attempts[task_id], progress.at_ms)
@@ -309,7 +310,7 @@ class Recovery:
 
     def _arrives(self, group: Group, row: TaskRow, now_ms: int) -> None:
         if self._core.ordering_for(group, row) is None:
-            self._core.come(group, row, now_ms)
+            self._core.add_due(group, row, now_ms)
         else:
             self._arrivals.append((group, row._replace(body=NO_BODY)))
 
@@ -318,7 +319,7 @@ class Recovery:
         arrivals, self._arrivals = self._arrivals, []
         arrivals.sort(key=lambda arrival: (arrival[1].due_ms, order_of(arrival[1])))
         for group, row in arrivals:
-            self._core.come(group, row, now_ms)
+            self._core.add_due(group, row, now_ms)
 
     def handles(
         self,

@@ -341,7 +341,7 @@ def _key(core: Core, group: Group, row: TaskRow) -> Reason | None:
     if head == NOBODY:
         why = (
             "the group may still get earlier tasks"
-            if ordering.keys.gathers
+            if ordering.keys.awaits_replay
             else "the end of the previous task is being stored"
         )
         return Reason(Explained.KEY_BUSY, f"Its order key waits in {of}: {why}.")

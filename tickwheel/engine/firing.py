@@ -78,7 +78,7 @@ class Firing:
             row = resident.get(task_id)
             if row is None:
                 firing[task_id] = due_ms
-                core.wants.append(task_id)
+                core.rows_to_read.append(task_id)
             elif row[1] == due_ms:
                 # A task with an order key could precede a task that is due before it.
                 is_early = (firing or is_unloaded) and row[4] is not None and has_order(row)
@@ -92,12 +92,12 @@ class Firing:
         upcoming = core.wheel.take_upcoming(limit)
         if upcoming and core.has_room:
             not_resident = filterfalse(resident.__contains__, upcoming)
-            core.wants += [task_id for task_id in not_resident if task_id not in retrying]
+            core.rows_to_read += [task_id for task_id in not_resident if task_id not in retrying]
         return more or more_behind or core.steps_left <= 0
 
     def loaded(self, asked: Iterable[int], rows: dict[int, TaskRow], now_ms: int) -> None:
-        """Process the rows of ``Core.wants``. A due task with a missing row waits until the row is
-        found."""
+        """Process the rows of ``Core.rows_to_read``. A due task with a missing row waits until the
+        row is found."""
         core = self._core
         core.steps_left = STEPS_PER_TICK
         for task_id in asked:
@@ -144,7 +144,7 @@ class Firing:
                 return True
             del behind[row.id]
             if row.body is NO_BODY and core.topic(row.topic).broadcasters:
-                core.wants.append(row.id)  # the body is needed now
+                core.rows_to_read.append(row.id)  # the body is needed now
                 continue
             del firing[row.id]
             self._due(row, now_ms)
@@ -194,7 +194,7 @@ class Firing:
                 groups = self._ownership.assign(topic, groups, row)
         for group in groups:
             if ordered or group.is_ordered:
-                core.come(group, row, now_ms)
+                core.add_due(group, row, now_ms)
             else:
                 group.ready.push(row.id, priority, now_ms)
             _has_more(core, group, now_ms)
@@ -202,7 +202,7 @@ class Firing:
     def _wait_for_group(self, default_backlog: Group, row: TaskRow, now_ms: int) -> None:
         """Put a due task into the default backlog of its topic, which has no group."""
         core = self._core
-        core.come(default_backlog, row, now_ms)
+        core.add_due(default_backlog, row, now_ms)
         if default_backlog.hold_intervals is None:
             core.ledger.judge(default_backlog, now_ms)
         if default_backlog.ready_count >= core.config.backlog_max:
@@ -237,13 +237,13 @@ class Firing:
         Return whether to call again at once."""
         core = self._core
         ids, more = core.lifetimes.fire(now_ms, limit, core.config.lapsing_max + core.missing_apart)
-        core.wants_lapsed += ids
+        core.lapsed_rows_to_read += ids
         return more
 
     def lapsed(
         self, ids: Iterable[int], snapshots: Mapping[int, TaskSnapshot], now_ms: int
     ) -> None:
-        """Expire ready and waiting tasks, with the records of ``Core.wants_lapsed``."""
+        """Expire ready and waiting tasks, with the records of ``Core.lapsed_rows_to_read``."""
         core = self._core
         lifetimes = core.lifetimes
         for task_id in ids:
@@ -335,7 +335,7 @@ class DueBatch:
             for row in rows:
                 if not core.has_room:
                     core.drop(row.id)
-        core.come_all(group, rows, now_ms)
+        core.add_due_all(group, rows, now_ms)
         _has_more(core, group, now_ms)
 
 

@@ -145,7 +145,7 @@ class Grouping:
         """Fire the tasks again that waited for the deletion of the topic's last group."""
         core, deferred = self._core, topic.deferred
         core.firing.update(deferred)
-        core.wants += deferred
+        core.rows_to_read += deferred
         topic.deferred = {}
 
     # --- set -------------------------------------------------------------------------------
@@ -355,7 +355,7 @@ class Closing:
         core.recorder.group_closed(group)
         core.runnable.pop(group, None)
         core.throttled.pop(group, None)
-        core.let_in(group)
+        core.stop_keeping_free(group)
         for subscriber in group.subscribers:
             message = f"group {group.name} of topic {topic.name} was deleted"
             core.cut.append((subscriber, "not_found", message))
@@ -430,7 +430,7 @@ class Closing:
         core.leased.pop(group, None)
         core.runnable.pop(group, None)
         core.numbered.pop(group, None)
-        core.let_in(group)
+        core.stop_keeping_free(group)
         core.orderings.forget(group)
         if not topic.groups:
             topic.default_backlog = Group(topic, "", 0)

@@ -360,9 +360,9 @@ class KeyHolders:
 
     def arrive(self, row: TaskRow, mark: int, share: int, priority: int) -> None:
         """Add a task of the key, which is ready as soon as it is the key holder."""
-        if share or priority or mark in self._ending or self.gathers:
+        if share or priority or mark in self._ending or self.awaits_replay:
             waiting = Waiting(mark, share, row.due_ms, order_of(row))
-            self.come(row.id, waiting, priority, front=False)
+            self.add_ready(row.id, waiting, priority, front=False)
         elif self.order.arrive(mark, row.id, row.due_ms, order_of(row)):
             self._group.ready.push(row.id, 0, self._shares.now_ms)
         else:
@@ -388,12 +388,12 @@ class KeyHolders:
         self.coming.add(task_id)
         self._again.setdefault(waiting.order, []).append((task_id, waiting, front))
 
-    def come(self, task_id: int, waiting: Waiting, priority: int, *, front: bool) -> None:
+    def add_ready(self, task_id: int, waiting: Waiting, priority: int, *, front: bool) -> None:
         """Add a task that is ready for an attempt. It is called if it has no order key or is its
         holder; otherwise it enters the key queue."""
         order, share, due_ms, place = waiting
         if order:
-            if self.gathers:
+            if self.awaits_replay:
                 self.order.queue(order, task_id, due_ms, place)
                 is_holder = False
             else:
@@ -414,7 +414,7 @@ class KeyHolders:
         if waiting.order in self._ending:
             self.come_when_durable(task_id, waiting, priority, front=False)
         else:
-            self.come(task_id, waiting, priority, front=False)
+            self.add_ready(task_id, waiting, priority, front=False)
 
     def restored(self, mark: int, task_id: int) -> None:
         """Make a task that was in flight before a restart the holder of its key."""
@@ -460,7 +460,7 @@ class KeyHolders:
         ids = [lease.id for lease in leases]
         if all(marks) and not self._strange and self.notes.keys().isdisjoint(marks):
             self._ending.update(zip(marks, ids, strict=True))
-            self._orderings.goes_on((self, marks))
+            self._orderings.call_when_durable((self, marks))
             return
         for mark, task_id in zip(marks, ids, strict=True):
             if mark:
@@ -480,7 +480,7 @@ class KeyHolders:
         elif self.order.remove(mark, task_id, row.due_ms):
             self._odd.pop(task_id, None)
             self._group.in_key_queues -= 1
-            self.keep_from_going_on(mark)
+            self.hold_until_durable(mark)
             return True
         return False
 
@@ -500,7 +500,7 @@ class KeyHolders:
 
     # --- a key advances ------------------------------------------------------------------------
 
-    def keep_from_going_on(self, mark: int) -> None:
+    def hold_until_durable(self, mark: int) -> None:
         """Deliver no task of the key that has had no attempt until the open batch is durable,
         because a crash would undo a change of the key. Mark 0 means no key."""
         if mark:
@@ -513,7 +513,7 @@ class KeyHolders:
             before = int(mark in self._ending)
         self.notes[mark] = before + 1
         self._ending[mark] = head
-        self._orderings.goes_on((self, [mark]))
+        self._orderings.call_when_durable((self, [mark]))
 
     def _was_last_note(self, mark: int) -> bool:
         """Remove a durable note of a key. Return whether it was the last."""
@@ -535,24 +535,24 @@ class KeyHolders:
         heads = list(map(self._ending.pop, ended))
         if not all(heads):
             pairs = zip(ended, heads, strict=True)
-            ended = [mark for mark, head in pairs if self._may_go_on(mark, head)]
+            ended = [mark for mark, head in pairs if self._may_advance(mark, head)]
         self._follow(ended)
         self._orderings.wake(self._group)
 
-    def _may_go_on(self, mark: int, head: int) -> bool:
+    def _may_advance(self, mark: int, head: int) -> bool:
         """Return whether another task can become the holder now that the change is durable.
         ``head`` is the ended holder, or 0."""
         if mark == EVERY_KEY:
-            self._may_all_go_on()
+            self._advance_all_later()
             return False
-        return bool(head) or (self.order.head(mark) == NOBODY and not self.gathers)
+        return bool(head) or (self.order.head(mark) == NOBODY and not self.awaits_replay)
 
     def _comes_again(self, mark: int) -> None:
         """Make the tasks of ``_again`` with this mark ready, unless they have left."""
         for task_id, waiting, front in self._again.pop(mark):
             if task_id in self.coming:
                 self.coming.remove(task_id)
-                self.come(task_id, waiting, self._group.loading.pop(task_id), front=front)
+                self.add_ready(task_id, waiting, self._group.loading.pop(task_id), front=front)
 
     def _follow(self, marks: Sequence[int]) -> None:
         """Make the next task of each of these order keys its holder."""
@@ -575,27 +575,27 @@ class KeyHolders:
             group.ready.push_all(heads, self._shares.now_ms)
 
     @property
-    def gathers(self) -> bool:
+    def awaits_replay(self) -> bool:
         """Whether no task can become a holder, because a replay can still find earlier tasks of any
         key, or a crash could bring back tasks that ended during the replay."""
         return self._group in self._group.topic.replays or EVERY_KEY in self._ending
 
-    def gathered(self) -> None:
-        """Note that the replay of the group is over."""
-        self.keep_from_going_on(EVERY_KEY)
+    def replay_ended(self) -> None:
+        """Let keys advance when the batch in which the group's replay ended is durable."""
+        self.hold_until_durable(EVERY_KEY)
 
-    def _may_all_go_on(self) -> None:
+    def _advance_all_later(self) -> None:
         if self._group not in self._orderings.of:
             return  # the group was deleted in the batch in which its replay ended
         queues = self.order.queues.items()
-        self._orderings.gathered[self._group] = [m for m, queue in queues if queue.head == NOBODY]
+        self._orderings.to_advance[self._group] = [m for m, queue in queues if queue.head == NOBODY]
 
-    def go_on(self, limit: int, now_ms: int) -> None:
+    def advance_after_replay(self, limit: int, now_ms: int) -> None:
         """Advance up to ``limit`` keys that waited for the end of a replay."""
         self._shares.now_ms = max(self._shares.now_ms, now_ms)
-        marks = self._orderings.gathered[self._group]
-        if self.gathers or not marks:
-            del self._orderings.gathered[self._group]
+        marks = self._orderings.to_advance[self._group]
+        if self.awaits_replay or not marks:
+            del self._orderings.to_advance[self._group]
             return
         ending, head = self._ending, self.order.head
         self._follow([m for m in marks[-limit:] if m not in ending and head(m) == NOBODY])
@@ -654,7 +654,7 @@ class KeyPauses:
 
     # --- a task arrives, and leaves -----------------------------------------------------------
 
-    def keeps(self, row: TaskRow, order: int) -> bool:
+    def hold_back(self, row: TaskRow, order: int) -> bool:
         """Keep a task from the ready queue back if its key is paused. Return whether it was kept
         back. ``order`` is the mark of its order key, or 0."""
         paused, share = self._group.paused_keys, self._shares.mark_of(row)
@@ -794,7 +794,7 @@ class Ordering:
     def _marks_of_usual(self, rows: Sequence[TaskRow]) -> list[int] | None:
         """Return the marks of tasks that have only an order key, or None if some have more or
         less."""
-        if self._group.settings.shares.fair_by is not None or self.keys.gathers:
+        if self._group.settings.shares.fair_by is not None or self.keys.awaits_replay:
             return None
         options = [row[4] for row in rows]
         if not all(options):
@@ -810,10 +810,10 @@ class Ordering:
         self._note_time(now_ms)
         waiting, priority = _of_lease(lease), lease.traits.priority
         if waiting.order:
-            self.keys.keep_from_going_on(waiting.order)
+            self.keys.hold_until_durable(waiting.order)
             self.keys.come_when_durable(lease.id, waiting, priority, front=front)
         else:
-            self.keys.come(lease.id, waiting, priority, front=front)
+            self.keys.add_ready(lease.id, waiting, priority, front=front)
 
     def retry(self, task_id: int, priority: int, now_ms: int) -> None:
         """Make a task ready whose wait for its next attempt is over."""
@@ -835,7 +835,7 @@ class Ordering:
         if waiting.order or waiting.share:
             self.waiting[of.id] = waiting
             if waiting.order and is_new:
-                self.keys.keep_from_going_on(waiting.order)
+                self.keys.hold_until_durable(waiting.order)
 
     # --- a task is delivered -------------------------------------------------------------------
 
@@ -846,7 +846,7 @@ class Ordering:
         key is paused, or if it has had no attempt (``is_first``) and gives way to a newer task of
         its key that is due before it. ``mark`` is the mark of its order key, or 0."""
         shares, keys = self.shares, self.keys
-        if self._group.paused_keys and self.pauses.keeps(row, mark):
+        if self._group.paused_keys and self.pauses.hold_back(row, mark):
             return None
         if mark:
             is_odd = mark in keys.order.overtaken or mark in keys.notes
@@ -959,7 +959,7 @@ class Ordering:
         """Try a held task again."""
         waiting = self.waiting.get(task_id)
         if waiting is not None:
-            self.keys.keep_from_going_on(waiting.order)
+            self.keys.hold_until_durable(waiting.order)
         self.retry(task_id, priority, now_ms)
 
     def let_go(self, task_id: int) -> None:
@@ -1004,17 +1004,19 @@ class Ordering:
 class Orderings:
     """The ``Ordering`` of each ordered group, and their work for the next ticks."""
 
-    def __init__(self, wake: Callable[[Group], None], goes_on: Callable[[Ended], None]) -> None:
-        """``wake`` is called with a group that might be able to deliver. ``goes_on`` is called with
-        keys for which ``durable`` must be called when the open batch is durable."""
+    def __init__(
+        self, wake: Callable[[Group], None], call_when_durable: Callable[[Ended], None]
+    ) -> None:
+        """``wake`` is called with a group that might be able to deliver. ``call_when_durable`` is
+        called with keys for which ``durable`` must be called when the open batch is durable."""
         self.wake = wake
-        self.goes_on = goes_on
+        self.call_when_durable = call_when_durable
         self.of: dict[Group, Ordering] = {}
         """The ``Ordering`` of each group that is ``is_ordered``."""
         self.behind: dict[int, TaskRow] = {}
         """Fired tasks with rows that wait: tasks with order keys for earlier tasks that are being
         read, or any tasks until filters can judge more. They are also in ``Core.firing``."""
-        self.gathered: dict[Group, list[int]] = {}
+        self.to_advance: dict[Group, list[int]] = {}
         """Groups whose replay is over → keys that still have to advance."""
         self.paced: dict[Group, int] = {}
         """Groups with values delayed by ``rate_each`` → when the first has a token."""
@@ -1034,13 +1036,13 @@ class Orderings:
 
     def forget(self, group: Group) -> None:
         """Forget the order keys and shares of a deleted group."""
-        for names in (self.of, self.gathered, self.paced):
+        for names in (self.of, self.to_advance, self.paced):
             names.pop(group, None)
 
     def tick(self, limit: int, now_ms: int, mono_ms: int) -> None:
         """Advance keys that waited for a replay, and values that have tokens again."""
-        for group in list(self.gathered):
-            self.of[group].keys.go_on(limit, now_ms)
+        for group in list(self.to_advance):
+            self.of[group].keys.advance_after_replay(limit, now_ms)
         for group in [group for group, at_ms in self.paced.items() if at_ms <= mono_ms]:
             self.of[group].shares.pace(mono_ms)
 

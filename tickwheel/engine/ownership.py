@@ -491,7 +491,7 @@ class Ownership:
         """
         core, topic, task_id = self._core, group.topic, of.id
         traits = of.traits if isinstance(of, Lease) else traits_of(of)
-        if traits.is_again:
+        if traits.is_replayed:
             return False
         claiming = [
             replay
@@ -524,7 +524,7 @@ class Ownership:
         if replay.is_over:
             del replays[group]
             if group.is_ordered:
-                self._core.orderings.of[group].keys.gathered()
+                self._core.orderings.of[group].keys.replay_ended()
         self._core.wake(group)
 
     def look_ahead(self, snapshot: TaskSnapshot, now_ms: int) -> None:
@@ -566,7 +566,7 @@ class Ownership:
                     group.topic.replays[owner].seen.add(row.id)
         owed.remaining.add(group.name)
         replay.given += 1
-        core.come(group, row, now_ms)
+        core.add_due(group, row, now_ms)
         core.lifetimes.begin(row)
 
     def _settle(self, group: Group, snapshot: TaskSnapshot, now_ms: int) -> None:
@@ -574,7 +574,7 @@ class Ownership:
         core, row = self._core, snapshot.row
         if not is_done(snapshot, group):
             if wants(group, row):
-                core.come(group, row, now_ms)
+                core.add_due(group, row, now_ms)
             else:
                 self.leave_out(group, row)
             return

@@ -123,7 +123,7 @@ class Schedules:
             self._schedule_heap.watch(planned)
         self._schedule_heap.arm(planned)
 
-    def found(self, asked: Iterable[int], known: dict[int, TaskSnapshot]) -> None:
+    def unwatch_ended(self, asked: Iterable[int], known: dict[int, TaskSnapshot]) -> None:
         """Stop watching tasks that were looked up after a restart and have ended."""
         over = [
             i for i in asked

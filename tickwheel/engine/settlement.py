@@ -619,7 +619,7 @@ class DeadLetters:
             row = self._live_on(snapshot, new_ms)
         self._take_out(group, row.id, owes_it=True)
         core.begins_anew(group, row.id, snapshot.dead[name].attempt)
-        core.come(group, row, now_ms)
+        core.add_due(group, row, now_ms)
         core.lifetimes.begin(row)
         core.wake(group)
         core.recorder.requeued(row.topic, name, row.id, new_ms)

@@ -502,21 +502,22 @@ class Core:
         self.missing: dict[int, None] = {}
         """Unfinished tasks whose rows the store does not have. They keep their state, and the shard
         continues to look for the rows."""
-        self.wants: list[int] = []
+        self.rows_to_read: list[int] = []
         """Ids whose rows the shard must read and pass to ``Delivery.loaded``."""
-        self.wants_ready: dict[Group, list[int]] = {}
+        self.ready_rows_to_read: dict[Group, list[int]] = {}
         """Ids of ready tasks without a row in memory, for ``Delivery.loaded_ready``."""
         self.leased: dict[Group, None] = {}
         """Groups that might have deliveries in flight."""
         self.full_topics: dict[str, None] = {}
         """Topics without a group whose backlog is at its limit."""
         self.lifetimes = Lifetimes(now_ms, config.slots, config.tick_ms)
-        self.wants_lapsed: list[int] = []
+        self.lapsed_rows_to_read: list[int] = []
         """Ids of tasks whose time to live has passed, for ``Delivery.lapsed``."""
-        self.schedule_heap, self.orderings = ScheduleHeap(), Orderings(self.wake, self._goes_on)
+        self.schedule_heap = ScheduleHeap()
+        self.orderings = Orderings(self.wake, self._call_when_durable)
         self.transaction_registry, self.tallies = TransactionRegistry(tallies := Tallies()), tallies
-        # ``keeps``: groups for whose tasks a connection is kept free, see ``Apart``.
-        self.keeps, self.throttled = dict[Group, Keep](), dict[Group, int]()
+        # ``kept_connections``: groups for whose tasks a connection is kept free, see ``Apart``.
+        self.kept_connections, self.throttled = dict[Group, Keep](), dict[Group, int]()
         """Groups delayed by a rate → when the next token is available, by the steady clock."""
         self.cut: list[tuple[Subscriber, str, str]] = []
         """Subscriptions ended by the engine, each with an error code and a sentence."""
@@ -767,7 +768,7 @@ class Core:
         for group in self.topic(row.topic).holders:
             ordering = self.ordering_for(group, row)
             if ordering is not None:
-                ordering.keys.keep_from_going_on(mark_of(row))
+                ordering.keys.hold_until_durable(mark_of(row))
 
     def schedule(self, row: TaskRow, now_ms: int) -> None:
         """Put a durable or recorded task on the wheel."""
@@ -810,13 +811,13 @@ class Core:
         if self.expiry_mono_ms is None or self.expiry_mono_ms > at_mono_ms:
             self.expiry_mono_ms = at_mono_ms
 
-    def _goes_on(self, ended: Ended) -> None:
+    def _call_when_durable(self, ended: Ended) -> None:
         """Call ``durable`` for these order keys when the open batch is durable."""
         self.open.ended.append(ended)
 
     # --- steps of several parts ----------------------------------------------------------
 
-    def come(self, group: Group, row: TaskRow, now_ms: int) -> None:
+    def add_due(self, group: Group, row: TaskRow, now_ms: int) -> None:
         """Give a due task to ``group``. It is ready as soon as it is the key holder."""
         ordering = self.ordering_for(group, row)
         if ordering is None:
@@ -824,8 +825,8 @@ class Core:
         else:
             ordering.arrive(row, now_ms)
 
-    def come_all(self, group: Group, rows: Sequence[TaskRow], now_ms: int) -> None:
-        """Call ``come`` for each of these tasks, which can be none."""
+    def add_due_all(self, group: Group, rows: Sequence[TaskRow], now_ms: int) -> None:
+        """Call ``add_due`` for each of these tasks, which can be none."""
         if not rows:
             return
         if not group.is_ordered:
@@ -971,18 +972,18 @@ class Core:
 
     def is_kept_free(self, presence: Presence) -> bool:
         """Return whether the connection is kept free for a task that must be alone on it."""
-        keep = None if presence.kept_for is None else self.keeps.get(presence.kept_for)
+        keep = None if presence.kept_for is None else self.kept_connections.get(presence.kept_for)
         return keep is not None and keep.presence is presence
 
     def not_apart(self, group: Group, task_id: int) -> None:
         """Note that the task no longer waits to be alone on a connection."""
         del group.apart[task_id]
         if not group.apart:
-            self.let_in(group)
+            self.stop_keeping_free(group)
 
-    def let_in(self, group: Group) -> None:
+    def stop_keeping_free(self, group: Group) -> None:
         """Stop keeping a connection free for ``group``."""
-        keep = self.keeps.pop(group, None)
+        keep = self.kept_connections.pop(group, None)
         if keep is not None and keep.presence is not None:
             keep.presence.kept_for = None
             for subscriber in keep.presence.subscribers:

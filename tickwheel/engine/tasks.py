@@ -423,7 +423,7 @@ class Control:
                     core.number(group, task_id), 0, priority_of(snapshot.row)
                 )
             # A task with an attempt that counts stays the holder of its order key.
-            core.leave(group, snapshot.row, stays_holder=attempts.was_had)
+            core.leave(group, snapshot.row, stays_holder=attempts.was_attempted)
             group.delivery_attempts[task_id] = attempts
             core.lifetimes.begin(snapshot.row)
             core.wait(group, task_id, due_ms)

@@ -391,7 +391,7 @@ class Traits(NamedTuple):
     key: str | None
     share: Share | None = None
     """The share of the task's value of ``fair_by``."""
-    is_again: bool = False
+    is_replayed: bool = False
     """Whether the task was made by a reset, for one group only."""
     waited: bool = False
     """Whether the task became late while it waited for other tasks of its key or value."""
@@ -461,7 +461,7 @@ def traits_of(row: TaskRow) -> Traits:
     if key is None and ttl_ms is None and retry is None and replayed is None and not priority:
         return PLAIN  # the usual case for tasks with a tag or properties
     end_ms = ttl_end_ms(row.due_ms, options)
-    return Traits(priority, retry, end_ms, key, is_again=replayed is not None)
+    return Traits(priority, retry, end_ms, key, is_replayed=replayed is not None)
 
 
 _of_traits = itemgetter(
@@ -490,7 +490,7 @@ class DeliveryAttempts(NamedTuple):
     past: Past = NO_PAST
 
     @property
-    def was_had(self) -> bool:
+    def was_attempted(self) -> bool:
         """Whether a delivery of the task to the group counts as an attempt. A delivery that was
         returned unstarted does not."""
         return self.past != NO_PAST

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 
 from tickwheel.history import segments, spool
 from tickwheel.history.segments import PART, Event, replace_file, state_folders
-from tickwheel.persistence.contract import Known, Opened
+from tickwheel.persistence.contract import Evidence, Opened
 
 STARTS, REACHED = "starts", "reached"
 STARTS_MAX = 1_024
@@ -120,7 +120,7 @@ def _starts(folder: Path) -> Iterator[Start]:
 # --- at a start ----------------------------------------------------------------------------------
 
 
-def known(history_dir: Path, shard: int) -> list[Known]:
+def find_evidence(history_dir: Path, shard: int) -> list[Evidence]:
     """Return the facts about a shard's store in the history."""
     facts = []
     for folder in state_folders(history_dir, shard):
@@ -131,12 +131,12 @@ def known(history_dir: Path, shard: int) -> list[Known]:
                 epoch, batch, mark, _ = _REACHED.unpack(data)
                 where = f"its history {folder}"
                 facts.append(
-                    Known(where, epoch, mark.rstrip(b"\0").decode(), batch, f"{until:%F %T} UTC")
+                    Evidence(where, epoch, mark.rstrip(b"\0").decode(), batch, f"{until:%F %T} UTC")
                 )
     if facts:
         return facts
     newest = max((epoch for epoch, _ in epochs(history_dir, shard)), default=0)
-    return [Known(f"its history {history_dir}", newest)] if newest else []
+    return [Evidence(f"its history {history_dir}", newest)] if newest else []
 
 
 def epochs(history_dir: Path, shard: int) -> Iterator[tuple[int, int | None]]:

@@ -31,12 +31,12 @@ from tickwheel.clock import Clock
 from tickwheel.engine.events import COMMITTED, PARKED, PUT, ROLLED_BACK
 from tickwheel.engine.state import Core
 from tickwheel.errors import BadRequest
-from tickwheel.history.branches import Reached, Start, known, start_of
+from tickwheel.history.branches import Reached, Start, find_evidence, start_of
 from tickwheel.history.lines import EventKind
 from tickwheel.history.segments import state_folder
 from tickwheel.history.spool import BYTES_MAX, Pending, Spool, take_pending
 from tickwheel.history.writer import DISK_CLEAN, DISK_WARN, RETENTION_S, WriterOptions
-from tickwheel.persistence.contract import Known, Opened
+from tickwheel.persistence.contract import Evidence, Opened
 from tickwheel.version import __version__
 
 if TYPE_CHECKING:
@@ -523,9 +523,9 @@ class History:
         self._append([self._daemon("started", clean=opened.clean, version=__version__, **start)], 1)
         return recorder
 
-    def known(self) -> list[Known]:
+    def evidence(self) -> list[Evidence]:
         """Return the epochs of the store in the history, before a tenure begins."""
-        return known(Path(self._options.folder), self._options.shard)
+        return find_evidence(Path(self._options.folder), self._options.shard)
 
     def _take_over(self, opened: Opened) -> None:
         """Append the events of durable batches that the previous daemon did not append."""

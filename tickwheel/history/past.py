@@ -58,7 +58,7 @@ GAPS_MAX = 1_000_000
 NICENESS = 10
 
 
-class Stand(IntFlag):
+class TaskFlags(IntFlag):
     """Bits of the state of a task."""
 
     GONE = 1
@@ -80,7 +80,7 @@ class Stand(IntFlag):
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ResetScope:
     """The topic, group and time span of a reset."""
 
     topic: str
@@ -102,12 +102,12 @@ class Wanted:
         return self.from_ms <= due_ms <= self.until_ms
 
 
-class Kept(NamedTuple):
+class PlannedTask(NamedTuple):
     """A task of the plan."""
 
     id: int
     due_ms: int
-    stand: Stand
+    stand: TaskFlags
     options: TaskOptions | None
     body: bytes | None
     """None: only the store can have the body."""
@@ -176,39 +176,39 @@ class Plan:
         self._db.executemany("INSERT OR REPLACE INTO carried VALUES (?, ?, ?)", carried)
         self._db.execute("COMMIT")
 
-    def choose(self, wanted: Wanted) -> None:
+    def choose(self, wanted: ResetScope) -> None:
         """Decide for every task whether it is given again, and delete the other tasks' bodies."""
-        done = Stand.DONE | Stand.ENDED
+        done = TaskFlags.DONE | TaskFlags.ENDED
         before = "due_ms < :since_ms AND place <= :since_id"
         self._db.execute(
             "UPDATE task SET stand = stand"
-            f" | (CASE WHEN stand & {done} = 0 THEN {int(Stand.BEFORE | Stand.GIVEN)}"
-            f" ELSE {int(Stand.GIVEN)} END)"
+            f" | (CASE WHEN stand & {done} = 0 THEN {int(TaskFlags.BEFORE | TaskFlags.GIVEN)}"
+            f" ELSE {int(TaskFlags.GIVEN)} END)"
             " WHERE due_ms BETWEEN :from_ms AND :until_ms"
-            f" AND stand & {int(Stand.GONE)} = 0 AND (stand & {done} != 0 OR ({before}))",
+            f" AND stand & {int(TaskFlags.GONE)} = 0 AND (stand & {done} != 0 OR ({before}))",
             {name: value for name, value in asdict(wanted).items() if name.endswith(("ms", "id"))},
         )
         self._db.execute(
             "DELETE FROM carried WHERE id NOT IN"
-            f" (SELECT id FROM task WHERE stand & {int(Stand.GIVEN)} != 0)"
+            f" (SELECT id FROM task WHERE stand & {int(TaskFlags.GIVEN)} != 0)"
         )
 
     def lacking(self) -> set[int]:
         """Return the ids of tasks to give again whose body and options are not in the file."""
         rows = self._db.execute(
-            f"SELECT id FROM task WHERE stand & {int(Stand.GIVEN | Stand.CARRIED)}"
-            f" = {int(Stand.GIVEN)}"
+            f"SELECT id FROM task WHERE stand & {int(TaskFlags.GIVEN | TaskFlags.CARRIED)}"
+            f" = {int(TaskFlags.GIVEN)}"
         )
         return {row[0] for row in rows}
 
     def exclude(self, ids: Iterable[int]) -> None:
         """Exclude these tasks because of the group's filter."""
         self._db.executemany(
-            f"UPDATE task SET stand = stand & ~{int(Stand.GIVEN)} WHERE id = ?",
+            f"UPDATE task SET stand = stand & ~{int(TaskFlags.GIVEN)} WHERE id = ?",
             [(id_,) for id_ in ids],
         )
 
-    def add_stored(self, wanted: Wanted, stored: Iterable[tuple[TaskRow, bool]]) -> None:
+    def add_stored(self, wanted: ResetScope, stored: Iterable[tuple[TaskRow, bool]]) -> None:
         """Add stored tasks of the topic, each with whether the rules permit giving it again; for a
         task in the history, this matters only if it came due before the group began."""
         filter_ = known_filter(wanted.tags, wanted.where)
@@ -216,15 +216,15 @@ class Plan:
         known = self.known(row.id for row, _ in rows)
         states = []
         for row, permitted in rows:
-            due_ms, stand, place = known.get(row.id, (row.due_ms, int(Stand.GIVEN), row.id))
-            if not stand & Stand.GIVEN:
+            due_ms, stand, place = known.get(row.id, (row.due_ms, int(TaskFlags.GIVEN), row.id))
+            if not stand & TaskFlags.GIVEN:
                 continue
-            if row.id not in known or stand & Stand.BEFORE:
-                stand = stand if permitted else stand & ~Stand.GIVEN
-            if not stand & Stand.CARRIED and not filter_.passes(row):
-                stand &= ~Stand.GIVEN
-            if row.id in known or stand & Stand.GIVEN:
-                states.append((row.id, due_ms, stand | Stand.STORED, place))
+            if row.id not in known or stand & TaskFlags.BEFORE:
+                stand = stand if permitted else stand & ~TaskFlags.GIVEN
+            if not stand & TaskFlags.CARRIED and not filter_.passes(row):
+                stand &= ~TaskFlags.GIVEN
+            if row.id in known or stand & TaskFlags.GIVEN:
+                states.append((row.id, due_ms, stand | TaskFlags.STORED, place))
         self.write(states)
 
     def save_gap_count(self, count: int) -> None:
@@ -235,31 +235,31 @@ class Plan:
         """Finish the plan, and prepare it for reads in order."""
         self._db.execute(
             "CREATE INDEX IF NOT EXISTS in_order ON task (due_ms, id)"
-            f" WHERE stand & {int(Stand.GIVEN)} != 0"
+            f" WHERE stand & {int(TaskFlags.GIVEN)} != 0"
         )
 
     # --- reading it ----------------------------------------------------------------------------
 
-    def read(self, after: tuple[int, int], limit: int, bytes_max: int) -> list[Kept]:
+    def read(self, after: tuple[int, int], limit: int, bytes_max: int) -> list[PlannedTask]:
         """Return the next tasks to give after (due time, id), at least one if there is any."""
-        given, carried = int(Stand.GIVEN), int(Stand.CARRIED)
+        given, carried = int(TaskFlags.GIVEN), int(TaskFlags.CARRIED)
         rows = self._db.execute(
             "SELECT t.id, t.due_ms, t.stand, c.options, c.body FROM task t LEFT JOIN carried c"
             f" ON c.id = t.id AND t.stand & {carried} != 0 WHERE t.stand & {given} != 0"
             " AND (t.due_ms, t.id) > (?, ?) ORDER BY t.due_ms, t.id LIMIT ?",
             (*after, limit),
         )
-        page: list[Kept] = []
+        page: list[PlannedTask] = []
         for id_, due_ms, stand, options, body in rows:
             bytes_max -= len(body or b"") + len(options or b"")
             if page and bytes_max < 0:
                 break
-            page.append(Kept(id_, due_ms, Stand(stand), decode_extras(options), body))
+            page.append(PlannedTask(id_, due_ms, TaskFlags(stand), decode_extras(options), body))
         return page
 
     def count(self) -> Count:
         """Count the tasks that the plan gives again, and those whose bodies are lost."""
-        given, has = int(Stand.GIVEN), int(Stand.CARRIED | Stand.STORED)
+        given, has = int(TaskFlags.GIVEN), int(TaskFlags.CARRIED | TaskFlags.STORED)
         query = f"FROM task WHERE stand & {given} != 0 AND stand & {has}"
         tasks, first_ms, last_ms = self._db.execute(
             f"SELECT count(*), min(due_ms), max(due_ms) {query} != 0"
@@ -275,7 +275,7 @@ class Plan:
 class _Fold:
     """Applies events to a plan."""
 
-    def __init__(self, plan: Plan, wanted: Wanted) -> None:
+    def __init__(self, plan: Plan, wanted: ResetScope) -> None:
         self._plan = plan
         self._wanted = wanted
         self._cached: dict[int, list[int]] = {}
@@ -300,9 +300,9 @@ class _Fold:
             if kind != "delivered":
                 return
             # Its enqueue is missing from the history.
-            state = self._put(id_, int(event["due_ms"]), Stand(0), id_)
+            state = self._put(id_, int(event["due_ms"]), TaskFlags(0), id_)
         if kind == "rescheduled":
-            if not state[1] & Stand.TOUCHED:
+            if not state[1] & TaskFlags.TOUCHED:
                 state[0] = int(event["due_ms"])
                 state[2] = int(event.get("order_id", state[2]))
             return
@@ -310,30 +310,30 @@ class _Fold:
 
     def _flags_set_by(self, event: Event) -> int:
         kind, group = event["event"], event.get("group")
-        found = Stand.ENDED if event.get("ended") else Stand(0)
+        found = TaskFlags.ENDED if event.get("ended") else TaskFlags(0)
         if kind in ("cancelled", "expired", "deleted") and group is None:
-            return found | Stand.GONE
+            return found | TaskFlags.GONE
         if group is not None:
-            found |= Stand.TOUCHED
+            found |= TaskFlags.TOUCHED
         if group == self._wanted.group:
             if kind in ("expired", "cancelled"):
-                found |= Stand.GONE
+                found |= TaskFlags.GONE
             elif kind in ("acked", "deleted", "filtered"):
-                found |= Stand.DONE
+                found |= TaskFlags.DONE
         return found
 
     def _flags_cleared_by(self, event: Event) -> int:
         """Return the bits that the event clears: a group is owed a requeued dead letter again."""
         is_ours = event.get("group") == self._wanted.group
-        return Stand.DONE if is_ours and event["event"] == "requeued" else 0
+        return TaskFlags.DONE if is_ours and event["event"] == "requeued" else 0
 
     def _arrived(self, id_: int, event: Event) -> None:
         if event.get("replay_of") is not None:
-            self._put(id_, 0, Stand.GONE, id_)
+            self._put(id_, 0, TaskFlags.GONE, id_)
             return
         self.has_bodies |= "body" in event
         due_ms, place = int(event["due_ms"]), int(event.get("order_id", id_))
-        state = self._put(id_, due_ms, Stand(0), place)
+        state = self._put(id_, due_ms, TaskFlags(0), place)
         if self._wanted.covers(due_ms):
             self._carry(id_, state, event)
         else:
@@ -342,10 +342,10 @@ class _Fold:
     def _carry(self, id_: int, state: list[int], event: Event) -> None:
         body = body_of(event)
         if body is None:
-            state[1] &= ~Stand.CARRIED
+            state[1] &= ~TaskFlags.CARRIED
             self._carried.pop(id_, None)
             return
-        state[1] |= Stand.CARRIED
+        state[1] |= TaskFlags.CARRIED
         self._carried[id_] = encode_extras(options_of(event)), body
         self._bytes += len(body)
         if len(self._carried) >= CONTENTS_MAX or self._bytes >= CONTENTS_BYTES_MAX:
@@ -385,7 +385,7 @@ class _Fold:
 
 
 def fill(
-    plan: Plan, events: Callable[[], Iterator[Event]], wanted: Wanted,
+    plan: Plan, events: Callable[[], Iterator[Event]], wanted: ResetScope,
     begins_ms: int | None = None, missing_epochs: int = 0,
 ) -> None:  # fmt: skip
     """Fill an empty plan from the history, which can be read twice. ``begins_ms`` is the result of
@@ -434,7 +434,7 @@ def beginning(folder: Path, shard: int) -> int | None:
     return int(min(oldest)[1])
 
 
-def missing_epochs(folder: Path, shard: int, wanted: Wanted) -> int:
+def missing_epochs(folder: Path, shard: int, wanted: ResetScope) -> int:
     """Return the number of epochs that have no events, lie between epochs that have some, and may
     overlap the span: their daemons wrote elsewhere or failed to start."""
     hours_ms: dict[int, int] = {}
@@ -448,7 +448,7 @@ def missing_epochs(folder: Path, shard: int, wanted: Wanted) -> int:
     )
 
 
-def _until_reset(events: Iterator[Event], wanted: Wanted) -> Iterator[Event]:
+def _until_reset(events: Iterator[Event], wanted: ResetScope) -> Iterator[Event]:
     for event in events:
         if event.get("topic") != wanted.topic and event["event"] != "dropped":
             continue
@@ -458,7 +458,7 @@ def _until_reset(events: Iterator[Event], wanted: Wanted) -> Iterator[Event]:
         yield event
 
 
-def _judge(plan: Plan, wanted: Wanted) -> None:
+def _judge(plan: Plan, wanted: ResetScope) -> None:
     """Exclude the tasks that the group's filter excludes."""
     filter_ = known_filter(wanted.tags, wanted.where)
     if filter_.is_open:
@@ -483,7 +483,7 @@ def command() -> list[str]:
     return [sys.executable, "-m", "tickwheel.history.past"]
 
 
-def request(path: str, folder: str, shard: int, bytes_max: int, wanted: Wanted) -> bytes:
+def request(path: str, folder: str, shard: int, bytes_max: int, wanted: ResetScope) -> bytes:
     fields = {"path": path, "folder": folder, "shard": shard, "bytes_max": bytes_max}
     return dumps(fields | asdict(wanted)).encode()
 
@@ -493,7 +493,7 @@ def main() -> int:
     path, folder, shard = fields.pop("path"), fields.pop("folder"), fields.pop("shard")
     os.nice(NICENESS)
     with Plan(path, fields.pop("bytes_max")) as plan:
-        wanted = Wanted(**fields)
+        wanted = ResetScope(**fields)
         begins_ms = beginning(Path(folder), shard)
         missing = missing_epochs(Path(folder), shard, wanted)
         fill(plan, lambda: events_of(Path(folder), shard, wanted.topic), wanted, begins_ms, missing)

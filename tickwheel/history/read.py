@@ -310,7 +310,7 @@ LINES_PER_LOOK: Final = 10_000
 """Lines that are read between two checks of the time."""
 
 
-class Hurried(Tally):
+class TimedTally(Tally):
     """A tally that raises LimitExceeded after ``S_MAX`` seconds."""
 
     def __init__(self) -> None:
@@ -348,7 +348,7 @@ def _bounded(items: Iterator[Event], limit: int) -> Answer:
 
 def story(folder: Path, task_id: int, begun_ms: int) -> Answer:
     """Return the events of a task in order; ``begun_ms``: the time of its enqueue in its id."""
-    events, is_whole = _bounded(_since_enqueue(folder, task_id, begun_ms, Hurried()), EVENTS_MAX)
+    events, is_whole = _bounded(_since_enqueue(folder, task_id, begun_ms, TimedTally()), EVENTS_MAX)
     return Answer(sorted(events, key=written), is_whole)
 
 
@@ -455,7 +455,7 @@ def _copy_fields(fields: dict[str, Any], event: Event) -> None:
 
 def find_tasks(folder: Path, wanted: Query, limit: int) -> Answer:
     """Return outlines of at most ``limit`` tasks."""
-    return _bounded(search_tasks(folder, wanted, Hurried()), limit)
+    return _bounded(search_tasks(folder, wanted, TimedTally()), limit)
 
 
 # --- the process that answers a daemon -----------------------------------------------------------

@@ -45,7 +45,7 @@ from tickwheel.persistence import open_election, open_url, parse, without_secret
 from tickwheel.persistence.contract import (
     Election,
     Leader,
-    Small,
+    SmallState,
     Store,
     StoredTask,
     StoreUnusable,
@@ -75,7 +75,7 @@ class Backup:
     """The store at the time of the backup; empty without a backup."""
 
     store: SqliteStore | None = None
-    small: Small = field(default_factory=Small)
+    small: SmallState = field(default_factory=SmallState)
     epoch: int = 0
     """The epoch in which the backup was made."""
     mark: str = ""

@@ -330,7 +330,7 @@ Key = str | tuple[str | bytes | int, ...]
 
 # --- claims of names -----------------------------------------------------------------------------
 
-OF_SCHEDULE, OF_TRANSACTION = "schedule", "transaction"
+SCHEDULE_NAMES, TRANSACTION_NAMES = "schedule", "transaction"
 
 
 class ClaimRow(NamedTuple):
@@ -341,7 +341,7 @@ class ClaimRow(NamedTuple):
     use an ended claim."""
 
     of: str
-    """The kind of the named object: OF_SCHEDULE or OF_TRANSACTION."""
+    """The kind of the named object: SCHEDULE_NAMES or TRANSACTION_NAMES."""
     name: str
     topic: str
     """The topic of the tasks for which the name was claimed."""

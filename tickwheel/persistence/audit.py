@@ -17,7 +17,7 @@ from tickwheel.model.kinds import GROUP, SESSION, TRANSACTION, Halves, Transacti
 from tickwheel.model.records import order_of
 from tickwheel.persistence import parse
 from tickwheel.persistence.codec import RecordUnreadable, decode_endings, key_text
-from tickwheel.persistence.contract import Audit, Small, StoreUnusable
+from tickwheel.persistence.contract import Audit, SmallState, StoreUnusable
 
 PROBLEMS_MAX = 100
 """Maximum number of problems of one kind in the list."""
@@ -138,11 +138,11 @@ def _count(connection: sqlite3.Connection, audit: Audit) -> None:
             audit.problems.append(f"{table}: {counted} rows counted, {scanned} found by a scan")
 
 
-def _records(connection: sqlite3.Connection, audit: Audit) -> Small:
+def _records(connection: sqlite3.Connection, audit: Audit) -> SmallState:
     """Decode the records of every kind, and check that each is stored under its key."""
     from tickwheel.persistence.sqlite import rows
 
-    records = Small()
+    records = SmallState()
     for number, stored_key, data in connection.execute("SELECT kind, key, data FROM record"):
         try:
             (kind, key), row = rows.record_row(number, data)
@@ -155,7 +155,7 @@ def _records(connection: sqlite3.Connection, audit: Audit) -> Small:
     return records
 
 
-def _groups(connection: sqlite3.Connection, records: Small) -> None:
+def _groups(connection: sqlite3.Connection, records: SmallState) -> None:
     """Put all groups into a temporary table."""
     groups = records.of_kind(GROUP)
     connection.executemany(
@@ -272,7 +272,7 @@ def _endings(connection: sqlite3.Connection, audit: Audit) -> None:
             _add(audit, f"task {task_id} ended in batch {batch} and is still stored")
 
 
-def _sessions(records: Small, audit: Audit) -> None:
+def _sessions(records: SmallState, audit: Audit) -> None:
     """Check that no request was answered twice."""
     answered: dict[bytes, set[int]] = {}
     for row in sorted(records.of_kind(SESSION)):
@@ -284,7 +284,7 @@ def _sessions(records: Small, audit: Audit) -> None:
     audit.sessions = len(answered)
 
 
-def _transactions(records: Small, audit: Audit) -> None:
+def _transactions(records: SmallState, audit: Audit) -> None:
     """Check that undecided transactions have the half tasks they count, and decided ones none."""
     heads: dict[str, TransactionRow] = {}
     counts: dict[str, tuple[int, int]] = {}

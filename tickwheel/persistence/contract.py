@@ -110,7 +110,7 @@ class StoreLost(StoreError):
     """The store lost its data: it is empty, or somebody has initialized it again."""
 
 
-class Known(NamedTuple):
+class Evidence(NamedTuple):
     """A fact about a store from outside the store: a history, a lock file, a reserve, a setting.
 
     ``epoch`` 0: the source only proves that the store existed."""
@@ -179,7 +179,7 @@ def is_cut(page: Iterable[StoredTask]) -> bool:
 
 
 @dataclass(slots=True)
-class Small:
+class SmallState:
     """The part of the recovered state that fits into memory as a whole."""
 
     records: dict[RecordKey, Any] = field(default_factory=dict)
@@ -233,15 +233,16 @@ class Store(Protocol):
         ...
 
     async def open(
-        self, owner: str, now_ms: int, *, epoch_min: int = 1, known: Sequence[Known] = ()
+        self, owner: str, now_ms: int, *, epoch_min: int = 1, evidence: Sequence[Evidence] = ()
     ) -> Opened:
         """Open the store and begin an epoch of at least ``epoch_min``.
 
-        Raise StoreUnusable, and change nothing, if the store lacks epochs or batches in ``known``.
+        Raise StoreUnusable, and change nothing, if the store lacks an epoch or batch in
+        ``evidence``.
         """
         ...
 
-    async def recover_small(self) -> Small: ...
+    async def recover_small(self) -> SmallState: ...
 
     def recover_handles(self, chunk: int = 10_000) -> AsyncIterator[Handles]:
         """Yield every task row, in due order (ties by id). Tasks can be created and can end during
@@ -366,7 +367,7 @@ class Located(Protocol):
     """A store on a server, which can change to another server."""
 
     @property
-    def at(self) -> str:
+    def address(self) -> str:
         """The address of the store's server, ``HOST:PORT``; empty until one was reached."""
         ...
 
@@ -434,7 +435,7 @@ class Standby:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class ElectionState:
     """The store's state as a daemon that does not lead has read it."""
 
     leader: Leader | None
@@ -515,7 +516,7 @@ class Election(Protocol):
         ...
 
     @property
-    def at(self) -> str:
+    def address(self) -> str:
         """The address of the server last used, ``HOST:PORT``; empty until one was reached."""
         ...
 
@@ -524,7 +525,7 @@ class Election(Protocol):
         """The standbys seen within the time to live, as of the last ``look`` or ``renew``."""
         ...
 
-    async def look(self, me: Standby | None = None) -> Seen:
+    async def look(self, me: Standby | None = None) -> ElectionState:
         """Read the store's state, and renew the entry of the standby ``me`` for a time to live. A
         store that does not accept the entry, for example because it is full, raises no error."""
         ...
@@ -634,7 +635,7 @@ class SharedStore(Store, Protocol):
     """A store that more than one daemon can open."""
 
     async def open(
-        self, owner: str, now_ms: int, *, epoch_min: int = 1, known: Sequence[Known] = (),
+        self, owner: str, now_ms: int, *, epoch_min: int = 1, evidence: Sequence[Evidence] = (),
         may_create: bool = True,
     ) -> Opened:  # fmt: skip
         """Open as ``Store.open``. Raise StoreUnusable for an empty store unless ``may_create``."""

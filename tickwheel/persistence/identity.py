@@ -1,5 +1,5 @@
 """The identity of a store: its incarnation, and its epochs with their marks. A start compares them
-with facts from outside the store (``contract.Known``) before it begins an epoch.
+with facts from outside the store (``contract.Evidence``) before it begins an epoch.
 
 Every epoch has a mark, the random end of its owner's name. The mark distinguishes epochs with the
 same number in different branches, for example after a copy was put back. A store keeps the marks
@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from tickwheel.persistence.contract import Known, StoreUnusable
+from tickwheel.persistence.contract import Evidence, StoreUnusable
 
 COPY, NEW = "copy", "new"
 """Reasons for which the next epoch begins a branch."""
@@ -27,7 +27,7 @@ PAST_MAX = 64
 """Maximum number of earlier epochs that a store keeps."""
 
 
-class Began(NamedTuple):
+class EpochRecord(NamedTuple):
     """An epoch of a store: its number, its mark, and the last batch that it applied."""
 
     epoch: int
@@ -39,9 +39,9 @@ class Began(NamedTuple):
 class Held:
     """The identity recorded in a store that is not empty, before an epoch begins."""
 
-    last: Began
+    last: EpochRecord
     incarnation: str
-    past: tuple[Began, ...] = ()
+    past: tuple[EpochRecord, ...] = ()
     """The newest epochs of this branch before ``last``, oldest first."""
     branch: str = ""
     """``COPY`` or ``NEW``; empty: the next epoch continues this branch."""
@@ -51,7 +51,7 @@ class Beginning(NamedTuple):
     """The identity of the next epoch."""
 
     epoch: int
-    past: tuple[Began, ...] = ()
+    past: tuple[EpochRecord, ...] = ()
     after: str = ""
     """The mark of the preceding epoch; empty: there is none."""
     is_branch: bool = False
@@ -70,20 +70,22 @@ def restored(after: str) -> dict[str, str]:
     return {"branch": NEW, "owner": f"restore/{after}"}
 
 
-def begin(name: str, held: Held | None, known: Sequence[Known], epoch_min: int = 1) -> Beginning:
+def begin(
+    name: str, held: Held | None, evidence: Sequence[Evidence], epoch_min: int = 1
+) -> Beginning:
     """Return the identity of the next epoch of the store ``name``; ``held`` None: it is empty.
     Raise StoreUnusable if the store lacks a known epoch or batch and is not marked ``NEW``."""
-    epoch_min = max([epoch_min, *(fact.epoch + 1 for fact in known if not fact.mark)])
-    known = [fact for fact in known if fact.mark or not fact.epoch]
+    epoch_min = max([epoch_min, *(fact.epoch + 1 for fact in evidence if not fact.mark)])
+    evidence = [fact for fact in evidence if fact.mark or not fact.epoch]
     if held is None:
-        for fact in known:
+        for fact in evidence:
             raise StoreUnusable(
                 f"{name} is empty, but {_describe(fact)}: its data is lost. `tickwheel restore`"
                 " recovers it from a backup and the history; `tickwheel init --force` starts"
                 " with an empty store"
             )
         return Beginning(epoch_min)
-    lacking = next((fact for fact in known if _is_lacking(held, fact)), None)
+    lacking = next((fact for fact in evidence if _is_lacking(held, fact)), None)
     if lacking is not None and held.branch != NEW:
         last = held.last
         reached = f"epoch {last.epoch} ({last.mark or 'no mark'}), batch {last.batch}"
@@ -95,14 +97,14 @@ def begin(name: str, held: Held | None, known: Sequence[Known], epoch_min: int =
         )
     epoch = max(held.last.epoch + 1, epoch_min)
     if held.branch:
-        epoch = max([epoch, *(fact.epoch + 1 for fact in known)])
+        epoch = max([epoch, *(fact.epoch + 1 for fact in evidence)])
         # A store that was initialized and never used has no preceding epoch.
         after = held.last.mark if held.last.batch else ""
         return Beginning(epoch, (), after, True, lacking is not None and bool(after))
     return Beginning(epoch, (*held.past, held.last)[-PAST_MAX:], held.last.mark)
 
 
-def _is_lacking(held: Held, fact: Known) -> bool:
+def _is_lacking(held: Held, fact: Evidence) -> bool:
     """Return whether this store lacks the known epoch or batch."""
     if fact.epoch > held.last.epoch:
         return True
@@ -112,7 +114,7 @@ def _is_lacking(held: Held, fact: Known) -> bool:
     return False  # the epoch is older than ``past``, or of an abandoned branch
 
 
-def _describe(fact: Known) -> str:
+def _describe(fact: Evidence) -> str:
     if not fact.epoch:
         return f"{fact.where} proves that a store existed"
     until = fact.until and f", until {fact.until}"
@@ -122,12 +124,12 @@ def _describe(fact: Known) -> str:
 # --- as text -------------------------------------------------------------------------------------
 
 
-def past_text(past: Sequence[Began]) -> str:
+def past_text(past: Sequence[EpochRecord]) -> str:
     """Return the epochs in the form that stores keep."""
     return " ".join(f"{began.epoch}:{began.mark}:{began.batch}" for began in past)
 
 
-def read_past(text: str) -> tuple[Began, ...]:
+def read_past(text: str) -> tuple[EpochRecord, ...]:
     """Parse the text that ``past_text`` returns."""
     parts = (item.split(":") for item in text.split())
-    return tuple(Began(int(epoch), mark, int(batch)) for epoch, mark, batch in parts)
+    return tuple(EpochRecord(int(epoch), mark, int(batch)) for epoch, mark, batch in parts)

@@ -31,17 +31,17 @@ from tickwheel.model.records import (
 from tickwheel.persistence.contract import (
     SCAN_BYTES_MAX,
     CommitRefused,
+    Evidence,
     Fenced,
     Handles,
     Heads,
     Keyed,
-    Known,
     Opened,
-    Small,
+    SmallState,
     StoreBroken,
     StoredTask,
 )
-from tickwheel.persistence.identity import Began, Held, mark_of
+from tickwheel.persistence.identity import EpochRecord, Held, mark_of
 
 ENDINGS_MAX = 100_000
 
@@ -92,12 +92,12 @@ class MemoryStore:
         return "kept in memory: nothing survives the end of the daemon"
 
     async def open(
-        self, owner: str, now_ms: int, *, epoch_min: int = 1, known: Sequence[Known] = ()
+        self, owner: str, now_ms: int, *, epoch_min: int = 1, evidence: Sequence[Evidence] = ()
     ) -> Opened:
         created = self._epoch == 0
         clean = self._clean
         # A history may know earlier memory stores, whose loss is normal.
-        self._epoch = max(self._epoch + 1, epoch_min, *(fact.epoch + 1 for fact in known))
+        self._epoch = max(self._epoch + 1, epoch_min, *(fact.epoch + 1 for fact in evidence))
         self._owner = owner
         self._clean = False
         self._is_open = True
@@ -112,9 +112,9 @@ class MemoryStore:
             mark=mark_of(owner),
         )
 
-    async def recover_small(self) -> Small:
+    async def recover_small(self) -> SmallState:
         self._check_open()
-        return Small(
+        return SmallState(
             records=dict(self._records),
             progress=[row for rows in self._progress.values() for row in rows.values()],
             dead=[
@@ -264,7 +264,7 @@ class MemoryStore:
         self._check_open()
         from tickwheel.persistence.filling import copying
 
-        last = Began(self._epoch, mark_of(self._owner), self._last_batch)
+        last = EpochRecord(self._epoch, mark_of(self._owner), self._last_batch)
         async with copying(path, Held(last, "memory")) as filler:
             filler.id_mark, filler.position_ms = self._id_mark, self._position_ms
             await filler.write(self._everything())

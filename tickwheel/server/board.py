@@ -214,12 +214,12 @@ class Member:
         return self.shard in self._node.bulletin.read().get("expected", ())
 
     @property
-    def heir(self) -> str | None:
+    def successor(self) -> str | None:
         """The address of the daemon to which this one's shard is given; None: nobody gets it, or
         that is not known."""
         assert self.shard is not None, "the front door has nothing to give"
-        said = self._node.bulletin.read()
-        return (said["heirs"][self.shard] or None) if said else None
+        bulletin = self._node.bulletin.read()
+        return (bulletin["heirs"][self.shard] or None) if bulletin else None
 
     @property
     def http(self) -> str | None:

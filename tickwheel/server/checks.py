@@ -259,7 +259,7 @@ NEEDS = {"limit_each": "fair_by", "rate_each": "fair_by"}
 """The other setting that each of these settings needs."""
 
 
-def asked_lines(options: Mapping[str, Any]) -> dict[str, Any]:
+def consumer_lines(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return a consumer's settings of order keys and fair shares, checked together."""
     given = {name: options[name] for name in LINE_SETTINGS if options.get(name) is not None}
     if not given:
@@ -290,7 +290,7 @@ def check_can_hold(candidate: Filter) -> None:
         raise BadRequest(f"where: {reason}")
 
 
-def asked_filter(options: Mapping[str, Any]) -> Filter | None:
+def consumer_filter(options: Mapping[str, Any]) -> Filter | None:
     """Return the filter in a consumer's options for its group, or None."""
     tags, where = options.get("tags"), options.get("where")
     if tags is None and where is None:

@@ -309,7 +309,7 @@ class Daemon:
             self._server.close()
         if self._api is not None:
             self._api.drain()
-        heir = None if self.member is None else self.member.heir
+        heir = None if self.member is None else self.member.successor
         for connection in self.listener.connections:
             connection.say_goodbye("draining", "the daemon is shutting down", heir)
         shard.pause()

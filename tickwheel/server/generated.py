@@ -1,4 +1,4 @@
-"""What deliveries, and requests over HTTP, say of a task beside its body and when it is due.
+"""Readers of a task's options for a delivery, and of its fields in a request over HTTP.
 
 Written by scripts/generate from the options of tickwheel/api/tasks.py: change that, and run it.
 """
@@ -11,7 +11,7 @@ from tickwheel.model.records import TaskOptions
 
 
 def delivered(options: TaskOptions) -> dict[str, Any]:
-    """What a delivery says of a task beside its body; absent options are left out."""
+    """Return the options of a task for a delivery; absent options are left out."""
     key, tag, properties, priority, _, _, _, _, _, order_key, replayed, trace, encoding, _ = options
     found: dict[str, Any] = {}
     if key is not None:
@@ -35,8 +35,8 @@ def delivered(options: TaskOptions) -> dict[str, Any]:
     return found
 
 
-def said(given: Any) -> dict[str, Any]:
-    """What a task in JSON says beside when it is due; absent fields are left out."""
+def task_values(given: Any) -> dict[str, Any]:
+    """Return the fields of a task in JSON except its due time; absent fields are left out."""
     found: dict[str, Any] = {}
     if given.key is not None:
         found["key"] = given.key

@@ -28,8 +28,8 @@ from typing import NamedTuple, Self
 from tickwheel.clock import Clock
 from tickwheel.persistence.contract import (
     Election,
+    ElectionState,
     Leader,
-    Seen,
     Standby,
     StoreAway,
     StoreError,
@@ -217,7 +217,7 @@ class Leadership:
     @property
     def store_at(self) -> str:
         """Address of the last used server of the store; empty if none was reached."""
-        return self._election.at
+        return self._election.address
 
     @property
     def standbys(self) -> tuple[Standby, ...]:
@@ -343,7 +343,7 @@ class Leadership:
             until = f"{wait.left_ms / 1000:.1f} s, until {at:%H:%M:%S} UTC"
         self._on_event("waiting", f"for {wait.what}: {until}{wait.unless}")
 
-    def _may_begin(self, seen: Seen) -> bool:
+    def _may_begin(self, seen: ElectionState) -> bool:
         mono_ms = self._clock.read().mono_ms
         if self._election.connections != self._connection:
             self._first_connection = self._connection == 0
@@ -374,7 +374,7 @@ class Leadership:
         self._wait = _Wait("a possible owner of the empty store", left_ms)
         return left_ms <= 0
 
-    def _owner_had_time(self, seen: Seen, mono_ms: int) -> bool:
+    def _owner_had_time(self, seen: ElectionState, mono_ms: int) -> bool:
         """Return whether a living owner had time to return. A restarted store may have lost its
         newest batches and the lease; the owner must write them back before another daemon leads. A
         store in which the lease expired has lost nothing. Its owner, whose connection may be
@@ -388,7 +388,7 @@ class Leadership:
         self._wait = _Wait(what, left_ms)
         return left_ms <= 0
 
-    def _wait_for_the_rest(self, seen: Seen, mono_ms: int) -> None:
+    def _wait_for_the_rest(self, seen: ElectionState, mono_ms: int) -> None:
         """Wait for the owner that has all data in memory; without it the rest would be lost."""
         if self._partial_since_mono_ms is None:
             self._partial_since_mono_ms = mono_ms

@@ -39,7 +39,7 @@ from tickwheel.server.shard.callers import (
     QuotaBook,
     Quotas,
 )
-from tickwheel.server.shard.guard import AuditLog, said_of
+from tickwheel.server.shard.guard import AuditLog, caller_fields
 from tickwheel.server.tls import Certificates, Files, TlsServer, parts_of, required_parts
 from tickwheel.server.tokens import hash_of
 
@@ -225,7 +225,7 @@ class Logins:
     def note_console(self, caller: Caller, operation: str) -> None:
         """Log a login to the console or a logout."""
         if self.audit is not None:
-            self.audit.write({**said_of(caller, operation, {}), "outcome": "ok"})
+            self.audit.write({**caller_fields(caller, operation, {}), "outcome": "ok"})
 
     def note_signal(self, operation: str) -> None:
         """Log a signal that an operator sent to this process."""

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 from tickwheel.errors import Overloaded, Refused, from_wire
 from tickwheel.history.daemon import kill, start_process
 from tickwheel.model.kinds import TargetRow
-from tickwheel.server.settings import found_here, split_address
+from tickwheel.server.settings import local_host, split_address
 
 if TYPE_CHECKING:
     from asyncio.subprocess import Process
@@ -266,7 +266,7 @@ class Outbound:
         bound = self._url() or ""
         if bound.startswith("tcp://"):
             host, port = split_address(bound, "listen")
-            host = found_here(host)
+            host = local_host(host)
             return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
         if self._own is None:
             loop = asyncio.get_running_loop()

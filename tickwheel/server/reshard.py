@@ -52,13 +52,13 @@ from tickwheel.model.kinds import (
     CLAIM,
     GROUP,
     NAME_PROPERTY,
-    OF_SCHEDULE,
-    OF_TRANSACTION,
     PAUSED_KEY,
     SCHEDULE,
+    SCHEDULE_NAMES,
     SESSION,
     TARGET,
     TRANSACTION,
+    TRANSACTION_NAMES,
     BulkRow,
     ClaimRow,
     Halves,
@@ -103,7 +103,7 @@ from tickwheel.persistence import (
     write_layout,
 )
 from tickwheel.persistence.codec import encode_dead, encode_progress, encode_task
-from tickwheel.persistence.contract import Audit, Small, StoredTask, StoreUnusable
+from tickwheel.persistence.contract import Audit, SmallState, StoredTask, StoreUnusable
 from tickwheel.persistence.filling import new_sqlite
 from tickwheel.persistence.sqlite import SqliteOptions, options_from
 from tickwheel.persistence.sqlite.database import (
@@ -571,7 +571,7 @@ class _Move:
                     f"schedule {row.schedule.name} is in two shards: delete it in one of them"
                 )
             self._put(shard, SCHEDULE, row)
-            self._claim(OF_SCHEDULE, row.schedule.name, row.schedule.topic, shard)
+            self._claim(SCHEDULE_NAMES, row.schedule.name, row.schedule.topic, shard)
             if row.last_id and row.schedule.overlap != "allow":
                 self._watched[row.last_id] = row.schedule.name, shard
 
@@ -600,7 +600,7 @@ class _Move:
             shard = homes.pop() if homes else self.shard_of(head.id)
             for one in (head, *parts.get(head.id, ())):
                 self._put(shard, TRANSACTION, one)
-            self._claim(OF_TRANSACTION, head.id, head.topics[0] if head.topics else "", shard)
+            self._claim(TRANSACTION_NAMES, head.id, head.topics[0] if head.topics else "", shard)
 
     def _claim(self, of: str, name: str, topic: str, shard: int) -> None:
         """Claim a name at its home for the shard where it is in use now."""
@@ -828,7 +828,7 @@ def _verify(path: str, move: _Move, shard: int, expected: _Sum) -> None:
 
 
 def _records(move: _Move, shard: int) -> Mapping[RecordKey, Any]:
-    return Small(keyed(GROUP, move.groups.rows) | move.records[shard]).records
+    return SmallState(keyed(GROUP, move.groups.rows) | move.records[shard]).records
 
 
 def _switch(place: _Place, move: _Move) -> None:

@@ -36,8 +36,8 @@ from tickwheel.persistence import (
     without_secrets,
 )
 from tickwheel.persistence.contract import (
+    Evidence,
     Fenced,
-    Known,
     Leader,
     Located,
     Mirrored,
@@ -185,7 +185,7 @@ class Roles:
     def store_at(self) -> str | None:
         """Address of the store's server, ``HOST:PORT``; None if none was found or it needs none."""
         if self.shard is not None and isinstance(self.store, Located):
-            return self.store.at or None
+            return self.store.address or None
         return (self._leadership.store_at or None) if self._leadership is not None else None
 
     @property
@@ -372,25 +372,25 @@ class Roles:
             self._wake()
 
     async def _open_store(self, now_ms: int) -> tuple[str, Opened]:
-        leadership, known = self._leadership, self._known()
+        leadership, evidence = self._leadership, self._evidence()
         if leadership is None:
             owner = self._new_owner()
-            return owner, await self.store.open(owner, now_ms, known=known)
+            return owner, await self.store.open(owner, now_ms, evidence=evidence)
         assert leadership.me is not None
         owner = leadership.me.owner
         # A daemon that has seen data must not initialize an empty store (see ``Leadership``).
         store = cast("SharedStore", self.store)
         may_create = not leadership.incarnation
-        opened = await store.open(owner, now_ms, known=known, may_create=may_create)
+        opened = await store.open(owner, now_ms, evidence=evidence, may_create=may_create)
         leadership.opened(opened.epoch)
         return owner, opened
 
-    def _known(self) -> list[Known]:
+    def _evidence(self) -> list[Evidence]:
         """Return facts about the store from other sources, which are compared with the store before
         anything is served."""
-        facts = self.history.known() if self.history is not None else []
+        facts = self.history.evidence() if self.history is not None else []
         if self.settings.expect_store:
-            facts.append(Known("the setting expect_store"))
+            facts.append(Evidence("the setting expect_store"))
         return facts
 
     async def _load_rest(self, shard: Shard, recovering: Recovering, started_s: float) -> None:

@@ -675,7 +675,7 @@ EVERY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  # only comp
 """Loopback address for each host that means every address of the machine."""
 
 
-def found_here(host: str) -> str:
+def local_host(host: str) -> str:
     """Return the address at which this machine reaches a server that listens at ``host``."""
     return EVERY_ADDRESS.get(host or "0.0.0.0", host)  # noqa: S104  # only compared
 

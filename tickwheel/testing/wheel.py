@@ -584,12 +584,12 @@ class SyncTestWheel:
         """Return another client of this wheel, with a separate connection, in the thread of
         ``client``. ``options`` are those of ``Client``."""
 
-        async def beside(wheel: TestWheel) -> sync.BesideLoop:
+        async def connect(wheel: TestWheel) -> sync.ForeignLoop:
             inner = await wheel.new_client(**options).connect()
-            return sync.BesideLoop(inner, asyncio.get_running_loop())
+            return sync.ForeignLoop(inner, asyncio.get_running_loop())
 
         client = sync.Client()
-        client._made = self._call(beside)
+        client._current = self._call(connect)
         return client
 
     @contextmanager
@@ -610,16 +610,16 @@ class SyncTestWheel:
         Calls of this object reach the wheel on either loop."""
         await asyncio.to_thread(self._leave_thread)
         client = await self._wheel.client.connect()
-        self.client._made = sync.BesideLoop(client, asyncio.get_running_loop())
+        self.client._current = sync.ForeignLoop(client, asyncio.get_running_loop())
         try:
             yield self._wheel
         finally:
             await to_its_end(self._wheel._rest())
-            self.client._made = None  # the next call starts a thread
+            self.client._current = None  # the next call starts a thread
 
     def _leave_thread(self) -> None:
         self._call(TestWheel._rest)
-        runtime, self.client._made = self.client._made, None
+        runtime, self.client._current = self.client._current, None
         if runtime is not None:
             runtime.close(None)
 

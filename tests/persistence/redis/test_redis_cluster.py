@@ -80,7 +80,7 @@ async def test_the_node_that_has_the_slot_is_found(cluster: Cluster, tag: str, m
     await subject.commit(tasks(range(100)))
     node = cluster.owner_of(slot_of(tag))
     assert node is not None
-    assert store(subject).at == address(node)
+    assert store(subject).address == address(node)
     assert ask(node, "ZCARD", f"{{{tag}}}:store") == 100
     assert ask(node, "CLUSTER", "KEYSLOT", f"{{{tag}}}:store") == slot_of(tag)
     assert Keys(prefix, namespace, int(shard)).shard == f"{{{store(subject).options.tag}}}"
@@ -113,7 +113,7 @@ async def test_a_failover_loses_no_batch(
     before.go_on()
     await asyncio.to_thread(cluster.heal)
     await commit(subject, 100)
-    assert store(subject).at == address(now) != address(before)
+    assert store(subject).address == address(now) != address(before)
     assert store(subject).moves == 1
     assert pending(cluster) == 20
     await subject.reopen()
@@ -173,7 +173,7 @@ class TestASlotOnItsWay:
         done = await committing
         assert done > 0
         await commit(subject, 100_000)
-        assert store(subject).at == address(to)
+        assert store(subject).address == address(to)
         assert store(subject).moves >= 1
         assert pending(cluster) == 10 * (done + 2)
         await subject.reopen()
@@ -261,16 +261,16 @@ async def test_the_lease_follows_a_failover(cluster: Cluster, make: Make) -> Non
     try:
         await election.prepare()
         assert await election.acquire(me)
-        at = election.at
+        at = election.address
         await asyncio.to_thread(cluster.migrate, SLOT, another(cluster))
         assert await election.renew(me)
-        assert at != election.at == address(owner(cluster))
+        assert at != election.address == address(owner(cluster))
         await asyncio.to_thread(cluster.switch, SLOT)
 
         async def has_moved() -> bool:
             """The node that has it no more may take one renewal before it knows."""
             assert await election.renew(me)
-            return election.at == address(owner(cluster))
+            return election.address == address(owner(cluster))
 
         assert await comes(has_moved)
     finally:

@@ -19,7 +19,7 @@ from tickwheel.cli.app import run
 from tickwheel.persistence.contract import Fenced, StoreUnusable
 from tickwheel.persistence.redis import RedisOptions, RedisStore, options_from
 from tickwheel.persistence.redis.layout import INIT_LAY_OUT
-from tickwheel.persistence.redis.opening import Found, lay_out, look
+from tickwheel.persistence.redis.opening import StoredShard, lay_out, look
 from tickwheel.persistence.sqlite import SqliteStore
 
 S = "{tw:default:0}"
@@ -54,7 +54,7 @@ async def keys_of(server: RedisServer) -> set[str]:
         return set(await redis.keys("*"))
 
 
-async def anew(options: RedisOptions, found: Found | None = None) -> str:
+async def anew(options: RedisOptions, found: StoredShard | None = None) -> str:
     return await lay_out(options, found or await look(options), NOW_MS, watch_s=0)
 
 
@@ -195,7 +195,7 @@ async def test_foreign_keys_are_left_alone(
     server.call("SET", f"{S}:{name}", "theirs")
     with pytest.raises(StoreUnusable, match=f"{name} belongs to another program"):
         await look(options)
-    found = Found(options.name, S, True, True, "", 0, "", {})
+    found = StoredShard(options.name, S, True, True, "", 0, "", {})
     with pytest.raises(StoreUnusable, match=f"{name} belongs to another program"):
         await anew(options, found)
     assert server.call("GET", f"{S}:{name}").endswith(b"theirs\r\n")

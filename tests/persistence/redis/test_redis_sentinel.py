@@ -71,7 +71,7 @@ async def test_the_master_is_found_and_written_to(group: SentinelGroup, make: Ma
     assert (await subject.open()).created
     await subject.commit(tasks(range(100)))
     assert ask(group.master, "ZCARD", "{tw:default:0}:store") == 100
-    assert store(subject).at == address(group.master)
+    assert store(subject).address == address(group.master)
     await subject.reopen()
     assert await subject.ids() == list(range(100))
 
@@ -99,7 +99,7 @@ async def test_a_failover_loses_no_batch(
     before.go_on()
     await asyncio.to_thread(group.heal)  # a master that gives way takes batches until it knows it
     await commit(subject, 200)
-    assert store(subject).at == address(now) != address(before)
+    assert store(subject).address == address(now) != address(before)
     assert store(subject).moves == 1
     assert ask(now, "ZCARD", "{tw:default:0}:store") == 30
     await subject.reopen()
@@ -164,7 +164,7 @@ async def test_a_master_that_was_cut_off_is_doubted(group: SentinelGroup, make: 
         await commit(subject, 200)
     finally:
         asked(before.port, "cut off", "CONFIG", "SET", "requirepass", "")
-    assert store(subject).at == address(now)
+    assert store(subject).address == address(now)
     await asyncio.to_thread(group.heal)
     assert ask(group.master, "ZCARD", "{tw:default:0}:store") == 30
 
@@ -173,7 +173,7 @@ async def test_the_lease_follows_a_failover(group: SentinelGroup, elect: RedisEl
     me = Leader(OWNER, "tcp://here:1", 0, 0)
     await elect.prepare()
     assert await elect.acquire(me)
-    before, at = elect.connections, elect.at
+    before, at = elect.connections, elect.address
     now = await asyncio.to_thread(group.switch)
     await asyncio.to_thread(group.heal)
 
@@ -184,7 +184,7 @@ async def test_the_lease_follows_a_failover(group: SentinelGroup, elect: RedisEl
 
     await comes(again)
     assert elect.connections > before
-    assert (at != elect.at) and elect.at == address(now)
+    assert (at != elect.address) and elect.address == address(now)
 
 
 async def test_a_promoted_replica_delays_the_next_leader(

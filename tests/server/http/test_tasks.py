@@ -10,7 +10,7 @@ import pytest
 
 from server.http.rig import HttpRig
 from support.shard_rig import NOW_MS
-from tickwheel.server.http.types import Given, kept
+from tickwheel.server.http.types import ReadTask, stored_tasks
 
 
 async def enqueue(rig: HttpRig, **task: Any) -> str:
@@ -381,4 +381,4 @@ async def test_the_length_of_an_idempotency_key_is_limited(rig: HttpRig, key: st
     ],
 )
 def test_task_answers_have_the_documented_form(answer: tuple[Any, ...], lines: list[bytes]) -> None:
-    assert kept(answer, [Given(("t", b"", 7), 7, None)]).lines() == lines
+    assert stored_tasks(answer, [ReadTask(("t", b"", 7), 7, None)]).lines() == lines

@@ -20,7 +20,7 @@ from tickwheel.engine.topics import Item
 from tickwheel.errors import TickwheelError
 from tickwheel.protocol import encode
 from tickwheel.server.shard.callers import Caller
-from tickwheel.server.shard.operations import Conversing, Operations, StandbyOperations
+from tickwheel.server.shard.operations import Operations, ShardInterface, StandbyOperations
 
 
 class InMemory:
@@ -109,11 +109,14 @@ async def test_every_operation_takes_the_request_of_its_verb(rig: ShardRig) -> N
     for name, verb in VERBS.items():
         if not verb.has_custom_arguments:
             [taken] = inspect.signature(getattr(rig.operations.verbs, name)).parameters.values()
-            assert taken.annotation == f"Ask[{verb.asked.__name__}]", name
+            assert taken.annotation == f"Ask[{verb.request_type.__name__}]", name
 
 
 def test_a_standby_has_the_same_conversation_and_fewer_verbs() -> None:
-    shared = {name for name in dir(Conversing) if not name.startswith("_")} - {"verbs", "directory"}
+    shared = {name for name in dir(ShardInterface) if not name.startswith("_")} - {
+        "verbs",
+        "directory",
+    }
     standby = {name for name in dir(StandbyOperations) if not name.startswith("_")}
     assert standby >= shared
     assert standby & set(VERBS) == {"ping", "status", "leave", "nodes"}

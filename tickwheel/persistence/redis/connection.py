@@ -349,7 +349,7 @@ class Connection:
         self._patience = _CallTimeout()
 
     @property
-    def at(self) -> str:
+    def address_text(self) -> str:
         """The server of the last connection, ``HOST:PORT``; empty: there was none."""
         return "" if self.address is None else str(self.address)
 
@@ -442,13 +442,17 @@ class Connection:
     @property
     def _named(self) -> str:
         """The store, and the server if there are several, for messages."""
-        return f"{self._options.name} at {self.at}" if self._place.can_move else self._options.name
+        return (
+            f"{self._options.name} at {self.address_text}"
+            if self._place.can_move
+            else self._options.name
+        )
 
     async def look_up_again(self) -> None:
         """Look up the shard's server again before the next call, because this one did not behave as
         a master."""
         if self._place.can_move:
-            await self._drop(f"{self.at} is in doubt")
+            await self._drop(f"{self.address_text} is in doubt")
 
     async def _connect(self) -> Driver:
         options, loop = self._options, asyncio.get_running_loop()

@@ -31,7 +31,7 @@ from tickwheel.persistence.codec import (
 )
 from tickwheel.persistence.contract import (
     CommitRefused,
-    Small,
+    SmallState,
     StoredTask,
 )
 from tickwheel.persistence.redis.layout import kind_in
@@ -238,7 +238,7 @@ class SmallRecords(NamedTuple):
     dead: list[tuple[ProgressKey, bytes]]
     outcomes: list[tuple[int, bytes]]
 
-    def decoded(self, endings_max: int) -> Small:
+    def decoded(self, endings_max: int) -> SmallState:
         """See ``Store.recover_small``."""
         outcomes = chain.from_iterable(decode_endings(record) for _, record in self.outcomes)
         return small_of(
@@ -471,7 +471,7 @@ class Mirror:
         outcomes = chain.from_iterable(decode_endings(record) for _, record in self._endings)
         return islice(outcomes, max(0, self._endings_count - self._endings_max), None)
 
-    def small(self) -> Small:
+    def small(self) -> SmallState:
         """See ``Store.recover_small``."""
         outcomes = list(self.outcomes())
         return small_of(self._records.items(), self._progress, self._dead, outcomes)
@@ -537,8 +537,8 @@ def small_of(
     progress: Iterable[bytes],
     dead: Iterable[bytes],
     outcomes: list[tuple[int, Outcome]],
-) -> Small:
-    return Small(
+) -> SmallState:
+    return SmallState(
         records=decode_records(records),
         progress=list(map(decode_progress, progress)),
         dead=sorted((row.id, row.group, row.topic) for row in map(decode_dead, dead)),

@@ -23,7 +23,7 @@ from itertools import chain
 from typing import Any
 
 from tickwheel.persistence.contract import (
-    Known,
+    Evidence,
     Opened,
     StoreError,
     StoreUnreachable,
@@ -31,7 +31,7 @@ from tickwheel.persistence.contract import (
 )
 from tickwheel.persistence.identity import (
     NEW,
-    Began,
+    EpochRecord,
     Held,
     begin,
     mark_of,
@@ -263,7 +263,7 @@ async def begin_epoch(
     now_ms: int,
     may_create: bool,
     epoch_min: int = 1,
-    known: Sequence[Known] = (),
+    evidence: Sequence[Evidence] = (),
 ) -> tuple[Opened, str]:
     """Begin an epoch. Return the opened shard and its incarnation. Raise StoreUnusable,
     NotConnected, NoReply or ServerError.
@@ -271,7 +271,7 @@ async def begin_epoch(
     The shard's identity is read first, to detect losses. This does not exclude other daemons; the
     leader's lease does.
     """
-    held, compared = await _held(line, keys, known)
+    held, compared = await _held(line, keys, evidence)
     begun = begin(f"store {options.name}: {keys.shard}", held, compared, epoch_min)
     fresh = secrets.token_hex(8)
     past = past_text([began._replace(batch=NO_BATCH) for began in begun.past])
@@ -298,8 +298,8 @@ async def begin_epoch(
 
 
 async def _held(
-    line: Connection, keys: Keys, known: Sequence[Known]
-) -> tuple[Held | None, Sequence[Known]]:
+    line: Connection, keys: Keys, evidence: Sequence[Evidence]
+) -> tuple[Held | None, Sequence[Evidence]]:
     """Return the shard's identity, and the facts to compare it with. An incomplete or foreign shard
     has no identity and no facts, because the script reports it."""
     names = ("format", "epoch", "owner", "last", "incarnation", "rewriting", "past", "branch")
@@ -311,12 +311,12 @@ async def _held(
         return None, ()
     fields = {name: value.decode() for name, value in zip(names, values, strict=True) if value}
     if not fields:
-        return None, known
+        return None, evidence
     if "rewriting" in fields or not {"format", "epoch", "last"} <= fields.keys():
         return None, ()
-    last = Began(int(fields["epoch"]), mark_of(fields.get("owner", "")), int(fields["last"]))
+    last = EpochRecord(int(fields["epoch"]), mark_of(fields.get("owner", "")), int(fields["last"]))
     past = read_past(fields.get("past", ""))
-    return Held(last, fields.get("incarnation", ""), past, fields.get("branch", "")), known
+    return Held(last, fields.get("incarnation", ""), past, fields.get("branch", "")), evidence
 
 
 async def estimate(line: Connection, keys: Keys) -> int:
@@ -387,7 +387,7 @@ COUNTED = ("tasks", "in_flight_or_waiting", "dead", "records")
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class StoredShard:
     """The state of a shard that ``look`` has read."""
 
     store: str
@@ -427,7 +427,7 @@ class Found:
         return f"initialized (epoch {self.epoch}): {held}{trouble}"
 
 
-async def look(options: RedisOptions) -> Found:
+async def look(options: RedisOptions) -> StoredShard:
     """Return the state of the shard. Raise StoreUnusable if the server or shard must not be
     used."""
     keys = Keys(options.prefix, options.namespace, options.shard)
@@ -438,7 +438,7 @@ async def look(options: RedisOptions) -> Found:
     if status != b"seen":
         raise _not_laid_out(options, keys, status.decode(), rest)
     exists, whole, epoch, incarnation, _, rewriting, parts, last, *counts = rest
-    return Found(
+    return StoredShard(
         store=options.name,
         shard=keys.shard,
         exists=exists == b"1",
@@ -453,7 +453,7 @@ async def look(options: RedisOptions) -> Found:
 
 
 async def lay_out(
-    options: RedisOptions, found: Found, now_ms: int, *, watch_s: float | None = None,
+    options: RedisOptions, found: StoredShard, now_ms: int, *, watch_s: float | None = None,
     is_branch: bool = False,
 ) -> str:  # fmt: skip
     """Remove the data in ``found``, and initialize the shard. Return its new incarnation.

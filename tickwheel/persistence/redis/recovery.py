@@ -48,7 +48,7 @@ from tickwheel.persistence.contract import (
     Fenced,
     Handles,
     Keyed,
-    Small,
+    SmallState,
     StoreAway,
     StoreBehind,
     StoreBroken,
@@ -97,7 +97,7 @@ class Recovering:
         self._writer = writer
         self._mirror = mirror
 
-    async def small(self, endings_max: int) -> Small:
+    async def small(self, endings_max: int) -> SmallState:
         """See ``Store.recover_small``. No batch is applied during the read."""
         if self._mirror.complete:
             return self._mirror.small()
@@ -209,7 +209,7 @@ def _without(new: set[int], ended: set[int], heads: Heads) -> Handles:
 
 
 async def copy_to_sqlite(
-    reader: Reader, small: Callable[[], Awaitable[Small]], writer: Writer, path: str
+    reader: Reader, small: Callable[[], Awaitable[SmallState]], writer: Writer, path: str
 ) -> int:
     """Copy the shard. Return the size of the copy in bytes. Raise StoreError if the file exists."""
     from tickwheel.persistence.filling import copying, pages

@@ -29,15 +29,15 @@ from tickwheel.model.kinds import Effects, ProgressKey
 from tickwheel.model.records import DeadRow
 from tickwheel.persistence.contract import (
     Claim,
+    ElectionState,
+    Evidence,
     Handles,
     Keyed,
-    Known,
     Leader,
     NodeRecord,
     NodesSeen,
     Opened,
-    Seen,
-    Small,
+    SmallState,
     Standby,
     StoreAway,
     StoreBroken,
@@ -87,7 +87,7 @@ class RedisStore:
 
     def _reset(self) -> None:
         options, keys = self.options, self.keys
-        self._moves, self._last_address = self.moves, self.at
+        self._moves, self._last_address = self.moves, self.address
         self._writing, self._reading = Connection(options), Connection(options)
         self._mirror = (
             Mirror(options.endings_max, options.resident_bytes_max)
@@ -121,9 +121,9 @@ class RedisStore:
         return self._writer.incarnation
 
     @property
-    def at(self) -> str:
+    def address(self) -> str:
         """The address of the server for writes, ``HOST:PORT``; empty until one was reached."""
-        return self._writing.at or self._last_address
+        return self._writing.address_text or self._last_address
 
     @property
     def moves(self) -> int:
@@ -151,7 +151,7 @@ class RedisStore:
         return self._mirror.bytes_held
 
     async def open(
-        self, owner: str, now_ms: int, *, epoch_min: int = 1, known: Sequence[Known] = (),
+        self, owner: str, now_ms: int, *, epoch_min: int = 1, evidence: Sequence[Evidence] = (),
         may_create: bool = True,
     ) -> Opened:  # fmt: skip
         """See ``SharedStore.open``. A standby that has seen data must not initialize an empty shard
@@ -161,7 +161,7 @@ class RedisStore:
         # The connection for reads is made concurrently.
         reading = asyncio.get_running_loop().create_task(self._reading.ready())
         try:
-            opened = await self._open(owner, now_ms, epoch_min, may_create, known)
+            opened = await self._open(owner, now_ms, epoch_min, may_create, evidence)
             await reading
         except BaseException:
             await to_its_end(self._give_up(reading))
@@ -191,7 +191,12 @@ class RedisStore:
         await self._writing.close()
 
     async def _open(
-        self, owner: str, now_ms: int, epoch_min: int, may_create: bool, known: Sequence[Known]
+        self,
+        owner: str,
+        now_ms: int,
+        epoch_min: int,
+        may_create: bool,
+        evidence: Sequence[Evidence],
     ) -> Opened:
         """Begin an epoch and prepare the writer."""
         line = self._writing
@@ -199,7 +204,7 @@ class RedisStore:
             await opening.inspect(line, self.options)
             self._durability = await opening.durability(line, self.options)
             opened, incarnation = await opening.begin_epoch(
-                line, self.keys, self.options, owner, now_ms, may_create, epoch_min, known
+                line, self.keys, self.options, owner, now_ms, may_create, epoch_min, evidence
             )
             await self._writer.begin(owner, opened, incarnation)
             if opened.created:
@@ -217,7 +222,7 @@ class RedisStore:
             raise
         return opened
 
-    async def recover_small(self) -> Small:
+    async def recover_small(self) -> SmallState:
         self._check_open()
         return await self._recovering.small(self.options.endings_max)
 
@@ -351,16 +356,16 @@ class RedisElection:
             await line.close()
 
     @property
-    def at(self) -> str:
-        return self._line.at
+    def address(self) -> str:
+        return self._line.address_text
 
-    async def look(self, me: Standby | None = None) -> Seen:
+    async def look(self, me: Standby | None = None) -> ElectionState:
         args = (self._ttl_ms, "" if me is None else _standby_value(me))
         reply = await self._line.run(LEADER_LOOK, self._keys, args)
         value, ttl_ms, incarnation, epoch, owner, clean, up_s, rewriting, role = reply[:9]
         self._standbys, was_promoted, leased_here = _standbys(reply[9]), reply[10], reply[11]
         data_age_s = min(int(up_s), self._line.connected_s) if was_promoted else int(up_s)
-        return Seen(
+        return ElectionState(
             leader=_leader(value.decode(errors="replace")),
             ttl_ms=max(0, ttl_ms),
             incarnation=incarnation.decode(),
@@ -392,7 +397,7 @@ class RedisElection:
 
 
 def _mark(text: str) -> dict[str, str]:
-    """Return the fields of ``Seen`` for the mark of an incomplete shard."""
+    """Return the fields of ``ElectionState`` for the mark of an incomplete shard."""
     owner = text.removeprefix(LOST_BY)
     return {"rewriting": text} if owner == text else {"lost_by": owner}
 

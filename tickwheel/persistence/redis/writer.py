@@ -43,7 +43,7 @@ from tickwheel.persistence.contract import (
     StoreError,
     StoreLost,
 )
-from tickwheel.persistence.identity import Began, Held, mark_of
+from tickwheel.persistence.identity import EpochRecord, Held, mark_of
 from tickwheel.persistence.redis.driver import (
     REFUSING,
     Argument,
@@ -419,7 +419,7 @@ class Writer:
     def held(self) -> Held:
         """The identity of the shard, with its last confirmed batch."""
         sender = self._sender
-        return Held(Began(sender.epoch, mark_of(sender.owner), self.last), self.incarnation)
+        return Held(EpochRecord(sender.epoch, mark_of(sender.owner), self.last), self.incarnation)
 
     @property
     def unsettled(self) -> bool:

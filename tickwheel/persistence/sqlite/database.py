@@ -46,12 +46,12 @@ from urllib.parse import quote
 from tickwheel import disk
 from tickwheel.model.key_hash import SEED_BYTES
 from tickwheel.model.records import ProgressState
-from tickwheel.persistence.contract import Known, Opened, StoreUnusable
+from tickwheel.persistence.contract import Evidence, Opened, StoreUnusable
 from tickwheel.persistence.identity import (
     COPY,
     NEW,
-    Began,
     Beginning,
+    EpochRecord,
     Held,
     mark_of,
     past_text,
@@ -726,7 +726,7 @@ def meta_of(path: str) -> dict[str, int | str]:
 def held_by(meta: dict[str, int | str]) -> Held:
     """Return the identity recorded in ``meta``."""
     batch = int(meta.get(CAME_TO, meta["last_batch"]))
-    last = Began(int(meta["epoch"]), mark_of(str(meta["owner"])), batch)
+    last = EpochRecord(int(meta["epoch"]), mark_of(str(meta["owner"])), batch)
     past = read_past(str(meta.get(PAST, "")))
     return Held(last, str(meta["incarnation"]), past, str(meta.get(BRANCH, "")))
 
@@ -740,18 +740,18 @@ def copy_meta(held: Held) -> dict[str, int | str]:
     }  # fmt: skip
 
 
-def left_behind(path: str, incarnation: str) -> list[Known]:
+def left_behind(path: str, incarnation: str) -> list[Evidence]:
     """Return the evidence that a missing or empty database existed: ``incarnation``, from its lock
     file, and other files next to it. A daemon killed in its first start leaves no evidence."""
     facts = []
     if incarnation:
-        facts.append(Known(f"{path}.lock (of incarnation {incarnation})"))
+        facts.append(Evidence(f"{path}.lock (of incarnation {incarnation})"))
     if os.path.exists(f"{path}.reserve"):
-        facts.append(Known(f"{path}.reserve"))
+        facts.append(Evidence(f"{path}.reserve"))
     with contextlib.suppress(OSError):
         # An empty database whose file is not empty can have a log of its first transaction.
         if os.path.getsize(f"{path}-wal") and not (os.path.exists(path) and os.path.getsize(path)):
-            facts.append(Known(f"{path}-wal"))
+            facts.append(Evidence(f"{path}-wal"))
     return facts
 
 
@@ -861,13 +861,13 @@ def begin_epoch(
     now_ms: int,
     room: Room,
     epoch_min: int = 1,
-    known: Sequence[Known] = (),
+    evidence: Sequence[Evidence] = (),
 ) -> Opened:
     """Begin an epoch durably; the caller sets ``has_room`` in the result. Raise StoreUnusable if
-    the store lacks a ``known`` epoch or batch."""
+    the store lacks an epoch or batch in ``evidence``."""
 
     def begin() -> tuple[dict[str, int | str], Beginning, str]:
-        return _begin_epoch(connection, path, layout, owner, now_ms, epoch_min, known)
+        return _begin_epoch(connection, path, layout, owner, now_ms, epoch_min, evidence)
 
     try:
         before, beginning, incarnation = begin()
@@ -915,7 +915,7 @@ def _begin_epoch(
     owner: str,
     now_ms: int,
     epoch_min: int,
-    known: Sequence[Known],
+    evidence: Sequence[Evidence],
 ) -> tuple[dict[str, int | str], Beginning, str]:
     connection.execute("BEGIN IMMEDIATE")
     if layout:
@@ -924,7 +924,7 @@ def _begin_epoch(
         create(connection)
     meta = read_meta(connection, path)
     check_not_given_up(meta, path, "serve that")
-    beginning = begin_as(path, held_by(meta) if layout else None, known, epoch_min)
+    beginning = begin_as(path, held_by(meta) if layout else None, evidence, epoch_min)
     incarnation = secrets.token_hex(16) if beginning.is_branch else str(meta["incarnation"])
     values: dict[str, int | str] = {
         "epoch": beginning.epoch,

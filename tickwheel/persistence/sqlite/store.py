@@ -35,12 +35,12 @@ from tickwheel import disk, failpoints
 from tickwheel.model.records import ID_STEP, Outcome
 from tickwheel.persistence.codec import decode_endings
 from tickwheel.persistence.contract import (
+    Evidence,
     Handles,
     Heads,
     Keyed,
-    Known,
     Opened,
-    Small,
+    SmallState,
     StoreBroken,
     StoreBusy,
     StoredTask,
@@ -103,10 +103,10 @@ _PACKED = (
 )
 
 
-def read_small(connection: sqlite3.Connection, endings_max: int) -> Small:
+def read_small(connection: sqlite3.Connection, endings_max: int) -> SmallState:
     """Read all small tables in one snapshot."""
     with snapshot(connection):
-        return Small(
+        return SmallState(
             records=read_records(connection),
             progress=[progress_row(*row) for row in connection.execute("SELECT * FROM prepare")],
             dead=list(connection.execute("SELECT id, grp, topic FROM dead ORDER BY id, grp")),
@@ -416,12 +416,14 @@ class SqliteStore:
         return "synced to the disk before each answer: a confirmed task survives a power cut"
 
     async def open(
-        self, owner: str, now_ms: int, *, epoch_min: int = 1, known: Sequence[Known] = ()
+        self, owner: str, now_ms: int, *, epoch_min: int = 1, evidence: Sequence[Evidence] = ()
     ) -> Opened:
         self._closing = False
         writing = StoreThread("tickwheel-sqlite-write")
         try:
-            opened = await writing.ask(lambda: self._writer.open(owner, now_ms, epoch_min, known))
+            opened = await writing.ask(
+                lambda: self._writer.open(owner, now_ms, epoch_min, evidence)
+            )
         except asyncio.CancelledError:
             # The thread still finishes opening the store, and must then release the lock.
             closing = writing.ask(lambda: self._writer.close(False))
@@ -444,8 +446,8 @@ class SqliteStore:
             raise StoreUnusable(f"cannot read {self.path}: {describe(error)}") from error
         return opened
 
-    async def recover_small(self) -> Small:
-        def read() -> Small:
+    async def recover_small(self) -> SmallState:
+        def read() -> SmallState:
             with contextlib.closing(self._connect(LONG_CACHE_BYTES)) as connection:
                 return read_small(connection, self.options.endings_max)
 

@@ -72,7 +72,7 @@ if TYPE_CHECKING:
 
     from tickwheel.model.kinds import Effects
     from tickwheel.model.records import Outcome, TaskRow
-    from tickwheel.persistence.contract import Known
+    from tickwheel.persistence.contract import Evidence
     from tickwheel.persistence.sqlite.database import SqliteOptions
 
 
@@ -264,24 +264,26 @@ class Writer:
     # --- opening and closing -----------------------------------------------------------------
 
     def open(
-        self, owner: str, now_ms: int, epoch_min: int = 1, known: Sequence[Known] = ()
+        self, owner: str, now_ms: int, epoch_min: int = 1, evidence: Sequence[Evidence] = ()
     ) -> Opened:
         """Open the database. Raise StoreUnusable after releasing lock and connection."""
         self._lock.acquire(owner)
         try:
-            return self._open(owner, now_ms, epoch_min, known)
+            return self._open(owner, now_ms, epoch_min, evidence)
         except BaseException as error:
             self._release()
             if isinstance(error, sqlite3.Error | OSError):
                 raise StoreUnusable(f"cannot open {self._path}: {describe(error)}") from error
             raise
 
-    def _open(self, owner: str, now_ms: int, epoch_min: int, known: Sequence[Known]) -> Opened:
+    def _open(
+        self, owner: str, now_ms: int, epoch_min: int, evidence: Sequence[Evidence]
+    ) -> Opened:
         layout = identify_file(self._path, self._options.busy_ms)
         if not layout:
             # Checked before any file is created: SQLite would remove the log of an empty file.
-            known = (*known, *left_behind(self._path, self._lock.store))
-            begin(self._path, None, known)
+            evidence = (*evidence, *left_behind(self._path, self._lock.store))
+            begin(self._path, None, evidence)
         self._lock.lock_file()
         options = self._options.fitted(disk_bytes(self._path))
         # The log can exceed its limit by a batch without being truncated.
@@ -292,7 +294,9 @@ class Writer:
         make_durable(connection)
         room = Room(self._path, options.reserve_bytes, options.wal_bytes, options.disk_refuse)
         self._room = room
-        opened = begin_epoch(connection, self._path, layout, owner, now_ms, room, epoch_min, known)
+        opened = begin_epoch(
+            connection, self._path, layout, owner, now_ms, room, epoch_min, evidence
+        )
         self._lock.note(opened.incarnation)
         self._key_hash = KeyHash(opened.key_seed)
         (upto,) = connection.execute("SELECT max(upto) FROM ending").fetchone()

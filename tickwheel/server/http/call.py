@@ -616,7 +616,7 @@ class Call:
         """Execute a declared verb with values in wire form and return its answer, which ``render``
         converts to JSON in the same step. Raise the errors of the checks and of the operation."""
         try:
-            request = VERBS[verb].asked.checked(values, self.exchange.limits)
+            request = VERBS[verb].request_type.checked(values, self.exchange.limits)
         except TickwheelError as error:
             self.exchange.unreadable(verb, error)
             raise

@@ -64,7 +64,7 @@ def of_json(kind: FieldKind, value: Any, field: str) -> Any:
         task_id, _, group = value.partition(".")
         return read_id(task_id, field), group
     if isinstance(kind, Block):
-        values = said_of(value)
+        values = set_fields(value)
         return {
             it.name: of_json(it.kind, values[it.name], f"{field}.{it.name}")
             for it in kind.block.fields()
@@ -75,7 +75,7 @@ def of_json(kind: FieldKind, value: Any, field: str) -> Any:
     return rule(value, field) if isinstance(kind, Rule) else value
 
 
-def said_of(given: Any) -> dict[str, Any]:
+def set_fields(given: Any) -> dict[str, Any]:
     """Return the fields that are set in a body or a query, by name."""
     values = ((name, getattr(given, name)) for name in given.__struct_fields__)
     return {name: value for name, value in values if value is not UNSET}
@@ -183,7 +183,7 @@ def request_type(request: Any, left_out: frozenset[str], name: str = "") -> type
             continue
         of_block = isinstance(field.kind, Block)
         kind = request_type(field.kind.block, frozenset()) if of_block else field.kind.json
-        is_said = request.none_is_said and field.kind.none_takes_away
+        is_said = request.none_is_sent and field.kind.none_takes_away
         marks: dict[str, Any] = {NULL_IS_SAID: True} if is_said else {}
         if not field.is_required and field.default is not None:
             marks["default"] = field.default
@@ -307,7 +307,7 @@ _IDS_TYPE = msgspec.defstruct(
 
 def handler_of(verb: Verb, left_out: frozenset[str]) -> Handler:
     """The handler of a verb whose path names ``left_out``."""
-    request: Any = verb.asked
+    request: Any = verb.request_type
     method = verb.path.partition(" ")[0]
     given_type = request_type(request, left_out)
     decoder = msgspec.json.Decoder(given_type)
@@ -334,7 +334,7 @@ def handler_of(verb: Verb, left_out: frozenset[str]) -> Handler:
         said: dict[str, Any] = dict(call.named)
         if has_fields:
             in_query = method in WITHOUT_BODY
-            said |= said_of(call.query(given_type) if in_query else await call.json(decoder))
+            said |= set_fields(call.query(given_type) if in_query else await call.json(decoder))
         if body is not None:
             said[body] = _body_of(said, verb.name)
         return {

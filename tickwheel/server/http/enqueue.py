@@ -32,14 +32,14 @@ from tickwheel.errors import (
 from tickwheel.server.http import types
 from tickwheel.server.http.call import JSON, ClientGone, as_json, decoded
 from tickwheel.server.http.call import line as problem_line
-from tickwheel.server.http.types import kept, once
+from tickwheel.server.http.types import once, stored_tasks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from tickwheel.api.shapes import Field
     from tickwheel.server.http.call import Call
-    from tickwheel.server.http.types import Given
+    from tickwheel.server.http.types import ReadTask
 
 _one_or_many = msgspec.json.Decoder(types.OneOrMany)
 
@@ -87,13 +87,13 @@ async def _json(call: Call) -> None:
         await _many(call, many)
 
 
-async def _prepare(call: Call, transaction: types.OfTransaction, many: Sequence[Given]) -> None:
+async def _prepare(call: Call, transaction: types.OfTransaction, many: Sequence[ReadTask]) -> None:
     """Store half tasks and answer, without ids, when they are durable."""
     if call.header(b"idempotency-key") is not None:
         raise BadRequest(
             "idempotency-key is not allowed with a transaction: its part identifies it"
         )
-    tasks, part = tuple(given.task for given in many), transaction.part
+    tasks, part = tuple(read_task.task for read_task in many), transaction.part
     options = {"from": transaction.count_from}
     await call.exchange.prepare(transaction.id, transaction.group, part, tasks, options)
     await call.answer({"transaction": transaction.id, "part": part, "tasks": len(tasks)})
@@ -108,14 +108,14 @@ async def _cloudevents(call: Call, topic: str) -> None:
         await (_many(call, events) if is_batch else _one(call, events[0]))
 
 
-async def _one(call: Call, given: Given) -> None:
-    answer = await _enqueue(call, (given.task,))
-    await call.answer(kept(answer, (given,)).lines()[0])
+async def _one(call: Call, read_task: ReadTask) -> None:
+    answer = await _enqueue(call, (read_task.task,))
+    await call.answer(stored_tasks(answer, (read_task,)).lines()[0])
 
 
-async def _many(call: Call, many: Sequence[Given]) -> None:
-    answer = await _enqueue(call, tuple([given.task for given in many]))
-    await call.answer(b'{"tasks":[%b]}' % b",".join(kept(answer, many).lines()))
+async def _many(call: Call, many: Sequence[ReadTask]) -> None:
+    answer = await _enqueue(call, tuple([read_task.task for read_task in many]))
+    await call.answer(b'{"tasks":[%b]}' % b",".join(stored_tasks(answer, many).lines()))
 
 
 def _enqueue(call: Call, tasks: tuple[Any, ...]) -> asyncio.Future[Any]:
@@ -161,7 +161,7 @@ def _is_any(call: Call) -> bool:
     return call.content_type in (STRUCTURED, BATCHED) or _is_binary(call)
 
 
-def _read_events(call: Call, topic: str, data: bytes) -> tuple[list[Given], bool]:
+def _read_events(call: Call, topic: str, data: bytes) -> tuple[list[ReadTask], bool]:
     """Return the tasks, and whether the request is a batch of events. Raise BadRequest for invalid
     events."""
     if call.content_type == BATCHED:
@@ -206,7 +206,7 @@ def _check_members(data: bytes) -> None:
             seen.add(name)
 
 
-def _structured(call: Call, topic: str, event: dict[str, msgspec.Raw]) -> Given:
+def _structured(call: Call, topic: str, event: dict[str, msgspec.Raw]) -> ReadTask:
     data, data_base64 = event.pop("data", None), event.pop("data_base64", None)
     attributes = {name: decoded(bytes(raw), _value) for name, raw in event.items()}
     # The format allows null for an attribute that is not set.
@@ -233,17 +233,17 @@ def _from_base64(text: str) -> bytes:
     raise BadRequest(f"data_base64 must be base64, not {shown(text)}")
 
 
-def _task(call: Call, topic: str, attributes: dict[str, types.Property], body: bytes) -> Given:
+def _task(call: Call, topic: str, attributes: dict[str, types.Property], body: bytes) -> ReadTask:
     cloudevents.check(attributes)
-    given = call.common.reader.of_headers(topic, call.headers, body)
-    options = dict(given.task[3]) if len(given.task) > 3 else {}
+    read_task = call.common.reader.of_headers(topic, call.headers, body)
+    options = dict(read_task.task[3]) if len(read_task.task) > 3 else {}
     for attribute, field in _OF_EVENTS:
         value = attributes.get(attribute)
         if value and field.name not in options and not _is_ignored(call, field, value):
             options[field.name] = value
     own = options.get("properties", {})
     options["properties"] = own | {f"ce-{name}": value for name, value in attributes.items()}
-    return given._replace(task=(*given.task[:3], options))
+    return read_task._replace(task=(*read_task.task[:3], options))
 
 
 def _is_ignored(call: Call, field: Field, value: types.Property) -> bool:
@@ -270,7 +270,7 @@ UNDER_WAY_MAX = 4
 """Maximum requests with unwritten answers."""
 _decoder = msgspec.json.Decoder(types.NewTask)
 _Future = asyncio.Future[Any]
-Line = tuple[int, "Given | None"]
+Line = tuple[int, "ReadTask | None"]
 """The number of a line, and its task; None if the line is not a valid task."""
 
 
@@ -371,7 +371,7 @@ class Bulk:
 
     async def _put(self, lines: list[Line]) -> None:
         """Enqueue the tasks of these lines."""
-        tasks = tuple(given.task for _, given in lines if given is not None)
+        tasks = tuple(read_task.task for _, read_task in lines if read_task is not None)
         answer: _Future | TickwheelError
         try:
             answer = self._call.exchange.enqueue_each(tasks)
@@ -401,19 +401,21 @@ class Bulk:
         if isinstance(outcomes, list):
             written = [_answer_line(line, end) for line, end in zip(lines, outcomes, strict=True)]
         else:
-            written = kept(outcomes, [given for _, given in lines if given is not None]).lines()
+            written = stored_tasks(
+                outcomes, [read_task for _, read_task in lines if read_task is not None]
+            ).lines()
         await self._call.piece(b"\n".join(written) + b"\n")
 
 
 def _answer_line(line: Line, end: Any) -> bytes:
     """Return the answer to a line whose task was accepted with the answer ``end`` or refused with
     the error ``end``."""
-    number, given = line
+    number, read_task = line
     if isinstance(end, TickwheelError):
         return as_json({"error": problem_line(end, number)})
-    if isinstance(end, BaseException) or given is None:
+    if isinstance(end, BaseException) or read_task is None:
         raise end
-    return kept(end, [given]).lines()[0]
+    return stored_tasks(end, [read_task]).lines()[0]
 
 
 def _numbers(data: bytes, first: int) -> list[int]:

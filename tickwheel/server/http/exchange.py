@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from tickwheel.limits import Limits
     from tickwheel.server.http.types import Once
     from tickwheel.server.settings import Settings
-    from tickwheel.server.shard.operations import Conversing
+    from tickwheel.server.shard.operations import ShardInterface
     from tickwheel.server.shard.verbs import Verbs
 
 Render = Callable[[Any], Any]
@@ -203,7 +203,7 @@ class ShardExchange(Exchange):
     """An exchange with the shard in this process: the ``ReplySink`` of its caller."""
 
     def __init__(
-        self, operations: Conversing, verbs: Verbs, principal: Principal, address: str
+        self, operations: ShardInterface, verbs: Verbs, principal: Principal, address: str
     ) -> None:
         """``verbs`` act for the principal."""
         super().__init__(Caller(self, principal=principal, address=address))

@@ -53,7 +53,7 @@ from tickwheel.server.http.declared import (
     read_ids,
     request_type,
     results,
-    said_of,
+    set_fields,
     to_json,
 )
 from tickwheel.server.http.deliveries import SSE
@@ -195,7 +195,7 @@ async def look_up_many(call: Call) -> None:
 
 async def look_up_key(call: Call) -> None:
     """Answer with the tasks that have a key."""
-    tasks = await call.ask("look_up", call.named | said_of(call.query(KEY_QUERY_TYPE)))
+    tasks = await call.ask("look_up", call.named | set_fields(call.query(KEY_QUERY_TYPE)))
     if not tasks:
         raise _no_task(call)
     await call.answer(_tasks(tasks))
@@ -296,7 +296,7 @@ async def show_group(call: Call) -> None:
 
 async def configure_topic(call: Call) -> None:
     """Change the settings of a topic."""
-    said = said_of(await call.json(_settings))
+    said = set_fields(await call.json(_settings))
     named = {n: of_json(Settings.field(n).kind, v, n) for n, v in said.items()}
     await call.answer(await call.ask("configure", {**call.named, **named}))
 
@@ -501,7 +501,7 @@ def _declared_routes() -> Iterator[Route]:
 def _explain_routes() -> Iterator[Route]:
     """Yield the routes that explain a task's state, by its id or by its key."""
     verb = VERBS["explain"]
-    fields = frozenset(field.name for field in verb.asked.fields())
+    fields = frozenset(field.name for field in verb.request_type.fields())
     paths = {"explain": "/v1/tasks/{id}/explanation", "explain_key": f"{_KEY}/explanation"}
     for name, path in paths.items():
         handler = handler_of(replace(verb, path=f"GET {path}"), fields)

@@ -56,7 +56,7 @@ from tickwheel.model.policies import (
 )
 from tickwheel.model.records import ID_STEP
 from tickwheel.model.values import INTEGER_MAX, INTEGER_MIN
-from tickwheel.server.generated import said
+from tickwheel.server.generated import task_values
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -709,7 +709,7 @@ _WHOLE = [field.name for field in tasks.TaskFields.fields() if isinstance(field.
 _NUMBERS = ("delay_ms", "due_ms", *_WHOLE)
 
 
-class Given(NamedTuple):
+class ReadTask(NamedTuple):
     """A task in wire form, and the delay or time from which its due time follows."""
 
     task: tuple[Any, ...]
@@ -723,7 +723,7 @@ class Given(NamedTuple):
         return max(accepted_ms, self.due_ms or 0)
 
 
-class Kept(NamedTuple):
+class StoredTasks(NamedTuple):
     """The stored tasks of an enqueue."""
 
     ids: Sequence[int]
@@ -741,7 +741,7 @@ class Kept(NamedTuple):
         ]
 
 
-def kept(answer: tuple[Any, ...], given: Sequence[Given]) -> Kept:
+def stored_tasks(answer: tuple[Any, ...], given: Sequence[ReadTask]) -> StoredTasks:
     """Return the tasks in an exchange's answer to an enqueue. The answer has the first id of a new
     request, all ids for a resend, or all ids and due times if the daemon chose these."""
     accepted_ms, first = answer[:2]
@@ -751,11 +751,11 @@ def kept(answer: tuple[Any, ...], given: Sequence[Given]) -> Kept:
         ids = first
         more = answer[2] if len(answer) > 2 else {}
         if "dues_ms" in more:
-            return Kept(ids, more["dues_ms"])
+            return StoredTasks(ids, more["dues_ms"])
         if "outcomes" in more:  # (word, due time) of each
             words, dues_ms = zip(*more["outcomes"], strict=True)
-            return Kept(ids, dues_ms, words)
-    return Kept(ids, [task.due(accepted_ms) for task in given])
+            return StoredTasks(ids, dues_ms, words)
+    return StoredTasks(ids, [task.due(accepted_ms) for task in given])
 
 
 def body_of(given: TaskFields, field: str) -> bytes:
@@ -803,7 +803,7 @@ class Reader:
     def __init__(self, delay_levels_ms: Sequence[int]) -> None:
         self._levels_ms = delay_levels_ms
 
-    def task(self, given: TaskFields, topic: str | None, field: str = "task") -> Given:
+    def task(self, given: TaskFields, topic: str | None, field: str = "task") -> ReadTask:
         """Return a task from JSON, which the operation checks further. Raise BadRequest if it is
         invalid."""
         if topic is None:
@@ -816,17 +816,17 @@ class Reader:
             if delay_ms is None:
                 delay_ms = 0
             task = (topic, body, delay_ms, options) if options else (topic, body, delay_ms)
-            return Given(task, delay_ms, None)
+            return ReadTask(task, delay_ms, None)
         if due_ms is not None:
             options["due_ms"] = due_ms
         if given.delay_level is not None:
             options["delay_level"] = given.delay_level
             if given.delay_level > 0:
                 levelled_ms = delay_of_level(self._levels_ms, given.delay_level)
-                return Given((topic, body, delay_ms, options), levelled_ms, None)
-        return Given((topic, body, delay_ms, options), delay_ms, due_ms)
+                return ReadTask((topic, body, delay_ms, options), levelled_ms, None)
+        return ReadTask((topic, body, delay_ms, options), delay_ms, due_ms)
 
-    def of_headers(self, topic: str, headers: dict[bytes, bytes], body: bytes) -> Given:
+    def of_headers(self, topic: str, headers: dict[bytes, bytes], body: bytes) -> ReadTask:
         """Return a task from a raw body and headers ``Tickwheel-…``. Raise BadRequest if it is
         invalid."""
         fields: dict[str, Any] = {}
@@ -862,7 +862,7 @@ class Reader:
 
 
 def _options(given: TaskFields, field: str) -> dict[str, Any]:
-    options = said(given)
+    options = task_values(given)
     if not options:
         return options
     for name, read in _READ:

@@ -40,7 +40,7 @@ from tickwheel.server.logs import Log, configure, say
 from tickwheel.server.metrics import catalogue
 from tickwheel.server.metrics.exposition import OPENMETRICS_TYPE, TEXT_TYPE, Family, lines
 from tickwheel.server.metrics.observed import Observed
-from tickwheel.server.settings import found_here, split_address
+from tickwheel.server.settings import local_host, split_address
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
@@ -265,7 +265,7 @@ class Whole:
         tls = self._trust if settings.speaks_tls("http") else None
         try:
             async with asyncio.timeout(timeout_s):
-                return await fetch(found_here(host), port, path, accept, bytes_max, tls)
+                return await fetch(local_host(host), port, path, accept, bytes_max, tls)
         except TimeoutError:
             raise Silent(f"no answer within {timeout_s:g} s") from None
         except OSError as error:

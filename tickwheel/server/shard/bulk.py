@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from tickwheel.engine.state import Core
     from tickwheel.model.kinds import BulkRow
     from tickwheel.model.records import DeadRow, TaskSnapshot
-    from tickwheel.server.shard.callers import Ask, Only
+    from tickwheel.server.shard.callers import Ask, TopicFilter
     from tickwheel.server.shard.parts import Listings, Parts
     from tickwheel.server.shard.reads import View
     from tickwheel.server.shard.views import ValueBytes
@@ -524,7 +524,7 @@ class Bulks:
         page = Page(self._parts, request.limit, self._value_bytes)
         self._parts.committer.answer(ask, page.answer(maps, "bulk", "id"))
 
-    def _find(self, name: str, only: Only | None) -> BulkRow:
+    def _find(self, name: str, only: TopicFilter | None) -> BulkRow:
         row = self._bulks.known.get(name)
         if row is None or not _is_seen(row, only):
             raise NotFound(
@@ -537,7 +537,7 @@ class Bulks:
     def _checked(self, fields: BulkFields, chosen_id: str | None, now: Now) -> Bulk:
         """Return the checked bulk operation. Raise BadRequest, LimitExceeded, DueTooFar."""
         kind, options = fields.kind, options_of(fields.kind)
-        for name in fields.said(BulkFields):
+        for name in fields.values(BulkFields):
             if name not in options and name not in ("topic", "kind"):
                 raise BadRequest(_unknown_field(kind, name))
         return Bulk(
@@ -622,5 +622,5 @@ def _unknown_field(kind: str, name: str) -> str:
     )
 
 
-def _is_seen(row: BulkRow, only: Only | None) -> bool:
+def _is_seen(row: BulkRow, only: TopicFilter | None) -> bool:
     return only is None or only(row.bulk.topic)

@@ -52,7 +52,7 @@ PRINCIPALS_KEPT_MAX: Final = 1_024
 """Maximum number of principals whose checked operations are cached. More only cost time."""
 
 
-Only = Callable[[str], bool]
+TopicFilter = Callable[[str], bool]
 """Returns whether the caller may use the topic with this name."""
 
 
@@ -134,7 +134,7 @@ ENDED_SUBSCRIBERS_MIN = 64
 """Number of ended subscribers from which those without leases are dropped."""
 
 
-class Nobody:
+class NullSink:
     """A sink that drops answers, for example of a disconnected caller."""
 
     label = ""
@@ -151,7 +151,7 @@ class Nobody:
     def flush(self) -> None: ...
 
 
-_NOBODY = Nobody()
+_NULL_SINK = NullSink()
 
 
 class Process(NamedTuple):
@@ -205,7 +205,7 @@ class Caller:
         A connection and its caller must not refer to each other: the connection's buffers would
         stay until the next garbage collection, which an idle daemon may never run."""
         self.is_open = False
-        self.replies = _NOBODY
+        self.replies = _NULL_SINK
 
     @property
     def label(self) -> str:
@@ -255,7 +255,7 @@ class Ask(NamedTuple, Generic[R]):
     request: R
     now: Now
     """The time of arrival."""
-    only: Only | None = None
+    only: TopicFilter | None = None
     """The topics that the caller may use; the operation hides all others. None allows all."""
     witness: ReplySink | None = None
     """A sink that receives the answer before the caller."""
@@ -323,7 +323,7 @@ QUOTAS_KEPT_MAX: Final = 10_000
 """Maximum number of quotas that are remembered; those without callers are forgotten first."""
 
 
-def part_of(most: int, core: Core) -> int:
+def share_of_limit(most: int, core: Core) -> int:
     """Return this shard's part, at least 1, of a limit for all shards together."""
     each, extra = divmod(most, core.config.shards)
     return max(1, each + (core.config.shard < extra))
@@ -333,7 +333,7 @@ def _described_part(most: int, core: Core) -> str:
     """Return this shard's part of a limit as a text for messages."""
     if core.config.shards == 1:
         return str(most)
-    return f"{part_of(most, core)} in this shard, of {most} in all"
+    return f"{share_of_limit(most, core)} in this shard, of {most} in all"
 
 
 class Allowance:
@@ -355,10 +355,10 @@ class Allowance:
         self._left -= count
 
     def refusal(self, who: str, wait_s: float) -> Overloaded:
-        return over(f"{who} has used its {self._name} ({self._rate:g})", wait_s)
+        return overloaded(f"{who} has used its {self._name} ({self._rate:g})", wait_s)
 
 
-def over(why: str, wait_s: float) -> Overloaded:
+def overloaded(why: str, wait_s: float) -> Overloaded:
     """Return the error ``overloaded`` with the seconds until the next try."""
     error = Overloaded(f"{why}; try again in {wait_s:.3f} s")
     error.after_s = wait_s
@@ -415,7 +415,9 @@ class Quota:
         """Count a new caller. Raise Overloaded at the limit of connections."""
         most = self.quotas.connections
         if most is not None and len(self.callers) >= most:
-            raise over(f"{self._who} already has {most} connections (connections)", FULL_WAIT_S)
+            raise overloaded(
+                f"{self._who} already has {most} connections (connections)", FULL_WAIT_S
+            )
         self.callers.add(caller)
         caller.quota = self
 
@@ -430,7 +432,9 @@ class Quota:
             return
         count = sum(len(caller.subscribers) + len(caller.pulls) for caller in self.callers)
         if count >= most:
-            raise over(f"{self._who} already has {most} subscriptions (subscriptions)", FULL_WAIT_S)
+            raise overloaded(
+                f"{self._who} already has {most} subscriptions (subscriptions)", FULL_WAIT_S
+            )
 
     # --- enqueues --------------------------------------------------------------------------------
 
@@ -445,8 +449,8 @@ class Quota:
         if most is None:
             return
         count = self._pending(core)
-        if count >= part_of(most, core):
-            raise over(
+        if count >= share_of_limit(most, core):
+            raise overloaded(
                 f"{self._who} has {count} unfinished tasks; the limit is"
                 f" {_described_part(most, core)} (pending)",
                 FULL_WAIT_S,
@@ -465,13 +469,17 @@ class Quota:
         except Overloaded:
             return 0
         most = self.quotas.pending
-        return core.config.tasks_max if most is None else part_of(most, core) - self._pending(core)
+        return (
+            core.config.tasks_max
+            if most is None
+            else share_of_limit(most, core) - self._pending(core)
+        )
 
     def check_count(self, core: Core, count: int) -> None:
         """Raise Overloaded if ``count`` more tasks exceed ``pending``. Call it after ``check``."""
         most = self.quotas.pending
-        if most is not None and self._pending(core) + count > part_of(most, core):
-            raise over(
+        if most is not None and self._pending(core) + count > share_of_limit(most, core):
+            raise overloaded(
                 f"{self._who} has {self._pending(core)} unfinished tasks; {count} more would"
                 f" exceed the limit {_described_part(most, core)} (pending)",
                 FULL_WAIT_S,
@@ -512,7 +520,9 @@ def check_share(
             principal.quotas and principal.quotas.transactions,
         )
         most = (
-            part_of(own_limit, core) if own_limit else config.transactions_max - registry.undecided
+            share_of_limit(own_limit, core)
+            if own_limit
+            else config.transactions_max - registry.undecided
         )
         if count >= most:
             limit = (
@@ -520,7 +530,7 @@ def check_share(
                 if own_limit
                 else f"{most}, so that as many remain for others"
             )
-            raise over(
+            raise overloaded(
                 f"{owner} has {count} undecided transactions; the limit is {limit} (transactions)",
                 FULL_WAIT_S,
             )
@@ -531,7 +541,7 @@ def check_share(
     held_bytes = registry.size_bytes + registry.tasks * ROW_OVERHEAD_BYTES + more_bytes
     left_bytes = config.transactions_bytes_max - held_bytes
     if size_bytes > left_bytes:
-        raise over(
+        raise overloaded(
             f"half tasks of {owner} would take {size_bytes} bytes; the limit is {left_bytes}, as"
             " the same must remain for others (transactions_bytes_max)",
             FULL_WAIT_S,

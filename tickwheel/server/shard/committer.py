@@ -32,7 +32,7 @@ from tickwheel.model.lateness import SLOW_MS, Cause
 from tickwheel.model.records import ID_STEP
 from tickwheel.persistence.contract import CommitRefused, CommitUnknown, Store, WorksAhead
 from tickwheel.server.metrics.observed import Observed
-from tickwheel.server.shard.callers import Nobody
+from tickwheel.server.shard.callers import NullSink
 from tickwheel.server.shard.reads import Reader
 
 if TYPE_CHECKING:
@@ -466,7 +466,7 @@ def refuse(sink: ReplySink, request: int, error: TickwheelError) -> None:
     sink.flush()
 
 
-class _Turn(Nobody):
+class _Turn(NullSink):
     """A sink without answers, which calls ``act`` when its answer would be sent."""
 
     def __init__(self, act: Callable[[], None]) -> None:

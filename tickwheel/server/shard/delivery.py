@@ -157,7 +157,7 @@ class Consuming:
             raise BadRequest(
                 f"a broadcast subscription has no acks, retries or group; remove {fields}"
             )
-        wanted = checks.asked_filter(_group_fields(options, self._limits))
+        wanted = checks.consumer_filter(_group_fields(options, self._limits))
         self._check_draining()
         found_topic, _ = find_room(self._parts, checks.name(topic, "topic"), None)
         if wanted is not None:
@@ -327,7 +327,7 @@ class Wanted(NamedTuple):
         fields = _group_fields(options, limits)
         if not fields:
             return _ANY
-        wanted = cls(checks.asked_filter(fields), checks.asked_lines(fields))
+        wanted = cls(checks.consumer_filter(fields), checks.consumer_lines(fields))
         checks.storable_settings(wanted.settings)
         return wanted
 
@@ -381,7 +381,7 @@ def _group_fields(options: dict[str, Any], limits: Limits) -> dict[str, Any]:
 
     Raise BadRequest, LimitExceeded."""
     fields = {name: options[name] for name in OF_GROUPS if options.get(name) is not None}
-    return GroupFields.checked(fields, limits).said() if fields else fields
+    return GroupFields.checked(fields, limits).values() if fields else fields
 
 
 class _Subscription:

@@ -77,7 +77,7 @@ class Grouping:
 
         Raise BadRequest, LimitExceeded, Refused."""
         topic_name, name, now = ask.request.topic, ask.request.group, ask.now
-        since_ms, options = _since(ask.request.since), ask.request.said(NewGroupFields)
+        since_ms, options = _since(ask.request.since), ask.request.values(NewGroupFields)
         core = self._core
         settings = checks.settings(options, NOTHING_SET, core.policies, now.now_ms)
         checks.storable_settings(settings)
@@ -94,7 +94,7 @@ class Grouping:
     def delete_group(self, ask: Ask[GroupDeletion]) -> None:
         """Delete a group with its tasks, and answer their counts. Raise NotFound, Conflict."""
         topic_name, name, force = ask.request.topic, ask.request.group, ask.request.force
-        group = found_group(self._core, topic_name, name)
+        group = find_group(self._core, topic_name, name)
         held = {
             "ready": group.ready_count,
             "in_flight": len(group.flight),
@@ -166,7 +166,7 @@ class Grouping:
 
         Raise BadRequest, LimitExceeded, NotFound."""
         topic_name, name, now = ask.request.topic, ask.request.group, ask.now
-        settings = ask.request.said(SettingsFields)
+        settings = ask.request.values(SettingsFields)
         core, is_ordered = self._core, False
         if name is None:
             for field in OF_GROUPS:
@@ -179,7 +179,7 @@ class Grouping:
             if after != topic.settings:
                 set_topic(self._grouping, self._upkeep, topic, after, now)
         else:
-            group = found_group(self._core, topic_name, name)
+            group = find_group(self._core, topic_name, name)
             is_ordered = group.is_ordered
             _check_of_group(settings)
             after = checks.settings(settings, group.settings, core.policies, now.now_ms)
@@ -199,7 +199,7 @@ def targets_changed(parts: Parts) -> None:
         parts.outbound.changed()
 
 
-def found_group(core: Core, topic: str, name: str) -> Group:
+def find_group(core: Core, topic: str, name: str) -> Group:
     """Return the group. Raise NotFound if it does not exist or is being deleted."""
     group = core.find_group(topic, name)
     if group is None or group.is_closed:
@@ -217,7 +217,7 @@ def find_room(parts: Parts, topic_name: str, name: str | None) -> tuple[Topic, G
     check_stays(core, topic_name)
     config, topic = core.config, core.topics.get(topic_name)
     if topic is None:
-        make_topic_room(parts, (topic_name,))
+        reserve_topics(parts, (topic_name,))
     group = topic.groups.get(name) if topic is not None and name is not None else None
     if group is None and name is not None and core.group_count >= config.groups_max:
         raise LimitExceeded(
@@ -243,7 +243,7 @@ def find_room(parts: Parts, topic_name: str, name: str | None) -> tuple[Topic, G
     return topic, group
 
 
-def make_topic_room(parts: Parts, names: Iterable[str]) -> None:
+def reserve_topics(parts: Parts, names: Iterable[str]) -> None:
     """Make room for the new ones among these topics. Raise LimitExceeded if there is none."""
     topics, topics_max = parts.core.topics, parts.core.config.topics_max
     fresh = [name for name in names if name not in topics]
@@ -536,7 +536,7 @@ class Lining:
         self._parts.wake()
 
     def _find(self, names: tuple[str, str]) -> Group:
-        return found_group(self._parts.core, *names)
+        return find_group(self._parts.core, *names)
 
 
 def _names(request: OfGroupOrDefault) -> tuple[str, str]:

@@ -40,7 +40,7 @@ from tickwheel.api.verbs import VERBS
 from tickwheel.errors import Forbidden, InternalError, OutcomeUnknown, TickwheelError, shown
 from tickwheel.log_writer import LogWriter
 from tickwheel.server import checks
-from tickwheel.server.shard.callers import PRINCIPALS_KEPT_MAX, Ask, Nobody, Principal, Topics
+from tickwheel.server.shard.callers import PRINCIPALS_KEPT_MAX, Ask, NullSink, Principal, Topics
 from tickwheel.server.shard.operations import table
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ class AuditLog(LogWriter):
             os.close(fd)
 
 
-def said_of(caller: Caller, operation: str, named: Mapping[str, object]) -> dict[str, object]:
+def caller_fields(caller: Caller, operation: str, named: Mapping[str, object]) -> dict[str, object]:
     """Return the first fields of a line: caller, address, operation and named objects."""
     principal = caller.principal
     return {
@@ -157,7 +157,7 @@ class AuditStage:
             if verb.name in DECISIONS and self._is_own(ask.caller, ask.request.transaction):
                 operation(ask)
                 return
-            line = _Line(self._log, said_of(ask.caller, verb.name, _named(ask.request)))
+            line = _Line(self._log, caller_fields(ask.caller, verb.name, _named(ask.request)))
             try:
                 operation(ask._replace(witness=line))
             except TickwheelError as error:
@@ -176,7 +176,7 @@ class AuditStage:
         process may have executed the request."""
         if verb not in AUDITED:
             return await answer
-        line = _Line(self._log, said_of(caller, verb, _named(request)))
+        line = _Line(self._log, caller_fields(caller, verb, _named(request)))
         try:
             value = await answer
         except asyncio.CancelledError:
@@ -191,10 +191,10 @@ class AuditStage:
     def unreadable(self, caller: Caller, verb: str, error: TickwheelError) -> None:
         """Log a request with invalid values, without these values."""
         if verb in AUDITED:
-            _Line(self._log, said_of(caller, verb, {})).write(error.code)
+            _Line(self._log, caller_fields(caller, verb, {})).write(error.code)
 
 
-class _Line(Nobody):
+class _Line(NullSink):
     """The line of one request: a sink that receives the answer before the caller."""
 
     def __init__(self, log: AuditLog, fields: Mapping[str, object]) -> None:
@@ -234,16 +234,16 @@ def _counts(value: object) -> dict[str, int]:
 
 def _named(request: Request) -> dict[str, object]:
     """Return the logged fields of the request. A long list of ids is cut to ``IDS_MAX``."""
-    said = request.said()
+    values = request.values()
     named: dict[str, object] = {}
     for field in request.fields():
-        value = said.get(field.name)
+        value = values.get(field.name)
         if isinstance(field.kind, (Ids, Letters)) and value is not None:
             ids = [item[0] if isinstance(item, tuple) else item for item in value]
             named |= {"ids": [str(task_id) for task_id in ids[:IDS_MAX]], "count": len(ids)}
-        elif field.name not in said or not field.kind.is_logged:
+        elif field.name not in values or not field.kind.is_logged:
             continue
-        elif value is not None or (request.none_is_said and not field.is_place):
+        elif value is not None or (request.none_is_sent and not field.is_place):
             named[field.name] = _short(None if value is None else field.kind.logged(value))
     return dict(sorted(named.items()))
 
@@ -259,7 +259,7 @@ def _short(value: object) -> object:
 _TASKS = ("tasks", "new_tasks")
 
 
-def behind(
+def with_stage(
     stage: Callable[[Verb, Operation], Operation],
     verbs: Verbs,
     plain_tasks: PlainTasks,
@@ -293,13 +293,13 @@ class Pipeline:
     def _checked(self, principal: Principal) -> Verbs:
         verbs, rights = self._verbs, RightsStage(principal, self._refused)
         plain = rights.plain_tasks(verbs.plain_tasks)
-        return self._logged(behind(rights.before, verbs, plain, verbs.unreadable))
+        return self._logged(with_stage(rights.before, verbs, plain, verbs.unreadable))
 
     def _logged(self, verbs: Verbs) -> Verbs:
         audit = self._audit
         if audit is None:
             return verbs
-        return behind(audit.before, verbs, verbs.plain_tasks, audit.unreadable)
+        return with_stage(audit.before, verbs, verbs.plain_tasks, audit.unreadable)
 
 
 class RightsStage:

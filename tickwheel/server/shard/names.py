@@ -22,10 +22,10 @@ from tickwheel.errors import BadRequest, Conflict, Forbidden, Overloaded
 from tickwheel.model.kinds import (
     CLAIM,
     HEADER_PART,
-    OF_SCHEDULE,
-    OF_TRANSACTION,
     SCHEDULE,
+    SCHEDULE_NAMES,
     TRANSACTION,
+    TRANSACTION_NAMES,
     ClaimRow,
 )
 
@@ -46,7 +46,7 @@ CLAIM_KEPT_MS: Final = 600_000
 
 def is_in_use(core: Core, of: str, name: str) -> bool:
     """Return whether this shard has a schedule or transaction with this name."""
-    if of == OF_SCHEDULE:
+    if of == SCHEDULE_NAMES:
         return name in core.schedule_heap.known
     return name in core.transaction_registry.known
 
@@ -96,13 +96,13 @@ class Naming:
         """Claim the name of a schedule and answer with its shard.
 
         Raise Conflict, Forbidden, Overloaded."""
-        self._claim(OF_SCHEDULE, ask)
+        self._claim(SCHEDULE_NAMES, ask)
 
     def claim_transaction(self, ask: Ask[ClaimName]) -> None:
         """Claim the name of a transaction and answer with its shard.
 
         Raise Conflict, Forbidden, Overloaded."""
-        self._claim(OF_TRANSACTION, ask)
+        self._claim(TRANSACTION_NAMES, ask)
 
     def _claim(self, of: str, ask: Ask[ClaimName]) -> None:
         request, own = ask.request, self._versions.shard
@@ -198,7 +198,7 @@ def drop_claims(parts: Parts, rows: Iterable[ClaimRow]) -> None:
 
 def key_of_named(row: ClaimRow) -> RecordKey:
     """Return the record key of the schedule or transaction with the claimed name."""
-    if row.of == OF_SCHEDULE:
+    if row.of == SCHEDULE_NAMES:
         return SCHEDULE, row.name
     return TRANSACTION, (row.name, HEADER_PART)
 

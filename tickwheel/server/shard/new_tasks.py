@@ -84,12 +84,12 @@ class NewTasks:
         self,
         core: Core,
         limits: Limits,
-        make_topic_room: Callable[[Iterable[str]], None],
+        reserve_topics: Callable[[Iterable[str]], None],
         delay_levels_ms: Sequence[int],
     ) -> None:
         self._core = core
         self._delay_levels_ms = delay_levels_ms
-        self._make_topic_room = make_topic_room
+        self._reserve_topics = reserve_topics
         self._limits = limits
         self._topics = core.topics
         longest_bytes = EXTRAS_BYTES + CHARACTER_BYTES_MAX * limits.key_length_max
@@ -139,7 +139,7 @@ class NewTasks:
             size += size_of(new_task[2], new_task[3])
         self.check_room(new_tasks)
         if new_topics:
-            self._make_topic_room(new_topics)
+            self._reserve_topics(new_topics)
             for name in new_topics:
                 self._core.topic(name)
         return new_tasks, size, self._rules(new_tasks, rules)
@@ -247,7 +247,7 @@ class NewTasks:
         new_tasks = list(zip(repeat(name), dues_ms, bodies, repeat(None)))
         self.check_room(new_tasks)
         if name not in self._topics:
-            self._make_topic_room((name,))
+            self._reserve_topics((name,))
             self._core.topic(name)
         return new_tasks, sum(lengths)
 

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from tickwheel.server.shard.views import ValueBytes
 
 
-def known(directory: Directory | None) -> Directory:
+def directory_of(directory: Directory | None) -> Directory:
     """Return the directory. Raise Conflict if the daemon does not belong to a node."""
     if directory is None:
         raise Conflict(
@@ -73,11 +73,15 @@ class Placing:
 
     def nodes(self, ask: Ask[Nothing]) -> None:
         """Answer all nodes and shards, as last read by this daemon's node. Raise Conflict."""
-        ask.answer(known(self._parts.directory).listing())
+        ask.answer(directory_of(self._parts.directory).listing())
 
     def move_shard(self, ask: Ask[MoveShard]) -> None:
         """Record the wanted node of a shard and answer. Raise Conflict, Overloaded."""
-        directory, shard, node = known(self._parts.directory), ask.request.shard, ask.request.node
+        directory, shard, node = (
+            directory_of(self._parts.directory),
+            ask.request.shard,
+            ask.request.node,
+        )
 
         async def work() -> dict[str, Any]:
             await directory.place(shard, node)
@@ -87,7 +91,7 @@ class Placing:
 
     def drain_node(self, ask: Ask[DrainNode]) -> None:
         """Record whether a node shall give up its shards and answer. Raise Conflict, Overloaded."""
-        directory, node = known(self._parts.directory), ask.request.node
+        directory, node = directory_of(self._parts.directory), ask.request.node
         draining = ask.request.draining
 
         async def work() -> dict[str, Any]:
@@ -97,7 +101,7 @@ class Placing:
         self._listings.answer(ask, work, at_once=True)
 
 
-class Conversing(Protocol):
+class ShardInterface(Protocol):
     """The interface of a leader or standby for transports, with its verbs."""
 
     role: str
@@ -158,7 +162,7 @@ def table(
     return cast("Verbs", verbs)  # generated from the same declarations
 
 
-def gathered(parts: Iterable[object], plain_tasks: PlainTasks) -> Verbs:
+def collect_verbs(parts: Iterable[object], plain_tasks: PlainTasks) -> Verbs:
     """Collect the verbs from the parts of a shard, exactly one of which has each verb."""
     operations: dict[str, Operation] = {}
     for name in VERBS:
@@ -217,7 +221,7 @@ class Operations:
             Naming(shard),
             self.targeting,
         )
-        self.verbs = gathered(parts, produce.plain_tasks)
+        self.verbs = collect_verbs(parts, produce.plain_tasks)
 
     @property
     def directory(self) -> Directory | None:
@@ -383,7 +387,7 @@ class StandbyOperations:
 
     def nodes(self, ask: Ask[Nothing]) -> None:
         """Answer all nodes and shards, as last read by this daemon's node. Raise Conflict."""
-        ask.answer(known(self.directory).listing())
+        ask.answer(directory_of(self.directory).listing())
 
     def leave(self, caller: Caller, request: int, now: Now) -> None:
         """Acknowledge the goodbye of a caller, for which a standby keeps no state."""

@@ -34,7 +34,7 @@ from tickwheel.history.daemon import dismiss, kill, start_process
 from tickwheel.history.read import S_MAX
 from tickwheel.model.lateness import LATE_MS
 from tickwheel.model.records import id_time_ms
-from tickwheel.server.shard.groups import found_group
+from tickwheel.server.shard.groups import find_group
 from tickwheel.server.shard.views import Page, age_ms, stats_map, topic_map
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from tickwheel.engine.topics import Group, Subscriber, Topic
     from tickwheel.history.read import Answer, Query
     from tickwheel.server.shard.background import Lags
-    from tickwheel.server.shard.callers import Ask, Caller, Only
+    from tickwheel.server.shard.callers import Ask, Caller, TopicFilter
     from tickwheel.server.shard.parts import Listings, Parts
     from tickwheel.server.shard.views import ValueBytes
 
@@ -281,7 +281,7 @@ class Watching:
         after, limit = ask.request.after or "", ask.request.limit
         self._listings.answer(ask, partial(self._topics, after, limit, ask.only))
 
-    async def _topics(self, after: str, limit: int, only: Only | None) -> dict[str, Any]:
+    async def _topics(self, after: str, limit: int, only: TopicFilter | None) -> dict[str, Any]:
         parts = self._parts
         core, now = parts.core, parts.clock.read()
         seen = core.topics if only is None else filter(only, core.topics)
@@ -331,7 +331,7 @@ class Watching:
     def group_lag(self, ask: Ask[OfGroup]) -> None:
         """Answer the number of ready tasks in the last hour and the age of the oldest. Raise
         NotFound."""
-        group = found_group(self._parts.core, ask.request.topic, ask.request.group)
+        group = find_group(self._parts.core, ask.request.topic, ask.request.group)
         self._parts.committer.answer(ask, self._lags.of(group))
 
     # --- consumers -------------------------------------------------------------------------------
@@ -375,7 +375,7 @@ class Watching:
         self._lookups.answer(ask, partial(self._from_history, "events", look_up, ask.only))
 
     async def _from_history(
-        self, name: str, look_up: Callable[[], Awaitable[Answer]], only: Only | None
+        self, name: str, look_up: Callable[[], Awaitable[Answer]], only: TopicFilter | None
     ) -> dict[str, Any]:
         """Return an answer with the visible results of a look-up in the history as ``name``."""
         if not self._stories.is_kept:
@@ -397,7 +397,7 @@ class Watching:
         self._lookups.answer(ask, partial(self._outlines, look_up, ask.only))
 
     async def _outlines(
-        self, look_up: Callable[[], Awaitable[Answer]], only: Only | None
+        self, look_up: Callable[[], Awaitable[Answer]], only: TopicFilter | None
     ) -> dict[str, Any]:
         """Return ``_from_history`` of tasks, with ids and bodies in the types of other answers."""
         answer = await self._from_history("tasks", look_up, only)
@@ -428,7 +428,7 @@ def _subscribers(caller: Caller) -> list[Subscriber]:
 
 
 def _is_wanted(
-    topic_name: str | None, group_name: str | None, only: Only | None, group: Group
+    topic_name: str | None, group_name: str | None, only: TopicFilter | None, group: Group
 ) -> bool:
     name = group.topic.name
     return (

@@ -693,13 +693,13 @@ class Loader:
         if core.missing and not self._looks:
             self._looks = True
             self._spawn(self._look_for_missing())
-        if not (core.wants or core.wants_lapsed or core.wants_ready):
+        if not (core.rows_to_read or core.lapsed_rows_to_read or core.ready_rows_to_read):
             return
-        self._due += core.wants
-        self._expired += core.wants_lapsed
-        for group, ids in core.wants_ready.items():
+        self._due += core.rows_to_read
+        self._expired += core.lapsed_rows_to_read
+        for group, ids in core.ready_rows_to_read.items():
             self._ready.setdefault(group, []).extend(ids)
-        core.wants, core.wants_lapsed, core.wants_ready = [], [], {}
+        core.rows_to_read, core.lapsed_rows_to_read, core.ready_rows_to_read = [], [], {}
         if not self._loads:
             self._loads = True
             self._spawn(self._load())
@@ -772,7 +772,7 @@ class Loader:
             ids = list(islice(missing, MISSING_PER_ROUND))
             tasks, left = await self._next(ids)
             for task in tasks.values():
-                self._delivery.found_again(task, self._clock.read().now_ms)
+                self._delivery.resume_missing(task, self._clock.read().now_ms)
             for task_id in ids:
                 if task_id in missing and task_id not in left:
                     del missing[task_id]

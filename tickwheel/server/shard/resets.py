@@ -32,12 +32,12 @@ from tickwheel.engine.tasks import RESET
 from tickwheel.errors import BadRequest, Conflict, Overloaded, Refused
 from tickwheel.history import past
 from tickwheel.history.daemon import kill
-from tickwheel.history.past import Plan, Wanted
+from tickwheel.history.past import Plan, ResetScope
 from tickwheel.history.segments import STATE, safe_node
 from tickwheel.model.kinds import Bulk, BulkState, Selection
 from tickwheel.server import checks
 from tickwheel.server.shard.bulk import PAGE, SLICE, begin, check_room
-from tickwheel.server.shard.groups import found_group
+from tickwheel.server.shard.groups import find_group
 from tickwheel.server.shard.reads import when_back
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from tickwheel.clock import Now
     from tickwheel.engine.tasks import Step
     from tickwheel.engine.topics import Group
-    from tickwheel.history.past import Count, Kept
+    from tickwheel.history.past import Count, PlannedTask
     from tickwheel.model.kinds import BulkRow, Place
     from tickwheel.model.records import TaskRow
     from tickwheel.server.shard.bulk import Runner, Work
@@ -153,7 +153,7 @@ class Resets:
         return True
 
     def _step(
-        self, bulk: Bulk, group: Group, tasks: Sequence[Kept], originals: Sequence[Original]
+        self, bulk: Bulk, group: Group, tasks: Sequence[PlannedTask], originals: Sequence[Original]
     ) -> Step:
         now_ms, lost = self._runner.clock.read().now_ms, len(tasks) - len(originals)
         place = place_of(tasks[-1])
@@ -161,8 +161,8 @@ class Resets:
         return give(bulk, group.name, originals, place, len(tasks), lost, now_ms)
 
     async def _originals(
-        self, kept: list[Kept], reads: BulkReads
-    ) -> tuple[list[Kept], list[Original]]:
+        self, kept: list[PlannedTask], reads: BulkReads
+    ) -> tuple[list[PlannedTask], list[Original]]:
         """Return the tasks whose bodies could be read now, and the originals of those with one."""
         without_body = [task.id for task in kept if task.body is None]
         rows: dict[int, TaskRow] = {}
@@ -183,14 +183,14 @@ class Resets:
 
     # --- the plan ------------------------------------------------------------------------------
 
-    async def count(self, wanted: Wanted, until_id: int) -> Count:
+    async def count(self, wanted: ResetScope, until_id: int) -> Count:
         """Count the tasks that a reset would enqueue now. Raise CannotPlan."""
         async with self.plan(wanted, until_id, lambda: True) as plan:
             return await plan.do(Plan.count)
 
     @asynccontextmanager
     async def plan(
-        self, wanted: Wanted, until_id: int, is_wanted: Callable[[], bool]
+        self, wanted: ResetScope, until_id: int, is_wanted: Callable[[], bool]
     ) -> AsyncIterator[Planned]:
         """Make a plan, one at a time, and close it after use. Raise CannotPlan, also during use."""
         self.plans += 1
@@ -218,7 +218,7 @@ class Resets:
             why += " (reset_plan_bytes_max)"
         return CannotPlan(why)
 
-    async def _from_history(self, wanted: Wanted, is_wanted: Callable[[], bool]) -> Planned:
+    async def _from_history(self, wanted: ResetScope, is_wanted: Callable[[], bool]) -> Planned:
         settings = self._settings
         if settings.history_dir is None:
             return Planned("", settings.reset_plan_bytes_max)
@@ -247,7 +247,7 @@ class Resets:
                 os.unlink(path)
 
     async def _from_store(
-        self, plan: Planned, wanted: Wanted, until_id: int, is_wanted: Callable[[], bool]
+        self, plan: Planned, wanted: ResetScope, until_id: int, is_wanted: Callable[[], bool]
     ) -> None:
         """Add the stored tasks of the topic to the plan."""
         after, is_last = 0, False
@@ -264,7 +264,7 @@ class Resets:
                     await plan.do(Plan.add_stored, wanted, stored)
 
     async def _look(
-        self, wanted: Wanted, ids: Sequence[int], reads: BulkReads
+        self, wanted: ResetScope, ids: Sequence[int], reads: BulkReads
     ) -> tuple[list[tuple[TaskRow, bool]], Sequence[int]]:
         """Return the first of these tasks that came due in the period, each with whether the group
         may have it, and the ids that are left."""
@@ -312,10 +312,10 @@ def incomplete(gaps: int) -> str:
     return f"incomplete: the history has {count} in that time, so tasks may be left out"
 
 
-def wanted_of(bulk: Bulk, group: Group, bulk_id: str | None = None) -> Wanted:
+def wanted_of(bulk: Bulk, group: Group, bulk_id: str | None = None) -> ResetScope:
     """Return the conditions of the tasks in the plan of a reset."""
     from_ms = bulk.argument("from_ms")
-    return Wanted(
+    return ResetScope(
         bulk.topic,
         group.name,
         int(from_ms or 0),
@@ -328,7 +328,7 @@ def wanted_of(bulk: Bulk, group: Group, bulk_id: str | None = None) -> Wanted:
     )
 
 
-def place_of(kept: Kept) -> Place:
+def place_of(kept: PlannedTask) -> Place:
     """Return the position of a task in the bulk operation's row, which ascends with due times."""
     return kept.due_ms, f"{kept.id:020d}"
 
@@ -414,7 +414,7 @@ class Resetting:
         )
 
     def _find_group(self, bulk: Bulk) -> Group:
-        return found_group(self._parts.core, bulk.topic, str(bulk.argument("group")))
+        return find_group(self._parts.core, bulk.topic, str(bulk.argument("group")))
 
     def _check_room(self, bulk: Bulk) -> None:
         check_room(self._parts.core)

@@ -21,7 +21,7 @@ from tickwheel.errors import (
     LimitExceeded,
     NotFound,
 )
-from tickwheel.model.kinds import OF_SCHEDULE, OWN_PROPERTIES, Schedule
+from tickwheel.model.kinds import OWN_PROPERTIES, SCHEDULE_NAMES, Schedule
 from tickwheel.model.records import MOMENT_MS_MAX, TaskOptions, size_of
 from tickwheel.server import checks
 from tickwheel.server.shard.names import check_new_name
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from tickwheel.engine.timetables import Planned
     from tickwheel.model.kinds import ScheduleRow
     from tickwheel.model.records import TaskSnapshot
-    from tickwheel.server.shard.callers import Ask, Only
+    from tickwheel.server.shard.callers import Ask, TopicFilter
     from tickwheel.server.shard.new_tasks import NewTasks
     from tickwheel.server.shard.parts import Parts
     from tickwheel.server.shard.views import ValueBytes
@@ -74,7 +74,7 @@ class Scheduling:
 
         self._when_settled(ask, ask.request.name, put)
 
-    def _check_seen(self, request: NewSchedule, only: Only | None) -> None:
+    def _check_seen(self, request: NewSchedule, only: TopicFilter | None) -> None:
         """Raise Forbidden if the caller may not use the old or new topic of the schedule."""
         if only is None:
             return
@@ -94,7 +94,7 @@ class Scheduling:
                 f" the limit is {limit} (schedules_max)"
             )
         if name not in schedules:
-            check_new_name(self._core, OF_SCHEDULE, name)
+            check_new_name(self._core, SCHEDULE_NAMES, name)
         schedule = self._checked(ask.request, now_ms)
         check_stays(self._core, schedule.topic)
         table = self._timetable(schedule, now_ms)
@@ -314,7 +314,7 @@ class Scheduling:
 
     # --- shared --------------------------------------------------------------------------------
 
-    def _find(self, name: str, only: Only | None) -> Planned:
+    def _find(self, name: str, only: TopicFilter | None) -> Planned:
         planned = self._schedule_heap.known.get(name)
         if planned is None or (only is not None and not only(planned.row.schedule.topic)):
             raise NotFound(f"there is no schedule {name}")

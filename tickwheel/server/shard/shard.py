@@ -39,7 +39,7 @@ from tickwheel.server.shard.callers import Border, OnEvent
 from tickwheel.server.shard.committer import Committer
 from tickwheel.server.shard.enqueue import Coalescing
 from tickwheel.server.shard.following import Following
-from tickwheel.server.shard.groups import forget_topics, make_topic_room
+from tickwheel.server.shard.groups import forget_topics, reserve_topics
 from tickwheel.server.shard.new_tasks import NewTasks
 from tickwheel.server.shard.overview import Stories
 from tickwheel.server.shard.parts import Listings
@@ -165,8 +165,8 @@ class Shard:
         self.stories = Stories(self.settings.history_dir)
         self.backup_folder = backup_folder
         self.restores = Restores(self, backup_folder)
-        make_room = partial(make_topic_room, self)
-        self.new_tasks = NewTasks(self.core, self.limits, make_room, self.settings.delay_levels_ms)
+        reserve = partial(reserve_topics, self)
+        self.new_tasks = NewTasks(self.core, self.limits, reserve, self.settings.delay_levels_ms)
         self.coalescing = Coalescing(self)
         self.upkeep = Upkeep(self, backup_folder)
         self.bulks = Runner(self)
@@ -625,7 +625,7 @@ class Recovering:
             tasks, unread = await self._store.read_some(ids, RUNS_BYTES)
             read_ids = ids[: len(ids) - len(unread)]
             snapshots = {task_id: _snapshot(task) for task_id, task in tasks.items()}
-            self._engine.schedules.found(read_ids, snapshots)
+            self._engine.schedules.unwatch_ended(read_ids, snapshots)
 
     def log_summary(self, log: Log, store: str, elapsed_s: float) -> None:
         """Log the result of ``begin``: recovered state, missing rows and paused schedules."""

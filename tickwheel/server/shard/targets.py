@@ -34,7 +34,7 @@ from tickwheel.errors import (
 from tickwheel.model.kinds import TargetRow
 from tickwheel.server import checks
 from tickwheel.server.shard.callers import OUTBOUND, Caller
-from tickwheel.server.shard.groups import begin_group, find_room, found_group, targets_changed
+from tickwheel.server.shard.groups import begin_group, find_group, find_room, targets_changed
 from tickwheel.webhooks import NEEDS_EXTRA, PRIVATE, Callback, ForbiddenAddress, Guard, read_token
 
 if TYPE_CHECKING:
@@ -243,7 +243,7 @@ class Targeting:
         return {} if sender is None else sender.state(row.topic, row.group)
 
     def _row(self, topic: str, group: str) -> TargetRow:
-        found_group(self._core, topic, group)
+        find_group(self._core, topic, group)
         row = self._core.targets.get((topic, group))
         if row is None:
             raise NotFound(f"group {group} of topic {topic} has no target")

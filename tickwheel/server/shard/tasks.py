@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from tickwheel.engine.tasks import Done
     from tickwheel.history.read import Answer as Story
     from tickwheel.model.records import TaskSnapshot
-    from tickwheel.server.shard.callers import Ask, Only
+    from tickwheel.server.shard.callers import Ask, TopicFilter
     from tickwheel.server.shard.parts import Listings, Parts
 
 UNKNOWN = "unknown"
@@ -196,7 +196,7 @@ class Controlling:
         parts.commands.put(caller, ask.refuse, to_read, act, done, is_wanted, bodies=True)
 
     def _described(
-        self, task_id: int, task: TaskSnapshot | None, only: Only | None
+        self, task_id: int, task: TaskSnapshot | None, only: TopicFilter | None
     ) -> dict[str, Any]:
         if not _is_seen(task, only):
             return {"id": task_id, "state": UNKNOWN}
@@ -284,7 +284,7 @@ class Explaining:
         to_read = chosen.ids if chosen.topic_and_key is None else find
         parts.commands.put(ask.caller, ask.refuse, to_read, act, done, lambda: ask.caller.is_open)
 
-    def _around(self, only: Only | None) -> Around:
+    def _around(self, only: TopicFilter | None) -> Around:
         clock = self._parts.clock
         now = clock.read()
         around = Around(now.now_ms, now.mono_ms, only or _any_topic)
@@ -324,7 +324,7 @@ class Explaining:
         task_id: int,
         topic: str | None,
         reason: Reason,
-        only: Only | None,
+        only: TopicFilter | None,
     ) -> dict[str, Any]:
         """Return the explanation, completed from the history."""
         events, _ = await look_up()
@@ -448,7 +448,7 @@ def _outcome(task_id: int, word: str, due_ms: int | None) -> tuple[Any, ...]:
     return (task_id, word) if due_ms is None else (task_id, word, due_ms)
 
 
-def _is_seen(task: TaskSnapshot | None, only: Only | None) -> bool:
+def _is_seen(task: TaskSnapshot | None, only: TopicFilter | None) -> bool:
     """Return whether the caller may see the task."""
     return only is None or (task is not None and only(task.row.topic))
 
@@ -604,10 +604,10 @@ class _Wanted:
     """The page begins after this id, or below it if the newest come first."""
     end_id: int
     """Tasks with this id or a higher one were enqueued too late."""
-    only: Only | None
+    only: TopicFilter | None
 
     @classmethod
-    def of(cls, request: TasksPage, only: Only | None = None) -> _Wanted:
+    def of(cls, request: TasksPage, only: TopicFilter | None = None) -> _Wanted:
         """Return the conditions of a request. Raise BadRequest."""
         if request.key == "":
             raise BadRequest("key must be a string of 1 to 255 characters, not ''")

@@ -35,9 +35,9 @@ from tickwheel.errors import (
     UnknownTransaction,
 )
 from tickwheel.model.kinds import (
-    OF_TRANSACTION,
     PART_MAX,
     TRANSACTION,
+    TRANSACTION_NAMES,
     Half,
     Halves,
     Reach,
@@ -49,7 +49,7 @@ from tickwheel.model.values import INTEGER_MAX
 from tickwheel.persistence.codec import encode_record
 from tickwheel.server import checks
 from tickwheel.server.shard.callers import Caller, check_share
-from tickwheel.server.shard.groups import make_topic_room
+from tickwheel.server.shard.groups import reserve_topics
 from tickwheel.server.shard.names import check_new_name
 from tickwheel.server.shard.new_tasks import check_stays
 from tickwheel.server.shard.parts import when_free
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from tickwheel.clock import Now
     from tickwheel.engine.transaction_registry import Transaction
     from tickwheel.model.records import NewTask
-    from tickwheel.server.shard.callers import Ask, Only, Principal
+    from tickwheel.server.shard.callers import Ask, Principal, TopicFilter
     from tickwheel.server.shard.new_tasks import NewTasks
     from tickwheel.server.shard.parts import Listings, Parts
     from tickwheel.server.shard.views import ValueBytes
@@ -130,7 +130,7 @@ class Transacting:
             if existing is not None:
                 self._check_open(existing, members, caller)
             else:
-                check_new_name(self._core, OF_TRANSACTION, name, claim)
+                check_new_name(self._core, TRANSACTION_NAMES, name, claim)
             halves: tuple[Half, ...] = ()
             if existing is not None and (former := existing.parts.get(number)) is not None:
                 self._check_same(former, tasks, from_commit=counted_from == "commit")
@@ -265,7 +265,7 @@ class Transacting:
         """Check the topics of a prepared transaction, and create those that no longer exist."""
         for topic in row.topics:
             check_stays(self._core, topic)
-        make_topic_room(self._parts, row.topics)
+        reserve_topics(self._parts, row.topics)
         for topic in row.topics:
             self._core.topic(topic)
 
@@ -300,7 +300,7 @@ class Transacting:
         groups: object,
         sink: CheckSink,
         *,
-        only: Only | None = None,
+        only: TopicFilter | None = None,
     ) -> None:
         """Send the caller check-backs for these producer groups, and no longer for others.
 
@@ -362,7 +362,7 @@ class Transacting:
 
     # --- shared ----------------------------------------------------------------------------------
 
-    def _find(self, name: str, only: Only | None) -> Transaction:
+    def _find(self, name: str, only: TopicFilter | None) -> Transaction:
         entry = self._registry.known.get(name)
         if entry is None or not _is_seen(entry.row, only):
             raise _unknown(name)
@@ -413,7 +413,7 @@ def _half_map(half: Half) -> dict[str, Any]:
     }
 
 
-def _is_seen(row: TransactionRow, only: Only | None) -> bool:
+def _is_seen(row: TransactionRow, only: TopicFilter | None) -> bool:
     return only is None or all(map(only, row.topics))
 
 
@@ -423,7 +423,7 @@ class _Wanted(NamedTuple):
     state: TransactionState | None
     """The listed state; None lists undecided transactions."""
     group: str | None
-    only: Only | None
+    only: TopicFilter | None
 
     def fits(self, row: TransactionRow) -> bool:
         """Return whether a transaction with this state is listed."""
@@ -473,7 +473,7 @@ class _Members:
 
     __slots__ = ("only", "sinks")
 
-    def __init__(self, only: Only | None) -> None:
+    def __init__(self, only: TopicFilter | None) -> None:
         self.only = only
         self.sinks: dict[Caller, CheckSink] = {}
         """Members by caller; the most recently asked caller is last."""
@@ -501,7 +501,7 @@ class CheckBacks:
         self._waiting: dict[tuple[Caller, str], list[TransactionRow]] = {}
 
     def register(
-        self, caller: Caller, groups: Sequence[str], sink: CheckSink, only: Only | None
+        self, caller: Caller, groups: Sequence[str], sink: CheckSink, only: TopicFilter | None
     ) -> None:
         """Register the caller as a member of only these producer groups."""
         self.closed(caller)

@@ -67,7 +67,7 @@ from tickwheel.clock import Now
 from tickwheel.engine.topics import DeliverySink
 from tickwheel.errors import TickwheelError
 from tickwheel.model.records import NewTask
-from tickwheel.server.shard.callers import Ask, Caller, Only
+from tickwheel.server.shard.callers import Ask, Caller, TopicFilter
 from tickwheel.server.shard.delivery import Tell
 from tickwheel.server.shard.enqueue import PlainTasks
 from tickwheel.server.shard.transactions import CheckSink
@@ -175,8 +175,8 @@ class Verbs(Protocol):
     rollback_transaction: Callable[[Ask[TransactionName]], None]
 
     def answer_checks(
-        self, caller: Caller, request: int, groups: object, sink: CheckSink, *, only: Only | None =
-        None,
+        self, caller: Caller, request: int, groups: object, sink: CheckSink, *,
+        only: TopicFilter | None = None,
     ) -> None: ...  # fmt: skip
 
     list_transactions: Callable[[Ask[TransactionsPage]], None]

@@ -25,7 +25,7 @@ from tickwheel.model.records import (
     TaskOptions,
     TaskSnapshot,
 )
-from tickwheel.server.shard.callers import Only
+from tickwheel.server.shard.callers import TopicFilter
 from tickwheel.server.shard.parts import Parts
 from tickwheel.version import __version__
 
@@ -55,7 +55,7 @@ def task_map(
         "slot": slot,
         "cycles": cycles,
         "groups": {
-            name: view._asdict() | {"failures": [told(failure) for failure in view.failures]}
+            name: view._asdict() | {"failures": [failure_map(failure) for failure in view.failures]}
             for name, view in groups.items()
         },
     }
@@ -88,7 +88,7 @@ def fitting(
     return task, size
 
 
-class ToldFailure(NamedTuple):
+class FailureView(NamedTuple):
     """A failure in the form of all answers."""
 
     attempt: int
@@ -99,10 +99,10 @@ class ToldFailure(NamedTuple):
     """The trace, or an empty string if it is not kept."""
 
 
-def told(failure: Failure) -> ToldFailure:
+def failure_map(failure: Failure) -> FailureView:
     attempt, at_ms, reason, subscriber = failure
     summary, _, trace = reason.partition("\n")
-    return ToldFailure(attempt, at_ms, summary, subscriber, trace)
+    return FailureView(attempt, at_ms, summary, subscriber, trace)
 
 
 def dead_map(row: DeadRow) -> dict[str, Any]:
@@ -115,7 +115,7 @@ def dead_map(row: DeadRow) -> dict[str, Any]:
         "reason": row.reason,
         "failed": row.failed,
         "deaths": row.deaths,
-        "failures": [told(failure) for failure in row.failures],
+        "failures": [failure_map(failure) for failure in row.failures],
     }
 
 
@@ -132,7 +132,7 @@ _OF_TOTALS = (
 
 
 def stats_map(
-    parts: Parts, now: Now, value_bytes: ValueBytes, only: Only | None = None
+    parts: Parts, now: Now, value_bytes: ValueBytes, only: TopicFilter | None = None
 ) -> dict[str, Any]:
     """Return the counts of ``tickwheel stats``; ``docs/protocol.md`` lists the fields.
 

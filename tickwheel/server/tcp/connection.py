@@ -50,7 +50,7 @@ from tickwheel.server.tcp.shared import FRAME_STEPS, PLAIN_RUN_MAX, PLAIN_RUN_MI
 if TYPE_CHECKING:
     from tickwheel.clock import Now
     from tickwheel.engine.sessions import StoredAnswer
-    from tickwheel.server.shard.operations import Conversing
+    from tickwheel.server.shard.operations import ShardInterface
     from tickwheel.server.shard.parts import Directory
     from tickwheel.server.tcp.shared import Handler, Shared, Table
 
@@ -745,7 +745,7 @@ def _elsewhere(settings: Settings, directory: Directory | None, shard: int | Non
     return urls[shard] if shard < len(urls) else ""
 
 
-def _route(operations: Conversing, principal: Principal) -> dict[str, Any]:
+def _route(operations: ShardInterface, principal: Principal) -> dict[str, Any]:
     """Return this daemon's shard and the addresses of all shards; empty if there is only one. The
     outbound process belongs to a single shard and does not get the addresses."""
     settings, directory = operations.settings, operations.directory

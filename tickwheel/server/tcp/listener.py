@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from tickwheel.protocol import Frame
     from tickwheel.server.logins import Logins
     from tickwheel.server.shard.callers import Principal
-    from tickwheel.server.shard.operations import Conversing, Operations, StandbyOperations
+    from tickwheel.server.shard.operations import Operations, ShardInterface, StandbyOperations
     from tickwheel.server.shard.verbs import Verbs
     from tickwheel.server.tcp.shared import Peer
 
@@ -67,7 +67,7 @@ class _Once:
     """An ENQUEUE_ONCE: a separate caller, whose session belongs to the idempotency key, and the
     sink of its answers, which have the number of the frame."""
 
-    def __init__(self, operations: Conversing, peer: Caller, request: int) -> None:
+    def __init__(self, operations: ShardInterface, peer: Caller, request: int) -> None:
         self._operations, self._replies, self._request = operations, peer.replies, request
         self.caller = Caller(self, principal=peer.principal, address=peer.address)
         self.caller.name, self.caller.quota = peer.name, peer.quota
@@ -101,7 +101,7 @@ class _Once:
 class ProducerFrames:
     """Handlers of producers' frames."""
 
-    def __init__(self, operations: Conversing, verbs: Verbs) -> None:
+    def __init__(self, operations: ShardInterface, verbs: Verbs) -> None:
         self._operations, self._verbs = operations, verbs
         self._plain = verbs.plain_tasks
 
@@ -552,7 +552,7 @@ class Listener:
 # --- tables of handlers --------------------------------------------------------------------------
 
 
-def command_table(operations: Conversing, verbs: Verbs) -> Table:
+def command_table(operations: ShardInterface, verbs: Verbs) -> Table:
     """Return the handlers of an active daemon for a principal with these verbs."""
     produce, consume = ProducerFrames(operations, verbs), ConsumerFrames(verbs)
     settle, transactions = SettlementFrames(verbs), TransactionFrames(verbs)
@@ -640,7 +640,7 @@ def declared(limits: Limits, verbs: Verbs, candidates: Iterable[Verb]) -> dict[i
 
 
 def _handler(limits: Limits, verbs: Verbs, verb: Verb) -> Handler:
-    request, operation = verb.asked, getattr(verbs, verb.name)
+    request, operation = verb.request_type, getattr(verbs, verb.name)
 
     def handle(peer: Peer, frame: Frame, now: Now) -> None:
         number = shared.request_number(frame[1] if len(frame) > 1 else None)
@@ -656,9 +656,9 @@ def _handler(limits: Limits, verbs: Verbs, verb: Verb) -> Handler:
 
 def _by_word(limits: Limits, verbs: Verbs, words: Mapping[str, Verb]) -> Handler:
     """Return the handler of a frame that several verbs share. Its second field selects the verb."""
-    count = 2 + any(verb.asked.options() for verb in words.values())
+    count = 2 + any(verb.request_type.options() for verb in words.values())
     names = ("name", "verb", "options")[:count]
-    handlers = {word: (v.asked, _handler(limits, verbs, v)) for word, v in words.items()}
+    handlers = {word: (v.request_type, _handler(limits, verbs, v)) for word, v in words.items()}
 
     def handle(peer: Peer, frame: Frame, now: Now) -> None:
         shared.arity(frame, count, ", ".join(names))

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tickwheel.protocol import Frame
     from tickwheel.server.logins import Logins
     from tickwheel.server.shard.callers import Caller, Principal
-    from tickwheel.server.shard.operations import Conversing
+    from tickwheel.server.shard.operations import ShardInterface
 
 FRAME_STEPS = 16
 """Steps of a frame that is handled individually; a plain ENQUEUE in a run takes 1 step."""
@@ -125,7 +125,7 @@ class Shared(Generic[M]):
     """State shared by all connections of one role of the daemon."""
 
     def __init__(
-        self, operations: Conversing, table_of: Callable[[Principal], Table], logins: Logins
+        self, operations: ShardInterface, table_of: Callable[[Principal], Table], logins: Logins
     ) -> None:
         """``table_of`` returns the handlers for the rights of a principal."""
         self.operations = operations
