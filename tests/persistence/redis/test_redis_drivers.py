@@ -138,7 +138,7 @@ async def test_an_unexpected_answer_ends_the_connection() -> None:
         talking[0].write(b"+AND MORE\r\n")
         async with asyncio.timeout(20):
             await talking[0].wait_closed()
-        with pytest.raises(NoReply, match="nobody had asked for: b'AND MORE'"):
+        with pytest.raises(NoReply, match="without a request: b'AND MORE'"):
             await wire.call("PING")
         await wire.close()
 
