@@ -1,4 +1,4 @@
-"""What the delivery history costs: appending to the spool, and the process that makes the files.
+"""Cost of the delivery history: appends to the spool, and the process that writes the files.
 
     python -m benchmarks.history_writer [--events 3000000] [--batch 500]
 
@@ -31,7 +31,7 @@ CONSUMER = "billing-1@10.0.0.3:50124"
 
 
 def fill(folder: Path, batches: int, batch: int, now_ms: int) -> tuple[float, int]:
-    """Seconds that appending took, and the spool's bytes."""
+    """Return the seconds of all appends, and the spool's bytes."""
     spool = Spool(state_folder(folder, NODE, 0), 1, bytes_max=1 << 40)
     spent_s = 0.0
     ones = [1] * batch

@@ -29,12 +29,11 @@ from typing import Any
 
 TOPIC, GROUP = "bench", "bench"
 CLIENTS = ("off", "api", "some", "all")
-"""How the client is traced: not at all; without an SDK; with one that samples 1 %; that samples
-all."""
+"""Tracing of the client: none, without an SDK, with an SDK that samples 1 %, or all."""
 DAEMONS = ("off", "0.01", "1")
-"""The daemon's ``trace_sample``, for tasks that all have a sampled ``trace``; off: no endpoint."""
+"""The daemon's ``trace_sample``. All tasks have a sampled ``trace``; off means no endpoint."""
 PIECE = 1_000
-"""Enqueues between two waits for all of them."""
+"""Enqueues between two waits for their answers."""
 
 
 # --- the program that is measured ----------------------------------------------------------------
@@ -67,7 +66,7 @@ def traceparent() -> str:
 
 
 async def program(port: int, way: str, tasks: int) -> dict[str, float]:
-    """Processor time a task of this process, in microseconds."""
+    """Return the CPU time of this process per task in microseconds."""
     from tickwheel import Client, Worker
 
     async with Client(f"tcp://127.0.0.1:{port}", send_timeout=60) as client:
@@ -107,7 +106,7 @@ async def program(port: int, way: str, tasks: int) -> dict[str, float]:
 
 
 class Swallow(BaseHTTPRequestHandler):
-    """An endpoint that takes everything."""
+    """An endpoint that accepts everything."""
 
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["content-length"]))
@@ -116,11 +115,11 @@ class Swallow(BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, *about: Any) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 def one(folder: Path, tree: Path, client: str, settings: list[str], tasks: int) -> dict[str, float]:
-    """The figures of one daemon and one program, both of ``tree``."""
+    """Return the figures of a daemon and a program, both from ``tree``."""
     from benchmarks.servers import Tickwheel
 
     there = f'cd "{tree}" && exec "{sys.executable}" -m tickwheel "$@"'
