@@ -211,9 +211,9 @@ def store(folder: Path, count: int) -> Price:
 
 @contextlib.contextmanager
 def redis_server(folder: Path) -> Iterator[Redis]:
-    found = find_redis()
-    assert found is not None, "main has looked"
-    with Redis(folder / "redis", found[0]) as server:
+    redis = find_redis()
+    assert redis is not None, "main has looked"
+    with Redis(folder / "redis", redis[0]) as server:
         yield server
 
 
@@ -387,14 +387,14 @@ PARTS = {"sqlite": SQLITE, "redis": REDIS}
 
 def measured(parts: dict[str, Part], count: int, rounds: int, folder: Path) -> dict[str, Price]:
     """Measure all parts in turn, repeatedly. Return the medians of each."""
-    found: dict[str, list[Price]] = {name: [] for name in parts}
+    by_part: dict[str, list[Price]] = {name: [] for name in parts}
     for _ in range(rounds):
         for name, part in parts.items():
             with tempfile.TemporaryDirectory(dir=folder) as fresh:
-                found[name].append(part(Path(fresh), count))
+                by_part[name].append(part(Path(fresh), count))
     return {
         name: Price(*(statistics.median(column) for column in zip(*prices, strict=True)))
-        for name, prices in found.items()
+        for name, prices in by_part.items()
     }
 
 

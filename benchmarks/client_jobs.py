@@ -398,8 +398,8 @@ def client_forward(
         yield
         figures = timed(runner, forward(forwarder), count)
         assert len(late_ms) == count, f"{count - len(late_ms)} of {count} were not forwarded"
-        found = {"late_ms": percentiles(late_ms), "early": early, "repeated": repeated}
-        return {**figures, **found, "batch": count / max(1, forwarder.batches)}
+        lateness = {"late_ms": percentiles(late_ms), "early": early, "repeated": repeated}
+        return {**figures, **lateness, "batch": count / max(1, forwarder.batches)}
 
 
 def client_transactions(

@@ -26,10 +26,10 @@ def file_system(folder: Path) -> str:
     wanted = folder.resolve()
     best, kind = Path("/"), "?"
     for line in Path("/proc/mounts").read_text().splitlines():
-        _, mount, found = line.split()[:3]
+        _, mount, fs_type = line.split()[:3]
         point = Path(mount.replace("\\040", " "))
         if (point == wanted or point in wanted.parents) and len(str(point)) >= len(str(best)):
-            best, kind = point, found
+            best, kind = point, fs_type
     return kind
 
 

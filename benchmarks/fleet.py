@@ -106,8 +106,8 @@ class Fleet:
             return self._figures(memory, waves)
 
     async def _memory(self) -> int:
-        found = await asyncio.to_thread(self._daemon.quiet_memory_bytes, QUIET_S)
-        return found["VmRSS"]
+        memory = await asyncio.to_thread(self._daemon.quiet_memory_bytes, QUIET_S)
+        return memory["VmRSS"]
 
     async def _subscribe(self, clients: list[Client]) -> None:
         """Subscribe the members of each group on different connections."""
@@ -160,7 +160,7 @@ class Fleet:
         options, count = self._options, len(self.members)
         fair = options.tasks / options.topics * options.waves / self._per_group
         delivered = sorted(member.delivered for member in self.members)
-        starved = sum(found < fair * STARVED_BELOW for found in delivered)
+        starved = sum(tasks < fair * STARVED_BELOW for tasks in delivered)
         # Up to the middle the daemon fills its memory of tasks that ended (endings_max).
         middle, last = (
             memory[f"after_wave_{number}_bytes"]
@@ -185,19 +185,21 @@ def spread(values: Sequence[float]) -> dict[str, float]:
     """Return the smallest, middle and largest of sorted values."""
     if not values:
         return {}
-    found = {"min": values[0], "median": statistics.median(values), "max": values[-1]}
-    return {name: round(value, 1) for name, value in found.items()}
+    summary = {"min": values[0], "median": statistics.median(values), "max": values[-1]}
+    return {name: round(value, 1) for name, value in summary.items()}
 
 
 def failures(figures: dict[str, Any]) -> list[str]:
     """Return the violations of the bounds."""
-    found = []
+    violations = []
     if figures["starved"]:
-        found.append(f"{figures['starved']} of {figures['subscribers']} subscribers are starved")
+        violations.append(
+            f"{figures['starved']} of {figures['subscribers']} subscribers are starved"
+        )
     if figures["memory_grew"]:
-        found.append("memory grew in the second half of the waves")
+        violations.append("memory grew in the second half of the waves")
     counts = {name: sum(wave[name] for wave in figures["waves"]) for name in ("early", "refused")}
-    return found + [f"{count} {name}" for name, count in counts.items() if count]
+    return violations + [f"{count} {name}" for name, count in counts.items() if count]
 
 
 def measure(options: argparse.Namespace, per_group: int, folder: Path) -> dict[str, Any]:

@@ -89,7 +89,7 @@ def main() -> None:
         lines = sum(len(line) for line in segments.raw_lines(sealed[0].path, Tally()))
         count = sum(1 for _ in segments.raw_lines(sealed[0].path, Tally()))
     cpu_s = used.ru_utime + used.ru_stime
-    found = {
+    figures = {
         "events": events,
         "batch": arguments.batch,
         "append_ns_per_event": round(append_s / events * 1e9),
@@ -102,7 +102,7 @@ def main() -> None:
         "line_bytes": round(lines / count, 1),
         "sealed_bytes_per_event": round(sealed_bytes / events, 1),
     }
-    print(json.dumps(found, indent=2))
+    print(json.dumps(figures, indent=2))
 
 
 if __name__ == "__main__":

@@ -77,5 +77,5 @@ def _check(streams: list[Stream], count: int) -> None:
     said = [b"".join(stream.replies) for stream in streams]
     for stream in streams:
         stream.sock.close()
-    found = sum(data.count(b'{"id":"') for data in said)
-    assert found == count, f"{found} tasks were accepted, not {count}: {said[0][:500]!r}"
+    accepted = sum(data.count(b'{"id":"') for data in said)
+    assert accepted == count, f"{accepted} tasks were accepted, not {count}: {said[0][:500]!r}"

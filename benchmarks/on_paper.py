@@ -79,10 +79,10 @@ def measure(folder: Path, program: str) -> Costs:
         redis = Redis(folder / f"redis-{rate}", program)
         with TickwheelOnRedis(folder / f"at-{rate}", redis, query="?mirror=no") as daemon:
             before, redis_s = daemon.stats()["batches"], redis.cpu_s()
-            found = lateness_at(context, daemon, rate, DELAY_MS)
+            sample = lateness_at(context, daemon, rate, DELAY_MS)
             batches = daemon.stats()["batches"] - before
             redis_s = redis.cpu_s() - redis_s
-        server_s, count = found["server_cpu_s"], found["count"]
+        server_s, count = sample["server_cpu_s"], sample["count"]
         rows.append((batches, count, server_s * 1e6, redis_s * 1e6))
         print(
             f"{rate:,} a second: {batches / count:.3f} batches a task,"

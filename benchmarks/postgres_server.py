@@ -103,8 +103,8 @@ def find_postgres() -> tuple[str, str] | None:
     places = sorted(_PLACES.glob("*/bin"), key=lambda place: float(place.parent.name), reverse=True)
     for place in [*places, *([Path(on_path).resolve().parent] if on_path else [])]:
         if all((place / name).exists() for name in ("initdb", "postgres", "pg_isready")):
-            found = subprocess.run(
+            words = subprocess.run(
                 [place / "postgres", "--version"], capture_output=True, text=True, check=False
             ).stdout.split()
-            return str(place), f"PostgreSQL {found[2] if len(found) > 2 else '?'}, asyncpg {driver}"
+            return str(place), f"PostgreSQL {words[2] if len(words) > 2 else '?'}, asyncpg {driver}"
     return None

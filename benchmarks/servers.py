@@ -113,8 +113,8 @@ class Server:
     def memory_bytes(self) -> dict[str, int]:
         """Return the resident memory: ``VmRSS`` and its parts."""
         status = Path(f"/proc/{self.pid}/status").read_text()
-        found = re.findall(r"^(VmRSS|RssAnon|RssFile|RssShmem):\s+(\d+) kB", status, re.MULTILINE)
-        return {name: int(kib) * 1024 for name, kib in found}
+        matches = re.findall(r"^(VmRSS|RssAnon|RssFile|RssShmem):\s+(\d+) kB", status, re.MULTILINE)
+        return {name: int(kib) * 1024 for name, kib in matches}
 
     def quiet_memory_bytes(self, quiet_s: float, patience_s: float = 60.0) -> dict[str, int]:
         """Return the memory after commits and checkpoints: unchanged for ``quiet_s``, with almost
@@ -292,8 +292,8 @@ class Beanstalkd(Plain):
         with connect(self.port) as sock:
             while True:
                 sock.sendall(b"stats-tube default\r\n")
-                found = re.search(rb"current-jobs-ready: (\d+)", sock.recv(1 << 16))
-                if found is not None and int(found[1]) >= count:
+                ready = re.search(rb"current-jobs-ready: (\d+)", sock.recv(1 << 16))
+                if ready is not None and int(ready[1]) >= count:
                     return
                 if time.monotonic() > deadline_s:
                     raise ServerFailed(f"{count} jobs are not ready within {timeout_s:.0f} s")

@@ -129,9 +129,9 @@ def one(folder: Path, tree: Path, client: str, settings: list[str], tasks: int) 
         command += ["--tasks", str(tasks)]
         env = os.environ | {"PYTHONPATH": str(tree)}
         done = subprocess.run(command, env=env, stdout=subprocess.PIPE, text=True, check=True)
-        found: dict[str, float] = json.loads(done.stdout)
-        found["daemon_us"] = (daemon.cpu_s() - before_s) / tasks * 1e6
-    return found
+        figures: dict[str, float] = json.loads(done.stdout)
+        figures["daemon_us"] = (daemon.cpu_s() - before_s) / tasks * 1e6
+    return figures
 
 
 def measure(options: argparse.Namespace, folder: Path, url: str) -> dict[str, dict[str, float]]:
@@ -154,8 +154,8 @@ def measure(options: argparse.Namespace, folder: Path, url: str) -> dict[str, di
             rounds[name].append(one(place, tree, client, settings, options.tasks))
             shutil.rmtree(place, ignore_errors=True)
     return {
-        name: {key: statistics.median(one[key] for one in found) for key in found[0]}
-        for name, found in rounds.items()
+        name: {key: statistics.median(run[key] for run in runs) for key in runs[0]}
+        for name, runs in rounds.items()
     }
 
 
@@ -178,12 +178,12 @@ def main() -> int:
     server = ThreadingHTTPServer(("127.0.0.1", 0), Swallow)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
-        found = measure(options, folder, f"http://127.0.0.1:{server.server_address[1]}")
+        medians = measure(options, folder, f"http://127.0.0.1:{server.server_address[1]}")
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         server.shutdown()
     print(f"{options.tasks:,} tasks, {options.rounds} rounds; processor time a task, in µs")
-    for name, figures in found.items():
+    for name, figures in medians.items():
         shown = "  ".join(
             f"{key.removesuffix('_us')} {value:6.1f}" for key, value in figures.items()
         )

@@ -640,7 +640,7 @@ def test_a_check_refuses_superseded_databases(tmp_path: Path, rounds: int) -> No
 
     def named() -> str:
         """The database that a check of the folder names."""
-        with pytest.raises(StoreUnusable, match="the folder of several shards") as refused:
+        with pytest.raises(StoreUnusable, match="a folder of several shards") as refused:
             audit.check(url)
         return str(refused.value).rpartition(" ")[2]
 

@@ -99,7 +99,7 @@ class GeneratedVerbs(Verbs):
         self, ids: Iterable[int], *, timeout: Duration | None = None
     ) -> list[CancelWord]:
         """``cancel`` of each, in order."""
-        return [one.status for one in await self._each("cancel", ids, timeout, {})]
+        return [task.status for task in await self._each("cancel", ids, timeout, {})]
 
     @overload
     async def reschedule(

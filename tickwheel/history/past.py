@@ -309,17 +309,17 @@ class _Fold:
 
     def _says(self, event: Event) -> int:
         kind, group = event["event"], event.get("group")
-        found = Stand.ENDED if event.get("ended") else Stand(0)
+        stand = Stand.ENDED if event.get("ended") else Stand(0)
         if kind in ("cancelled", "expired", "deleted") and group is None:
-            return found | Stand.GONE
+            return stand | Stand.GONE
         if group is not None:
-            found |= Stand.TOUCHED
+            stand |= Stand.TOUCHED
         if group == self._wanted.group:
             if kind in ("expired", "cancelled"):
-                found |= Stand.GONE
+                stand |= Stand.GONE
             elif kind in ("acked", "deleted", "filtered"):
-                found |= Stand.DONE
-        return found
+                stand |= Stand.DONE
+        return stand
 
     def _takes(self, event: Event) -> int:
         """Return the bits that the event clears: a group is owed a requeued dead letter again."""
@@ -360,8 +360,8 @@ class _Fold:
     def _state(self, one: int) -> list[int] | None:
         state = self._cached.get(one)
         if state is None and one <= self._highest:
-            found = self._plan.known((one,)).get(one)
-            state = None if found is None else self._put(one, *found)
+            stored = self._plan.known((one,)).get(one)
+            state = None if stored is None else self._put(one, *stored)
         return state
 
     def _put(self, one: int, due_ms: int, stand: int, place: int) -> list[int]:

@@ -101,11 +101,11 @@ def replace_file(path: Path, text: str) -> None:
 
 
 def parse_segment(name: str) -> SegmentName | None:
-    found = _SEGMENT.fullmatch(name)
-    if found is None or name[0] in "._":
+    match = _SEGMENT.fullmatch(name)
+    if match is None or name[0] in "._":
         return None
-    shard, epoch, number = map(int, found.group(2, 3, 4))
-    return SegmentName(found["node"], shard, epoch, number, found["gz"] is not None)
+    shard, epoch, number = map(int, match.group(2, 3, 4))
+    return SegmentName(match["node"], shard, epoch, number, match["gz"] is not None)
 
 
 def hour_of(time_ms: int) -> int:
