@@ -306,13 +306,13 @@ def test_a_groups_ordering_and_fairness_are_changed(
     expect(facts).to_contain_text(said, use_inner_text=True)
     expect(facts).to_contain_text("Fair shares\nby tenant, 5 in flight each", use_inner_text=True)
     console.row("g").get_by_role("button", name="Set …").click()
-    page.get_by_label("A failed task of an order key").fill("5")
+    page.get_by_label("Retry delay of a task with an order key").fill("5")
     page.get_by_label("After its last attempt, such a task").select_option("dead")
     page.get_by_label("Fair shares by").fill("")  # and with it goes what is for each
     dialog = page.locator("dialog")
     dialog.get_by_role("button", name="Set", exact=True).click()
     expect(dialog.get_by_role("alert")).to_contain_text("order_retry_ms")
-    page.get_by_label("A failed task of an order key").fill("2500")
+    page.get_by_label("Retry delay of a task with an order key").fill("2500")
     console.confirm("Set")
     expect(facts).to_contain_text("retried after 2.5 s, dead after 3 attempts")
     expect(facts).not_to_contain_text("Fair shares")
@@ -396,7 +396,7 @@ def test_a_group_is_reset_to_a_moment(console_on: Open, tmp_path: Any, topic: st
         page = console.open(f"groups?topic={topic}&group=g")
         page.get_by_role("button", name="Reset …").click()
         page.get_by_label("Since").select_option("first")
-        expect(page.locator("dialog")).to_contain_text("Other groups notice nothing")
+        expect(page.locator("dialog")).to_contain_text("Other groups are not affected")
         page.get_by_role("button", name="Count").click()
         page.get_by_role("heading", name=re.compile("^Redeliver 3 tasks")).wait_for()
         said = console.confirm("Redeliver")
@@ -685,7 +685,7 @@ def test_dead_letters_among_selected_tasks_are_not_run(
     dead_letters(shop, topic, 1)
     enqueue(shop, topic, delay_ms=HOUR_MS)
     page = console.open(f"tasks?topic={topic}")
-    page.get_by_label("Choose all rows").check()
+    page.get_by_label("Choose all loaded rows").check()
     page.get_by_role("button", name="Run now …").click()
     assert "One of them is a dead letter and is not run" in console.confirm("Run now")
     console.says("1 scheduled")
@@ -706,7 +706,7 @@ def test_bytes_are_shown_as_bytes(console: Console, shop: Daemon, topic: str) ->
 
 PACKED = [
     ("json,zlib", zlib.compress(b'{"order": 42}'), '"order": 42', "13 bytes, decoded from "),
-    ("zlib", zlib.compress(bytes(2 << 20)), "000000  78 ", "compressed by zlib, more than 1 MiB"),
+    ("zlib", zlib.compress(bytes(2 << 20)), "000000  78 ", "compressed by zlib, larger than 1 MiB"),
     ("zlib", zlib.compress(b"order")[:-1] + b"x", "000000  78 ", "compressed by zlib, and damaged"),
     ("json,zlib,aesgcm;key=2026-11", b"\xff" * 40, "ff ff", "40 bytes, encrypted with key 2026-11"),
     ("zstd", b"\xff" * 40, "ff ff", "40 bytes, compressed by zstd"),
@@ -980,7 +980,7 @@ def test_a_schedule_is_made_with_its_next_times(console: Console, shop: Daemon, 
     dialog.locator("summary").first.click()
     page.get_by_label("If the last run is unfinished, the next one").select_option("queue_one")
     page.get_by_label("Of missed runs").select_option("all")
-    page.get_by_label("Maximum age of missed runs").fill("2h")
+    page.get_by_label("Maximum age for catching up").fill("2h")
     page.get_by_label("A time that the clock skips").select_option("skip")
     page.get_by_label("A time that occurs twice").select_option("both")
     dialog.locator("summary").last.click()

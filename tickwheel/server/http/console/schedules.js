@@ -161,7 +161,7 @@ function timingFields(one) {
 
 function ruleFields(one) {
   const boxes = { overlap: choice(OVERLAPS, one.overlap), catch_up: choice(CATCH_UPS, one.catch_up), gap: choice(GAPS, one.gap), fold: choice(FOLDS, one.fold) };
-  const window = spanField("Maximum age of missed runs", one.catch_up_ms);
+  const window = spanField("Maximum age for catching up", one.catch_up_ms);
   return {
     fields: [
       field("If the last run is unfinished, the next one", boxes.overlap), field("Of missed runs", boxes.catch_up), window.element,
