@@ -106,7 +106,7 @@ def test_a_shard_is_moved_and_released(console_on: Open, settled: Nodes) -> None
     shown.get_by_role("button", name=f"Move shard {THERE}").click()
     page.locator("dialog select").select_option("")
     console.confirm("Move")
-    console.says(f"Shard {THERE} may be on any node")
+    console.says(f"Shard {THERE} can be on any node")
     expect(shown.locator(".tag")).to_have_count(0)
     expect(shown.locator("td.name").first).to_have_text(OTHER)
     row(page, SHARDS, HERE).get_by_role("button").click()
