@@ -329,9 +329,7 @@ def slow(closed: DataFrame, kept: int = SLOW_KEPT) -> DataFrame:
     )
 
 
-def waits(
-    journeys: DataFrame, horizon_ms: int | None = None, span_ms: int = QUARTER_MS
-) -> DataFrame:
+def waits(rows: DataFrame, horizon_ms: int | None = None, span_ms: int = QUARTER_MS) -> DataFrame:
     """Count the begins and ends of waits by quarter; backlogs are running sums of these.
 
     ``scheduled``: a task from its enqueue until it is due or cancelled. ``due``: a task in a group
@@ -371,7 +369,7 @@ def waits(
     group = F.when(c("kind") == "due", F.coalesce("group", F.lit(""))).otherwise("")
     kind = F.when(c("kind") == UNTAKEN, "due").otherwise(c("kind"))
     return (
-        journeys.select("topic", "group", F.explode(changes).alias("change"))
+        rows.select("topic", "group", F.explode(changes).alias("change"))
         .select("topic", "group", "change.*")
         .filter("quarter_ms is not null")
         .groupBy("quarter_ms", "topic", group.alias("group"), kind.alias("kind"))
