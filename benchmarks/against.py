@@ -1,4 +1,4 @@
-"""Two builds of the daemon in turn, so that a slow minute of the machine hits both.
+"""Compare two builds of the daemon in turn, so that a slow minute of the machine affects both.
 
 ``python -m benchmarks.against COMMAND [--only CASE …] [--rounds N] [--store redis]`` runs each case
 with the daemon that COMMAND starts and with this tree's, and prints the medians of every figure
@@ -34,7 +34,7 @@ Figures = dict[str, list[float]]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0, or 2 for bad usage."""
+    """Run the comparison. Return 0, or 2 for wrong usage."""
     options = _parser().parse_args(arguments)
     cases = CASES[options.store]
     unknown = [name for name in options.only if name not in cases]
@@ -82,7 +82,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _show(old: Figures, new: Figures) -> None:
-    """One line a metric that both have: medians, their spread, and new / old."""
+    """Print a line per common metric: medians, their spread, and new / old."""
     for metric in sorted(old.keys() & new.keys()):
         middle = [statistics.median(side[metric]) for side in (old, new)]
         ratio = f"{middle[1] / middle[0]:.3f}" if middle[0] else "-"

@@ -1,4 +1,4 @@
-"""What a batch of one task costs, part by part, on the machine at hand.
+"""Cost of a batch of one task, part by part, on this machine.
 
     python -m benchmarks.batch_floor [--store redis] [--count 2000] [--rounds 3] [--dir FOLDER]
 
@@ -60,12 +60,12 @@ class Price(NamedTuple):
 
 
 Part = Callable[[Path, int], Price]
-"""Measures itself in a fresh folder, the given number of times."""
+"""Measures its part in a fresh folder, the given number of times."""
 
 
 def lone_batch(number: int) -> Effects:
-    """The batch of one enqueue of a producer with a session, which has seen the answer to the one
-    before."""
+    """Return the batch of an enqueue by a producer with a session, which has the previous
+    answer."""
     row = TaskRow(number * ID_STEP, number + 3_600_000, "bench", BODY)
     answer = (number, row.id, 1, number)
     effects = Effects(
@@ -79,7 +79,7 @@ def lone_batch(number: int) -> Effects:
 
 
 def repeated(act: Callable[[int], object], count: int) -> Price:
-    """``act`` with 1, 2, 3, …, each timed alone."""
+    """Call ``act`` with 1, 2, 3, … and time each call."""
     took: list[float] = []
     began_s = time.process_time()
     for number in range(1, count + 1):
@@ -121,8 +121,8 @@ def database(folder: Path) -> Iterator[tuple[Writer, int]]:
 
 
 def transaction(folder: Path, count: int, *, is_empty: bool, synced: bool) -> Price:
-    """A transaction that changes one row of ``meta``, or the batch of one task in one statement:
-    what SQLite does of a batch, and nothing of ours."""
+    """Time SQLite alone: a transaction that changes one row of ``meta``, or the batch of one task
+    in one statement."""
     with database(folder) as (writer, epoch):
         connection = writer._connection
         assert isinstance(connection, sqlite3.Connection), "it is open"
@@ -140,7 +140,7 @@ def transaction(folder: Path, count: int, *, is_empty: bool, synced: bool) -> Pr
 
 
 def many_statements(folder: Path, count: int) -> Price:
-    """The same in as many statements as a batch of any size."""
+    """Time SQLite alone with the statements of a batch of any size."""
     with database(folder) as (writer, epoch):
         connection = writer._connection
         assert isinstance(connection, sqlite3.Connection), "it is open"
@@ -152,7 +152,7 @@ def many_statements(folder: Path, count: int) -> Price:
 
 
 def commit(folder: Path, count: int) -> Price:
-    """What the store's thread does for the batch."""
+    """Time the work of the store's thread for the batch."""
     with database(folder) as (writer, epoch):
         batches = {number: lone_batch(number) for number in range(1, count + 1)}
         return repeated(lambda n: writer.commit(epoch, OWNER, n, batches[n]), count)
@@ -162,7 +162,7 @@ def commit(folder: Path, count: int) -> Price:
 
 
 async def awaited(ask: Callable[[int], Awaitable[object]], count: int) -> Price:
-    """``ask`` with 1, 2, 3, …, each awaited and timed alone."""
+    """Await ``ask`` with 1, 2, 3, … and time each call."""
     took: list[float] = []
     began_s = time.process_time()
     for number in range(1, count + 1):
@@ -179,7 +179,7 @@ def run(work: Coroutine[Any, Any, Price]) -> Price:
 
 
 def hand_over(folder: Path, count: int) -> Price:
-    """From the event loop to the store's thread, which does nothing, and back."""
+    """Time a call from the event loop to the idle store's thread and back."""
 
     async def measure() -> Price:
         thread = StoreThread("hand-over")
@@ -192,7 +192,7 @@ def hand_over(folder: Path, count: int) -> Price:
 
 
 def store(folder: Path, count: int) -> Price:
-    """The commit as the event loop asks for it."""
+    """Time the commit as the event loop calls it."""
 
     async def measure() -> Price:
         sqlite = SqliteStore(str(folder / "store.db"))
@@ -211,14 +211,14 @@ def store(folder: Path, count: int) -> Price:
 
 @contextlib.contextmanager
 def redis_server(folder: Path) -> Iterator[Redis]:
-    found = find_redis()
-    assert found is not None, "main has looked"
-    with Redis(folder / "redis", found[0]) as server:
+    redis = find_redis()
+    assert redis is not None, "main has looked"
+    with Redis(folder / "redis", redis[0]) as server:
         yield server
 
 
 def plain_ping(folder: Path, count: int) -> Price:
-    """A command without any work to Redis and its answer, by a program that does nothing else."""
+    """Time a command that needs no work in Redis, sent by a program that does nothing else."""
     with redis_server(folder) as server, connect(server.port) as sock:
 
         def one(_: int) -> None:
@@ -229,7 +229,7 @@ def plain_ping(folder: Path, count: int) -> Price:
 
 
 def driver_ping(folder: Path, count: int) -> Price:
-    """The same through the event loop and the driver."""
+    """Time this command through the event loop and the driver."""
 
     async def measure(url: str) -> Price:
         driver = await connect_driver(options_from(url))
@@ -243,15 +243,15 @@ def driver_ping(folder: Path, count: int) -> Price:
 
 
 def packing(folder: Path, count: int) -> Price:
-    """The batch as the arguments of its script."""
+    """Time the encoding of the batch as arguments of its script."""
     endings_max = options_from("redis://localhost/0").endings_max
     batches = {number: lone_batch(number) for number in range(1, count + 1)}
     return repeated(lambda number: prepare(batches[number], endings_max), count)
 
 
 def plain_script(folder: Path, count: int, *, of_redis: bool = False) -> Price:
-    """The script of the batch, packed beforehand, by a program that does nothing else; or the
-    processor time of Redis for it."""
+    """Time the packed script of the batch, sent by a program that does nothing else, or the CPU
+    time of Redis for it."""
 
     async def opened(url: str) -> tuple[RedisStore, int, bytes]:
         store = RedisStore(options_from(url))
@@ -280,7 +280,7 @@ def plain_script(folder: Path, count: int, *, of_redis: bool = False) -> Price:
 
 
 def script_command(store: RedisStore, epoch: int, link: bytes, number: int) -> bytes:
-    """The command that the store sends for a lone batch."""
+    """Return the command that the store sends for a batch without others."""
     effects = lone_batch(number)
     ((lowest, _),) = effects.enqueued.items()
     (flat,) = prepare(effects, store.options.endings_max).flat
@@ -290,7 +290,7 @@ def script_command(store: RedisStore, epoch: int, link: bytes, number: int) -> b
 
 
 def redis_store(folder: Path, count: int) -> Price:
-    """The commit as the event loop asks for it."""
+    """Time the commit as the event loop calls it."""
 
     async def measure(url: str) -> Price:
         store = RedisStore(options_from(url))
@@ -317,7 +317,7 @@ def daemon_on_redis(folder: Path, count: int) -> Price:
 
 
 def frames(folder: Path, count: int) -> Price:
-    """A frame of bytes to values, and its answer to bytes."""
+    """Time the decoding of a frame and the encoding of its answer."""
     decoder = Decoder(FRAME_BYTES_MAX)
     load = payload.enqueue_frames(count, 1, 1, seed=1)
     sent = [load.blob[start:end] for start, end in pairwise([0, *load.ends])]
@@ -330,7 +330,7 @@ def frames(folder: Path, count: int) -> Price:
 
 
 def asked(server: Server, sock: socket.socket, count: int) -> Price:
-    """One frame after the answer to the one before."""
+    """Time single frames, each sent after the previous answer."""
     stream = Stream(sock, payload.enqueue_frames(count, 1, 1, seed=1), 1, FrameCounter())
     before_s = server.cpu_s()
     took = one_by_one(stream)
@@ -339,7 +339,7 @@ def asked(server: Server, sock: socket.socket, count: int) -> Price:
 
 
 def echo(folder: Path, count: int) -> Price:
-    """The frame to a server that sends it back, and does nothing else."""
+    """Time the frame with a server that only sends it back."""
     with Echo(folder / "echo") as server, connect(server.port) as sock:
         return asked(server, sock, count)
 
@@ -386,20 +386,20 @@ PARTS = {"sqlite": SQLITE, "redis": REDIS}
 
 
 def measured(parts: dict[str, Part], count: int, rounds: int, folder: Path) -> dict[str, Price]:
-    """All parts in turn, so often; of each the medians."""
-    found: dict[str, list[Price]] = {name: [] for name in parts}
+    """Measure all parts in turn, repeatedly. Return the medians of each."""
+    by_part: dict[str, list[Price]] = {name: [] for name in parts}
     for _ in range(rounds):
         for name, part in parts.items():
             with tempfile.TemporaryDirectory(dir=folder) as fresh:
-                found[name].append(part(Path(fresh), count))
+                by_part[name].append(part(Path(fresh), count))
     return {
         name: Price(*(statistics.median(column) for column in zip(*prices, strict=True)))
-        for name, prices in found.items()
+        for name, prices in by_part.items()
     }
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Prints a table; 0, or 2 where there is no Redis."""
+    """Print a table. Return 0, or 2 without a Redis."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.batch_floor", description=__doc__)
     parser.add_argument("--store", choices=tuple(PARTS), default="sqlite")
     parser.add_argument("--count", type=int, default=2_000)

@@ -25,9 +25,9 @@ class Bound:
     what: str
     any_scale: bool = False
     peer: str | None = None
-    """What it compares with; None: nothing."""
+    """The peer of the comparison, if any."""
     store: str | None = None
-    """The only store that it is about; None: any that has the case."""
+    """The only store with this bound; None for every store with the case."""
 
     def judge(self, metrics: Mapping[str, float]) -> Verdict:
         if self.metric not in metrics:
@@ -166,7 +166,7 @@ BOUNDS: tuple[Bound, ...] = (
 
 @dataclass(frozen=True)
 class Judged:
-    """A bound with its figure; ``None`` when there is none."""
+    """A bound with its figure, or None without one."""
 
     bound: Bound
     measured: float | None
@@ -176,7 +176,7 @@ class Judged:
 def judge(
     metrics: Mapping[str, float], cases: Iterable[str], *, full: bool, store: str = "sqlite"
 ) -> list[Judged]:
-    """The bounds of the cases that were asked for; in a quick run those of any scale."""
+    """Return the judged bounds of the cases. A quick run has only bounds that hold at any scale."""
     asked = frozenset(cases)
     return [
         Judged(bound, metrics.get(bound.metric), bound.judge(metrics))
@@ -188,8 +188,8 @@ def judge(
 
 
 def failed(judged: Iterable[Judged], *, peers_wanted: bool) -> list[Judged]:
-    """What makes ``--check`` fail: broken bounds, and those that could not be measured unless
-    only because peers were not wanted."""
+    """Return the bounds that make ``--check`` fail: broken bounds, and bounds that were not
+    measured, except comparisons with unwanted peers."""
     return [
         one
         for one in judged

@@ -28,11 +28,11 @@ _DELIVER = int(FrameType.DELIVER)
 _SUBSCRIPTIONS = 4
 KEYS_UNANSWERED = 2_000
 _CREDIT_REQUEST, _FIRST_NACK = 100, 200
-"""Numbers that no other request of the connection has."""
+"""First request number, above those of other requests on the connection."""
 _PREFETCH_MAX = 65_535
 _LEASE_MS = 3_600_000
 _RETRY_MS = 3_600_000
-"""Neither ends, nor comes again, during a run."""
+"""Longer than a run, so that leases do not end and tasks do not return during it."""
 
 SUCCESS: dict[str, Callable[[Any], bool]] = {
     "reschedule": lambda answer: answer[1] == "scheduled",
@@ -52,8 +52,8 @@ def by_id(
     start: int = 0,
     count: int | None = None,
 ) -> Job:
-    """One verb for ids of the file: ``count`` of them from place ``start`` of their shuffled
-    order on, which is that of ``seed``."""
+    """Send a verb for ``count`` ids of the file, from index ``start`` of the order shuffled with
+    ``seed``."""
     ids = array.array("q")
     ids.frombytes(Path(ids_file).read_bytes())
     shuffled = list(ids)
@@ -73,7 +73,7 @@ def by_id(
 
 
 def by_key(port: int, verb: str, fill_seed: int, fill_count: int, count: int, seed: int) -> Job:
-    """One verb for some keys of a filling, each in a request of its own, at random."""
+    """Send a verb for random keys of a filling, one request per key."""
     share = fill_count // CONNECTIONS
     some = random.Random(seed).sample(range(share), count // CONNECTIONS)
     keys = [payload.key_of(fill_seed + c, index) for index in some for c in range(CONNECTIONS)]
@@ -89,7 +89,7 @@ def by_key(port: int, verb: str, fill_seed: int, fill_count: int, count: int, se
 
 
 def nack(port: int, count: int, ids_per_frame: int, window: int, seed: int) -> Job:
-    """Takes ``count`` deliveries that are due, then gives them back as failed, in random order."""
+    """Take ``count`` due deliveries, then nack them in random order."""
     control = Control(port)
     for number in range(1, _SUBSCRIPTIONS + 1):
         options = {"lease_ms": _LEASE_MS}
@@ -108,7 +108,7 @@ def nack(port: int, count: int, ids_per_frame: int, window: int, seed: int) -> J
 
 
 def _take(control: Control, count: int) -> list[tuple[int, int, int]]:
-    """Receipts (id, epoch, attempt) of the first ``count`` deliveries."""
+    """Return the receipts (id, epoch, attempt) of the first ``count`` deliveries."""
     credit = min(_PREFETCH_MAX, -(-count // _SUBSCRIPTIONS))
     assert credit * _SUBSCRIPTIONS >= count, f"{count} are more than the subscriptions may hold"
     for number in range(1, _SUBSCRIPTIONS + 1):

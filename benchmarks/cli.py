@@ -1,4 +1,4 @@
-"""Arguments to a run: which cases, at which scale, with which peers, and where the figures go."""
+"""Command line of a run: the cases, the scale, the peers, and the destination of the figures."""
 
 from __future__ import annotations
 
@@ -27,11 +27,12 @@ from benchmarks.servers import DAEMON_COMMAND, find_beanstalkd
 
 RESULTS = Path("bench-results")
 _NO_POSTGRES = "not installed (apt-get install postgresql; pip install asyncpg)"
-_JSON_HELP = f"where figures go; - is standard output (default: in {RESULTS}/, none if quick)"
+_JSON_HELP = f"file for figures; - is standard output (default: in {RESULTS}/, none if quick)"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0; 1 when a case failed, or with --check when a bound does not hold; 2 for bad usage."""
+    """Run the benchmarks. Return 0 on success, 1 if a case failed or, with --check, a bound does
+    not hold, and 2 for wrong usage."""
     options = _parser().parse_args(arguments)
     cases = CASES[options.store]
     for name in options.only or ():
@@ -57,25 +58,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     add = parser.add_argument
-    add("--quick", action="store_true", help="small counts: does it run, not how fast is it")
+    add("--quick", action="store_true", help="small counts, to check that it runs")
     add("--json", metavar="FILE", help=_JSON_HELP)
-    add("--store", choices=tuple(CASES), default="sqlite", help="what the daemon keeps tasks in")
+    add("--store", choices=tuple(CASES), default="sqlite", help="store of the daemon")
     names = "; ".join(f"{store}: {', '.join(cases)}" for store, cases in CASES.items())
-    long = f"{names}. Only when they are named: {', '.join(sorted(HEAVY))}"
+    long = f"{names}. These run only if they are named: {', '.join(sorted(HEAVY))}"
     add("--only", nargs="+", metavar="NAME", help=long)
-    add("--check", action="store_true", help="exit 1 when a bound does not hold")
+    add("--check", action="store_true", help="exit with 1 if a bound does not hold")
     beside = "peers: beanstalkd, PostgreSQL, redis-py; all: graphile-worker too; none"
     add("--peers", choices=("usual", "all", "none"), default="usual", help=beside)
     add("--no-peers", dest="peers", action="store_const", const="none", help="--peers none")
     waits = "maximum wait before each round of a comparison for an otherwise idle machine"
     add("--patience", metavar="SECONDS", type=float, default=0.0, help=waits)
-    add("--minutes", metavar="M", type=float, help="how long mixed_day is (default: 10)")
-    add("--dir", metavar="FOLDER", help="where databases and logs go: a real disk")
+    add("--minutes", metavar="M", type=float, help="duration of mixed_day (default: 10)")
+    add("--dir", metavar="FOLDER", help="folder for databases and logs, on a real disk")
     add(
         "--daemon",
         metavar="COMMAND",
         default=shlex.join(DAEMON_COMMAND),
-        help="what is measured, 'serve …' is appended (default: this one)",
+        help="command of the measured daemon, without 'serve …' (default: this version)",
     )
     return parser
 
@@ -86,11 +87,11 @@ def _scale(options: argparse.Namespace) -> Scale:
 
 
 def _context(options: argparse.Namespace, folder: Path) -> tuple[Context, str]:
-    """The context, and the peer's version or why there is none."""
+    """Return the context, and the versions of the peers or the reason why there are none."""
     on_redis = find_redis() if options.store == "redis" else None
     peers = options.peers != "none"
     wanted = peers and on_redis is None
-    found = find_beanstalkd() if wanted else None
+    beanstalkd = find_beanstalkd() if wanted else None
     missing = "not installed (apt-get install beanstalkd)" if peers else "--no-peers"
     postgres = find_postgres() if wanted else None
     no_postgres = _NO_POSTGRES if peers else "--no-peers"
@@ -98,7 +99,7 @@ def _context(options: argparse.Namespace, folder: Path) -> tuple[Context, str]:
     context = Context(
         scale=_scale(options),
         folder=folder,
-        beanstalkd=found[0] if found is not None else None,
+        beanstalkd=beanstalkd[0] if beanstalkd is not None else None,
         peers_missing=missing,
         daemon_command=tuple(shlex.split(options.daemon)),
         postgres_programs=postgres[0] if postgres is not None else None,
@@ -114,7 +115,7 @@ def _context(options: argparse.Namespace, folder: Path) -> tuple[Context, str]:
         in_c = "parsed in C by hiredis, except where a row says without it"
         parser = in_c if versions["hiredis"] != "none" else "parsed in Python"
         return context, f"{on_redis[1]}, {', '.join(names)} (replies {parser})"
-    names = [one[1] for one in (found, postgres) if one is not None]
+    names = [peer[1] for peer in (beanstalkd, postgres) if peer is not None]
     if graphile is not None:
         names.append(graphile if isinstance(graphile, str) else graphile.name)
     return context, "; ".join(names) if names else f"none, {missing}; {no_postgres}"

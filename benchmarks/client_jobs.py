@@ -1,4 +1,4 @@
-"""Loads through the real client: what a producer or a consumer written in Python gets.
+"""Loads through the real client, as for a producer or consumer written in Python.
 
 Enqueues come in large calls, or one by one from many coroutines. The burst has four ways to
 finish a task: ``ack_nowait()`` (a future, nobody waits in line), a handler a delivery that awaits
@@ -25,11 +25,11 @@ FORWARD_LEAD_S = 4.0
 """Seconds from the first enqueue of forwarded tasks to the first due time."""
 FORWARD_PER_CALL = 10_000
 HANDLERS = 256
-"""Handlers of one subscription that may be running."""
+"""Maximum concurrent handlers of a subscription."""
 
 
 class _Meter:
-    """Counts confirmed acks until all are there."""
+    """Counts confirmed acks until all have arrived."""
 
     def __init__(self, count: int) -> None:
         self.left = count
@@ -152,7 +152,7 @@ def client_burst(
 
 
 def _work(clients: list[Client], meter: _Meter) -> list[Coroutine[Any, Any, None]]:
-    """A worker on each client; all are stopped when the last handler has begun."""
+    """Run a worker on each client, and stop all when the last handler has begun."""
     from tickwheel.client.worker import Worker
 
     workers = [Worker(client, signals=False) for client in clients]
@@ -226,7 +226,7 @@ def client_bulk(
 def client_single(
     port: int, count: int, callers: int, seed: int
 ) -> Generator[None, None, dict[str, Any]]:
-    """``callers`` coroutines that share a client and each await one enqueue after the other."""
+    """Let ``callers`` coroutines share a client. Each awaits one enqueue after the other."""
     from tickwheel.client import Client
 
     texts, delays = payload.bodies(seed), payload.delays_s(count, seed)
@@ -250,7 +250,7 @@ def client_single(
 
 
 def client_sequential(port: int, count: int, seed: int) -> Generator[None, None, dict[str, Any]]:
-    """One coroutine that awaits one enqueue after the other."""
+    """Await one enqueue after the other in one coroutine."""
     from tickwheel.client import Client
 
     texts, delays = payload.bodies(seed), payload.delays_s(count, seed)
@@ -274,7 +274,7 @@ def client_sequential(port: int, count: int, seed: int) -> Generator[None, None,
 def client_sequential_acks(
     port: int, count: int, seed: int
 ) -> Generator[None, None, dict[str, Any]]:
-    """One subscription whose only loop awaits ``ack()`` of one task after the other; all of them
+    """Await ``ack()`` for one task after the other in the only loop of a subscription. All tasks
     are ready when it begins."""
     from tickwheel.client import Client, Task
 
@@ -306,7 +306,7 @@ def client_sequential_acks(
 def client_consume(
     port: int, count: int, warm_up_s: float
 ) -> Generator[None, None, dict[str, Any]]:
-    """A ``Worker`` whose handler notes how late each task is, once the warm-up is over."""
+    """Run a ``Worker`` whose handler records the lateness of each task after the warm-up."""
     from tickwheel.client import Client
     from tickwheel.client.worker import Worker
 
@@ -348,8 +348,8 @@ def client_consume(
 def client_forward(
     port: int, count: int, rate: int, target: str, prefetch: int | None = None
 ) -> Generator[None, None, dict[str, Any]]:
-    """A forwarder's ``Runner``, and how late each task was when the target had confirmed it.
-    Before, the tasks are enqueued, due evenly at such a rate."""
+    """Run a forwarder's ``Runner``, and record the lateness of each task when the target has
+    confirmed it. The tasks are enqueued before and come due at an even rate."""
     from tickwheel.client import Client
     from tickwheel.outbound.runner import Runner
     from tickwheel.outbound.target import target_of
@@ -398,15 +398,15 @@ def client_forward(
         yield
         figures = timed(runner, forward(forwarder), count)
         assert len(late_ms) == count, f"{count - len(late_ms)} of {count} were not forwarded"
-        found = {"late_ms": percentiles(late_ms), "early": early, "repeated": repeated}
-        return {**figures, **found, "batch": count / max(1, forwarder.batches)}
+        lateness = {"late_ms": percentiles(late_ms), "early": early, "repeated": repeated}
+        return {**figures, **lateness, "batch": count / max(1, forwarder.batches)}
 
 
 def client_transactions(
     port: int, count: int, per_call: int, callers: int, seed: int, plain: bool
 ) -> Generator[None, None, dict[str, Any]]:
-    """``callers`` coroutines of one client, each with one transaction of ``per_call`` tasks after
-    the other; or the same calls without any, when ``plain``."""
+    """Let ``callers`` coroutines of a client each run one transaction of ``per_call`` tasks after
+    the other, or the same calls without transactions if ``plain``."""
     from tickwheel.client import Client, Task
 
     texts, delays = payload.bodies(seed), payload.delays_s(count, seed)
@@ -439,14 +439,14 @@ async def _connect(client: Client) -> None:
 
 
 async def _close(client: Client, count: int) -> None:
-    """After a look whether all is there."""
+    """Return the figures after a check that they are complete."""
     pending = (await client.stats()).scheduled
     await client.close()
     assert pending == count, f"{pending} of {count} tasks are pending"
 
 
 def timed(runner: asyncio.Runner, work: Coroutine[Any, Any, None], count: int) -> dict[str, Any]:
-    """Run it; the figures of ``count`` tasks."""
+    """Run a coroutine. Return the figures of ``count`` tasks."""
     cpu_s, started_s = time.process_time(), time.perf_counter()
     runner.run(work)
     elapsed_s = time.perf_counter() - started_s
@@ -455,7 +455,7 @@ def timed(runner: asyncio.Runner, work: Coroutine[Any, Any, None], count: int) -
 
 
 def loop_factory() -> Any:
-    """uvloop's where it is installed."""
+    """Return uvloop's event loop if it is installed."""
     try:
         import uvloop
     except ImportError:

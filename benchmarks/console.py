@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 
 PROGRAMS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
 FIRST_SIGHT_MS = 200.0
-"""The bound: half of the visits see something by then."""
+"""Maximum median of the first contentful paint."""
 HOUR_MS = 3_600_000
 WAIT_MS = 30_000
 SIZE = {"width": 1280, "height": 860}
-# The time of the first number, noted when it is set.
+# Records the time of the first number.
 WATCH = """
 new MutationObserver((changes, watch) => {
   const tile = document.querySelector(".tile b");
@@ -44,20 +44,20 @@ new MutationObserver((changes, watch) => {
   watch.disconnect();
 }).observe(document, { childList: true, subtree: true, characterData: true });
 """
-FOUND = """() => {
+FIGURES = """() => {
   const paint = performance.getEntriesByName("first-contentful-paint")[0];
   if (!paint || !window.counted_ms) return null;
-  const asked = performance.getEntriesByType("resource");
+  const files = performance.getEntriesByType("resource");
   const page = performance.getEntriesByType("navigation")[0];
   return {
-    paint_ms: paint.startTime, counted_ms: window.counted_ms, requests: asked.length + 1,
-    bytes: asked.reduce((total, one) => total + one.transferSize, page.transferSize),
+    paint_ms: paint.startTime, counted_ms: window.counted_ms, requests: files.length + 1,
+    bytes: files.reduce((total, file) => total + file.transferSize, page.transferSize),
   };
 }"""
 
 
 def fill(http: str, count: int) -> None:
-    """Tasks over the hours to come."""
+    """Enqueue tasks that are due in the next hours."""
     tasks = [
         {"topic": f"topic-{n % 10}", "body": f"body {n}", "delay_ms": HOUR_MS + n * 20_000}
         for n in range(count)
@@ -69,20 +69,20 @@ def fill(http: str, count: int) -> None:
 
 
 def visit(browser: Browser, http: str) -> dict[str, float]:
-    """A first one: cookies and cache are the context's, and end with it."""
+    """Make a first visit, in a new context without cookies and cache."""
     context = browser.new_context(viewport=SIZE)  # type: ignore[arg-type]
     try:
         page = context.new_page()
         page.add_init_script(WATCH)
         page.goto(f"{http}/console/", wait_until="commit")
-        found: Any = page.wait_for_function(FOUND, timeout=WAIT_MS).json_value()
-        return {name: float(value) for name, value in found.items()}
+        figures: Any = page.wait_for_function(FIGURES, timeout=WAIT_MS).json_value()
+        return {name: float(value) for name, value in figures.items()}
     finally:
         context.close()
 
 
 def measure(options: argparse.Namespace, folder: Path, program: str) -> list[dict[str, float]]:
-    """One entry a visit."""
+    """Return the figures of each visit."""
     from playwright.sync_api import sync_playwright
 
     os.environ["TICKWHEEL_HTTP"] = "127.0.0.1:0"
@@ -94,39 +94,39 @@ def measure(options: argparse.Namespace, folder: Path, program: str) -> list[dic
             args=["--disable-gpu", *(["--no-sandbox"] if os.geteuid() == 0 else [])],
         )
         visit(browser, http)
-        found = [visit(browser, http) for _ in range(options.runs)]
+        visits = [visit(browser, http) for _ in range(options.runs)]
         browser.close()
-    return found
+    return visits
 
 
-def show(options: argparse.Namespace, found: Sequence[dict[str, float]]) -> None:
-    print(f"{options.tasks:,} tasks, {len(found)} first visits")
-    for name, words in (("paint_ms", "first contentful paint"), ("counted_ms", "counts are there")):
-        values = sorted(one[name] for one in found)
+def show(options: argparse.Namespace, visits: Sequence[dict[str, float]]) -> None:
+    print(f"{options.tasks:,} tasks, {len(visits)} first visits")
+    for name, words in (("paint_ms", "first contentful paint"), ("counted_ms", "counts shown")):
+        values = sorted(figures[name] for figures in visits)
         middle = statistics.median(values)
         print(f"{words}: median {middle:.0f} ms ({values[0]:.0f} to {values[-1]:.0f})")
-    requests, size = (max(one[name] for one in found) for name in ("requests", "bytes"))
+    requests, size = (max(figures[name] for figures in visits) for name in ("requests", "bytes"))
     print(f"until then {requests:.0f} requests, {size / 1024:.0f} KiB")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.console")
     parser.add_argument("--runs", type=int, default=15, help="visits")
-    parser.add_argument("--tasks", type=int, default=1_000, help="that the daemon has")
-    parser.add_argument("--dir", metavar="FOLDER", help="where the database goes: a real disk")
+    parser.add_argument("--tasks", type=int, default=1_000, help="tasks of the daemon")
+    parser.add_argument("--dir", metavar="FOLDER", help="folder for the database, on a real disk")
     parser.add_argument("--check", action="store_true", help="exit code 1 above the bound")
     options = parser.parse_args()
-    program = next((found for name in PROGRAMS if (found := shutil.which(name))), None)
+    program = next((path for name in PROGRAMS if (path := shutil.which(name))), None)
     if program is None:
         print("no chromium: apt-get install chromium-headless-shell", file=sys.stderr)
         return 2
     folder = Path(tempfile.mkdtemp(prefix="tickwheel-bench-", dir=choose_folder(options.dir)))
     try:
-        found = measure(options, folder / "daemon", program)
+        visits = measure(options, folder / "daemon", program)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    show(options, found)
-    late = statistics.median(one["paint_ms"] for one in found) > FIRST_SIGHT_MS
+    show(options, visits)
+    late = statistics.median(figures["paint_ms"] for figures in visits) > FIRST_SIGHT_MS
     if late:
         print(f"the bound is {FIRST_SIGHT_MS:.0f} ms")
     return 1 if late and options.check else 0

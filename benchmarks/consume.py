@@ -1,4 +1,4 @@
-"""Consumers: take deliveries over several connections and finish each, as fast as they come.
+"""Consumers that take deliveries over several connections and finish each at once.
 
 Tickwheel's acks all that one read brought in one frame and waits for the (durable) answers.
 beanstalkd's has ``reserve`` commands pipelined and sends a ``delete`` and the next ``reserve``
@@ -25,7 +25,7 @@ GROUP = "bench"
 
 
 def percentiles(values: list[float]) -> dict[str, float]:
-    """p50, p99 and max; empty for no values."""
+    """Return p50, p99 and max, or nothing without values."""
     if not values:
         return {}
     ordered = sorted(values)
@@ -38,7 +38,7 @@ def percentiles(values: list[float]) -> dict[str, float]:
 
 
 class _Connection:
-    """One subscribed connection. ``unanswered``: ids by the request that acks them."""
+    """A subscribed connection. ``unanswered`` maps each unanswered ack request to its ids."""
 
     def __init__(self, port: int, prefetch: int) -> None:
         control = Control(port)
@@ -58,14 +58,14 @@ class _Connection:
 
 
 class TickwheelConsumer:
-    """Acks ``count`` tasks. Lateness is noted of those due at ``from_due_ms`` or later."""
+    """Acks ``count`` tasks, and records the lateness of tasks due at ``from_due_ms`` or later."""
 
     def __init__(self, port: int, connections: int, prefetch: int) -> None:
         self.acked = self.delivered = self.early = self.repeated = 0
         self.daemon_late_ms: list[float] = []
         self.client_late_ms: list[float] = []
         self.first_s = self.last_s = 0.0
-        """Wall time of the first delivery and of the last confirmed ack."""
+        """Return the wall times of the first delivery and of the last confirmed ack."""
         self._selector = selectors.DefaultSelector()
         for _ in range(connections):
             peer = _Connection(port, prefetch)
@@ -129,7 +129,7 @@ class TickwheelConsumer:
 
 
 class BeanstalkdConsumer:
-    """Reserves and deletes, pipelined: ``window`` reserves of a connection are on their way."""
+    """Reserves and deletes jobs, with ``window`` unanswered reserves per connection."""
 
     _REPLY = re.compile(
         rb"RESERVED (\d+) %d\r\n.{%d}\r\n|DELETED\r\n" % (BODY_BYTES, BODY_BYTES), re.DOTALL
@@ -143,7 +143,7 @@ class BeanstalkdConsumer:
         self.deleted = 0
 
     def run(self, count: int, timeout_s: float) -> float:
-        """Take and delete ``count`` jobs that are ready; the seconds it took."""
+        """Take and delete ``count`` ready jobs. Return the seconds."""
         selector = selectors.DefaultSelector()
         share, odd = divmod(count, len(self._socks))
         for index, sock in enumerate(self._socks):

@@ -1,4 +1,4 @@
-"""What a case is given and what it gives back. Knows no case."""
+"""The input and the result of a case. This module knows no case."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from benchmarks.servers import DAEMON_COMMAND, Beanstalkd, Echo, Server, Tickwhe
 
 @dataclass
 class Result:
-    """Figures of one case. ``metrics`` are what bounds and other tools read, by name."""
+    """Figures of a case. ``metrics`` has named values for bounds and tools."""
 
     case: str
     metrics: dict[str, float] = field(default_factory=dict)
     rows: list[tuple[str, str]] = field(default_factory=list)
-    """(what, figure) for people."""
+    """(label, figure) for people."""
     rounds: dict[str, list[float]] = field(default_factory=dict)
-    """Every round's rate behind a median."""
+    """The rates of all rounds behind each median."""
     details: dict[str, Any] = field(default_factory=dict)
     missing: list[str] = field(default_factory=list)
-    """Comparisons that were not made, and why."""
+    """Comparisons that were not made, with the reasons."""
 
     def row(self, what: str, figure: str) -> None:
         self.rows.append((what, figure))
@@ -40,7 +40,7 @@ class Result:
         self.metrics[f"{self.case}.{name}"] = value
 
     def rate(self, name: str, what: str, rates: list[float], remark: str = "") -> float:
-        """The median of the rounds, noted as metric and row."""
+        """Record the median of the rounds as metric and row, and return it."""
         middle = statistics.median(rates)
         self.rounds[name] = [round(rate) for rate in rates]
         self.metric(name, middle)
@@ -49,8 +49,8 @@ class Result:
         return middle
 
     def median(self, name: str, what: str, rounds: Sequence[dict[str, Any]]) -> float:
-        """The rate of the rounds, and beside it the server's processor time a task: that hardly
-        moves on a machine that others use too."""
+        """Record the median rate, and the server's CPU time per task, which depends little on other
+        programs on the machine."""
         self.metric(f"{name}_server_us", server_us(rounds))
         return self.rate(name, what, rates(rounds), busy(rounds))
 
@@ -61,31 +61,31 @@ class Result:
 
 @dataclass
 class Context:
-    """One run's circumstances."""
+    """The environment of a run."""
 
     scale: Scale
     folder: Path
     beanstalkd: str | None
-    """The peer's program, None when it is absent or not wanted."""
+    """The peer's program, or None if it is absent or not wanted."""
     peers_missing: str = ""
-    """Why there is no beanstalkd."""
+    """The reason why there is no beanstalkd."""
     postgres_programs: str | None = None
-    """Where the programs of that peer are, None when it is absent or not wanted."""
+    """Folder with the peer's programs, or None if it is absent or not wanted."""
     postgres_missing: str = ""
     graphile: Graphile | None = None
-    """A queue on it; None unless all peers are wanted."""
+    """The queue on PostgreSQL, or None unless all peers are wanted."""
     daemon_command: Sequence[str] = DAEMON_COMMAND
     redis_server: str | None = None
-    """The program of the store that is measured; None: the embedded store is."""
+    """The program of the measured store, or None for the embedded store."""
     peers: bool = True
     """Whether peers are wanted."""
     quiet: bool = False
     patience_s: float = 0.0
-    """How long a round may wait for a machine that is idle otherwise."""
+    """Maximum seconds that a round waits for an otherwise idle machine."""
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
 
     def tickwheel(self, *, history: bool = False) -> Tickwheel:
-        """A fresh daemon on a fresh store; with ``history`` it keeps one, in its folder."""
+        """Return a new daemon on a new store, with a history in its folder if ``history``."""
         folder = self.fresh_folder("tickwheel")
         settings = [f"history_dir={(folder / 'history').resolve()}"] if history else []
         if self.redis_server is None:
@@ -93,21 +93,21 @@ class Context:
         return TickwheelOnRedis(folder, self.redis(), self.daemon_command, settings)
 
     def redis(self) -> Redis:
-        """A fresh redis-server."""
+        """Return a new redis-server."""
         assert self.redis_server is not None
         return Redis(self.fresh_folder("redis"), self.redis_server)
 
     def peer(self, mode: str) -> Beanstalkd:
-        """A fresh beanstalkd."""
+        """Return a new beanstalkd."""
         assert self.beanstalkd is not None
         return Beanstalkd(self.fresh_folder("beanstalkd"), self.beanstalkd, mode)
 
     def echo(self) -> Echo:
-        """A fresh server that sends back what it gets."""
+        """Return a new echo server."""
         return Echo(self.fresh_folder("echo"))
 
     def postgres(self) -> Postgres:
-        """A fresh cluster of PostgreSQL."""
+        """Return a new cluster of PostgreSQL."""
         assert self.postgres_programs is not None
         return Postgres(self.fresh_folder("postgres"), self.postgres_programs)
 
@@ -115,25 +115,25 @@ class Context:
         return self.folder / f"{name}-{next(self._numbers)}"
 
     def say(self, text: str) -> None:
-        """Progress, on standard error."""
+        """Report progress on standard error."""
         if not self.quiet:
             print(text, file=sys.stderr, flush=True)
 
 
 Contestant = Callable[[int], dict[str, Any]]
-"""One round of one system: the round's number in, the load's figures out."""
+"""Runs a round of a system. Takes the round's number, returns the load's figures."""
 
 
 def alternate(
     context: Context, case: str, contestants: dict[str, Contestant], rounds: int | None = None
 ) -> Rounds:
-    """Every contestant once a round, in turn, so that a slow minute of the machine hits all.
-    ``rounds``: instead of the scale's."""
+    """Run every contestant once per round, in turn, so that a slow minute of the machine affects
+    all. ``rounds`` overrides the scale's number."""
     rounds_of: Rounds = {name: [] for name in contestants}
     for number in range(rounds or context.scale.rounds):
         for name, contestant in contestants.items():
             if context.patience_s and not wait_until_idle(context.patience_s):
-                context.say(f"{case}: the machine was never idle")
+                context.say(f"{case}: the machine did not become idle")
             figures = contestant(number)
             rounds_of[name].append(figures)
             rate = figures["count"] / figures["elapsed_s"]
@@ -149,7 +149,7 @@ def rates(rounds: Sequence[dict[str, Any]]) -> list[float]:
 
 
 def busy(rounds: Sequence[dict[str, Any]]) -> str:
-    """How busy the processes were: it shows which side was the bottleneck."""
+    """Return the CPU use of both sides as text, which shows the bottleneck."""
     elapsed_s = sum(figures["elapsed_s"] for figures in rounds)
     client = sum(figures["client_cpu_s"] for figures in rounds) / elapsed_s
     server = sum(figures["server_cpu_s"] for figures in rounds) / elapsed_s
@@ -158,7 +158,7 @@ def busy(rounds: Sequence[dict[str, Any]]) -> str:
 
 
 def server_us(rounds: Sequence[dict[str, Any]]) -> float:
-    """Processor time of the server for a task."""
+    """Return the server's CPU time per task in microseconds."""
     cpu_s: float = sum(figures["server_cpu_s"] for figures in rounds)
     count: int = sum(figures["count"] for figures in rounds)
     return cpu_s / count * 1e6
@@ -172,8 +172,8 @@ def measured(
     graphile: Graphile | None = None,
     **arguments: object,
 ) -> dict[str, Any]:
-    """One load against a server, with the server's processor time. ``graphile``: it is a job of
-    that peer's."""
+    """Run a load against a server. Return its figures with the server's CPU time. ``graphile`` is
+    the peer whose job it is, if any."""
     if graphile is not None:
         started = Load(
             job,
@@ -186,6 +186,6 @@ def measured(
     else:
         started = Load(job, limit_s=limit_s, port=server.port, **arguments)
     with started as load:
-        cpu_s = server.cpu_s()  # what it took to prepare the load does not count
+        cpu_s = server.cpu_s()  # CPU time for preparing the load does not count
         figures = load.run()
         return {**figures, "server_cpu_s": server.cpu_s() - cpu_s}

@@ -1,4 +1,4 @@
-"""A server that sends back what it gets, on the port it is given: ``python -m benchmarks.echo``.
+"""An echo server on the given port: ``python -m benchmarks.echo``.
 
 The floor of one round trip over loopback: one connection at a time, blocking, nothing between the
 read and the write.
@@ -13,7 +13,7 @@ _READ_BYTES = 1 << 16
 
 
 def main() -> None:
-    """Until it is killed."""
+    """Serve until killed."""
     with socket.create_server(("127.0.0.1", int(sys.argv[1]))) as listener:
         while True:
             peer, _ = listener.accept()

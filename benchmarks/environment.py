@@ -1,4 +1,4 @@
-"""Where a run takes place: machine, versions, and the sync latency of the disk it uses."""
+"""The environment of a run: machine, versions, and the sync latency of the disk."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ _IDLE = 0.85
 
 
 class NoDisk(Exception):
-    """The folder lies in memory: syncs would cost nothing there."""
+    """The folder is in memory, where syncs cost nothing."""
 
 
 def file_system(folder: Path) -> str:
-    """Type of the file system that holds ``folder``, by the longest mount point."""
+    """Return the type of the file system of ``folder``, by the longest mount point."""
     wanted = folder.resolve()
     best, kind = Path("/"), "?"
     for line in Path("/proc/mounts").read_text().splitlines():
-        _, mount, found = line.split()[:3]
+        _, mount, fs_type = line.split()[:3]
         point = Path(mount.replace("\\040", " "))
         if (point == wanted or point in wanted.parents) and len(str(point)) >= len(str(best)):
-            best, kind = point, found
+            best, kind = point, fs_type
     return kind
 
 
 def choose_folder(asked: str | None) -> Path:
-    """Where databases and logs go. Raises NoDisk rather than measure syncs to memory."""
+    """Return the folder for databases and logs. Raise NoDisk if it is in memory."""
     candidates = [asked] if asked is not None else ["/var/tmp", str(Path.cwd())]
     for candidate in candidates:
         folder = Path(candidate)
@@ -44,7 +44,7 @@ def choose_folder(asked: str | None) -> Path:
 
 
 def sync_latency_ms(folder: Path) -> dict[str, float]:
-    """Appending 4 KiB and fdatasync: median and p99."""
+    """Return median and p99 of an append of 4 KiB with fdatasync."""
     took = [seconds * 1000 for seconds in syncs_s(folder, _SYNCS)]
     return {"median": statistics.median(took), "p99": sorted(took)[int(_SYNCS * 0.99)]}
 
@@ -71,7 +71,7 @@ def syncs_s(folder: Path, count: int, *, in_place: bool = False) -> list[float]:
 
 
 def wait_until_idle(patience_s: float) -> bool:
-    """Until others leave the processors alone for a second, or patience is over."""
+    """Wait until other programs leave the CPUs idle for a second, or until the patience ends."""
     deadline_s = time.monotonic() + patience_s
     while True:
         before = _processor_times()
@@ -84,7 +84,7 @@ def wait_until_idle(patience_s: float) -> bool:
 
 
 def _processor_times() -> tuple[int, int]:
-    """Ticks idle, and all of them."""
+    """Return the idle CPU ticks and all CPU ticks."""
     ticks = [int(word) for word in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
     return ticks[3] + ticks[4], sum(ticks)
 

@@ -1,4 +1,4 @@
-"""Many topics, groups and subscribers in one daemon: their memory, and whether any is starved.
+"""Memory and fairness with many topics, groups and subscribers in one daemon.
 
     python -m benchmarks.fleet                      # 100 topics x 10 groups, 1 and 10 a group
     python -m benchmarks.fleet --per-group 1 --tasks 50000
@@ -34,26 +34,26 @@ from tickwheel.client import Client, Subscription, Task
 BODY = b"x" * 64
 PREFETCH = 64
 LEAD_S = 1.0
-"""From the last enqueue to the moment when all is due."""
+"""Time from the last enqueue until all tasks are due."""
 QUIET_S = 1.0
 TIMEOUT_S = 300.0
 STARVED_BELOW = 0.1
-"""The share of a fair share."""
+"""Minimum part of its fair share that each subscriber must get."""
 GROWTH_MAX = 1.1
-"""Memory after the last wave, compared with that after half of them."""
+"""Maximum ratio of the memory after the last wave to that after half of the waves."""
 ENQUEUE_AT_ONCE = 4096
 
 
 @dataclass(slots=True)
 class Member:
-    """One subscriber of one group."""
+    """A subscriber of a group."""
 
     topic: int
     group: int
     subscription: Subscription
     delivered: int = 0
     first_s: float | None = None
-    """Its first delivery of a wave."""
+    """Time of its first delivery in a wave."""
 
 
 @dataclass(slots=True)
@@ -106,11 +106,11 @@ class Fleet:
             return self._figures(memory, waves)
 
     async def _memory(self) -> int:
-        found = await asyncio.to_thread(self._daemon.quiet_memory_bytes, QUIET_S)
-        return found["VmRSS"]
+        memory = await asyncio.to_thread(self._daemon.quiet_memory_bytes, QUIET_S)
+        return memory["VmRSS"]
 
     async def _subscribe(self, clients: list[Client]) -> None:
-        """Members of a group sit on different connections."""
+        """Subscribe the members of each group on different connections."""
         options = self._options
         for place in range(self._per_group):
             for topic in range(options.topics):
@@ -160,7 +160,7 @@ class Fleet:
         options, count = self._options, len(self.members)
         fair = options.tasks / options.topics * options.waves / self._per_group
         delivered = sorted(member.delivered for member in self.members)
-        starved = sum(found < fair * STARVED_BELOW for found in delivered)
+        starved = sum(tasks < fair * STARVED_BELOW for tasks in delivered)
         # Up to the middle the daemon fills its memory of tasks that ended (endings_max).
         middle, last = (
             memory[f"after_wave_{number}_bytes"]
@@ -182,26 +182,28 @@ class Fleet:
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
-    """Smallest, middle and largest of sorted values."""
+    """Return the smallest, middle and largest of sorted values."""
     if not values:
         return {}
-    found = {"min": values[0], "median": statistics.median(values), "max": values[-1]}
-    return {name: round(value, 1) for name, value in found.items()}
+    summary = {"min": values[0], "median": statistics.median(values), "max": values[-1]}
+    return {name: round(value, 1) for name, value in summary.items()}
 
 
 def failures(figures: dict[str, Any]) -> list[str]:
-    """What must not be."""
-    found = []
+    """Return the violations of the bounds."""
+    violations = []
     if figures["starved"]:
-        found.append(f"{figures['starved']} of {figures['subscribers']} subscribers are starved")
+        violations.append(
+            f"{figures['starved']} of {figures['subscribers']} subscribers are starved"
+        )
     if figures["memory_grew"]:
-        found.append("memory grew in the second half of the waves")
+        violations.append("memory grew in the second half of the waves")
     counts = {name: sum(wave[name] for wave in figures["waves"]) for name in ("early", "refused")}
-    return found + [f"{count} {name}" for name, count in counts.items() if count]
+    return violations + [f"{count} {name}" for name, count in counts.items() if count]
 
 
 def measure(options: argparse.Namespace, per_group: int, folder: Path) -> dict[str, Any]:
-    """One run with a daemon of its own."""
+    """Make a run with a new daemon."""
     with Tickwheel(folder / f"fleet-{per_group}") as daemon:
         before = daemon.quiet_memory_bytes(QUIET_S)["VmRSS"]
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:

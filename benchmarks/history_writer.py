@@ -1,4 +1,4 @@
-"""What the delivery history costs: appending to the spool, and the process that makes the files.
+"""Cost of the delivery history: appends to the spool, and the process that writes the files.
 
     python -m benchmarks.history_writer [--events 3000000] [--batch 500]
 
@@ -31,7 +31,7 @@ CONSUMER = "billing-1@10.0.0.3:50124"
 
 
 def fill(folder: Path, batches: int, batch: int, now_ms: int) -> tuple[float, int]:
-    """Seconds that appending took, and the spool's bytes."""
+    """Return the seconds of all appends, and the spool's bytes."""
     spool = Spool(state_folder(folder, NODE, 0), 1, bytes_max=1 << 40)
     spent_s = 0.0
     ones = [1] * batch
@@ -89,7 +89,7 @@ def main() -> None:
         lines = sum(len(line) for line in segments.raw_lines(sealed[0].path, Tally()))
         count = sum(1 for _ in segments.raw_lines(sealed[0].path, Tally()))
     cpu_s = used.ru_utime + used.ru_stime
-    found = {
+    figures = {
         "events": events,
         "batch": arguments.batch,
         "append_ns_per_event": round(append_s / events * 1e9),
@@ -102,7 +102,7 @@ def main() -> None:
         "line_bytes": round(lines / count, 1),
         "sealed_bytes_per_event": round(sealed_bytes / events, 1),
     }
-    print(json.dumps(found, indent=2))
+    print(json.dumps(figures, indent=2))
 
 
 if __name__ == "__main__":

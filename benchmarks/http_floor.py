@@ -1,5 +1,5 @@
-"""A server of the daemon's own HTTP stack whose handler does nothing: it reads a task as the API
-does, and answers as it does. ``python -m benchmarks.http_floor PORT``."""
+"""A server with the daemon's HTTP stack that reads a task and answers like the API, but does
+nothing with it. ``python -m benchmarks.http_floor PORT``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _decoder = msgspec.json.Decoder(types.OneOrMany)
 
 
 class Nothing:
-    """In the place of the API."""
+    """Handles requests instead of the API."""
 
     wait_ms_max = 0
 
@@ -42,7 +42,7 @@ class Nothing:
 
 
 async def serve(port: int) -> None:
-    """Until it is killed."""
+    """Serve until killed."""
     http = Http("127.0.0.1", port, _ready, _nothing, api=cast(Api, Nothing()))
     await http.start()
     await asyncio.Event().wait()

@@ -1,4 +1,4 @@
-"""Load over HTTP: single enqueues on connections that are kept, and a stream of lines."""
+"""Load over HTTP: single enqueues on persistent connections, and a stream of lines."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from benchmarks.wire import connect
 Made = Callable[[bytes], bytes]
 HTTP_CONNECTIONS = 32
 _OBJECT_END = b"}"
-"""Each answer is one object without another in it."""
+"""End of an answer, which is an object without inner objects."""
 
 
 def http_put(port: int, count: int, seed: int) -> payload.Job:
-    """One task a request, each connection one request at a time."""
+    """Enqueue one task per request, with one request at a time on each connection."""
     streams = [
         Stream(connect(port), _load(share, seed + index, _request), 1, _count)
         for index, share in enumerate(payload.shares(count, HTTP_CONNECTIONS))
@@ -77,5 +77,5 @@ def _check(streams: list[Stream], count: int) -> None:
     said = [b"".join(stream.replies) for stream in streams]
     for stream in streams:
         stream.sock.close()
-    found = sum(data.count(b'{"id":"') for data in said)
-    assert found == count, f"{found} tasks were accepted, not {count}: {said[0][:500]!r}"
+    accepted = sum(data.count(b'{"id":"') for data in said)
+    assert accepted == count, f"{accepted} tasks were accepted, not {count}: {said[0][:500]!r}"

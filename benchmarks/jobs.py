@@ -1,4 +1,4 @@
-"""What a load process can do. Each job prepares (encodes, connects), then runs on command.
+"""The jobs of a load process. Each job prepares (encodes, connects), then runs on command.
 
 A job is a generator function: the ``yield`` is where it is ready and waits for the start; it
 returns its figures as plain JSON values.
@@ -57,7 +57,7 @@ def tickwheel_put(
     keyed: bool = False,
     shape: str | None = None,
 ) -> Job:
-    """Durable enqueues, pipelined; optionally leaves the ids in a file of int64."""
+    """Send pipelined durable enqueues. Optionally write the ids to a file of int64."""
     streams = [
         Stream(
             Control(port, session=True).sock,
@@ -89,7 +89,7 @@ def beanstalkd_put(
     delay_s: int | None = None,
     connections: int = CONNECTIONS,
 ) -> Job:
-    """``put``, pipelined."""
+    """Send pipelined ``put`` commands."""
     streams = [
         Stream(
             connect(port), payload.beanstalkd_puts(share, seed + i, delay_s), window, count_lines
@@ -103,7 +103,7 @@ def beanstalkd_put(
 
 
 def tickwheel_sequential(port: int, count: int, seed: int) -> Job:
-    """One task a frame, each after the answer to the one before."""
+    """Enqueue one task per frame, each after the previous answer."""
     load = payload.enqueue_frames(count, 1, 1, seed)
     stream = Stream(Control(port, session=True).sock, load, 1, FrameCounter())
     yield
@@ -125,8 +125,8 @@ def beanstalkd_sequential(port: int, count: int, seed: int) -> Job:
 
 
 def echo_sequential(port: int, count: int, seed: int, sync_in: str) -> Job:
-    """The floor of both: the same requests to a server that sends them back, and as many syncs
-    of 4 KiB. As if each request took one round trip and one sync."""
+    """Measure the minimum for both: the same requests to an echo server, and as many syncs of 4
+    KiB, as if each request took one round trip and one sync."""
     stream = Stream(connect(port), payload.enqueue_frames(count, 1, 1, seed), 1, FrameCounter())
     yield
     cpu_s = time.process_time()
@@ -150,7 +150,7 @@ def _sequential_figures(took: list[float], cpu_s: float) -> dict[str, Any]:
 
 
 def tickwheel_burst(port: int, count: int, due_ms: int, prefetch: int) -> Job:
-    """Deliveries of tasks due at one moment, acked per read; from that moment to the last
+    """Take tasks that are due at the same time, and ack them per read. The time ends with the last
     confirmed ack."""
     consumer = TickwheelConsumer(port, CONNECTIONS, prefetch)
     yield
@@ -167,7 +167,7 @@ def tickwheel_burst(port: int, count: int, due_ms: int, prefetch: int) -> Job:
 
 
 def beanstalkd_burst(port: int, count: int, window: int) -> Job:
-    """``reserve`` and ``delete`` of jobs that are ready; from the first byte sent."""
+    """``reserve`` and ``delete`` ready jobs. The time begins with the first byte sent."""
     consumer = BeanstalkdConsumer(port, CONNECTIONS, window)
     yield
     cpu_s = time.process_time()
@@ -177,7 +177,7 @@ def beanstalkd_burst(port: int, count: int, window: int) -> Job:
 
 
 def watch(port: int, count: int, due_ms: int) -> Job:
-    """PING and STATS in turn, from the moment on until ``count`` tasks are acked."""
+    """Send PING and STATS in turn, from the due time until ``count`` tasks are acked."""
     control = Control(port)
     took_ms: dict[FrameType, list[float]] = {FrameType.PING: [], FrameType.STATS: []}
     yield
@@ -223,7 +223,7 @@ def consume(
 
 
 def pace(port: int, rate: int, seconds: float, window: int, delay_ms: list[int], seed: int) -> Job:
-    """Enqueues at a steady rate, one task a frame, a millisecond's worth at a time."""
+    """Enqueue at a steady rate, with one task per frame and the tasks of a millisecond at once."""
     count = int(rate * seconds)
     load = payload.paced_frames(count, window, seed, (delay_ms[0], delay_ms[1]))
     stream = Stream(Control(port, session=True).sock, load, window, FrameCounter())

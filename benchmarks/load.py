@@ -24,7 +24,7 @@ LOAD_COMMAND = (sys.executable, "-m", "benchmarks.load")
 
 
 class LoadFailed(Exception):
-    """A load process did not finish its job; the message is what it said."""
+    """A load process did not finish its job. The message has its output."""
 
 
 class Load:
@@ -42,8 +42,8 @@ class Load:
         folder: Path | None = None,
         **arguments: object,
     ) -> None:
-        """``limit_s``: when it is not done by then, it ends itself. ``command``: another program
-        that speaks as this one does, started in ``folder``."""
+        """The process ends itself after ``limit_s``. ``command`` is another program with the same
+        interface, which is started in ``folder``."""
         self._job = job
         self._process = subprocess.Popen(
             command or self.command,
@@ -74,7 +74,7 @@ class Load:
         return self.result()
 
     def close(self) -> None:
-        """End the process, by its own id, and forget it."""
+        """Kill the process and forget it."""
         if self._process.poll() is None:
             self._process.kill()
         self._process.communicate()
@@ -110,8 +110,8 @@ class Load:
 
 @contextmanager
 def client_of(python: str, folder: Path) -> Iterator[None]:
-    """Meanwhile load processes are these jobs with another client: that of the interpreter
-    ``python``. ``folder`` gets what its search path needs."""
+    """Run the jobs of load processes with the client of another interpreter, ``python``. ``folder``
+    gets the files of its search path."""
     before = Load.command, Load.folder
     folder.mkdir(exist_ok=True)
     (folder / "benchmarks").unlink(missing_ok=True)
@@ -124,7 +124,7 @@ def client_of(python: str, folder: Path) -> Iterator[None]:
 
 
 def main() -> int:
-    """The load process itself."""
+    """Run the load process."""
     from benchmarks.jobs import JOBS
 
     signal.alarm(RUN_TIMEOUT_S)

@@ -41,7 +41,7 @@ _DELIVER, _ACK, _ENQUEUE = int(FrameType.DELIVER), int(FrameType.ACK), int(Frame
 
 
 class Pacer:
-    """One connection: a subscription for each topic, tasks on all of them in turn, acks."""
+    """A connection with a subscription per topic, which enqueues tasks on all topics in turn."""
 
     def __init__(self, port: int, topics: int, rate: int) -> None:
         control = Control(port, session=True)
@@ -105,7 +105,7 @@ class Pacer:
 
 
 def load(options: argparse.Namespace) -> int:
-    """The load process: says when it begins, then its figures."""
+    """Run the load process, which prints its start time, then its figures."""
     pacer = Pacer(options.load, options.topics, options.rate)
     print("ready", flush=True)
     pacer.run(options.seconds + WARM_UP_S)
@@ -114,7 +114,7 @@ def load(options: argparse.Namespace) -> int:
 
 
 def scrape(url: str) -> tuple[float, int, int]:
-    """(seconds, bytes, samples)"""
+    """Return (seconds, bytes, samples) of a scrape."""
     request = urllib.request.Request(url, headers={"Accept": ACCEPT})  # noqa: S310  # our own
     begin_s = time.perf_counter()
     with urllib.request.urlopen(request, timeout=30) as answer:  # noqa: S310  # our own
@@ -142,7 +142,7 @@ def measure(options: argparse.Namespace, folder: Path) -> int:
 
 
 Windows = list[tuple[float, float, bool]]
-"""(from, until, scraped), wall clock in ms"""
+"""(start, end, whether scraped); wall-clock ms."""
 
 
 def phases(url: str, seconds: float) -> tuple[Windows, list[tuple[float, int, int]]]:
@@ -173,13 +173,13 @@ def show(
     print(f"scrape ({len(scrapes)}, {samples:,} samples, {size_bytes:,} bytes): {figures}")
     for when, wanted in (("without scraping", False), ("with scraping", True)):
         spans = [(begin, end) for begin, end, scraped in windows if scraped is wanted]
-        found = [one for one in late if any(begin <= one[0] < end for begin, end in spans)]
+        selected = [one for one in late if any(begin <= one[0] < end for begin, end in spans)]
         for column, side in ((1, "daemon's stamp"), (2, "client's receipt")):
             figures = ", ".join(
                 f"{name} {value:.1f} ms"
-                for name, value in percentiles([one[column] for one in found]).items()
+                for name, value in percentiles([one[column] for one in selected]).items()
             )
-            print(f"late {when}, {side} ({len(found):,}): {figures}")
+            print(f"late {when}, {side} ({len(selected):,}): {figures}")
 
 
 def main() -> int:

@@ -1,4 +1,4 @@
-"""A day's mix through the client: many topics, several groups each, some failures.
+"""A mixed load through the client: many topics with several groups each, and some failures.
 
 The producer keeps a steady rate; what it could not keep up with is its ``behind_ms``. Consumers
 nack a share of all first attempts, which come again a second later, and ack everything else.
@@ -32,7 +32,7 @@ def topic_name(number: int) -> str:
 def mixed_produce(
     port: int, topics: int, rate: int, seconds: float, delay_s: tuple[float, float], seed: int
 ) -> Job:
-    """``rate`` tasks a second over all topics, due within ``delay_s``; a call each 10 ms."""
+    """Enqueue ``rate`` tasks per second over all topics, due within ``delay_s``, every 10 ms."""
     from tickwheel.client import Client, Task
 
     source, texts = random.Random(seed), payload.bodies(seed)
@@ -78,7 +78,7 @@ def mixed_produce(
 
 
 class _Seen:
-    """What the consumers got so far; lateness by the millisecond, as there are millions."""
+    """The consumers' deliveries so far. Lateness is counted per millisecond to save memory."""
 
     def __init__(self, wanted: int) -> None:
         self.left = wanted
@@ -96,7 +96,7 @@ class _Seen:
 def mixed_consume(
     port: int, topics: int, groups: int, count: int, nack_share: float, seconds: float, seed: int
 ) -> Job:
-    """All groups of all topics, until each has acked its share of ``count`` tasks."""
+    """Consume in all groups of all topics until each has acked its share of ``count`` tasks."""
     from tickwheel.client import Client
 
     source = random.Random(seed)

@@ -1,4 +1,4 @@
-"""``python -m benchmarks.on_paper``: what a fleet on Redis would do, from figures of this machine.
+"""Estimate the throughput of a fleet on Redis from figures of this machine.
 
 First it measures one daemon on one redis-server without a mirror, at a few rates: what a task and a
 batch cost the daemon and Redis, and what a pending task takes in the memory of both. Then it
@@ -32,17 +32,17 @@ from benchmarks.redis_server import Redis, TickwheelOnRedis, find_redis
 from benchmarks.scale import FULL
 
 RATES = (1_000, 5_000, 20_000)
-"""Tasks a second that are enqueued, fired and acked while costs are measured."""
+"""Rate of tasks, per second, while costs are measured."""
 SECONDS = 8.0
 DELAY_MS = (1_000, 1_000)
 PENDING = 200_000
 QUIET_S = 2.0
 KEPT_S = 65.0
-"""Time after which the daemon keeps no batch for a Redis that came back older."""
+"""Time for which the daemon keeps batches for a Redis that lost its newest data."""
 ENQUEUE_PART = 0.5
-"""The enqueue's part of what a task costs the daemon, and Redis; the rest is fired and acked."""
+"""The enqueue's share of the cost of a task in the daemon and in Redis."""
 BUSY_MAX = 0.8
-"""A thread that is busier has no room for an uneven minute."""
+"""Maximum load of a thread, which leaves room for uneven load."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Fleet:
 
 
 def measure(folder: Path, program: str) -> Costs:
-    """The costs on this machine."""
+    """Measure the costs on this machine."""
     scale = replace(FULL, lateness_s=SECONDS)
     context = Context(scale, folder / "case", None, peers=False, quiet=True)
     rows = []
@@ -79,10 +79,10 @@ def measure(folder: Path, program: str) -> Costs:
         redis = Redis(folder / f"redis-{rate}", program)
         with TickwheelOnRedis(folder / f"at-{rate}", redis, query="?mirror=no") as daemon:
             before, redis_s = daemon.stats()["batches"], redis.cpu_s()
-            found = lateness_at(context, daemon, rate, DELAY_MS)
+            sample = lateness_at(context, daemon, rate, DELAY_MS)
             batches = daemon.stats()["batches"] - before
             redis_s = redis.cpu_s() - redis_s
-        server_s, count = found["server_cpu_s"], found["count"]
+        server_s, count = sample["server_cpu_s"], sample["count"]
         rows.append((batches, count, server_s * 1e6, redis_s * 1e6))
         print(
             f"{rate:,} a second: {batches / count:.3f} batches a task,"
@@ -95,8 +95,7 @@ def measure(folder: Path, program: str) -> Costs:
 
 
 def fit(rows: Sequence[tuple[float, float, float]]) -> tuple[float, float]:
-    """The price of a batch and of a task that explain processor times best, by least squares of
-    what they are wrong by in proportion."""
+    """Return the CPU time of a batch and of a task, by least squares of the relative errors."""
     scaled = [(b / us, n / us) for b, n, us in rows]
     bb, bn = sum(b * b for b, _ in scaled), sum(b * n for b, n in scaled)
     nn, b1, n1 = sum(n * n for _, n in scaled), sum(b for b, _ in scaled), sum(n for _, n in scaled)
@@ -105,7 +104,7 @@ def fit(rows: Sequence[tuple[float, float, float]]) -> tuple[float, float]:
 
 
 def measure_pending(folder: Path, program: str) -> tuple[float, float]:
-    """Bytes of memory of the daemon, and of Redis, for a task that is due in a day."""
+    """Return the memory of the daemon and of Redis, in bytes per task that is due in a day."""
     redis = Redis(folder / "redis-pending", program)
     with TickwheelOnRedis(folder / "pending", redis, query="?mirror=no") as daemon:
         memory, used = daemon.quiet_memory_bytes(QUIET_S)["VmRSS"], used_memory(redis)
@@ -130,29 +129,29 @@ def used_memory(redis: Redis) -> int:
 
 @dataclass
 class Shard:
-    """A daemon: one thread that takes frames, ticks, acks and answers in the order they come, and
-    one batch on its way to Redis at a time. Times are microseconds from the beginning."""
+    """A daemon: a thread that processes frames, ticks, acks and answers in order of arrival, with
+    one batch at a time on its way to Redis. Times are microseconds since the start."""
 
     free_us: float = 0.0
-    """When its thread has done what it was given."""
+    """When the thread has finished its current work."""
     busy_us: float = 0.0
     open: float = 0.0
-    """What gathers for the next batch, in tasks that are enqueued and acked."""
+    """Numbers of enqueued and acked tasks in the open batch."""
     waiting_us: list[float] = field(default_factory=list)
-    """When the frames of the open batch came,"""
+    """Arrival times of the frames of the open batch."""
     sent_us: list[float] | None = None
-    """and those of the batch that is on its way; None: none is."""
+    """Arrival times of the frames of the batch on its way, or None without one."""
 
     def work(self, now_us: float, cost_us: float) -> float:
-        """When this is done."""
+        """Do some work. Return when it is done."""
         self.free_us = max(self.free_us, now_us) + cost_us
         self.busy_us += cost_us
         return self.free_us
 
 
 class Master:
-    """One Redis master and the shards that live there. Tasks arrive at random; those of one
-    millisecond at a shard are one frame, and are due, and acked, together."""
+    """A Redis master and its shards. Tasks arrive at random. Tasks of a shard that arrive in the
+    same millisecond are one frame, and are due and acked together."""
 
     def __init__(self, fleet: Fleet, costs: Costs, seed: int) -> None:
         self._costs, self._trip_us = costs, fleet.trip_us
@@ -167,7 +166,7 @@ class Master:
         self.busy_us = 0.0
         self.late_ms: list[float] = []
         self.answered_ms: list[float] = []
-        """From an enqueue to its answer."""
+        """Return the time from an enqueue to its answer."""
         self.batches, self.begun = 0, 0.0
 
     def play(self, seconds: float) -> None:
@@ -207,7 +206,7 @@ class Master:
         self._begin(shard, shard.work(now_us, count * self._fire_us / 2))
 
     def _begin(self, shard: Shard, now_us: float) -> None:
-        """Send what has gathered, unless a batch is on its way."""
+        """Send the open batch unless another one is on its way."""
         if shard.sent_us is not None or not shard.open:
             return
         left_us = shard.work(now_us, self._costs.batch_us)
@@ -226,7 +225,7 @@ class Master:
 
 
 def poisson(rnd: random.Random, mean: float) -> int:
-    """A number of events of which there are ``mean`` on average: of many as a normal number."""
+    """Return a random number of events with this mean. Large numbers are normally distributed."""
     if mean > 30:
         return max(0, round(rnd.gauss(mean, mean**0.5)))
     count, left = 0, rnd.expovariate(1.0)

@@ -1,4 +1,4 @@
-"""``python -m benchmarks.packing``: what packing costs the client, in processor time of one task.
+"""CPU time of the client for packing one task: ``python -m benchmarks.packing``.
 
 A task is checked as for an enqueue, which is where bodies are packed, and unpacked as a delivery
 is; nothing is sent. The first row is a client without options, which must cost what it did before.
@@ -19,13 +19,13 @@ from tickwheel.client.typed import task
 
 SIZES = (200, 20_000)
 SECONDS = 0.3
-"""How long one figure is measured for; the best of TURNS is shown."""
+"""Seconds to measure a figure. The best of TURNS is shown."""
 TURNS = 3
 KEYS = {"2026-11": os.urandom(32)}
 
 
 def cost_us(work: Callable[[], object]) -> float:
-    """Microseconds of processor time of one call, at best."""
+    """Return the lowest CPU time of a call in microseconds."""
     best = float("inf")
     for _ in range(TURNS):
         count, began_s = 0, time.process_time()
@@ -38,18 +38,18 @@ def cost_us(work: Callable[[], object]) -> float:
 
 
 def text(size: int) -> str:
-    """Text that compresses about as JSON of a program does."""
+    """Return text that compresses about as well as a program's JSON."""
     lines = (f'{{"sku": "A-{n * 7919 % 10_007}", "count": {n % 13}}}' for n in range(size))
     return "\n".join(next(lines) for _ in range(size // 30 + 1))[:size]
 
 
 @task("t")
 async def typed(order_id: int, note: str) -> None:
-    """A typed task, of which only the arguments are used here."""
+    """A typed task. Only its arguments are used."""
 
 
 def rows(size: int) -> dict[str, tuple[Callable[[], object], Callable[[], object] | None]]:
-    """Name → what an enqueue does, what a delivery does."""
+    """Return name → (work of an enqueue, work of a delivery)."""
     note = text(size)
     body = note.encode()
 
@@ -79,7 +79,7 @@ def rows(size: int) -> dict[str, tuple[Callable[[], object], Callable[[], object
 
 
 def main() -> None:
-    """Print a line of JSON for each size and way."""
+    """Print a line of JSON for each size and encoding."""
     for size in SIZES:
         for name, (send, receive) in rows(size).items():
             figures = {"bytes": size, "way": name, "enqueue_us": round(cost_us(send), 2)}

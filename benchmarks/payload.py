@@ -1,4 +1,4 @@
-"""Load, encoded before the clock starts: the same bodies and due times for every system.
+"""Load that is encoded before the clock starts, with the same bodies and due times for all systems.
 
 Knows both protocols' requests and no socket. A stream of requests is one block of bytes and
 where each request ends in it.
@@ -19,7 +19,7 @@ TOPIC = "bench"
 FIRST_REQUEST = 2
 """HELLO is request 1."""
 _BODIES = 1_024
-"""Different bodies; enough that no system gains from seeing one again."""
+"""Number of different bodies, so that no system gains from repeated ones."""
 _CALLS_MADE = 200
 
 T = TypeVar("T")
@@ -28,14 +28,14 @@ Job = Generator[None, None, dict[str, Any]]
 
 
 class Encoded(NamedTuple):
-    """``ends[i]``: where request i ends in ``blob``."""
+    """Encoded requests. ``ends[i]`` is the end of request i in ``blob``."""
 
     blob: bytes
     ends: list[int]
 
 
 def shares(count: int, connections: int) -> list[int]:
-    """How many of ``count`` each connection has."""
+    """Return the number of requests of each connection, in total ``count``."""
     share, odd = divmod(count, connections)
     return [share + (index < odd) for index in range(connections)]
 
@@ -46,14 +46,15 @@ def bodies(seed: int) -> list[bytes]:
 
 
 def delays_s(count: int, seed: int, span_s: float = DUE_SPAN_S) -> list[float]:
-    """Spread evenly over the span, in random order; none comes due during a run."""
+    """Return delays spread evenly over the span, in random order. No task comes due during a
+    run."""
     source = random.Random(seed)
     return [source.uniform(span_s / 720, span_s) for _ in range(count)]
 
 
 def in_calls(make: Callable[[int], T], count: int, per_call: int) -> Iterator[T]:
-    """What the calls of a run are given: ``make(number)`` for each, before the clock starts. A
-    long run repeats the first ones, as all of it would not fit into memory."""
+    """Return the inputs of a run's calls, made by ``make(number)`` before the clock starts. A long
+    run repeats the first inputs, because all of them would not fit into memory."""
     calls, odd = divmod(count, per_call)
     assert not odd, f"{count} tasks are not whole calls of {per_call}"
     made = [make(number) for number in range(min(calls, _CALLS_MADE))]
@@ -61,7 +62,7 @@ def in_calls(make: Callable[[int], T], count: int, per_call: int) -> Iterator[T]
 
 
 def key_frames(kind: FrameType, keys: Sequence[str]) -> Encoded:
-    """Requests about one key each."""
+    """Return requests with one key each."""
     requests = enumerate(keys, FIRST_REQUEST)
     named = ((number, {"topic": TOPIC, "key": key}) for number, key in requests)
     return _join([encode((int(kind), number, None, selection)) for number, selection in named])
@@ -85,7 +86,7 @@ SHAPES: dict[str, Callable[[int, int], dict[str, Any]]] = {
     "tenant": lambda seed, i: {"properties": {"tenant": i % TENANTS}},
     "half": lambda seed, i: {"tag": "half" if i % 2 else "other"},
 }
-"""What a stream's tasks have beside body and due time: by the stream's seed, and which it is."""
+"""Returns the options of a stream's task, by the stream's seed and the task's number."""
 
 
 def enqueue_frames(
@@ -132,7 +133,7 @@ def _nothing(seed: int, index: int) -> dict[str, Any]:
 
 
 def paced_frames(count: int, window: int, seed: int, delay_ms: tuple[int, int]) -> Encoded:
-    """ENQUEUE frames of one task each, due within the given range of delays."""
+    """Return ENQUEUE frames of one task each, due within the range of delays."""
     texts = bodies(seed)
     source = random.Random(seed)
     return _join(
@@ -151,7 +152,7 @@ def _enqueue(request: int, window: int, tasks: Sequence[tuple[object, ...]]) -> 
 
 
 def reschedule_frames(ids: Sequence[int], ids_per_frame: int, seed: int) -> Encoded:
-    """RESCHEDULE frames that move their ids to new times in the span, one for each frame."""
+    """Return RESCHEDULE frames that move their ids to a new time in the span."""
     delays = delays_s(-(-len(ids) // ids_per_frame), seed)
     parts: list[bytes] = []
     for number, start in enumerate(range(0, len(ids), ids_per_frame)):
@@ -161,7 +162,7 @@ def reschedule_frames(ids: Sequence[int], ids_per_frame: int, seed: int) -> Enco
 
 
 def id_frames(kind: FrameType, ids: Sequence[int], ids_per_frame: int) -> Encoded:
-    """Frames whose only field are ids: CANCEL, RUN_NOW, LOOKUP."""
+    """Return frames with ids as their only field: CANCEL, RUN_NOW or LOOKUP."""
     starts = range(0, len(ids), ids_per_frame)
     return _join(
         [
@@ -178,7 +179,7 @@ def nack_frames(
     delay_ms: int,
     first_request: int,
 ) -> Encoded:
-    """NACK frames of (id, epoch, attempt), due again after the delay."""
+    """Return NACK frames of receipts (id, epoch, attempt), whose tasks are due after the delay."""
     parts: list[bytes] = []
     for number, start in enumerate(range(0, len(receipts), per_frame)):
         items = [(*one, delay_ms, "no") for one in receipts[start : start + per_frame]]
@@ -188,7 +189,7 @@ def nack_frames(
 
 
 def beanstalkd_puts(count: int, seed: int, delay_s: int | None = None) -> Encoded:
-    """``put`` commands, due over the span or all after ``delay_s``."""
+    """Return ``put`` commands, due over the span or all after ``delay_s``."""
     texts = bodies(seed)
     delays: Iterable[float] = (
         delays_s(count, seed) if delay_s is None else (delay_s for _ in range(count))

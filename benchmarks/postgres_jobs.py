@@ -1,4 +1,5 @@
-"""The peer of the client cases: delayed tasks in a table of PostgreSQL, with asyncpg, by hand.
+"""The peer of the client cases: delayed tasks in a PostgreSQL table, with hand-written asyncpg
+code.
 
 What a program does that keeps its tasks itself: a table with an index on the due time. It is
 quicker than a queue in what it leaves out: no lease, no retry, no single ack (what is fetched is
@@ -33,11 +34,11 @@ FETCH = """
         SELECT id FROM task WHERE due_ms <= $1 ORDER BY due_ms LIMIT $2 FOR UPDATE SKIP LOCKED))
     RETURNING id, topic, due_ms, body
 """
-"""ANY(ARRAY(...)) looks each id up once; with IN the planner may read the whole table instead."""
+"""ANY(ARRAY(...)) looks each id up once. With IN the planner could scan the whole table."""
 
 
 async def _as_it_is(connection: Any) -> None:
-    """Instead of asyncpg's reset, which costs a round trip whenever a connection is given back."""
+    """Replace asyncpg's reset, which costs a round trip for each returned connection."""
 
 
 async def _pool(port: int, size: int, *, make: bool = True) -> Any:
@@ -73,7 +74,7 @@ async def _check(pool: Any, count: int) -> None:
 
 
 def postgres_copy(port: int, count: int, per_call: int, in_flight: int, seed: int) -> Job:
-    """COPY, ``per_call`` records each, ``in_flight`` at a time; each is synced."""
+    """COPY ``per_call`` records per call, ``in_flight`` calls at a time. Each call is synced."""
 
     async def run(pool: Any, calls: Iterator[list[Record]]) -> None:
         # One iterator for all: whoever is free takes the next call.
@@ -90,7 +91,7 @@ def postgres_copy(port: int, count: int, per_call: int, in_flight: int, seed: in
 
 
 def postgres_insert(port: int, count: int, callers: int, seed: int) -> Job:
-    """One INSERT each by ``callers`` coroutines, one after the other; each is synced."""
+    """INSERT one row after the other in each of ``callers`` coroutines. Each insert is synced."""
 
     async def insert(pool: Any, records: Sequence[Record]) -> None:
         for topic, due_ms, body in records:
@@ -112,7 +113,7 @@ def postgres_insert(port: int, count: int, callers: int, seed: int) -> Job:
 
 
 def postgres_fill(port: int, count: int, seed: int) -> Job:
-    """A table of tasks that are due, as the planner likes it."""
+    """Fill a table with due tasks, and prepare it for the planner."""
 
     async def fill() -> None:
         pool = await _pool(port, 1)
@@ -127,7 +128,7 @@ def postgres_fill(port: int, count: int, seed: int) -> Job:
 
 
 def postgres_burst(port: int, count: int, per_fetch: int) -> Job:
-    """Fetching and deleting what is due, many at a time, over several connections."""
+    """Fetch and delete due tasks in batches over several connections."""
     got = 0
 
     async def fetch(pool: Any) -> None:

@@ -1,4 +1,4 @@
-"""A PostgreSQL of one's own: what a user would otherwise keep delayed tasks in, by hand.
+"""A temporary PostgreSQL, where users without a scheduler would keep delayed tasks.
 
 Each server is a fresh cluster in a folder of its own, on a free port. Every commit is synced, as
 the defaults have it; memory and the size of the log follow what PostgreSQL's documents say about
@@ -35,7 +35,7 @@ _POLL_S = 0.02
 
 
 class Postgres(Server):
-    """One cluster, empty but for its database ``postgres``; anybody on this machine may connect."""
+    """A cluster with only the empty database ``postgres``. Any local user can connect."""
 
     def __init__(self, folder: Path, binaries: str) -> None:
         # It refuses to be root: then it is the user whom its package made.
@@ -85,16 +85,16 @@ class Postgres(Server):
             time.sleep(_POLL_S)
 
     def cpu_s(self) -> float:
-        """Processor time of all its processes, including ended ones."""
+        """Return the CPU time of all its processes, including ended ones."""
         return processor_s(self.pid, with_children=True)
 
     def _ask_to_end(self) -> None:
-        """A fast shutdown: its sessions are ended."""
+        """Stop the cluster with a fast shutdown, which ends its sessions."""
         self._process.send_signal(signal.SIGINT)
 
 
 def find_postgres() -> tuple[str, str] | None:
-    """(folder of its programs, versions of it and asyncpg), or None when one is missing."""
+    """Return (folder of its programs, versions of it and asyncpg), or None if one is missing."""
     try:
         driver = version("asyncpg")
     except PackageNotFoundError:
@@ -103,8 +103,8 @@ def find_postgres() -> tuple[str, str] | None:
     places = sorted(_PLACES.glob("*/bin"), key=lambda place: float(place.parent.name), reverse=True)
     for place in [*places, *([Path(on_path).resolve().parent] if on_path else [])]:
         if all((place / name).exists() for name in ("initdb", "postgres", "pg_isready")):
-            found = subprocess.run(
+            words = subprocess.run(
                 [place / "postgres", "--version"], capture_output=True, text=True, check=False
             ).stdout.split()
-            return str(place), f"PostgreSQL {found[2] if len(found) > 2 else '?'}, asyncpg {driver}"
+            return str(place), f"PostgreSQL {words[2] if len(words) > 2 else '?'}, asyncpg {driver}"
     return None

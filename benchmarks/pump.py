@@ -22,7 +22,7 @@ CountReplies = Callable[[bytes], int]
 
 
 class Stream:
-    """One connection with its load. ``answered`` replies have come."""
+    """A connection with its load. ``answered`` is the number of replies."""
 
     def __init__(
         self, sock: socket.socket, load: Encoded, window: int, count_replies: CountReplies
@@ -32,7 +32,7 @@ class Stream:
         self.answered = 0
         self.replies: list[bytes] = []
         self.sendable = 0
-        """Requests that may be sent by now; ``pump`` raises it with the answers."""
+        """Number of requests that may be sent, which ``pump`` raises with each answer."""
         self._view = memoryview(load.blob)
         self._ends = load.ends
         self._sent = 0
@@ -51,13 +51,13 @@ class Stream:
         self.answered += self._count(data)
 
     def open_window(self) -> None:
-        """Let more be sent, a quarter of the window at a time: small writes cost everybody."""
+        """Allow more requests, a quarter of the window at a time, to avoid small writes."""
         allowed = min(self.answered + self.window, self.total)
         if allowed - self.sendable >= self._step or allowed == self.total:
             self.sendable = allowed
 
     def send(self) -> bool:
-        """Send what may be sent; whether some of it had to stay."""
+        """Send the allowed requests. Return whether the socket did not accept all of them."""
         end = self._ends[self.sendable - 1] if self.sendable else 0
         if self._sent < end:
             with contextlib.suppress(BlockingIOError):
@@ -66,7 +66,7 @@ class Stream:
 
 
 def pump(streams: Sequence[Stream]) -> float:
-    """Send everything and wait for every answer; the seconds from first byte to last answer."""
+    """Send all requests and wait for all answers. Return the seconds until the last answer."""
     selector = selectors.DefaultSelector()
     waiting: dict[int, bool] = {}
     for stream in streams:
@@ -98,7 +98,7 @@ def pump(streams: Sequence[Stream]) -> float:
 
 
 def timed_pump(streams: Sequence[Stream]) -> dict[str, Any]:
-    """The same, with this process's share of the time."""
+    """Call ``pump``. Return its seconds and the CPU time of this process."""
     cpu_s = time.process_time()
     elapsed_s = pump(streams)
     return {"elapsed_s": elapsed_s, "client_cpu_s": time.process_time() - cpu_s}
@@ -113,7 +113,7 @@ def _send(selector: selectors.BaseSelector, waiting: dict[int, bool], stream: St
 
 
 def one_by_one(stream: Stream) -> list[float]:
-    """Each request after the answer to the one before; the seconds each took."""
+    """Send each request after the previous answer. Return the seconds of each."""
     stream.sock.setblocking(True)
     took: list[float] = []
     while stream.answered < stream.total:

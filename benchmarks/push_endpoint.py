@@ -13,7 +13,7 @@ from aiohttp import web
 
 
 async def serve(port: int, takes_s: float) -> None:
-    """Until it is killed."""
+    """Serve until killed."""
     late_ms: dict[str, float] = {}
 
     async def take(request: web.Request) -> web.Response:

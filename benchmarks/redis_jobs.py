@@ -1,4 +1,4 @@
-"""The peer of the Redis cases: a program that keeps its delayed tasks in Redis by itself.
+"""The peer of the Redis cases: a program that keeps delayed tasks in Redis without Tickwheel.
 
 The common recipe, a sorted set of due times and a hash of bodies, through redis-py: ``ZADD`` and
 ``HSET`` for each task, in pipelines without MULTI. Keys, members, due
@@ -47,7 +47,7 @@ def _shares(count: int, seed: int, connections: int) -> list[list[Task]]:
 
 
 def _without_hiredis() -> None:
-    """From here on redis-py is what installing it alone makes it: no parser in C, nor packer."""
+    """Make redis-py work as without hiredis, whose parser and packer are in C."""
     if "redis" in sys.modules:
         raise AssertionError("redis-py was imported already, and found hiredis")
     sys.modules["hiredis"] = None  # type: ignore[assignment]  # so an import of it fails
@@ -70,7 +70,7 @@ def redis_py_async(
     plain: bool = False,
     together: bool = False,
 ) -> Generator[None, None, dict[str, Any]]:
-    """``redis.asyncio``: connections at the same time, each a pipeline after the other.
+    """Use ``redis.asyncio`` with several connections, each with one pipeline after the other.
 
     ``untimed``: without the time-out that redis-py 8.1 sets unless it gets another (6.4 and 7.1
     set none). It costs a timer for each of the two replies of a task. ``plain``: without hiredis.
@@ -134,7 +134,8 @@ def redis_py_async(
 def redis_py_sync(
     port: int, count: int, seed: int, plain: bool = False
 ) -> Generator[None, None, dict[str, Any]]:
-    """``redis.Redis``: one connection, one pipeline after the other. ``plain``: see above."""
+    """Use ``redis.Redis`` with one connection and one pipeline after the other. ``plain``: see
+    above."""
     if plain:
         _without_hiredis()
     import redis

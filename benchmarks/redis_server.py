@@ -1,4 +1,4 @@
-"""A redis-server of one's own, and a daemon on it: what the Redis cases measure.
+"""A temporary redis-server and a daemon on it, for the Redis cases.
 
 Every server has a free port and a fresh folder. Both sides of a comparison get the same settings:
 those that Tickwheel asks for, an append-only file synced each second. Its rewrite is off, which
@@ -33,7 +33,7 @@ _POLL_S = 0.005
 
 
 class Redis(Server):
-    """One redis-server."""
+    """A redis-server."""
 
     def __init__(self, folder: Path, program: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -54,7 +54,7 @@ class Redis(Server):
         return f"redis://127.0.0.1:{self.port}/0"
 
     def info(self) -> dict[str, str]:
-        """``INFO``, all of it."""
+        """Return the complete ``INFO``."""
         with connect(self.port) as sock:
             sock.sendall(b"INFO everything\r\n")
             data = sock.recv(1 << 16)
@@ -65,7 +65,7 @@ class Redis(Server):
         return dict(rows)
 
     def pttl_ms(self, key: str) -> int:
-        """How long this key lives on, in ms; negative: it is not there, or for ever."""
+        """Return the time to live of a key in ms; negative if it is missing or does not expire."""
         with connect(self.port) as sock:
             sock.sendall(f"PTTL {key}\r\n".encode())
             return int(sock.recv(64)[1:])
@@ -87,7 +87,8 @@ class Redis(Server):
 
 
 class TickwheelOnRedis(Tickwheel):
-    """A daemon on a redis-server of its own; both end together, unless the server was given."""
+    """A daemon on a separate redis-server. Both end together unless the caller passed the
+    server."""
 
     def __init__(
         self,
@@ -97,7 +98,7 @@ class TickwheelOnRedis(Tickwheel):
         settings: Sequence[str] = (),
         query: str = "",
     ) -> None:
-        """``query``: settings of the store, behind its address."""
+        """``query`` has the settings in the store's URL."""
         self.redis = redis
         super().__init__(folder, command, f"{redis.url}{query}", settings)
 
@@ -109,7 +110,7 @@ class TickwheelOnRedis(Tickwheel):
 
 
 def find_redis() -> tuple[str, str] | None:
-    """(path, version), or None when none is installed."""
+    """Return (path, version), or None if it is not installed."""
     for name in PROGRAMS:
         program = shutil.which(name)
         if program is not None:
@@ -122,7 +123,7 @@ def find_redis() -> tuple[str, str] | None:
 
 
 def describe_redis(server_version: str) -> dict[str, Any]:
-    """Versions of all that take part."""
+    """Return the versions of the server and the libraries."""
     versions = {"server": server_version}
     for name in ("redis", "hiredis", "uvloop"):
         try:

@@ -1,4 +1,4 @@
-"""A run as JSON and as tables: rich's where it is installed, plain text otherwise."""
+"""Output of a run as JSON and as tables, with rich if it is installed, otherwise as plain text."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def as_json(
     failures: dict[str, str],
     judged: Sequence[Judged],
 ) -> str:
-    """One object; ``metrics`` is flat, the rest is for reading."""
+    """Return a JSON object. ``metrics`` is flat for tools; the rest is for people."""
     document = {
         "environment": environment,
         "scale": scale,
@@ -64,7 +64,7 @@ def show(
     failures: dict[str, str],
     judged: Sequence[Judged],
 ) -> None:
-    """Everything for a person."""
+    """Print all figures for people."""
     print(environment_line(environment), file=out)
     _table(
         out,

@@ -1,4 +1,4 @@
-"""``python -m benchmarks.reports --events 20000000``: history made, loaded and reported on.
+"""Generate a history, load it and report on it: ``python -m benchmarks.reports --events 20000000``.
 
 Three processes, as a user would start them: the generator; a first report of all but the newest
 hundredth; a second one when that has arrived. Each says its seconds, events a second and peak
@@ -34,12 +34,12 @@ EVENTS_PER_TASK = 3.6
 DAYS = 7
 NEW_SHARE = 0.01
 SHARE_MAX = 0.25
-"""A second run over a hundredth of new data takes less than this of the first."""
+"""Maximum time of a second run with a hundredth of new data, as a share of the first run's."""
 SMALL_EVENTS = 202_500
-"""All but the newest hundredth of them are the first report's."""
+"""The first report has all but the newest hundredth of them."""
 SMALL_MAX_S = {"first": 25.0, "without news": 2.0, "1 % more": 20.0, "make report": 25.0}
 LOADED = "The daemon has stopped"
-"""What ``make report`` says when its load is over."""
+"""The line that ``make report`` prints after its load."""
 CHILD = """
 import json, sys, time
 began = time.monotonic()
@@ -61,7 +61,7 @@ print(json.dumps({"events": report.loaded.rows, "start_s": start_s, "load_s": re
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure, show, and write JSON where --json says."""
+    """Measure, print, and write JSON to the file of --json."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--events", type=int, help="default: 2,000,000; --small: 202,500")
     parser.add_argument("--small", action="store_true", help="the command, on a small history")
@@ -86,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def measure(folder: Path, given: argparse.Namespace) -> dict[str, Any]:
-    """All three parts; folders of the history hold gzip segments of one hour each."""
+    """Measure all three parts. A history has a gzip segment per hour."""
     limits: dict[str, Any] = {"patience_s": given.patience, "scratch": folder / "spark"}
     history, aside, out = folder / "history", folder / "aside", folder / "out"
     made = generate(history, aside, given.events, limits)
@@ -112,7 +112,7 @@ def measure(folder: Path, given: argparse.Namespace) -> dict[str, Any]:
 
 
 def measure_small(folder: Path, given: argparse.Namespace) -> dict[str, Any]:
-    """Each part's seconds in each round, and the least of them against its bound."""
+    """Print the seconds of each part in each round, and compare the least with its bound."""
     limits: dict[str, Any] = {"patience_s": given.patience, "scratch": folder / "spark"}
     found: dict[str, list[float]] = {name: [] for name in SMALL_MAX_S}
     kept = folder / "kept"
@@ -143,7 +143,7 @@ def measure_small(folder: Path, given: argparse.Namespace) -> dict[str, Any]:
 
 
 def after_its_load(out: Path, *, patience_s: float, scratch: Path) -> float:
-    """Seconds of ``make report`` from the end of its load to its own."""
+    """Return the seconds of ``make report`` after its load."""
     root = Path(__file__).parents[1]
     process = subprocess.Popen(
         [sys.executable, "-m", "reports.run", "--out", str(out)],
@@ -193,7 +193,7 @@ def hold_back(history: Path, aside: Path, events: float, made: dict[str, Any]) -
 
 
 def run(*arguments: str, patience_s: float, scratch: Path) -> dict[str, Any]:
-    """One process; the JSON object that it says last."""
+    """Run a process. Return the JSON object that it prints last."""
     done = subprocess.run(
         [sys.executable, *arguments],
         stdout=subprocess.PIPE, check=True, timeout=patience_s,

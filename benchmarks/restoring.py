@@ -1,4 +1,4 @@
-"""What a restore costs: events before the backup, events since, and what they touch.
+"""Cost of a restore by events before the backup, later events, and the tasks that they change.
 
     python -m benchmarks.restoring [--before 1000000] [--after 20000] [--batch 500]
 
@@ -32,14 +32,14 @@ from tickwheel.persistence.sqlite import SqliteOptions, SqliteStore
 
 NODE, TOPIC, GROUP_NAME, OWNER = "bench", "orders", "billing", "bench/1"
 BEFORE_MS = 600_000
-"""How long before the backup the first task was enqueued."""
+"""Time from the first enqueue to the backup."""
 LATER_MS = 24 * 3_600_000
-"""How long after that the tasks are due."""
+"""Time from the enqueue of tasks until they are due."""
 BODY = b"x" * 64
 
 
 def batch_of(first: int, count: int, time_ms: int) -> tuple[list[TaskRow], list[object]]:
-    """New tasks, and the record of them."""
+    """Return new tasks and their record in the spool."""
     ids = list(range(first, first + count * ID_STEP, ID_STEP))
     rows = [TaskRow(one, time_ms + LATER_MS, TOPIC, BODY) for one in ids]
     bodies = [BODY] * count
@@ -48,7 +48,7 @@ def batch_of(first: int, count: int, time_ms: int) -> tuple[list[TaskRow], list[
 
 
 async def make(folder: Path, before: int, after: int, batch: int) -> tuple[float, int]:
-    """Make the backup and a spool; the backup's seconds and bytes."""
+    """Make the backup and a spool. Return the backup's seconds and bytes."""
     now_ms = int(time.time() * 1000)
     begin_ms, first = now_ms - BEFORE_MS, id_floor(now_ms - BEFORE_MS, 0)
     store = SqliteStore(str(folder / "store.db"), SqliteOptions(reserve_bytes=0))
@@ -101,7 +101,7 @@ def _append_later(
 
 
 def restored(folder: Path, name: str, *options: str) -> tuple[float, float, dict[str, object]]:
-    """Seconds, MB and report of a restore."""
+    """Restore. Return the seconds, the MB and the report."""
     command = (
         sys.executable, "-m", "tickwheel", "restore", "--json", "--history",
         str(folder / "history"), "--into", f"sqlite:///{folder / name}", *options,

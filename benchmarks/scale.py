@@ -1,4 +1,4 @@
-"""How much of everything a run does: the full one, whose figures count, and the quick one."""
+"""The counts of a full run, whose figures count, and of a quick run."""
 
 from __future__ import annotations
 
@@ -11,21 +11,22 @@ WINDOW = 1_000
 """Unanswered requests per connection, including the peer's (the daemon's limit is 1,024)."""
 DUE_SPAN_S = 7 * 86_400
 PEER_BURST_WINDOW = 32
-"""Reserves a connection of beanstalkd's consumer keeps on their way. Its best: it looks through
-all jobs that a connection has reserved at many a delete, so a larger window slows it down."""
+"""Unanswered reserves per connection of beanstalkd's consumer. More are slower, because deletes
+often scan all jobs that the connection has reserved."""
 POSTGRES_POOL = 64
-"""Connections of the pool that single inserts share: more of them commit together."""
+"""Connections of the pool for single inserts. With more connections, more inserts commit
+together."""
 POSTGRES_FETCH = 500
-"""Records of one fetch of PostgreSQL's consumer."""
+"""Records per fetch of PostgreSQL's consumer."""
 REDIS_PIPELINE = 500
-"""Tasks of one pipeline of redis-py, each a ZADD and a HSET."""
+"""Tasks per pipeline of redis-py, each with a ZADD and an HSET."""
 RUN_TIMEOUT_S = 180
-"""A load process that is not done by then ends itself."""
+"""Maximum seconds of a load process, after which it ends itself."""
 
 
 @dataclass(frozen=True)
 class Scale:
-    """Counts of one run. Every case is bounded by them and by ``RUN_TIMEOUT_S``."""
+    """Counts of a run. They and ``RUN_TIMEOUT_S`` bound every case."""
 
     name: str
     rounds: int

@@ -1,4 +1,4 @@
-"""The daemon and its peers as processes: started on free ports, watched, ended by their ids."""
+"""The daemon and its peers as processes, which are started on free ports, watched and ended."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 DAEMON_COMMAND = (sys.executable, "-m", "tickwheel")
 
 ANY_DISK = {"TICKWHEEL_DISK_REFUSE": "1", "TICKWHEEL_HISTORY_DISK_CLEAN": "1"}
-"""The disk may be nearly full already: a run removes what it makes."""
+"""The disk can be nearly full already. A run removes its files."""
 
 
 class ServerFailed(Exception):
@@ -35,7 +35,7 @@ class ServerFailed(Exception):
 
 
 class Process(Protocol):
-    """What a server needs of ``subprocess.Popen``."""
+    """The part of ``subprocess.Popen`` that a server uses."""
 
     @property
     def pid(self) -> int: ...
@@ -48,7 +48,7 @@ class Process(Protocol):
 
 
 class Launcher(Protocol):
-    """How the process of a server is started: `launch`, or what a test puts into its place."""
+    """Starts the process of a server. Tests replace `launch`."""
 
     def __call__(
         self, command: Sequence[str], *, log: Path, folder: Path, user: str | None
@@ -56,7 +56,7 @@ class Launcher(Protocol):
 
 
 def launch(command: Sequence[str], *, log: Path, folder: Path, user: str | None) -> Process:
-    """``command`` in ``folder``, with all that it says at the end of ``log``."""
+    """Start ``command`` in ``folder``, and append its output to ``log``."""
     with log.open("ab") as said:
         return subprocess.Popen(
             command,
@@ -72,14 +72,14 @@ def launch(command: Sequence[str], *, log: Path, folder: Path, user: str | None)
 
 
 class Server:
-    """One process with a folder of its own."""
+    """A process with its own folder."""
 
     launch: Launcher = staticmethod(launch)
 
     port: int
 
     def __init__(self, folder: Path, command: Sequence[str], user: str | None = None) -> None:
-        """``user``: whose process it shall be; then it starts in its folder."""
+        """``user`` is the user of the process, which then starts in its folder."""
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self.started_s = time.perf_counter()
@@ -99,11 +99,11 @@ class Server:
             raise ServerFailed(f"ended with {code}: {tail}")
 
     def cpu_s(self) -> float:
-        """Processor time so far, all threads."""
+        """Return the CPU time of all threads so far."""
         return processor_s(self.pid)
 
     def switches(self) -> int:
-        """How often its threads waited, or were made to wait, so far: the wake-ups."""
+        """Return the number of context switches of its threads so far."""
         return sum(
             int(number)
             for status in Path(f"/proc/{self.pid}/task").glob("*/status")
@@ -111,14 +111,14 @@ class Server:
         )
 
     def memory_bytes(self) -> dict[str, int]:
-        """Resident memory: ``VmRSS`` and its parts."""
+        """Return the resident memory: ``VmRSS`` and its parts."""
         status = Path(f"/proc/{self.pid}/status").read_text()
-        found = re.findall(r"^(VmRSS|RssAnon|RssFile|RssShmem):\s+(\d+) kB", status, re.MULTILINE)
-        return {name: int(kib) * 1024 for name, kib in found}
+        matches = re.findall(r"^(VmRSS|RssAnon|RssFile|RssShmem):\s+(\d+) kB", status, re.MULTILINE)
+        return {name: int(kib) * 1024 for name, kib in matches}
 
     def quiet_memory_bytes(self, quiet_s: float, patience_s: float = 60.0) -> dict[str, int]:
-        """Memory when commits and checkpoints are over: unchanged for ``quiet_s``, with next
-        to no processor time used."""
+        """Return the memory after commits and checkpoints: unchanged for ``quiet_s``, with almost
+        no CPU time used."""
         deadline_s = time.monotonic() + patience_s
         last, last_cpu_s, since_s = self.memory_bytes(), self.cpu_s(), time.monotonic()
         while time.monotonic() < deadline_s:
@@ -131,12 +131,12 @@ class Server:
         return self.memory_bytes()
 
     def kill(self) -> None:
-        """SIGKILL, as a crash would."""
+        """Send SIGKILL, like a crash."""
         self._process.send_signal(signal.SIGKILL)
         self._process.wait()
 
     def stop(self) -> None:
-        """End it and delete what it kept."""
+        """End the process and delete its files."""
         if self._process.poll() is None:
             self._ask_to_end()
             try:
@@ -161,8 +161,8 @@ class Server:
 
 
 class Tickwheel(Server):
-    """A daemon with its default settings, but for those that are given; on the embedded store,
-    unless one is named."""
+    """A daemon with default settings except the given ones, on the embedded store unless another is
+    named."""
 
     def __init__(
         self,
@@ -190,7 +190,7 @@ class Tickwheel(Server):
             self.stop()
             raise
         self.ready_s = time.perf_counter() - self.started_s
-        """From the start of the process to the ready file."""
+        """Return the seconds from the start of the process to the ready file."""
         self.port = int(json.loads(ready.read_text())["url"].rsplit(":", 1)[1])
 
     def _wait_for(self, ready: Path) -> None:
@@ -213,7 +213,7 @@ class Tickwheel(Server):
         return counts
 
     def ask_group(self, topic: str, group: str, settings: dict[str, Any]) -> None:
-        """The group, made with these settings."""
+        """Create the group with these settings."""
         control = Control(self.port)
         try:
             control.ask(FrameType.GROUP_CREATE, topic, group, settings)
@@ -222,7 +222,7 @@ class Tickwheel(Server):
 
 
 class Shards(Tickwheel):
-    """``serve --processes``: a daemon for each shard. ``port`` is that of the first one."""
+    """``serve --processes`` with a daemon per shard. ``port`` is that of the first daemon."""
 
     def __init__(self, folder: Path, count: int, command: Sequence[str] = DAEMON_COMMAND) -> None:
         store = f"sqlite:///{(folder / 'shards').resolve()}/"
@@ -231,7 +231,7 @@ class Shards(Tickwheel):
         self.ports = [int(shard["url"].rsplit(":", 1)[1]) for shard in said["shards"]]
 
     def cpu_s(self) -> float:
-        """Processor time of the parent and all daemons."""
+        """Return the CPU time of the parent and all daemons."""
         return processor_s(self.pid, with_children=True)
 
 
@@ -240,14 +240,14 @@ BEANSTALKD_MODES: dict[str, tuple[str, ...]] = {
     "log": ("-f", "50"),
     "log_each": ("-f", "0"),
 }
-"""Without its log; with it and its default, an fsync each 50 ms; an fsync for every command."""
+"""Without a log; with a log and the default fsync every 50 ms; with an fsync per command."""
 
 
 class Plain(Server):
-    """One that is told its port and is there when it takes a connection."""
+    """A server that gets its port as an argument, and is ready when it accepts a connection."""
 
     def __init__(self, folder: Path, command: Sequence[str]) -> None:
-        """``command`` with {port} and {folder} in it."""
+        """``command`` contains {port} and {folder}."""
         folder.mkdir(parents=True, exist_ok=True)
         with socket.create_server(("127.0.0.1", 0)) as probe:
             self.port = probe.getsockname()[1]
@@ -273,7 +273,7 @@ class Plain(Server):
 
 
 class Echo(Plain):
-    """Sends back what it gets."""
+    """An echo server."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, [sys.executable, "-m", "benchmarks.echo", "{port}"])
@@ -287,13 +287,13 @@ class Beanstalkd(Plain):
         super().__init__(folder, [program, "-l", "127.0.0.1", "-p", "{port}", *log])
 
     def wait_until_ready(self, count: int, timeout_s: float = 60.0) -> None:
-        """Until ``count`` jobs are ready to be reserved."""
+        """Wait until ``count`` jobs are ready."""
         deadline_s = time.monotonic() + timeout_s
         with connect(self.port) as sock:
             while True:
                 sock.sendall(b"stats-tube default\r\n")
-                found = re.search(rb"current-jobs-ready: (\d+)", sock.recv(1 << 16))
-                if found is not None and int(found[1]) >= count:
+                ready = re.search(rb"current-jobs-ready: (\d+)", sock.recv(1 << 16))
+                if ready is not None and int(ready[1]) >= count:
                     return
                 if time.monotonic() > deadline_s:
                     raise ServerFailed(f"{count} jobs are not ready within {timeout_s:.0f} s")
@@ -301,7 +301,7 @@ class Beanstalkd(Plain):
 
 
 def find_beanstalkd() -> tuple[str, str] | None:
-    """(path, version), or None when it is not installed."""
+    """Return (path, version), or None if it is not installed."""
     program = shutil.which("beanstalkd")
     if program is None:
         return None
@@ -310,7 +310,7 @@ def find_beanstalkd() -> tuple[str, str] | None:
 
 
 def processor_s(pid: int, *, with_children: bool = False) -> float:
-    """Processor time of a process so far; with that of its children, alive or ended."""
+    """Return the CPU time of a process so far, including its live and ended children."""
     if not with_children:
         return _ticks(_stat(pid)) / _CLOCK_TICKS
     while True:

@@ -29,12 +29,11 @@ from typing import Any
 
 TOPIC, GROUP = "bench", "bench"
 CLIENTS = ("off", "api", "some", "all")
-"""How the client is traced: not at all; without an SDK; with one that samples 1 %; that samples
-all."""
+"""Tracing of the client: none, without an SDK, with an SDK that samples 1 %, or all."""
 DAEMONS = ("off", "0.01", "1")
-"""The daemon's ``trace_sample``, for tasks that all have a sampled ``trace``; off: no endpoint."""
+"""The daemon's ``trace_sample``. All tasks have a sampled ``trace``; off means no endpoint."""
 PIECE = 1_000
-"""Enqueues between two waits for all of them."""
+"""Enqueues between two waits for their answers."""
 
 
 # --- the program that is measured ----------------------------------------------------------------
@@ -67,7 +66,7 @@ def traceparent() -> str:
 
 
 async def program(port: int, way: str, tasks: int) -> dict[str, float]:
-    """Processor time a task of this process, in microseconds."""
+    """Return the CPU time of this process per task in microseconds."""
     from tickwheel import Client, Worker
 
     async with Client(f"tcp://127.0.0.1:{port}", send_timeout=60) as client:
@@ -107,7 +106,7 @@ async def program(port: int, way: str, tasks: int) -> dict[str, float]:
 
 
 class Swallow(BaseHTTPRequestHandler):
-    """An endpoint that takes everything."""
+    """An endpoint that accepts everything."""
 
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["content-length"]))
@@ -116,11 +115,11 @@ class Swallow(BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, *about: Any) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 def one(folder: Path, tree: Path, client: str, settings: list[str], tasks: int) -> dict[str, float]:
-    """The figures of one daemon and one program, both of ``tree``."""
+    """Return the figures of a daemon and a program, both from ``tree``."""
     from benchmarks.servers import Tickwheel
 
     there = f'cd "{tree}" && exec "{sys.executable}" -m tickwheel "$@"'
@@ -130,9 +129,9 @@ def one(folder: Path, tree: Path, client: str, settings: list[str], tasks: int) 
         command += ["--tasks", str(tasks)]
         env = os.environ | {"PYTHONPATH": str(tree)}
         done = subprocess.run(command, env=env, stdout=subprocess.PIPE, text=True, check=True)
-        found: dict[str, float] = json.loads(done.stdout)
-        found["daemon_us"] = (daemon.cpu_s() - before_s) / tasks * 1e6
-    return found
+        figures: dict[str, float] = json.loads(done.stdout)
+        figures["daemon_us"] = (daemon.cpu_s() - before_s) / tasks * 1e6
+    return figures
 
 
 def measure(options: argparse.Namespace, folder: Path, url: str) -> dict[str, dict[str, float]]:
@@ -155,8 +154,8 @@ def measure(options: argparse.Namespace, folder: Path, url: str) -> dict[str, di
             rounds[name].append(one(place, tree, client, settings, options.tasks))
             shutil.rmtree(place, ignore_errors=True)
     return {
-        name: {key: statistics.median(one[key] for one in found) for key in found[0]}
-        for name, found in rounds.items()
+        name: {key: statistics.median(run[key] for run in runs) for key in runs[0]}
+        for name, runs in rounds.items()
     }
 
 
@@ -179,12 +178,12 @@ def main() -> int:
     server = ThreadingHTTPServer(("127.0.0.1", 0), Swallow)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
-        found = measure(options, folder, f"http://127.0.0.1:{server.server_address[1]}")
+        medians = measure(options, folder, f"http://127.0.0.1:{server.server_address[1]}")
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         server.shutdown()
     print(f"{options.tasks:,} tasks, {options.rounds} rounds; processor time a task, in µs")
-    for name, figures in found.items():
+    for name, figures in medians.items():
         shown = "  ".join(
             f"{key.removesuffix('_us')} {value:6.1f}" for key, value in figures.items()
         )

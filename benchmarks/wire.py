@@ -22,7 +22,7 @@ OK, ERROR = int(FrameType.OK), int(FrameType.ERROR)
 
 
 class WrongAnswer(Exception):
-    """A server answered something else than success."""
+    """A server's answer was not a success."""
 
 
 def connect(port: int) -> socket.socket:
@@ -36,7 +36,7 @@ def unpacker() -> Any:
 
 
 class Control:
-    """One Tickwheel connection that asks and waits: HELLO, STATS and the like."""
+    """A Tickwheel connection that sends a request and waits for its answer."""
 
     def __init__(self, port: int, *, session: bool = False) -> None:
         self.sock = connect(port)
@@ -46,7 +46,7 @@ class Control:
         hello = {"v": PROTOCOL_VERSION, "session": key, "token": None, "client": "benchmarks"}
         said = self.ask(FrameType.HELLO, hello)
         self.gathers_acks = said.get("ack_gather_ms", 0) > 0
-        """Whether an ACK may say that nobody waits for its answer."""
+        """Whether an ACK can say that no caller waits for its answer."""
 
     def ask(self, kind: FrameType, *fields: object) -> Any:
         self._request += 1
@@ -66,7 +66,7 @@ class Control:
 
 
 class FrameCounter:
-    """Counts whole msgpack values in a stream of bytes without building them."""
+    """Counts complete msgpack values in a stream of bytes without decoding them."""
 
     def __init__(self) -> None:
         self._unpacker = unpacker()
@@ -83,13 +83,13 @@ class FrameCounter:
 
 
 def count_lines(data: bytes) -> int:
-    """Replies of beanstalkd that are a line each."""
+    """Replies of beanstalkd with one line each."""
     return data.count(b"\n")
 
 
 def results(replies: Sequence[bytes], first: int = FIRST_REQUEST) -> Iterator[Any]:
-    """The results of OK frames, which must have come in the order of the requests: only then
-    was the floor of every request that followed right."""
+    """Return the results of OK frames. They must be in the order of the requests, because the
+    floors of later requests assume it."""
     reader = unpacker()
     expected = first
     for data in replies:
@@ -102,7 +102,7 @@ def results(replies: Sequence[bytes], first: int = FIRST_REQUEST) -> Iterator[An
 
 
 def check_inserted(replies: Sequence[bytes]) -> int:
-    """How many puts beanstalkd took; all must be plain ``INSERTED``."""
+    """Return the number of accepted puts. All answers must be ``INSERTED``."""
     lines = b"".join(replies).split(b"\r\n")
     if lines.pop() != b"":
         raise WrongAnswer("the last reply is cut")

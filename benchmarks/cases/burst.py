@@ -108,11 +108,11 @@ def history(context: Context) -> Result:
             "on": lambda seed: run(seed, kept=True),
         },
     )
-    found = {
+    medians = {
         name: result.median(name, f"tickwheel, {count:,} due at once, history {name}", rounds)
         for name, rounds in rounds_of.items()
     }
-    result.ratio("ratio", "with a history / without", found["on"] / found["off"])
+    result.ratio("ratio", "with a history / without", medians["on"] / medians["off"])
     cpu_s = {name: sum(one["server_cpu_s"] for one in rounds) for name, rounds in rounds_of.items()}
     if cpu_s["off"]:  # a quick run may take less than a tick of the processor's clock
         result.metric("cpu_ratio", cpu_s["on"] / cpu_s["off"])

@@ -10,13 +10,13 @@ from benchmarks.redis_server import Redis, find_redis
 def forward(context: Context) -> Result:
     """Each rate on a daemon and a Redis of its own. The tasks are there before, due evenly."""
     result = Result("forward")
-    found = find_redis()
-    if found is None:
+    redis = find_redis()
+    if redis is None:
         result.missing.append("redis-server: not installed")
         return result
     early = repeated = 0
     for rate in context.scale.forward_rates:
-        with context.tickwheel() as daemon, Redis(context.fresh_folder("target"), found[0]) as to:
+        with context.tickwheel() as daemon, Redis(context.fresh_folder("target"), redis[0]) as to:
             cpu_s = to.cpu_s()
             figures = measured(
                 daemon, "client_forward", target=f"{to.url}?stream=due", rate=rate,

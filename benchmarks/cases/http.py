@@ -59,7 +59,7 @@ def http(context: Context) -> Result:
     nothing_rate = result.median("nothing", "the same stack, doing nothing", rounds["nothing"])
     result.ratio("ratio_nothing", "… single / nothing", put_rate / nothing_rate)
     result.median("lines", "lines (NDJSON), one connection", rounds["lines"])
-    result.details["rates"] = {name: rates(found) for name, found in rounds.items()}
+    result.details["rates"] = {name: rates(figures) for name, figures in rounds.items()}
     _lateness(context, result)
     return result
 
@@ -73,16 +73,16 @@ def _lateness(context: Context, result: Result) -> None:
         assert http_port != daemon.port
         pressed.start()
         try:
-            found = lateness_at(context, daemon, RATE)
+            sample = lateness_at(context, daemon, RATE)
         finally:
             over.set()
             pressed.join()
-    result.details["lateness"] = found
-    for name, value in found["daemon_late_ms"].items():
+    result.details["lateness"] = sample
+    for name, value in sample["daemon_late_ms"].items():
         result.metric(f"tcp_{name}_ms", value)
-    figures = ", ".join(f"{k} {v:.1f} ms" for k, v in found["daemon_late_ms"].items())
+    figures = ", ".join(f"{k} {v:.1f} ms" for k, v in sample["daemon_late_ms"].items())
     result.row(f"lateness over TCP at {RATE:,} a second beside it", figures)
-    result.metric("early", found["early"])
+    result.metric("early", sample["early"])
 
 
 def _press(port: int, count: int, over: threading.Event) -> None:

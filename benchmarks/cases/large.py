@@ -52,15 +52,15 @@ def ten_million(context: Context) -> Result:
         result.metric("bytes_per_task", bytes_per_task)
         result.row("memory a task", f"{bytes_per_task:.1f} B")
         result.ratio("disk", "bytes on disk / bytes of bodies", stored / (count * BODY_BYTES))
-        found = lateness_at(context, daemon, LATENESS_RATE)
-        result.details["lateness"] = found
+        sample = lateness_at(context, daemon, LATENESS_RATE)
+        result.details["lateness"] = sample
         for side in ("daemon", "client"):
-            late = found[f"{side}_late_ms"]
+            late = sample[f"{side}_late_ms"]
             result.metric(f"{side}_p99_ms", late["p99"])
             what = f"lateness at {LATENESS_RATE:,} a second beside it, {side}'s clock"
             result.row(what, ", ".join(f"{name} {ms:.1f} ms" for name, ms in late.items()))
         restarts(context, result, daemon, count, scale.long_rounds)
-        result.metric("early", result.metrics[f"{result.case}.early"] + found["early"])
+        result.metric("early", result.metrics[f"{result.case}.early"] + sample["early"])
     return result
 
 

@@ -22,17 +22,17 @@ def lateness(context: Context) -> Result:
     early = repeated = 0
     for rate in context.scale.lateness_rates:
         with context.tickwheel() as daemon:
-            found = lateness_at(context, daemon, rate)
-        early += found["early"]
-        repeated += found["repeated"]
-        result.details[str(rate)] = found
+            sample = lateness_at(context, daemon, rate)
+        early += sample["early"]
+        repeated += sample["repeated"]
+        result.details[str(rate)] = sample
         for side, what in (("daemon", "daemon's stamp"), ("client", "client's receipt")):
-            late = found[f"{side}_late_ms"]
+            late = sample[f"{side}_late_ms"]
             for name, value in late.items():
                 result.metric(f"{side}_{name}_ms_at_{rate}", value)
             figures = ", ".join(f"{name} {value:.1f} ms" for name, value in late.items())
             result.row(f"{rate:,} a second, {what}", figures)
-        context.say(f"lateness: {rate}/s: {found}")
+        context.say(f"lateness: {rate}/s: {sample}")
     result.metric("early", early)
     result.metric("repeated", repeated)
     result.row("early", str(early))

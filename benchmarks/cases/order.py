@@ -41,9 +41,9 @@ def order(context: Context) -> Result:
     ):
         rate = result.median(name, text, rounds_of[name])
         result.ratio(f"{name}_ratio", f"{text} / plain", rate / plain)
-    found = [one for rounds in rounds_of.values() for one in rounds]
-    result.metric("early", sum(one["early"] for one in found))
-    result.metric("repeated", sum(one["repeated"] for one in found))
+    figures = [it for rounds in rounds_of.values() for it in rounds]
+    result.metric("early", sum(it["early"] for it in figures))
+    result.metric("repeated", sum(it["repeated"] for it in figures))
     _memory(context, result)
     return result
 
@@ -102,6 +102,6 @@ def filters(context: Context) -> Result:
                          rounds_of["half"])  # fmt: skip
     result.ratio("ratio", "with a filter that half passes / without", rate / plain)
     result.ratio("passed_ratio", "the same, counting what passes", rate / 2 / plain)
-    found = [one for rounds in rounds_of.values() for one in rounds]
-    result.metric("early", sum(one["early"] for one in found))
+    figures = [it for rounds in rounds_of.values() for it in rounds]
+    result.metric("early", sum(it["early"] for it in figures))
     return result

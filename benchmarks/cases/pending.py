@@ -66,12 +66,12 @@ def memory(context: Context) -> Result:
         wheel_bytes=stats.get("wheel_bytes"),
         resident_bytes=stats.get("resident_bytes"),
     )
-    for moment, found in moments.items():
-        anon = found.get("RssAnon", 0) / _MIB
-        result.row(f"memory {moment}", f"{found['VmRSS'] / _MIB:.1f} MiB (anonymous {anon:.1f})")
-    for name, found in (("bytes_per_task", full), ("bytes_per_task_rescheduled", after)):
+    for moment, memory in moments.items():
+        anon = memory.get("RssAnon", 0) / _MIB
+        result.row(f"memory {moment}", f"{memory['VmRSS'] / _MIB:.1f} MiB (anonymous {anon:.1f})")
+    for name, memory in (("bytes_per_task", full), ("bytes_per_task_rescheduled", after)):
         for key, suffix in (("VmRSS", ""), ("RssAnon", "_anon")):
-            result.metric(name + suffix, (found[key] - empty[key]) / count)
+            result.metric(name + suffix, (memory[key] - empty[key]) / count)
         anon_bytes = result.metrics[f"memory.{name}_anon"]
         figure = f"{result.metrics[f'memory.{name}']:.1f} B (anonymous {anon_bytes:.1f})"
         result.row(name.replace("_", " "), figure)
@@ -97,7 +97,7 @@ def recovery(context: Context) -> Result:
 
 def restarts(context: Context, result: Result, daemon: Tickwheel, count: int, times: int) -> None:
     """Kill and start it several times over; the medians of what each start took."""
-    found: list[dict[str, float]] = []
+    starts: list[dict[str, float]] = []
     with ExitStack() as started:
         for _ in range(times):
             put_overdue(context, daemon)
@@ -106,9 +106,9 @@ def restarts(context: Context, result: Result, daemon: Tickwheel, count: int, ti
             daemon.kill()
             daemon = Tickwheel(daemon.folder, context.daemon_command)
             started.callback(daemon.stop)
-            found.append(_until_works(context, daemon, count))
-            context.say(f"{result.case}: {found[-1]}")
-    result.details["starts"] = found
+            starts.append(_until_works(context, daemon, count))
+            context.say(f"{result.case}: {starts[-1]}")
+    result.details["starts"] = starts
     what = {
         "ready_s": f"{count:,} pending, SIGKILL, to the ready file",
         "first_delivery_s": "to the first delivery of what is due",
@@ -116,11 +116,11 @@ def restarts(context: Context, result: Result, daemon: Tickwheel, count: int, ti
         "cpu_s": "the daemon's processor time until then",
     }
     for name, text in what.items():
-        took = [one[name] for one in found]
+        took = [start[name] for start in starts]
         middle = statistics.median(took)
         result.metric(name, middle)
         result.row(text, f"{middle:.2f} s ({min(took):.2f}-{max(took):.2f})")
-    result.metric("early", sum(one["early"] for one in found))
+    result.metric("early", sum(start["early"] for start in starts))
 
 
 def _until_works(context: Context, daemon: Tickwheel, count: int) -> dict[str, float]:

@@ -150,11 +150,11 @@ def _run(daemon: Tickwheel, loads: Sequence[Load], counts_from_s: float = 0.0) -
     if counts_from_s:
         time.sleep(max(0.0, counts_from_s - time.time()))
         cpu_s = daemon.cpu_s()
-    found = [load.result() for load in loads]
+    results = [load.result() for load in loads]
     server_cpu_s = daemon.cpu_s() - cpu_s
     summed = {
-        name: sum(figures.get(name, 0) for figures in found)
+        name: sum(figures.get(name, 0) for figures in results)
         for name in ("count", "client_cpu_s", "early")
     }
-    elapsed_s = max(figures["elapsed_s"] for figures in found)
+    elapsed_s = max(figures["elapsed_s"] for figures in results)
     return {**summed, "elapsed_s": elapsed_s, "server_cpu_s": server_cpu_s}

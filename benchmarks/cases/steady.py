@@ -35,12 +35,12 @@ def _steady(
     for rate in context.scale.steady_rates:
         with context.tickwheel(history=history) as daemon:
             before = daemon.stats()["batches"]
-            found = lateness_at(context, daemon, rate, DELAY_MS, connections=1, worker=worker)
-            found["batches"] = daemon.stats()["batches"] - before
-        count, late = found["count"], found["client_late_ms"]
-        task_us = found["server_cpu_s"] / count * 1e6
-        switches, batches = found["switches"] / count, found["batches"] / count
-        result.details[str(rate)] = found
+            sample = lateness_at(context, daemon, rate, DELAY_MS, connections=1, worker=worker)
+            sample["batches"] = daemon.stats()["batches"] - before
+        count, late = sample["count"], sample["client_late_ms"]
+        task_us = sample["server_cpu_s"] / count * 1e6
+        switches, batches = sample["switches"] / count, sample["batches"] / count
+        result.details[str(rate)] = sample
         result.metric(f"server_us_at_{rate}", task_us)
         result.metric(f"switches_at_{rate}", switches)
         result.metric(f"batches_at_{rate}", batches)
@@ -52,8 +52,8 @@ def _steady(
             f" {batches:.2f} commits, {switches:.1f} wake-ups; late p50 {late['p50']:.1f} ms, p99"
             f" {late['p99']:.1f} ms",
         )
-        context.say(f"{result.case}: {rate}/s: {found}")
-    result.metric("early", sum(found["early"] for found in result.details.values()))
+        context.say(f"{result.case}: {rate}/s: {sample}")
+    result.metric("early", sum(sample["early"] for sample in result.details.values()))
     return result
 
 

@@ -284,7 +284,7 @@ def test_dialogs_with_long_names_fit(
             "d => [d.scrollWidth, d.clientWidth, d.getBoundingClientRect().right]"
         )
         assert box[0] <= box[1] and box[2] <= size["width"], (view, button, box)
-        console.confirm("Do not")
+        console.confirm("Back")
 
 
 @pytest.mark.parametrize("size", NARROW_FIRST)
@@ -353,7 +353,7 @@ def test_the_console_works_by_keyboard(console_on: Open, shop: Shop) -> None:
     page.keyboard.press("Enter")
     dialog = page.locator("dialog")
     dialog.wait_for()
-    expect(dialog.get_by_role("button", name="Do not")).to_be_focused()  # the harmless one
+    expect(dialog.get_by_role("button", name="Back")).to_be_focused()  # the harmless one
     before = page.locator("main .head button.danger").element_handle()
     assert before is not None
     page.wait_for_function("old => !old.isConnected", arg=before)  # drawn anew behind it
@@ -388,7 +388,7 @@ def test_forms_on_a_phone_show_their_errors(console_on: Open, shop: Shop) -> Non
     here, buttons = caret.bounding_box(), page.locator("dialog .buttons").bounding_box()
     assert here is not None and buttons is not None
     assert here["y"] + here["height"] <= buttons["y"] + 1
-    console.confirm("Do not")
+    console.confirm("Back")
 
 
 def test_troubles_come_first_on_a_phone(console_on: Open, shop: Shop) -> None:

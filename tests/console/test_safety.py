@@ -130,7 +130,7 @@ def test_actions_without_the_right_are_disabled_and_refused(
         ("topics", ("Pause", "Set …", "Delete …")),
         ("transactions?id=open", ("Commit …", "Roll back …")),
         ("bulk?id=slow", ("Stop …",)),
-        ("tasks?topic=safe", ("New task …", "Run all that fit …", "Cancel all that fit …")),
+        ("tasks?topic=safe", ("New task …", "Run all matching …", "Cancel all matching …")),
         ("schedules", ("New schedule …", "Pause", "Set …", "Run now …", "Delete …")),
     ):
         console.open(view)
@@ -253,7 +253,7 @@ def test_hostile_texts_stay_texts(console_on: Open, tmp_path: Path) -> None:
         expect(page.locator("tbody tr")).to_have_count(len(HOSTILE))
         shown = page.locator("tbody").inner_text()
         assert "<script>window.owned=1</script>" in shown
-        page.get_by_label("Choose all rows that are loaded").check()
+        page.get_by_label("Choose all loaded rows").check()
         for view in (
             "dead",
             "topics",
@@ -275,7 +275,7 @@ def test_hostile_texts_stay_texts(console_on: Open, tmp_path: Path) -> None:
         page.get_by_label("Only tasks for which this is true").fill(HOSTILE[0])
         page.locator("dialog").get_by_role("button", name="Set", exact=True).click()
         expect(page.locator("dialog pre")).to_contain_text("<img src=x")
-        console.confirm("Do not")
+        console.confirm("Back")
         assert page.evaluate("window.owned") is None
         assert page.locator("main img, main script").count() == 0
         console.open(f"tasks?topic={HOSTILE[0]}&key=%00")
@@ -372,8 +372,8 @@ def test_a_list_of_a_hundred_thousand_tasks_is_usable(console_on: Open, tmp_path
         assert page.locator("tbody tr").count() < 200  # elements of those that are seen only
         page.evaluate("document.querySelector('.scroll').scrollTop = 34 * 50_000")
         expect(page.locator("tbody tr[aria-rowindex='50010']")).to_be_visible()
-        page.get_by_label("Choose all rows that are loaded").check()
+        page.get_by_label("Choose all loaded rows").check()
         page.get_by_role("button", name="Cancel …").click()
         assert "Cancel 100,000 tasks?" in console.confirm("Cancel them")
-        expect(page.locator("main")).to_contain_text("No task fits", timeout=120_000)
+        expect(page.locator("main")).to_contain_text("No matching tasks", timeout=120_000)
         assert get(daemon, "/v1/stats")["scheduled"] == 0

@@ -93,7 +93,7 @@ def test_selected_tasks_are_cancelled_in_every_shard(
     console = console_on(hall)
     page = console.open(f"tasks?topic={topic}")
     expect(page.locator("tbody tr")).to_have_count(len(ids))
-    page.get_by_label("Choose all rows that are loaded").check()
+    page.get_by_label("Choose all loaded rows").check()
     page.get_by_role("button", name="Cancel …").click()
     console.confirm("Cancel them")
     console.says(f"{len(ids)} cancelled")

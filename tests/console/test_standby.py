@@ -62,7 +62,7 @@ def test_every_view_of_a_standby_links_the_leader(
         first, second = (nodes.locator("tbody tr", has_text=name) for name in ("first", "second"))
         expect(first).to_contain_text("active")
         expect(second).to_contain_text("standby")
-        expect(page.locator("main")).to_contain_text("one that cannot reach it")
+        expect(page.locator("main")).to_contain_text("cannot reach the store disappears")
 
 
 def test_a_standby_that_takes_over_shows_its_data(

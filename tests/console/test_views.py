@@ -150,7 +150,7 @@ def test_a_pause_is_shown_and_ended_in_the_group_view(
     expect(stopped).to_be_in_viewport(ratio=1)
     stopped.get_by_role("button", name="Resume").click()
     expect(stopped).to_have_count(0)
-    console.says("goes on")
+    console.says("is resumed")
     assert get(shop, path)["paused"] is False
     ask(shop, "PATCH", path, {"paused": True})  # by somebody else, while the page is open
     expect(stopped).to_have_count(1)
@@ -163,7 +163,7 @@ def test_the_feed_stops_when_nobody_looks(console: Console) -> None:
     hide = "value => { Object.defineProperty(document, 'hidden', { value, configurable: true });"
     hide += " document.dispatchEvent(new Event('visibilitychange')); }"
     page.evaluate(hide, True)
-    expect(page.locator("#live")).to_have_text("Paused: nobody looks")
+    expect(page.locator("#live")).to_have_text("Paused: page hidden")
     page.evaluate(hide, False)
     expect(page.locator("#live")).to_have_text("Live")
 
@@ -176,15 +176,15 @@ def test_a_topic_is_paused_set_and_deleted(console: Console, shop: Daemon, topic
     page = console.open("topics")
     page.get_by_role("searchbox").fill(topic)
     console.row(topic).get_by_role("button", name="Pause …").click()
-    console.confirm("Do not")
+    console.confirm("Back")
     assert get(shop, f"/v1/topics/{topic}")["paused"] is False
     console.row(topic).get_by_role("button", name="Pause …").click()
-    said = console.confirm("Pause it")
-    assert f"Pause topic {topic}?" in said and "None of its 0 groups is handed a task" in said
+    said = console.confirm("Pause")
+    assert f"Pause topic {topic}?" in said and "Its 0 groups will get no tasks" in said
     console.says(f"{topic} is paused")
     assert get(shop, f"/v1/topics/{topic}")["paused"] is True
     console.row(topic).get_by_role("button", name="Set …").click()
-    page.get_by_label("At most so many deliveries a second").fill("7.5")
+    page.get_by_label("Maximum deliveries per second").fill("7.5")
     page.get_by_label("Retry policy").fill('{"kind": "fixed", "delay_ms": 5000, "retries": 3}')
     console.confirm("Set")
     console.says("Set")
@@ -200,10 +200,10 @@ def test_a_topic_is_paused_set_and_deleted(console: Console, shop: Daemon, topic
     console.row(topic).get_by_role("button", name="Delete …").click()
     dialog = page.locator("dialog")
     assert "4 scheduled" in dialog.inner_text()
-    dialog.get_by_role("button", name="Delete it").click()
+    dialog.get_by_role("button", name="Delete").click()
     expect(dialog.get_by_role("alert")).to_have_text(f"Type {topic} to confirm")
     dialog.get_by_label(f"Type {topic}").fill(topic)
-    console.confirm("Delete it")
+    console.confirm("Delete")
     console.says("is deleted")
     status, left = ask(shop, "GET", f"/v1/topics/{topic}")
     assert status == 404 or left["deleting"]
@@ -214,23 +214,23 @@ def test_a_group_is_made_paused_set_and_deleted(console: Console, shop: Daemon, 
     page = console.open(f"groups?topic={topic}")
     page.get_by_role("button", name="New group …").click()
     page.locator("dialog").get_by_label("Name").fill("billing")
-    console.confirm("Make it")
-    console.says("billing is there")
+    console.confirm("Create")
+    console.says("billing is created")
     console.row("billing").get_by_role("button", name="Pause").click()
     console.says("billing is paused")
     expect(console.row("billing").locator(".tag")).to_have_text("paused")
     console.row("billing").get_by_role("button", name="Resume").click()
-    console.says("billing goes on")
+    console.says("billing is resumed")
     expect(console.row("billing").locator(".tag")).to_have_count(0)
     console.row("billing").get_by_role("button", name="Set …").click()
-    page.get_by_label("At most so many deliveries a second").fill("3")
-    page.get_by_label("In one burst").fill("9")
+    page.get_by_label("Maximum deliveries per second").fill("3")
+    page.get_by_label("Maximum burst").fill("9")
     console.confirm("Set")
     console.says("Set")
     answer = get(shop, f"/v1/topics/{topic}/groups/billing")
     assert (answer["rate"], answer["burst"], answer["paused"]) == (3, 9, False)
     console.row("billing").get_by_role("button", name="Delete …").click()
-    assert "0 ready, 0 in flight" in console.confirm("Delete it")
+    assert "0 ready, 0 in flight" in console.confirm("Delete")
     console.says("billing is deleted")
     assert get(shop, f"/v1/topics/{topic}/groups") == {"groups": {}}
 
@@ -269,7 +269,7 @@ def test_form_errors_are_shown_in_the_form(console: Console, shop: Daemon, topic
 def test_a_groups_filter_is_shown_and_changed(console: Console, shop: Daemon, topic: str) -> None:
     make_group(shop, topic)
     page = console.open(f"groups?topic={topic}&group=g")
-    expect(page.locator(".filter")).to_have_text("Filter: none, it wants every task")
+    expect(page.locator(".filter")).to_have_text("Filter: none, it gets every task")
     console.row("g").get_by_role("button", name="Set …").click()
     page.get_by_label("Only tasks with these tags").fill("eu || uk")
     page.get_by_label("Only tasks for which this is true").fill("amount > > 10")
@@ -293,7 +293,7 @@ def test_a_groups_filter_is_shown_and_changed(console: Console, shop: Daemon, to
     page.get_by_label("Only tasks with these tags").fill("")
     page.get_by_label("Only tasks for which this is true").fill("")
     console.confirm("Set")
-    expect(page.locator(".filter")).to_have_text("Filter: none, it wants every task")
+    expect(page.locator(".filter")).to_have_text("Filter: none, it gets every task")
 
 
 def test_a_groups_ordering_and_fairness_are_changed(
@@ -302,19 +302,19 @@ def test_a_groups_ordering_and_fairness_are_changed(
     make_group(shop, topic, order_failure="hold", order_attempts=3, limit_each=5, fair_by="tenant")
     page = console.open(f"groups?topic={topic}&group=g")
     facts = page.locator(".facts")
-    said = "Order keys\ntried again after 1 s, held after 3 attempts"
+    said = "Order keys\nretried after 1 s, held after 3 attempts"
     expect(facts).to_contain_text(said, use_inner_text=True)
     expect(facts).to_contain_text("Fair shares\nby tenant, 5 in flight each", use_inner_text=True)
     console.row("g").get_by_role("button", name="Set …").click()
-    page.get_by_label("A failed task of an order key").fill("5")
-    page.get_by_label("A task that fails too often").select_option("dead")
-    page.get_by_label("Tasks take turns by").fill("")  # and with it goes what is for each
+    page.get_by_label("Retry delay of a task with an order key").fill("5")
+    page.get_by_label("After its last attempt, such a task").select_option("dead")
+    page.get_by_label("Fair shares by").fill("")  # and with it goes what is for each
     dialog = page.locator("dialog")
     dialog.get_by_role("button", name="Set", exact=True).click()
     expect(dialog.get_by_role("alert")).to_contain_text("order_retry_ms")
-    page.get_by_label("A failed task of an order key").fill("2500")
+    page.get_by_label("Retry delay of a task with an order key").fill("2500")
     console.confirm("Set")
-    expect(facts).to_contain_text("tried again after 2.5 s, dead after 3 attempts")
+    expect(facts).to_contain_text("retried after 2.5 s, dead after 3 attempts")
     expect(facts).not_to_contain_text("Fair shares")
     answer = get(shop, f"/v1/topics/{topic}/groups/g")
     assert (answer["order_retry_ms"], answer["order_failure"]) == (2500, "dead")
@@ -334,7 +334,7 @@ def test_held_keys_are_tried_again_and_skipped(console: Console, shop: Daemon, t
     comes = page.locator(".panel", has=page.get_by_role("heading", name="What comes next"))
     expect(comes).to_contain_text("g: held since")
     expect(comes).to_contain_text("because no such account, and its order key with it")
-    page.get_by_role("link", name="Somebody has to decide.").click()
+    page.get_by_role("link", name="An operator must decide.").click()
     held.filter(has_text="customer-1").get_by_role("checkbox").check()
     page.get_by_role("button", name="Try again …").click()
     assert "failure count restarts" in console.confirm("Try again")
@@ -396,7 +396,7 @@ def test_a_group_is_reset_to_a_moment(console_on: Open, tmp_path: Any, topic: st
         page = console.open(f"groups?topic={topic}&group=g")
         page.get_by_role("button", name="Reset …").click()
         page.get_by_label("Since").select_option("first")
-        expect(page.locator("dialog")).to_contain_text("Other groups notice nothing")
+        expect(page.locator("dialog")).to_contain_text("Other groups are not affected")
         page.get_by_role("button", name="Count").click()
         page.get_by_role("heading", name=re.compile("^Redeliver 3 tasks")).wait_for()
         said = console.confirm("Redeliver")
@@ -417,11 +417,11 @@ def test_a_group_is_made_with_its_filter(console: Console, shop: Daemon, topic: 
     dialog = page.locator("dialog")
     dialog.get_by_label("Name").fill("eu")
     dialog.get_by_label("Only tasks with these tags").fill("eu ||")
-    dialog.get_by_role("button", name="Make it").click()
+    dialog.get_by_role("button", name="Create").click()
     expect(dialog.get_by_role("alert")).to_contain_text("expected a tag")
     dialog.get_by_label("Only tasks with these tags").fill("eu")
-    console.confirm("Make it")
-    console.says("eu is there")
+    console.confirm("Create")
+    console.says("eu is created")
     assert get(shop, f"/v1/topics/{topic}/groups/eu")["tags"] == "eu"
 
 
@@ -452,7 +452,7 @@ def test_tasks_are_searched(console: Console, shop: Daemon, topic: str) -> None:
             keys = [f"order-{n}" for n in sorted(numbers, reverse=True)]  # newest first
             expect(page.locator("tbody tr")).to_contain_text(keys)
         else:
-            expect(page.locator("main")).to_contain_text("No task fits")
+            expect(page.locator("main")).to_contain_text("No matching tasks")
 
     finds(*range(20), Topic=topic)
     finds(*range(0, 20, 2), Topic=topic, Tag="eu")
@@ -481,7 +481,7 @@ def test_a_task_is_enqueued(console: Console, shop: Daemon, topic: str) -> None:
     page.get_by_label("Properties").fill("country=de\namount:=12.5\nis_new:=true\nsay=a=b")
     page.get_by_label("Priority").fill("999")
     page.get_by_label("Worth delivering for").fill("3h")
-    send = dialog.get_by_role("button", name="Enqueue it")
+    send = dialog.get_by_role("button", name="Enqueue")
     wrong = dialog.get_by_role("alert")
     for said, label, value in (
         ("Body is not valid JSON", "Body", '{"order": 42}'),
@@ -492,7 +492,7 @@ def test_a_task_is_enqueued(console: Console, shop: Daemon, topic: str) -> None:
         expect(wrong).to_contain_text(said)
         dialog.get_by_label(label, exact=True).fill(value)
     expect(page.get_by_label("Order key")).to_have_value("customer-7")
-    console.confirm("Enqueue it")
+    console.confirm("Enqueue")
     console.says("is enqueued")
     expect(page.locator("tbody tr")).to_have_count(1)
     [found] = get(shop, f"/v1/tasks?topic={topic}")["tasks"]
@@ -519,14 +519,14 @@ def test_a_lost_answer_does_not_enqueue_a_task_twice(
     page.get_by_role("button", name="New task …").click()
     page.get_by_label("Body", exact=True).fill("once")
     page.get_by_label("Due", exact=True).select_option("at")
-    page.locator("dialog").get_by_role("button", name="Enqueue it").click()
+    page.locator("dialog").get_by_role("button", name="Enqueue").click()
     expect(page.locator("dialog").get_by_role("alert")).to_contain_text("cannot be reached")
     assert lost == [201]
-    console.confirm("Enqueue it")
+    console.confirm("Enqueue")
     console.says("is enqueued")
     assert get(shop, f"/v1/topics/{topic}")["enqueued"] == 1
     page.get_by_role("button", name="New task …").click()
-    console.confirm("Enqueue it")  # at once, with nothing in it
+    console.confirm("Enqueue")  # at once, with nothing in it
     console.says("is enqueued")
     assert get(shop, f"/v1/topics/{topic}")["enqueued"] == 2
 
@@ -550,7 +550,7 @@ def test_selected_tasks_are_rescheduled_run_and_cancelled(
     console.says("1 scheduled")
     assert pull(shop, topic)[0]["id"] == ids[2]
     page = console.open(f"tasks?topic={topic}")
-    page.get_by_label("Choose all rows that are loaded").check()
+    page.get_by_label("Choose all loaded rows").check()
     page.get_by_role("button", name="Cancel …").click()
     assert "is in flight" in console.confirm("Cancel them")
     console.says("5 cancelled")
@@ -569,45 +569,45 @@ def test_all_matching_tasks_are_rescheduled_run_and_cancelled(
     pull(shop, topic)
     page = console.open("tasks")
     page.locator("tbody tr").first.wait_for()
-    cancel = page.get_by_role("button", name="Cancel all that fit …")
+    cancel = page.get_by_role("button", name="Cancel all matching …")
     expect(cancel).to_be_disabled()
-    expect(cancel).to_have_attribute("title", "It is done for one topic: search for one first")
+    expect(cancel).to_have_attribute("title", "Requires a topic: search for one first")
     wanted = f"topic={topic}&property=si+ze%3D5&tag={quote(odd)}"
     before = get(shop, f"/v1/tasks?{wanted}&state=scheduled&limit=1000")["tasks"]
     assert len(before) == 33
     page = console.open(f"tasks?{wanted}")
     expect(page.locator("p[role=status]", has_text="34 tasks")).to_be_visible()
-    page.get_by_role("button", name="Reschedule all that fit …").click()
+    page.get_by_role("button", name="Reschedule all matching …").click()
     page.get_by_label("Due").select_option("later")
     page.get_by_label("Delay").fill("2h")
     said = console.confirm("Reschedule them")
-    assert "Reschedule 33 tasks?" in said and "1 more fits and stays as it is" in said
+    assert "Reschedule 33 tasks?" in said and "1 more matches and is not changed" in said
     expect(page.locator(".facts .state")).to_have_text("done")
     expect(page.locator(".facts")).to_contain_text("Not done: in flight\n1", use_inner_text=True)
     after = get(shop, f"/v1/tasks?{wanted}&state=scheduled&limit=1000")["tasks"]
     assert [one["due_ms"] for one in after] == [one["due_ms"] + 2 * HOUR_MS for one in before]
     page = console.open(f"tasks?{wanted}")
-    page.get_by_role("button", name="Cancel all that fit …").click()
+    page.get_by_role("button", name="Cancel all matching …").click()
     page.get_by_label("Type cancel").fill("cancel")
     assert "Cancel 33 tasks?" in console.confirm("Cancel them")
     expect(page.locator(".facts .state")).to_have_text("done")
     assert get(shop, f"/v1/topics/{topic}")["scheduled"] == 40
     assert get(shop, f"/v1/tasks/{flying}")["state"] == "in_flight"
     page = console.open(f"tasks?topic={topic}&state=scheduled")
-    page.get_by_role("button", name="Run all that fit …").click()
+    page.get_by_role("button", name="Run all matching …").click()
     console.confirm("Run them")
     expect(page.locator(".facts .state")).to_have_text("done")
     until(lambda: get(shop, f"/v1/topics/{topic}")["groups"]["g"]["ready"] == 40)
     page = console.open(f"tasks?topic={topic}&state=in_flight")
-    page.get_by_role("button", name="Cancel all that fit …").click()
-    console.says("1 fits, and cannot be changed")
+    page.get_by_role("button", name="Cancel all matching …").click()
+    console.says("1 matches but cannot be changed")
 
 
 def test_actions_need_a_confirmation(console: Console, shop: Daemon, topic: str) -> None:
     [task] = enqueue(shop, topic, delay_ms=HOUR_MS)
     page = console.open(f"task/{task}")
     page.get_by_role("button", name="Cancel …").click()
-    console.confirm("Do not")
+    console.confirm("Back")
     page.get_by_role("button", name="Cancel …").click()
     page.keyboard.press("Escape")
     page.locator("dialog").wait_for(state="detached")
@@ -685,7 +685,7 @@ def test_dead_letters_among_selected_tasks_are_not_run(
     dead_letters(shop, topic, 1)
     enqueue(shop, topic, delay_ms=HOUR_MS)
     page = console.open(f"tasks?topic={topic}")
-    page.get_by_label("Choose all rows").check()
+    page.get_by_label("Choose all loaded rows").check()
     page.get_by_role("button", name="Run now …").click()
     assert "One of them is a dead letter and is not run" in console.confirm("Run now")
     console.says("1 scheduled")
@@ -705,8 +705,8 @@ def test_bytes_are_shown_as_bytes(console: Console, shop: Daemon, topic: str) ->
 
 
 PACKED = [
-    ("json,zlib", zlib.compress(b'{"order": 42}'), '"order": 42', "13 bytes, unpacked from "),
-    ("zlib", zlib.compress(bytes(2 << 20)), "000000  78 ", "compressed by zlib, more than 1 MiB"),
+    ("json,zlib", zlib.compress(b'{"order": 42}'), '"order": 42', "13 bytes, decoded from "),
+    ("zlib", zlib.compress(bytes(2 << 20)), "000000  78 ", "compressed by zlib, larger than 1 MiB"),
     ("zlib", zlib.compress(b"order")[:-1] + b"x", "000000  78 ", "compressed by zlib, and damaged"),
     ("json,zlib,aesgcm;key=2026-11", b"\xff" * 40, "ff ff", "40 bytes, encrypted with key 2026-11"),
     ("zstd", b"\xff" * 40, "ff ff", "40 bytes, compressed by zstd"),
@@ -780,17 +780,17 @@ def test_all_matching_dead_letters_are_a_bulk(console: Console, shop: Daemon, to
     dead_letters(shop, topic, 1, "no such order")
     page = console.open(f"dead?topic={topic}&reason=card")
     expect(page.locator("p[role=status]", has_text="so far")).to_be_visible()
-    page.get_by_role("button", name="Requeue all that fit …").click()
+    page.get_by_role("button", name="Requeue all matching …").click()
     page.get_by_label("Pace").select_option("0")
     said = console.confirm("Requeue them")
     assert "Requeue 1,200 dead letters?" in said and "reason card" in said
-    console.says("is under way")
+    console.says("is running")
     expect(page.locator("main h2").first).to_have_text(re.compile("^Bulk operation requeue-"))
     expect(page.locator(".facts .state")).to_have_text("done")
     expect(page.locator(".facts")).to_contain_text("Done\n1,200", use_inner_text=True)
     assert get(shop, f"/v1/topics/{topic}")["groups"]["g"]["ready"] == 1200
     page = console.open(f"dead?topic={topic}")
-    page.get_by_role("button", name="Delete all that fit …").click()
+    page.get_by_role("button", name="Delete all matching …").click()
     page.locator("dialog").get_by_label("Type delete").fill("delete")
     console.confirm("Delete them")
     expect(page.locator(".facts .state")).to_have_text("done")
@@ -801,7 +801,7 @@ def test_all_matching_dead_letters_are_a_bulk(console: Console, shop: Daemon, to
 def test_a_bulk_is_stopped(console: Console, shop: Daemon, topic: str) -> None:
     dead_letters(shop, topic, 600)  # a minute of work
     page = console.open(f"dead?topic={topic}")
-    page.get_by_role("button", name="Requeue all that fit …").click()
+    page.get_by_role("button", name="Requeue all matching …").click()
     page.get_by_label("Pace").select_option("10")
     console.confirm("Requeue them")
     page.get_by_role("button", name="Stop …").click()
@@ -819,7 +819,7 @@ def test_requeuing_all_dead_letters_shows_progress(
 ) -> None:
     dead_letters(shop, topic, 1200, f"refused by {topic}")
     page = console.open(f"dead?reason={topic}")
-    page.get_by_role("button", name="Requeue all that fit …").click()
+    page.get_by_role("button", name="Requeue all matching …").click()
     page.get_by_label("Pace").select_option("1000")
     held: list[Any] = []
     page.route("**/v1/dead-letters/requeue", lambda route: held.append(route), times=1)
@@ -834,7 +834,7 @@ def test_requeuing_all_dead_letters_shows_progress(
 def test_a_running_requeue_can_be_stopped(console: Console, shop: Daemon, topic: str) -> None:
     dead_letters(shop, topic, 600, f"refused by {topic}")  # a minute of work
     page = console.open(f"dead?reason={topic}")
-    page.get_by_role("button", name="Requeue all that fit …").click()
+    page.get_by_role("button", name="Requeue all matching …").click()
     page.get_by_label("Pace").select_option("10")
     page.locator("dialog").get_by_role("button", name="Requeue all").click()
     page.locator("dialog").get_by_role("button", name="Stop").click()
@@ -903,7 +903,7 @@ def test_a_decision_made_elsewhere_is_shown(console: Console, shop: Daemon, topi
     page.get_by_role("button", name="Roll back …").click()
     console.confirm("Roll back")
     console.says(f"1 not rolled back: transaction {topic} was committed")
-    expect(page.locator("main")).to_contain_text("No transaction fits")
+    expect(page.locator("main")).to_contain_text("No matching transactions")
 
 
 def test_a_parked_transaction_is_a_trouble(console_on: Open, tmp_path: Any) -> None:
@@ -911,15 +911,17 @@ def test_a_parked_transaction_is_a_trouble(console_on: Open, tmp_path: Any) -> N
     with Daemon(tmp_path, http=True, transaction_checks_max=2, **settings) as daemon:
         console = console_on(daemon)
         page = console.open("transactions")
-        expect(page.locator("main")).to_contain_text("Every transaction is decided")
+        expect(page.locator("main")).to_contain_text("No undecided transactions")
         prepare(daemon, "lost", {"topic": "t"})
         page = console.open()
         page.get_by_role("link", name="1 transaction is parked").click()
         expect(page).to_have_url(re.compile(r"#/transactions\?state=parked$"))
         expect(page.locator("tbody .state")).to_have_text("parked")
         page.get_by_role("link", name="lost").click()
-        expect(page.locator(".facts")).to_contain_text("nobody was there to be asked, 2 times")
-        expect(page.locator(".next")).to_contain_text("stays until somebody decides")
+        expect(page.locator(".facts")).to_contain_text("no member connected, 2 times")
+        expect(page.locator(".next")).to_contain_text(
+            "stays until an operator or its producer decides"
+        )
 
 
 def test_an_unknown_transaction_is_reported(console: Console) -> None:
@@ -945,13 +947,13 @@ def test_a_schedule_is_paused_run_and_deleted(console: Console, shop: Daemon, to
     console.says("daily is paused")
     assert get(shop, "/v1/schedules/daily")["paused"] is True
     row.get_by_role("button", name="Resume").click()
-    console.says("daily goes on")
+    console.says("daily is resumed")
     row.get_by_role("button", name="Run now …").click()
     console.confirm("Run now")
-    console.says("is made")
+    console.says("is created")
     assert get(shop, f"/v1/topics/{topic}")["enqueued"] == 1
     row.get_by_role("button", name="Delete …").click()
-    console.confirm("Delete it")
+    console.confirm("Delete")
     console.says("daily is deleted")
     expect(page.locator("main")).to_contain_text("No schedule yet")
 
@@ -966,7 +968,7 @@ def test_a_schedule_is_made_with_its_next_times(console: Console, shop: Daemon, 
     page = console.open("schedules")
     page.get_by_role("button", name="New schedule …").click()
     dialog = page.locator("dialog")
-    make = dialog.get_by_role("button", name="Make it")
+    make = dialog.get_by_role("button", name="Create")
     expect(dialog.locator(f"datalist option[value='{topic}']")).to_have_count(0)
     expect(page.locator(f".view datalist option[value='{topic}']")).to_have_count(1)
     page.get_by_label("Name", exact=True).fill("made.here")
@@ -976,11 +978,11 @@ def test_a_schedule_is_made_with_its_next_times(console: Console, shop: Daemon, 
     page.get_by_label("Body", exact=True).fill('{"n": 1}')
     dialog.get_by_label("Body is").select_option("json")
     dialog.locator("summary").first.click()
-    page.get_by_label("When the last is unfinished, the next").select_option("queue_one")
-    page.get_by_label("Of what was missed").select_option("all")
-    page.get_by_label("Nothing that is older than").fill("2h")
-    page.get_by_label("A time that the clock jumps over").select_option("skip")
-    page.get_by_label("A time that comes twice").select_option("both")
+    page.get_by_label("If the last run is unfinished, the next one").select_option("queue_one")
+    page.get_by_label("Of missed runs").select_option("all")
+    page.get_by_label("Maximum age for catching up").fill("2h")
+    page.get_by_label("A time that the clock skips").select_option("skip")
+    page.get_by_label("A time that occurs twice").select_option("both")
     dialog.locator("summary").last.click()
     page.get_by_label("Key", exact=True).fill("k")
     page.get_by_label("Properties").fill("country=de\namount:=12.5")
@@ -991,7 +993,7 @@ def test_a_schedule_is_made_with_its_next_times(console: Console, shop: Daemon, 
     expect(page.get_by_label("Body", exact=True)).to_have_value('{"n": 1}')
     page.get_by_label("Cron expression").fill("0 9 * * mon")
     make.click()
-    console.says("made.here is there")
+    console.says("made.here is created")
     expect(page).to_have_url(re.compile(r"#/schedules\?name=made\.here$"))
     expect(page.locator("h3", has_text="Next").locator("xpath=..").locator("li")).to_have_count(5)
     answer = get(shop, "/v1/schedules/made.here")
@@ -1011,8 +1013,8 @@ def test_a_schedule_is_made_with_its_next_times(console: Console, shop: Daemon, 
     expect(told(page)).to_have_text("Every is a number and s, m, h or d: 90s, 10m")
     page.get_by_label("Every", exact=True).fill("1h")
     make.click()
-    expect(told(page)).to_contain_text("there is a schedule made.here already")
-    console.confirm("Do not")
+    expect(told(page)).to_contain_text("the schedule made.here already exists")
+    console.confirm("Back")
     ask(shop, "DELETE", "/v1/schedules/made.here")
 
 
@@ -1039,7 +1041,7 @@ def test_a_changed_schedule_keeps_hidden_timing_fields(
     set_.click()
     expect(page.get_by_label("Every", exact=True)).to_have_value("90m")
     console.confirm("Set")
-    console.says("kept is as it was")
+    console.says("kept is unchanged")
     assert get(shop, "/v1/schedules/kept") == before
     set_.click()
     page.get_by_label("Priority").evaluate("one => { one.closest('details').open = true; }")
@@ -1222,12 +1224,12 @@ def test_a_group_shows_its_last_hour(console: Console, behind: str) -> None:
     hour = page.locator(".panel", has=page.get_by_role("heading", name="The last hour"))
     ready = hour.locator(".hour").first
     expect(ready.locator("b")).to_have_text("1,234", timeout=30_000)
-    expect(ready).to_contain_text(re.compile(r"Most 1,234 at \d\d:\d\d:\d\d"))
+    expect(ready).to_contain_text(re.compile(r"Maximum 1,234 at \d\d:\d\d:\d\d"))
     label = ready.locator("canvas").get_attribute("aria-label")
-    assert label is not None and label.startswith("Ready in the last hour. Most 1,234 at ")
+    assert label is not None and label.startswith("Ready in the last hour. Maximum 1,234 at ")
     drawn = (
         "canvas => canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height)"
         ".data.some(Boolean)"
     )
     assert ready.locator("canvas").evaluate(drawn)
-    expect(hour.locator(".hour-ends")).to_contain_text("noted since")
+    expect(hour.locator(".hour-ends")).to_contain_text("recorded since")

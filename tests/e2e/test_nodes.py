@@ -240,7 +240,7 @@ def test_a_connected_client_does_not_delay_a_move(pair: Nodes) -> None:
 def test_moving_to_an_unknown_node_is_refused(pair: Nodes) -> None:
     async def go() -> None:
         async with Client(f"tcp://127.0.0.1:{pair['a'].first_port}") as client:
-            with pytest.raises(NotFound, match="node 'c' is not there; there are a, b"):
+            with pytest.raises(NotFound, match="node 'c' not found; existing nodes: a, b"):
                 await client.move_shard(0, "c")
             with pytest.raises(NotFound):
                 await client.drain_node("c")

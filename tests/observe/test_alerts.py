@@ -520,10 +520,10 @@ def test_burn_rate_descriptions_are_correct(tmp_path: Path) -> None:
     given = {"tickwheel_leader": "1x500"} | dict(lateness(1_000, loop_busy=15, store=5, rate=500))
     given[LATENESS + '{topic="o"}'] = "0+1500x500"
     said = (
-        "In the last 5 minutes the daemon was late with 20 times as many first deliveries as the"
-        " objective allows (0.1 % later than 100 ms), and with more than 14.4 times as many in the"
-        " last hour. At 14.4 times, what is allowed in 30 days is used up in 50 hours."
-        " Most often in the last hour: loop_busy."
+        "In the last 5 minutes, 20 times as many first deliveries were late as the objective allows"
+        " (0.1 % later than 100 ms), and in the last hour more than 14.4 times as many. At a burn"
+        " rate of 14.4, the error budget of 30 days lasts 50 hours."
+        " The most frequent cause in the last hour: loop_busy."
     )
     fired = {
         "exp_labels": {"job": "t", "severity": "critical"},
@@ -548,13 +548,13 @@ def test_the_rules_count_the_daemons_causes() -> None:
 def test_burn_rate_alerts_name_how_long_the_budget_lasts() -> None:
     text = (RULES / "alerts.yml").read_text()
     said = re.findall(
-        r"At ([\d.]+) times, what is allowed in 30 days is used up in (\d+) (hours|days)", text
+        r"a burn rate of ([\d.]+), the error budget of 30 days lasts (\d+) (hours|days)", text
     )
     assert len(said) == 4
     for burn, number, unit in said:
         assert float(burn) * int(number) == 30 * (24 if unit == "hours" else 1)
     for expression, description in re.findall(
-        r"burn\w+ > ([\d.]+)\n.*?more than\s+([\d.]+) times", text, re.DOTALL
+        r"burn\w+ > ([\d.]+)\n.*?a burn rate of ([\d.]+),", text, re.DOTALL
     ):
         assert expression == description
 

@@ -307,7 +307,7 @@ async def test_changes_during_a_scan_are_read_again(
     await subject.commit(numbered(1, GROUP_ROW))
     assert await siblings.settings(2, None) == (SettingsCounter(2), [GROUP_ROW._replace(version=2)])
     changes += [9, 8, 7, 6, 5, 4, 3]
-    with pytest.raises(StoreAway, match="change all the time"):
+    with pytest.raises(StoreAway, match="changed during each of"):
         await siblings.settings(2, None)
     await siblings.close()
     await subject.store.close(clean=True)

@@ -50,7 +50,7 @@ class TracingRig:
         provider = self.tracing._provider
         provider._active_span_processor.shutdown()
         provider._active_span_processor._span_processors = ()
-        provider.add_span_processor(SimpleSpanProcessor(module._Told(self.kept, self.exports)))
+        provider.add_span_processor(SimpleSpanProcessor(module._Reporting(self.kept, self.exports)))
 
     def deliver(self, items: list[tuple[TaskRow, int]], causes: Any = None) -> None:
         group = Group(Topic("t"), "g", 0)
@@ -157,7 +157,7 @@ async def test_export_failures_are_logged_at_a_limited_rate(rig: TracingRig) -> 
         rig.exports.ended("metrics", 0, sent=sent, why="it is away")
     await asyncio.sleep(0)
     assert [event for event, _ in rig.events] == ["otlp_failed", "otlp_works_again"]
-    assert rig.events[0][1] == f"{NOWHERE} did not take metrics: it is away"
+    assert rig.events[0][1] == f"{NOWHERE} did not accept metrics: it is away"
     assert rig.exports.failures == 3
     rig.exports._quiet_until_s = 0
     rig.exports.ended("metrics", 0, sent=False)
@@ -175,7 +175,7 @@ async def test_a_failed_metrics_read_is_repeated(rig: TracingRig) -> None:
     await comes(lambda: rig.exports.failures >= 2)
     await metrics.stop()
     assert rig.events == [
-        ("otlp_failed", f"{NOWHERE} did not take metrics: ValueError('no such series')")
+        ("otlp_failed", f"{NOWHERE} did not accept metrics: ValueError('no such series')")
     ]
 
 

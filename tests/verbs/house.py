@@ -65,12 +65,12 @@ class FakeDirectory:
         if shard:
             raise BadRequest(f"shard must be between 0 and 0, not {shard}")
         if node not in (None, "a"):
-            raise NotFound(f"node {node!r} is not there; there are a")
+            raise NotFound(f"node {node!r} not found; existing nodes: a")
         self.placed = node
 
     async def drain(self, node: str, *, draining: bool) -> None:
         if node != "a":
-            raise NotFound(f"node {node!r} is not there; there are a")
+            raise NotFound(f"node {node!r} not found; existing nodes: a")
         self.draining = draining
 
 

@@ -182,7 +182,7 @@ UNRECORDED: Recorder = _Unrecorded()  # type: ignore[abstract]  # methods that d
 """The recorder of an engine without a history."""
 
 STARTING_MS = 5_000
-"""How long after a start missing consumers count as the daemon's downtime."""
+"""Milliseconds after a start in which missing consumers count as the daemon's downtime."""
 SUBSCRIBERS_LOOKED_AT = 8
 
 

@@ -392,7 +392,7 @@ class Broadcaster(Subscriber):
 
 
 class Broadcasts:
-    """All broadcast subscriptions of broadcaster engine."""
+    """All broadcast subscriptions of an engine."""
 
     def __init__(self, core: Core) -> None:
         self._core = core

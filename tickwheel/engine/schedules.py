@@ -63,7 +63,7 @@ FIRE_STEPS_MAX = 2_048
 TASK_STEPS = 4
 """Cost of making a task, in steps of planning."""
 HELD_MS = 1_000
-"""How long schedules wait if tasks are not accepted."""
+"""Milliseconds that schedules wait if tasks are not accepted."""
 _MIX = 0x9E37_79B9_7F4A_7C15
 
 

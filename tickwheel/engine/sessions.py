@@ -25,7 +25,7 @@ from tickwheel.model.policies import Merged
 from tickwheel.model.records import NOT_ONCE, SessionKey, SessionRow
 
 UNUSED_KEPT = 1_000
-"""How many of the longest unused sessions a scan of all sessions returns."""
+"""Number of the longest unused sessions that a scan of all sessions returns."""
 LOOK_AGAIN_MS = 500
 """Minimum time between two scans if the first has found no session to forget."""
 StoredAnswer = tuple[int, int, int, int]

@@ -83,7 +83,7 @@ class Recorder:
     def __init__(
         self, epoch: int, clock: Times, label: Callable[[Any], str], *, bodies: bool = False
     ) -> None:
-        """``label`` returns the name of a producer; ``bodies``: also keep the bodies of tasks."""
+        """``label`` returns the name of a producer. With ``bodies``, notes have tasks' bodies."""
         self._epoch = epoch
         self._clock = clock
         self._label = label
@@ -584,7 +584,7 @@ class History:
                 self.keep(self._number, self._recorder.cut())
 
     def end(self, clean: bool) -> None:
-        """End the tenure; ``clean``: all noted changes are durable."""
+        """End the tenure. ``clean`` means that all noted changes are durable."""
         spool, recorder = self._spool, self._recorder
         if spool is None or recorder is None:
             return
@@ -615,7 +615,8 @@ class History:
             self._missing = 0
 
     def _append_packed(self, data: bytes | None, events: int) -> bool:
-        """Append packed records; None: they could not be packed. Return whether it succeeded."""
+        """Append packed records, or drop them if they could not be packed (None). Return whether
+        they were appended."""
         assert self._spool is not None
         if data is None or not self._spool.append_packed(data):
             self._drop(events, self._spool.trouble or "unknown")

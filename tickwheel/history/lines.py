@@ -166,7 +166,7 @@ class Renderer:
     def _merged(self, record: list[Any], seq: int) -> Iterable[str]:
         _, time_ms, producer, topic, what, ids, *_ = record
         if what not in ("kept", "rejected"):
-            raise ValueError(f"{what!r} is nothing that becomes of a task")
+            raise ValueError(f"{what!r} is not 'kept' or 'rejected'")
         end = f',"producer":{quote(producer)}' if producer else ""
         return self._each((time_ms, what, topic, None), ids, seq, end=end)
 

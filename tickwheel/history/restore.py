@@ -88,7 +88,7 @@ class Backup:
 
     @property
     def start(self) -> Start | None:
-        """The position of the backup in the history; None: unknown, so read everything."""
+        """The position of the backup in the history, or None if it is unknown."""
         if not self.position_ms:
             return None
         return Start(self.epoch, self.position_ms - MARGIN_MS, self.id_mark)
@@ -232,10 +232,10 @@ async def filling(
     after: str = "",
     base: Store | None = None,
 ) -> AsyncIterator[Filler]:
-    """Open a store to fill. After an error nothing is left, or the error says what is left.
-    ``since_epoch``: the backup's, which a SQLite store keeps. ``after``: the mark of the last
-    restored epoch; the store's next epoch begins a new branch. ``base``: the store of which a
-    SQLite store begins as a copy."""
+    """Open a store to fill. An error leaves no data, or says which data it leaves.
+    ``since_epoch`` is that of the backup, which a SQLite store keeps. ``after`` is the mark of the
+    last restored epoch; the store's next epoch begins a new branch. A SQLite store begins as a copy
+    of ``base``."""
     owner = f"restore/{uuid.uuid4().hex[:12]}"
     if parse(url).kind == "sqlite":
         path = os.path.realpath(parse(url).path)
@@ -564,7 +564,7 @@ class _Run:
     async def _copy_and_change(self, store: Store, after: str) -> None:
         """Fill a SQLite store by copying the backup and changing the tasks that have events. This
         takes 1.2 s where writing every task takes 2.9 s (100,000 tasks, 20,000 later events).
-        ``after``: see ``filling``."""
+        ``filling`` explains ``after``."""
         fold, backup = self._fold, self._backup
         removed = fold.gone | {id_ for id_, held in fold.tasks.items() if not held.has_body}
         changed = self._changed()

@@ -65,8 +65,8 @@ class SpoolName(NamedTuple):
 
 
 def parse_spool(name: str) -> SpoolName | None:
-    found = _NAME.fullmatch(name)
-    return SpoolName(int(found[1]), int(found[2])) if found is not None else None
+    match = _NAME.fullmatch(name)
+    return SpoolName(int(match[1]), int(match[2])) if match is not None else None
 
 
 # --- appending -------------------------------------------------------------------------------

@@ -95,24 +95,24 @@ def run(spark: SparkSession, settings: ReportSettings, progress: Progress | None
 
 def _run(spark: SparkSession, settings: ReportSettings, progress: Progress) -> Report:
     loader = Loader(spark, settings, progress)
-    # Held to the end: another run would delete files that this one reads its figures from, and two
-    # runs would mix their figures in one folder.
+    # The lock is held to the end: another run would delete files from which this one reads its
+    # figures, and two runs would mix their figures in one folder.
     with loader.lock() as lock:
         begun_s = time.monotonic()
         loaded = loader.load(lock)
         loaded_s = time.monotonic()
         progress("figures", 0, 1)
-        found, topics = figures(loader.table, loaded.manifest, settings)
+        by_name, topics = figures(loader.table, loaded.manifest, settings)
         ready: list[str] = []
 
         def done(name: str) -> None:
             ready.append(name)
-            progress("figures", len(ready), len(found))
+            progress("figures", len(ready), len(by_name))
 
         lock.refresh()
         state.forget_last(settings)
-        write_figures(spark, found, settings.out, done)
-        rows = {name: figure.rows for name, figure in found.items()}
+        write_figures(spark, by_name, settings.out, done)
+        rows = {name: figure.rows for name, figure in by_name.items()}
         place = state.page_path(settings)
         text = page.render(rows, topics, loaded.manifest, settings)
         Files(spark).write(place, text)
@@ -161,14 +161,14 @@ def parse(arguments: Sequence[str] | None) -> tuple[ReportSettings, str | None]:
 
 
 def write_figures(
-    spark: SparkSession, found: dict[str, Figure], out: str, done: Callable[[str], None]
+    spark: SparkSession, by_name: dict[str, Figure], out: str, done: Callable[[str], None]
 ) -> None:
     """Write each figure as ``metrics/NAME.parquet`` and ``csv/NAME.csv``."""
     files = Files(spark)
     root = out.rstrip("/")
 
     def write(name: str) -> None:
-        figure = found[name]
+        figure = by_name[name]
         rows = [tuple(row.values()) for row in figure.rows]
         # Rows come from Spark, or have the types in the figure's shape.
         frame = spark.createDataFrame(rows, figure.shape, verifySchema=False)
@@ -177,7 +177,7 @@ def write_figures(
         done(name)
 
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        list(pool.map(write, found))
+        list(pool.map(write, by_name))
 
 
 def csv_text(columns: list[str], rows: Rows) -> str:
@@ -247,26 +247,26 @@ def figures(
             *_of_tasks(table, manifest, buckets, settings),
         ]
         with ThreadPoolExecutor(AT_ONCE) as pool:
-            asked = [pool.submit(plan.frame.collect) for plan in plans]
-            found: dict[str, Figure] = {}
-            for plan, rows in zip(plans, asked, strict=True):
-                found |= plan.tables(rows.result())
+            results = [pool.submit(plan.frame.collect) for plan in plans]
+            tables: dict[str, Figure] = {}
+            for plan, rows in zip(plans, results, strict=True):
+                tables |= plan.tables(rows.result())
     finally:
         facts.unpersist()
-    found |= {name: found.get(name) or Figure([], found[like].shape)
-              for name, like in STEPPED.items()}  # fmt: skip
-    found |= compared(found["by_day"].rows, found["by_hour"].rows, settings)
-    if not found["all"].rows:
-        found["all"] = Figure([_nothing(found["all"])], found["all"].shape)
+    tables |= {name: tables.get(name) or Figure([], tables[like].shape)
+               for name, like in STEPPED.items()}  # fmt: skip
+    tables |= compared(tables["by_day"].rows, tables["by_hour"].rows, settings)
+    if not tables["all"].rows:
+        tables["all"] = Figure([_nothing(tables["all"])], tables["all"].shape)
     for name in ("by_topic", "all"):
-        found[name] = with_undelivered(found[name], found["stuck_by_group"].rows)
-    counts = found.pop("counts").rows
+        tables[name] = with_undelivered(tables[name], tables["stuck_by_group"].rows)
+    counts = tables.pop("counts").rows
     topics = {row["topic"] for row in counts} - {schema.NO_TOPIC}
     chosen = sorted(filter(settings.wants, topics))
-    found["totals"] = totals(counts, {*chosen, schema.NO_TOPIC})
-    found["daemon"] = daemon(counts)
-    found["transactions"] = transactions(counts)
-    return found, chosen
+    tables["totals"] = totals(counts, {*chosen, schema.NO_TOPIC})
+    tables["daemon"] = daemon(counts)
+    tables["transactions"] = transactions(counts)
+    return tables, chosen
 
 
 def _facts(table: Table, manifest: Manifest, buckets: Grain) -> DataFrame:
@@ -326,7 +326,7 @@ def _of_rollups(table: Table, manifest: Manifest, settings: ReportSettings) -> l
 def _of_tasks(
     table: Table, manifest: Manifest, buckets: Grain, settings: ReportSettings
 ) -> list[Plan]:
-    """The plans for backlogs, stuck tasks, and slow tasks."""
+    """Return the plans for backlogs, stuck tasks and slow tasks."""
     unfinished = of_topics(table.open_journeys(manifest), settings)
     known_ms = manifest.last_ms or 0
     horizon_ms = known_ms if settings.until_ms is None else min(known_ms, settings.until_ms)
@@ -382,14 +382,14 @@ def cubed(cube: Cube, frame: DataFrame, *more: str, first: Order | None = None) 
         begins = tuple(row[name] for name in (*BUCKET[:1], *KEYS) if name in row)
         return keys if first is None else (*begins, *first(row), *keys)
 
-    def tables(found: list[Row]) -> dict[str, Figure]:
-        apart: dict[str, Rows] = {name: [] for name in cube.tables}
-        for row in found:
+    def tables(cells: list[Row]) -> dict[str, Figure]:
+        by_table: dict[str, Rows] = {name: [] for name in cube.tables}
+        for row in cells:
             name = levels[row.level]
-            apart[name].append({column: row[column] for column in columns[name]})
+            by_table[name].append({column: row[column] for column in columns[name]})
         return {
             name: Figure(sorted(rows, key=order), frame.select(*columns[name]).schema)
-            for name, rows in apart.items()
+            for name, rows in by_table.items()
         }
 
     return Plan(frame, tables)
@@ -450,12 +450,12 @@ def totals(counts: Rows, topics: set[str]) -> Figure:
 
 def daemon(counts: Rows) -> Figure:
     """Return the daemon's starts (separately those after a crash), stops, and dropped events."""
-    found = (
+    events = (
         ("started after a crash" if row["unclean"] else row["event"], row["n"])
         for row in counts
         if row["event"] in {"started", "stopped", "dropped"}
     )
-    return Figure(_summed("what", found), "what STRING, n LONG")
+    return Figure(_summed("what", events), "what STRING, n LONG")
 
 
 def transactions(counts: Rows) -> Figure:
@@ -479,13 +479,13 @@ TRANSACTIONS = "what STRING, n LONG, tasks LONG, age_mean_ms DOUBLE, age_max_ms 
 
 def quarantine(lines: DataFrame) -> DataFrame:
     """Return invalid lines by reason, with an example of each."""
-    found = lines.groupBy("reason").agg(
+    by_reason = lines.groupBy("reason").agg(
         F.count(F.lit(1)).alias("lines"),
         F.sum("bytes").alias("bytes"),
         F.min("segment").alias("segment"),
         F.min_by("line", "segment").alias("example"),
     )
-    return metrics.ordered(found, "reason")
+    return metrics.ordered(by_reason, "reason")
 
 
 def _summed(column: str, counts: Iterable[tuple[str, int]]) -> Rows:

@@ -210,13 +210,13 @@ def legs(events: DataFrame) -> DataFrame:
     """
     c = F.col
     broadcast = (c("event") == "delivered") & c("group").isNull()
-    found = events.filter(
+    changes = events.filter(
         c("event").isin(*TASK_EVENTS) & (c("event") != "enqueued") & ~broadcast
     ).withColumn("group", F.coalesce("group", F.lit("")))
     first = (c("event") == "delivered") & (c("attempt") == 1)
     rank = F.create_map(*(F.lit(x) for pair in _RANK.items() for x in pair))
     return (
-        found.repartition("task_id")
+        changes.repartition("task_id")
         .groupBy("task_id", "topic", "group")
         .agg(
             # The newest due time in any event.
@@ -236,12 +236,12 @@ def legs(events: DataFrame) -> DataFrame:
     )
 
 
-def merge_legs(found: DataFrame) -> DataFrame:
+def merge_legs(parts: DataFrame) -> DataFrame:
     """Merge the legs of several runs."""
     newest = F.max_by("due_ms", F.when(F.col("due_ms").isNotNull(), F.col("last_code")))
     first = ("came_due_ms", "first_ms", "acked_ms", "ended_ms", "whole_ms")
     return (
-        found.repartition("task_id")
+        parts.repartition("task_id")
         .groupBy("task_id", "topic", "group")
         .agg(
             newest.alias("due_ms"),
@@ -329,7 +329,7 @@ def slow(closed: DataFrame, kept: int = SLOW_KEPT) -> DataFrame:
     )
 
 
-def waits(found: DataFrame, horizon_ms: int | None = None, span_ms: int = QUARTER_MS) -> DataFrame:
+def waits(rows: DataFrame, horizon_ms: int | None = None, span_ms: int = QUARTER_MS) -> DataFrame:
     """Count the begins and ends of waits by quarter; backlogs are running sums of these.
 
     ``scheduled``: a task from its enqueue until it is due or cancelled. ``due``: a task in a group
@@ -369,7 +369,7 @@ def waits(found: DataFrame, horizon_ms: int | None = None, span_ms: int = QUARTE
     group = F.when(c("kind") == "due", F.coalesce("group", F.lit(""))).otherwise("")
     kind = F.when(c("kind") == UNTAKEN, "due").otherwise(c("kind"))
     return (
-        found.select("topic", "group", F.explode(changes).alias("change"))
+        rows.select("topic", "group", F.explode(changes).alias("change"))
         .select("topic", "group", "change.*")
         .filter("quarter_ms is not null")
         .groupBy("quarter_ms", "topic", group.alias("group"), kind.alias("kind"))

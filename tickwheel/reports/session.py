@@ -147,13 +147,13 @@ def _java() -> Path | None:
     """Return the Java program that Spark's scripts start."""
     home = os.environ.get("JAVA_HOME")
     of_home = Path(home) / "bin" / "java" if home else None
-    found = of_home if of_home is not None and of_home.exists() else shutil.which("java")
-    return None if found is None else Path(found).resolve()
+    program = of_home if of_home is not None and of_home.exists() else shutil.which("java")
+    return None if program is None else Path(program).resolve()
 
 
 def _stats(*paths: Path) -> bytes:
-    found = ((path.name, path.stat()) for path in paths)
-    return repr([(name, at.st_size, at.st_mtime_ns) for name, at in found]).encode()
+    stats = ((path.name, path.stat()) for path in paths)
+    return repr([(name, at.st_size, at.st_mtime_ns) for name, at in stats]).encode()
 
 
 def _is_ours_alone(folder: Path) -> bool:

@@ -118,14 +118,14 @@ class Table:
         return rows.join(F.broadcast(current), "segment").filter("run = newest").drop("newest")
 
     def _journeys(self, runs: Iterable[int], which: str) -> DataFrame:
-        found = self._runs("journeys", f"{schema.JOURNEY}, closed BOOLEAN", runs)
-        return found.filter(which).drop("closed")
+        journeys = self._runs("journeys", f"{schema.JOURNEY}, closed BOOLEAN", runs)
+        return journeys.filter(which).drop("closed")
 
     def _runs(self, part: str, columns: str, runs: Iterable[int]) -> DataFrame:
         names = {field.split()[0] for field in columns.split(",")}
         shape = columns if "run" in names else f"{columns}, run INT"
-        found = self._read(part, shape, [self.place(part, run) for run in runs])
-        return found if "run" in names else found.drop("run")
+        rows = self._read(part, shape, [self.place(part, run) for run in runs])
+        return rows if "run" in names else rows.drop("run")
 
     def _read(self, part: str, columns: str, paths: list[str]) -> DataFrame:
         if not paths:
@@ -175,7 +175,7 @@ class Table:
         newer = bool(names) and int(names[-1].partition(".")[0]) >= manifest.run
         if newer or not self._files.create(path, manifest.to_text()):
             raise ReportError(
-                "another report has changed this table meanwhile; this run was discarded"
+                "another report has changed this table since this run began; this run was discarded"
             )
         for name in names[: -(MANIFESTS_KEPT - 1)]:
             self._files.delete(f"{folder}/{name}")
@@ -258,8 +258,8 @@ class Loader:
         if not old:
             return set()
         lines = self.table.quarantine(manifest).filter(F.col("reason").isin(*schema.TOO_NEW))
-        found = lines.select("segment").distinct().collect()
-        return {r.segment for r in found if manifest.segments[r.segment].schema < schema.VERSION}
+        rows = lines.select("segment").distinct().collect()
+        return {r.segment for r in rows if manifest.segments[r.segment].schema < schema.VERSION}
 
     def _load(self, batch: Sequence[Segment], manifest: Manifest) -> Manifest:
         """Load and commit one batch, without segments that cannot be decompressed."""
@@ -538,8 +538,8 @@ def _journeys(table: Table, manifest: Manifest) -> Manifest:
     """Merge runs of closed journeys; open journeys always have one run."""
     run, runs = manifest.run + 1, manifest.journeys
     kept, merged = runs[:-JOURNEY_RUNS_MERGED], runs[-JOURNEY_RUNS_MERGED:]
-    found = table.closed_journeys(merged).withColumn("closed", F.lit(True))
-    table.write(found.coalesce(4), "journeys", run, "closed")
+    rows = table.closed_journeys(merged).withColumn("closed", F.lit(True))
+    table.write(rows.coalesce(4), "journeys", run, "closed")
     return replace(manifest, run=run, journeys=(*kept, run))
 
 

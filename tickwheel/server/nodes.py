@@ -145,7 +145,7 @@ class NodeParent(Parent):
         self._node = node
         self._registrar = processes[-1]
         self._is_announced = self._is_leaving = False
-        """Whether the registrar hands the shards over, because the node shall end."""
+        """Whether the registrar is handing the shards over because the node is stopping."""
 
     def _note(self, process: Process, state: State) -> None:
         super()._note(process, state)
@@ -157,7 +157,7 @@ class NodeParent(Parent):
         super()._note_ready(numbers.replace(bytes([LOOK]), b""))
 
     def _look(self) -> None:
-        """Start and drain what the bulletin says."""
+        """Start and drain daemons as the bulletin requires."""
         wanted = frozenset(self._node.bulletin.read().get("wanted", ()))
         for process in self._shards:
             was, process.is_wanted = process.is_wanted, process.number in wanted
@@ -167,7 +167,7 @@ class NodeParent(Parent):
                 process.due_s = time.monotonic()
 
     def _stop(self) -> None:
-        """Let the registrar hand the shards over first; asked once more, do not wait for that."""
+        """Let the registrar hand the shards over first. A second call does not wait for it."""
         if self._registrar.pid is None or self._is_leaving:
             super()._stop()
             return
@@ -182,13 +182,13 @@ class NodeParent(Parent):
         super()._note_end(process, code)
 
     def _is_fatal(self, process: Process, code: int) -> bool:
-        """Once it has served, a node goes on with what it has."""
-        has_served = any(one.has_served for one in self._shards)
+        """Return whether to end the node: never after one of its daemons has served."""
+        has_served = any(process.has_served for process in self._shards)
         return super()._is_fatal(process, code) and not has_served
 
     def _all_serve(self) -> None:
-        said = self._node.settings
+        settings = self._node.settings
         if not self._is_announced:
             self._is_announced = True
-            self._log.info("node_serves", url=said.advertise)
-        self._write_ready_file(str(said.advertise), said.http_url)
+            self._log.info("node_serves", url=settings.advertise)
+        self._write_ready_file(str(settings.advertise), settings.http_url)

@@ -135,12 +135,12 @@ def eligible(seen: NodesSeen) -> dict[str, float]:
 def leaders(seen: NodesSeen) -> dict[int, tuple[str, Claim]]:
     """Return the leading node and its claim for each shard. If two nodes claim a shard, the claim
     with the higher epoch is valid; the other node is deposed but does not know it yet."""
-    found: dict[int, tuple[str, Claim]] = {}
+    led_by: dict[int, tuple[str, Claim]] = {}
     for name, node in sorted(seen.nodes.items()):
         for claim in node.claims:
-            if claim.shard not in found or found[claim.shard][1].epoch < claim.epoch:
-                found[claim.shard] = name, claim
-    return found
+            if claim.shard not in led_by or led_by[claim.shard][1].epoch < claim.epoch:
+                led_by[claim.shard] = name, claim
+    return led_by
 
 
 def decide(
@@ -347,41 +347,41 @@ class Registrar:
         return None
 
     def _record(self) -> NodeRecord:
-        """What the node says of itself."""
+        """Return the node's record for the store."""
         node = self._node
         claims, standbys = list[Claim](), dict[int, str]()
-        for one in node.shards:
-            part = node.board.read_part(one.shard)
+        for shard in node.shards:
+            part = node.board.read_part(shard.shard)
             if part is None or part.role is Role.STARTING:
                 continue
-            address = str(one.advertise)
+            address = str(shard.advertise)
             if part.role is Role.ACTIVE:
-                http = one.http_for_others(str(one.http_url)) if one.http else ""
-                claims.append(Claim(one.shard, part.epoch, address, part.since_ms, http))
-            elif one.shard in self._wanted:
-                standbys[one.shard] = address
-        said = node.settings
+                http = shard.http_for_others(str(shard.http_url)) if shard.http else ""
+                claims.append(Claim(shard.shard, part.epoch, address, part.since_ms, http))
+            elif shard.shard in self._wanted:
+                standbys[shard.shard] = address
+        settings = node.settings
         return NodeRecord(
-            name=said.node,
+            name=settings.node,
             run=node.run,
-            address=str(said.advertise),
+            address=str(settings.advertise),
             version=__version__,
-            capacity=said.node_capacity,
+            capacity=settings.node_capacity,
             since_ms=node.since_ms,
             ttl_ms=self._ttl_ms,
             leaving=self._leaves_s is not None,
-            http=said.http_for_others(str(said.http_url)) if said.http else "",
+            http=settings.http_for_others(str(settings.http_url)) if settings.http else "",
             life=node.life,
             claims=tuple(claims),
             standbys=standbys,
         )
 
     def _act(self, seen: NodesSeen) -> float:
-        """Decide, and say so; in how many seconds to look again."""
+        """Decide, and write the decision to the bulletin. Return the seconds until the next one."""
         now_s = time.monotonic()
         me = self._node.settings.node
         if me in seen.nodes:
-            # One of its daemons may have begun to lead while the answer was on its way.
+            # One of the node's daemons may have begun to lead since the request was sent.
             seen = replace(seen, nodes={**seen.nodes, me: self._record()})
         self._note_given(seen, me, now_s)
         self._note_twins(seen, me)
@@ -389,7 +389,7 @@ class Registrar:
         decision = decide(me, seen, target, self._wanted, self._giving.keys())
         may_decide = now_s >= self._decides_s
         if may_decide:
-            # One that the node keeps after all is not given away any more.
+            # A shard that the node now keeps is no longer being handed over.
             self._giving = {shard: self._giving.get(shard, now_s) for shard in decision.given}
             self._log_changes(decision.wanted)
             self._wanted = decision.wanted
@@ -402,7 +402,7 @@ class Registrar:
         return min(HURRY_S if is_moving else self._look_s, until_s)
 
     def _note_given(self, seen: NodesSeen, me: str, now_s: float) -> None:
-        """Take note of who leads the shards that were given away."""
+        """Note the new leaders of shards that this node handed over."""
         led_by = leaders(seen)
         for shard, since_s in list(self._giving.items()):
             leader = led_by[shard][0] if shard in led_by else None
@@ -416,9 +416,10 @@ class Registrar:
                 del self._giving[shard]
 
     def _note_twins(self, seen: NodesSeen, me: str) -> None:
-        """Say which other nodes tell clients the address of this one."""
+        """Log other nodes that announce the address of this one."""
         address = str(self._node.settings.advertise)
-        twins = {name for name, one in seen.nodes.items() if name != me and one.address == address}
+        nodes = seen.nodes.items()
+        twins = {name for name, node in nodes if name != me and node.address == address}
         for name in sorted(twins - self._twins):
             detail = f"node {name} also has the address {address}: clients look for its shards here"
             self._log.warning("same_node_address", detail=detail)
@@ -431,7 +432,7 @@ class Registrar:
             self._log.info("shards_given_away", shards=fewer)
 
     def _write(self, seen: NodesSeen, target: dict[int, str], decision: Decision) -> None:
-        """Put on the bulletin what is decided and seen."""
+        """Write the decision and the store's data to the bulletin."""
         led_by = leaders(seen)
         claims = {shard: claim for shard, (_, claim) in led_by.items()}
         shards = range(self._count)
@@ -462,16 +463,16 @@ class Registrar:
             self._look()
 
     def _has_left(self, seen: NodesSeen) -> bool:
-        """Whether a node that shall end need not wait any more."""
+        """Return whether a stopping node can end now."""
         if self._leaves_s is None:
             return False
         me = self._node.settings.node
-        has_heirs = any(not one.leaving for name, one in seen.nodes.items() if name != me)
+        has_heirs = any(not node.leaving for name, node in seen.nodes.items() if name != me)
         has_shards = bool(self._giving) or any(name == me for name, _ in leaders(seen).values())
         is_late = time.monotonic() - self._leaves_s > LEAVE_S
         return is_late or not has_heirs or not has_shards
 
-    # --- one line when it begins, one when it ends -----------------------------------------------
+    # --- one line when trouble begins, one when it ends ------------------------------------------
 
     def _ill(self, error: StoreError) -> None:
         if not self._trouble:
@@ -479,7 +480,7 @@ class Registrar:
             rest = self._troubles.note(time.monotonic())
             self._is_trouble_logged = rest is not None
             if rest is not None:
-                detail = f"{error.message}; all stays as it is{rest}"
+                detail = f"{error.message}; no shard is moved meanwhile{rest}"
                 self._log.warning("registry_trouble", detail=detail)
 
     def _well(self) -> None:
@@ -487,28 +488,28 @@ class Registrar:
             self._trouble = ""
             self._decides_s = max(self._decides_s, time.monotonic() + SETTLE_S)
             if self._is_trouble_logged:
-                self._log.info("registry_works_again", detail="the other nodes can be seen")
+                self._log.info("registry_works_again", detail="the other nodes are visible again")
 
 
 def _listing(
     seen: NodesSeen, count: int, target: dict[int, str], decision: Decision
 ) -> dict[str, Any]:
-    """What the verb ``nodes`` answers."""
+    """Return the answer to the verb ``nodes``."""
     led_by = leaders(seen)
     nodes = [
         {
             "node": name,
-            "address": one.address,
-            "http": one.http or None,
-            "version": one.version,
-            "capacity": one.capacity,
-            "since_ms": one.since_ms,
+            "address": node.address,
+            "http": node.http or None,
+            "version": node.version,
+            "capacity": node.capacity,
+            "since_ms": node.since_ms,
             "seen_ms": seen.seen_ms[name],
-            "draining": one.leaving or name in seen.drained,
+            "draining": node.leaving or name in seen.drained,
             "shards": sorted(shard for shard, (leader, _) in led_by.items() if leader == name),
-            "standbys": list(one.standbys),
+            "standbys": list(node.standbys),
         }
-        for name, one in sorted(seen.nodes.items())
+        for name, node in sorted(seen.nodes.items())
     ]
     shards = []
     for shard in range(count):
@@ -533,7 +534,7 @@ def _listing(
 
 
 class FrontDoor:
-    """The node's listener that leads nothing, and tells where the shards are."""
+    """The node's listener, which leads no shard and tells clients the addresses of the shards."""
 
     def __init__(self, node: Node, log: Log) -> None:
         self._settings = settings = daemon.within_file_limit(node.settings, log)
@@ -557,7 +558,7 @@ class FrontDoor:
         self._server: asyncio.Server | TlsServer | None = None
 
     async def start(self) -> None:
-        """Listen. Raises OSError (the address is taken), BadRequest (files that are not right)."""
+        """Listen. Raise OSError if the address is in use, or BadRequest for invalid files."""
         await self._entrance.start()
         self._entrance.watch(
             lambda: [connection.caller.principal for connection in self._listener.connections],
@@ -580,7 +581,7 @@ class FrontDoor:
         return Leader("", address, 0, 0, http=http) if address else None
 
     def _status(self) -> dict[str, Any]:
-        """The front door as STATUS shows it: a standby that never leads."""
+        """Return the answer to STATUS: the front door is a standby that never leads."""
         settings, now_ms = self._settings, self._clock.read().now_ms
         _, urls = self._member.route()
         return {

@@ -2,16 +2,16 @@
 
 All records of the old databases are copied to new databases in the same folder, as follows:
 
-| record | the shards that get it |
+| record | new shard |
 |---|---|
-| a task with a basis: its ``shard_by``, order key, key or schedule | that of the basis |
-| another task; how a task ended; a bulk operation that is over | the one it was in, see below |
-| a schedule | that of the basis of its tasks, else of its name |
-| an open transaction | that of the bases of its half tasks, else of its name |
-| a decided transaction; groups, topics, targets, paused keys | all |
-| a claim of a name | none: what is in use is claimed anew, at the home of its name |
-| the answers to a producer session | the one it was in; all, if that is gone |
-| those to a request with an idempotency key | the home of the key, in one record |
+| task with a basis (``shard_by``, order key, key or schedule) | that of the basis |
+| other tasks, outcomes of tasks, ended bulk operations | the same as before, see below |
+| schedule | that of the basis of its tasks, else of its name |
+| open transaction | that of the bases of its half tasks, else of its name |
+| decided transactions, groups, topics, targets, paused keys | all |
+| claim of a name | none: names in use are claimed again at their home |
+| answers to a producer session | the same as before, or all if that is removed |
+| answers to a request with an idempotency key | the home of the key, in one record |
 
 Records of a removed shard go to the shard with its number modulo the new number of shards. Versions
 of settings restart, because their home shards change.
@@ -370,27 +370,28 @@ class _Groups:
         """Groups by topic in the new shards."""
         self._former: list[dict[str, list[GroupRow]]] = [{} for _ in sources]
         """Groups by topic in each source whose former filters can apply to tasks."""
-        found: dict[tuple[str, str], dict[int, GroupRow]] = {}
+        by_name: dict[tuple[str, str], dict[int, GroupRow]] = {}
         for source in sources:
             for row in source.small.of_kind(GROUP):
                 _check_settled(row)
-                found.setdefault((row.topic, row.group), {})[source.number] = row
+                by_name.setdefault((row.topic, row.group), {})[source.number] = row
         if self._is_one:
             self.rows = [
-                row._replace(version=0) for rows in found.values() for row in rows.values()
+                row._replace(version=0) for rows in by_name.values() for row in rows.values()
             ]
             return
-        topics = [{topic for topic, group in found if number in found[topic, group]
+        topics = [{topic for (topic, group), rows in by_name.items() if number in rows
                    and group != TOPIC_ITSELF} for number in range(len(sources))]  # fmt: skip
-        for rows in found.values():
+        for rows in by_name.values():
             self._add(rows, topics)
 
     def _add(self, rows: Mapping[int, GroupRow], topics: Sequence[set[str]]) -> None:
         """Add a group, or a topic's own settings, by the rows of the sources that have it."""
         settings = _same_settings(list(rows.values()))
-        one = next(iter(rows.values()))
-        if one.group == TOPIC_ITSELF:
-            self.rows.append(one._replace(settings=settings, version=0))
+        first = next(iter(rows.values()))
+        topic, group = first.topic, first.group
+        if group == TOPIC_ITSELF:
+            self.rows.append(first._replace(settings=settings, version=0))
             return
         plain = {
             number: self._begun(self._sources[number], row._replace(settings=settings))
@@ -400,24 +401,24 @@ class _Groups:
         is_later = any(since_id == BY_DUE_ALONE for _, since_id in starts)
         if is_later and len(set(starts)) > 1:
             raise Conflict(
-                f"group {one.group} of topic {one.topic} begins in the future at different times in"
-                " the shards: delete it, or wait until it has begun"
+                f"group {group} of topic {topic} begins in the future at different times in the"
+                " shards: delete it, or wait until it has begun"
             )
         since_ms, since_id = min(start[0] for start in starts), min(start[1] for start in starts)
-        merged = GroupRow(one.topic, one.group, since_ms, settings, since_id)
+        merged = GroupRow(topic, group, since_ms, settings, since_id)
         self.rows.append(merged)
-        self._all.setdefault(one.topic, {})[one.group] = merged
+        self._all.setdefault(topic, {})[group] = merged
         for source in self._sources:
             # In a source without groups of the topic, tasks wait for the first group.
-            if one.topic in topics[source.number]:
+            if topic in topics[source.number]:
                 made = merged if is_later else merged._replace(
                     since_ms=source.position_ms + 1, since_id=source.id_mark
                 )  # fmt: skip
-                seen = self._seen[source.number].setdefault(one.topic, {})
-                seen[one.group] = plain.get(source.number, made)
+                seen = self._seen[source.number].setdefault(topic, {})
+                seen[group] = plain.get(source.number, made)
             row = rows.get(source.number)
             if row is not None and row.settings is not None and row.settings.former:
-                self._former[source.number].setdefault(one.topic, []).append(row)
+                self._former[source.number].setdefault(topic, []).append(row)
 
     @staticmethod
     def _begun(source: _Source, row: GroupRow) -> GroupRow:
@@ -443,15 +444,15 @@ class _Groups:
         seen = self._seen[source.number].get(topic)
         if not seen:
             return []
-        recorded = {one.group for one in task.progress} | {one.group for one in task.dead}
+        recorded = {it.group for it in task.progress} | {letter.group for letter in task.dead}
         before = {group.group for group in owing(seen, row, recorded)}
         after = {group.group for group in owing(self._all[topic], row, recorded)}
         more = sorted(after - before)
         if before - after or (more and row.due_ms > source.position_ms):
             groups = ", ".join(sorted(before ^ after))
             raise Conflict(
-                f"task {row.id} of topic {topic} would no longer be owed as now to {groups};"
-                " finish it first"
+                f"the change would affect which of the groups {groups} get task {row.id} of topic"
+                f" {topic}: finish it first"
             )
         return more
 
@@ -465,25 +466,25 @@ def _check_settled(row: GroupRow) -> None:
 
 
 def _same_settings(rows: Sequence[GroupRow]) -> GroupSettings | None:
-    """The settings that all of these rows of one group have, without former filters; those of its
-    home, where that has numbered them and others have not followed it yet. Raises Conflict."""
+    """Return the common settings of a group's rows, without former filters. If the home of the
+    group has newer settings than other shards, return those. Raise Conflict if rows differ."""
     newest = max(row.version for row in rows)
-    found = [
+    versions = [
         (row.settings or _NO_SETTINGS)._replace(former=()) for row in rows if row.version == newest
     ]
     # Each shard has paused it by its own clock.
-    paused_ms = min((one.paused_ms for one in found if one.paused_ms is not None), default=None)
-    found = [one._replace(paused_ms=paused_ms if one.paused else None) for one in found]
+    paused_ms = min((it.paused_ms for it in versions if it.paused_ms is not None), default=None)
+    versions = [it._replace(paused_ms=paused_ms if it.paused else None) for it in versions]
     filters = {(settings.tags, settings.where) for row in rows if (settings := row.settings)}
     filters |= {(None, None) for row in rows if row.settings is None}
-    if len(filters) > 1 or any(one != found[0] for one in found):
-        one = rows[0]
-        what = f"group {one.group} of topic" if one.group != TOPIC_ITSELF else "topic"
-        raise Conflict(f"{what} {one.topic} has different settings in different shards")
-    return None if all(row.settings is None for row in rows) else found[0]
+    if len(filters) > 1 or any(settings != versions[0] for settings in versions):
+        row = rows[0]
+        what = f"group {row.group} of topic" if row.group != TOPIC_ITSELF else "topic"
+        raise Conflict(f"{what} {row.topic} has different settings in different shards")
+    return None if all(row.settings is None for row in rows) else versions[0]
 
 
-# --- where everything goes -----------------------------------------------------------------------
+# --- new shards ----------------------------------------------------------------------------------
 
 
 def basis_of(options: TaskOptions | None) -> str | None:
@@ -492,7 +493,7 @@ def basis_of(options: TaskOptions | None) -> str | None:
     basis = api.basis_of(options.shard_by, options.order_key, options.key)
     if basis is not None:
         return basis
-    # Whether a schedule's last task has ended is asked where the schedule is.
+    # A schedule is in the shard of its tasks, because it checks whether the last one has ended.
     schedule = (options.properties or {}).get(NAME_PROPERTY)
     return schedule if isinstance(schedule, str) else None
 
@@ -535,29 +536,29 @@ class _Move:
 
     @property
     def moved_id(self) -> int:
-        """All ids so far are at most this; new ones are above."""
+        """The maximum of all ids so far. New ids are above it."""
         return self.id_mark // ID_STEP * ID_STEP + ID_STEP - 1
 
     def mark_of(self, shard: int) -> int:
-        """The id mark of a new shard, which has its number like all its ids."""
+        """Return the id mark of a new shard, which contains the shard's number like all its ids."""
         return self.moved_id + 1 + shard
 
     def shard_of(self, basis: str) -> int:
         return shard_of(basis, self.count)
 
     def _stays(self, source: _Source) -> int:
-        """The shard of what names none."""
+        """Return the new shard of records that do not follow from a name."""
         return source.number % self.count
 
     def home_of(self, source: _Source, row: TaskRow) -> int:
-        """The new shard of a task."""
+        """Return the new shard of a task."""
         basis = basis_of(row.options)
         return self._stays(source) if basis is None else self.shard_of(basis)
 
     # --- records ---------------------------------------------------------------------------------
 
     def _put(self, shard: int, kind: Kind[_T], row: _T) -> None:
-        """Raises Conflict when the shard has another one under its key."""
+        """Add a record to a shard. Raise Conflict if it has another record with the same key."""
         key = (kind, kind.key(row))
         if self.records[shard].setdefault(key, row) != row:
             raise Conflict(f"{kind.name} {kind.key(row)!r} is in two shards")
@@ -585,7 +586,7 @@ class _Move:
                 heads.append(row)
         for head in heads:
             if head.state.is_decided:
-                # Whoever prepares it again, wherever, has to hear how it ended.
+                # A producer that prepares it again in any shard must get its outcome.
                 for shard in range(self.count):
                     self._put(shard, TRANSACTION, head)
                 continue
@@ -598,15 +599,15 @@ class _Move:
                     " shards: commit it or roll it back first"
                 )
             shard = homes.pop() if homes else self.shard_of(head.id)
-            for one in (head, *parts.get(head.id, ())):
-                self._put(shard, TRANSACTION, one)
+            for record in (head, *parts.get(head.id, ())):
+                self._put(shard, TRANSACTION, record)
             self._claim(TRANSACTION_NAMES, head.id, head.topics[0] if head.topics else "", shard)
 
     def _claim(self, of: str, name: str, topic: str, shard: int) -> None:
-        """Claim a name at its home for the shard where it is in use now."""
+        """Claim a name at its home shard for the shard that uses it."""
         home = self.shard_of(name)
         if home != shard:
-            number = len(self.records[home]) + 1  # no id, and no number of another claim there
+            number = len(self.records[home]) + 1  # unique among the claims of the shard
             self._put(home, CLAIM, ClaimRow(of, name, topic, shard, number, self.position_ms))
 
     def _add_bulks(self, source: _Source, rows: Iterable[BulkRow]) -> None:
@@ -646,8 +647,8 @@ class _Move:
             self.records[shard].update(keyed(SESSION, some))
 
     def _add_once(self, source: _Source, row: SessionRow) -> None:
-        """Add what a shard has answered to a request with an idempotency key to what others have,
-        at the new home of the key."""
+        """Merge a shard's answers to a request with an idempotency key into the record at the new
+        home of the key."""
         merged = dict(row.merged)
         records = self.records[self.shard_of(row.once.key.hex())]
         for request, first, count, at_ms in row.answers:
@@ -667,7 +668,7 @@ class _Move:
     # --- tasks -----------------------------------------------------------------------------------
 
     def survey(self, report: Report) -> None:
-        """Look at every task, and count. Raises Conflict for one that cannot be moved exactly."""
+        """Count all tasks. Raise Conflict if a task cannot be moved exactly."""
         for source, task in _merged(self.sources):
             home = self.home_of(source, task.row)
             name, shard = self._watched.get(task.row.id, ("", home))
@@ -684,11 +685,11 @@ class _Move:
             report.progress += len(task.progress)
             report.dead += len(task.dead)
             report.done += len(self.groups.not_owed(source, task))
-        kinds = Counter(kind.name for one in self.sources for kind, _ in one.small.records)
+        kinds = Counter(kind.name for source in self.sources for kind, _ in source.small.records)
         report.records = dict(sorted(kinds.items()))
 
     def tasks(self) -> Iterator[tuple[int, StoredTask, StoredTask]]:
-        """Yield the new shard, the old and the new form of each task, in the order of ids."""
+        """Yield (new shard, old form, new form) of each task, in the order of ids."""
         for source, task in _merged(self.sources):
             done = tuple(
                 ProgressRow(task.row.id, group, ProgressState.DONE, 0, 0)
@@ -698,22 +699,22 @@ class _Move:
             yield self.home_of(source, task.row), task, fresh
 
 
-def _sum(one: BulkRow, other: BulkRow) -> BulkRow:
-    """A bulk operation that is over, made of its parts in two shards."""
-    refused = Counter(dict(one.refused)) + Counter(dict(other.refused))
-    return one._replace(
-        state=max(one.state, other.state),
-        looked_at=one.looked_at + other.looked_at,
-        matched=one.matched + other.matched,
-        changed=one.changed + other.changed,
+def _sum(row: BulkRow, other: BulkRow) -> BulkRow:
+    """Return the sum of an ended bulk operation's rows in two shards."""
+    refused = Counter(dict(row.refused)) + Counter(dict(other.refused))
+    return row._replace(
+        state=max(row.state, other.state),
+        looked_at=row.looked_at + other.looked_at,
+        matched=row.matched + other.matched,
+        changed=row.changed + other.changed,
         refused=tuple(sorted(refused.items())),
-        ended_ms=max(one.ended_ms, other.ended_ms),
-        note=one.note or other.note,
+        ended_ms=max(row.ended_ms, other.ended_ms),
+        note=row.note or other.note,
     )
 
 
 def _plain(row: TargetRow) -> TargetRow:
-    """A target without when and by whom it was set."""
+    """Return a target without the time and the author of its settings, for comparison."""
     return row._replace(since_ms=0, by="", ended_ms=None if row.ended_ms is None else 0)
 
 
@@ -722,15 +723,15 @@ def _plain(row: TargetRow) -> TargetRow:
 
 @dataclass(slots=True)
 class _Sum:
-    """What the tasks of a shard come to, in whatever order they are added."""
+    """The counts and the digest of a shard's tasks, which do not depend on the order of ``add``."""
 
     tasks: int = 0
     progress: int = 0
     dead: int = 0
     done: int = 0
-    """Records that are only there because of a change of the number of shards."""
+    """Number of records that exist only because the number of shards was changed."""
     print: int = 0
-    """The sum of the digests of all tasks with all that is recorded of each."""
+    """The sum of the digests of all tasks with their records."""
 
     def add(self, task: StoredTask) -> None:
         progress = [row for row in task.progress if not _is_made(row)]
@@ -747,12 +748,13 @@ class _Sum:
 
 
 def _is_made(row: ProgressRow) -> bool:
-    """Whether the record says that a group that was never owed the task is done with it."""
+    """Return whether the record was made by a change of the number of shards, for a group that was
+    never owed the task."""
     return row.state is ProgressState.DONE and not (row.attempt or row.epoch or row.at_ms)
 
 
 def _work(place: _Place, move: _Move, now_ms: int) -> None:
-    """Make the new databases, verify them, and let them count."""
+    """Create, verify and activate the new databases."""
     folder = place.fresh
     try:
         Path(folder.path).mkdir(exist_ok=True)
@@ -774,7 +776,7 @@ def _work(place: _Place, move: _Move, now_ms: int) -> None:
                 _verify(folder.database(shard), move, shard, expected)
             failpoints.hit("reshard.verified")
         except BaseException:
-            shutil.rmtree(fresh, ignore_errors=True)  # its room is the daemons' again
+            shutil.rmtree(fresh, ignore_errors=True)  # daemons may need the space
             raise
         _switch(place, move)
     finally:
@@ -782,14 +784,14 @@ def _work(place: _Place, move: _Move, now_ms: int) -> None:
 
 
 async def _fill(place: _Place, move: _Move, now_ms: int) -> list[_Sum]:
-    """Write everything into new databases; what their tasks should come to."""
-    said = {SINCE_EPOCH: move.epoch}
+    """Fill the new databases. Return the expected sums of their tasks."""
+    meta = {SINCE_EPOCH: move.epoch}
     sums = [_Sum() for _ in range(move.count)]
     async with AsyncExitStack() as stack:
         fillers = []
         for shard in range(move.count):
             path = place.fresh.database(shard)
-            new = new_sqlite(path, OWNER, now_ms, move.epoch, said, place.options)
+            new = new_sqlite(path, OWNER, now_ms, move.epoch, meta, place.options)
             filler = await stack.enter_async_context(new)
             await filler.begin(
                 move.groups.rows, move.outcomes[shard], move.mark_of(shard), move.position_ms
@@ -805,24 +807,24 @@ async def _fill(place: _Place, move: _Move, now_ms: int) -> list[_Sum]:
 
 
 def _verify(path: str, move: _Move, shard: int, expected: _Sum) -> None:
-    """Read a new database back. Raises StoreUnusable unless it holds exactly what it should."""
-    found = _check_whole(path)
+    """Read a new database back. Raise StoreUnusable unless it has exactly the expected content."""
+    checked = _check_whole(path)
     connection = connect_reader(path, CACHE_BYTES, BUSY_MS, mode="ro")
     try:
         small = read_small(connection, move.endings_max)
-        came_to = _Sum()
+        actual = _Sum()
         for task in _tasks_of(Reader(connection)):
             basis = basis_of(task.row.options)
             if basis is not None and move.shard_of(basis) != shard:
                 raise StoreUnusable(f"{path}: task {task.row.id} is in the wrong shard")
-            came_to.add(task)
+            actual.add(task)
     finally:
         connection.close()
-    counted = (found.tasks, found.progress, found.dead)
-    if came_to != expected or counted != (
+    counted = (checked.tasks, checked.progress, checked.dead)
+    if actual != expected or counted != (
         expected.tasks, expected.progress + expected.done, expected.dead,
     ):  # fmt: skip
-        raise StoreUnusable(f"{path} has {came_to}, but should have {expected}")
+        raise StoreUnusable(f"{path} has {actual}, but should have {expected}")
     if small.records != _records(move, shard) or small.outcomes != move.outcomes[shard]:
         raise StoreUnusable(f"{path} does not have the expected records")
 
@@ -832,7 +834,7 @@ def _records(move: _Move, shard: int) -> Mapping[RecordKey, Any]:
 
 
 def _switch(place: _Place, move: _Move) -> None:
-    """Give up the databases there are, then let the new ones count."""
+    """Mark the old databases as given up, then activate the new ones."""
     folder = place.fresh
     for source in move.sources:
         source.close()

@@ -1,15 +1,15 @@
-"""Spans of the daemon, by sampling: a batch's commit, and a delivery, for tasks that are traced.
+"""Spans for sampled tasks: one per commit of a batch, and one per delivery.
 
 ``tickwheel.commit`` is a trace of its own, linked to the producers of its sampled tasks.
-``tickwheel.deliver`` is a child of its task's producer: from the due time until DELIVER was
-written, with the cause when that is late. A task is sampled when its ``trace`` says so and its
-trace id is in the daemon's share (``trace_sample``): then all of its deliveries are, and other
-daemons choose the same.
+``tickwheel.deliver`` is a child of its task's producer. It lasts from the due time until DELIVER
+was written, and has the cause of a late delivery. A task is sampled if its ``trace`` has the
+sampled flag and its trace id is in the daemon's share (``trace_sample``). Then all its deliveries
+are sampled, by all daemons.
 
-Invariants: the event loop only notes what spans are to say; they are made in threads of their own,
-and sent by the SDK's. What waits is bounded, and dropped and counted beyond. An endpoint that does
-not answer is a warning each ten minutes and nothing else. Without ``otlp_endpoint`` nobody imports
-this.
+Invariants: the event loop only collects notes. Separate threads make spans of them, and threads of
+the SDK send the spans. Waiting notes and spans are bounded; above the limit they are dropped and
+counted. An endpoint that does not answer causes a warning every ten minutes and nothing else. This
+module is imported only with ``otlp_endpoint``.
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ if TYPE_CHECKING:
     from tickwheel.server.settings import Settings
 
 NOTES_MAX = 2_048
-"""Spans that may wait to be made; as many may wait to be sent."""
+"""Maximum notes that wait to become spans, and maximum spans that wait to be sent."""
 LINKS_MAX = 32
-"""Producers that the span of one commit names."""
+"""Maximum links to producers in the span of a commit."""
 EVERY_S = 0.5
-"""How often, in seconds, spans are made of what was noted."""
+"""Seconds between two conversions of notes into spans."""
 SEND_EVERY_MS = 1_000
 SEND_TIMEOUT_S = 5.0
 STOP_S = 2.0
-"""How long, in seconds, the last spans may take to be sent when the daemon stops."""
+"""Maximum seconds for sending the last spans when the daemon stops."""
 QUIET_S = 600.0
-"""An endpoint that does not answer is a warning once in so many seconds."""
+"""Minimum seconds between two warnings about an endpoint that does not answer."""
 LOGGERS = ("opentelemetry.exporter", "opentelemetry.sdk")
 REASON_LENGTH_MAX = 300
 
@@ -63,7 +63,7 @@ T = TypeVar("T")
 
 
 class DeliveryNote(NamedTuple):
-    """What the span of a delivery says. Not the row: its body would stay in memory."""
+    """The content of a delivery's span. It has no row, whose body would stay in memory."""
 
     task_id: int
     due_ms: int
@@ -79,7 +79,7 @@ class DeliveryNote(NamedTuple):
 
 
 class CommitNote(NamedTuple):
-    """What the span of a commit says."""
+    """The content of a commit's span."""
 
     number: int
     tasks: int
@@ -89,10 +89,10 @@ class CommitNote(NamedTuple):
 
 
 class Exports:
-    """How exports end, told from any thread to the event loop's: counts, and few warnings."""
+    """Counts of exports and warnings about failures. Threads report to the event loop's thread."""
 
     def __init__(self, settings: Settings, on_event: Callable[[str, str], None]) -> None:
-        """Raises BadRequest for a file of headers that is not right."""
+        """Raise BadRequest if the headers file is invalid."""
         self.url = (settings.otlp_endpoint or "").rstrip("/")
         self.headers = headers_of(settings.otlp_headers_file)
         self.resource = Resource.create(
@@ -107,23 +107,23 @@ class Exports:
         self._quiet_until_s = 0.0
         self._is_failing = False
         self.spans_under_way = 0
-        """Spans that were made and not sent yet."""
+        """Number of spans that were made but not sent yet."""
         self.spans_sent = 0
         self.spans_dropped = 0
         self.failures = 0
-        """Exports of spans or metrics that the endpoint has not taken."""
+        """Number of failed exports of spans or metrics."""
         self._reason = _Reason()
 
     def listen(self) -> None:
-        """Keep what the SDK logs of failures out of the log: it does so with each try."""
+        """Keep the SDK's messages about failures, one per try, out of the log."""
         for name in LOGGERS:
             logging.getLogger(name).addHandler(self._reason)
             logging.getLogger(name).propagate = False
 
     def ended(self, what: str, spans: int, *, sent: bool, why: str = "") -> None:
-        """An export of ``what`` is over, of so many spans; ``why`` it was not sent, where the SDK
-        has not logged that."""
-        with suppress(RuntimeError):  # the loop is closed: nobody counts any more
+        """Note the end of an export of ``what`` with ``spans`` spans. ``why`` is the reason of a
+        failure that the SDK has not logged."""
+        with suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self._note, what, spans, sent, why)
 
     def _note(self, what: str, spans: int, sent: bool, why: str) -> None:
@@ -132,19 +132,19 @@ class Exports:
             self.spans_sent += spans
             if self._is_failing:
                 self._is_failing = False
-                self._on_event("otlp_works_again", f"{self.url} takes {what}")
+                self._on_event("otlp_works_again", f"{self.url} accepts {what}")
             return
         self.spans_dropped += spans
         self.failures += 1
         if self._loop.time() >= self._quiet_until_s:
             self._quiet_until_s = self._loop.time() + QUIET_S
             self._is_failing = True
-            why = why or self._reason.text or "no reason is known"
-            self._on_event("otlp_failed", f"{self.url} did not take {what}: {why}")
+            why = why or self._reason.text or "unknown reason"
+            self._on_event("otlp_failed", f"{self.url} did not accept {what}: {why}")
 
 
 class Tracing:
-    """Notes what is sampled, and makes spans of it. ``start`` it, ``stop`` it."""
+    """Makes spans for sampled tasks, between ``start`` and ``stop``."""
 
     def __init__(self, settings: Settings, clock: Clock, exports: Exports) -> None:
         self._bound = round(settings.trace_sample * 2**64)
@@ -159,7 +159,7 @@ class Tracing:
         self._provider = TracerProvider(ALWAYS_ON, exports.resource, shutdown_on_exit=False)
         self._provider.add_span_processor(
             BatchSpanProcessor(
-                _Told(sender, exports),
+                _Reporting(sender, exports),
                 max_queue_size=NOTES_MAX,
                 schedule_delay_millis=SEND_EVERY_MS,
                 max_export_batch_size=NOTES_MAX // 4,
@@ -171,12 +171,12 @@ class Tracing:
     # --- on the event loop ---------------------------------------------------------------------
 
     def is_sampled(self, trace: str) -> bool:
-        """Whether spans are made of a task that has this ``traceparent``."""
-        # The second half of the trace id, and the flags; asked for each task that is traced.
+        """Return whether a task with this ``traceparent`` is sampled."""
+        # The second half of the trace id, and the flags. This runs once per traced task.
         return int(trace[19:35], 16) < self._bound and int(trace[53:], 16) & 1 == 1
 
     def committed(self, effects: Effects, number: int, elapsed_s: float) -> None:
-        """A batch is durable, after ``elapsed_s``."""
+        """Note that a batch is durable, after ``elapsed_s``."""
         traces = (
             row.options.trace
             for row in effects.enqueued.values()
@@ -190,14 +190,14 @@ class Tracing:
             self._commits.append(note)
 
     def delivered(self, dispatch: Dispatch, now_ms: int, causes: Causes | None) -> None:
-        """A frame of deliveries is written; ``causes``: of the late ones among them."""
+        """Note the written deliveries of a frame, and the causes of the late ones."""
         subscriber = dispatch.subscriber
         for index, (row, attempt, past) in enumerate(dispatch.items):
             options = row.options
             if options is None or options.trace is None or not self.is_sampled(options.trace):
                 continue
             if not self._has_room():
-                continue  # each is counted
+                continue  # counts each dropped span
             cause = causes[index] if isinstance(causes, list) else causes
             is_late = attempt == 1 and now_ms - row.due_ms > LATE_MS
             self._deliveries.append(
@@ -225,11 +225,11 @@ class Tracing:
     # --- life ----------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Make spans from now on."""
+        """Begin to make spans."""
         self._making = asyncio.create_task(self._run())
 
     async def stop(self) -> None:
-        """Send what was noted, if that goes quickly. Harmless when it has not started."""
+        """Send the last spans within ``STOP_S``. Do nothing if it was not started."""
         making, self._making = self._making, None
         if making is None:
             return
@@ -291,7 +291,7 @@ class Tracing:
 
 
 def _described(note: DeliveryNote) -> dict[str, Any]:
-    found: dict[str, Any] = {
+    attributes: dict[str, Any] = {
         "messaging.system": "tickwheel",
         "messaging.destination.name": note.topic,
         "messaging.consumer.group.name": note.group,
@@ -303,22 +303,22 @@ def _described(note: DeliveryNote) -> dict[str, Any]:
         "tickwheel.wait_s": max(0, note.due_ms - id_time_ms(note.task_id)) / 1000,
     }
     if note.attempt == 1:
-        found["tickwheel.lateness_s"] = max(0, note.sent_ms - note.due_ms) / 1000
+        attributes["tickwheel.lateness_s"] = max(0, note.sent_ms - note.due_ms) / 1000
     if note.cause is not None:
-        found["tickwheel.lateness_cause"] = note.cause
+        attributes["tickwheel.lateness_cause"] = note.cause
     if note.key is not None:
-        found["tickwheel.key"] = note.key
-    return found
+        attributes["tickwheel.key"] = note.key
+    return attributes
 
 
 def context_of(trace: str) -> SpanContext:
-    """The place that a task's ``trace`` names."""
+    """Return the span context in a task's ``trace``."""
     _, trace_id, span_id, flags = place_in_trace(trace)
     return SpanContext(trace_id, span_id, is_remote=True, trace_flags=TraceFlags(flags))
 
 
-class _Told(SpanExporter):
-    """An exporter that tells how each export ended."""
+class _Reporting(SpanExporter):
+    """An exporter that reports the end of each export."""
 
     def __init__(self, inner: SpanExporter, exports: Exports) -> None:
         self._inner = inner
@@ -338,7 +338,7 @@ class _Told(SpanExporter):
 
 
 class _Reason(logging.Handler):
-    """Keeps the last thing that the SDK had to say."""
+    """Keeps the last log message of the SDK."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -349,27 +349,27 @@ class _Reason(logging.Handler):
 
 
 def headers_of(path: str | None) -> dict[str, str]:
-    """The headers in a file, one ``Name: value`` a line. Raises BadRequest."""
+    """Return the headers in a file with a ``Name: value`` on each line. Raise BadRequest."""
     if path is None:
         return {}
     try:
         lines = Path(path).read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise BadRequest(f"otlp_headers_file {path}: {error}") from None
-    found = {}
+    headers = {}
     for number, line in enumerate(lines, 1):
         if not line.strip() or line.startswith("#"):
             continue
         name, colon, value = line.partition(":")
         if not colon or not name.strip() or not value.strip():
             raise BadRequest(f"otlp_headers_file {path}, line {number}: write NAME: VALUE")
-        found[name.strip().lower()] = value.strip()
-    return found
+        headers[name.strip().lower()] = value.strip()
+    return headers
 
 
 async def in_thread(work: Callable[[], T]) -> T:
-    """What ``work`` returns or raises, done in a thread that keeps no process from ending: one of
-    the loop's own would be waited for, however long an endpoint is silent."""
+    """Run ``work`` in a daemon thread and return its result. The process would wait for a thread of
+    the loop's executor, even if an endpoint never answers."""
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[T] = loop.create_future()
 
@@ -379,7 +379,7 @@ async def in_thread(work: Callable[[], T]) -> T:
         if error is not None:
             ended.set_exception(error)
         else:
-            ended.set_result(result)  # type: ignore[arg-type]  # what ``work`` returned
+            ended.set_result(result)  # type: ignore[arg-type]  # the result of ``work``
 
     def run() -> None:
         result: T | None = None

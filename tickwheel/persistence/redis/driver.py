@@ -207,7 +207,7 @@ def _settings(query: str, kind: str, wrong: Callable[[str], StoreUnusable]) -> d
 
 
 def _objection(options: RedisOptions) -> str:
-    """Return the reason why the options are invalid; empty: they are valid."""
+    """Return the reason why the options are invalid, or an empty text if they are valid."""
     if options.driver not in DRIVERS:
         return f"driver={options.driver!r} is not one of {', '.join(DRIVERS)}"
     if options.kind == SENTINEL and not options.master:

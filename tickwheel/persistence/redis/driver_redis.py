@@ -54,7 +54,7 @@ class _Answers(asyncio.Protocol):
         self._reader = hiredis.Reader()
         self._waiting: asyncio.Future[Any] | None = None
         self._broken = ""
-        """The reason why the connection cannot be used any more; empty: it can."""
+        """The reason why the connection cannot be used any more, or empty if it can."""
 
     def ask(self, command: list[bytes]) -> asyncio.Future[Any]:
         """Return a future of the answer to a command: a value, or a ReplyError. The call and the
@@ -131,15 +131,15 @@ class RedisWire:
                 )
             else:
                 connection = Connection(**common)
-        except OSError as error:  # redis-py reads a file of its own there: none may be left
-            raise NotConnected(f"no connection can be made: {error.strerror}") from error
+        except OSError as error:  # redis-py opens a file, which fails without file descriptors
+            raise NotConnected(f"cannot create a connection: {error.strerror}") from error
         try:
             await connection.connect()  # type: ignore[no-untyped-call]  # redis-py left it so
         except BaseException as error:
             await connection.disconnect(nowait=True)
-            known = _answer(error)
-            if known is not None:
-                raise known from error
+            server_error = _answer(error)
+            if server_error is not None:
+                raise server_error from error
             if isinstance(error, (exceptions.RedisError, OSError)):
                 raise NotConnected(str(error)) from error
             raise

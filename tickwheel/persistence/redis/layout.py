@@ -324,7 +324,7 @@ class Records(NamedTuple):
 def records_of(
     effects: Effects, endings_max: int, enqueued: list[bytes], enqueued_bytes: int
 ) -> Records:
-    """Encode the rows of a batch; ``enqueued``: the records of its new tasks."""
+    """Encode the rows of a batch. ``enqueued`` are the records of its new tasks."""
     outcomes = None
     if effects.ended:
         ended = list(effects.ended.items())[-endings_max:]
@@ -341,7 +341,7 @@ def records_of(
 
 
 def operations(effects: Effects, endings_max: int, records: Records) -> list[Op]:
-    """Return the operations of a batch without its marks and new tasks; ``records``: its rows."""
+    """Return the operations for a batch's encoded rows, without its marks and new tasks."""
     ops: list[Op] = []
     _updated(ops, effects.updated, records.updated)
     if effects.progress:
@@ -417,14 +417,14 @@ FEW_ARGS, FEW_BYTES = 64, 16 << 10
 def packed(ops: Iterable[Op]) -> list[Packed]:
     """Pack operations in order, with at most a thousand arguments and 8 MiB each, and without
     dividing pairs. Small operations are packed together, because each call has a cost."""
-    found: list[Packed] = []
+    packs: list[Packed] = []
     few: list[bytes] = []
     for name, key, args in ops:
         if len(args) <= FEW_ARGS and sum(map(len, args)) <= FEW_BYTES:
             few += (name, key, b"%d" % len(args), *args)
             continue
         if few:
-            found.append(pack_args(few))
+            packs.append(pack_args(few))
             few = []
         waiting = [args[i : i + SLICE_ARGS] for i in range(0, len(args), SLICE_ARGS)][::-1]
         while waiting:
@@ -433,10 +433,10 @@ def packed(ops: Iterable[Op]) -> list[Packed]:
                 middle = len(some) // 4 * 2
                 waiting += [some[middle:], some[:middle]]
             else:
-                found.append(pack_args((name, key, b"%d" % len(some), *some)))
+                packs.append(pack_args((name, key, b"%d" % len(some), *some)))
     if few:
-        found.append(pack_args(few))
-    return found
+        packs.append(pack_args(few))
+    return packs
 
 
 def parts(ops: Sequence[Packed]) -> tuple[list[Packed], int]:
@@ -444,21 +444,21 @@ def parts(ops: Sequence[Packed]) -> tuple[list[Packed], int]:
 
     Nearly every batch has one part, which can be empty.
     """
-    found: list[Packed] = []
+    divided: list[Packed] = []
     part: list[Packed] = []
     part_args = part_bytes = size_bytes = 0
     for op in ops:
         weight, op_bytes = op.weight or op.number, len(op.data)
         full = part_args + weight > PART_ARGS_MAX or part_bytes + op_bytes > PART_BYTES_MAX
         if part and full:
-            found.append(joined(part))
+            divided.append(joined(part))
             part, part_args, part_bytes = [], 0, 0
         part.append(op)
         part_args += weight
         part_bytes += op_bytes
         size_bytes += op_bytes
-    found.append(joined(part))
-    return found, size_bytes
+    divided.append(joined(part))
+    return divided, size_bytes
 
 
 class Encoded(NamedTuple):
@@ -471,13 +471,13 @@ class Encoded(NamedTuple):
 
 
 class Ahead:
-    """Encodes the new tasks of the open batch while the batch before is on its way."""
+    """Encodes the new tasks of the open batch while Redis processes the previous batch."""
 
     def __init__(self) -> None:
         self._begin({})
 
     def add(self, enqueued: dict[int, TaskRow]) -> None:
-        """Encode the tasks that came since the last call, if they are enough to be worth it."""
+        """Encode the tasks that came since the last call, in multiples of ``NEW_ROWS``."""
         if enqueued is not self._of:
             self._begin(enqueued)
         fresh = len(enqueued) - len(self._rows)
@@ -485,7 +485,7 @@ class Ahead:
             self._encode(fresh // NEW_ROWS * NEW_ROWS)
 
     def finish(self, enqueued: dict[int, TaskRow]) -> Encoded:
-        """Encode what is left; returns all tasks of the batch."""
+        """Encode the remaining tasks. Return all tasks of the batch."""
         if enqueued is not self._of or not (
             len(self._rows) <= len(enqueued) and all(map(is_, self._rows, enqueued.values()))
         ):
@@ -514,7 +514,7 @@ class Ahead:
 
 
 class Prepared(NamedTuple):
-    """A batch as Redis gets it, with its records, which the mirror keeps once it has landed."""
+    """A batch encoded for Redis, and its records, which the mirror keeps once it has landed."""
 
     records: Records
     flat: list[Packed]
@@ -523,7 +523,7 @@ class Prepared(NamedTuple):
 
 
 def prepare(effects: Effects, endings_max: int, ahead: Ahead | None = None) -> Prepared:
-    """Encode a batch; ``ahead`` may have encoded some of its new tasks already."""
+    """Encode a batch, some of whose new tasks ``ahead`` can have encoded already."""
     new = (ahead or Ahead()).finish(effects.enqueued)
     records = records_of(effects, endings_max, new.records, new.records_bytes)
     rest = packed(operations(effects, endings_max, records))

@@ -77,10 +77,10 @@ class RedisSiblings:
 
     async def have(self, shard: int, keys: Sequence[RecordKey]) -> Sequence[bool]:
         fields = [record_field(key) for key in keys]
-        found: list[Any] = await self._read(
+        records: list[Any] = await self._read(
             shard, lambda line, at: line.call("HMGET", at.named["records"], *fields)
         )
-        return [one is not None for one in found]
+        return [record is not None for record in records]
 
     async def _read(self, shard: int, ask: _Ask[_T]) -> _T:
         """Call ``ask`` for a shard. Raise StoreAway."""
@@ -134,7 +134,7 @@ class _Line:
         loop = asyncio.get_running_loop()
         async with self._lock:
             if loop.time() < self._away_until_s:
-                raise NotConnected("the server has just not answered about another shard")
+                raise NotConnected("the server has just not answered a request for another shard")
             try:
                 return await ask(self.connection, keys)
             except (NotConnected, NoReply):
@@ -146,7 +146,7 @@ class _Masters:
     """Connections to the masters of a Cluster."""
 
     def __init__(self, options: RedisOptions, asked: _Line) -> None:
-        """``asked``: the connection for the locations of all slots."""
+        """``asked`` is the connection for the locations of all slots."""
         self._options = options
         self._asked = asked.connection
         self._asking = asyncio.Lock()
@@ -205,11 +205,11 @@ async def _settings(line: Connection, keys: Keys, known: int | None) -> SiblingS
         return SiblingSettings(counter, _rows(_pairs(groups[0])))
     for _ in range(TRIES):
         rows = await _scan(line, records)
-        # What a scan finds is of one moment only if nothing has changed meanwhile.
+        # The result of a scan is consistent only if no setting has changed meanwhile.
         before, counter = counter, await _counter(line, records)
         if counter == before:
             return SiblingSettings(counter, rows)
-    raise StoreAway(f"the groups of {keys.shard} change all the time")
+    raise StoreAway(f"the groups of {keys.shard} changed during each of {TRIES} scans")
 
 
 async def _counter(line: Connection, records: bytes) -> SettingsCounter:
@@ -221,15 +221,15 @@ def _counter_of(data: bytes | None) -> SettingsCounter:
 
 
 async def _scan(line: Connection, records: bytes) -> list[GroupRow]:
-    found: dict[bytes, bytes] = {}  # a scan may show one twice
+    fields: dict[bytes, bytes] = {}  # a scan can return a field twice
     cursor: Any = b"0"
     while True:
         cursor, items = await line.call(
             "HSCAN", records, cursor, "MATCH", _GROUP, "COUNT", ROWS_A_SCAN
         )
-        found.update(_pairs(items))
+        fields.update(_pairs(items))
         if cursor == b"0":
-            return _rows(found.items())
+            return _rows(fields.items())
 
 
 def _rows(fields: Iterable[tuple[bytes, bytes]]) -> list[GroupRow]:

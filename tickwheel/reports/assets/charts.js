@@ -1,16 +1,16 @@
 "use strict";
-// Over time: lines and stacked bars, drawn by uPlot. Horizontal bars and a heat map: plain HTML.
-// Each takes the element to draw into and plain data; each marks the element with data-marks, the
-// number of shapes that show data, so that a test (or a person) can see that something was drawn.
+// Charts over time (lines and stacked bars) are drawn by uPlot; horizontal bars and the heat map are
+// plain HTML. Each function takes the element to draw into and plain data. It sets data-marks of the
+// element to the number of shapes with data, so that tests can see whether anything was drawn.
 const Charts = (() => {
   const tip = document.getElementById("tip");
 
   function make(name, kind, parent, text) {
-    const found = document.createElement(name);
-    if (kind) found.className = kind;
-    if (text !== undefined) found.textContent = text;
-    if (parent) parent.appendChild(found);
-    return found;
+    const element = document.createElement(name);
+    if (kind) element.className = kind;
+    if (text !== undefined) element.textContent = text;
+    if (parent) parent.appendChild(element);
+    return element;
   }
   function number(value) {
     if (value === null || value === undefined) return "–";
@@ -47,14 +47,14 @@ const Charts = (() => {
     element.replaceChildren();
     element.dataset.marks = marks;
     element.setAttribute("role", "img");
-    element.setAttribute("aria-label", caption ? `${caption.firstChild.textContent}, a chart; its figures are in the tables` : "chart");
+    element.setAttribute("aria-label", caption ? `${caption.firstChild.textContent}, a chart; the tables have its figures` : "chart");
   }
   function empty(element, text) {
     begin(element, 0);
-    const found = document.createElement("div");
-    found.className = "empty";
-    found.textContent = text;
-    element.appendChild(found);
+    const note = document.createElement("div");
+    note.className = "empty";
+    note.textContent = text;
+    element.appendChild(note);
   }
   function legend(element, series) {
     const box = document.createElement("div");
@@ -69,20 +69,20 @@ const Charts = (() => {
     element.appendChild(box);
   }
   const css = (color) => getComputedStyle(document.documentElement).getPropertyValue(color).trim();
-  // What is counted has no fractions: four steps of whole numbers.
+  // Counts have no fractions, so the axis has four steps of whole numbers.
   function nice(most) {
     const base = 10 ** Math.floor(Math.log10(most || 1));
     const ends = [4, 8, ...[1, 1.2, 2, 4, 6, 8, 10].map((step) => step * base)];
     return ends.filter((end) => Number.isInteger(end / 4)).sort((a, b) => a - b).find((end) => end >= most) || 4;
   }
-  // Milliseconds, with marks where people have names for them; 0 is one of them.
+  // Marks of the logarithmic axis in milliseconds: 0 and round values in common units.
   const NAMED_MS = [0, 1, 10, 100, 1e3, 1e4, 6e4, 6e5, 36e5, 36e6, 36e7, 36e8, 36e9, 36e10];
   function scale(most, log) {
     if (!log) return { end: nice(most), marks: [0, 0.25, 0.5, 0.75, 1].map((part) => part * nice(most)) };
     const last = Math.max(1, NAMED_MS.findIndex((mark) => mark >= most));
     return { end: NAMED_MS[last], marks: NAMED_MS.slice(0, last + 1) };
   }
-  // Marks of the time axis are at full seconds, minutes, hours and at midnights of the report's zone.
+  // Marks of the time axis are at full seconds, minutes, hours and midnights in the report's time zone.
   const MS_DAY = 864e5, HM = "{HH}:{mm}", YMD = "\n{YYYY}-{MM}-{DD}", MD = "\n{MM}-{DD}";
   const STAMPS = [
     [MS_DAY * 365, "{YYYY}", null, null, null, null, null, null, 1],
@@ -97,10 +97,10 @@ const Charts = (() => {
     const both = { stroke: css("--soft"), font, grid: line, ticks: { ...line, size: 4 } };
     return [
       { ...both, values: STAMPS, space: 64, size: 40 },
-      { ...both, splits: () => marks, filter: (_, found) => found, values: (_, found) => found.map(format), size: narrow ? 48 : 62, gap: 4 },
+      { ...both, splits: () => marks, filter: (_, splits) => splits, values: (_, splits) => splits.map(format), size: narrow ? 48 : 62, gap: 4 },
     ];
   }
-  // One chart over time. `drawn` are uPlot's series, `data` its columns behind the times.
+  // Draws a chart over time. `drawn` has uPlot's series, `data` their columns.
   function timed(element, times, drawn, data, options) {
     const { end, marks } = scale(options.most, options.log), step = options.step;
     const chart = new uPlot({
@@ -143,12 +143,12 @@ const Charts = (() => {
 
   function lines(element, times, series, options) {
     const values = series.flatMap((one) => one.values).filter((v) => v !== null);
-    if (!values.length) return empty(element, "nothing in this time");
+    if (!values.length) return empty(element, "no data in this period");
     begin(element, series.length);
     const drawn = series.map((one) => ({
       stroke: css(one.color), width: 1.8, spanGaps: false,
       fill: one.fill ? `color-mix(in srgb, ${css(one.color)} 14%, transparent)` : undefined,
-      // A value between gaps is no line; without a dot nobody would see it.
+      // A single value between gaps has no line, so it gets a dot.
       points: { size: 6, fill: css(one.color), filter: (u, at, shown) => (shown ? null : alone(u.data[at])) },
     }));
     const more = options.more || (() => []);
@@ -167,11 +167,11 @@ const Charts = (() => {
     const sums = times.map(() => 0);
     const tops = series.map((one) => one.values.map((value, i) => (sums[i] += value || 0)));
     const most = Math.max(...sums, 0);
-    if (!most) return empty(element, "nothing in this time");
+    if (!most) return empty(element, "no data in this period");
     begin(element, sums.filter((value) => value).length);
     const paths = uPlot.paths.bars({ size: [0.86, 64], align: 1 });
     const drawn = series.map((one) => ({ fill: css(one.color), stroke: css(one.color), width: 0, paths, points: { show: false } }));
-    // The whole stack first, and in front of it what is left without its top.
+    // The whole stack is drawn first, then in front of it the stack without its top, and so on.
     timed(element, times, drawn.reverse(), tops.slice().reverse(), {
       ...options, most, format: number,
       describe: (i) => [options.long(i), ...series.map((one) => `${one.name}: ${(one.values[i] || 0).toLocaleString("en")}`)].join("\n"),
@@ -180,7 +180,7 @@ const Charts = (() => {
   }
 
   function bars(element, rows, options) {
-    if (!rows.length) return empty(element, options.none || "nothing in this time");
+    if (!rows.length) return empty(element, options.none || "no data in this period");
     begin(element, rows.length);
     const most = Math.max(...rows.map((row) => row.value));
     const size = options.log ? (v) => Math.log10(v + 1) / Math.log10(most + 1) : (v) => v / most;
@@ -197,7 +197,7 @@ const Charts = (() => {
 
   function heat(element, columns, rows, format, unit) {
     const values = rows.flatMap((row) => row.values).filter((v) => v !== null);
-    if (!values.length) return empty(element, "nothing in this time");
+    if (!values.length) return empty(element, "no data in this period");
     begin(element, values.length);
     const most = Math.max(...values), grid = make("div", "heat", make("div", "scroll", element));
     for (const row of rows) {
@@ -205,7 +205,7 @@ const Charts = (() => {
       row.values.forEach((value, c) => {
         const cell = make("i", "", grid);
         if (value === null) return;
-        // The root shows differences among small values, which a few large ones would hide.
+        // The square root keeps differences among small values visible beside a few large ones.
         const part = Math.round(100 * Math.sqrt(most ? value / most : 0));
         cell.style.background = `color-mix(in srgb, var(--heat-high) ${part}%, var(--heat-low))`;
         explain(cell, `${row.label}, ${columns[c]}\n${format(value)}`);

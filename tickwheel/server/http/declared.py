@@ -75,9 +75,9 @@ def of_json(kind: FieldKind, value: Any, field: str) -> Any:
     return rule(value, field) if isinstance(kind, Rule) else value
 
 
-def set_fields(given: Any) -> dict[str, Any]:
+def set_fields(struct: Any) -> dict[str, Any]:
     """Return the fields that are set in a body or a query, by name."""
-    values = ((name, getattr(given, name)) for name in given.__struct_fields__)
+    values = ((name, getattr(struct, name)) for name in struct.__struct_fields__)
     return {name: value for name, value in values if value is not UNSET}
 
 
@@ -200,7 +200,7 @@ def request_type(request: Any, left_out: frozenset[str], name: str = "") -> type
 
 @cache
 def answer_type(answer: Any) -> Any:
-    """The type of an answer in JSON, for its schema."""
+    """Return the type of an answer in JSON, for its schema."""
     origin, arguments = get_origin(answer), get_args(answer)
     if origin is Annotated:
         return answer_type(arguments[0])
@@ -212,7 +212,7 @@ def answer_type(answer: Any) -> Any:
         return _class_type(answer)
     if not arguments:
         return Any
-    inner = tuple(one if one in (type(None), ...) else answer_type(one) for one in arguments)
+    inner = tuple(it if it in (type(None), ...) else answer_type(it) for it in arguments)
     if origin in (list, tuple, Sequence):
         return list[inner[0]]  # type: ignore[valid-type]
     if origin is not None and issubclass(origin, Mapping):
@@ -243,17 +243,17 @@ def _answer_struct(answer: type[Answer]) -> type[msgspec.Struct]:
             fields.append(("body", described(str, field, type(None)), None))
             fields.append(("body_base64", described(bytes, field, type(None)), None))
             continue
-        if isinstance(field.kind, Ids):  # there may be none of them, unlike in a request
+        if isinstance(field.kind, Ids):  # the list can be empty, unlike in a request
             fields.append((field.name, Annotated[list[str], Meta(description=field.text or None)]))
             continue
         own = type(field.kind) is not FieldKind
         kind = field.kind.json if own else answer_type(field.annotation)
         more = (type(None),) if field.may_be_none else ()
-        found = described(kind, field, *more)
+        shown_kind = described(kind, field, *more)
         fields.append(
-            (field.name, found) if field.is_required else (field.name, found | None, None)
+            (field.name, shown_kind) if field.is_required else (field.name, shown_kind | None, None)
         )
-    # Generators make a variable of a type's name, and another one of each field's.
+    # Client generators make a variable for the type's name and for each field's name.
     collides = any(field.name == answer.__name__.lower() for field in answer.fields())
     name = f"{answer.__name__}Answer" if collides else answer.__name__
     return msgspec.defstruct(name, fields, kw_only=True, namespace={"__doc__": answer.__doc__})
@@ -262,11 +262,11 @@ def _answer_struct(answer: type[Answer]) -> type[msgspec.Struct]:
 RESULT_TYPE = msgspec.defstruct(
     "Result",
     [
-        ("id", Annotated[str | None, Meta(description="The task; null: no task has the key.")]),
+        ("id", Annotated[str | None, Meta(description="The task, or null without such a task.")]),
         (
             "result",
             Annotated[
-                str, Meta(description="What was done to the task, or its state that forbids it.")
+                str, Meta(description="The change of the task, or the state that forbids it.")
             ],
         ),
         (
@@ -278,7 +278,7 @@ RESULT_TYPE = msgspec.defstruct(
             None,
         ),
     ],
-    namespace={"__doc__": "What became of a command on one task."},
+    namespace={"__doc__": "The outcome of a command for a task."},
 )
 
 
@@ -289,15 +289,15 @@ RESULTS_TYPE = msgspec.defstruct(
             "results",
             Annotated[
                 list[RESULT_TYPE],  # type: ignore[valid-type]
-                Meta(description="What became of each task, in the order asked."),
+                Meta(description="The outcome for each task, in the order of the request."),
             ],
         )
     ],
-    namespace={"__doc__": "What became of a command on several tasks."},
+    namespace={"__doc__": "The outcomes of a command for several tasks."},
 )
 _IDS_TYPE = msgspec.defstruct(
     "AcceptedIds",
-    [("ids", Annotated[list[str], Meta(description="The ids of the tasks that were made.")])],
+    [("ids", Annotated[list[str], Meta(description="The ids of the new tasks.")])],
     namespace={"__doc__": AcceptedIds.__doc__},
 )
 
@@ -306,12 +306,12 @@ _IDS_TYPE = msgspec.defstruct(
 
 
 def handler_of(verb: Verb, left_out: frozenset[str]) -> Handler:
-    """The handler of a verb whose path names ``left_out``."""
+    """Return the handler of a verb whose path contains the fields ``left_out``."""
     request: Any = verb.request_type
     method = verb.path.partition(" ")[0]
-    given_type = request_type(request, left_out)
-    decoder = msgspec.json.Decoder(given_type)
-    has_fields = bool(given_type.__struct_fields__)
+    fields_type = request_type(request, left_out)
+    decoder = msgspec.json.Decoder(fields_type)
+    has_fields = bool(fields_type.__struct_fields__)
     render = renderer(verb.answer)
     kinds = {field.name: field.kind for field in request.fields()}
     body = next((name for name, kind in kinds.items() if isinstance(kind, Body)), None)
@@ -326,37 +326,37 @@ def handler_of(verb: Verb, left_out: frozenset[str]) -> Handler:
 
         answer = await call.ask(verb.name, await values_of(call), show)
         if verb.answer is AcceptedIds and not isinstance(answer, bytes):
-            answer = render(answer)  # of tasks that it has made the store tells the exchange itself
+            answer = render(answer)  # the exchange gets the ids of new tasks without ``show``
         await call.answer(answer, verb.status if is_new else 200)
 
     async def values_of(call: Call) -> dict[str, Any]:
         """Return the request's values in wire form."""
-        said: dict[str, Any] = dict(call.named)
+        values: dict[str, Any] = dict(call.named)
         if has_fields:
             in_query = method in WITHOUT_BODY
-            said |= set_fields(call.query(given_type) if in_query else await call.json(decoder))
+            values |= set_fields(call.query(fields_type) if in_query else await call.json(decoder))
         if body is not None:
-            said[body] = _body_of(said, verb.name)
+            values[body] = _body_of(values, verb.name)
         return {
             name: value if name == body else of_json(kinds[name], value, name)
-            for name, value in said.items()
+            for name, value in values.items()
         }
 
     handle.__name__ = verb.name
     return handle
 
 
-def _body_of(said: dict[str, Any], field: str) -> bytes | None:
-    """The bytes of a body, of which one form may be said. Raises BadRequest."""
-    text: str | None = said.pop("body", None)
-    data: bytes | None = said.pop("body_base64", None)
+def _body_of(values: dict[str, Any], field: str) -> bytes | None:
+    """Return the bytes of a body, which has one of two forms. Raise BadRequest if both are set."""
+    text: str | None = values.pop("body", None)
+    data: bytes | None = values.pop("body_base64", None)
     if text is not None and data is not None:
         raise BadRequest(f"{field} must have body or body_base64, not both")
     return data if text is None else text.encode()
 
 
 def renderer(answer: Any) -> Callable[[Any], bytes]:
-    """What makes the bytes of an answer, in the step in which the operation gives it."""
+    """Return the function that encodes an answer, in the same step of the loop as the operation."""
     return lambda value: as_json(
         results(value) if answer == list[TaskOutcome] else to_json(answer, value)
     )

@@ -97,13 +97,13 @@ _KINDS = {
 def pages(*, wait_ms_max: int) -> list[PageRoute]:
     """Return the routes of ``/openapi.json``, ``/docs/`` and the console, which are public because
     they contain no data."""
-    said, packed = as_sent(wait_ms_max)
+    text, packed = as_sent(wait_ms_max)
 
     async def openapi(request: Request) -> Response:
         headers = {"content-type": JSON_TYPE.decode(), "vary": "accept-encoding"}
         if "gzip" in request.headers.get("accept-encoding", ""):
             return Response(packed, headers=headers | {"content-encoding": "gzip"})
-        return Response(said, headers=headers)
+        return Response(text, headers=headers)
 
     start = Response(_START, media_type="text/javascript", headers=_HEADERS)
     return [
@@ -287,7 +287,7 @@ def document(routes: Sequence[Route], *, wait_ms_max: int = 60_000) -> dict[str,
         "tags": [{"name": tag, "description": text} for tag, text in _TAGS.items()],
         "paths": paths,
         "components": {
-            "schemas": {name: one for name, one in components.items() if name in used},
+            "schemas": {name: schema for name, schema in components.items() if name in used},
             "securitySchemes": {
                 "token": {
                     "type": "http",
@@ -302,7 +302,7 @@ def document(routes: Sequence[Route], *, wait_ms_max: int = 60_000) -> dict[str,
 
 def _reached(schemas: Iterable[Any], components: dict[str, Any]) -> set[str]:
     """Return the names of the components that schemas refer to, directly or indirectly."""
-    found: set[str] = set()
+    names: set[str] = set()
     left = list(schemas)
     while left:
         value = left.pop()
@@ -312,10 +312,10 @@ def _reached(schemas: Iterable[Any], components: dict[str, Any]) -> set[str]:
             left += value.values()
             reference = value.get("$ref", "")
             name = reference.removeprefix(_REF.format(name=""))
-            if reference and name not in found:
-                found.add(name)
+            if reference and name not in names:
+                names.add(name)
                 left.append(components.get(name, {}))
-    return found
+    return names
 
 
 def _tidy(component: dict[str, Any], *, in_request: bool) -> None:
@@ -335,51 +335,52 @@ def _tidy(component: dict[str, Any], *, in_request: bool) -> None:
 
 
 def _field(schema: dict[str, Any], *, may_be_null: bool) -> dict[str, Any]:
-    """The schema of a field with what is said of it outermost, and its types in one union."""
-    found: dict[str, Any] = {}
+    """Return the schema of a field with ``_OUTERMOST`` properties at the top, and its types in one
+    union."""
+    outer: dict[str, Any] = {}
     options: list[dict[str, Any]] = []
     left = [schema]
     while left:
-        one = dict(left.pop(0))
-        inner = one.pop("anyOf", None)
-        found = {k: one.pop(k) for k in _OUTERMOST if k in one} | found
-        if "$ref" in one:  # a union that has a name
-            options.append({"$ref": one["$ref"]})
+        option = dict(left.pop(0))
+        inner = option.pop("anyOf", None)
+        outer = {k: option.pop(k) for k in _OUTERMOST if k in option} | outer
+        if "$ref" in option:  # a named union
+            options.append({"$ref": option["$ref"]})
         elif inner is not None:
-            left = [*({**one, **part} for part in inner), *left]
-        elif one not in options:
-            options.append(one)
-    for one in options:
+            left = [*({**option, **part} for part in inner), *left]
+        elif option not in options:
+            options.append(option)
+    for option in options:
         for part in ("items", "additionalProperties"):
-            if isinstance(one.get(part), dict):
-                one[part] = _field(one[part], may_be_null=True)
-    is_null = _NULL in options and (found.pop(types.NULL_IS_SAID, False) or may_be_null)
-    found.pop(types.NULL_IS_SAID, None)
+            if isinstance(option.get(part), dict):
+                option[part] = _field(option[part], may_be_null=True)
+    is_null = _NULL in options and (outer.pop(types.NULL_IS_SAID, False) or may_be_null)
+    outer.pop(types.NULL_IS_SAID, None)
     options = [option for option in options if option != _NULL]
     if len(options) > 1:
-        return found | {"anyOf": [*options, *([_NULL] if is_null else ())]}
+        return outer | {"anyOf": [*options, *([_NULL] if is_null else ())]}
     [only] = options or [{}]
     if is_null and "$ref" in only:
-        return found | {"anyOf": [only, _NULL]}
+        return outer | {"anyOf": [only, _NULL]}
     if is_null and "type" in only:
         only = only | {"type": [only["type"], "null"]}
         if "enum" in only:
             only = only | {"enum": [*only["enum"], None]}
-    return found | only
+    return outer | only
 
 
 def _kinds(routes: Sequence[Route]) -> list[Any]:
-    """Every type that the routes name."""
-    found: dict[str, Any] = {repr(types.Problem): types.Problem}
+    """Return all types that the routes use."""
+    by_name: dict[str, Any] = {repr(types.Problem): types.Problem}
     for route in routes:
         for kind in (route.query, *_parts(route.body), *_parts(route.answer)):
-            other = found.setdefault(repr(kind), kind)
+            other = by_name.setdefault(repr(kind), kind)
             assert other == kind, f"two types have one name in the document: {kind!r}"
-    return list(found.values())
+    return list(by_name.values())
 
 
 def _parts(kind: Any) -> tuple[Any, ...]:
-    """The types of a union: msgspec need not tell them apart."""
+    """Return the types of a union, which msgspec need not be able to decode as one type."""
     if kind is None:
         return ()
     return get_args(kind) if isinstance(kind, UnionType) else (kind,)
@@ -388,10 +389,10 @@ def _parts(kind: Any) -> tuple[Any, ...]:
 def _operation(route: Route, schema_of: dict[str, Any], query: dict[str, Any]) -> dict[str, Any]:
     rights = {VERBS[name].need for name in route.operations}
     needs = sorted({need.right for need in rights if need is not None})
-    found: dict[str, Any] = {
+    operation: dict[str, Any] = {
         "operationId": route.handler.__name__,
         "summary": route.summary,
-        "description": f"Right: {', '.join(needs)}." if needs else "It needs no right.",
+        "description": f"Right: {', '.join(needs)}." if needs else "No right is required.",
         "tags": [route.tag],
         "parameters": [
             *_path_parameters(route),
@@ -401,10 +402,10 @@ def _operation(route: Route, schema_of: dict[str, Any], query: dict[str, Any]) -
         "responses": _responses(route, schema_of),
     }
     if route.public:
-        found["security"] = []
+        operation["security"] = []
     if route.body is not None or route.raw:
-        found["requestBody"] = _request_body(route, schema_of)
-    return found
+        operation["requestBody"] = _request_body(route, schema_of)
+    return operation
 
 
 _IN_PATHS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -418,13 +419,13 @@ _IN_PATHS: dict[str, tuple[str, dict[str, Any]]] = {
     "node": ("The name of the node.", {}),
     "token": ("The last segment of the callback URL of a delivery.", {}),
 }
-"""What a path may name: (what it is, what its schema says beside the pattern of a name)."""
+"""Parameters in paths: name → (description, properties of the schema instead of the pattern)."""
 
 
 def _path_parameters(route: Route) -> Iterable[dict[str, Any]]:
     for name in re.findall(r"{(\w+)}", route.path):
-        text, said = _IN_PATHS[name]
-        schema = {"type": "string", "minLength": 1} | (said or {"pattern": NAME_PATTERN})
+        text, bounds = _IN_PATHS[name]
+        schema = {"type": "string", "minLength": 1} | (bounds or {"pattern": NAME_PATTERN})
         yield {
             "name": name,
             "in": "path",
@@ -436,10 +437,10 @@ def _path_parameters(route: Route) -> Iterable[dict[str, Any]]:
 
 def _query_parameters(query: dict[str, Any]) -> Iterable[dict[str, Any]]:
     for name, schema in query["properties"].items():
-        found = {"name": name, "in": "query", "required": name in query.get("required", ())}
+        parameter = {"name": name, "in": "query", "required": name in query.get("required", ())}
         plain = dict(schema)
         text = plain.pop("description", "")
-        yield found | {"description": text, "schema": plain}
+        yield parameter | {"description": text, "schema": plain}
 
 
 def _header_parameters(route: Route) -> Iterable[dict[str, Any]]:
@@ -463,20 +464,20 @@ def _request_body(route: Route, schema_of: dict[str, Any]) -> dict[str, Any]:
 
 
 def _responses(route: Route, schema_of: dict[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    responses: dict[str, Any] = {}
     if route.answer is not None:
         content = {JSON: {"schema": _one_of(route.answer, schema_of)}}
-        made = "It was made." if route.status == 201 else "Done."
-        found[str(route.status)] = {"description": made, "content": content}
+        text = "Created." if route.status == 201 else "Done."
+        responses[str(route.status)] = {"description": text, "content": content}
         if route.method == "PUT":
-            found["200"] = {"description": "It was there already.", "content": content}
+            responses["200"] = {"description": "It already existed.", "content": content}
     if route.streams:
         content = {
             kind: {"schema": {"description": _STREAMED[kind], "type": "string"}}
             for kind in route.streams
         }
-        found["200"] = {
-            "description": "The answer, piece by piece as it comes.",
+        responses["200"] = {
+            "description": "The answer as a stream.",
             "content": content,
         }
     has_body = route.body is not None or route.raw
@@ -484,32 +485,32 @@ def _responses(route: Route, schema_of: dict[str, Any]) -> dict[str, Any]:
     for code in (*ALWAYS, *(WITH_BODY if has_body else ()), *route.codes):
         codes.setdefault(str(BY_CODE[code].http_status), []).append(code)
     for status, names in sorted(codes.items()):
-        found[status] = _error(status, tuple(dict.fromkeys(names)))
-    return found
+        responses[status] = _error(status, tuple(dict.fromkeys(names)))
+    return responses
 
 
 _ERROR_HEADERS = {
-    "401": ("WWW-Authenticate", "How to log in: Bearer.", "string"),
+    "401": ("WWW-Authenticate", "The authentication scheme: Bearer.", "string"),
     "405": ("Allow", "The methods of the path.", "string"),
-    "429": ("Retry-After", "The seconds after which to try again.", "integer"),
-    "503": ("Retry-After", "The seconds after which to try again.", "integer"),
+    "429": ("Retry-After", "Seconds after which to retry.", "integer"),
+    "503": ("Retry-After", "Seconds after which to retry.", "integer"),
 }
-"""Headers of errors by their status: (name, what it says, its type)."""
+"""Status of an error → (name, description, type) of its header."""
 
 
 def _error(status: str, codes: tuple[str, ...]) -> dict[str, Any]:
-    """An error's answer: its codes with what each of them means."""
+    """Return the response of an error status, with the meaning of each code."""
     lines = (f"`{code}`: {(BY_CODE[code].__doc__ or '').partition(chr(10))[0]}" for code in codes)
-    found: dict[str, Any] = {"description": "\n\n".join(lines)}
+    response: dict[str, Any] = {"description": "\n\n".join(lines)}
     if status in _ERROR_HEADERS:
         name, text, kind = _ERROR_HEADERS[status]
-        found["headers"] = {name: {"description": text, "schema": {"type": kind}}}
+        response["headers"] = {name: {"description": text, "schema": {"type": kind}}}
     problem = {"schema": {"$ref": _REF.format(name="Problem")}}
-    return found | {"content": {PROBLEM_TYPE.decode(): problem}}
+    return response | {"content": {PROBLEM_TYPE.decode(): problem}}
 
 
 def _one_of(kind: Any, schema_of: dict[str, Any]) -> dict[str, Any]:
-    """The schema of a type, or of the types of a union, of which each has a field that it alone
-    needs."""
+    """Return the schema of a type or union. Each type of a union has a required field that the
+    others lack."""
     schemas = [schema_of[repr(part)] for part in _parts(kind)]
     return schemas[0] if len(schemas) == 1 else {"oneOf": schemas}

@@ -1,13 +1,13 @@
 """``/metrics``: one scrape, in slices short enough that no delivery waits for it.
 
-Names and meanings come from ``catalogue``. The values are read on a walk over topics and groups
-that can be cut into small steps. The text is written here and not by prometheus-client, which needs
-90 ms for the 17,000 samples of a thousand topics and cannot be cut into slices; a test reads both
-with its parsers and compares.
+Names and help texts come from ``catalogue``. A walk over topics and groups, in small steps, reads
+the values. This module writes the text itself because prometheus-client needs 90 ms for the 17,000
+samples of a thousand topics and cannot do so in slices. A test compares both with the parsers of
+prometheus-client.
 
 Invariants: a topic or group is read in one step of the event loop. At most ``most`` topics, and
-as many pairs of topic and group, have series of their own, first come, first served; the rest
-is summed under ``_other``, whose counters never fall, and a pair that is in there stays there.
+as many pairs of topic and group, have series of their own, in the order of their appearance. The
+others are summed under ``_other``, whose counters never fall, and stay there.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 SLICE_S = 0.001
 STEPS_PER_LOOK = 16
-"""Steps of a walk between two looks at the clock."""
+"""Steps of a walk between two readings of the clock."""
 LINES_PER_CHUNK = 1_000
 HISTOGRAMS_PER_CHUNK = 20
 TEXT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -41,7 +41,7 @@ OPENMETRICS_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
 
 class Distributed(NamedTuple):
-    """The state of one histogram, in the unit of its metric."""
+    """The state of a histogram, in the unit of its metric."""
 
     bounds: tuple[str, ...]
     cumulative: list[int]
@@ -62,7 +62,7 @@ class Family(NamedTuple):
 
 
 class Exposition:
-    """The metrics of one daemon. ``serves`` and ``ended`` say whose engine it reads."""
+    """The metrics of a daemon. ``serves`` and ``ended`` set the engine that it reads."""
 
     def __init__(self, daemon: Running) -> None:
         self._daemon = daemon
@@ -74,16 +74,16 @@ class Exposition:
         ProcessCollector(registry=self._process)
 
     def serves(self, core: Core) -> None:
-        """Read this core from now on: a tenure as the active daemon begins."""
+        """Read this core, whose tenure as the active daemon begins."""
         self._core = core
 
     def ended(self, core: Core) -> None:
-        """Keep the counts of this core: its tenure is over."""
+        """Keep the counts of this core, whose tenure has ended."""
         self._tables.end_tenure(core, self._now_ms())
         self._core = None
 
     async def render(self, accept: str) -> tuple[bytes, str]:
-        """(body, content type) of one scrape; one scrape at a time."""
+        """Return (body, content type) of a scrape. Only one scrape runs at a time."""
         is_open = "application/openmetrics-text" in accept
         async with self._busy:
             began_s = time.monotonic()
@@ -98,20 +98,20 @@ class Exposition:
         return b"".join(chunks), OPENMETRICS_TYPE if is_open else TEXT_TYPE
 
     async def read(self) -> list[Family]:
-        """All metrics with their series, those of the process too, read in slices."""
+        """Return all metrics with their series, including those of the process, read in slices."""
         async with self._busy:
             return await self._read()
 
     async def _read(self) -> list[Family]:
         values = await self._walk()
         process = await asyncio.to_thread(lambda: list(self._process.collect()))
-        found = list(map(_of_process, process))
+        families = list(map(_of_process, process))
         for family in self._families(values):
-            found.append(family)
+            families.append(family)
             await asyncio.sleep(0)
-        return found
+        return families
 
-    async def _walk(self) -> list[Found]:
+    async def _walk(self) -> list[TableValues]:
         while True:
             tenures = self._tables.tenures
             until_s = time.monotonic() + SLICE_S
@@ -129,8 +129,8 @@ class Exposition:
 
     # --- families --------------------------------------------------------------------------
 
-    def _families(self, found: list[Found]) -> Iterator[Family]:
-        for table, values in found:
+    def _families(self, tables: list[TableValues]) -> Iterator[Family]:
+        for table, values in tables:
             yield from self._of_table(table, values)
         for plain in metrics.DAEMON:
             kind, value = kind_of(plain.name), plain.read(self._daemon)
@@ -146,7 +146,7 @@ class Exposition:
         yield from self._of_node()
 
     def _of_node(self) -> Iterator[Family]:
-        """What a daemon of a node says of its node; nothing for another one."""
+        """Yield the metrics of the daemon's node, if it has one."""
         member = self._daemon.member
         if member is None:
             return
@@ -157,7 +157,7 @@ class Exposition:
             yield Family(name, kind_of(name), about, labels, [key], texts, values)
 
     def _of_table(self, table: Table[Any], values: Values) -> Iterator[Family]:
-        """The metrics of a table. On standby: counts of earlier tenures, and no states."""
+        """Yield the metrics of a table. A standby has only the counters of its earlier tenures."""
         if not values:
             return
         keys, rows = list(values), list(values.values())
@@ -170,7 +170,7 @@ class Exposition:
 
 
 def _of_process(metric: ClientMetric) -> Family:
-    """A metric of prometheus-client without labels."""
+    """Convert a metric of prometheus-client that has no labels."""
     name = f"{metric.name}_total" if metric.type == "counter" else metric.name
     (sample,) = (sample for sample in metric.samples if sample.name == name)
     return Family(name, metric.type, metric.documentation, (), [()], [""], [sample.value])
@@ -178,50 +178,49 @@ def _of_process(metric: ClientMetric) -> Family:
 
 def _histogram(distribution: Distribution, observed: Observed) -> Family:
     states = []
-    found = distribution.read(observed)
-    for _, histogram in found:
+    histograms = distribution.read(observed)
+    for _, histogram in histograms:
         bounds = tuple(str(bound / distribution.divisor) for bound in histogram.bounds)
         cumulative = list(accumulate(histogram.counts))
         states.append(
             Distributed((*bounds, "+Inf"), cumulative, histogram.sum / distribution.divisor)
         )
     labels: Key = (distribution.label,) if distribution.label else ()
-    keys: list[Key] = [(value,) if distribution.label else () for value, _ in found]
+    keys: list[Key] = [(value,) if distribution.label else () for value, _ in histograms]
     texts = _texts(labels, keys)
     return Family(distribution.name, "histogram", distribution.help, labels, keys, texts, states)
 
 
 def lines(family: Family, *, is_open: bool) -> Iterator[str]:
-    """A metric as text, in chunks that are written within a millisecond each."""
+    """Yield a metric as text, in chunks that each take less than a millisecond."""
     name, kind = family.name, family.kind
     title = name.removesuffix("_total") if is_open and kind == "counter" else name
-    found = [f"# HELP {title} {family.help}", f"# TYPE {title} {kind}"]
+    chunk = [f"# HELP {title} {family.help}", f"# TYPE {title} {kind}"]
     step = LINES_PER_CHUNK if kind != "histogram" else HISTOGRAMS_PER_CHUNK
     texts = family.texts
     for start in range(0, len(texts), step):
         some = zip(texts[start : start + step], family.values[start : start + step], strict=True)
         if kind == "histogram":
             for text, value in some:
-                found += _histogram_lines(name, text, cast("Distributed", value))
+                chunk += _histogram_lines(name, text, cast("Distributed", value))
         else:
-            found += [f"{name}{text} {value}" for text, value in some]
-        yield "\n".join(found) + "\n"
-        found = []
+            chunk += [f"{name}{text} {value}" for text, value in some]
+        yield "\n".join(chunk) + "\n"
+        chunk = []
 
 
 def _histogram_lines(name: str, text: str, value: Distributed) -> list[str]:
     start = f"{name}_bucket{text[:-1]}," if text else f"{name}_bucket{{"
-    found = [
-        f'{start}le="{bound}"}} {count}'
-        for bound, count in zip(value.bounds, value.cumulative, strict=True)
+    buckets = zip(value.bounds, value.cumulative, strict=True)
+    return [
+        *(f'{start}le="{bound}"}} {count}' for bound, count in buckets),
+        f"{name}_count{text} {value.cumulative[-1]}",
+        f"{name}_sum{text} {value.sum}",
     ]
-    found.append(f"{name}_count{text} {value.cumulative[-1]}")
-    found.append(f"{name}_sum{text} {value.sum}")
-    return found
 
 
 def _texts(labels: Key, keys: Iterable[Iterable[str]]) -> list[str]:
-    """The labels of each series as they stand behind its name."""
+    """Return the labels of each series as text."""
     if not labels:
         return [""]
     pattern = "{{" + ",".join(f'{label}="{{}}"' for label in labels) + "}}"
@@ -229,7 +228,7 @@ def _texts(labels: Key, keys: Iterable[Iterable[str]]) -> list[str]:
 
 
 def _escaped(value: str) -> str:
-    """A label's value, escaped: topics and groups need that not, but nodes may have any name."""
+    """Return a label's value, escaped. Names of nodes can have any characters."""
     return value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
 
 
@@ -248,17 +247,17 @@ class Table(Generic[Subject]):
         self.labels = labels
         self._most = most
         self._own: set[Key] = set()
-        """The labels that have series of their own; kept from one walk to the next,"""
+        """Labels with series of their own, kept from one walk to the next."""
         self._summed: set[Key] = set()
-        """and those that are summed up."""
+        """Labels whose values are summed under ``_other``."""
         self._seen: tuple[set[Key], set[Key]] = (set(), set())
         self._others = (OTHER,) * len(labels)
         self._earlier: Values = {}
-        """The counters of tenures that are over."""
+        """The counters of earlier tenures."""
         self._shown = [0.0] * len(table)
         """The counters of ``_other`` in the last answer."""
         self._gone = [0.0] * len(table)
-        """The counters of series in ``_other`` that have been deleted."""
+        """The counters of deleted series in ``_other``."""
         self._values: dict[Key, list[float]] = {}
 
     def begin(self) -> None:
@@ -272,17 +271,17 @@ class Table(Generic[Subject]):
         """Add the values of ``subject``."""
         self._add(key, [metric.read(subject, moment) for metric in self.metrics])
 
-    def _add(self, key: Key, found: list[float]) -> None:
-        place = key if key == self._others or self._has_series(key) else self._others
-        known = self._values.get(place)
-        if known is not None:
-            found = [
-                metric.merge(a, b) for metric, a, b in zip(self.metrics, known, found, strict=True)
-            ]
-        self._values[place] = found
+    def _add(self, key: Key, values: list[float]) -> None:
+        series = key if key == self._others or self._has_series(key) else self._others
+        earlier = self._values.get(series)
+        if earlier is not None:
+            pairs = zip(self.metrics, earlier, values, strict=True)
+            values = [metric.merge(a, b) for metric, a, b in pairs]
+        self._values[series] = values
 
     def _has_series(self, key: Key) -> bool:
-        """Whether the labels have a series of their own; new ones get a free place."""
+        """Return whether the labels have a series of their own. New labels get one if there is
+        room."""
         is_own = key in self._own or (key not in self._summed and len(self._own) < self._most)
         if is_own:
             self._own.add(key)
@@ -290,7 +289,7 @@ class Table(Generic[Subject]):
         return is_own
 
     def end(self) -> Values:
-        # The places of labels that are gone are free again.
+        # Deleted labels make room for others.
         self._own, self._summed = self._seen
         values, self._values = self._values, {}
         others = values.get(self._others)
@@ -311,14 +310,14 @@ class Table(Generic[Subject]):
         return counted
 
     def keep(self, values: Values) -> None:
-        """Keep the counters of a tenure that is over."""
+        """Keep the counters of a tenure that has ended."""
         self._earlier = values
         self._shown = [0.0] * len(self.metrics)
         self._gone = [0.0] * len(self.metrics)
 
 
-Found = tuple[Table[Any], Values]
-"""What a walk has found for a table."""
+TableValues = tuple[Table[Any], Values]
+"""A table and its values from a walk."""
 
 
 class Tables:
@@ -330,10 +329,10 @@ class Tables:
         self.engine: Table[Core] = Table(metrics.ENGINE, (), 1)
         self._all = (self.engine, self.topics, self.groups)
         self.tenures = 0
-        """How many tenures have ended. A walk during which one ended has to begin again."""
+        """Number of ended tenures. A walk during which one ended must begin again."""
 
     def walk(self, core: Core | None, now_ms: int) -> Iterator[None]:
-        """Read all values, a few at each step; ``core`` None: this daemon is not active."""
+        """Read all values, a few in each step. ``core`` is None if the daemon is not active."""
         for table in self._all:
             table.begin()
         if core is None:
@@ -350,12 +349,12 @@ class Tables:
                 self.groups.read((topic.name, group.name), group, moment)
                 yield
 
-    def finish(self) -> list[Found]:
-        """The values that a whole walk found."""
+    def finish(self) -> list[TableValues]:
+        """Return the values after a complete walk."""
         return [(table, table.end()) for table in self._all]
 
     def end_tenure(self, core: Core, now_ms: int) -> None:
-        """End a tenure: read ``core`` a last time, and keep its counts."""
+        """End a tenure: read ``core`` for the last time and keep its counts."""
         for _ in self.walk(core, now_ms):
             pass
         self.tenures += 1

@@ -1,13 +1,12 @@
-"""What must be noted as it happens, because it cannot be read from memory later.
+"""Metrics that are recorded when an event happens, because memory does not keep it.
 
-Once a batch, once a probe, once a frame; never once a task. Lives as long as the process, over
-any number of tenures as the active daemon.
+A value is recorded once per batch, probe or frame, never once per task. Values live as long as the
+process, over any number of tenures as the active daemon.
 
-``Lateness`` is how late first deliveries were: one fine table for the whole daemon, from which
-STATS has p50 and p99, and one coarse histogram for each topic, for ``/metrics``. So many topics
-have their own, in order of their first delivery; the others share one, because a series for each
-is what a monitoring system pays for. A ``Histogram`` is filled by one thread: plain lists, no
-locks, one addition to note a value.
+``Lateness`` records the lateness of first deliveries: a fine table for the whole daemon, from which
+STATS has p50 and p99, and a coarse histogram per topic for ``/metrics``. The number of topics with
+a histogram of their own is limited, because each series costs the monitoring system. The others
+share one. One thread fills a ``Histogram``, so it needs no locks.
 """
 
 from __future__ import annotations
@@ -36,77 +35,76 @@ BATCH_BOUNDS = (1, 2, 5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000,
 LAG_BOUNDS_S = (0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 PROBE_S = 0.1
 BUSY_SHARE = 0.9
-"""The share of computing from which on an event loop is busy, though it may answer soon."""
+"""Share of CPU time from which an event loop counts as busy, even if it is not late."""
 REFUSED, FULL, UNKNOWN, ELECTION = "refused", "full", "unknown", "election"
 STORE_ERROR_KINDS = (REFUSED, FULL, UNKNOWN, ELECTION)
 NOTICED = {
     "deposed": "deposed", "same_node_name": "namesakes", "backup_failed": "backup_failures",
     "internal_error": "internal_errors",
 }  # fmt: skip
-"""Notice of the shard → the count that it adds to."""
+"""Notice of the shard → counter that it increments."""
 
 
 class Observed:
-    """What the committer, the deliveries, the roles and the probe note."""
+    """Values from the committer, the deliveries, the roles and the probe."""
 
     disk_used = 0.0
-    """The used share of the disk with the database, from 0 to 1; 0: none is known."""
+    """Used share of the disk with the database, from 0 to 1; 0 if unknown."""
 
     def __init__(self, lateness_topics_max: int = 100) -> None:
         self.lateness = Lateness(lateness_topics_max)
         self.commit_s = Histogram(COMMIT_BOUNDS_S)
-        """Seconds from handing a batch to the store until it is durable, repetitions included."""
+        """Seconds from handing a batch to the store until it is durable, including retries."""
         self.batch_changes = Histogram(BATCH_BOUNDS)
         self.loop_lag_s = Histogram(LAG_BOUNDS_S)
         self.store_errors = dict.fromkeys(STORE_ERROR_KINDS, 0)
         self.bulk_changes = Counter(dict.fromkeys(KINDS, 0))
-        """How many tasks bulk operations of each kind have changed."""
+        """Number of tasks that bulk operations have changed, by kind of operation."""
         self.election_trouble = False
         self.failovers = 0
         self.deposed = 0
         self.namesakes = 0
         self.recovery_s = 0.0
-        """Seconds of the last takeover until it served."""
+        """Seconds from the last takeover until the daemon served."""
         self.load_s = 0.0
-        """Seconds of the last takeover until everything was in memory."""
+        """Seconds from the last takeover until all records were in memory."""
         self.backup_s = 0.0
-        """When the newest daily backup was begun (Unix time, seconds); 0: none is known."""
+        """When the newest daily backup began (Unix time, seconds); 0 if unknown."""
         self.backup_failures = 0
         self.dead_expire_s = 0.0
-        """When the retention of the next dead letter ends (Unix time, seconds); 0: none is
-        known."""
+        """When the retention of the next dead letter ends (Unix time, seconds); 0 if unknown."""
         self.groups_unused = 0
-        """How many groups are reported as unused for long."""
+        """Number of groups that are reported as unused."""
         self.settings_followed = 0
-        """Groups and topics that were made, set or deleted because they are so at their home."""
+        """Number of changes of groups and topics that were copied from their home shard."""
         self.internal_errors = 0
-        """Unexpected exceptions of one request or one task, which the daemon survived."""
+        """Number of unexpected exceptions in a request or task, which the daemon survived."""
         self.login_failures = 0
         self.forbidden = 0
-        """Requests of known principals that lacked a right."""
+        """Number of requests from authenticated principals without the required right."""
         self.tokens_file_ok = True
         self.audit_ok = True
         self.tls_failures = 0
-        """TLS handshakes that failed."""
+        """Number of failed TLS handshakes."""
         self.certificate_ok = True
         self.certificate_until_s = 0.0
-        """When the certificate ends (Unix time, seconds); 0: there is none."""
+        """When the certificate expires (Unix time, seconds); 0 without a certificate."""
         self.http_requests = 0
-        """Requests to the HTTP API that were answered."""
+        """Number of answered requests to the HTTP API."""
         self.http_client_errors = 0
         self.http_server_errors = 0
         self.http_under_way = 0
-        """Requests to the HTTP API under way, streams and waiting pulls included."""
+        """Number of HTTP requests in progress, including streams and waiting pulls."""
         self.schedule_late_ms = Histogram(BOUNDS_MS)
         self.scrape_s = 0.0
-        """How many seconds the last reading of ``/metrics`` took."""
+        """Duration of the last scrape of ``/metrics`` in seconds."""
         self.loop_busy: Callable[[int], None] = lambda passed_ms: None
-        """Called with the ms for which the event loop was busy."""
+        """Called with the time for which the event loop was busy, in ms."""
         self.ended: Callable[[Core], None] = lambda core: None
         """Called at the end of each tenure as the active daemon, before its engine is released."""
 
     def committed(self, effects: Effects, elapsed_s: float) -> None:
-        """Note a durable batch, which took ``elapsed_s``."""
+        """Record a durable batch, which took ``elapsed_s``."""
         self.commit_s.observe(elapsed_s)
         self.batch_changes.observe(
             len(effects.enqueued)
@@ -119,12 +117,12 @@ class Observed:
         )
 
     def schedules_late(self, late_ms: list[int]) -> None:
-        """Note how much later than planned, in ms, occurrences have become tasks."""
+        """Record the lateness, in ms, of occurrences that became tasks."""
         for late in late_ms:
             self.schedule_late_ms.observe(max(0, late))
 
     def store_error(self, error: StoreError) -> None:
-        """Note a commit that did not go through at the first try."""
+        """Count a commit that failed at the first try."""
         if isinstance(error, CommitUnknown):
             kind = UNKNOWN
         else:
@@ -132,7 +130,7 @@ class Observed:
         self.store_errors[kind] += 1
 
     def notice(self, event: str) -> None:
-        """Count one of the shard's notices to the log."""
+        """Count a notice of the shard."""
         if (counter := NOTICED.get(event)) is not None:
             setattr(self, counter, getattr(self, counter) + 1)
         elif event == "election_trouble":
@@ -142,13 +140,12 @@ class Observed:
             self.election_trouble = False
 
     def backed_up(self, begun_s: float) -> None:
-        """Note that a daily backup begun at ``begun_s`` (Unix time) is whole."""
+        """Record that the daily backup that began at ``begun_s`` (Unix time) is complete."""
         self.backup_s = begun_s
 
 
 async def probe_loop(observed: Observed) -> None:
-    """Measure for ever how much later than asked for a task of the event loop runs, and whether the
-    loop was busy all the time."""
+    """Measure the delay of the event loop, and whether it was busy, until cancelled."""
     while True:
         began_s, used_s = time.monotonic(), time.thread_time()
         await asyncio.sleep(PROBE_S)
@@ -164,16 +161,16 @@ BOUNDS_S = (
     0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5,
     1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0, 3600.0,
 )  # fmt: skip
-"""Upper bounds, inclusive. The clock counts milliseconds, so nothing lies between 0 and 1."""
+"""Inclusive upper bounds. The clock counts milliseconds, so no value is between 0 and 1 ms."""
 BOUNDS_MS = tuple(round(bound_s * 1000) for bound_s in BOUNDS_S)
 OTHER = "_other"
-"""Stands for the topics without a histogram of their own."""
+"""Label of the topics without a histogram of their own."""
 _EXACT_MS = 1024
 _SIZE = _EXACT_MS + 54
 
 
 class Lateness:
-    """The lateness of first deliveries: by ms up to 1,024 ms, and by powers of two above."""
+    """The lateness of first deliveries: in steps of 1 ms up to 1,024 ms, in powers of two above."""
 
     def __init__(self, topics_max: int = 100) -> None:
         self._topics_max = topics_max
@@ -181,15 +178,15 @@ class Lateness:
         self.by_topic: dict[str, Histogram] = {}
         """Topic → lateness in ms, by ``BOUNDS_MS``."""
         self.by_cause = {cause: Histogram(BOUNDS_MS) for cause in Cause}
-        """Cause → lateness in ms of deliveries that were later than LATE_MS."""
+        """Cause → lateness in ms of deliveries with more than ``LATE_MS``."""
         self.count = 0
         self.max_ms = 0
 
     def note(self, topic: str, late_ms: list[int]) -> tuple[int, int]:
-        """First deliveries of one frame, at least one, none of them negative; the least and the
-        greatest.
+        """Record the first deliveries of a frame, at least one. Return the least and the greatest
+        lateness.
 
-        What came due together is equally late, and costs as much as one task does.
+        Tasks that came due together are equally late and cost as much as one task.
         """
         counts = self._counts
         low = high = late_ms[0]
@@ -209,35 +206,35 @@ class Lateness:
     def note_causes(
         self, items: Sequence[Item], causes: Sequence[Cause | None], now_ms: int
     ) -> None:
-        """Note the causes of a frame's late deliveries. One that was in time when it was taken
-        (None) has waited for the store since, because only at-most-once deliveries wait after
+        """Record the causes of a frame's late deliveries. A delivery that was in time when it was
+        taken (None) has waited for the store since, because only at-most-once deliveries wait after
         that."""
-        found: dict[Cause, list[int]] = {}
+        late_by_cause: dict[Cause, list[int]] = {}
         for (row, attempt, _), cause in zip(items, causes, strict=True):
             late_ms = now_ms - row[1]
             if attempt == 1 and late_ms > LATE_MS:
-                found.setdefault(cause or Cause.STORE, []).append(late_ms)
-        for cause, all_ms in found.items():
+                late_by_cause.setdefault(cause or Cause.STORE, []).append(late_ms)
+        for cause, all_ms in late_by_cause.items():
             self.by_cause[cause].observe_all(all_ms, min(all_ms), max(all_ms))
 
     def _histogram(self, topic: str) -> Histogram:
-        known = self.by_topic
-        name = topic if len(known) - (OTHER in known) < self._topics_max else OTHER
-        return known.get(name) or known.setdefault(name, Histogram(BOUNDS_MS))
+        by_topic = self.by_topic
+        name = topic if len(by_topic) - (OTHER in by_topic) < self._topics_max else OTHER
+        return by_topic.get(name) or by_topic.setdefault(name, Histogram(BOUNDS_MS))
 
     def forget(self, topics: Iterable[str]) -> None:
-        """Free the places of topics that are gone."""
+        """Free the histograms of deleted topics."""
         for name in topics:
             self.by_topic.pop(name, None)
 
     @property
     def counts(self) -> list[int]:
-        """The counts as they are now, for ``percentile_ms`` of what comes later."""
+        """A copy of the current counts, for ``percentile_ms``."""
         return list(self._counts)
 
     def percentile_ms(self, share: float, counts: Sequence[int] | None = None) -> int:
-        """The upper bound, in ms, of the bucket in which that share of the deliveries is reached;
-        of all, or of those in ``counts``."""
+        """Return the upper bound, in ms, of the bucket in which this share of the deliveries in
+        ``counts``, or of all deliveries, is reached."""
         counts = self._counts if counts is None else counts
         wanted, seen = share * sum(counts), 0
         for index, count in enumerate(counts):
@@ -262,14 +259,14 @@ def _index(late_ms: int) -> int:
 
 
 class Histogram:
-    """Counts by bucket. ``bounds`` are the upper ends, inclusive and ascending."""
+    """Counts by bucket. ``bounds`` are the inclusive upper bounds, ascending."""
 
     __slots__ = ("bounds", "counts", "sum")
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self.bounds = bounds
         self.counts = [0] * (len(bounds) + 1)
-        """The counts by bucket; the last bucket is of values above every bound."""
+        """The counts by bucket; the last bucket has the values above all bounds."""
         self.sum: float = 0
 
     def observe(self, value: float) -> None:

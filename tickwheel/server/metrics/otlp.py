@@ -1,8 +1,8 @@
-"""The metrics of ``/metrics`` as OTLP: read by the same walk, under the same names, and sent to the
-endpoint each ``otlp_interval_s``. Nothing is counted twice, and nothing is counted for this alone.
+"""The metrics of ``/metrics`` as OTLP, sent to the endpoint every ``otlp_interval_s``. Names and
+values are those of ``/metrics``, read by the same walk.
 
-Invariants: values are read in slices, as for a scrape; what is sent is made in a thread, and so is
-the sending. Counters count since the process began.
+Invariants: values are read in slices, as for a scrape. A thread makes and sends the messages.
+Counters count from the start of the process.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ if TYPE_CHECKING:
     from tickwheel.server.tracing import Exports
 
 UNITS = {"seconds": "s", "bytes": "By"}
-"""What a word of a metric's name says about its unit."""
+"""Unit by word in a metric's name."""
 CUMULATIVE = AggregationTemporality.CUMULATIVE
 
 
 class OtlpMetrics:
-    """Sends the metrics of one exposition for ever: ``start`` it, ``stop`` it."""
+    """Sends the metrics of an exposition, between ``start`` and ``stop``."""
 
     def __init__(
         self, exposition: Exposition, exports: Exports, clock: Clock, interval_s: float
@@ -59,11 +59,11 @@ class OtlpMetrics:
         self._running: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Send from now on."""
+        """Begin to send."""
         self._running = asyncio.create_task(self._run())
 
     async def stop(self) -> None:
-        """Send no more. Harmless when it has not started."""
+        """Stop sending. Do nothing if it was not started."""
         running, self._running = self._running, None
         if running is not None:
             running.cancel()
@@ -99,7 +99,7 @@ class OtlpMetrics:
 
 
 def metric_of(family: Family, began_ms: int, now_ms: int) -> Metric:
-    """A metric in the form of OTLP: counters since ``began_ms``, all of them at ``now_ms``."""
+    """Convert a metric to OTLP. Values are from ``now_ms``; counters began at ``began_ms``."""
     times = (began_ms * 1_000_000, now_ms * 1_000_000)
     labels = [dict(zip(family.labels, key, strict=True)) for key in family.keys]
     data: Sum | Gauge | Histogram
@@ -107,8 +107,8 @@ def metric_of(family: Family, began_ms: int, now_ms: int) -> Metric:
         data = Histogram(list(_histograms(labels, family.values, *times)), CUMULATIVE)
     else:
         points = [
-            NumberDataPoint(said, *times, value)
-            for said, value in zip(labels, family.values, strict=True)
+            NumberDataPoint(attributes, *times, value)
+            for attributes, value in zip(labels, family.values, strict=True)
             if not isinstance(value, Distributed)
         ]
         is_counter = family.kind == "counter"
@@ -121,15 +121,15 @@ def metric_of(family: Family, began_ms: int, now_ms: int) -> Metric:
 def _histograms(
     labels: Sequence[dict[str, Any]], values: Sequence[Any], began_ns: int, now_ns: int
 ) -> Iterable[HistogramDataPoint]:
-    for said, value in zip(labels, values, strict=True):
+    for attributes, value in zip(labels, values, strict=True):
         yield HistogramDataPoint(
-            said,
+            attributes,
             began_ns,
             now_ns,
             count=value.cumulative[-1],
             sum=value.sum,
             bucket_counts=[after - before for before, after in pairwise([0, *value.cumulative])],
             explicit_bounds=[float(bound) for bound in value.bounds[:-1]],
-            min=None,  # type: ignore[arg-type]  # nobody notes them, and OTLP asks for neither
+            min=None,  # type: ignore[arg-type]  # not recorded, and optional in OTLP
             max=None,  # type: ignore[arg-type]
         )

@@ -1,13 +1,13 @@
-// Requests to the daemon, who asks, and the feed of overviews. Nothing here draws.
+// Requests to the daemon, the logged-in principal, and the feed of overviews. Nothing here draws.
 
 const HEADERS = { "tickwheel-console": "1" };
 
 export class Problem extends Error {
-  constructor(status, said) {
-    super(said.detail ?? said.title ?? `The daemon answered ${status}`);
+  constructor(status, fields) {
+    super(fields.detail ?? fields.title ?? `The daemon answered ${status}`);
     this.status = status;
-    this.code = said.code ?? "";
-    this.retryable = said.retryable ?? status >= 500;
+    this.code = fields.code ?? "";
+    this.retryable = fields.retryable ?? status >= 500;
   }
 }
 
@@ -16,8 +16,8 @@ let onLogout = () => {};
 export const whenLoggedOut = (act) => { onLogout = act; };
 
 export async function request(method, path, { body, query, signal, token, once } = {}) {
-  const asked = Object.entries(query ?? {}).filter(([, value]) => value !== undefined && value !== null && value !== "");
-  const url = asked.length ? `${path}?${new URLSearchParams(asked)}` : path;
+  const parameters = Object.entries(query ?? {}).filter(([, value]) => value !== undefined && value !== null && value !== "");
+  const url = parameters.length ? `${path}?${new URLSearchParams(parameters)}` : path;
   const headers = { ...HEADERS };
   if (body !== undefined) headers["content-type"] = "application/json";
   if (once !== undefined) headers["idempotency-key"] = once;
@@ -30,19 +30,19 @@ export async function request(method, path, { body, query, signal, token, once }
     throw new Problem(0, { detail: "The daemon cannot be reached", code: "unreachable", retryable: true });
   }
   const text = await response.text();
-  let said = {};
-  try { said = text ? JSON.parse(text) : {}; } catch { said = { detail: text.slice(0, 200) }; }
+  let answer = {};
+  try { answer = text ? JSON.parse(text) : {}; } catch { answer = { detail: text.slice(0, 200) }; }
   if (!response.ok) {
-    const problem = new Problem(response.status, said);
+    const problem = new Problem(response.status, answer);
     if (response.status === 401 && token === undefined) onLogout();
     if (problem.code === NOT_LEADING) feed.standsBy();
     throw problem;
   }
-  return said;
+  return answer;
 }
 
 export const get = (path, query, signal) => request("GET", path, { query, signal });
-// What there is, or null and why not: that it is not there is no failure.
+// Returns [object, null], or [null, reason] if it does not exist, which is not a failure.
 export async function lookUp(path, query, signal) {
   try {
     return [await get(path, query, signal), null];
@@ -54,21 +54,21 @@ export async function lookUp(path, query, signal) {
 export const post = (path, body) => request("POST", path, { body });
 export const part = (text) => encodeURIComponent(text);
 
-// --- who asks ------------------------------------------------------------------------------------
+// --- the principal -------------------------------------------------------------------------------
 
 export const me = { name: null, isLoginNeeded: false, rights: {} };
 
-function learn(said) {
-  me.name = said.name;
-  me.isLoginNeeded = said.is_login_needed;
-  me.rights = said.rights;
+function learn(session) {
+  me.name = session.name;
+  me.isLoginNeeded = session.is_login_needed;
+  me.rights = session.rights;
 }
 
 export const whoAmI = async () => learn(await get("/v1/session"));
 export const logIn = async (token) => learn(await request("POST", "/v1/sessions", { token }));
 export const logOut = async () => learn(await request("DELETE", "/v1/session"));
 
-// Whether the button makes sense; the daemon decides.
+// Returns whether to enable a button. The daemon makes the actual decision.
 export function may(right, topic) {
   return (me.rights[right] ?? []).some((pattern) =>
     pattern === "*" || pattern === topic || topic === undefined
@@ -82,8 +82,8 @@ const SILENT_MS = 5_000;
 const WAIT_MS = [300, 600, 1_200, 2_500, 5_000];
 const STANDBY_MS = 2_000;
 
-// One for the page. `state`: live, connecting, reconnecting, standby (another daemon leads, or none
-// does), paused (nobody looks), forbidden, off.
+// The feed of a page. `state`: live, connecting, reconnecting, standby (this daemon does not lead),
+// paused (the page is hidden), forbidden, off.
 export class Feed extends EventTarget {
   state = "off";
   last = null;
@@ -150,7 +150,7 @@ export class Feed extends EventTarget {
   }
 
   async #read(abort) {
-    // EventSource cannot send our header, and without it the cookie counts for nothing.
+    // EventSource cannot send our header, without which the daemon ignores the cookie.
     let watchdog = setTimeout(() => abort.abort(), SILENT_MS);
     try {
       const response = await fetch("/v1/overview/stream", { headers: HEADERS, signal: abort.signal, credentials: "same-origin" });
@@ -192,7 +192,7 @@ export class Feed extends EventTarget {
     if (isBack) this.dispatchEvent(new CustomEvent("back"));
   }
 
-  // Rates are differences over the daemon's own uptime: no clock of this machine takes part.
+  // Rates are differences over the daemon's uptime, independent of this machine's clock.
   #note(now) {
     const before = this.before;
     if (!before || before.epoch !== now.epoch || before.node !== now.node || now.uptime_s <= before.uptime_s) {

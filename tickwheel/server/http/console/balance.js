@@ -1,5 +1,5 @@
-// Nodes that share the shards of one store: who leads which shard, where each shall be; a shard is
-// moved, a node drained. `nodes.js` shows it where the daemon is one of such a node.
+// Nodes that share the shards of one store: leaders and planned nodes of shards, moving a shard,
+// draining a node. `nodes.js` shows this if the daemon belongs to such a node.
 
 import { may, part, post } from "./api.js";
 import { ask, choice, count, field, h, link, many, named, section, shown, state, time, toast } from "./dom.js";
@@ -11,12 +11,12 @@ const web = (http, path) => (webOf(http) ? link(`${http}${path}`, http) : h("spa
 
 // [0, 1, 2, 7] → "0–2, 7"
 function spans(numbers) {
-  const found = [];
+  const ranges = [];
   for (const number of [...numbers].sort((a, b) => a - b)) {
-    if (found.length && found.at(-1)[1] === number - 1) found.at(-1)[1] = number;
-    else found.push([number, number]);
+    if (ranges.length && ranges.at(-1)[1] === number - 1) ranges.at(-1)[1] = number;
+    else ranges.push([number, number]);
   }
-  return found.map(([first, last]) => (first === last ? `${first}` : `${first}–${last}`)).join(", ") || "–";
+  return ranges.map(([first, last]) => (first === last ? `${first}` : `${first}–${last}`)).join(", ") || "–";
 }
 
 export function balance(refresh) {
@@ -46,8 +46,8 @@ export function balance(refresh) {
     label: "Shards", key: (one) => String(one.shard),
     columns: [
       { name: "Shard", class: "number", cell: (one) => String(one.shard) },
-      { name: "Node", class: "name", cell: (one) => one.node ?? h("b", { class: "bad" }, "nobody") },
-      { name: "Planned node", class: "name", cell: (one) => named(h("span", null, one.wanted ?? "–"), one.placed === null ? null : h("span", { class: "tag", title: `An operator wants it on ${one.placed}` }, "placed")) },
+      { name: "Node", class: "name", cell: (one) => one.node ?? h("b", { class: "bad" }, "none") },
+      { name: "Planned node", class: "name", cell: (one) => named(h("span", null, one.wanted ?? "–"), one.placed === null ? null : h("span", { class: "tag", title: `An operator placed it on ${one.placed}` }, "placed")) },
       { name: "Waits for", class: "body", cell: (one) => (one.waits ? h("span", { title: one.waits }, one.waits) : dash()) },
       { name: "Console", class: "name", cell: (one) => (one.shard === here.shard && one.http === here.http ? "this one" : web(one.http, "/console/#/nodes")) },
       { name: "Address", class: "name wide", cell: (one) => one.address ?? "–" },
@@ -58,27 +58,27 @@ export function balance(refresh) {
   });
   nodes.element.classList.add("short");
 
-  // Whoever sends this daemon's shard away sends its console away.
+  // A warning if the handover also ends this console.
   function leaves(led) {
     if (!led.includes(here.shard) || here.role !== "active") return null;
-    return h("p", null, `This console is that of shard ${here.shard} on this node, and ends when the shard is elsewhere. Go on at the console of another shard.`);
+    return h("p", null, `This console belongs to shard ${here.shard} on this node, and ends when the shard moves. Continue at the console of another shard.`);
   }
 
   async function move(one) {
     const others = seen.nodes.filter(({ node }) => node !== one.node), same = seen.nodes.filter(({ node }) => node === one.node);
-    const words = ({ node, draining, shards: led }) => [node, `${node} (${node === one.node ? "it is there" : draining ? "draining" : `leads ${count(led.length)}`})`];
-    const where = choice([...[...others, ...same].map(words), ["", "anywhere: no node is preferred any more"]], one.placed ?? others[0]?.node ?? "");
+    const words = ({ node, draining, shards: led }) => [node, `${node} (${node === one.node ? "current node" : draining ? "draining" : `leads ${count(led.length)}`})`];
+    const where = choice([...[...others, ...same].map(words), ["", "any node: remove the placement"]], one.placed ?? others[0]?.node ?? "");
     const node = await ask({
       title: `Move shard ${one.shard}?`, confirm: "Move", fields: [field("To", where)],
       text: [
-        one.node === null ? "It has no leader at the moment." : `It is on ${one.node}. A daemon begins on the other node and stands by; then this one hands over. The shard has no daemon for about 0.1 s; nothing is lost.`,
-        "It stays where it is put until it is moved again or may be anywhere. A node that has more than its part by this gives others away.", leaves([one.shard]),
+        one.node === null ? "It has no leader at the moment." : `It is on ${one.node}. A daemon starts on the other node as a standby; then the current leader hands over. The shard has no leader for about 0.1 s; nothing is lost.`,
+        "It stays on the chosen node until it is moved again or its placement is removed. If the node then has more than its share, it hands over other shards.", leaves([one.shard]),
       ],
       read: () => ({ name: where.value || null }),
       act: ({ name }) => post("/v1/shard-moves", { shard: one.shard, node: name }),
     });
     if (node === null) return false;
-    toast(`Shard ${one.shard} ${node.name === null ? "may be on any node" : `shall be on ${node.name}`}`);
+    toast(`Shard ${one.shard} ${node.name === null ? "can be on any node" : `is moving to ${node.name}`}`);
     return true;
   }
 
@@ -87,18 +87,18 @@ export function balance(refresh) {
     const sure = await ask({
       title: `Drain node ${one.node}?`, confirm: "Drain",
       text: [
-        isLast ? "No other node takes shards: where all are drained, all may have some, and it keeps its own." : `It gives its ${many(one.shards.length, "shard")} to the other nodes, one after the other, and gets none, also after it was started again, until its draining is ended.`,
+        isLast ? "No other node takes shards. If all nodes are drained, all can have shards, so this node keeps its own." : `It hands its ${many(one.shards.length, "shard")} over to the other nodes, one after the other, and gets none until its draining is ended, even after a restart.`,
         isLast ? null : leaves(one.shards),
       ],
       act: () => post(`/v1/nodes/${part(one.node)}/drain`, { draining: true }),
     });
-    if (sure) toast(`${one.node} gives its shards away, and gets none`);
+    if (sure) toast(`${one.node} hands its shards over`);
     return sure;
   }
 
   async function undo(one) {
     const sure = await ask({
-      title: `End the draining of node ${one.node}?`, confirm: "End draining", text: ["It gets its part of the shards back, two at a time from each node that gives."],
+      title: `End the draining of node ${one.node}?`, confirm: "End draining", text: ["It gets its share of the shards back, at most two at a time from each other node."],
       act: () => post(`/v1/nodes/${part(one.node)}/drain`, { draining: false }),
     });
     if (sure) toast(`${one.node} gets shards again`);
@@ -107,11 +107,11 @@ export function balance(refresh) {
 
   return {
     elements: [section("Nodes that share the shards", nodes.element), section("Shards", shards.element)],
-    set(found, status) {
-      seen = found;
+    set(listing, status) {
+      seen = listing;
       here = status;
-      nodes.set(found.nodes);
-      shards.set(found.shards);
+      nodes.set(listing.nodes);
+      shards.set(listing.shards);
     },
   };
 }

@@ -1,4 +1,4 @@
-// What was done to a body, as its encoding says ("json;v=2,zlib"): undone here as far as a page can.
+// Decodes a body according to its encoding ("json;v=2,zlib"), as far as a page can.
 
 const UNPACKED_BYTES_MAX = 1 << 20;
 const STEPS_MAX = 2;
@@ -6,20 +6,20 @@ const STEPS = ["zlib", "zstd", "aesgcm"];
 
 const steps = (encoding) => (encoding ? encoding.split(",").map((one) => one.split(";")) : []);
 
-// What the body is when everything is undone; undefined: plain bytes.
+// Returns the format of the decoded body, or undefined for plain bytes.
 export function content(encoding) {
   const [first] = steps(encoding);
   return first && !STEPS.includes(first[0]) ? first.join(";") : undefined;
 }
 
-// Why bytes cannot be read as they are, in words.
+// Describes the last encoding step of bytes.
 export function packed(encoding) {
   const last = steps(encoding).at(-1);
   if (last?.[0] === "aesgcm") return `encrypted with key ${last.find((one) => one.startsWith("key="))?.slice(4) ?? ""}`;
   return last && STEPS.includes(last[0]) ? `compressed by ${last[0]}` : "bytes";
 }
 
-// The body as far as it can be unpacked here, and why it is no further.
+// Returns the body as far as it can be decoded here, and the reason if that is not all.
 export async function unpack(data, encoding) {
   const left = steps(encoding);
   if (left.length - (content(encoding) === undefined ? 0 : 1) > STEPS_MAX) return { data, note: `packed in more than ${STEPS_MAX} steps` };
@@ -47,7 +47,7 @@ async function inflate(data) {
     size += value.length;
     if (size > UNPACKED_BYTES_MAX) {
       await reader.cancel();
-      throw new RangeError("more than 1 MiB when it is unpacked");
+      throw new RangeError("larger than 1 MiB when decompressed");
     }
   }
 }

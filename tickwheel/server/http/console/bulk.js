@@ -1,12 +1,12 @@
-// Bulk operations: what the daemon does to everything of a topic that fits. The view of them, and how one is
-// asked for: counted first, so that the question says how many.
+// Bulk operations: changes by the daemon of all matching tasks or dead letters of a topic. Their view,
+// and the dialog for a new one, which first counts the matches.
 
 import { get, lookUp, may, part, post, request } from "./api.js";
 import { ask, choice, count, empty, facts, field, fill, h, link, many as manyOf, progress, rate, section, shown, state, time, toast } from "./dom.js";
 import { List, searchBox } from "./list.js";
 
 const STATES = [["", "Any state"], ["running", "Running"], ["done", "Done"], ["cancelled", "Cancelled"], ["failed", "Failed"]];
-export const RATES = [["0", "as fast as they go"], ["1000", "1,000 a second"], ["100", "100 a second"], ["10", "10 a second"]];
+export const RATES = [["0", "unlimited"], ["1000", "1,000 a second"], ["100", "100 a second"], ["10", "10 a second"]];
 const words = (text) => text.replaceAll("_", " ");
 
 export async function open(main, query, signal) {
@@ -30,7 +30,7 @@ export async function open(main, query, signal) {
     acts: [{ title: "Stop …", danger: true, work: stop }],
     above: wanted === null ? null : link("#/bulk", "All bulk operations"),
     between: detail,
-    none: () => (list.isFiltered ? empty("No matching bulk operations", link("#/bulk", "All bulk operations")) : empty("No bulk operation", h("p", null, "What is done to all tasks that fit, or all dead letters, is a bulk operation: it goes on without this page, and after a restart."))),
+    none: () => (list.isFiltered ? empty("No matching bulk operations", link("#/bulk", "All bulk operations")) : empty("No bulk operation", h("p", null, "A bulk operation changes all matching tasks or dead letters. It continues without this page and after a restart."))),
   });
   async function refresh() {
     if (wanted !== null) await showOne(wanted, detail, signal, refresh);
@@ -42,13 +42,13 @@ export async function open(main, query, signal) {
 async function showOne(id, box, signal, onDone) {
   const [one, why] = await lookUp(`/v1/bulk/${part(id)}`, {}, signal);
   if (one === null) return fill(box, h("p", { class: "problem" }, why));
-  const pairs = (found) => Object.entries(found).map(([name, value]) => [words(name), name.endsWith("_ms") && name.startsWith("due") ? time(value) : h("span", { class: "mono" }, String(value))]);
+  const pairs = (fields) => Object.entries(fields).map(([name, value]) => [words(name), name.endsWith("_ms") && name.startsWith("due") ? time(value) : h("span", { class: "mono" }, String(value))]);
   const isRunning = one.state === "running", can = may("operate", one.topic);
   fill(box, section(`Bulk operation ${one.id}`, facts([
     ["What", words(one.kind)], ["Topic", link(`#/groups?topic=${part(one.topic)}`, one.topic)], ["State", state(one.state)],
     ...pairs(one.selection), ...pairs(one.arguments),
     ["Rate limit", one.rate === null ? "unlimited" : rate(one.rate)],
-    ["Looked at", count(one.looked_at)], ["Fit", count(one.matched)], ["Done", h("b", null, count(one.changed))],
+    ["Looked at", count(one.looked_at)], ["Matched", count(one.matched)], ["Done", h("b", null, count(one.changed))],
     ...Object.entries(one.refused).map(([why, many]) => [`Not done: ${words(why)}`, count(many)]),
     ["Begun", time(one.made_ms)], one.ended_ms === null ? null : ["Ended", time(one.ended_ms)], ["By", one.by || "–"],
   ]), one.note ? h("p", { class: "problem" }, one.note) : null,
@@ -66,16 +66,16 @@ async function stop(rows, many) {
 
 // --- a new one -----------------------------------------------------------------------------------
 
-// Why no bulk operation can do it; null: one can.
-export const whyNot = (topic) => (!topic ? "It is done for one topic: search for one first" : may("operate", topic) ? null : "Requires the right operate for this topic");
+// Returns the reason why a bulk operation is impossible, or null.
+export const whyNot = (topic) => (!topic ? "Requires a topic: search for one first" : may("operate", topic) ? null : "Requires the right operate for this topic");
 
-// What fits is counted, then it is asked for. `verb`: as the dialog says it; `counted`: the kind
-// that says how many, where the kind itself needs to know more; `fields`, `read`: what it needs.
-// Resolves to false: the view is left for that of the bulk operation.
+// Counts the matches, then asks for confirmation. `verb` is the dialog's verb, `counted` the kind to
+// count with if `kind` needs more input, `fields` and `read` are that input. Resolves to false, because
+// the view of the bulk operation replaces this one.
 export async function begin({ kind, counted = kind, verb, nouns, text, danger = false, topic, selection, fields = [], read = () => ({}), pace = "0", typed = null }) {
   const asked = { topic, ...selection };
   let fit = 0, cannot = 0, looked = 0, from = {};
-  const { stopped } = await progress(`Counting the ${nouns[1]} that fit`, 0, async (report) => {
+  const { stopped } = await progress(`Counting matching ${nouns[1]}`, 0, async (report) => {
     const { next, matched, refused, looked_at, until_id, until_ms } = await post("/v1/bulk-previews", { kind: counted, ...asked, ...from });
     from = { after: next, until_id, until_ms };
     fit += matched;
@@ -86,7 +86,7 @@ export async function begin({ kind, counted = kind, verb, nouns, text, danger = 
   });
   const will = fit - cannot, many = `${stopped ? "at least " : ""}${manyOf(will, ...nouns)}`;
   if (will === 0 && !stopped) {
-    toast(cannot ? manyOf(cannot, "fits, and cannot be changed: it is in flight, or dead", "fit, and cannot be changed: they are in flight, or dead") : `No ${nouns[0]} fits`);
+    toast(cannot ? manyOf(cannot, "matches but cannot be changed: it is in flight or dead", "match but cannot be changed: they are in flight or dead") : `No matching ${nouns[1]}`);
     return false;
   }
   const rates = paceField(pace), id = newBulkId(kind);
@@ -94,12 +94,12 @@ export async function begin({ kind, counted = kind, verb, nouns, text, danger = 
   const given = await ask({
     title: `${verb} ${many}?`, confirm: `${verb} them`, danger, typed,
     text: [
-      `All of topic ${topic}${which ? ` that fit: ${which}` : ""}.`, text,
-      cannot ? `${manyOf(cannot, "more fits and stays as it is: it is in flight, or dead", "more fit and stay as they are: they are in flight, or dead")}.` : null,
-      "It goes on without this page, and can be stopped. What is enqueued from now on is not touched.",
+      `All of topic ${topic}${which ? ` with ${which}` : ""}.`, text,
+      cannot ? `${manyOf(cannot, "more matches and is not changed: it is in flight or dead", "more match and are not changed: they are in flight or dead")}.` : null,
+      "The operation continues without this page, and can be stopped. It ignores tasks that are enqueued later.",
     ],
     fields: [...fields, rates.element], read,
-    // Pressed again after an answer that did not come it is the same bulk operation.
+    // A repetition after a missing answer is the same bulk operation.
     act: (more) => post("/v1/bulk", { id, kind, ...asked, ...more, rate: rates.read() }),
   });
   if (given !== null) bulkIsThere(id);
@@ -107,11 +107,11 @@ export async function begin({ kind, counted = kind, verb, nouns, text, danger = 
 }
 
 export function bulkIsThere(id) {
-  toast(`Bulk operation ${id} is under way`);
+  toast(`Bulk operation ${id} is running`);
   location.hash = `#/bulk?id=${part(id)}`;
 }
 
-// How fast it goes; undefined: as fast as goes.
+// A field for the maximum rate; undefined means unlimited.
 export function paceField(pace) {
   const box = choice(RATES, pace);
   return { element: field("Pace", box), read: () => Number(box.value) || undefined };
@@ -124,7 +124,7 @@ const randomHex = (size) => [...crypto.getRandomValues(new Uint8Array(size))].ma
 const quoted = (text) => `'${text.replaceAll("'", "''")}'`;
 const named = (text) => `"${text.replaceAll('"', '""')}"`;
 
-// What a search for tasks says, as a selection.
+// Returns the selection for a search for tasks.
 export function selectionOf({ state: wanted, key, key_prefix, tag, property }) {
   const all = [];
   if (key) all.push(`key = ${quoted(key)}`);

@@ -1,4 +1,4 @@
-// Who is connected and takes tasks: each subscription, and each pull that waits.
+// Connected consumers: subscriptions and waiting pulls.
 
 import { get, part } from "./api.js";
 import { commands, count, empty, h, link, time } from "./dom.js";

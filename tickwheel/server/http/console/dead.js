@@ -1,4 +1,4 @@
-// Dead letters: by reason; requeued and deleted, chosen ones or all that fit, with progress.
+// Dead letters by reason; requeue and delete chosen ones or all matching ones, with progress.
 
 import { get, may, part, post } from "./api.js";
 import { ask, choice, count, empty, field, fill, h, link, progress, sleep, time, toast } from "./dom.js";
@@ -31,7 +31,7 @@ export async function open(main, query, signal) {
       return { rows: dead, next };
     },
     acts: verbs.map((one) => ({ title: `${one.title} …`, danger: one.danger, work: one.work })),
-    allActs: verbs.map((one) => ({ title: `${one.title} all that fit …`, danger: one.danger, why: () => (list.asked.topic ? whyNot(list.asked.topic) : may("operate") ? null : "Requires the right operate"), work: () => all(one, list) })),
+    allActs: verbs.map((one) => ({ title: `${one.title} all matching …`, danger: one.danger, why: () => (list.asked.topic ? whyNot(list.asked.topic) : may("operate") ? null : "Requires the right operate"), work: () => all(one, list) })),
     between: reasons,
     none: () => (list.isFiltered ? empty("No matching dead letters", link("#/dead", "All dead letters"))
       : empty("No dead letters", h("p", null, "Tasks that have used up their retries or were rejected appear here."))),
@@ -41,16 +41,16 @@ export async function open(main, query, signal) {
 }
 
 function chips(list) {
-  const found = new Map();
-  for (const one of list.rows) found.set(one.reason, (found.get(one.reason) ?? 0) + 1);
-  const most = [...found].sort((a, b) => b[1] - a[1]).slice(0, REASONS_MAX);
+  const byReason = new Map();
+  for (const one of list.rows) byReason.set(one.reason, (byReason.get(one.reason) ?? 0) + 1);
+  const most = [...byReason].sort((a, b) => b[1] - a[1]).slice(0, REASONS_MAX);
   return most.map(([reason, many]) => h("a", { class: "chip", href: list.address({ ...list.asked, reason }), "aria-current": list.asked.reason === reason ? "true" : null },
     h("span", null, reason || "(no reason)"), " ", h("b", { class: "tabular" }, `${count(many)}${list.isAll ? "" : "+"}`)));
 }
 
 // --- requeue and delete --------------------------------------------------------------------------
 
-// What can be done with single ones, from their list and from their tasks' pages.
+// Actions on single dead letters, for their list and for the pages of their tasks.
 export const onDead = Object.entries(WORDS).map(([verb, one]) => ({ ...one, work: (rows, text) => some({ verb, ...one }, rows, text) }));
 
 async function some({ verb, title, text, danger }, rows, many) {
@@ -62,7 +62,7 @@ async function some({ verb, title, text, danger }, rows, many) {
   return true;
 }
 
-// Of one topic it is a bulk operation of the daemon; of all of them the page does it.
+// For one topic, this is a bulk operation of the daemon; for all topics, the page does it.
 async function all(one, list) {
   const { topic, ...asked } = list.asked, selection = Object.fromEntries(Object.entries(asked).filter(([, value]) => value));
   if (!topic) return allByPage(one, list);
@@ -73,11 +73,11 @@ async function all(one, list) {
 async function allByPage({ verb, title, text, danger }, list) {
   const pace = choice(RATES, verb === "requeue" ? "1000" : "0");
   const asked = Object.entries(list.asked).filter(([, value]) => value);
-  const which = asked.map(([name, value]) => `${name} ${name === "reason" ? "with " : ""}${value}`).join(", ") || "of every topic and group";
+  const which = asked.map(([name, value]) => `${name} ${name === "reason" ? "with " : ""}${value}`).join(", ") || "all topics and groups";
   const known = list.rows.length;
   const given = await ask({
-    title: `${title} all dead letters that fit?`, confirm: `${title} all`, danger, typed: verb === "delete" ? "delete" : null,
-    text: [`Those ${asked.length ? "of " : ""}${which}: ${list.isAll ? count(known) : `${count(known)} and more`}.`, text, "It goes on while this page is open, and can be stopped."],
+    title: `${title} all matching dead letters?`, confirm: `${title} all`, danger, typed: verb === "delete" ? "delete" : null,
+    text: [`${asked.length ? "With " : "In "}${which}: ${list.isAll ? count(known) : `${count(known)} and more`}.`, text, "This continues while the page is open, and can be stopped."],
     fields: [field("Pace", pace)], read: () => Number(pace.value),
   });
   if (given === null) return false;
@@ -94,10 +94,10 @@ async function allByPage({ verb, title, text, danger }, list) {
   return true;
 }
 
-// `take(most)` gives the next ones; none: that was all.
+// `take(most)` returns the next items, or none at the end.
 async function run(verb, title, total, perSecond, take) {
   const words = new Map(), most = Math.min(PAGE, perSecond || PAGE);
-  const { stopped, done } = await progress(`${title}: under way`, total, async (report) => {
+  const { stopped, done } = await progress(`${title}: running`, total, async (report) => {
     const began = performance.now();
     const items = await take(most);
     if (!items.length) return false;

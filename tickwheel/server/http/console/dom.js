@@ -1,5 +1,5 @@
-// Elements, numbers and times as text, dialogs. Nothing here knows the daemon.
-// Whatever comes from a task is only ever set as text: the page has no way to make markup of it.
+// Elements, numbers and times as text, dialogs. Nothing here knows the daemon. Data from tasks is only
+// set as text, so it cannot become markup.
 
 export function h(tag, props, ...children) {
   const element = document.createElement(tag);
@@ -23,14 +23,14 @@ export function add(element, children) {
   return element;
 }
 
-// Whoever had the focus in it keeps it, if the same thing is there again: figures are drawn anew
-// every few seconds, and the keyboard must not be thrown out by that.
+// Replaces the children of an element. The focus stays on the same control if it still exists, because
+// figures are redrawn every few seconds.
 export function fill(element, ...children) {
   const active = document.activeElement, held = element !== active && element.contains(active) ? focusable(element).indexOf(active) : -1;
   element.replaceChildren();
   add(element, children);
-  const found = held < 0 ? null : focusable(element)[held];
-  if (found && found.tagName === active.tagName && found.textContent === active.textContent) found.focus({ preventScroll: true });
+  const again = held < 0 ? null : focusable(element)[held];
+  if (again && again.tagName === active.tagName && again.textContent === active.textContent) again.focus({ preventScroll: true });
   return element;
 }
 const focusable = (element) => [...element.querySelectorAll("a[href], button, input, select, textarea, [tabindex]")];
@@ -43,7 +43,7 @@ export const newId = (stem) => `${stem}-${(lastId += 1)}`;
 const whole = new Intl.NumberFormat("en");
 const tenths = new Intl.NumberFormat("en", { maximumFractionDigits: 1 });
 export const count = (value) => (value === undefined || value === null ? "–" : whole.format(value));
-// "1 task", "2 tasks", "3 dead letters"; `plural` where it is not one with an s.
+// "1 task", "2 tasks", "3 dead letters"; `plural` is needed unless it ends with an s.
 export const many = (value, noun, plural = `${noun}s`) => `${count(value)} ${value === 1 ? noun : plural}`;
 // "a, b and c"
 export const listed = (words) => (words.length < 2 ? words.join("") : `${words.slice(0, -1).join(", ")} and ${words.at(-1)}`);
@@ -87,7 +87,7 @@ export function moment(ms) {
   return `${at.getFullYear()}-${two(at.getMonth() + 1)}-${two(at.getDate())} ${clock(ms)}`;
 }
 
-// The daemon's clock, as far as it is known: "in 5 s" must not depend on this machine's.
+// The daemon's clock: "in 5 s" must not depend on this machine's clock.
 let aheadMs = 0;
 export const daemonNow = () => Date.now() + aheadMs;
 export const setDaemonNow = (ms) => { aheadMs = ms - Date.now(); };
@@ -105,7 +105,7 @@ export function time(ms, { relative = true } = {}) {
 
 export const link = (href, ...children) => h("a", { href }, ...children);
 
-// A name that may be long, and what is to be seen whatever its length.
+// A name that can be long, with marks that stay visible.
 export const named = (name, ...marks) => h("span", { class: "named" }, name, ...marks);
 
 export function state(word, text) {
@@ -159,20 +159,19 @@ export function toast(text, kind = "note") {
   setTimeout(() => one.remove(), kind === "error" ? 12_000 : 5_000);
 }
 
-// What an act has come to. Whoever went to another view does not want to know what broke off.
+// Shows the error of an action, unless it was aborted because another view was opened.
 export const shown = (error) => { if (error.name !== "AbortError") toast(error.message, "error"); };
 
 // --- dialogs -------------------------------------------------------------------------------------
 
-// Another view is shown: a question about the one before is not asked any more. What is under way
-// with progress stops where it is.
+// Closes all dialogs because another view is shown. Work with progress stops.
 const open = new Set();
 export function closeDialogs() {
   for (const leave of [...open]) leave();
 }
 
-// Resolves to what `read` gives when it is confirmed, else to null. With `act` it is confirmed once
-// that has been done: what is wrong with it is said in the dialog, and nothing typed is lost.
+// Resolves to the result of `read` after confirmation, otherwise to null. With `act`, the dialog closes
+// after `act` has succeeded; errors are shown in the dialog, and the input is kept.
 export function ask({ title, text, fields = [], confirm, danger = false, typed = null, read = () => true, act = null }) {
   return new Promise((resolve) => {
     const id = newId("dialog");
@@ -200,7 +199,7 @@ export function ask({ title, text, fields = [], confirm, danger = false, typed =
       name ? field(`Type ${typed} to confirm`, name) : null,
       problem,
       h("div", { class: "buttons" },
-        h("button", { type: "button", onclick: () => done(null) }, "Do not"),
+        h("button", { type: "button", onclick: () => done(null) }, "Back"),
         sure));
     const dialog = h("dialog", { "aria-labelledby": id, oncancel: () => done(null) }, form);
     const leave = () => done(null);
@@ -212,25 +211,24 @@ export function ask({ title, text, fields = [], confirm, danger = false, typed =
   });
 }
 
-// The focus goes back to what opened a dialog. What was drawn anew behind the dialog is another
-// element by now: then to the one that is like it.
+// Returns the focus to the control that opened a dialog, or to its replacement if it was redrawn.
 function giveBack(opener) {
   if (opener.isConnected) return;
   const signs = (one) => JSON.stringify([one.tagName, one.textContent, one.ariaLabel, one.closest("tr")?.dataset.key]);
   focusable(document.body).find((one) => signs(one) === signs(opener))?.focus({ preventScroll: true });
 }
 
-// A message with a place in a text below it, and a caret under that.
+// Shows a message whose further lines have a text with a caret below it.
 function pointed(message) {
-  const [said, ...lines] = message.split("\n");
-  return [said, lines.length ? h("pre", { class: "pointed", tabindex: "0" }, lines.join("\n")) : null];
+  const [first, ...lines] = message.split("\n");
+  return [first, lines.length ? h("pre", { class: "pointed", tabindex: "0" }, lines.join("\n")) : null];
 }
 
-// Work in steps that can be stopped: `step(report)` returns false when all is done.
+// Runs work in steps that can be stopped. `step(report)` returns false at the end.
 export async function progress(title, total, step) {
   const id = newId("dialog");
   const bar = h("progress", total ? { max: total, value: 0, "aria-labelledby": id } : { "aria-labelledby": id });
-  const said = h("p", { class: "tabular", role: "status" }, "Begun …");
+  const said = h("p", { class: "tabular", role: "status" }, "Started …");
   let stopped = false;
   const leave = () => { stopped = true; };
   const button = h("button", { type: "button", onclick: leave }, "Stop");

@@ -1,5 +1,5 @@
-// Fields that several dialogs have: when, the body, what else is said of a task. Each is
-// { fields, read() }; what is wrong with it is said by its name. Nothing here asks the daemon.
+// Fields of several dialogs: due time, body and options of a task. Each is { fields, read() }; errors
+// name the field. Nothing here sends requests.
 
 import { choice, daemonNow, field, h } from "./dom.js";
 
@@ -10,15 +10,15 @@ export const orNull = (box) => (box.value.trim() === "" ? null : box.value.trim(
 
 const UNITS = { d: 86_400_000, h: 3_600_000, m: 60_000, s: 1_000, ms: 1 };
 
-// "10m" → 600000; `name`: as its label says it.
+// "10m" → 600000. `name` is the field's label.
 export function spanOf(text, name) {
-  const found = /^(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)$/.exec(text.trim());
-  if (!found) throw new Error(`${name} is a number and s, m, h or d: 90s, 10m`);
-  return Math.round(Number(found[1]) * UNITS[found[2]]);
+  const parts = /^(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)$/.exec(text.trim());
+  if (!parts) throw new Error(`${name} is a number and s, m, h or d: 90s, 10m`);
+  return Math.round(Number(parts[1]) * UNITS[parts[2]]);
 }
 const spanOrNull = (box, name) => (orNull(box) === null ? null : spanOf(box.value, name));
 
-// 600000 → "10m", which reads as the same again.
+// 600000 → "10m", the inverse of spanOf.
 export function spanText(ms) {
   if (ms === null || ms === undefined) return "";
   const [unit, length] = Object.entries(UNITS).find(([, one]) => ms % one === 0 && ms >= one) ?? ["ms", 1];
@@ -30,8 +30,8 @@ export const spanField = (label, ms, hint) => {
   return { box, element: field(label, box, hint), read: () => spanOrNull(box, label) };
 };
 
-// When something becomes due. `more`: other ways of saying it, [[kind, text, of(milliseconds)]];
-// `atOnce`: now is one of them, and the first.
+// The due time. `more` has further choices [[kind, text, of(milliseconds)]]; with `atOnce`, the first
+// choice is now.
 export function whenFields(more = [], { atOnce = false } = {}) {
   const local = new Date(daemonNow() + 3_600_000 - new Date().getTimezoneOffset() * 60_000).toISOString().slice(0, 19);
   const delay = line("10m", { placeholder: "10m" });
@@ -54,11 +54,11 @@ export function whenFields(more = [], { atOnce = false } = {}) {
 
 // --- the body ------------------------------------------------------------------------------------
 
-// `now`: what has a body already; bytes of it, which nobody can type, can be kept.
+// `now` is the object whose body is edited. Bytes that are not text can be kept.
 export function bodyFields(now = {}) {
   const isBytes = Boolean(now.body_base64);
   const body = h("textarea", { rows: 4, spellcheck: false, value: now.body ?? "" }), box = field("Body", body);
-  const kinds = [...(isBytes ? [["same", "the bytes that it has"]] : []), ["text", "text"], ["json", "JSON, which is checked"]];
+  const kinds = [...(isBytes ? [["same", "the current bytes"]] : []), ["text", "text"], ["json", "JSON (checked)"]];
   const show = () => { box.hidden = kind.value === "same"; };
   const kind = choice(kinds, kinds[0][0], show);
   show();
@@ -72,9 +72,9 @@ export function bodyFields(now = {}) {
   return { fields: [field("Body is", kind), box], read };
 }
 
-// --- what else is said of a task -----------------------------------------------------------------
+// --- options of a task ---------------------------------------------------------------------------
 
-// `now`: as it is.
+// `now` has the current options.
 export function taskFields(now = {}) {
   const texts = { key: ["Key", line(now.key)], order_key: ["Order key", line(now.order_key)], tag: ["Tag", line(now.tag)] };
   const properties = h("textarea", { rows: 2, spellcheck: false, value: propertiesText(now.properties), placeholder: "country=de" });
@@ -83,14 +83,14 @@ export function taskFields(now = {}) {
   return {
     fields: [
       ...Object.values(texts).map(([label, box]) => field(label, box)),
-      field("Properties", properties, "One a line: name=text, or name:=5 for a number, true or false. Or JSON."),
+      field("Properties", properties, "One per line: name=text, or name:=5 for a number, true or false. Or JSON."),
       field("Priority", priority, "0 to 255; higher goes first."), ttl.element,
     ],
-    // Only what is given.
+    // Returns only options that are set.
     read() {
-      const given = { ...Object.fromEntries(Object.entries(texts).map(([name, [, box]]) => [name, box.value === "" ? null : box.value])),
+      const values = { ...Object.fromEntries(Object.entries(texts).map(([name, [, box]]) => [name, box.value === "" ? null : box.value])),
         properties: propertiesOf(properties.value), priority: wholeNumber(priority, "Priority") || null, ttl_ms: ttl.read() };
-      return Object.fromEntries(Object.entries(given).filter(([, value]) => value !== null));
+      return Object.fromEntries(Object.entries(values).filter(([, value]) => value !== null));
     },
   };
 }
@@ -105,18 +105,18 @@ const isPlain = ([name, value]) => !/[=\n]|:$/.test(name) && name.trim() === nam
 function propertiesText(properties = {}) {
   const all = Object.entries(properties);
   const wrong = all.find(([, value]) => isInexact(value));
-  // What the page would send back is another number.
-  if (wrong) throw new Error(`Property ${wrong[0]} is a number of more digits than a browser keeps; tickwheel schedule put can change it`);
+  // The page would send another number back.
+  if (wrong) throw new Error(`Property ${wrong[0]} is a number with more digits than a browser keeps; use tickwheel schedule put`);
   if (!all.every(isPlain)) return JSON.stringify(properties);
   return all.map(([name, value]) => (typeof value === "string" ? `${name}=${value}` : `${name}:=${value}`)).join("\n");
 }
 const isInexact = (value) => typeof value === "number" && Number.isInteger(value) && !Number.isSafeInteger(value);
 
 function propertiesOf(text) {
-  const given = text.trim().startsWith("{") ? jsonProperties(text) : Object.fromEntries(text.split("\n").filter((one) => one.trim()).map(property));
-  const wrong = Object.entries(given).find(([, value]) => isInexact(value));
-  if (wrong) throw new Error(`Properties: ${wrong[0]} is a number of more digits than a browser keeps; write it as a text`);
-  return Object.keys(given).length ? given : null;
+  const properties = text.trim().startsWith("{") ? jsonProperties(text) : Object.fromEntries(text.split("\n").filter((one) => one.trim()).map(property));
+  const wrong = Object.entries(properties).find(([, value]) => isInexact(value));
+  if (wrong) throw new Error(`Properties: ${wrong[0]} is a number with more digits than a browser keeps; write it as text`);
+  return Object.keys(properties).length ? properties : null;
 }
 
 function jsonProperties(text) {
@@ -131,8 +131,8 @@ function property(text) {
   const at = text.indexOf("="), name = text.slice(0, at), value = text.slice(at + 1);
   if (at < 1 || name === ":") throw new Error(`Properties: write name=text or name:=5, not ${text}`);
   if (!name.endsWith(":")) return [name, value];
-  let found = null;
-  try { found = JSON.parse(value); } catch { /* said below */ }
-  if (typeof found !== "number" && typeof found !== "boolean") throw new Error(`Properties: a number, true or false is needed behind :=, not ${text}`);
-  return [name.slice(0, -1), found];
+  let parsed = null;
+  try { parsed = JSON.parse(value); } catch { /* reported below */ }
+  if (typeof parsed !== "number" && typeof parsed !== "boolean") throw new Error(`Properties: := needs a number, true or false, not ${text}`);
+  return [name.slice(0, -1), parsed];
 }

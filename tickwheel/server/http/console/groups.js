@@ -1,4 +1,4 @@
-// Groups of all topics, or of one: backlog, lag, rates; pause, settings, deleting one.
+// Groups of all topics or of one: backlog, lag, rates, pause, settings, deletion.
 
 import { get, may, part, request } from "./api.js";
 import { ask, choice, commands, count, duration, empty, facts, field, fill, h, head, link, many, named, rate, section, shown, toast } from "./dom.js";
@@ -23,7 +23,7 @@ export async function open(main, query, signal) {
   const said = h("p", { class: "dim tabular", role: "status" }), none = h("div", { hidden: true }), pauses = h("div", { role: "status" }), known = h("div");
   const lag = topic === null || wanted === null ? null : lagOf(topic, wanted, signal);
   const lines = lag && linesOf(topic, wanted, signal, () => refresh());
-  const words = h("input", { type: "search", placeholder: "Group or topic", "aria-label": "Groups with this in their or their topics' names", oninput: () => draw() });
+  const words = h("input", { type: "search", placeholder: "Group or topic", "aria-label": "Filter groups by their or their topics' names", oninput: () => draw() });
   const sorting = choice(Object.entries(SORTS), sort, (value) => { sort = value; draw(); });
   sorting.setAttribute("aria-label", "Order");
   const dim = (value) => h("span", { class: "dim" }, value);
@@ -61,45 +61,45 @@ export async function open(main, query, signal) {
     table.element.hidden = all.length === 0;
   }
 
-  async function showDetail(found) {
+  async function showDetail(whole) {
     const one = wanted === null ? null : all.find((group) => group.group === wanted);
     if (lag) lag.element.hidden = !one;
     if (wanted !== null && !one) { fill(known, h("p", { class: "problem" }, `Topic ${topic} has no group ${wanted}.`)); return; }
-    showPauses(found, one);
-    const of = one ?? found;
+    showPauses(whole, one);
+    const of = one ?? whole;
     const tasks = (state, value) => link(`#/tasks?topic=${part(topic)}&state=${state}`, count(value));
     fill(known, section(one ? `Group ${wanted} of ${topic}` : `Topic ${topic}`, facts([
-      one ? null : ["Scheduled", tasks("scheduled", found.scheduled)],
+      one ? null : ["Scheduled", tasks("scheduled", whole.scheduled)],
       ["Ready", tasks("ready", of.ready)], ["In flight", tasks("in_flight", of.in_flight)], ["Waiting", tasks("waiting", of.waiting)],
       ["Dead", link(`#/dead?topic=${part(topic)}${one ? `&group=${part(wanted)}` : ""}`, count(of.dead))],
-      ["Delivered", count(of.delivered)], ["Acked", count(of.acked)], one ? ["Nacked", count(one.nacked)] : ["Enqueued", count(found.enqueued)],
-      one ? ["Subscribers", link(`#/consumers?topic=${part(topic)}&group=${part(wanted)}`, count(one.subscribers))] : ["Broadcast subscribers", count(found.broadcasters)],
+      ["Delivered", count(of.delivered)], ["Acked", count(of.acked)], one ? ["Nacked", count(one.nacked)] : ["Enqueued", count(whole.enqueued)],
+      one ? ["Subscribers", link(`#/consumers?topic=${part(topic)}&group=${part(wanted)}`, count(one.subscribers))] : ["Broadcast subscribers", count(whole.broadcasters)],
       ["Rate limit", of.rate === null ? "unlimited" : `${rate(of.rate)}${of.burst ? `, ${count(of.burst)} at once` : ""}`],
       ["Retry policy", policyWords(of.retry)],
       one ? ["Owed since", one.since_ms ? new Date(one.since_ms).toISOString().slice(0, 19).replace("T", " ") + " UTC" : "the first task"] : null,
       one?.replay ? ["Replay", `${count(one.replay.looked_at)} looked at, ${count(one.replay.given)} owed`] : null,
       ["Oldest ready", of.oldest_ready_ms ? duration(of.oldest_ready_ms) : "–"],
       one ? ["Excluded by its filter", count(one.filtered)] : null, one ? orderOf(one) : null, one ? sharesOf(one) : null,
-    ]), one ? h("p", { class: "filter" }, "Filter: ", isFiltered(one) ? h("code", null, filterText(one)) : h("span", { class: "dim" }, "none, it wants every task")) : null));
+    ]), one ? h("p", { class: "filter" }, "Filter: ", isFiltered(one) ? h("code", null, filterText(one)) : h("span", { class: "dim" }, "none, it gets every task")) : null));
     if (one) await Promise.all([lag.refresh(), lines.refresh(one)]);
   }
 
-  // What keeps tasks from this group, its own pause or its topic's, with the way out.
+  // Shows pauses of this group or its topic, with buttons that end them.
   let stopped = null;
-  function showPauses(found, one) {
-    const now = JSON.stringify([found.paused, Boolean(one?.paused)]);
+  function showPauses(whole, one) {
+    const now = JSON.stringify([whole.paused, Boolean(one?.paused)]);
     if (now === stopped) return;
     stopped = now;
     const can = may("operate", topic), why = can ? null : "Requires the right operate for this topic";
     const line = (name, text, path) => h("p", { class: "stopped" }, h("span", null, text),
       h("button", { type: "button", disabled: !can, title: why, "aria-label": `Resume ${name}`, onclick: async () => {
-        await request("PATCH", path, { body: { paused: false } }).then(() => toast(`${name} goes on`), shown);
+        await request("PATCH", path, { body: { paused: false } }).then(() => toast(`${name} is resumed`), shown);
         await refresh().catch(shown);
       } }, "Resume"));
     const path = `/v1/topics/${part(topic)}`;
     fill(pauses,
-      found.paused ? line(`topic ${topic}`, `Topic ${topic} is paused: none of its groups is handed a task.`, path) : null,
-      one?.paused ? line(`group ${wanted}`, `Group ${wanted} is paused: it is handed no task.`, `${path}/groups/${part(wanted)}`) : null);
+      whole.paused ? line(`topic ${topic}`, `Topic ${topic} is paused: its groups get no tasks.`, path) : null,
+      one?.paused ? line(`group ${wanted}`, `Group ${wanted} is paused: it gets no tasks.`, `${path}/groups/${part(wanted)}`) : null);
   }
 
   function actions(one) {
@@ -107,7 +107,7 @@ export async function open(main, query, signal) {
     const path = `/v1/topics/${part(one.topic)}/groups/${part(one.group)}`;
     return h("span", { class: "row-acts" },
       h("button", { type: "button", disabled: !can, title: why, data: { part: "pause" }, onclick: async () => {
-        await request("PATCH", path, { body: { paused: !one.paused } }).then(() => toast(`${one.group} ${one.paused ? "goes on" : "is paused"}`), shown);
+        await request("PATCH", path, { body: { paused: !one.paused } }).then(() => toast(`${one.group} ${one.paused ? "is resumed" : "is paused"}`), shown);
         await refresh().catch(shown);
       } }, one.paused ? "Resume" : "Pause"),
       h("button", { type: "button", disabled: !can, title: why, data: { part: "set" }, onclick: () => configure(one.topic, one.group, one).then(refresh).catch(shown) }, "Set …"),
@@ -117,8 +117,8 @@ export async function open(main, query, signal) {
   async function remove(one, path) {
     const held = one.ready + one.in_flight + one.waiting + one.dead;
     const sure = await ask({
-      title: `Delete group ${one.group} of ${one.topic}?`, confirm: "Delete it", danger: true, typed: held ? one.group : null,
-      text: [`${one.subscribers ? `Its ${one.subscribers === 1 ? "subscriber is" : `${count(one.subscribers)} subscribers are`} sent away. ` : ""}What it is still owed goes with it: ${count(one.ready)} ready, ${count(one.in_flight)} in flight, ${count(one.waiting)} waiting for a retry, ${count(one.dead)} dead. Other groups keep theirs.`],
+      title: `Delete group ${one.group} of ${one.topic}?`, confirm: "Delete", danger: true, typed: held ? one.group : null,
+      text: [`${one.subscribers ? `Its ${one.subscribers === 1 ? "subscriber is" : `${count(one.subscribers)} subscribers are`} disconnected. ` : ""}Its unfinished tasks are dropped: ${count(one.ready)} ready, ${count(one.in_flight)} in flight, ${count(one.waiting)} waiting for a retry, ${count(one.dead)} dead. Other groups keep their tasks.`],
     });
     if (!sure) return;
     await request("DELETE", path, { query: { force: held ? "true" : "" } }).then(() => toast(`${one.group} is deleted`), shown);
@@ -126,15 +126,15 @@ export async function open(main, query, signal) {
 
   async function create() {
     const name = h("input", { type: "text", required: true, spellcheck: false, autocomplete: "off" });
-    const since = choice([["now", "what comes due from now on"], ["first", "everything that the topic still holds"]], "now");
+    const since = choice([["now", "tasks that come due from now on"], ["first", "all tasks that the topic still has"]], "now");
     const filter = filterFields({});
-    const given = await ask({
-      title: `A new group of ${topic}`, confirm: "Make it", fields: [field("Name", name), field("It is owed", since), filter.fields],
+    const group = await ask({
+      title: `New group of ${topic}`, confirm: "Create", fields: [field("Name", name), field("It gets", since), filter.fields],
       read: () => ({ name: name.value.trim(), body: { since: since.value, ...filter.read() } }),
       act: (group) => request("PUT", `/v1/topics/${part(topic)}/groups/${part(group.name)}`, { body: group.body }),
     });
-    if (!given) return;
-    toast(`${given.name} is there`);
+    if (!group) return;
+    toast(`${group.name} is created`);
     await refresh();
   }
 
@@ -146,11 +146,11 @@ export async function open(main, query, signal) {
   return { refresh, every: 2_000 };
 }
 
-// What it says of order keys, and of fair shares, if it says anything.
+// The settings of a group for order keys and for fair shares, if any.
 function orderOf(one) {
   const { order_retry_ms: after, order_failure: failure, order_attempts: attempts } = one;
-  const said = [after === undefined ? null : `tried again after ${duration(after)}`, failure === undefined ? null : failure === "retry" ? "until it succeeds" : `${failure === "hold" ? "held" : "dead"} after ${many(attempts, "attempt")}`].filter(Boolean);
-  return said.length ? ["Order keys", said.join(", ")] : null;
+  const parts = [after === undefined ? null : `retried after ${duration(after)}`, failure === undefined ? null : failure === "retry" ? "until it succeeds" : `${failure === "hold" ? "held" : "dead"} after ${many(attempts, "attempt")}`].filter(Boolean);
+  return parts.length ? ["Order keys", parts.join(", ")] : null;
 }
 function sharesOf(one) {
   const { fair_by: by, limit_each: limit, rate_each: each } = one;
@@ -158,7 +158,7 @@ function sharesOf(one) {
 }
 
 const isFiltered = (one) => one.tags !== undefined || one.where !== undefined;
-// As one line of words.
+// A filter as one line.
 function filterText(one) {
   return [one.tags === undefined ? null : `tags ${one.tags}`, one.where === undefined ? null : `where ${one.where}`].filter(Boolean).join(", ");
 }

@@ -1,4 +1,4 @@
-// How far one group was behind in the last hour, drawn: what was ready, and how old the oldest was.
+// Charts of a group's lag in the last hour: the number of ready tasks, and the age of the oldest.
 
 import { get, part } from "./api.js";
 import { clock, count, duration, fill, h, section } from "./dom.js";
@@ -10,30 +10,30 @@ export function lagOf(topic, group, signal) {
   const lines = [row("Ready", "ready", count), row("Oldest ready", "oldest_ready_ms", duration)];
   const said = h("p", { class: "dim tabular hour-ends" });
   const element = section("The last hour", h("div", { class: "hours" }, lines.map((one) => one.element)), said);
-  let found = null, askedMs = -Infinity;
+  let lag = null, askedMs = -Infinity;
 
   async function refresh() {
     const now = performance.now();
-    if (found === null || now - askedMs >= found.every_ms) {
-      found = await get(`/v1/topics/${part(topic)}/groups/${part(group)}/lag`, {}, signal);
+    if (lag === null || now - askedMs >= lag.every_ms) {
+      lag = await get(`/v1/topics/${part(topic)}/groups/${part(group)}/lag`, {}, signal);
       askedMs = now;
     }
-    const { taken_ms: taken } = found;
-    for (const one of lines) one.show(found);
-    // The line is an hour long, also where the daemon leads for less.
+    const { taken_ms: taken } = lag;
+    for (const one of lines) one.show(lag);
+    // The line is an hour long even if the daemon has led for less.
     const [first, last] = [taken[0], taken.at(-1)];
-    fill(said, taken.length ? [h("span", null, clock(last - (PLACES - 1) * found.every_ms)), taken.length < PLACES ? h("span", null, `noted since ${clock(first)}`) : null, h("span", null, clock(last))] : "The first look is a moment away.");
+    fill(said, taken.length ? [h("span", null, clock(last - (PLACES - 1) * lag.every_ms)), taken.length < PLACES ? h("span", null, `recorded since ${clock(first)}`) : null, h("span", null, clock(last))] : "The first value follows in a moment.");
   }
   return { element, refresh };
 }
 
 function row(name, of, text) {
   const canvas = spark(name, PLACES), most = h("span", { class: "dim tabular" }), now = h("b", { class: "tabular" }, "–");
-  function show(found) {
-    const values = found[of], known = values.filter((value) => value !== null);
+  function show(lag) {
+    const values = lag[of], known = values.filter((value) => value !== null);
     const top = known.length ? Math.max(...known) : 0, at = values.lastIndexOf(top);
     now.textContent = values.length ? text(values.at(-1)) : "–";
-    most.textContent = !known.length ? "Not known." : top ? `Most ${text(top)} at ${clock(found.taken_ms[at])}` : "None.";
+    most.textContent = !known.length ? "Unknown." : top ? `Maximum ${text(top)} at ${clock(lag.taken_ms[at])}` : "None.";
     canvas.setAttribute("aria-label", `${name} in the last hour. ${most.textContent}`);
     canvas.show(values);
   }

@@ -1,5 +1,5 @@
-// Order keys and fair shares of one group: keys that wait for somebody, tried again or skipped; keys
-// that somebody has paused; who waits for whom.
+// Order keys and fair shares of a group: held keys, which can be released or skipped, paused keys, and
+// waiting tasks.
 
 import { get, may, part, post } from "./api.js";
 import { ask, count, fill, h, link, many as counted, section, shown, state, time, toast } from "./dom.js";
@@ -19,7 +19,7 @@ const taskOf = (one) => link(`#/task/${one.id}`, h("span", { class: "mono" }, on
 
 export function linesOf(topic, group, signal, onDone) {
   const path = `/v1/topics/${part(topic)}/groups/${part(group)}`;
-  const barOf = (what) => h("div", { class: "chosen-bar", hidden: true, role: "toolbar", "aria-label": `What to do with the chosen ${what}` });
+  const barOf = (what) => h("div", { class: "chosen-bar", hidden: true, role: "toolbar", "aria-label": `Actions for the chosen ${what}` });
   const bar = barOf("keys"), pausedBar = barOf("paused keys"), linesBar = barOf("lines");
   const held = new Table({
     label: "Held keys", key: (one) => one.id, onChosen: showChosen,
@@ -59,22 +59,22 @@ export function linesOf(topic, group, signal, onDone) {
   const linesBox = section("Waiting keys and shares", linesSaid, linesBar, lines.element);
   heldBox.hidden = pausedBox.hidden = linesBox.hidden = true;
 
-  // `one`: the group, as the list of groups has it.
+  // `one` is the group from the list of groups.
   async function refresh(one) {
     heldBox.hidden = !one.held;
     pausedBox.hidden = !one.paused_keys;
     linesBox.hidden = !one.in_lines;
     if (one.held || one.paused_keys) {
-      const found = await get(`${path}/held-keys`, { limit: SHOWN }, signal);
-      held.set(found.keys);
-      paused.set(found.paused);
-      pausedSaid.textContent = `${counted(one.paused_keys, "key is", "keys are")} stopped until somebody resumes them.`;
-      heldSaid.textContent = found.held > found.keys.length ? `The ${count(found.keys.length)} oldest of ${count(found.held)}` : `They wait until somebody decides.`;
+      const page = await get(`${path}/held-keys`, { limit: SHOWN }, signal);
+      held.set(page.keys);
+      paused.set(page.paused);
+      pausedSaid.textContent = `${counted(one.paused_keys, "key is", "keys are")} paused until an operator resumes them.`;
+      heldSaid.textContent = page.held > page.keys.length ? `The ${count(page.keys.length)} oldest of ${count(page.held)}` : `They wait until an operator decides.`;
     }
     if (one.in_lines) {
-      const found = await get(`${path}/lines`, { limit: SHOWN }, signal);
-      lines.set(found.lines);
-      linesSaid.textContent = `${counted(found.waiting, "task waits", "tasks wait")} for another one, or for their turn.`;
+      const page = await get(`${path}/lines`, { limit: SHOWN }, signal);
+      lines.set(page.lines);
+      linesSaid.textContent = `${counted(page.waiting, "task waits", "tasks wait")} for another task or for their turn.`;
     }
   }
 

@@ -1,5 +1,5 @@
-// A list that is searched, loaded page by page and chosen from: tasks, dead letters, transactions.
-// What is asked for is in the address. Knows nothing of what its rows are.
+// A searchable list that is loaded page by page, with rows to choose: tasks, dead letters,
+// transactions. The search is in the address. The list does not know the kind of its rows.
 
 import { may } from "./api.js";
 import { field, fill, h, head, many, shown } from "./dom.js";
@@ -22,12 +22,13 @@ export class List {
   #bar;
   #allBar = h("span", { class: "row-acts" });
 
-  // view, title: of the address and the heading; nouns: [one, many]; fields: [[name, label, box]];
+  // view: in the address; title: the heading; nouns: [singular, plural]; fields: [[name, label, box]];
   // columns, key: of the table; page(asked, after, limit) → { rows, next };
-  // right: what its acts need, for topicsOf(row); acts: on what is chosen, [{ title, danger?,
-  // work(rows, text) }]; allActs: on all that fit, [{ title, danger?, why?(), work() }]; work resolves to
-  // whether something was done, why() says what is in its way; none(): what an empty list says;
-  // above: beside the heading; between: under the form; onRows(): after each change.
+  // right: required for the acts, on topicsOf(row); acts: for chosen rows, [{ title, danger?,
+  // work(rows, text) }]; allActs: for all matching rows, [{ title, danger?, why?(), work() }]. work
+  // resolves to whether anything was changed; why() returns the reason why it is impossible, or null.
+  // none(): the content of an empty list; above: beside the heading; between: under the form;
+  // onRows(): called after each change.
   constructor(main, query, is) {
     this.#is = is;
     this.asked = Object.fromEntries(is.fields.map(([name]) => [name, query.get(name) ?? ""]));
@@ -37,7 +38,7 @@ export class List {
       this.#boxes[name] = box;
     }
     const label = is.title;
-    this.#bar = h("div", { class: "chosen-bar", hidden: true, role: "toolbar", "aria-label": `What to do with the chosen ${is.nouns[1]}` });
+    this.#bar = h("div", { class: "chosen-bar", hidden: true, role: "toolbar", "aria-label": `Actions for the chosen ${is.nouns[1]}` });
     this.table = new Table({ label, key: is.key, columns: is.columns, onChosen: is.acts?.length ? (rows) => this.#showChosen(rows) : null });
     const form = h("form", { class: "filters", role: "search", "aria-label": label, onsubmit: (event) => { event.preventDefault(); this.#search(); } },
       is.fields.map(([, text, box]) => field(text, box)),
@@ -63,7 +64,7 @@ export class List {
     this.#describe();
   }
 
-  // Nothing moves under somebody's hands: only what was never loaded, or is small and untouched.
+  // Rows must not move while somebody uses the list, so only a new or a small, untouched list is loaded.
   async refresh() {
     if (!this.#isFirst && (this.rows.length >= PAGE || this.table.chosen.size || this.table.element.scrollTop)) return;
     this.#isFirst = false;
@@ -78,8 +79,8 @@ export class List {
   }
 
   #search() {
-    const given = Object.fromEntries(Object.entries(this.#boxes).map(([name, box]) => [name, box.value.trim()]));
-    const hash = this.address(given);
+    const values = Object.fromEntries(Object.entries(this.#boxes).map(([name, box]) => [name, box.value.trim()]));
+    const hash = this.address(values);
     if (hash === location.hash) this.begin().catch(shown); else location.hash = hash;
   }
 

@@ -1,4 +1,4 @@
-// The shell: views by the address' hash, who is logged in, whether what is seen is live.
+// The shell: views by the address's hash, the login, and whether the page is live.
 
 import { feed, get, logIn, logOut, me, NOT_LEADING, whenLoggedOut, whoAmI } from "./api.js";
 import { add, closeDialogs, empty, field, fill, h, link, setDaemonNow, toast } from "./dom.js";
@@ -37,8 +37,8 @@ function address() {
 async function show({ focus = true } = {}) {
   if (!isLoggedIn) return;
   const [name, rest, query] = address();
-  const found = VIEWS.find(([view]) => view === name);
-  const [title, load] = found ? [found[1], found[2]] : HIDDEN[name] ?? [null, null];
+  const listed = VIEWS.find(([view]) => view === name);
+  const [title, load] = listed ? [listed[1], listed[2]] : HIDDEN[name] ?? [null, null];
   current?.stop();
   closeDialogs();
   const abort = new AbortController();
@@ -47,12 +47,12 @@ async function show({ focus = true } = {}) {
   for (const one of views.querySelectorAll("a")) {
     if (one.textContent !== title) { one.removeAttribute("aria-current"); continue; }
     one.setAttribute("aria-current", "page");
-    // On a phone not all of them have room.
+    // A phone does not have room for all views.
     views.scrollTo({ left: one.offsetLeft - (views.clientWidth - one.offsetWidth) / 2 });
   }
   document.title = title ? `${title} · Tickwheel` : "Tickwheel";
   if (!load) { fill(main, empty("This page does not exist", link("#/", "Go to the overview"))); return; }
-  // A container of its own: what an older view still does cannot reach the new one.
+  // Each view has its own container, so an older view cannot change a newer one.
   const box = h("div", { class: "view" });
   fill(main, box);
   opened.isEmpty = feed.state === "standby" && !OF_EVERY_DAEMON.includes(name);
@@ -82,9 +82,9 @@ async function refresh() {
   try {
     await opened.view.refresh();
   } catch (error) {
-    // A daemon that is away is said at the top; everything else is this view's own.
-    const isSaidAbove = error.code === "unreachable" || error.code === NOT_LEADING;
-    if (error.name !== "AbortError" && !isSaidAbove && current === opened) toast(error.message, "error");
+    // The top of the page shows an unreachable daemon; the view shows all other errors.
+    const isShownAbove = error.code === "unreachable" || error.code === NOT_LEADING;
+    if (error.name !== "AbortError" && !isShownAbove && current === opened) toast(error.message, "error");
   } finally {
     refreshing = false;
   }
@@ -93,8 +93,8 @@ async function refresh() {
 // --- live ----------------------------------------------------------------------------------------
 
 const LIVE = {
-  live: "Live", connecting: "Connecting …", reconnecting: "Reconnecting …", standby: "Standby", paused: "Paused: nobody looks",
-  forbidden: "Not live: the feed needs read for all topics", off: "",
+  live: "Live", connecting: "Connecting …", reconnecting: "Reconnecting …", standby: "Standby", paused: "Paused: page hidden",
+  forbidden: "Not live: requires the right read for all topics", off: "",
 };
 function showLive() {
   const box = document.getElementById("live");
@@ -113,21 +113,21 @@ feed.addEventListener("standby", async () => {
   if (feed.state === "standby") showNotice(status);
 });
 
-// Said of a daemon that does not lead: what it is, and where the one that does is.
+// The notice on a daemon that does not lead, with a link to the leader.
 let noticed = "";
 function showNotice(status) {
   const box = document.getElementById("notice"), { node, role, active } = status ?? {};
-  const said = status === null ? "" : JSON.stringify([node, role, active, location.hash]);
-  if (said === noticed) return;
-  noticed = said;
+  const signature = status === null ? "" : JSON.stringify([node, role, active, location.hash]);
+  if (signature === noticed) return;
+  noticed = signature;
   box.hidden = status === null;
   if (status === null) { fill(box); return; }
   if (!feed.last) fill(document.getElementById("node"), `${node} · ${status.version} · ${role}`);
-  const what = role === "starting" ? `${node} is taking over, and is not ready yet.`
-    : feed.last ? `${node} does not lead any more: what is shown below is from before.` : `${node} stands by: it takes over when the daemon that leads is gone.`;
+  const what = role === "starting" ? `${node} is taking over and is not ready yet.`
+    : feed.last ? `${node} does not lead any more: the data below is outdated.` : `${node} stands by: it takes over when the leader is gone.`;
   const there = active && active.node !== node ? consoleOf(active) : null;
   fill(box, h("b", null, what), " ", there ? [`${active.node} leads: `, link(`${there}${location.hash}`, `its console, ${active.http}`)]
-    : active && active.node !== node ? `${active.node} leads, at ${active.address}; the address of its HTTP server is not known (http, http_advertise).` : role === "starting" ? null : "Nobody is known to lead at the moment.");
+    : active && active.node !== node ? `${active.node} leads, at ${active.address}; the address of its HTTP server is not known (http, http_advertise).` : role === "starting" ? null : "There is no known leader at the moment.");
 }
 feed.addEventListener("overview", () => {
   setDaemonNow(feed.last.now_ms);
@@ -141,7 +141,7 @@ feed.addEventListener("back", async () => {
 });
 document.addEventListener("visibilitychange", () => { if (!document.hidden) refresh(); });
 
-// --- who -----------------------------------------------------------------------------------------
+// --- login ---------------------------------------------------------------------------------------
 
 function showWho() {
   document.getElementById("who").textContent = me.name ?? "";
@@ -184,13 +184,13 @@ function askToLogIn(message = "") {
     }
   } }, h("h1", null, "Log in"), h("p", null, "This daemon requires a token. The page does not store it."),
     field("Token", token), problem, h("div", { class: "buttons" }, button),
-    h("p", { class: "dim" }, "Or, where you have the command line: ", h("code", null, "tickwheel console"))));
+    h("p", { class: "dim" }, "Or, with the command line: ", h("code", null, "tickwheel console"))));
   token.focus();
 }
-whenLoggedOut(() => { if (isLoggedIn) askToLogIn("You are not logged in any more: the token was revoked, the session is over, or the daemon has started again."); });
+whenLoggedOut(() => { if (isLoggedIn) askToLogIn("You are no longer logged in: the token was revoked, the session expired, or the daemon was restarted."); });
 
 async function begin() {
-  // The code of a link must not stay in the address, in the history or in a bookmark.
+  // The code of a login link must not stay in the address, the history or a bookmark.
   const code = new URLSearchParams(location.hash.startsWith("#login=") ? location.hash.slice(1) : "").get("login");
   if (code !== null) history.replaceState(null, "", location.pathname);
   let problem = "";
@@ -215,16 +215,16 @@ const THEMES = ["auto", "light", "dark"];
 function setTheme(theme) {
   document.documentElement.dataset.theme = theme;
   document.getElementById("theme").textContent = `Theme: ${theme}`;
-  try { localStorage.setItem("tickwheel-theme", theme); } catch { /* not kept, then */ }
+  try { localStorage.setItem("tickwheel-theme", theme); } catch { /* the theme is not kept */ }
 }
 let theme = "auto";
-try { theme = localStorage.getItem("tickwheel-theme") ?? "auto"; } catch { /* as the system has it */ }
+try { theme = localStorage.getItem("tickwheel-theme") ?? "auto"; } catch { /* use the system's theme */ }
 setTheme(THEMES.includes(theme) ? theme : "auto");
 document.getElementById("theme").addEventListener("click", () => {
   setTheme(THEMES[(THEMES.indexOf(document.documentElement.dataset.theme) + 1) % THEMES.length]);
 });
 
-// The hash is the view's: the link must not change it.
+// The hash names the view, so this link must not change it.
 document.getElementById("skip").addEventListener("click", (event) => {
   event.preventDefault();
   main.focus();

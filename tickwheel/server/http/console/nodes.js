@@ -1,11 +1,11 @@
-// This daemon and the others on its store: role, epoch, store, disk, memory, version, limits. Where
-// nodes share the shards of a store: all nodes and shards. At the HTTP of all shards: each of them.
+// This daemon and the others on its store: role, epoch, store, disk, memory, version, limits. If nodes
+// share the shards of a store, all nodes and shards. With HTTP for all shards, each shard.
 
 import { get } from "./api.js";
 import { bytes, count, duration, facts, fill, h, head, link, section, state, time } from "./dom.js";
 import { Table } from "./table.js";
 
-// Of a node that says where it answers HTTP; null: it does not, or says something else.
+// Returns a node's HTTP address, or null if it is missing or invalid.
 export const webOf = (http) => (/^https?:\/\/[^/?#]+$/.test(http ?? "") ? http : null);
 export const consoleOf = (node) => (webOf(node.http) ? `${node.http}/console/` : null);
 
@@ -42,12 +42,12 @@ export async function open(main, query, signal) {
   onAll.hidden = true;
   let isNode = true, balance = null;
 
-  // A daemon alone, or of a folder, is no node: that does not change while it runs.
+  // A single daemon, or one of a folder, does not belong to a node. That does not change while it runs.
   async function showShared(status) {
     if (!isNode || !status.shards) return;
-    let found;
+    let listing;
     try {
-      found = await get("/v1/nodes", {}, signal);
+      listing = await get("/v1/nodes", {}, signal);
     } catch (error) {
       if (error.code !== "conflict") throw error;
       isNode = false;
@@ -58,7 +58,7 @@ export async function open(main, query, signal) {
       fill(shared, balance.elements);
       onStore.hidden = true;
     }
-    balance.set(found, status.statuses ? {} : status);
+    balance.set(listing, status.statuses ? {} : status);
   }
 
   async function refresh() {
@@ -72,12 +72,12 @@ export async function open(main, query, signal) {
     if (!all.some(isThis)) all.push({ node: status.node, address: status.address, http: status.http, role: status.role, since_ms: status.since_ms, epoch: status.epoch || null });
     others.set(all.map((one) => ({ ...one, isThis: isThis(one) })));
     const isShared = (status.store ?? "").startsWith("redis");
-    said.textContent = !isShared ? "This daemon has its store for itself; no other one can take over."
-      : `${status.active ? "" : "No active daemon is known at the moment. "}Daemons that stand by say so in the store: one that cannot reach it, or was stopped, is not listed a few seconds later.`;
-    fill(node, section(each.length ? `All shards together; what is of one, of shard ${status.shard}` : `Node ${status.node}${status.shards ? `, shard ${status.shard}` : ""}`, facts([
+    said.textContent = !isShared ? "Only this daemon uses its store; no other daemon can take over."
+      : `${status.active ? "" : "There is no known leader at the moment. "}Standbys register in the store. A standby that stops or cannot reach the store disappears after a few seconds.`;
+    fill(node, section(each.length ? `All shards; single values are those of shard ${status.shard}` : `Node ${status.node}${status.shards ? `, shard ${status.shard}` : ""}`, facts([
       ["Role", state(status.role)], ["State", h("span", null, state(status.state), status.detail ? ` ${status.detail}` : "")],
       ["Version", status.version], ["Epoch", status.epoch ? count(status.epoch) : "–"], ["Address", status.address ?? "–"], ["In this role since", time(status.since_ms)], ["Up for", duration(status.uptime_s * 1000)],
-      ["Store", h("span", { class: "mono" }, status.store ?? "–")], ["Current server", status.store_at ?? "–"], ["Durability", status.durability ?? "–"], ["All of it in memory too", status.mirror === true ? "yes" : status.mirror === false ? "no (mirror=no)" : "–"], ["Store works", status.store_ok ? "yes" : h("b", { class: "bad" }, "no")],
+      ["Store", h("span", { class: "mono" }, status.store ?? "–")], ["Current server", status.store_at ?? "–"], ["Durability", status.durability ?? "–"], ["Mirrored in memory", status.mirror === true ? "yes" : status.mirror === false ? "no (mirror=no)" : "–"], ["Store works", status.store_ok ? "yes" : h("b", { class: "bad" }, "no")],
       ["Memory", bytes(status.memory_bytes)], ["Disk of the store", status.disk_used === null || status.disk_used === undefined ? "–" : `${Math.round(status.disk_used * 100)} % used, ${bytes(status.disk_free_bytes)} free`],
       ["Loaded at the start", count(status.loaded)],
     ])));

@@ -1,15 +1,15 @@
-// The first view: the wheel, counts that link to what they count, rates, what is wrong right now.
+// The first view: the wheel, counts with links, rates, and current problems.
 
 import { feed, get, mayAll } from "./api.js";
 import { clock, commands, count, duration, empty, fill, h, head, link, many, rate, section } from "./dom.js";
 import { Ring, spark } from "./ring.js";
 
 const COUNTS = [
-  ["scheduled", "Scheduled", "#/tasks?state=scheduled", "wait on the wheel until they are due"],
-  ["ready", "Ready", "#/tasks?state=ready", "due, and nobody has taken them yet"],
+  ["scheduled", "Scheduled", "#/tasks?state=scheduled", "on the wheel until they are due"],
+  ["ready", "Ready", "#/tasks?state=ready", "due, not delivered yet"],
   ["in_flight", "In flight", "#/tasks?state=in_flight", "delivered, not settled"],
-  ["waiting", "Waiting", "#/tasks?state=waiting", "failed, and tried again later"],
-  ["dead", "Dead letters", "#/dead", "failed; an operator decides"],
+  ["waiting", "Waiting", "#/tasks?state=waiting", "failed, retried later"],
+  ["dead", "Dead letters", "#/dead", "failed permanently; an operator decides"],
 ];
 const RATES = [["enqueued", "Enqueued"], ["delivered", "Delivered"], ["acked", "Acked"]];
 const TURNS = 24;
@@ -31,7 +31,7 @@ export async function open(main, query, signal) {
     if (!overview) return;
     if (chosen === null) {
       const { ring: wheel } = overview;
-      fill(slot, h("span", { class: "dim" }, "Now at slot "), h("b", { class: "tabular" }, count(wheel.slot)), h("span", { class: "dim" }, ` of ${count(wheel.slots)}, ${duration(wheel.tick_ms)} each. Point at the wheel, or use the arrow keys.`));
+      fill(slot, h("span", { class: "dim" }, "Now at slot "), h("b", { class: "tabular" }, count(wheel.slot)), h("span", { class: "dim" }, ` of ${count(wheel.slots)}, ${duration(wheel.tick_ms)} each. Point at the wheel or use the arrow keys.`));
       return;
     }
     fill(slot, h("b", { class: "tabular" }, `Slot ${count(chosen.slot)}`), ` at ${clock(chosen.at_ms)}: `,
@@ -90,19 +90,19 @@ export async function open(main, query, signal) {
   fill(main, head("Overview"), first, counted,
     h("div", { class: "overview" },
       section("The wheel", h("div", { class: "wheel" }, ring.canvas), slot, legend, ringScale, h("h3", null, "Due in each of the next 24 turns"), turns, turnsScale), column));
-  // On a phone there is one column, and whoever looks has been called: what is wrong comes first.
+  // On a phone there is one column, which begins with the problems.
   const narrow = matchMedia("(max-width: 700px)");
   const place = () => (narrow.matches ? counted.before(wrong) : column.prepend(wrong));
   narrow.addEventListener("change", place, { signal });
   place();
   feed.addEventListener("overview", show, { signal });
-  // The turns to come wait for the first word of the daemon only once.
+  // The next turns are first shown after the first overview.
   feed.addEventListener("overview", () => showTurns().catch(() => {}), { signal, once: true });
   show();
   return { every: 10_000, refresh: showTurns, live: true };
 }
 
-// Bars grow with the logarithm: what one of full and of half its length stands for.
+// Explains the logarithmic bars: the values of a full and of a half bar.
 const scaleOf = (most, place) => (most ? `Logarithmic scale: a full bar is ${many(most, "task")} in one ${place}${most > 3 ? `, half of one about ${count(Math.round(Math.expm1(Math.log1p(most) / 2)))}` : ""}.` : null);
 const sum = (values) => values.reduce((total, one) => total + one, 0);
 
@@ -138,7 +138,7 @@ function showFirst(overview, box) {
   if (!isFresh || box.children.length) return;
   get("/v1/status").then((status) => {
     const url = status.address && status.address !== "tcp://127.0.0.1:7355" ? ` --url ${status.address}` : "";
-    fill(box, section("A fresh daemon", h("p", null, "It holds no task yet. Three commands to try:"), commands([
+    fill(box, section("A fresh daemon", h("p", null, "It has no tasks yet. Three commands to try:"), commands([
       ["Enqueue a task that is due in ten seconds", `tickwheel${url} enqueue hello "my first task" --delay 10s`],
       ["Receive it when it is due", `tickwheel${url} subscribe hello`],
       ["List waiting tasks", `tickwheel${url} list`],

@@ -1,4 +1,4 @@
-// Retry policies: as somebody writes them, a name or a map, and in words.
+// Retry policies as input (a name or JSON) and as a description.
 
 import { duration, listed, many } from "./dom.js";
 
@@ -10,7 +10,7 @@ export function policyText(policy) {
   return policy.name ?? JSON.stringify(policy);
 }
 
-// For people: "again after 5 s each time, 3 retries".
+// Describes a policy: "after 5 s each time; 3 retries".
 export function policyWords(policy) {
   if (policy === null || policy === undefined) return "as the daemon's settings say";
   if (typeof policy === "string") return policy;

@@ -1,4 +1,4 @@
-// The page of the last report, in a frame that can reach nothing of this one.
+// The page of the last report, in a frame that cannot access this page.
 
 import { commands, empty, fill, h, head, link } from "./dom.js";
 
@@ -11,8 +11,8 @@ export async function open(main, query, signal) {
     fill(box, h("iframe", { class: "report", src: "/v1/report", title: "The last report", sandbox: "allow-scripts" }));
     return {};
   }
-  const said = await response.json().catch(() => ({}));
-  fill(box, empty("No report yet", h("p", null, said.detail ?? ""), h("p", null, "A daemon with a history, and report_dir where the report is written, shows the last one here."),
+  const problem = await response.json().catch(() => ({}));
+  fill(box, empty("No report yet", h("p", null, problem.detail ?? ""), h("p", null, "A daemon with a history shows the last report of report_dir here."),
     commands([["Write the history", "tickwheel serve --history-dir history"], ["Make a report of it", "tickwheel report --history history --out report"]]), link("#/", "Go to the overview")));
   return {};
 }

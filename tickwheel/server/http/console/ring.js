@@ -1,6 +1,6 @@
-// The wheel, drawn: each slot is a direction, its tasks of this turn point outwards, those of the
-// next turn inwards; the hand is where the wheel is. Redrawn with each overview; the hand moves in
-// between, unless the reader wants less motion.
+// Draws the wheel: each slot is a direction. Bars point outwards for the tasks of this turn, inwards for
+// those of the next. The hand shows the current slot. The wheel is redrawn with each overview; the hand
+// moves in between unless the user prefers reduced motion.
 
 import { clock, count, h } from "./dom.js";
 
@@ -37,7 +37,7 @@ export class Ring {
 
   get cells() { return this.#overview?.ring.this.length ?? 0; }
 
-  // When the wheel comes to a cell, and the time after that.
+  // Returns a cell's slot, counts, and the time when the wheel reaches it.
   about(cell) {
     const { ring, now_ms } = this.#overview;
     const cellMs = ring.slots_per_cell * ring.tick_ms;
@@ -50,9 +50,9 @@ export class Ring {
   #choose(cell) {
     this.#chosen = cell;
     if (cell !== null) {
-      const found = this.about(cell);
+      const about = this.about(cell);
       this.canvas.setAttribute("aria-valuenow", cell);
-      this.canvas.setAttribute("aria-valuetext", `Slot ${found.slot}, ${clock(found.at_ms)}: ${count(found.this)} in this turn, ${count(found.next)} in the next`);
+      this.canvas.setAttribute("aria-valuetext", `Slot ${about.slot}, ${clock(about.at_ms)}: ${count(about.this)} in this turn, ${count(about.next)} in the next`);
     }
     this.onChoose(cell === null ? null : this.about(cell));
     if (!this.#frame) this.#show();
@@ -87,7 +87,7 @@ export class Ring {
     });
   }
 
-  // What changes with each overview only.
+  // Draws the parts that change only with an overview.
   #paint() {
     if (!this.#overview) return;
     const scale = Math.min(2, devicePixelRatio || 1), side = Math.round(this.canvas.clientWidth * scale);
@@ -131,7 +131,7 @@ export class Ring {
     }
   }
 
-  // Short bars are drawn as well: what is not empty must be seen.
+  // Bars have a minimum length, so that every slot with tasks is visible.
   #bars(draw, values, from, length, high, colour, scale) {
     const cells = values.length, wide = Math.max(scale, (TURN * from) / cells);
     draw.strokeStyle = colour;
@@ -156,7 +156,7 @@ export class Ring {
     draw.drawImage(this.#picture, 0, 0);
     draw.save();
     draw.translate(middle, middle);
-    // No further than a little after the last word of the daemon: a hand that turns is a promise.
+    // The hand stops soon after the last overview, so that it does not turn without a daemon.
     const passed = STILL.matches ? 0 : Math.min(performance.now() - this.#heard, 1_500);
     const share = (((now_ms + passed) / ring.tick_ms) % ring.slots) / ring.slots;
     this.#hand(draw, share, middle * 0.12, middle * 0.87, ink("--hand"), 2 * scale);
@@ -180,7 +180,7 @@ export class Ring {
   }
 }
 
-// A line of values, the newest at the right; gaps where nothing is known.
+// A line of values, the newest at the right, with gaps for unknown values.
 export function spark(label, places = 180) {
   const canvas = h("canvas", { class: "spark", role: "img", "aria-label": label });
   canvas.show = (values) => {

@@ -1,5 +1,4 @@
-// Recurring schedules: when they run next, what became of the last runs; one is made, set, paused,
-// run now, deleted.
+// Recurring schedules: next times and last runs; create, change, pause, run and delete them.
 
 import { get, lookUp, may, part, request } from "./api.js";
 import { content, packed } from "./bodies.js";
@@ -28,17 +27,17 @@ export async function open(main, query, signal) {
   });
 
   async function refresh() {
-    const found = [];
+    const schedules = [];
     for (let after = ""; ;) {
       const page = await get("/v1/schedules", { after, limit: PAGE }, signal);
-      found.push(...page.schedules);
+      schedules.push(...page.schedules);
       if (page.next === null) break;
       after = page.next;
     }
-    table.set(found);
-    said.textContent = many(found.length, "schedule");
-    none.hidden = found.length > 0;
-    table.element.hidden = found.length === 0;
+    table.set(schedules);
+    said.textContent = many(schedules.length, "schedule");
+    none.hidden = schedules.length > 0;
+    table.element.hidden = schedules.length === 0;
     if (wanted !== null) await showOne();
   }
 
@@ -59,24 +58,24 @@ export async function open(main, query, signal) {
     const path = `/v1/schedules/${part(one.name)}`;
     const act = (title, name, work, danger = false) => h("button", { type: "button", class: danger ? "danger" : null, disabled: !can, title: why, data: { part: name }, onclick: () => work().then(refresh).catch(shown) }, title);
     return h("span", { class: "row-acts" },
-      act(one.paused ? "Resume" : "Pause", "pause", async () => { await request("POST", `${path}/${one.paused ? "resume" : "pause"}`); toast(`${one.name} ${one.paused ? "goes on" : "is paused"}`); }),
+      act(one.paused ? "Resume" : "Pause", "pause", async () => { await request("POST", `${path}/${one.paused ? "resume" : "pause"}`); toast(`${one.name} ${one.paused ? "is resumed" : "is paused"}`); }),
       act("Set …", "set", async () => done(await configure(await get(path), topics))),
       act("Run now …", "run", async () => {
-        if (!(await ask({ title: `Run ${one.name} now?`, confirm: "Run now", text: ["A task of it is made at once; its planned times stay as they are."] }))) return;
+        if (!(await ask({ title: `Run ${one.name} now?`, confirm: "Run now", text: ["It makes a task now. Its planned times do not change."] }))) return;
         const { ids } = await request("POST", `${path}/run`);
-        toast(`Task ${ids.join(", ")} is made`);
+        toast(`Task ${ids.join(", ")} is created`);
       }),
       act("Delete …", "delete", async () => {
-        if (!(await ask({ title: `Delete schedule ${one.name}?`, confirm: "Delete it", danger: true, text: ["It makes no more tasks. Those that it has made stay."] }))) return;
+        if (!(await ask({ title: `Delete schedule ${one.name}?`, confirm: "Delete", danger: true, text: ["It makes no more tasks. Its existing tasks stay."] }))) return;
         await request("DELETE", path);
         toast(`${one.name} is deleted`);
       }, true));
   }
 
-  // Its view has its next times.
+  // Opens the view of the schedule, which has its next times.
   async function done(one) {
     if (one === null) return;
-    toast(`${one.name} is ${{ created: "there", updated: "set" }[one.outcome] ?? "as it was"}`);
+    toast(`${one.name} is ${{ created: "created", updated: "changed" }[one.outcome] ?? "unchanged"}`);
     if (one.name === wanted) await refresh(); else location.hash = `#/schedules?name=${part(one.name)}`;
   }
 
@@ -89,56 +88,56 @@ export async function open(main, query, signal) {
 
 const when = (one) => (one.cron ? `${one.cron}${one.timezone && one.timezone !== "UTC" ? ` ${one.timezone}` : ""}` : `every ${duration(one.every_ms)}`);
 
-// --- one is made, or set -------------------------------------------------------------------------
+// --- create and change ---------------------------------------------------------------------------
 
-const OVERLAPS = [["allow", "runs all the same"], ["skip", "is left out"], ["queue_one", "runs when that has ended, one of them"], ["cancel_previous", "cancels that, and runs"]];
-const CATCH_UPS = [["last", "the newest runs"], ["skip", "does not run"], ["all", "all of it runs"]];
-const GAPS = [["after", "runs when that hour is over"], ["skip", "does not run that day"]];
+const OVERLAPS = [["allow", "runs anyway"], ["skip", "is skipped"], ["queue_one", "waits for its end (at most one waits)"], ["cancel_previous", "cancels it and runs"]];
+const CATCH_UPS = [["last", "the newest runs"], ["skip", "none run"], ["all", "all run"]];
+const GAPS = [["after", "runs after the gap"], ["skip", "does not run that day"]];
 const FOLDS = [["first", "runs the first time"], ["second", "runs the second time"], ["both", "runs both times"]];
 
-// `now`: as it is; null: it is new. Resolves to it as the daemon has it then, or to null.
+// `now` is the schedule, or null for a new one. Resolves to the schedule after the change, or to null.
 async function configure(now, topics) {
   const one = now ?? { name: "", topic: "", cron: "", timezone: "UTC", every_ms: null, catch_up_ms: 86_400_000, task: {}, paused: false };
   const name = line(one.name, { required: true }), topic = line(one.topic, { required: true });
   topic.setAttribute("list", topics.id);
   const timing = timingFields(one), body = bodyFields(one), tasks = taskFields(one.task), rules = ruleFields(one);
   const paused = choice([["false", "runs"], ["true", "is paused"]], String(one.paused));
-  let found = null;
-  const given = await ask({
-    title: now ? `Settings of schedule ${one.name}` : "A new schedule", confirm: now ? "Set" : "Make it",
-    text: now ? "Another timing begins from now on. Tasks that it has made stay as they are." : null,
+  let changed = null;
+  const settings = await ask({
+    title: now ? `Settings of schedule ${one.name}` : "New schedule", confirm: now ? "Set" : "Create",
+    text: now ? "A new timing applies from now on. Existing tasks do not change." : null,
     fields: [
       now ? null : field("Name", name), field("Topic", topic), timing.fields, body.fields, field("It", paused),
-      h("details", null, h("summary", null, "What was missed, what is unfinished, the clock's changes"), rules.fields),
+      h("details", null, h("summary", null, "Missed runs, overlapping runs, clock changes"), rules.fields),
       h("details", null, h("summary", null, "Key, tag, properties, priority of its tasks"), tasks.fields),
     ],
     read: () => {
-      const said = body.read(), encoding = encodingOf(one, said);
-      return { topic: topic.value.trim(), ...timing.read(), ...said, ...rules.read(), ...unshown(one), task: { ...unshownOfTask(one.task), ...present({ encoding }), ...tasks.read() } };
+      const bodyValues = body.read(), encoding = encodingOf(one, bodyValues);
+      return { topic: topic.value.trim(), ...timing.read(), ...bodyValues, ...rules.read(), ...unshown(one), task: { ...unshownOfTask(one.task), ...present({ encoding }), ...tasks.read() } };
     },
-    act: async (settings) => { found = await put(now?.name ?? name.value.trim(), settings, { isNew: now === null, wasPaused: one.paused, paused: paused.value === "true" }); },
+    act: async (values) => { changed = await put(now?.name ?? name.value.trim(), values, { isNew: now === null, wasPaused: one.paused, paused: paused.value === "true" }); },
   });
-  return given === null ? null : found;
+  return settings === null ? null : changed;
 }
 
 async function put(name, settings, { isNew, wasPaused, paused }) {
   const path = `/v1/schedules/${part(name)}`, turn = (word) => request("POST", `${path}/${word}`);
-  if (isNew && (await isThere(path))) throw new Error(`Name: there is a schedule ${name} already; set that one, or choose another name`);
-  // Nothing of it fires on the way to being paused.
+  if (isNew && (await isThere(path))) throw new Error(`Name: the schedule ${name} already exists; change that one or choose another name`);
+  // Pause first, so that the schedule does not fire in between.
   if (paused && !wasPaused && !isNew) await turn("pause");
-  const found = await request("PUT", path, { body: settings });
+  const schedule = await request("PUT", path, { body: settings });
   if (paused && isNew) await turn("pause");
   if (!paused && wasPaused) await turn("resume");
-  return found;
+  return schedule;
 }
 
 const isThere = async (path) => (await lookUp(path))[0] !== null;
 
-// What the dialog does not show stays as it is.
+// Fields that the dialog does not show are kept.
 const present = (values) => Object.fromEntries(Object.entries(values).filter(([, value]) => value !== null && value !== undefined));
 const unshown = ({ jitter_ms, start_ms, end_ms, runs_max }) => present({ jitter_ms, start_ms, end_ms, runs_max });
-// Bytes that stay keep what was done to them; text that is typed instead is what they were before.
-const encodingOf = (one, said) => (one.body_base64 && said.body !== undefined ? content(one.task?.encoding) : one.task?.encoding);
+// Kept bytes keep their encoding. Text that replaces them has only their format.
+const encodingOf = (one, read) => (one.body_base64 && read.body !== undefined ? content(one.task?.encoding) : one.task?.encoding);
 
 const unshownOfTask = ({ within_ms, trace, retry }) => present({ within_ms, trace, retry: typeof retry === "object" && retry?.name ? policyText(retry) : retry });
 
@@ -146,10 +145,10 @@ function timingFields(one) {
   const zones = h("datalist", { id: newId("zones") }, Intl.supportedValuesOf("timeZone").map((zone) => h("option", { value: zone })));
   const cron = line(one.cron, { placeholder: "0 9 * * *" }), zone = line(one.timezone);
   zone.setAttribute("list", zones.id);
-  const every = spanField("Every", one.every_ms, "90s, 10m, 2h, 3d; counted from when it is first said.");
+  const every = spanField("Every", one.every_ms, "90s, 10m, 2h, 3d; counted from the creation.");
   const ofCron = [field("Cron expression", cron, "Minute, hour, day of month, month, weekday; @daily."), field("Time zone", zone, "Europe/Berlin. Empty: UTC."), zones];
   const show = () => { for (const box of ofCron) box.hidden = kind.value !== "cron"; every.element.hidden = kind.value !== "every"; };
-  const kind = choice([["cron", "by a cron expression"], ["every", "every so long"]], one.every_ms ? "every" : "cron", show);
+  const kind = choice([["cron", "by a cron expression"], ["every", "at an interval"]], one.every_ms ? "every" : "cron", show);
   show();
   function read() {
     if (kind.value === "cron") return { cron: cron.value.trim(), timezone: orNull(zone) ?? "UTC" };
@@ -162,11 +161,11 @@ function timingFields(one) {
 
 function ruleFields(one) {
   const boxes = { overlap: choice(OVERLAPS, one.overlap), catch_up: choice(CATCH_UPS, one.catch_up), gap: choice(GAPS, one.gap), fold: choice(FOLDS, one.fold) };
-  const window = spanField("Nothing that is older than", one.catch_up_ms);
+  const window = spanField("Maximum age for catching up", one.catch_up_ms);
   return {
     fields: [
-      field("When the last is unfinished, the next", boxes.overlap), field("Of what was missed", boxes.catch_up), window.element,
-      field("A time that the clock jumps over", boxes.gap), field("A time that comes twice", boxes.fold),
+      field("If the last run is unfinished, the next one", boxes.overlap), field("Of missed runs", boxes.catch_up), window.element,
+      field("A time that the clock skips", boxes.gap), field("A time that occurs twice", boxes.fold),
     ],
     read: () => ({ ...Object.fromEntries(Object.entries(boxes).map(([name, box]) => [name, box.value])), ...present({ catch_up_ms: window.read() }) }),
   };

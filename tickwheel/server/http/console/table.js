@@ -1,11 +1,11 @@
-// A table of any length: the rows that are seen are elements, the others are room. Rows that are
-// not loaded yet are asked for when somebody comes near them.
+// A table of any length. Only visible rows are elements; the others are empty space. Further rows are
+// loaded when the user scrolls near the end.
 
 import { add, fill, h } from "./dom.js";
 
 const AHEAD = 12;
 const ROW_PX = 34, ROW_WITH_ACTS_PX = 64;
-// There the buttons of a row have a line of their own: style.css.
+// On a phone, the buttons of a row have a separate line (style.css).
 const PHONE = matchMedia("(max-width: 700px)");
 
 export class Table {
@@ -16,14 +16,14 @@ export class Table {
   #first = -1;
   #last = -1;
 
-  // columns: [{ name, cell(row), class?, sort?(row) }]; key(row): its identity.
+  // columns: [{ name, cell(row), class?, sort?(row) }]; key(row) identifies a row.
   constructor({ label, columns, key, onChosen = null, rowHeight = PHONE.matches && columns.some((one) => one.class === "acts") ? ROW_WITH_ACTS_PX : ROW_PX }) {
     this.columns = columns;
     this.key = key;
     this.onChosen = onChosen;
     this.rowHeight = rowHeight;
     this.body = h("tbody");
-    this.all = onChosen ? h("input", { type: "checkbox", disabled: true, "aria-label": "Choose all rows that are loaded", onchange: () => this.#chooseAll() }) : null;
+    this.all = onChosen ? h("input", { type: "checkbox", disabled: true, "aria-label": "Choose all loaded rows", onchange: () => this.#chooseAll() }) : null;
     const heads = columns.map((column) => h("th", { scope: "col", class: column.class }, column.name));
     if (this.all) heads.unshift(h("th", { scope: "col", class: "check" }, this.all));
     this.table = h("table", { class: "grid" }, h("caption", { class: "sr" }, label), h("thead", null, h("tr", null, heads)), this.body);
@@ -34,7 +34,7 @@ export class Table {
   }
   #watch;
 
-  // more: async () => whether there may be still more.
+  // more: async () => whether there can be more rows.
   set(rows, more = null) {
     this.rows = rows;
     this.#more = more;
@@ -50,7 +50,7 @@ export class Table {
     if (this.all) this.#changed();
   }
 
-  // What was chosen has been dealt with.
+  // Clears the choice after an action.
   forget() {
     this.chosen.clear();
   }
@@ -93,8 +93,8 @@ export class Table {
   #focus([key, part]) {
     for (const row of this.body.rows) {
       if (row.dataset.key !== key) continue;
-      const found = [...row.querySelectorAll("a, button, input")].find((one) => (one.dataset.part ?? one.tagName) === part);
-      found?.focus({ preventScroll: true });
+      const control = [...row.querySelectorAll("a, button, input")].find((one) => (one.dataset.part ?? one.tagName) === part);
+      control?.focus({ preventScroll: true });
     }
   }
 

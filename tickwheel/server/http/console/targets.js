@@ -1,5 +1,5 @@
-// Groups whose tasks are sent to a URL or to another broker; of a push the last requests, each of
-// which can be sent once more.
+// Groups whose tasks are sent to a URL or to another broker. A push target shows its last requests,
+// which can be sent again.
 
 import { get, may, part, post, request } from "./api.js";
 import { ask, commands, count, duration, empty, facts, fill, h, link, section, shown, state, time, toast } from "./dom.js";
@@ -31,15 +31,15 @@ export async function open(main, query, signal) {
     acts: [{ title: "Remove …", danger: true, work: remove }],
     above: one === null ? null : link("#/targets", "All targets"),
     between: detail,
-    none: () => (list.isFiltered ? empty("No group of this topic is sent elsewhere", link("#/targets", "All targets"))
-      : empty("No group is sent to a URL or to another broker", commands([["Push", "tickwheel push set --help"]]))),
+    none: () => (list.isFiltered ? empty("No group of this topic has a target", link("#/targets", "All targets"))
+      : empty("No group has a target", commands([["Push", "tickwheel push set --help"]]))),
   });
   if (one !== null) detail.append(one.element);
   return { refresh: async () => { await list.refresh(); await one?.refresh(list.rows); }, every: 2_000 };
 }
 
 async function remove(rows, many) {
-  const sure = await ask({ title: `Remove ${many}?`, confirm: "Remove", danger: true, text: ["Their secrets are gone. The groups keep what they hold, and take subscribers again."] });
+  const sure = await ask({ title: `Remove ${many}?`, confirm: "Remove", danger: true, text: ["Their secrets are deleted. The groups keep their tasks and accept subscribers again."] });
   if (!sure) return false;
   for (const one of rows) await request("DELETE", `${where(one)}/target`);
   toast(`${rows.length === 1 ? "The target is" : `${count(rows.length)} targets are`} removed`);
@@ -69,10 +69,10 @@ function logOf(of, signal) {
   }
 
   async function resend(one) {
-    const sure = await ask({ title: `Send request ${one.number} again?`, confirm: "Send", text: ["The endpoint gets it once more, with the same id. Nothing becomes of its task."] });
+    const sure = await ask({ title: `Send request ${one.number} again?`, confirm: "Send", text: ["The endpoint gets it again, with the same id. Its task does not change."] });
     if (!sure) return;
-    const found = await post(`${where(of)}/push/resend`, { number: one.number });
-    toast(found.status === null ? found.error : `The endpoint answered ${found.status}`, found.result === "acked" ? "note" : "error");
+    const sent = await post(`${where(of)}/push/resend`, { number: one.number });
+    toast(sent.status === null ? sent.error : `The endpoint answered ${sent.status}`, sent.result === "acked" ? "note" : "error");
     await refresh();
   }
 
@@ -85,11 +85,11 @@ function logOf(of, signal) {
         ["Sent", count(row.sent ?? 0)], ["Acked", count(row.acked ?? 0)], ["Failed", count(row.failed ?? 0)],
       ].filter(Boolean)));
     }
-    if (row && row.kind !== "push") { said.textContent = "What was forwarded is in the history."; return; }
+    if (row && row.kind !== "push") { said.textContent = "The history has the forwarded tasks."; return; }
     try {
       const { requests } = await get(`${where(of)}/push/log`, { limit: 200 }, signal);
       table.set(requests);
-      said.textContent = requests.length ? "The newest first; they are in memory only." : "Nothing was sent yet.";
+      said.textContent = requests.length ? "Newest first; kept in memory only." : "No requests yet.";
     } catch (error) {
       if (error.status !== 404 && error.status !== 409) throw error;
       table.set([]);

@@ -1,4 +1,4 @@
-// One task: what it is, when it is tried next and why, its life on a time line, its body.
+// A task: its fields, its next attempt and the reason, its time line, its body.
 
 import { get, may, part } from "./api.js";
 import { unpack } from "./bodies.js";
@@ -23,7 +23,7 @@ export async function open(main, query, signal, [id]) {
     }
     const why = await get(`/v1/tasks/${part(id)}/explanation`, {}, signal);
     const signature = JSON.stringify([task.state, task.due_ms, task.groups]);
-    // The history's files are written a moment later than things happen.
+    // The history's files are written shortly after the events.
     looks = signature === lastState ? looks + 1 : 0;
     if (looks < 5 || looks % 10 === 0) {
       try { story = await get(`/v1/tasks/${part(id)}/history`, {}, signal); } catch (error) { if (error.name === "AbortError") throw error; }
@@ -40,7 +40,7 @@ export async function open(main, query, signal, [id]) {
     const can = topic !== undefined && may("produce", topic), barred = can ? null : "Requires the right produce for this topic";
     const act = (title, danger, work) => h("button", { type: "button", class: danger ? "danger" : null, disabled: !can || ENDED.includes(task.state), title: barred, onclick: () => work([task], "1 task").then((done) => done && refresh()).catch(shown) }, title);
     fill(top, head(h("span", null, "Task ", h("span", { class: "mono" }, id)), state(task.state), act("Run now …", false, runNow), act("Reschedule …", false, reschedule), act("Cancel …", true, cancel)),
-      task.said ? empty(["gone", "not_found"].includes(why.cause) ? task.said : why.detail, story.events.length ? null : h("p", null, "The history has nothing of it either, or none is kept.")) : null,
+      task.said ? empty(["gone", "not_found"].includes(why.cause) ? task.said : why.detail, story.events.length ? null : h("p", null, "The history does not have it either, or there is no history.")) : null,
       task.topic ? section("What it is", facts([
         ["Topic", link(`#/groups?topic=${part(task.topic)}`, task.topic)],
         ["Due", time(task.due_ms)], task.asked_ms ? ["Asked for", time(task.asked_ms)] : null,
@@ -56,7 +56,7 @@ export async function open(main, query, signal, [id]) {
 
   function showLife(task) {
     const events = story.events.length ? story.events.map(ofHistory) : ofState(task);
-    const note = story.is_kept ? (story.complete ? null : "The history is too long to look all through it here: tickwheel history has it.") : "Without a history (history_dir) only what the daemon holds is known.";
+    const note = story.is_kept ? (story.complete ? null : "The history is too long to search completely here; use tickwheel history.") : "Without a history (history_dir), only the daemon's current data is shown.";
     fill(life, events.length || note ? section("Its life", note ? h("p", { class: "dim" }, note) : null, timeline(events)) : null);
   }
 
@@ -79,14 +79,14 @@ function next(task, why, refresh) {
     if (group.state === "in_flight") return h("li", null, who, `: attempt ${count(group.attempt)} is with a subscriber. Its lease ends `, time(group.at_ms), "; without an ack it comes again.");
     const said = [why, ...why.others].find((one) => one.group === name);
     if (group.state === "ready") return h("li", null, who, `: ready since `, time(group.at_ms), `${tries}. `, said ? because(said) : "");
-    if (group.state === "held") return h("li", null, who, ": held since ", time(group.at_ms), reason ? ` because ${reason}` : "", ", and its order key with it. ", link(`#/groups?topic=${part(task.topic)}&group=${part(name)}`, "Somebody has to decide."));
+    if (group.state === "held") return h("li", null, who, ": held since ", time(group.at_ms), reason ? ` because ${reason}` : "", ", and its order key with it. ", link(`#/groups?topic=${part(task.topic)}&group=${part(name)}`, "An operator must decide."));
     if (group.state === "dead") return h("li", null, who, ": given up ", time(group.at_ms), reason ? ` because ${reason}` : "", ". ", link(`#/dead?topic=${part(task.topic)}&group=${part(name)}`, "To the dead letters"), " ", deadActs(task, name, refresh));
-    if (group.state === "filtered") return h("li", null, who, ": left out by its filter; it does not get it.");
+    if (group.state === "filtered") return h("li", null, who, ": excluded by its filter.");
     return h("li", null, who, `: ${group.state.replaceAll("_", " ")} `, group.at_ms ? time(group.at_ms) : "");
   });
 }
 
-/** What keeps a task, and the command that mends it. */
+/** The reason why a task waits, and the command that helps. */
 function because(one) {
   return [one.detail, one.command ? [" ", h("code", null, one.command)] : null];
 }
@@ -114,14 +114,14 @@ function ofHistory(event) {
 }
 
 function ofState(task) {
-  const found = [];
-  if (task.enqueued_ms) found.push({ at_ms: task.enqueued_ms, word: "enqueued", text: `due ${moment(task.due_ms)}` });
-  if (task.due_ms && task.due_ms <= daemonNow()) found.push({ at_ms: task.due_ms, word: "due", text: "" });
+  const events = [];
+  if (task.enqueued_ms) events.push({ at_ms: task.enqueued_ms, word: "enqueued", text: `due ${moment(task.due_ms)}` });
+  if (task.due_ms && task.due_ms <= daemonNow()) events.push({ at_ms: task.due_ms, word: "due", text: "" });
   for (const [name, group] of Object.entries(task.groups ?? {})) {
-    for (const failure of group.failures) found.push({ at_ms: failure.at_ms, word: failure.reason.startsWith("consumer_died") ? "died" : "failed", text: `group ${name}, attempt ${failure.attempt}: ${failure.reason}${failure.subscriber ? `, by ${failure.subscriber}` : ""}` });
-    if (group.at_ms && ["acked", "dead", "in_flight", "waiting"].includes(group.state)) found.push({ at_ms: group.at_ms, word: { in_flight: "lease ends", waiting: "next attempt" }[group.state] ?? group.state, text: `group ${name}` });
+    for (const failure of group.failures) events.push({ at_ms: failure.at_ms, word: failure.reason.startsWith("consumer_died") ? "died" : "failed", text: `group ${name}, attempt ${failure.attempt}: ${failure.reason}${failure.subscriber ? `, by ${failure.subscriber}` : ""}` });
+    if (group.at_ms && ["acked", "dead", "in_flight", "waiting"].includes(group.state)) events.push({ at_ms: group.at_ms, word: { in_flight: "lease ends", waiting: "next attempt" }[group.state] ?? group.state, text: `group ${name}` });
   }
-  return found.sort((a, b) => a.at_ms - b.at_ms);
+  return events.sort((a, b) => a.at_ms - b.at_ms);
 }
 
 const KINDS = { acked: "good", delivered: "go", nacked: "bad", failed: "bad", dead: "bad", dead_lettered: "bad", lease_over: "bad", expired: "bad", cancelled: "bad", enqueued: "new" };
@@ -148,7 +148,7 @@ export async function showBody(box, task) {
   const text = new TextDecoder().decode(data);
   let isText = true, json = null;
   try { new TextDecoder("utf-8", { fatal: true }).decode(data); } catch { isText = false; }
-  try { json = JSON.stringify(JSON.parse(text), null, 2); } catch { /* it is none */ }
+  try { json = JSON.stringify(JSON.parse(text), null, 2); } catch { /* the body is not JSON */ }
   const forms = [["text", "Text", () => text], ["json", "JSON", () => json ?? "The body is not valid JSON."], ["hex", "Hex", () => hex(data)]];
   const out = h("pre", { class: "content", tabindex: "0", "aria-label": "The body" });
   const buttons = forms.map(([name, title, make]) => h("button", { type: "button", "aria-pressed": "false", data: { name }, onclick: () => choose(name, make) }, title));
@@ -159,7 +159,7 @@ export async function showBody(box, task) {
   }
   const first = !isText ? 2 : json === null ? 0 : 1;
   choose(forms[first][0], forms[first][2]);
-  const said = note ?? (data === stored ? null : `unpacked from ${many(stored.length, "byte")}`);
+  const said = note ?? (data === stored ? null : `decoded from ${many(stored.length, "byte")}`);
   fill(box, section(`Body, ${many(data.length, "byte")}${said ? `, ${said}` : ""}`, h("div", { class: "tabs" }, buttons, h("span", { class: "grow" }), hide), out));
 }
 

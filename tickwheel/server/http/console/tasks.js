@@ -1,4 +1,4 @@
-// Tasks that have not ended: searched, and cancelled, rescheduled or run, one or many; a new one.
+// Unfinished tasks: search, cancel, reschedule or run one or many, and enqueue a new one.
 
 import { get, may, part, post, request } from "./api.js";
 import { packed } from "./bodies.js";
@@ -36,12 +36,12 @@ export async function open(main, query, signal) {
     ],
     page: (asked, after, limit) => find(asked, after, limit, signal),
     acts: [{ title: "Run now …", work: runNow }, { title: "Reschedule …", work: reschedule }, { title: "Cancel …", danger: true, work: cancel }],
-    allActs: [{ title: "Run all that fit …", work: () => runAll(list) }, { title: "Reschedule all that fit …", work: () => rescheduleAll(list) }, { title: "Cancel all that fit …", danger: true, work: () => cancelAll(list) }]
-      .map((one) => ({ ...one, why: () => (list.asked.id ? "This is one task" : whyNot(list.asked.topic)) })),
+    allActs: [{ title: "Run all matching …", work: () => runAll(list) }, { title: "Reschedule all matching …", work: () => rescheduleAll(list) }, { title: "Cancel all matching …", danger: true, work: () => cancelAll(list) }]
+      .map((one) => ({ ...one, why: () => (list.asked.id ? "This is a single task" : whyNot(list.asked.topic)) })),
     above: newButton(query.get("topic") ?? "", topics, () => list.refresh()), between: topics,
     none: () => (isSearched(list.asked)
-      ? empty("No task fits", h("p", null, "Tasks that have ended are not here; the history may have them."), list.asked.id ? link(`#/task/${part(list.asked.id)}`, `What is known of ${list.asked.id}`) : link("#/tasks", "All tasks"))
-      : empty("No task waits", commands([["Hand one in", 'tickwheel enqueue hello "my first task" --delay 10s']]))),
+      ? empty("No matching tasks", h("p", null, "Finished tasks are not listed; the history may have them."), list.asked.id ? link(`#/task/${part(list.asked.id)}`, `Page of task ${list.asked.id}`) : link("#/tasks", "All tasks"))
+      : empty("No unfinished tasks", commands([["Enqueue one", 'tickwheel enqueue hello "my first task" --delay 10s']]))),
   });
   return { refresh: () => list.refresh(), every: 3_000 };
 }
@@ -57,14 +57,14 @@ async function find({ id, newest, ...filters }, after, limit, signal) {
   return { rows: tasks.map(row), next };
 }
 
-// A list of very many keeps no bodies.
+// Long lists must not keep bodies.
 function row(task) {
   const { body, body_base64, groups, ...rest } = task;
   const preview = body === undefined || body === null ? (body_base64 ? `(${packed(task.encoding)})` : "") : body.slice(0, PREVIEW);
   return { ...rest, preview };
 }
 
-// --- a new one -----------------------------------------------------------------------------------
+// --- new tasks -----------------------------------------------------------------------------------
 
 function newButton(topic, topics, onDone) {
   const can = topic ? may("produce", topic) : may("produce");
@@ -80,11 +80,11 @@ async function enqueue(topic, topics) {
   const body = bodyFields(), when = whenFields([], { atOnce: true }), more = taskFields();
   let sent = null, once = "", made = null;
   const given = await ask({
-    title: "A new task", confirm: "Enqueue it",
+    title: "New task", confirm: "Enqueue",
     fields: [field("Topic", name), body.fields, when.fields, h("details", null, h("summary", null, "Key, tag, properties, priority"), more.fields)],
     read: () => ({ topic: name.value.trim(), ...body.read(), ...when.read(), ...more.read() }),
     async act(task) {
-      // Pressed again after an answer that did not come it is the same task.
+      // A repetition after a missing answer is the same task.
       const text = JSON.stringify(task);
       if (text !== sent) [sent, once] = [text, `console-${crypto.getRandomValues(new Uint32Array(4)).join("-")}`];
       made = await request("POST", "/v1/tasks", { body: task, once });
@@ -95,7 +95,7 @@ async function enqueue(topic, topics) {
   return true;
 }
 
-// --- what can be done with tasks -----------------------------------------------------------------
+// --- actions on chosen tasks ---------------------------------------------------------------------
 
 const inBatches = async (ids, path, more = {}) => {
   const words = new Map();
@@ -106,7 +106,7 @@ const inBatches = async (ids, path, more = {}) => {
   return [...words].map(([word, many]) => `${count(many)} ${word.replaceAll("_", " ")}`).join(", ");
 };
 
-// Nothing but a requeue makes one that is dead ready again.
+// Only a requeue makes a dead letter ready again.
 const notRun = (number) => `${number === 1 ? "One of them is a dead letter and is not run: its group has given up on it. Requeue it instead" : `${count(number)} of them are dead letters and are not run: their groups have given up on them. Requeue them instead`}, on the page of the task or under Dead letters.`;
 
 const named = (tasks) => tasks.slice(0, 3).map((task) => task.id).join(", ") + (tasks.length > 3 ? ` and ${count(tasks.length - 3)} more` : "");
@@ -114,8 +114,8 @@ const named = (tasks) => tasks.slice(0, 3).map((task) => task.id).join(", ") + (
 export async function cancel(tasks, many) {
   const flying = tasks.filter((task) => task.state === "in_flight").length;
   const sure = await ask({ title: `Cancel ${many}?`, confirm: "Cancel them", danger: true, text: [
-    `They are never delivered, to no group, and are not kept: ${named(tasks)}.`,
-    flying ? `${tasks.length === 1 ? "It is" : flying === 1 ? "1 of them is" : `${count(flying)} of them are`} in flight. What a subscriber has is not cancelled.` : null,
+    `They are deleted and not delivered to any group: ${named(tasks)}.`,
+    flying ? `${tasks.length === 1 ? "It is" : flying === 1 ? "1 of them is" : `${count(flying)} of them are`} in flight, and not cancelled.` : null,
   ] });
   if (!sure) return false;
   toast(await inBatches(tasks.map((task) => task.id), "/v1/cancellations"));
@@ -127,11 +127,11 @@ export async function runNow(tasks, many) {
   if (dead.length === tasks.length) {
     const where = dead.length === 1 ? `#/task/${part(dead[0].id)}` : "#/dead";
     const goes = await ask({ title: dead.length === 1 ? `Task ${dead[0].id} is a dead letter` : "They are dead letters", confirm: dead.length === 1 ? "To the task" : "To the dead letters", text: [
-      `Nothing that is dead is run: ${dead.length === 1 ? "its group has" : "their groups have"} given up. Requeue ${dead.length === 1 ? "it for the group" : "them"} instead; attempts are then counted anew.`] });
+      `Dead letters are not run: ${dead.length === 1 ? "its group has" : "their groups have"} given up. Requeue ${dead.length === 1 ? "it for the group" : "them"} instead; its attempts are then counted again.`] });
     if (goes) location.hash = where;
     return false;
   }
-  const sure = await ask({ title: `Run ${many} now?`, confirm: "Run now", text: [`What is scheduled or waits for a retry is due at once: ${named(tasks)}.`, dead.length ? notRun(dead.length) : null] });
+  const sure = await ask({ title: `Run ${many} now?`, confirm: "Run now", text: [`Scheduled tasks and tasks that wait for a retry become due now: ${named(tasks)}.`, dead.length ? notRun(dead.length) : null] });
   if (!sure) return false;
   toast(await inBatches(tasks.map((task) => task.id), "/v1/runs"));
   return true;
@@ -144,12 +144,12 @@ export async function reschedule(tasks, many) {
   return true;
 }
 
-// --- what can be done with all that fit ----------------------------------------------------------
+// --- actions on all matching tasks ---------------------------------------------------------------
 
 const bulkOf = (list, more) => begin({ nouns: ["task", "tasks"], topic: list.asked.topic, selection: selectionOf(list.asked), ...more });
-const runAll = (list) => bulkOf(list, { kind: "run_now", verb: "Run", text: "What is scheduled or waits for a retry is due at once." });
-const cancelAll = (list) => bulkOf(list, { kind: "cancel", verb: "Cancel", danger: true, typed: "cancel", text: "They are never delivered, to no group, and are not kept." });
+const runAll = (list) => bulkOf(list, { kind: "run_now", verb: "Run", text: "Scheduled tasks and tasks that wait for a retry become due now." });
+const cancelAll = (list) => bulkOf(list, { kind: "cancel", verb: "Cancel", danger: true, typed: "cancel", text: "They are deleted and not delivered to any group." });
 const rescheduleAll = (list) => bulkOf(list, {
   kind: "reschedule", counted: "run_now", verb: "Reschedule", text: "They become due at another time.",
-  ...whenFields([["later", "each so much later", (shift_ms) => ({ shift_ms })], ["earlier", "each so much earlier", (ms) => ({ shift_ms: -ms })]]),
+  ...whenFields([["later", "later by a duration", (shift_ms) => ({ shift_ms })], ["earlier", "earlier by a duration", (ms) => ({ shift_ms: -ms })]]),
 });

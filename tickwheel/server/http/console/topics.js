@@ -1,4 +1,4 @@
-// Topics with their counts; what is set for a topic; deleting one.
+// Topics with their counts, settings and deletion.
 
 import { get, may, part, request } from "./api.js";
 import { ask, choice, commands, count, duration, empty, field, fill, h, head, link, many, named, newId, rate, shown, toast } from "./dom.js";
@@ -7,13 +7,13 @@ import { Table } from "./table.js";
 
 const PAGE = 500;
 
-// All pages, up to so many topics.
+// Reads all pages, up to `max` topics.
 export async function allTopics(signal, max = 20_000) {
-  const found = [];
+  const topics = [];
   for (let after = ""; ;) {
     const page = await get("/v1/topics", { after, limit: PAGE }, signal);
-    found.push(...page.topics);
-    if (page.next === null || found.length >= max) return { topics: found, isAll: page.next === null };
+    topics.push(...page.topics);
+    if (page.next === null || topics.length >= max) return { topics, isAll: page.next === null };
     after = page.next;
   }
 }
@@ -29,7 +29,7 @@ export class Rates {
   #before = new Map();
   #at = 0;
 
-  // Of each subject the growth of `delivered` a second since the last call.
+  // Sets `per_s` of each subject: the growth of `delivered` per second since the last call.
   read(subjects, key) {
     const at = performance.now(), took = (at - this.#at) / 1000, now = new Map();
     for (const one of subjects) {
@@ -43,7 +43,7 @@ export class Rates {
 }
 
 export async function open(main, query, signal) {
-  const words = h("input", { type: "search", placeholder: "Name", "aria-label": "Topics with this in their names", value: query.get("name") ?? "", oninput: () => draw() });
+  const words = h("input", { type: "search", placeholder: "Name", "aria-label": "Filter topics by name", value: query.get("name") ?? "", oninput: () => draw() });
   const said = h("p", { class: "dim tabular", role: "status" });
   const none = h("div", { hidden: true });
   let all = [];
@@ -75,9 +75,9 @@ export async function open(main, query, signal) {
   }
 
   async function refresh() {
-    const found = await allTopics(signal);
-    rates.read(found.topics, (one) => one.topic);
-    all = found.topics;
+    const page = await allTopics(signal);
+    rates.read(page.topics, (one) => one.topic);
+    all = page.topics;
     draw();
   }
 
@@ -95,27 +95,27 @@ export async function open(main, query, signal) {
   }
 
   const confirmed = (one) => ask({
-    title: `Pause topic ${one.topic}?`, confirm: "Pause it",
-    text: [`None of its ${many(Object.keys(one.groups).length, "group")} is handed a task until it is resumed. Tasks are still taken, come due and wait${one.ready ? `: ${count(one.ready)} are ready now` : ""}. What is in flight goes on.`],
+    title: `Pause topic ${one.topic}?`, confirm: "Pause",
+    text: [`Its ${many(Object.keys(one.groups).length, "group")} will get no tasks until it is resumed. Tasks are still accepted, come due and wait${one.ready ? `: ${count(one.ready)} are ready now` : ""}. Deliveries in flight are not affected.`],
   });
 
   async function remove(one) {
     const held = one.scheduled + one.ready + one.in_flight + one.waiting + one.dead;
     const sure = await ask({
-      title: `Delete topic ${one.topic}?`, confirm: "Delete it", danger: true, typed: held ? one.topic : null,
-      text: [`${many(Object.keys(one.groups).length, "group")} of it ${Object.keys(one.groups).length === 1 ? "ends" : "end"}, and everything that it holds is deleted for good: ${count(one.scheduled)} scheduled, ${count(one.ready)} ready, ${count(one.in_flight)} in flight, ${count(one.waiting)} waiting for a retry, ${count(one.dead)} dead.`],
+      title: `Delete topic ${one.topic}?`, confirm: "Delete", danger: true, typed: held ? one.topic : null,
+      text: [`Its ${many(Object.keys(one.groups).length, "group")} and all of its tasks are deleted permanently: ${count(one.scheduled)} scheduled, ${count(one.ready)} ready, ${count(one.in_flight)} in flight, ${count(one.waiting)} waiting for a retry, ${count(one.dead)} dead.`],
     });
     if (!sure) return;
     await request("DELETE", `/v1/topics/${part(one.topic)}`, { query: { force: held ? "true" : "" } })
       .then(() => toast(`${one.topic} is deleted`), shown);
   }
 
-  fill(none, empty("No topic yet", h("p", null, "A topic comes to be with its first task, or its first subscriber."), commands([["Make one", 'tickwheel enqueue hello "my first task" --delay 10s']])));
+  fill(none, empty("No topic yet", h("p", null, "A topic is created by its first task or subscriber."), commands([["Create one", 'tickwheel enqueue hello "my first task" --delay 10s']])));
   fill(main, head("Topics", words), said, none, table.element);
   return { refresh, every: 2_000 };
 }
 
-// What is set for a topic, or for one of its groups.
+// Changes the settings of a topic or of one of its groups.
 export async function configure(topic, group, now) {
   const rateBox = h("input", { type: "number", min: 0, step: "any", value: now.rate ?? "" });
   const burst = h("input", { type: "number", min: 1, step: 1, value: now.burst ?? "" });
@@ -125,12 +125,12 @@ export async function configure(topic, group, now) {
   const path = `/v1/topics/${part(topic)}${group === null ? "" : `/groups/${part(group)}`}`;
   const set = await ask({
     title: group === null ? `Settings of topic ${topic}` : `Settings of group ${group} of ${topic}`, confirm: "Set",
-    text: [group === null ? "They hold for all groups of the topic together." : "Deliveries that are in flight are not touched."],
+    text: [group === null ? "They apply to all groups of the topic together." : "Deliveries in flight are not affected."],
     fields: [
-      field("It", paused), field("At most so many deliveries a second", rateBox, "Empty: unlimited."),
-      field("In one burst", burst, "Empty: a second's worth."),
-      field("Retry policy", retry, `Now: ${policyWords(now.retry)}. Empty: the one above it. A name (exponential, fixed, none …), or JSON such as {"kind": "fixed", "delay_ms": 5000, "retries": 3}.`),
-      wanted?.fields, wanted ? h("p", { class: "dim" }, "Another filter judges what comes due from now on; what came due before, the one of before.") : null,
+      field("It", paused), field("Maximum deliveries per second", rateBox, "Empty: unlimited."),
+      field("Maximum burst", burst, "Empty: the deliveries of one second."),
+      field("Retry policy", retry, `Now: ${policyWords(now.retry)}. Empty: inherited. A name (exponential, fixed, none …), or JSON such as {"kind": "fixed", "delay_ms": 5000, "retries": 3}.`),
+      wanted?.fields, wanted ? h("p", { class: "dim" }, "A new filter applies to tasks that come due from now on. Earlier tasks keep the old filter.") : null,
       lines?.fields,
     ],
     read: () => ({ paused: paused.value === "true", rate: number(rateBox, "The rate"), burst: number(burst, "The burst"), retry: readPolicy(retry.value), ...wanted?.read(), ...lines?.read() }),
@@ -145,8 +145,8 @@ function number(box, name) {
   return Number(box.value);
 }
 
-// What a group says of order keys, and whose tasks take turns. Only what is changed is sent.
-const FAILURES = [["", "holds its key (the default)"], ["hold", "holds its key"], ["dead", "is a dead letter, and the key goes on"], ["retry", "is tried until it succeeds"]];
+// A group's settings for order keys and fair shares. Only changed values are sent.
+const FAILURES = [["", "holds its key (the default)"], ["hold", "holds its key"], ["dead", "becomes a dead letter, and the key continues"], ["retry", "is retried until it succeeds"]];
 function lineFields(now) {
   const box = (name, step) => h("input", { type: "number", min: 0, step, value: now[name] ?? "" });
   const boxes = { order_retry_ms: box("order_retry_ms", 1), order_attempts: box("order_attempts", 1), limit_each: box("limit_each", 1), rate_each: box("rate_each", "any") };
@@ -154,22 +154,22 @@ function lineFields(now) {
   const isSet = failure.value || fair.value || Object.values(boxes).some((one) => one.value);
   return {
     fields: h("details", { open: Boolean(isSet) }, h("summary", null, "Order keys, fair shares"),
-      field("A failed task of an order key is tried again after, ms", boxes.order_retry_ms, "Empty: 1 s."), field("A task that fails too often", failure), field("Too often is, in attempts", boxes.order_attempts, "Empty: 16."),
-      field("Tasks take turns by", fair, "A property, key or tag. Empty: no turns."), field("In flight for each, at most", boxes.limit_each), field("A second for each, at most", boxes.rate_each)),
+      field("Retry delay of a task with an order key, ms", boxes.order_retry_ms, "Empty: 1 s."), field("After its last attempt, such a task", failure), field("Maximum attempts", boxes.order_attempts, "Empty: 16."),
+      field("Fair shares by", fair, "A property, key or tag. Empty: no fair shares."), field("Maximum in flight per share", boxes.limit_each), field("Maximum per second per share", boxes.rate_each)),
     read() {
-      const given = { ...Object.fromEntries(Object.entries(boxes).map(([name, one]) => [name, number(one, name.replaceAll("_", " "))])), order_failure: failure.value || null, fair_by: fair.value.trim() || null };
-      return Object.fromEntries(Object.entries(given).filter(([name, value]) => value !== (now[name] ?? null)));
+      const values = { ...Object.fromEntries(Object.entries(boxes).map(([name, one]) => [name, number(one, name.replaceAll("_", " "))])), order_failure: failure.value || null, fair_by: fair.value.trim() || null };
+      return Object.fromEntries(Object.entries(values).filter(([name, value]) => value !== (now[name] ?? null)));
     },
   };
 }
 
-// Which tasks a group wants.
+// The filter of a group.
 export function filterFields(now) {
   const tags = h("input", { type: "text", spellcheck: false, autocomplete: "off", value: now.tags ?? "", placeholder: "eu || uk" });
   const where = h("textarea", { rows: 2, spellcheck: false, value: now.where ?? "", placeholder: "amount > 10 AND region IS NOT NULL" });
   const text = (box) => (box.value.trim() === "" ? null : box.value);
   return {
-    fields: [field("Only tasks with these tags", tags, "Empty: whatever their tag."), field("Only tasks for which this is true", where, "Empty: all. A condition on properties, tag, key and priority.")],
+    fields: [field("Only tasks with these tags", tags, "Empty: all tags."), field("Only tasks for which this is true", where, "Empty: all. A condition on properties, tag, key and priority.")],
     read: () => ({ tags: text(tags), where: text(where) }),
   };
 }

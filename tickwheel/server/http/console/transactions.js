@@ -1,4 +1,4 @@
-// Transactions: which nobody has decided, how often was asked about them; commit and roll back.
+// Transactions: their states and checks; commit and roll back undecided ones.
 
 import { get, lookUp, may, part, post } from "./api.js";
 import { ask, bytes, choice, count, daemonNow, duration, empty, facts, fill, h, link, many as counted, section, shown, state, time, toast } from "./dom.js";
@@ -34,8 +34,8 @@ export async function open(main, query, signal) {
     acts: verbs.map(([verb, { title, danger }]) => ({ title: `${title} …`, danger, work: (rows, many) => decide(verb, rows, many) })),
     above: wanted === null ? null : link("#/transactions", "All transactions"),
     between: detail?.element,
-    none: () => (list.isFiltered ? empty("No transaction fits", link("#/transactions", "Those that are not decided"))
-      : empty("Every transaction is decided", h("p", null, "One that its producer leaves open is asked about; one of which nobody can say what became is parked, and waits here."))),
+    none: () => (list.isFiltered ? empty("No matching transactions", link("#/transactions", "Undecided transactions"))
+      : empty("No undecided transactions", h("p", null, "The daemon asks producers about open transactions. Without an answer it parks them, and they wait here."))),
   });
   async function refresh() {
     await detail?.refresh();
@@ -44,14 +44,14 @@ export async function open(main, query, signal) {
   return { refresh, every: 3_000 };
 }
 
-// A check of which nobody of the group was there to be asked counts, too.
+// Checks without a connected member of the group also count.
 function asked({ asked: times, checks }) {
   if (!checks) return "not yet";
-  if (!times) return `nobody was there to be asked, ${counted(checks, "time")}`;
-  return times === checks ? counted(times, "time") : `${counted(times, "time")}; nobody was there ${counted(checks - times, "time")}`;
+  if (!times) return `no member connected, ${counted(checks, "time")}`;
+  return times === checks ? counted(times, "time") : `${counted(times, "time")}; no member connected ${counted(checks - times, "time")}`;
 }
 
-// --- one -----------------------------------------------------------------------------------------
+// --- one transaction -----------------------------------------------------------------------------
 
 function detailOf(name, signal, onDone) {
   const top = h("div"), below = h("div");
@@ -66,7 +66,7 @@ function detailOf(name, signal, onDone) {
     }
     const isOpen = !DECIDED.includes(one.state);
     fill(top, section(`Transaction ${one.id}`, factsOf(one), isOpen ? h("p", { class: "next" }, next(one)) : null, isOpen ? buttons(one, onDone) : null));
-    // What is scrolled is not taken away.
+    // An unchanged table is not redrawn, so that it keeps its scroll position.
     const signature = JSON.stringify(one.halves);
     if (signature === shownHalves) return;
     shownHalves = signature;
@@ -80,11 +80,11 @@ function factsOf(one) {
   return facts([
     ["State", state(one.state)], ["Producer group", one.group], ["Tasks", count(one.tasks)], ["Size", bytes(one.bytes)],
     ["Topics", one.topics.flatMap((topic, at) => [at ? ", " : null, link(`#/groups?topic=${part(topic)}`, topic)])],
-    ["Begun", time(one.began_ms)], ["Heard of last", time(one.touched_ms)],
+    ["Begun", time(one.began_ms)], ["Last prepared", time(one.touched_ms)],
     ["Asked", asked(one)],
-    one.checked_ms === null ? null : ["Asked last", time(one.checked_ms)],
+    one.checked_ms === null ? null : ["Last asked", time(one.checked_ms)],
     one.decided_ms === null ? null : ["Decided", time(one.decided_ms)],
-    one.first_id === null ? null : ["The first of its tasks", link(`#/task/${one.first_id}`, h("span", { class: "mono" }, one.first_id))],
+    one.first_id === null ? null : ["First task", link(`#/task/${one.first_id}`, h("span", { class: "mono" }, one.first_id))],
   ]);
 }
 
@@ -95,9 +95,9 @@ function buttons(one, onDone) {
 }
 
 function next(one) {
-  if (one.state === "parked") return "Its producers were asked as often as is set, and nobody could say. It stays until somebody decides, or its producer does after all.";
-  if (one.checks) return "Its producer has not decided yet; those of its group are asked again and again.";
-  return "Its producer has not decided yet. When it says nothing for long, those of its group are asked.";
+  if (one.state === "parked") return "All checks of its producers were without result. It stays until an operator or its producer decides.";
+  if (one.checks) return "Its producer has not decided yet. Members of its group are asked repeatedly.";
+  return "Its producer has not decided yet. After a while, members of its group are asked.";
 }
 
 function halves(one) {
@@ -126,7 +126,7 @@ const tasksOf = (number) => counted(number, "half task");
 function consequence(verb, rows) {
   const topics = [...new Set(rows.flatMap((one) => one.topics))].join(", "), its = rows.length === 1 ? "Its" : "Their";
   const many = `${its} ${tasksOf(totalOf(rows))} of ${topics}`;
-  if (verb === "rollback") return `${many} ${totalOf(rows) === 1 ? "is" : "are"} deleted, and never delivered to anybody.`;
+  if (verb === "rollback") return `${many} ${totalOf(rows) === 1 ? "is" : "are"} deleted and not delivered.`;
   const known = rows.flatMap((one) => one.halves ?? []), now = daemonNow();
   const atOnce = known.filter((half) => (half.due_ms === null ? half.delay_ms <= 0 : half.due_ms <= now)).length;
   const when = known.length && known.length === totalOf(rows) ? ` ${count(atOnce)} at once, ${count(totalOf(rows) - atOnce)} later.` : "";
@@ -138,7 +138,7 @@ export async function decide(verb, rows, many) {
   const sure = await ask({ title: `${title} ${many}?`, confirm, danger, text: [
     consequence(verb, rows),
     open ? `${rows.length === 1 ? "It is" : `${count(open)} of them are`} not parked: the producer may be about to decide otherwise.` : null,
-    "Decide as the producer's own database has it. This cannot be undone.",
+    "Check the producer's database first. This cannot be undone.",
   ] });
   if (!sure) return false;
   let decided = 0, tasks = 0;
