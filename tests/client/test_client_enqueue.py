@@ -165,7 +165,7 @@ async def test_a_topics_rule_sets_the_outcome_of_a_task_without_one() -> None:
         ({"if_pending": "keep"}, "task.if_pending is keep, which needs a key"),
         ({"if_pending": IfPending("replace", due="later")}, "is replace, which needs a key"),
         ({"key": "k", "if_pending": "merge"}, "task.if_pending must be one of add, keep, replace"),
-        ({"key": "k", "if_pending": 5}, 'task.if_pending must be a word such as "keep", or an'),
+        ({"key": "k", "if_pending": 5}, 'task.if_pending must be an action such as "keep", or an'),
         ({"key": "k", "if_pending": IfPending("add", window=5)}, "add has no option 'window_ms'"),
         ({"key": "k", "if_pending": IfPending("keep", window=0)}, "if_pending.window_ms must be"),
         ({"key": "k", "if_pending": IfPending("keep", window="x")}, "if_pending.window"),  # type: ignore[arg-type]

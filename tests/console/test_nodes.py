@@ -140,7 +140,7 @@ def test_a_refused_move_is_shown_in_the_dialog(console_on: Open, settled: Nodes)
     settled[OTHER].kill()
     until(lambda: len(settled["a"].nodes()["nodes"]) == 1, 60, settled.log)
     page.locator("dialog").get_by_role("button", name="Move", exact=True).click()
-    expect(page.locator("dialog").get_by_role("alert")).to_contain_text("is not there")
+    expect(page.locator("dialog").get_by_role("alert")).to_contain_text("not found")
     console.confirm("Back")
     assert {shard["placed"] for shard in settled["a"].nodes()["shards"]} == {None}
     expect(row(page, NODES, OTHER)).to_have_count(0)

@@ -106,7 +106,7 @@ def test_a_revoked_token_is_logged_out(console_on: Open, guarded: Guarded) -> No
     expect(page.locator("#live")).to_have_text("Live")
     tokens.revoke(guarded.path, "leaver")
     expect(page.locator("main h1")).to_have_text("Log in")
-    expect(page.get_by_role("alert")).to_contain_text("not logged in any more")
+    expect(page.get_by_role("alert")).to_contain_text("no longer logged in")
 
 
 def test_actions_without_the_right_are_disabled_and_refused(

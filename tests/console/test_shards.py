@@ -82,7 +82,7 @@ def test_each_shard_links_its_own_console(console_on: Open, hall: Any) -> None:
         expect(row).to_contain_text(status["url"])
         there = f"{status['http']}/console/#/nodes"
         expect(row.get_by_role("link")).to_have_attribute("href", there)
-    expect(page.locator("main")).to_contain_text("All shards together")
+    expect(page.locator("main")).to_contain_text("All shards")
     expect(page.get_by_role("heading", name="All nodes on this store")).to_have_count(0)
 
 

@@ -262,10 +262,10 @@ def test_dead_letter_commands_take_filters(running: Daemon) -> None:
     [
         (("cancel", "--where", "n > 1"), "by topic and filter"),
         (("cancel", "--topic", "cli", "--yes"), "or --all"),
-        (("cancel", "7", "--where", "n > 1"), "tasks must be named by ids, by topic and key"),
+        (("cancel", "7", "--where", "n > 1"), "select tasks by ids, by topic and key"),
         (
             ("cancel", "--topic", "cli", "--key", "k", "--dry-run"),
-            "tasks must be named by ids, by topic and key",
+            "select tasks by ids, by topic and key",
         ),
         (("cancel", "--topic", "cli", "--where", "n >", "--yes"), "where, character"),
         (

@@ -341,10 +341,10 @@ def test_commands_show_nodes_and_move_shards(pair: Nodes) -> None:
     [first] = [one for one in cli.json("shards") if one["shard"] == 0]
     assert (first["node"], first["placed"]) == (other, other)
     assert "can be on any node" in cli.run("shards", "move", "0", "--anywhere").stdout.decode()
-    assert "not there" in cli.fails(4, "shards", "move", "0", "nobody")
-    assert "0 to 2" in cli.fails(2, "shards", "move", "9", "a")
+    assert "not found" in cli.fails(4, "shards", "move", "0", "nobody")
+    assert "between 0 and 2" in cli.fails(2, "shards", "move", "9", "a")
     assert "--anywhere" in cli.fails(2, "shards", "move", "0")
-    assert "not there" in cli.fails(4, "nodes", "drain", "nobody")
+    assert "not found" in cli.fails(4, "nodes", "drain", "nobody")
     assert cli.one("shards", "drain", "b") == {"node": "b", "draining": True}
     until(lambda: set(pair.leaders("a").values()) == {"a"}, 60, pair.log)
     shown = cli.run("nodes").stdout.decode()

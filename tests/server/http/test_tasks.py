@@ -154,7 +154,7 @@ async def test_many_tasks_are_accepted_in_order_or_refused_together(rig: HttpRig
         ({"topic": "t", "at": "2027-01-15T09:00:00Z", "due_ms": 5}, 400, "due_ms and at"),
         ({"topic": "t", "body": "x" * 1_048_577}, 413, "body_bytes_max"),
         ({"topic": "t", "retry": "unheard-of"}, 400, "does not exist"),
-        ({"topic": "t", "priority": 256}, 400, "0 to 255, not 256"),
+        ({"topic": "t", "priority": 256}, 400, "between 0 and 255, not 256"),
         (b'{"topic": "\\ud800"}', 400, "not valid JSON"),
         (b'{"topic": "t", "body": "\xff"}', 400, "not valid JSON"),
         (b"{", 400, "not valid JSON"),

@@ -50,7 +50,7 @@ async def test_invalid_order_keys_are_refused(daemon: InProcess) -> None:
         (
             {"order_key": "x", "shard_by": "y"},
             "bad_request",
-            "tasks[0] has different values of shard_by and order_key",
+            "tasks[0] has different values for shard_by and order_key",
         ),
         ({"order_key": "x", "shard_by": 7}, "bad_request", "tasks[0].shard_by must be a string"),
     ):
