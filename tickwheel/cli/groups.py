@@ -675,12 +675,14 @@ async def _act_on_key(call: Call, verb: Verb, topic: str, group: str, held: Held
 def _show_pause(call: Call, request: Map, pause_: KeyPause) -> None:
     if not pause_.changed:
         since = format_time(pause_.raw["since_ms"])
-        how = f"already paused since {since} by {pause_.by}" if pause_.paused else "was not paused"
+        effect = (
+            f"already paused since {since} by {pause_.by}" if pause_.paused else "was not paused"
+        )
     else:
-        how = "paused" if pause_.paused else "resumed"
+        effect = "paused" if pause_.paused else "resumed"
     labels = {name: request.get(name) for name in ("topic", "group", "key", "value")}
     name = "key" if "key" in request else "value"
-    call.out.result(labels | fields_of(pause_), f"{name} {_key_text(request[name])}  {how}")
+    call.out.result(labels | fields_of(pause_), f"{name} {_key_text(request[name])}  {effect}")
 
 
 def _show_resumed(call: Call, request: Map, pause_: KeyPause) -> int:

@@ -147,5 +147,5 @@ def spans(numbers: Iterable[int]) -> str:
 async def drain(call: Call, node: NodeArgument, undo: UndoFlag = False) -> None:
     """Move all shards of a node elsewhere, one after the other, and give it none until --undo."""
     done = await call.ask(lambda client: client.drain_node(node, draining=not undo))
-    says = "gives its shards away and gets no more" if done.draining else "gets shards again"
-    call.out.result(dict(done.raw), f"{printable(done.node)} {says}")
+    effect = "gives its shards away and gets no more" if done.draining else "gets shards again"
+    call.out.result(dict(done.raw), f"{printable(done.node)} {effect}")

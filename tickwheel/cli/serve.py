@@ -372,10 +372,15 @@ def _lay_out_redis(call: Call, url: str, *, force: bool, yes: bool) -> int:
     incarnation = asyncio.run(
         opening.lay_out(options, existing, sources().wall_ms(), is_branch=force)
     )
-    what = "was created again" if existing.exists else "was created"
+    outcome = "was created again" if existing.exists else "was created"
     removed = existing.counts if existing.exists else None
     _show_laid_out(
-        call, existing.store, what, shard=existing.shard, incarnation=incarnation, removed=removed
+        call,
+        existing.store,
+        outcome,
+        shard=existing.shard,
+        incarnation=incarnation,
+        removed=removed,
     )
     return 0
 

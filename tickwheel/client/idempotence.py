@@ -152,13 +152,13 @@ def name_of(work: Any, key: Any = None) -> str:
     return f"{prefix}#{work.id}" if key is None else f"{prefix}={_checked(key, 'key must be')}"
 
 
-def _checked(text: Any, what: str) -> str:
+def _checked(text: Any, name: str) -> str:
     if not isinstance(text, str) or not text or len(text) > KEY_CHARACTERS_MAX:
         raise BadRequest(
-            f"{what} a string of 1 to {KEY_CHARACTERS_MAX} characters, not {shown(text)}"
+            f"{name} a string of 1 to {KEY_CHARACTERS_MAX} characters, not {shown(text)}"
         )
     if not is_utf8(text):
-        raise BadRequest(f"{what} valid UTF-8, not {shown(text)}")
+        raise BadRequest(f"{name} valid UTF-8, not {shown(text)}")
     return text
 
 

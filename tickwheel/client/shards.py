@@ -668,20 +668,20 @@ class Shards:
         order = sorted(map(self.opened, links), key=lambda link: not link.connected)
         deliveries: list[Delivery] = []
         errors: list[TickwheelError] = []
-        asked = 0
+        tries = 0
         try:
             for link in order:
                 # Neither deliveries already received nor a caller that waits for the first one
                 # should wait for an unreachable shard.
                 is_asked = link.connected or not (deliveries or wait_ms)
                 if is_asked and (len(deliveries) < count or not count):
-                    asked += 1
+                    tries += 1
                     try:
                         left = count - len(deliveries)
                         deliveries += await link.pull(names, left, 0, options, until_s, on_made)
                     except TickwheelError as error:
                         errors.append(error)
-            if errors and (len(errors) == asked or not errors[0].retryable):
+            if errors and (len(errors) == tries or not errors[0].retryable):
                 raise errors[0]
         except BaseException:
             self._release(deliveries)

@@ -591,5 +591,5 @@ class Ownership:
         if progress.is_acked:
             recorder.acked_idle(group, task_id, progress.attempt, ended=last)
         else:
-            how = EXPIRED if progress.outcome is Outcome.EXPIRED else DELETED
-            recorder.ended(group.topic.name, group.name, how, task_id, last=last)
+            event = EXPIRED if progress.outcome is Outcome.EXPIRED else DELETED
+            recorder.ended(group.topic.name, group.name, event, task_id, last=last)

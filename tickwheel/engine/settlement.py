@@ -506,9 +506,9 @@ class Settlement:
             if lease.subscriber.death:
                 self._end_one(DIED, lease, now_ms, self._judge_death(lease, now_ms))
                 continue
-            gone = lease.subscriber.gone_mono_ms is not None
+            is_gone = lease.subscriber.gone_mono_ms is not None
             # The task is ready at once; only the verdict about another attempt matters.
-            verdict = self._judge(lease, 0, "connection lost" if gone else "lease over", now_ms)
+            verdict = self._judge(lease, 0, "connection lost" if is_gone else "lease over", now_ms)
             self._end_one(LAPSED, lease, now_ms, verdict)
         return len(over)
 

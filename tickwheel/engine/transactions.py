@@ -247,14 +247,14 @@ class Transactions:
         self._forget(mono_ms - self._core.config.transactions_remembered_ms, FORGET_MAX)
 
     def _forget(self, until_ms: int, limit: int) -> None:
-        registry, gone = self._registry, list[str]()
+        registry, forgotten = self._registry, list[str]()
         for name in registry.decided:
             transaction = registry.known[name]
-            if len(gone) >= limit or transaction.decided_ms > until_ms:
+            if len(forgotten) >= limit or transaction.decided_ms > until_ms:
                 break
             if transaction.staged is None:
-                gone.append(name)
-        for name in gone:
+                forgotten.append(name)
+        for name in forgotten:
             self._stage(registry.known[name])
             self._core.open.effects.drop(TRANSACTION, (name, HEADER_PART))
             registry.put(name, None)

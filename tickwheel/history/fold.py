@@ -253,11 +253,11 @@ def _noted(row: ScheduleRow, event: Event) -> ScheduleRow:
     outcome = str(event.get("reason", FIRED))
     if event["event"] == "occurrence_queued" or outcome == BACKFILLED:
         return row
-    made = task_id(event) or 0
-    run = Run(event["planned_ms"], event["time_ms"], outcome, made, event.get("count", 1))
+    id_ = task_id(event) or 0
+    run = Run(event["planned_ms"], event["time_ms"], outcome, id_, event.get("count", 1))
     if run not in row.recent:
         row = row._replace(recent=(*row.recent, run)[-RECENT_MAX:])
-    return row if outcome == RUN or not made else row._replace(last_id=made)
+    return row if outcome == RUN or not id_ else row._replace(last_id=id_)
 
 
 # --- transactions --------------------------------------------------------------------------------

@@ -164,11 +164,11 @@ class Renderer:
         return self._enqueued(task, seq, "replaced", orders)
 
     def _merged(self, record: list[Any], seq: int) -> Iterable[str]:
-        _, time_ms, producer, topic, what, ids, *_ = record
-        if what not in ("kept", "rejected"):
-            raise ValueError(f"{what!r} is not 'kept' or 'rejected'")
+        _, time_ms, producer, topic, outcome, ids, *_ = record
+        if outcome not in ("kept", "rejected"):
+            raise ValueError(f"{outcome!r} is not 'kept' or 'rejected'")
         end = f',"producer":{quote(producer)}' if producer else ""
-        return self._each((time_ms, what, topic, None), ids, seq, end=end)
+        return self._each((time_ms, outcome, topic, None), ids, seq, end=end)
 
     def _enqueued(
         self,
@@ -189,8 +189,8 @@ class Renderer:
             ]
         quoted = {name: quote(name) for name in set(_column(topics, 1))}
         more = [""] * len(ids)
-        for index, one in (options or {}).items():
-            more[index] = _options(one)
+        for index, task_options in (options or {}).items():
+            more[index] = _options(task_options)
         if bodies is not None:
             for index, body in enumerate(bodies):
                 more[index] += f',"body":"{b64encode(body).decode()}"'
@@ -205,9 +205,9 @@ class Renderer:
 
     def _overtaken(self, record: list[Any], seq: int) -> Iterable[str]:
         _, time_ms, topic, group, ids, attempts, by, *_ = record
-        what, end = (time_ms, "overtaken", topic, group), f',"details":{{"by":"{by:d}"}}'
+        heading, end = (time_ms, "overtaken", topic, group), f',"details":{{"by":"{by:d}"}}'
         return self._each(
-            what,
+            heading,
             ids,
             seq,
             [f',"attempt":{attempt:d}' for attempt in _column(attempts, len(ids))],
@@ -270,25 +270,25 @@ class Renderer:
 
     def _nacked(self, record: list[Any], seq: int) -> Iterable[str]:
         _, time_ms, topic, group, subscriber, ids, attempts, dues, reasons, *_ = record
-        what = time_ms, "nacked", topic, group
-        return self._over(what, subscriber, (ids, attempts, reasons), seq, dues)
+        heading = time_ms, "nacked", topic, group
+        return self._over(heading, subscriber, (ids, attempts, reasons), seq, dues)
 
     def _lease_over(self, record: list[Any], seq: int) -> Iterable[str]:
         _, time_ms, topic, group, subscriber, ids, attempts, reasons, *more = record
-        what, columns = (time_ms, "lease_over", topic, group), (ids, attempts, reasons)
-        return self._over(what, subscriber, columns, seq, *more[:1])
+        heading, columns = (time_ms, "lease_over", topic, group), (ids, attempts, reasons)
+        return self._over(heading, subscriber, columns, seq, *more[:1])
 
     def _released(self, record: list[Any], seq: int) -> Iterable[str]:
         _, time_ms, topic, group, subscriber, ids, attempts, *more = record
-        what, columns = (time_ms, "released", topic, group), (ids, attempts, None)
-        return self._over(what, subscriber, columns, seq, *more[:1])
+        heading, columns = (time_ms, "released", topic, group), (ids, attempts, None)
+        return self._over(heading, subscriber, columns, seq, *more[:1])
 
     def _dead(self, record: list[Any], seq: int) -> Iterable[str]:
         _, time_ms, topic, group, ids, attempts, reasons, *_ = record
         return self._over((time_ms, "dead", topic, group), "", (ids, attempts, reasons), seq)
 
     def _over(
-        self, what: tuple[int, str, str, str | None], subscriber: str | None,
+        self, heading: tuple[int, str, str, str | None], subscriber: str | None,
         columns: tuple[Sequence[int], Any, Any], seq: int, dues: Sequence[int] | None = None,
     ) -> Iterable[str]:  # fmt: skip
         """Return the lines of ended deliveries: ids, attempts, reasons, and new due times."""
@@ -296,17 +296,17 @@ class Renderer:
         tries = [f',"attempt":{attempt:d}' for attempt in _column(attempts, len(ids))]
         whys = [_why(reason) if reason else "" for reason in _column(reasons, len(ids))]
         whens = () if dues is None else (_whens(dues),)
-        return self._each(what, ids, seq, *whens, tries, whys, end=_who(subscriber))
+        return self._each(heading, ids, seq, *whens, tries, whys, end=_who(subscriber))
 
     # --- ends, groups, the daemon --------------------------------------------------------------
 
     def _ended(self, record: list[Any], seq: int) -> Iterable[str]:
-        _, time_ms, topic, group, how, ids, ended, *more = record
-        if how not in ENDINGS:
-            raise ValueError(f"{how!r} is not an ending")
+        _, time_ms, topic, group, event, ids, ended, *more = record
+        if event not in ENDINGS:
+            raise ValueError(f"{event!r} is not an ending")
         lasts = [_ENDED[last] for last in _column(ended, len(ids))]
         whys = [[_why(reason)] * len(ids) for reason in more[:1]]
-        return self._each((time_ms, how, topic, group), ids, seq, lasts, *whys)
+        return self._each((time_ms, event, topic, group), ids, seq, lasts, *whys)
 
     def _requeued(self, record: list[Any], seq: int) -> Iterable[str]:
         _, time_ms, topic, group, ids, *more = record
@@ -314,19 +314,19 @@ class Renderer:
         return self._each((time_ms, "requeued", topic, group), ids, seq, *columns)
 
     def _group(self, record: list[Any], seq: int) -> Iterable[str]:
-        _, time_ms, topic, group, what, details, *_ = record
+        _, time_ms, topic, group, change, details, *_ = record
         rest = dict(details)
         since = {name: rest.pop(name, None) for name in ("since_ms", "since_id")}
-        said = {"topic": topic, "group": group or None, **since, "settings": rest or None}
-        return self._one(time_ms, GROUP_EVENTS[what], said, seq)
+        fields = {"topic": topic, "group": group or None, **since, "settings": rest or None}
+        return self._one(time_ms, GROUP_EVENTS[change], fields, seq)
 
     def _daemon(self, record: list[Any], seq: int) -> Iterable[str]:
-        _, time_ms, what, details, *_ = record
-        if what not in DAEMON_EVENTS:
-            raise ValueError(f"{what!r} is nothing that a daemon does")
+        _, time_ms, event, details, *_ = record
+        if event not in DAEMON_EVENTS:
+            raise ValueError(f"{event!r} is nothing that a daemon does")
         rest = dict(details or {})
         clean = bool(rest.pop("clean")) if "clean" in rest else None
-        return self._one(time_ms, what, {"clean": clean, "details": rest or None}, seq)
+        return self._one(time_ms, event, {"clean": clean, "details": rest or None}, seq)
 
     def _dropped(self, record: list[Any], seq: int) -> Iterable[str]:
         _, time_ms, count, *rest = record
@@ -336,15 +336,15 @@ class Renderer:
     # --- schedules -----------------------------------------------------------------------------
 
     def _schedule(self, record: list[Any], seq: int) -> Iterable[str]:
-        _, time_ms, topic, name, what, state, *rest = record
-        said = {"topic": topic}
+        _, time_ms, topic, name, change, state, *rest = record
+        fields = {"topic": topic}
         if (settings := state.get("settings")) is not None:
-            said["settings"] = settings = dict(settings)
+            fields["settings"] = settings = dict(settings)
             if (task := settings.pop("task", None)) is not None:
                 settings["task"] = options_map(task)
         if rest and rest[0] is not None:
-            said["body"] = b64encode(rest[0]).decode()
-        return self._one(time_ms, SCHEDULE_EVENTS[what], said | _progress(name, state), seq)
+            fields["body"] = b64encode(rest[0]).decode()
+        return self._one(time_ms, SCHEDULE_EVENTS[change], fields | _progress(name, state), seq)
 
     def _occurrence(self, record: list[Any], seq: int) -> Iterable[str]:
         _, time_ms, topic, name, runs, state, *_ = record
@@ -352,40 +352,40 @@ class Renderer:
         for number, (planned_ms, outcome, task, count) in enumerate(runs, seq):
             event = OCCURRENCE_EVENTS[outcome]
             is_fired = event == "occurrence_fired"
-            said = {
+            fields = {
                 "task_id": f"{task:d}" if task else None, "topic": topic, "planned_ms": planned_ms,
                 "lateness_ms": max(0, time_ms - planned_ms) if is_fired else None,
                 "reason": None if outcome in ("fired", "queued") else outcome,
                 "count": count if count > 1 else None,
             }  # fmt: skip
-            lines += self._one(time_ms, event, said | _progress(name, state), number)
+            lines += self._one(time_ms, event, fields | _progress(name, state), number)
         return lines
 
     # --- transactions --------------------------------------------------------------------------
 
     def _transaction(self, record: list[Any], seq: int) -> Iterable[str]:
-        _, time_ms, producer, name, what, tasks, first_id, details, *_ = record
-        said = {
+        _, time_ms, producer, name, step, tasks, first_id, details, *_ = record
+        fields = {
             "task_id": f"{first_id:d}" if first_id else None, "ack_ms": details.get("age_ms"),
             "producer": producer or None, "details": details, "count": tasks, "transaction": name,
         }  # fmt: skip
-        return self._one(time_ms, TRANSACTION_EVENTS[what], said, seq)
+        return self._one(time_ms, TRANSACTION_EVENTS[step], fields, seq)
 
     # --- lines ---------------------------------------------------------------------------------
 
-    def _one(self, time_ms: int, event: str, said: Mapping[str, Any], seq: int) -> list[str]:
+    def _one(self, time_ms: int, event: str, values: Mapping[str, Any], seq: int) -> list[str]:
         """Return the line of a rare event, with its fields that are not None."""
         fields = (
-            f',"{name}":{to_json(value)}' for name, value in said.items() if value is not None
+            f',"{name}":{to_json(value)}' for name, value in values.items() if value is not None
         )
         return [f"{_start(time_ms, event)}{''.join(fields)}{self._end}{seq}}}\n"]
 
     def _each(
-        self, what: tuple[int, str, str, str | None], ids: Sequence[int], seq: int,
+        self, heading: tuple[int, str, str, str | None], ids: Sequence[int], seq: int,
         *columns: Sequence[str], end: str = "",
     ) -> list[str]:  # fmt: skip
         """Return a line for each task, with its text from each column and the common ``end``."""
-        start, middle = self._task(*what)
+        start, middle = self._task(*heading)
         end += self._end
         texts = map("".join, zip(*columns, strict=True)) if columns else [""] * len(ids)
         return [

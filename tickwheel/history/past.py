@@ -259,8 +259,8 @@ class Plan:
 
     def count(self) -> Count:
         """Count the tasks that the plan gives again, and those whose bodies are lost."""
-        given, has = int(TaskFlags.GIVEN), int(TaskFlags.CARRIED | TaskFlags.STORED)
-        query = f"FROM task WHERE stand & {given} != 0 AND stand & {has}"
+        given, has_body = int(TaskFlags.GIVEN), int(TaskFlags.CARRIED | TaskFlags.STORED)
+        query = f"FROM task WHERE stand & {given} != 0 AND stand & {has_body}"
         tasks, first_ms, last_ms = self._db.execute(
             f"SELECT count(*), min(due_ms), max(due_ms) {query} != 0"
         ).fetchone()
@@ -310,17 +310,17 @@ class _Fold:
 
     def _flags_set_by(self, event: Event) -> int:
         kind, group = event["event"], event.get("group")
-        found = TaskFlags.ENDED if event.get("ended") else TaskFlags(0)
+        flags = TaskFlags.ENDED if event.get("ended") else TaskFlags(0)
         if kind in ("cancelled", "expired", "deleted") and group is None:
-            return found | TaskFlags.GONE
+            return flags | TaskFlags.GONE
         if group is not None:
-            found |= TaskFlags.TOUCHED
+            flags |= TaskFlags.TOUCHED
         if group == self._wanted.group:
             if kind in ("expired", "cancelled"):
-                found |= TaskFlags.GONE
+                flags |= TaskFlags.GONE
             elif kind in ("acked", "deleted", "filtered"):
-                found |= TaskFlags.DONE
-        return found
+                flags |= TaskFlags.DONE
+        return flags
 
     def _flags_cleared_by(self, event: Event) -> int:
         """Return the bits that the event clears: a group is owed a requeued dead letter again."""

@@ -261,11 +261,11 @@ NEEDS = {"limit_each": "fair_by", "rate_each": "fair_by"}
 
 def consumer_lines(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return a consumer's settings of order keys and fair shares, checked together."""
-    given = {name: options[name] for name in LINE_SETTINGS if options.get(name) is not None}
-    if not given:
-        return given
-    checked = lines(given, _NOTHING_SET).flat()
-    return {name: checked[name] for name in given}
+    line_settings = {name: options[name] for name in LINE_SETTINGS if options.get(name) is not None}
+    if not line_settings:
+        return line_settings
+    checked = lines(line_settings, _NOTHING_SET).flat()
+    return {name: checked[name] for name in line_settings}
 
 
 NO_FILTER = Filter()

@@ -171,7 +171,7 @@ class Outbound:
         """Return the state of a target."""
         return self._states.get((topic, group), {"state": "starting"})
 
-    async def ask(self, what: str, **said: Any) -> dict[str, Any]:
+    async def ask(self, what: str, **fields: Any) -> dict[str, Any]:
         """Return the answer of the process to a question. Raise TickwheelError on failure."""
         if len(self._asked) >= ASKED_MAX:
             raise Overloaded(
@@ -179,7 +179,7 @@ class Outbound:
                 f" {ASKED_MAX} (ASKED_MAX)"
             )
         number = next(_numbers)
-        line = {"ask": number, "what": what, "said": said}
+        line = {"ask": number, "what": what, "said": fields}
         answer = asyncio.get_running_loop().create_future()
         self._asked[number] = line, answer
         self._write(line)  # a starting process gets the question later

@@ -327,30 +327,30 @@ class Parent:
 
     def _note_end(self, process: Process, code: int) -> None:
         process.pid, process.ended = None, code
-        how = how_ended(code)
+        reason = how_ended(code)
         event, of = _event_of(process)
         if self._is_ending:
             self._note(process, State.DOWN)
             if code not in (0, -signal.SIGTERM):  # before its handlers, SIGTERM is a clean end
-                self._log.error(event, **of, detail=f"{how} while stopping")
+                self._log.error(event, **of, detail=f"{reason} while stopping")
                 self.code = self.code or max(1, code)
         elif not process.is_wanted:
             self._note(process, State.DOWN)
             process.serves, process.due_s = False, 0.0
-            self._log.info(event, **of, detail=f"{how}; this node no longer needs it")
+            self._log.info(event, **of, detail=f"{reason}; this node no longer needs it")
         elif self._is_fatal(process, code):
             # It has logged its error, which would occur again.
-            detail = f"{how} before it served; all processes are stopped"
+            detail = f"{reason} before it served; all processes are stopped"
             self._log.error(event, **of, detail=detail)
             self._end(code)
         else:
-            self._died(process, how, was_asked=code == 0)
+            self._died(process, reason, was_asked=code == 0)
 
     def _is_fatal(self, process: Process, code: int) -> bool:
         """Return whether the end of a process must end all processes."""
         return code > 0 and not process.has_served
 
-    def _died(self, process: Process, how: str, *, was_asked: bool = False) -> None:
+    def _died(self, process: Process, reason: str, *, was_asked: bool = False) -> None:
         """Schedule the restart of a process. ``was_asked``: it was drained on request, so it is
         restarted immediately."""
         now_s = time.monotonic()
@@ -360,12 +360,12 @@ class Parent:
         event, of = _event_of(process)
         if is_wanted_back:
             process.due_s = now_s
-            self._log.info(event, **of, detail=f"{how}; restarting now")
+            self._log.info(event, **of, detail=f"{reason}; restarting now")
             return
         if now_s - process.began_s > LASTS_S:
             process.pause_s = RESTART_S
         process.due_s = now_s + process.pause_s
-        detail = f"{how}; restarting in {process.pause_s:g} s"
+        detail = f"{reason}; restarting in {process.pause_s:g} s"
         self._log.warning(event, **of, detail=detail)
         process.pause_s = min(RESTART_MAX_S, 2 * process.pause_s)
 

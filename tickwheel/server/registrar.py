@@ -159,7 +159,7 @@ def decide(
     """
     led_by = leaders(seen)
     has = {*has, *(shard for shard, (leader, _) in led_by.items() if leader == me)}
-    wanted, expected, given, waits = set[int](), set[int](), set(giving), dict[int, str]()
+    wanted, expected, handing_over, waits = set[int](), set[int](), set(giving), dict[int, str]()
     for shard in sorted(set(target) | has):
         heir = target.get(shard)
         leader = led_by[shard][0] if shard in led_by else None
@@ -167,16 +167,16 @@ def decide(
             waits[shard] = f"no node leads it yet; {heir} will"
         if heir == me:
             wanted.add(shard)
-            given.discard(shard)
+            handing_over.discard(shard)
             if leader != me:
                 expected.add(shard)
             if leader not in (None, me):
                 waits[shard] = f"{leader} is handing it over to {me}"
         elif shard in has and shard not in giving and leader in (me, None):
             stands_by = heir is not None and shard in seen.nodes[heir].standbys
-            if stands_by and (leader is None or len(given) < HANDOVERS_MAX):
+            if stands_by and (leader is None or len(handing_over) < HANDOVERS_MAX):
                 if leader == me:
-                    given.add(shard)
+                    handing_over.add(shard)
                 continue
             wanted.add(shard)
         if heir is not None and leader not in (None, heir) and shard not in waits:
@@ -186,7 +186,7 @@ def decide(
                 if is_there
                 else f"{heir} has no standby for it yet"
             )
-    return Decision(frozenset(wanted), frozenset(expected), frozenset(given), waits)
+    return Decision(frozenset(wanted), frozenset(expected), frozenset(handing_over), waits)
 
 
 # --- the registrar --------------------------------------------------------------------------------

@@ -411,11 +411,11 @@ class _Groups:
         for source in self._sources:
             # In a source without groups of the topic, tasks wait for the first group.
             if topic in topics[source.number]:
-                made = merged if is_later else merged._replace(
+                joined = merged if is_later else merged._replace(
                     since_ms=source.position_ms + 1, since_id=source.id_mark
                 )  # fmt: skip
                 seen = self._seen[source.number].setdefault(topic, {})
-                seen[group] = plain.get(source.number, made)
+                seen[group] = plain.get(source.number, joined)
             row = rows.get(source.number)
             if row is not None and row.settings is not None and row.settings.former:
                 self._former[source.number].setdefault(topic, []).append(row)
@@ -459,9 +459,9 @@ class _Groups:
 
 def _check_settled(row: GroupRow) -> None:
     if row.settings is not None and row.settings.closed_ms is not None:
-        what = f"group {row.group} of topic" if row.group != TOPIC_ITSELF else "topic"
+        place = f"group {row.group} of topic" if row.group != TOPIC_ITSELF else "topic"
         raise Conflict(
-            f"{what} {row.topic} is being deleted: start a daemon and let it finish the deletion"
+            f"{place} {row.topic} is being deleted: start a daemon and let it finish the deletion"
         )
 
 
@@ -479,8 +479,8 @@ def _same_settings(rows: Sequence[GroupRow]) -> GroupSettings | None:
     filters |= {(None, None) for row in rows if row.settings is None}
     if len(filters) > 1 or any(settings != versions[0] for settings in versions):
         row = rows[0]
-        what = f"group {row.group} of topic" if row.group != TOPIC_ITSELF else "topic"
-        raise Conflict(f"{what} {row.topic} has different settings in different shards")
+        place = f"group {row.group} of topic" if row.group != TOPIC_ITSELF else "topic"
+        raise Conflict(f"{place} {row.topic} has different settings in different shards")
     return None if all(row.settings is None for row in rows) else versions[0]
 
 

@@ -120,19 +120,19 @@ class Exports:
             logging.getLogger(name).addHandler(self._reason)
             logging.getLogger(name).propagate = False
 
-    def ended(self, what: str, spans: int, *, sent: bool, why: str = "") -> None:
+    def ended(self, signal: str, spans: int, *, sent: bool, why: str = "") -> None:
         """Note the end of an export of ``what`` with ``spans`` spans. ``why`` is the reason of a
         failure that the SDK has not logged."""
         with suppress(RuntimeError):  # the loop is closed
-            self._loop.call_soon_threadsafe(self._note, what, spans, sent, why)
+            self._loop.call_soon_threadsafe(self._note, signal, spans, sent, why)
 
-    def _note(self, what: str, spans: int, sent: bool, why: str) -> None:
+    def _note(self, signal: str, spans: int, sent: bool, why: str) -> None:
         self.spans_under_way -= spans
         if sent:
             self.spans_sent += spans
             if self._is_failing:
                 self._is_failing = False
-                self._on_event("otlp_works_again", f"{self.url} accepts {what}")
+                self._on_event("otlp_works_again", f"{self.url} accepts {signal}")
             return
         self.spans_dropped += spans
         self.failures += 1
@@ -140,7 +140,7 @@ class Exports:
             self._quiet_until_s = self._loop.time() + QUIET_S
             self._is_failing = True
             why = why or self._reason.text or "unknown reason"
-            self._on_event("otlp_failed", f"{self.url} did not accept {what}: {why}")
+            self._on_event("otlp_failed", f"{self.url} did not accept {signal}: {why}")
 
 
 class Tracing:

@@ -138,13 +138,13 @@ class _DiscoveredPlace:
         self._last, self.doing = address, ""
         return address, wire
 
-    async def _find_master(self, asked: Sequence[Address]) -> Address:
+    async def _find_master(self, servers: Sequence[Address]) -> Address:
         """Ask these servers for the master. Return the address that more than half of them name, or
         that most name when the time is over. Raise NotConnected if none names any."""
         limit_s = self._options.connect_ms / 1000 / ASK_TIMEOUT_DIVISOR
-        tasks = {asyncio.create_task(self._ask(server)): server for server in asked}
+        tasks = {asyncio.create_task(self._ask(server)): server for server in servers}
         votes: Counter[Address] = Counter()
-        reasons: dict[Address, str] = dict.fromkeys(asked, "no answer")
+        reasons: dict[Address, str] = dict.fromkeys(servers, "no answer")
         try:
             async with asyncio.timeout(limit_s):
                 for ended in asyncio.as_completed(tasks):
@@ -153,7 +153,7 @@ class _DiscoveredPlace:
                         reasons[server] = answer
                         continue
                     votes[answer] += 1
-                    if votes[answer] > len(asked) / 2:
+                    if votes[answer] > len(servers) / 2:
                         return answer
         except TimeoutError:
             pass
@@ -231,9 +231,9 @@ class Nodes(_DiscoveredPlace):
                 return await self._connect_to(hint)
             except (NotConnected, NoReply, ServerError):
                 pass  # ask all nodes
-        asked = tuple(dict.fromkeys((*self._options.seeds, *self._known)))[:NODES_ASKED_MAX]
-        self.doing = f"asking {len(asked)} nodes for the one that has slot {self._slot}"
-        return await self._connect_to(await self._find_master(asked))
+        servers = tuple(dict.fromkeys((*self._options.seeds, *self._known)))[:NODES_ASKED_MAX]
+        self.doing = f"asking {len(servers)} nodes for the one that has slot {self._slot}"
+        return await self._connect_to(await self._find_master(servers))
 
     def note_redirect(self, error: ServerError) -> None:
         kind, _, rest = error.message.partition(" ")

@@ -95,8 +95,8 @@ class RedisStore:
             else NoMirror()
         )
         self._writer = Writer(self._writing, keys, options, self._mirror, self._tally)
-        what = f"store {options.name}: {keys.shard}"
-        self._rewriter = Rewriter(self._writer, self._mirror, self._tally, what)
+        name = f"store {options.name}: {keys.shard}"
+        self._rewriter = Rewriter(self._writer, self._mirror, self._tally, name)
         read_client = ReadClient(self._reading, keys, options, self._writer, self._rewriter.verify)
         self._reader = Reader(read_client, self._writer, self._mirror)
         self._writer.landed = self._reader.landed

@@ -222,8 +222,8 @@ class Api:
             await self._fail(client, error)
         except Exception as error:
             exchange.closed()
-            what = f"{scope['method']} {route.path} from {address}"
-            await self._fail(client, exchange.survive(what, error))
+            request_text = f"{scope['method']} {route.path} from {address}"
+            await self._fail(client, exchange.survive(request_text, error))
         except BaseException:
             exchange.closed()
             raise

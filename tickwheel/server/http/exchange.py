@@ -324,8 +324,8 @@ class ShardExchange(Exchange):
             del self._waiting[number]
             if isinstance(error, TickwheelError):
                 raise
-            what = f"a request over HTTP from {self.caller.address}"
-            raise operations.contain(what, error) from error
+            source = f"a request over HTTP from {self.caller.address}"
+            raise operations.contain(source, error) from error
         finally:
             operations.handled()
         return future
@@ -366,8 +366,8 @@ class ShardExchange(Exchange):
         try:
             return _Rendered(request, render(value))
         except Exception as error:
-            what = f"the answer to a request over HTTP from {self.caller.address}"
-            return _Rendered(request, self.survive(what, error))
+            source = f"the answer to a request over HTTP from {self.caller.address}"
+            return _Rendered(request, self.survive(source, error))
 
     def give(self, answer: Any) -> None:
         self.answer(answer.request, answer.value)

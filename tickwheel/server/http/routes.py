@@ -189,8 +189,8 @@ async def look_up(call: Call) -> None:
 
 async def look_up_many(call: Call) -> None:
     """Answer with several tasks."""
-    said = {"ids": read_ids((await call.json(_ids)).ids)}  # type: ignore[attr-defined]
-    await call.answer(await call.ask("look_up", said, _tasks))
+    values = {"ids": read_ids((await call.json(_ids)).ids)}  # type: ignore[attr-defined]
+    await call.answer(await call.ask("look_up", values, _tasks))
 
 
 async def look_up_key(call: Call) -> None:
@@ -204,8 +204,8 @@ async def look_up_key(call: Call) -> None:
 async def reschedule_many(call: Call) -> None:
     """Move several tasks."""
     body = await call.json(_reschedule)
-    said = {"ids": read_ids(body.ids), **_moved(body)}
-    await call.answer(results(await call.ask("reschedule", said)))
+    values = {"ids": read_ids(body.ids), **_moved(body)}
+    await call.answer(results(await call.ask("reschedule", values)))
 
 
 def dead_letter_handler(verb: str) -> Handler:
@@ -214,16 +214,16 @@ def dead_letter_handler(verb: str) -> Handler:
     decoder: msgspec.json.Decoder[Any] = _requeue if verb == "requeue_dead" else _dead
 
     async def handle(call: Call) -> None:
-        asked: types.DeadIn = await call.json(decoder)
-        items, said = asked.items, dict[str, Any]()
-        if isinstance(asked, types.RequeueIn) and asked.ttl_ms is not None:
-            said["ttl_ms"] = asked.ttl_ms
+        request: types.DeadIn = await call.json(decoder)
+        items, values = request.items, dict[str, Any]()
+        if isinstance(request, types.RequeueIn) and request.ttl_ms is not None:
+            values["ttl_ms"] = request.ttl_ms
         if not items:
             raise BadRequest("items has 0 elements; the minimum is 1")
         pairs = tuple(
             (read_id(item.id, f"items[{index}].id"), item.group) for index, item in enumerate(items)
         )
-        words = await call.ask(verb, {"pairs": pairs, **said})
+        words = await call.ask(verb, {"pairs": pairs, **values})
         ids = (pair[0] for pair in pairs)
         await call.answer(results(list(zip(ids, words, strict=True))))
 
@@ -235,14 +235,14 @@ def change_handler(verb: str, what: str) -> Handler:
     """Return the handler of a command on the "task" in the path, or on the tasks of the "key"."""
 
     async def handle(call: Call) -> None:
-        said = _moved(await call.json(_move)) if verb == "reschedule" else {}
+        values = _moved(await call.json(_move)) if verb == "reschedule" else {}
         if what == "key":
-            outcomes = await call.ask(verb, call.named | said)
+            outcomes = await call.ask(verb, call.named | values)
             if outcomes[0][0] is None:
                 raise _no_task(call)
             await call.answer(results(outcomes))
             return
-        [outcome] = await call.ask(verb, {"ids": _one(call), **said})
+        [outcome] = await call.ask(verb, {"ids": _one(call), **values})
         _check(f"task {outcome[0]}", outcome[1], success_outcomes(verb))
         await call.answer(results([outcome])["results"][0])
 
@@ -296,8 +296,8 @@ async def show_group(call: Call) -> None:
 
 async def configure_topic(call: Call) -> None:
     """Change the settings of a topic."""
-    said = set_fields(await call.json(_settings))
-    named = {n: of_json(Settings.field(n).kind, v, n) for n, v in said.items()}
+    values = set_fields(await call.json(_settings))
+    named = {n: of_json(Settings.field(n).kind, v, n) for n, v in values.items()}
     await call.answer(await call.ask("configure", {**call.named, **named}))
 
 
@@ -325,7 +325,7 @@ async def watch_overview(call: Call) -> None:
     """Send the overview as server-sent events until the client disconnects or loses its rights."""
     every_ms = call.query(types.WatchQuery).every_ms
     checks.integer(every_ms, "every_ms", EVERY_MS_MIN, EVERY_MS_MAX)
-    said = await _overview(call)  # an error before the stream begins gets its own status
+    overview = await _overview(call)  # an error before the stream begins gets its own status
     await call.begin(SSE)
     over = asyncio.Event()
     call.exchange.on_end = lambda error: over.set()
@@ -333,10 +333,10 @@ async def watch_overview(call: Call) -> None:
     disconnected.add_done_callback(lambda _: over.set())
     try:
         while not disconnected.done():
-            await call.piece_in_time(b"event: overview\ndata: %b\n\n" % said)
+            await call.piece_in_time(b"event: overview\ndata: %b\n\n" % overview)
             await _pause(call, over, every_ms / 1000)
             if not disconnected.done():
-                said = await _overview(call)
+                overview = await _overview(call)
     except SlowReader:
         raise
     except TickwheelError as error:
@@ -357,8 +357,8 @@ async def _pause(call: Call, over: asyncio.Event, left_s: float) -> None:
 
 
 async def _overview(call: Call) -> bytes:
-    said: bytes = await call.ask("overview", {}, as_json)
-    return said
+    page: bytes = await call.ask("overview", {}, as_json)
+    return page
 
 
 async def last_report(call: Call) -> None:
@@ -381,8 +381,8 @@ async def log_in(call: Call) -> None:
         return
     text, session = sessions.begin(principal)
     sessions.audit(call.exchange.caller, "console_login")
-    said = _said(call, principal, session.until_ms)
-    await call.answer(said, headers={b"set-cookie": _cookie(call, text, SESSION_S)})
+    fields = _said(call, principal, session.until_ms)
+    await call.answer(fields, headers={b"set-cookie": _cookie(call, text, SESSION_S)})
 
 
 async def who_am_i(call: Call) -> None:

@@ -741,7 +741,7 @@ class StoredTasks(NamedTuple):
         ]
 
 
-def stored_tasks(answer: tuple[Any, ...], given: Sequence[ReadTask]) -> StoredTasks:
+def stored_tasks(answer: tuple[Any, ...], tasks: Sequence[ReadTask]) -> StoredTasks:
     """Return the tasks in an exchange's answer to an enqueue. The answer has the first id of a new
     request, all ids for a resend, or all ids and due times if the daemon chose these."""
     accepted_ms, first = answer[:2]
@@ -755,28 +755,28 @@ def stored_tasks(answer: tuple[Any, ...], given: Sequence[ReadTask]) -> StoredTa
         if "outcomes" in more:  # (word, due time) of each
             words, dues_ms = zip(*more["outcomes"], strict=True)
             return StoredTasks(ids, dues_ms, words)
-    return StoredTasks(ids, [task.due(accepted_ms) for task in given])
+    return StoredTasks(ids, [task.due(accepted_ms) for task in tasks])
 
 
-def body_of(given: TaskFields, field: str) -> bytes:
+def body_of(fields: TaskFields, field: str) -> bytes:
     """Return the body of a task. Raise BadRequest if both forms are set."""
-    if given.body is not None:
-        if given.body_base64 is not None:
+    if fields.body is not None:
+        if fields.body_base64 is not None:
             raise BadRequest(f"{field} must have either body or body_base64, not both")
-        return given.body.encode()
-    return given.body_base64 or b""
+        return fields.body.encode()
+    return fields.body_base64 or b""
 
 
-def due_of(given: When, field: str) -> tuple[int | None, int | None]:
+def due_of(fields: When, field: str) -> tuple[int | None, int | None]:
     """Return delay_ms and due_ms. Raise BadRequest if several fields set the due time."""
-    delay_ms = given.delay_ms
-    if given.delay is not None:
-        delay_ms = span_ms(given.delay, delay_ms, "delay", field)
-    if given.at is None:
-        return delay_ms, given.due_ms
-    if given.due_ms is not None:
+    delay_ms = fields.delay_ms
+    if fields.delay is not None:
+        delay_ms = span_ms(fields.delay, delay_ms, "delay", field)
+    if fields.at is None:
+        return delay_ms, fields.due_ms
+    if fields.due_ms is not None:
         raise BadRequest(f"{field} must have only one of delay_ms, due_ms and at")
-    return delay_ms, moment_ms(given.at, "at")
+    return delay_ms, moment_ms(fields.at, "at")
 
 
 def span_ms(written: str | float, ms: int | None, name: str, field: str) -> int:
@@ -803,15 +803,15 @@ class Reader:
     def __init__(self, delay_levels_ms: Sequence[int]) -> None:
         self._levels_ms = delay_levels_ms
 
-    def task(self, given: TaskFields, topic: str | None, field: str = "task") -> ReadTask:
+    def task(self, fields: TaskFields, topic: str | None, field: str = "task") -> ReadTask:
         """Return a task from JSON, which the operation checks further. Raise BadRequest if it is
         invalid."""
         if topic is None:
             raise BadRequest(f"{field} must have a topic")
-        body = body_of(given, field)
-        delay_ms, due_ms = due_of(given, field)
-        options = _options(given, field)
-        if due_ms is None and given.delay_level is None:
+        body = body_of(fields, field)
+        delay_ms, due_ms = due_of(fields, field)
+        options = _options(fields, field)
+        if due_ms is None and fields.delay_level is None:
             # The common case: at most a delay.
             if delay_ms is None:
                 delay_ms = 0
@@ -819,10 +819,10 @@ class Reader:
             return ReadTask(task, delay_ms, None)
         if due_ms is not None:
             options["due_ms"] = due_ms
-        if given.delay_level is not None:
-            options["delay_level"] = given.delay_level
-            if given.delay_level > 0:
-                levelled_ms = delay_of_level(self._levels_ms, given.delay_level)
+        if fields.delay_level is not None:
+            options["delay_level"] = fields.delay_level
+            if fields.delay_level > 0:
+                levelled_ms = delay_of_level(self._levels_ms, fields.delay_level)
                 return ReadTask((topic, body, delay_ms, options), levelled_ms, None)
         return ReadTask((topic, body, delay_ms, options), delay_ms, due_ms)
 
@@ -854,15 +854,15 @@ class Reader:
         if fields.keys() & {"body", "body_base64"}:
             raise BadRequest("a header cannot contain the body; send it as the body of the request")
         try:
-            given = msgspec.convert(fields, TaskFields)
+            task_fields = msgspec.convert(fields, TaskFields)
         except msgspec.ValidationError as error:
             raise BadRequest(f"headers tickwheel-*: {error}") from None
-        given.body_base64 = body
-        return self.task(given, named, "the task")
+        task_fields.body_base64 = body
+        return self.task(task_fields, named, "the task")
 
 
-def _options(given: TaskFields, field: str) -> dict[str, Any]:
-    options = task_values(given)
+def _options(fields: TaskFields, field: str) -> dict[str, Any]:
+    options = task_values(fields)
     if not options:
         return options
     for name, read in _READ:
@@ -874,23 +874,23 @@ def _options(given: TaskFields, field: str) -> dict[str, Any]:
     return options
 
 
-def policy(given: Any, field: str = "retry") -> Any:
+def policy(value: Any, field: str = "retry") -> Any:
     """Return a policy in wire form: a name, or a map with tuples. Raise BadRequest if its text is
     invalid."""
-    if isinstance(given, str) and ":" in given:
+    if isinstance(value, str) and ":" in value:
         with _refused(field):
-            given = parse_policy(given)
-    if isinstance(given, dict):
-        return {k: tuple(v) if isinstance(v, list) else v for k, v in given.items()}
-    return given
+            value = parse_policy(value)
+    if isinstance(value, dict):
+        return {k: tuple(v) if isinstance(v, list) else v for k, v in value.items()}
+    return value
 
 
-def rule(given: Any, field: str) -> Any:
+def rule(value: Any, field: str) -> Any:
     """Return a coalescing rule in wire form. Raise BadRequest if it is invalid."""
-    if not isinstance(given, dict):
-        return given
+    if not isinstance(value, dict):
+        return value
     with _refused(field):
-        return rule_wire(given)
+        return rule_wire(value)
 
 
 _READERS: dict[FieldKind, Callable[[Any, str], Any]] = {POLICY: policy, RULE: rule}

@@ -86,8 +86,8 @@ class DailyBackups:
         """Return whether the hour has passed since the newest backup, or the last backup failed.
 
         A backup without its mark for the history counts as failed."""
-        made = self._made()
-        return self._failed or not made or made[-1][0] < self._last_hour()
+        backups = self._made()
+        return self._failed or not backups or backups[-1][0] < self._last_hour()
 
     async def once(self) -> bool:
         """Make a backup now and return whether it succeeded. Errors of disk and store are
@@ -112,9 +112,9 @@ class DailyBackups:
         return True
 
     def _report_newest(self) -> None:
-        made = self._made()
-        if made:
-            self._parts.observed.backed_up(made[-1][0].timestamp())
+        backups = self._made()
+        if backups:
+            self._parts.observed.backed_up(backups[-1][0].timestamp())
 
     def _rotate(self) -> None:
         for _, path in self._made()[: -self._parts.settings.backup_keep]:

@@ -190,15 +190,17 @@ class Following:
             for row in answer.rows or ()
             if not row.is_closed and versions.home_of(row.topic) == shard
         }
-        gone, highest = self._missing_at_home(shard, rows)
+        missing, highest = self._missing_at_home(shard, rows)
         reasons = []
-        if highest > answer.counter.number or (gone and answer.counter.number_at_start is not None):
+        if highest > answer.counter.number or (
+            missing and answer.counter.number_at_start is not None
+        ):
             reasons.append(
                 f"its counter is {answer.counter.number}, the highest version here is {highest},"
                 " and it has not read all other shards since its start; no group ends here before"
             )
         else:
-            reasons += self._end(gone)
+            reasons += self._end(missing)
         ordered = sorted(rows.values(), key=lambda row: row.version)
         for start in range(0, len(ordered), ROWS_AT_A_TIME):
             if versions.strays[shard] != strays:
@@ -217,7 +219,7 @@ class Following:
     ) -> tuple[list[tuple[Topic, Group | None]], int]:
         """Return (topic, group or None for the topic itself) that the home no longer has, and the
         highest version of this home here."""
-        gone: list[tuple[Topic, Group | None]] = []
+        deleted: list[tuple[Topic, Group | None]] = []
         highest = 0
         for topic in self._parts.core.topics.values():
             if self._versions.home_of(topic.name) != shard:
@@ -230,13 +232,13 @@ class Following:
                 highest = max(highest, version)
                 name = topic.name, TOPIC_ITSELF if group is None else group.name
                 if version and name not in rows:
-                    gone.append((topic, group))
-        return gone, highest
+                    deleted.append((topic, group))
+        return deleted, highest
 
-    def _end(self, gone: Sequence[tuple[Topic, Group | None]]) -> list[str]:
+    def _end(self, deleted: Sequence[tuple[Topic, Group | None]]) -> list[str]:
         """Delete groups and reset settings of topics. Return the reasons why some stay."""
         reasons = []
-        for topic, group in gone:
+        for topic, group in deleted:
             self._versions.follows = True
             try:
                 if group is None:

@@ -337,9 +337,9 @@ def where_set(settings: GroupSettings, *, is_ordered: bool) -> dict[str, Any]:
         "tags": settings.tags,
     }
     named |= {"where": settings.where, "paused_ms": settings.paused_ms}
-    says = set_lines(settings)
+    lines = set_lines(settings)
     is_ordered |= settings.order != OrderSettings()
-    named |= applied_lines(settings) if is_ordered else says
+    named |= applied_lines(settings) if is_ordered else lines
     return rule | {name: value for name, value in named.items() if value is not None}
 
 

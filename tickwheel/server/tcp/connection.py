@@ -299,8 +299,8 @@ class Connection(asyncio.Protocol):
         except TickwheelError as error:
             self._refuse(_request_of(frame), error)
         except Exception as error:
-            what = f"frame of type {frame[0]} from {self.caller.address}"
-            self._refuse(_request_of(frame), self._operations.contain(what, error))
+            source = f"frame of type {frame[0]} from {self.caller.address}"
+            self._refuse(_request_of(frame), self._operations.contain(source, error))
 
     def eof_received(self) -> bool:
         """Keep a plain connection open until its final error is written. The error can wait for the
@@ -373,8 +373,8 @@ class Connection(asyncio.Protocol):
         try:
             return encode(answer)
         except Exception as error:
-            what = f"the answer to request {answer[1]} of {self.caller.address}"
-            internal = self._operations.survive(what, error)
+            source = f"the answer to request {answer[1]} of {self.caller.address}"
+            internal = self._operations.survive(source, error)
             return encode((_ERROR, answer[1], InternalError.code, internal.message))
 
     def send(self, data: bytes) -> None:
