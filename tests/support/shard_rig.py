@@ -108,7 +108,7 @@ class FakeTransport(asyncio.Transport):
     def __init__(self, number: int) -> None:
         super().__init__({"peername": ("127.0.0.1", number)})
         self.high = 1 << 62
-        self.out = b""
+        self.out = bytearray()
         self.reading = True
         self.stuck = False
         """The peer does not read."""
@@ -120,7 +120,7 @@ class FakeTransport(asyncio.Transport):
         self.high = high or 0
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        self.out += bytes(data)
+        self.out += data
         if self.stuck and len(self.out) > self.high and not self._paused:
             self._paused = True
             self.protocol.pause_writing()
@@ -130,7 +130,7 @@ class FakeTransport(asyncio.Transport):
 
     def read(self) -> bytes:
         """Let the peer read everything that was written."""
-        data, self.out = self.out, b""
+        data, self.out = bytes(self.out), bytearray()
         if self._paused:
             self._paused = False
             self.protocol.resume_writing()
