@@ -27,8 +27,8 @@ End = Callable[[Daemon], Any]
 
 
 @pytest.fixture
-async def pair(tmp_path: Path) -> AsyncIterator[Pair]:
-    """The active daemon and the one that stands by."""
+async def pair(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Pair]:
+    """The active daemon and its standby. The parameter is the settings of their lease."""
     server = await asyncio.to_thread(RedisServer(tmp_path / "redis").start)
     options: dict[str, Any] = {"store": server.url()}
     try:
@@ -37,6 +37,9 @@ async def pair(tmp_path: Path) -> AsyncIterator[Pair]:
         await first.astart()
         await first.aterminate()
         first.settings.pop("leader_ttl_s")
+        lease = getattr(request, "param", {})
+        first.settings |= lease
+        options |= lease
         async with first, Daemon(tmp_path / "second", **options) as second:
             yield first, second
     finally:
@@ -131,6 +134,7 @@ async def test_status_shows_the_leader_and_init_refuses(pair: Pair) -> None:
     assert "unreachable" in await command("status", "--url", standby.url, expect=3)
 
 
+@pytest.mark.parametrize("pair", [{"leader_ttl_s": 60}], indirect=True)
 async def test_status_without_a_leader_exits_with_1(pair: Pair) -> None:
     active, standby = pair
     active.pause()
