@@ -191,7 +191,7 @@ class Grouping:
         """Set the group's settings. They are durable with the open batch, and apply from the next
         dispatch on."""
         core = self._core
-        if settings[1:3] != group.settings[1:3]:
+        if (settings.rate, settings.burst) != (group.settings.rate, group.settings.burst):
             group.bucket = self._bucket(group.bucket, settings, mono_ms)
             core.throttled.pop(group, None)
         if filters_of(settings) != filters_of(group.settings):
@@ -219,7 +219,7 @@ class Grouping:
 
     def set_topic(self, topic: Topic, settings: GroupSettings, mono_ms: int) -> None:
         core = self._core
-        if settings[1:3] != topic.settings[1:3]:
+        if (settings.rate, settings.burst) != (topic.settings.rate, topic.settings.burst):
             topic.bucket = self._bucket(topic.bucket, settings, mono_ms)
             for group in topic.groups.values():
                 core.throttled.pop(group, None)

@@ -30,7 +30,6 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from tickwheel.model.policies import Coalescing, Merged, Merging, of_stored_fields, stored_fields
 from tickwheel.model.records import (
-    LINE_SETTINGS,
     NOT_ONCE,
     DeadRow,
     FormerFilter,
@@ -447,7 +446,8 @@ def _options_or_none(fields: Iterable[Any] | None) -> TaskOptions | None:
 _NOTHING_SET = GroupSettings()
 _SETTINGS = (
     "paused", "rate", "burst", "retry", "closed_ms", "closed_id", "if_pending", "broadcast_only",
-    "tags", "where", "former", *LINE_SETTINGS, "paused_ms",
+    "tags", "where", "former", "order_retry_ms", "order_attempts", "order_failure", "fair_by",
+    "limit_each", "rate_each", "paused_ms",
 )  # fmt: skip
 """The settings in the order of storage. Append new settings."""
 _USUAL_SETTINGS = _SETTINGS.index("if_pending")

@@ -109,7 +109,9 @@ class RetryPolicy:
             return float(self.base_ms)
         if self.kind == "table":
             return float(self.delays_ms[min(failed, len(self.delays_ms)) - 1])
-        return self._grown_ms(failed - 1)
+        if self.kind in ("exponential", "none"):
+            return self._grown_ms(failed - 1)
+        raise NotImplementedError(f"the delay of a policy of kind {self.kind}")
 
     def _grown_ms(self, steps: int) -> float:
         """Return ``base_ms * factor ** steps``, at most the cap. The logarithm is compared first,

@@ -230,16 +230,16 @@ def _tagged(
     """Return the schemas of maps that the field ``tag`` distinguishes, and of their union
     ``name``."""
     schemas: dict[str, Any] = {}
-    for word, text in kinds.items():
+    for word in fields:
         constant = {"description": f'Always "{word}".', "type": "string", "const": word}
         schemas[f"{word.title()}{name}"] = {
             "title": f"{word.title()}{name}",
-            "description": text,
+            "description": kinds[word],
             "type": "object",
             "properties": {tag: constant} | {field: of[field] for field in fields[word]},
             "required": [tag],
         }
-    mapping = {word: f"{word.title()}{name}" for word in kinds}
+    mapping = {word: f"{word.title()}{name}" for word in fields}
     schemas[name] = {
         "title": name,
         "description": f"One of these objects, distinguished by {tag}.",

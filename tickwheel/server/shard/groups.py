@@ -35,6 +35,7 @@ from tickwheel.model.records import (
     DEFAULT_GROUP,
     FILTERS_LENGTH_MAX,
     FORMER_FILTERS_MAX,
+    LINE_SETTINGS,
     GroupSettings,
 )
 from tickwheel.server import checks
@@ -58,6 +59,7 @@ NAMED_MAX = 5
 """Maximum schedules that a message names."""
 OF_TOPICS = ("if_pending", "broadcast_only")
 OF_GROUPS = tuple(field.name for field in GroupFields.fields())
+assert set(OF_GROUPS) == {"tags", "where", *LINE_SETTINGS}, "delivery.Wanted has each of them"
 
 
 class Grouping:
