@@ -63,7 +63,10 @@ COMMANDS = [
         ("list --state lost", "--state"),
         ("list --limit 0", "--limit"),
         ("enqueue orders x --retry often:x=1", "--retry"),
-        ("enqueue orders x --retry fixed:retries=-1", "retries must be between 0 and 65535, not '-1'"),
+        (
+            "enqueue orders x --retry fixed:retries=-1",
+            "retries must be between 0 and 65535, not '-1'",
+        ),
         ("subscribe orders --retry fixed:delay=soon", "delay: 'soon'"),
         ("subscribe orders --ack sometimes", "--ack"),
         ("subscribe orders --no-ack --ack on_delivery", "--no-ack"),
