@@ -19,25 +19,25 @@ from tickwheel.server.settings import Settings
 ROOT = Path(__file__).resolve().parents[1]
 SETTINGS = ROOT / "docs" / "settings.md"
 LIMITS = ROOT / "docs" / "limits.md"
-LIMIT = "limit: "
+LIMIT, REACHED = "limit: ", ". When it is reached: "
 HEAD = """# Settings
 
-`scripts/settings_page.py` writes this table from the code. Each setting is a key of the TOML \
-file (`--config tickwheel.toml`), `TICKWHEEL_<NAME>` in the environment, and `--set name=value` \
-on the command line; some have a flag of their own. Flags win over the environment, the \
-environment over the file. A file with all of them: \
-[deploy/tickwheel.toml](../deploy/tickwheel.toml). The settings of a store follow its URL: \
-`sqlite:////var/lib/tickwheel/tasks.db?wal_bytes=67108864`.
+Each setting is a key of the TOML file (`--config tickwheel.toml`), `TICKWHEEL_<NAME>` in the \
+environment, and `--set name=value` on the command line; some have a flag of their own. Flags win \
+over the environment, the environment over the file. \
+[deploy/tickwheel.toml](../deploy/tickwheel.toml) is a file with all of them. The settings of a \
+store follow its URL: `sqlite:////var/lib/tickwheel/tasks.db?wal_bytes=67108864`. \
+[limits.md](limits.md) says what happens when a *limit* is reached.
 
 <a id="environment"></a>**Environment variables.** The daemon, the command line and the commands \
-of the frameworks refuse a variable that begins with `TICKWHEEL_` and that nothing reads (`there \
-is no environment variable TICKWHEEL_BACKUP_DAILY_HR; did you mean \
-TICKWHEEL_BACKUP_DAILY_HOUR?`). Variables of clients and of daemons may stand side by side. Where \
-the daemon is not installed, only names similar to a client's are refused. An empty variable \
-counts as unset. Two kinds of names are ignored: those that scripts and images use \
-(`TICKWHEEL_HOME`, `_DIR`, `_IMAGE`, `_ROOT`, `_TAG`, `_USER`, `_VENV`, `_VERSION`), and those \
-that Kubernetes makes for a Service whose name begins with `tickwheel` \
-(`TICKWHEEL_SERVICE_HOST`, `TICKWHEEL_PORT=tcp://…`, …), recognised by name and value.
+of the frameworks refuse an unknown variable that begins with `TICKWHEEL_` (`there is no \
+environment variable TICKWHEEL_BACKUP_DAILY_HR; did you mean TICKWHEEL_BACKUP_DAILY_HOUR?`). \
+Variables of clients and of daemons may be mixed. Where the daemon is not installed, only names \
+similar to a client's are refused. An empty variable counts as unset. Two kinds of names are \
+ignored: those that scripts and images use (`TICKWHEEL_HOME`, `_DIR`, `_IMAGE`, `_ROOT`, `_TAG`, \
+`_USER`, `_VENV`, `_VERSION`), and those that Kubernetes makes for a Service whose name begins \
+with `tickwheel` (`TICKWHEEL_SERVICE_HOST`, `TICKWHEEL_PORT=tcp://…`, …), recognised by name and \
+value.
 """
 NO_DEFAULT = {"node": "the host's name"}
 WIDTH = 96
@@ -53,31 +53,34 @@ def meanings() -> dict[str, str]:
     for line in LIMITS.read_text().splitlines():  # | what | `name` | default | error | tests |
         cells = line.strip("| ").split(" | ")
         if line.startswith("| ") and (name := re.fullmatch(r"`(\w+)`", cells[1])):
-            by_name.setdefault(name[1], f"{LIMIT}{cells[0]}. When it is reached: {cells[3]}")
+            by_name.setdefault(name[1], f"{LIMIT}{cells[0]}{REACHED}{cells[3]}")
     return by_name
 
 
 def kind_of(name: str) -> str:
     field = Settings.model_fields[name]
     shown = str(field.annotation).replace("typing.", "").replace("<class '", "").replace("'>", "")
-    words = {"str": "text", "int": "whole number", "float": "number", "bool": "true or false"}
+    words = {"str": "text", "int": "integer", "float": "number", "bool": "boolean"}
     plain = shown.replace(" | None", "")
-    if plain == "int | Literal['auto']":
-        return "whole number or `auto`"
+    if plain == "Union[int, Literal['auto']]":
+        return "integer or `auto`"
     if plain.startswith("Literal"):
-        return " or ".join(re.findall(r"'(\w+)'", plain))
-    return words.get(plain, "table")
+        return ", ".join(f"`{word}`" for word in re.findall(r"'(\w+)'", plain))
+    return f"{words.get(plain, 'table')}{range_of(name)}"
 
 
 def range_of(name: str) -> str:
-    signs = {"gt": "above {}", "ge": "{} or more", "lt": "below {}", "le": "{} or less"}
-    bounds = []
+    """Return the range of a number as it continues the kind, such as " > 0" or ", 0 to 64"."""
+    bounds: dict[str, str] = {}
     for rule in Settings.model_fields[name].metadata:
-        for sign, words in signs.items():
+        for sign in ("gt", "ge", "lt", "le"):
             value = getattr(rule, sign, None)
             if value is not None:
-                bounds.append(words.format(f"{value:g}" if isinstance(value, float) else value))
-    return ", ".join(bounds)
+                bounds[sign] = f"{value:g}" if isinstance(value, float) else str(value)
+    if bounds.keys() == {"ge", "le"}:
+        return f", {bounds['ge']} to {bounds['le']}"
+    signs = {"gt": ">", "ge": "≥", "lt": "<", "le": "≤"}
+    return ",".join(f" {signs[sign]} {bound}" for sign, bound in bounds.items())
 
 
 def default_of(name: str) -> Any:
@@ -100,14 +103,15 @@ def page() -> str:
     means = meanings()
     lines = [
         HEAD,
-        "| setting | kind | default | range | meaning |",
-        "|---|---|---|---|---|",
+        "| setting | value | default | meaning |",
+        "|---|---|---|---|",
     ]
     for name in Settings.model_fields:
         value = default_of(name)
         default = NO_DEFAULT.get(name) or ("none" if value in (None, {}) else toml_value(value))
         shown = default if default in {"none", *NO_DEFAULT.values()} else f"`{default}`"
-        lines.append(f"| `{name}` | {kind_of(name)} | {shown} | {range_of(name)} | {means[name]} |")
+        meaning = means[name].partition(REACHED)[0]  # docs/limits.md has the rest
+        lines.append(f"| `{name}` | {kind_of(name)} | {shown} | {meaning} |")
     return "\n".join(lines) + "\n"
 
 
@@ -135,8 +139,7 @@ def sample() -> str:
     ]
     for name in Settings.model_fields:
         value = default_of(name)
-        more = [kind_of(name).replace("`", ""), *filter(None, [range_of(name)])]
-        lines += ["", *wrapped(f"{plain(means[name])} ({'; '.join(more)})")]
+        lines += ["", *wrapped(f"{plain(means[name])} ({plain(kind_of(name))})")]
         if name == "retry_policies":
             lines.append(
                 '# retry_policies.slow = { kind = "fixed", delay_ms = 60000, retries = 5 }'

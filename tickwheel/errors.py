@@ -111,7 +111,7 @@ class TlsRequired(ProtocolError):
     """The port requires TLS, and the client sent plain bytes."""
 
     code = "tls_required"
-    remark = "The answer is also sent in plain bytes."
+    remark = "The answer is plain as well."
 
 
 class Unauthorized(TickwheelError):
@@ -145,7 +145,7 @@ class SlowReader(TickwheelError):
     """The peer does not read, and its output buffer is full."""
 
     code = "slow_reader"
-    remark = "It appears only in the daemon's log: see *Slow readers*."
+    remark = "Only in the daemon's log: see *Slow readers*."
     retryable = True
     closes_connection = True
     http_status = 503
@@ -155,7 +155,7 @@ class PeerSilent(TickwheelError):
     """A peer that answers heartbeats has sent nothing for too long."""
 
     code = "peer_silent"
-    remark = "It appears only in the daemon's log: see *Ending a connection*."
+    remark = "Only in the daemon's log: see *Ending a connection*."
     retryable = True
     closes_connection = True
     http_status = 503
@@ -339,7 +339,7 @@ class TooManySessions(Overloaded):
     """The daemon has reached its limit of producer sessions."""
 
     code = "too_many_sessions"
-    remark = "The daemon answers HELLO with it and closes the connection."
+    remark = "Sent in answer to HELLO, before the connection closes."
 
 
 class Draining(Refused):
@@ -409,7 +409,7 @@ class Undecodable(TickwheelError):
     """This client cannot decode a body: it lacks the key, the extra or the encoding step."""
 
     code = "undecodable"
-    remark = "A worker releases the task and stops: another worker may be able to decode it."
+    remark = "A worker releases the task and stops."
 
 
 class BadBody(Undecodable):

@@ -39,7 +39,7 @@ CHANGED = {
     "tickwheel/client/keywords.py": "    priority: int\n",
     "tickwheel/client/generated.py": "        topic: str | None = None,\n",
     "tickwheel/client/task_options.py": "    def tag(self) -> str | None:\n",
-    "tickwheel/server/generated.py": '        found["tag"] = tag\n',
+    "tickwheel/server/generated.py": '        fields["tag"] = tag\n',
     "tickwheel/server/shard/verbs.py": "    cancel: Callable[[Ask[Selection]], None]\n",
     "docs/protocol.md": "| 23 | PING | none | nil |\n",
 }

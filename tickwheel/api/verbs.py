@@ -22,7 +22,6 @@ from tickwheel.api.verb import Home, Need, Of, Over, Right, Unique, Verb
 
 _EACH, _CONSUME = Need(Right.PRODUCE, Of.EACH_TASK), Need(Right.CONSUME, Of.NAMED)
 
-# scripts/generate replaces "GROUP FIELDS" with the fields of GroupFields.
 BY_HAND: Final = (
     Verb("enqueue", None, tuple, _EACH, "Store tasks", frame=FrameType.ENQUEUE, changes=True,
          fields="floor: int, tasks: array of task",
@@ -46,8 +45,7 @@ BY_HAND: Final = (
     Verb("subscribe", None, None, _CONSUME, "Receive deliveries of due tasks",
          frame=FrameType.SUBSCRIBE, changes=True,
          fields="sub: int, topic: str, group: str?, prefetch: int, options: map {`lease_ms`: int,"
-                " `retry`: policy, `ack`: str, `broadcast`: bool, GROUP FIELDS}, all optional, or"
-                " nil",
+                " `retry`: policy, `ack`: str, `broadcast`: bool, *group options*}",
          result="map {`lease_ms`: int, `new_group`: map {`adopted`: int, `idle`: map of str to"
                 " int}?}",
          over=Over.EACH),
@@ -60,7 +58,7 @@ BY_HAND: Final = (
     Verb("pull", None, tuple, _CONSUME, "Receive deliveries once, with an optional wait",
          frame=FrameType.PULL, changes=True,
          fields="topic: str, group: str?, max: int, wait_ms: int, options: map {`lease_ms`: int,"
-                " `tell`: bool, GROUP FIELDS}, all optional, or nil",
+                " `tell`: bool, *group options*}",
          result="[epoch: int, delivered_ms: int, array of delivery], and with `tell` `new_group` of"
                 " SUBSCRIBE, or nil", over=Over.EACH),
     Verb("ack", None, tuple, _CONSUME, "Finish deliveries", frame=FrameType.ACK, changes=True,
