@@ -13,7 +13,7 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext, Error, Page, expect, sync_playwright
 
 from reports.browser import NAMES
-from support.daemon import Daemon
+from support.daemon import Daemon, TwoShards
 
 WAIT_MS = 20_000
 WIDE = {"width": 1280, "height": 860}
@@ -159,11 +159,33 @@ def console_on(
     assert not errors, errors
 
 
-@pytest.fixture(scope="module")
-def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+AT_BOTH_DOORS = [
+    pytest.param(Daemon, id="one"),
+    pytest.param(TwoShards, id="all", marks=pytest.mark.slow),
+]
+"""The HTTP of one shard, and that of all shards."""
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out tests about one shard alone at the HTTP of all shards."""
+    of_one = [
+        item
+        for item in items
+        if item.get_closest_marker("one_shard") is not None
+        and isinstance(item, pytest.Function)
+        and item.callspec.params.get("shop") is TwoShards
+    ]
+    config.hook.pytest_deselected(items=of_one)
+    items[:] = [item for item in items if item not in of_one]
+
+
+@pytest.fixture(scope="module", params=AT_BOTH_DOORS)
+def shop(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Daemon]:
     """A daemon that a module's tests share, each on topics of its own."""
     folder: Path = tmp_path_factory.mktemp("shop")
-    with Daemon(folder, http=True, history_dir=folder / "history") as daemon:
+    with request.param(folder, http=True, history_dir=folder / "history") as daemon:
         yield daemon
 
 

@@ -12,7 +12,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from console.asking import ask, enqueue, get, held_keys, make_group, post, prepare
-from console.conftest import Console
+from console.conftest import AT_BOTH_DOORS, Console
 from support.daemon import Daemon
 from tickwheel.server import tokens
 
@@ -35,7 +35,7 @@ FETCH = """async ([method, path, headers]) => {
 class Guarded:
     """A daemon that asks for tokens."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, made: Callable[..., Daemon]) -> None:
         self.path = folder / "tokens.json"
         self.admin = self._token("admin", "all")
         self.ops = self._token("ops", "all")
@@ -43,15 +43,17 @@ class Guarded:
         self.leaver = self._token("leaver", "all")
         self.reader = self._token("reader", "read")
         self.mine = self._token("mine", "read=mine.*")
-        self.daemon = Daemon(folder, http=True, tokens_file=self.path, login_delay_s=0)
+        self.daemon = made(folder, http=True, tokens_file=self.path, login_delay_s=0)
 
     def _token(self, name: str, scope: str) -> str:
         return tokens.create(self.path, name, tokens.parse_scopes([scope]), 1, None)[1]
 
 
-@pytest.fixture(scope="module")
-def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
-    found = Guarded(tmp_path_factory.mktemp("guarded"))
+@pytest.fixture(scope="module", params=AT_BOTH_DOORS)
+def guarded(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Guarded]:
+    found = Guarded(tmp_path_factory.mktemp("guarded"), request.param)
     with found.daemon:
         yield found
 

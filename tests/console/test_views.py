@@ -428,6 +428,7 @@ def test_a_group_is_made_with_its_filter(console: Console, shop: Daemon, topic: 
 # --- tasks ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.one_shard("the ids of a request ascend within a shard only")
 def test_tasks_are_searched(console: Console, shop: Daemon, topic: str) -> None:
     many = [
         {
@@ -1051,7 +1052,7 @@ def test_a_changed_schedule_keeps_hidden_timing_fields(
     expect(told(page)).to_contain_text("priority must be an integer between 0 and 255, not 256")
     page.get_by_label("Priority").fill("8")
     console.confirm("Set")
-    console.says("kept is set")
+    console.says("kept is changed")
     expect(page.locator("tbody .tag")).to_have_text("paused")
     changed = {**before, "paused": True, "task": {**before["task"], "priority": 8}}
     answer = get(shop, "/v1/schedules/kept")
@@ -1069,6 +1070,7 @@ def test_a_changed_schedule_keeps_hidden_timing_fields(
     ask(shop, "DELETE", "/v1/schedules/kept")
 
 
+@pytest.mark.one_shard("the shards divide the prefetch")
 def test_consumers_are_listed_with_host_and_process(
     console: Console, shop: Daemon, topic: str
 ) -> None:

@@ -18,8 +18,8 @@ def make_daemon(tmp_path: Path) -> Iterator[Callable[..., Daemon]]:
     """``make_daemon(lease_default_s=1, …)``: a Daemon with these settings, not started yet."""
     made: list[Daemon] = []
 
-    def make(**options: Any) -> Daemon:
-        made.append(Daemon(tmp_path / f"daemon-{len(made)}", **options))
+    def make(kind: type[Daemon] = Daemon, **options: Any) -> Daemon:
+        made.append(kind(tmp_path / f"daemon-{len(made)}", **options))
         return made[-1]
 
     yield make

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from support.daemon import Daemon
+from support.daemon import Daemon, TwoShards
 from tickwheel.server import tokens
 
 CHECKS = (
@@ -51,22 +51,24 @@ HOOKS = {
 
 
 @pytest.mark.parametrize(
-    ("who", "phases", "examples", "timeout_s"),
+    ("kind", "who", "phases", "examples", "timeout_s"),
     [
-        ("all", "examples,fuzzing", 3, 400),
+        (Daemon, "all", "examples,fuzzing", 3, 400),
         *(
             pytest.param(
-                who, "examples,coverage,fuzzing,stateful", 50, 1_200, marks=pytest.mark.slow
+                kind, who, "examples,coverage,fuzzing,stateful", 50, 1_200, marks=pytest.mark.slow
             )
+            for kind in (Daemon, TwoShards)
             for who in WHO
         ),
     ],
 )
 def test_responses_match_the_openapi_document(
-    make_daemon: Callable[..., Daemon], phases: str, examples: int, timeout_s: float, who: str
-) -> None:
+    make_daemon: Callable[..., Daemon], kind: type[Daemon], who: str, phases: str, examples: int,
+    timeout_s: float,
+) -> None:  # fmt: skip
     """By somebody with all rights, and by a token with quotas and the rights of one topic."""
-    daemon = make_daemon(http=True, serve_token=TOKEN, http_wait_max_s=0.02)
+    daemon = make_daemon(kind, http=True, serve_token=TOKEN, http_wait_max_s=0.02)
     tokens_file = daemon.folder / "tokens.json"
     grants, quotas = tokens.parse_scopes(SCOPES), tokens.parse_quotas(QUOTAS)
     now_ms = time.time_ns() // 1_000_000

@@ -22,7 +22,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from support import forked
-from support.ports import free_port
+from support.ports import free_port, free_ports
 
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 60.0
@@ -265,3 +265,16 @@ class Daemon:
             found["TICKWHEEL_FAILPOINTS_LOG"] = str(self._hits_file)
             self.failpoints = ""
         return found
+
+
+class TwoShards(Daemon):
+    """Two shards; ``http`` is the HTTP of all shards."""
+
+    def __init__(self, folder: Path, **settings: Any) -> None:
+        where = ("--listen", f"tcp://127.0.0.1:{free_ports(2)}", "--http-all", "127.0.0.1:0")
+        store, args = f"sqlite:///{folder / 'shards'}/", ("--processes", "2", *where)
+        super().__init__(folder, store=store, args=args, **settings)
+
+    @property
+    def http(self) -> str:
+        return self.http_all

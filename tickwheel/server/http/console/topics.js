@@ -87,7 +87,7 @@ export async function open(main, query, signal) {
     return h("span", { class: "row-acts" },
       h("button", { type: "button", disabled: !can, title: why, data: { part: "pause" }, onclick: async () => {
         if (!one.paused && !(await confirmed(one))) return;
-        await request("PATCH", path, { body: { paused: !one.paused } }).then(() => toast(`${one.topic} ${one.paused ? "goes on" : "is paused"}`), shown);
+        await request("PATCH", path, { body: { paused: !one.paused } }).then(() => toast(`${one.topic} ${one.paused ? "is resumed" : "is paused"}`), shown);
         await refresh().catch(shown);
       } }, one.paused ? "Resume" : "Pause …"),
       h("button", { type: "button", disabled: !can, title: why, data: { part: "set" }, onclick: () => configure(one.topic, null, one).then(refresh).catch(shown) }, "Set …"),
