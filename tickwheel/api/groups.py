@@ -35,7 +35,7 @@ from tickwheel.model.values import FILTER_LENGTH_MAX
 
 ORDER_ATTEMPTS_MAX: Final = 1_000_000
 FAIR_BY_LENGTH_MAX: Final = 255
-"""Maximum characters of ``fair_by``, which is also the maximum of a property's name."""
+"""Maximum characters of ``fair_by``, and also of a property's name."""
 LIMIT_EACH_MAX: Final = 1_000_000
 RATE_MIN: Final = 1e-6
 RATE_MAX: Final = 1_000_000_000.0
@@ -47,9 +47,9 @@ FAILURES: Final = Choice("OrderFailure", "dead", "hold", "retry")
 DELIVERIES: Final = Number("deliveries a second", RATE_MIN, RATE_MAX)
 FILTER_TEXT: Final = Text(FILTER_LENGTH_MAX, "FILTER_LENGTH_MAX")
 SET_OTHERWISE: Final = " is set otherwise: "
-"""Part of the message when a consumer's settings differ from those of its group."""
+"""Part of the message if a consumer's settings differ from those of its group."""
 TO_CHANGE: Final = "; to change it: "
-"""Part of the message in front of the command that resolves the conflict."""
+"""Part of the message that precedes the command that resolves the conflict."""
 
 Topic = Annotated[str, NAME, "The topic."]
 Group = Annotated[str, NAME, "The group."]
@@ -58,7 +58,7 @@ Group = Annotated[str, NAME, "The group."]
 
 
 class FilterFields(Request):
-    """A filter selects tasks that satisfy both of its parts."""
+    """A filter, which selects tasks that satisfy both of its parts."""
 
     tags: Annotated[
         str | None, FILTER_TEXT, 'The group gets only tasks with one of these tags: "eu || uk".'
@@ -72,12 +72,12 @@ class FilterFields(Request):
 
 
 class GroupFields(FilterFields):
-    """Settings of a group that its creator and its consumers can specify."""
+    """Settings of a group that its creator and its consumers can set."""
 
     order_retry_ms: Annotated[
         int | None,
         ORDER_RETRY_MS,
-        "The delay before a failed task of an order key is tried again; by default 1 s.",
+        "The delay before a failed task of an order key is retried; by default 1 s.",
     ] = None
     order_attempts: Annotated[
         int | None,
@@ -89,7 +89,7 @@ class GroupFields(FilterFields):
         FAILURES,
         'The action after order_attempts failures. "hold", the default: the key is held until an'
         ' operator acts. "dead": the task becomes a dead letter, and its key continues. "retry":'
-        " the task is tried until it succeeds, and order_attempts must not be given.",
+        " the task is retried until it succeeds, and order_attempts must not be given.",
     ] = None
     fair_by: Annotated[
         str | None,
@@ -155,7 +155,7 @@ class OfGroup(OfTopic):
 
 
 class OfGroupOrDefault(OfTopic):
-    """The request names a group of a topic; without a name it means the default group."""
+    """The request names a group of a topic, or the default group if no group is given."""
 
     group: Annotated[str | None, NAME, "The group; by default the default group."]
 
@@ -166,7 +166,7 @@ class NewGroup(OfGroup, NewGroupFields):
     since: Annotated[
         str | int,
         Since("now", "first"),
-        'The group is owed tasks that come due from "now" on, from the "first" stored task on, or'
+        'The group gets tasks that come due from "now" on, from the "first" stored task on, or'
         " from a moment on.",
     ] = called("start", default="now")
 
@@ -205,7 +205,7 @@ class ResetTrial(OfGroup):
 
 
 class Reset(ResetTrial):
-    """The request gives a group the tasks again that came due since a moment."""
+    """The request delivers to a group again the tasks that came due since a moment."""
 
     rate: Annotated[
         float | None, RATE_OF_CHANGES, "Maximum tasks per second; unlimited by default."
@@ -275,8 +275,8 @@ class GroupSettings(Answer):
     order_retry_ms: Annotated[
         int | None,
         ORDER_RETRY_MS,
-        "For a group, set or by default: the delay before a failed task of an order key is tried"
-        " again, in milliseconds.",
+        "For a group, set or by default: the delay before a failed task of an order key is"
+        " retried, in milliseconds.",
     ] = None
     order_attempts: Annotated[
         int | None,
@@ -285,7 +285,7 @@ class GroupSettings(Answer):
     order_failure: Annotated[
         str | None,
         '"hold": the key is held until an operator acts; "dead": the task becomes a dead letter,'
-        ' and its key continues; "retry": the task is tried until it succeeds.',
+        ' and its key continues; "retry": the task is retried until it succeeds.',
     ] = None
     fair_by: Annotated[
         str | None, 'The field whose values take turns: "key", "tag", or the name of a property.'
@@ -305,7 +305,7 @@ class MadeGroup(Answer):
     """A group that a subscription or a pull has created."""
 
     adopted: Annotated[
-        int, "How many tasks were due before the topic had a group, and now belong to this one."
+        int, "How many tasks were due before the topic had a group, and now belong to this group."
     ]
     idle: Annotated[
         Mapping[str, int],
@@ -315,7 +315,8 @@ class MadeGroup(Answer):
 
     @classmethod
     def joined(cls, parts: Iterable[MadeGroup | None]) -> MadeGroup | None:
-        """Combine the answers of several shards; None if the group existed in all of them."""
+        """Combine the answers of several shards. Return None if the group existed in all of
+        them."""
         created = [part for part in parts if part is not None]
         idle = sum((Counter(part.idle) for part in created), Counter[str]())
         adopted = sum(part.adopted for part in created)
@@ -323,11 +324,13 @@ class MadeGroup(Answer):
 
     @property
     def is_odd(self) -> bool:
-        """Whether an operator should know: tasks waited before, or an idle group holds tasks."""
+        """Whether an operator should check the group: tasks waited for it, or an idle group holds
+        tasks."""
         return bool(self.adopted or self.idle)
 
     def describe(self, topic: str, group: str) -> str:
-        """Return a sentence for people about the new group, with commands for likely mistakes."""
+        """Return a sentence for people about the new group, with commands that correct likely
+        mistakes."""
         names = f"{shlex.quote(topic)} {shlex.quote(group)}"
         parts = [
             f"creates the group {group} of topic {topic}, which keeps due tasks until they are"
@@ -360,7 +363,7 @@ class GroupHeld(Answer):
     ready: Annotated[int, "Number of tasks that were due and not delivered."]
     in_flight: Annotated[int, "Number of tasks that were delivered and not settled."]
     waiting: Annotated[int, "Number of tasks that waited for a retry."]
-    dead: Annotated[int, "Number of dead letters that it had."]
+    dead: Annotated[int, "Number of dead letters that the group had."]
 
 
 class TopicHeld(Answer):
@@ -371,7 +374,7 @@ class TopicHeld(Answer):
     in_flight: Annotated[int, "Number of (task, group) pairs that were delivered and not settled."]
     waiting: Annotated[int, "Number of (task, group) pairs that waited for a retry."]
     dead: Annotated[int, "Number of dead letters that its groups had."]
-    groups: Annotated[int, "Number of groups that it had."]
+    groups: Annotated[int, "Number of groups that the topic had."]
 
 
 class HeldKey(Answer):
@@ -412,7 +415,7 @@ class KeyPause(Answer):
     """Whether a key of a group is paused."""
 
     paused: Annotated[bool, "Whether the key's tasks are not delivered until it is resumed."]
-    changed: Annotated[bool, "Whether this call changed it."]
+    changed: Annotated[bool, "Whether this call paused or resumed the key."]
     since_ms: Annotated[
         int | None, Moment(), "When the key was last paused; None if it was not paused."
     ] = None
@@ -447,13 +450,13 @@ class KeyLines(Answer):
 class ResetPreview(Answer):
     """The effect that a reset of a group would have."""
 
-    tasks: Annotated[int, "How many tasks the group would get."]
+    tasks: Annotated[int, "How many tasks would be delivered."]
     first_ms: Annotated[int | None, Moment(), "When the first of them was due."]
     last_ms: Annotated[int | None, Moment(), "When the last of them was due."]
-    lost: Annotated[int, "How many more tasks there were whose bodies no longer exist."]
+    lost: Annotated[int, "How many further tasks there were, whose bodies no longer exist."]
     incomplete: Annotated[
         int,
-        "Number of gaps that the history has in that time. An unknown number of tasks is missing.",
+        "Number of gaps in the history of that time. An unknown number of tasks is missing.",
     ]
     from_ms: Annotated[int, Moment(), "The start of the time that was searched."]
     until_ms: Annotated[int, Moment(), "The end of the time that was searched."]
@@ -463,10 +466,10 @@ class ResetPreview(Answer):
 
 
 class Replay(Answer):
-    """The progress of the search for earlier tasks that a group is owed."""
+    """The progress of the search for earlier tasks that a group must receive."""
 
     looked_at: Annotated[int, "How many tasks have been examined."]
-    given: Annotated[int, "How many of them the group got."]
+    given: Annotated[int, "How many of them were delivered to the group."]
     share: Annotated[
         float | None, "The share that has been examined, 0 to 1; None if it is unknown."
     ]
@@ -519,9 +522,9 @@ VERBS: Final = (
     ),
     Verb(
         "reset_group", Reset, BulkInfo, _OPERATE,
-        "Deliver the tasks to a group again that came due since a moment",
-        "Deliver those tasks to the group that came due since ``to`` and that it has finished or"
-        " was never owed. Each becomes a new task, whose ``Delivery.replay_of`` is the id of the"
+        "Deliver to a group again the tasks that came due since a moment",
+        "Deliver to the group the tasks that came due since ``to`` and that it has finished or"
+        " missed. Each becomes a new task, whose ``Delivery.replay_of`` is the id of the"
         " original. Other groups are not affected. The reset is a bulk operation: it is durable"
         " when the call returns, and runs in the background (``wait_bulk``). Raise NotFound if"
         " there is no such group, Conflict if the group is already being reset, or Overloaded.",
@@ -533,7 +536,7 @@ VERBS: Final = (
     Verb(
         "preview_reset", ResetTrial, ResetPreview, _READ,
         "Preview a reset",
-        "Return how many tasks a reset to that moment would deliver, without resetting. The call"
+        "Return how many tasks a reset to that moment would deliver. Nothing is reset. The call"
         " reads the whole history. Raise NotFound if there is no such group, or Overloaded.",
         FrameType.GROUP_RESET_PREVIEW, path=f"POST {_GROUP}/reset-preview", tag=_TOPICS,
         errors=("not_found",), prompt=False, methods=(Method("preview_reset"),),
@@ -563,8 +566,8 @@ VERBS: Final = (
         over=Over.ALL,
     ),
     Verb(
-        "release_key", HeldTasks, list[TaskOutcome], _OPERATE, "Try the task of a held key again",
-        "Try the task of a held key, named by its id or the key, again at once and reset its"
+        "release_key", HeldTasks, list[TaskOutcome], _OPERATE, "Retry the task of a held key",
+        "Retry the task of a held key, named by its id or the key, at once, and reset its"
         ' failures. Return "released" or "not_held". Raise NotFound if there is no such group.',
         FrameType.RELEASE_KEY, path=f"POST {_GROUP}/held-keys/release", tag=_ORDER,
         errors=("not_found",), audit=Audit.ALWAYS, changes=True,

@@ -27,8 +27,8 @@ class ScheduleName(Request):
 
 
 class NewSchedule(ScheduleName):
-    """A recurring schedule with ``cron`` and ``timezone``, or with ``every_ms``. The operation
-    checks whether the fields are compatible with each other and the daemon's settings."""
+    """A recurring schedule with ``cron`` and ``timezone``, or with ``every_ms``. The daemon checks
+    whether the fields are compatible with each other and with its settings."""
 
     topic: Annotated[str, NAME, "The topic of its tasks."] = called("topic", default=REQUIRED)
     body: Annotated[bytes | None, BODY, "The body of its tasks; by default empty."] = None
@@ -49,7 +49,7 @@ class NewSchedule(ScheduleName):
     anchor_ms: Annotated[
         int | None,
         Moment(),
-        "The moment from which intervals are counted; by default when the schedule was first put.",
+        "The moment from which intervals are counted; by default, when the schedule was first put.",
     ] = None
     jitter_ms: Annotated[
         int | None, Span(), "Maximum random delay of a task after its planned time."
@@ -67,7 +67,7 @@ class NewSchedule(ScheduleName):
     fold: Annotated[
         str | None,
         Choice("Fold", "first", "second", "both"),
-        "Which occurrence of a repeated local time counts.",
+        "Which occurrence of a repeated local time applies.",
     ] = None
     catch_up: Annotated[
         str | None,
@@ -87,7 +87,7 @@ class NewSchedule(ScheduleName):
 
 
 class ScheduleLook(ScheduleName):
-    """The request asks for a schedule with its next times."""
+    """The request asks for a schedule and its next planned times."""
 
     next: Annotated[int, Whole(0, NEXT_MAX), "How many planned times to return."] = called(
         "planned", default=5
@@ -95,7 +95,7 @@ class ScheduleLook(ScheduleName):
 
 
 class Backfill(ScheduleName):
-    """The request asks for the occurrences from ``from_ms`` to ``to_ms`` (exclusive)."""
+    """The request asks for the occurrences from ``from_ms`` up to but excluding ``to_ms``."""
 
     from_ms: Annotated[int, Moment(), "The start of the range."] = called("start", default=REQUIRED)
     to_ms: Annotated[int, Moment(), "The end of the range, exclusive."] = called(
@@ -105,7 +105,7 @@ class Backfill(ScheduleName):
 
 class ClaimName(Request):
     """The request claims a name for a shard, or ends an unused claim. At the shard for which the
-    name was claimed, it announces the claim that a later request will use."""
+    name was claimed, it announces the claim, which a later request will use."""
 
     name: Annotated[str, NAME, "The name to claim."]
     topic: Annotated[str, NAME, "The topic of the tasks."] = called("topic", default=REQUIRED)
@@ -117,7 +117,7 @@ class ClaimName(Request):
 
 
 class NameClaimed(Answer):
-    """The shard of a name."""
+    """The shard for which a name is claimed."""
 
     shard: Annotated[int, "The shard that has, or is allowed to create, the named object."]
     number: Annotated[int, "The claim's number; 0 if no claim is needed."]
@@ -131,7 +131,7 @@ class NamesPage(Request):
 
 
 class ScheduleRun(Answer):
-    """One occurrence, or several missed ones together, and the outcome."""
+    """One occurrence, or several that were missed together, and the outcome."""
 
     planned_ms: Annotated[
         int, Moment(), "When the occurrence was planned, in milliseconds since 1970."
@@ -186,7 +186,7 @@ class ScheduleInfo(Answer):
         "after"
     )
     fold: Annotated[
-        str, 'Which occurrence of a repeated local time counts: "first", "second" or "both".'
+        str, 'Which occurrence of a repeated local time applies: "first", "second" or "both".'
     ] = "first"
     catch_up: Annotated[str, 'Which missed occurrences run later: "last", "skip" or "all".'] = (
         "last"
@@ -271,14 +271,14 @@ VERBS: Final = (
             " schedule.", "pause_schedule",
             path=f"POST {_PATH}/pause"),
     _on_one("resume_schedule", "resume", "Resume a schedule",
-            "Resume a paused schedule. Its ``catch_up`` decides about missed occurrences. Raise"
-            " NotFound if there is no such schedule.",
+            "Resume a paused schedule. Its ``catch_up`` determines which missed runs"
+            " follow. Raise NotFound if there is no such schedule.",
             "resume_schedule", path=f"POST {_PATH}/resume"),
     _on_one("run_schedule", "run", "Enqueue a task of a schedule now",
             "Enqueue a task of the schedule that is due now.", "", answer=AcceptedIds,
             path=f"POST {_PATH}/run", status=201, errors=(*_UNKNOWN, "store_full"), repeat=False),
     _on_one("backfill_schedule", "backfill", "Enqueue a task for each occurrence in a range",
-            "Enqueue a task, due now, for each occurrence in a range; at most 1,000.", "",
+            "Enqueue a task that is due now for each occurrence in a range, at most 1,000.", "",
             request=Backfill, answer=AcceptedIds, path=f"POST {_PATH}/backfill", status=201,
             errors=(*_UNKNOWN, "store_full"), repeat=False),
     _on_one("delete_schedule", "delete", "Delete a schedule; its tasks stay",

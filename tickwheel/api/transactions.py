@@ -65,7 +65,7 @@ class TransactionInfo(Answer):
     bytes: Annotated[int, "The size of its half tasks, in bytes."]
     topics: Annotated[tuple[str, ...], "The topics of its half tasks."]
     checks: Annotated[int, "How many checks of its producer group were due."]
-    asked: Annotated[int, "How many times a producer of the group was asked."]
+    asked: Annotated[int, "How many times a member of the group was asked."]
     checked_ms: Annotated[
         int | None,
         Moment(),
@@ -109,14 +109,14 @@ VERBS: Final[tuple[Any, ...]] = (
          "", FrameType.CLAIM, "transaction", errors=("conflict",), changes=True, over=Over.CLAIM),
     Verb("commit_transaction", TransactionName, AcceptedIds, _PRODUCE,
          "Commit a transaction",
-         "Turn its half tasks into tasks. Committing again returns the same answer.",
+         "Turn its half tasks into tasks. Committing it again returns the same answer.",
          FrameType.COMMIT, path=f"POST {_PATH}/commit", tag=_TAG,
          errors=(*_UNKNOWN, "transaction_rolled_back", "store_full"),
          audit=Audit.OF_OTHERS, changes=True,
          result="as ENQUEUE", command="transactions commit TRANSACTION", over=Over.NAME),
     Verb("rollback_transaction", TransactionName, AcceptedIds, _PRODUCE,
          "Roll back a transaction",
-         "Drop its half tasks. Rolling back again returns the same answer.",
+         "Drop its half tasks. Rolling it back again returns the same answer.",
          FrameType.ROLLBACK,
          path=f"POST {_PATH}/rollback", tag=_TAG, errors=(*_UNKNOWN, "transaction_committed"),
          audit=Audit.OF_OTHERS, changes=True,

@@ -1,5 +1,5 @@
-"""The table of all verbs, from which transports, rights, the audit log, clients and documents
-follow."""
+"""The table of all verbs, from which transports, rights, the audit log, clients and documents are
+derived."""
 
 from __future__ import annotations
 
@@ -67,12 +67,12 @@ BY_HAND: Final = (
          fields="topic: str, group: str?, epoch: int, ids: array of int, attempts: array "
                 "of int, may_gather: bool (optional)",
          result="nil, or an array of outcomes", over=Over.IDS),
-    Verb("nack", None, tuple, _CONSUME, "Report failed deliveries, to be tried again",
+    Verb("nack", None, tuple, _CONSUME, "Report failed deliveries, to be retried",
          frame=FrameType.NACK, changes=True,
          fields="topic: str, group: str?, array of [id, epoch, attempt, delay_ms?, "
                 "reason?]",
          result="array of outcomes", over=Over.IDS),
-    Verb("reject", None, tuple, _CONSUME, "Report deliveries that must not be tried again",
+    Verb("reject", None, tuple, _CONSUME, "Report deliveries that must not be retried",
          frame=FrameType.REJECT, changes=True,
          fields="topic: str, group: str?, array of [id, epoch, attempt, reason?]",
          result="array of outcomes", over=Over.IDS),

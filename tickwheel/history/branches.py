@@ -1,14 +1,14 @@
-"""The epochs of a store in its history, and the last batch that the history knows.
+"""The epochs of a store in its history, and the last batch that the history contains.
 
-``starts`` in a state folder has a line of JSON for every epoch of its daemons: its number, its
+In a state folder, ``starts`` has a line of JSON for every epoch of its daemons: its number, its
 mark, the mark of the preceding epoch, and whether it lacks the end of that epoch. ``reached`` has
-the epoch and the number of the last durable batch. Batches are recorded after their commits, so the
-store is never behind them. A start compares them with the store (``persistence/identity.py``), and
-a restore follows the branch of its backup (``Branch``).
+the epoch and the number of the last durable batch. A batch is recorded after its commit, so the
+store is never behind ``reached``. A starting daemon compares both files with the store
+(``persistence/identity.py``), and a restore follows the branch of its backup (``Branch``).
 
-Nothing is synced: the files survive the end of the daemon. After a power cut ``reached`` can be
-older, which is harmless, or torn, which its checksum detects. In a folder from before marks
-existed, only the names of files give the epochs.
+Nothing is synced, so the files survive the end of the daemon, but after a power cut ``reached`` can
+be older, which is harmless, or torn, which its checksum detects. In a folder from before marks
+existed, only file names show the epochs.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ class Start(NamedTuple):
     epoch: int
     mark: str
     after: str = ""
-    """The mark of the preceding epoch; empty: none or unknown."""
+    """The mark of the preceding epoch; empty: there is none, or it is unknown."""
     behind_ms: int | None = None
-    """Approximate time after which the store lacked the preceding epoch's changes; None: it had all
-    of them."""
+    """Approximate time after which the store lacked the preceding epoch's changes; None: it had
+    all."""
     is_branch: bool = False
     incarnation: str = ""
 
@@ -62,10 +62,10 @@ def start_of(opened: Opened) -> Start:
 
 
 class Reached:
-    """Records the last durable batch. It ignores errors, for example of a full disk."""
+    """Records the last durable batch. Errors, such as a full disk, are ignored."""
 
     def __init__(self, folder: Path, start: Start, batch: int) -> None:
-        """Also record ``start``."""
+        """Record ``start`` in the folder."""
         self._epoch, self._mark = start.epoch, start.mark.encode()[:MARK_BYTES]
         self._batch, self._fd = -1, -1
         with contextlib.suppress(OSError):
@@ -75,7 +75,8 @@ class Reached:
             flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
             self._fd = os.open(part, flags, 0o640)
             self.note(batch)
-            # A new file each time: an old daemon that was only paused writes into the old file.
+            # Create a new file each time, because an old daemon that was only paused still writes
+            # into the old file.
             part.rename(folder / REACHED)
 
     def note(self, batch: int) -> None:
@@ -140,7 +141,7 @@ def find_evidence(history_dir: Path, shard: int) -> list[Evidence]:
 
 
 def epochs(history_dir: Path, shard: int) -> Iterator[tuple[int, int | None]]:
-    """Yield (epoch, hour) for every file; the hour is None for a spool file. Epochs repeat."""
+    """Yield (epoch, hour) for every file; the hour is None for a spool file. Epochs can repeat."""
     for segment in segments.find(history_dir, shard=shard):
         yield segment.name.epoch, segment.hour_ms
     for folder in state_folders(history_dir, shard):
@@ -152,15 +153,13 @@ def epochs(history_dir: Path, shard: int) -> Iterator[tuple[int, int | None]]:
 
 
 class Branch:
-    """The sequence of epochs that a restore follows: one branch of a store.
-
-    It ends with the newest epoch that descends from the backup's; without a backup, with the newest
-    epoch. Events of other branches are excluded, and also those at the end of an epoch that the
-    next epoch lacked, judged by their times. Epochs with unknown starts are included.
-    """
+    """The sequence of epochs that a restore follows: one branch of a store. The branch ends with
+    the newest epoch that descends from the backup's epoch; without a backup, with the newest epoch.
+    Events of other branches are excluded. So are events at the end of an epoch that the next epoch
+    lacked, judged by their times. Epochs with unknown starts are included."""
 
     def __init__(self, folders: Sequence[Path], shard: int, epoch: int, mark: str) -> None:
-        """``epoch`` and ``mark`` are the backup's; empty: no backup, or unknown."""
+        """``epoch`` and ``mark`` are those of the backup; 0 and empty: none, or unknown."""
         self._every = {
             start.mark: start
             for history_dir in folders
@@ -168,7 +167,7 @@ class Branch:
             for start in _starts(folder)
         }
         self.notes: list[str] = []
-        """Reasons, as sentences, for which the result is uncertain."""
+        """Why the result is uncertain, in sentences."""
         self.head = mark
         """The mark of the branch's newest epoch; empty: unknown."""
         self._marks: dict[int, set[str]] = {}
@@ -229,7 +228,7 @@ class Branch:
         return epoch in self._on and event["time_ms"] <= self._untils.get(epoch, event["time_ms"])
 
     def missing(self, epochs: Collection[int]) -> int:
-        """Return the number of possible epochs between these without any events."""
+        """Return the number of epochs between the given ones that may exist and have no events."""
         missing = 0
         for former, epoch in pairwise(sorted(epochs)):
             start, before = self._on.get(epoch), self._on.get(former)

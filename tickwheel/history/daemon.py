@@ -1,14 +1,14 @@
-"""The daemon's part of the delivery history: it notes the events that the engine reports, and
-appends them to the spool batch by batch; a separate process writes them into files.
+"""The daemon's part of the delivery history. It notes the events that the engine reports, and
+appends them to the spool batch by batch. A separate process writes them into files.
 
 ``Recorder`` implements ``engine.events.Recorder``. Notes are collected in memory with the open
-batch. Once that batch is durable, ``records`` turns them into the columns that are appended to the
-spool. New tasks are noted once for each request.
+batch. Once the batch is durable, ``records`` turns them into the records that are appended to the
+spool. New tasks are noted once per request.
 
-Invariants of ``History``: it never disturbs the service. A failing disk raises no error here, and
+Invariants of ``History``: it never disturbs the service. A failing disk raises no error, and
 nothing waits for a disk longer than one ``write``. Events that cannot be kept are counted, logged
-once, and leave a ``dropped`` event. A batch's events are noted before the store gets the batch, and
-appended before its replies are sent. So a SIGKILL loses no event of an answered request.
+once, and leave a ``dropped`` event. The events of a batch are noted before the store gets the
+batch, and appended before its replies are sent, so a SIGKILL loses no event of an answered request.
 
 Each process of the history (writer, lookup, reset, restore) has a pipe from the daemon as its
 standard input, and ends with the daemon.
@@ -49,9 +49,9 @@ Record = list[Any]
 Arrival = tuple[int, object, range, "Sequence[NewTask]"]
 """(time in ms, producer, ids, tasks)"""
 REPEATS_MAX = 1_000_000
-"""Maximum noted events of kinds that repeat while a store does not answer: deliveries, ended leases
-and retries. The number of tasks bounds all other events. A single event takes about 300 bytes, in
-addition to a nack's reason."""
+"""Maximum number of noted events of kinds that repeat while a store does not answer: deliveries,
+ended leases and retries. The number of tasks bounds all other events. A single event takes about
+300 bytes, in addition to a nack's reason."""
 REPEATS = frozenset(
     (
         EventKind.DELIVERED,
@@ -62,7 +62,7 @@ REPEATS = frozenset(
     )
 )
 _ENDS = frozenset((COMMITTED, ROLLED_BACK, PARKED))
-"""Ends of a transaction, which are noted with the transaction's age."""
+"""The ends of a transaction. They are noted with the transaction's age."""
 Times = Callable[[], tuple[int, int]]
 """(wall clock, steady clock) in ms."""
 
@@ -73,17 +73,17 @@ class Notes(NamedTuple):
     arrivals: list[Arrival]
     records: list[Record]
     occurrences: list[Record]
-    """Notes about schedules and transactions whose tasks are among the arrivals; both are forgotten
-    together."""
+    """Notes about schedules and transactions whose tasks are in ``arrivals``. If their batch is
+    refused, they are dropped with their arrivals."""
 
 
 class Recorder:
-    """The notes of one tenure; see ``engine.events.Recorder``."""
+    """Collects the notes of one tenure; see ``engine.events.Recorder``."""
 
     def __init__(
         self, epoch: int, clock: Times, label: Callable[[Any], str], *, bodies: bool = False
     ) -> None:
-        """``label`` returns the name of a producer. With ``bodies``, notes have tasks' bodies."""
+        """``label`` returns the name of a producer. With ``bodies``, notes contain task bodies."""
         self._epoch = epoch
         self._clock = clock
         self._label = label
@@ -93,7 +93,7 @@ class Recorder:
         self._occurrences: list[Record] = []
         self.repeats_max = REPEATS_MAX
         self._repeats = 0
-        """Number of noted events that ``REPEATS_MAX`` bounds."""
+        """Number of noted events that count towards ``REPEATS_MAX``."""
         self.lost = 0
         """Number of events that exceeded ``repeats_max`` since the tenure began."""
 
@@ -111,7 +111,7 @@ class Recorder:
         if isinstance(notes, Notes):
             self._arrivals[:0] = _only(notes.arrivals, accepted)
             self._records[:0] = notes.records
-            # A store that refuses again and again must not reset the count.
+            # Repeated refusals by the store must not reset the count.
             repeated = (record for record in notes.records if record[0] in REPEATS)
             self._repeats += sum(map(_events_of, repeated))
 
@@ -119,9 +119,9 @@ class Recorder:
         self._arrivals, self._occurrences = _only(self._arrivals, accepted), []
 
     def records(self, notes: Notes) -> list[Record]:
-        """Return the spool's records. Arrivals are first, because no other event of these tasks can
-        precede them. Runs of schedules and transactions are last, because nothing else happens to
-        them until they are durable."""
+        """Return the records for the spool. Arrivals come first, because no other event of their
+        tasks can precede them. Runs of schedules and transactions come last, because schedules and
+        transactions do not change again until these are durable."""
         arrived = [self._enqueued(*arrival) for arrival in notes.arrivals]
         return arrived + notes.records + notes.occurrences
 
@@ -215,7 +215,7 @@ class Recorder:
         to_wall_ms = now_ms - mono_ms
         for label, part in groupby(leases, lambda lease: lease.subscriber.label):
             share = list(part)
-            # The time of a delivery in an earlier epoch is unknown.
+            # The time of a delivery that was made in an earlier epoch is unknown.
             delivered = [
                 lease.since_mono_ms + to_wall_ms if lease.epoch == self._epoch else 0
                 for lease in share
@@ -361,7 +361,7 @@ def _events_of(record: Record) -> int:
 
 
 def settings_map(settings: GroupSettings) -> dict[str, Any]:
-    """Return the settings of a group or topic that have values; ``closed_ms`` means that the topic
+    """Return the settings of a group or topic that have values. ``closed_ms`` means that the topic
     is being deleted."""
     rule = settings.if_pending
     fields = settings.flat() | {
@@ -395,7 +395,7 @@ def _lease_fields(lease: Lease) -> tuple[str, str, str, list[int], int]:
 
 
 def _one_cause_or_each(causes: Causes) -> str | list[str | None] | None:
-    """Return the causes as text: one cause if it is the same for all tasks, else a list."""
+    """Return the causes as text: one text if all tasks have the same cause, else a list."""
     if not isinstance(causes, list):
         return causes.value
     words = [None if cause is None else cause.value for cause in causes]
@@ -403,7 +403,7 @@ def _one_cause_or_each(causes: Causes) -> str | list[str | None] | None:
 
 
 def _one_or_each(column: list[int]) -> int | list[int]:
-    """Return the column, or 1 if all values are 1, as in most columns of attempts."""
+    """Return the column, or 1 if all values are 1, which is usual for attempts."""
     return 1 if column.count(1) == len(column) else column
 
 
@@ -416,8 +416,8 @@ LINE_BYTES_MAX = 64 * 1024
 async def start_process(
     command: Sequence[str], *, answers: bool = False, line_bytes_max: int = LINE_BYTES_MAX
 ) -> Process:
-    """Start a process that answers on its standard output (``answers``), or reports on its standard
-    error. Raise OSError."""
+    """Start a process that answers on standard output (``answers``) or reports on standard
+    error."""
     stdout, stderr = (PIPE, DEVNULL) if answers else (DEVNULL, PIPE)
     return await asyncio.create_subprocess_exec(
         *command, stdin=PIPE, stdout=stdout, stderr=stderr, limit=line_bytes_max
@@ -445,12 +445,12 @@ FLUSH_S = 1.0
 RESTART_S = 2.0
 """Seconds between the end of the writing process and its restart."""
 FINISH_S = 10.0
-"""Maximum seconds that ``stop`` waits for the writing process, which continues by itself."""
+"""Maximum seconds that ``stop`` waits for the writing process, which then continues by itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class HistoryOptions(WriterOptions):
-    """The location of one shard's history, and the limits of its size."""
+    """The location of one shard's history, and its limits."""
 
     retention_s: float | None = RETENTION_S
     disk_warn: float = DISK_WARN
@@ -460,7 +460,8 @@ class HistoryOptions(WriterOptions):
 
 
 class History:
-    """The history of a shard: ``start`` and ``stop`` once, ``begin`` and ``end`` in each tenure."""
+    """The history of a shard. Call ``start`` and ``stop`` once, ``begin`` and ``end`` per
+    tenure."""
 
     def __init__(
         self, options: HistoryOptions, clock: Clock, on_event: Callable[[str, str], None]
@@ -471,7 +472,7 @@ class History:
         self._on_event = on_event
         self._folder = state_folder(options.folder, options.node, options.shard)
         try:
-            # Without parents, so that a missing mount is noticed.
+            # Do not create parents, so that a missing mount is noticed.
             Path(options.folder).mkdir(exist_ok=True)
             self._folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -489,9 +490,9 @@ class History:
         self._missing = 0
         """Number of events dropped since the last successful append."""
         self._reason = ""
-        """The reason for which events were last dropped."""
+        """Why events were last dropped."""
         self._lost = 0
-        """Part of ``Recorder.lost`` that was already counted."""
+        """The part of ``Recorder.lost`` that has been counted."""
         self._recent = 0
         """Number of events appended since the last check of the spool."""
         self._writing: asyncio.Task[None] | None = None
@@ -531,7 +532,7 @@ class History:
         """Append the events of durable batches that the previous daemon did not append."""
         assert self._spool is not None
         folder, shard = Path(self._options.folder), self._options.shard
-        if not opened.is_branch:  # the batches of a new branch have other numbers
+        if not opened.is_branch:  # the batch numbers of a new branch are different
             for _, data in take_pending(folder, shard, opened.epoch, opened.last_batch):
                 self._append_packed(data, 1)
         self._epoch = opened.epoch
@@ -573,7 +574,7 @@ class History:
             pending.kept(number)
 
     async def flush_for_ever(self, core: Core) -> None:
-        """Append, once in ``FLUSH_S``, events that belong to no batch."""
+        """Append events that belong to no batch, once every ``FLUSH_S`` seconds."""
         while True:
             await asyncio.sleep(FLUSH_S)
             if self._recorder is None:
@@ -615,8 +616,8 @@ class History:
             self._missing = 0
 
     def _append_packed(self, data: bytes | None, events: int) -> bool:
-        """Append packed records, or drop them if they could not be packed (None). Return whether
-        they were appended."""
+        """Append packed records, or count them as dropped if they could not be packed (None).
+        Return whether they were appended."""
         assert self._spool is not None
         if data is None or not self._spool.append_packed(data):
             self._drop(events, self._spool.trouble or "unknown")
@@ -631,10 +632,10 @@ class History:
             return
         reason, was_missing = "the folder of the spool was removed or moved", self._missing
         self._renew_pending()
-        # The number of lost events is unknown; older ones can also be lost, with their files.
+        # The number of lost events is unknown. Older events can also be lost, with their files.
         self.dropped += max(1, recent)
         self._append([[EventKind.DROPPED, self._clock.read().now_ms, None, reason]], 1)
-        if not was_missing and not self._missing:  # otherwise the loss is already logged
+        if not was_missing and not self._missing:  # otherwise, the loss has already been logged
             self._on_event("history_dropped", f"{reason}; a new one was created")
 
     def _count_lost(self, recorder: Recorder) -> None:
@@ -653,11 +654,12 @@ class History:
     # --- the writing process -------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start the writing process, which also writes the events that earlier daemons left."""
+        """Start the writing process, which also writes events that earlier daemons left."""
         self._writing = asyncio.create_task(self._write_for_ever())
 
     async def stop(self) -> None:
-        """Stop, after ``end``. Wait at most ``FINISH_S`` until the spool is written into files."""
+        """Stop the writing process. Call this after ``end``. Wait at most ``FINISH_S`` until the
+        whole spool has been written into files."""
         self._stopping.set()
         writing, self._writing = self._writing, None
         if writing is None:
@@ -679,7 +681,7 @@ class History:
             except OSError as error:
                 code, ended = 1, f"cannot be started: {error.strerror}"
             if self._stopping.is_set():
-                # It failed before it was told to stop; start it once more.
+                # The process failed before it was told to stop, so start it once more.
                 if is_last or code == 0:
                     return
                 continue
@@ -698,7 +700,9 @@ class History:
         while True:
             try:
                 line = await process.stderr.readline()
-            except ValueError:  # the line is too long; keep reading, or the process would block
+            except (
+                ValueError
+            ):  # the line is too long; keep reading, because otherwise the process would block
                 continue
             if not line:
                 break

@@ -1,12 +1,11 @@
 """The format of the history: records in the spool, and lines in segments.
 
 A record is ``[kind, time_ms, …]`` with columns. It becomes one event, a JSON line, for each of its
-tasks. The tables of kinds, events and fields come first. ``docs/history.md`` describes them for
-readers; a test compares the two.
+tasks. ``docs/history.md`` describes them for readers; a test compares it with the tables below.
 
 ``Renderer`` is the hot part of the writer. It formats lines directly, from a record's columns, and
 formats the common fields of a record's tasks once. Lines are ASCII, with all other characters
-escaped, so any key or reason gives a valid line. This module uses no files.
+escaped, so any key or reason results in a valid line. This module uses no files.
 """
 
 from __future__ import annotations
@@ -26,15 +25,15 @@ SCHEMA_VERSION = 1
 
 
 class EventKind(IntEnum):
-    """The kind of a record, which is its first element. Each docstring has the other elements."""
+    """The kind of a record, which is its first element. Each docstring lists the other elements."""
 
     ENQUEUED = 1
     """time_ms, producer, ids, dues, topics (one | each), options {index: …}, bodies | nil"""
     DELIVERED = 2
     """time_ms, topic, group, subscriber, ids, attempts, dues[, causes of lateness (one | each)]"""
     ACKED = 3
-    """time_ms, topic, group, subscriber, epoch, ids, attempts, delivered_ms, ended; ``ended``:
-    one or each, whether that ended the task (no other group has it any more)"""
+    """time_ms, topic, group, subscriber, epoch, ids, attempts, delivered_ms, ended; ``ended``: one
+    or each, whether the ack ended the task (no other group still has it)"""
     NACKED = 4
     """time_ms, topic, group, subscriber, ids, attempts, next_ms, reasons"""
     LEASE_OVER = 5
@@ -44,12 +43,12 @@ class EventKind(IntEnum):
     DEAD = 7
     """time_ms, topic, group, ids, attempts, reasons"""
     ENDED = 8
-    """time_ms, topic, group | nil, "cancelled" | "expired" | "deleted" | "filtered",
-    ids, ended (nil where no group is named)[, reason]"""
+    """time_ms, topic, group | nil, "cancelled" | "expired" | "deleted" | "filtered", ids, ended
+    (nil without a group)[, reason]"""
     RESCHEDULED = 9
     """time_ms, topic, ids, dues[, places in the order]"""
     REQUEUED = 10
-    """time_ms, topic, group, ids[, ttl_ms of the tasks from then on, if that is new]"""
+    """time_ms, topic, group, ids[, the tasks' new ttl_ms]"""
     GROUP = 11
     """time_ms, topic, group | nil, "created" | "deleted" | "configured" | "reset", details"""
     DAEMON = 12
@@ -100,12 +99,12 @@ EVENTS = (
     *TRANSACTION_EVENTS.values(),
 )  # fmt: skip
 NAMES = {"properties": "props", "trace": "traceparent"}
-"""Option of a task → its different name in a line."""
+"""Option of a task → its name in a line, where that differs."""
 TASK_OPTIONS = (
     "key", "tag", "props", "priority", "ttl_ms", "retry", "order_id", "within_ms", "asked_ms",
     "order_key", "replayed", "traceparent", "encoding", "shard_by",
 )  # fmt: skip
-"""Names of a task's options in the order of ``TaskOptions``, as in records."""
+"""Names of a task's options, ordered as in records and ``TaskOptions``."""
 _APART = ("order_id", "replayed")
 """Options that are written separately."""
 _MAPS = ("props", "retry")
@@ -124,7 +123,7 @@ FIELDS = (
 
 
 def policy_map(value: object) -> dict[str, Any]:
-    """Return a retry policy as a map of the protocol. Raise TypeError for any other value."""
+    """Return a retry policy as a map in wire format. Raise TypeError for any other value."""
     if not isinstance(value, RetryPolicy):
         raise TypeError(f"a record cannot contain a {type(value).__name__}")
     return value.to_map()
@@ -146,13 +145,11 @@ class Renderer:
         self._kinds: dict[int, Callable[[list[Any], int], Iterable[str]]] = {
             kind: getattr(self, f"_{kind.name.lower()}") for kind in EventKind
         }
-        """Kind of a record → the method with its name, which renders it."""
+        """Kind of a record → the method that renders it and has its name."""
 
     def render(self, record: list[Any], seq: int) -> list[str]:
-        """Return a line for each event of ``record``, numbered from ``seq`` on.
-
-        Raise one of MALFORMED.
-        """
+        """Return a line for each event of ``record``, numbered from ``seq`` on. Raise one of
+        MALFORMED."""
         if type(record[1]) is not int:
             raise TypeError("the time is not a whole number")
         return list(self._kinds[record[0]](record, seq))
@@ -253,7 +250,7 @@ class Renderer:
         end = _who(subscriber) + self._end
         attempts, delivered = _column(attempts, len(ids)), _column(delivered, len(ids))
         if type(ended) is list or None in delivered or 0 in delivered:
-            # Delivered before a restart, which does not know when; or some groups still have it.
+            # 0: the delivery preceded a restart, so its time is unknown.
             tooks = [f',"ack_ms":{max(0, time_ms - at)}' if at else "" for at in delivered]
             lasts = [_ENDED[last] for last in _column(ended, len(ids))]
             columns = zip(ids, attempts, tooks, lasts, strict=True)
@@ -291,7 +288,7 @@ class Renderer:
         self, heading: tuple[int, str, str, str | None], subscriber: str | None,
         columns: tuple[Sequence[int], Any, Any], seq: int, dues: Sequence[int] | None = None,
     ) -> Iterable[str]:  # fmt: skip
-        """Return the lines of ended deliveries: ids, attempts, reasons, and new due times."""
+        """Return the lines of ended deliveries. ``columns``: ids, attempts and reasons."""
         ids, attempts, reasons = columns
         tries = [f',"attempt":{attempt:d}' for attempt in _column(attempts, len(ids))]
         whys = [_why(reason) if reason else "" for reason in _column(reasons, len(ids))]
@@ -323,7 +320,7 @@ class Renderer:
     def _daemon(self, record: list[Any], seq: int) -> Iterable[str]:
         _, time_ms, event, details, *_ = record
         if event not in DAEMON_EVENTS:
-            raise ValueError(f"{event!r} is nothing that a daemon does")
+            raise ValueError(f"{event!r} is not an event of a daemon")
         rest = dict(details or {})
         clean = bool(rest.pop("clean")) if "clean" in rest else None
         return self._one(time_ms, event, {"clean": clean, "details": rest or None}, seq)
@@ -374,7 +371,7 @@ class Renderer:
     # --- lines ---------------------------------------------------------------------------------
 
     def _one(self, time_ms: int, event: str, values: Mapping[str, Any], seq: int) -> list[str]:
-        """Return the line of a rare event, with its fields that are not None."""
+        """Return the line of a rare event, with those of its fields that are not None."""
         fields = (
             f',"{name}":{to_json(value)}' for name, value in values.items() if value is not None
         )
@@ -384,7 +381,7 @@ class Renderer:
         self, heading: tuple[int, str, str, str | None], ids: Sequence[int], seq: int,
         *columns: Sequence[str], end: str = "",
     ) -> list[str]:  # fmt: skip
-        """Return a line for each task, with its text from each column and the common ``end``."""
+        """Return a line for each task: its text from each column, then the common ``end``."""
         start, middle = self._task(*heading)
         end += self._end
         texts = map("".join, zip(*columns, strict=True)) if columns else [""] * len(ids)
@@ -399,7 +396,7 @@ class Renderer:
 
 
 def to_json(value: Any) -> str:
-    """Return compact JSON, with values that JSON cannot represent (NaN) as text."""
+    """Return compact JSON. Values that JSON cannot represent (NaN) become text."""
     try:
         return dumps(value, separators=(",", ":"), allow_nan=False)
     except ValueError:
@@ -431,7 +428,7 @@ def _whens(dues: Sequence[int]) -> list[str]:
 
 
 def _column(value: Any, count: int) -> list[Any]:
-    """Return a column with a value for each task; a single value applies to all."""
+    """Return a column with a value for each task. A single value applies to all tasks."""
     return value if type(value) is list else [value] * count
 
 
@@ -471,11 +468,11 @@ def _number(value: int) -> str:
 _KINDS: dict[Any, Callable[[Any], str]] = {str: quote, int: _number}
 _OF_NAMES = {NAMES.get(option.name, option.name): option.kind.json for option, _ in kept_options()}
 _WRITERS = [(name, _KINDS.get(_OF_NAMES.get(name, int), to_json)) for name in _WRITTEN]
-"""(option, function that writes it); options that the daemon adds are numbers."""
+"""(option, function that writes it). Options that the daemon adds are numbers."""
 
 
 def _why(reason: str) -> str:
-    """Return the fields of a failure: the first line is its reason, the rest its trace."""
+    """Return the fields of a failure. The trace follows the first line of ``reason``."""
     summary, _, trace = reason.partition("\n")
     text = f',"reason":{quote(summary)}'
     return f'{text},"trace":{quote(trace)}' if trace else text

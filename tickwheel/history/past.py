@@ -1,25 +1,24 @@
-"""The plan of a reset: the tasks of a topic, due within a time span, that a group gets again, with
-their bodies and options. It is computed from the history up to the reset, into a file ordered by
-due time.
+"""The plan for a reset: the tasks of a topic, due within a time span, that a group will receive
+again, with their bodies and options. It is a file ordered by due time, computed from the history.
 
-It runs as a separate process (``python -m tickwheel.history.past``), because a history is long. The
-process reads the history in the order in which it was written, keeps states in the file, and
+A separate process (``python -m tickwheel.history.past``) computes it, because a history is long.
+The process reads the history in the order in which it was written, keeps states in the file, and
 determines the state of each task when the group was reset (at that reset's ``group_reset`` event
-or, if there is none, at the end of the history). Only the history decides, so the result is the
-same after a crash.
+or, if there is none, at the end of the history). Only the history determines the result, so it
+survives a crash.
 
 | a task that came due in the span | result |
 |---|---|
-| the group had finished it, or it had ended for all groups | given again |
-| the group was created later and was not owed it | given, unless no other group was owed it |
-| the group still has it: ready, in flight, waiting, a dead letter | not given: it is still owed |
-| cancelled, deleted with its topic, or expired in this group | not given |
-| is itself a replay of an earlier reset | not given: the original task is |
+| the group had finished it, or it had ended for all groups | delivered again |
+| the group was created later and was not owed it | delivered, if another group was owed it |
+| the group still has it: ready, in flight, waiting, a dead letter | left out |
+| cancelled, deleted with its topic, or expired in this group | left out |
+| itself a replay of an earlier reset | left out, because the original is delivered |
 
 Tasks that the group's filter excludes are left out. ``Plan`` is the file, to which the daemon adds
-tasks that are only in its store. Tasks can be missing because the history lacks them; the plan
-counts the *gaps* in the span: dropped events, a history that begins later, and epochs without
-events, whose history is on another machine.
+tasks that only its store has. Tasks are missing if the history lacks them, so the plan counts the
+*gaps* in the span: dropped events, a history that begins later, and epochs without events, whose
+history is on another machine.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ from tickwheel.persistence.codec import decode_extras, encode_extras
 FIRST_EPOCH = 1
 """The first epoch of a store."""
 CACHED_MAX = 50_000
-"""Maximum tasks whose states are in memory while the history is read."""
+"""Maximum number of tasks whose states are in memory while the history is read."""
 CONTENTS_MAX = 1_000
 CONTENTS_BYTES_MAX = 8 << 20
 """Bytes of bodies and options that are written at once."""
@@ -68,15 +67,16 @@ class TaskFlags(IntFlag):
     ENDED = 4
     """The task had ended for all groups."""
     TOUCHED = 8
-    """The task was delivered, so a later due time is that of a retry."""
+    """The task was delivered, so a later due time belongs to a retry."""
     CARRIED = 16
-    """The file has the task's body and options."""
+    """The file contains the task's body and options."""
     STORED = 32
     """The store has the task."""
     BEFORE = 64
-    """The task came due before the group began; the rules of ownership decide about it."""
+    """The task came due before the group began. The rules of ownership decide whether to deliver
+    it."""
     GIVEN = 128
-    """The task will be given again, as far as is known."""
+    """The task will be delivered again, as far as is known."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class PlannedTask(NamedTuple):
     stand: TaskFlags
     options: TaskOptions | None
     body: bytes | None
-    """None: only the store can have the body."""
+    """The body, or None if only the store can have it."""
 
 
 @dataclass(frozen=True)
@@ -118,12 +118,12 @@ class Count:
     """Counts of a plan."""
 
     tasks: int = 0
-    """Number of tasks that the group would get again."""
+    """Number of tasks that the group would receive again."""
     first_ms: int | None = None
     last_ms: int | None = None
     """Due times of the first and the last of these tasks."""
     lost: int = 0
-    """Number of other tasks, whose bodies no longer exist."""
+    """Number of further tasks, whose bodies no longer exist."""
     incomplete: int = 0
     """Number of gaps in the history of the span; tasks in a gap can be missing."""
 
@@ -132,8 +132,7 @@ class Plan:
     """The file of a plan, used by one thread at a time."""
 
     def __init__(self, path: str = "", bytes_max: int = 1 << 40) -> None:
-        """Without a path the file is temporary. All methods raise sqlite3.Error if the file would
-        exceed ``bytes_max``."""
+        """Without a path the file is temporary. Methods raise sqlite3.Error at ``bytes_max``."""
         self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
         pages = f"max_page_count={max(1, bytes_max // PAGE_BYTES)}"
         sizes = f"page_size={PAGE_BYTES}", pages, "cache_size=-16000"
@@ -154,7 +153,7 @@ class Plan:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # --- making it -----------------------------------------------------------------------------
+    # --- creating it ---------------------------------------------------------------------------
 
     def known(self, ids: Iterable[int]) -> dict[int, tuple[int, int, int]]:
         """Return id → (due time, state, position) of the tasks in the plan."""
@@ -177,7 +176,7 @@ class Plan:
         self._db.execute("COMMIT")
 
     def choose(self, wanted: ResetScope) -> None:
-        """Decide for every task whether it is given again, and delete the other tasks' bodies."""
+        """Decide for every task whether it is delivered again. Delete the bodies of other tasks."""
         done = TaskFlags.DONE | TaskFlags.ENDED
         before = "due_ms < :since_ms AND place <= :since_id"
         self._db.execute(
@@ -194,7 +193,7 @@ class Plan:
         )
 
     def lacking(self) -> set[int]:
-        """Return the ids of tasks to give again whose body and options are not in the file."""
+        """Return the ids of tasks to redeliver whose bodies and options are not in the file."""
         rows = self._db.execute(
             f"SELECT id FROM task WHERE stand & {int(TaskFlags.GIVEN | TaskFlags.CARRIED)}"
             f" = {int(TaskFlags.GIVEN)}"
@@ -209,8 +208,9 @@ class Plan:
         )
 
     def add_stored(self, wanted: ResetScope, stored: Iterable[tuple[TaskRow, bool]]) -> None:
-        """Add stored tasks of the topic, each with whether the rules permit giving it again; for a
-        task in the history, this matters only if it came due before the group began."""
+        """Add stored tasks of the topic. Each is paired with a flag: whether the rules permit
+        delivering it again. For a task in the history, it matters only if the task is older than
+        the group."""
         filter_ = known_filter(wanted.tags, wanted.where)
         rows = [(row, permitted) for row, permitted in stored if wanted.covers(row.due_ms)]
         known = self.known(row.id for row, _ in rows)
@@ -241,7 +241,7 @@ class Plan:
     # --- reading it ----------------------------------------------------------------------------
 
     def read(self, after: tuple[int, int], limit: int, bytes_max: int) -> list[PlannedTask]:
-        """Return the next tasks to give after (due time, id), at least one if there is any."""
+        """Return the next tasks to deliver after (due time, id), at least one if there are any."""
         given, carried = int(TaskFlags.GIVEN), int(TaskFlags.CARRIED)
         rows = self._db.execute(
             "SELECT t.id, t.due_ms, t.stand, c.options, c.body FROM task t LEFT JOIN carried c"
@@ -258,7 +258,7 @@ class Plan:
         return page
 
     def count(self) -> Count:
-        """Count the tasks that the plan gives again, and those whose bodies are lost."""
+        """Count the tasks that will be delivered again, and tasks whose bodies are lost."""
         given, has_body = int(TaskFlags.GIVEN), int(TaskFlags.CARRIED | TaskFlags.STORED)
         query = f"FROM task WHERE stand & {given} != 0 AND stand & {has_body}"
         tasks, first_ms, last_ms = self._db.execute(
@@ -285,7 +285,7 @@ class _Fold:
         self._carried: dict[int, tuple[bytes | None, bytes]] = {}
         self._bytes = 0
         self.has_bodies = False
-        """Whether any event had a body; otherwise a second pass is useless."""
+        """Whether any event had a body. If none had, a second pass is useless."""
 
     def apply(self, event: Event) -> None:
         """Apply an event. Raise KeyError, TypeError or ValueError if it lacks required fields."""
@@ -299,7 +299,7 @@ class _Fold:
         if state is None:
             if kind != "delivered":
                 return
-            # Its enqueue is missing from the history.
+            # The event of its enqueue is missing from the history.
             state = self._put(id_, int(event["due_ms"]), TaskFlags(0), id_)
         if kind == "rescheduled":
             if not state[1] & TaskFlags.TOUCHED:
@@ -323,7 +323,8 @@ class _Fold:
         return flags
 
     def _flags_cleared_by(self, event: Event) -> int:
-        """Return the bits that the event clears: a group is owed a requeued dead letter again."""
+        """Return the bits that the event clears. A requeue makes the group receive the task
+        again."""
         is_ours = event.get("group") == self._wanted.group
         return TaskFlags.DONE if is_ours and event["event"] == "requeued" else 0
 
@@ -419,7 +420,7 @@ def events_of(folder: Path, shard: int, topic: str) -> Iterator[Event]:
 
 
 def beginning(folder: Path, shard: int) -> int | None:
-    """Return the time at which the history begins, or None if it has its store's first event."""
+    """Return the time at which the history begins, or None if its store's first event is in it."""
     files = find(folder, shard=shard)
     epoch = min((segment.name.epoch for segment in files), default=FIRST_EPOCH)
     oldest = [
@@ -478,7 +479,7 @@ def _judge(plan: Plan, wanted: ResetScope) -> None:
 
 
 def command() -> list[str]:
-    """Return the command that makes a plan: it reads a ``request`` from its standard input, and
+    """Return the command that computes a plan. It reads a ``request`` from its standard input, and
     writes a line to its standard output when the plan is finished."""
     return [sys.executable, "-m", "tickwheel.history.past"]
 

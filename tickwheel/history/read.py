@@ -1,12 +1,12 @@
 """Searches of the history by id, key, topic, group, event and time, newest or oldest first; and a
-replay of all events of a shard in the order of their writing, by epoch and number.
+replay of all events of a shard in the order in which they were written, by epoch and number.
 
 Memory is bounded: a search reads one hour at a time, merging its segments. Most lines are skipped
-by their bytes without being parsed. Only ``enqueued`` events have the key, so a search by key first
-finds the ids of its tasks.
+by their bytes, without being parsed. Only ``enqueued`` events contain the key, so a search by key
+first finds the ids of the tasks.
 
-A daemon has two kinds of questions: the story of a task, and tasks by key, topic and time,
-including finished ones. Answers are bounded in events or tasks, in bytes and in time. A search
+A daemon asks two kinds of questions: for the story of a task, and for tasks by key, topic and time,
+including finished tasks. Answers are bounded in events or tasks, in bytes and in time. A search
 needs much processor time, which a thread would take from the daemon's event loop. So ``python -m
 tickwheel.history.read`` runs as a process with a low priority. It reads one question from each line
 of standard input, writes one answer to each line of standard output, and ends at the end of
@@ -43,7 +43,8 @@ from tickwheel.history.spool import SpoolName
 from tickwheel.history.writer import LATE_MS, Place, Position, load_position
 
 KEY_IDS_MAX = 100_000
-"""Maximum tasks of one key; a key with more needs a narrower search."""
+"""Maximum number of tasks with the key of a search. If there are more, the search must be
+narrower."""
 NEWEST_MAX = 1_000_000
 ENQUEUED = frozenset(("enqueued",))
 _TASK_ID = re.compile(rb'"task_id"\s*:\s*"(\d+)"')
@@ -82,8 +83,8 @@ class Query:
 
     def sieve(self) -> Callable[[bytes], bool]:
         """Return a function that tells from a line's bytes whether its event can match. It returns
-        True for all matches and some other lines."""
-        # Only ``enqueued`` events have the key.
+        True for all matches, and for some other lines."""
+        # Only ``enqueued`` events contain the key.
         names = [value for _, value in self._named()]
         names += [self.key] if self.events == ENQUEUED and self.key is not None else []
         needles = [spellings(name) for name in names]
@@ -108,7 +109,7 @@ def task_id(event: Event) -> int | None:
 
 
 def search(history_dir: Path, query: Query, tally: Tally) -> Iterator[Event]:
-    """Yield all matching events, oldest first. Raise LimitExceeded for a key of too many tasks."""
+    """Yield all matching events, oldest first. Raise LimitExceeded for too many tasks."""
     query = by_ids(history_dir, query, tally)
     for _, hour in hours(history_dir, query):
         yield from merged(hour, query, tally)
@@ -145,8 +146,8 @@ def by_ids(history_dir: Path, query: Query, tally: Tally) -> Query:
 
 
 def newest_id(history_dir: Path, query: Query, tally: Tally) -> int | None:
-    """Return the id of the newest matching task that was enqueued with ``query.key``, or None.
-    Reads hours from the newest, and stops at the first match."""
+    """Return the id of the newest matching task that was enqueued with ``query.key``, or None. Read
+    hours from the newest, and stop at the first match."""
     enqueued = replace(query, events=ENQUEUED)
     for _, hour in reversed(hours(history_dir, query)):
         newest_of_hour = max(_with_key(hour, enqueued, tally), default=None)
@@ -167,7 +168,7 @@ def _with_key(files: Iterable[Segment], enqueued: Query, tally: Tally) -> Iterat
 
 
 def flow(history_dir: Path, wanted: int, since_ms: int, tally: Tally) -> list[Event]:
-    """Return the events of one task in order. ``since_ms``: the time of its enqueue in its id."""
+    """Return the events of one task in order. ``since_ms``: the enqueue time in its id."""
     return sorted(_since_enqueue(history_dir, wanted, since_ms, tally), key=written)
 
 
@@ -192,14 +193,14 @@ def hours(history_dir: Path, query: Query) -> list[tuple[int, list[Segment]]]:
 
 def merged(hour: list[Segment], query: Query, tally: Tally) -> Iterator[Event]:
     """Yield the matching events of an hour, by time."""
-    # The segments of each daemon and epoch, in the order of their numbers.
+    # Read the segments of each daemon and epoch in the order of their numbers.
     ordered = groupby(sorted(hour, key=lambda s: s.name), lambda s: s.name[:3])
     chains = [_chain(list(chain), query, tally) for _, chain in ordered]
     return chains[0] if len(chains) == 1 else heapq.merge(*chains, key=_order)
 
 
 def _chain(chain: list[Segment], query: Query, tally: Tally) -> Iterator[Event]:
-    """Yield the matching events of one daemon's segments of an hour, each once."""
+    """Yield each matching event of one daemon's segments of an hour once."""
     may, last = query.sieve(), 0
     for segment in chain:
         for line in segments.raw_lines(segment.path, tally):
@@ -284,8 +285,8 @@ class Follow:
                     self._offsets[segment.path] = self._offsets.get(segment.path, 0) + len(line)
                     yield line
         except FileNotFoundError:
-            # It has been sealed. Read it now: this call also reads the next segment, after which
-            # lower event numbers count as known.
+            # The segment has been sealed. Read it now: this call also reads the next segment, and
+            # then lower event numbers count as known.
             yield from segments.raw_lines(segment.path, self._tally)
 
     def _is_known(self, chain: tuple[int, str, int, int], event: Event) -> bool:
@@ -305,9 +306,9 @@ EVENTS_MAX: Final = 1_000
 BYTES_MAX: Final = 2 << 20
 """Maximum bytes of an answer's events, as JSON."""
 S_MAX: Final = 5.0
-"""Maximum seconds of a search, which then returns an incomplete answer."""
+"""Maximum seconds of a search. After that it returns an incomplete answer."""
 LINES_PER_LOOK: Final = 10_000
-"""Lines that are read between two checks of the time."""
+"""Number of lines that are read between two checks of the time."""
 
 
 class TimedTally(Tally):
@@ -320,7 +321,7 @@ class TimedTally(Tally):
     def __setattr__(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)
         if name == "lines" and value % LINES_PER_LOOK == 1 and time.monotonic() > self._until_s:
-            raise LimitExceeded(f"the search takes longer than {S_MAX:g} s")
+            raise LimitExceeded(f"the search took longer than {S_MAX:g} s; narrow it")
 
 
 class Answer(NamedTuple):
@@ -328,7 +329,7 @@ class Answer(NamedTuple):
 
     found: list[Event]
     is_whole: bool
-    """Whether no more events or tasks match."""
+    """Whether no further events or tasks match."""
 
 
 def _bounded(items: Iterator[Event], limit: int) -> Answer:
@@ -347,7 +348,7 @@ def _bounded(items: Iterator[Event], limit: int) -> Answer:
 
 
 def story(folder: Path, task_id: int, begun_ms: int) -> Answer:
-    """Return the events of a task in order; ``begun_ms``: the time of its enqueue in its id."""
+    """Return the events of a task in order. ``begun_ms``: the time of its enqueue, as in its id."""
     events, is_whole = _bounded(_since_enqueue(folder, task_id, begun_ms, TimedTally()), EVENTS_MAX)
     return Answer(sorted(events, key=written), is_whole)
 
@@ -367,11 +368,11 @@ def _since_enqueue(folder: Path, task_id: int, begun_ms: int, tally: Tally) -> I
 
 
 TASKS_MAX: Final = 1_000
-"""Maximum tasks in one answer to a daemon."""
+"""Maximum number of tasks in one answer to a daemon."""
 KEPT_MAX: Final = 100_000
-"""Maximum enqueues of an hour that a search keeps in memory."""
+"""Maximum number of enqueues of an hour that a search keeps in memory."""
 PART: Final = 256
-"""Tasks whose events are searched at once."""
+"""Number of tasks whose events are searched at once."""
 _ENDS: Final = ("acked", *ENDINGS)
 _FIELDS: Final = (
     ("topic", "topic"), ("schedule", "schedule"),
@@ -412,8 +413,8 @@ def _outlines(
 
 def outline(task_id: int, events: Sequence[Event]) -> dict[str, Any]:
     """Summarize a task from its events in order: ``topic``, ``key``, other options and body, as far
-    as the events have them; ``state``, which is its end, "dead" or "unfinished"; and ``ended_ms``,
-    the time of its end."""
+    as the events contain them; ``state``, which is how it ended, "dead" or "unfinished"; and
+    ``ended_ms``, the time at which it ended."""
     fields: dict[str, Any] = {"id": str(task_id), "state": UNFINISHED, "ended_ms": None}
     fields |= {"enqueued_ms": None, "due_ms": None, "attempts": 0}
     dead: dict[str, str] = {}
@@ -463,13 +464,12 @@ def find_tasks(folder: Path, wanted: Query, limit: int) -> Answer:
 
 NICENESS: Final = 10
 ANSWER_BYTES_MAX: Final = 2 * BYTES_MAX
-"""Maximum bytes of an answer's line: ``BYTES_MAX`` for its events, and as many for names and
+"""Maximum bytes of an answer's line: ``BYTES_MAX`` for its events, and the same for names and
 quotes."""
 
 
 def story_question(task_id: int, begun_ms: int) -> bytes:
-    """Return a line that asks the process for the story of a task. ``begun_ms``: the time of its
-    enqueue in its id."""
+    """Return a line that asks the process for the story of a task. ``begun_ms``: see ``story``."""
     return dumps({"story": task_id, "begun_ms": begun_ms}).encode() + b"\n"
 
 
@@ -505,7 +505,7 @@ def serve(folder: Path, questions: BinaryIO, answers: BinaryIO) -> None:
 
 def main() -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
-        # The signals are for the daemon, whose end also ends this process.
+        # The signals are meant for the daemon; when it ends, this process ends too.
         signal.signal(number, signal.SIG_IGN)
     os.nice(NICENESS)
     with contextlib.suppress(BrokenPipeError):
@@ -514,7 +514,7 @@ def main() -> int:
 
 
 # --- all events in order --------------------------------------------------------------------------
-# Events come from any number of folders, for example one of each daemon of a failover pair: first
+# Events come from any number of folders, for example one for each daemon of a failover pair: first
 # from segments, then from spools that no writer has processed, rendered as a writer would. A
 # segment is opened when its first number is reached, so few are open at a time. Spool files are
 # opened at the beginning, because a concurrent writer can remove them. Missing numbers are counted.
@@ -536,12 +536,12 @@ class Replayed:
     lost_bytes: int = 0
     """Torn or damaged bytes of spools."""
     drops: int = 0
-    """Number of times that an unknown number of events is missing."""
+    """Number of gaps in which an unknown number of events is missing."""
     crashes: int = 0
-    """Number of starts since the backup after a crash; each crash can have lost the batch that was
+    """Number of starts after a crash since the backup. Each crash may have lost the batch that was
     being appended."""
     clean_stop: bool = False
-    """Whether the newest event is a daemon's clean stop, after which nothing has changed."""
+    """Whether the newest event is a clean stop of the daemon, so that nothing has changed since."""
 
 
 @dataclass(slots=True)
@@ -554,7 +554,8 @@ class Seen(Replayed):
 
 
 STEP_BACK_MS = 60_000
-"""Milliseconds; an event that is older by more than its predecessor shows a clock set back."""
+"""An event that is older than its predecessor by more than these milliseconds shows that the clock
+was set back."""
 HEAD_LINES = 200
 
 
@@ -565,7 +566,7 @@ class Start(NamedTuple):
     since_ms: int
     """The backup contains all earlier events of epochs up to ``epoch``."""
     id_mark: int
-    """Events of higher ids are newer than the backup, regardless of their time."""
+    """Events of tasks with higher ids are newer than the backup, regardless of their time."""
 
     def is_behind(self, event: Event) -> bool:
         """Return whether the backup certainly contains this event of an epoch up to ``epoch``."""
@@ -573,12 +574,9 @@ class Start(NamedTuple):
 
 
 class Replay:
-    """One pass over all events, or over all since a backup.
-
-    In the backup's epoch, files before the last one that begins before the backup are skipped. The
-    events in that file from before the backup are read only to detect missing events. In earlier
-    epochs, files of earlier hours are skipped.
-    """
+    """One pass over all events, or over all events since a backup. In the backup's epoch, the first
+    file read is the last one that begins before the backup. Its events from before the backup are
+    read only to detect missing events. In earlier epochs, files of earlier hours are skipped."""
 
     def __init__(
         self,
@@ -588,7 +586,7 @@ class Replay:
         backup_ms: int = 0,
         needles: Sequence[bytes] = (),
     ) -> None:
-        """``needles``: only lines of segments with one of these are read; the count of missing
+        """``needles``: read only lines of segments that contain one of these. The count of missing
         events is then wrong."""
         self._needles = needles
         self._folders = folders
@@ -599,16 +597,16 @@ class Replay:
         self._ends: dict[int, int] = {}
         """Epoch → the number of its last event in a segment, if known."""
         self._at = (0, 0)
-        """Epoch and number of the event read last."""
+        """Epoch and number of the last event read."""
         self.seen = Seen()
 
     @property
     def reaches_back(self) -> bool:
-        """Whether the history begins before the backup's end; valid after ``events``."""
+        """Whether the history begins before the backup ended; valid after ``events``."""
         return self._start is None or self._reaches_back
 
     def expected(self) -> int | None:
-        """Return the expected number of events at the end; None: unknown."""
+        """Return the expected total number of events, or None if it is unknown."""
         epoch, seq = self._at
         if epoch not in self._ends:
             return None
@@ -618,7 +616,7 @@ class Replay:
     def events(self) -> Iterator[Event]:
         """Yield every event once, by epoch and number."""
         with ExitStack() as stack:
-            # Before the segments: events that a writer processes meanwhile are then in both.
+            # Open spools before segments, so that no event that a writer moves is missed.
             spools = [Spools(folder, self._shard, stack) for folder in self._folders]
             yield from self._events(spools)
 
@@ -648,15 +646,16 @@ class Replay:
                 yield event
 
     def _counts(self, segment: Segment) -> bool:
-        """Return whether a segment, judged by its name, can have events that the backup lacks. One
-        of an earlier epoch can, after the store was set back, except from earlier hours."""
+        """Return whether, judging by its name, a segment may contain events that the backup lacks.
+        In an earlier epoch this is possible after the store was set back, except in earlier
+        hours."""
         start = self._start
         if start is None or segment.name.epoch >= start.epoch:
             return True
         return segment.hour_ms + HOUR_MS > start.since_ms
 
     def _counted(self, epoch: int, events: Iterator[Event]) -> Iterator[Event]:
-        """Yield the events of an epoch, each once, and count missing numbers."""
+        """Yield each event of an epoch once, and count missing numbers."""
         start = self._start
         is_cut = epoch <= start.epoch if start is not None else self._at == (0, 0)
         last = None if is_cut else 0
@@ -671,7 +670,7 @@ class Replay:
             yield event
 
     def _after(self, start: Start, epoch: int, events: Iterator[Event]) -> Iterator[Event]:
-        """Yield the events of an epoch, up to the backup's, that the backup can lack."""
+        """Yield the events that the backup may lack, of an epoch up to the backup's."""
         newest_ms = 0
         for event in events:
             time_ms = event["time_ms"]
@@ -758,8 +757,9 @@ class _Head(NamedTuple):
 
 
 def _from_start(heads: list[_Head], start: Start) -> list[_Head]:
-    """Return the segments of an epoch, ordered by first number, that can have events which a backup
-    lacks, and the segment before them. A segment is full when the next one of its hour begins."""
+    """Return the segments of an epoch, ordered by first number, that may contain events which a
+    backup lacks, and the segment before them. A segment is full when the next segment of its hour
+    begins."""
     begin: _Head | None = None
     newest_ms = 0
     for head in heads:
@@ -771,7 +771,7 @@ def _from_start(heads: list[_Head], start: Start) -> list[_Head]:
         begin, newest_ms = head, max(newest_ms, time_ms)
     if begin is None:
         return heads
-    # An hour that has just ended can still get events.
+    # Events can still be added to an hour that has just ended.
     hour_ms, began_ms = begin.segment.hour_ms, begin.first["time_ms"]
     late = [
         head
@@ -811,7 +811,8 @@ class Spools:
                     opened.append((name, fd))
                     written_ms = os.fstat(fd).st_mtime_ns // 1_000_000
                     self.written_ms = max(self.written_ms or 0, written_ms)
-            # After the files: all events before this position are in segments.
+            # Read the position after opening the files, so that all events before it are in
+            # segments.
             self._positions[folder] = load_position(folder)
 
     def ends(self) -> dict[int, int]:
@@ -820,7 +821,7 @@ class Spools:
         return {epoch: place.seq for position in saved for epoch, place in position.epochs.items()}
 
     def by_epoch(self, seen: Seen) -> dict[int, Iterator[Event]]:
-        """Return epoch → its events; ``seen`` counts them while they are read."""
+        """Return epoch → its events. ``seen`` counts the events while they are read."""
         epochs: dict[int, Iterator[Event]] = {}
         for folder, opened in self._files.items():
             for epoch in sorted({name.epoch for name, _ in opened}):

@@ -1,35 +1,36 @@
 """The writer process of the history, which writes the events in the spool into segment files.
 
 ``Writer`` combines the steps for one state folder: lines, sealing, retention. ``Follower`` reads
-the spool files of all epochs in chunks. An epoch ends when its daemon has ended or begun another
-file, and everything was read.
+the spool files of all epochs in chunks. An epoch is finished once its daemon has stopped (or begun
+another file) and all of its files have been read.
 
 ``Position`` has the spool position, the last event number, and the lengths of open segments. It is
-saved after the lines are written. A writer that was killed before that starts at the old position,
-truncates the segments to its lengths, and writes the same lines with the same numbers again.
+saved after the lines are written. If the writer is killed before the save, the next writer resumes
+at the old position, truncates the segments to the saved lengths, and writes the same lines again.
 
 ``Output`` appends lines to the file of their hour. Every write has an explicit offset, so a retry
-overwrites a partial write, and a reader never sees bytes change. A full file is followed by the
-next one. A file that gets no more lines is ripe, and goes to the sealer.
+overwrites a partial write, and a reader never sees bytes change. When a file is full, the next file
+begins. A file that gets no more lines is closed and passed to the sealer.
 
-``Sealer`` compresses it, piece by piece, into a segment that never changes. The compressed file
+``Sealer`` compresses such a file, piece by piece, into a segment that never changes. The segment
 gets its name when it is complete and synced; then the open file is removed. Interrupted sealing
-starts again from the open file.
+starts again.
 
 Invariants:
 
-* Lines are written, then the position is saved, then the position in memory is updated. After any
-  failure in between, the same lines are written again with the same numbers.
+* Lines are written, then the position is saved, then the position in memory is updated. After a
+  failure between these steps, the same lines are written again with the same numbers.
 * A spool file is removed after its lines are written and the saved position is behind it.
 * Records that are unreadable or invalid are counted in a ``dropped`` event and logged.
 
-The daemon starts and watches ``python -m tickwheel.history.writer`` at a low priority. It can also
-be run by hand, to finish the spool of a daemon that has ended. Standard input is a pipe from the
-daemon: a byte wakes the writer, and its end means that the daemon has ended. Then the writer writes
-the rest, seals it once no daemon holds the spool, and ends.
+The daemon starts and watches ``python -m tickwheel.history.writer`` at a low priority. An operator
+can also run it, to finish the spool of a daemon that has ended. Standard input is a pipe from the
+daemon: a byte wakes the writer, and the end of the pipe means that the daemon has ended. Then the
+writer writes the rest, seals it once no daemon holds the spool, and ends.
 
-A lock gives a state folder one writer at a time. Another writer waits for the end of the first one
-or of its own daemon. If the folder is removed or moved, the process ends and is restarted.
+A lock ensures that a state folder has one writer at a time. A second writer waits until the first
+one, or its own daemon, has ended. If the folder is removed or moved, the writer ends and is
+restarted.
 """
 
 from __future__ import annotations
@@ -73,7 +74,8 @@ SEGMENT_BYTES = 64 << 20
 RETENTION_S = 72 * 3600.0
 CLEAN_HOUR = 4
 DISK_WARN, DISK_CLEAN = 0.75, 0.85
-"""Used shares of the disk above which the writer warns, and removes history."""
+"""The used share of the disk above which the writer warns, and that above which it removes
+history."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +100,7 @@ class WriterOptions:
 
     def command(self) -> list[str]:
         """Return the writer's command line. Its standard input must be a pipe that ends with the
-        daemon; its standard error has lines for the daemon's log."""
+        daemon. Its standard error contains lines for the daemon's log."""
         command = [sys.executable, "-m", "tickwheel.history.writer"]
         for option in fields(WriterOptions):
             if (value := getattr(self, option.name)) is not None:
@@ -131,8 +133,8 @@ def parsed(arguments: Sequence[str] | None) -> WriterOptions:
 POSITION = "position.json"
 VERSION = 1
 EPOCHS_MAX = 512
-"""Maximum epochs whose last event numbers are kept: a new store can begin the same epoch again, in
-which event numbers must continue."""
+"""Maximum number of epochs whose last event number is kept. A new store can repeat an epoch, and
+its event numbers must then continue."""
 
 
 @dataclass(slots=True)
@@ -153,22 +155,22 @@ class Position:
     number: int = 0
     """Number of the newest segment."""
     epochs: dict[int, Place] = field(default_factory=dict)
-    """Epoch → its place; the epoch written last is at the end."""
+    """Epoch → position in it. The epoch written last is at the end."""
     open: dict[str, int] = field(default_factory=dict)
     """Open segments: path below the history's folder → length in bytes."""
     cleaned_ms: int = 0
-    """Time at which the daily retention last ran."""
+    """Time at which the daily clean-up last ran."""
 
     def place(self, epoch: int) -> Place:
         return self.epochs.get(epoch) or Place()
 
     def moved(self, epoch: int, place: Place) -> dict[int, Place]:
-        """Return the epochs, with ``epoch`` at another place."""
+        """Return ``epochs`` with a new position for ``epoch``."""
         others = {other: at for other, at in self.epochs.items() if other != epoch}
         return others | {epoch: place}
 
     def save(self, folder: Path) -> None:
-        """Save the position. Raise OSError; the saved position is then unchanged."""
+        """Save the position. If this raises OSError, the saved position is unchanged."""
         for epoch in list(self.epochs)[:-EPOCHS_MAX]:
             del self.epochs[epoch]
         text = json.dumps(
@@ -208,15 +210,15 @@ def load_position(folder: Path) -> Position | None:
 
 
 OPEN_MAX = 4
-"""Maximum hours with open segments: the current and the previous one, and others for clocks that
-were set back."""
+"""Maximum number of hours with open segments: the current hour, the previous one, and others in
+case clocks are set back."""
 LATE_MS = 60_000
-"""Milliseconds after its end for which an hour stays open."""
+"""How long an hour stays open after it ends, in milliseconds."""
 PIECE_BYTES = 1 << 20
-"""Bytes of an open segment that one step seals."""
+"""Number of bytes of an open segment that one step seals."""
 GZIP_LEVEL = 3
 _GZIP = 31
-"""The zlib setting for a gzip header without a time: equal lines give equal bytes."""
+"""The zlib setting for a gzip header without a time, so that equal lines result in equal bytes."""
 
 
 @dataclass(slots=True)
@@ -240,14 +242,11 @@ class Output:
         self._open: dict[tuple[int, int], OpenSegment] = {}
         self.number = 0
         self.ripe: list[Path] = []
-        """Closed files that must be sealed."""
+        """Closed files, which must be sealed."""
 
     def resume(self, position: Position | None) -> None:
-        """Continue with the files of an earlier writer.
-
-        Lines after its position are removed: they are still in the spool, and will be written
-        again. Without a position all lines are kept.
-        """
+        """Continue with the files of an earlier writer. Lines after its position are removed: they
+        are still in the spool, and will be written again. Without a position all lines are kept."""
         mine = [
             segment
             for segment in segments.find(self._dir, shard=self._shard)
@@ -257,7 +256,7 @@ class Output:
         self.number = saved.number
         for segment in mine:
             if segment.name.sealed:
-                # A writer killed during sealing has left the open file.
+                # A writer that was killed during sealing has left the open file.
                 open_name = str(segment.name._replace(sealed=False))
                 segment.path.with_name(open_name).unlink(missing_ok=True)
                 continue
@@ -276,7 +275,7 @@ class Output:
         fd = os.open(segment.path, os.O_RDWR | os.O_CLOEXEC)
         try:
             if os.fstat(fd).st_size < length or key in self._open:
-                # A power cut has lost the end; keep the rest.
+                # A power cut has removed the end of the file; keep the rest.
                 os.close(fd)
                 self.ripe.append(segment.path)
                 return
@@ -290,10 +289,8 @@ class Output:
 
     def write(self, epoch: int, texts: dict[int, list[str]]) -> dict[str, int]:
         """Append lines to the segments of their hours. Return the new lengths of all open segments.
-
-        Lines count as written only after ``keep``. Raise OSError; the same lines can then be
-        written again.
-        """
+        Lines count as written only after ``commit_lengths``. If writing fails, raise OSError; the
+        caller can write the same lines again."""
         self._forget_removed()
         lengths = self.lengths()
         for hour_ms, lines in texts.items():
@@ -307,7 +304,7 @@ class Output:
         return lengths
 
     def keep(self, lengths: dict[str, int]) -> None:
-        """Take over the lengths that ``write`` returned, after they were saved."""
+        """Apply the lengths that ``write`` returned. Call this after they were saved."""
         for segment in self._open.values():
             segment.length = lengths[self._key(segment.path)]
 
@@ -337,8 +334,8 @@ class Output:
     # --- closing -----------------------------------------------------------------------------
 
     def ripen(self, reached_ms: int) -> bool:
-        """Close full segments, and those of hours before ``reached_ms``, up to which events are
-        written. Return whether any was closed."""
+        """Close full segments, and segments of hours that ended before ``reached_ms``, the time of
+        the last written event. Return whether any segment was closed."""
         ripe = [
             s
             for s in self._open.values()
@@ -379,12 +376,12 @@ class Output:
 
 
 class Sealer:
-    """Seals segments one after the other."""
+    """Compresses closed segments, one after the other."""
 
     def __init__(self) -> None:
         self._waiting: deque[Path] = deque()
         self._sealing: Generator[None] | None = None
-        """The sealing of the first waiting segment, if it has begun."""
+        """The running sealing of the first waiting segment, or None."""
         self.sealed = 0
 
     def add(self, path: Path) -> None:
@@ -400,7 +397,7 @@ class Sealer:
         return set(self._waiting)
 
     def step(self) -> bool:
-        """Seal one piece. Return False if there was none. Raise OSError; call again later."""
+        """Seal one piece. Return False if there was none. After OSError, call again later."""
         if not self._waiting:
             return False
         self._sealing = self._sealing or _seal(self._waiting[0])
@@ -423,7 +420,7 @@ class Sealer:
 
 
 def _seal(source: Path) -> Generator[None]:
-    """Seal one segment, a piece at a time. Abandoned sealing leaves only ``source``."""
+    """Seal one segment, a piece at a time. If sealing is abandoned, only ``source`` remains."""
     target = source.with_name(source.name + ".gz")
     try:
         reading = source.open("rb")
@@ -431,7 +428,8 @@ def _seal(source: Path) -> Generator[None]:
         return
     with reading:
         left = _whole_bytes(reading.fileno())
-        # Otherwise it is empty; or it was sealed, and only the removal was interrupted.
+        # Nothing to seal if the file is empty, or if it was sealed and only its removal was
+        # interrupted.
         if left and not target.exists():
             part = source.with_name(f"{PART}{target.name}")
             try:
@@ -469,12 +467,12 @@ def _whole_bytes(fd: int) -> int:
 
 
 LITTLE_BYTES = 64 << 10
-"""Bytes of spool in one step; a step with fewer has caught up."""
+"""If a step processes fewer bytes of the spool than this, the writer has caught up."""
 UPKEEP_MS = 1_000
 TIME_MS_MAX = 4_102_444_800_000
 """1 January 2100; a later time counts as damage."""
 DAMAGES_LOGGED_MAX = 20
-"""Maximum number of damages that are logged."""
+"""Maximum number of messages about damage that are logged."""
 
 Log = Callable[[str], None]
 
@@ -502,8 +500,8 @@ class Writer:
         self._upkeep_ms = 0
 
     def step(self) -> int:
-        """Write some lines and seal a piece. Return the bytes of spool that were processed, 1 if
-        only sealing is left, or 0 if there is nothing to do. Raise OSError."""
+        """Write some lines and seal a piece. Return the number of spool bytes that were processed,
+        1 if only sealing remains, or 0 if there is nothing to do. Raise OSError."""
         done = self.follower.step()
         behind = done >= LITTLE_BYTES
         self._ripen(self.follower.newest_ms if behind else self._now_ms())
@@ -525,7 +523,7 @@ class Writer:
         return not self.follower.held
 
     def _first_position(self, shard: int) -> Position:
-        """Return the position without a saved one: after the last event numbers in segments."""
+        """Return the position to start at if none was saved: after the last event in segments."""
         epochs = {name.epoch for name in spool.files(self._folder)}
         places = {
             epoch: Place(seq=seq)
@@ -535,7 +533,7 @@ class Writer:
         return Position(number=self.output.number, epochs=places)
 
     def close(self) -> None:
-        """Close the files; the next writer continues with them."""
+        """Close the files. The next writer continues with them."""
         self.sealer.abandon()
         self.output.release()
 
@@ -581,13 +579,11 @@ class Follower:
         self.held = False
         """Whether a daemon could still append to the spool at the last ``step``."""
         self.newest_ms = 0
-        """Time of the event written last."""
+        """Time of the last event written."""
 
     def step(self) -> int:
-        """Write the lines of one chunk. Return the bytes of spool that were processed; 0: none.
-
-        Raise OSError; nothing is lost, call again later.
-        """
+        """Write the lines of one chunk. Return the number of spool bytes that were processed. If
+        OSError is raised, nothing is lost; call again later."""
         self.held = False
         for epoch, names in self._by_epoch().items():
             done = self._step(epoch, names)
@@ -599,20 +595,20 @@ class Follower:
         names: dict[int, list[SpoolName]] = {}
         for name in spool.files(self._folder):
             if name.number < self.position.place(name.epoch).file:
-                # It was read completely; only its removal was interrupted.
+                # The file was read completely; only its removal was interrupted.
                 (self._folder / str(name)).unlink(missing_ok=True)
             else:
                 names.setdefault(name.epoch, []).append(name)
         return names
 
     def _step(self, epoch: int, names: list[SpoolName]) -> int:
-        # A copy, because a failed write must leave the position unchanged.
+        # Change a copy, because a failed write must leave the position unchanged.
         place = replace(self.position.place(epoch))
         name = names[0]
         path = self._folder / str(name)
         if name.number != place.file:
             place = replace(place, file=name.number, offset=0)
-        # Checked before reading: if nobody holds the file then, the chunk has its end.
+        # Check this before reading: if nobody holds the file now, the chunk includes its end.
         held = len(names) == 1 and spool.is_held(path)
         self.held = self.held or held
         chunk = spool.read_chunk(path, place.offset, self._chunk_bytes)
@@ -709,17 +705,17 @@ LOCK = "lock"
 NICE = 10
 IDLE_S_MIN, IDLE_S_MAX = 0.02, 0.5
 GATHER_S = 0.1
-"""Seconds to wait after little work, to combine small batches."""
+"""Seconds to wait when the writer has caught up, so that small batches are combined."""
 TROUBLE_S_MIN, TROUBLE_S_MAX = 0.25, 5.0
 GONE_PATIENCE_S = 5.0
-"""Seconds to wait for the daemon's lock after the end of standard input."""
+"""Seconds to wait, after standard input has ended, until the daemon's lock ends."""
 TROUBLE_PATIENCE_S = 15.0
-"""Seconds to wait instead while the disk fails; the spool keeps the rest."""
+"""Seconds to wait instead while the disk fails. The spool keeps the rest."""
 GLANCE_S = 0.05
 
 
 class Process:
-    """The writer's loop: work, wait, and end with standard input."""
+    """Runs the writer in a loop until standard input ends."""
 
     def __init__(self, options: WriterOptions, lock: Lock, log: Log) -> None:
         self._options = options
@@ -730,8 +726,8 @@ class Process:
         self._trouble = ""
 
     def run(self) -> int:
-        """Return the exit code. 0: everything is written and sealed, or another writer has the
-        folder; 1: the spool is not empty, or the folder is missing."""
+        """Run the writer and return its exit code. 0: everything is written and sealed, or another
+        writer has the folder. 1: the spool is not empty, or the folder is missing."""
         wait_s, idle_s, trouble_s = 0.0, IDLE_S_MIN, TROUBLE_S_MIN
         if not self._lock.take(self._is_alone):
             return 0
@@ -769,7 +765,7 @@ class Process:
         if self._stdin_ended_s is not None:
             time.sleep(min(wait_s, GATHER_S))
             return
-        # A wake-up still waits for ``GATHER_S``; the end of the daemon does not.
+        # After a wake-up, pause briefly to gather more events, unless the daemon has ended.
         ready, _, _ = select.select([0], [], [], wait_s)
         if not ready:
             return
@@ -805,7 +801,7 @@ class Process:
 
 
 class Lock:
-    """The lock of a state folder, held until the process ends. Raise OSError."""
+    """The lock of a state folder, held until the process ends. Methods raise OSError."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -813,11 +809,9 @@ class Lock:
         self._open()
 
     def take(self, is_over: Callable[[float], bool]) -> bool:
-        """Wait for the lock. Return False if the daemon has ended and another writer has the lock,
-        which will write the whole spool.
-
-        ``is_over`` waits at most the given seconds, and returns whether the daemon has ended.
-        """
+        """Wait for the lock. Return False if the daemon has ended and another writer holds the
+        lock; that writer will write the whole spool. ``is_over`` waits at most the given seconds,
+        and returns whether the daemon has ended."""
         while True:
             try:
                 fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -846,8 +840,8 @@ class Lock:
         self._fd = os.open(self._folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
 
     def _is_left(self) -> bool:
-        """Return whether the spool has files that no running daemon holds. The other writer can be
-        about to end without them; files of a running daemon are left to its own writer."""
+        """Return whether the spool has files that no running daemon holds. The other writer may be
+        about to end without writing them. Files of a running daemon are left to its own writer."""
         names = spool.files(self._folder)
         living = {n.epoch for n in names if spool.is_held(self._folder / str(n))}
         return any(name.epoch not in living for name in names)
@@ -858,14 +852,14 @@ def log_line(text: str) -> None:
     try:
         os.write(2, f"history writer: {text}\n".encode("utf-8", "replace"))
     except OSError:
-        return  # nobody reads standard error any more
+        return  # nobody reads standard error any longer
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the writer. Return its exit code."""
     options = parsed(arguments)
     for number in (signal.SIGINT, signal.SIGTERM):
-        # The signals are for the daemon, whose end makes this process end in order.
+        # The signals are meant for the daemon; when it ends, this process ends properly.
         signal.signal(number, signal.SIG_IGN)
     os.nice(NICE)
     folder = state_folder(options.folder, options.node, options.shard)

@@ -11,11 +11,12 @@ error.
 
 ``compiled`` returns nested functions and never evaluates text as code. ``cost_of`` bounds the work
 of one call, because patterns do not backtrack: each part between two ``%`` matches at its first
-occurrence, which leaves the most room for the rest.
+occurrence, which leaves most text for the remaining parts.
 
-Only this module imports the parser library, and only when the first condition is parsed, which most
-daemons never do. The parser is LALR(1) over a fixed grammar, with an explicit stack and without a
-tree, so that nested text cannot make it recurse. The caller bounds the length of the text.
+Only this module imports the parser library, and only when the first condition is parsed, because
+most daemons never parse one. The parser is LALR(1) over a fixed grammar, with an explicit stack and
+without a tree, so that nested text cannot make it recurse. The caller bounds the length of the
+text.
 """
 
 from __future__ import annotations
@@ -44,11 +45,12 @@ WILD_COST = 4
 """The cost of a character in a searched part of a pattern that has a ``_``."""
 
 
-# Dataclasses, not named tuples: tuples of different classes with equal elements compare as equal.
+# These are dataclasses because named tuples of different classes compare as equal if their elements
+# are.
 
 
 class Source(Enum):
-    """The part of a task that has the value of a name."""
+    """The part of a task in which the value of a name is found."""
 
     PROPERTY = "property"
     TAG = "tag"
@@ -57,7 +59,7 @@ class Source(Enum):
 
 
 class ValueKind(Enum):
-    """The kinds of values; only values of one kind can be compared."""
+    """The kinds of values. Only values of the same kind can be compared."""
 
     NUMBER = "number"
     TEXT = "text"
@@ -92,7 +94,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """Whether a value is in a list: ``IN``."""
+    """The test whether a value is in a list: ``IN``."""
 
     operand: Operand
     values: tuple[Literal, ...]
@@ -112,7 +114,7 @@ class IsNull:
 
 @dataclass(frozen=True, slots=True)
 class Holds:
-    """A value that is used as a condition; UNKNOWN unless it is a truth value."""
+    """A value that is used as a condition. The result is UNKNOWN unless it is a truth value."""
 
     operand: Operand
 
@@ -167,19 +169,19 @@ TYPES = {
 
 
 def depth_of(condition: Condition) -> int:
-    """Return how deep AND, OR and NOT are nested; 0 if the condition has none of them."""
+    """Return how deeply AND, OR and NOT are nested, or 0 if the condition has none of them."""
     return condition.depth if isinstance(condition, Inverted | AllOf | AnyOf) else 0
 
 
 def cost_of(condition: Condition) -> int:
-    """Return the maximum cost of judging a task: one step per comparison, and one per searched
-    character of a pattern."""
+    """Return the maximum cost of evaluating the condition for a task: one step per comparison, and
+    one per searched character of a pattern."""
     return _work_of(condition, 1)
 
 
 def steps_of(condition: Condition) -> int:
-    """Return the maximum time of judging a task, in comparisons of about 0.2 µs. A searched
-    character counts as a search in the longest text that a property can have."""
+    """Return the maximum time for evaluating the condition for a task, in comparisons of about 0.2
+    µs. A searched character counts as a search in the longest text that a property can have."""
     return _work_of(condition, STEPS_PER_SEARCHED)
 
 
@@ -196,7 +198,7 @@ def _work_of(condition: Condition, per_searched: int) -> int:
 
 
 def compiled(condition: Condition) -> Predicate:
-    """Return a function that judges a task by its options and properties."""
+    """Return a function that evaluates the condition for a task's options and properties."""
     match condition:
         case AllOf(terms):
             return _joined(tuple(map(compiled, terms)), decides=False)
@@ -220,8 +222,8 @@ def compiled(condition: Condition) -> Predicate:
 
 
 def _joined(terms: tuple[Predicate, ...], *, decides: bool) -> Predicate:
-    """Return AND (one FALSE term ``decides``) or OR (one TRUE term ``decides``). Without a deciding
-    term the result is UNKNOWN if any term is UNKNOWN."""
+    """Return AND (a FALSE term decides) or OR (a TRUE term decides). Without a deciding term the
+    result is UNKNOWN if any term is UNKNOWN."""
 
     def judge(options: TaskOptions, properties: Properties) -> Truth:
         result: Truth = not decides
@@ -295,7 +297,7 @@ def _comparison(sign: str, left: Operand, right: Operand) -> Predicate:
 
 
 def _with_literal(sign: str, left: Name, right: Literal) -> Predicate:
-    """Return the predicate for comparing a name with a literal, the most frequent case."""
+    """Return the predicate that compares a name with a literal, which is the most frequent case."""
     if right.kind is ValueKind.NULL or (right.kind is ValueKind.TRUTH and sign not in {"=", "<>"}):
         return _unknown
     compare, types, literal, name = OPERATORS[sign], TYPES[right.kind], right.value, left.name
@@ -317,12 +319,12 @@ def _with_literal(sign: str, left: Name, right: Literal) -> Predicate:
 
 def _member(operand: Operand, values: tuple[Literal, ...]) -> Predicate:
     get = _getter(operand)
-    # One set per kind, because True == 1 would be a member of a common set.
+    # One set per kind: because True == 1, a common set could not distinguish them.
     of_kind = {
         kind: frozenset(literal.value for literal in values if literal.kind is kind)
         for kind in TYPES
     }
-    # A value that is not in the list is UNKNOWN if the list has values of another kind.
+    # If a value is not in the list, the result is UNKNOWN if the list has values of another kind.
     missing: dict[ValueKind, Truth] = {
         kind: False if all(literal.kind is kind for literal in values) else None for kind in TYPES
     }
@@ -377,7 +379,7 @@ def _expression(part: Part) -> re.Pattern[str]:
 
 
 Search = Callable[[str, int, int], int]
-"""Finds a part in text[first:end]. Returns the index after it, or -1."""
+"""Finds a part of a pattern in text[first:end]. Returns the index after it, or -1."""
 
 
 def _searching(part: Part) -> Search:
@@ -435,16 +437,16 @@ def _matcher(pattern: Part) -> Callable[[str], bool]:
 BEFORE_MAX = 40
 """Maximum characters that a message shows before the position of the error."""
 AFTER_MAX = 20
-"""Maximum characters that a message shows from the position of the error on."""
+"""Maximum characters that a message shows after the position of the error."""
 
 
 class FilterError(ValueError):
-    """A filter that is not valid, with a caret under the position of the error, or a filter that
-    exceeds a limit, without a position."""
+    """A filter is not valid (the message has a caret under the position of the error) or exceeds a
+    limit (there is no position)."""
 
     def __init__(self, field: str, message: str, text: str, position: int | None) -> None:
         self.field = field
-        """The field of the error: ``tags`` or ``where``."""
+        """The field with the error: ``tags`` or ``where``."""
         self.position = position
         """The index of the first invalid character; None if the filter exceeds a limit."""
         if position is None:
@@ -458,7 +460,7 @@ def _pointed(text: str, position: int) -> str:
     """Return the text around the position in one line, and a caret in a second line."""
     first, end = max(0, position - BEFORE_MAX), position + AFTER_MAX
     before, after = "..." if first else "", "..." if end < len(text) else ""
-    # Every character must be one column wide for the caret.
+    # For the caret, every character must be one column wide.
     part = "".join(char if char.isprintable() else " " for char in text[first:end])
     caret = " " * (len(before) + position - first) + "^"
     return f"  {before}{part}{after}\n  {caret}"
@@ -466,7 +468,8 @@ def _pointed(text: str, position: int) -> str:
 
 FOUND_LENGTH_MAX = 40
 OWN = {"tag": Source.TAG, "key": Source.KEY, "priority": Source.PRIORITY}
-"""Names (in any case) of values of the task itself. In double quotes they are properties."""
+"""Names, in upper or lower case, of values of the task itself. In double quotes they name
+properties."""
 INTEGER_MIN, INTEGER_MAX = -(2**63), 2**64 - 1
 """Range of the integers in conditions."""
 
@@ -520,7 +523,7 @@ NAME: /[A-Z_][A-Z0-9_.]*/i
 %ignore /(?u:\s)+/
 """
 
-# (terminals that the parser expects, their name in messages); the first match is used.
+# (terminals that the parser expects, their name in messages). The first match is used.
 EXPECTED = (
     ({"_NOT", "NAME"}, "a condition"),
     ({"NAME"}, "a name or a value"),
@@ -549,7 +552,7 @@ HINTS = {
 
 
 class _InvalidToken(Exception):
-    """A token that the grammar accepts but that is not valid."""
+    """A token is accepted by the grammar, but is not valid."""
 
     def __init__(self, token: Token, message: str) -> None:
         self.position = token.start_pos or 0
@@ -598,7 +601,7 @@ def _character(char: str) -> str:
 
 
 class _Callbacks:
-    """The functions that build conditions for the grammar's rules."""
+    """The functions that build the conditions for the grammar's rules."""
 
     def any_of(self, terms: list[Condition]) -> Condition:
         return AnyOf(tuple(terms), 1 + max(map(depth_of, terms)))
@@ -704,7 +707,7 @@ def _parser() -> Callable[[str], Condition]:
     from lark import Lark, Transformer
 
     class Reading(_Callbacks, Transformer[Any, Any]):
-        """The parser calls these methods while it reads."""
+        """The parser calls these methods while it reads the text."""
 
     lark = Lark(
         GRAMMAR,
@@ -712,7 +715,7 @@ def _parser() -> Callable[[str], Condition]:
         lexer="basic",
         maybe_placeholders=False,
         transformer=Reading(),
-        g_regex_flags=re.ASCII,  # no other letters count as upper or lower case of keywords
+        g_regex_flags=re.ASCII,  # no letters except ASCII letters match keywords in another case
     )
 
     def run(text: str) -> Condition:
@@ -725,7 +728,8 @@ def _parser() -> Callable[[str], Condition]:
 # --- conditions that no task can satisfy -----------------------------------------------------
 
 JUDGED_MAX = 20_000
-"""Maximum evaluations in a search for a satisfying value. A longer search is skipped."""
+"""Maximum number of evaluations in a search for a value that satisfies a condition. A longer search
+is skipped."""
 SHOWN_LENGTH_MAX = 200
 PRIORITY_MAX = 255
 """The highest priority of a task; the lowest is 0."""
@@ -738,12 +742,10 @@ Sample = tuple[TaskOptions, Properties]
 
 
 def why_never(condition: Condition) -> str | None:
-    """Return why no task can satisfy the condition, or None if no reason is found.
-
-    A part that is UNKNOWN for every task is a mistake anywhere in a condition. Other parts are
-    grouped by name, and the parts that must hold together are evaluated for all relevant values:
-    each literal, and a value in each gap between literals. Contradictions between two names or
-    between two patterns are not detected."""
+    """Return why no task can satisfy the condition, or None if no reason is found. A part that is
+    UNKNOWN for every task is always a mistake. Other parts are grouped by name, and the parts that
+    must hold together are evaluated for all relevant values: each literal, and a value in each gap
+    between literals. Contradictions between two names or between two patterns are not detected."""
     for part in _simple_parts(condition):
         judge = compiled(part)
         if all(judge(*sample) is None for sample in _samples([part])):
@@ -801,14 +803,15 @@ def _together(wanted: Iterable[Wanted]) -> Iterator[Wanted]:
 
 
 def _can_be(wanted: list[Wanted]) -> bool:
-    """Return whether some value gives all conditions the required truth values. The conditions
+    """Return whether some value gives all conditions the required truth values. The conditions must
     have at most one name."""
     parts = [part for condition, _ in wanted for part in _simple_parts(condition)]
     samples = list(_samples(parts))
     if len(samples) * len(parts) > JUDGED_MAX:
         return True
     judges = [
-        # Any text counts as a match, because patterns are not compared with each other.
+        # Any text counts as a match of a pattern, because patterns are not compared with each
+        # other.
         (_is_text(condition.operand), True)
         if isinstance(condition, Like) and isinstance(condition.operand, Name)
         else (compiled(condition), truth)
@@ -838,7 +841,7 @@ def _names(part: Simple) -> frozenset[Name]:
 
 def _samples(parts: list[Simple]) -> Iterator[Sample]:
     """Yield tasks with every value that can make a difference to conditions on one name. For two
-    names, the values are of every kind."""
+    names, yield a value of every kind."""
     operands = (operand for part in parts for operand in _operands(part))
     literals = [operand for operand in operands if isinstance(operand, Literal)]
     names = list({name for part in parts for name in _names(part)})
@@ -866,7 +869,7 @@ def _values(name: Name, literals: list[Literal]) -> list[PropertyValue | None]:
     if name.source is Source.PRIORITY:
         return [*range(PRIORITY_MAX + 1)]
     named = [literal.value for literal in literals if literal.kind is ValueKind.TEXT]
-    # The next text after a text is the same text with a NUL appended.
+    # The text that immediately follows a text in order is the same text with a NUL appended.
     texts = ["", *named, *(f"{text}\0" for text in named)]
     if name.source is not Source.PROPERTY:
         return [None, *texts]
@@ -876,7 +879,7 @@ def _values(name: Name, literals: list[Literal]) -> list[PropertyValue | None]:
 
 def _around(numbers: Iterable[Any]) -> Iterator[float]:
     """Yield each number and the lowest possible numbers, each followed by the next integer and the
-    next fraction, so that every gap has a value."""
+    next fraction, so that every gap contains a value."""
     for number in (nextafter(-inf, 0), INTEGER_MIN, 0, *numbers):
         yield number
         if INTEGER_MIN <= (whole := floor(number) + 1) <= INTEGER_MAX:
@@ -907,14 +910,14 @@ def _why_unknown(part: Simple) -> str:
 
 def why_not(condition: Condition, options: TaskOptions, properties: Properties) -> str:
     """Return the parts of a condition that a task does not satisfy, with the task's values, or ""
-    if it satisfies the condition."""
+    if the task satisfies the condition."""
     failing = list(dict.fromkeys(_failing(condition, options, properties, truth=True)))
     more = [f"{len(failing) - FAILING_MAX} more"] if len(failing) > FAILING_MAX else []
     return " and ".join([*failing[:FAILING_MAX], *more])
 
 
 FAILING_MAX = 5
-"""Maximum parts of a condition that ``why_not`` names."""
+"""Maximum number of parts of a condition that ``why_not`` lists."""
 
 
 def _failing(

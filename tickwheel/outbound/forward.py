@@ -6,8 +6,9 @@
     amqp://[USER@]HOST[:PORT][/VHOST]?exchange=NAME[&routing_key=KEY]
     kafka://[USER@]HOST[:PORT][,HOST…]/?topic=NAME[&sasl=plain|scram-sha-256|scram-sha-512]
 
-``rediss://``, ``amqps://`` and ``kafkas://`` use TLS. A target sends one batch at a time, so tasks
-are written in the order in which they came due. Each target imports the library of its broker.
+``rediss://``, ``amqps://`` and ``kafkas://`` use TLS. A target sends one batch at a time, so that
+tasks are written in the order in which they came due. Each target imports the library of its
+broker.
 
 * Redis: ``XADD`` to a stream or ``RPUSH`` to a list, with one pipeline per batch. An entry of a
   stream has the field ``body`` and a field for each header. An element of a list is a JSON object
@@ -23,8 +24,8 @@ are written in the order in which they came due. Each target imports the library
 Invariants: each delivery is acked only by the answer to its own command, message or record. If the
 connection breaks before the answer, the delivery counts as not sent. The few errors that concern a
 single task are listed here and count as its failure. A task that is too large for Kafka is
-rejected, since retries cannot succeed. All other errors concern the broker and raise ``NotNow``,
-also for part of a batch.
+rejected, since retries cannot succeed. All other errors concern the broker and raise
+``BrokerUnavailable``, even if they affect only part of a batch.
 """
 
 from __future__ import annotations
@@ -69,8 +70,8 @@ ANSWER_S: Final = 10.0
 REDIS_PORT: Final = 6379
 READ_BYTES: Final = 1 << 16
 REPLY_BYTES_MAX: Final = 9_999
-"""Maximum bytes of a reply of Redis. A connection with a longer reply is closed before reading
-it."""
+"""Maximum bytes of a reply of Redis. If a reply is longer, the connection is closed before the
+reply is read."""
 _TOO_LARGE: Final = re.compile(rb"\n(?:[*%%~>|]|\$\d{%d,})" % (len(str(REPLY_BYTES_MAX)) + 1))
 """Matches the beginning of a reply with several values or a longer string. No command has such a
 reply, and the parser would allocate memory for the announced size."""
@@ -84,7 +85,7 @@ OF_A_TASK: Final = (
 
 
 class RedisFailed(NotNow):
-    """The server refuses commands; the text is its error."""
+    """The server refuses commands. The text is its error."""
 
 
 def redis_target(url: str, secret: str | None) -> RedisTarget:
@@ -147,7 +148,7 @@ class RedisTarget:
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
         self._parser: Any = None
         self._tail, self._held = b"\n", 0
-        """The last bytes read, and the number of bytes since the last complete reply."""
+        """The last bytes read."""
         self._asking = asyncio.Lock()
 
     async def connect(self) -> None:
@@ -234,7 +235,8 @@ _MORE: Final = object()
 
 
 class StreamEntries:
-    """``XADD`` of each message. The stream keeps about ``maxlen`` entries, or all for 0."""
+    """``XADD`` of each message. The stream keeps about ``maxlen`` entries, or all entries if
+    ``maxlen`` is 0."""
 
     def __init__(self, name: str, maxlen: int) -> None:
         trim: tuple[str, ...] = ("MAXLEN", "~", str(maxlen)) if maxlen else ()
@@ -277,12 +279,12 @@ AMQPS_PORT: Final = 5671
 AMQP_USER: Final = "guest"
 FRAME_BYTES_MAX: Final = 1 << 20
 """Maximum bytes of a received frame. The limit of RabbitMQ itself is 128 KiB."""
-BLOCKED: Final = "the broker has blocked the connection: an alarm of its memory or disk"
+BLOCKED: Final = "the broker has blocked the connection because of a memory or disk alarm"
 NAME_BYTES_MAX: Final = 128
 """Maximum bytes of a header's name in AMQP."""
 HEADERS_BYTES_MAX: Final = 64 * 1024
 """Maximum bytes of headers for properties of a task; further properties are left out. All headers
-must fit into a frame of RabbitMQ, which has 128 KiB."""
+must fit into one RabbitMQ frame of at most 128 KiB."""
 
 
 def amqp_target(url: str, secret: str | None) -> AmqpTarget:
@@ -334,9 +336,9 @@ class AmqpTarget:
             errors.PublishError, errors.ChannelPreconditionFailed, errors.ConnectionSyntaxError,
             errors.ConnectionFrameError, errors.ConnectionUnexpectedFrame,
         )  # fmt: skip
-        """Errors that concern a single message: it was returned or not understood."""
+        """Errors that concern a single message, which was returned or could not be encoded."""
         self._broker_errors = errors.DeliveryError, errors.ChannelClosed, errors.ConnectionClosed
-        """All errors of the broker: an unconfirmed message, or a closed channel or connection."""
+        """All errors of the broker, such as an unconfirmed message or a closed channel."""
         self._exchange_name, self._routing_key = exchange, routing_key
         self._place = place
         self.batch_max = batch_max
@@ -355,7 +357,7 @@ class AmqpTarget:
             self._exchange = channel.default_exchange
 
     async def send(self, deliveries: Sequence[Delivery]) -> list[Outcome]:
-        """Publish all deliveries and wait for each confirm."""
+        """Publish all deliveries, and wait until each is confirmed."""
         tasks = [asyncio.ensure_future(self._publish(delivery)) for delivery in deliveries]
         try:
             await asyncio.wait(tasks, timeout=ANSWER_S)
@@ -376,8 +378,8 @@ class AmqpTarget:
         return False
 
     def _outcomes(self, ends: Sequence[BaseException | None], refusal: str | None) -> list[Outcome]:
-        """Return the outcomes. Raise NotNow for an error that concerns the broker, and any error
-        that is not the broker's."""
+        """Return the outcomes. Raise BrokerUnavailable for an error that concerns the broker. Raise
+        any error that does not come from the broker."""
         for end in ends:
             if refusal is None and end is not None and self._is_of_the_broker(end):
                 refusal = why(end)
@@ -443,7 +445,7 @@ class BoundedTransport:
     async def create(
         self, url: Any, *, ssl_context_provider: Any, **options: Any
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """Connect. Raise the same errors as aiormq's factories."""
+        """Connect. Raise the same errors as the factories of aiormq."""
         from aiormq.exceptions import AMQPConnectionError
 
         loop = asyncio.get_running_loop()
@@ -563,7 +565,7 @@ class KafkaTarget:
             errors.RecordListTooLargeError, errors.InvalidTimestampError,
             errors.CorruptRecordException,
         )  # fmt: skip
-        """Errors that concern a single record; all others concern the topic or cluster."""
+        """Errors that concern a single record. All other errors concern the topic or cluster."""
         self._too_large = (
             aiokafka.errors.MessageSizeTooLargeError,
             aiokafka.errors.RecordTooLargeError,
@@ -598,7 +600,7 @@ class KafkaTarget:
         return outcomes
 
     async def _begin(self, delivery: Delivery) -> asyncio.Future[Any]:
-        """Return the future of the brokers' answer to one record."""
+        """Return a future for the brokers' answer to one record."""
         task_message = message(delivery)
         key = delivery.order_key or delivery.key
         headers = [(name, as_text(value).encode()) for name, value in task_message.headers.items()]
@@ -609,7 +611,9 @@ class KafkaTarget:
                 None if key is None else key.encode(),
                 headers=headers,
             )
-        except self._kafka_error as error:  # no metadata, or a record too large to send
+        except (
+            self._kafka_error
+        ) as error:  # there is no metadata, or the record is too large to send
             answer = asyncio.get_running_loop().create_future()
             answer.set_exception(error)
         return answer

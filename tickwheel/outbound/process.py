@@ -6,7 +6,7 @@ output: states of targets, ended pushes, and answers. It receives tasks as an or
 the input ends without ``stop``, the daemon is dead and nothing can be settled, so the process exits
 at once. After ``stop`` it waits for running requests.
 
-A target is identified by (topic, group). A target that is set again is replaced.
+A target is identified by (topic, group). Setting a target again replaces it.
 """
 
 from __future__ import annotations
@@ -35,14 +35,15 @@ LINE_BYTES_MAX: Final = 16 * 1024 * 1024
 STATES_S: Final = 0.5
 """Seconds between two reports of the targets' states to the daemon."""
 AGAIN_S: Final = 1.0
-"""Seconds before a target that failed to start or whose runner has ended is started again."""
+"""Pause before a target is restarted that failed to start, or whose runner has ended, in
+seconds."""
 TEST_BODY: Final = b'{"test": true}'
 SEND_TIMEOUT_S: Final = 10.0
-"""Seconds to wait for an answer of the daemon before a request is repeated."""
+"""Seconds to wait for an answer from the daemon before a request is repeated."""
 
 
 class PushRunner(Runner):
-    """A runner that does not settle deliveries that wait for a callback."""
+    """A runner that leaves deliveries unsettled while they wait for a callback."""
 
     async def _settle(self, batch: Sequence[Delivery], outcomes: Sequence[Outcome]) -> None:
         for delivery, outcome in zip(batch, outcomes, strict=True):
@@ -81,7 +82,7 @@ class Job:
                 runner = self._runner = self._new_runner()
                 await runner.run()
             except Exception as error:
-                # The daemon can refuse it while the previous client is still connected.
+                # The daemon may refuse it while the previous client is still connected.
                 self._trouble = why(error)
             if not self._is_over:
                 await asyncio.sleep(AGAIN_S)
@@ -191,7 +192,7 @@ class Sending:
         task.add_done_callback(self._tasks.discard)
 
     async def handle(self, line: Mapping[str, Any]) -> None:
-        """Execute a line of the daemon."""
+        """Execute a line from the daemon."""
         if "set" in line:
             await self._set(line["set"])
         elif "remove" in line:
@@ -211,7 +212,7 @@ class Sending:
             self.spawn(job.close())
 
     async def report_states_forever(self) -> None:
-        """Report changed states of targets to the daemon, forever."""
+        """Report changed states of targets to the daemon until cancelled."""
         while True:
             for place, job in self._jobs.items():
                 state = job.state()
@@ -287,7 +288,7 @@ class Sending:
 
 
 async def run(out: TextIO) -> None:
-    """Execute the daemon's lines until ``stop`` or the end of the input."""
+    """Execute lines from the daemon until ``stop`` or the end of the input."""
     reader = asyncio.StreamReader(limit=LINE_BYTES_MAX)
     loop = asyncio.get_running_loop()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)

@@ -4,22 +4,23 @@
     await runner.run()                        # until it is cancelled, or ``stop`` is called
 
 A lane takes all waiting deliveries as one batch, sends and settles them, and takes the next batch.
-There is no timer, and batches grow with the load. A batch that fails is sent again on a new
+There is no timer, so batches grow with the load. A batch that fails is sent again on a new
 connection. If that fails, each delivery of the batch is sent alone, because a single one may cause
 the failure; deliveries that still fail are nacked and follow the group's retry policy. If the
-target is unreachable or raises ``NotNow``, its unsent deliveries are released, which is no failed
-attempt. A growing pause precedes each further attempt to connect, while due tasks wait.
+target is unreachable or raises ``BrokerUnavailable``, its unsent deliveries are released, which
+does not count as a failed attempt. A growing pause precedes each further attempt to connect, while
+due tasks wait.
 
 Invariants: a delivery is acked only after the target has confirmed it. At most ``concurrency``
-batches are being sent, and their leases are extended meanwhile. One attempt to connect runs at a
+batches are being sent at a time, and their leases are extended. One attempt to connect runs at a
 time. After ``run`` the subscription has ended, the target is closed, and unsent deliveries are
 released.
 
 The address of every connection that a target opens can be checked. A check before the name is
-resolved could see a different address than the connection uses, and brokers refer to other brokers.
-Therefore the check is in the event loop's ``sock_connect``, which all asyncio libraries use. It
-applies inside ``checked`` and to tasks that are created there, but not to other connections of the
-process, such as that to the daemon.
+resolved could see a different address than the connection uses, and a broker can refer the client
+to other brokers. Therefore the check is in the event loop's ``sock_connect``, which all asyncio
+libraries use. It applies inside ``checked`` and to tasks that are created there, but not to other
+connections of the process, such as that to the daemon.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
     from tickwheel.client.subscription import Subscription
 
 Check = Callable[[str], object]
-"""Receives the address of a connection before it is opened; raises to forbid it."""
+"""Receives the address of a connection before it is opened. Raises an error to forbid it."""
 
 _CHECK: ContextVar[Check | None] = ContextVar("tickwheel_outbound_check", default=None)
 _MARK: Final = "_tickwheel_checks"
@@ -87,27 +88,29 @@ LOGGER = logging.getLogger("tickwheel.outbound")
 LOGGER.addHandler(logging.NullHandler())
 
 OnSettled = Callable[[Delivery, Outcome, str], object]
-"""Called with a delivery, its outcome and the daemon's answer, which is always "acked" for an
-ack, because the runner does not wait for the daemon."""
+"""Called with a delivery, its outcome and the daemon's answer. For an ack the answer is always
+"acked", because the runner does not wait for the daemon."""
 
 CONNECT_S: Final = 10.0
 """Maximum seconds of an attempt to connect."""
 PAUSE_S: Final = 0.1
 PAUSE_MAX_S: Final = 5.0
-"""Seconds before the second attempt to connect, doubled with each further one; and the maximum."""
+"""Pause before the second attempt to connect, in seconds; it doubles with each further attempt, up
+to the maximum."""
 ALONE_MAX: Final = 3
 """Consecutive failures of single deliveries after which the target is considered to be failing."""
 GRACE_S: Final = 10.0
 """Maximum seconds for running batches after ``stop``."""
 GIVE_BACK_S: Final = 3.0
-"""Maximum seconds for the daemon's answers at the end."""
+"""Maximum seconds to wait for the daemon's answers at the end."""
 
 
 class Runner:
     """Sends the deliveries of one group to one target. It runs once.
 
-    ``prefetch`` is the maximum of unsettled deliveries (default: two batches for each concurrent
-    ``send``). ``on_settled`` is called for each settled delivery. ``check``: see ``checked``.
+    ``prefetch`` is the maximum number of unsettled deliveries (default: two batches for each
+    concurrent ``send``). ``on_settled`` is called for each settled delivery. ``check``: see
+    ``checked``.
     """
 
     def __init__(
@@ -126,7 +129,7 @@ class Runner:
         self.trouble: str | None = None
         """Why the target is unreachable or refuses batches; None while it accepts them."""
         self.tries = 0
-        """Failed attempts to connect or send since the last accepted batch."""
+        """Number of failed attempts to connect or send since the last accepted batch."""
         self.batches = 0
         """Number of accepted batches."""
         self._target = target
@@ -139,11 +142,12 @@ class Runner:
         )
         self._leases: Leases | None = None
         self._under_way: dict[int, list[Delivery]] = {}
-        """Unsettled batches by the identity of their lists."""
+        """Unsettled batches, by the identity of their lists."""
         self._lost: set[int] = set()
         """Identities of deliveries in ``_under_way`` that have lost their leases."""
         self._connections = 0
-        """Number of connections so far; tells a lane that another has replaced a failed one."""
+        """Number of connections so far. From it a lane can tell that another lane has replaced a
+        failed one."""
         self._connecting: asyncio.Task[str | None] | None = None
         self._changing = asyncio.Lock()
         """Held while the target connects or closes."""
@@ -152,7 +156,7 @@ class Runner:
         self._ended = asyncio.Event()
         self._began = False
 
-    # --- life -----------------------------------------------------------------------------------
+    # --- start and stop -------------------------------------------------------------------------
 
     async def run(self) -> None:
         """Send deliveries until ``stop``, cancellation or the end of the client.
@@ -188,7 +192,7 @@ class Runner:
     async def stop(self) -> None:
         """Stop taking deliveries, wait for running batches, and return after ``run`` has ended.
 
-        This can be called at any time."""
+        It can be called at any time."""
         self._stopping.set()
         if not self._began:
             return
@@ -231,7 +235,7 @@ class Runner:
                 del self._under_way[id(batch)]
 
     async def _forward(self, batch: list[Delivery]) -> bool:
-        """Send a batch and settle it. Return False if the runner is stopping and it was not
+        """Send a batch and settle it. Return False if the runner is stopping and the batch was not
         sent."""
         problem = unreachable_reason = await self._connect()
         if unreachable_reason is None:
@@ -250,10 +254,10 @@ class Runner:
         return await self._failed(batch, problem)
 
     async def _forward_each(self, batch: list[Delivery]) -> bool:
-        """Send each delivery of a failed batch alone, since a single one may cause the failure.
+        """Send each delivery of a failed batch alone, because a single one may cause the failure.
 
-        After ``ALONE_MAX`` consecutive failures the target is the cause, and the rest is
-        released."""
+        After ``ALONE_MAX`` consecutive failures, assume that the target is the cause, and release
+        the rest."""
         failures = 0
         for index, delivery in enumerate(batch):
             unreachable_reason = await self._connect()
@@ -270,7 +274,8 @@ class Runner:
         return True
 
     async def _failed(self, batch: list[Delivery], problem: str) -> bool:
-        """Nack failed deliveries. Return False if the runner is stopping and releases them."""
+        """Nack failed deliveries. If the runner is stopping, leave them to be released, and return
+        False."""
         return await self._settle_unsent(batch, Outcome("retry", reason=problem))
 
     async def _put_off(self, batch: list[Delivery], problem: str) -> bool:
@@ -284,7 +289,7 @@ class Runner:
         return True
 
     async def _send(self, batch: list[Delivery]) -> str | None:
-        """Send a batch and settle it by its outcomes. Return the reason if it failed."""
+        """Send a batch and settle it by its outcomes. If this fails, return the reason."""
         connection = self._connections
         try:
             outcomes = _one_each(await self._target.send(batch), batch)
@@ -325,7 +330,9 @@ class Runner:
     async def _settle_and_report(self, delivery: Delivery, outcome: Outcome) -> None:
         try:
             answer = await _settle_without_ack(delivery, outcome)
-        except TickwheelError as error:  # the lease will expire, and the task is delivered again
+        except (
+            TickwheelError
+        ) as error:  # the lease will expire, and the task will be delivered again
             LOGGER.warning("%r was not settled: %s: %s", delivery, error.code, error.message)
             answer = "unsettled"
         if answer == "dead":
@@ -340,14 +347,14 @@ class Runner:
                     yield delivery, delivery.lease_until_s, partial(self._lose, delivery)
 
     def _lose(self, delivery: Delivery, answer: str) -> None:
-        # The delivery is still acked after the target has confirmed it: the first ack counts.
+        # The delivery is still acked once the target confirms it, because the first ack counts.
         self._lost.add(id(delivery))
         LOGGER.warning("%r lost its lease while it was being sent (%s)", delivery, answer)
 
     # --- the connection -------------------------------------------------------------------------
 
     async def _connect(self) -> str | None:
-        """Connect if necessary, in one attempt for all lanes. Return the reason if it failed."""
+        """Connect if necessary, in one attempt for all lanes. If this fails, return the reason."""
         if self.is_connected:
             return None
         if self._connecting is None:
@@ -406,7 +413,7 @@ def _one_each(outcomes: Sequence[Outcome], batch: Sequence[Delivery]) -> Sequenc
 def _is_cancelled() -> bool:
     """Return whether the current task was cancelled.
 
-    Libraries also raise CancelledError when they give up, which is a failure of their operation."""
+    Libraries also raise CancelledError when they give up an operation, which is a failure."""
     me = asyncio.current_task()
     return me is not None and me.cancelling() > 0
 

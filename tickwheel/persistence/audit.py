@@ -1,7 +1,7 @@
 """The offline check of a store: it reads all rows, compares them, and changes nothing.
 
-It refuses a store that a daemon has open. It decodes every row, to find those that would make a
-start fail. It returns each problem as a sentence, and repairs none.
+It refuses a store that a daemon has open. It decodes every row, to find rows that would make a
+daemon's start fail. It describes each problem in a sentence, and repairs none.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ _ORPHANS = (
     ("prepare", "progress of group {1!r} with task {0}, which is not stored"),
     ("dead", "a dead letter of group {1!r} for task {0}, which is not stored"),
 )
-# A due task should have ended if at least one group has finished it, no group is still owed it, and
-# it is not a dead letter. ``place`` is its position in the order of ``engine/ownership.py``.
+# A due task should have ended if at least one group has finished it, no group still has to receive
+# it, and it is not a dead letter. ``place`` is its position in the order of
+# ``engine/ownership.py``.
 _FINISHED = """
 SELECT id FROM every AS task WHERE due_ms <= :position_ms
  AND EXISTS (SELECT 1 FROM prepare p WHERE p.id = task.id AND p.state IN (4, 6))
@@ -48,7 +49,7 @@ _EVERY = (
 
 def check(url: str, *, is_locked: bool = False) -> Audit:
     """Scan the whole store. Raise StoreUnusable if it is in use, missing, or not a Tickwheel store.
-    ``is_locked``: the caller already keeps daemons off the store."""
+    ``is_locked``: the caller already prevents daemons from opening the store."""
     parsed = parse(url)
     if parsed.kind != "sqlite":
         raise StoreUnusable(f"store {url!r}: only a SQLite store can be checked offline")
@@ -64,7 +65,7 @@ def check(url: str, *, is_locked: bool = False) -> Audit:
         if connection is None:
             raise StoreUnusable(f"{path} is empty: no daemon has used it yet")
         meta = database.read_meta(connection, path)
-        if not is_locked:  # reshard calls with a lock, possibly to resume after an interruption
+        if not is_locked:  # reshard holds the lock, possibly to resume after an interruption
             instead = "check those, for example sqlite:///{folder}shard-0.db"
             database.check_not_given_up(meta, path, instead)
         return _audit(connection, meta)
@@ -72,7 +73,8 @@ def check(url: str, *, is_locked: bool = False) -> Audit:
 
 @contextlib.contextmanager
 def _not_in_use(path: str) -> Iterator[None]:
-    """Keep daemons off the store during the check. Without a lock file no daemon has used it."""
+    """Prevent daemons from opening the store during the check. If there is no lock file, no daemon
+    has used the store."""
     from tickwheel.persistence.sqlite.database import StoreLock
 
     with contextlib.ExitStack() as stack:
@@ -93,7 +95,7 @@ def _not_in_use(path: str) -> Iterator[None]:
 
 
 def _audit(connection: sqlite3.Connection, meta: dict[str, int | str]) -> Audit:
-    """Check all tables; the caller has begun a snapshot."""
+    """Check all tables. The caller must have begun a snapshot."""
     audit = Audit(tasks=0, progress=0, dead=0, sessions=0)
     try:
         for (message,) in connection.execute(f"PRAGMA integrity_check({PROBLEMS_MAX})"):
@@ -285,7 +287,8 @@ def _sessions(records: SmallState, audit: Audit) -> None:
 
 
 def _transactions(records: SmallState, audit: Audit) -> None:
-    """Check that undecided transactions have the half tasks they count, and decided ones none."""
+    """Check that undecided transactions have as many half tasks as they record, and decided ones
+    none."""
     heads: dict[str, TransactionRow] = {}
     counts: dict[str, tuple[int, int]] = {}
     for row in records.of_kind(TRANSACTION):

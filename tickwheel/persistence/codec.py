@@ -8,7 +8,7 @@ Version 1 of a kind of record has the fields of its value in order. Trailing fie
 defaults are left out (``shortened``). Invariants:
 
 * Records of every released version can be decoded forever; golden files in the tests prove it.
-* A version newer than this release knows is refused, never guessed.
+* A version that this release does not know is refused, never guessed.
 * A released version never changes. A new field needs a new version of its kind of record, and
   another build function in its decoder.
 """
@@ -56,7 +56,7 @@ VERSION = 1
 ROWS_A_BATCH = 1_000
 """Maximum rows in one batch while a store is filled; encoding a batch blocks the event loop."""
 BYTES_A_BATCH = 4 << 20
-"""Bytes of bodies, or of records, that end one batch while a store is filled."""
+"""While a store is filled, a batch ends when its bodies or records reach this many bytes."""
 
 _T = TypeVar("_T")
 _STATES = {int(state): state for state in ProgressState}
@@ -112,7 +112,8 @@ def decode_record(kind: Kind[_T], data: bytes) -> _T:
 
 
 def encode_records(records: Mapping[RecordKey, Any]) -> list[bytes | None]:
-    """Encode the records of a batch, in order, as ``encode_record`` does; None: removed."""
+    """Encode the records of a batch, in order, as ``encode_record`` does. A removed record becomes
+    None."""
     pack = msgpack.Packer().pack
     return [
         None if row is None else pack((len(kind.builds), *kind.fields(row)))
@@ -168,7 +169,7 @@ def in_parts(items: Iterable[_T], size_of: Callable[[_T], int]) -> Iterator[list
 
 
 def in_batches(records: Mapping[RecordKey, Any]) -> Iterator[dict[RecordKey, Any]]:
-    """Yield the records in parts that each fit into one batch, as ``in_parts`` does."""
+    """Yield the records in parts that each fit into one batch."""
     parts = in_parts(records.items(), lambda item: len(encode_record(item[0][0], item[1])))
     return map(dict, parts)
 
@@ -181,8 +182,8 @@ def encode_extras(options: TaskOptions | None) -> bytes | None:
 
 
 def encode_extras_of(many: Collection[TaskOptions | None]) -> Sequence[bytes | str | None]:
-    """Encode the options of many tasks as a column. Options that are only a key become that text,
-    others as in ``encode_extras``. ``decode_extras_of`` reads both forms."""
+    """Encode the options of many tasks as a column. Options that consist of a key become the key's
+    text; others are encoded as in ``encode_extras``. ``decode_extras_of`` reads both forms."""
     keys = keys_alone(many)
     if keys is not None:
         return keys
@@ -212,7 +213,7 @@ def decode_extras(data: bytes | None) -> TaskOptions | None:
 
 
 def encode_past(past: Past) -> bytes | None:
-    """Encode a task's failures; None if it has none, as most tasks."""
+    """Encode a task's failures. Return None if it has none, like most tasks."""
     return None if past == NO_PAST else pack(*shortened(past, _RARE_PAST))
 
 
@@ -266,7 +267,7 @@ def encode_task(row: TaskRow) -> bytes:
 
 
 def encode_tasks(rows: Iterable[TaskRow]) -> list[bytes]:
-    """Encode many tasks as ``encode_task`` does, at half its cost for each."""
+    """Encode many tasks as ``encode_task`` does, at half the cost per task."""
     pack = msgpack.Packer().pack
     return [
         pack((VERSION, *row))
@@ -287,7 +288,7 @@ def _task(
 
 
 def decode_heads(records: Sequence[bytes]) -> Heads:
-    """Decode the heads of many tasks, at half the cost of ``decode_task`` for each. Records can
+    """Decode the heads of many tasks, at half the cost of ``decode_task`` per task. Records can
     lack their bodies. Raise RecordUnreadable."""
     unpacker = msgpack.Unpacker(use_list=False, max_buffer_size=0)
     unpacker.feed(b"".join(records))

@@ -2,7 +2,7 @@
 
 It passes the same conformance suite as every other store. Its data survives ``close`` and ``open``
 of the same object, but not the process: it is for tests, models and experiments. No call awaits
-between two rows, so every call sees one moment.
+between two rows, so every call returns a snapshot.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ class MemoryStore:
 
     def __init__(self, endings_max: int = ENDINGS_MAX) -> None:
         self._tasks: dict[int, TaskRow] = {}
-        # Ascending. Ids of ended tasks are dropped once they are more than half of the list.
+        # Ascending ids. Ids of ended tasks are removed once they make up more than half of the
+        # list.
         self._ids: list[int] = []
         self._progress: dict[int, dict[str, ProgressRow]] = {}
         self._dead: dict[int, dict[str, DeadRow]] = {}
@@ -96,7 +97,7 @@ class MemoryStore:
     ) -> Opened:
         created = self._epoch == 0
         clean = self._clean
-        # A history may know earlier memory stores, whose loss is normal.
+        # A history may contain epochs of earlier memory stores, whose loss is normal.
         self._epoch = max(self._epoch + 1, epoch_min, *(fact.epoch + 1 for fact in evidence))
         self._owner = owner
         self._clean = False
@@ -285,7 +286,7 @@ class MemoryStore:
         return True
 
     async def verify(self) -> None:
-        """Return at once: nothing but this process changes the store."""
+        """Return at once, because only this process changes the store."""
 
     async def close(self, clean: bool) -> None:
         if self._is_open:

@@ -3,13 +3,13 @@
 They use no clock, file or setting: zones, targets and horizons are arguments. A :class:`Cube` is
 the set of groupings of a figure; one pass computes the rows of all its tables, unordered.
 
-Percentiles are exact, with linear interpolation between neighbours, because the facts have the
+Percentiles are exact, with linear interpolation between neighbours, because the facts contain the
 number of occurrences of each value. A share of 0 is null.
 
 Hours and days are those of a time zone. A local hour is identified by its first instant
 (``start_ms``), which distinguishes the two hours called 02:00 at the end of summer time; ``local``
-has the hour with its offset. A day has 23 or 25 hours when the clocks change. The offsets of zones
-are whole quarters of an hour, like the data, so no row spans two hours.
+contains the hour and its offset. A day has 23 or 25 hours when the clocks change. The offsets of
+zones are whole quarters of an hour, like the data, so no row spans two hours.
 
 Comparisons (with objectives, with the previous day) are computed without Spark from the few rows of
 :func:`service` by hour or day, topic and group.
@@ -36,7 +36,7 @@ _PATTERNS = {STEP: "yyyy-MM-dd HH:mm:ss", HOUR: "yyyy-MM-dd HH:'00'", DAY: "yyyy
 
 
 def bucketed(rows: DataFrame, bucket: str, timezone: str, step_ms: int = QUARTER_MS) -> DataFrame:
-    """Return ``rows``, which have ``quarter_ms``, with the columns of their buckets."""
+    """Return ``rows``, which must have ``quarter_ms``, with the columns of their buckets."""
     start = _start(bucket, timezone, step_ms)
     at = start if bucket == STEP else F.col("quarter_ms")
     return rows.withColumns({"start_ms": start, "local": _local(bucket, at, timezone)})
@@ -54,7 +54,7 @@ def _start(bucket: str, timezone: str, step_ms: int) -> Column:
 
 
 def _local(bucket: str, at_ms: Column, timezone: str) -> Column:
-    """Return the local name of the bucket of ``at_ms``; for steps and hours with the zone's
+    """Return the local name of the bucket of ``at_ms``. Names of steps and hours contain the
     offset."""
     wall = _wall(at_ms, timezone)
     name = F.date_format(wall, _PATTERNS[bucket])
@@ -68,17 +68,16 @@ def _local(bucket: str, at_ms: Column, timezone: str) -> Column:
 
 
 def _wall(ms: Column, timezone: str) -> Column:
-    """Return the wall-clock time in a zone as a UTC timestamp, the zone of the session."""
+    """Return the wall-clock time in a zone as a timestamp in UTC, which is the zone of the
+    session."""
     return F.from_utc_timestamp(F.timestamp_millis(ms), timezone)
 
 
 @dataclass(frozen=True)
 class Cube:
-    """Several groupings of the same rows: table → its keys.
-
-    One pass with grouping sets computes all of them, as one plan for Spark instead of several. In a
-    table, ``STEP``, ``HOUR`` and ``DAY`` become ``start_ms`` and ``local``.
-    """
+    """Several groupings of the same rows: table → its keys. One pass with grouping sets computes
+    all of them, as one plan for Spark instead of several. In a table, ``STEP``, ``HOUR`` and
+    ``DAY`` become ``start_ms`` and ``local``."""
 
     tables: Mapping[str, Sequence[str]]
     timezone: str
@@ -91,7 +90,7 @@ class Cube:
     def aggregate(
         self, rows: DataFrame, more: Sequence[str], values: Sequence[Column]
     ) -> DataFrame:
-        """Return ``values`` of each group; ``more``: additional keys of every table."""
+        """Return ``values`` of each group. ``more``: additional keys of every table."""
         names = [*self.keys, *more]
         times = [name for name in _PATTERNS if name in names]
         placed = rows.withColumns({t: _start(t, self.timezone, self.step_ms) for t in times})
@@ -121,7 +120,8 @@ class Cube:
         return [*chosen, *(name for name in names if name not in excluded)]
 
     def levels(self, more: Sequence[str] = ()) -> dict[int, str]:
-        """Return ``level`` → table. ``level`` has a bit for each key that is not the table's."""
+        """Return ``level`` → table. ``level`` has a bit for each key that the table does not
+        have."""
         names = [*self.keys, *more]
         return {
             int("".join(str(int(name not in {*keys, *more})) for name in names) or "0", 2): table
@@ -131,7 +131,7 @@ class Cube:
 
 def ordered(rows: DataFrame, *by: str | Column) -> DataFrame:
     """Return the rows sorted, in one partition, because figures have few rows. A sort over several
-    partitions would compute the rows twice, to determine the boundaries."""
+    partitions would compute the rows twice, because it must first determine the boundaries."""
     return rows.repartition(1).sortWithinPartitions(*by) if by else rows
 
 
@@ -160,13 +160,14 @@ def service(facts: DataFrame, cube: Cube) -> DataFrame:
 
 
 def attempts(facts: DataFrame, cube: Cube) -> DataFrame:
-    """Return, by attempt: deliveries, their ends, and the share that succeeded."""
+    """Return, by attempt, the number of deliveries, how they ended, and the share that
+    succeeded."""
     event = F.col("event")
     counted = facts.filter(
         event.isin("delivered", "acked", "nacked", "lease_over", "dead") & (F.col("attempt") > 0)
     )
-    # For a delivery that became a dead letter, only `dead` is written, not its nack or the end of
-    # its lease: every delivery ends in one of the three.
+    # Every delivery ends in one of three events: if it became a dead letter, only `dead` is
+    # written, not its nack or the end of its lease.
     failed = _count(event.isin("nacked", "lease_over", "dead"))
     ended = _count(event.isin("acked", "nacked", "lease_over", "dead"))
     values = [
@@ -189,8 +190,10 @@ def reasons(rows: DataFrame, cube: Cube, top: int) -> DataFrame:
 
 
 def peaks(rates: DataFrame, cube: Cube) -> DataFrame:
-    """Return the busiest second of each event: the number of events, and the time."""
-    busiest = F.struct(F.col("peak"), (-F.col("at_ms")).alias("before"))  # the first of equals
+    """Return the busiest second for each event: the number of events, and the time."""
+    busiest = F.struct(
+        F.col("peak"), (-F.col("at_ms")).alias("before")
+    )  # the first of equal seconds
     peak = cube.aggregate(rates, ("event",), [F.max(busiest).alias("busiest")])
     values = {"per_second": F.col("busiest.peak"), "at_ms": -F.col("busiest.before")}
     return peak.withColumns(values).drop("busiest")
@@ -262,8 +265,8 @@ def _share(part: Column, whole: Column) -> Column:
 
 
 def schedules(occurrences: DataFrame, cube: Cube) -> DataFrame:
-    """Return, by schedule: occurrences by outcome, and the lateness of fired ones. Runs on demand
-    and backfills, which operators start, do not count as planned."""
+    """Return, by schedule, the occurrences by outcome and the lateness of those that fired. Runs on
+    demand and backfills, which operators start, do not count as planned."""
     planned = F.col("outcome").isin("fired", "missed", "overlap")
     values = [
         _count(planned).alias("planned"),
@@ -295,7 +298,7 @@ EXAMPLES_KEPT = 3
 
 
 def slowest_keys(slow: DataFrame, top: int) -> DataFrame:
-    """Return keys with their slowest task, from its due time to its ack; slowest first."""
+    """Return keys with their slowest task, measured from due time to ack, slowest first."""
     row = F.struct("took_ms", "task_id", "came_due_ms", "acked_ms", "deliveries")
     return (
         slow.filter("key is not null")
@@ -308,7 +311,7 @@ def slowest_keys(slow: DataFrame, top: int) -> DataFrame:
 
 
 def producers(parties: DataFrame, origins: DataFrame, top: int) -> DataFrame:
-    """Return producers with the number of their tasks, and the times from due to ack."""
+    """Return producers with the number of their tasks, and the times from due time to ack."""
     enqueued = parties.filter("role = 'producer'").groupBy("topic", "name")
     ended = origins.groupBy("topic", "name").agg(
         F.sum("acked").alias("acked"),
@@ -342,10 +345,8 @@ def subscribers(parties: DataFrame, top: int) -> DataFrame:
 
 
 def examples(ended: DataFrame, split: Callable[[DataFrame], DataFrame]) -> DataFrame:
-    """Return the tasks of each bucket, topic and group that took longest from due to ack.
-
-    ``split`` adds the bucket (``start_ms``) to rows with ``quarter_ms``.
-    """
+    """Return the tasks of each bucket, topic and group that took longest from due time to ack.
+    ``split`` adds the bucket (``start_ms``) to rows with ``quarter_ms``."""
     took = F.col("acked_ms") - F.col("came_due_ms")
     name = ("start_ms", "topic", "group")
     longest = Window.partitionBy(*name).orderBy(F.desc("took_ms"), "task_id")
@@ -377,21 +378,21 @@ def backlog(
     until_ms: int | None = None,
     step_ms: int | None = None,
 ) -> DataFrame:
-    """Return each backlog at the end of every hour in which it changed, and its maximum in the
-    hour; with ``step_ms``, of every such step instead.
+    """Return each backlog at the end of every hour in which it changed, and its maximum in that
+    hour. With ``step_ms``, steps of this length replace hours.
 
-    These are running sums over ``waits``, which must begin with the first event. Ends of waits that
-    began before the history do not make a sum negative. Hours before ``since_ms`` are left out;
-    tasks that still wait from then count in the hour of ``since_ms``. The maximum is over the ends
-    of the intervals of ``waits``, usually quarters of an hour.
+    Backlogs are running sums over ``waits``, which must begin with the first event. Ends of waits
+    that began before the history do not make a sum negative. Hours before ``since_ms`` are left
+    out; tasks that still wait at ``since_ms`` count in its hour. The maximum is that of the values
+    at the ends of the intervals of ``waits``, usually quarters of an hour.
     """
     name = ("kind", "topic", "group")
     changes = waits.groupBy("quarter_ms", *name).agg(F.sum("n").alias("n"))
     so_far = Window.partitionBy(*name).orderBy("quarter_ms")
     sums = changes.withColumn("sum", F.sum("n").over(so_far))
-    # The lowest sum is minus the number of waits that began before the history.
+    # The negative of the lowest sum is the number of waits that began before the history.
     before = F.least(F.min("sum").over(Window.partitionBy(*name)), F.lit(0))
-    # The level before an hour's first change also counts for the hour's maximum.
+    # The level before an hour's first change also counts towards the hour's maximum.
     level = sums.withColumn("level", F.col("sum") - before).withColumn(
         "held", F.coalesce(F.lag("level").over(so_far), "level")
     )
@@ -424,11 +425,11 @@ def _since(level: DataFrame, name: Sequence[str], since_ms: int) -> DataFrame:
 def stuck(unfinished: DataFrame, horizon_ms: int, after_ms: int) -> DataFrame:
     """Return the tasks, by group, that are overdue by more than ``after_ms`` at ``horizon_ms``.
 
-    If all groups in the history have finished a task that has not ended, one row says that another
-    group is still owed it.
+    If all groups in the history have finished a task that has not ended, one row says that it was
+    never delivered to another group.
 
     Dead letters are not stuck: they wait for people, and are counted as dead. Tasks that wait for a
-    retry or were delivered lately are not stuck, because their next step is not overdue.
+    retry or were delivered recently are not stuck, because their next step is not overdue.
     """
     c = F.col
     event = last_event(c("last_code"))
@@ -448,7 +449,7 @@ def stuck(unfinished: DataFrame, horizon_ms: int, after_ms: int) -> DataFrame:
         }
     )
     overdue = F.lit(horizon_ms) - c("expected_ms")
-    # A task with rows of groups needs no row for the task as a whole.
+    # A task that has rows for groups needs no row for the task as a whole.
     shown = owed | ~c("unseen") | (c("lead") & c("left_ms").isNull())
     return (
         candidates.filter(shown & (overdue > after_ms) & (F.coalesce("event", F.lit("")) != "dead"))
@@ -464,8 +465,8 @@ def stuck(unfinished: DataFrame, horizon_ms: int, after_ms: int) -> DataFrame:
 
 
 def stuck_by_group(tasks: DataFrame, since_ms: int | None = None) -> DataFrame:
-    """Summarize :func:`stuck`: the tasks in each state, those expected since ``since_ms``
-    (``lately``), and the longest overdue."""
+    """Summarize :func:`stuck`: the number of tasks in each state, the number that were expected
+    after ``since_ms`` (``lately``), and the task that is longest overdue."""
     late = F.col("expected_ms") >= (since_ms or 0)
     counted = tasks.groupBy("topic", "group", "state").agg(
         F.count(F.lit(1)).alias("tasks"),
@@ -503,10 +504,8 @@ _COMPARED = ("enqueued", "delivered", "acked", "dead", "late_p50_ms", "late_p99_
 
 def slo(by_day: Rows, by_hour: Rows, objective: Objective) -> Rows:
     """Compare each topic and group with its objective, in total and by day and hour.
-
-    ``budget_used`` is the used share of the late deliveries that the objective allows; a value
-    above 1 is a breach.
-    """
+    ``budget_used`` is the used share of the late deliveries that the objective allows. A value
+    above 1 is a breach."""
     hours, results = _by_name(by_hour), []
     for (topic, group), days in _by_name(by_day).items():
         wanted = objective(topic)
@@ -545,7 +544,7 @@ def breaches(by_day: Rows, objective: Objective) -> Rows:
 
 
 def day_against_day(by_day: Rows) -> Rows:
-    """Return each day's figures and their change from the previous day with figures; the change
+    """Return each day's figures and their change from the previous day that has figures. A change
     from 0 is null."""
     compared: Rows = []
     before: dict[str, Any] = {}

@@ -28,10 +28,10 @@ STEPS_MS = (1_000, 2_000, 5_000, 10_000, 15_000, 30_000, 60_000, 180_000, 300_00
 BUCKETS_MAX = 240
 """Maximum number of steps in a chart."""
 HOURS_MAX = 24 * 15
-"""Maximum number of hours in a chart; a longer span has a bucket for each day."""
+"""Maximum number of hours in a chart. A longer span has a bucket for each day."""
 FINE_ROWS_MAX = 2_000_000
-"""Maximum events in the table for which steps below a quarter of an hour are counted, from the
-events themselves."""
+"""Maximum number of events in the table at which charts use steps below a quarter of an hour, which
+must be counted from the events themselves."""
 
 
 @dataclass(frozen=True)
@@ -42,16 +42,16 @@ class Grain:
     """``step``, ``hour`` or ``day``; charts show the figures ``by_step``, ``by_hour`` or
     ``by_day``."""
     step_ms: int
-    """Length of a bucket in milliseconds; approximate for hours and days."""
+    """Length of a bucket in milliseconds. It is approximate for hours and days."""
 
     @property
     def is_fine(self) -> bool:
-        """Whether buckets are shorter than the intervals of the kept figures."""
+        """Whether buckets are shorter than the quarters of an hour for which figures are stored."""
         return self.step_ms < QUARTER_MS
 
     @property
     def text(self) -> str:
-        """The length in words, such as ``5 seconds`` or ``hour``."""
+        """The length of a bucket in words, such as ``5 seconds`` or ``hour``."""
         if self.name != "step":
             return self.name
         size, unit = (self.step_ms // 60_000, "minute")
@@ -80,10 +80,10 @@ def grain(manifest: Manifest, settings: ReportSettings) -> Grain:
 
 
 HEAT_TOPICS_MAX = 60
-"""Maximum number of topics, the busiest ones, in the heat map."""
+"""Maximum number of topics in the heat map, which shows the busiest."""
 
 EXAMPLES_MAX = 3_000
-"""Maximum number of tasks in the lists of the charts' buckets."""
+"""Maximum number of example tasks that the buckets of the charts list in total."""
 
 _SHORT = {
     "p50": "late_p50_ms", "p90": "late_p90_ms", "p99": "late_p99_ms", "max": "late_max_ms",
@@ -118,7 +118,7 @@ def render(
     }
     text = (assets / "report.html").read_text("utf-8")
     head, *parts = text.split("@@")
-    # Placeholders are replaced in the template only, never in values.
+    # Replace placeholders only in the template, never in values.
     pieces = [filled.get(part, part) if i % 2 == 0 else part for i, part in enumerate(parts)]
     return head + "".join(pieces)
 
@@ -157,7 +157,7 @@ def _names(rows: Rows) -> list[tuple[str, str]]:
 
 
 def _times(starts: set[int], buckets: Grain, timezone: str) -> list[int]:
-    """Return the starts of all buckets in the span, also of those without events."""
+    """Return the start of every bucket in the span, including empty ones."""
     if not starts:
         return []
     if buckets.name != "day":
@@ -171,7 +171,7 @@ def _times(starts: set[int], buckets: Grain, timezone: str) -> list[int]:
 
 
 def _slim(row: Row) -> Row:
-    """Return a row without nulls and zeros, which the script replaces, except percentiles and
+    """Return a row without nulls and zeros, which the script fills in, but keep percentiles and
     shares of 0."""
     values = {
         short: row[name] or 0
@@ -182,7 +182,8 @@ def _slim(row: Row) -> Row:
 
 
 def _heat(by_hour: Rows) -> list[dict[str, Any]]:
-    """Return 24 cells for each of the busiest topics: mean deliveries, worst p99, mean failures."""
+    """Return 24 cells for each of the busiest topics, with mean deliveries, worst p99 and mean
+    failures."""
     cells_of: dict[str, list[list[tuple[int, float | None, int]]]] = {}
     for row in by_hour:
         if row["group"] or row["delivered"]:
@@ -226,7 +227,7 @@ def _span(rows: Mapping[str, Rows], topics: Sequence[str], settings: ReportSetti
 
 
 def _cards_of(rows: Mapping[str, Rows], topic: str, group: str) -> str:
-    """Return the cards of one choice; a group's include its topic's figures."""
+    """Return the cards for a topic or group. The cards of a group include figures of its topic."""
     same = {"topic": topic, "group": group}
     service = next((row for row in whole(rows["by_topic"]) if same.items() <= row.items()), {})
     stuck = [row for row in rows["stuck_by_group"]
@@ -278,8 +279,9 @@ def whole(by_topic: Rows) -> Rows:
 
 
 def _with_topics(rows: Rows, at: Sequence[str], more: Callable[[Row, Row], Row]) -> Rows:
-    """Return a row for each group, extended by ``more(row, topic_row)``, where the topic's row has
-    the same values of ``at`` or is empty; and the rows of topics without groups."""
+    """Return a row for each group, extended by ``more(row, topic_row)``, and the rows of topics
+    without groups. ``topic_row`` is the topic's row with the same values in the fields ``at``, or
+    empty."""
 
     def key(row: Row) -> tuple[Any, ...]:
         return tuple(row[name] for name in at)
@@ -319,7 +321,7 @@ def _footer(manifest: Manifest, settings: ReportSettings) -> str:
         f"{count(manifest.rows)} events from {count(len(manifest.segments))} segments, the newest "
         f"from {last}. {count(manifest.duplicates)} duplicate lines, from repeated reads of "
         "growing segments or from several folders, count once. Percentiles are exact. "
-        "Shares on time are of first deliveries; shares of success are of ended deliveries."
+        "On-time shares refer to first deliveries, success shares to ended deliveries."
     )
 
 
@@ -330,7 +332,7 @@ def _json(data: Any) -> str:
 
 
 LISTED_MAX = 500
-"""Maximum rows of a table on the page; its CSV file has all rows."""
+"""Maximum number of rows in a table of the page. Its CSV file contains all rows."""
 
 Column = tuple[str, str, Callable[[Any], str]]
 """(heading, field of the row, function that formats a cell)."""
@@ -365,7 +367,7 @@ def folded(value: Any) -> str:
 
 
 def unfolded(value: Any) -> str:
-    """Format a text that is never wrapped, such as an id or a day."""
+    """Format text that is never wrapped, such as an id or a day."""
     return text(value)
 
 
@@ -387,14 +389,14 @@ def times(value: float | None) -> str:
 
 
 def newest(days: list[Row]) -> list[Row]:
-    """Return the rows of the last day that have a previous day, largest changes first."""
+    """Return the rows of the last day for which there is a previous day, largest changes first."""
     last = max((row["local"] for row in days), default="")
     changed = [row for row in days if row["local"] == last and row["delivered_change"] is not None]
     return sorted(changed, key=lambda row: -abs(row["delivered_change"]))
 
 
 def whole_days(rows: Rows) -> Rows:
-    """Return :func:`whole` by day: the enqueued tasks of each group are its topic's."""
+    """Return a row for each group and day, with the number of enqueued tasks of its topic."""
 
     def more(row: Row, own: Row) -> Row:
         return {name: (own or row)[name] for name in ("enqueued", "enqueued_change")}
@@ -456,7 +458,7 @@ def tables(rows: Mapping[str, list[Row]], settings: ReportSettings) -> str:
                 ("at", "at_ms", moment)]),
         _table("Why deliveries failed", "", rows["reasons"],
                [*named, ("event", "event", spaced), ("reason", "reason", text), ("n", "n", count)]),
-        _table("Schedules", "Occurrences by outcome, and the lateness of fired ones.",
+        _table("Schedules", "Occurrences by outcome, and the lateness of those that fired.",
                rows["schedules"],
                [("schedule", "schedule", folded), ("topic", "topic", folded), *_SCHEDULES],
                lambda row: bool(row["missed"])),
@@ -532,7 +534,7 @@ def _cut(value: Any) -> str:
 _KINDS: dict[Callable[[Any], str], str] = {
     text: "text", _cut: "text", spaced: "text", folded: "text name", unfolded: "text word",
 }  # fmt: skip
-"""Function that formats a cell → the cell's class; all others are numbers."""
+"""Function that formats a cell → the cell's class. All other functions format numbers."""
 
 
 def _folds(escaped: str, kind: str) -> str:
@@ -576,12 +578,12 @@ def _table(
 
 
 def _sorts(value: Any, kind: str) -> str:
-    """Return the attribute with the value by which a numeric cell is sorted."""
+    """Return the HTML attribute with the value by which a numeric cell is sorted."""
     return "" if kind != "n" or value is None else f' data-v="{float(value):.17g}"'
 
 
 def _of(row: Row) -> str:
-    """Return the attributes with a row's topic and group, by which the page selects rows."""
+    """Return the HTML attributes with a row's topic and group, by which the page selects rows."""
     return "".join(
         f' data-{name}="{escape(str(row[name]))}"' for name in ("topic", "group") if name in row
     )

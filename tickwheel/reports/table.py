@@ -1,8 +1,8 @@
-"""The table: its runs, its parts as DataFrames, and the loading of new history, which counts each
-event exactly once.
+"""The table: its runs, its parts as DataFrames, and the loading of new history, in which each event
+counts exactly once.
 
-A run writes its Parquet files into folders with its number, and its manifest, a small JSON file,
-last. The newest complete manifest is valid. Files that no manifest names are from a killed run:
+A run writes its Parquet files into folders with its number and, last, its manifest, a small JSON
+file. The newest complete manifest is valid. Files that no manifest names come from a killed run:
 readers do not see them, and the next run deletes them. So a commit is the creation of one file,
 which every file system supports, and no repeated or killed run can count an event twice.
 
@@ -16,14 +16,14 @@ Layout below ``OUT/table/`` (``run=N``: added by run N)::
 
 :mod:`~tickwheel.reports.state` finds new segments. A batch of segments becomes one run: parse the
 lines, drop rows that are in the table, write the others with their rollups and journeys, and commit
-the manifest. A run killed before that leaves only folders that the next run deletes. ``compact``
-merges small runs into fewer files, with ordinary commits. docs/decisions/0009 explains why this
-does not use Spark's streaming file source.
+the manifest. A run that is killed before the commit leaves only folders that the next run deletes.
+``compact`` merges small runs into fewer files, with ordinary commits. docs/decisions/0009 explains
+why this does not use Spark's streaming file source.
 
-Only one report at a time can use a table. Manifests alone prevent two runs from both counting; the
-lock prevents the second from wasted work, and from deleting files that the first is writing or
-reading. A killed run leaves its lock file: on the same machine its dead process shows that, on
-others the age of the file.
+Only one report at a time can use a table. Manifests alone ensure that only one of two runs counts.
+The lock saves the second run wasted work, and prevents it from deleting files that the first is
+writing or reading. A killed run leaves its lock file, which is recognized as stale by the missing
+process on the same machine, and by the file's age on others.
 """
 
 from __future__ import annotations
@@ -65,12 +65,12 @@ if TYPE_CHECKING:
 
 PARTS = ("events", "journeys", "quarantine", *schema.ROLLUPS)
 MANIFESTS_KEPT = 3
-"""Manifests that are kept, with their files, for readers of an older one."""
+"""Number of manifests that are kept, with their files, for readers of an older manifest."""
 _EVENTS = f"{schema.ROW}, run INT, {schema.PARTITIONS}"
 
 
 class Table:
-    """The parts and manifests of one table. Reads take the manifest to read from."""
+    """The parts and manifests of one table. Each read is given the manifest from which it reads."""
 
     def __init__(self, spark: SparkSession, files: Files, root: str) -> None:
         self.root = root
@@ -108,10 +108,8 @@ class Table:
         return self._journeys(runs, "closed")
 
     def quarantine(self, manifest: Manifest) -> DataFrame:
-        """Return the invalid lines of the newest state of each segment.
-
-        A segment that is read again, because it grew or was sealed, replaces its earlier lines.
-        """
+        """Return the invalid lines in the newest state of each segment. When a segment is read
+        again, because it grew or was sealed, the new lines replace the earlier ones."""
         rows = self._runs("quarantine", schema.QUARANTINE, manifest.quarantine)
         newest = [(name, loaded.run) for name, loaded in manifest.segments.items()]
         current = self._spark.createDataFrame(newest, "segment STRING, newest INT")
@@ -139,7 +137,7 @@ class Table:
         (writer.partitionBy(*folders) if folders else writer).parquet(self.place(part, run))
 
     def sweep(self, manifest: Manifest) -> None:
-        """Delete files that ``manifest`` does not need, from killed runs or replaced."""
+        """Delete files that ``manifest`` does not need: those of killed runs, and replaced ones."""
         needed: dict[str, Collection[int | None]] = {
             "events": {run for runs in manifest.events.values() for run in runs},
             "journeys": {*manifest.journeys, manifest.open},
@@ -160,7 +158,8 @@ class Table:
     # --- commits -----------------------------------------------------------------------------
 
     def sweep_manifests(self) -> None:
-        """Delete torn manifests, whose numbers could not be used again. Requires the lock."""
+        """Delete torn manifests, so that their numbers can be used again. The caller must hold the
+        lock."""
         folder, known = manifest_folder(self.root), manifest_names(self._files, self.root)
         for name in self._files.names(folder):
             text = self._files.read(f"{folder}/{name}")
@@ -169,7 +168,8 @@ class Table:
                 self._files.delete(f"{folder}/{name}")
 
     def commit(self, manifest: Manifest) -> Manifest:
-        """Make ``manifest`` the newest. Raise ReportError if another run has committed first."""
+        """Make ``manifest`` the newest manifest. Raise ReportError if another run has committed
+        first."""
         folder, names = manifest_folder(self.root), manifest_names(self._files, self.root)
         path = f"{folder}/{manifest.run:08d}.json"
         newer = bool(names) and int(names[-1].partition(".")[0]) >= manifest.run
@@ -186,11 +186,12 @@ class Table:
 
 
 SALT_BYTES = 32 << 20
-"""Bytes of a batch for each Spark task that writes a unit (date and topic)."""
+"""Number of bytes of a batch per Spark task that writes a unit (date and topic)."""
 BLOCK = 4_096
-"""Events in one comparison for duplicates, which fit into Spark's buffer in memory."""
+"""Number of events that are compared for duplicates together; they fit into Spark's buffer in
+memory."""
 AT_ONCE = 3
-"""Rollups, and figures, that are computed concurrently, because their jobs are short."""
+"""Number of rollups, or figures, that are computed concurrently, because their jobs are short."""
 
 Progress = Callable[[str, int, int], None]
 """``progress(stage, done, of)``; stages are "loading" (bytes) and "figures"."""
@@ -210,7 +211,7 @@ class Outcome:
 
 
 class Loader:
-    """One load of one table; it can be used only once."""
+    """One load of one table. It can be used only once."""
 
     def __init__(self, spark: SparkSession, settings: ReportSettings, progress: Progress) -> None:
         self._spark, self._settings, self._progress = spark, settings, progress
@@ -222,7 +223,7 @@ class Loader:
         return Lock(self._files, f"{self._settings.table}/_lock")
 
     def load(self, lock: Lock) -> Outcome:
-        """Load new history into the table. The caller holds the lock."""
+        """Load new history into the table. The caller must hold the lock."""
         self.table.sweep_manifests()
         before = manifest = newest_manifest(self._files, self.table.root)
         self.table.sweep(manifest)
@@ -267,7 +268,7 @@ class Loader:
         try:
             return self._commit(batch, damaged, manifest)
         except FAILED:
-            # Missing segments were sealed or removed since the listing; the next run handles them.
+            # Missing segments were sealed or removed after the listing. The next run handles them.
             present = [segment for segment in batch if self._files.exists(segment.path)]
             damaged = [segment for segment in present if not self._readable(segment.path)]
             if not damaged and len(present) == len(batch):
@@ -281,7 +282,7 @@ class Loader:
         return self._commit(whole, damaged, manifest)
 
     def _from_copy(self, segment: Segment) -> Segment | None:
-        """Return the segment with another folder's readable copy, or None if there is none."""
+        """Return the segment with a readable copy from another folder, or None if there is none."""
         for path in segment.copies:
             if self._files.exists(path) and self._readable(path):
                 return replace(segment, path=path)
@@ -301,7 +302,8 @@ class Loader:
         dates = {segment.date for segment in batch} & set(manifest.events)
         counts, written = self._write_events(batch, manifest, run, dates)
         if (written & set(manifest.events)) - dates:
-            # Some lines are in another day's folder; compare them with the days of their times.
+            # Some lines are in the folder of another day. Compare them with the days of their
+            # times.
             self._files.delete(self.table.place("events", run))
             counts, written = self._write_events(
                 batch, manifest, run, dates | (written & set(manifest.events))
@@ -417,11 +419,9 @@ class Loader:
 
 
 def distinct(rows: DataFrame, salts: int) -> DataFrame:
-    """Return one row for each (shard, epoch, seq) of a unit, sorted for writing.
-
-    Partitioned writing needs the same shuffle and sort. A duplicate is the same event, so it has
-    the same date, topic and block.
-    """
+    """Return one row for each (shard, epoch, seq) of a unit, sorted for writing. Partitioned
+    writing needs the same shuffle and sort. A duplicate is the same event, so it has the same date,
+    topic and block."""
     keyed = rows.withColumns(
         {
             "block": F.floor(F.col("seq") / BLOCK),
@@ -446,11 +446,12 @@ def _known(*values: int | None) -> list[int]:
 _HELD: set[object] = set()
 """The locks of this process."""
 STALE_S = 1_800.0
-"""Seconds since the last refresh, which every batch does, after which a lock is stale."""
+"""A lock is stale if it was last refreshed this many seconds ago. Every batch refreshes it."""
 
 
 class Lock:
-    """The lock of a table, held in a ``with`` block. Raise ReportError if another run holds it."""
+    """The lock of a table, held in a ``with`` block, which raises ReportError if another run holds
+    it."""
 
     def __init__(self, files: Files, path: str) -> None:
         self._files, self._path = files, path
@@ -473,7 +474,7 @@ class Lock:
             self._files.delete(self._path)
 
     def refresh(self) -> None:
-        """Refresh the lock. Raise ReportError if another run has taken it as stale."""
+        """Refresh the lock. Raise ReportError if another run has taken it over as stale."""
         if not self._is_ours():
             raise self._refusal()
         self._files.write(self._path, json.dumps(self._mine))
@@ -495,7 +496,7 @@ class Lock:
         except (ValueError, KeyError, TypeError):
             return False  # torn: its writer was killed
         if host == self._mine["host"]:
-            # Another process can have had this process's number before a restart of the machine.
+            # Before a restart of the machine, another process may have had the id of this process.
             return owner.get("id") in _HELD if pid == self._mine["pid"] else _alive(pid)
         return self._files.age_s(self._path, time.time_ns() // 1_000_000) < STALE_S
 
@@ -510,10 +511,10 @@ def _alive(pid: int) -> bool:
 
 ROLLUP_RUNS_MAX = 24
 EVENT_RUNS_MAX = 24
-"""Maximum runs of one date's events before they are rewritten."""
+"""Maximum number of runs with events of one date before these are rewritten."""
 JOURNEY_RUNS_MAX = 48
 JOURNEY_RUNS_MERGED = 32
-"""Newest runs of journeys, the smallest ones, that are merged."""
+"""Number of runs of journeys, the newest and smallest ones, that are merged."""
 
 
 def compact(table: Table, manifest: Manifest) -> Manifest:
@@ -535,7 +536,7 @@ def _rollups(table: Table, manifest: Manifest) -> Manifest:
 
 
 def _journeys(table: Table, manifest: Manifest) -> Manifest:
-    """Merge runs of closed journeys; open journeys always have one run."""
+    """Merge runs of closed journeys. Open journeys always have one run."""
     run, runs = manifest.run + 1, manifest.journeys
     kept, merged = runs[:-JOURNEY_RUNS_MERGED], runs[-JOURNEY_RUNS_MERGED:]
     rows = table.closed_journeys(merged).withColumn("closed", F.lit(True))

@@ -374,7 +374,7 @@ class TestARedisThatLostSomething:
         """And not everything is in memory yet."""
         await subject.reopen()
         await self._lose(subject, redis_server, empty=True)
-        with pytest.raises(StoreLost, match="came back empty"):
+        with pytest.raises(StoreLost, match="has lost its data"):
             await subject.commit(tasks([4]))
         with pytest.raises(StoreLost):
             await subject.store.read([1])

@@ -174,10 +174,10 @@ class TestFilling:
         await subject.commit(tasks(range(1, 101)))
         await subject.reopen()
         await subject.store.recover_small()
-        with pytest.raises(Exception, match="came back empty"):
+        with pytest.raises(Exception, match="has lost its data"):
             async for _ in subject.store.recover_handles(10):
                 redis_server.call("FLUSHALL")
-        with pytest.raises(Exception, match="came back empty"):
+        with pytest.raises(Exception, match="has lost its data"):
             await subject.commit(tasks([1_000]))
 
 

@@ -290,7 +290,7 @@ class TestCameBackWithoutMore:
                 return await lost.store.scan(-1, 10, None)
             return await comes(lambda: _verified(lost))
 
-        with pytest.raises(StoreForgot, match="came back (older|empty).*`tickwheel restore`") as e:
+        with pytest.raises(StoreForgot, match="(older|lost its data).*`tickwheel restore`") as e:
             await notice()
         assert "\n" not in e.value.message
         with pytest.raises(StoreForgot):

@@ -1,14 +1,14 @@
-"""Opening of a shard: check the server and the user's rights, then initialize the shard or begin an
+"""Opens a shard: checks the server and the user's rights, then initializes the shard or begins an
 epoch. A server that would lose tasks silently is refused, with a message that says what to change.
 
-A missing right would otherwise fail a script after its first writes, or later, at an ack. The check
-changes nothing: every command gets a key that never exists, or arguments that Redis refuses after
-it has checked the user's rights.
+Without the check of rights, a missing right would make a script fail after its first writes. The
+check changes nothing: every command is called with a key that never exists, or with arguments that
+Redis refuses after checking the user's rights.
 
-``tickwheel init`` initializes a shard that is empty, or whose data an operator gives up (``begin``
-in a daemon only initializes an empty shard that cannot belong to another daemon). Invariants: it
-does nothing while a daemon leads the shard; it removes only data that ``look`` has seen, and no
-keys of other programs; the incarnation and the epoch fence earlier users of the shard.
+``tickwheel init`` initializes a shard that is empty, or whose data an operator discards. (A daemon
+only initializes an empty shard that cannot belong to another daemon.) Invariants: ``init`` does
+nothing while a daemon leads the shard; it removes only data that ``look`` has reported, and no keys
+of other programs; the incarnation and the epoch fence earlier users of the shard.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ OUTSIDE = (
     "client|setname", "select", "eval", "evalsha", "wait", "memory|usage", "config|get",
     "role", "cluster|slots",
 )  # fmt: skip
-"""Commands outside of scripts: ``select`` for databases other than 0, ``wait`` for
+"""Commands that are called outside of scripts: ``select`` for databases other than 0, ``wait`` for
 ``wait_replicas``, ``role`` for Sentinels and a Cluster, ``cluster|slots`` for a Cluster. Without
 ``memory|usage`` the size of the data is unknown until it is loaded, and without ``config|get``
 STATUS cannot show which tasks survive a power cut."""
@@ -75,13 +75,13 @@ _TRIED: dict[str, tuple[str, ...]] = {
     "unlink": (), "zadd": ("x", "m"), "zcard": (), "zcount": ("0", "0"), "zmscore": ("m",),
     "zrange": ("0", "0"), "zrangebylex": ("-", "+"), "zrem": ("m",), "zscan": ("0",),
 }  # fmt: skip
-"""Command in a script → its arguments after the key in a trial."""
+"""Command in a script → the arguments that follow the key when the right to run it is checked."""
 COMMANDS = ("exists", "del", "info", *_TRIED, "rpush")
 
 
 async def missing_rights(line: Connection, options: RedisOptions) -> tuple[list[str], list[str]]:
     """Return the commands that scripts have no right to run, and those that the server does not
-    know. Raise ServerError for commands outside of scripts, NotConnected or NoReply."""
+    know. Raise NotConnected, NoReply or, for commands outside of scripts, ServerError."""
     keys = Keys(options.prefix, options.namespace, options.shard)
     names = (*keys.all, keys.leader, keys.stage(1))
     tried: list[Argument] = []
@@ -91,7 +91,7 @@ async def missing_rights(line: Connection, options: RedisOptions) -> tuple[list[
     try:
         await line.call("EVALSHA", RIGHTS.sha, len(names), *names)
     except ServerError as error:
-        if error.kind != "NOSCRIPT":  # another server, or one whose scripts were flushed
+        if error.kind != "NOSCRIPT":  # a new server, or one whose scripts were flushed
             raise
     if options.wait_replicas:
         await line.call("WAIT", 0, 1)
@@ -121,7 +121,7 @@ _UNKNOWN = (
 _VOLATILE = "no append-only file: the end of Redis can lose confirmed tasks"
 log = logging.getLogger(__name__)
 _PASSING = ("CLUSTERDOWN", "TRYAGAIN", "ASK", "MOVED")
-"""Temporary errors of a Cluster, for whose end a start waits."""
+"""Temporary errors of a Cluster. A starting daemon waits until they no longer occur."""
 _PASSWORD = ("WRONGPASS", "NOAUTH", "NOPERM")
 
 
@@ -187,7 +187,7 @@ async def _may_do_all(line: Connection, options: RedisOptions) -> None:
 
 
 async def _info(line: Connection, options: RedisOptions) -> dict[str, str]:
-    """Return the fields of INFO, after waiting for a server that is loading its data."""
+    """Return the fields of INFO. Wait first if the server is loading its data."""
     loop = asyncio.get_running_loop()
     patience_s, log_s = loop.time() + options.load_ms / 1000, loop.time()
     while True:
@@ -230,7 +230,7 @@ async def durability(line: Connection, options: RedisOptions) -> str:
         return _VOLATILE + copies
     try:
         reply = await line.call("CONFIG", "GET", "appendfsync")
-    except ServerError:  # the user has no right to run it, or it was renamed
+    except ServerError:  # the user has no right to run CONFIG GET, or it was renamed
         return _UNKNOWN.format(unless=unless) + copies
     values = reply.values() if isinstance(reply, dict) else reply[1::2]
     texts = [DURABILITY[v] for v in map(_text, values) if v in DURABILITY]
@@ -266,11 +266,8 @@ async def begin_epoch(
     evidence: Sequence[Evidence] = (),
 ) -> tuple[Opened, str]:
     """Begin an epoch. Return the opened shard and its incarnation. Raise StoreUnusable,
-    NotConnected, NoReply or ServerError.
-
-    The shard's identity is read first, to detect losses. This does not exclude other daemons; the
-    leader's lease does.
-    """
+    NotConnected, NoReply or ServerError. The shard's identity is read first, to detect losses. The
+    read does not exclude other daemons; the leader's lease does."""
     held, compared = await _held(line, keys, evidence)
     begun = begin(f"store {options.name}: {keys.shard}", held, compared, epoch_min)
     fresh = secrets.token_hex(8)
@@ -300,8 +297,8 @@ async def begin_epoch(
 async def _held(
     line: Connection, keys: Keys, evidence: Sequence[Evidence]
 ) -> tuple[Held | None, Sequence[Evidence]]:
-    """Return the shard's identity, and the facts to compare it with. An incomplete or foreign shard
-    has no identity and no facts, because the script reports it."""
+    """Return the shard's identity, and the facts to compare it with. For an incomplete or foreign
+    shard, return neither, because the script reports such a shard."""
     names = ("format", "epoch", "owner", "last", "incarnation", "rewriting", "past", "branch")
     try:
         values = await line.call("HMGET", keys.named["wheel"], *names)
@@ -325,7 +322,7 @@ async def estimate(line: Connection, keys: Keys) -> int:
         count: int = await line.call("HLEN", keys.named["task"])
         held: int | None
         held = await line.call("MEMORY", "USAGE", keys.named["task"], "SAMPLES", SAMPLES)
-    except ServerError:  # the user has no right to run it
+    except ServerError:  # the user has no right to run MEMORY USAGE
         return 0
     return max(0, (held or 0) + count * (TASK_BYTES - THEIR_TASK_BYTES))
 
@@ -376,12 +373,13 @@ def _named(options: RedisOptions, why: str) -> str:
 
 
 NO_BATCH = 1 << 62
-"""Last batch of every earlier epoch, so that batches are not compared: otherwise a machine that
-knows batches which Redis has lost could never lead the shard again after another machine."""
+"""Stands for the last batch of every earlier epoch, so that batches are not compared. Otherwise a
+machine that knows of batches that Redis has lost could not lead the shard after another machine has
+led it."""
 OWNER = "init"
 LEADER_WATCH_S = 4.0
-"""Seconds for which a leader's lease is watched: a running daemon renews it within 3 s, also after
-Redis has lost it."""
+"""Seconds for which a leader's lease is watched. A running daemon renews its lease within 3 s, even
+if Redis has lost it."""
 WATCH_STEP_S = 0.25
 COUNTED = ("tasks", "in_flight_or_waiting", "dead", "records")
 
@@ -395,10 +393,10 @@ class StoredShard:
     shard: str
     exists: bool
     whole: bool
-    """Whether the shard has all required fields."""
+    """Whether the shard has all fields that it needs."""
     rewriting: str
-    """The owner whose rewrite of the shard was interrupted, or ``LOST_BY`` and the owner whose
-    confirmed data the shard lacks; empty: the shard is complete."""
+    """The owner whose rewrite of the shard was interrupted; or, after ``LOST_BY``, the owner whose
+    confirmed data the shard lacks; empty if the shard is complete."""
     epoch: int
     incarnation: str
     counts: dict[str, int]
@@ -415,7 +413,7 @@ class StoredShard:
 
     @property
     def state(self) -> str:
-        """The state in words, for messages."""
+        """The state as text for messages."""
         if not self.exists:
             return "empty"
         held = ", ".join(f"{n:,} {name.replace('_', ' ')}" for name, n in self.counts.items())
@@ -428,7 +426,7 @@ class StoredShard:
 
 
 async def look(options: RedisOptions) -> StoredShard:
-    """Return the state of the shard. Raise StoreUnusable if the server or shard must not be
+    """Return the state of the shard. Raise StoreUnusable if the server or the shard must not be
     used."""
     keys = Keys(options.prefix, options.namespace, options.shard)
     async with _line(options) as line:
@@ -457,11 +455,9 @@ async def lay_out(
     is_branch: bool = False,
 ) -> str:  # fmt: skip
     """Remove the data in ``found``, and initialize the shard. Return its new incarnation.
-    ``is_branch``: the next epoch begins a new branch, regardless of known epochs.
-
-    It first watches the leader's lease for ``watch_s`` (default: LEADER_WATCH_S). Raise
-    StoreUnusable if a daemon leads the shard, or the shard has changed since ``look``.
-    """
+    ``is_branch``: the next epoch begins a new branch, regardless of known epochs. First watch the
+    leader's lease for ``watch_s`` (default: LEADER_WATCH_S). Raise StoreUnusable if a daemon leads
+    the shard, or the shard has changed since ``look``."""
     keys = Keys(options.prefix, options.namespace, options.shard)
     incarnation = secrets.token_hex(8)
     async with _line(options) as line:
@@ -478,7 +474,7 @@ async def lay_out(
 
 
 async def begin_branch(options: RedisOptions, *, watch_s: float | None = None) -> None:
-    """Mark the shard, as an operator has decided, so that its next epoch begins a new branch. Raise
+    """On an operator's request, mark the shard so that its next epoch begins a new branch. Raise
     StoreUnusable if there is no shard, or a daemon leads it."""
     keys = Keys(options.prefix, options.namespace, options.shard)
     async with _line(options) as line:
@@ -491,8 +487,8 @@ async def begin_branch(options: RedisOptions, *, watch_s: float | None = None) -
 
 
 async def end_restore(options: RedisOptions, after: str) -> None:
-    """Mark a restored shard so that its next epoch begins a new branch. The caller has the lease.
-    ``after``: the mark of the last restored epoch."""
+    """Mark a restored shard so that its next epoch begins a new branch. The caller must hold the
+    lease. ``after``: the mark of the last restored epoch."""
     wheel = Keys(options.prefix, options.namespace, options.shard).named["wheel"]
     async with _line(options) as line:
         await line.call("HSET", wheel, *chain.from_iterable(restored(after).items()))

@@ -1,22 +1,23 @@
 """Recovery from Redis at a start, copies of a shard, and the rewrite of a Redis that has lost data.
 
-A start reads the small tables and then every task in due order, and fills the mirror with them.
-Concurrent batches take precedence over the records read. From the first chunk on, the start waits
-for a Redis that does not answer: the daemon already serves, and if Redis comes back older, only
-this daemon has the tasks that it has confirmed since.
+Recovery reads the small tables and then every task in due order, and fills the mirror with them.
+Concurrent batches take precedence over the records read. From the first chunk on, recovery waits
+while Redis does not answer: the daemon already serves, and if Redis comes back with older data,
+only this daemon has the tasks that it has since confirmed.
 
 ``copy_to_sqlite`` makes a consistent copy of a shard in use as a SQLite store. It reads the rows in
 pages, and applies every concurrent batch to the copy in order. Effects contain absolute states, so
-the finished copy shows the moment of the last batch. (Redis's BGSAVE and append-only file copy the
+the finished copy has the state after the last batch. (Redis's BGSAVE and append-only file copy the
 whole server; this copies one shard, and a daemon can open the copy.)
 
-``Rewriter`` wraps the writer. If Redis lacks more than the kept batches, one task writes all data
-again from the mirror, and starts over until it succeeds. Meanwhile nothing is committed, so the
-mirror does not change. Commits detect a loss. An idle shard is checked regularly, because the
-daemon's end would otherwise lose the only copy of its data. ``Watch`` does not report a Redis that
-does not answer. Invariants:
+``Rewriter`` wraps the writer. If Redis has lost more than the batches that the writer keeps, a task
+writes all data again from the mirror, and starts over until it succeeds. Nothing is committed
+during the rewrite, so the mirror does not change. Commits detect a loss. ``Watch`` regularly checks
+an idle shard, because otherwise the only copy of its data would be lost when the daemon ends. It
+ignores a Redis that does not answer. Invariants:
 
-* With a complete mirror, no caller gets StoreBehind or StoreLost: commits are refused meanwhile.
+* With a complete mirror, no caller gets StoreBehind or StoreLost. Commits are refused until the
+  rewrite is complete.
 * Without a mirror (``?mirror=no``), every later call gets StoreForgot, and the shard is marked so
   that no daemon opens it.
 * A shard that another daemon has taken over or initialized again is never written (Fenced).
@@ -91,7 +92,7 @@ class Recovering:
     ) -> None:
         self._key_hash = key_hash
         self._keyed = _Columns(array("q"), array("Q"))
-        """The tasks with keys that the stream has read so far."""
+        """The tasks with keys that ``handles`` has read so far."""
         self._read_client = read_client
         self._keys = keys
         self._writer = writer
@@ -129,8 +130,8 @@ class Recovering:
 
     async def handles(self, chunk: int) -> AsyncIterator[Handles]:
         """See ``Store.recover_handles``. The chunks are read at different moments, but together
-        show the moment of the first: new tasks are left out, ended ones can be, and no due time
-        changes before all handles are loaded."""
+        have the state at the time of the first chunk: newer tasks are left out, tasks that have
+        ended may be left out, and no due time changes before all handles are loaded."""
         filling = self._mirror.begin_filling()
         self._keyed = _Columns(array("q"), array("Q"))
         requested: asyncio.Future[list[bytes]] | None = None
@@ -139,7 +140,7 @@ class Recovering:
             filling.ask()
             records = await self._page(None, chunk, waits=False)
             while records:
-                if not first:  # after the first chunk, the daemon has more urgent reads
+                if not first:  # after the first chunk, other reads of the daemon are more urgent
                     requested = self._after(records[-1], filling, chunk)
                     await asyncio.sleep(0)  # Redis reads the next page while this one is processed
                 heads = decode_heads(records)
@@ -160,7 +161,8 @@ class Recovering:
             self._mirror.end_filling(filling, whole=whole)
 
     def _after(self, last: bytes, filling: Filling, chunk: int) -> asyncio.Future[list[bytes]]:
-        """Request the page after this record; batches applied from now on can be missing in it."""
+        """Request the page after this record; batches applied from now on may be missing from
+        it."""
         filling.ask()
         return asyncio.ensure_future(self._page(last, chunk, waits=True))
 
@@ -199,7 +201,7 @@ class Recovering:
 
 
 def _without(new: set[int], ended: set[int], heads: Heads) -> Handles:
-    """Return the handles without tasks created or ended since the stream began."""
+    """Return the handles without tasks created or ended since the scan began."""
     ids, dues_ms, topics, _ = heads
     gone = new | ended if ended else new
     if not gone:
@@ -234,11 +236,11 @@ async def copy_to_sqlite(
 
 
 async def _catch_up(filler: Filler, meanwhile: deque[Effects]) -> None:
-    """Apply the batches that were applied to the shard meanwhile."""
+    """Apply the batches that were applied to the shard during the copy."""
     await filler.flush()
     while meanwhile:
         effects = meanwhile.popleft()
-        # A page can already have had a new task, so new tasks are written as updates.
+        # A page may already have contained a new task, so new tasks are written as updates.
         updated = effects.enqueued | effects.updated
         # The copy hashes keys with a different seed.
         await filler.write(replace(effects, enqueued={}, hashes={}, updated=updated))
@@ -265,7 +267,7 @@ class Rewriter:
         self._landed = 0
         """The last batch in the mirror when the rewrite began."""
         self.commits = 0
-        """Number of calls of ``commit``, which detect a loss."""
+        """Number of calls of ``commit``. Each of them detects a loss."""
 
     @property
     def active(self) -> bool:
@@ -286,8 +288,8 @@ class Rewriter:
                 return await self._writer.commit(epoch, owner, n, effects)
             except (StoreBehind, StoreLost) as error:
                 await self._begin(error)
-        # A batch that was applied but not replicated is in the mirror and thus in the rewrite. The
-        # caller must commit it again, and nothing else under its number.
+        # If a batch was applied but not replicated, the mirror contains it, and so does the
+        # rewrite. The caller must commit the same batch again under this number.
         kind = CommitUnknown if n <= self._landed else CommitRefused
         raise kind(f"batch {n}: {self.state}")
 
@@ -304,8 +306,8 @@ class Rewriter:
         raise StoreAway(self.state)
 
     async def _begin(self, why: StoreError) -> None:
-        """Begin to rewrite the shard. Raise ``why`` if the mirror is not complete, and StoreForgot
-        if there is none."""
+        """Begin to rewrite the shard. Raise ``error`` if the mirror is not complete, or StoreForgot
+        if there is no mirror."""
         if not self._mirror.keeps_records:
             raise await self._give_up(why)
         if not self._mirror.complete:
@@ -319,11 +321,11 @@ class Rewriter:
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     async def _give_up(self, why: StoreError) -> StoreForgot:
-        """Return the error of a permanent loss, and mark the shard so that no daemon, including
-        this one after a restart, continues with the incomplete data."""
+        """Mark the shard so that no daemon, including this one after a restart, continues with the
+        incomplete data. Return the error for a permanent loss."""
         self._failed = error = StoreForgot(
-            f"{why.message}; the daemon has no copy of it (mirror=no): `tickwheel init --force`,"
-            " then `tickwheel restore` from backup and history"
+            f"{why.message}; the daemon has no copy of the data (mirror=no): run"
+            " `tickwheel init --force`, then `tickwheel restore` with a backup and the history"
         )
         with contextlib.suppress(StoreError):
             await self._writer.mark_lost()
@@ -343,7 +345,7 @@ class Rewriter:
         try:
             await self._until_whole()
         except Fenced:
-            log.warning("%s was taken over by another daemon meanwhile", self._what)
+            log.warning("%s was taken over by another daemon during its rewrite", self._what)
         except StoreBroken as error:
             self._failed = error
         except Exception as error:

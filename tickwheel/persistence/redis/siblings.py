@@ -2,8 +2,8 @@
 
 Reads are plain commands on connections separate from the store's. At one address, and with
 Sentinels, all shards are on the same master, and one connection reads them all. In a Cluster there
-is one connection to each master. With one for each shard, the number of connections would grow
-with the square of the number of shards. The locations of slots are cached until a master refuses.
+is one connection per master. One per shard would make the number of connections grow with the
+square of the number of shards. The locations of slots are cached until a master refuses a call.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ from tickwheel.persistence.redis.driver import (
 from tickwheel.persistence.redis.layout import GROUPS, Keys, record_field
 
 ROWS_A_SCAN = 10_000
-"""Fields that one call scans, including sessions and all other records."""
+"""Number of fields that one call scans, including sessions and all other records."""
 TRIES = 3
 AWAY_S = 1.0
-"""Seconds for which a server that has not answered is not called for other shards, each of which
-would otherwise wait for its time-out."""
+"""For this many seconds after a time-out, a server is not called for other shards, each of which
+would otherwise wait for the time-out again."""
 _T = TypeVar("_T")
 _Ask = Callable[[Connection, Keys], Awaitable[_T]]
 _COUNTER = record_field((COUNTER, COUNTER.key(SettingsCounter())))
@@ -53,7 +53,7 @@ _GROUP = f"{GROUP.name} *"
 
 
 class RedisSiblings:
-    """The other shards of the store; the options name one shard."""
+    """The other shards of a store. The options name the shard of this daemon."""
 
     def __init__(self, options: RedisOptions) -> None:
         self._options = options
@@ -122,7 +122,7 @@ class RedisSiblings:
 
 
 class _Line:
-    """A connection that is used for one shard after the other."""
+    """A connection that is shared by shards, one call at a time."""
 
     def __init__(self, options: RedisOptions) -> None:
         self.connection = Connection(options)
@@ -169,7 +169,7 @@ class _Masters:
         return self._lines[address]
 
     async def ready(self) -> None:
-        """Connect to all masters. Raise as ``line``."""
+        """Connect to all masters. Raise NotConnected, NoReply or ServerError."""
         await self._know()
         lines = [self._line_to(some.nodes[0]) for some in self._ranges]
         await asyncio.gather(*(line.connection.ready() for line in lines))
@@ -185,7 +185,7 @@ class _Masters:
                 await self._lines.pop(address).connection.close()
 
     def forget(self) -> None:
-        """Look up the locations of slots again."""
+        """Forget the locations of slots, so that they are looked up again."""
         self._ranges = ()
 
     async def close(self) -> None:
@@ -205,7 +205,7 @@ async def _settings(line: Connection, keys: Keys, known: int | None) -> SiblingS
         return SiblingSettings(counter, _rows(_pairs(groups[0])))
     for _ in range(TRIES):
         rows = await _scan(line, records)
-        # The result of a scan is consistent only if no setting has changed meanwhile.
+        # The result of a scan is consistent only if no setting has changed during the scan.
         before, counter = counter, await _counter(line, records)
         if counter == before:
             return SiblingSettings(counter, rows)

@@ -1,15 +1,15 @@
 """The Redis store, which implements the contract with one connection for writes and one for reads;
-the leader's lease, with a separate connection; and the registry of nodes.
+the leader's lease, which has its own connection; and the registry of nodes.
 
 The store is as durable as Redis: a committed batch survives the failures that Redis's
 ``appendonly`` and ``appendfsync`` cover, or that ``wait_replicas`` replicas cover.
 
 The lease is one key with a time to live, changed only by its owner. ``S:leader`` has
-``owner|address|since_ms|epoch|life|http``, where the last two can be empty. Its connection has
-time-outs well below the lease's, and a commit never delays a renewal. A renewal begins with a
-harmless removal and extends the lease with PEXPIRE: Redis permits both without free memory.
-``S:standbys`` informs people: a standby writes its entry (``node|address|since_ms|http``) with
-``look``, and the leader reads it with its renewals.
+``owner|address|since_ms|epoch|life|http``, where the last two can be empty. The lease's connection
+has time-outs well below the time to live, and a commit never delays a renewal. A renewal begins
+with a harmless removal and extends the lease with PEXPIRE. Redis permits both even when it is out
+of memory. ``S:standbys`` only informs people: a standby writes its entry
+(``node|address|since_ms|http``) with ``look``, and the leader reads the entries with its renewals.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ from tickwheel.waiting import to_its_end
 log = logging.getLogger(__name__)
 
 ROOM_DIVISOR = 64
-"""Divisor of the memory limit: 1/64 of it, at least 1 MiB, must be free for enqueues."""
+"""Enqueues need 1/64 of the memory limit, at least 1 MiB, to be free."""
 ROOM_BYTES_MIN = 1 << 20
 
 
@@ -154,11 +154,11 @@ class RedisStore:
         self, owner: str, now_ms: int, *, epoch_min: int = 1, evidence: Sequence[Evidence] = (),
         may_create: bool = True,
     ) -> Opened:  # fmt: skip
-        """See ``SharedStore.open``. A standby that has seen data must not initialize an empty shard
-        while its owner can still be alive; it passes ``may_create`` False."""
+        """See ``SharedStore.open``. A standby that has read data must not initialize an empty shard
+        while its owner may still be alive, so it sets ``may_create`` to False."""
         check(self.options)
         self._reset()
-        # The connection for reads is made concurrently.
+        # The connection for reads is opened concurrently.
         reading = asyncio.get_running_loop().create_task(self._reading.ready())
         try:
             opened = await self._open(owner, now_ms, epoch_min, may_create, evidence)
@@ -166,7 +166,7 @@ class RedisStore:
         except BaseException:
             await to_its_end(self._give_up(reading))
             raise
-        # The seed changes with each start: hashes are not stored, because a start reads every key.
+        # The seed changes with each start. Hashes are not stored, because a start reads every key.
         opened.key_seed = self._key_seed
         self._is_open = True
         self._watch.start()
@@ -184,7 +184,7 @@ class RedisStore:
         return opened
 
     async def _give_up(self, reading: asyncio.Task[None]) -> None:
-        """Close both connections; the one for reads can still be connecting."""
+        """Close both connections. The connection for reads may still be connecting."""
         reading.cancel()
         await asyncio.wait((reading,))
         await self._reading.close()
@@ -455,14 +455,14 @@ class RedisNodes:
     | key | type | contents |
     |---|---|---|
     | S:nodes | hash | node → its run and its record (JSON with a format) |
-    | S:until | hash | node → the millisecond, by Redis's clock, at which it counts as gone |
+    | S:until | hash | node → the millisecond, by Redis's clock, at which it counts as ended |
     | S:placed | hash | shard → the node where an operator has placed it |
     | S:drained | hash | the nodes that an operator has drained |
     | S:route | hash | number of shards; version; shard → the daemon that last claimed to lead it |
 
-    Records expire by Redis's clock, so the clocks of two machines are never compared. The loss of
-    this registry loses no task: each node writes its record again with its next beat. Only the
-    placements and drains of operators are lost.
+    Records expire by Redis's clock, so the clocks of two machines are never compared. If this
+    registry is lost, each node writes its record again with its next beat. Only the placements and
+    drains of operators are lost; no task is.
     """
 
     def __init__(self, options: RedisOptions, shards: int) -> None:
@@ -490,7 +490,7 @@ class RedisNodes:
         except ServerError as error:
             if self._has_answered or not is_command_unavailable(error):
                 raise
-            # No call has succeeded yet, so the server or the user is not set up for it.
+            # No call has succeeded yet, so the server, or the user's rights, cannot be suitable.
             raise StoreUnusable(f"store {self._name}: {error.message}") from None
         self._has_answered = True
         if int(shards) != self._shards:
@@ -546,7 +546,7 @@ def _to_text(record: NodeRecord) -> str:
 
 
 def _from_text(name: str, text: str) -> NodeRecord | None:
-    """Return the record in a value, or None if its format is unknown or newer."""
+    """Return the record in ``text``, or None if its format is unknown or newer."""
     try:
         fields: dict[str, Any] = json.loads(text.partition("|")[2])
         if fields.pop("format") != NODES_FORMAT:

@@ -1,21 +1,21 @@
-"""The order of batches, across broken connections and losses of data in Redis.
+"""Keeps batches in order across broken connections and losses of data in Redis.
 
 Every connection claims the shard before it writes. The claim voids all scripts that older
 connections have sent, and returns the last batch, so afterwards the state of every batch is known.
-The claim also detects a Redis that is empty or older. Invariants:
+The claim also detects a Redis whose data is gone or older. Invariants:
 
 * ``CommitUnknown`` is raised for a batch only while it can still be applied, or is applied but not
-  replicated yet. Its number keeps its content until its state is known.
+  yet replicated. Until its state is known, no other batch can use its number.
 * Nothing is confirmed while Redis lacks a confirmed batch.
 
-The writer keeps the newest batches to replay them after a loss: a Redis that syncs its log once a
-second can lose the last two seconds, a stale replica somewhat more. They are bounded by time and
-bytes. For new tasks it keeps only the records, which the mirror shares; rows would double the
-memory. Without a mirror the records have separate memory.
+The writer keeps the newest batches, within limits of time and bytes, to replay them after a loss: a
+Redis that syncs its log once a second can lose the last two seconds, a stale replica somewhat more.
+Of new tasks it keeps only the records, which the mirror shares; rows would double the memory.
+Without a mirror the records have separate memory.
 
 ``Sender`` sends one batch to Redis: one script, or parts that are staged, sealed and applied.
-``Claimant`` claims a shard for a connection, and marks the begin and the end of a rewrite. Both
-know the owner and the claim; they do not know connections or the next batch. A claim only detects
+``Claimant`` claims a shard for a connection, and marks the beginning and the end of a rewrite. Both
+know the owner and the claim; they do not know connections or the next batch. A claim detects only
 that this daemon is not the owner; the writer detects missing batches. Invariant: ``unknown`` is the
 number of a batch whose script was sent and can still be applied; 0: there is none.
 """
@@ -79,7 +79,8 @@ if TYPE_CHECKING:
     from tickwheel.persistence.redis.mirror import Mirror
 
 PART_PATIENCE = 1 + (PART_BYTES_MAX >> 20)
-"""Factor of the time-out for one part of a batch: one more for each MiB, for slow disks."""
+"""Factor by which the time-out is multiplied for one part of a batch: 1, plus 1 for each MiB, for
+slow disks."""
 
 
 class Again(Exception):
@@ -95,11 +96,11 @@ class Sender:
         self.epoch = 0
         self.owner = ""
         self.link = b""
-        """Number of the claim, which is in every script's arguments."""
+        """Number of the claim. It is an argument of every script."""
         self.id_mark = 0
         self.unknown = 0
         self.staged = False
-        """Whether a large batch is being applied, which a read can see in part."""
+        """Whether a large batch is being applied, so that a read can see a part of it."""
 
     async def send(self, n: int, effects: Effects, flat: Sequence[Packed], size_bytes: int) -> None:
         """Send a batch and return when it is applied. Raise Again, NotConnected, NoReply or
@@ -169,7 +170,7 @@ class Sender:
 
 
 class Expecting(Protocol):
-    """The expected state that a claim is compared with; see ``Writer``."""
+    """The expected state, with which a claim is compared; see ``Writer``."""
 
     rewriting: bool
     last: int
@@ -216,10 +217,8 @@ class Claimant:
         self._name = name
 
     async def take(self, sender: Sender, incarnation: str) -> Claim:
-        """Claim the shard and void all scripts of older connections.
-
-        Raise Fenced, or StoreLost if the shard is empty.
-        """
+        """Claim the shard and void all scripts of older connections. Raise Fenced, or StoreLost if
+        the shard is empty."""
         shard = self._keys.shard
         mine = (sender.epoch, sender.owner.encode(), incarnation, sender.link or 0)
         reply: list[Any] = await self._line.run(CLAIM, self._keys.all, mine)
@@ -235,7 +234,7 @@ class Claimant:
                 f" epoch {rest[1]}, by {rest[2]!r})"
             )
         if status == "gone":
-            raise StoreLost(f"{self._name} came back empty: {shard} is gone")
+            raise StoreLost(f"{self._name} has lost its data: {shard} no longer exists")
         sender.link = reply[1]
         last, parts, part, rewriting, epoch = rest[1:6]
         return Claim(int(last), int(parts or 0), int(part or 0), bool(rewriting), int(epoch))
@@ -243,12 +242,10 @@ class Claimant:
     async def frame(
         self, sender: Sender, incarnation: str, phase: str, written: int, last: int
     ) -> None:
-        """Run a phase of a rewrite. ``begin``: empty the shard and mark it as incomplete; ``end``:
-        its ``written`` batches now replace all confirmed ones up to ``last``; ``lost``: mark the
-        shard as lacking data, without changing it.
-
-        Raise Fenced, or StoreLost if another client has changed the shard.
-        """
+        """Run a phase of a rewrite. ``begin``: empty the shard and mark it as incomplete. ``end``:
+        let its ``written`` batches replace all confirmed batches up to ``last``. ``lost``: mark the
+        shard as lacking data, and change nothing else. Raise Fenced, or StoreLost if another client
+        has changed the shard."""
         mine = (sender.epoch, sender.owner.encode(), incarnation)
         mark = f"{LOST_BY}{sender.owner}" if phase == "lost" else sender.owner
         args = (*mine, LAYOUT, phase, last, 0, sender.link or 0, written, mark.encode())
@@ -275,12 +272,13 @@ class Tally:
 
 
 APART_BYTES_MIN = 64 << 10
-"""Minimum bytes of a batch's records that get separate memory, which wastes up to two pages."""
+"""Minimum size of a batch's records for which they get separate memory, which wastes up to two
+pages."""
 
 
 class Apart:
     """Records in separate memory, which returns to the system when it is released. As single
-    objects among longer-lived ones, they would fragment the heap."""
+    objects among objects that live longer, the records would fragment the heap."""
 
     def __init__(self, records: Sequence[bytes], size_bytes: int) -> None:
         """``size_bytes``: total size of the records, above 0."""
@@ -297,7 +295,7 @@ class Apart:
 
 @dataclass(slots=True)
 class _Kept:
-    """An applied batch that is kept for a replay."""
+    """An applied batch, kept so that it can be replayed."""
 
     n: int
     rest: Effects
@@ -325,10 +323,8 @@ class History:
     def add(
         self, n: int, effects: Effects, enqueued: Iterable[bytes], size_bytes: int, now_s: float
     ) -> None:
-        """Add the applied batch ``n``, which follows the newest kept batch.
-
-        ``enqueued``: the records of its new tasks.
-        """
+        """Add the applied batch ``n``, which follows the newest kept batch. ``enqueued``: the
+        records of its new tasks."""
         size_bytes += BATCH_BYTES
         rest = replace(effects, enqueued={}, hashes={})
         self._batches.append(_Kept(n, rest, enqueued, size_bytes, now_s))
@@ -336,7 +332,7 @@ class History:
         self.forget(now_s)
 
     def forget(self, now_s: float) -> None:
-        """Drop the oldest batches beyond the limits."""
+        """Drop the oldest batches that exceed the limits."""
         while self._batches and (
             self._bytes > self._keep_bytes or self._batches[0].at_s < now_s - self._keep_s
         ):
@@ -366,7 +362,7 @@ class History:
 log = logging.getLogger(__name__)
 
 ROUNDS_MAX = 5
-"""Attempts for one batch before ``commit`` raises CommitUnknown."""
+"""Number of attempts for one batch before ``commit`` raises CommitUnknown."""
 
 
 class Writer:
@@ -389,7 +385,7 @@ class Writer:
         self._unreplicated = False
         self._replaying = False
         self._unconfirmed = 0
-        """The batch after ``last`` that is applied but not confirmed; 0: none."""
+        """The batch after ``last`` if it is applied but not confirmed; 0: there is none."""
         self.lock = asyncio.Lock()
         """Held during a commit, and by readers that need several scripts."""
         self.incarnation = ""
@@ -427,7 +423,8 @@ class Writer:
         return self._sender.staged or self.rewriting
 
     async def begin(self, owner: str, opened: Opened, incarnation: str) -> None:
-        """Begin with an opened epoch, and finish its predecessor's partly applied batch."""
+        """Begin to write in an opened epoch. Finish a batch that the previous owner had partly
+        applied."""
         sender = self._sender = Sender(self._line, self._keys)
         sender.owner, sender.epoch, sender.id_mark = owner, opened.epoch, opened.id_mark
         self.incarnation = incarnation
@@ -458,7 +455,8 @@ class Writer:
                 kind = error.kind if isinstance(error, ServerError) else ""
                 if kind and kind not in REFUSING:
                     raise StoreBroken(f"{self._options.name}: {error.message}") from error
-                # A batch that was applied but not replicated is confirmed once it is replicated.
+                # If the batch was applied but not replicated, it is confirmed once it is
+                # replicated.
                 if self._sender.unknown == n or n <= self.last:
                     raise CommitUnknown(f"batch {n}: {error.message}") from error
                 raise CommitRefused(f"batch {n}: {error.message}", full=kind == "OOM") from error
@@ -485,7 +483,7 @@ class Writer:
                 self._claimed = 0
                 continue
             except NoReply as error:
-                # A connection that broke while idle is noticed only now; retry once at once.
+                # Only this call notices that the connection broke while idle, so retry at once.
                 if error.silent or lost:
                     raise
                 lost = True
@@ -512,7 +510,7 @@ class Writer:
         self._mirror.landed(effects, records)
         self.landed(effects)
         if self._mirror.has_to_place:
-            loop.call_soon(self._mirror.place)  # when the next batch is on its way
+            loop.call_soon(self._mirror.place)  # after the next batch has been sent
         for watcher in self.watchers:
             watcher.append(effects)
 
@@ -536,16 +534,14 @@ class Writer:
     # --- the claim ---------------------------------------------------------------------------
 
     async def verify(self) -> None:
-        """Claim the shard again, and replay batches that Redis has lost.
-
-        Raise StoreBehind, StoreLost, Fenced, NotConnected, NoReply or ServerError.
-        """
+        """Claim the shard again, and replay batches that Redis has lost. Raise StoreBehind,
+        StoreLost, Fenced, NotConnected, NoReply or ServerError."""
         async with self.lock:
             self._claimed = 0
             await self._ready()
 
     async def _ready(self) -> None:
-        """Unless the connection has a claim: claim the shard, finish a partly applied batch, and
+        """If the connection has no claim, claim the shard, finish a partly applied batch, and
         replay batches up to ``last``."""
         lost = False
         for _ in range(ROUNDS_MAX):
@@ -594,7 +590,10 @@ class Writer:
         if not self._replaying:
             self._replaying = True
             log.warning(
-                "store %s came back older: replaying batches %d to %d", name, last + 1, self.last
+                "store %s came back with older data: replaying batches %d to %d",
+                name,
+                last + 1,
+                self.last,
             )
         unknown = self._sender.unknown
         try:
@@ -608,14 +607,14 @@ class Writer:
         self._tally.replays += 1
 
     def holds_all(self) -> None:
-        """Note that Redis has all confirmed batches. Without a mirror, whose records they would
-        share, old batches are dropped."""
+        """Note that Redis has all confirmed batches. Without a mirror, drop old batches, because
+        they do not share its records."""
         if not self._mirror.keeps_records:
             self._history.forget(asyncio.get_running_loop().time())
 
     async def mark_lost(self) -> None:
-        """Mark the shard as lacking confirmed data. It keeps its data, and no daemon opens it from
-        then on. Raise StoreError."""
+        """Mark the shard as lacking confirmed data. The shard keeps its data, but no daemon opens
+        it any more. Raise StoreError."""
         async with self.lock:
             await self._claimant.frame(self._sender, self.incarnation, "lost", 0, self.last)
 
@@ -624,11 +623,8 @@ class Writer:
     @asynccontextmanager
     async def write_anew(self) -> AsyncIterator[Callable[[Effects], Awaitable[None]]]:
         """Empty the shard, and yield a function that writes its new contents. The shard is complete
-        when the block has ended without an error.
-
-        Raise Fenced, StoreLost, StoreBehind, NotConnected, NoReply or ServerError, as the function
-        does.
-        """
+        when the block has ended without an error. Both this method and the function raise Fenced,
+        StoreLost, StoreBehind, NotConnected, NoReply or ServerError."""
         async with self.lock:
             sender, claimant = self._sender, self._claimant
             last, id_mark = self.last, sender.id_mark

@@ -1,11 +1,11 @@
 """Reads concurrent with the writer: rows by id, pages of tasks, pages of dead letters.
 
-The code is synchronous, and one thread at a time uses a connection. A statement returns one row of
-columns instead of many rows, because Python's sqlite3 releases the interpreter lock at every row:
-under load each row would wait for the event loop.
+The code is synchronous, and one thread at a time uses a connection. A statement returns its rows as
+the columns of a single row, because Python's sqlite3 releases the interpreter lock at every row,
+and under load each row would wait for the event loop.
 
-Invariant: one call sees whole batches of one moment. A task can move from its pack to a single row
-during a read and must be found in one of them. So one statement, which SQLite answers from one
+Invariant: each call reads a snapshot of whole batches. A task can move from its pack to a single
+row during a read and must be found in one of them. So one statement, which SQLite answers from one
 snapshot, reads both; calls that need several statements open a snapshot.
 """
 
@@ -53,13 +53,13 @@ IDS_A_STATEMENT = 512
 HEADS_A_STATEMENT = 1_024
 PACK_STEP = PACK_TASKS_MAX * ID_STEP
 NEIGHBOURS = 4
-"""Minimum average of requested tasks in each pack for which packs are read whole."""
+"""Minimum average number of requested tasks per pack for which whole packs are read."""
 BODY_BYTES_INLINE = 16_384
-"""Maximum bytes of a body, or extras, in a statement's result, which stays below 8 MiB. Longer ones
-are read one by one."""
+"""Maximum bytes of a body, or extras, in a statement's result, so that the result stays below 8
+MiB. Longer bodies and extras are read one by one."""
 EXTRAS_BYTES_HEAD = 8_192
-"""Maximum bytes of extras that are read with a head; longer ones are not only a key. A statement's
-result can have 1,024 of them."""
+"""Maximum bytes of extras that are read with a head. Longer extras are more than a key. A
+statement's result can contain 1,024 extras."""
 
 _IDS = "(SELECT value FROM json_each(?1))"
 _PAST = "hex(past)"
@@ -79,7 +79,7 @@ _READ = (
     f" (SELECT * FROM dead WHERE id IN {_IDS} ORDER BY id, grp))"
     f" FROM task WHERE id IN {_IDS}"
 )
-# The whole packs that can contain the other ids, also as one row.
+# The whole packs that may contain the other ids, also as one row.
 _PACKS = (
     "SELECT json_group_array(json_array(first, count, topics, length(bodies), ifnull(mask, 0))),"
     " {dues}, {sizes}, {bodies}, group_concat(hex(extras))"
@@ -87,7 +87,7 @@ _PACKS = (
     " WHERE first IN (SELECT (SELECT max(first) FROM pack WHERE first <= value)"
     " FROM json_each(?1) WHERE NOT EXISTS (SELECT 1 FROM task WHERE id = value))"
 )
-# New due times that this connection has not read yet.
+# New due times that this connection has not yet read.
 _MOVES = (
     "SELECT (SELECT ifnull(min(batch), 0) FROM move), ifnull(max(batch), 0), {data} FROM"
     " (SELECT batch, data FROM move WHERE batch > ?2 ORDER BY batch)"
@@ -182,7 +182,7 @@ class Reader:
         join = blob_join(connection)
         moves = _MOVES.format(data=join.format("data"))
         self._moves: dict[int, int] = {}
-        """Id → new due time of a packed task, which overrides those in ``pack`` and ``moved``."""
+        """Id → new due time of a packed task; overrides the due times in ``pack`` and ``moved``."""
         self._moves_oldest = self._moves_upto = 0
         """The first and the last batch of these due times."""
         self._read = _BOTH.format(
@@ -231,7 +231,8 @@ class Reader:
             return self._first(ids, bytes_max)
 
     def read_heads(self, ids: Sequence[int], bytes_max: int) -> tuple[Heads, Sequence[int]]:
-        """See ``Moves.read_heads``. Tasks with options other than a key are read whole."""
+        """See ``Moves.read_heads``. Tasks with options other than a key are read with their
+        bodies."""
         with snapshot(self._connection):
             heads = Heads()
             ordered = sorted(ids)  # to read each page once
@@ -249,7 +250,7 @@ class Reader:
         return heads, ()
 
     def _add_heads(self, ids: Sequence[int], heads: Heads) -> None:
-        """Add the tasks without options other than a key; inside a snapshot."""
+        """Add the tasks without options other than a key. Call it inside a snapshot."""
         columns = self._columns(self._heads, ids)
         dues, topics, options, extras = columns[:_PACKED_COLUMNS]
         keys, others = _packed_keys(options, extras) if options else ({}, NOBODY)
@@ -330,7 +331,8 @@ class Reader:
     def _packs(
         self, topic: str | None, position: int, *, back: bool = False
     ) -> Iterator[Sequence[int]]:
-        """Yield the ids of ``topic`` in each pack from ``position`` on; inside a snapshot."""
+        """Yield the ids of ``topic`` in each pack from ``position`` on. Call it inside a
+        snapshot."""
         statement, step = (_SCAN_PACKS_BACK, -1) if back else (_SCAN_PACKS, 1)
         while True:
             columns = (position, PACKS_A_SCAN)
@@ -349,7 +351,7 @@ class Reader:
         *,
         back: bool = False,
     ) -> list[StoredTask]:
-        """Return a page of tasks by id, up to a limit of tasks and of bytes; inside a snapshot."""
+        """Return a page of tasks by id, limited in tasks and bytes. Call it inside a snapshot."""
         limit = columns[2]
         (loose,) = self._connection.execute(statement, columns).fetchone()
         ids = sorted(chain(json.loads(loose), islice(packed, limit)), reverse=back)[:limit]
@@ -374,7 +376,7 @@ class Reader:
         return tasks
 
     def _with_body(self, task: StoredTask) -> StoredTask:
-        """Return a task with its large body; inside the snapshot in which the task was read."""
+        """Return a task with its large body. Call it inside the snapshot that has read the task."""
         row = self._connection.execute("SELECT * FROM task WHERE id = ?", (task.row.id,))
         return task._replace(row=task_row(*row.fetchone()))
 
@@ -390,7 +392,7 @@ class Reader:
         return tasks if not large else None
 
     def _read_part(self, ids: Sequence[int]) -> tuple[dict[int, StoredTask], list[int]]:
-        """Return tasks by id, and the ids of tasks whose large body was not read; inside a
+        """Return tasks by id, and the ids of tasks whose large body was not read. Call it inside a
         snapshot."""
         try:
             return self._statement(ids)
@@ -413,8 +415,8 @@ class Reader:
         return self._whole(ids)
 
     def _picked(self, ids: Sequence[int]) -> dict[int, StoredTask]:
-        """Return packed tasks without options, reading each body without its neighbours'; inside a
-        snapshot."""
+        """Return packed tasks without options, reading only their own bodies from the packs. Call
+        it inside a snapshot."""
         ordered = sorted(ids)
         dues, topics, packs, sizes, *history = self._columns(self._picks, ordered)
         heads = self._plain(ordered, dues, topics)
@@ -455,7 +457,7 @@ class Reader:
         return tasks, large
 
     def _columns(self, statement: str, ids: Sequence[int]) -> Sequence[Any]:
-        """Execute a statement. Take over its columns of ``_MOVES``, and return the others."""
+        """Execute a statement. Apply its columns of ``_MOVES``, and return the others."""
         arguments = (str(list(ids)), self._moves_upto)
         columns: Sequence[Any] = self._connection.execute(statement, arguments).fetchone()
         oldest, upto, data = columns[:_MOVES_COLUMNS]
@@ -590,19 +592,21 @@ def _add_history(tasks: dict[int, StoredTask], progress_rows: str, dead_rows: st
 
 
 def _are_scattered(ids: Sequence[int]) -> bool:
-    """Return whether most ids are in different packs, of which few tasks are requested."""
+    """Return whether the ids are in many packs, with few requested tasks in each pack."""
     ordered = sorted(ids)
     apart = sum(b - a >= PACK_STEP for a, b in pairwise(ordered))
     return apart * NEIGHBOURS >= len(ordered) > 1
 
 
 def _step(bytes_max: int) -> int:
-    """Return the number of ids in a statement whose small bodies stay below ``bytes_max``."""
+    """Return how many ids a statement can have so that its small bodies stay below
+    ``bytes_max``."""
     return min(IDS_A_STATEMENT, max(1, bytes_max // BODY_BYTES_INLINE))
 
 
 def _ids_in(topic: str | None, first: int, count: int, names: str, mask: int) -> Sequence[int]:
-    """Return the ids that are still in a pack, ascending; ``topic`` filters."""
+    """Return the ids that are still in a pack, ascending. With ``topic``, return only ids of that
+    topic."""
     ids = ids_of(first, count, mask)
     if topic is None or names == topic:
         return ids

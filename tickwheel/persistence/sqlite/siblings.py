@@ -1,7 +1,7 @@
 """The other shards of a folder; see ``contract.Siblings``.
 
 Each call opens the database of a shard read-only and closes it again. A connection that stays open
-would need descriptors for each shard, and would keep the shard's log from starting over when its
+would need descriptors for each shard, and would prevent the shard's log from starting over when its
 daemon ends. Calls run on a separate thread.
 """
 
