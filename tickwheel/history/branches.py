@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tickwheel.history import segments, spool
-from tickwheel.history.segments import PART, Event, replace_file, state_folders
+from tickwheel.history.segments import PARTIAL_PREFIX, Event, replace_file, state_folders
 from tickwheel.persistence.contract import Evidence, Opened
 
 STARTS, REACHED = "starts", "reached"
@@ -71,7 +71,7 @@ class Reached:
         with contextlib.suppress(OSError):
             _keep_start(folder, start)
         with contextlib.suppress(OSError):
-            part = folder / f"{PART}{REACHED}"
+            part = folder / f"{PARTIAL_PREFIX}{REACHED}"
             flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
             self._fd = os.open(part, flags, 0o640)
             self.note(batch)

@@ -68,7 +68,7 @@ class TaskFlags(IntFlag):
     """The task had ended for all groups."""
     TOUCHED = 8
     """The task was delivered, so a later due time belongs to a retry."""
-    CARRIED = 16
+    HAS_BODY = 16
     """The file contains the task's body and options."""
     STORED = 32
     """The store has the task."""
@@ -107,7 +107,7 @@ class PlannedTask(NamedTuple):
 
     id: int
     due_ms: int
-    stand: TaskFlags
+    flags: TaskFlags
     options: TaskOptions | None
     body: bytes | None
     """The body, or None if only the store can have it."""
@@ -175,7 +175,7 @@ class Plan:
         self._db.executemany("INSERT OR REPLACE INTO carried VALUES (?, ?, ?)", carried)
         self._db.execute("COMMIT")
 
-    def choose(self, wanted: ResetScope) -> None:
+    def choose(self, reset: ResetScope) -> None:
         """Decide for every task whether it is delivered again. Delete the bodies of other tasks."""
         done = TaskFlags.DONE | TaskFlags.ENDED
         before = "due_ms < :since_ms AND place <= :since_id"
@@ -185,17 +185,17 @@ class Plan:
             f" ELSE {int(TaskFlags.GIVEN)} END)"
             " WHERE due_ms BETWEEN :from_ms AND :until_ms"
             f" AND stand & {int(TaskFlags.GONE)} = 0 AND (stand & {done} != 0 OR ({before}))",
-            {name: value for name, value in asdict(wanted).items() if name.endswith(("ms", "id"))},
+            {name: value for name, value in asdict(reset).items() if name.endswith(("ms", "id"))},
         )
         self._db.execute(
             "DELETE FROM carried WHERE id NOT IN"
             f" (SELECT id FROM task WHERE stand & {int(TaskFlags.GIVEN)} != 0)"
         )
 
-    def lacking(self) -> set[int]:
+    def without_body(self) -> set[int]:
         """Return the ids of tasks to redeliver whose bodies and options are not in the file."""
         rows = self._db.execute(
-            f"SELECT id FROM task WHERE stand & {int(TaskFlags.GIVEN | TaskFlags.CARRIED)}"
+            f"SELECT id FROM task WHERE stand & {int(TaskFlags.GIVEN | TaskFlags.HAS_BODY)}"
             f" = {int(TaskFlags.GIVEN)}"
         )
         return {row[0] for row in rows}
@@ -207,24 +207,26 @@ class Plan:
             [(id_,) for id_ in ids],
         )
 
-    def add_stored(self, wanted: ResetScope, stored: Iterable[tuple[TaskRow, bool]]) -> None:
+    def add_stored(self, reset: ResetScope, stored: Iterable[tuple[TaskRow, bool]]) -> None:
         """Add stored tasks of the topic. Each is paired with a flag: whether the rules permit
         delivering it again. For a task in the history, it matters only if the task is older than
         the group."""
-        filter_ = known_filter(wanted.tags, wanted.where)
-        rows = [(row, permitted) for row, permitted in stored if wanted.covers(row.due_ms)]
-        known = self.known(row.id for row, _ in rows)
+        filter_ = known_filter(reset.tags, reset.where)
+        rows = [(row, permitted) for row, permitted in stored if reset.covers(row.due_ms)]
+        known_tasks = self.known(row.id for row, _ in rows)
         states = []
         for row, permitted in rows:
-            due_ms, stand, place = known.get(row.id, (row.due_ms, int(TaskFlags.GIVEN), row.id))
-            if not stand & TaskFlags.GIVEN:
+            due_ms, flags, place = known_tasks.get(
+                row.id, (row.due_ms, int(TaskFlags.GIVEN), row.id)
+            )
+            if not flags & TaskFlags.GIVEN:
                 continue
-            if row.id not in known or stand & TaskFlags.BEFORE:
-                stand = stand if permitted else stand & ~TaskFlags.GIVEN
-            if not stand & TaskFlags.CARRIED and not filter_.passes(row):
-                stand &= ~TaskFlags.GIVEN
-            if row.id in known or stand & TaskFlags.GIVEN:
-                states.append((row.id, due_ms, stand | TaskFlags.STORED, place))
+            if row.id not in known_tasks or flags & TaskFlags.BEFORE:
+                flags = flags if permitted else flags & ~TaskFlags.GIVEN
+            if not flags & TaskFlags.HAS_BODY and not filter_.passes(row):
+                flags &= ~TaskFlags.GIVEN
+            if row.id in known_tasks or flags & TaskFlags.GIVEN:
+                states.append((row.id, due_ms, flags | TaskFlags.STORED, place))
         self.write(states)
 
     def save_gap_count(self, count: int) -> None:
@@ -242,7 +244,7 @@ class Plan:
 
     def read(self, after: tuple[int, int], limit: int, bytes_max: int) -> list[PlannedTask]:
         """Return the next tasks to deliver after (due time, id), at least one if there are any."""
-        given, carried = int(TaskFlags.GIVEN), int(TaskFlags.CARRIED)
+        given, carried = int(TaskFlags.GIVEN), int(TaskFlags.HAS_BODY)
         rows = self._db.execute(
             "SELECT t.id, t.due_ms, t.stand, c.options, c.body FROM task t LEFT JOIN carried c"
             f" ON c.id = t.id AND t.stand & {carried} != 0 WHERE t.stand & {given} != 0"
@@ -250,16 +252,16 @@ class Plan:
             (*after, limit),
         )
         page: list[PlannedTask] = []
-        for id_, due_ms, stand, options, body in rows:
+        for id_, due_ms, flags, options, body in rows:
             bytes_max -= len(body or b"") + len(options or b"")
             if page and bytes_max < 0:
                 break
-            page.append(PlannedTask(id_, due_ms, TaskFlags(stand), decode_extras(options), body))
+            page.append(PlannedTask(id_, due_ms, TaskFlags(flags), decode_extras(options), body))
         return page
 
     def count(self) -> Count:
         """Count the tasks that will be delivered again, and tasks whose bodies are lost."""
-        given, has_body = int(TaskFlags.GIVEN), int(TaskFlags.CARRIED | TaskFlags.STORED)
+        given, has_body = int(TaskFlags.GIVEN), int(TaskFlags.HAS_BODY | TaskFlags.STORED)
         query = f"FROM task WHERE stand & {given} != 0 AND stand & {has_body}"
         tasks, first_ms, last_ms = self._db.execute(
             f"SELECT count(*), min(due_ms), max(due_ms) {query} != 0"
@@ -275,14 +277,14 @@ class Plan:
 class _Fold:
     """Applies events to a plan."""
 
-    def __init__(self, plan: Plan, wanted: ResetScope) -> None:
+    def __init__(self, plan: Plan, reset: ResetScope) -> None:
         self._plan = plan
-        self._wanted = wanted
+        self._reset = reset
         self._cached: dict[int, list[int]] = {}
         """Id → [due time, state, position], not yet written to the plan."""
         self._highest = -1
         """The highest id in the plan."""
-        self._carried: dict[int, tuple[bytes | None, bytes]] = {}
+        self._bodies: dict[int, tuple[bytes | None, bytes]] = {}
         self._bytes = 0
         self.has_bodies = False
         """Whether any event had a body. If none had, a second pass is useless."""
@@ -315,7 +317,7 @@ class _Fold:
             return flags | TaskFlags.GONE
         if group is not None:
             flags |= TaskFlags.TOUCHED
-        if group == self._wanted.group:
+        if group == self._reset.group:
             if kind in ("expired", "cancelled"):
                 flags |= TaskFlags.GONE
             elif kind in ("acked", "deleted", "filtered"):
@@ -325,7 +327,7 @@ class _Fold:
     def _flags_cleared_by(self, event: Event) -> int:
         """Return the bits that the event clears. A requeue makes the group receive the task
         again."""
-        is_ours = event.get("group") == self._wanted.group
+        is_ours = event.get("group") == self._reset.group
         return TaskFlags.DONE if is_ours and event["event"] == "requeued" else 0
 
     def _arrived(self, id_: int, event: Event) -> None:
@@ -335,29 +337,29 @@ class _Fold:
         self.has_bodies |= "body" in event
         due_ms, place = int(event["due_ms"]), int(event.get("order_id", id_))
         state = self._put(id_, due_ms, TaskFlags(0), place)
-        if self._wanted.covers(due_ms):
-            self._carry(id_, state, event)
+        if self._reset.covers(due_ms):
+            self._add_body(id_, state, event)
         else:
-            self._carried.pop(id_, None)
+            self._bodies.pop(id_, None)
 
-    def _carry(self, id_: int, state: list[int], event: Event) -> None:
+    def _add_body(self, id_: int, state: list[int], event: Event) -> None:
         body = body_of(event)
         if body is None:
-            state[1] &= ~TaskFlags.CARRIED
-            self._carried.pop(id_, None)
+            state[1] &= ~TaskFlags.HAS_BODY
+            self._bodies.pop(id_, None)
             return
-        state[1] |= TaskFlags.CARRIED
-        self._carried[id_] = encode_extras(options_of(event)), body
+        state[1] |= TaskFlags.HAS_BODY
+        self._bodies[id_] = encode_extras(options_of(event)), body
         self._bytes += len(body)
-        if len(self._carried) >= CONTENTS_MAX or self._bytes >= CONTENTS_BYTES_MAX:
+        if len(self._bodies) >= CONTENTS_MAX or self._bytes >= CONTENTS_BYTES_MAX:
             self.flush()
 
-    def carry_again(self, event: Event) -> None:
+    def add_missing_body(self, event: Event) -> None:
         """Add, in a second pass, the body of a task whose due time was moved into the span."""
         id_ = task_id(event)
         state = None if id_ is None else self._state(id_)
         if id_ is not None and state is not None:
-            self._carry(id_, state, event)
+            self._add_body(id_, state, event)
 
     def _state(self, id_: int) -> list[int] | None:
         state = self._cached.get(id_)
@@ -366,10 +368,10 @@ class _Fold:
             state = None if row is None else self._put(id_, *row)
         return state
 
-    def _put(self, id_: int, due_ms: int, stand: int, place: int) -> list[int]:
+    def _put(self, id_: int, due_ms: int, flags: int, place: int) -> list[int]:
         if len(self._cached) >= CACHED_MAX:
             self.forget()
-        state = self._cached[id_] = [due_ms, int(stand), place]
+        state = self._cached[id_] = [due_ms, int(flags), place]
         return state
 
     def forget(self) -> None:
@@ -379,23 +381,23 @@ class _Fold:
 
     def flush(self) -> None:
         """Write all states and bodies in memory to the plan."""
-        states = [(id_, due, stand, at) for id_, (due, stand, at) in self._cached.items()]
-        self._plan.write(states, [(id_, *both) for id_, both in self._carried.items()])
+        states = [(id_, due, flags, place) for id_, (due, flags, place) in self._cached.items()]
+        self._plan.write(states, [(id_, *contents) for id_, contents in self._bodies.items()])
         self._highest = max(self._highest, max(self._cached, default=-1))
-        self._carried, self._bytes = {}, 0
+        self._bodies, self._bytes = {}, 0
 
 
 def fill(
-    plan: Plan, events: Callable[[], Iterator[Event]], wanted: ResetScope,
+    plan: Plan, events: Callable[[], Iterator[Event]], reset: ResetScope,
     begins_ms: int | None = None, missing_epochs: int = 0,
 ) -> None:  # fmt: skip
     """Fill an empty plan from the history, which can be read twice. ``begins_ms`` is the result of
     ``beginning``, and ``missing_epochs`` that of ``missing_epochs``."""
-    fold = _Fold(plan, wanted)
-    gaps = int(begins_ms is not None and 0 < wanted.from_ms < begins_ms) + missing_epochs
-    for event in _until_reset(events(), wanted):
+    fold = _Fold(plan, reset)
+    gaps = int(begins_ms is not None and 0 < reset.from_ms < begins_ms) + missing_epochs
+    for event in _until_reset(events(), reset):
         if event["event"] == "dropped":
-            gaps += event["time_ms"] >= wanted.from_ms
+            gaps += event["time_ms"] >= reset.from_ms
             continue
         try:
             fold.apply(event)
@@ -403,14 +405,14 @@ def fill(
             continue  # skip an unusable event, as a restore does
     fold.forget()
     plan.save_gap_count(gaps)
-    plan.choose(wanted)
-    lacking = plan.lacking() if fold.has_bodies else ()
-    if lacking:
-        for event in _until_reset(events(), wanted):
-            if event["event"] in ("enqueued", "replaced") and task_id(event) in lacking:
-                fold.carry_again(event)
+    plan.choose(reset)
+    without_body = plan.without_body() if fold.has_bodies else ()
+    if without_body:
+        for event in _until_reset(events(), reset):
+            if event["event"] in ("enqueued", "replaced") and task_id(event) in without_body:
+                fold.add_missing_body(event)
         fold.flush()
-    _judge(plan, wanted)
+    _apply_filter(plan, reset)
     plan.finish()
 
 
@@ -435,43 +437,45 @@ def beginning(folder: Path, shard: int) -> int | None:
     return int(min(oldest)[1])
 
 
-def missing_epochs(folder: Path, shard: int, wanted: ResetScope) -> int:
+def missing_epochs(folder: Path, shard: int, reset: ResetScope) -> int:
     """Return the number of epochs that have no events, lie between epochs that have some, and may
     overlap the span: their daemons wrote elsewhere or failed to start."""
     hours_ms: dict[int, int] = {}
     """Epoch → its first hour in the history."""
     for epoch, hour_ms in epochs(folder, shard):
-        hours_ms.setdefault(epoch, hour_of(wanted.until_ms) if hour_ms is None else hour_ms)
+        hours_ms.setdefault(epoch, hour_of(reset.until_ms) if hour_ms is None else hour_ms)
     return sum(
         later - earlier - 1
         for earlier, later in pairwise(sorted(hours_ms))
-        if wanted.from_ms < hours_ms[later] + HOUR_MS and hours_ms[later] <= wanted.until_ms
+        if reset.from_ms < hours_ms[later] + HOUR_MS and hours_ms[later] <= reset.until_ms
     )
 
 
-def _until_reset(events: Iterator[Event], wanted: ResetScope) -> Iterator[Event]:
+def _until_reset(events: Iterator[Event], reset: ResetScope) -> Iterator[Event]:
     for event in events:
-        if event.get("topic") != wanted.topic and event["event"] != "dropped":
+        if event.get("topic") != reset.topic and event["event"] != "dropped":
             continue
-        if event["event"] == "group_reset" and wanted.bulk is not None:
-            if (event.get("settings") or {}).get("bulk") == wanted.bulk:
+        if event["event"] == "group_reset" and reset.bulk is not None:
+            if (event.get("settings") or {}).get("bulk") == reset.bulk:
                 return
         yield event
 
 
-def _judge(plan: Plan, wanted: ResetScope) -> None:
+def _apply_filter(plan: Plan, reset: ResetScope) -> None:
     """Exclude the tasks that the group's filter excludes."""
-    filter_ = known_filter(wanted.tags, wanted.where)
+    filter_ = known_filter(reset.tags, reset.where)
     if filter_.is_open:
         return
     after = (-1, -1)
     while page := plan.read(after, CONTENTS_MAX, CONTENTS_BYTES_MAX):
         after = page[-1].due_ms, page[-1].id
         plan.exclude(
-            kept.id
-            for kept in page
-            if kept.body is not None
-            and not filter_.passes(TaskRow(kept.id, kept.due_ms, wanted.topic, b"", kept.options))
+            planned.id
+            for planned in page
+            if planned.body is not None
+            and not filter_.passes(
+                TaskRow(planned.id, planned.due_ms, reset.topic, b"", planned.options)
+            )
         )
 
 
@@ -484,9 +488,9 @@ def command() -> list[str]:
     return [sys.executable, "-m", "tickwheel.history.past"]
 
 
-def request(path: str, folder: str, shard: int, bytes_max: int, wanted: ResetScope) -> bytes:
+def request(path: str, folder: str, shard: int, bytes_max: int, reset: ResetScope) -> bytes:
     fields = {"path": path, "folder": folder, "shard": shard, "bytes_max": bytes_max}
-    return dumps(fields | asdict(wanted)).encode()
+    return dumps(fields | asdict(reset)).encode()
 
 
 def main() -> int:
@@ -494,10 +498,10 @@ def main() -> int:
     path, folder, shard = fields.pop("path"), fields.pop("folder"), fields.pop("shard")
     os.nice(NICENESS)
     with Plan(path, fields.pop("bytes_max")) as plan:
-        wanted = ResetScope(**fields)
+        reset = ResetScope(**fields)
         begins_ms = beginning(Path(folder), shard)
-        missing = missing_epochs(Path(folder), shard, wanted)
-        fill(plan, lambda: events_of(Path(folder), shard, wanted.topic), wanted, begins_ms, missing)
+        missing = missing_epochs(Path(folder), shard, reset)
+        fill(plan, lambda: events_of(Path(folder), shard, reset.topic), reset, begins_ms, missing)
     sys.stdout.write("done\n")
     return 0
 

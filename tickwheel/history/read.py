@@ -40,7 +40,7 @@ from tickwheel.history import segments, spool
 from tickwheel.history.lines import ENDINGS, MALFORMED, NAMES, Renderer
 from tickwheel.history.segments import HOUR_MS, Event, Segment, Tally, hour_of
 from tickwheel.history.spool import SpoolName
-from tickwheel.history.writer import LATE_MS, Place, Position, load_position
+from tickwheel.history.writer import LATE_MS, EpochPosition, Position, load_position
 
 KEY_IDS_MAX = 100_000
 """Maximum number of tasks with the key of a search. If there are more, the search must be
@@ -834,15 +834,17 @@ class Spools:
     ) -> Iterator[Event]:
         position = self._positions[folder]
         if position is not None:
-            place = position.place(epoch)
+            progress = position.epoch_position(epoch)
         else:
-            place = Place(seq=segments.last_seqs(self._history_dir, self._shard, {epoch})[epoch])
+            progress = EpochPosition(
+                seq=segments.last_seqs(self._history_dir, self._shard, {epoch})[epoch]
+            )
         node = folder.name.removesuffix(f"-s{self._shard}")
-        renderer, seq = Renderer(node, self._shard, epoch), place.seq
+        renderer, seq = Renderer(node, self._shard, epoch), progress.seq
         for number, fd in files:
-            if number < place.file:
+            if number < progress.file:
                 continue
-            offset = place.offset if number == place.file else 0
+            offset = progress.offset if number == progress.file else 0
             for record in _records(fd, offset, seen):
                 try:
                     lines = renderer.render(record, seq + 1)

@@ -45,7 +45,7 @@ LINE_BYTES_MAX = 1 << 30
 has no upper limit. It bounds memory for damaged files without line feeds."""
 STATE = "_state"
 OPEN_SUFFIX, SEALED_SUFFIX = ".jsonl", ".jsonl.gz"
-PART = ".tmp-"
+PARTIAL_PREFIX = ".tmp-"
 """Prefix of the name of an incomplete file."""
 
 Event = dict[str, Any]
@@ -92,7 +92,7 @@ def state_folders(history_dir: Path, shard: int) -> list[Path]:
 
 def replace_file(path: Path, text: str) -> None:
     """Replace a small file atomically. If that fails, raise OSError and keep the old file."""
-    part = path.with_name(f"{PART}{path.name}")
+    part = path.with_name(f"{PARTIAL_PREFIX}{path.name}")
     try:
         part.write_text(text)
         part.rename(path)
@@ -448,11 +448,11 @@ class Upkeep:
         self._warned = False
         self._stuck_logged = False
 
-    def is_hour(self, now_ms: int, cleaned_ms: int) -> bool:
+    def is_daily_due(self, now_ms: int, cleaned_ms: int) -> bool:
         """Return whether it is ``clean_hour`` in local time, or the last clean-up was a day ago."""
         since_ms = now_ms - cleaned_ms
-        is_hour = time.localtime(now_ms / 1000).tm_hour == self._clean_hour
-        return since_ms >= HOUR_MS and (is_hour or since_ms >= DAY_MS)
+        is_daily_due = time.localtime(now_ms / 1000).tm_hour == self._clean_hour
+        return since_ms >= HOUR_MS and (is_daily_due or since_ms >= DAY_MS)
 
     def daily(self, now_ms: int, busy: AbstractSet[Path]) -> None:
         """Enforce the limits of age and size. Raise OSError."""
@@ -464,7 +464,7 @@ class Upkeep:
             self._clean(Limits(None, self._limits.bytes_max), now_ms, busy)
         self._check_disk(now_ms, busy)
 
-    def now_and_then(self, now_ms: int, busy: AbstractSet[Path]) -> None:
+    def check_disk_if_due(self, now_ms: int, busy: AbstractSet[Path]) -> None:
         """Check the disk if the last check is at least ``DISK_CHECK_MS`` ago. Raise OSError."""
         if self._checked_ms is None or abs(now_ms - self._checked_ms) >= DISK_CHECK_MS:
             self._check_disk(now_ms, busy)

@@ -32,7 +32,7 @@ from typing import Any, NamedTuple
 import msgpack
 
 from tickwheel.history.lines import policy_map
-from tickwheel.history.segments import PART, STATE
+from tickwheel.history.segments import PARTIAL_PREFIX, STATE
 
 ROTATE_BYTES = 16 << 20
 BYTES_MAX = 256 << 20
@@ -158,8 +158,8 @@ class Spool:
 
     # --- details -----------------------------------------------------------------------------
 
-    def _refuse(self, why: str) -> bool:
-        self.trouble = why
+    def _refuse(self, reason: str) -> bool:
+        self.trouble = reason
         self.refused += 1
         return False
 
@@ -194,7 +194,7 @@ class Spool:
         self._folder.mkdir(parents=True, exist_ok=True)
         number = self._next_number()
         path = self._folder / str(SpoolName(self._epoch, number))
-        part = self._folder / f"{PART}{path.name}.{os.getpid()}"
+        part = self._folder / f"{PARTIAL_PREFIX}{path.name}.{os.getpid()}"
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC
         fd = os.open(part, flags, 0o640)
         try:
@@ -210,8 +210,8 @@ class Spool:
         self._fd, self._path, self._length = fd, path, 0
         with contextlib.suppress(OSError):
             counter = self._folder / COUNTER
-            counter.with_name(PART + COUNTER).write_text(str(number))
-            counter.with_name(PART + COUNTER).rename(counter)
+            counter.with_name(PARTIAL_PREFIX + COUNTER).write_text(str(number))
+            counter.with_name(PARTIAL_PREFIX + COUNTER).rename(counter)
         self._others_bytes = self._measure()
 
     def _next_number(self) -> int:
@@ -390,7 +390,7 @@ def take_pending(
     """Remove and return the durable pending batches of the epoch before ``epoch``, by number.
     Batches of older epochs are ignored, because later epochs can have used their numbers. Batches
     of ``epoch`` or later belong to the successor of a daemon that was paused during its start."""
-    taken: list[tuple[int, bytes]] = []
+    batches: list[tuple[int, bytes]] = []
     for path in (history_dir / STATE).glob(f"*-s{shard}/{PENDING}[01]"):
         with contextlib.suppress(OSError):
             with path.open("rb+") as file:
@@ -405,5 +405,5 @@ def take_pending(
             body = data[_HEADER.size : _HEADER.size + length]
             is_whole = len(body) == length and zlib.crc32(body) == checksum
             if length and is_whole and batch_epoch + 1 == epoch and n <= last_batch:
-                taken.append((n, body))
-    return sorted(taken)
+                batches.append((n, body))
+    return sorted(batches)

@@ -58,7 +58,7 @@ from tickwheel.history import segments, spool
 from tickwheel.history.lines import MALFORMED, EventKind, Renderer
 from tickwheel.history.segments import (
     HOUR_MS,
-    PART,
+    PARTIAL_PREFIX,
     Limits,
     SegmentName,
     Upkeep,
@@ -112,7 +112,7 @@ def _flag(name: str) -> str:
     return "--dir" if name == "folder" else f"--{name.replace('_', '-')}"
 
 
-def parsed(arguments: Sequence[str] | None) -> WriterOptions:
+def parse_options(arguments: Sequence[str] | None) -> WriterOptions:
     """Parse the options of the writer's command line."""
     parser = argparse.ArgumentParser(
         prog="python -m tickwheel.history.writer", description=__doc__.partition("\n")[0]
@@ -138,7 +138,7 @@ its event numbers must then continue."""
 
 
 @dataclass(slots=True)
-class Place:
+class EpochPosition:
     """The position in one epoch: spool file, offset of its next array, number of the last event."""
 
     file: int = 0
@@ -154,20 +154,20 @@ class Position:
 
     number: int = 0
     """Number of the newest segment."""
-    epochs: dict[int, Place] = field(default_factory=dict)
+    epochs: dict[int, EpochPosition] = field(default_factory=dict)
     """Epoch → position in it. The epoch written last is at the end."""
     open: dict[str, int] = field(default_factory=dict)
     """Open segments: path below the history's folder → length in bytes."""
     cleaned_ms: int = 0
     """Time at which the daily clean-up last ran."""
 
-    def place(self, epoch: int) -> Place:
-        return self.epochs.get(epoch) or Place()
+    def epoch_position(self, epoch: int) -> EpochPosition:
+        return self.epochs.get(epoch) or EpochPosition()
 
-    def moved(self, epoch: int, place: Place) -> dict[int, Place]:
+    def with_position(self, epoch: int, progress: EpochPosition) -> dict[int, EpochPosition]:
         """Return ``epochs`` with a new position for ``epoch``."""
-        others = {other: at for other, at in self.epochs.items() if other != epoch}
-        return others | {epoch: place}
+        others = {other: position for other, position in self.epochs.items() if other != epoch}
+        return others | {epoch: progress}
 
     def save(self, folder: Path) -> None:
         """Save the position. If this raises OSError, the saved position is unchanged."""
@@ -178,8 +178,8 @@ class Position:
                 "v": VERSION,
                 "number": self.number,
                 "epochs": {
-                    str(epoch): [place.file, place.offset, place.seq, place.last_ms]
-                    for epoch, place in self.epochs.items()
+                    str(epoch): [progress.file, progress.offset, progress.seq, progress.last_ms]
+                    for epoch, progress in self.epochs.items()
                 },
                 "open": self.open,
                 "cleaned_ms": self.cleaned_ms,
@@ -196,7 +196,9 @@ def load_position(folder: Path) -> Position | None:
             return None
         return Position(
             number=int(saved["number"]),
-            epochs={int(epoch): Place(*map(int, p)) for epoch, p in saved["epochs"].items()},
+            epochs={
+                int(epoch): EpochPosition(*map(int, p)) for epoch, p in saved["epochs"].items()
+            },
             open={str(path): int(length) for path, length in saved["open"].items()},
             cleaned_ms=int(saved["cleaned_ms"]),
         )
@@ -241,20 +243,20 @@ class Output:
         self._segment_bytes = segment_bytes
         self._open: dict[tuple[int, int], OpenSegment] = {}
         self.number = 0
-        self.ripe: list[Path] = []
+        self.to_seal: list[Path] = []
         """Closed files, which must be sealed."""
 
     def resume(self, position: Position | None) -> None:
         """Continue with the files of an earlier writer. Lines after its position are removed: they
         are still in the spool, and will be written again. Without a position all lines are kept."""
-        mine = [
+        own_segments = [
             segment
             for segment in segments.find(self._dir, shard=self._shard)
             if segment.name.node == self._node
         ]
-        saved = position or Position(max((s.name.number for s in mine), default=0))
+        saved = position or Position(max((s.name.number for s in own_segments), default=0))
         self.number = saved.number
-        for segment in mine:
+        for segment in own_segments:
             if segment.name.sealed:
                 # A writer that was killed during sealing has left the open file.
                 open_name = str(segment.name._replace(sealed=False))
@@ -266,8 +268,8 @@ class Output:
             elif segment.name.number > saved.number:
                 segment.path.unlink()
             else:
-                self.ripe.append(segment.path)
-        for part in self._dir.glob(f"dt=*/hour=*/{PART}{self._node}-s{self._shard}-e*"):
+                self.to_seal.append(segment.path)
+        for part in self._dir.glob(f"dt=*/hour=*/{PARTIAL_PREFIX}{self._node}-s{self._shard}-e*"):
             part.unlink(missing_ok=True)
 
     def _reopen(self, segment: segments.Segment, length: int) -> None:
@@ -277,7 +279,7 @@ class Output:
             if os.fstat(fd).st_size < length or key in self._open:
                 # A power cut has removed the end of the file; keep the rest.
                 os.close(fd)
-                self.ripe.append(segment.path)
+                self.to_seal.append(segment.path)
                 return
             os.ftruncate(fd, length)
         except OSError:
@@ -303,7 +305,7 @@ class Output:
             lengths[self._key(segment.path)] = at
         return lengths
 
-    def keep(self, lengths: dict[str, int]) -> None:
+    def commit_lengths(self, lengths: dict[str, int]) -> None:
         """Apply the lengths that ``write`` returned. Call this after they were saved."""
         for segment in self._open.values():
             segment.length = lengths[self._key(segment.path)]
@@ -333,18 +335,18 @@ class Output:
 
     # --- closing -----------------------------------------------------------------------------
 
-    def ripen(self, reached_ms: int) -> bool:
+    def close_finished(self, reached_ms: int) -> bool:
         """Close full segments, and segments of hours that ended before ``reached_ms``, the time of
         the last written event. Return whether any segment was closed."""
-        ripe = [
+        finished = [
             s
             for s in self._open.values()
             if s.length >= self._segment_bytes or s.hour_ms + HOUR_MS + LATE_MS <= reached_ms
         ]
-        rest = [s for s in self._open.values() if s not in ripe]
+        rest = [s for s in self._open.values() if s not in finished]
         if len(rest) > OPEN_MAX:
-            ripe += sorted(rest, key=lambda s: s.hour_ms)[: len(rest) - OPEN_MAX]
-        return self._close(ripe)
+            finished += sorted(rest, key=lambda s: s.hour_ms)[: len(rest) - OPEN_MAX]
+        return self._close(finished)
 
     def end_epoch(self, epoch: int) -> bool:
         """Close the segments of an epoch that has ended."""
@@ -363,13 +365,13 @@ class Output:
         for segment in closed:
             del self._open[segment.epoch, segment.hour_ms]
             os.close(segment.fd)
-            self.ripe.append(segment.path)
+            self.to_seal.append(segment.path)
         return bool(closed)
 
     @property
     def busy(self) -> set[Path]:
         """The files that retention must not remove."""
-        return {s.path for s in self._open.values()} | set(self.ripe)
+        return {s.path for s in self._open.values()} | set(self.to_seal)
 
 
 # --- sealing ---------------------------------------------------------------------------------
@@ -431,7 +433,7 @@ def _seal(source: Path) -> Generator[None]:
         # Nothing to seal if the file is empty, or if it was sealed and only its removal was
         # interrupted.
         if left and not target.exists():
-            part = source.with_name(f"{PART}{target.name}")
+            part = source.with_name(f"{PARTIAL_PREFIX}{target.name}")
             try:
                 with open(part, "wb", opener=partial(os.open, mode=0o644)) as writing:
                     compress = zlib.compressobj(GZIP_LEVEL, zlib.DEFLATED, _GZIP)
@@ -466,12 +468,12 @@ def _whole_bytes(fd: int) -> int:
 # --- from spool to segments ----------------------------------------------------------------------
 
 
-LITTLE_BYTES = 64 << 10
+CAUGHT_UP_BYTES_MAX = 64 << 10
 """If a step processes fewer bytes of the spool than this, the writer has caught up."""
 UPKEEP_MS = 1_000
 TIME_MS_MAX = 4_102_444_800_000
 """1 January 2100; a later time counts as damage."""
-DAMAGES_LOGGED_MAX = 20
+DAMAGE_MESSAGES_MAX = 20
 """Maximum number of messages about damage that are logged."""
 
 Log = Callable[[str], None]
@@ -503,8 +505,8 @@ class Writer:
         """Write some lines and seal a piece. Return the number of spool bytes that were processed,
         1 if only sealing remains, or 0 if there is nothing to do. Raise OSError."""
         done = self.follower.step()
-        behind = done >= LITTLE_BYTES
-        self._ripen(self.follower.newest_ms if behind else self._now_ms())
+        behind = done >= CAUGHT_UP_BYTES_MAX
+        self._close_finished(self.follower.newest_ms if behind else self._now_ms())
         if self.sealer.step() and not self.sealer.busy:
             self._upkeep.sealed(self._now_ms(), self._busy())
         return done or int(self.sealer.busy)
@@ -516,7 +518,7 @@ class Writer:
             pass
         if not self.follower.held:
             self.output.end()
-        self._ripen(self._now_ms())
+        self._close_finished(self._now_ms())
         self.follower.save()
         while self.sealer.step():
             pass
@@ -525,31 +527,31 @@ class Writer:
     def _first_position(self, shard: int) -> Position:
         """Return the position to start at if none was saved: after the last event in segments."""
         epochs = {name.epoch for name in spool.files(self._folder)}
-        places = {
-            epoch: Place(seq=seq)
+        positions = {
+            epoch: EpochPosition(seq=seq)
             for epoch, seq in segments.last_seqs(self._dir, shard, epochs).items()
             if seq
         }
-        return Position(number=self.output.number, epochs=places)
+        return Position(number=self.output.number, epochs=positions)
 
     def close(self) -> None:
         """Close the files. The next writer continues with them."""
         self.sealer.abandon()
         self.output.release()
 
-    def _ripen(self, reached_ms: int) -> None:
-        if self.output.ripen(reached_ms):
+    def _close_finished(self, reached_ms: int) -> None:
+        if self.output.close_finished(reached_ms):
             self.follower.save()
-        while self.output.ripe:
-            self.sealer.add(self.output.ripe.pop(0))
+        while self.output.to_seal:
+            self.sealer.add(self.output.to_seal.pop(0))
         now_ms = self._now_ms()
         if abs(now_ms - self._upkeep_ms) >= UPKEEP_MS:
             self._upkeep_ms = now_ms
-            if self._upkeep.is_hour(now_ms, self.follower.position.cleaned_ms):
+            if self._upkeep.is_daily_due(now_ms, self.follower.position.cleaned_ms):
                 self.follower.position.cleaned_ms = now_ms
                 self.follower.save()
                 self._upkeep.daily(now_ms, self._busy())
-            self._upkeep.now_and_then(now_ms, self._busy())
+            self._upkeep.check_disk_if_due(now_ms, self._busy())
 
     def _busy(self) -> set[Path]:
         return self.output.busy | self.sealer.paths
@@ -573,7 +575,7 @@ class Follower:
         self._log = log
         self._chunk_bytes = spool.CHUNK_BYTES
         self._renderers: dict[int, Renderer] = {}
-        self._damages = 0
+        self._damage_messages = 0
         self.events = 0
         """Number of lines written since the start."""
         self.held = False
@@ -594,7 +596,7 @@ class Follower:
     def _by_epoch(self) -> dict[int, list[SpoolName]]:
         names: dict[int, list[SpoolName]] = {}
         for name in spool.files(self._folder):
-            if name.number < self.position.place(name.epoch).file:
+            if name.number < self.position.epoch_position(name.epoch).file:
                 # The file was read completely; only its removal was interrupted.
                 (self._folder / str(name)).unlink(missing_ok=True)
             else:
@@ -603,18 +605,18 @@ class Follower:
 
     def _step(self, epoch: int, names: list[SpoolName]) -> int:
         # Change a copy, because a failed write must leave the position unchanged.
-        place = replace(self.position.place(epoch))
+        progress = replace(self.position.epoch_position(epoch))
         name = names[0]
         path = self._folder / str(name)
-        if name.number != place.file:
-            place = replace(place, file=name.number, offset=0)
+        if name.number != progress.file:
+            progress = replace(progress, file=name.number, offset=0)
         # Check this before reading: if nobody holds the file now, the chunk includes its end.
         held = len(names) == 1 and spool.is_held(path)
         self.held = self.held or held
-        chunk = spool.read_chunk(path, place.offset, self._chunk_bytes)
+        chunk = spool.read_chunk(path, progress.offset, self._chunk_bytes)
         if chunk.arrays:
-            self._take(epoch, place, [r for _, records in chunk.arrays for r in records])
-            return self._adopt(epoch, replace(place, offset=chunk.offset), chunk.offset)
+            self._write_lines(epoch, progress, [r for _, records in chunk.arrays for r in records])
+            return self._adopt(epoch, replace(progress, offset=chunk.offset), chunk.offset)
         size = path.stat().st_size
         rest = size - chunk.offset
         if chunk.damaged or (rest and not held):
@@ -622,21 +624,21 @@ class Follower:
             self._log_damage(f"{rest} bytes of {name} are lost: {why}")
             record = [
                 EventKind.DROPPED,
-                place.last_ms or self._now_ms(),
+                progress.last_ms or self._now_ms(),
                 None,
                 f"{why}: {rest} bytes",
             ]
-            self._take(epoch, place, [record])
-            return self._adopt(epoch, replace(place, offset=size), rest)
+            self._write_lines(epoch, progress, [record])
+            return self._adopt(epoch, replace(progress, offset=size), rest)
         if held:
             return 0
-        self._remove(epoch, place, path, last=len(names) == 1)
+        self._remove(epoch, progress, path, last=len(names) == 1)
         return 1
 
     # --- writing -----------------------------------------------------------------------------
 
-    def _take(self, epoch: int, place: Place, records: list[Any]) -> None:
-        """Write the lines of ``records``, and advance ``place``."""
+    def _write_lines(self, epoch: int, progress: EpochPosition, records: list[Any]) -> None:
+        """Write the lines of ``records``, and advance ``progress``."""
         texts: dict[int, list[str]] = {}
         renderer = self._renderers.get(epoch)
         if renderer is None:
@@ -645,17 +647,17 @@ class Follower:
         for record in records:
             try:
                 time_ms = record[1]
-                lines = renderer.render(record, place.seq + 1)
+                lines = renderer.render(record, progress.seq + 1)
                 if not 0 <= time_ms < TIME_MS_MAX:
                     raise ValueError(f"the time {time_ms} is not between 0 and {TIME_MS_MAX}")
             except MALFORMED as error:
                 self._log_damage(f"a record is invalid: {error!r}")
-                time_ms = place.last_ms or self._now_ms()
+                time_ms = progress.last_ms or self._now_ms()
                 dropped = [EventKind.DROPPED, time_ms, None, "a record is invalid"]
-                lines = renderer.render(dropped, place.seq + 1)
+                lines = renderer.render(dropped, progress.seq + 1)
             if lines:
-                place.seq += len(lines)
-                place.last_ms = time_ms
+                progress.seq += len(lines)
+                progress.last_ms = time_ms
                 hour_ms = hour_of(time_ms)
                 if hour_ms in texts:
                     texts[hour_ms] += lines
@@ -664,36 +666,36 @@ class Follower:
         self._lengths = self._output.write(epoch, texts)
         self._written = sum(map(len, texts.values()))
 
-    def _adopt(self, epoch: int, place: Place, done: int) -> int:
-        self._save(self.position.moved(epoch, place), self._lengths)
-        self._output.keep(self._lengths)
+    def _adopt(self, epoch: int, progress: EpochPosition, done: int) -> int:
+        self._save(self.position.with_position(epoch, progress), self._lengths)
+        self._output.commit_lengths(self._lengths)
         self.events += self._written
-        self.newest_ms = place.last_ms
+        self.newest_ms = progress.last_ms
         return done
 
     def save(self) -> None:
         """Save the position with the current open segments. Raise OSError."""
         self._save(self.position.epochs, self._output.lengths())
 
-    def _save(self, epochs: dict[int, Place], lengths: dict[str, int]) -> None:
+    def _save(self, epochs: dict[int, EpochPosition], lengths: dict[str, int]) -> None:
         number = self._output.number
         position = replace(self.position, number=number, epochs=epochs, open=lengths)
         position.save(self._folder)
         self.position = position
 
-    def _remove(self, epoch: int, place: Place, path: Path, *, last: bool) -> None:
+    def _remove(self, epoch: int, progress: EpochPosition, path: Path, *, last: bool) -> None:
         """Sync the position, then remove a spool file that was read completely."""
         if last:
             self._output.end_epoch(epoch)
             self._renderers.pop(epoch, None)
-        place = replace(place, file=place.file + 1, offset=0)
-        self._save(self.position.moved(epoch, place), self._output.lengths())
+        progress = replace(progress, file=progress.file + 1, offset=0)
+        self._save(self.position.with_position(epoch, progress), self._output.lengths())
         sync(self._folder / POSITION)
         path.unlink(missing_ok=True)
 
     def _log_damage(self, text: str) -> None:
-        self._damages += 1
-        if self._damages <= DAMAGES_LOGGED_MAX:
+        self._damage_messages += 1
+        if self._damage_messages <= DAMAGE_MESSAGES_MAX:
             self._log(text)
 
 
@@ -711,7 +713,7 @@ GONE_PATIENCE_S = 5.0
 """Seconds to wait, after standard input has ended, until the daemon's lock ends."""
 TROUBLE_PATIENCE_S = 15.0
 """Seconds to wait instead while the disk fails. The spool keeps the rest."""
-GLANCE_S = 0.05
+LOCK_POLL_S = 0.05
 
 
 class Process:
@@ -729,7 +731,7 @@ class Process:
         """Run the writer and return its exit code. 0: everything is written and sealed, or another
         writer has the folder. 1: the spool is not empty, or the folder is missing."""
         wait_s, idle_s, trouble_s = 0.0, IDLE_S_MIN, TROUBLE_S_MIN
-        if not self._lock.take(self._is_alone):
+        if not self._lock.take(self._daemon_ended_within):
             return 0
         while True:
             self._wait(wait_s)
@@ -748,7 +750,7 @@ class Process:
                 self._failed(error)
                 wait_s, trouble_s = trouble_s, min(trouble_s * 2, TROUBLE_S_MAX)
             else:
-                if done >= LITTLE_BYTES or (done and writer.sealer.busy):
+                if done >= CAUGHT_UP_BYTES_MAX or (done and writer.sealer.busy):
                     wait_s = 0.0
                 elif done:
                     wait_s, idle_s = GATHER_S, IDLE_S_MIN
@@ -778,7 +780,7 @@ class Process:
         else:
             self._stdin_ended_s = time.monotonic()
 
-    def _is_alone(self, wait_s: float) -> bool:
+    def _daemon_ended_within(self, wait_s: float) -> bool:
         """Wait at most ``wait_s`` seconds. Return whether the daemon has ended."""
         self._wait(wait_s)
         return self._stdin_ended_s is not None
@@ -816,7 +818,7 @@ class Lock:
             try:
                 fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                if is_over(GLANCE_S) and not self._is_left():
+                if is_over(LOCK_POLL_S) and not self._has_orphaned_files():
                     return False
             else:
                 if not self.is_gone:
@@ -839,7 +841,7 @@ class Lock:
         self._folder.mkdir(parents=True, exist_ok=True)
         self._fd = os.open(self._folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
 
-    def _is_left(self) -> bool:
+    def _has_orphaned_files(self) -> bool:
         """Return whether the spool has files that no running daemon holds. The other writer may be
         about to end without writing them. Files of a running daemon are left to its own writer."""
         names = spool.files(self._folder)
@@ -857,7 +859,7 @@ def log_line(text: str) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the writer. Return its exit code."""
-    options = parsed(arguments)
+    options = parse_options(arguments)
     for number in (signal.SIGINT, signal.SIGTERM):
         # The signals are meant for the daemon; when it ends, this process ends properly.
         signal.signal(number, signal.SIG_IGN)

@@ -49,7 +49,7 @@ class Cause(StrEnum):
     """An earlier task of the order key was not finished, or its fair share was used up."""
 
 
-DAEMONS_CAUSES = (Cause.DAEMON_DOWN, Cause.CLOCK, Cause.STORE, Cause.LOOP_BUSY)
+DAEMON_CAUSES = (Cause.DAEMON_DOWN, Cause.CLOCK, Cause.STORE, Cause.LOOP_BUSY)
 """Causes that lie in the daemon or its machine. Users are responsible for the others."""
 
 

@@ -25,7 +25,7 @@ Invariants: each delivery is acked only by the answer to its own command, messag
 connection breaks before the answer, the delivery counts as not sent. The few errors that concern a
 single task are listed here and count as its failure. A task that is too large for Kafka is
 rejected, since retries cannot succeed. All other errors concern the broker and raise
-``BrokerUnavailable``, even if they affect only part of a batch.
+``NotNow``, even if they affect only part of a batch.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ reply is read."""
 _TOO_LARGE: Final = re.compile(rb"\n(?:[*%%~>|]|\$\d{%d,})" % (len(str(REPLY_BYTES_MAX)) + 1))
 """Matches the beginning of a reply with several values or a longer string. No command has such a
 reply, and the parser would allocate memory for the announced size."""
-OF_A_TASK: Final = (
+TASK_ERROR_PREFIXES: Final = (
     "WRONGTYPE ",
     "ERR Elements are too large",
     "ERR string exceeds maximum allowed size",
@@ -227,7 +227,7 @@ class RedisTarget:
 
 
 def _of_error(error: str) -> Outcome:
-    return Outcome("retry" if error.startswith(OF_A_TASK) else "later", reason=error)
+    return Outcome("retry" if error.startswith(TASK_ERROR_PREFIXES) else "later", reason=error)
 
 
 _MORE: Final = object()
@@ -378,10 +378,10 @@ class AmqpTarget:
         return False
 
     def _outcomes(self, ends: Sequence[BaseException | None], refusal: str | None) -> list[Outcome]:
-        """Return the outcomes. Raise BrokerUnavailable for an error that concerns the broker. Raise
+        """Return the outcomes. Raise NotNow for an error that concerns the broker. Raise
         any error that does not come from the broker."""
         for end in ends:
-            if refusal is None and end is not None and self._is_of_the_broker(end):
+            if refusal is None and end is not None and self._is_broker_error(end):
                 refusal = why(end)
         outcomes = []
         for end in ends:
@@ -402,7 +402,7 @@ class AmqpTarget:
     async def _publish(self, delivery: Delivery) -> None:
         await self._exchange.publish(self._message(delivery), self._routing_key, mandatory=True)
 
-    def _is_of_the_broker(self, end: object) -> bool:
+    def _is_broker_error(self, end: object) -> bool:
         return isinstance(end, self._broker_errors) and not isinstance(end, self._of_a_message)
 
     def _message(self, delivery: Delivery) -> Any:
@@ -589,7 +589,7 @@ class KafkaTarget:
             answers: list[asyncio.Future[Any]] = []
             for delivery in deliveries:
                 answers.append(await self._begin(delivery))
-                if answers[-1].done() and self._is_of_the_cluster(answers[-1].exception()):
+                if answers[-1].done() and self._is_cluster_error(answers[-1].exception()):
                     break  # the next records would fail in the same way
             ends = await asyncio.gather(*answers, return_exceptions=True)
             ends += ends[-1:] * (len(deliveries) - len(ends))
@@ -623,9 +623,9 @@ class KafkaTarget:
             return ACK
         if isinstance(end, self._too_large):
             return Outcome("reject", reason=why(end))
-        return Outcome("later" if self._is_of_the_cluster(end) else "retry", reason=why(end))
+        return Outcome("later" if self._is_cluster_error(end) else "retry", reason=why(end))
 
-    def _is_of_the_cluster(self, end: object) -> bool:
+    def _is_cluster_error(self, end: object) -> bool:
         return isinstance(end, self._kafka_error) and not isinstance(end, self._of_a_record)
 
     async def close(self) -> None:

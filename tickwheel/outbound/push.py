@@ -159,7 +159,7 @@ HEADERS_BYTES_MAX: Final = 6 * 1024
 """Maximum bytes of headers for properties of a task; further properties are left out."""
 REQUEST_S, CONNECT_S = 30.0, 5.0
 KEEP_ALIVE_S: Final = 30.0
-OF_THE_HOST: Final = (429, 503)
+HOST_STATUSES: Final = (429, 503)
 """Statuses of a host that currently accepts no requests. They do not count as failed attempts."""
 HELD: Final = Outcome("held")
 """The outcome of a task that waits, with a longer lease, for a callback."""
@@ -479,7 +479,7 @@ class PushTarget:
             return await self._hold(delivery)
         if status is not None and 200 <= status < 300:
             return ACK, "acked"
-        if status in OF_THE_HOST:
+        if status in HOST_STATUSES:
             asked_s = retry_after_s(answer.retry_after, time.time())
             pause_s = _pause_s(delivery.attempt) if asked_s is None else max(OPEN_S, asked_s)
             return Outcome("later", pause_s, _reason(answer)), "retry"

@@ -7,7 +7,7 @@ A lane takes all waiting deliveries as one batch, sends and settles them, and ta
 There is no timer, so batches grow with the load. A batch that fails is sent again on a new
 connection. If that fails, each delivery of the batch is sent alone, because a single one may cause
 the failure; deliveries that still fail are nacked and follow the group's retry policy. If the
-target is unreachable or raises ``BrokerUnavailable``, its unsent deliveries are released, which
+target is unreachable or raises ``NotNow``, its unsent deliveries are released, which
 does not count as a failed attempt. A growing pause precedes each further attempt to connect, while
 due tasks wait.
 
@@ -101,7 +101,7 @@ ALONE_MAX: Final = 3
 """Consecutive failures of single deliveries after which the target is considered to be failing."""
 GRACE_S: Final = 10.0
 """Maximum seconds for running batches after ``stop``."""
-GIVE_BACK_S: Final = 3.0
+RELEASE_ANSWER_S: Final = 3.0
 """Maximum seconds to wait for the daemon's answers at the end."""
 
 
@@ -211,7 +211,7 @@ class Runner:
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._close_target()
         with suppress(TimeoutError):
-            async with asyncio.timeout(GIVE_BACK_S):
+            async with asyncio.timeout(RELEASE_ANSWER_S):
                 await self._give_back()
                 await self._subscription.close()
                 await self._client._flush_acks()

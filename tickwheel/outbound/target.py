@@ -66,7 +66,7 @@ class Target(Protocol):
         """Send deliveries. Return an Outcome for each, in order, after the other system has
         confirmed it.
 
-        After an error, ``connect`` is called and all of them are sent again. ``BrokerUnavailable``
+        After an error, ``connect`` is called and all of them are sent again. ``NotNow``
         does not count as a failed attempt; any other error does, because one of the deliveries may
         have caused it. The target sets its own timeout."""
 

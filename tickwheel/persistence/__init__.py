@@ -76,9 +76,9 @@ class ShardFolder:
 
 def shard_folder(url: str) -> ShardFolder | None:
     """Return the folder that ``url`` names, or None for another kind of store or a bad URL."""
-    scheme, _, rest = url.partition(":///")
-    path, _, query = rest.partition("?")
-    if scheme != "sqlite" or not path.endswith("/") or "#" in rest:
+    scheme, _, folder_path = url.partition(":///")
+    path, _, query = folder_path.partition("?")
+    if scheme != "sqlite" or not path.endswith("/") or "#" in folder_path:
         return None
     return ShardFolder(unquote(path), query)
 
@@ -221,8 +221,8 @@ def parse(url: str) -> StoreUrl:
         if parts.netloc or parts.path or parts.query:
             raise StoreUnusable(f"store {url!r}: 'memory:' takes neither a path nor settings")
         return StoreUrl("memory")
-    name, plus, way = parts.scheme.partition("+")
-    if name in ("redis", "rediss") and f"{plus}{way}" in _REDIS:
+    name, plus, variant = parts.scheme.partition("+")
+    if name in ("redis", "rediss") and f"{plus}{variant}" in _REDIS:
         return StoreUrl("redis")
     if parts.scheme != "sqlite":
         raise StoreUnusable(f"store {without_secrets(url)!r}: unknown kind; use {KNOWN}")
@@ -257,8 +257,10 @@ def sqlite_url(path: Path) -> str:
 def with_setting(url: str, name: str, value: str) -> str:
     """Return ``url`` with this setting in its query, replacing any other value of the setting."""
     parts = urlsplit(url)
-    kept = [pair for pair in parts.query.split("&") if pair and pair.partition("=")[0] != name]
-    return parts._replace(query="&".join([*kept, f"{name}={value}"])).geturl()
+    other_pairs = [
+        pair for pair in parts.query.split("&") if pair and pair.partition("=")[0] != name
+    ]
+    return parts._replace(query="&".join([*other_pairs, f"{name}={value}"])).geturl()
 
 
 def without_secrets(url: str) -> str:
@@ -320,8 +322,10 @@ def shard_count(url: str) -> int | None:
 def shard_url(url: str, shard: int) -> str:
     """Return the URL of one shard of a store with several shards."""
     parts = urlsplit(url)
-    kept = [pair for pair in parts.query.split("&") if pair and pair.partition("=")[0] != "shards"]
-    return with_setting(parts._replace(query="&".join(kept)).geturl(), "shard", str(shard))
+    other_pairs = [
+        pair for pair in parts.query.split("&") if pair and pair.partition("=")[0] != "shards"
+    ]
+    return with_setting(parts._replace(query="&".join(other_pairs)).geturl(), "shard", str(shard))
 
 
 def open_nodes(url: str, shards: int) -> NodeRegistry:

@@ -219,15 +219,15 @@ def _packs(
     return hashes
 
 
-def _keys(connection: sqlite3.Connection, audit: Audit, wanted: dict[int, int]) -> None:
+def _keys(connection: sqlite3.Connection, audit: Audit, hashes: dict[int, int]) -> None:
     """Check that the store has the hash of every key, and no other hashes."""
     from tickwheel.persistence.sqlite import rows
 
     stored: dict[int, int] = {}
     for chunk in rows.read_keys(connection):
         stored |= zip(chunk.ids, chunk.hashes, strict=True)
-    for task_id in sorted(wanted.keys() | stored.keys()):
-        if wanted.get(task_id) != stored.get(task_id):
+    for task_id in sorted(hashes.keys() | stored.keys()):
+        if hashes.get(task_id) != stored.get(task_id):
             _add(audit, f"the stored hash of task {task_id} does not match its topic and key")
 
 
@@ -239,11 +239,11 @@ def _relations(connection: sqlite3.Connection, audit: Audit, meta: dict[str, int
         )
         for row in orphans:
             audit.problems.append(sentence.format(*row))
-    both = connection.execute(
+    in_both = connection.execute(
         "SELECT id, grp FROM dead JOIN prepare USING (id, grp) ORDER BY id, grp"
         f" LIMIT {PROBLEMS_MAX}"
     )
-    for task_id, group in both:
+    for task_id, group in in_both:
         audit.problems.append(f"task {task_id} is both dead and in progress for group {group!r}")
     finished = connection.execute(
         f"{_FINISHED} LIMIT {PROBLEMS_MAX}", {"position_ms": meta["position_ms"]}
@@ -294,19 +294,19 @@ def _transactions(records: SmallState, audit: Audit) -> None:
     for row in records.of_kind(TRANSACTION):
         if isinstance(row, Halves):
             tasks, size_bytes = counts.get(row.transaction, (0, 0))
-            more = sum(half.size_bytes for half in row.halves)
-            counts[row.transaction] = tasks + len(row.halves), size_bytes + more
+            half_bytes = sum(half.size_bytes for half in row.halves)
+            counts[row.transaction] = tasks + len(row.halves), size_bytes + half_bytes
         else:
             heads[row.id] = row
     for name in sorted(counts.keys() - heads.keys()):
         _add(audit, f"half tasks of transaction {name!r}, which is not stored")
     for name, head in sorted(heads.items()):
-        wanted = (0, 0) if head.state.is_decided else (head.tasks, head.size_bytes)
-        if counts.get(name, (0, 0)) != wanted:
+        expected = (0, 0) if head.state.is_decided else (head.tasks, head.size_bytes)
+        if counts.get(name, (0, 0)) != expected:
             _add(
                 audit,
                 f"transaction {name!r} has {counts.get(name, (0, 0))} half tasks (number, bytes),"
-                f" but counts {wanted}",
+                f" but counts {expected}",
             )
 
 

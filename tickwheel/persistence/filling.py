@@ -16,7 +16,7 @@ from typing import Any
 
 from tickwheel.model.kinds import GROUP, Effects, RecordKey, keyed
 from tickwheel.model.records import GroupRow, Outcome
-from tickwheel.persistence.codec import BYTES_A_BATCH, ROWS_A_BATCH, in_batches
+from tickwheel.persistence.codec import BYTES_PER_BATCH, ROWS_PER_BATCH, in_batches
 from tickwheel.persistence.contract import Opened, Store, StoreBroken, StoredTask, StoreError
 from tickwheel.persistence.identity import Held
 from tickwheel.persistence.sqlite import SqliteOptions, SqliteStore
@@ -65,8 +65,8 @@ class Filler:
 
     async def remove(self, ids: Sequence[int]) -> None:
         """Remove tasks. Their outcomes are removed when the store is closed."""
-        for start in range(0, len(ids), ROWS_A_BATCH):
-            removed = dict.fromkeys(ids[start : start + ROWS_A_BATCH], Outcome.DELETED)
+        for start in range(0, len(ids), ROWS_PER_BATCH):
+            removed = dict.fromkeys(ids[start : start + ROWS_PER_BATCH], Outcome.DELETED)
             await self.write(Effects(ended=removed))
         self.removed_upto = self._n
 
@@ -102,7 +102,7 @@ class Filler:
         effects.dead |= {(row.id, row.group): row for row in task.dead}
         self._bytes += len(task.row.body)
         count = len(effects.enqueued) + len(effects.updated)
-        if count >= ROWS_A_BATCH or self._bytes >= BYTES_A_BATCH:
+        if count >= ROWS_PER_BATCH or self._bytes >= BYTES_PER_BATCH:
             await self.flush()
 
     async def flush(self) -> None:

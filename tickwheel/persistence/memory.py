@@ -71,21 +71,21 @@ class MemoryStore:
 
     def copy(self) -> MemoryStore:
         """Return an independent, closed store with the same data. Rows are immutable and shared."""
-        other = MemoryStore(self._endings.maxlen or 0)
-        other._tasks = dict(self._tasks)
-        other._ids = list(self._ids)
-        other._progress = {task_id: dict(rows) for task_id, rows in self._progress.items()}
-        other._dead = {task_id: dict(rows) for task_id, rows in self._dead.items()}
-        other._records = dict(self._records)
-        other._endings.extend(self._endings)
-        other._key_seed = self._key_seed
-        other._epoch = self._epoch
-        other._owner = self._owner
-        other._last_batch = self._last_batch
-        other._id_mark = self._id_mark
-        other._position_ms = self._position_ms
-        other._clean = self._clean
-        return other
+        copy = MemoryStore(self._endings.maxlen or 0)
+        copy._tasks = dict(self._tasks)
+        copy._ids = list(self._ids)
+        copy._progress = {task_id: dict(rows) for task_id, rows in self._progress.items()}
+        copy._dead = {task_id: dict(rows) for task_id, rows in self._dead.items()}
+        copy._records = dict(self._records)
+        copy._endings.extend(self._endings)
+        copy._key_seed = self._key_seed
+        copy._epoch = self._epoch
+        copy._owner = self._owner
+        copy._last_batch = self._last_batch
+        copy._id_mark = self._id_mark
+        copy._position_ms = self._position_ms
+        copy._clean = self._clean
+        return copy
 
     @property
     def durability(self) -> str:
@@ -203,7 +203,7 @@ class MemoryStore:
         return tasks, ()
 
     async def read_heads(self, ids: Sequence[int], bytes_max: int) -> tuple[Heads, Sequence[int]]:
-        tasks, rest = await self.read_some(ids, bytes_max)
+        tasks, unread = await self.read_some(ids, bytes_max)
         heads = Heads()
         for task_id, task in tasks.items():
             row = task.row
@@ -215,7 +215,7 @@ class MemoryStore:
                 heads.plain.setdefault(row.topic, {})[task_id] = row.due_ms
                 if row.options is not None and row.options.key is not None:
                     heads.keys[task_id] = row.options.key
-        return heads, rest
+        return heads, unread
 
     def _add_id(self, task_id: int) -> None:
         ids = self._ids

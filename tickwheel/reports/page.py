@@ -264,7 +264,7 @@ def _cards(row: Row, stuck_by_group: Rows, objectives: Rows) -> str:
     )
 
 
-OF_TOPIC = ("enqueued", "rescheduled", "cancelled", "expired")
+TOPIC_COUNTS = ("enqueued", "rescheduled", "cancelled", "expired")
 """Events of a task as a whole, which have no group."""
 
 
@@ -273,7 +273,7 @@ def whole(by_topic: Rows) -> Rows:
     groups."""
 
     def more(row: Row, own: Row) -> Row:
-        return {name: row[name] + own.get(name, 0) for name in OF_TOPIC}
+        return {name: row[name] + own.get(name, 0) for name in TOPIC_COUNTS}
 
     return _with_topics(by_topic, ("topic",), more)
 
@@ -361,12 +361,12 @@ def text(value: Any) -> str:
     return "–" if value in {None, ""} else str(value)
 
 
-def folded(value: Any) -> str:
+def wrappable(value: Any) -> str:
     """Format the name of a topic or group, which can be wrapped after its separators."""
     return text(value)
 
 
-def unfolded(value: Any) -> str:
+def unwrapped(value: Any) -> str:
     """Format text that is never wrapped, such as an id or a day."""
     return text(value)
 
@@ -395,7 +395,7 @@ def newest(days: list[Row]) -> list[Row]:
     return sorted(changed, key=lambda row: -abs(row["delivered_change"]))
 
 
-def whole_days(rows: Rows) -> Rows:
+def with_topic_counts_by_day(rows: Rows) -> Rows:
     """Return a row for each group and day, with the number of enqueued tasks of its topic."""
 
     def more(row: Row, own: Row) -> Row:
@@ -413,9 +413,9 @@ def tables(rows: Mapping[str, list[Row]], settings: ReportSettings) -> str:
             return "–"
         return datetime.fromtimestamp(ms / 1000, UTC).astimezone(zone).strftime("%m-%d %H:%M:%S")
 
-    days = whole_days(rows["day_against_day"])
+    days = with_topic_counts_by_day(rows["day_against_day"])
     last = newest(days)
-    named: list[Column] = [("topic", "topic", folded), ("group", "group", folded)]
+    named: list[Column] = [("topic", "topic", wrappable), ("group", "group", wrappable)]
     parts = [
         _table("Topics and groups", "Lateness of first deliveries; time to the ack. Enqueued, "
                "cancelled and expired are the topic’s.", whole(rows["by_topic"]),
@@ -428,31 +428,31 @@ def tables(rows: Mapping[str, list[Row]], settings: ReportSettings) -> str:
                "deliveries, as a multiple of those that the objective allows.",
                rows["slo"], [*named, *_SLO], bad=lambda row: row["met"] is False),
         _table("Days that missed an objective", "", rows["slo_breaches"],
-               [("day", "local", unfolded), *named, *_BREACH]),
+               [("day", "local", unwrapped), *named, *_BREACH]),
         _table("Changes", f"{last[0]['local']} compared with the previous day. Enqueued is the "
                "topic’s." if last else "", last, [*named, *_DAYS]),
         _table("Day by day", "Each day, compared with the previous day. "
                "Enqueued is the topic’s.",
                days if len({row["local"] for row in days}) > 2 else [],
-               [*named, ("day", "local", unfolded), *_DAYS]),
+               [*named, ("day", "local", unwrapped), *_DAYS]),
         _table("Stuck tasks by group", f"Overdue by more than {duration(settings.stuck_after_ms)}.",
                rows["stuck_by_group"],
                [*named, ("state", "state", text), ("tasks", "tasks", count),
                 ("longest overdue", "overdue_ms", duration), ("since", "expected_ms", moment),
-                ("for example", "task_id", unfolded)]),
+                ("for example", "task_id", unwrapped)]),
         _table("Stuck tasks", _stuck_remark(rows), rows["stuck"],
-               [("task", "task_id", unfolded), *named, ("state", "state", text),
+               [("task", "task_id", unwrapped), *named, ("state", "state", text),
                 ("key", "key", text), ("expected", "expected_ms", moment),
                 ("overdue", "overdue_ms", duration), ("attempts", "attempts", count)]),
         _table("Slowest keys", "Each with its slowest task, from due to ack.",
                rows["slowest_keys"],
                [*named, ("key", "key", text), ("took", "took_ms", duration),
                 ("due", "came_due_ms", moment), ("deliveries", "deliveries", count),
-                ("task", "task_id", unfolded)]),
+                ("task", "task_id", unwrapped)]),
         _table("Slowest producers", "Times of their tasks, from due to ack.", rows["producers"],
-               [("topic", "topic", folded), ("producer", "name", folded), *_PRODUCERS]),
+               [("topic", "topic", wrappable), ("producer", "name", wrappable), *_PRODUCERS]),
         _table("Slowest subscribers", "Times from delivery to ack.", rows["subscribers"],
-               [*named, ("subscriber", "name", folded), *_SUBSCRIBERS]),
+               [*named, ("subscriber", "name", wrappable), *_SUBSCRIBERS]),
         _table("Peak rates", "The busiest second.", rows["peaks"],
                [*named, ("event", "event", spaced), ("per second", "per_second", count),
                 ("at", "at_ms", moment)]),
@@ -460,7 +460,7 @@ def tables(rows: Mapping[str, list[Row]], settings: ReportSettings) -> str:
                [*named, ("event", "event", spaced), ("reason", "reason", text), ("n", "n", count)]),
         _table("Schedules", "Occurrences by outcome, and the lateness of those that fired.",
                rows["schedules"],
-               [("schedule", "schedule", folded), ("topic", "topic", folded), *_SCHEDULES],
+               [("schedule", "schedule", wrappable), ("topic", "topic", wrappable), *_SCHEDULES],
                lambda row: bool(row["missed"])),
         _table("Transactions", "Transactions by outcome, their tasks, and their ages from the "
                "first task to the outcome.", rows["transactions"],
@@ -532,12 +532,12 @@ def _cut(value: Any) -> str:
 
 
 _KINDS: dict[Callable[[Any], str], str] = {
-    text: "text", _cut: "text", spaced: "text", folded: "text name", unfolded: "text word",
+    text: "text", _cut: "text", spaced: "text", wrappable: "text name", unwrapped: "text word",
 }  # fmt: skip
 """Function that formats a cell → the cell's class. All other functions format numbers."""
 
 
-def _folds(escaped: str, kind: str) -> str:
+def _with_breaks(escaped: str, kind: str) -> str:
     """Return an escaped name with ``<wbr>`` after its separators."""
     return _PART.sub(r"\1<wbr>", escaped) if kind == "text name" else escaped
 
@@ -563,8 +563,8 @@ def _table(
     for row in rows[:LISTED_MAX]:
         mark = " bad" if bad(row) else ""
         cells = "".join(
-            f'<td class="{kind}{mark if kind == "n" else ""}"{_sorts(row[of], kind)}>'
-            f"{_folds(escape(write(row[of])), kind)}</td>"
+            f'<td class="{kind}{mark if kind == "n" else ""}"{_sort_attribute(row[of], kind)}>'
+            f"{_with_breaks(escape(write(row[of])), kind)}</td>"
             for (_, of, write), kind in zip(columns, kinds, strict=True)
         )
         lines.append(f"<tr{_of(row)}>{cells}</tr>")
@@ -577,7 +577,7 @@ def _table(
     )
 
 
-def _sorts(value: Any, kind: str) -> str:
+def _sort_attribute(value: Any, kind: str) -> str:
     """Return the HTML attribute with the value by which a numeric cell is sorted."""
     return "" if kind != "n" or value is None else f' data-v="{float(value):.17g}"'
 

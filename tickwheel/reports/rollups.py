@@ -393,11 +393,11 @@ def origins(closed: DataFrame) -> DataFrame:
     )  # fmt: skip
 
 
-OF_EVENTS: dict[str, Callable[[DataFrame], DataFrame]] = {
+EVENT_ROLLUPS: dict[str, Callable[[DataFrame], DataFrame]] = {
     "facts": facts, "reasons": reasons, "parties": parties, "occurrences": occurrences,
 }  # fmt: skip
 """Rollups computed from a run's new events."""
-OF_JOURNEYS: dict[str, Callable[[DataFrame], DataFrame]] = {
+JOURNEY_ROLLUPS: dict[str, Callable[[DataFrame], DataFrame]] = {
     "slow": slow,
     "waits": waits,
     "origins": origins,

@@ -324,7 +324,7 @@ def batches(segments: Sequence[Segment], bytes_max: int) -> Iterator[list[Segmen
 REPORT = "_report.json"
 REPORT_FORMAT = 1
 LOCK = "_lock"
-NO_FIGURE = ("history", "out", "batch_bytes")
+UNRELATED_TO_FIGURES = ("history", "out", "batch_bytes")
 """Settings that do not affect figures."""
 
 
@@ -350,7 +350,7 @@ class Summary:
     figures_s: float
 
 
-def still_holds(settings: ReportSettings) -> Summary | None:
+def last_summary_if_unchanged(settings: ReportSettings) -> Summary | None:
     """Return the summary of the last report if a new report would certainly be the same, or
     None."""
     if not is_local(*settings.history, settings.out) or _at(settings, LOCK).exists():
@@ -402,7 +402,7 @@ def _at(settings: ReportSettings, name: str) -> Path:
 
 def _made_of(settings: ReportSettings, run: int) -> dict[str, Any]:
     """Return all inputs of a report, as JSON values."""
-    options = {k: v for k, v in asdict(settings).items() if k not in NO_FIGURE}
+    options = {k: v for k, v in asdict(settings).items() if k not in UNRELATED_TO_FIGURES}
     out = Path(settings.out)
     written = [out / "report.html", *out.glob("csv/*.csv"), *out.glob("metrics/*.parquet/*")]
     inputs = {

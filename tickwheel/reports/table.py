@@ -387,7 +387,7 @@ class Loader:
         def travelled() -> None:
             self.table.write(rollups.advance(added, kept), "journeys", run, "closed")
             closed = self.table.closed_journeys([run])
-            for name, count in rollups.OF_JOURNEYS.items():
+            for name, count in rollups.JOURNEY_ROLLUPS.items():
                 self.table.write(count(closed), name, run)
 
         def rated() -> None:
@@ -395,10 +395,10 @@ class Loader:
             self.table.write(rollups.rates(seen, run), "rates", run)
 
         def counted(name: str) -> None:
-            self.table.write(rollups.OF_EVENTS[name](added), name, run)
+            self.table.write(rollups.EVENT_ROLLUPS[name](added), name, run)
 
         work: list[Callable[[], None]] = [travelled, rated]
-        work += [partial(counted, name) for name in rollups.OF_EVENTS]
+        work += [partial(counted, name) for name in rollups.EVENT_ROLLUPS]
         with ThreadPoolExecutor(AT_ONCE) as pool:
             for future in [pool.submit(job) for job in work]:
                 future.result()

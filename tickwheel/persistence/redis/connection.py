@@ -203,8 +203,8 @@ class Sentinels(_DiscoveredPlace):
         try:
             password = Path(file).read_text().strip() if file else ""
         except OSError as error:
-            why = f"sentinel_password_file {file}: {error.strerror}"
-            raise NotConnected(why) from error
+            reason = f"sentinel_password_file {file}: {error.strerror}"
+            raise NotConnected(reason) from error
         return replace(options, username=options.sentinel_user, password=password)
 
     async def _ask_on(self, wire: Driver, server: Address) -> Address | str:
@@ -237,8 +237,8 @@ class Nodes(_DiscoveredPlace):
         return await self._connect_to(await self._find_master(servers))
 
     def note_redirect(self, error: ServerError) -> None:
-        kind, _, rest = error.message.partition(" ")
-        host, _, port = rest.partition(" ")[2].rpartition(":")
+        kind, _, location = error.message.partition(" ")
+        host, _, port = location.partition(" ")[2].rpartition(":")
         if kind == "MOVED" and port.isdecimal():
             # An address without a host means the host of the answering server.
             last_host = self._last.host if self._last is not None else ""
@@ -282,9 +282,9 @@ def master_of(slot: int, ranges: Sequence[SlotRange]) -> Address | None:
 
 
 def _reasons(reasons: dict[Address, str]) -> str:
-    shown = [f"{server}: {why}" for server, why in list(reasons.items())[:REASONS_MAX]]
-    left = len(reasons) - len(shown)
-    return "; ".join([*shown, *([f"and {left} more"] if left else [])])
+    shown = [f"{server}: {reason}" for server, reason in list(reasons.items())[:REASONS_MAX]]
+    omitted = len(reasons) - len(shown)
+    return "; ".join([*shown, *([f"and {omitted} more"] if omitted else [])])
 
 
 # --- the connection -------------------------------------------------------------------------------
@@ -316,15 +316,15 @@ def _with_script_line(error: ServerError, script: Script) -> ServerError:
 
 RECONNECT_ERRORS = frozenset(("READONLY", "MOVED", "MASTERDOWN", "LOADING", "NOAUTH"))
 """Errors after which the next call reconnects, possibly to another server."""
-NOT_THE_ONE = frozenset(("READONLY", "MOVED", "MASTERDOWN"))
+SHARD_MOVED_ERRORS = frozenset(("READONLY", "MOVED", "MASTERDOWN"))
 """Errors in ``RECONNECT_ERRORS`` from a server that no longer has the shard."""
-NOT_NOW = frozenset(("ASK", "TRYAGAIN", "CLUSTERDOWN"))
+TEMPORARY_ERRORS = frozenset(("ASK", "TRYAGAIN", "CLUSTERDOWN"))
 """Temporary errors of a Cluster. During the migration of a slot, its node answers ASK or TRYAGAIN
 to every script, because the script's keys are on both nodes or do not exist. The other node would
 refuse the script for the same reason. Therefore the redirect of an ASK is ignored, and the call is
 retried until it gets MOVED."""
-NOT_NOW_RETRY_S = 0.02
-FOLLOWED_MAX = 3
+TEMPORARY_RETRY_S = 0.02
+REDIRECTS_MAX = 3
 """Maximum number of times that one call is sent to another server."""
 RETRY_S = 0.2
 """Minimum seconds between a failed connection attempt and the next one."""
@@ -373,15 +373,15 @@ class Connection:
     ) -> Any:
         """Run a script and return its reply. The time-out is ``patience`` times that of a command.
         Raise NotConnected (nothing was sent), NoReply or ServerError."""
-        rest = (len(keys), *keys, *args)
+        key_args = (len(keys), *keys, *args)
         timeout_ms = patience * self._options.call_ms
         try:
-            return await self.call("EVALSHA", script.sha, *rest, timeout_ms=timeout_ms)
+            return await self.call("EVALSHA", script.sha, *key_args, timeout_ms=timeout_ms)
         except ServerError as error:
             if error.kind != "NOSCRIPT":
                 raise _with_script_line(error, script) from None
         try:
-            return await self.call("EVAL", script.text, *rest, timeout_ms=timeout_ms)
+            return await self.call("EVAL", script.text, *key_args, timeout_ms=timeout_ms)
         except ServerError as error:
             raise _with_script_line(error, script) from None
 
@@ -396,7 +396,7 @@ class Connection:
         """Run one command, and connect first if necessary. Raise NotConnected, NoReply or
         ServerError."""
         timeout_ms = timeout_ms or self._options.call_ms
-        loop, followed = asyncio.get_running_loop(), 0
+        loop, redirects = asyncio.get_running_loop(), 0
         until_s = loop.time() + timeout_ms / 1000
         async with self._lock:
             while True:
@@ -406,15 +406,15 @@ class Connection:
                 except ServerError as error:
                     if not self._place.can_move:
                         raise
-                    if error.kind in NOT_THE_ONE and followed < FOLLOWED_MAX:
-                        followed += 1
-                    elif error.kind not in NOT_NOW:
+                    if error.kind in SHARD_MOVED_ERRORS and redirects < REDIRECTS_MAX:
+                        redirects += 1
+                    elif error.kind not in TEMPORARY_ERRORS:
                         raise
                     elif loop.time() >= until_s:
                         await self._drop(error.message)  # the next call asks all nodes
                         raise
                     else:
-                        await asyncio.sleep(NOT_NOW_RETRY_S)
+                        await asyncio.sleep(TEMPORARY_RETRY_S)
                         if self._wire is not wire:
                             raise NotConnected(f"{self._options.name}: {self._why}") from None
 
@@ -483,9 +483,9 @@ class Connection:
             self.moves += 1
             log.warning("store %s: moved from %s to %s", self._options.name, before, address)
 
-    async def _drop(self, why: str) -> None:
+    async def _drop(self, reason: str) -> None:
         wire, self._wire = self._wire, None
-        self._why = why
+        self._why = reason
         if wire is not None:
             await wire.close()
 

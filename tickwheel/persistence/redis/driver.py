@@ -128,7 +128,7 @@ class RedisOptions:
         return f"{self.prefix}:{self.namespace}:{self.part or self.shard}"
 
 
-OF_SENTINELS = ("master", "sentinel_user", "sentinel_password_file")
+SENTINEL_SETTINGS = ("master", "sentinel_user", "sentinel_password_file")
 _IN_PATH = ("kind", "seeds", "host", "port", "db", "username", "password", "tls", "part")
 _IN_QUERY = {item.name: item.type for item in fields(RedisOptions) if item.name not in _IN_PATH}
 
@@ -139,15 +139,15 @@ def options_from(url: str) -> RedisOptions:
     credentials, _, hosts = parts.netloc.rpartition("@")
     name = f"{parts.scheme}://{hosts}{parts.path}"
 
-    def wrong(why: str) -> StoreUnusable:
-        return StoreUnusable(f"store {name!r}: {why}")
+    def wrong(objection: str) -> StoreUnusable:
+        return StoreUnusable(f"store {name!r}: {objection}")
 
     kind, tls = SCHEMES[parts.scheme]
     port = SENTINEL_PORT if kind == SENTINEL else PORT
     seeds = tuple(_address(text, port, wrong) for text in hosts.split(","))
     if len(seeds) > (1 if kind == SINGLE else SEEDS_MAX):
-        most = 1 if kind == SINGLE else SEEDS_MAX
-        raise wrong(f"its addresses must be at most {most}, not {len(seeds)}")
+        seeds_max = 1 if kind == SINGLE else SEEDS_MAX
+        raise wrong(f"its addresses must be at most {seeds_max}, not {len(seeds)}")
     db = parts.path.strip("/") or "0"
     if not db.isdecimal():
         raise wrong(f"the path must be the number of the database, not {db!r}")
@@ -163,9 +163,9 @@ def options_from(url: str) -> RedisOptions:
         tls=tls,
     )
     options = replace(options, **_settings(parts.query, kind, wrong))
-    why = _objection(options)
-    if why:
-        raise wrong(why)
+    objection = _objection(options)
+    if objection:
+        raise wrong(objection)
     return options
 
 
@@ -183,7 +183,7 @@ def _settings(query: str, kind: str, wrong: Callable[[str], StoreUnusable]) -> d
     types = {
         key: type_
         for key, type_ in _IN_QUERY.items()
-        if kind == SENTINEL or key not in OF_SENTINELS
+        if kind == SENTINEL or key not in SENTINEL_SETTINGS
     }
     settings: dict[str, Any] = {}
     for key, text in parse_qsl(query, keep_blank_values=True):
@@ -323,9 +323,9 @@ class Driver(Protocol):
 def answer(text: str) -> ServerError:
     """Return the error described by the text of a reply. Redis before version 7 wraps errors of
     scripts."""
-    kind, _, rest = text.partition(" ")
+    kind, _, text_after_kind = text.partition(" ")
     if kind == "ERR":
-        for word in rest.split():
-            if word.startswith("-") and word[1:].isupper():
-                return ServerError(word[1:], rest)
-    return ServerError(kind, rest)
+        for part in text_after_kind.split():
+            if part.startswith("-") and part[1:].isupper():
+                return ServerError(part[1:], text_after_kind)
+    return ServerError(kind, text_after_kind)

@@ -83,17 +83,17 @@ class _Answers(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         self.end(str(error) if error else CLOSED)
 
-    def _break(self, why: str) -> None:
-        self.end(why)
+    def _break(self, reason: str) -> None:
+        self.end(reason)
         self._transport.abort()
 
-    def end(self, why: str) -> bool:
+    def end(self, reason: str) -> bool:
         """Stop sending and receiving. Return whether a call was waiting for an answer."""
-        self._broken = self._broken or why
+        self._broken = self._broken or reason
         waiting, self._waiting = self._waiting, None
         if waiting is None or waiting.done():
             return False
-        waiting.set_exception(NoReply(why))
+        waiting.set_exception(NoReply(reason))
         return True
 
 

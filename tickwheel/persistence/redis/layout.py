@@ -227,7 +227,7 @@ class NewTasks:
     def __init__(self) -> None:
         self._queue: list[bytes] = []
         """Due time and id of each task, packed as two consecutive strings."""
-        self._hashed: list[Packed] = []
+        self._record_operations: list[Packed] = []
 
     def add(self, rows: Sequence[TaskRow], records: Sequence[bytes]) -> None:
         """Add tasks with their records."""
@@ -237,7 +237,7 @@ class NewTasks:
         ids = [pair[-_ID_SIZE:] for pair in queue]
         for start in range(0, len(rows), NEW_ROWS):
             stop = start + NEW_ROWS
-            _hash(self._hashed, ids[start:stop], records[start:stop])
+            _append_records(self._record_operations, ids[start:stop], records[start:stop])
         # The order of the bytes equals the order of due times, because the packed lengths come
         # first. The final sort is fast because its parts are already sorted.
         queue.sort()
@@ -245,7 +245,7 @@ class NewTasks:
 
     def operations(self) -> list[Packed]:
         """Return the operations that store the tasks, records first."""
-        queue, operations = self._queue, self._hashed.copy()
+        queue, operations = self._queue, self._record_operations.copy()
         queue.sort()
         for start in range(0, len(queue), NEW_ROWS):
             pairs = queue[start : start + NEW_ROWS]
@@ -282,14 +282,16 @@ def _due_pairs(rows: Sequence[TaskRow]) -> list[bytes]:
     return [_short(b"%d" % row[1]) + _short(b"%019d" % row[0]) for row in rows]
 
 
-def _hash(operations: list[Packed], ids: Sequence[bytes], records: Sequence[bytes]) -> None:
+def _append_records(
+    operations: list[Packed], ids: Sequence[bytes], records: Sequence[bytes]
+) -> None:
     """Append operations that store these records; ``ids`` are already packed."""
     sizes = list(map(len, records))
     count = len(ids)
     if sum(sizes) > NEW_BYTES and count > 1:
         middle = count // 2
-        _hash(operations, ids[:middle], records[:middle])
-        _hash(operations, ids[middle:], records[middle:])
+        _append_records(operations, ids[:middle], records[:middle])
+        _append_records(operations, ids[middle:], records[middle:])
         return
     heads = {size: _head(size) for size in set(sizes)}
     pieces = zip(ids, map(heads.__getitem__, sizes), records, strict=True)
@@ -366,34 +368,34 @@ def _updated(ops: list[Op], rows: dict[int, TaskRow], records: list[bytes]) -> N
 
 
 def _progress(ops: list[Op], effects: Effects, records: list[bytes | None]) -> None:
-    written, queued, gone, dropped, touched = [], [], [], [], []
+    written, queued, removed, dropped, touched = [], [], [], [], []
     for ((task_id, group), row), record in zip(effects.progress.items(), records, strict=True):
         name = member(task_id, group)
         if row is None or record is None:
             dropped.append(name)
-            gone.append(name)
+            removed.append(name)
             continue
         written += [name, record]
         touched += [id_text(task_id), group_text(group)]
         if row.state in IN_PREPARE:
             queued += [prepare_score(row), name]
         else:
-            gone.append(name)
+            removed.append(name)
     _add(ops, b"HSET", "progress", written)
     _add(ops, b"HDEL", "progress", dropped)
     _add(ops, b"ZADD", "prepare", queued)
-    _add(ops, b"ZREM", "prepare", gone)
+    _add(ops, b"ZREM", "prepare", removed)
     _add(ops, b"TOUCH", "touched", touched)
 
 
 def _dead(ops: list[Op], effects: Effects, records: list[bytes | None]) -> None:
-    kept = [key for key, row in effects.dead.items() if row is not None]
-    gone = [member(*key) for key, row in effects.dead.items() if row is None]
+    written = [key for key, row in effects.dead.items() if row is not None]
+    removed = [member(*key) for key, row in effects.dead.items() if row is None]
     names = [member(*key) for key in effects.dead]
     _fields(ops, "dead_record", list(zip(names, records, strict=True)))
-    _add(ops, b"ZADD", "dead", _pairs((b"0", member(*key)) for key in kept))
-    _add(ops, b"TOUCH", "touched", _pairs((id_text(i), group_text(g)) for i, g in kept))
-    _add(ops, b"ZREM", "dead", gone)
+    _add(ops, b"ZADD", "dead", _pairs((b"0", member(*key)) for key in written))
+    _add(ops, b"TOUCH", "touched", _pairs((id_text(i), group_text(g)) for i, g in written))
+    _add(ops, b"ZREM", "dead", removed)
 
 
 def _fields(ops: list[Op], key: str, pairs: Sequence[tuple[bytes, bytes | None]]) -> None:
@@ -419,24 +421,24 @@ def packed(ops: Iterable[Op]) -> list[Packed]:
     """Pack operations in order, with at most a thousand arguments and 8 MiB each, and without
     dividing pairs. Small operations are packed together, because each call has a cost."""
     packs: list[Packed] = []
-    few: list[bytes] = []
+    small_ops: list[bytes] = []
     for name, key, args in ops:
         if len(args) <= FEW_ARGS and sum(map(len, args)) <= FEW_BYTES:
-            few += (name, key, b"%d" % len(args), *args)
+            small_ops += (name, key, b"%d" % len(args), *args)
             continue
-        if few:
-            packs.append(pack_args(few))
-            few = []
+        if small_ops:
+            packs.append(pack_args(small_ops))
+            small_ops = []
         waiting = [args[i : i + SLICE_ARGS] for i in range(0, len(args), SLICE_ARGS)][::-1]
         while waiting:
-            some = waiting.pop()
-            if len(some) > 3 and sum(map(len, some)) > PART_BYTES_MAX:
-                middle = len(some) // 4 * 2
-                waiting += [some[middle:], some[:middle]]
+            slice_args = waiting.pop()
+            if len(slice_args) > 3 and sum(map(len, slice_args)) > PART_BYTES_MAX:
+                middle = len(slice_args) // 4 * 2
+                waiting += [slice_args[middle:], slice_args[:middle]]
             else:
-                packs.append(pack_args((name, key, b"%d" % len(some), *some)))
-    if few:
-        packs.append(pack_args(few))
+                packs.append(pack_args((name, key, b"%d" % len(slice_args), *slice_args)))
+    if small_ops:
+        packs.append(pack_args(small_ops))
     return packs
 
 
@@ -469,7 +471,7 @@ class Encoded(NamedTuple):
     """The operations that store these tasks."""
 
 
-class Ahead:
+class AheadEncoder:
     """Encodes the new tasks of the open batch while Redis processes the previous batch."""
 
     def __init__(self) -> None:
@@ -477,7 +479,7 @@ class Ahead:
 
     def add(self, enqueued: dict[int, TaskRow]) -> None:
         """Encode the tasks added since the last call, in multiples of ``NEW_ROWS``."""
-        if enqueued is not self._of:
+        if enqueued is not self._enqueued:
             self._begin(enqueued)
         fresh = len(enqueued) - len(self._rows)
         if fresh >= NEW_ROWS:
@@ -485,7 +487,7 @@ class Ahead:
 
     def finish(self, enqueued: dict[int, TaskRow]) -> Encoded:
         """Encode the remaining tasks. Return all tasks of the batch."""
-        if enqueued is not self._of or not (
+        if enqueued is not self._enqueued or not (
             len(self._rows) <= len(enqueued) and all(map(is_, self._rows, enqueued.values()))
         ):
             self._begin(enqueued)
@@ -496,15 +498,15 @@ class Ahead:
         return encoded
 
     def _begin(self, enqueued: dict[int, TaskRow]) -> None:
-        self._of = enqueued
+        self._enqueued = enqueued
         self._rows: list[TaskRow] = []
         self._records: list[bytes] = []
         self._records_bytes = 0
         self._tasks = NewTasks()
 
     def _encode(self, count: int) -> None:
-        done = len(self._rows)
-        rows = list(islice(self._of.values(), done, done + count))
+        encoded_rows = len(self._rows)
+        rows = list(islice(self._enqueued.values(), encoded_rows, encoded_rows + count))
         records = encode_tasks(rows)
         self._tasks.add(rows, records)
         self._rows += rows
@@ -522,9 +524,9 @@ class Prepared(NamedTuple):
     size_bytes: int
 
 
-def prepare(effects: Effects, endings_max: int, ahead: Ahead | None = None) -> Prepared:
+def prepare(effects: Effects, endings_max: int, ahead: AheadEncoder | None = None) -> Prepared:
     """Encode a batch. ``ahead`` may already have encoded some of its new tasks."""
-    new = (ahead or Ahead()).finish(effects.enqueued)
-    records = records_of(effects, endings_max, new.records, new.records_bytes)
-    rest = packed(operations(effects, endings_max, records))
-    return Prepared(records, *parts([*new.operations, *rest]))
+    encoded = (ahead or AheadEncoder()).finish(effects.enqueued)
+    records = records_of(effects, endings_max, encoded.records, encoded.records_bytes)
+    other_ops = packed(operations(effects, endings_max, records))
+    return Prepared(records, *parts([*encoded.operations, *other_ops]))

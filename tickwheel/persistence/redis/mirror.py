@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tickwheel.model.kinds import Effects, ProgressKey, RecordKey
 from tickwheel.persistence.codec import (
-    ROWS_A_BATCH,
+    ROWS_PER_BATCH,
     decode_dead,
     decode_endings,
     decode_progress,
@@ -49,7 +49,7 @@ are filled together, in adjacent memory, they cost a third of ids in different d
 SPREAD = 4_093
 """Number of entries in the table of dictionaries. It is prime, so that ids of busy and idle times
 are spread evenly."""
-PLACED_AT_ONCE = 16
+PLACED_TASKS_MAX = 16
 """Maximum number of new tasks that are added to dictionaries at once. For so few, deferring the
 work would cost more."""
 TASK_BYTES = 144
@@ -70,10 +70,10 @@ class TaskRecords:
 
     def __init__(self) -> None:
         buckets: list[dict[int, bytes]] = [{} for _ in range(BUCKETS)]
-        ends = list(accumulate(2 ** (i / BUCKETS) for i in range(BUCKETS)))
-        shares = ((k + 0.5) / SPREAD * ends[-1] for k in range(SPREAD))
+        boundaries = list(accumulate(2 ** (i / BUCKETS) for i in range(BUCKETS)))
+        shares = ((k + 0.5) / SPREAD * boundaries[-1] for k in range(SPREAD))
         self._buckets = buckets
-        self._table = [buckets[bisect_left(ends, share)] for share in shares]
+        self._table = [buckets[bisect_left(boundaries, share)] for share in shares]
         self._added: tuple[Sequence[int], Sequence[bytes]] | None = None
         self.bytes_held = 0
 
@@ -96,7 +96,7 @@ class TaskRecords:
         arguments later. Ascending ids are added faster."""
         self.place()
         self.bytes_held += size_bytes + TASK_BYTES * len(records)
-        if len(records) > PLACED_AT_ONCE:
+        if len(records) > PLACED_TASKS_MAX:
             self._added = ids, records
             return
         table = self._table
@@ -131,8 +131,8 @@ class TaskRecords:
         table, grown = self._table, 0
         for task_id, record in zip(ids, records, strict=True):
             bucket = table[(task_id >> BLOCK_BITS) % SPREAD]
-            old = bucket.get(task_id)
-            grown += len(record) + (TASK_BYTES if old is None else -len(old))
+            old_record = bucket.get(task_id)
+            grown += len(record) + (TASK_BYTES if old_record is None else -len(old_record))
             bucket[task_id] = record
         self.bytes_held += grown
 
@@ -174,16 +174,16 @@ class GroupRecords:
         rows, grown = self._rows, 0
         for (task_id, group), record in zip(keys, records, strict=True):
             groups = rows.get(task_id)
-            old = groups.get(group) if groups is not None else None
-            if old is not None:
-                grown -= len(old) + ROW_BYTES
+            old_record = groups.get(group) if groups is not None else None
+            if old_record is not None:
+                grown -= len(old_record) + ROW_BYTES
             if record is not None:
                 grown += len(record) + ROW_BYTES
                 if groups is None:
                     rows[task_id] = {group: record}
                 else:
                     groups[group] = record
-            elif groups is not None and old is not None:
+            elif groups is not None and old_record is not None:
                 del groups[group]
                 if not groups:
                     del rows[task_id]
@@ -406,8 +406,8 @@ class Mirror:
         if self._has_tasks:
             return
         if not newer.isdisjoint(ids):
-            kept = [i for i, task_id in enumerate(ids) if task_id not in newer]
-            ids, records = [ids[i] for i in kept], [records[i] for i in kept]
+            unchanged = [i for i, task_id in enumerate(ids) if task_id not in newer]
+            ids, records = [ids[i] for i in unchanged], [records[i] for i in unchanged]
         self._tasks.put(ids, records)
 
     def end_filling(self, filling: Filling, *, whole: bool) -> None:
@@ -482,7 +482,7 @@ class Mirror:
         """Yield all records in bounded batches. No batch may be applied during the iteration."""
         ended: dict[int, Outcome] = {}
         for task_id, outcome in self.outcomes():
-            if task_id in ended or len(ended) >= ROWS_A_BATCH:
+            if task_id in ended or len(ended) >= ROWS_PER_BATCH:
                 yield Effects(ended=ended)
                 ended = {}
             ended[task_id] = outcome

@@ -85,8 +85,8 @@ async def missing_rights(line: Connection, options: RedisOptions) -> tuple[list[
     keys = Keys(options.prefix, options.namespace, options.shard)
     names = (*keys.all, keys.leader, keys.stage(1))
     tried: list[Argument] = []
-    for name, rest in _TRIED.items():
-        tried += (name, len(rest), *rest)
+    for name, trial_args in _TRIED.items():
+        tried += (name, len(trial_args), *trial_args)
     reply: list[Any] = await line.call("EVAL", RIGHTS.text, len(names), *names, *tried)
     try:
         await line.call("EVALSHA", RIGHTS.sha, len(names), *names)
@@ -104,7 +104,7 @@ LOAD_POLL_S = 0.25
 LOAD_LOG_S = 15.0
 """Seconds between two log lines while Redis is loading."""
 SAMPLES = 1_000
-THEIR_TASK_BYTES = 100
+REDIS_TASK_BYTES = 100
 """Bytes that Redis reports for a task in addition to its record (measured)."""
 _POWER = "a power cut of Redis's machine"
 DURABILITY = {
@@ -320,16 +320,16 @@ async def estimate(line: Connection, keys: Keys) -> int:
     """Return the approximate bytes of memory that the shard's tasks will take in this daemon."""
     try:
         count: int = await line.call("HLEN", keys.named["task"])
-        held: int | None
-        held = await line.call("MEMORY", "USAGE", keys.named["task"], "SAMPLES", SAMPLES)
+        size_bytes: int | None
+        size_bytes = await line.call("MEMORY", "USAGE", keys.named["task"], "SAMPLES", SAMPLES)
     except ServerError:  # the user has no right to run MEMORY USAGE
         return 0
-    return max(0, (held or 0) + count * (TASK_BYTES - THEIR_TASK_BYTES))
+    return max(0, (size_bytes or 0) + count * (TASK_BYTES - REDIS_TASK_BYTES))
 
 
-def _refused(options: RedisOptions, keys: Keys, status: str, rest: list[str]) -> StoreUnusable:
-    if status == "rewriting" and rest[0].startswith(LOST_BY):
-        status, rest = "lost", [rest[0].removeprefix(LOST_BY)]
+def _refused(options: RedisOptions, keys: Keys, status: str, details: list[str]) -> StoreUnusable:
+    if status == "rewriting" and details[0].startswith(LOST_BY):
+        status, details = "lost", [details[0].removeprefix(LOST_BY)]
     message = {
         "foreign": "the key {0} belongs to another program; choose another ?prefix= or ?namespace=,"
         " or remove it",
@@ -345,7 +345,7 @@ def _refused(options: RedisOptions, keys: Keys, status: str, rest: list[str]) ->
         "lost": "{shard} lacks data that {0} had confirmed; run `tickwheel init --force`, then"
         " `tickwheel restore`",
     }[status]
-    return _unusable(options, message.format(*rest, shard=keys.shard, layout=LAYOUT))
+    return _unusable(options, message.format(*details, shard=keys.shard, layout=LAYOUT))
 
 
 def _refusal(options: RedisOptions, error: ServerError) -> StoreUnusable:
@@ -360,16 +360,16 @@ def _refusal(options: RedisOptions, error: ServerError) -> StoreUnusable:
     )
 
 
-def _unusable(options: RedisOptions, why: str) -> StoreUnusable:
-    return StoreUnusable(_named(options, why))
+def _unusable(options: RedisOptions, reason: str) -> StoreUnusable:
+    return StoreUnusable(_named(options, reason))
 
 
 def _unreachable(options: RedisOptions, error: StoreError) -> StoreUnreachable:
     return StoreUnreachable(_named(options, error.message))
 
 
-def _named(options: RedisOptions, why: str) -> str:
-    return f"store {options.name}: {why.removeprefix(f'{options.name}: ')}"
+def _named(options: RedisOptions, reason: str) -> str:
+    return f"store {options.name}: {reason.removeprefix(f'{options.name}: ')}"
 
 
 NO_BATCH = 1 << 62
@@ -416,13 +416,13 @@ class StoredShard:
         """The state as text for messages."""
         if not self.exists:
             return "empty"
-        held = ", ".join(f"{n:,} {name.replace('_', ' ')}" for name, n in self.counts.items())
+        contents = ", ".join(f"{n:,} {name.replace('_', ' ')}" for name, n in self.counts.items())
         trouble = "" if self.whole else "; it is damaged"
         if self.rewriting.startswith(LOST_BY):
             trouble += f"; it lacks data that {self.rewriting.removeprefix(LOST_BY)} had confirmed"
         elif self.rewriting:
             trouble += f"; it is incomplete, because {self.rewriting} was rewriting it"
-        return f"initialized (epoch {self.epoch}): {held}{trouble}"
+        return f"initialized (epoch {self.epoch}): {contents}{trouble}"
 
 
 async def look(options: RedisOptions) -> StoredShard:
@@ -432,10 +432,10 @@ async def look(options: RedisOptions) -> StoredShard:
     async with _line(options) as line:
         await inspect(line, options)
         reply: list[Any] = await line.run(INIT_LOOK, (*keys.all, keys.leader), (LAYOUT, *TYPES))
-    status, *rest = reply
+    status, *fields = reply
     if status != b"seen":
-        raise _not_laid_out(options, keys, status.decode(), rest)
-    exists, whole, epoch, incarnation, _, rewriting, parts, last, *counts = rest
+        raise _not_laid_out(options, keys, status.decode(), fields)
+    exists, whole, epoch, incarnation, _, rewriting, parts, last, *counts = fields
     return StoredShard(
         store=options.name,
         shard=keys.shard,
@@ -451,7 +451,7 @@ async def look(options: RedisOptions) -> StoredShard:
 
 
 async def lay_out(
-    options: RedisOptions, found: StoredShard, now_ms: int, *, watch_s: float | None = None,
+    options: RedisOptions, stored: StoredShard, now_ms: int, *, watch_s: float | None = None,
     is_branch: bool = False,
 ) -> str:  # fmt: skip
     """Remove the data in ``found``, and initialize the shard. Return its new incarnation.
@@ -462,13 +462,13 @@ async def lay_out(
     incarnation = secrets.token_hex(8)
     async with _line(options) as line:
         await _watch(line, options, keys, LEADER_WATCH_S if watch_s is None else watch_s)
-        args = (LAYOUT, int(found.exists), found.epoch, found.incarnation, incarnation, OWNER,
+        args = (LAYOUT, int(stored.exists), stored.epoch, stored.incarnation, incarnation, OWNER,
                 now_ms, NEW if is_branch else "", *TYPES)  # fmt: skip
-        status, *rest = await line.run(INIT_LAY_OUT, (*keys.all, keys.leader), args)
+        status, *details = await line.run(INIT_LAY_OUT, (*keys.all, keys.leader), args)
         if status != b"laid out":
-            raise _not_laid_out(options, keys, status.decode(), rest)
+            raise _not_laid_out(options, keys, status.decode(), details)
         part = 1
-        while await line.call("UNLINK", keys.stage(part)) or part < found.parts:
+        while await line.call("UNLINK", keys.stage(part)) or part < stored.parts:
             part += 1
     return incarnation
 
@@ -519,13 +519,15 @@ async def _line(options: RedisOptions) -> AsyncIterator[Connection]:
         await line.close()
 
 
-def _not_laid_out(options: RedisOptions, keys: Keys, status: str, rest: list[Any]) -> StoreUnusable:
-    first = rest[0].decode(errors="replace") if rest else ""
+def _not_laid_out(
+    options: RedisOptions, keys: Keys, status: str, details: list[Any]
+) -> StoreUnusable:
+    first = details[0].decode(errors="replace") if details else ""
     if status in ("foreign", "newer"):
         return _refused(options, keys, status, [first])
-    why = f"{keys.shard} has changed since it was read; run the command again"
+    reason = f"{keys.shard} has changed since it was read; run the command again"
     if status == "led":
         owner, _, other = first.partition("|")
         address = other.partition("|")[0]
-        why = f"{owner} at {address} leads {keys.shard}; stop it, and all standbys, first"
-    return _unusable(options, why)
+        reason = f"{owner} at {address} leads {keys.shard}; stop it, and all standbys, first"
+    return _unusable(options, reason)

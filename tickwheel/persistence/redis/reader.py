@@ -214,10 +214,10 @@ class ReadClient:
         raise AssertionError("unreachable")
 
 
-IDS_A_SCRIPT = 1_000
+IDS_PER_SCRIPT = 1_000
 """Number of ids per script: as many as a load of due rows has, so that a load is one round trip."""
-BYTES_A_SCRIPT = 8 << 20
-IDS_A_SCAN = 5_000
+BYTES_PER_SCRIPT = 8 << 20
+IDS_PER_SCAN = 5_000
 PAGE_MAX = 1_000
 
 NextIds = Callable[[int, int], list[int] | None]
@@ -248,28 +248,32 @@ class Reader:
 
     async def read(self, ids: Sequence[int]) -> dict[int, StoredTask]:
         """See ``Store.read``."""
-        wanted = _possible(ids)
+        possible_ids = _possible(ids)
         if self._mirror.complete:
-            return self._mirror.read(wanted)
+            return self._mirror.read(possible_ids)
         tasks: dict[int, StoredTask] = {}
-        if not wanted:
+        if not possible_ids:
             return tasks
-        rest = await self._some(tasks, wanted)
-        if rest:
+        unread = await self._some(tasks, possible_ids)
+        if unread:
             async with self._writer.lock:
-                tasks = await self._all(wanted)
+                tasks = await self._all(possible_ids)
         return tasks
 
     async def read_some(
         self, ids: Sequence[int], bytes_max: int
     ) -> tuple[dict[int, StoredTask], Sequence[int]]:
         """See ``Store.read_some``; runs at most one script."""
-        wanted = _possible(ids)
+        possible_ids = _possible(ids)
         if self._mirror.complete:
-            return self._mirror.read_some(wanted, bytes_max)
+            return self._mirror.read_some(possible_ids, bytes_max)
         tasks: dict[int, StoredTask] = {}
-        rest = await self._some(tasks, wanted, min(bytes_max, BYTES_A_SCRIPT)) if wanted else []
-        return tasks, rest
+        unread = (
+            await self._some(tasks, possible_ids, min(bytes_max, BYTES_PER_SCRIPT))
+            if possible_ids
+            else []
+        )
+        return tasks, unread
 
     async def _all(self, ids: list[int]) -> dict[int, StoredTask]:
         """Read as ``read`` does. The caller must hold the writer's lock."""
@@ -282,12 +286,12 @@ class Reader:
         self,
         into: dict[int, StoredTask],
         ids: list[int],
-        bytes_max: int = BYTES_A_SCRIPT,
+        bytes_max: int = BYTES_PER_SCRIPT,
         *,
         locked: bool = False,
     ) -> list[int]:
         """Read the first of ``ids`` into ``found``. Return the ids that were not read."""
-        part = ids[:IDS_A_SCRIPT]
+        part = ids[:IDS_PER_SCRIPT]
         args: list[Argument] = [bytes_max, *map(id_text, part)]
         tasks, rows = await self._read_client.script(READ, args, locked=locked)
         for task_id, record in zip(part, tasks, strict=False):
@@ -348,8 +352,8 @@ class Reader:
     ) -> list[StoredTask] | None:
         """Return the rows of a page, or None if the index has been dropped."""
         page: list[StoredTask] = []
-        left = SCAN_BYTES_MAX
-        while len(page) < limit and left > 0:
+        bytes_left = SCAN_BYTES_MAX
+        while len(page) < limit and bytes_left > 0:
             ids = next_ids(position, PAGE_MAX)
             if ids is None:
                 return None
@@ -357,14 +361,14 @@ class Reader:
                 break
             if topic is None:
                 ids = ids[: limit - len(page)]
-            stored, rest = await self._first(ids, left)
-            ids = ids[: len(ids) - len(rest)]
+            stored, unread = await self._first(ids, bytes_left)
+            ids = ids[: len(ids) - len(unread)]
             position = ids[-1]
             tasks = (stored[task_id] for task_id in ids if task_id in stored)
             for task in tasks:
                 if topic in (None, task.row.topic) and len(page) < limit:
                     page.append(task)
-                    left -= task_bytes(task.row)
+                    bytes_left -= task_bytes(task.row)
         return page
 
     async def _first(
@@ -374,14 +378,16 @@ class Reader:
         if self._mirror.complete:
             return self._mirror.read_some(ids, bytes_max)
         tasks: dict[int, StoredTask] = {}
-        return tasks, await self._some(tasks, ids, min(bytes_max, BYTES_A_SCRIPT), locked=True)
+        return tasks, await self._some(tasks, ids, min(bytes_max, BYTES_PER_SCRIPT), locked=True)
 
     async def _load_index(self) -> None:
         with self._index.loading() as ids:
             if self._mirror.complete:
                 ids.extend(self._mirror.ids())
                 return
-            async for name, _ in self._read_client.pairs("ZSCAN", "store", IDS_A_SCAN, whole=True):
+            async for name, _ in self._read_client.pairs(
+                "ZSCAN", "store", IDS_PER_SCAN, whole=True
+            ):
                 ids.append(int(name))
 
     async def scan_dead(

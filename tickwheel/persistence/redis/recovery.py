@@ -67,13 +67,13 @@ if TYPE_CHECKING:
     from tickwheel.persistence.filling import Filler
     from tickwheel.persistence.redis.writer import Tally
 
-ROWS_A_SCAN = 500
-BYTES_A_CHUNK = 8 << 20
-KEYS_AT_ONCE = 10_000
-WHOLE_BYTES = 256
+ROWS_PER_SCAN = 500
+BYTES_PER_CHUNK = 8 << 20
+KEYS_PER_CHUNK = 10_000
+BODILESS_BYTES_MIN = 256
 """Without a mirror, records of at least this many bytes are read without their bodies. For smaller
 ones, removing the body takes Redis longer than sending it."""
-NEVER = 1 << 53
+NO_LIMIT = 1 << 53
 AWAY_RETRY_S = 0.5
 
 
@@ -117,7 +117,7 @@ class Recovering:
 
     async def _fields(self, name: str) -> list[tuple[bytes, bytes]]:
         """Return the fields and values of a hash, each once; a scan can return a field twice."""
-        pairs = dict([pair async for pair in self._read_client.pairs("HSCAN", name, ROWS_A_SCAN)])
+        pairs = dict([pair async for pair in self._read_client.pairs("HSCAN", name, ROWS_PER_SCAN)])
         return list(pairs.items())
 
     async def _rows(self, name: str) -> list[tuple[tuple[int, str], bytes]]:
@@ -135,7 +135,7 @@ class Recovering:
         filling = self._mirror.begin_filling()
         self._keyed = _Columns(array("q"), array("Q"))
         requested: asyncio.Future[list[bytes]] | None = None
-        first, whole = True, False
+        first, is_complete = True, False
         try:
             filling.ask()
             records = await self._page(None, chunk, waits=False)
@@ -154,11 +154,11 @@ class Recovering:
                     failpoints.hit("recovery.middle")
                     first = False
                 records = await (requested or self._after(records[-1], filling, chunk))
-            whole = True
+            is_complete = True
         finally:
             if requested is not None and not (requested.cancel() or requested.cancelled()):
                 requested.exception()  # marks the exception as retrieved
-            self._mirror.end_filling(filling, whole=whole)
+            self._mirror.end_filling(filling, whole=is_complete)
 
     def _after(self, last: bytes, filling: Filling, chunk: int) -> asyncio.Future[list[bytes]]:
         """Request the page after this record; batches applied from now on may be missing from
@@ -177,8 +177,8 @@ class Recovering:
     async def keys(self) -> AsyncIterator[Keyed]:
         """See ``Store.recover_keys``."""
         keyed, self._keyed = self._keyed, _Columns(array("q"), array("Q"))
-        for start in range(0, len(keyed.ids), KEYS_AT_ONCE):
-            stop = start + KEYS_AT_ONCE
+        for start in range(0, len(keyed.ids), KEYS_PER_CHUNK):
+            stop = start + KEYS_PER_CHUNK
             yield Keyed(keyed.ids[start:stop], keyed.hashes[start:stop])
 
     async def _page(self, last: bytes | None, chunk: int, *, waits: bool) -> list[bytes]:
@@ -188,8 +188,8 @@ class Recovering:
         if last is not None:
             (task_id,), (due_ms,), *_ = decode_heads([last])
             score, member = b"%d" % due_ms, id_text(task_id)
-        whole = NEVER if self._mirror.keeps_records else WHOLE_BYTES
-        args = (score, member, chunk, BYTES_A_CHUNK, whole)
+        bodiless_bytes_min = NO_LIMIT if self._mirror.keeps_records else BODILESS_BYTES_MIN
+        args = (score, member, chunk, BYTES_PER_CHUNK, bodiless_bytes_min)
         while True:
             try:
                 lists, _ = await self._read_client.script(HANDLES, args)
@@ -200,14 +200,16 @@ class Recovering:
             await asyncio.sleep(AWAY_RETRY_S)
 
 
-def _without(new: set[int], ended: set[int], heads: Heads) -> Handles:
+def _without(created: set[int], ended: set[int], heads: Heads) -> Handles:
     """Return the handles without tasks created or ended since the scan began."""
     ids, dues_ms, topics, _ = heads
-    gone = new | ended if ended else new
-    if not gone:
+    excluded = created | ended if ended else created
+    if not excluded:
         return Handles(ids, dues_ms, topics)
-    kept = [i for i, task_id in enumerate(ids) if task_id not in gone]
-    return Handles([ids[i] for i in kept], [dues_ms[i] for i in kept], [topics[i] for i in kept])
+    indexes = [i for i, task_id in enumerate(ids) if task_id not in excluded]
+    return Handles(
+        [ids[i] for i in indexes], [dues_ms[i] for i in indexes], [topics[i] for i in indexes]
+    )
 
 
 async def copy_to_sqlite(
@@ -218,8 +220,8 @@ async def copy_to_sqlite(
 
     # The copy can contain batches that are confirmed during the copy.
     async with copying(path, writer.held) as filler:
-        meanwhile: deque[Effects] = deque()
-        writer.watchers.append(meanwhile)
+        concurrent_batches: deque[Effects] = deque()
+        writer.watchers.append(concurrent_batches)
         try:
             small_records = await small()
             await filler.write(Effects(ended=dict(small_records.outcomes)))
@@ -227,19 +229,19 @@ async def copy_to_sqlite(
             async for page in pages(reader.scan):
                 for task in page:
                     await filler.change(task)
-                await _catch_up(filler, meanwhile)
-            await _catch_up(filler, meanwhile)
+                await _catch_up(filler, concurrent_batches)
+            await _catch_up(filler, concurrent_batches)
             filler.id_mark, filler.position_ms = writer.id_mark, writer.position_ms
         finally:
-            writer.watchers.remove(meanwhile)
+            writer.watchers.remove(concurrent_batches)
     return os.path.getsize(path)
 
 
-async def _catch_up(filler: Filler, meanwhile: deque[Effects]) -> None:
+async def _catch_up(filler: Filler, concurrent_batches: deque[Effects]) -> None:
     """Apply the batches that were applied to the shard during the copy."""
     await filler.flush()
-    while meanwhile:
-        effects = meanwhile.popleft()
+    while concurrent_batches:
+        effects = concurrent_batches.popleft()
         # A page may already have contained a new task, so new tasks are written as updates.
         updated = effects.enqueued | effects.updated
         # The copy hashes keys with a different seed.
@@ -255,11 +257,11 @@ RETRY_S_MAX = 2.0
 class Rewriter:
     """Wraps the writer's ``commit`` and ``verify``, and rewrites a Redis that has lost data."""
 
-    def __init__(self, writer: Writer, mirror: Mirror, tally: Tally, what: str) -> None:
+    def __init__(self, writer: Writer, mirror: Mirror, tally: Tally, shown_name: str) -> None:
         self._writer = writer
         self._mirror = mirror
         self._tally = tally
-        self._what = what
+        self._shown_name = shown_name
         """The names of store and shard, for messages."""
         self._task: asyncio.Task[None] | None = None
         self._failed: StoreError | None = None
@@ -276,7 +278,7 @@ class Rewriter:
     @property
     def state(self) -> str:
         """The progress of the rewrite, for messages."""
-        return f"{self._what} is being rewritten: {self._written} of {self._total} tasks"
+        return f"{self._shown_name} is being rewritten: {self._written} of {self._total} tasks"
 
     async def commit(self, epoch: int, owner: str, n: int, effects: Effects) -> bool:
         """See ``Store.commit``. Also raise StoreBehind and StoreLost; see the invariants."""
@@ -305,37 +307,39 @@ class Rewriter:
                 await self._begin(error)
         raise StoreAway(self.state)
 
-    async def _begin(self, why: StoreError) -> None:
+    async def _begin(self, error: StoreError) -> None:
         """Begin to rewrite the shard. Raise ``error`` if the mirror is not complete, or StoreForgot
         if there is no mirror."""
         if not self._mirror.keeps_records:
-            raise await self._give_up(why)
+            raise await self._give_up(error)
         if not self._mirror.complete:
-            raise why
+            raise error
         if self.active:
             return
         self._landed = self._writer.last
         counts = self._mirror.counts()
         self._written, self._total = 0, counts.tasks
-        log.error("%s; it is being rewritten from memory: %s", why.message, counts)
+        log.error("%s; it is being rewritten from memory: %s", error.message, counts)
         self._task = asyncio.get_running_loop().create_task(self._run())
 
-    async def _give_up(self, why: StoreError) -> StoreForgot:
+    async def _give_up(self, error: StoreError) -> StoreForgot:
         """Mark the shard so that no daemon, including this one after a restart, continues with the
         incomplete data. Return the error for a permanent loss."""
-        self._failed = error = StoreForgot(
-            f"{why.message}; the daemon has no copy of the data (mirror=no): run"
+        self._failed = forgot = StoreForgot(
+            f"{error.message}; the daemon has no copy of the data (mirror=no): run"
             " `tickwheel init --force`, then `tickwheel restore` with a backup and the history"
         )
         with contextlib.suppress(StoreError):
             await self._writer.mark_lost()
-        return error
+        return forgot
 
     async def close(self) -> None:
         """Stop a rewrite; the shard stays marked as incomplete."""
         task = self._task
         if task is not None:
-            log.error("%s was closed before its rewrite was complete: %s", self._what, self.state)
+            log.error(
+                "%s was closed before its rewrite was complete: %s", self._shown_name, self.state
+            )
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
@@ -345,17 +349,17 @@ class Rewriter:
         try:
             await self._until_whole()
         except Fenced:
-            log.warning("%s was taken over by another daemon during its rewrite", self._what)
+            log.warning("%s was taken over by another daemon during its rewrite", self._shown_name)
         except StoreBroken as error:
             self._failed = error
         except Exception as error:
-            log.exception("%s could not be rewritten", self._what)
-            self._failed = StoreBroken(f"{self._what} could not be rewritten: {error!r}")
+            log.exception("%s could not be rewritten", self._shown_name)
+            self._failed = StoreBroken(f"{self._shown_name} could not be rewritten: {error!r}")
         else:
             self._tally.rewrites += 1
             log.warning(
                 "%s was rewritten in %.1f s: %s",
-                self._what,
+                self._shown_name,
                 loop.time() - started_s,
                 self._mirror.counts(),
             )
@@ -372,13 +376,13 @@ class Rewriter:
                 raise
             except StoreError as error:
                 if isinstance(error, ServerError) and error.kind not in REFUSING:
-                    raise StoreBroken(f"{self._what}: {error.message}") from error
+                    raise StoreBroken(f"{self._shown_name}: {error.message}") from error
                 if not is_logged:
                     is_logged = True
                     log.warning(
                         "rewriting %s was interrupted after %d of %d tasks, and is repeated until"
                         " it succeeds: %s",
-                        self._what,
+                        self._shown_name,
                         self._written,
                         self._total,
                         error.message,

@@ -19,9 +19,9 @@ from tickwheel.model.records import GroupRow, SettingsCounter
 from tickwheel.persistence.codec import decode_record
 from tickwheel.persistence.contract import SiblingSettings, StoreAway
 from tickwheel.persistence.redis.connection import (
-    NOT_NOW,
-    NOT_NOW_RETRY_S,
-    NOT_THE_ONE,
+    SHARD_MOVED_ERRORS,
+    TEMPORARY_ERRORS,
+    TEMPORARY_RETRY_S,
     Connection,
     SlotRange,
     master_of,
@@ -39,7 +39,7 @@ from tickwheel.persistence.redis.driver import (
 )
 from tickwheel.persistence.redis.layout import GROUPS, Keys, record_field
 
-ROWS_A_SCAN = 10_000
+ROWS_PER_SCAN = 10_000
 """Number of fields that one call scans, including sessions and all other records."""
 TRIES = 3
 AWAY_S = 1.0
@@ -72,8 +72,8 @@ class RedisSiblings:
             with contextlib.suppress(NotConnected, NoReply, ServerError):
                 await self._masters.ready()
 
-    async def settings(self, shard: int, known: int | None) -> SiblingSettings:
-        return await self._read(shard, lambda line, keys: _settings(line, keys, known))
+    async def settings(self, shard: int, known_number: int | None) -> SiblingSettings:
+        return await self._read(shard, lambda line, keys: _settings(line, keys, known_number))
 
     async def have(self, shard: int, keys: Sequence[RecordKey]) -> Sequence[bool]:
         fields = [record_field(key) for key in keys]
@@ -104,13 +104,13 @@ class RedisSiblings:
                 masters.forget()
                 raise
             except ServerError as error:
-                if error.kind in NOT_THE_ONE:
+                if error.kind in SHARD_MOVED_ERRORS:
                     masters.forget()
-                elif error.kind not in NOT_NOW:
+                elif error.kind not in TEMPORARY_ERRORS:
                     raise
                 if loop.time() >= until_s:
                     raise
-            await asyncio.sleep(NOT_NOW_RETRY_S)
+            await asyncio.sleep(TEMPORARY_RETRY_S)
 
     async def close(self) -> None:
         if self._preparing is not None:
@@ -145,10 +145,10 @@ class _Line:
 class _Masters:
     """Connections to the masters of a Cluster."""
 
-    def __init__(self, options: RedisOptions, asked: _Line) -> None:
+    def __init__(self, options: RedisOptions, slots_line: _Line) -> None:
         """``asked`` is the connection for the locations of all slots."""
         self._options = options
-        self._asked = asked.connection
+        self._asked = slots_line.connection
         self._asking = asyncio.Lock()
         self._ranges: Sequence[SlotRange] = ()
         """The locations of all slots; empty: unknown."""
@@ -171,7 +171,7 @@ class _Masters:
     async def ready(self) -> None:
         """Connect to all masters. Raise NotConnected, NoReply or ServerError."""
         await self._know()
-        lines = [self._line_to(some.nodes[0]) for some in self._ranges]
+        lines = [self._line_to(slots.nodes[0]) for slots in self._ranges]
         await asyncio.gather(*(line.connection.ready() for line in lines))
 
     async def _know(self) -> None:
@@ -181,7 +181,7 @@ class _Masters:
             answer = await self._asked.call("CLUSTER", "SLOTS")
             assert self._asked.address is not None, "it has answered"
             self._ranges = slot_ranges(answer, self._asked.address)
-            for address in self._lines.keys() - {some.nodes[0] for some in self._ranges}:
+            for address in self._lines.keys() - {slots.nodes[0] for slots in self._ranges}:
                 await self._lines.pop(address).connection.close()
 
     def forget(self) -> None:
@@ -193,13 +193,13 @@ class _Masters:
             await line.connection.close()
 
 
-async def _settings(line: Connection, keys: Keys, known: int | None) -> SiblingSettings:
+async def _settings(line: Connection, keys: Keys, known_number: int | None) -> SiblingSettings:
     records = keys.named["records"]
-    if known is not None:
+    if known_number is not None:
         counter = await _counter(line, records)
-        if counter.number == known:
+        if counter.number == known_number:
             return SiblingSettings(counter, None)
-    data, *groups = await line.run(GROUPS, (records,), (_COUNTER, _GROUP, ROWS_A_SCAN))
+    data, *groups = await line.run(GROUPS, (records,), (_COUNTER, _GROUP, ROWS_PER_SCAN))
     counter = _counter_of(data or None)
     if groups:
         return SiblingSettings(counter, _rows(_pairs(groups[0])))
@@ -225,7 +225,7 @@ async def _scan(line: Connection, records: bytes) -> list[GroupRow]:
     cursor: Any = b"0"
     while True:
         cursor, items = await line.call(
-            "HSCAN", records, cursor, "MATCH", _GROUP, "COUNT", ROWS_A_SCAN
+            "HSCAN", records, cursor, "MATCH", _GROUP, "COUNT", ROWS_PER_SCAN
         )
         fields.update(_pairs(items))
         if cursor == b"0":

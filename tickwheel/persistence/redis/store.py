@@ -506,12 +506,14 @@ class RedisNodes:
         now_ms, is_mine, version, nodes, until, placed, drained = reply
         parsed = {name: _from_text(name, text) for name, text in _pairs(nodes).items()}
         records = {name: record for name, record in parsed.items() if record is not None}
-        others = {name: record for name, record in records.items() if name != me.name}
-        ends = _pairs(until)
+        other_records = {name: record for name, record in records.items() if name != me.name}
+        ends_ms = _pairs(until)
         return NodesSeen(
             now_ms=now_ms,
-            nodes=records if is_mine else others,
-            seen_ms={name: int(ends.get(name, 0)) - node.ttl_ms for name, node in records.items()},
+            nodes=records if is_mine else other_records,
+            seen_ms={
+                name: int(ends_ms.get(name, 0)) - node.ttl_ms for name, node in records.items()
+            },
             placed={int(shard): node for shard, node in _pairs(placed).items()},
             drained=frozenset(_pairs(drained)),
             version=int(version),

@@ -63,7 +63,7 @@ from tickwheel.persistence.redis.layout import (
     REWRITE,
     SEAL,
     STAGE,
-    Ahead,
+    AheadEncoder,
     Keys,
     Prepared,
     Script,
@@ -124,14 +124,14 @@ class Sender:
         self,
         script: Script,
         n: int,
-        more: tuple[bytes, ...],
+        extra_keys: tuple[bytes, ...],
         args: tuple[Argument, ...],
         patience: int = 1,
     ) -> None:
         """Run a script that decides batch ``n``. Raise Again if it was not applied."""
         self.unknown = n
         try:
-            status, rest = await self.run(script, more, args, patience)
+            status, details = await self.run(script, extra_keys, args, patience)
         except (NotConnected, ServerError):
             # Nothing was sent, or Redis refused the first write. The claim has voided all scripts
             # of older connections.
@@ -141,7 +141,7 @@ class Sender:
             return
         self.unknown = 0
         if status == "twice":
-            raise StoreBroken(f"id {int(rest[0])} was assigned twice")
+            raise StoreBroken(f"id {int(details[0])} was assigned twice")
         # fenced, stale, gone, gap, before, parts, unstaged: a new claim reads the current state.
         raise Again(status)
 
@@ -157,14 +157,14 @@ class Sender:
     async def run(
         self,
         script: Script,
-        more: tuple[bytes, ...],
+        extra_keys: tuple[bytes, ...],
         args: tuple[Argument, ...],
         patience: int = 1,
     ) -> tuple[str, list[bytes]]:
         """Run a fenced script. Return its status and the rest of its reply."""
         fence = (self.epoch, self.owner.encode(), self.link)
         reply: list[Any] = await self._line.run(
-            script, self._keys.all + more, (*fence, *args), patience=patience
+            script, self._keys.all + extra_keys, (*fence, *args), patience=patience
         )
         return reply[0].decode(), reply[1:]
 
@@ -191,17 +191,17 @@ class Claim(NamedTuple):
     epoch: int
     """The epoch of the previous claim."""
 
-    def check(self, what: str, writer: Expecting) -> None:
+    def check(self, shown_name: str, writer: Expecting) -> None:
         """Raise StoreBehind if the batch number does not prove the contents of the shard."""
         if self.rewriting != writer.rewriting:
             raise StoreBehind(
-                f"{what} is not complete: rewriting it was interrupted",
+                f"{shown_name} is not complete: rewriting it was interrupted",
                 last_seen=0,
                 last_known=writer.last,
             )
         if self.epoch < writer.epoch and self.last > writer.base:
             raise StoreBehind(
-                f"{what} was written by epoch {self.epoch} after epoch {writer.epoch} began",
+                f"{shown_name} was written by epoch {self.epoch} after epoch {writer.epoch} began",
                 last_seen=writer.base,
                 last_known=writer.last,
             )
@@ -220,23 +220,23 @@ class Claimant:
         """Claim the shard and void all scripts of older connections. Raise Fenced, or StoreLost if
         the shard is empty."""
         shard = self._keys.shard
-        mine = (sender.epoch, sender.owner.encode(), incarnation, sender.link or 0)
-        reply: list[Any] = await self._line.run(CLAIM, self._keys.all, mine)
-        status, *rest = [part.decode() for part in reply]
+        identity = (sender.epoch, sender.owner.encode(), incarnation, sender.link or 0)
+        reply: list[Any] = await self._line.run(CLAIM, self._keys.all, identity)
+        status, *details = [part.decode() for part in reply]
         if status == "fenced":
             raise Fenced(
                 f"epoch {sender.epoch} of {sender.owner!r} ended:"
-                f" epoch {rest[0]} of {rest[1]!r} began"
+                f" epoch {details[0]} of {details[1]!r} began"
             )
         if status == "other":
             raise Fenced(
-                f"{self._name}: {shard} was initialized again (incarnation {rest[0]},"
-                f" epoch {rest[1]}, by {rest[2]!r})"
+                f"{self._name}: {shard} was initialized again (incarnation {details[0]},"
+                f" epoch {details[1]}, by {details[2]!r})"
             )
         if status == "gone":
             raise StoreLost(f"{self._name} has lost its data: {shard} no longer exists")
         sender.link = reply[1]
-        last, parts, part, rewriting, epoch = rest[1:6]
+        last, parts, part, rewriting, epoch = details[1:6]
         return Claim(int(last), int(parts or 0), int(part or 0), bool(rewriting), int(epoch))
 
     async def frame(
@@ -246,13 +246,13 @@ class Claimant:
         let its ``written`` batches replace all confirmed batches up to ``last``. ``lost``: mark the
         shard as lacking data, and change nothing else. Raise Fenced, or StoreLost if another client
         has changed the shard."""
-        mine = (sender.epoch, sender.owner.encode(), incarnation)
+        identity = (sender.epoch, sender.owner.encode(), incarnation)
         mark = f"{LOST_BY}{sender.owner}" if phase == "lost" else sender.owner
-        args = (*mine, LAYOUT, phase, last, 0, sender.link or 0, written, mark.encode())
+        args = (*identity, LAYOUT, phase, last, 0, sender.link or 0, written, mark.encode())
         reply: list[Any] = await self._line.run(REWRITE, self._keys.all, args)
-        status, *rest = [part.decode() for part in reply]
+        status, *details = [part.decode() for part in reply]
         if status == "fenced":
-            raise Fenced(f"{self._name}: epoch {rest[0]} of {rest[1]!r} began")
+            raise Fenced(f"{self._name}: epoch {details[0]} of {details[1]!r} began")
         if status != "applied":
             raise StoreLost(f"{self._name}: another client changed {self._keys.shard} ({status})")
 
@@ -271,12 +271,12 @@ class Tally:
     """Losses that were repaired by writing all data again from memory."""
 
 
-APART_BYTES_MIN = 64 << 10
+SEPARATE_BYTES_MIN = 64 << 10
 """Minimum size of a batch's records for which they get separate memory, which wastes up to two
 pages."""
 
 
-class Apart:
+class SeparateRecords:
     """Records in separate memory, which returns to the system when it is released. As single
     objects among objects that live longer, the records would fragment the heap."""
 
@@ -342,7 +342,7 @@ class History:
         self._batches.clear()
         self._bytes = 0
 
-    def sent_again(self, first: int, now_s: float) -> None:
+    def note_resent(self, first: int, now_s: float) -> None:
         """Record that the batches from ``first`` on were applied again."""
         for batch in self._batches:
             if batch.n >= first:
@@ -355,8 +355,8 @@ class History:
 
     def since(self, first: int) -> Iterator[tuple[int, Effects]]:
         """Return the batches from ``first`` on, unaffected by later changes."""
-        kept = [batch for batch in self._batches if batch.n >= first]
-        return ((batch.n, batch.effects()) for batch in kept)
+        replayed = [batch for batch in self._batches if batch.n >= first]
+        return ((batch.n, batch.effects()) for batch in replayed)
 
 
 log = logging.getLogger(__name__)
@@ -380,7 +380,7 @@ class Writer:
         self._claimant = Claimant(line, keys, options.name)
         self._sender = Sender(line, keys)
         self._history = History(options.keep_ms, options.keep_bytes)
-        self.ahead = Ahead()
+        self.ahead = AheadEncoder()
         self._claimed = 0
         self._unreplicated = False
         self._replaying = False
@@ -501,8 +501,8 @@ class Writer:
         self._unreplicated = bool(self._options.wait_replicas)
         loop, records = asyncio.get_running_loop(), prepared.records
         enqueued: Iterable[bytes] = records.enqueued
-        if not self._mirror.keeps_records and records.enqueued_bytes >= APART_BYTES_MIN:
-            enqueued = Apart(records.enqueued, records.enqueued_bytes)
+        if not self._mirror.keeps_records and records.enqueued_bytes >= SEPARATE_BYTES_MIN:
+            enqueued = SeparateRecords(records.enqueued, records.enqueued_bytes)
         self._history.add(n, effects, enqueued, prepared.size_bytes, loop.time())
         if self.rewriting:
             return
@@ -518,16 +518,16 @@ class Writer:
         """Wait until ``wait_replicas`` replicas have the batch. Raise CommitUnknown otherwise."""
         if self.rewriting or not self._unreplicated:
             return
-        wanted, wait_ms, why = self._options.wait_replicas, self._options.wait_ms, ""
+        replicas, wait_ms, reason = self._options.wait_replicas, self._options.wait_ms, ""
         try:
-            have = await self._line.call("WAIT", wanted, wait_ms, timeout_ms=wait_ms + 500)
+            confirmed = await self._line.call("WAIT", replicas, wait_ms, timeout_ms=wait_ms + 500)
         except StoreError as error:
-            have, why = 0, f": {error.message}"
-        if have < wanted:
+            confirmed, reason = 0, f": {error.message}"
+        if confirmed < replicas:
             await self._line.look_up_again()
             raise CommitUnknown(
-                f"batch {n} is in {self._options.name}, but only {have} of {wanted} replicas"
-                f" confirmed it within {wait_ms} ms{why}"
+                f"batch {n} is in {self._options.name}, but only {confirmed} of {replicas} replicas"
+                f" confirmed it within {wait_ms} ms{reason}"
             )
         self._unreplicated = False
 
@@ -603,7 +603,7 @@ class Writer:
         finally:
             self._sender.unknown = unknown
         self._claimed, self._replaying = self._line.connections, False
-        self._history.sent_again(last + 1, asyncio.get_running_loop().time())
+        self._history.note_resent(last + 1, asyncio.get_running_loop().time())
         self._tally.replays += 1
 
     def holds_all(self) -> None:

@@ -148,8 +148,8 @@ class Room:
         except OSError:
             return False
         try:
-            held = min(os.fstat(fd).st_blocks * 512, self._reserve_bytes)
-            free = free_bytes(self._reserve_path) + held
+            allocated_bytes = min(os.fstat(fd).st_blocks * 512, self._reserve_bytes)
+            free = free_bytes(self._reserve_path) + allocated_bytes
             if free < self._reserve_bytes + self._enough_bytes:
                 return False
             os.ftruncate(fd, self._reserve_bytes)
@@ -216,11 +216,11 @@ class SqliteOptions:
 
 def options_from(url: str, settings: Sequence[tuple[str, int]]) -> SqliteOptions:
     """Return the options in a URL's query. Raise StoreUnusable for an unknown option."""
-    known = {field.name for field in fields(SqliteOptions)} - {"disk_refuse"}
+    names = {field.name for field in fields(SqliteOptions)} - {"disk_refuse"}
     for name, _ in settings:
-        if name not in known:
+        if name not in names:
             raise StoreUnusable(
-                f"store {url!r}: unknown setting {name!r}; use {', '.join(sorted(known))}"
+                f"store {url!r}: unknown setting {name!r}; use {', '.join(sorted(names))}"
             )
     return SqliteOptions(**dict(settings))
 
@@ -410,8 +410,10 @@ def _text_of(fd: int) -> str:
 
 
 def _in_use(path: str, holder: str, lock: str) -> StoreUnusable:
-    who = holder or "another process"
-    return StoreUnusable(f"{path} is in use by {who} (lock {lock}); stop that process first")
+    holder_text = holder or "another process"
+    return StoreUnusable(
+        f"{path} is in use by {holder_text} (lock {lock}); stop that process first"
+    )
 
 
 _HELD: set[FileLock | StoreLock] = set()
@@ -475,8 +477,8 @@ class StoreLock:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             os.close(fd)
-            who = "another process under another name"
-            raise _in_use(self._path, who, self._path) from error
+            holder_text = "another process under another name"
+            raise _in_use(self._path, holder_text, self._path) from error
         status = os.fstat(fd)
         self._fd, self._file = fd, (status.st_dev, status.st_ino)
         for suffix in ("", *FILES_BESIDE):
@@ -588,14 +590,14 @@ META = (
     KEY_SEED,
 )  # fmt: skip
 
-GIVEN_UP_FOR = "given_up_for"
+MOVED_TO = "given_up_for"
 """Key in ``meta`` of the folder to which a change of the number of shards has moved the tasks. A
 store with this key is not opened."""
 PAST = "past"
 """Key in ``meta`` of the epochs before the newest one; see ``identity.py``."""
 BRANCH = "branch"
 """Key in ``meta`` of the reason why the next epoch begins a new branch."""
-CAME_TO = "came_to"
+ORIGINAL_BATCH = "came_to"
 """Key in ``meta`` of a copy of another kind of store: the original's last batch. The copy numbers
 its own batches from 1."""
 SINCE_EPOCH = "since_epoch"
@@ -699,7 +701,7 @@ def make_another(path: str, dropped_kinds: Sequence[int]) -> None:
         kinds = [(number,) for number in dropped_kinds]
         copy.executemany("DELETE FROM record WHERE kind = ?", kinds)
         copy.execute("DELETE FROM ending")
-        copy.execute("DELETE FROM meta WHERE key IN (?, ?, ?)", (BRANCH, PAST, CAME_TO))
+        copy.execute("DELETE FROM meta WHERE key IN (?, ?, ?)", (BRANCH, PAST, ORIGINAL_BATCH))
         values = {"epoch": 0, "owner": "", "incarnation": secrets.token_hex(16)}
         copy.executemany("REPLACE INTO meta VALUES (?, ?)", values.items())
 
@@ -729,7 +731,7 @@ def meta_of(path: str) -> dict[str, int | str]:
 
 def held_by(meta: dict[str, int | str]) -> Held:
     """Return the identity recorded in ``meta``."""
-    batch = int(meta.get(CAME_TO, meta["last_batch"]))
+    batch = int(meta.get(ORIGINAL_BATCH, meta["last_batch"]))
     last = EpochRecord(int(meta["epoch"]), mark_of(str(meta["owner"])), batch)
     past = read_past(str(meta.get(PAST, "")))
     return Held(last, str(meta["incarnation"]), past, str(meta.get(BRANCH, "")))
@@ -739,7 +741,7 @@ def copy_meta(held: Held) -> dict[str, int | str]:
     """Return the values of ``meta`` for a copy of another kind of store that has this identity."""
     last = held.last
     return {
-        "epoch": last.epoch, "owner": f"copy/{last.mark}", CAME_TO: last.batch,
+        "epoch": last.epoch, "owner": f"copy/{last.mark}", ORIGINAL_BATCH: last.batch,
         "incarnation": held.incarnation, PAST: past_text(held.past), BRANCH: COPY,
     }  # fmt: skip
 
@@ -905,8 +907,8 @@ def begin_epoch(
 def check_not_given_up(meta: Mapping[str, int | str], path: str, instead: str) -> None:
     """Raise StoreUnusable for a database whose tasks were moved by a change of the number of
     shards. ``instead`` is advice in which ``{folder}`` stands for the folder with the tasks."""
-    if GIVEN_UP_FOR in meta:
-        folder = meta[GIVEN_UP_FOR]
+    if MOVED_TO in meta:
+        folder = meta[MOVED_TO]
         raise StoreUnusable(
             f"{path}: its tasks were moved to {folder} by `tickwheel reshard`;"
             f" {instead.format(folder=folder)}, or run reshard again if it was interrupted"
@@ -940,6 +942,6 @@ def _begin_epoch(
         "opened_ms": now_ms,
     }
     connection.executemany("REPLACE INTO meta VALUES (?, ?)", values.items())
-    connection.execute("DELETE FROM meta WHERE key IN (?, ?)", (BRANCH, CAME_TO))
+    connection.execute("DELETE FROM meta WHERE key IN (?, ?)", (BRANCH, ORIGINAL_BATCH))
     connection.execute("COMMIT")
     return meta, beginning, incarnation

@@ -179,10 +179,10 @@ class Pack:
 
     def rows(self, ids: Sequence[int] | None = None) -> Iterator[TaskRow]:
         """Yield the tasks still in the pack: those of ``ids``, or all."""
-        wanted = ids if ids is not None else ids_of(self.first, self.count, self.mask)
+        requested = ids if ids is not None else ids_of(self.first, self.count, self.mask)
         first, mask, ends, bodies = self.first, self.mask, self._ends, self._bodies
         options = self._extras
-        for task_id in wanted:
+        for task_id in requested:
             bit, odd = divmod(task_id - first, ID_STEP)
             if odd or not 0 <= bit < self.count or mask >> bit & 1:
                 continue
@@ -195,7 +195,7 @@ class Pack:
             )
 
 
-SPARSE_AT_ONCE_MAX = 64
+SPARSE_PACKS_MAX = 64
 SPARSE_EVERY_BATCHES = 64
 """Number of batches between two searches for sparse packs."""
 FULL = -1
@@ -350,7 +350,7 @@ class PackIndex:
             self._squeeze()
 
     @property
-    def looks_next(self) -> bool:
+    def searches_next(self) -> bool:
         """Whether the next call of ``sparse_now`` will search for sparse packs."""
         return (self._batches + 1) % SPARSE_EVERY_BATCHES == 0
 
@@ -364,8 +364,8 @@ class PackIndex:
         return [first for first in self.sparse() if first not in touched]
 
     def sparse(self) -> list[int]:
-        """Return up to ``SPARSE_AT_ONCE_MAX`` packs that were sparse before the last search."""
-        firsts = list(self._old)[:SPARSE_AT_ONCE_MAX]
+        """Return up to ``SPARSE_PACKS_MAX`` packs that were sparse before the last search."""
+        firsts = list(self._old)[:SPARSE_PACKS_MAX]
         if len(firsts) == len(self._old):
             self._old |= self._young
             self._young = {}
@@ -380,8 +380,8 @@ class PackIndex:
 
     def _squeeze(self) -> None:
         masks = self._masks
-        kept = [i for i, first in enumerate(self._firsts) if masks.get(first) != FULL]
-        self._firsts = array("q", [self._firsts[i] for i in kept])
-        self._counts = bytearray(self._counts[i] for i in kept)
+        remaining = [i for i, first in enumerate(self._firsts) if masks.get(first) != FULL]
+        self._firsts = array("q", [self._firsts[i] for i in remaining])
+        self._counts = bytearray(self._counts[i] for i in remaining)
         self._masks = {first: mask for first, mask in masks.items() if mask != FULL}
         self._passed = 0

@@ -49,8 +49,8 @@ from tickwheel.persistence.sqlite.rows import (
     task_row,
 )
 
-IDS_A_STATEMENT = 512
-HEADS_A_STATEMENT = 1_024
+IDS_PER_STATEMENT = 512
+HEADS_PER_STATEMENT = 1_024
 PACK_STEP = PACK_TASKS_MAX * ID_STEP
 NEIGHBOURS = 4
 """Minimum average number of requested tasks per pack for which whole packs are read."""
@@ -164,7 +164,7 @@ _SCAN_PACKS_BACK = (
     " WHERE first <= ?1 ORDER BY first DESC LIMIT ?2)"
 )
 _PACK_OF = "SELECT ifnull(max(first), 0) FROM pack WHERE first <= ?"
-PACKS_A_SCAN = 512
+PACKS_PER_SCAN = 512
 _SCAN_DEAD = (
     f"SELECT json_group_array(json_array({_DEAD})) FROM (SELECT * FROM dead"
     " WHERE (id, grp) > (?1, ?2) AND (?3 IS NULL OR topic = ?3) AND (?4 IS NULL OR grp = ?4)"
@@ -214,7 +214,7 @@ class Reader:
 
     def read(self, ids: Sequence[int]) -> dict[int, StoredTask]:
         """See ``Store.read``."""
-        tasks = self._at_once(ids) if len(ids) <= IDS_A_STATEMENT else None
+        tasks = self._at_once(ids) if len(ids) <= IDS_PER_STATEMENT else None
         if tasks is not None:
             return tasks
         with snapshot(self._connection):
@@ -236,15 +236,15 @@ class Reader:
         with snapshot(self._connection):
             heads = Heads()
             ordered = sorted(ids)  # to read each page once
-            for start in range(0, len(ids), HEADS_A_STATEMENT):
-                self._add_heads(ordered[start : start + HEADS_A_STATEMENT], heads)
+            for start in range(0, len(ids), HEADS_PER_STATEMENT):
+                self._add_heads(ordered[start : start + HEADS_PER_STATEMENT], heads)
             absent = heads.absent(ids)
             if not absent:
                 return heads, ()
-            whole, left = self._first([i for i in ids if i in absent], bytes_max)
-        heads.others |= whole
-        if left:
-            rest = ids[ids.index(left[0]) :]
+            complete_tasks, unread = self._first([i for i in ids if i in absent], bytes_max)
+        heads.others |= complete_tasks
+        if unread:
+            rest = ids[ids.index(unread[0]) :]
             heads.drop(frozenset(rest))
             return heads, rest
         return heads, ()
@@ -335,11 +335,11 @@ class Reader:
         snapshot."""
         statement, step = (_SCAN_PACKS_BACK, -1) if back else (_SCAN_PACKS, 1)
         while True:
-            columns = (position, PACKS_A_SCAN)
+            columns = (position, PACKS_PER_SCAN)
             (text,) = self._connection.execute(statement, columns).fetchone()
             packs = json.loads(text)
             yield from (_ids_in(topic, *pack) for pack in packs)
-            if len(packs) < PACKS_A_SCAN:
+            if len(packs) < PACKS_PER_SCAN:
                 return
             position = packs[-1][0] + step
 
@@ -368,8 +368,8 @@ class Reader:
     def _all(self, ids: Sequence[int]) -> dict[int, StoredTask]:
         """Read as ``read`` does, inside a snapshot."""
         tasks: dict[int, StoredTask] = {}
-        for start in range(0, len(ids), IDS_A_STATEMENT):
-            part, large = self._read_part(ids[start : start + IDS_A_STATEMENT])
+        for start in range(0, len(ids), IDS_PER_STATEMENT):
+            part, large = self._read_part(ids[start : start + IDS_PER_STATEMENT])
             tasks |= part
             for task_id in large:
                 tasks[task_id] = self._with_body(tasks[task_id])
@@ -445,11 +445,11 @@ class Reader:
         rows, large = self._tasks(*columns[:6])
         tasks = {row.id: StoredTask(row, (), ()) for row in rows}
         moves = self._moves
-        wanted = sorted(task_id for task_id in ids if task_id not in tasks)
+        missing_ids = sorted(task_id for task_id in ids if task_id not in tasks)
         for pack in self._packed(columns[_ROW_COLUMNS:]):
             end_id = pack.first + pack.count * ID_STEP
-            low, high = bisect_left(wanted, pack.first), bisect_left(wanted, end_id)
-            for row in pack.rows(wanted[low:high]):
+            low, high = bisect_left(missing_ids, pack.first), bisect_left(missing_ids, end_id)
+            for row in pack.rows(missing_ids[low:high]):
                 if row.id in moves:
                     row = row._replace(due_ms=moves[row.id])
                 tasks[row.id] = StoredTask(row, (), ())
@@ -528,9 +528,9 @@ def _add_columns(
         plain.setdefault(topic, {})[task_id] = due_ms
 
 
-def _packed(those: str, *columns: str) -> str:
+def _packed(condition: str, *columns: str) -> str:
     """Return the statement that reads packed tasks whose options satisfy ``those``."""
-    return _PACKED.format(columns=", ".join(columns)).format(those=those)
+    return _PACKED.format(columns=", ".join(columns)).format(those=condition)
 
 
 def _packed_keys(options: str, extras: bytes | str) -> tuple[dict[int, str], set[int]]:
@@ -601,7 +601,7 @@ def _are_scattered(ids: Sequence[int]) -> bool:
 def _step(bytes_max: int) -> int:
     """Return how many ids a statement can have so that its small bodies stay below
     ``bytes_max``."""
-    return min(IDS_A_STATEMENT, max(1, bytes_max // BODY_BYTES_INLINE))
+    return min(IDS_PER_STATEMENT, max(1, bytes_max // BODY_BYTES_INLINE))
 
 
 def _ids_in(topic: str | None, first: int, count: int, names: str, mask: int) -> Sequence[int]:

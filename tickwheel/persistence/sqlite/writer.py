@@ -393,7 +393,7 @@ class Writer:
         try:
             values = sql.small_values(effects, self._key_hash)
             enqueued, ended = effects.enqueued, effects.ended
-            if values is None or self._packs.looks_next or self._packs.places(enqueued)[0]:
+            if values is None or self._packs.searches_next or self._packs.places(enqueued)[0]:
                 return None
             ends = self._ends(connection, ended) if ended else NO_ENDS
             if ends is None:
@@ -714,10 +714,10 @@ class Upkeep:
             self._log.set_limit(self._log_bytes // 4)
         return room.has_room
 
-    def _log_refusal(self, what: str) -> None:
+    def _log_refusal(self, cause: str) -> None:
         """Log a refusal, unless ``disk_refuse`` caused it, which the daemon logs."""
         if not self._room.too_used:
-            log.warning("store %s: %s; enqueues are refused", self._path, what)
+            log.warning("store %s: %s; enqueues are refused", self._path, cause)
 
     def without_room(self) -> None:
         """Delete the reserve, so that the log can be written back and start over."""
