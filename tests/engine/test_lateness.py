@@ -299,7 +299,8 @@ def test_every_millisecond_has_the_first_cause_that_covers_it(
             what
             for what in Cause
             for hold_intervals in made
-            if (interval := hold_intervals.of(what)) is not None and interval[0] <= ms < interval[1]
+            if (interval := hold_intervals.interval_of(what)) is not None
+            and interval[0] <= ms < interval[1]
         ]
         slow[min(covering, key=list(Cause).index) if covering else Cause.LOOP_BUSY] += 1
     found = shares(from_ms, until_ms, made)

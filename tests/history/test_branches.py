@@ -355,7 +355,7 @@ def branch_of(tmp_path: Path, epoch: int, mark: str, *starts: Start) -> Branch:
 
 
 def epochs_of(branch: Branch, epochs: range, time_ms: int = 5) -> list[int]:
-    return [one for one in epochs if branch.has({"epoch": one, "time_ms": time_ms})]
+    return [one for one in epochs if branch.includes({"epoch": one, "time_ms": time_ms})]
 
 
 LINE = (Start(1, "a"), Start(2, "b", "a"), Start(3, "c", "b"))

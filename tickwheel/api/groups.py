@@ -342,13 +342,13 @@ class MadeGroup(Answer):
                 f" `tickwheel groups create {shlex.quote(topic)} OTHER --start first` gives them to"
                 " another group as well"
             )
-        for name, held in self.idle.items():
-            other = f"{shlex.quote(topic)} {shlex.quote(name)}"
+        for name, tasks_held in self.idle.items():
+            idle_group = f"{shlex.quote(topic)} {shlex.quote(name)}"
             parts.append(
-                f"the group {name} of this topic holds {_tasks(held)}, has no subscriber and has"
-                f" finished no task since the daemon started; `tickwheel groups reset {names} --to"
-                f" first --wait` gives them to {group}, then `tickwheel groups delete {other}"
-                " --force` deletes that group with its tasks"
+                f"the group {name} of this topic holds {_tasks(tasks_held)}, has no subscriber and"
+                f" has finished no task since the daemon started; `tickwheel groups reset {names}"
+                f" --to first --wait` gives them to {group}, then `tickwheel groups delete"
+                f" {idle_group} --force` deletes that group with its tasks"
             )
         return "; ".join(parts)
 

@@ -237,14 +237,14 @@ _TAG, _PATH, _UNKNOWN = "schedules", "/v1/schedules/{name}", ("not_found",)
 _READ, _OPERATE = Need(Right.READ, Of.FOUND), Need(Right.OPERATE, Of.FOUND)
 
 
-def _on_one(name: str, word: str, summary: str, text: str, method: str, **more: Any) -> Verb:
+def _on_one(name: str, word: str, summary: str, text: str, method: str, **options: Any) -> Verb:
     """Declare a verb that changes one schedule."""
     defaults: dict[str, Any] = {"request": ScheduleName, "answer": ScheduleInfo, "errors": _UNKNOWN}
     return Verb(
         name=name, need=_OPERATE, summary=summary, text=text, frame=FrameType.SCHEDULE, word=word,
         tag=_TAG, audit=Audit.ALWAYS, changes=True, methods=(Method(method),) * bool(method),
         command=f"schedule {word} NAME", over=Over.NAME,
-        **(defaults | more),
+        **(defaults | options),
     )  # fmt: skip
 
 

@@ -416,9 +416,9 @@ def _make_reader(annotation: Any) -> Callable[[Any], Any]:
     if origin in (dict, Mapping) or getattr(origin, "__name__", "") == "Mapping":
         inner = reader_of(arguments[1])
         return lambda value: {str(name): inner(item) for name, item in value.items()}
-    rest = [argument for argument in arguments if argument is not type(None)]
-    if type(None) in arguments and len(rest) == 1:
-        return reader_of(rest[0])
+    argument_types = [argument for argument in arguments if argument is not type(None)]
+    if type(None) in arguments and len(argument_types) == 1:
+        return reader_of(argument_types[0])
     return lambda value: value
 
 

@@ -276,7 +276,7 @@ def check_options(options: Mapping[str, Any], field: str) -> None:
 
 def check_selection(ids: Any, topic: Any, key: Any, matching: Any = None) -> None:
     """Check that tasks are selected in exactly one way. Raise BadRequest if they are not."""
-    ways = sum(way is not None for way in (ids, key, matching))
+    ways = sum(selector is not None for selector in (ids, key, matching))
     if ways != 1 or (topic is None) == (ids is None):
         raise BadRequest(
             "select tasks by ids, by topic and key, or (in a bulk operation) by topic and filter"

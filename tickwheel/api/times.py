@@ -90,8 +90,8 @@ def local_time(naive: datetime) -> datetime:
     """Return the moment of a local time of this machine. A repeated time means its first
     occurrence. A skipped time is read with the offset from before the gap (RFC 5545, 3.3.5). Raise
     OverflowError if it is out of range."""
-    whole = naive.replace(microsecond=0, fold=0).timestamp()
-    local = datetime.fromtimestamp(whole, UTC).astimezone()
+    seconds_since_epoch = naive.replace(microsecond=0, fold=0).timestamp()
+    local = datetime.fromtimestamp(seconds_since_epoch, UTC).astimezone()
     return local.replace(microsecond=naive.microsecond)
 
 

@@ -770,10 +770,10 @@ def show_report(output: Output, summary: Summary, settings: ReportSettings, took
             }
         )
         return
-    from tickwheel.reports.page import whole
+    from tickwheel.reports.page import with_topic_counts
     from tickwheel.reports.state import left_out_remark
 
-    output.grid(report_grid(whole(summary.topics), summary.slo))
+    output.grid(report_grid(with_topic_counts(summary.topics), summary.slo))
     new, total = summary.new_events, summary.events
     output.line("")
     output.line(f"{new:,} new events, {total:,} in all, {format_duration(took_s)}: {summary.page}")

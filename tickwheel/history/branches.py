@@ -177,9 +177,9 @@ class Branch:
         for start in self._every.values():
             self._marks.setdefault(start.epoch, set()).add(start.mark)
         newest = sorted(self._every.values(), reverse=True)
-        ways = (list(self._way(start)) for start in newest)
-        way = next((path for path in ways if not mark or mark in _marks(path)), [])
-        way = way or list(self._way(self._every[mark]) if mark in self._every else ())
+        paths = (list(self._ancestry(start)) for start in newest)
+        way = next((path for path in paths if not mark or mark in _marks(path)), [])
+        way = way or list(self._ancestry(self._every[mark]) if mark in self._every else ())
         self._on = {start.epoch: start for start in way}
         if way:
             self.head = way[0].mark
@@ -193,7 +193,7 @@ class Branch:
                 f" {max([epoch, *self._on])}"
             )
 
-    def _way(self, start: Start | None) -> Iterator[Start]:
+    def _ancestry(self, start: Start | None) -> Iterator[Start]:
         """Yield the start and its predecessors, newest first."""
         seen: set[str] = set()
         while start is not None and start.mark not in seen:
@@ -220,7 +220,7 @@ class Branch:
             if len(self._marks[start.epoch]) > 1:
                 self.notes.append(f"epoch {start.epoch} was begun in two branches of the store")
 
-    def has(self, event: Event) -> bool:
+    def includes(self, event: Event) -> bool:
         """Return whether the event belongs to this branch, as far as is known."""
         epoch = event.get("epoch")
         if epoch not in self._marks:

@@ -109,14 +109,14 @@ class Recorder:
 
     def rejoin(self, notes: object, accepted: Container[int] = ()) -> None:
         if isinstance(notes, Notes):
-            self._arrivals[:0] = _only(notes.arrivals, accepted)
+            self._arrivals[:0] = _arrivals_of(notes.arrivals, accepted)
             self._records[:0] = notes.records
             # Repeated refusals by the store must not reset the count.
             repeated = (record for record in notes.records if record[0] in REPEATS)
             self._repeats += sum(map(_events_of, repeated))
 
     def forget_arrivals(self, accepted: Container[int] = ()) -> None:
-        self._arrivals, self._occurrences = _only(self._arrivals, accepted), []
+        self._arrivals, self._occurrences = _arrivals_of(self._arrivals, accepted), []
 
     def records(self, notes: Notes) -> list[Record]:
         """Return the records for the spool. Arrivals come first, because no other event of their
@@ -345,7 +345,7 @@ class Recorder:
         self._occurrences.append(record)
 
 
-def _only(arrivals: list[Arrival], accepted: Container[int]) -> list[Arrival]:
+def _arrivals_of(arrivals: list[Arrival], accepted: Container[int]) -> list[Arrival]:
     """Return the arrivals of ``accepted`` tasks. The tasks of a request are accepted together."""
     return [arrival for arrival in arrivals if arrival[2][0] in accepted]
 
@@ -571,7 +571,7 @@ class History:
             else:
                 self._append(self._recorder.records(notes), events_in(notes))
         if pending is not None:
-            pending.kept(number)
+            pending.discard(number)
 
     async def flush_for_ever(self, core: Core) -> None:
         """Append events that belong to no batch, once every ``FLUSH_S`` seconds."""

@@ -468,7 +468,7 @@ class Fold:
             progress = task.progress.get(group)
             attempt, epoch = (progress.attempt, progress.epoch) if progress else (0, 0)
             past = past_of(task, group)
-            self._stand(task, group, ProgressState.WAITING, attempt, due_ms, epoch, past)
+            self._put_progress(task, group, ProgressState.WAITING, attempt, due_ms, epoch, past)
 
     def _placed(self, options: TaskOptions | None, event: Event) -> TaskOptions | None:
         """Return the options with the position in the order of ids from the event, if any."""
@@ -578,10 +578,12 @@ class Fold:
         self, task: Task, event: Event, state: ProgressState, past: Past, at_ms: int | None = None
     ) -> None:
         at_ms = event["time_ms"] if at_ms is None else int(at_ms)
-        self._stand(task, event["group"], state, event["attempt"], at_ms, event["epoch"], past)
+        self._put_progress(
+            task, event["group"], state, event["attempt"], at_ms, event["epoch"], past
+        )
 
     @staticmethod
-    def _stand(
+    def _put_progress(
         task: Task,
         group: str,
         state: ProgressState,
@@ -605,7 +607,7 @@ class Fold:
         attempt = max(event.get("attempt", 0), row.attempt if row is not None else 0)
         epoch = event["epoch"] if outcome is Outcome.ACKED else 0
         state = _OVER.get(outcome, ProgressState.DONE)
-        self._stand(task, group, state, attempt, 0, epoch)
+        self._put_progress(task, group, state, attempt, 0, epoch)
         self._end_if_last(task, event, outcome)
 
     def _end_if_last(self, task: Task, event: Event, outcome: Outcome) -> None:

@@ -224,7 +224,7 @@ class Renderer:
         _, time_ms, topic, group, subscriber, ids, attempts, dues, *more = record
         start, middle = self._task(time_ms, "delivered", topic, group)
         middle += ',"due_ms":'
-        end = _who(subscriber) + self._end
+        end = _subscriber_field(subscriber) + self._end
         attempts = _column(attempts, len(ids))
         if not more and attempts.count(1) == len(ids):
             first = ',"attempt":1,"lateness_ms":'
@@ -247,7 +247,7 @@ class Renderer:
         _, time_ms, topic, group, subscriber, _, ids, attempts, delivered, ended, *_ = record
         start, middle = self._task(time_ms, "acked", topic, group)
         middle += ',"attempt":'
-        end = _who(subscriber) + self._end
+        end = _subscriber_field(subscriber) + self._end
         attempts, delivered = _column(attempts, len(ids)), _column(delivered, len(ids))
         if type(ended) is list or None in delivered or 0 in delivered:
             # 0: the delivery preceded a restart, so its time is unknown.
@@ -268,32 +268,34 @@ class Renderer:
     def _nacked(self, record: list[Any], seq: int) -> Iterable[str]:
         _, time_ms, topic, group, subscriber, ids, attempts, dues, reasons, *_ = record
         heading = time_ms, "nacked", topic, group
-        return self._over(heading, subscriber, (ids, attempts, reasons), seq, dues)
+        return self._ended_deliveries(heading, subscriber, (ids, attempts, reasons), seq, dues)
 
     def _lease_over(self, record: list[Any], seq: int) -> Iterable[str]:
         _, time_ms, topic, group, subscriber, ids, attempts, reasons, *more = record
         heading, columns = (time_ms, "lease_over", topic, group), (ids, attempts, reasons)
-        return self._over(heading, subscriber, columns, seq, *more[:1])
+        return self._ended_deliveries(heading, subscriber, columns, seq, *more[:1])
 
     def _released(self, record: list[Any], seq: int) -> Iterable[str]:
         _, time_ms, topic, group, subscriber, ids, attempts, *more = record
         heading, columns = (time_ms, "released", topic, group), (ids, attempts, None)
-        return self._over(heading, subscriber, columns, seq, *more[:1])
+        return self._ended_deliveries(heading, subscriber, columns, seq, *more[:1])
 
     def _dead(self, record: list[Any], seq: int) -> Iterable[str]:
         _, time_ms, topic, group, ids, attempts, reasons, *_ = record
-        return self._over((time_ms, "dead", topic, group), "", (ids, attempts, reasons), seq)
+        return self._ended_deliveries(
+            (time_ms, "dead", topic, group), "", (ids, attempts, reasons), seq
+        )
 
-    def _over(
+    def _ended_deliveries(
         self, heading: tuple[int, str, str, str | None], subscriber: str | None,
         columns: tuple[Sequence[int], Any, Any], seq: int, dues: Sequence[int] | None = None,
     ) -> Iterable[str]:  # fmt: skip
         """Return the lines of ended deliveries. ``columns``: ids, attempts and reasons."""
         ids, attempts, reasons = columns
         tries = [f',"attempt":{attempt:d}' for attempt in _column(attempts, len(ids))]
-        whys = [_why(reason) if reason else "" for reason in _column(reasons, len(ids))]
+        whys = [_reason_fields(reason) if reason else "" for reason in _column(reasons, len(ids))]
         whens = () if dues is None else (_whens(dues),)
-        return self._each(heading, ids, seq, *whens, tries, whys, end=_who(subscriber))
+        return self._each(heading, ids, seq, *whens, tries, whys, end=_subscriber_field(subscriber))
 
     # --- ends, groups, the daemon --------------------------------------------------------------
 
@@ -302,7 +304,7 @@ class Renderer:
         if event not in ENDINGS:
             raise ValueError(f"{event!r} is not an ending")
         lasts = [_ENDED[last] for last in _column(ended, len(ids))]
-        whys = [[_why(reason)] * len(ids) for reason in more[:1]]
+        whys = [[_reason_fields(reason)] * len(ids) for reason in more[:1]]
         return self._each((time_ms, event, topic, group), ids, seq, lasts, *whys)
 
     def _requeued(self, record: list[Any], seq: int) -> Iterable[str]:
@@ -315,7 +317,7 @@ class Renderer:
         rest = dict(details)
         since = {name: rest.pop(name, None) for name in ("since_ms", "since_id")}
         fields = {"topic": topic, "group": group or None, **since, "settings": rest or None}
-        return self._one(time_ms, GROUP_EVENTS[change], fields, seq)
+        return self._rare_event(time_ms, GROUP_EVENTS[change], fields, seq)
 
     def _daemon(self, record: list[Any], seq: int) -> Iterable[str]:
         _, time_ms, event, details, *_ = record
@@ -323,12 +325,12 @@ class Renderer:
             raise ValueError(f"{event!r} is not an event of a daemon")
         rest = dict(details or {})
         clean = bool(rest.pop("clean")) if "clean" in rest else None
-        return self._one(time_ms, event, {"clean": clean, "details": rest or None}, seq)
+        return self._rare_event(time_ms, event, {"clean": clean, "details": rest or None}, seq)
 
     def _dropped(self, record: list[Any], seq: int) -> Iterable[str]:
         _, time_ms, count, *rest = record
         reason = rest[0] or None if rest else None
-        return self._one(time_ms, "dropped", {"reason": reason, "count": count}, seq)
+        return self._rare_event(time_ms, "dropped", {"reason": reason, "count": count}, seq)
 
     # --- schedules -----------------------------------------------------------------------------
 
@@ -341,7 +343,9 @@ class Renderer:
                 settings["task"] = options_map(task)
         if rest and rest[0] is not None:
             fields["body"] = b64encode(rest[0]).decode()
-        return self._one(time_ms, SCHEDULE_EVENTS[change], fields | _progress(name, state), seq)
+        return self._rare_event(
+            time_ms, SCHEDULE_EVENTS[change], fields | _progress(name, state), seq
+        )
 
     def _occurrence(self, record: list[Any], seq: int) -> Iterable[str]:
         _, time_ms, topic, name, runs, state, *_ = record
@@ -355,7 +359,7 @@ class Renderer:
                 "reason": None if outcome in ("fired", "queued") else outcome,
                 "count": count if count > 1 else None,
             }  # fmt: skip
-            lines += self._one(time_ms, event, fields | _progress(name, state), number)
+            lines += self._rare_event(time_ms, event, fields | _progress(name, state), number)
         return lines
 
     # --- transactions --------------------------------------------------------------------------
@@ -366,11 +370,13 @@ class Renderer:
             "task_id": f"{first_id:d}" if first_id else None, "ack_ms": details.get("age_ms"),
             "producer": producer or None, "details": details, "count": tasks, "transaction": name,
         }  # fmt: skip
-        return self._one(time_ms, TRANSACTION_EVENTS[step], fields, seq)
+        return self._rare_event(time_ms, TRANSACTION_EVENTS[step], fields, seq)
 
     # --- lines ---------------------------------------------------------------------------------
 
-    def _one(self, time_ms: int, event: str, values: Mapping[str, Any], seq: int) -> list[str]:
+    def _rare_event(
+        self, time_ms: int, event: str, values: Mapping[str, Any], seq: int
+    ) -> list[str]:
         """Return the line of a rare event, with those of its fields that are not None."""
         fields = (
             f',"{name}":{to_json(value)}' for name, value in values.items() if value is not None
@@ -419,7 +425,7 @@ def _names(topic: str, group: str | None) -> str:
     return f',"topic":{quote(topic)}' + (f',"group":{quote(group)}' if group else "")
 
 
-def _who(subscriber: str | None) -> str:
+def _subscriber_field(subscriber: str | None) -> str:
     return f',"subscriber":{quote(subscriber)}' if subscriber else ""
 
 
@@ -471,7 +477,7 @@ _WRITERS = [(name, _KINDS.get(_OF_NAMES.get(name, int), to_json)) for name in _W
 """(option, function that writes it). Options that the daemon adds are numbers."""
 
 
-def _why(reason: str) -> str:
+def _reason_fields(reason: str) -> str:
     """Return the fields of a failure. The trace follows the first line of ``reason``."""
     summary, _, trace = reason.partition("\n")
     text = f',"reason":{quote(summary)}'

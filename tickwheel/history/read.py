@@ -633,7 +633,7 @@ class Replay:
                 self.seen.spool_ms = max(self.seen.spool_ms or 0, of_folder.written_ms)
             for epoch, spooled in of_folder.by_epoch(self.seen).items():
                 spools.setdefault(epoch, []).append(spooled)
-            for epoch, end in of_folder.ends().items():
+            for epoch, end in of_folder.last_seqs().items():
                 self._ends[epoch] = max(end, self._ends.get(epoch, 0))
         for epoch in sorted(by_epoch.keys() | spools.keys()):
             events = self._counted(
@@ -815,7 +815,7 @@ class Spools:
             # segments.
             self._positions[folder] = load_position(folder)
 
-    def ends(self) -> dict[int, int]:
+    def last_seqs(self) -> dict[int, int]:
         """Return epoch → the number of its last event in a segment."""
         saved = [position for position in self._positions.values() if position is not None]
         return {epoch: place.seq for position in saved for epoch, place in position.epochs.items()}

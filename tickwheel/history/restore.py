@@ -402,7 +402,7 @@ class _Run:
             events = [
                 event
                 for event in part
-                if event.get("epoch", since_epoch) >= since_epoch and self._branch.has(event)
+                if event.get("epoch", since_epoch) >= since_epoch and self._branch.includes(event)
             ]
             epochs.update(event["epoch"] for event in events if "epoch" in event)
             self._watch("events", self._replay.seen.events, self._replay.expected())

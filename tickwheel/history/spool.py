@@ -362,7 +362,7 @@ class Pending:
         # Only a zeroed header counts; a truncated or damaged file must not drop a batch.
         return len(header) == _HEADER.size and not any(header)
 
-    def kept(self, n: int) -> None:
+    def discard(self, n: int) -> None:
         """Zero the header of a batch that was appended, or never will be appended."""
         header = self._noted.pop(n, None)
         if header is None:

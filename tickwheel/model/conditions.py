@@ -368,8 +368,8 @@ def _split(pattern: Part) -> list[Part]:
         else:
             parts[-1].append(char)
     inner = [tuple(part) for part in parts[1:-1] if part]
-    ends = [tuple(part) for part in parts]
-    return ends if len(ends) == 1 else [ends[0], *inner, ends[-1]]
+    anchored = [tuple(part) for part in parts]
+    return anchored if len(anchored) == 1 else [anchored[0], *inner, anchored[-1]]
 
 
 def _expression(part: Part) -> re.Pattern[str]:
@@ -414,8 +414,8 @@ def _like(operand: Operand, pattern: Part) -> Predicate:
 def _matcher(pattern: Part) -> Callable[[str], bool]:
     parts = _split(pattern)
     if len(parts) == 1:
-        whole = _expression(parts[0])
-        return lambda text: whole.fullmatch(text) is not None
+        exact = _expression(parts[0])
+        return lambda text: exact.fullmatch(text) is not None
     head, *inner, tail = parts
     head_length, tail_length = len(head), len(tail)
     begins, ends = _expression(head), _expression(tail)
@@ -589,7 +589,10 @@ def _failure(text: str, position: int, message: str) -> FilterError:
 
 
 def _expected(terminals: Collection[str]) -> str:
-    return next((words for names, words in EXPECTED if names <= set(terminals)), "something else")
+    return next(
+        (description for names, description in EXPECTED if names <= set(terminals)),
+        "something else",
+    )
 
 
 def _character(char: str) -> str:
@@ -764,11 +767,11 @@ def _simple_parts(condition: Condition) -> Iterator[Simple]:
             yield condition
 
 
-def _why_not(wanted: Iterable[Wanted]) -> str | None:
+def _why_not(conditions_wanted: Iterable[Wanted]) -> str | None:
     """Return why the conditions cannot all have the required truth values, or None if no reason is
     found."""
     of_names: dict[frozenset[Name], dict[Wanted, None]] = {}
-    for condition, truth in _together(wanted):
+    for condition, truth in _together(conditions_wanted):
         parts = list(_simple_parts(condition))
         names = frozenset(name for part in parts for name in _names(part))
         if isinstance(condition, AllOf | AnyOf) and (
@@ -782,15 +785,15 @@ def _why_not(wanted: Iterable[Wanted]) -> str | None:
     for names, together in of_names.items():
         if len(names) <= 1 and not _can_be(list(together)):
             conditions = _cut(" AND ".join(_shown(part, truth) for part, truth in together))
-            of = "".join(f" for any value of {_shown_operand(name)}" for name in names)
-            return f"{conditions} cannot be TRUE{of}"
+            scope = "".join(f" for any value of {_shown_operand(name)}" for name in names)
+            return f"{conditions} cannot be TRUE{scope}"
     return None
 
 
-def _together(wanted: Iterable[Wanted]) -> Iterator[Wanted]:
+def _together(required: Iterable[Wanted]) -> Iterator[Wanted]:
     """Flatten the conditions into conditions that must all have the required truth values. An AND
     that must be FALSE, or an OR that must be TRUE, is not flattened."""
-    for condition, truth in wanted:
+    for condition, truth in required:
         match condition:
             case Inverted(term):
                 yield from _together([(term, not truth)])
@@ -802,10 +805,10 @@ def _together(wanted: Iterable[Wanted]) -> Iterator[Wanted]:
                 yield condition, truth
 
 
-def _can_be(wanted: list[Wanted]) -> bool:
+def _can_be(required: list[Wanted]) -> bool:
     """Return whether some value gives all conditions the required truth values. The conditions must
     have at most one name."""
-    parts = [part for condition, _ in wanted for part in _simple_parts(condition)]
+    parts = [part for condition, _ in required for part in _simple_parts(condition)]
     samples = list(_samples(parts))
     if len(samples) * len(parts) > JUDGED_MAX:
         return True
@@ -815,7 +818,7 @@ def _can_be(wanted: list[Wanted]) -> bool:
         (_is_text(condition.operand), True)
         if isinstance(condition, Like) and isinstance(condition.operand, Name)
         else (compiled(condition), truth)
-        for condition, truth in wanted
+        for condition, truth in required
     ]
     return any(all(judge(*sample) is truth for judge, truth in judges) for sample in samples)
 
@@ -882,8 +885,8 @@ def _around(numbers: Iterable[Any]) -> Iterator[float]:
     next fraction, so that every gap contains a value."""
     for number in (nextafter(-inf, 0), INTEGER_MIN, 0, *numbers):
         yield number
-        if INTEGER_MIN <= (whole := floor(number) + 1) <= INTEGER_MAX:
-            yield whole
+        if INTEGER_MIN <= (next_integer := floor(number) + 1) <= INTEGER_MAX:
+            yield next_integer
         nearest = float(number)
         fraction = nearest if nearest > number else nextafter(nearest, inf)
         if isfinite(fraction):
@@ -895,8 +898,8 @@ def _why_unknown(part: Simple) -> str:
         return "LIKE is for strings"
     if isinstance(part, Holds):
         return "it is not TRUE or FALSE"
-    others = _operands(part)[1:] if isinstance(part, Member) else _operands(part)
-    kinds = {operand.kind for operand in others if isinstance(operand, Literal)}
+    operands = _operands(part)[1:] if isinstance(part, Member) else _operands(part)
+    kinds = {operand.kind for operand in operands if isinstance(operand, Literal)}
     if kinds == {ValueKind.NULL} or (ValueKind.NULL in kinds and isinstance(part, Comparison)):
         return "nothing compares with NULL; write IS NULL or IS NOT NULL"
     if (
@@ -912,8 +915,8 @@ def why_not(condition: Condition, options: TaskOptions, properties: Properties) 
     """Return the parts of a condition that a task does not satisfy, with the task's values, or ""
     if the task satisfies the condition."""
     failing = list(dict.fromkeys(_failing(condition, options, properties, truth=True)))
-    more = [f"{len(failing) - FAILING_MAX} more"] if len(failing) > FAILING_MAX else []
-    return " and ".join([*failing[:FAILING_MAX], *more])
+    omitted = [f"{len(failing) - FAILING_MAX} more"] if len(failing) > FAILING_MAX else []
+    return " and ".join([*failing[:FAILING_MAX], *omitted])
 
 
 FAILING_MAX = 5
@@ -934,10 +937,10 @@ def _failing(
                 yield from _failing(term, options, properties, truth=truth)
         case _:
             result = compiled(condition)(options, properties)
-            word = "UNKNOWN" if result is None else str(result).upper()
+            result_name = "UNKNOWN" if result is None else str(result).upper()
             names = sorted(_names(condition), key=_shown_operand)
             values = ", ".join(_value_of(name, options, properties) for name in names)
-            yield f"{_cut(_shown(condition))} is {word}{values and f' ({values})'}"
+            yield f"{_cut(_shown(condition))} is {result_name}{values and f' ({values})'}"
 
 
 def _value_of(name: Name, options: TaskOptions, properties: Properties) -> str:

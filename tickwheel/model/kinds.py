@@ -544,10 +544,10 @@ def _schedule_fields(row: ScheduleRow) -> Iterable[Any]:
     return ((*schedule[:3], _fields_or_none(schedule.options), *schedule[4:]), *row[1:])
 
 
-def _schedule(schedule: Iterable[Any], *rest: Any) -> ScheduleRow:
+def _schedule(schedule: Iterable[Any], *progress: Any) -> ScheduleRow:
     name, topic, body, options, *timing = schedule
     decoded = Schedule(name, topic, body, _options_or_none(options), *timing)
-    row = ScheduleRow._make((decoded, *rest))
+    row = ScheduleRow._make((decoded, *progress))
     return row._replace(recent=tuple(Run(*run) for run in row.recent))
 
 
@@ -576,8 +576,8 @@ def _transaction(has_halves: bool, *fields: Any) -> TransactionRow | Halves:
     if has_halves:
         transaction, part, prepared_ms, halves = fields
         return Halves(transaction, part, prepared_ms, tuple(_half(*half) for half in halves))
-    name, group, state, *rest = fields
-    row = TransactionRow(name, group, TransactionState(state), *rest)
+    name, group, state, *further_fields = fields
+    row = TransactionRow(name, group, TransactionState(state), *further_fields)
     return row._replace(reached=Reach(row.reached))
 
 
@@ -606,10 +606,10 @@ transaction also contains its tasks, and drops its half tasks."""
 # --- bulk operations --------------------------------------------------------------------------
 
 
-def _bulk(bulk: Iterable[Any], state: int, *rest: Any) -> BulkRow:
-    name, kind, topic, selection, *others = bulk
-    decoded = Bulk(name, kind, topic, Selection(*selection), *others)
-    return BulkRow._make((decoded, BulkState(state), *rest))
+def _bulk(bulk: Iterable[Any], state: int, *progress: Any) -> BulkRow:
+    name, kind, topic, selection, *further_fields = bulk
+    decoded = Bulk(name, kind, topic, Selection(*selection), *further_fields)
+    return BulkRow._make((decoded, BulkState(state), *progress))
 
 
 BULK: Kind[BulkRow] = Kind(

@@ -72,7 +72,7 @@ class HoldIntervals:
         self._starts_ms: dict[Cause, int] = {}
         self._ends_ms: dict[Cause, int] = {}
 
-    def turn(self, cause: Cause | None, now_ms: int, since_ms: int | None) -> None:
+    def set_current(self, cause: Cause | None, now_ms: int, since_ms: int | None) -> None:
         """Set the current cause, or None. ``since_ms`` is the time at which the first waiting task
         became ready. An interval of the cause that ended later is continued."""
         if self.current is not None:
@@ -98,7 +98,7 @@ class HoldIntervals:
         if cause in self._ends_ms:
             self._ends_ms[cause] = min(self._ends_ms[cause], now_ms)
 
-    def of(self, cause: Cause) -> tuple[int, int] | None:
+    def interval_of(self, cause: Cause) -> tuple[int, int] | None:
         """Return (first ms, ms after the last) of the interval of ``cause``, or None."""
         start_ms = self._starts_ms.get(cause)
         return None if start_ms is None else (start_ms, self._ends_ms[cause])
@@ -128,12 +128,12 @@ def shares(
     if not overlapping:
         return {rest: until_ms - from_ms}
     by_cause: dict[Cause, int] = {}
-    left = [(from_ms, until_ms)]
+    uncovered = [(from_ms, until_ms)]
     for rank, start_ms, end_ms in sorted(overlapping):
-        covered_ms, left = _cut(left, start_ms, end_ms)
+        covered_ms, uncovered = _cut(uncovered, start_ms, end_ms)
         cause = _BY_RANK[rank]
         by_cause[cause] = by_cause.get(cause, 0) + covered_ms
-    rest_ms = sum(end - start for start, end in left)
+    rest_ms = sum(end - start for start, end in uncovered)
     by_cause[rest] = by_cause.get(rest, 0) + rest_ms
     return by_cause
 

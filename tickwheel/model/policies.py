@@ -211,8 +211,8 @@ def checked(fields: Mapping[str, Any], field: str, default: RetryPolicy) -> Retr
     allowed = ("kind", *FIELDS[kind])
     for name in present:
         if name not in allowed:
-            known = ", ".join(allowed)
-            raise InvalidPolicy(f"{field} has an unknown key {{}}; known: {known}", name)
+            names = ", ".join(allowed)
+            raise InvalidPolicy(f"{field} has an unknown key {{}}; known: {names}", name)
     defaults = {
         "retries": default.retries_max,
         "jitter": default.jitter,
@@ -328,8 +328,8 @@ def _whole_ms(parts: Sequence[tuple[str, str]], up: bool) -> int:
     digits = max(len(number.partition(".")[2]) for number, _ in parts)
     total = 0
     for number, unit in parts:
-        whole, _, fraction = number.partition(".")
-        total += int(whole + fraction.ljust(digits, "0")) * UNITS_MS[unit]
+        integer, _, fraction = number.partition(".")
+        total += int(integer + fraction.ljust(digits, "0")) * UNITS_MS[unit]
     return int(-(-total // 10**digits) if up else total // 10**digits)
 
 
@@ -384,10 +384,12 @@ _KNOWN = "use exponential:…, fixed:…, table:…, none, default, rocketmq, or
 
 def parse_policy(text: str) -> Policy:
     """Convert a SPEC to the wire format. Raise ValueError if it is not valid."""
-    kind, colon, rest = text.strip().partition(":")
+    kind, colon, fields_text = text.strip().partition(":")
     kind = kind.strip()
     if kind in SPEC_FIELDS:
-        return _table(rest) if kind == "table" else {"kind": kind, **_fields(kind, rest)}
+        return (
+            _table(fields_text) if kind == "table" else {"kind": kind, **_fields(kind, fields_text)}
+        )
     if colon or not NAME.fullmatch(kind):
         raise ValueError(f"{text!r:.80} is not a retry policy; {_KNOWN}")
     return kind
@@ -435,11 +437,11 @@ def _fields(kind: str, text: str) -> dict[str, Any]:
 
 
 def _table(text: str) -> dict[str, Any]:
-    delays, _, rest = text.partition(";")
+    delays, _, options_text = text.partition(";")
     if not delays.strip():
         raise ValueError("table must have delays, such as table:10s,30s,1m")
     delays_ms = [_delay_ms("table", delay) for delay in delays.split(",")]
-    return {"kind": "table", "delays_ms": delays_ms, **_fields("table", rest)}
+    return {"kind": "table", "delays_ms": delays_ms, **_fields("table", options_text)}
 
 
 def _value(name: str, text: str) -> int | float:
@@ -453,12 +455,12 @@ def _value(name: str, text: str) -> int | float:
 
 
 def _number(name: str, text: str) -> float:
-    least, most = (1.0, math.inf) if name == "factor" else (0.0, 1.0)
+    low, high = (1.0, math.inf) if name == "factor" else (0.0, 1.0)
     try:
         value = float(text)
     except ValueError:
         raise ValueError(f"{name} must be a number, not {text!r:.40}") from None
-    if not (least <= value <= most and math.isfinite(value)):
+    if not (low <= value <= high and math.isfinite(value)):
         allowed = "finite and at least 1" if name == "factor" else "between 0 and 1"
         raise ValueError(f"{name} must be {allowed}, not {text}")
     return value
@@ -549,15 +551,15 @@ def checked_rule(rule: Any, field: str) -> Coalescing:
         if name == "action" or value is None:
             continue
         if name not in allowed:
-            known = ", ".join(allowed) or "none"
-            raise InvalidPolicy(f"{field}: {action} has no option {{}}; its options: {known}", name)
-        words = _WORDS.get(name)
-        if words is None:
+            names = ", ".join(allowed) or "none"
+            raise InvalidPolicy(f"{field}: {action} has no option {{}}; its options: {names}", name)
+        choices = _WORDS.get(name)
+        if choices is None:
             if type(value) is not int or not 1 <= value <= DELAY_MS_MAX:
                 text = f"{field}.{name} must be an integer between 1 and {DELAY_MS_MAX}, not {{}}"
                 raise InvalidPolicy(text, value)
-        elif not isinstance(value, str) or value not in words:
-            text = f"{field}.{name} must be one of {', '.join(words)}, not {{}}"
+        elif not isinstance(value, str) or value not in choices:
+            text = f"{field}.{name} must be one of {', '.join(choices)}, not {{}}"
             raise InvalidPolicy(text, value)
         fields[name] = value
     coalescing = Coalescing(action, **fields)

@@ -499,11 +499,13 @@ class GroupSettings(NamedTuple):
 
     def replaced(self, flat: Mapping[str, Any]) -> GroupSettings:
         """Return a copy with some settings replaced, by the names that clients use."""
-        own = {name: value for name, value in flat.items() if name not in LINE_SETTINGS}
+        group_settings = {name: value for name, value in flat.items() if name not in LINE_SETTINGS}
         order = {ORDER_SETTINGS[name]: flat[name] for name in ORDER_SETTINGS if name in flat}
         shares = {name: flat[name] for name in ShareSettings._fields if name in flat}
         return self._replace(
-            **own, order=self.order._replace(**order), shares=self.shares._replace(**shares)
+            **group_settings,
+            order=self.order._replace(**order),
+            shares=self.shares._replace(**shares),
         )
 
 

@@ -52,9 +52,9 @@ from tickwheel.outbound.target import (
     Outcome,
     TargetUrl,
     as_text,
+    error_text,
     message,
     needs,
-    why,
 )
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ def redis_target(url: str, secret: str | None) -> RedisTarget:
         target_url.host(), target_url.port(REDIS_PORT), is_tls=is_tls, login=login,
         database=database, make=command_maker, batch_max=batch,
     )  # fmt: skip
-    target_url.done()
+    target_url.check_all_read()
     return target
 
 
@@ -147,7 +147,7 @@ class RedisTarget:
         self._make = make
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
         self._parser: Any = None
-        self._tail, self._held = b"\n", 0
+        self._tail, self._unparsed_bytes = b"\n", 0
         """The last bytes read."""
         self._asking = asyncio.Lock()
 
@@ -156,7 +156,7 @@ class RedisTarget:
         host, port = self._address
         self._streams = await asyncio.open_connection(host, port, ssl=self._tls)
         self._parser = self._hiredis.Reader(notEnoughData=_MORE)
-        self._tail, self._held = b"\n", 0
+        self._tail, self._unparsed_bytes = b"\n", 0
         pack = self._hiredis.pack_command
         async with asyncio.timeout(ANSWER_S):
             replies = await self._ask(b"".join(map(pack, self._hello)), len(self._hello))
@@ -209,7 +209,7 @@ class RedisTarget:
             self._check(data)
             self._parser.feed(data)
             while (reply := get()) is not _MORE:
-                self._held = 0
+                self._unparsed_bytes = 0
                 replies.append(reply)
         if len(replies) > count:
             raise RedisFailed(f"the server gave {len(replies)} replies to {count} commands")
@@ -217,9 +217,9 @@ class RedisTarget:
 
     def _check(self, data: bytes) -> None:
         """Raise RedisFailed for a reply that is too large."""
-        self._held += len(data)
+        self._unparsed_bytes += len(data)
         recent = self._tail + data
-        if self._held > READ_BYTES + REPLY_BYTES_MAX or _TOO_LARGE.search(recent):
+        if self._unparsed_bytes > READ_BYTES + REPLY_BYTES_MAX or _TOO_LARGE.search(recent):
             raise RedisFailed(
                 f"the server answered with more than {REPLY_BYTES_MAX} bytes (REPLY_BYTES_MAX)"
             )
@@ -244,10 +244,10 @@ class StreamEntries:
 
     def command(self, task_message: Message) -> tuple[str | bytes, ...]:
         """The words of the command for one message."""
-        words: list[str | bytes] = [*self._head, task_message.body]
+        args: list[str | bytes] = [*self._head, task_message.body]
         for name, value in task_message.headers.items():
-            words += (name, value if type(value) is str else as_text(value))
-        return tuple(words)
+            args += (name, value if type(value) is str else as_text(value))
+        return tuple(args)
 
 
 class ListElements:
@@ -306,7 +306,7 @@ def amqp_target(url: str, secret: str | None) -> AmqpTarget:
         ssl_context=ssl.create_default_context() if is_tls else None,
         batch_max=target_url.batch_max(),
     )
-    target_url.done()
+    target_url.check_all_read()
     return target
 
 
@@ -365,8 +365,8 @@ class AmqpTarget:
         finally:
             for task in tasks:
                 task.cancel()
-        ends = await asyncio.gather(*tasks, return_exceptions=True)
-        return self._outcomes(ends, BLOCKED if is_blocked else None)
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        return self._outcomes(results, BLOCKED if is_blocked else None)
 
     async def _is_blocked(self) -> bool:
         """Return whether the broker has blocked this connection because of an alarm."""
@@ -377,24 +377,26 @@ class AmqpTarget:
             return True
         return False
 
-    def _outcomes(self, ends: Sequence[BaseException | None], refusal: str | None) -> list[Outcome]:
+    def _outcomes(
+        self, results: Sequence[BaseException | None], refusal: str | None
+    ) -> list[Outcome]:
         """Return the outcomes. Raise NotNow for an error that concerns the broker. Raise
         any error that does not come from the broker."""
-        for end in ends:
-            if refusal is None and end is not None and self._is_broker_error(end):
-                refusal = why(end)
+        for result in results:
+            if refusal is None and result is not None and self._is_broker_error(result):
+                refusal = error_text(result)
         outcomes = []
-        for end in ends:
-            if end is None:
+        for result in results:
+            if result is None:
                 outcomes.append(ACK)
-            elif isinstance(end, self._returned):
-                outcomes.append(Outcome("retry", reason=why(end)))
+            elif isinstance(result, self._returned):
+                outcomes.append(Outcome("retry", reason=error_text(result)))
             elif refusal is not None:
                 outcomes.append(Outcome("later", reason=refusal))
-            elif isinstance(end, asyncio.CancelledError):
+            elif isinstance(result, asyncio.CancelledError):
                 raise TimeoutError
             else:
-                raise end
+                raise result
         if refusal is not None:
             raise NotNow(refusal, outcomes)
         return outcomes
@@ -402,8 +404,10 @@ class AmqpTarget:
     async def _publish(self, delivery: Delivery) -> None:
         await self._exchange.publish(self._message(delivery), self._routing_key, mandatory=True)
 
-    def _is_broker_error(self, end: object) -> bool:
-        return isinstance(end, self._broker_errors) and not isinstance(end, self._of_a_message)
+    def _is_broker_error(self, result: object) -> bool:
+        return isinstance(result, self._broker_errors) and not isinstance(
+            result, self._of_a_message
+        )
 
     def _message(self, delivery: Delivery) -> Any:
         task_message = message(delivery)
@@ -466,14 +470,14 @@ def headers_of(fields: Mapping[str, Value]) -> dict[str, Value]:
 
     Properties that do not fit are left out."""
     headers: dict[str, Value] = {}
-    left = HEADERS_BYTES_MAX
+    bytes_left = HEADERS_BYTES_MAX
     for name, value in fields.items():
         if name.startswith(PROPERTY):
             length = len(name.encode())
             size = length + (len(value.encode()) if isinstance(value, str) else 8) + 8
-            if length > NAME_BYTES_MAX or size > left:
+            if length > NAME_BYTES_MAX or size > bytes_left:
                 continue
-            left -= size
+            bytes_left -= size
         headers[name] = value
     return headers
 
@@ -515,7 +519,7 @@ def kafka_target(url: str, secret: str | None) -> KafkaTarget:
     options["security_protocol"] = protocol
     batch = target_url.batch_max()
     target = KafkaTarget(target_url.option("topic"), options, batch_max=batch)
-    target_url.done()
+    target_url.check_all_read()
     return target
 
 
@@ -591,9 +595,9 @@ class KafkaTarget:
                 answers.append(await self._begin(delivery))
                 if answers[-1].done() and self._is_cluster_error(answers[-1].exception()):
                     break  # the next records would fail in the same way
-            ends = await asyncio.gather(*answers, return_exceptions=True)
-            ends += ends[-1:] * (len(deliveries) - len(ends))
-        outcomes = [self._outcome(end) for end in ends]
+            results = await asyncio.gather(*answers, return_exceptions=True)
+            results += results[-1:] * (len(deliveries) - len(results))
+        outcomes = [self._outcome(result) for result in results]
         refused = next((outcome for outcome in outcomes if outcome.settled == "later"), None)
         if refused is not None:
             raise NotNow(refused.reason or "", outcomes)
@@ -618,15 +622,17 @@ class KafkaTarget:
             answer.set_exception(error)
         return answer
 
-    def _outcome(self, end: Any) -> Outcome:
-        if not isinstance(end, BaseException):
+    def _outcome(self, result: Any) -> Outcome:
+        if not isinstance(result, BaseException):
             return ACK
-        if isinstance(end, self._too_large):
-            return Outcome("reject", reason=why(end))
-        return Outcome("later" if self._is_cluster_error(end) else "retry", reason=why(end))
+        if isinstance(result, self._too_large):
+            return Outcome("reject", reason=error_text(result))
+        return Outcome(
+            "later" if self._is_cluster_error(result) else "retry", reason=error_text(result)
+        )
 
-    def _is_cluster_error(self, end: object) -> bool:
-        return isinstance(end, self._kafka_error) and not isinstance(end, self._of_a_record)
+    def _is_cluster_error(self, result: object) -> bool:
+        return isinstance(result, self._kafka_error) and not isinstance(result, self._of_a_record)
 
     async def close(self) -> None:
         producer, self._producer = self._producer, None

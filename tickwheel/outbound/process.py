@@ -25,7 +25,7 @@ from tickwheel.client.client import Client
 from tickwheel.client.delivery import Delivery
 from tickwheel.errors import Conflict, InternalError, NotFound, TickwheelError
 from tickwheel.outbound.runner import Runner, checked
-from tickwheel.outbound.target import Outcome, Target, target_of, why
+from tickwheel.outbound.target import Outcome, Target, error_text, target_of
 from tickwheel.webhooks import Guard, Signer
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class Job:
                 await runner.run()
             except Exception as error:
                 # The daemon may refuse it while the previous client is still connected.
-                self._trouble = why(error)
+                self._trouble = error_text(error)
             if not self._is_over:
                 await asyncio.sleep(AGAIN_S)
 
@@ -120,7 +120,7 @@ class Job:
             self._sending.tell(ended=[*self.place, reason, self.row["since_ms"]])
             self._sending.spawn(self.close())
 
-    def _settled(self, delivery: Delivery, outcome: Outcome, word: str) -> None:
+    def _settled(self, delivery: Delivery, outcome: Outcome, answer: str) -> None:
         self._sent += 1
         self._acked += outcome.settled == "ack"
         self._failed += outcome.settled == "retry"
@@ -224,16 +224,16 @@ class Sending:
     # --- questions -------------------------------------------------------------------------------
 
     async def _answer(self, line: Mapping[str, Any]) -> None:
-        number, what = line["ask"], line["what"]
+        number, question = line["ask"], line["what"]
         execute = {
             "test": self._test, "log": self._log, "resend": self._resend, "check": self._check,
-        }[what]  # fmt: skip
+        }[question]  # fmt: skip
         try:
             self.tell(answer=number, value=await execute(line["said"]))
         except TickwheelError as error:
             self.tell(answer=number, error=[error.code, error.message])
         except Exception as error:
-            problem = InternalError(f"{what}: {why(error)}")
+            problem = InternalError(f"{question}: {error_text(error)}")
             self.tell(answer=number, error=[problem.code, problem.message])
 
     async def _test(self, fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -269,7 +269,7 @@ class Sending:
     async def _resend(self, fields: Mapping[str, Any]) -> dict[str, Any]:
         push, url = self._push(fields), self._jobs[fields["topic"], fields["group"]].row["url"]
         with checked(partial(self.guard.check, str(url).partition("?")[0])):
-            return await push.again(fields["number"])
+            return await push.resend(fields["number"])
 
     def _push(self, fields: Mapping[str, Any]) -> PushTarget:
         job = self._jobs.get((fields["topic"], fields["group"]))

@@ -47,9 +47,9 @@ from tickwheel.outbound.target import (
     Message,
     Outcome,
     as_text,
+    error_text,
     message,
     needs,
-    why,
 )
 from tickwheel.version import __version__
 from tickwheel.webhooks import Callback, ForbiddenAddress, Guard, Signer, callback_token
@@ -244,8 +244,8 @@ class Wire(ResponseHandler):
         self._answers += 1
         super().feed_data(data, size)
 
-    def _drop(self, what: str) -> None:
-        self.set_exception(AnswerTooLarge(f"the endpoint answers with {what}"))
+    def _drop(self, excess: str) -> None:
+        self.set_exception(AnswerTooLarge(f"the endpoint answers with {excess}"))
         if isinstance(self.transport, asyncio.Transport):
             self.transport.abort()
 
@@ -382,19 +382,19 @@ async def _post(
 def _trouble(problem: Exception) -> str:
     """Return the reason for a missing answer; for a forbidden address, the guard's message."""
     cause = problem.os_error if isinstance(problem, aiohttp.ClientConnectorError) else problem
-    return str(cause) if isinstance(cause, ForbiddenAddress) else why(problem)
+    return str(cause) if isinstance(cause, ForbiddenAddress) else error_text(problem)
 
 
 async def _read(response: aiohttp.ClientResponse) -> bytes:
     """Return the beginning of the body. If the body is longer, close the connection."""
-    read, kept = 0, b""
+    read, beginning = 0, b""
     async for piece in response.content.iter_any():
         read += len(piece)
-        kept = (kept + piece)[:KEPT_BYTES_MAX]
+        beginning = (beginning + piece)[:KEPT_BYTES_MAX]
         if read > ANSWER_BYTES_MAX:
             response.close()
             break
-    return kept
+    return beginning
 
 
 class PushTarget:
@@ -526,7 +526,7 @@ class PushTarget:
             request = entry.request._replace(body=b"")
             self.log[index] = entry._replace(request=request, delivery=(0, 0))
 
-    async def again(self, number: int) -> dict[str, Any]:
+    async def resend(self, number: int) -> dict[str, Any]:
         """Resend a recent request without settling its task. Raise NotFound."""
         sent = next((entry for entry in self.log if entry.number == number), None)
         if sent is None or not sent.delivery[0]:
@@ -534,8 +534,8 @@ class PushTarget:
         began_s = time.time()
         answer = await post(self._http, sent.request, self._signer, self.spans)
         self._number += 1
-        word = "acked" if answer.status is not None and 200 <= answer.status < 300 else "retry"
-        fields = sent_fields(answer, word, began_s, self._number) | {"again": True}
+        result = "acked" if answer.status is not None and 200 <= answer.status < 300 else "retry"
+        fields = sent_fields(answer, result, began_s, self._number) | {"again": True}
         fields |= {"id": sent.delivery[0], "attempt": sent.delivery[1]}
         self._keep(Sent(self._number, sent.request, sent.delivery, fields))
         return fields
@@ -613,14 +613,14 @@ def headers_of(fields: Mapping[str, Value]) -> dict[str, str]:
     Properties get the prefix ``tickwheel-``. A property is left out if its name is not a valid
     header name, or if there is no room for it."""
     headers = {"content-type": "application/octet-stream"}
-    left = HEADERS_BYTES_MAX
+    bytes_left = HEADERS_BYTES_MAX
     for name, value in fields.items():
         text = quote(as_text(value), safe=_SAFE)
         if not name.startswith(PROPERTY):
             headers[name] = text
             continue
-        left -= len(name) + len(text) + 16
-        if left >= 0 and _TOKEN.fullmatch(name):
+        bytes_left -= len(name) + len(text) + 16
+        if bytes_left >= 0 and _TOKEN.fullmatch(name):
             headers[f"tickwheel-{name}"] = text
     kind = fields.get(f"{PROPERTY}{_EVENT}datacontenttype")
     if isinstance(kind, str) and kind.isascii() and kind.isprintable():
@@ -656,11 +656,11 @@ def event(delivery: Delivery, task_message: Message, message_id: str) -> bytes:
         "tickwheelattempt": delivery.attempt,
     }
     properties = delivery.properties.items()
-    others = {name: value for name, value in properties if name not in attributes}
+    extensions = {name: value for name, value in properties if name not in attributes}
     fields: dict[str, Any] = {"specversion": cloudevents.VERSION}
     # Producers can set properties with any names and with 64-bit integers. Names that are not valid
     # attributes are left out, and numbers outside the range of attributes are written as text.
-    for name, value in (*attributes.items(), *others.items(), *original.items()):
+    for name, value in (*attributes.items(), *extensions.items(), *original.items()):
         forms = (value,) if isinstance(value, str) or value is None else (value, as_text(value))
         for form in forms:
             if cloudevents.wrong_with(name, form) is None:
@@ -682,6 +682,6 @@ def _is_json(body: bytes) -> bool:
     return True
 
 
-def _refuse(word: str) -> NoReturn:
+def _refuse(name: str) -> NoReturn:
     """Refuse ``NaN`` and infinities, which Python accepts but JSON does not contain."""
-    raise ValueError(word)
+    raise ValueError(name)

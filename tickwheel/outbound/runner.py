@@ -38,7 +38,7 @@ from tickwheel.client.client import Client
 from tickwheel.client.delivery import Delivery
 from tickwheel.client.subscription import REASON_CHARACTERS_MAX
 from tickwheel.errors import BadRequest, Forbidden, TickwheelError, shown
-from tickwheel.outbound.target import NotNow, Outcome, Target, why
+from tickwheel.outbound.target import NotNow, Outcome, Target, error_text
 
 if TYPE_CHECKING:
     from tickwheel.client.leases import InHand, Leases
@@ -177,7 +177,7 @@ class Runner:
             await self._all_lanes()
         finally:
             try:
-                await self._end()
+                await self._shut_down()
             finally:
                 self._ended.set()
 
@@ -203,7 +203,7 @@ class Runner:
                 lane.cancel()
         await self._ended.wait()
 
-    async def _end(self) -> None:
+    async def _shut_down(self) -> None:
         self._stopping.set()
         tasks = [*self._lanes, *([] if self._connecting is None else [self._connecting])]
         for task in tasks:
@@ -296,7 +296,7 @@ class Runner:
         except (Exception, asyncio.CancelledError) as error:
             if _is_cancelled():
                 raise
-            problem = why(error)
+            problem = error_text(error)
             self._note(problem, error)
             if connection == self._connections and self.is_connected:
                 self.is_connected = False
@@ -374,7 +374,7 @@ class Runner:
             except (Exception, asyncio.CancelledError) as error:
                 if _is_cancelled():
                     raise
-                problem = why(error)
+                problem = error_text(error)
                 self._note(problem, error)
                 await self._close_target()
                 return problem
@@ -399,7 +399,7 @@ class Runner:
         except (Exception, asyncio.CancelledError) as error:
             if _is_cancelled():
                 raise
-            LOGGER.info("the target was not closed: %s", why(error))
+            LOGGER.info("the target was not closed: %s", error_text(error))
 
 
 def _one_each(outcomes: Sequence[Outcome], batch: Sequence[Delivery]) -> Sequence[Outcome]:

@@ -183,7 +183,7 @@ class TargetUrl:
             raise BadRequest(f"{name} of url must be {' or '.join(words)}, not {shown(value)}")
         return value
 
-    def done(self) -> None:
+    def check_all_read(self) -> None:
         """Raise BadRequest for an option that was not read."""
         if self._options:
             name = next(iter(self._options))
@@ -247,7 +247,7 @@ def as_text(value: Value) -> str:
     return value if isinstance(value, str) else str(value)
 
 
-def why(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
     """Return the text of an error on one line, for reasons and states."""
     text = " ".join(str(error).split())
     name = type(error).__name__

@@ -268,10 +268,10 @@ class MemoryStore:
         last = EpochRecord(self._epoch, mark_of(self._owner), self._last_batch)
         async with copying(path, Held(last, "memory")) as filler:
             filler.id_mark, filler.position_ms = self._id_mark, self._position_ms
-            await filler.write(self._everything())
+            await filler.write(self._all_effects())
         return os.path.getsize(path)
 
-    def _everything(self) -> Effects:
+    def _all_effects(self) -> Effects:
         return Effects(
             enqueued=dict(self._tasks),
             ended=dict(self._endings),

@@ -239,7 +239,7 @@ def figures(
 ) -> tuple[dict[str, Figure], list[str]]:
     """Return the figures of the report from the table at ``manifest``, and the report's topics."""
     buckets = grain(manifest, settings)
-    facts = wanted(_facts(table, manifest, buckets), settings).persist()
+    facts = in_span(_facts(table, manifest, buckets), settings).persist()
     try:
         plans = [
             *_of_facts(facts, buckets, settings),
@@ -257,7 +257,7 @@ def figures(
                for name, like in STEPPED.items()}  # fmt: skip
     tables |= compared(tables["by_day"].rows, tables["by_hour"].rows, settings)
     if not tables["all"].rows:
-        tables["all"] = Figure([_nothing(tables["all"])], tables["all"].shape)
+        tables["all"] = Figure([_empty_figures(tables["all"])], tables["all"].shape)
     for name in ("by_topic", "all"):
         tables[name] = with_undelivered(tables[name], tables["stuck_by_group"].rows)
     counts = tables.pop("counts").rows
@@ -290,12 +290,12 @@ def _of_facts(facts: DataFrame, buckets: Grain, settings: ReportSettings) -> lis
     cube = Cube(every, settings.timezone, buckets.step_ms)
     attempts = over_time("attempts", settings)
     unclean = (facts.attempt == -1).alias("unclean")
-    taken = F.col("n") * F.col("value_ms")
+    weighted = F.col("n") * F.col("value_ms")
     counts = facts.groupBy("topic", "event", unclean).agg(
         F.sum("n").alias("n"),
         # These sums, which are cheap, are needed only for transactions.
         F.sum(F.col("n") * F.col("attempt")).alias("tasks"),
-        F.sum(taken).alias("took_sum_ms"),
+        F.sum(weighted).alias("took_sum_ms"),
         F.max("value_ms").alias("took_max_ms"),
     )
     return [
@@ -307,7 +307,7 @@ def _of_facts(facts: DataFrame, buckets: Grain, settings: ReportSettings) -> lis
 
 def _of_rollups(table: Table, manifest: Manifest, settings: ReportSettings) -> list[Plan]:
     def rollup(name: str) -> DataFrame:
-        return of_topics(wanted(table.rollup(name, manifest), settings), settings)
+        return of_topics(in_span(table.rollup(name, manifest), settings), settings)
 
     reasons, peaks = over_time("reasons", settings), over_time("peaks", settings)
     recurred = Cube({"schedules": (), "schedules_by_day": (DAY,)}, settings.timezone)
@@ -332,19 +332,19 @@ def _of_tasks(
     known_ms = manifest.last_ms or 0
     horizon_ms = known_ms if settings.until_ms is None else min(known_ms, settings.until_ms)
     waits = of_topics(table.rollup("waits", manifest), settings)
-    slow = of_topics(wanted(table.rollup("slow", manifest), settings), settings)
+    slow = of_topics(in_span(table.rollup("slow", manifest), settings), settings)
     span = settings.since_ms, settings.until_ms
-    stepped = waits.unionByName(rollups.waits(unfinished, known_ms))
-    hourly = metrics.backlog(stepped, settings.timezone, *span)
+    step_waits = waits.unionByName(rollups.waits(unfinished, known_ms))
+    hourly = metrics.backlog(step_waits, settings.timezone, *span)
     if buckets.is_fine:
         ended = of_topics(table.closed_journeys(manifest.journeys), settings)
-        slow = wanted(ended.withColumn("quarter_ms", F.col("acked_ms")), settings)
-        stepped = rollups.waits(ended, None, buckets.step_ms).unionByName(
+        slow = in_span(ended.withColumn("quarter_ms", F.col("acked_ms")), settings)
+        step_waits = rollups.waits(ended, None, buckets.step_ms).unionByName(
             rollups.waits(unfinished, known_ms, buckets.step_ms)
         )
     plans = []
     if buckets.name == "step":
-        backlog = metrics.backlog(stepped, settings.timezone, *span, buckets.step_ms)
+        backlog = metrics.backlog(step_waits, settings.timezone, *span, buckets.step_ms)
         plans.append(alone("backlog_by_step", backlog))
     stuck = metrics.stuck(unfinished, horizon_ms, settings.stuck_after_ms)
 
@@ -410,7 +410,7 @@ def compared(by_day: Rows, by_hour: Rows, settings: ReportSettings) -> dict[str,
     }
 
 
-def wanted(rows: DataFrame, settings: ReportSettings) -> DataFrame:
+def in_span(rows: DataFrame, settings: ReportSettings) -> DataFrame:
     """Return the rows from ``since`` up to but excluding ``until``."""
     if settings.since_ms is not None:
         rows = rows.filter(rows.quarter_ms >= settings.since_ms)
@@ -427,16 +427,16 @@ def of_topics(rows: DataFrame, settings: ReportSettings) -> DataFrame:
     return rows.filter(rows.topic.rlike("^(?:" + "|".join(patterns) + ")$"))
 
 
-def with_undelivered(of: Figure, stuck: Rows) -> Figure:
+def with_undelivered(service: Figure, stuck: Rows) -> Figure:
     """Add ``undelivered``, the number of tasks that came due in the report's span and were never
     delivered, and ``kept_share``, the share of all tasks due so far that were delivered on time."""
-    shape: Any = of.shape
+    shape: Any = service.shape
     wider = StructType([*shape.fields, StructField("undelivered", LongType()),
                         StructField("kept_share", DoubleType())])  # fmt: skip
     rows = []
-    for row in of.rows:
-        same = (tasks for tasks in stuck if row.get("topic") in {None, tasks["topic"]})
-        lost = sum(tasks["lately"] for tasks in same if tasks["state"] == metrics.NEVER)
+    for row in service.rows:
+        stuck_tasks = (tasks for tasks in stuck if row.get("topic") in {None, tasks["topic"]})
+        lost = sum(tasks["lately"] for tasks in stuck_tasks if tasks["state"] == metrics.NEVER)
         # No group received these tasks, so they count for the topic.
         due = row["first_deliveries"] + lost
         share = row["on_time"] / due if due else None
@@ -496,8 +496,8 @@ def _summed(column: str, counts: Iterable[tuple[str, int]]) -> Rows:
     return [{column: name, "n": sum(n for _, n in pairs)} for name, pairs in same]
 
 
-def _nothing(whole: Figure) -> dict[str, Any]:
+def _empty_figures(service: Figure) -> dict[str, Any]:
     """Return the figures of a history without events: counts are 0, measured values are null."""
     counts = {*schema.TASK_EVENTS, "redelivered", "first_deliveries", "on_time", "held_up"}
-    shape: Any = whole.shape
+    shape: Any = service.shape
     return {name: 0 if name in counts else None for name in shape.names}

@@ -38,19 +38,19 @@ _PATTERNS = {STEP: "yyyy-MM-dd HH:mm:ss", HOUR: "yyyy-MM-dd HH:'00'", DAY: "yyyy
 def bucketed(rows: DataFrame, bucket: str, timezone: str, step_ms: int = QUARTER_MS) -> DataFrame:
     """Return ``rows``, which must have ``quarter_ms``, with the columns of their buckets."""
     start = _start(bucket, timezone, step_ms)
-    at = start if bucket == STEP else F.col("quarter_ms")
-    return rows.withColumns({"start_ms": start, "local": _local(bucket, at, timezone)})
+    start_ms = start if bucket == STEP else F.col("quarter_ms")
+    return rows.withColumns({"start_ms": start, "local": _local(bucket, start_ms, timezone)})
 
 
 def _start(bucket: str, timezone: str, step_ms: int) -> Column:
     """Return the start of the bucket of ``quarter_ms``."""
-    at = F.col("quarter_ms")
+    at_ms = F.col("quarter_ms")
     if bucket == STEP:
-        return quarter(at, step_ms)
-    wall = _wall(at, timezone)
+        return quarter(at_ms, step_ms)
+    wall = _wall(at_ms, timezone)
     if bucket == DAY:
         return F.unix_millis(F.to_utc_timestamp(F.date_trunc("day", wall), timezone))
-    return at - F.minute(wall).cast("long") * 60_000 - F.pmod(at, F.lit(60_000))
+    return at_ms - F.minute(wall).cast("long") * 60_000 - F.pmod(at_ms, F.lit(60_000))
 
 
 def _local(bucket: str, at_ms: Column, timezone: str) -> Column:
@@ -183,9 +183,9 @@ def attempts(facts: DataFrame, cube: Cube) -> DataFrame:
 def reasons(rows: DataFrame, cube: Cube, top: int) -> DataFrame:
     """Return the most frequent reasons of failed deliveries, for each event."""
     counted = cube.aggregate(rows, ("event", "reason"), [F.sum("n").alias("n")])
-    same = [*BUCKET, *(key for key in cube.keys if key not in _PATTERNS)]
-    most = Window.partitionBy(*same, "event").orderBy(F.desc("n"), "reason")
-    ranked = counted.withColumn("rank", F.row_number().over(most))
+    keys = [*BUCKET, *(key for key in cube.keys if key not in _PATTERNS)]
+    most_frequent = Window.partitionBy(*keys, "event").orderBy(F.desc("n"), "reason")
+    ranked = counted.withColumn("rank", F.row_number().over(most_frequent))
     return ranked.filter(F.col("rank") <= top).drop("rank")
 
 
@@ -201,10 +201,10 @@ def peaks(rates: DataFrame, cube: Cube) -> DataFrame:
 
 def _volumes() -> list[Column]:
     event = F.col("event")
-    again = (event == "delivered") & (F.col("attempt") > 1)
+    retried = (event == "delivered") & (F.col("attempt") > 1)
     return [
         *(_count(event == name).alias(name) for name in TASK_EVENTS),
-        _count(again).alias("redelivered"),
+        _count(retried).alias("redelivered"),
     ]
 
 
@@ -229,11 +229,11 @@ def _outcomes() -> list[Column]:
     acked, dead = _count(event == "acked"), _count(event == "dead")
     first_ended = event.isin("acked", "nacked", "lease_over", "dead") & first
     first_share = _share(_count((event == "acked") & first), _count(first_ended))
-    again = (event == "delivered") & (F.col("attempt") > 1)
+    retried = (event == "delivered") & (F.col("attempt") > 1)
     return [
         first_share.alias("first_try_share"),
         _share(dead, acked + dead).alias("dead_share"),
-        _share(_count(again), _count(event == "delivered")).alias("redelivered_share"),
+        _share(_count(retried), _count(event == "delivered")).alias("redelivered_share"),
     ]
 
 
@@ -257,8 +257,8 @@ def _spread(which: Column, name: str) -> list[Column]:
     ]
 
 
-def _share(part: Column, whole: Column) -> Column:
-    return F.when(whole > 0, part / whole)
+def _share(part: Column, total: Column) -> Column:
+    return F.when(total > 0, part / total)
 
 
 # --- recurring schedules -------------------------------------------------------------------------
@@ -270,8 +270,8 @@ def schedules(occurrences: DataFrame, cube: Cube) -> DataFrame:
     planned = F.col("outcome").isin("fired", "missed", "overlap")
     values = [
         _count(planned).alias("planned"),
-        *(_of(outcome).alias(name) for outcome, name in _NAMES.items()),
-        _share(_of("fired"), _count(planned)).alias("fired_share"),
+        *(_of_outcome(outcome).alias(name) for outcome, name in _NAMES.items()),
+        _share(_of_outcome("fired"), _count(planned)).alias("fired_share"),
         *_spread(F.col("outcome") == "fired", "late"),
     ]
     return cube.aggregate(occurrences, ("schedule", "topic"), values)
@@ -283,7 +283,7 @@ _NAMES = {
 }  # fmt: skip
 
 
-def _of(outcome: str) -> Column:
+def _of_outcome(outcome: str) -> Column:
     return _count(F.col("outcome") == outcome)
 
 
@@ -411,14 +411,14 @@ def backlog(
 
 def _since(level: DataFrame, name: Sequence[str], since_ms: int) -> DataFrame:
     """Return the levels from ``since_ms`` on, beginning with the last level before it."""
-    at = F.greatest("quarter_ms", F.lit(since_ms))
-    last = Window.partitionBy(*name, at).orderBy(F.desc("quarter_ms"))
-    kept = level.withColumn("rank", F.row_number().over(last)).filter("rank = 1").drop("rank")
+    at_ms = F.greatest("quarter_ms", F.lit(since_ms))
+    last = Window.partitionBy(*name, at_ms).orderBy(F.desc("quarter_ms"))
+    levels = level.withColumn("rank", F.row_number().over(last)).filter("rank = 1").drop("rank")
     earlier = F.col("quarter_ms") < since_ms
     return (
-        kept.filter(~(earlier & (F.col("level") == 0)))
+        levels.filter(~(earlier & (F.col("level") == 0)))
         .withColumn("held", F.when(earlier, F.col("level")).otherwise(F.col("held")))
-        .withColumn("quarter_ms", at)
+        .withColumn("quarter_ms", at_ms)
     )
 
 
@@ -508,19 +508,19 @@ def slo(by_day: Rows, by_hour: Rows, objective: Objective) -> Rows:
     above 1 is a breach."""
     hours, results = _by_name(by_hour), []
     for (topic, group), days in _by_name(by_day).items():
-        wanted = objective(topic)
+        objective_share = objective(topic)
         first = sum(row["first_deliveries"] for row in days)
         on_time = sum(row["on_time"] for row in days)
-        same = hours[topic, group]
+        group_hours = hours[topic, group]
         results.append(
             {
                 "topic": topic, "group": group,
-                "target_ms": max(row["target_ms"] for row in days), "objective": wanted,
+                "target_ms": max(row["target_ms"] for row in days), "objective": objective_share,
                 "first_deliveries": first, "on_time": on_time,
-                "days": len(days), "days_missed": _missed(days, wanted),
-                "hours": len(same), "hours_missed": _missed(same, wanted),
-                "on_time_share": on_time / first, "met": on_time / first >= wanted,
-                "budget_used": _budget_used(on_time / first, wanted),
+                "days": len(days), "days_missed": _missed(days, objective_share),
+                "hours": len(group_hours), "hours_missed": _missed(group_hours, objective_share),
+                "on_time_share": on_time / first, "met": on_time / first >= objective_share,
+                "budget_used": _budget_used(on_time / first, objective_share),
             }
         )  # fmt: skip
 
@@ -560,8 +560,8 @@ def day_against_day(by_day: Rows) -> Rows:
     return compared
 
 
-def _change(now: float | None, before: float | None) -> float | None:
-    return None if now is None or not before else (now - before) / before
+def _change(value: float | None, previous: float | None) -> float | None:
+    return None if value is None or not previous else (value - previous) / previous
 
 
 def _by_name(rows: Rows) -> dict[tuple[str, str], Rows]:

@@ -163,10 +163,10 @@ def _times(starts: set[int], buckets: Grain, timezone: str) -> list[int]:
     if buckets.name != "day":
         return sorted(starts | set(range(min(starts), max(starts), buckets.step_ms)))
     zone, day = ZoneInfo(timezone), timedelta(days=1)
-    at = datetime.fromtimestamp(min(starts) / 1000, zone)
-    while (start_ms := round(at.timestamp() * 1000)) < max(starts):
+    start = datetime.fromtimestamp(min(starts) / 1000, zone)
+    while (start_ms := round(start.timestamp() * 1000)) < max(starts):
         starts = starts | {start_ms}
-        at += day  # in wall-clock time, because a day can have 23 hours
+        start += day  # in wall-clock time, because a day can have 23 hours
     return sorted(starts)
 
 
@@ -192,8 +192,10 @@ def _heat(by_hour: Rows) -> list[dict[str, Any]]:
             hour = int(row["local"][11:13])
             cells[hour].append((row["delivered"], row["late_p99_ms"], failed))
     days = {row["local"][:10] for row in by_hour}
-    most = sorted(cells_of, key=lambda topic: -sum(x[0] for cell in cells_of[topic] for x in cell))
-    shown = {topic: cells_of[topic] for topic in most[:HEAT_TOPICS_MAX]}
+    busiest = sorted(
+        cells_of, key=lambda topic: -sum(x[0] for cell in cells_of[topic] for x in cell)
+    )
+    shown = {topic: cells_of[topic] for topic in busiest[:HEAT_TOPICS_MAX]}
     return [
         {
             "topic": topic,
@@ -228,11 +230,13 @@ def _span(rows: Mapping[str, Rows], topics: Sequence[str], settings: ReportSetti
 
 def _cards_of(rows: Mapping[str, Rows], topic: str, group: str) -> str:
     """Return the cards for a topic or group. The cards of a group include figures of its topic."""
-    same = {"topic": topic, "group": group}
-    service = next((row for row in whole(rows["by_topic"]) if same.items() <= row.items()), {})
+    selected = {"topic": topic, "group": group}
+    service = next(
+        (row for row in with_topic_counts(rows["by_topic"]) if selected.items() <= row.items()), {}
+    )
     stuck = [row for row in rows["stuck_by_group"]
              if row["topic"] == topic and row["group"] in {"", group}]  # fmt: skip
-    return _cards(service, stuck, [row for row in rows["slo"] if same.items() <= row.items()])
+    return _cards(service, stuck, [row for row in rows["slo"] if selected.items() <= row.items()])
 
 
 def _stuck_remark(rows: Mapping[str, Rows]) -> str:
@@ -268,28 +272,28 @@ TOPIC_COUNTS = ("enqueued", "rescheduled", "cancelled", "expired")
 """Events of a task as a whole, which have no group."""
 
 
-def whole(by_topic: Rows) -> Rows:
+def with_topic_counts(by_topic: Rows) -> Rows:
     """Return a row for each group, with the counts of its topic; and the rows of topics without
     groups."""
 
-    def more(row: Row, own: Row) -> Row:
-        return {name: row[name] + own.get(name, 0) for name in TOPIC_COUNTS}
+    def extend(row: Row, topic_row: Row) -> Row:
+        return {name: row[name] + topic_row.get(name, 0) for name in TOPIC_COUNTS}
 
-    return _with_topics(by_topic, ("topic",), more)
+    return _with_topics(by_topic, ("topic",), extend)
 
 
-def _with_topics(rows: Rows, at: Sequence[str], more: Callable[[Row, Row], Row]) -> Rows:
+def _with_topics(rows: Rows, key_fields: Sequence[str], extend: Callable[[Row, Row], Row]) -> Rows:
     """Return a row for each group, extended by ``more(row, topic_row)``, and the rows of topics
     without groups. ``topic_row`` is the topic's row with the same values in the fields ``at``, or
     empty."""
 
     def key(row: Row) -> tuple[Any, ...]:
-        return tuple(row[name] for name in at)
+        return tuple(row[name] for name in key_fields)
 
-    own = {key(row): row for row in rows if not row["group"]}
+    topic_rows = {key(row): row for row in rows if not row["group"]}
     grouped = {key(row) for row in rows if row["group"]}
     return [
-        {**row, **more(row, own.get(key(row), {}))} if row["group"] else row
+        {**row, **extend(row, topic_rows.get(key(row), {}))} if row["group"] else row
         for row in rows
         if row["group"] or key(row) not in grouped
     ]
@@ -315,8 +319,8 @@ def _footer(manifest: Manifest, settings: ReportSettings) -> str:
     last = "–"
     if manifest.last_ms is not None:
         zone = ZoneInfo(settings.timezone)
-        at = datetime.fromtimestamp(manifest.last_ms / 1000, UTC).astimezone(zone)
-        last = at.strftime("%Y-%m-%d %H:%M:%S %Z")
+        newest_at = datetime.fromtimestamp(manifest.last_ms / 1000, UTC).astimezone(zone)
+        last = newest_at.strftime("%Y-%m-%d %H:%M:%S %Z")
     return escape(
         f"{count(manifest.rows)} events from {count(len(manifest.segments))} segments, the newest "
         f"from {last}. {count(manifest.duplicates)} duplicate lines, from repeated reads of "
@@ -384,7 +388,7 @@ def points(share: float | None) -> str:
     return "–" if share is None else f"{100 * share:+.3f}"
 
 
-def times(value: float | None) -> str:
+def multiple(value: float | None) -> str:
     return "–" if value is None else f"{value:.2f}×"
 
 
@@ -398,10 +402,10 @@ def newest(days: list[Row]) -> list[Row]:
 def with_topic_counts_by_day(rows: Rows) -> Rows:
     """Return a row for each group and day, with the number of enqueued tasks of its topic."""
 
-    def more(row: Row, own: Row) -> Row:
-        return {name: (own or row)[name] for name in ("enqueued", "enqueued_change")}
+    def extend(row: Row, topic_row: Row) -> Row:
+        return {name: (topic_row or row)[name] for name in ("enqueued", "enqueued_change")}
 
-    return _with_topics(rows, ("topic", "local"), more)
+    return _with_topics(rows, ("topic", "local"), extend)
 
 
 def tables(rows: Mapping[str, list[Row]], settings: ReportSettings) -> str:
@@ -418,7 +422,7 @@ def tables(rows: Mapping[str, list[Row]], settings: ReportSettings) -> str:
     named: list[Column] = [("topic", "topic", wrappable), ("group", "group", wrappable)]
     parts = [
         _table("Topics and groups", "Lateness of first deliveries; time to the ack. Enqueued, "
-               "cancelled and expired are the topic’s.", whole(rows["by_topic"]),
+               "cancelled and expired are the topic’s.", with_topic_counts(rows["by_topic"]),
                [*named, *_SERVICE], bad=lambda row: bool(row["undelivered"])),
         _table("Filtered and held up", "Tasks that the group’s filter excluded; first deliveries "
                "that were late because of their order key or fair share.",
@@ -491,7 +495,7 @@ _HELD_UP: list[Column] = [
 ]  # fmt: skip
 _SLO: list[Column] = [
     ("target", "target_ms", duration), ("objective", "objective", percent),
-    ("on time", "on_time_share", percent), ("budget used", "budget_used", times),
+    ("on time", "on_time_share", percent), ("budget used", "budget_used", multiple),
     ("days missed", "days_missed", count), ("hours missed", "hours_missed", count),
     ("first deliveries", "first_deliveries", count),
 ]  # fmt: skip
@@ -563,11 +567,11 @@ def _table(
     for row in rows[:LISTED_MAX]:
         mark = " bad" if bad(row) else ""
         cells = "".join(
-            f'<td class="{kind}{mark if kind == "n" else ""}"{_sort_attribute(row[of], kind)}>'
-            f"{_with_breaks(escape(write(row[of])), kind)}</td>"
-            for (_, of, write), kind in zip(columns, kinds, strict=True)
+            f'<td class="{kind}{mark if kind == "n" else ""}"{_sort_attribute(row[field], kind)}>'
+            f"{_with_breaks(escape(write(row[field])), kind)}</td>"
+            for (_, field, write), kind in zip(columns, kinds, strict=True)
         )
-        lines.append(f"<tr{_of(row)}>{cells}</tr>")
+        lines.append(f"<tr{_row_attributes(row)}>{cells}</tr>")
     if len(rows) > LISTED_MAX:
         remark += f" The first {LISTED_MAX} of {len(rows):,} rows; the CSV has all."
     return (
@@ -582,7 +586,7 @@ def _sort_attribute(value: Any, kind: str) -> str:
     return "" if kind != "n" or value is None else f' data-v="{float(value):.17g}"'
 
 
-def _of(row: Row) -> str:
+def _row_attributes(row: Row) -> str:
     """Return the HTML attributes with a row's topic and group, by which the page selects rows."""
     return "".join(
         f' data-{name}="{escape(str(row[name]))}"' for name in ("topic", "group") if name in row

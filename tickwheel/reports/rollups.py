@@ -103,9 +103,9 @@ def parties(events: DataFrame) -> DataFrame:
     """Count events by producer and subscriber, without ports, which change with every
     connection."""
     event = F.col("event")
-    who = F.when(event == "enqueued", F.col("producer")).otherwise(F.col("subscriber"))
+    party = F.when(event == "enqueued", F.col("producer")).otherwise(F.col("subscriber"))
     role = F.when(event == "enqueued", "producer").otherwise("subscriber")
-    counted = event.isin("enqueued", "delivered", "acked", *FAILED) & who.isNotNull()
+    counted = event.isin("enqueued", "delivered", "acked", *FAILED) & party.isNotNull()
     took = F.when(event == "acked", F.col("ack_ms"))
 
     def count(which: Column, name: str) -> Column:
@@ -113,7 +113,7 @@ def parties(events: DataFrame) -> DataFrame:
 
     return (
         events.filter(counted)
-        .groupBy(*_keys(), role.alias("role"), F.regexp_replace(who, r":\d+$", "").alias("name"))
+        .groupBy(*_keys(), role.alias("role"), F.regexp_replace(party, r":\d+$", "").alias("name"))
         .agg(
             count(event.isin("enqueued", "delivered"), "n"),
             count(event == "acked", "acked"),
@@ -161,8 +161,12 @@ def rates(events: DataFrame, run: int) -> DataFrame:
 
 def newest_rates(rows: DataFrame) -> DataFrame:
     """Return, for each quarter, the rows of the newest run."""
-    same = Window.partitionBy("quarter_ms", "topic", "group", "event")
-    return rows.withColumn("newest", F.max("run").over(same)).filter("run = newest").drop("newest")
+    same_quarter = Window.partitionBy("quarter_ms", "topic", "group", "event")
+    return (
+        rows.withColumn("newest", F.max("run").over(same_quarter))
+        .filter("run = newest")
+        .drop("newest")
+    )
 
 
 def merged(name: str, rows: DataFrame) -> DataFrame:
@@ -253,17 +257,17 @@ def merge_legs(parts: DataFrame) -> DataFrame:
 
 def advance(events: DataFrame, unfinished: DataFrame | None) -> DataFrame:
     """Merge new events into the open journeys. Return all journeys with a column ``closed``."""
-    enqueued, seen = enqueues(events), legs(events)
+    enqueued, task_legs = enqueues(events), legs(events)
     if unfinished is not None:
         enqueued = enqueued.unionByName(
             unfinished.filter("lead and enqueued_ms is not null").select(*_INFO)
         )
-        kept = unfinished.filter("`group` is not null").select(*_LEG)
-        seen = merge_legs(seen.unionByName(kept))
-    return _joined(enqueued, seen)
+        earlier_legs = unfinished.filter("`group` is not null").select(*_LEG)
+        task_legs = merge_legs(task_legs.unionByName(earlier_legs))
+    return _joined(enqueued, task_legs)
 
 
-def _joined(enqueued: DataFrame, seen: DataFrame) -> DataFrame:
+def _joined(enqueued: DataFrame, task_legs: DataFrame) -> DataFrame:
     c = F.col
     same_task = Window.partitionBy("task_id")
     # The group "" ends the whole task; other groups end it if their event has ``ended``.
@@ -272,19 +276,19 @@ def _joined(enqueued: DataFrame, seen: DataFrame) -> DataFrame:
     partly = F.coalesce(F.max("partly").over(same_task), F.lit(False))
     all_ended = F.min(F.when(c("group") != "", c("ended_ms").isNotNull())).over(same_task)
     joined = enqueued.join(
-        seen.withColumnRenamed("topic", "seen_topic"), "task_id", "full"
+        task_legs.withColumnRenamed("topic", "seen_topic"), "task_id", "full"
     ).withColumn("topic", F.coalesce("topic", "seen_topic"))
     quiet = F.coalesce(all_ended, F.lit(False))
     ended = whole_end.isNotNull() | (quiet & ~partly)
     # A leg without an enqueue may be a late part of a journey that an earlier run has closed.
     owed = c("enqueued_ms").isNotNull() & whole_end.isNull() & quiet & partly
     lead = F.row_number().over(same_task.orderBy(c("group").asc_nulls_first())) == 1
-    left = F.min(F.coalesce("came_due_ms", "ended_ms")).over(same_task)
+    left_ms = F.min(F.coalesce("came_due_ms", "ended_ms")).over(same_task)
     return joined.drop("seen_topic").withColumns(
         {
             "closed": c("enqueued_ms").isNotNull() & ended,
             "lead": lead,
-            "left_ms": left,
+            "left_ms": left_ms,
             "owed": owed,
         }
     )
@@ -303,7 +307,7 @@ def last_ms(last_code: Column) -> Column:
     return F.floor(last_code / CODES).cast("long")
 
 
-def slow(closed: DataFrame, kept: int = SLOW_KEPT) -> DataFrame:
+def slow(closed: DataFrame, limit: int = SLOW_KEPT) -> DataFrame:
     """Return the slowest keys of each quarter, each with its slowest task, from due to ack. A
     report can select any quarters. A key appears only once per quarter, however often it is
     slow."""
@@ -322,7 +326,7 @@ def slow(closed: DataFrame, kept: int = SLOW_KEPT) -> DataFrame:
         .agg(F.max(worst).alias("worst"))
         .select(*name, "key", "worst.*")
         .withColumn("rank", F.row_number().over(slowest))
-        .filter(F.col("rank") <= kept)
+        .filter(F.col("rank") <= limit)
         .drop("rank")
     )
 
@@ -338,19 +342,19 @@ def waits(rows: DataFrame, horizon_ms: int | None = None, span_ms: int = QUARTER
     planned = F.coalesce(F.when(c("group") == "", c("due_ms")), c("planned_ms"))
     planned = F.greatest(planned, begun)
     over_at = F.lit(schema.TIME_MS_MAX if horizon_ms is None else horizon_ms)
-    left = F.greatest(F.least(c("left_ms"), planned), begun)
+    left_ms = F.greatest(F.least(c("left_ms"), planned), begun)
     dead = F.when(last_event(c("last_code")) == "dead", last_ms(c("last_code")))
-    over = F.coalesce(c("ended_ms"), dead)
+    over_ms = F.coalesce(c("ended_ms"), dead)
     of_group = c("came_due_ms").isNotNull()
     of_task = c("lead") & begun.isNotNull()
     untaken = of_task & (planned <= over_at) & (c("left_ms").isNull() | (c("left_ms") > planned))
     steps = (
         (of_task, "scheduled", begun, 1),
-        (of_task & (left <= over_at), "scheduled", left, -1),
+        (of_task & (left_ms <= over_at), "scheduled", left_ms, -1),
         (untaken, UNTAKEN, planned, 1),
         (untaken, UNTAKEN, c("left_ms"), -1),
         (of_group, "due", F.greatest(c("came_due_ms"), begun), 1),
-        (of_group, "due", over, -1),
+        (of_group, "due", over_ms, -1),
     )
     changes = F.array(
         *(

@@ -164,13 +164,13 @@ def _is_ours_alone(folder: Path) -> bool:
     return _is_ours(folder.stat()) and os.access(folder, os.W_OK | os.X_OK)
 
 
-def _is_ours(at: os.stat_result) -> bool:
-    return at.st_uid == os.geteuid() and not at.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+def _is_ours(stats: os.stat_result) -> bool:
+    return stats.st_uid == os.geteuid() and not stats.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
 def _is_whole(path: Path) -> bool:
-    at = path.lstat()
-    if not stat.S_ISREG(at.st_mode) or not _is_ours(at):
+    stats = path.lstat()
+    if not stat.S_ISREG(stats.st_mode) or not _is_ours(stats):
         return False
     with path.open("rb") as file:
         return file.read(len(MAGIC)) == MAGIC
@@ -182,8 +182,8 @@ def _written_s(path: Path) -> float:
 
 def _sweep(folder: Path) -> None:
     """Remove abandoned files, and the oldest archives."""
-    old = sorted(_archives(folder), key=_written_s, reverse=True)
-    for path in [path for path in old if not _is_whole(path)] + old[ARCHIVES_KEPT:]:
+    archives = sorted(_archives(folder), key=_written_s, reverse=True)
+    for path in [path for path in archives if not _is_whole(path)] + archives[ARCHIVES_KEPT:]:
         if time.time() - _written_s(path) >= RECORDING_S:
             path.unlink(missing_ok=True)
 
@@ -267,15 +267,15 @@ def started(
     from tickwheel.reports.files import spare_programs
 
     conf = SparkConf()
-    wanted, kept = dict(NEEDED), list[str]()
+    wanted, class_flags = dict(NEEDED), list[str]()
     if master is None and not conf.contains("spark.master"):
         master = "local[*]"
     is_on_one_machine = (master or "").startswith("local")
     if is_on_one_machine:
         cores = _cores(str(master))
         # Options have no effect on a running JVM.
-        kept = class_options(class_cache) if SparkContext._gateway is None else []
-        java = [QUICK_JAVA if little else JAVA, *kept]
+        class_flags = class_options(class_cache) if SparkContext._gateway is None else []
+        java = [QUICK_JAVA if little else JAVA, *class_flags]
         wanted |= LOCAL | {
             # Hadoop uses this value for modes, not the umask of its process.
             "spark.hadoop.fs.permissions.umask-mode": f"{_umask():03o}",
@@ -297,15 +297,15 @@ def started(
             raise ReportError(f"Spark did not start: {_reason(error, log)}") from error
     if is_on_one_machine:
         spare_programs(spark)
-    done = False
+    succeeded = False
     try:
         yield spark
-        done = True
+        succeeded = True
     finally:
         gateway: Any = SparkContext._gateway
         spark.stop()
         # The classes of a failed report are not representative.
-        if not done and (archive := recorded(kept)) is not None:
+        if not succeeded and (archive := recorded(class_flags)) is not None:
             gateway.proc.kill()
             archive.unlink(missing_ok=True)  # the next report can record
 
@@ -315,10 +315,10 @@ def little_to_do(settings: ReportSettings) -> bool:
     if not is_local(*settings.history, settings.out):
         return False
     try:
-        held, new = news(settings)
+        manifest, segments = news(settings)
     except (OSError, ReportError):
         return False
-    return sum(segment.bytes for segment in new) < LITTLE_BYTES and held.rows < LITTLE_ROWS
+    return sum(segment.bytes for segment in segments) < LITTLE_BYTES and manifest.rows < LITTLE_ROWS
 
 
 def _umask() -> int:
@@ -342,14 +342,14 @@ def _chatter_aside(quiet: bool) -> Iterator[Path | None]:
     descriptor, name = tempfile.mkstemp(prefix="tickwheel-spark-", suffix=".log")
     sys.stdout.flush()
     sys.stderr.flush()
-    kept = [os.dup(number) for number in (1, 2)]
+    saved_fds = [os.dup(number) for number in (1, 2)]
     for number in (1, 2):
         os.dup2(descriptor, number)
     os.close(descriptor)
     try:
         yield Path(name)
     finally:
-        for number, former in zip((1, 2), kept, strict=True):
+        for number, former in zip((1, 2), saved_fds, strict=True):
             os.dup2(former, number)
             os.close(former)
         # The JVM has opened the file, and nobody needs its name any longer.

@@ -216,7 +216,9 @@ class Segment:
         return self.sealed, self.bytes
 
 
-def listed(files: Readable, settings: ReportSettings, known: Collection[str] = ()) -> list[Segment]:
+def listed(
+    files: Readable, settings: ReportSettings, known_folders: Collection[str] = ()
+) -> list[Segment]:
     """Return the segments of all folders, each once with its most complete file, ordered by hour,
     then by shard and epoch. Raise ReportError if a folder is missing, or if it has no segments and
     is not ``known`` from the last load, for example because a volume is not mounted."""
@@ -226,7 +228,7 @@ def listed(files: Readable, settings: ReportSettings, known: Collection[str] = (
             raise ReportError(f"{root}: the folder does not exist; is it the daemon's history_dir?")
         paths = files.matching(root, "dt=*/hour=*/*.jsonl*")
         matches = [(file, match) for file in paths if (match := _SEGMENT.search(file.path))]
-        if not matches and root not in known:
+        if not matches and root not in known_folders:
             raise ReportError(
                 f"{root}: the folder has no history; is it the daemon's history_dir, and is its"
                 " volume mounted?"
@@ -246,13 +248,13 @@ def _in_order(name: str) -> tuple[str, int, int, str]:
     return name.rpartition("/")[0], shard, epoch, name
 
 
-def _best(same: Sequence[Segment]) -> Segment:
-    best, *others = sorted(same, key=lambda segment: segment.extent, reverse=True)
+def _best(files_of_segment: Sequence[Segment]) -> Segment:
+    best, *others = sorted(files_of_segment, key=lambda segment: segment.extent, reverse=True)
     return replace(best, copies=tuple(other.path for other in others if other.sealed))
 
 
 def new_segments(
-    segments: Sequence[Segment], manifest: Manifest, again: Collection[str] = ()
+    segments: Sequence[Segment], manifest: Manifest, reloaded: Collection[str] = ()
 ) -> list[Segment]:
     """Return the segments to load: new segments, segments that were extended or sealed since their
     last load, and those in ``again``. Loading a segment again is harmless, because the table
@@ -263,7 +265,7 @@ def new_segments(
     return [
         segment
         for segment in segments
-        if segment.name in again or segment.extent > loaded.get(segment.name, (False, -1))
+        if segment.name in reloaded or segment.extent > loaded.get(segment.name, (False, -1))
     ]
 
 
@@ -356,13 +358,13 @@ def last_summary_if_unchanged(settings: ReportSettings) -> Summary | None:
     if not is_local(*settings.history, settings.out) or _at(settings, LOCK).exists():
         return None
     try:
-        kept = json.loads(_at(settings, REPORT).read_text("utf-8"))
-        if kept["made_of"] != _made_of(settings, kept["run"]):
+        saved = json.loads(_at(settings, REPORT).read_text("utf-8"))
+        if saved["made_of"] != _made_of(settings, saved["run"]):
             return None
-        manifest, new = news(settings)
-        if manifest.run != kept["run"] or new:
+        manifest, new_segments_found = news(settings)
+        if manifest.run != saved["run"] or new_segments_found:
             return None
-        summary = Summary(**kept["summary"])
+        summary = Summary(**saved["summary"])
     except (OSError, ValueError, KeyError, TypeError, ReportError):
         return None
     return replace(
@@ -403,11 +405,15 @@ def _at(settings: ReportSettings, name: str) -> Path:
 def _made_of(settings: ReportSettings, run: int) -> dict[str, Any]:
     """Return all inputs of a report, as JSON values."""
     options = {k: v for k, v in asdict(settings).items() if k not in UNRELATED_TO_FIGURES}
-    out = Path(settings.out)
-    written = [out / "report.html", *out.glob("csv/*.csv"), *out.glob("metrics/*.parquet/*")]
+    out_path = Path(settings.out)
+    written = [
+        out_path / "report.html",
+        *out_path.glob("csv/*.csv"),
+        *out_path.glob("metrics/*.parquet/*"),
+    ]
     inputs = {
         "format": REPORT_FORMAT, "run": run, "options": options, "program": _program(),
-        "files": {str(path.relative_to(out)): path.stat().st_size for path in written},
+        "files": {str(path.relative_to(out_path)): path.stat().st_size for path in written},
     }  # fmt: skip
     as_json: dict[str, Any] = json.loads(json.dumps(inputs))
     return as_json

@@ -160,10 +160,10 @@ class Table:
     def sweep_manifests(self) -> None:
         """Delete torn manifests, so that their numbers can be used again. The caller must hold the
         lock."""
-        folder, known = manifest_folder(self.root), manifest_names(self._files, self.root)
+        folder, names = manifest_folder(self.root), manifest_names(self._files, self.root)
         for name in self._files.names(folder):
             text = self._files.read(f"{folder}/{name}")
-            torn = text is None or (name in known and Manifest.from_text(text) is None)
+            torn = text is None or (name in names and Manifest.from_text(text) is None)
             if torn or name.startswith(ASIDE):
                 self._files.delete(f"{folder}/{name}")
 
@@ -227,19 +227,19 @@ class Loader:
         self.table.sweep_manifests()
         before = manifest = newest_manifest(self._files, self.table.root)
         self.table.sweep(manifest)
-        again = self._not_understood(manifest)
+        reloaded = self._not_understood(manifest)
         segments = new_segments(
-            listed(self._files, self._settings, manifest.histories), manifest, again
+            listed(self._files, self._settings, manifest.histories), manifest, reloaded
         )
         total = sum(segment.bytes for segment in segments)
-        done = 0
+        loaded_bytes = 0
         parts = list(batches(segments, self._settings.batch_bytes))
         self._progress("loading", 0, total)
         for batch in parts:
             manifest = self._load(batch, manifest)
             lock.refresh()
-            done += sum(segment.bytes for segment in batch)
-            self._progress("loading", done, total)
+            loaded_bytes += sum(segment.bytes for segment in batch)
+            self._progress("loading", loaded_bytes, total)
         manifest = compact(self.table, manifest)
         self.table.sweep(manifest)
         return Outcome(
@@ -255,8 +255,8 @@ class Loader:
         """Return the segments with lines that were too new for an older release."""
         if not manifest.quarantine:
             return set()
-        old = {s.run for s in manifest.segments.values() if s.schema < schema.VERSION}
-        if not old:
+        old_runs = {s.run for s in manifest.segments.values() if s.schema < schema.VERSION}
+        if not old_runs:
             return set()
         lines = self.table.quarantine(manifest).filter(F.col("reason").isin(*schema.TOO_NEW))
         rows = lines.select("segment").distinct().collect()
@@ -275,11 +275,11 @@ class Loader:
                 raise
         if not present:
             return manifest
-        whole = [segment for segment in present if segment not in damaged]
+        readable = [segment for segment in present if segment not in damaged]
         mended = {segment.name: self._from_copy(segment) for segment in damaged}
-        whole += [copy for copy in mended.values() if copy is not None]
+        readable += [copy for copy in mended.values() if copy is not None]
         damaged = [segment for segment in damaged if mended[segment.name] is None]
-        return self._commit(whole, damaged, manifest)
+        return self._commit(readable, damaged, manifest)
 
     def _from_copy(self, segment: Segment) -> Segment | None:
         """Return the segment with a readable copy from another folder, or None if there is none."""
@@ -336,8 +336,8 @@ class Loader:
             rows=manifest.rows + rows,
             lines=manifest.lines + lines,
             duplicates=manifest.duplicates + lines - int(counts["bad"]) - rows,
-            first_ms=min(_known(manifest.first_ms, counts["first_ms"]), default=None),
-            last_ms=max(_known(manifest.last_ms, counts["last_ms"]), default=None),
+            first_ms=min(_without_none(manifest.first_ms, counts["first_ms"]), default=None),
+            last_ms=max(_without_none(manifest.last_ms, counts["last_ms"]), default=None),
             synthetic=manifest.synthetic + int(counts["synthetic"]),
         )
         return self.table.commit(changed)
@@ -362,8 +362,8 @@ class Loader:
         )
         rows = schema.good_rows(parsed)
         if dates:
-            held = self.table.events(manifest, dates).select("shard", "epoch", "seq")
-            rows = rows.join(held, ["shard", "epoch", "seq"], "left_anti")
+            table_rows = self.table.events(manifest, dates).select("shard", "epoch", "seq")
+            rows = rows.join(table_rows, ["shard", "epoch", "seq"], "left_anti")
         size = sum(segment.bytes for segment in batch)
         rows = distinct(rows, min(16, 1 + size // SALT_BYTES)).observe(
             after,
@@ -382,17 +382,17 @@ class Loader:
     def _write_parts(self, manifest: Manifest, run: int, dates: set[str]) -> None:
         """Write rollups and journeys of the rows that ``run`` has added."""
         added = self.table.added(run)
-        kept = None if manifest.open is None else self.table.open_journeys(manifest)
+        open_journeys = None if manifest.open is None else self.table.open_journeys(manifest)
 
         def travelled() -> None:
-            self.table.write(rollups.advance(added, kept), "journeys", run, "closed")
+            self.table.write(rollups.advance(added, open_journeys), "journeys", run, "closed")
             closed = self.table.closed_journeys([run])
             for name, count in rollups.JOURNEY_ROLLUPS.items():
                 self.table.write(count(closed), name, run)
 
         def rated() -> None:
-            seen = self._overlapping(added, manifest, dates)
-            self.table.write(rollups.rates(seen, run), "rates", run)
+            overlapping = self._overlapping(added, manifest, dates)
+            self.table.write(rollups.rates(overlapping, run), "rates", run)
 
         def counted(name: str) -> None:
             self.table.write(rollups.EVENT_ROLLUPS[name](added), name, run)
@@ -405,17 +405,19 @@ class Loader:
 
     def _overlapping(self, added: DataFrame, manifest: Manifest, dates: set[str]) -> DataFrame:
         """Return ``added`` with the table's earlier rows of the same quarters and topics."""
-        old = dates & set(manifest.events)
-        if not old:
+        existing_dates = dates & set(manifest.events)
+        if not existing_dates:
             return added
         touched = added.select(
             rollups.quarter(F.col("time_ms")).alias("quarter_ms"), "date", "topic_part"
         ).distinct()
-        held = self.table.events(manifest, old).withColumn(
+        table_rows = self.table.events(manifest, existing_dates).withColumn(
             "quarter_ms", rollups.quarter(F.col("time_ms"))
         )
-        same = held.join(F.broadcast(touched), ["quarter_ms", "date", "topic_part"], "left_semi")
-        return added.unionByName(same.drop("quarter_ms"))
+        same_quarters = table_rows.join(
+            F.broadcast(touched), ["quarter_ms", "date", "topic_part"], "left_semi"
+        )
+        return added.unionByName(same_quarters.drop("quarter_ms"))
 
 
 def distinct(rows: DataFrame, salts: int) -> DataFrame:
@@ -439,7 +441,7 @@ def distinct(rows: DataFrame, salts: int) -> DataFrame:
     )
 
 
-def _known(*values: int | None) -> list[int]:
+def _without_none(*values: int | None) -> list[int]:
     return [value for value in values if value is not None]
 
 
@@ -455,21 +457,21 @@ class Lock:
 
     def __init__(self, files: Files, path: str) -> None:
         self._files, self._path = files, path
-        self._mine = {
+        self._content = {
             "host": socket.gethostname(), "pid": os.getpid(), "id": uuid.uuid4().hex[:12],
         }  # fmt: skip
 
     def __enter__(self) -> Self:
         text = self._files.read(self._path)
-        if text is not None and not self._held(text):
+        if text is not None and not self._is_held(text):
             self._files.delete(self._path)
-        if not self._files.create(self._path, json.dumps(self._mine)):
+        if not self._files.create(self._path, json.dumps(self._content)):
             raise self._refusal()
-        _HELD.add(self._mine["id"])
+        _HELD.add(self._content["id"])
         return self
 
     def __exit__(self, *_: object) -> None:
-        _HELD.discard(self._mine["id"])
+        _HELD.discard(self._content["id"])
         if self._is_ours():
             self._files.delete(self._path)
 
@@ -477,11 +479,11 @@ class Lock:
         """Refresh the lock. Raise ReportError if another run has taken it over as stale."""
         if not self._is_ours():
             raise self._refusal()
-        self._files.write(self._path, json.dumps(self._mine))
+        self._files.write(self._path, json.dumps(self._content))
 
     def _is_ours(self) -> bool:
         text = self._files.read(self._path)
-        return text is not None and text == json.dumps(self._mine)
+        return text is not None and text == json.dumps(self._content)
 
     def _refusal(self) -> ReportError:
         owner = (self._files.read(self._path) or "unknown").strip()
@@ -489,15 +491,15 @@ class Lock:
             f"another report uses this table ({owner}); if it has ended, delete {self._path}"
         )
 
-    def _held(self, text: str) -> bool:
+    def _is_held(self, text: str) -> bool:
         try:
             owner = json.loads(text)
             host, pid = str(owner["host"]), int(owner["pid"])
         except (ValueError, KeyError, TypeError):
             return False  # torn: its writer was killed
-        if host == self._mine["host"]:
+        if host == self._content["host"]:
             # Before a restart of the machine, another process may have had the id of this process.
-            return owner.get("id") in _HELD if pid == self._mine["pid"] else _alive(pid)
+            return owner.get("id") in _HELD if pid == self._content["pid"] else _alive(pid)
         return self._files.age_s(self._path, time.time_ns() // 1_000_000) < STALE_S
 
 
@@ -523,25 +525,25 @@ def compact(table: Table, manifest: Manifest) -> Manifest:
         manifest = table.commit(_rollups(table, manifest))
     if len(manifest.journeys) > JOURNEY_RUNS_MAX:
         manifest = table.commit(_journeys(table, manifest))
-    many = {date for date, runs in manifest.events.items() if len(runs) > EVENT_RUNS_MAX}
-    return table.commit(_events(table, manifest, many)) if many else manifest
+    dates = {date for date, runs in manifest.events.items() if len(runs) > EVENT_RUNS_MAX}
+    return table.commit(_events(table, manifest, dates)) if dates else manifest
 
 
 def _rollups(table: Table, manifest: Manifest) -> Manifest:
     run = manifest.run + 1
     for name in schema.ROLLUPS:
-        whole = rollups.merged(name, table.rollup(name, manifest))
-        table.write(whole.coalesce(4), name, run)
+        merged_rows = rollups.merged(name, table.rollup(name, manifest))
+        table.write(merged_rows.coalesce(4), name, run)
     return replace(manifest, run=run, rollups=(run,))
 
 
 def _journeys(table: Table, manifest: Manifest) -> Manifest:
     """Merge runs of closed journeys. Open journeys always have one run."""
     run, runs = manifest.run + 1, manifest.journeys
-    kept, merged = runs[:-JOURNEY_RUNS_MERGED], runs[-JOURNEY_RUNS_MERGED:]
+    unmerged, merged = runs[:-JOURNEY_RUNS_MERGED], runs[-JOURNEY_RUNS_MERGED:]
     rows = table.closed_journeys(merged).withColumn("closed", F.lit(True))
     table.write(rows.coalesce(4), "journeys", run, "closed")
-    return replace(manifest, run=run, journeys=(*kept, run))
+    return replace(manifest, run=run, journeys=(*unmerged, run))
 
 
 def _events(table: Table, manifest: Manifest, dates: set[str]) -> Manifest:

@@ -146,8 +146,8 @@ class Near:
         Stop after ``work`` withdrawn entries. Return the number of withdrawn entries.
         """
         heap, buckets, spent, dead = self._heap, self._buckets, self._spent, self._dead
-        left = work
-        while heap and left > 0:
+        work_left = work
+        while heap and work_left > 0:
             due_ms = heap[0]
             if due_ms > last_ms or len(ids) >= limit:
                 break
@@ -155,7 +155,9 @@ class Near:
             if bucket is None:
                 heappop(heap)
             elif due_ms in spent or due_ms in dead or len(ids) + len(bucket) > limit:
-                left -= self._take_part(due_ms, bucket, limit - len(ids), left, ids, dues_ms)
+                work_left -= self._take_part(
+                    due_ms, bucket, limit - len(ids), work_left, ids, dues_ms
+                )
             else:
                 if len(bucket) == 1:
                     ids.append(bucket[0])
@@ -167,7 +169,7 @@ class Near:
                 heappop(heap)
                 if due_ms == self._counted_due_ms:
                     self._forget_counted()
-        return work - left
+        return work - work_left
 
     def _take_part(
         self,
@@ -316,15 +318,15 @@ class IdQueue:
         if limit <= 0:
             return []
         ids, head = self._ids, self._head
-        taken = ids[head : head + limit].tolist()
-        head += len(taken)
+        front_ids = ids[head : head + limit].tolist()
+        head += len(front_ids)
         if head == len(ids):
             self._ids, head = array("q"), 0
         elif head > QUEUE_SPENT_MIN and head * 2 > len(ids):
             del ids[:head]
             head = 0
         self._head = head
-        return taken
+        return front_ids
 
     def peek(self, limit: int) -> list[int]:
         """Return up to ``limit`` ids from the front without removing them."""
@@ -333,20 +335,20 @@ class IdQueue:
     def thin(self, left: dict[int, int], places: Sequence[int]) -> list[int]:
         """Drop the first ``left[id]`` entries of each id, and count ``left[id]`` down. Return the
         new indexes of the entries at ``places``, which must be ascending."""
-        ids, kept, moved = self._ids[self._head :], array("q"), []
+        ids, remaining, moved = self._ids[self._head :], array("q"), []
         begin = 0
         for place in (*places, len(ids)):
             for task_id in ids[begin:place]:
                 count = left.get(task_id)
                 if count is None:
-                    kept.append(task_id)
+                    remaining.append(task_id)
                 elif count == 1:
                     del left[task_id]
                 else:
                     left[task_id] = count - 1
-            moved.append(len(kept))
+            moved.append(len(remaining))
             begin = place
-        self._ids, self._head = kept, 0
+        self._ids, self._head = remaining, 0
         return moved[:-1]
 
     @property
@@ -533,10 +535,10 @@ class Ring:
             self._buried((True, rotation), tombs)
         return count
 
-    def _buried(self, key: Key, more: int) -> None:
+    def _buried(self, key: Key, added: int) -> None:
         """Count new tombstones of a bucket, and compact the bucket if it has too many."""
         is_far, number = key
-        tombs = self._tombs[key] = self._tombs.get(key, 0) + more
+        tombs = self._tombs[key] = self._tombs.get(key, 0) + added
         if is_far:
             entries = len(self._full.get(number, ())) * CHUNK_ENTRIES + len(self._far[number])
             busy = number in self._scattering
@@ -555,12 +557,12 @@ class Ring:
             self._spreading.append(number)
             return
         else:
-            kept = array("q")
+            live = array("q")
             for chunk in self._chunks(number):
-                kept.extend(chunk)
-            kept = compacted(kept)
-            starts = range(0, len(kept), CHUNK_ENTRIES)
-            chunks = deque(kept[at : at + CHUNK_ENTRIES] for at in starts)
+                live.extend(chunk)
+            live = compacted(live)
+            starts = range(0, len(live), CHUNK_ENTRIES)
+            chunks = deque(live[at : at + CHUNK_ENTRIES] for at in starts)
             self._far[number] = chunks.pop() if chunks else array("q")
             self._full[number] = chunks
         # Do not count the remaining tombstones, so that they do not trigger the next compaction.

@@ -358,16 +358,16 @@ class TimingWheel:
         rotation within one span is counted without reading its handles."""
         due, ring, tick_ms = [0] * steps, self._ring, self.tick_ms
         first, end = first_ms // tick_ms, (first_ms + steps * step_ms) // tick_ms
-        whole: set[int] = set()
+        whole_rotations: set[int] = set()
         rotations = ring.rotations_between(first, end)
         for rotation in rotations:
             begin_ms, length_ms = rotation * self.slots * tick_ms, self.slots * tick_ms
             step = (begin_ms - first_ms) // step_ms
             if 0 <= step == (begin_ms + length_ms - 1 - first_ms) // step_ms < steps:
                 due[step] += max(0, ring.live_in(rotation))
-                whole.add(rotation)
-        sample_max = max(1, LOAD_SAMPLE_MAX // max(1, len(rotations) - len(whole)))
-        counts, exact = self._counts(first, end, sample_max, whole)
+                whole_rotations.add(rotation)
+        sample_max = max(1, LOAD_SAMPLE_MAX // max(1, len(rotations) - len(whole_rotations)))
+        counts, exact = self._counts(first, end, sample_max, whole_rotations)
         for tick, count in counts.items():
             due[(tick * tick_ms - first_ms) // step_ms] += count
         return due, exact

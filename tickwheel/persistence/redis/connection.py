@@ -222,7 +222,7 @@ class Nodes(_DiscoveredPlace):
     def __init__(self, options: RedisOptions) -> None:
         super().__init__(options)
         self._slot = slot_of(options)
-        self._known: tuple[Address, ...] = ()
+        self._nodes: tuple[Address, ...] = ()
         self._hint: Address | None = None
 
     async def connect(self) -> tuple[Address, Driver]:
@@ -232,7 +232,7 @@ class Nodes(_DiscoveredPlace):
                 return await self._connect_to(hint)
             except (NotConnected, NoReply, ServerError):
                 pass  # ask all nodes
-        servers = tuple(dict.fromkeys((*self._options.seeds, *self._known)))[:NODES_ASKED_MAX]
+        servers = tuple(dict.fromkeys((*self._options.seeds, *self._nodes)))[:NODES_ASKED_MAX]
         self.doing = f"asking {len(servers)} nodes for the one that has slot {self._slot}"
         return await self._connect_to(await self._find_master(servers))
 
@@ -246,7 +246,7 @@ class Nodes(_DiscoveredPlace):
 
     async def _ask_on(self, wire: Driver, server: Address) -> Address | str:
         ranges = slot_ranges(await wire.call("CLUSTER", "SLOTS"), server)
-        self._known = tuple(node for slots in ranges for node in slots.nodes)
+        self._nodes = tuple(node for slots in ranges for node in slots.nodes)
         master = master_of(self._slot, ranges)
         return f"no node serves slot {self._slot}" if master is None else master
 
@@ -339,7 +339,7 @@ class Connection:
         self._wire: Driver | None = None
         self._lock = asyncio.Lock()
         self._failed_s = float("-inf")
-        self._why = ""
+        self._failure = ""
         self.connections = 0
         """Number of connections made so far; each new one must claim the shard."""
         self.address: Address | None = None
@@ -416,7 +416,7 @@ class Connection:
                     else:
                         await asyncio.sleep(TEMPORARY_RETRY_S)
                         if self._wire is not wire:
-                            raise NotConnected(f"{self._options.name}: {self._why}") from None
+                            raise NotConnected(f"{self._options.name}: {self._failure}") from None
 
     async def _call(self, wire: Driver, args: tuple[Argument, ...], timeout_ms: int) -> Any:
         patience = self._patience
@@ -456,17 +456,17 @@ class Connection:
     async def _connect(self) -> Driver:
         options, loop = self._options, asyncio.get_running_loop()
         if loop.time() < self._failed_s + RETRY_S:
-            raise NotConnected(f"{options.name}: {self._why}")
+            raise NotConnected(f"{options.name}: {self._failure}")
         try:
             async with asyncio.timeout(options.connect_ms / 1000):
                 address, self._wire = await self._place.connect()
         except TimeoutError:
             doing = f", {self._place.doing}" if self._place.doing else ""
-            self._why = f"no connection within {options.connect_ms} ms{doing}"
+            self._failure = f"no connection within {options.connect_ms} ms{doing}"
         except (NotConnected, NoReply) as error:
-            self._why = error.message
+            self._failure = error.message
         except ServerError as error:
-            self._failed_s, self._why = loop.time(), error.message
+            self._failed_s, self._failure = loop.time(), error.message
             if error.kind != "ERR":  # such as: max number of clients reached
                 raise
         else:
@@ -475,7 +475,7 @@ class Connection:
             self._note(address)
             return self._wire
         self._failed_s = loop.time()
-        raise NotConnected(f"{options.name}: {self._why}")
+        raise NotConnected(f"{options.name}: {self._failure}")
 
     def _note(self, address: Address) -> None:
         before, self.address = self.address, address
@@ -485,7 +485,7 @@ class Connection:
 
     async def _drop(self, reason: str) -> None:
         wire, self._wire = self._wire, None
-        self._why = reason
+        self._failure = reason
         if wire is not None:
             await wire.close()
 

@@ -264,7 +264,7 @@ class Filling:
     """The state of a scan that reads all tasks from Redis, concurrently with commits."""
 
     def __init__(self) -> None:
-        self.new: set[int] = set()
+        self.created: set[int] = set()
         """Ids of the tasks created since the scan began."""
         self.chunks: deque[Changes] = deque()
         """The changes of each requested chunk, oldest first."""
@@ -365,7 +365,7 @@ class Mirror:
     def _note_changes(self, effects: Effects) -> None:
         """Record the changes of a batch in all current scans."""
         for filling in self._fillings:
-            filling.new.update(effects.enqueued)
+            filling.created.update(effects.enqueued)
             for newer, ended in filling.chunks:
                 newer.update(effects.enqueued, effects.updated, effects.ended)
                 ended.update(effects.ended)

@@ -217,9 +217,8 @@ async def _info(line: Connection, options: RedisOptions) -> dict[str, str]:
 
 async def durability(line: Connection, options: RedisOptions) -> str:
     """See ``Store.durability``. Raise NotConnected or NoReply."""
-    unless = (
-        f"unless the daemon survives, which {_again(options)}; the end of its process loses none"
-    )
+    repair = _repair_text(options)
+    unless = f"unless the daemon survives, which {repair}; the end of its process loses none"
     copies = "" if options.mirror else f"; {_stops(options)}"
     if options.wait_replicas:
         copies += f"; {options.wait_replicas} of its replicas have a task before it is confirmed"
@@ -237,7 +236,7 @@ async def durability(line: Connection, options: RedisOptions) -> str:
     return (texts[0] if texts else _UNKNOWN).format(unless=unless) + copies
 
 
-def _again(options: RedisOptions) -> str:
+def _repair_text(options: RedisOptions) -> str:
     """Describe how a daemon repairs a Redis that has lost confirmed tasks."""
     if options.mirror:
         return "writes them again"
@@ -268,7 +267,7 @@ async def begin_epoch(
     """Begin an epoch. Return the opened shard and its incarnation. Raise StoreUnusable,
     NotConnected, NoReply or ServerError. The shard's identity is read first, to detect losses. The
     read does not exclude other daemons; the leader's lease does."""
-    held, compared = await _held(line, keys, evidence)
+    held, compared = await _read_identity(line, keys, evidence)
     begun = begin(f"store {options.name}: {keys.shard}", held, compared, epoch_min)
     fresh = secrets.token_hex(8)
     past = past_text([began._replace(batch=NO_BATCH) for began in begun.past])
@@ -294,7 +293,7 @@ async def begin_epoch(
     return opened, opened.incarnation
 
 
-async def _held(
+async def _read_identity(
     line: Connection, keys: Keys, evidence: Sequence[Evidence]
 ) -> tuple[Held | None, Sequence[Evidence]]:
     """Return the shard's identity, and the facts to compare it with. For an incomplete or foreign
@@ -392,7 +391,7 @@ class StoredShard:
     """The server's address, without secrets."""
     shard: str
     exists: bool
-    whole: bool
+    is_complete: bool
     """Whether the shard has all fields that it needs."""
     rewriting: str
     """The owner whose rewrite of the shard was interrupted; or, after ``LOST_BY``, the owner whose
@@ -409,7 +408,7 @@ class StoredShard:
     @property
     def unused(self) -> bool:
         """Whether the shard is initialized and has never had a batch."""
-        return self.exists and self.whole and not self.rewriting and self.last == 0
+        return self.exists and self.is_complete and not self.rewriting and self.last == 0
 
     @property
     def state(self) -> str:
@@ -417,7 +416,7 @@ class StoredShard:
         if not self.exists:
             return "empty"
         contents = ", ".join(f"{n:,} {name.replace('_', ' ')}" for name, n in self.counts.items())
-        trouble = "" if self.whole else "; it is damaged"
+        trouble = "" if self.is_complete else "; it is damaged"
         if self.rewriting.startswith(LOST_BY):
             trouble += f"; it lacks data that {self.rewriting.removeprefix(LOST_BY)} had confirmed"
         elif self.rewriting:
@@ -435,12 +434,12 @@ async def look(options: RedisOptions) -> StoredShard:
     status, *fields = reply
     if status != b"seen":
         raise _not_laid_out(options, keys, status.decode(), fields)
-    exists, whole, epoch, incarnation, _, rewriting, parts, last, *counts = fields
+    exists, is_complete, epoch, incarnation, _, rewriting, parts, last, *counts = fields
     return StoredShard(
         store=options.name,
         shard=keys.shard,
         exists=exists == b"1",
-        whole=whole == b"1" or exists == b"0",
+        is_complete=is_complete == b"1" or exists == b"0",
         rewriting=rewriting.decode(),
         epoch=int(epoch),
         incarnation=incarnation.decode(),

@@ -254,10 +254,10 @@ class Reader:
         tasks: dict[int, StoredTask] = {}
         if not possible_ids:
             return tasks
-        unread = await self._some(tasks, possible_ids)
+        unread = await self._read_part(tasks, possible_ids)
         if unread:
             async with self._writer.lock:
-                tasks = await self._all(possible_ids)
+                tasks = await self._read_all(possible_ids)
         return tasks
 
     async def read_some(
@@ -269,20 +269,20 @@ class Reader:
             return self._mirror.read_some(possible_ids, bytes_max)
         tasks: dict[int, StoredTask] = {}
         unread = (
-            await self._some(tasks, possible_ids, min(bytes_max, BYTES_PER_SCRIPT))
+            await self._read_part(tasks, possible_ids, min(bytes_max, BYTES_PER_SCRIPT))
             if possible_ids
             else []
         )
         return tasks, unread
 
-    async def _all(self, ids: list[int]) -> dict[int, StoredTask]:
+    async def _read_all(self, ids: list[int]) -> dict[int, StoredTask]:
         """Read as ``read`` does. The caller must hold the writer's lock."""
         tasks: dict[int, StoredTask] = {}
         while ids:
-            ids = await self._some(tasks, ids, locked=True)
+            ids = await self._read_part(tasks, ids, locked=True)
         return tasks
 
-    async def _some(
+    async def _read_part(
         self,
         into: dict[int, StoredTask],
         ids: list[int],
@@ -378,7 +378,9 @@ class Reader:
         if self._mirror.complete:
             return self._mirror.read_some(ids, bytes_max)
         tasks: dict[int, StoredTask] = {}
-        return tasks, await self._some(tasks, ids, min(bytes_max, BYTES_PER_SCRIPT), locked=True)
+        return tasks, await self._read_part(
+            tasks, ids, min(bytes_max, BYTES_PER_SCRIPT), locked=True
+        )
 
     async def _load_index(self) -> None:
         with self._index.loading() as ids:

@@ -147,7 +147,7 @@ class Recovering:
                 changes = filling.take()
                 self._mirror.fill(changes.newer, heads.ids, records)
                 self._hash(heads)
-                handles = _without(filling.new, changes.ended, heads)
+                handles = _without(filling.created, changes.ended, heads)
                 if handles.ids:
                     yield handles
                 if first:

@@ -148,7 +148,7 @@ class _Masters:
     def __init__(self, options: RedisOptions, slots_line: _Line) -> None:
         """``asked`` is the connection for the locations of all slots."""
         self._options = options
-        self._asked = slots_line.connection
+        self._slots_connection = slots_line.connection
         self._asking = asyncio.Lock()
         self._ranges: Sequence[SlotRange] = ()
         """The locations of all slots; empty: unknown."""
@@ -156,7 +156,7 @@ class _Masters:
 
     async def line(self, slot: int) -> _Line:
         """Return the connection to a slot's master. Raise NotConnected, NoReply or ServerError."""
-        await self._know()
+        await self._load_slots()
         address = master_of(slot, self._ranges)
         if address is None:
             raise NotConnected(f"no node serves slot {slot}")
@@ -170,17 +170,17 @@ class _Masters:
 
     async def ready(self) -> None:
         """Connect to all masters. Raise NotConnected, NoReply or ServerError."""
-        await self._know()
+        await self._load_slots()
         lines = [self._line_to(slots.nodes[0]) for slots in self._ranges]
         await asyncio.gather(*(line.connection.ready() for line in lines))
 
-    async def _know(self) -> None:
+    async def _load_slots(self) -> None:
         async with self._asking:
             if self._ranges:
                 return
-            answer = await self._asked.call("CLUSTER", "SLOTS")
-            assert self._asked.address is not None, "it has answered"
-            self._ranges = slot_ranges(answer, self._asked.address)
+            answer = await self._slots_connection.call("CLUSTER", "SLOTS")
+            assert self._slots_connection.address is not None, "it has answered"
+            self._ranges = slot_ranges(answer, self._slots_connection.address)
             for address in self._lines.keys() - {slots.nodes[0] for slots in self._ranges}:
                 await self._lines.pop(address).connection.close()
 

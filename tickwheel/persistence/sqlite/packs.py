@@ -127,7 +127,7 @@ def dues_of(head: bytes, count: int) -> Sequence[int]:
     return dues_ms
 
 
-def _whole(moved: bytes) -> Sequence[int]:
+def _moved_dues(moved: bytes) -> Sequence[int]:
     return dues_of(moved, len(moved))
 
 
@@ -162,7 +162,7 @@ class Pack:
         self.count = count
         self.mask = mask
         try:
-            self.dues_ms = dues_of(head, count) if moved is None else _whole(moved)
+            self.dues_ms = dues_of(head, count) if moved is None else _moved_dues(moved)
             sizes = array("I")
             sizes.frombytes(head[8 * count :])
             self.topics = topics_of(names, count)

@@ -205,7 +205,7 @@ class Reader:
     def close(self) -> None:
         self._connection.close()
 
-    def rest(self) -> None:
+    def release_pages(self) -> None:
         """Release cached pages before a possibly long pause."""
         self._moves = {}
         self._moves_oldest = self._moves_upto = 0
@@ -218,7 +218,7 @@ class Reader:
         if tasks is not None:
             return tasks
         with snapshot(self._connection):
-            return self._all(ids)
+            return self._read_all(ids)
 
     def read_some(
         self, ids: Sequence[int], bytes_max: int
@@ -365,7 +365,7 @@ class Reader:
         (rows,) = self._connection.execute(_SCAN_DEAD, (*after, topic, group, limit)).fetchone()
         return list(starmap(dead_row, from_json(rows)))
 
-    def _all(self, ids: Sequence[int]) -> dict[int, StoredTask]:
+    def _read_all(self, ids: Sequence[int]) -> dict[int, StoredTask]:
         """Read as ``read`` does, inside a snapshot."""
         tasks: dict[int, StoredTask] = {}
         for start in range(0, len(ids), IDS_PER_STATEMENT):
@@ -410,9 +410,9 @@ class Reader:
         picked = self._picked(ids) if _are_scattered(ids) else {}
         if picked:
             others = [task_id for task_id in ids if task_id not in picked]
-            tasks, large = self._whole(others) if others else ({}, [])
+            tasks, large = self._read_whole_packs(others) if others else ({}, [])
             return picked | tasks, large
-        return self._whole(ids)
+        return self._read_whole_packs(ids)
 
     def _picked(self, ids: Sequence[int]) -> dict[int, StoredTask]:
         """Return packed tasks without options, reading only their own bodies from the packs. Call
@@ -439,7 +439,7 @@ class Reader:
         _add_history(tasks, *history)
         return tasks
 
-    def _whole(self, ids: Sequence[int]) -> tuple[dict[int, StoredTask], list[int]]:
+    def _read_whole_packs(self, ids: Sequence[int]) -> tuple[dict[int, StoredTask], list[int]]:
         """Return tasks by id, reading their whole packs."""
         columns = self._columns(self._read, ids)
         rows, large = self._tasks(*columns[:6])

@@ -563,7 +563,7 @@ class SqliteStore:
             try:
                 return read(reader)
             finally:
-                reader.rest()
+                reader.release_pages()
                 self._listers.put(reader)
 
         return await self._read(self._long, work)

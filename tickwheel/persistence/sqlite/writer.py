@@ -358,7 +358,7 @@ class Writer:
             self._make_room(connection, upkeep)
             if makes_tasks:
                 raise self._full(n) from error
-            applied = self._again(connection, epoch, owner, n, effects)
+            applied = self._retry_without_tasks(connection, epoch, owner, n, effects)
         if applied:
             try:
                 upkeep.after_batch()
@@ -367,7 +367,7 @@ class Writer:
                 self._break(connection, error)
         return applied
 
-    def _again(
+    def _retry_without_tasks(
         self, connection: sqlite3.Connection, epoch: int, owner: str, n: int, effects: Effects
     ) -> bool:
         """Write a batch without new tasks after the reserve was deleted to make room."""
@@ -395,7 +395,7 @@ class Writer:
             enqueued, ended = effects.enqueued, effects.ended
             if values is None or self._packs.searches_next or self._packs.places(enqueued)[0]:
                 return None
-            ends = self._ends(connection, ended) if ended else NO_ENDS
+            ends = self._ended_columns(connection, ended) if ended else NO_ENDS
             if ends is None:
                 return None
             marks = (sql.expected_meta(epoch, owner, n), n, effects.id_mark, effects.position_ms)
@@ -418,7 +418,7 @@ class Writer:
         self._has_keys |= values[sql.HASH_AT] is not None
         return True
 
-    def _ends(
+    def _ended_columns(
         self, connection: sqlite3.Connection, ended: dict[int, Outcome]
     ) -> tuple[object, ...] | None:
         """Return the columns of ``sql.WRITE_SMALL`` for ended tasks, or None if packs change."""
