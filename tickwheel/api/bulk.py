@@ -20,7 +20,7 @@ from tickwheel.api.kinds import (
 )
 from tickwheel.api.shapes import Answer, Request, maybe_when, when
 from tickwheel.api.tasks import MOVES, PAGE, STATES, AnyMoveFields, LetterPlace
-from tickwheel.api.verb import Audit, Home, Method, Need, Of, Over, Right, Unique, Verb
+from tickwheel.api.verb import Audit, Home, Method, Need, Of, Right, Routing, Unique, Verb
 
 EXAMPLES_MAX: Final = 10
 TIME_MS_MAX: Final = 2**53 - 1
@@ -222,17 +222,17 @@ VERBS: Final = (
          "Change all matching tasks of a topic", "", FrameType.BULK_MAKE,
          path="POST /v1/bulk", tag=_TAG, status=201,
          errors=(*_UNKNOWN, "conflict", "due_too_far"), audit=Audit.ALWAYS, changes=True,
-         over=Over.TURN, unique=Unique("id", Home.FIRST)),
+         routing=Routing.TURN, unique=Unique("id", Home.FIRST)),
     Verb("preview_bulk", BulkTrial, BulkPreview, Need(Right.READ, Of.NAMED),
          "Preview a bulk operation", "", FrameType.BULK_PREVIEW,
          path="POST /v1/bulk-previews", tag=_TAG, errors=(*_UNKNOWN, "due_too_far"),
-         prompt=False, over=Over.EACH),
+         prompt=False, routing=Routing.EACH),
     Verb(
         "list_bulk", BulkPage, BulkList, Need(Right.READ, Of.FOUND),
         "List bulk operations, the newest first", "Return bulk operations, the newest first.",
         FrameType.BULK_LIST, path="GET /v1/bulk", tag=_TAG, errors=_UNKNOWN, prompt=False,
         pages="bulk", methods=(Method("list_bulk"),),
-        over=Over.PAGES,
+        routing=Routing.PAGES,
     ),
     Verb(
         "show_bulk", BulkName, BulkInfo, Need(Right.READ, Of.FOUND),
@@ -240,7 +240,7 @@ VERBS: Final = (
         "Return one bulk operation and its progress. Raise NotFound if there is none.",
         FrameType.BULK, "show", path=f"GET {_PATH}", tag=_TAG, errors=_UNKNOWN,
         methods=(Method("show_bulk"),), command="bulk show BULK",
-        over=Over.ALL,
+        routing=Routing.ALL,
     ),
     Verb(
         "cancel_bulk", BulkName, BulkInfo, Need(Right.OPERATE, Of.FOUND),
@@ -250,6 +250,6 @@ VERBS: Final = (
         FrameType.BULK, "cancel", path=f"DELETE {_PATH}", tag=_TAG, errors=_UNKNOWN,
         audit=Audit.ALWAYS, changes=True, methods=(Method("cancel_bulk"),),
         command="bulk cancel BULK",
-        over=Over.TURN,
+        routing=Routing.TURN,
     ),
 )  # fmt: skip

@@ -27,7 +27,7 @@ from tickwheel.api.policies import IfPending, Retry
 from tickwheel.api.schedules import NamesPage
 from tickwheel.api.shapes import Answer, Request, called, when
 from tickwheel.api.tasks import PAGE, ListedOptions
-from tickwheel.api.verb import Audit, Home, Method, Need, Of, Over, Right, Unique, Verb
+from tickwheel.api.verb import Audit, Home, Method, Need, Of, Right, Routing, Unique, Verb
 from tickwheel.limits import ID_MAX, SHARDS_MAX
 
 LOAD_STEPS_MAX: Final = 1_440
@@ -350,7 +350,7 @@ class Status(Answer):
     ] = None
     statuses: Annotated[
         Sequence[dict[str, Any]],
-        "Over the HTTP API of all shards: the status of each shard, with ``shard``, ``url`` and"
+        "Routing the HTTP API of all shards: the status of each shard, with ``shard``, ``url`` and"
         " ``reachable``. If a shard is unreachable, its ``state`` is ``unreachable``, and ``error``"
         " and ``message`` give the reason. The fields outside this list then describe all shards:"
         " ``state`` is the worst state and ``detail`` names its shard; sizes and loaded tasks are"
@@ -601,66 +601,66 @@ RESTORE_STOP_S: Final = 10.0
 
 VERBS: Final = (
     Verb("ping", Nothing, None, None, "Check that the daemon answers", frame=FrameType.PING,
-         standby=True, over=Over.ONE),
+         standby=True, routing=Routing.ONE),
     Verb("status", Nothing, Status, None, "Role, state, store",
          "Return the daemon's role and state, and when its role began. For a daemon that is not"
          " active, use ``status_at``.",
          FrameType.STATUS, path="GET /v1/status", tag=_DAEMON, standby=True,
-         methods=(Method("status"),), over=Over.ONE),
+         methods=(Method("status"),), routing=Routing.ONE),
     Verb("stats", Nothing, Stats, _FOUND, "Counts", "Return the daemon's current counts.",
          FrameType.STATS, path="GET /v1/stats", tag=_DAEMON, methods=(Method("stats"),),
-         over=Over.ALL),
+         routing=Routing.ALL),
     Verb("load", LoadSpans, Load, _ANY, "How many tasks are due in each span of time",
          "Return how many tasks the wheel has for each of ``steps`` spans of ``step``. The first"
          " begins at ``since``, rounded down to a multiple of ``step``. Raise BadRequest if a value"
          " is out of range.",
          FrameType.LOAD, path="GET /v1/load", tag=_DAEMON, methods=(Method("load"),),
-         over=Over.ALL),
+         routing=Routing.ALL),
     Verb("list_topics", NamesPage, TopicList, _FOUND, "List topics with their counts",
          frame=FrameType.TOPIC_LIST, path="GET /v1/topics", tag=_TOPICS, prompt=False,
-         pages="topics", over=Over.PAGES),
+         pages="topics", routing=Routing.PAGES),
     Verb("show_topic", OfTopic, TopicStats, _NAMED, "One topic",
          frame=FrameType.TOPIC_SHOW, path="GET /v1/topics/{topic}", tag=_TOPICS, errors=_UNKNOWN,
-         over=Over.ALL),
+         routing=Routing.ALL),
     Verb("consumers", ConsumersPage, Consumers, _FOUND, "List connected consumers",
          "Return each subscription and each waiting pull, in the order in which their clients"
          " connected, optionally only of a topic or a group.",
          FrameType.CONSUMER_LIST, path="GET /v1/consumers", tag=_CONSOLE, prompt=False,
-         pages="consumers", methods=(Method("list_consumers"),), over=Over.PAGES),
+         pages="consumers", methods=(Method("list_consumers"),), routing=Routing.PAGES),
     Verb("overview", Nothing, Overview, _ANY, "The wheel, counts and current problems",
          "Return the wheel, counts, and current problems in words (``troubles``), the worst first.",
          frame=FrameType.OVERVIEW, path="GET /v1/overview", tag=_CONSOLE, prompt=False,
-         methods=(Method("overview"),), over=Over.ALL),
+         methods=(Method("overview"),), routing=Routing.ALL),
     Verb("group_lag", OfGroup, GroupLag, _NAMED, "How far a group was behind in the last hour",
          frame=FrameType.GROUP_LAG, path="GET /v1/topics/{topic}/groups/{group}/lag", tag=_CONSOLE,
-         errors=_UNKNOWN, over=Over.ALL),
+         errors=_UNKNOWN, routing=Routing.ALL),
     Verb("task_history", OfTask, TaskHistory, _FOUND, "The history of a task",
          "Return the events of a task from the history, in order. The newest events can be missing"
          " for a moment.",
          frame=FrameType.TASK_HISTORY, path="GET /v1/tasks/{id}/history", tag=_CONSOLE,
-         prompt=False, methods=(Method("task_history"),), over=Over.ALL),
+         prompt=False, methods=(Method("task_history"),), routing=Routing.ALL),
     Verb("history_tasks", HistoryPage, FoundTasks, _FOUND,
          "Search the history for tasks, including finished tasks, by key, topic and time",
          frame=FrameType.HISTORY_LIST, path="GET /v1/history/tasks", tag=_CONSOLE, prompt=False,
-         over=Over.ALL),
+         routing=Routing.ALL),
     Verb("report", Nothing, None, _ANY, "The page of the last report"),
     Verb("backup", BackupName, Backup, _ADMIN, "Copy the store to a new file",
          "Copy the store of the running daemon to a new file ``name`` in its backup folder.",
          FrameType.BACKUP, path="POST /v1/backups", tag=_DAEMON, status=201,
          errors=("conflict",), audit=Audit.ALWAYS, prompt=False, repeat=False, extra_s=BACKUP_S,
-         methods=(Method("backup"),), over=Over.TURN, unique=Unique("name", Home.FIRST)),
+         methods=(Method("backup"),), routing=Routing.TURN, unique=Unique("name", Home.FIRST)),
     Verb("restore", NewRestore, Restore, _ADMIN,
          "Restore a backup and the history since then into a new file", frame=FrameType.RESTORE,
          path="POST /v1/restores", tag=_DAEMON, status=202, errors=("not_found", "conflict"),
-         audit=Audit.ALWAYS, prompt=False, repeat=False, over=Over.TOGETHER,
+         audit=Audit.ALWAYS, prompt=False, repeat=False, routing=Routing.TOGETHER,
          unique=Unique("id", Home.ALL)),
     Verb("list_restores", Nothing, RestoreList, _ANY, "List the newest restores",
-         frame=FrameType.RESTORE_LIST, path="GET /v1/restores", tag=_DAEMON, over=Over.ALL),
+         frame=FrameType.RESTORE_LIST, path="GET /v1/restores", tag=_DAEMON, routing=Routing.ALL),
     Verb("show_restore", RestoreId, Restore, _ANY, "Show the progress of a restore",
          frame=FrameType.RESTORE_SHOW, path="GET /v1/restores/{id}", tag=_DAEMON, errors=_UNKNOWN,
-         over=Over.ALL),
+         routing=Routing.ALL),
     Verb("cancel_restore", RestoreId, Restore, _ADMIN, "Cancel a restore and remove its file",
          frame=FrameType.RESTORE_CANCEL, path="DELETE /v1/restores/{id}", tag=_DAEMON,
          errors=_UNKNOWN, audit=Audit.ALWAYS, prompt=False, extra_s=RESTORE_STOP_S,
-         over=Over.ALL),
+         routing=Routing.ALL),
 )  # fmt: skip

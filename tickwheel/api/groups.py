@@ -30,7 +30,7 @@ from tickwheel.api.kinds import (
 from tickwheel.api.policies import IfPending, Retry
 from tickwheel.api.shapes import REQUIRED, Answer, Request, called, maybe_when, place, when
 from tickwheel.api.tasks import TaskOutcome, Value
-from tickwheel.api.verb import Audit, Home, Method, Need, Of, Over, Right, Unique, Verb
+from tickwheel.api.verb import Audit, Home, Method, Need, Of, Right, Routing, Unique, Verb
 from tickwheel.model.values import FILTER_LENGTH_MAX
 
 ORDER_ATTEMPTS_MAX: Final = 1_000_000
@@ -486,7 +486,7 @@ VERBS: Final = (
         FrameType.GROUP_CREATE, path=f"PUT {_GROUP}", tag=_TOPICS, status=201,
         errors=("conflict",), audit=Audit.ALWAYS, changes=True,
         methods=(Method("create_group"),),
-        over=Over.HOME, unique=Unique("group", Home.TOPIC),
+        routing=Routing.HOME, unique=Unique("group", Home.TOPIC),
     ),
     Verb(
         "configure", Settings, GroupSettings, _OPERATE,
@@ -497,7 +497,7 @@ VERBS: Final = (
         " Conflict for ``broadcast_only`` if the topic has groups.",
         FrameType.CONFIGURE, path=f"PATCH {_GROUP}", tag=_TOPICS, errors=("not_found", "conflict"),
         audit=Audit.ALWAYS, changes=True, methods=(Method("configure"),),
-        over=Over.HOME,
+        routing=Routing.HOME,
     ),
     Verb(
         "delete_group", GroupDeletion, GroupHeld, _OPERATE, "Delete a group",
@@ -506,7 +506,7 @@ VERBS: Final = (
         FrameType.GROUP_DELETE, path=f"DELETE {_GROUP}", tag=_TOPICS,
         errors=("not_found", "conflict"), audit=Audit.ALWAYS, changes=True, repeat=False,
         methods=(Method("delete_group"),),
-        over=Over.HOME_LAST,
+        routing=Routing.HOME_LAST,
     ),
     Verb(
         "delete_topic", Deletion, TopicHeld, _OPERATE, "Delete a topic with its groups and tasks",
@@ -518,7 +518,7 @@ VERBS: Final = (
         FrameType.TOPIC_DELETE, path="DELETE /v1/topics/{topic}", tag=_TOPICS,
         errors=("not_found", "conflict"), audit=Audit.ALWAYS, changes=True, repeat=False,
         methods=(Method("delete_topic"),),
-        over=Over.HOME_LAST,
+        routing=Routing.HOME_LAST,
     ),
     Verb(
         "reset_group", Reset, BulkInfo, _OPERATE,
@@ -531,7 +531,7 @@ VERBS: Final = (
         FrameType.GROUP_RESET, path=f"POST {_GROUP}/reset", tag=_TOPICS, status=201,
         errors=("not_found", "conflict"), audit=Audit.ALWAYS, changes=True,
         methods=(Method("reset_group"),),
-        over=Over.TURN, unique=Unique("id", Home.FIRST),
+        routing=Routing.TURN, unique=Unique("id", Home.FIRST),
     ),
     Verb(
         "preview_reset", ResetTrial, ResetPreview, _READ,
@@ -540,7 +540,7 @@ VERBS: Final = (
         " reads the whole history. Raise NotFound if there is no such group, or Overloaded.",
         FrameType.GROUP_RESET_PREVIEW, path=f"POST {_GROUP}/reset-preview", tag=_TOPICS,
         errors=("not_found",), prompt=False, methods=(Method("preview_reset"),),
-        over=Over.ALL,
+        routing=Routing.ALL,
     ),
     Verb(
         "held_keys", KeysPage, HeldKeys, _READ, "List held and paused keys",
@@ -555,7 +555,7 @@ VERBS: Final = (
                 " the oldest first. Raise NotFound if there is no such group.",
             ),
         ),
-        over=Over.ALL,
+        routing=Routing.ALL,
     ),
     Verb(
         "key_lines", KeysPage, KeyLines, _READ, "List keys with waiting tasks",
@@ -563,7 +563,7 @@ VERBS: Final = (
         " NotFound if there is no such group.",
         FrameType.KEY_LINES, path=f"GET {_GROUP}/lines", tag=_ORDER, errors=("not_found",),
         methods=(Method("key_lines", gives="lines"),),
-        over=Over.ALL,
+        routing=Routing.ALL,
     ),
     Verb(
         "release_key", HeldTasks, list[TaskOutcome], _OPERATE, "Retry the task of a held key",
@@ -572,7 +572,7 @@ VERBS: Final = (
         FrameType.RELEASE_KEY, path=f"POST {_GROUP}/held-keys/release", tag=_ORDER,
         errors=("not_found",), audit=Audit.ALWAYS, changes=True,
         methods=(Method("release_key", word="ReleaseKeyWord"),),
-        over=Over.IDS,
+        routing=Routing.IDS,
     ),
     Verb(
         "skip_key", HeldTasks, list[TaskOutcome], _OPERATE,
@@ -582,7 +582,7 @@ VERBS: Final = (
         FrameType.SKIP_KEY, path=f"POST {_GROUP}/held-keys/skip", tag=_ORDER,
         errors=("not_found",), audit=Audit.ALWAYS, changes=True,
         methods=(Method("skip_key", word="SkipKeyWord"),),
-        over=Over.IDS,
+        routing=Routing.IDS,
     ),
     Verb(
         "pause_key", OneKey, KeyPause, _OPERATE, "Pause the deliveries of one key",
@@ -594,7 +594,7 @@ VERBS: Final = (
         FrameType.PAUSE_KEY, path=f"POST {_GROUP}/held-keys/pause", tag=_ORDER,
         errors=("not_found", "conflict"), audit=Audit.ALWAYS, changes=True,
         methods=(Method("pause_key"),), command="groups pause-key TOPIC GROUP",
-        over=Over.TURN,
+        routing=Routing.TURN,
     ),
     Verb(
         "resume_key", OneKey, KeyPause, _OPERATE, "Resume the deliveries of a paused key",
@@ -603,6 +603,6 @@ VERBS: Final = (
         FrameType.RESUME_KEY, path=f"POST {_GROUP}/held-keys/resume", tag=_ORDER,
         errors=("not_found", "conflict"), audit=Audit.ALWAYS, changes=True,
         methods=(Method("resume_key"),), command="groups resume-key TOPIC GROUP",
-        over=Over.TURN,
+        routing=Routing.TURN,
     ),
 )  # fmt: skip

@@ -12,7 +12,7 @@ from tickwheel.api.daemon import Nothing
 from tickwheel.api.frames import FrameType
 from tickwheel.api.kinds import FLAG, NAME, Moment, Whole
 from tickwheel.api.shapes import Answer, Request, place, when
-from tickwheel.api.verb import Audit, Method, Need, Of, Over, Right, Verb
+from tickwheel.api.verb import Audit, Method, Need, Of, Right, Routing, Verb
 from tickwheel.limits import SHARDS_MAX
 
 # --- requests ------------------------------------------------------------------------------------
@@ -102,7 +102,7 @@ VERBS: Final = (
         "Return all nodes that serve shards of this store, and the leader of each shard. Raise"
         " Conflict if the daemon is not a node (``?shards=N``).",
         FrameType.NODE_LIST, path="GET /v1/nodes", tag=_TAG, errors=_NOT_A_NODE, standby=True,
-        methods=(Method("nodes"),), over=Over.ONE,
+        methods=(Method("nodes"),), routing=Routing.ONE,
     ),
     Verb(
         "move_shard", MoveShard, ShardPlaced, _ADMIN, "Assign a shard to a node",
@@ -112,7 +112,7 @@ VERBS: Final = (
         " for an unknown node, and Conflict if the daemon is not a node.",
         FrameType.SHARD_MOVE, path="POST /v1/shard-moves", tag=_TAG,
         errors=("not_found", *_NOT_A_NODE), audit=Audit.ALWAYS, changes=True,
-        methods=(Method("move_shard"),), over=Over.ONE,
+        methods=(Method("move_shard"),), routing=Routing.ONE,
     ),
     Verb(
         "drain_node", DrainNode, NodeDrained, _ADMIN, "Move all shards away from a node",
@@ -121,6 +121,6 @@ VERBS: Final = (
         " unknown node, and Conflict if the daemon is not a node.",
         FrameType.NODE_DRAIN, path="POST /v1/nodes/{node}/drain", tag=_TAG,
         errors=("not_found", *_NOT_A_NODE), audit=Audit.ALWAYS, changes=True,
-        methods=(Method("drain_node"),), over=Over.ONE,
+        methods=(Method("drain_node"),), routing=Routing.ONE,
     ),
 )  # fmt: skip

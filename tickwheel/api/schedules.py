@@ -11,7 +11,7 @@ from tickwheel.api.kinds import BODY, FLAG, ID, KEY, NAME, Choice, Moment, Span,
 from tickwheel.api.shapes import REQUIRED, Answer, Block, Request, called, maybe_when, when
 from tickwheel.api.tasks import PAGE, AcceptedIds, ScheduledTaskFields
 from tickwheel.api.times import moment
-from tickwheel.api.verb import Audit, Home, Method, Need, Of, Over, Right, Unique, Verb
+from tickwheel.api.verb import Audit, Home, Method, Need, Of, Right, Routing, Unique, Verb
 from tickwheel.model.values import INTEGER_MAX, SHARD_BITS
 
 CRON_LENGTH_MAX: Final = 255
@@ -243,7 +243,7 @@ def _on_one(name: str, word: str, summary: str, text: str, method: str, **option
     return Verb(
         name=name, need=_OPERATE, summary=summary, text=text, frame=FrameType.SCHEDULE, word=word,
         tag=_TAG, audit=Audit.ALWAYS, changes=True, methods=(Method(method),) * bool(method),
-        command=f"schedule {word} NAME", over=Over.NAME,
+        command=f"schedule {word} NAME", routing=Routing.NAME,
         **(defaults | options),
     )  # fmt: skip
 
@@ -251,21 +251,21 @@ def _on_one(name: str, word: str, summary: str, text: str, method: str, **option
 VERBS: Final = (
     Verb("put_schedule", NewSchedule, ScheduleInfo, _OPERATE, "Create or change a schedule",
          "", FrameType.SCHEDULE_PUT, path=f"PUT {_PATH}", tag=_TAG, status=201,
-         audit=Audit.ALWAYS, changes=True, over=Over.BASIS, unique=Unique("name", Home.NAME)),
+         audit=Audit.ALWAYS, changes=True, routing=Routing.BASIS, unique=Unique("name", Home.NAME)),
     Verb("claim_schedule", ClaimName, NameClaimed, _OPERATE,
          "Claim the name of a schedule among several shards",
          "", FrameType.CLAIM, "schedule", errors=("conflict",), audit=Audit.ALWAYS, changes=True,
-         over=Over.CLAIM),
+         routing=Routing.CLAIM),
     Verb("list_schedules", NamesPage, ScheduleList, _READ, "List schedules",
          "Return all schedules, ordered by name.",
          FrameType.SCHEDULE_LIST, path="GET /v1/schedules", tag=_TAG, pages="schedules",
-         methods=(Method("list_schedules"),), over=Over.PAGES),
+         methods=(Method("list_schedules"),), routing=Routing.PAGES),
     Verb("show_schedule", ScheduleLook, ScheduleInfo, _READ,
          "Show a schedule, its next times and newest runs",
          "Return one schedule with its next ``planned`` times and its newest runs. Raise NotFound"
          " if there is no such schedule.",
          FrameType.SCHEDULE, "show", path=f"GET {_PATH}", tag=_TAG, errors=_UNKNOWN,
-         methods=(Method("show_schedule"),), command="schedule show NAME", over=Over.NAME),
+         methods=(Method("show_schedule"),), command="schedule show NAME", routing=Routing.NAME),
     _on_one("pause_schedule", "pause", "Pause a schedule",
             "Fire no occurrence until the schedule is resumed. Raise NotFound if there is no such"
             " schedule.", "pause_schedule",

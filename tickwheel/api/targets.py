@@ -18,7 +18,7 @@ from tickwheel.api.frames import FrameType
 from tickwheel.api.groups import OfGroup
 from tickwheel.api.kinds import ID, NAME, Choice, FieldKind, Moment, Span, Text, Whole, array, wrong
 from tickwheel.api.shapes import Answer, Request, place, when
-from tickwheel.api.verb import Audit, Method, Need, Of, Over, Right, Verb
+from tickwheel.api.verb import Audit, Method, Need, Of, Right, Routing, Verb
 from tickwheel.errors import BadRequest
 from tickwheel.limits import Limits
 
@@ -381,7 +381,7 @@ VERBS: Final = (
         FrameType.PUSH_SET, path=f"PUT {_GROUP}/push", tag=_TAG, status=201,
         errors=("conflict",), audit=Audit.ALWAYS, changes=True, methods=(Method("set_push"),),
         command="push set TOPIC GROUP",
-        over=Over.TURN,
+        routing=Routing.TURN,
     ),
     Verb(
         "set_forward", SetForward, TargetInfo, _ADMIN,
@@ -391,7 +391,7 @@ VERBS: Final = (
         FrameType.FORWARD_SET, path=f"PUT {_GROUP}/forward", tag=_TAG, status=201,
         errors=("conflict",), audit=Audit.ALWAYS, changes=True, methods=(Method("set_forward"),),
         command="forward set TOPIC GROUP",
-        over=Over.TURN,
+        routing=Routing.TURN,
     ),
     Verb(
         "remove_target", OfGroup, TargetRemoved, _ADMIN, "Remove the target of a group",
@@ -400,14 +400,14 @@ VERBS: Final = (
         FrameType.TARGET_REMOVE, path=f"DELETE {_GROUP}/target", tag=_TAG, errors=("not_found",),
         audit=Audit.ALWAYS, changes=True, methods=(Method("remove_target"),),
         command="push remove TOPIC GROUP",
-        over=Over.TURN,
+        routing=Routing.TURN,
     ),
     Verb(
         "targets", OfTargets, Targets, Need(Right.READ, Of.FOUND), "List targets",
         "Return the targets of all groups, or of the groups of a topic, with their states.",
         FrameType.TARGET_LIST, path="GET /v1/targets", tag=_TAG,
         methods=(Method("targets", gives="targets"),),
-        over=Over.ALL,
+        routing=Routing.ALL,
     ),
     Verb(
         "test_push", TestPush, PushSent, Need(Right.ADMIN, Of.ANY), "Test a URL",
@@ -418,7 +418,7 @@ VERBS: Final = (
         audit=Audit.ALWAYS, repeat=False, prompt=False, extra_s=ANSWER_S,
         methods=(Method("test_push"),),
         command="push test URL",
-        over=Over.ONE,
+        routing=Routing.ONE,
     ),
     Verb(
         "push_log", PushLogPage, PushLog, _READ, "The last requests of a push",
@@ -428,7 +428,7 @@ VERBS: Final = (
         FrameType.PUSH_LOG, path=f"GET {_GROUP}/push/log", tag=_TAG,
         errors=("not_found", "conflict"), methods=(Method("push_log", gives="requests"),),
         command="push log TOPIC GROUP",
-        over=Over.ALL,
+        routing=Routing.ALL,
     ),
     Verb(
         "resend", Resend, PushSent, Need(Right.OPERATE, Of.NAMED), "Send a request again",
@@ -439,7 +439,7 @@ VERBS: Final = (
         errors=("not_found", "conflict"), audit=Audit.ALWAYS, repeat=False, prompt=False,
         extra_s=ANSWER_S, methods=(Method("resend"),),
         command="push resend TOPIC GROUP NUMBER",
-        over=Over.ONE,
+        routing=Routing.ONE,
     ),
     Verb(
         "settle_callback", SettleCallback, CallbackSettled, None, "Settle a task after 202",

@@ -36,7 +36,7 @@ from tickwheel.api.kinds import (
 )
 from tickwheel.api.shapes import Answer, Field, Request, called, maybe_when, place, when
 from tickwheel.api.times import moment
-from tickwheel.api.verb import Audit, Method, Need, Of, Over, Right, Verb
+from tickwheel.api.verb import Audit, Method, Need, Of, Right, Routing, Verb
 from tickwheel.errors import BadRequest
 from tickwheel.limits import Limits
 from tickwheel.model.values import INTEGER_MIN, shard_of
@@ -636,28 +636,28 @@ VERBS: Final = (
          ' "dead", "gone", "unknown", …',
          FrameType.CANCEL, path="POST /v1/cancellations", tag=_TAG, audit=Audit.ALWAYS,
          changes=True, bulk="cancel", methods=(Method("cancel", word="CancelWord"),),
-         over=Over.IDS),
+         routing=Routing.IDS),
     Verb("reschedule", Move, list[TaskOutcome], _CHANGE, "Reschedule tasks",
          "Give tasks a new due time by exactly one of ``delay`` (from now, by the daemon's clock),"
          " ``at`` and ``shift``.",
          FrameType.RESCHEDULE, audit=Audit.ALWAYS, changes=True, bulk="reschedule",
-         methods=(Method("reschedule"),), over=Over.IDS),
+         methods=(Method("reschedule"),), routing=Routing.IDS),
     Verb("spread", Spread, list[TaskOutcome], _CHANGE, "Spread tasks over a due window",
          "Give scheduled tasks a due window: each task moves to one of its emptiest ticks, which"
          " becomes its due time. A task that is not scheduled does not move, and its state is the"
          " status.",
          FrameType.SPREAD, path="POST /v1/spreads", tag=_TAG, errors=("due_too_far",),
          audit=Audit.ALWAYS, changes=True, bulk="spread", methods=(Method("spread"),),
-         over=Over.IDS),
+         routing=Routing.IDS),
     Verb("run_now", Selection, list[TaskOutcome], _CHANGE, "Run tasks now",
          "Make tasks due now.",
          FrameType.RUN_NOW, path="POST /v1/runs", tag=_TAG, audit=Audit.ALWAYS, changes=True,
-         bulk="run_now", methods=(Method("run_now"),), over=Over.IDS),
+         bulk="run_now", methods=(Method("run_now"),), routing=Routing.IDS),
     Verb("look_up", LookUp, list[TaskInfo], _READ, "Look tasks up", frame=FrameType.LOOKUP,
-         over=Over.IDS),
+         routing=Routing.IDS),
     Verb("explain", TaskToExplain, Explanation, Need(Right.READ, Of.FOUND),
          "Explain why a task is in its state", frame=FrameType.EXPLAIN, prompt=False,
-         over=Over.TASK),
+         routing=Routing.TASK),
     Verb(
         "list_tasks", TasksPage, Tasks, Need(Right.READ, Of.FOUND),
         "List tasks that have not ended",
@@ -665,7 +665,7 @@ VERBS: Final = (
         " by a key without its topic uses no index and reads all tasks.",
         FrameType.LIST, path="GET /v1/tasks", tag=_TAG, prompt=False, pages="tasks",
         methods=(Method("list_tasks"),),
-        over=Over.PAGES,
+        routing=Routing.PAGES,
     ),
     Verb(
         "peek", PeekPage, Tasks, Need(Right.READ, Of.NAMED),
@@ -675,7 +675,7 @@ VERBS: Final = (
         " lease and counts no attempt.",
         FrameType.PEEK, path="GET /v1/topics/{topic}/peek", tag=_TAG, prompt=False, pages="tasks",
         methods=(Method("peek"),),
-        over=Over.PAGES,
+        routing=Routing.PAGES,
     ),
 )  # fmt: skip
 
@@ -759,15 +759,15 @@ LETTER_VERBS: Final = (
         "Return dead letters in the order of their ids.",
         FrameType.DEAD_LIST, path="GET /v1/dead-letters", tag=_LETTERS, prompt=False, pages="dead",
         methods=(Method("dead_list"),),
-        over=Over.PAGES,
+        routing=Routing.PAGES,
     ),
     Verb("requeue_dead", Requeue, list[str], _OPERATE, "Requeue dead letters",
          'Deliver dead letters again and reset their failures. Return for each "requeued",'
          ' "unknown", or "ttl_over" if its time to live has passed and ``ttl`` is not given.',
          FrameType.DEAD_REQUEUE, audit=Audit.ALWAYS, changes=True, bulk="requeue",
-         methods=(Method("dead_requeue", word="RequeueWord"),), over=Over.IDS),
+         methods=(Method("dead_requeue", word="RequeueWord"),), routing=Routing.IDS),
     Verb("delete_dead", Letters, list[str], _OPERATE, "Delete dead letters",
          'Delete dead letters permanently. Return "deleted" or "unknown" for each.',
          FrameType.DEAD_DELETE, audit=Audit.ALWAYS, changes=True, bulk="delete",
-         methods=(Method("dead_delete", word="DeleteWord"),), over=Over.IDS),
+         methods=(Method("dead_delete", word="DeleteWord"),), routing=Routing.IDS),
 )  # fmt: skip

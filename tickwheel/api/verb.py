@@ -37,7 +37,7 @@ class Of(StrEnum):
     ANY = "all topics"
 
 
-class Over(StrEnum):
+class Routing(StrEnum):
     """The shards that a client asks if there are several."""
 
     ONE = "the shard that the client is connected to"
@@ -159,7 +159,7 @@ class Verb:
     """Whether a missing answer means that the connection is dead."""
     extra_s: float = 0.0
     """Number of seconds that the answer may take in addition to the usual time."""
-    over: Over | None = None
+    routing: Routing | None = None
     """The shards that are asked; None for a verb of HTTP only, which asks one shard."""
     unique: Unique | None = None
     """For a verb that creates a named object: the name, and the shard that grants it."""

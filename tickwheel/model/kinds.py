@@ -293,7 +293,7 @@ class Bulk(NamedTuple):
     made_ms: int
     until_id: int
     """Highest id of the tasks that were enqueued before the operation. Dead letters from before the
-    operation have a lower or equal ``behind_id``."""
+    operation have a lower ``newest_id``."""
     by: str = ""
     """Who created the bulk operation."""
 

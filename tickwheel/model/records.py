@@ -400,7 +400,7 @@ class DeadRow(NamedTuple):
     failures: tuple[Failure, ...] = ()
     failed: int = 0
     """Number of failed deliveries, as in ``Past``."""
-    behind_id: int = 0
+    newest_id: int = 0
     """The newest id when the task died. It orders dead letters even if the clock is set back."""
     deaths: int = 0
     """Number of consumers that have died while they processed the task, as in ``Past``."""

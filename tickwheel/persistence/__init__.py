@@ -178,7 +178,7 @@ def layout_number(part: str) -> int:
 
 
 def with_layout(folder: ShardFolder) -> ShardFolder:
-    """Return the folder with ``part`` set from its ``shards.json``, or unchanged if it has no such
+    """Return the folder with ``part`` set from its ``shards.json``, or unchanged without that
     file."""
     return replace(folder, part=read_layout(folder).part) if is_laid_out(folder) else folder
 

@@ -287,8 +287,7 @@ def _sessions(records: SmallState, audit: Audit) -> None:
 
 
 def _transactions(records: SmallState, audit: Audit) -> None:
-    """Check that undecided transactions have as many half tasks as they record, and decided ones
-    none."""
+    """Check that undecided transactions have the half tasks they count, and decided ones none."""
     heads: dict[str, TransactionRow] = {}
     counts: dict[str, tuple[int, int]] = {}
     for row in records.of_kind(TRANSACTION):

@@ -112,8 +112,7 @@ def decode_record(kind: Kind[_T], data: bytes) -> _T:
 
 
 def encode_records(records: Mapping[RecordKey, Any]) -> list[bytes | None]:
-    """Encode the records of a batch, in order, as ``encode_record`` does. A removed record becomes
-    None."""
+    """Encode the records of a batch, in order, as ``encode_record`` does. None: removed."""
     pack = msgpack.Packer().pack
     return [
         None if row is None else pack((len(kind.builds), *kind.fields(row)))

@@ -139,8 +139,8 @@ class Opened:
     created: bool
     """Whether the store was empty and ``open`` has initialized it."""
     has_room: bool = True
-    """Whether the store has room for enqueues. If not, they are refused until ``Store.probe_room``
-    returns True."""
+    """Whether the store has room for enqueues. If not, they are refused until ``probe_room`` is
+    True."""
     no_room: str = "the store was opened without room"
     """Why the store has no room, if ``has_room`` is False."""
     key_seed: bytes = b""
@@ -241,8 +241,8 @@ class Store(Protocol):
 
     def recover_handles(self, chunk: int = 10_000) -> AsyncIterator[Handles]:
         """Yield every task row, in due order (ties by id). Tasks can be created and can end during
-        the iteration. Due times do not change, because commands by id wait for the end of the
-        recovery."""
+        the iteration. Due times do not change, because commands by id wait until recovery has
+        ended."""
         ...
 
     def recover_keys(self) -> AsyncIterator[Keyed]:
@@ -307,7 +307,7 @@ class Heads:
     """Tasks that were read, mostly as columns; an id is in ``plain`` or in ``others``."""
 
     plain: dict[str, dict[int, int]] = field(default_factory=dict)
-    """Topic → id → due_ms of tasks without progress or dead letters, and with no option but a
+    """Topic → id → due_ms of tasks without progress or dead letters, and without options except a
     key."""
     keys: dict[int, str] = field(default_factory=dict)
     """Id → key of the tasks in ``plain`` that have a key."""
@@ -339,8 +339,7 @@ class Heads:
 
 
 def head_row(task_id: int, due_ms: int, topic: str, keys: Mapping[int, str]) -> TaskRow:
-    """Return the row, without its body, of a task of ``Heads.plain``; ``keys`` maps its id to its
-    key."""
+    """Return the row, without its body, of a task of ``Heads.plain``; ``keys``: id → key."""
     key = keys.get(task_id)
     options = None if key is None else TaskOptions(key)
     return TaskRow(task_id, due_ms, topic, NO_BODY, options)
@@ -442,8 +441,7 @@ class ElectionState:
     owner: str
     """The owner that opened the store last."""
     clean: bool = True
-    """Whether the store was closed properly, so that no daemon has data in memory that the store
-    lacks."""
+    """Whether the store was closed properly, so that no daemon has data that the store lacks."""
     up_s: int = 0
     """Number of seconds for which the server has certainly held the store's data, rounded down."""
     rewriting: str = ""
@@ -479,7 +477,7 @@ class Siblings(Protocol):
     whether or not daemons serve them."""
 
     def prepare(self) -> None:
-        """Start, in the background, the work that the first read needs. The first read raises its
+        """Start, in the background, the work that the first read needs. That read raises its
         errors."""
         ...
 
@@ -530,8 +528,8 @@ class Election(Protocol):
         ...
 
     async def renew(self, me: Leader) -> bool:
-        """Renew the lease for a time to live. Return False if the lease has ended or belongs to
-        another daemon."""
+        """Renew the lease for a time to live. Return False if the lease has ended or has another
+        owner."""
         ...
 
     async def release(self, me: Leader) -> None:
@@ -632,6 +630,6 @@ class SharedStore(Store, Protocol):
         self, owner: str, now_ms: int, *, epoch_min: int = 1, evidence: Sequence[Evidence] = (),
         may_create: bool = True,
     ) -> Opened:  # fmt: skip
-        """Open the store as ``Store.open`` does. Raise StoreUnusable if the store is empty, unless
+        """Open the store as ``Store.open`` does. Raise StoreUnusable for an empty store unless
         ``may_create``."""
         ...

@@ -144,7 +144,7 @@ class TestARedisThatTakesNoWrites:
         redis_server.kill()
         with pytest.raises((CommitUnknown, CommitRefused)):
             await subject.commit(tasks([2]))
-        await store(subject)._writer._line.close()
+        await store(subject)._writer._connection.close()
         subject.n += 1
         store(subject)._writer._sender.unknown = 0
         with pytest.raises(CommitRefused):

@@ -60,7 +60,7 @@ class RedisOptions:
     """Options of the Redis store, also as a URL query: ``redis://host/0?wait_replicas=1``."""
 
     kind: str = SINGLE
-    """``SINGLE``: the server is at ``host`` and ``port``. Otherwise the ``seeds`` are asked for its
+    """``SINGLE``: the server is at ``host`` and ``port``. Otherwise the ``seeds`` know its
     address."""
     seeds: tuple[Address, ...] = ()
     """The Sentinels, or some nodes of the Cluster."""
@@ -84,15 +84,14 @@ class RedisOptions:
     namespace: str = "default"
     shard: int = 0
     part: str = ""
-    """Name of data that belongs to all shards, used in keys instead of ``shard``; URLs cannot set
-    it."""
+    """Name of data that belongs to all shards, used in keys instead of ``shard``; never in a
+    URL."""
     allow_volatile_store: bool = False
     """Whether to accept a Redis that can lose or evict its data."""
     wait_replicas: int = 0
     """Number of replicas that must have received a batch before it counts as durable."""
     wait_ms: int = 1_000
-    """Maximum milliseconds to wait for replicas; after that, the outcome of the commit is
-    unknown."""
+    """Maximum milliseconds to wait for replicas; after that, the outcome is unknown."""
     connect_ms: int = 750
     """Maximum milliseconds to connect."""
     call_ms: int = 1_000
@@ -321,8 +320,7 @@ class Driver(Protocol):
 
 
 def answer(text: str) -> ServerError:
-    """Return the error described by the text of a reply. Redis before version 7 wraps errors of
-    scripts."""
+    """Return the error described by the text of a reply. Redis before 7 wraps errors of scripts."""
     kind, _, text_after_kind = text.partition(" ")
     if kind == "ERR":
         for part in text_after_kind.split():

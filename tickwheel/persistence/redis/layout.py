@@ -515,8 +515,7 @@ class AheadEncoder:
 
 
 class Prepared(NamedTuple):
-    """A batch in the form sent to Redis, and its records, which the mirror keeps once the batch is
-    applied."""
+    """A batch in the form sent to Redis, and its records, which the mirror keeps afterwards."""
 
     records: Records
     flat: list[Packed]

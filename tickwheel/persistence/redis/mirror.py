@@ -251,8 +251,7 @@ class SmallRecords(NamedTuple):
 
 
 class Changes(NamedTuple):
-    """The tasks that batches have changed since a chunk was requested. The chunk may lack these
-    changes."""
+    """The tasks that batches have changed since a chunk was requested. The chunk may lack them."""
 
     newer: set[int]
     """Ids of all tasks in these batches."""
@@ -304,8 +303,7 @@ class Mirror:
 
     @property
     def bytes_held(self) -> int:
-        """Approximate size of the mirror in bytes; while it is filled, an estimate of its final
-        size."""
+        """Approximate size of the mirror in bytes; while it is filled, an estimate."""
         rows_bytes = self._progress.bytes_held + self._dead.bytes_held
         return max(self._tasks.bytes_held, self._expected_bytes) + rows_bytes
 

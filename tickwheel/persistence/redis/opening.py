@@ -79,7 +79,9 @@ _TRIED: dict[str, tuple[str, ...]] = {
 COMMANDS = ("exists", "del", "info", *_TRIED, "rpush")
 
 
-async def missing_rights(line: Connection, options: RedisOptions) -> tuple[list[str], list[str]]:
+async def missing_rights(
+    connection: Connection, options: RedisOptions
+) -> tuple[list[str], list[str]]:
     """Return the commands that scripts have no right to run, and those that the server does not
     know. Raise NotConnected, NoReply or, for commands outside of scripts, ServerError."""
     keys = Keys(options.prefix, options.namespace, options.shard)
@@ -87,14 +89,14 @@ async def missing_rights(line: Connection, options: RedisOptions) -> tuple[list[
     tried: list[Argument] = []
     for name, trial_args in _TRIED.items():
         tried += (name, len(trial_args), *trial_args)
-    reply: list[Any] = await line.call("EVAL", RIGHTS.text, len(names), *names, *tried)
+    reply: list[Any] = await connection.call("EVAL", RIGHTS.text, len(names), *names, *tried)
     try:
-        await line.call("EVALSHA", RIGHTS.sha, len(names), *names)
+        await connection.call("EVALSHA", RIGHTS.sha, len(names), *names)
     except ServerError as error:
         if error.kind != "NOSCRIPT":  # a new server, or one whose scripts were flushed
             raise
     if options.wait_replicas:
-        await line.call("WAIT", 0, 1)
+        await connection.call("WAIT", 0, 1)
     missing, unknown = ([name.decode() for name in names] for names in reply)
     return missing, unknown
 
@@ -125,9 +127,9 @@ _PASSING = ("CLUSTERDOWN", "TRYAGAIN", "ASK", "MOVED")
 _PASSWORD = ("WRONGPASS", "NOAUTH", "NOPERM")
 
 
-async def inspect(line: Connection, options: RedisOptions) -> None:
+async def inspect(connection: Connection, options: RedisOptions) -> None:
     """Raise StoreUnusable, which says what to change, if this server must not be used."""
-    info = await _info(line, options)
+    info = await _info(connection, options)
     version = tuple(int(part) for part in info.get("redis_version", "0").split(".")[:2])
     if version < VERSION_MIN:
         raise _unusable(
@@ -144,7 +146,7 @@ async def inspect(line: Connection, options: RedisOptions) -> None:
             f"it is a replica of {info.get('master_host')}:{info.get('master_port')};"
             " name the primary",
         )
-    await _may_do_all(line, options)
+    await _may_do_all(connection, options)
     if options.allow_volatile_store:
         return
     if info.get("aof_enabled") != "1":
@@ -164,9 +166,9 @@ async def inspect(line: Connection, options: RedisOptions) -> None:
         )
 
 
-async def _may_do_all(line: Connection, options: RedisOptions) -> None:
+async def _may_do_all(connection: Connection, options: RedisOptions) -> None:
     try:
-        missing, unknown = await missing_rights(line, options)
+        missing, unknown = await missing_rights(connection, options)
     except (NotConnected, NoReply) as error:
         raise _unreachable(options, error) from error
     except ServerError as error:
@@ -186,13 +188,13 @@ async def _may_do_all(line: Connection, options: RedisOptions) -> None:
         )
 
 
-async def _info(line: Connection, options: RedisOptions) -> dict[str, str]:
+async def _info(connection: Connection, options: RedisOptions) -> dict[str, str]:
     """Return the fields of INFO. Wait first if the server is loading its data."""
     loop = asyncio.get_running_loop()
     patience_s, log_s = loop.time() + options.load_ms / 1000, loop.time()
     while True:
         try:
-            text: bytes = await line.call("INFO")
+            text: bytes = await connection.call("INFO")
             pairs = (row.split(":", 1) for row in text.decode().splitlines() if ":" in row)
             info = dict(pairs)
             if info.get("loading", "0") == "0":
@@ -215,20 +217,20 @@ async def _info(line: Connection, options: RedisOptions) -> dict[str, str]:
         await asyncio.sleep(LOAD_POLL_S)
 
 
-async def durability(line: Connection, options: RedisOptions) -> str:
+async def durability(connection: Connection, options: RedisOptions) -> str:
     """See ``Store.durability``. Raise NotConnected or NoReply."""
     repair = _repair_text(options)
     unless = f"unless the daemon survives, which {repair}; the end of its process loses none"
     copies = "" if options.mirror else f"; {_stops(options)}"
     if options.wait_replicas:
         copies += f"; {options.wait_replicas} of its replicas have a task before it is confirmed"
-    info = await _info(line, options)
+    info = await _info(connection, options)
     if (policy := info.get("maxmemory_policy")) != "noeviction":
         copies += f"; its maxmemory-policy {policy} can remove tasks"
     if info.get("aof_enabled") != "1":
         return _VOLATILE + copies
     try:
-        reply = await line.call("CONFIG", "GET", "appendfsync")
+        reply = await connection.call("CONFIG", "GET", "appendfsync")
     except ServerError:  # the user has no right to run CONFIG GET, or it was renamed
         return _UNKNOWN.format(unless=unless) + copies
     values = reply.values() if isinstance(reply, dict) else reply[1::2]
@@ -255,7 +257,7 @@ def _text(value: Any) -> str:
 
 
 async def begin_epoch(
-    line: Connection,
+    connection: Connection,
     keys: Keys,
     options: RedisOptions,
     owner: str,
@@ -267,12 +269,12 @@ async def begin_epoch(
     """Begin an epoch. Return the opened shard and its incarnation. Raise StoreUnusable,
     NotConnected, NoReply or ServerError. The shard's identity is read first, to detect losses. The
     read does not exclude other daemons; the leader's lease does."""
-    held, compared = await _read_identity(line, keys, evidence)
+    held, compared = await _read_identity(connection, keys, evidence)
     begun = begin(f"store {options.name}: {keys.shard}", held, compared, epoch_min)
     fresh = secrets.token_hex(8)
     past = past_text([began._replace(batch=NO_BATCH) for began in begun.past])
     args = (owner.encode(), now_ms, fresh, LAYOUT, int(may_create), begun.epoch, past, *TYPES)
-    reply: list[Any] = await line.run(OPEN, keys.all, args)
+    reply: list[Any] = await connection.run(OPEN, keys.all, args)
     status = reply[0].decode()
     if status not in ("created", "opened"):
         raise _refused(options, keys, status, [part.decode() for part in reply[1:]])
@@ -294,13 +296,13 @@ async def begin_epoch(
 
 
 async def _read_identity(
-    line: Connection, keys: Keys, evidence: Sequence[Evidence]
+    connection: Connection, keys: Keys, evidence: Sequence[Evidence]
 ) -> tuple[Held | None, Sequence[Evidence]]:
     """Return the shard's identity, and the facts to compare it with. For an incomplete or foreign
     shard, return neither, because the script reports such a shard."""
     names = ("format", "epoch", "owner", "last", "incarnation", "rewriting", "past", "branch")
     try:
-        values = await line.call("HMGET", keys.named["wheel"], *names)
+        values = await connection.call("HMGET", keys.named["wheel"], *names)
     except ServerError as error:
         if error.kind != "WRONGTYPE":
             raise
@@ -315,12 +317,14 @@ async def _read_identity(
     return Held(last, fields.get("incarnation", ""), past, fields.get("branch", "")), evidence
 
 
-async def estimate(line: Connection, keys: Keys) -> int:
+async def estimate(connection: Connection, keys: Keys) -> int:
     """Return the approximate bytes of memory that the shard's tasks will take in this daemon."""
     try:
-        count: int = await line.call("HLEN", keys.named["task"])
+        count: int = await connection.call("HLEN", keys.named["task"])
         size_bytes: int | None
-        size_bytes = await line.call("MEMORY", "USAGE", keys.named["task"], "SAMPLES", SAMPLES)
+        size_bytes = await connection.call(
+            "MEMORY", "USAGE", keys.named["task"], "SAMPLES", SAMPLES
+        )
     except ServerError:  # the user has no right to run MEMORY USAGE
         return 0
     return max(0, (size_bytes or 0) + count * (TASK_BYTES - REDIS_TASK_BYTES))
@@ -425,12 +429,13 @@ class StoredShard:
 
 
 async def look(options: RedisOptions) -> StoredShard:
-    """Return the state of the shard. Raise StoreUnusable if the server or the shard must not be
-    used."""
+    """Return the state of the shard. Raise StoreUnusable if server or shard must not be used."""
     keys = Keys(options.prefix, options.namespace, options.shard)
-    async with _line(options) as line:
-        await inspect(line, options)
-        reply: list[Any] = await line.run(INIT_LOOK, (*keys.all, keys.leader), (LAYOUT, *TYPES))
+    async with _connect(options) as connection:
+        await inspect(connection, options)
+        reply: list[Any] = await connection.run(
+            INIT_LOOK, (*keys.all, keys.leader), (LAYOUT, *TYPES)
+        )
     status, *fields = reply
     if status != b"seen":
         raise _not_laid_out(options, keys, status.decode(), fields)
@@ -459,15 +464,15 @@ async def lay_out(
     the shard, or the shard has changed since ``look``."""
     keys = Keys(options.prefix, options.namespace, options.shard)
     incarnation = secrets.token_hex(8)
-    async with _line(options) as line:
-        await _watch(line, options, keys, LEADER_WATCH_S if watch_s is None else watch_s)
+    async with _connect(options) as connection:
+        await _watch(connection, options, keys, LEADER_WATCH_S if watch_s is None else watch_s)
         args = (LAYOUT, int(stored.exists), stored.epoch, stored.incarnation, incarnation, OWNER,
                 now_ms, NEW if is_branch else "", *TYPES)  # fmt: skip
-        status, *details = await line.run(INIT_LAY_OUT, (*keys.all, keys.leader), args)
+        status, *details = await connection.run(INIT_LAY_OUT, (*keys.all, keys.leader), args)
         if status != b"laid out":
             raise _not_laid_out(options, keys, status.decode(), details)
         part = 1
-        while await line.call("UNLINK", keys.stage(part)) or part < stored.parts:
+        while await connection.call("UNLINK", keys.stage(part)) or part < stored.parts:
             part += 1
     return incarnation
 
@@ -476,28 +481,28 @@ async def begin_branch(options: RedisOptions, *, watch_s: float | None = None) -
     """On an operator's request, mark the shard so that its next epoch begins a new branch. Raise
     StoreUnusable if there is no shard, or a daemon leads it."""
     keys = Keys(options.prefix, options.namespace, options.shard)
-    async with _line(options) as line:
-        await _watch(line, options, keys, LEADER_WATCH_S if watch_s is None else watch_s)
-        if not await line.call("HLEN", keys.named["wheel"]):
+    async with _connect(options) as connection:
+        await _watch(connection, options, keys, LEADER_WATCH_S if watch_s is None else watch_s)
+        if not await connection.call("HLEN", keys.named["wheel"]):
             raise _unusable(options, f"{keys.shard} is empty: there is no store to continue with")
         # The new incarnation fences earlier users of the shard.
         values = ("branch", NEW, "incarnation", secrets.token_hex(8))
-        await line.call("HSET", keys.named["wheel"], *values)
+        await connection.call("HSET", keys.named["wheel"], *values)
 
 
 async def end_restore(options: RedisOptions, after: str) -> None:
     """Mark a restored shard so that its next epoch begins a new branch. The caller must hold the
     lease. ``after``: the mark of the last restored epoch."""
     wheel = Keys(options.prefix, options.namespace, options.shard).named["wheel"]
-    async with _line(options) as line:
-        await line.call("HSET", wheel, *chain.from_iterable(restored(after).items()))
+    async with _connect(options) as connection:
+        await connection.call("HSET", wheel, *chain.from_iterable(restored(after).items()))
 
 
-async def _watch(line: Connection, options: RedisOptions, keys: Keys, watch_s: float) -> None:
+async def _watch(connection: Connection, options: RedisOptions, keys: Keys, watch_s: float) -> None:
     loop = asyncio.get_running_loop()
     until_s = loop.time() + watch_s
     while True:
-        value = await line.call("GET", keys.leader)
+        value = await connection.call("GET", keys.leader)
         if value is not None:
             raise _not_laid_out(options, keys, "led", [value])
         left_s = until_s - loop.time()
@@ -507,15 +512,15 @@ async def _watch(line: Connection, options: RedisOptions, keys: Keys, watch_s: f
 
 
 @asynccontextmanager
-async def _line(options: RedisOptions) -> AsyncIterator[Connection]:
+async def _connect(options: RedisOptions) -> AsyncIterator[Connection]:
     check(options)
-    line = Connection(options)
+    connection = Connection(options)
     try:
-        yield line
+        yield connection
     except (NotConnected, NoReply, ServerError) as error:
         raise StoreUnusable(f"store {options.name}: {error.message}") from error
     finally:
-        await line.close()
+        await connection.close()
 
 
 def _not_laid_out(

@@ -118,13 +118,13 @@ class ReadClient:
 
     def __init__(
         self,
-        line: Connection,
+        connection: Connection,
         keys: Keys,
         options: RedisOptions,
         writer: Writer,
         verify: Callable[[], Awaitable[None]],
     ) -> None:
-        self._line = line
+        self._connection = connection
         self._keys = keys
         self._options = options
         self._writer = writer
@@ -136,18 +136,18 @@ class ReadClient:
         """Yield fields and values of a hash, or members and scores of a set. Some are yielded
         twice. A cursor is valid for one run of a server, so a new connection starts the scan again.
         ``whole``: check that Redis has all confirmed batches during the whole scan."""
-        cursor, connection = b"0", self._line.connections
+        cursor, link_number = b"0", self._connection.connections
         while True:
             if whole and cursor == b"0":
                 await self.look()
-                connection = self._line.connections
+                link_number = self._connection.connections
             key = self._keys.named[name]
             reply = await self.call(command, key, cursor, "COUNT", count)
-            if (whole or cursor != b"0") and self._line.connections != connection:
+            if (whole or cursor != b"0") and self._connection.connections != link_number:
                 cursor = b"0"
                 continue
             cursor, items = reply
-            connection = self._line.connections
+            link_number = self._connection.connections
             for pair in zip(items[::2], items[1::2], strict=True):
                 yield pair
             if cursor == b"0":
@@ -162,7 +162,7 @@ class ReadClient:
             if self._writer.unsettled and not locked:
                 await self._repair()
             sees = (self._writer.incarnation, self._writer.last)
-            reply = await self._trying(self._line.run, script, self._keys.all, (*sees, *args))
+            reply = await self._trying(self._connection.run, script, self._keys.all, (*sees, *args))
             status = reply[0].decode()
             if status == "ok":
                 return reply[1], reply[2]
@@ -177,15 +177,14 @@ class ReadClient:
         raise StoreAway(f"{self._options.name} lacks confirmed batches ({status})")
 
     async def look(self, *, locked: bool = False) -> None:
-        """Check that Redis has all confirmed batches. Call this before commands that do not
-        check."""
+        """Check that Redis has all confirmed batches, before commands that do not check this."""
         await self.script(READ, (1,), locked=locked)
 
     async def glance(self) -> None:
         """Check once. Raise NotConnected, NoReply, ServerError or, if a batch is missing, any error
         of ``verify``."""
         sees = (self._writer.incarnation, self._writer.last, 1)
-        reply = await self._line.run(READ, self._keys.all, sees)
+        reply = await self._connection.run(READ, self._keys.all, sees)
         if reply[0] != b"ok":
             await self._verify()
         self._writer.holds_all()
@@ -198,7 +197,7 @@ class ReadClient:
             raise StoreAway(error.message) from error
 
     async def call(self, *args: Argument) -> Any:
-        return await self._trying(self._line.call, *args)
+        return await self._trying(self._connection.call, *args)
 
     async def _trying(self, call: Callable[..., Any], *args: Any) -> Any:
         """Retry a read a few times if the connection breaks, because reads change nothing."""

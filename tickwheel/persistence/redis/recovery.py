@@ -161,8 +161,7 @@ class Recovering:
             self._mirror.end_filling(filling, whole=is_complete)
 
     def _after(self, last: bytes, filling: Filling, chunk: int) -> asyncio.Future[list[bytes]]:
-        """Request the page after this record; batches applied from now on may be missing from
-        it."""
+        """Request the page after this record; it may lack batches applied from now on."""
         filling.ask()
         return asyncio.ensure_future(self._page(last, chunk, waits=True))
 

@@ -199,26 +199,26 @@ class RedisStore:
         evidence: Sequence[Evidence],
     ) -> Opened:
         """Begin an epoch and prepare the writer."""
-        line = self._writing
+        connection = self._writing
         try:
-            await opening.inspect(line, self.options)
-            self._durability = await opening.durability(line, self.options)
+            await opening.inspect(connection, self.options)
+            self._durability = await opening.durability(connection, self.options)
             opened, incarnation = await opening.begin_epoch(
-                line, self.keys, self.options, owner, now_ms, may_create, epoch_min, evidence
+                connection, self.keys, self.options, owner, now_ms, may_create, epoch_min, evidence
             )
             await self._writer.begin(owner, opened, incarnation)
             if opened.created:
                 self._mirror.is_new()
             elif self.options.mirror:
-                self._mirror.expect(await opening.estimate(line, self.keys))
+                self._mirror.expect(await opening.estimate(connection, self.keys))
         except (NotConnected, NoReply) as error:
-            await line.close()
+            await connection.close()
             raise StoreUnreachable(f"store {self.name}: {error.message}") from error
         except ServerError as error:
-            await line.close()
+            await connection.close()
             raise StoreUnusable(f"store {self.name}: {error.message}") from error
         except BaseException:
-            await line.close()
+            await connection.close()
             raise
         return opened
 
@@ -327,7 +327,7 @@ class RedisElection:
     def __init__(self, options: RedisOptions, ttl_ms: int) -> None:
         self._options = options
         call_ms = max(CALL_MS_MIN, ttl_ms // 4)
-        self._line = Connection(
+        self._connection = Connection(
             replace(
                 options,
                 call_ms=min(options.call_ms, call_ms),
@@ -341,7 +341,7 @@ class RedisElection:
 
     @property
     def connections(self) -> int:
-        return self._line.connections
+        return self._connection.connections
 
     @property
     def standbys(self) -> tuple[Standby, ...]:
@@ -349,22 +349,22 @@ class RedisElection:
 
     async def prepare(self) -> None:
         check(self._options)
-        line = Connection(self._options)
+        connection = Connection(self._options)
         try:
-            await opening.inspect(line, self._options)
+            await opening.inspect(connection, self._options)
         finally:
-            await line.close()
+            await connection.close()
 
     @property
     def address(self) -> str:
-        return self._line.address_text
+        return self._connection.address_text
 
     async def look(self, me: Standby | None = None) -> ElectionState:
         args = (self._ttl_ms, "" if me is None else _standby_value(me))
-        reply = await self._line.run(LEADER_LOOK, self._keys, args)
+        reply = await self._connection.run(LEADER_LOOK, self._keys, args)
         value, ttl_ms, incarnation, epoch, owner, clean, up_s, rewriting, role = reply[:9]
         self._standbys, was_promoted, leased_here = _standbys(reply[9]), reply[10], reply[11]
-        data_age_s = min(int(up_s), self._line.connected_s) if was_promoted else int(up_s)
+        data_age_s = min(int(up_s), self._connection.connected_s) if was_promoted else int(up_s)
         return ElectionState(
             leader=_leader(value.decode(errors="replace")),
             ttl_ms=max(0, ttl_ms),
@@ -381,19 +381,19 @@ class RedisElection:
     async def acquire(self, me: Leader, instead_of: Leader | None = None) -> bool:
         replaced = _value(instead_of) if instead_of is not None else ""
         args = (_owner(me), _value(me), self._ttl_ms, replaced)
-        return bool(await self._line.run(LEADER_ACQUIRE, self._keys, args))
+        return bool(await self._connection.run(LEADER_ACQUIRE, self._keys, args))
 
     async def renew(self, me: Leader) -> bool:
         args = (_owner(me), _value(me), self._ttl_ms)
-        renewed, standbys = await self._line.run(LEADER_RENEW, self._keys, args)
+        renewed, standbys = await self._connection.run(LEADER_RENEW, self._keys, args)
         self._standbys = _standbys(standbys)
         return bool(renewed)
 
     async def release(self, me: Leader) -> None:
-        await self._line.run(LEADER_RELEASE, self._keys, (_owner(me),))
+        await self._connection.run(LEADER_RELEASE, self._keys, (_owner(me),))
 
     async def close(self) -> None:
-        await self._line.close()
+        await self._connection.close()
 
 
 def _mark(text: str) -> dict[str, str]:
@@ -471,7 +471,7 @@ class RedisNodes:
         options = replace(options, part=NODES_PART)
         self._name = options.name
         self._has_answered = False
-        self._line = Connection(options)
+        self._connection = Connection(options)
         self._keys = tuple(f"{{{options.tag}}}:{name}".encode() for name in NODES_NAMES)
 
     async def beat(self, me: NodeRecord, instead_of: str = "") -> NodesSeen:
@@ -486,7 +486,7 @@ class RedisNodes:
         for claim in me.claims:
             args += [claim.shard, f"{claim.epoch}|{claim.address}"]
         try:
-            shards, *reply = await self._line.run(NODES_BEAT, self._keys, args)
+            shards, *reply = await self._connection.run(NODES_BEAT, self._keys, args)
         except ServerError as error:
             if self._has_answered or not is_command_unavailable(error):
                 raise
@@ -523,19 +523,19 @@ class RedisNodes:
     async def place(self, shard: int, node: str | None) -> None:
         key = self._keys[NODES_NAMES.index("placed")]
         if node is None:
-            await self._line.call("HDEL", key, shard)
+            await self._connection.call("HDEL", key, shard)
         else:
-            await self._line.call("HSET", key, shard, node)
+            await self._connection.call("HSET", key, shard, node)
 
     async def drain(self, node: str, *, draining: bool) -> None:
         key = self._keys[NODES_NAMES.index("drained")]
         if draining:
-            await self._line.call("HSET", key, node, 1)
+            await self._connection.call("HSET", key, node, 1)
         else:
-            await self._line.call("HDEL", key, node)
+            await self._connection.call("HDEL", key, node)
 
     async def close(self) -> None:
-        await self._line.close()
+        await self._connection.close()
 
 
 def _pairs(flat: list[bytes]) -> dict[str, str]:

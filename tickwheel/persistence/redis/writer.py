@@ -90,8 +90,8 @@ class Again(Exception):
 class Sender:
     """Sends batches to Redis under a claim."""
 
-    def __init__(self, line: Connection, keys: Keys) -> None:
-        self._line = line
+    def __init__(self, connection: Connection, keys: Keys) -> None:
+        self._connection = connection
         self._keys = keys
         self.epoch = 0
         self.owner = ""
@@ -163,7 +163,7 @@ class Sender:
     ) -> tuple[str, list[bytes]]:
         """Run a fenced script. Return its status and the rest of its reply."""
         fence = (self.epoch, self.owner.encode(), self.link)
-        reply: list[Any] = await self._line.run(
+        reply: list[Any] = await self._connection.run(
             script, self._keys.all + extra_keys, (*fence, *args), patience=patience
         )
         return reply[0].decode(), reply[1:]
@@ -211,8 +211,8 @@ class Claimant:
     """Claims a shard for its owner on one connection. All methods also raise NotConnected, NoReply
     and ServerError."""
 
-    def __init__(self, line: Connection, keys: Keys, name: str) -> None:
-        self._line = line
+    def __init__(self, connection: Connection, keys: Keys, name: str) -> None:
+        self._connection = connection
         self._keys = keys
         self._name = name
 
@@ -221,7 +221,7 @@ class Claimant:
         the shard is empty."""
         shard = self._keys.shard
         identity = (sender.epoch, sender.owner.encode(), incarnation, sender.link or 0)
-        reply: list[Any] = await self._line.run(CLAIM, self._keys.all, identity)
+        reply: list[Any] = await self._connection.run(CLAIM, self._keys.all, identity)
         status, *details = [part.decode() for part in reply]
         if status == "fenced":
             raise Fenced(
@@ -249,7 +249,7 @@ class Claimant:
         identity = (sender.epoch, sender.owner.encode(), incarnation)
         mark = f"{LOST_BY}{sender.owner}" if phase == "lost" else sender.owner
         args = (*identity, LAYOUT, phase, last, 0, sender.link or 0, written, mark.encode())
-        reply: list[Any] = await self._line.run(REWRITE, self._keys.all, args)
+        reply: list[Any] = await self._connection.run(REWRITE, self._keys.all, args)
         status, *details = [part.decode() for part in reply]
         if status == "fenced":
             raise Fenced(f"{self._name}: epoch {details[0]} of {details[1]!r} began")
@@ -369,16 +369,21 @@ class Writer:
     """The only writer of the shard while this daemon owns it."""
 
     def __init__(
-        self, line: Connection, keys: Keys, options: RedisOptions, mirror: Mirror, tally: Tally
+        self,
+        connection: Connection,
+        keys: Keys,
+        options: RedisOptions,
+        mirror: Mirror,
+        tally: Tally,
     ) -> None:
-        self._line = line
+        self._connection = connection
         self._keys = keys
         self._options = options
         self._endings_max = options.endings_max
         self._mirror = mirror
         self._tally = tally
-        self._claimant = Claimant(line, keys, options.name)
-        self._sender = Sender(line, keys)
+        self._claimant = Claimant(connection, keys, options.name)
+        self._sender = Sender(connection, keys)
         self._history = History(options.keep_ms, options.keep_bytes)
         self.ahead = AheadEncoder()
         self._claimed = 0
@@ -423,9 +428,9 @@ class Writer:
         return self._sender.staged or self.rewriting
 
     async def begin(self, owner: str, opened: Opened, incarnation: str) -> None:
-        """Begin to write in an opened epoch. Finish a batch that the previous owner had partly
-        applied."""
-        sender = self._sender = Sender(self._line, self._keys)
+        """Begin to write in an opened epoch. Finish a batch that the previous owner applied
+        partly."""
+        sender = self._sender = Sender(self._connection, self._keys)
         sender.owner, sender.epoch, sender.id_mark = owner, opened.epoch, opened.id_mark
         self.incarnation = incarnation
         self.last = self.base = opened.last_batch
@@ -455,8 +460,7 @@ class Writer:
                 kind = error.kind if isinstance(error, ServerError) else ""
                 if kind and kind not in REFUSING:
                     raise StoreBroken(f"{self._options.name}: {error.message}") from error
-                # If the batch was applied but not replicated, it is confirmed once it is
-                # replicated.
+                # A batch that was applied but not replicated is confirmed once it is replicated.
                 if self._sender.unknown == n or n <= self.last:
                     raise CommitUnknown(f"batch {n}: {error.message}") from error
                 raise CommitRefused(f"batch {n}: {error.message}", full=kind == "OOM") from error
@@ -520,11 +524,13 @@ class Writer:
             return
         replicas, wait_ms, reason = self._options.wait_replicas, self._options.wait_ms, ""
         try:
-            confirmed = await self._line.call("WAIT", replicas, wait_ms, timeout_ms=wait_ms + 500)
+            confirmed = await self._connection.call(
+                "WAIT", replicas, wait_ms, timeout_ms=wait_ms + 500
+            )
         except StoreError as error:
             confirmed, reason = 0, f": {error.message}"
         if confirmed < replicas:
-            await self._line.look_up_again()
+            await self._connection.look_up_again()
             raise CommitUnknown(
                 f"batch {n} is in {self._options.name}, but only {confirmed} of {replicas} replicas"
                 f" confirmed it within {wait_ms} ms{reason}"
@@ -545,7 +551,7 @@ class Writer:
         replay batches up to ``last``."""
         lost = False
         for _ in range(ROUNDS_MAX):
-            if self._line.connected and self._claimed == self._line.connections:
+            if self._connection.connected and self._claimed == self._connection.connections:
                 return
             try:
                 await self._claim()
@@ -555,7 +561,7 @@ class Writer:
                 if error.silent or lost:
                     raise
                 lost = True
-        if self._claimed != self._line.connections:
+        if self._claimed != self._connection.connections:
             raise NoReply(f"{self._options.name} is being claimed by several daemons")
 
     async def _claim(self) -> None:
@@ -563,7 +569,7 @@ class Writer:
         claim = await self._claimant.take(self._sender, self.incarnation)
         last = claim.last
         claim.check(f"{name}: {self._keys.shard}", self)
-        self._claimed = self._line.connections
+        self._claimed = self._connection.connections
         if claim.parts:
             await sender.apply_parts(claim.parts, claim.part)
         sender.staged = False
@@ -602,7 +608,7 @@ class Writer:
                 await self._sender.send(n, effects, prepared.flat, prepared.size_bytes)
         finally:
             self._sender.unknown = unknown
-        self._claimed, self._replaying = self._line.connections, False
+        self._claimed, self._replaying = self._connection.connections, False
         self._history.note_resent(last + 1, asyncio.get_running_loop().time())
         self._tally.replays += 1
 

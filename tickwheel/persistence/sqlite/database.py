@@ -91,8 +91,7 @@ class Room:
         """Free bytes that enqueues must leave."""
         self.has_room = True
         self.inside = False
-        """Whether only free pages of the database have room. If so, the log must not grow
-        either."""
+        """Whether only free pages of the database have room. If so, the log must not grow."""
         self.too_used = ""
         """Why enqueues are refused if disk usage is above ``disk_refuse``; otherwise empty."""
 
@@ -255,8 +254,7 @@ def connect_writer(
     connection = _connect(path, "rwc", cache_bytes, busy_ms)
     connection.execute("PRAGMA wal_autocheckpoint = 0")
     # A log that exceeds this size (because of a long read) is truncated when it starts over. A
-    # smaller log keeps its blocks, because a sync of reused blocks costs less than one of appended
-    # blocks.
+    # smaller log keeps its blocks, because syncing reused blocks costs less than appended blocks.
     connection.execute(f"PRAGMA journal_size_limit = {log_bytes_max}")
     # Some distributions build SQLite to overwrite deleted rows with zeros, which doubles the log.
     connection.execute("PRAGMA secure_delete = OFF")
@@ -333,7 +331,7 @@ def cannot_open(error: sqlite3.Error) -> bool:
 
 
 def error_name(error: sqlite3.Error) -> str:
-    """Return SQLite's name of an error, such as ``SQLITE_IOERR_FSYNC``; empty for Python's own
+    """Return SQLite's name of an error, such as ``SQLITE_IOERR_FSYNC``; or "" for Python's
     errors."""
     return getattr(error, "sqlite_errorname", None) or ""
 
@@ -748,8 +746,7 @@ def copy_meta(held: Held) -> dict[str, int | str]:
 
 def left_behind(path: str, incarnation: str) -> list[Evidence]:
     """Return the evidence that a missing or empty database existed: ``incarnation``, from its lock
-    file, and other files next to it. A daemon that was killed during its first start leaves no
-    evidence."""
+    file, and other files next to it. A daemon killed during its first start leaves none."""
     facts = []
     if incarnation:
         facts.append(Evidence(f"{path}.lock (of incarnation {incarnation})"))
@@ -841,8 +838,8 @@ MAGIC = b"SQLite format 3\0"
 
 
 def identify_file(path: str, busy_ms: int) -> int:
-    """Return the layout version of a file, or 0 for a new file. Do not change files of other
-    programs."""
+    """Return the layout version of a file, or 0 for a new file. Leave other programs' files
+    alone."""
     if not os.path.exists(path) or not os.path.getsize(path):
         return 0
     # If the creation of the file was interrupted, its journal must be rolled back.

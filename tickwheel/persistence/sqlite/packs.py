@@ -264,8 +264,7 @@ class PackIndex:
         return bool(change.masks or change.done)
 
     def leaving(self, ids: Iterable[int]) -> Change:
-        """Return how packs change when the tasks ``ids`` leave them. Each pack is looked up
-        once."""
+        """Return how packs change when the tasks ``ids`` leave them. Look up each pack once."""
         change = Change()
         firsts, counts, masks, loose = self._firsts, self._counts, self._masks, change.loose
         changed: dict[int, list[int]] = {}

@@ -599,14 +599,12 @@ def _are_scattered(ids: Sequence[int]) -> bool:
 
 
 def _step(bytes_max: int) -> int:
-    """Return how many ids a statement can have so that its small bodies stay below
-    ``bytes_max``."""
+    """Return for how many ids the small bodies in a statement stay below ``bytes_max``."""
     return min(IDS_PER_STATEMENT, max(1, bytes_max // BODY_BYTES_INLINE))
 
 
 def _ids_in(topic: str | None, first: int, count: int, names: str, mask: int) -> Sequence[int]:
-    """Return the ids that are still in a pack, ascending. With ``topic``, return only ids of that
-    topic."""
+    """Return the ids that are still in a pack, ascending. With ``topic``, return only its ids."""
     ids = ids_of(first, count, mask)
     if topic is None or names == topic:
         return ids

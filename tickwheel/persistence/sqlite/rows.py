@@ -110,8 +110,8 @@ REPLACE_RECORDS = insert("REPLACE", "record", 3)
 
 
 def _delete(table: str, columns: dict[str, str]) -> Multi:
-    """Return a statement that deletes by key. The casts make SQLite use the index. Padding matches
-    no row."""
+    """Return a statement that deletes by key. The casts make SQLite use the index. No row matches
+    padding."""
     casts = ", ".join(f"CAST(column{i} AS {kind})" for i, kind in enumerate(columns.values(), 1))
     head = f"DELETE FROM {table} WHERE ({', '.join(columns)}) IN (SELECT {casts} FROM (VALUES "
     return Multi(head, len(columns), "))")
@@ -346,7 +346,7 @@ def dead_values(rows: Iterable[DeadRow]) -> Iterator[Sequence[object]]:
     return (
         (
             *row[:6],
-            row.behind_id,
+            row.newest_id,
             encode_past(Past(row.failures, row.failed, deaths=row.deaths)),
         )
         for row in rows
@@ -403,12 +403,12 @@ def dead_row(
     died_ms: int,
     attempt: int,
     reason: str,
-    behind_id: int,
+    newest_id: int,
     past: Any,
 ) -> DeadRow:
     failures, failed, _, deaths, _ = decode_past(past)
     named = task_id, group, topic, died_ms, attempt, reason
-    return DeadRow(*named, failures, failed, behind_id, deaths)
+    return DeadRow(*named, failures, failed, newest_id, deaths)
 
 
 def task_row(task_id: int, due_ms: int, topic: str, body: bytes, options: Any) -> TaskRow:

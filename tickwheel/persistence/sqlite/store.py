@@ -321,8 +321,7 @@ class _Later:
         )
 
     def _in_order(self, part: Sequence[int]) -> list[int]:
-        """Sort a part in descending order. Ties need the ids, because single rows were added before
-        packs."""
+        """Sort a part in descending order. Ties need ids, because single rows precede packs."""
         ids, bits, mask = self._ids, self._bits, (1 << self._bits) - 1
         ordered = sorted(part)
         if self._is_mixed:
@@ -611,8 +610,7 @@ class StoreThread:
         return future
 
     def shutdown(self, wait: bool = True) -> None:
-        """End the thread after all earlier requests. With ``wait``, return after the thread has
-        ended."""
+        """End the thread after all earlier requests. ``wait``: until it has ended."""
         self._requests.put(None)
         if wait:
             self._thread.join()

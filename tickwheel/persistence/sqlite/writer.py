@@ -178,7 +178,7 @@ def with_bodies(
 
 
 def take_apart(connection: sqlite3.Connection, firsts: list[int], key_hash: KeyHash) -> bool:
-    """Replace these packs with single rows for their remaining tasks. Return whether any task has a
+    """Replace these packs with single rows for their remaining tasks. Return whether any has a
     key."""
     rows: list[TaskRow] = []
     for values in connection.execute(sql.READ_PACKS, (str(firsts),)).fetchall():
@@ -222,8 +222,7 @@ MOVES_MAX = 32_768
 """Maximum number of due times in table ``move``, which every reader keeps in memory. Then they are
 merged into ``moved`` together, because a page of it contains the due times of eight packs."""
 MOVES_AT_ONCE = 1_000
-"""Number of due times that are merged into ``moved`` at once. A pack's row takes half a
-kilobyte."""
+"""Number of due times that are merged into ``moved`` at once. A pack's row has 500 bytes."""
 
 log = logging.getLogger(__name__)
 
@@ -266,8 +265,7 @@ class Writer:
     def open(
         self, owner: str, now_ms: int, epoch_min: int = 1, evidence: Sequence[Evidence] = ()
     ) -> Opened:
-        """Open the database. If that fails, release lock and connection, and raise
-        StoreUnusable."""
+        """Open the database. On failure, release lock and connection, and raise StoreUnusable."""
         self._lock.acquire(owner)
         try:
             return self._open(owner, now_ms, epoch_min, evidence)
@@ -582,8 +580,7 @@ class Writer:
         return CommitRefused(f"batch {n}: {self._path}: {self._room.why_not}", full=True)
 
     def _break(self, connection: sqlite3.Connection, error: BaseException) -> StoreBroken:
-        """Refuse all later calls, because a sync that succeeds after a failed sync proves
-        nothing."""
+        """Refuse all later calls, because a sync after a failed one proves nothing."""
         self._broken = f"store {self._path} failed: {describe(error)}; restart to recover"
         log.error("%s", self._broken)
         self._rollback(connection)
@@ -606,8 +603,7 @@ AHEAD_BYTES = 256 << 10
 """Number of zero bytes that are written after the log in advance, enough for about twenty batches
 of one task."""
 RESTART_WAIT_MS = 50
-"""How long a checkpoint waits for readers of the log, in milliseconds. Short reads take far
-less."""
+"""How long a checkpoint waits for readers of the log, in milliseconds. Short reads take less."""
 
 
 class Log:
@@ -745,8 +741,7 @@ class Upkeep:
         return has_room
 
     def _checkpoint(self, mode: str = "RESTART") -> bool:
-        """Write the log back. Return False if the disk is full; the log then still has all
-        batches."""
+        """Write the log back. Return False if the disk is full; the log then has all batches."""
         try:
             self._log.checkpoint(self._connection, mode)
         except sqlite3.Error as error:
