@@ -44,8 +44,7 @@ class Start(NamedTuple):
     after: str = ""
     """The mark of the preceding epoch; empty: there is none, or it is unknown."""
     behind_ms: int | None = None
-    """Approximate time after which the store lacked the preceding epoch's changes; None: it had
-    all."""
+    """Approximate time after which the store lacked the preceding epoch's changes; None: none."""
     is_branch: bool = False
     incarnation: str = ""
 
@@ -178,12 +177,12 @@ class Branch:
             self._marks.setdefault(start.epoch, set()).add(start.mark)
         newest = sorted(self._every.values(), reverse=True)
         paths = (list(self._ancestry(start)) for start in newest)
-        way = next((path for path in paths if not mark or mark in _marks(path)), [])
-        way = way or list(self._ancestry(self._every[mark]) if mark in self._every else ())
-        self._on = {start.epoch: start for start in way}
-        if way:
-            self.head = way[0].mark
-        self._judge(way, epoch, has_backup=bool(mark))
+        branch = next((path for path in paths if not mark or mark in _marks(path)), [])
+        branch = branch or list(self._ancestry(self._every[mark]) if mark in self._every else ())
+        self._on = {start.epoch: start for start in branch}
+        if branch:
+            self.head = branch[0].mark
+        self._judge(branch, epoch, has_backup=bool(mark))
         if mark and self._every and mark not in self._every:
             self.notes.append(f"it has no events of epoch {epoch}, in which the backup was made")
         if newest and newest[0].epoch not in self._on:
@@ -195,14 +194,14 @@ class Branch:
 
     def _ancestry(self, start: Start | None) -> Iterator[Start]:
         """Yield the start and its predecessors, newest first."""
-        seen: set[str] = set()
-        while start is not None and start.mark not in seen:
-            seen.add(start.mark)
+        visited: set[str] = set()
+        while start is not None and start.mark not in visited:
+            visited.add(start.mark)
             yield start
             start = self._every.get(start.after)
 
-    def _judge(self, way: Sequence[Start], backup_epoch: int, *, has_backup: bool) -> None:
-        for start, before in zip(way, [*way[1:], None], strict=False):
+    def _judge(self, branch: Sequence[Start], backup_epoch: int, *, has_backup: bool) -> None:
+        for start, before in zip(branch, [*branch[1:], None], strict=False):
             if start.behind_ms is not None and before is not None:
                 self._untils[before.epoch] = start.behind_ms
             if start.epoch <= backup_epoch:
@@ -237,6 +236,6 @@ class Branch:
         return missing
 
 
-def _marks(way: Sequence[Start]) -> set[str]:
+def _marks(path: Sequence[Start]) -> set[str]:
     """Return the marks of these epochs, and of the epoch before the first."""
-    return {mark for start in way for mark in (start.mark, start.after)}
+    return {mark for start in path for mark in (start.mark, start.after)}

@@ -167,13 +167,13 @@ class Recorder:
             bodies, orders,
         )  # fmt: skip
 
-    def merged(self, source: object, topic: str, what: str, task_id: int, now_ms: int) -> None:
-        self._note(EventKind.MERGED, now_ms, self._named(source), topic, what, [task_id])
+    def merged(self, source: object, topic: str, outcome: str, task_id: int, now_ms: int) -> None:
+        self._note(EventKind.MERGED, now_ms, self._named(source), topic, outcome, [task_id])
 
     def overtaken(self, lease: Lease) -> None:
         topic, group, _, ids, attempts = _lease_fields(lease)
-        by = lease.past.replaced_by
-        self._note(EventKind.OVERTAKEN, self._clock()[0], topic, group, ids, attempts, by)
+        newer_id = lease.past.replaced_by
+        self._note(EventKind.OVERTAKEN, self._clock()[0], topic, group, ids, attempts, newer_id)
 
     def _named(self, source: object) -> str:
         return self._label(source) if source is not None else ""
@@ -196,7 +196,7 @@ class Recorder:
         now_ms: int,
         causes: Causes | None = None,
     ) -> None:
-        more = () if causes is None else (_one_cause_or_each(causes),)
+        cause_fields = () if causes is None else (_one_cause_or_each(causes),)
         self._repeat(
             len(items),
             EventKind.DELIVERED,
@@ -207,7 +207,7 @@ class Recorder:
             [row[0] for row, _, _ in items],
             _one_or_each([attempt for _, attempt, _ in items]),
             [row[1] for row, _, _ in items],
-            *more,
+            *cause_fields,
         )
 
     def acked(self, group: Group, leases: Sequence[Lease], kept: AbstractSet[int]) -> None:
@@ -264,16 +264,16 @@ class Recorder:
         last: bool,
         reason: str | None = None,
     ) -> None:
-        is_last, why = last if group else None, () if reason is None else (reason,)
-        fields = topic, group or None, how, [task_id], is_last, *why
+        is_last, reason_fields = last if group else None, () if reason is None else (reason,)
+        fields = topic, group or None, how, [task_id], is_last, *reason_fields
         self._note(EventKind.ENDED, self._clock()[0], *fields)
 
     def ended_many(self, topic: str, how: str, ids: Sequence[int]) -> None:
         self._note(EventKind.ENDED, self._clock()[0], topic, None, how, list(ids), None)
 
     def requeued(self, topic: str, group: str, task_id: int, ttl_ms: int | None = None) -> None:
-        new = () if ttl_ms is None else (ttl_ms,)
-        self._note(EventKind.REQUEUED, self._clock()[0], topic, group, [task_id], *new)
+        ttl_fields = () if ttl_ms is None else (ttl_ms,)
+        self._note(EventKind.REQUEUED, self._clock()[0], topic, group, [task_id], *ttl_fields)
 
     # --- groups ------------------------------------------------------------------------------
 
@@ -283,8 +283,8 @@ class Recorder:
         self._group(group.topic, group, "created", since)
 
     def group_reset(self, group: Group, bulk: str, from_ms: int, until_ms: int) -> None:
-        what = {"bulk": bulk, "from_ms": from_ms, "until_ms": until_ms}
-        self._group(group.topic, group, "reset", what)
+        details = {"bulk": bulk, "from_ms": from_ms, "until_ms": until_ms}
+        self._group(group.topic, group, "reset", details)
 
     def group_closed(self, group: Group) -> None:
         settings = group.settings
@@ -295,19 +295,19 @@ class Recorder:
         settings = topic.settings if group is None else group.settings
         self._group(topic, group, "configured", settings_map(settings))
 
-    def _group(self, topic: Topic, group: Group | None, what: str, details: dict[str, Any]) -> None:
+    def _group(self, topic: Topic, group: Group | None, kind: str, details: dict[str, Any]) -> None:
         name = group.name if group is not None else None
-        self._note(EventKind.GROUP, self._clock()[0], topic.name, name, what, details)
+        self._note(EventKind.GROUP, self._clock()[0], topic.name, name, kind, details)
 
     # --- schedules ---------------------------------------------------------------------------
 
-    def schedule_changed(self, row: ScheduleRow, what: str, *, same_body: bool = False) -> None:
+    def schedule_changed(self, row: ScheduleRow, event: str, *, same_body: bool = False) -> None:
         schedule, state, body = row.schedule, _state_of(row), None
-        if what == PUT:
+        if event == PUT:
             state["settings"] = schedule_map(row) | ({"same_body": True} if same_body else {})
             body = schedule.body if self._bodies else None
         now_ms = self._clock()[0]
-        self._note(EventKind.SCHEDULE, now_ms, schedule.topic, schedule.name, what, state, body)
+        self._note(EventKind.SCHEDULE, now_ms, schedule.topic, schedule.name, event, state, body)
 
     def occurred(self, row: ScheduleRow, runs: Sequence[Run], now_ms: int, *, staged: bool) -> None:
         topic, name = row.schedule.topic, row.schedule.name
@@ -326,7 +326,7 @@ class Recorder:
         self,
         source: object,
         row: TransactionRow,
-        what: str,
+        event: str,
         now_ms: int,
         added: Halves | None = None,
     ) -> None:
@@ -334,12 +334,12 @@ class Recorder:
         tasks = row.tasks
         if added is not None:
             details["part"], tasks = added.part, len(added.halves)
-        if what in _ENDS:
+        if event in _ENDS:
             details["age_ms"] = max(0, now_ms - row.began_ms)
         if row.checks:
             details |= {"checks": row.checks, "asked": row.asked}
         record = [
-            EventKind.TRANSACTION, now_ms, self._named(source), row.id, what, tasks, row.first_id,
+            EventKind.TRANSACTION, now_ms, self._named(source), row.id, event, tasks, row.first_id,
             details,
         ]  # fmt: skip
         self._occurrences.append(record)
@@ -398,8 +398,8 @@ def _one_cause_or_each(causes: Causes) -> str | list[str | None] | None:
     """Return the causes as text: one text if all tasks have the same cause, else a list."""
     if not isinstance(causes, list):
         return causes.value
-    words = [None if cause is None else cause.value for cause in causes]
-    return words[0] if words.count(words[0]) == len(words) else words
+    names = [None if cause is None else cause.value for cause in causes]
+    return names[0] if names.count(names[0]) == len(names) else names
 
 
 def _one_or_each(column: list[int]) -> int | list[int]:
@@ -416,8 +416,7 @@ LINE_BYTES_MAX = 64 * 1024
 async def start_process(
     command: Sequence[str], *, answers: bool = False, line_bytes_max: int = LINE_BYTES_MAX
 ) -> Process:
-    """Start a process that answers on standard output (``answers``) or reports on standard
-    error."""
+    """Start a process that answers on standard output (``answers``) or writes to standard error."""
     stdout, stderr = (PIPE, DEVNULL) if answers else (DEVNULL, PIPE)
     return await asyncio.create_subprocess_exec(
         *command, stdin=PIPE, stdout=stdout, stderr=stderr, limit=line_bytes_max
@@ -460,8 +459,7 @@ class HistoryOptions(WriterOptions):
 
 
 class History:
-    """The history of a shard. Call ``start`` and ``stop`` once, ``begin`` and ``end`` per
-    tenure."""
+    """The history of a shard. ``start`` and ``stop`` it once, ``begin`` and ``end`` each tenure."""
 
     def __init__(
         self, options: HistoryOptions, clock: Clock, on_event: Callable[[str, str], None]
@@ -601,8 +599,8 @@ class History:
             self._reached.close()
         spool.close(clean)
 
-    def _daemon(self, what: str, **details: Any) -> list[Any]:
-        return [EventKind.DAEMON, self._clock.read().now_ms, what, details]
+    def _daemon(self, event: str, **details: Any) -> list[Any]:
+        return [EventKind.DAEMON, self._clock.read().now_ms, event, details]
 
     def _append(self, records: list[list[Any]], events: int) -> None:
         spool = self._spool
@@ -641,8 +639,8 @@ class History:
     def _count_lost(self, recorder: Recorder) -> None:
         lost, self._lost = recorder.lost - self._lost, recorder.lost
         if lost:
-            most = recorder.repeats_max
-            self._drop(lost, f"{most} deliveries and retries already wait for the store")
+            repeats_max = recorder.repeats_max
+            self._drop(lost, f"{repeats_max} deliveries and retries already wait for the store")
 
     def _drop(self, events: int, reason: str) -> None:
         if not self._missing:
@@ -666,8 +664,8 @@ class History:
             return
         if self._process is not None:
             dismiss(self._process)
-        done, _ = await asyncio.wait((writing,), timeout=FINISH_S)
-        if not done:
+        ended, _ = await asyncio.wait((writing,), timeout=FINISH_S)
+        if not ended:
             self._on_event("history_unfinished", "the next start writes the rest of the spool")
             writing.cancel()
             await asyncio.gather(writing, return_exceptions=True)

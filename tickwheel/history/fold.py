@@ -141,8 +141,7 @@ class Owners:
         return row is not None and is_closed(row)
 
     def owing(self, row: TaskRow, recorded: Iterable[str]) -> list[str]:
-        """Return the groups for which the task is or was meant. ``recorded``: groups with a
-        record."""
+        """Return the groups for which the task is or was meant. ``recorded``: by events."""
         groups = self._topics.get(row.topic, {})
         return [group.group for group in owing(groups, row, set(recorded))]
 
@@ -345,8 +344,7 @@ ENDINGS_MAX = 100_000
 
 
 class Fold:
-    """The state of tasks after events. ``put`` the tasks that ``needs`` returns before
-    ``apply``."""
+    """The state of tasks after events. Before ``apply``, ``put`` what ``needs`` returns."""
 
     def __init__(
         self,
@@ -479,11 +477,11 @@ class Fold:
 
     def _overtaken(self, task: Task, event: Event) -> None:
         """Record that a newer task replaces one whose delivery is in progress."""
-        group, by = event["group"], int(event["details"]["by"])
+        group, newer_id = event["group"], int(event["details"]["by"])
         if (progress := task.progress.get(group)) is not None:
-            task.progress[group] = progress._replace(replaced_by=by)
+            task.progress[group] = progress._replace(replaced_by=newer_id)
         else:
-            self._set(task, event, ProgressState.IN_FLIGHT, NO_PAST._replace(replaced_by=by))
+            self._set(task, event, ProgressState.IN_FLIGHT, NO_PAST._replace(replaced_by=newer_id))
 
     # --- consumers ---------------------------------------------------------------------------
 
@@ -570,9 +568,9 @@ class Fold:
         """Return the failures of a task, including the failure in this event."""
         group, time_ms, attempt = event["group"], event["time_ms"], event["attempt"]
         reason = str(event.get("reason", ""))[:REASON_LENGTH_MAX]
-        who = str(event.get("subscriber") or task.holders.get(group, ""))
+        subscriber = str(event.get("subscriber") or task.holders.get(group, ""))
         before = past_of(task, group, until=(time_ms, attempt - 1))
-        return before.with_failure(Failure(attempt, time_ms, reason, who))
+        return before.with_failure(Failure(attempt, time_ms, reason, subscriber))
 
     def _set(
         self, task: Task, event: Event, state: ProgressState, past: Past, at_ms: int | None = None

@@ -185,24 +185,24 @@ class Renderer:
                 for i, due, n in zip(ids, dues, numbers, strict=True)
             ]
         quoted = {name: quote(name) for name in set(_column(topics, 1))}
-        more = [""] * len(ids)
+        extras = [""] * len(ids)
         for index, task_options in (options or {}).items():
-            more[index] = _options(task_options)
+            extras[index] = _options(task_options)
         if bodies is not None:
             for index, body in enumerate(bodies):
-                more[index] += f',"body":"{b64encode(body).decode()}"'
+                extras[index] += f',"body":"{b64encode(body).decode()}"'
         for index, place in enumerate(orders or ()):
-            more[index] += f',"order_id":"{place:d}"'
+            extras[index] += f',"order_id":"{place:d}"'
         return [
-            f'{start}{i:d}","topic":{quoted[topic]},"due_ms":{due:d}{rest}{end}{n}}}\n'
-            for i, topic, due, rest, n in zip(
-                ids, _column(topics, len(ids)), dues, more, numbers, strict=True
+            f'{start}{i:d}","topic":{quoted[topic]},"due_ms":{due:d}{extra_fields}{end}{n}}}\n'
+            for i, topic, due, extra_fields, n in zip(
+                ids, _column(topics, len(ids)), dues, extras, numbers, strict=True
             )
         ]
 
     def _overtaken(self, record: list[Any], seq: int) -> Iterable[str]:
-        _, time_ms, topic, group, ids, attempts, by, *_ = record
-        heading, end = (time_ms, "overtaken", topic, group), f',"details":{{"by":"{by:d}"}}'
+        _, time_ms, topic, group, ids, attempts, newer_id, *_ = record
+        heading, end = (time_ms, "overtaken", topic, group), f',"details":{{"by":"{newer_id:d}"}}'
         return self._each(
             heading,
             ids,
@@ -212,28 +212,28 @@ class Renderer:
         )
 
     def _rescheduled(self, record: list[Any], seq: int) -> Iterable[str]:
-        _, time_ms, topic, ids, dues, *more = record
+        _, time_ms, topic, ids, dues, *extras = record
         columns = [_whens(dues)]
-        if more and more[0]:
-            columns.append([f',"order_id":"{place:d}"' for place in more[0]])
+        if extras and extras[0]:
+            columns.append([f',"order_id":"{place:d}"' for place in extras[0]])
         return self._each((time_ms, "rescheduled", topic, None), ids, seq, *columns)
 
     # --- consumers ---------------------------------------------------------------------------
 
     def _delivered(self, record: list[Any], seq: int) -> Iterable[str]:
-        _, time_ms, topic, group, subscriber, ids, attempts, dues, *more = record
+        _, time_ms, topic, group, subscriber, ids, attempts, dues, *extras = record
         start, middle = self._task(time_ms, "delivered", topic, group)
         middle += ',"due_ms":'
         end = _subscriber_field(subscriber) + self._end
         attempts = _column(attempts, len(ids))
-        if not more and attempts.count(1) == len(ids):
+        if not extras and attempts.count(1) == len(ids):
             first = ',"attempt":1,"lateness_ms":'
             lates = [time_ms - due if time_ms > due else 0 for due in dues]
             return [
                 f"{start}{i:d}{middle}{due:d}{first}{late}{end}{n}}}\n"
                 for n, (i, due, late) in enumerate(zip(ids, dues, lates, strict=True), seq)
             ]
-        causes = _column(more[0] if more else None, len(ids))
+        causes = _column(extras[0] if extras else None, len(ids))
         columns = zip(ids, attempts, dues, causes, strict=True)
         return [
             f'{start}{i:d}{middle}{due:d},"attempt":{attempt:d}'
@@ -251,7 +251,7 @@ class Renderer:
         attempts, delivered = _column(attempts, len(ids)), _column(delivered, len(ids))
         if type(ended) is list or None in delivered or 0 in delivered:
             # 0: the delivery preceded a restart, so its time is unknown.
-            tooks = [f',"ack_ms":{max(0, time_ms - at)}' if at else "" for at in delivered]
+            tooks = [f',"ack_ms":{max(0, time_ms - at_ms)}' if at_ms else "" for at_ms in delivered]
             lasts = [_ENDED[last] for last in _column(ended, len(ids))]
             columns = zip(ids, attempts, tooks, lasts, strict=True)
             return [
@@ -259,7 +259,7 @@ class Renderer:
                 for n, (i, attempt, took, last) in enumerate(columns, seq)
             ]
         end = _ENDED[ended] + end
-        took = [time_ms - at if time_ms > at else 0 for at in delivered]
+        took = [time_ms - at_ms if time_ms > at_ms else 0 for at_ms in delivered]
         return [
             f'{start}{i:d}{middle}{attempt:d},"ack_ms":{ms}{end}{n}}}\n'
             for n, (i, attempt, ms) in enumerate(zip(ids, attempts, took, strict=True), seq)
@@ -271,14 +271,14 @@ class Renderer:
         return self._ended_deliveries(heading, subscriber, (ids, attempts, reasons), seq, dues)
 
     def _lease_over(self, record: list[Any], seq: int) -> Iterable[str]:
-        _, time_ms, topic, group, subscriber, ids, attempts, reasons, *more = record
+        _, time_ms, topic, group, subscriber, ids, attempts, reasons, *extras = record
         heading, columns = (time_ms, "lease_over", topic, group), (ids, attempts, reasons)
-        return self._ended_deliveries(heading, subscriber, columns, seq, *more[:1])
+        return self._ended_deliveries(heading, subscriber, columns, seq, *extras[:1])
 
     def _released(self, record: list[Any], seq: int) -> Iterable[str]:
-        _, time_ms, topic, group, subscriber, ids, attempts, *more = record
+        _, time_ms, topic, group, subscriber, ids, attempts, *extras = record
         heading, columns = (time_ms, "released", topic, group), (ids, attempts, None)
-        return self._ended_deliveries(heading, subscriber, columns, seq, *more[:1])
+        return self._ended_deliveries(heading, subscriber, columns, seq, *extras[:1])
 
     def _dead(self, record: list[Any], seq: int) -> Iterable[str]:
         _, time_ms, topic, group, ids, attempts, reasons, *_ = record
@@ -300,49 +300,49 @@ class Renderer:
     # --- ends, groups, the daemon --------------------------------------------------------------
 
     def _ended(self, record: list[Any], seq: int) -> Iterable[str]:
-        _, time_ms, topic, group, event, ids, ended, *more = record
+        _, time_ms, topic, group, event, ids, ended, *extras = record
         if event not in ENDINGS:
             raise ValueError(f"{event!r} is not an ending")
         lasts = [_ENDED[last] for last in _column(ended, len(ids))]
-        whys = [[_reason_fields(reason)] * len(ids) for reason in more[:1]]
+        whys = [[_reason_fields(reason)] * len(ids) for reason in extras[:1]]
         return self._each((time_ms, event, topic, group), ids, seq, lasts, *whys)
 
     def _requeued(self, record: list[Any], seq: int) -> Iterable[str]:
-        _, time_ms, topic, group, ids, *more = record
-        columns = [[f',"ttl_ms":{more[0]:d}'] * len(ids)] if more else []
+        _, time_ms, topic, group, ids, *extras = record
+        columns = [[f',"ttl_ms":{extras[0]:d}'] * len(ids)] if extras else []
         return self._each((time_ms, "requeued", topic, group), ids, seq, *columns)
 
     def _group(self, record: list[Any], seq: int) -> Iterable[str]:
         _, time_ms, topic, group, change, details, *_ = record
-        rest = dict(details)
-        since = {name: rest.pop(name, None) for name in ("since_ms", "since_id")}
-        fields = {"topic": topic, "group": group or None, **since, "settings": rest or None}
+        extras = dict(details)
+        since = {name: extras.pop(name, None) for name in ("since_ms", "since_id")}
+        fields = {"topic": topic, "group": group or None, **since, "settings": extras or None}
         return self._rare_event(time_ms, GROUP_EVENTS[change], fields, seq)
 
     def _daemon(self, record: list[Any], seq: int) -> Iterable[str]:
         _, time_ms, event, details, *_ = record
         if event not in DAEMON_EVENTS:
             raise ValueError(f"{event!r} is not an event of a daemon")
-        rest = dict(details or {})
-        clean = bool(rest.pop("clean")) if "clean" in rest else None
-        return self._rare_event(time_ms, event, {"clean": clean, "details": rest or None}, seq)
+        fields = dict(details or {})
+        clean = bool(fields.pop("clean")) if "clean" in fields else None
+        return self._rare_event(time_ms, event, {"clean": clean, "details": fields or None}, seq)
 
     def _dropped(self, record: list[Any], seq: int) -> Iterable[str]:
-        _, time_ms, count, *rest = record
-        reason = rest[0] or None if rest else None
+        _, time_ms, count, *extras = record
+        reason = extras[0] or None if extras else None
         return self._rare_event(time_ms, "dropped", {"reason": reason, "count": count}, seq)
 
     # --- schedules -----------------------------------------------------------------------------
 
     def _schedule(self, record: list[Any], seq: int) -> Iterable[str]:
-        _, time_ms, topic, name, change, state, *rest = record
+        _, time_ms, topic, name, change, state, *extras = record
         fields = {"topic": topic}
         if (settings := state.get("settings")) is not None:
             fields["settings"] = settings = dict(settings)
             if (task := settings.pop("task", None)) is not None:
                 settings["task"] = options_map(task)
-        if rest and rest[0] is not None:
-            fields["body"] = b64encode(rest[0]).decode()
+        if extras and extras[0] is not None:
+            fields["body"] = b64encode(extras[0]).decode()
         return self._rare_event(
             time_ms, SCHEDULE_EVENTS[change], fields | _progress(name, state), seq
         )
@@ -440,7 +440,7 @@ def _column(value: Any, count: int) -> list[Any]:
 
 def _progress(name: str, state: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields with the progress of a schedule."""
-    return {"schedule": name} | {of: state.get(of) for of in ("next_ms", "runs", "queued_ms")}
+    return {"schedule": name} | {key: state.get(key) for key in ("next_ms", "runs", "queued_ms")}
 
 
 def options_map(options: Sequence[Any]) -> dict[str, Any]:

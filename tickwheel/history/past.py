@@ -73,8 +73,7 @@ class TaskFlags(IntFlag):
     STORED = 32
     """The store has the task."""
     BEFORE = 64
-    """The task came due before the group began. The rules of ownership decide whether to deliver
-    it."""
+    """The task came due before the group began. The rules of ownership decide about it."""
     GIVEN = 128
     """The task will be delivered again, as far as is known."""
 
@@ -209,8 +208,7 @@ class Plan:
 
     def add_stored(self, reset: ResetScope, stored: Iterable[tuple[TaskRow, bool]]) -> None:
         """Add stored tasks of the topic. Each is paired with a flag: whether the rules permit
-        delivering it again. For a task in the history, it matters only if the task is older than
-        the group."""
+        delivering it again. In the history, it matters only before the group began."""
         filter_ = known_filter(reset.tags, reset.where)
         rows = [(row, permitted) for row, permitted in stored if reset.covers(row.due_ms)]
         known_tasks = self.known(row.id for row, _ in rows)
@@ -325,8 +323,7 @@ class _Fold:
         return flags
 
     def _flags_cleared_by(self, event: Event) -> int:
-        """Return the bits that the event clears. A requeue makes the group receive the task
-        again."""
+        """Return the bits that the event clears. A requeue makes the task wanted again."""
         is_ours = event.get("group") == self._reset.group
         return TaskFlags.DONE if is_ours and event["event"] == "requeued" else 0
 

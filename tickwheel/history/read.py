@@ -43,8 +43,7 @@ from tickwheel.history.spool import SpoolName
 from tickwheel.history.writer import LATE_MS, EpochPosition, Position, load_position
 
 KEY_IDS_MAX = 100_000
-"""Maximum number of tasks with the key of a search. If there are more, the search must be
-narrower."""
+"""Maximum number of tasks with the key of a search. If there are more, narrow the search."""
 NEWEST_MAX = 1_000_000
 ENQUEUED = frozenset(("enqueued",))
 _TASK_ID = re.compile(rb'"task_id"\s*:\s*"(\d+)"')
@@ -52,8 +51,7 @@ _TASK_ID = re.compile(rb'"task_id"\s*:\s*"(\d+)"')
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """The values that events must have; None: any. ``since_ms`` is inclusive, ``until_ms``
-    exclusive."""
+    """The values that events must have; None: any. ``until_ms`` is exclusive."""
 
     ids: AbstractSet[int] | None = None
     key: str | None = None
@@ -120,12 +118,12 @@ def newest(history_dir: Path, query: Query, limit: int, tally: Tally) -> Iterato
     if limit > NEWEST_MAX:
         raise LimitExceeded(f"limit must be at most {NEWEST_MAX} events, not {limit}")
     query = by_ids(history_dir, query, tally)
-    left = limit
+    remaining = limit
     for _, hour in reversed(hours(history_dir, query)):
-        if left <= 0:
+        if remaining <= 0:
             return
-        events = deque(merged(hour, query, tally), maxlen=left)
-        left -= len(events)
+        events = deque(merged(hour, query, tally), maxlen=remaining)
+        remaining -= len(events)
         yield from reversed(events)
 
 
@@ -167,9 +165,9 @@ def _with_key(files: Iterable[Segment], enqueued: Query, tally: Tally) -> Iterat
                 yield id_
 
 
-def flow(history_dir: Path, wanted: int, since_ms: int, tally: Tally) -> list[Event]:
+def flow(history_dir: Path, wanted_id: int, since_ms: int, tally: Tally) -> list[Event]:
     """Return the events of one task in order. ``since_ms``: the enqueue time in its id."""
-    return sorted(_since_enqueue(history_dir, wanted, since_ms, tally), key=written)
+    return sorted(_since_enqueue(history_dir, wanted_id, since_ms, tally), key=written)
 
 
 def written(event: Event) -> tuple[int, int, int]:
@@ -251,7 +249,7 @@ class Follow:
 
     def read(self) -> list[Event]:
         """Return the new events, oldest first."""
-        new: list[Event] = []
+        new_events: list[Event] = []
         for segment in segments.find(self._dir, self._start_ms):
             if segment.path in self._done:
                 continue
@@ -267,8 +265,8 @@ class Follow:
                     if self._key is not None and event.get("key") == self._key:
                         self._ids.add(id_)
                 if self._query.wants(event):
-                    new.append(event)
-        return sorted(new, key=_order)
+                    new_events.append(event)
+        return sorted(new_events, key=_order)
 
     def _sealed(self, segment: Segment) -> Iterator[bytes]:
         self._done.add(segment.path)
@@ -335,16 +333,16 @@ class Answer(NamedTuple):
 def _bounded(items: Iterator[Event], limit: int) -> Answer:
     """Return at most ``limit`` items and ``BYTES_MAX`` bytes of JSON, read in at most ``S_MAX``
     seconds."""
-    taken: list[Event] = []
-    left = BYTES_MAX
+    items_read: list[Event] = []
+    bytes_left = BYTES_MAX
     with contextlib.suppress(LimitExceeded):
         for item in items:
-            left -= len(dumps(item))
-            if left < 0 or len(taken) == limit:
-                return Answer(taken, is_whole=False)
-            taken.append(item)
-        return Answer(taken, is_whole=True)
-    return Answer(taken, is_whole=False)
+            bytes_left -= len(dumps(item))
+            if bytes_left < 0 or len(items_read) == limit:
+                return Answer(items_read, is_whole=False)
+            items_read.append(item)
+        return Answer(items_read, is_whole=True)
+    return Answer(items_read, is_whole=False)
 
 
 def story(folder: Path, task_id: int, begun_ms: int) -> Answer:
@@ -454,9 +452,9 @@ def _copy_fields(fields: dict[str, Any], event: Event) -> None:
             fields["body_base64"] = event["body"]
 
 
-def find_tasks(folder: Path, wanted: Query, limit: int) -> Answer:
+def find_tasks(folder: Path, query: Query, limit: int) -> Answer:
     """Return outlines of at most ``limit`` tasks."""
-    return _bounded(search_tasks(folder, wanted, TimedTally()), limit)
+    return _bounded(search_tasks(folder, query, TimedTally()), limit)
 
 
 # --- the process that answers a daemon -----------------------------------------------------------
@@ -473,9 +471,9 @@ def story_question(task_id: int, begun_ms: int) -> bytes:
     return dumps({"story": task_id, "begun_ms": begun_ms}).encode() + b"\n"
 
 
-def tasks_question(wanted: Query, limit: int) -> bytes:
+def tasks_question(query: Query, limit: int) -> bytes:
     """Return a line that asks the process for at most ``limit`` tasks."""
-    return dumps({"tasks": asdict(wanted), "limit": limit}).encode() + b"\n"
+    return dumps({"tasks": asdict(query), "limit": limit}).encode() + b"\n"
 
 
 def answer_of(line: bytes) -> Answer:
@@ -811,8 +809,7 @@ class Spools:
                     opened.append((name, fd))
                     written_ms = os.fstat(fd).st_mtime_ns // 1_000_000
                     self.written_ms = max(self.written_ms or 0, written_ms)
-            # Read the position after opening the files, so that all events before it are in
-            # segments.
+            # Read the position after opening the files, so that segments have all earlier events.
             self._positions[folder] = load_position(folder)
 
     def last_seqs(self) -> dict[int, int]:

@@ -171,8 +171,8 @@ class Lease:
         await self._election.prepare()
         if not await self._election.acquire(self._me):
             leader = (await self._election.look()).leader
-            who = f"{leader.owner} at {leader.address}" if leader is not None else "a daemon"
-            raise StoreUnusable(f"{who} leads this shard; stop it, and all standbys, first")
+            holder = f"{leader.owner} at {leader.address}" if leader is not None else "a daemon"
+            raise StoreUnusable(f"{holder} leads this shard; stop it, and all standbys, first")
         self._renewed_s = time.monotonic()
 
     async def renew(self) -> None:
@@ -340,8 +340,7 @@ class Plan:
 
 
 async def restore(plan: Plan, now_ms: int, watch: Watch = lambda step, done, of: None) -> Report:
-    """Restore a store. Raise TickwheelError. The target is unchanged, unless the message says
-    otherwise."""
+    """Restore a store. Raise TickwheelError, whose message says if the target has changed."""
     if plan.backup is None and not plan.history:
         raise BadRequest("name a backup, a history, or both")
     for folder in plan.history:
@@ -435,24 +434,24 @@ class _Run:
 
     async def _tasks(self) -> AsyncIterator[StoredTask]:
         """Yield every task to restore, with its body, in any order."""
-        fold, wanted = self._fold, self._plan.ids
+        fold, ids = self._fold, self._plan.ids
         async for task in self._backup.tasks():
             task_id = task.row.id
             if task_id in fold.gone or task_id in fold.tasks:
                 continue
-            if wanted is None or task_id in wanted:
+            if ids is None or task_id in ids:
                 yield _with_released(task)
         for task in self._changed():
             yield task
 
     def _changed(self) -> Iterator[StoredTask]:
         """Yield the tasks to restore that have events, by id."""
-        fold, wanted = self._fold, self._plan.ids
+        fold, ids = self._fold, self._plan.ids
         for task_id in sorted(fold.tasks):
-            held = fold.tasks[task_id]
-            if held.has_body and (wanted is None or task_id in wanted):
-                progress, dead = tuple(held.progress.values()), tuple(held.dead.values())
-                yield _with_released(StoredTask(held.row, progress, dead))
+            task = fold.tasks[task_id]
+            if task.has_body and (ids is None or task_id in ids):
+                progress, dead = tuple(task.progress.values()), tuple(task.dead.values())
+                yield _with_released(StoredTask(task.row, progress, dead))
 
     @property
     def _takes_all(self) -> bool:
@@ -494,7 +493,7 @@ class _Run:
     async def _count(self) -> None:
         """Count all tasks for the report, before any task is written."""
         report, fold = self._report, self._fold
-        left = set(self._plan.ids or ())
+        not_found = set(self._plan.ids or ())
         if is_counted := self._takes_all and self._backup.store is not None:
             await self._count_unchanged()
         tasks = _as_async(self._changed()) if is_counted else self._tasks()
@@ -504,7 +503,7 @@ class _Run:
                 self._watch("tasks", counted, None)
             counted += 1
             task_id = task.row.id
-            left.discard(task_id)
+            not_found.discard(task_id)
             at_once = self._is_deliverable(task)
             if at_once and not self._plan.include_overdue:
                 report.skipped_overdue.add(task_id)
@@ -518,10 +517,10 @@ class _Run:
             report.from_history += is_new
         for task_id, held in fold.tasks.items():
             if not held.has_body and (self._plan.ids is None or task_id in self._plan.ids):
-                left.discard(task_id)
+                not_found.discard(task_id)
                 if self._plan.include_overdue or held.row.due_ms > self._now_ms:
                     report.without_body.add(task_id)
-        for task_id in sorted(left):
+        for task_id in sorted(not_found):
             report.not_found.add(task_id)
         report.ended_since = fold.ended
         report.schedules = len(fold.schedules.rows())
@@ -567,8 +566,8 @@ class _Run:
         fold, backup = self._fold, self._backup
         removed = fold.gone | {id_ for id_, held in fold.tasks.items() if not held.has_body}
         changed = self._changed()
-        of = len(removed) + sum(held.has_body for held in fold.tasks.values())
-        self._watch("writing", 0, of)
+        total = len(removed) + sum(held.has_body for held in fold.tasks.values())
+        self._watch("writing", 0, total)
         async with filling(
             self._plan.into, self._report.epoch, self._now_ms, backup.since_epoch, after, store
         ) as filler:
@@ -576,10 +575,10 @@ class _Run:
             await self._begin(filler)
             written = len(removed)
             while part := list(islice(changed, TASKS_AT_ONCE)):
-                self._watch("writing", written, of)
+                self._watch("writing", written, total)
                 written += len(part)
-                old = [task.row.id for task in part if task.row.id <= backup.id_mark]
-                before = await store.read(old) if old else {}
+                backup_ids = [task.row.id for task in part if task.row.id <= backup.id_mark]
+                before = await store.read(backup_ids) if backup_ids else {}
                 for task in part:
                     if task.row.id <= backup.id_mark:
                         await filler.change(task, before.get(task.row.id))

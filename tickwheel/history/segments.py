@@ -68,8 +68,8 @@ class SegmentName(NamedTuple):
     sealed: bool
 
     def __str__(self) -> str:
-        end = SEALED_SUFFIX if self.sealed else OPEN_SUFFIX
-        return f"{self.node}-s{self.shard}-e{self.epoch}-{self.number:06d}{end}"
+        suffix = SEALED_SUFFIX if self.sealed else OPEN_SUFFIX
+        return f"{self.node}-s{self.shard}-e{self.epoch}-{self.number:06d}{suffix}"
 
 
 def safe_node(node: str) -> str:
@@ -118,8 +118,8 @@ def hour_of(time_ms: int) -> int:
 def hour_folder(hour_ms: int) -> str:
     """Return an hour's path in the history's folder, such as ``dt=2026-11-21/hour=09``."""
     # ``datetime.fromtimestamp`` supports fewer years.
-    at = _EPOCH_START + timedelta(milliseconds=hour_ms)
-    return f"dt={at.year:04d}-{at.month:02d}-{at.day:02d}/hour={at.hour:02d}"
+    start = _EPOCH_START + timedelta(milliseconds=hour_ms)
+    return f"dt={start.year:04d}-{start.month:02d}-{start.day:02d}/hour={start.hour:02d}"
 
 
 def day_of(name: str) -> int | None:
@@ -200,9 +200,9 @@ def _folders(parent: Path, parse: Any) -> list[tuple[int, Path]]:
 def _in_folder(folder: Path, hour_ms: int) -> list[Segment]:
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         files = {name: file for file in os.listdir(folder) if (name := parse_segment(file))}
-        both = {n for n in files if not n.sealed and n._replace(sealed=True) in files}
-        kept = sorted(files.keys() - both)
-        return [Segment(folder / files[name], name, hour_ms) for name in kept]
+        sealed_twice = {n for n in files if not n.sealed and n._replace(sealed=True) in files}
+        chosen = sorted(files.keys() - sealed_twice)
+        return [Segment(folder / files[name], name, hour_ms) for name in chosen]
     return []
 
 
@@ -253,10 +253,10 @@ def parse_line(line: bytes, tally: Tally) -> Event | None:
 def events(path: Path, tally: Tally, needles: Iterable[bytes] = ()) -> Iterator[Event]:
     """Yield the events of one file, in order. ``needles``: parse only lines that contain one of
     these texts, which is many times faster."""
-    wanted = tuple(needles)
+    needles_tuple = tuple(needles)
     for line in raw_lines(path, tally):
         tally.lines += 1
-        if wanted and not any(needle in line for needle in wanted):
+        if needles_tuple and not any(needle in line for needle in needles_tuple):
             continue
         event = parse_line(line, tally)
         if event is not None:
@@ -332,7 +332,7 @@ def clean(
 ) -> Cleaned:
     """Remove segments that exceed the limits of age and size. Raise OSError."""
     cleaned = Cleaned()
-    left: list[_Measured] = []
+    remaining: list[_Measured] = []
     for file in _measure(history_dir, busy):
         end_ms = file.segment.hour_ms + HOUR_MS
         if limits.retention_ms is not None and end_ms <= now_ms - limits.retention_ms:
@@ -340,17 +340,17 @@ def clean(
                 _remove(file, cleaned)
                 continue
             cleaned.kept_segments += not file.is_busy
-        left.append(file)
-    cleaned.left_bytes = sum(file.size for file in left)
+        remaining.append(file)
+    cleaned.left_bytes = sum(file.size for file in remaining)
     if limits.bytes_max is not None:
-        for file in left:
+        for file in remaining:
             if cleaned.left_bytes <= limits.bytes_max:
                 break
             if file.is_removable:
                 _remove(file, cleaned)
                 cleaned.left_bytes -= file.size
         if cleaned.left_bytes > limits.bytes_max:
-            cleaned.kept_segments += sum(not file.is_removable for file in left)
+            cleaned.kept_segments += sum(not file.is_removable for file in remaining)
     return cleaned
 
 
@@ -498,15 +498,15 @@ class Upkeep:
             self._stuck_logged = False
             return
         cleaned = free(self._dir, over_bytes, busy)
-        why = f"the disk was {use.share:.1%} full, above {limit:.1%} (history_disk_clean)"
+        reason = f"the disk was {use.share:.1%} full, above {limit:.1%} (history_disk_clean)"
         if cleaned.segments:
-            self._log(f"{_removed(cleaned)}: {why}")
+            self._log(f"{_removed(cleaned)}: {reason}")
         if cleaned.missing_bytes <= 0:
             self._stuck_logged = False
         elif not self._stuck_logged:
             self._stuck_logged = True
             self._log(
-                f"{why}, and no history is left that may be removed: {cleaned.kept_segments}"
+                f"{reason}, and no history is left that may be removed: {cleaned.kept_segments}"
                 " segments are newer than the last backup, or being written"
             )
 

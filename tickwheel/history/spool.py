@@ -269,7 +269,7 @@ def is_held(path: Path) -> bool:
 
 
 def read_chunk(path: Path, offset: int, chunk_bytes: int = CHUNK_BYTES) -> Chunk:
-    """Read complete arrays of about ``chunk_bytes`` from ``offset`` on; there may be none. Raise
+    """Read complete arrays of about ``chunk_bytes`` from ``offset`` on, possibly none. Raise
     OSError."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -326,8 +326,8 @@ class Pending:
 
     Two files are used in turn, because a batch can be sent to the store while the previous one is
     being appended. A successor zeroes the header of a batch that it takes over, so that a daemon
-    that was only paused does not append the batch again. Like everything in the history, the files
-    are not synced.
+    that was only paused does not append the batch again. Like all of the history, the files are not
+    synced.
     """
 
     def __init__(self, folder: Path, epoch: int) -> None:

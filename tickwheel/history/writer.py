@@ -13,8 +13,8 @@ overwrites a partial write, and a reader never sees bytes change. When a file is
 begins. A file that gets no more lines is closed and passed to the sealer.
 
 ``Sealer`` compresses such a file, piece by piece, into a segment that never changes. The segment
-gets its name when it is complete and synced; then the open file is removed. Interrupted sealing
-starts again.
+gets its name when it is complete and synced; then the open file is removed. Sealing can start
+again.
 
 Invariants:
 
@@ -29,8 +29,7 @@ daemon: a byte wakes the writer, and the end of the pipe means that the daemon h
 writer writes the rest, seals it once no daemon holds the spool, and ends.
 
 A lock ensures that a state folder has one writer at a time. A second writer waits until the first
-one, or its own daemon, has ended. If the folder is removed or moved, the writer ends and is
-restarted.
+one, or its own daemon, has ended. If the folder is removed or moved, the writer restarts.
 """
 
 from __future__ import annotations
@@ -74,8 +73,7 @@ SEGMENT_BYTES = 64 << 20
 RETENTION_S = 72 * 3600.0
 CLEAN_HOUR = 4
 DISK_WARN, DISK_CLEAN = 0.75, 0.85
-"""The used share of the disk above which the writer warns, and that above which it removes
-history."""
+"""The used share of the disk above which the writer warns, and above which it removes files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,9 +341,9 @@ class Output:
             for s in self._open.values()
             if s.length >= self._segment_bytes or s.hour_ms + HOUR_MS + LATE_MS <= reached_ms
         ]
-        rest = [s for s in self._open.values() if s not in finished]
-        if len(rest) > OPEN_MAX:
-            finished += sorted(rest, key=lambda s: s.hour_ms)[: len(rest) - OPEN_MAX]
+        unfinished = [s for s in self._open.values() if s not in finished]
+        if len(unfinished) > OPEN_MAX:
+            finished += sorted(unfinished, key=lambda s: s.hour_ms)[: len(unfinished) - OPEN_MAX]
         return self._close(finished)
 
     def end_epoch(self, epoch: int) -> bool:
@@ -429,18 +427,17 @@ def _seal(source: Path) -> Generator[None]:
     except FileNotFoundError:
         return
     with reading:
-        left = _whole_bytes(reading.fileno())
-        # Nothing to seal if the file is empty, or if it was sealed and only its removal was
-        # interrupted.
-        if left and not target.exists():
+        bytes_left = _whole_bytes(reading.fileno())
+        # The file is empty, or it was sealed and only its removal was interrupted.
+        if bytes_left and not target.exists():
             part = source.with_name(f"{PARTIAL_PREFIX}{target.name}")
             try:
                 with open(part, "wb", opener=partial(os.open, mode=0o644)) as writing:
                     compress = zlib.compressobj(GZIP_LEVEL, zlib.DEFLATED, _GZIP)
-                    while left:
+                    while bytes_left:
                         yield
-                        data = reading.read(min(PIECE_BYTES, left))
-                        left -= len(data) if data else left
+                        data = reading.read(min(PIECE_BYTES, bytes_left))
+                        bytes_left -= len(data) if data else bytes_left
                         writing.write(compress.compress(data))
                     writing.write(compress.flush())
                     writing.flush()
@@ -504,12 +501,12 @@ class Writer:
     def step(self) -> int:
         """Write some lines and seal a piece. Return the number of spool bytes that were processed,
         1 if only sealing remains, or 0 if there is nothing to do. Raise OSError."""
-        done = self.follower.step()
-        behind = done >= CAUGHT_UP_BYTES_MAX
+        processed = self.follower.step()
+        behind = processed >= CAUGHT_UP_BYTES_MAX
         self._close_finished(self.follower.newest_ms if behind else self._now_ms())
         if self.sealer.step() and not self.sealer.busy:
             self._upkeep.sealed(self._now_ms(), self._busy())
-        return done or int(self.sealer.busy)
+        return processed or int(self.sealer.busy)
 
     def finish(self) -> bool:
         """Write and seal everything. Return False if a daemon still holds the spool. Raise
@@ -588,9 +585,9 @@ class Follower:
         OSError is raised, nothing is lost; call again later."""
         self.held = False
         for epoch, names in self._by_epoch().items():
-            done = self._step(epoch, names)
-            if done:
-                return done
+            processed = self._step(epoch, names)
+            if processed:
+                return processed
         return 0
 
     def _by_epoch(self) -> dict[int, list[SpoolName]]:
@@ -611,26 +608,26 @@ class Follower:
         if name.number != progress.file:
             progress = replace(progress, file=name.number, offset=0)
         # Check this before reading: if nobody holds the file now, the chunk includes its end.
-        held = len(names) == 1 and spool.is_held(path)
-        self.held = self.held or held
+        is_held = len(names) == 1 and spool.is_held(path)
+        self.held = self.held or is_held
         chunk = spool.read_chunk(path, progress.offset, self._chunk_bytes)
         if chunk.arrays:
             self._write_lines(epoch, progress, [r for _, records in chunk.arrays for r in records])
             return self._adopt(epoch, replace(progress, offset=chunk.offset), chunk.offset)
         size = path.stat().st_size
-        rest = size - chunk.offset
-        if chunk.damaged or (rest and not held):
-            why = chunk.damaged or "its end is torn"
-            self._log_damage(f"{rest} bytes of {name} are lost: {why}")
+        lost_bytes = size - chunk.offset
+        if chunk.damaged or (lost_bytes and not is_held):
+            reason = chunk.damaged or "its end is torn"
+            self._log_damage(f"{lost_bytes} bytes of {name} are lost: {reason}")
             record = [
                 EventKind.DROPPED,
                 progress.last_ms or self._now_ms(),
                 None,
-                f"{why}: {rest} bytes",
+                f"{reason}: {lost_bytes} bytes",
             ]
             self._write_lines(epoch, progress, [record])
-            return self._adopt(epoch, replace(progress, offset=size), rest)
-        if held:
+            return self._adopt(epoch, replace(progress, offset=size), lost_bytes)
+        if is_held:
             return 0
         self._remove(epoch, progress, path, last=len(names) == 1)
         return 1
@@ -666,12 +663,12 @@ class Follower:
         self._lengths = self._output.write(epoch, texts)
         self._written = sum(map(len, texts.values()))
 
-    def _adopt(self, epoch: int, progress: EpochPosition, done: int) -> int:
+    def _adopt(self, epoch: int, progress: EpochPosition, processed: int) -> int:
         self._save(self.position.with_position(epoch, progress), self._lengths)
         self._output.commit_lengths(self._lengths)
         self.events += self._written
         self.newest_ms = progress.last_ms
-        return done
+        return processed
 
     def save(self) -> None:
         """Save the position with the current open segments. Raise OSError."""
@@ -743,16 +740,16 @@ class Process:
                 if self._stdin_ended_s is not None and writer.finish():
                     self._recovered()
                     return 0
-                done = writer.step()
+                processed = writer.step()
                 self._recovered()
                 trouble_s = TROUBLE_S_MIN
             except OSError as error:
                 self._failed(error)
                 wait_s, trouble_s = trouble_s, min(trouble_s * 2, TROUBLE_S_MAX)
             else:
-                if done >= CAUGHT_UP_BYTES_MAX or (done and writer.sealer.busy):
+                if processed >= CAUGHT_UP_BYTES_MAX or (processed and writer.sealer.busy):
                     wait_s = 0.0
-                elif done:
+                elif processed:
                     wait_s, idle_s = GATHER_S, IDLE_S_MIN
                 else:
                     wait_s, idle_s = idle_s, min(idle_s * 2, IDLE_S_MAX)

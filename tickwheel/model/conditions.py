@@ -45,8 +45,7 @@ WILD_COST = 4
 """The cost of a character in a searched part of a pattern that has a ``_``."""
 
 
-# These are dataclasses because named tuples of different classes compare as equal if their elements
-# are.
+# These are dataclasses because named tuples of different classes can compare as equal.
 
 
 class Source(Enum):
@@ -468,8 +467,7 @@ def _pointed(text: str, position: int) -> str:
 
 FOUND_LENGTH_MAX = 40
 OWN = {"tag": Source.TAG, "key": Source.KEY, "priority": Source.PRIORITY}
-"""Names, in upper or lower case, of values of the task itself. In double quotes they name
-properties."""
+"""Names, in upper or lower case, of values of the task itself. In quotes they are properties."""
 INTEGER_MIN, INTEGER_MAX = -(2**63), 2**64 - 1
 """Range of the integers in conditions."""
 

@@ -35,8 +35,7 @@ LINE_BYTES_MAX: Final = 16 * 1024 * 1024
 STATES_S: Final = 0.5
 """Seconds between two reports of the targets' states to the daemon."""
 AGAIN_S: Final = 1.0
-"""Pause before a target is restarted that failed to start, or whose runner has ended, in
-seconds."""
+"""Seconds before a target is restarted that failed to start, or whose runner has ended."""
 TEST_BODY: Final = b'{"test": true}'
 SEND_TIMEOUT_S: Final = 10.0
 """Seconds to wait for an answer from the daemon before a request is repeated."""

@@ -139,8 +139,7 @@ if TYPE_CHECKING:
 ANSWER_BYTES_MAX: Final = 64 * 1024
 """Bytes of an answer's body that are read. The connection of a longer answer is closed."""
 WIRE_BYTES_MAX: Final = 128 * 1024
-"""Maximum bytes of an answer with headers and chunks. If an answer is larger, its connection is
-closed."""
+"""Maximum bytes of an answer with headers and chunks. A larger answer closes the connection."""
 INTERIM_MAX: Final = 8
 """Maximum number of interim answers (100 to 199) before the answer."""
 TURN_BYTES_MAX: Final = 4 * 1024

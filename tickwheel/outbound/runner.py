@@ -146,8 +146,7 @@ class Runner:
         self._lost: set[int] = set()
         """Identities of deliveries in ``_under_way`` that have lost their leases."""
         self._connections = 0
-        """Number of connections so far. From it a lane can tell that another lane has replaced a
-        failed one."""
+        """Number of connections so far. It shows a lane that another lane has reconnected."""
         self._connecting: asyncio.Task[str | None] | None = None
         self._changing = asyncio.Lock()
         """Held while the target connects or closes."""
@@ -235,8 +234,7 @@ class Runner:
                 del self._under_way[id(batch)]
 
     async def _forward(self, batch: list[Delivery]) -> bool:
-        """Send a batch and settle it. Return False if the runner is stopping and the batch was not
-        sent."""
+        """Send a batch and settle it. Return False if the runner stopped before sending it."""
         problem = unreachable_reason = await self._connect()
         if unreachable_reason is None:
             problem = await self._send(batch)
@@ -274,8 +272,7 @@ class Runner:
         return True
 
     async def _failed(self, batch: list[Delivery], problem: str) -> bool:
-        """Nack failed deliveries. If the runner is stopping, leave them to be released, and return
-        False."""
+        """Nack failed deliveries. If the runner is stopping, return False; they are released."""
         return await self._settle_unsent(batch, Outcome("retry", reason=problem))
 
     async def _put_off(self, batch: list[Delivery], problem: str) -> bool:

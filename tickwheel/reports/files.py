@@ -202,8 +202,7 @@ class Files:
 
 
 def _linked(aside: str, path: str) -> bool:
-    """Link a local file to its name. Return False if the name exists. (A rename would replace
-    it.)"""
+    """Link a local file to its name. Return False if it exists; a rename would replace it."""
     try:
         os.link(aside, path)
     except FileExistsError:

@@ -54,8 +54,7 @@ def _start(bucket: str, timezone: str, step_ms: int) -> Column:
 
 
 def _local(bucket: str, at_ms: Column, timezone: str) -> Column:
-    """Return the local name of the bucket of ``at_ms``. Names of steps and hours contain the
-    offset."""
+    """Return the local name of the bucket of ``at_ms``. Steps and hours have an offset."""
     wall = _wall(at_ms, timezone)
     name = F.date_format(wall, _PATTERNS[bucket])
     if bucket == DAY:
@@ -120,8 +119,7 @@ class Cube:
         return [*chosen, *(name for name in names if name not in excluded)]
 
     def levels(self, more: Sequence[str] = ()) -> dict[int, str]:
-        """Return ``level`` → table. ``level`` has a bit for each key that the table does not
-        have."""
+        """Return ``level`` → table. ``level`` has a bit for each key that the table lacks."""
         names = [*self.keys, *more]
         return {
             int("".join(str(int(name not in {*keys, *more})) for name in names) or "0", 2): table

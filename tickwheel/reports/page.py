@@ -171,8 +171,8 @@ def _times(starts: set[int], buckets: Grain, timezone: str) -> list[int]:
 
 
 def _slim(row: Row) -> Row:
-    """Return a row without nulls and zeros, which the script fills in, but keep percentiles and
-    shares of 0."""
+    """Return a row without nulls and zeros, which the script fills in, except percentiles and
+    shares."""
     values = {
         short: row[name] or 0
         for short, name in _SHORT.items()
@@ -182,8 +182,7 @@ def _slim(row: Row) -> Row:
 
 
 def _heat(by_hour: Rows) -> list[dict[str, Any]]:
-    """Return 24 cells for each of the busiest topics, with mean deliveries, worst p99 and mean
-    failures."""
+    """Return 24 cells for each of the busiest topics, with mean deliveries, p99 and failures."""
     cells_of: dict[str, list[list[tuple[int, float | None, int]]]] = {}
     for row in by_hour:
         if row["group"] or row["delivered"]:

@@ -84,8 +84,7 @@ def facts(events: DataFrame, span_ms: int = QUARTER_MS) -> DataFrame:
 
 
 def _tasks() -> Column:
-    """Return a transaction's number of tasks. It is bounded, because a line can contain any
-    number."""
+    """Return a transaction's number of tasks, which is bounded: a line can contain any number."""
     return F.least(F.coalesce("count", F.lit(0)), F.lit(TASKS_MAX)).cast("int")
 
 
@@ -100,8 +99,7 @@ def reasons(events: DataFrame) -> DataFrame:
 
 
 def parties(events: DataFrame) -> DataFrame:
-    """Count events by producer and subscriber, without ports, which change with every
-    connection."""
+    """Count events by producer and subscriber, without ports, which vary by connection."""
     event = F.col("event")
     party = F.when(event == "enqueued", F.col("producer")).otherwise(F.col("subscriber"))
     role = F.when(event == "enqueued", "producer").otherwise("subscriber")
@@ -170,8 +168,7 @@ def newest_rates(rows: DataFrame) -> DataFrame:
 
 
 def merged(name: str, rows: DataFrame) -> DataFrame:
-    """Merge the rows of several runs into rows of one run. ``rates`` must contain only valid
-    rows."""
+    """Merge the rows of several runs into rows of one run. ``rates`` must be valid rows."""
     if name in ("rates", "slow"):
         return rows
     worst = {"took_max_ms"} & set(rows.columns)

@@ -168,8 +168,7 @@ class Table:
                 self._files.delete(f"{folder}/{name}")
 
     def commit(self, manifest: Manifest) -> Manifest:
-        """Make ``manifest`` the newest manifest. Raise ReportError if another run has committed
-        first."""
+        """Make ``manifest`` the newest manifest. Raise ReportError if another run was first."""
         folder, names = manifest_folder(self.root), manifest_names(self._files, self.root)
         path = f"{folder}/{manifest.run:08d}.json"
         newer = bool(names) and int(names[-1].partition(".")[0]) >= manifest.run
