@@ -11,12 +11,12 @@ from tickwheel.model.records import GroupRow, Outcome, ProgressRow, ProgressStat
 from tickwheel.persistence import codec, filling
 from tickwheel.persistence.contract import StoreBroken, StoredTask, StoreError
 from tickwheel.persistence.filling import Filler, copying, new_sqlite, pages
-from tickwheel.persistence.identity import EpochRecord, Held
+from tickwheel.persistence.identity import EpochRecord, StoreIdentity
 from tickwheel.persistence.memory import MemoryStore
 from tickwheel.persistence.sqlite import SqliteStore
 
 OWNER = "filler"
-HELD = Held(EpochRecord(7, "mark", 12), "incarnation")
+HELD = StoreIdentity(EpochRecord(7, "mark", 12), "incarnation")
 
 
 def task(task_id: int, body: bytes = b"") -> StoredTask:

@@ -116,7 +116,7 @@ async def test_which_records_are_there(subject: Subject, siblings: Siblings) -> 
     there: list[RecordKey] = [(kind, kind.key(row)) for kind, row in rows.items()]
     await subject.commit(Effects(records=dict(zip(there, rows.values(), strict=True))))
     absent: list[RecordKey] = [(SCHEDULE, "nobody has this"), (CLAIM, there[0][1])]
-    assert list(await siblings.have(2, [*there, *absent])) == [True, True, True, False, False]
+    assert list(await siblings.contains(2, [*there, *absent])) == [True, True, True, False, False]
 
 
 @pytest.mark.parametrize("at_once", [100, 10_000])

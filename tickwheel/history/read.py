@@ -543,7 +543,7 @@ class Replayed:
 
 
 @dataclass(slots=True)
-class Seen(Replayed):
+class ReplayFindings(Replayed):
     """The findings of a replay in progress."""
 
     spool_ms: int | None = None
@@ -596,7 +596,7 @@ class Replay:
         """Epoch → the number of its last event in a segment, if known."""
         self._at = (0, 0)
         """Epoch and number of the last event read."""
-        self.seen = Seen()
+        self.findings = ReplayFindings()
 
     @property
     def reaches_back(self) -> bool:
@@ -609,7 +609,7 @@ class Replay:
         if epoch not in self._ends:
             return None
         later = sum(end for other, end in self._ends.items() if other > epoch)
-        return self.seen.events + max(0, self._ends[epoch] - seq) + later
+        return self.findings.events + max(0, self._ends[epoch] - seq) + later
 
     def events(self) -> Iterator[Event]:
         """Yield every event once, by epoch and number."""
@@ -628,8 +628,8 @@ class Replay:
         spools: dict[int, list[Iterator[Event]]] = {}
         for of_folder in opened:
             if of_folder.written_ms is not None:
-                self.seen.spool_ms = max(self.seen.spool_ms or 0, of_folder.written_ms)
-            for epoch, spooled in of_folder.by_epoch(self.seen).items():
+                self.findings.spool_ms = max(self.findings.spool_ms or 0, of_folder.written_ms)
+            for epoch, spooled in of_folder.by_epoch(self.findings).items():
                 spools.setdefault(epoch, []).append(spooled)
             for epoch, end in of_folder.last_seqs().items():
                 self._ends[epoch] = max(end, self._ends.get(epoch, 0))
@@ -662,7 +662,7 @@ class Replay:
             if last is not None:
                 if seq <= last:
                     continue
-                self.seen.missing_events += seq - last - 1
+                self.findings.missing_events += seq - last - 1
             last = seq
             self._at = epoch, seq
             yield event
@@ -683,24 +683,24 @@ class Replay:
         yield from events
 
     def _place(self, event: Event) -> None:
-        seen = self.seen
+        findings = self.findings
         time_ms = event["time_ms"]
-        first_ms, last_ms = seen.first_event_ms, seen.last_event_ms
-        seen.first_event_ms = time_ms if first_ms is None else min(first_ms, time_ms)
-        seen.last_event_ms = time_ms if last_ms is None else max(last_ms, time_ms)
-        seen.clean_stop = event.get("event") == "stopped" and event.get("clean") is True
+        first_ms, last_ms = findings.first_event_ms, findings.last_event_ms
+        findings.first_event_ms = time_ms if first_ms is None else min(first_ms, time_ms)
+        findings.last_event_ms = time_ms if last_ms is None else max(last_ms, time_ms)
+        findings.clean_stop = event.get("event") == "stopped" and event.get("clean") is True
 
     def _look(self, event: Event) -> None:
-        seen = self.seen
+        findings = self.findings
         time_ms = event["time_ms"]
-        seen.events += 1
+        findings.events += 1
         self._place(event)
         if event.get("event") == "started" and time_ms > self._backup_ms:
-            seen.crashes += event.get("clean") is False
+            findings.crashes += event.get("clean") is False
         if event.get("event") == "dropped":
-            seen.drops += 1
+            findings.drops += 1
             count = event.get("count")
-            seen.dropped_events += count if type(count) is int else 0
+            findings.dropped_events += count if type(count) is int else 0
 
     # --- one epoch -----------------------------------------------------------------------------
 
@@ -729,7 +729,7 @@ class Replay:
         while entries or heap:
             if entries and (not heap or entries[-1][0] <= heap[0][0]):
                 _, index, segment = entries.pop()
-                push(index, self._numbered(segment, self.seen.tally, self._needles))
+                push(index, self._numbered(segment, self.findings.tally, self._needles))
                 continue
             _, index, event, events = heapq.heappop(heap)
             yield event
@@ -817,17 +817,17 @@ class Spools:
         saved = [position for position in self._positions.values() if position is not None]
         return {epoch: place.seq for position in saved for epoch, place in position.epochs.items()}
 
-    def by_epoch(self, seen: Seen) -> dict[int, Iterator[Event]]:
-        """Return epoch → its events. ``seen`` counts the events while they are read."""
+    def by_epoch(self, findings: ReplayFindings) -> dict[int, Iterator[Event]]:
+        """Return epoch → its events. ``findings`` counts the events while they are read."""
         epochs: dict[int, Iterator[Event]] = {}
         for folder, opened in self._files.items():
             for epoch in sorted({name.epoch for name, _ in opened}):
                 files = [(name.number, fd) for name, fd in opened if name.epoch == epoch]
-                epochs[epoch] = self._events(folder, epoch, files, seen)
+                epochs[epoch] = self._events(folder, epoch, files, findings)
         return epochs
 
     def _events(
-        self, folder: Path, epoch: int, files: list[tuple[int, int]], seen: Seen
+        self, folder: Path, epoch: int, files: list[tuple[int, int]], findings: ReplayFindings
     ) -> Iterator[Event]:
         position = self._positions[folder]
         if position is not None:
@@ -842,24 +842,24 @@ class Spools:
             if number < progress.file:
                 continue
             offset = progress.offset if number == progress.file else 0
-            for record in _records(fd, offset, seen):
+            for record in _records(fd, offset, findings):
                 try:
                     lines = renderer.render(record, seq + 1)
                 except MALFORMED:
-                    seen.drops += 1
+                    findings.drops += 1
                     continue
                 seq += len(lines)
-                seen.spool_events += len(lines)
+                findings.spool_events += len(lines)
                 yield from map(json.loads, lines)
 
 
-def _records(fd: int, offset: int, seen: Seen) -> Iterator[list[object]]:
+def _records(fd: int, offset: int, findings: ReplayFindings) -> Iterator[list[object]]:
     while True:
         chunk = spool.read_open(fd, offset)
         for _, records in chunk.arrays:
             yield from records
         if not chunk.arrays:
-            seen.lost_bytes += os.fstat(fd).st_size - chunk.offset
+            findings.lost_bytes += os.fstat(fd).st_size - chunk.offset
             return
         offset = chunk.offset
 

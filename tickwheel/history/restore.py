@@ -404,7 +404,7 @@ class _Run:
                 if event.get("epoch", since_epoch) >= since_epoch and self._branch.includes(event)
             ]
             epochs.update(event["epoch"] for event in events if "epoch" in event)
-            self._watch("events", self._replay.seen.events, self._replay.expected())
+            self._watch("events", self._replay.findings.events, self._replay.expected())
             await self._load_tasks(events)
             for event in events:
                 fold.apply(event, is_old=event["time_ms"] <= self._backup.position_ms)
@@ -422,13 +422,17 @@ class _Run:
             self._fold.put(Task(task.row, progress, {row.group: row for row in task.dead}))
 
     def _report_events(self) -> None:
-        seen, report = self._replay.seen, self._report
+        findings, report = self._replay.findings, self._report
         for field_ in fields(Replayed):
-            setattr(report, field_.name, getattr(seen, field_.name))
-        report.torn_lines, report.unusable_events = seen.tally.torn, self._fold.unusable
+            setattr(report, field_.name, getattr(findings, field_.name))
+        report.torn_lines, report.unusable_events = findings.tally.torn, self._fold.unusable
         report.reaches_back = self._replay.reaches_back
-        if not seen.clean_stop and seen.spool_ms is not None and seen.last_event_ms is not None:
-            report.tail_ms = max(0, seen.spool_ms - seen.last_event_ms)
+        if (
+            not findings.clean_stop
+            and findings.spool_ms is not None
+            and findings.last_event_ms is not None
+        ):
+            report.tail_ms = max(0, findings.spool_ms - findings.last_event_ms)
 
     # --- restored tasks --------------------------------------------------------------------------
 

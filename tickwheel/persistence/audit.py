@@ -61,7 +61,7 @@ def check(url: str, *, is_locked: bool = False) -> Audit:
     with contextlib.ExitStack() as stack:
         if not is_locked:
             stack.enter_context(_not_in_use(path))
-        connection = stack.enter_context(database.looking(path, 4 << 20))
+        connection = stack.enter_context(database.open_snapshot(path, 4 << 20))
         if connection is None:
             raise StoreUnusable(f"{path} is empty: no daemon has used it yet")
         meta = database.read_meta(connection, path)

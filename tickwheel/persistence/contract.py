@@ -481,12 +481,12 @@ class Siblings(Protocol):
         errors."""
         ...
 
-    async def settings(self, shard: int, known: int | None) -> SiblingSettings:
+    async def settings(self, shard: int, known_number: int | None) -> SiblingSettings:
         """Return a shard's counter and its rows. If the counter's number is ``known_number``, read
         only the counter, which is one small record. Raise StoreError, usually StoreAway."""
         ...
 
-    async def have(self, shard: int, keys: Sequence[RecordKey]) -> Sequence[bool]:
+    async def contains(self, shard: int, keys: Sequence[RecordKey]) -> Sequence[bool]:
         """Return, for each key, whether a shard has a record under it. Raise StoreError."""
         ...
 

@@ -18,7 +18,7 @@ from tickwheel.model.kinds import GROUP, Effects, RecordKey, keyed
 from tickwheel.model.records import GroupRow, Outcome
 from tickwheel.persistence.codec import BYTES_PER_BATCH, ROWS_PER_BATCH, in_batches
 from tickwheel.persistence.contract import Opened, Store, StoreBroken, StoredTask, StoreError
-from tickwheel.persistence.identity import Held
+from tickwheel.persistence.identity import StoreIdentity
 from tickwheel.persistence.sqlite import SqliteOptions, SqliteStore
 from tickwheel.persistence.sqlite.database import (
     copy_meta,
@@ -156,17 +156,17 @@ async def new_sqlite(
 
 
 @asynccontextmanager
-async def copying(path: str, held: Held) -> AsyncIterator[Filler]:
+async def copying(path: str, identity: StoreIdentity) -> AsyncIterator[Filler]:
     """Fill a SQLite database that becomes the backup at ``path`` of another kind of store with the
-    identity ``held``. Raise StoreError if ``path`` exists."""
+    identity ``identity``. Raise StoreError if ``path`` exists."""
     if os.path.lexists(path):
         raise StoreError(f"backup: {path} already exists")
     try:
         with whole_or_nothing(path) as part:
             # The epoch stays the same, because a restore uses it to find the backup's position in
             # the history.
-            meta = copy_meta(held)
-            async with new_sqlite(part, "backup", 0, held.last.epoch, meta) as filler:
+            meta = copy_meta(identity)
+            async with new_sqlite(part, "backup", 0, identity.last.epoch, meta) as filler:
                 yield filler
     except OSError as error:
         raise StoreError(f"backup to {path} failed: {error}") from error

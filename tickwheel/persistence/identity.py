@@ -36,7 +36,7 @@ class EpochRecord(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class StoreIdentity:
     """The identity recorded in a store that is not empty, before an epoch begins."""
 
     last: EpochRecord
@@ -71,14 +71,13 @@ def restored(after: str) -> dict[str, str]:
 
 
 def begin(
-    name: str, held: Held | None, evidence: Sequence[Evidence], epoch_min: int = 1
+    name: str, identity: StoreIdentity | None, evidence: Sequence[Evidence], epoch_min: int = 1
 ) -> Beginning:
-    """Return the identity of the next epoch of the store ``name``. ``held`` is None if the store is
-    empty. Raise StoreUnusable if the store lacks a known epoch or batch and is not marked
-    ``NEW``."""
+    """Return the identity of the next epoch of the store ``name``. ``identity`` None: it is empty.
+    Raise StoreUnusable if the store lacks a known epoch or batch and is not marked ``NEW``."""
     epoch_min = max([epoch_min, *(fact.epoch + 1 for fact in evidence if not fact.mark)])
     evidence = [fact for fact in evidence if fact.mark or not fact.epoch]
-    if held is None:
+    if identity is None:
         for fact in evidence:
             raise StoreUnusable(
                 f"{name} is empty, but {_describe(fact)}: its data is lost. `tickwheel restore`"
@@ -86,30 +85,30 @@ def begin(
                 " with an empty store"
             )
         return Beginning(epoch_min)
-    lacking = next((fact for fact in evidence if _is_lacking(held, fact)), None)
-    if lacking is not None and held.branch != NEW:
-        last = held.last
+    lacking = next((fact for fact in evidence if _is_lacking(identity, fact)), None)
+    if lacking is not None and identity.branch != NEW:
+        last = identity.last
         reached = f"epoch {last.epoch} ({last.mark or 'no mark'}), batch {last.batch}"
         empty = "" if last.batch else "; `tickwheel init --force` starts with an empty store"
         raise StoreUnusable(
             f"{name} is an older or another store: it has reached {reached}, incarnation"
-            f" {held.incarnation}, but {_describe(lacking)}. `tickwheel restore` recovers the"
+            f" {identity.incarnation}, but {_describe(lacking)}. `tickwheel restore` recovers the"
             f" missing data; `tickwheel init --branch` continues without it{empty}"
         )
-    epoch = max(held.last.epoch + 1, epoch_min)
-    if held.branch:
+    epoch = max(identity.last.epoch + 1, epoch_min)
+    if identity.branch:
         epoch = max([epoch, *(fact.epoch + 1 for fact in evidence)])
         # A store that was initialized and never used has no preceding epoch.
-        after = held.last.mark if held.last.batch else ""
+        after = identity.last.mark if identity.last.batch else ""
         return Beginning(epoch, (), after, True, lacking is not None and bool(after))
-    return Beginning(epoch, (*held.past, held.last)[-PAST_MAX:], held.last.mark)
+    return Beginning(epoch, (*identity.past, identity.last)[-PAST_MAX:], identity.last.mark)
 
 
-def _is_lacking(held: Held, fact: Evidence) -> bool:
+def _is_lacking(identity: StoreIdentity, fact: Evidence) -> bool:
     """Return whether this store lacks the known epoch or batch."""
-    if fact.epoch > held.last.epoch:
+    if fact.epoch > identity.last.epoch:
         return True
-    for began in (held.last, *held.past):
+    for began in (identity.last, *identity.past):
         if began.epoch == fact.epoch:
             return fact.mark != began.mark or fact.batch > began.batch
     return False  # the epoch is older than ``past``, or belongs to an abandoned branch

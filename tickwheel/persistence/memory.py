@@ -41,7 +41,7 @@ from tickwheel.persistence.contract import (
     StoreBroken,
     StoredTask,
 )
-from tickwheel.persistence.identity import EpochRecord, Held, mark_of
+from tickwheel.persistence.identity import EpochRecord, StoreIdentity, mark_of
 
 ENDINGS_MAX = 100_000
 
@@ -266,7 +266,7 @@ class MemoryStore:
         from tickwheel.persistence.filling import copying
 
         last = EpochRecord(self._epoch, mark_of(self._owner), self._last_batch)
-        async with copying(path, Held(last, "memory")) as filler:
+        async with copying(path, StoreIdentity(last, "memory")) as filler:
             filler.id_mark, filler.position_ms = self._id_mark, self._position_ms
             await filler.write(self._all_effects())
         return os.path.getsize(path)

@@ -32,7 +32,7 @@ from tickwheel.persistence.contract import (
 from tickwheel.persistence.identity import (
     NEW,
     EpochRecord,
-    Held,
+    StoreIdentity,
     begin,
     mark_of,
     past_text,
@@ -269,8 +269,8 @@ async def begin_epoch(
     """Begin an epoch. Return the opened shard and its incarnation. Raise StoreUnusable,
     NotConnected, NoReply or ServerError. The shard's identity is read first, to detect losses. The
     read does not exclude other daemons; the leader's lease does."""
-    held, compared = await _read_identity(connection, keys, evidence)
-    begun = begin(f"store {options.name}: {keys.shard}", held, compared, epoch_min)
+    identity, compared = await _read_identity(connection, keys, evidence)
+    begun = begin(f"store {options.name}: {keys.shard}", identity, compared, epoch_min)
     fresh = secrets.token_hex(8)
     past = past_text([began._replace(batch=NO_BATCH) for began in begun.past])
     args = (owner.encode(), now_ms, fresh, LAYOUT, int(may_create), begun.epoch, past, *TYPES)
@@ -297,7 +297,7 @@ async def begin_epoch(
 
 async def _read_identity(
     connection: Connection, keys: Keys, evidence: Sequence[Evidence]
-) -> tuple[Held | None, Sequence[Evidence]]:
+) -> tuple[StoreIdentity | None, Sequence[Evidence]]:
     """Return the shard's identity, and the facts to compare it with. For an incomplete or foreign
     shard, return neither, because the script reports such a shard."""
     names = ("format", "epoch", "owner", "last", "incarnation", "rewriting", "past", "branch")
@@ -314,7 +314,9 @@ async def _read_identity(
         return None, ()
     last = EpochRecord(int(fields["epoch"]), mark_of(fields.get("owner", "")), int(fields["last"]))
     past = read_past(fields.get("past", ""))
-    return Held(last, fields.get("incarnation", ""), past, fields.get("branch", "")), evidence
+    return StoreIdentity(
+        last, fields.get("incarnation", ""), past, fields.get("branch", "")
+    ), evidence
 
 
 async def estimate(connection: Connection, keys: Keys) -> int:

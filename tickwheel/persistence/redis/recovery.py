@@ -218,7 +218,7 @@ async def copy_to_sqlite(
     from tickwheel.persistence.filling import copying, pages
 
     # The copy can contain batches that are confirmed during the copy.
-    async with copying(path, writer.held) as filler:
+    async with copying(path, writer.identity) as filler:
         concurrent_batches: deque[Effects] = deque()
         writer.watchers.append(concurrent_batches)
         try:

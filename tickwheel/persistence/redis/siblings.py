@@ -75,7 +75,7 @@ class RedisSiblings:
     async def settings(self, shard: int, known_number: int | None) -> SiblingSettings:
         return await self._read(shard, lambda line, keys: _settings(line, keys, known_number))
 
-    async def have(self, shard: int, keys: Sequence[RecordKey]) -> Sequence[bool]:
+    async def contains(self, shard: int, keys: Sequence[RecordKey]) -> Sequence[bool]:
         fields = [record_field(key) for key in keys]
         records: list[Any] = await self._read(
             shard, lambda line, at: line.call("HMGET", at.named["records"], *fields)

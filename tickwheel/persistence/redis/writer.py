@@ -43,7 +43,7 @@ from tickwheel.persistence.contract import (
     StoreError,
     StoreLost,
 )
-from tickwheel.persistence.identity import EpochRecord, Held, mark_of
+from tickwheel.persistence.identity import EpochRecord, StoreIdentity, mark_of
 from tickwheel.persistence.redis.driver import (
     REFUSING,
     Argument,
@@ -417,10 +417,12 @@ class Writer:
         return self._sender.id_mark
 
     @property
-    def held(self) -> Held:
+    def identity(self) -> StoreIdentity:
         """The identity of the shard, with its last confirmed batch."""
         sender = self._sender
-        return Held(EpochRecord(sender.epoch, mark_of(sender.owner), self.last), self.incarnation)
+        return StoreIdentity(
+            EpochRecord(sender.epoch, mark_of(sender.owner), self.last), self.incarnation
+        )
 
     @property
     def unsettled(self) -> bool:

@@ -52,7 +52,7 @@ from tickwheel.persistence.identity import (
     NEW,
     Beginning,
     EpochRecord,
-    Held,
+    StoreIdentity,
     mark_of,
     past_text,
     read_past,
@@ -711,7 +711,7 @@ def forget_endings(path: str, batch: int) -> None:
 
 
 @contextlib.contextmanager
-def looking(path: str, cache_bytes: int | None = None) -> Iterator[sqlite3.Connection | None]:
+def open_snapshot(path: str, cache_bytes: int | None = None) -> Iterator[sqlite3.Connection | None]:
     """Open a read-only snapshot of a store, or None if the file is empty. Raise StoreUnusable."""
     try:
         connection = connect_reader(path, cache_bytes or IDENTIFY_CACHE_BYTES, 1_000, mode="ro")
@@ -723,24 +723,24 @@ def looking(path: str, cache_bytes: int | None = None) -> Iterator[sqlite3.Conne
 
 def meta_of(path: str) -> dict[str, int | str]:
     """Return the table ``meta`` of a store, or nothing for an empty file. Raise StoreUnusable."""
-    with looking(path) as connection:
+    with open_snapshot(path) as connection:
         return {} if connection is None else read_meta(connection, path)
 
 
-def held_by(meta: dict[str, int | str]) -> Held:
+def identity_of(meta: dict[str, int | str]) -> StoreIdentity:
     """Return the identity recorded in ``meta``."""
     batch = int(meta.get(ORIGINAL_BATCH, meta["last_batch"]))
     last = EpochRecord(int(meta["epoch"]), mark_of(str(meta["owner"])), batch)
     past = read_past(str(meta.get(PAST, "")))
-    return Held(last, str(meta["incarnation"]), past, str(meta.get(BRANCH, "")))
+    return StoreIdentity(last, str(meta["incarnation"]), past, str(meta.get(BRANCH, "")))
 
 
-def copy_meta(held: Held) -> dict[str, int | str]:
+def copy_meta(identity: StoreIdentity) -> dict[str, int | str]:
     """Return the values of ``meta`` for a copy of another kind of store that has this identity."""
-    last = held.last
+    last = identity.last
     return {
         "epoch": last.epoch, "owner": f"copy/{last.mark}", ORIGINAL_BATCH: last.batch,
-        "incarnation": held.incarnation, PAST: past_text(held.past), BRANCH: COPY,
+        "incarnation": identity.incarnation, PAST: past_text(identity.past), BRANCH: COPY,
     }  # fmt: skip
 
 
@@ -818,7 +818,7 @@ def begin_anew(path: str, busy_ms: int = 1_000) -> None:
         lock.release()
 
 
-def begin_branch(path: str, busy_ms: int = 1_000) -> Held:
+def begin_branch(path: str, busy_ms: int = 1_000) -> StoreIdentity:
     """On an operator's request, mark a store so that its next epoch begins a new branch. Return its
     identity. Raise StoreUnusable if there is no store."""
     lock = StoreLock(path)
@@ -826,11 +826,11 @@ def begin_branch(path: str, busy_ms: int = 1_000) -> Held:
     try:
         if not identify_file(path, busy_ms):
             raise StoreUnusable(f"{path} is empty: there is no store to continue with")
-        held = held_by(meta_of(path))
+        identity = identity_of(meta_of(path))
         write_meta(path, {BRANCH: NEW})
     finally:
         lock.release()
-    return held
+    return identity
 
 
 IDENTIFY_CACHE_BYTES = 1 << 16
@@ -928,7 +928,7 @@ def _begin_epoch(
         create(connection)
     meta = read_meta(connection, path)
     check_not_given_up(meta, path, "serve that")
-    beginning = begin_as(path, held_by(meta) if layout else None, evidence, epoch_min)
+    beginning = begin_as(path, identity_of(meta) if layout else None, evidence, epoch_min)
     incarnation = secrets.token_hex(16) if beginning.is_branch else str(meta["incarnation"])
     values: dict[str, int | str] = {
         "epoch": beginning.epoch,

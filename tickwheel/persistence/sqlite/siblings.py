@@ -46,7 +46,7 @@ class SqliteSiblings:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._thread, _read, path, known_number)
 
-    async def have(self, shard: int, keys: Sequence[RecordKey]) -> Sequence[bool]:
+    async def contains(self, shard: int, keys: Sequence[RecordKey]) -> Sequence[bool]:
         path = self._database(shard)
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._thread, _contains, path, keys)
