@@ -645,8 +645,7 @@ class Replay:
 
     def _counts(self, segment: Segment) -> bool:
         """Return whether, judging by its name, a segment may contain events that the backup lacks.
-        In an earlier epoch this is possible after the store was set back, except in earlier
-        hours."""
+        In an earlier epoch it may after the store was set back, except in earlier hours."""
         start = self._start
         if start is None or segment.name.epoch >= start.epoch:
             return True

@@ -269,8 +269,7 @@ def is_held(path: Path) -> bool:
 
 
 def read_chunk(path: Path, offset: int, chunk_bytes: int = CHUNK_BYTES) -> Chunk:
-    """Read complete arrays of about ``chunk_bytes`` from ``offset`` on, possibly none. Raise
-    OSError."""
+    """Read complete arrays of about ``chunk_bytes`` from ``offset`` on, or none. Raise OSError."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         return read_open(fd, offset, chunk_bytes)

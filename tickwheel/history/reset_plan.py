@@ -1,8 +1,8 @@
 """The plan for a reset: the tasks of a topic, due within a time span, that a group will receive
 again, with their bodies and options. It is a file ordered by due time, computed from the history.
 
-A separate process (``python -m tickwheel.history.past``) computes it, because a history is long.
-The process reads the history in the order in which it was written, keeps states in the file, and
+A separate process (``python -m tickwheel.history.reset_plan``) computes it, because a history is
+long. It reads the history in the order in which it was written, keeps states in the file, and
 determines the state of each task when the group was reset (at that reset's ``group_reset`` event
 or, if there is none, at the end of the history). Only the history determines the result, so it
 survives a crash.
@@ -482,7 +482,7 @@ def _apply_filter(plan: Plan, reset: ResetScope) -> None:
 def command() -> list[str]:
     """Return the command that computes a plan. It reads a ``request`` from its standard input, and
     writes a line to its standard output when the plan is finished."""
-    return [sys.executable, "-m", "tickwheel.history.past"]
+    return [sys.executable, "-m", "tickwheel.history.reset_plan"]
 
 
 def request(path: str, folder: str, shard: int, bytes_max: int, reset: ResetScope) -> bytes:
