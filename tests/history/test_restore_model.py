@@ -88,7 +88,7 @@ class RestoreMachine(EngineMachine):
             for at in range(0, len(some), AT_ONCE):
                 self.apply(fold, copy, some[at : at + AT_ONCE], is_old)
         assert fold.unusable == 0
-        left = {i: copy.task(i) for i in copy.tasks if i not in fold.gone}
+        left = {i: copy.task(i) for i in copy.tasks if i not in fold.removed_ids}
         self.compare(left | fold.tasks, fold)
 
     def apply(self, fold: Fold, copy: Copy, some: list[dict[str, Any]], is_old: bool) -> None:

@@ -119,18 +119,18 @@ class Owners:
     def __init__(self, rows: Iterable[GroupRow]) -> None:
         self._topics: dict[str, dict[str, GroupRow]] = {}
         """Topic → its groups, oldest first."""
-        self._own: dict[str, GroupRow] = {}
+        self._topic_rows: dict[str, GroupRow] = {}
         """Topic → the row of the topic's settings."""
         for row in sorted(rows, key=lambda row: row.since_ms):
             if row.group == TOPIC_ITSELF:
-                self._own[row.topic] = row
+                self._topic_rows[row.topic] = row
             else:
                 self._topics.setdefault(row.topic, {})[row.group] = row
 
     def rows(self) -> list[GroupRow]:
         """Return the rows of all groups and of topics' settings."""
         groups = [row for rows in self._topics.values() for row in rows.values()]
-        return [*self._own.values(), *groups]
+        return [*self._topic_rows.values(), *groups]
 
     def knows(self, topic: str, group: str) -> bool:
         return group in self._topics.get(topic, ())
@@ -168,7 +168,7 @@ class Owners:
         topic, name = event["topic"], event.get("group", TOPIC_ITSELF)
         settings = settings_of(event.get("settings"))
         if name == TOPIC_ITSELF:
-            self._own[topic] = GroupRow(topic, name, 0, settings)
+            self._topic_rows[topic] = GroupRow(topic, name, 0, settings)
         elif self.knows(topic, name) and not self.is_closed(topic, name):
             self._put(self._topics[topic][name]._replace(settings=settings))
 
@@ -334,7 +334,7 @@ class Transactions:
 # --- tasks ---------------------------------------------------------------------------------------
 
 
-_OVER = {
+_FINISHED_STATES = {
     Outcome.EXPIRED: ProgressState.EXPIRED,
     Outcome.CANCELLED: ProgressState.REPLACED,
 }
@@ -358,7 +358,7 @@ class Fold:
         self.schedules = Schedules(schedules)
         self.transactions = Transactions(transactions)
         self.tasks: dict[int, Task] = {}
-        self.gone: set[int] = set()
+        self.removed_ids: set[int] = set()
         """Ids of the backup's tasks that ended after it."""
         self.outcomes: dict[int, Outcome] = {}
         """Id → outcome of the newest ended tasks, oldest first."""
@@ -383,7 +383,7 @@ class Fold:
             "deleted": self._deleted,
             "filtered": self._filtered,
         }
-        self._of_groups: dict[str, Callable[[Event], None]] = {
+        self._group_handlers: dict[str, Callable[[Event], None]] = {
             "group_created": owners.created,
             "group_configured": owners.configured,
             "group_deleted": owners.deleted,
@@ -398,7 +398,7 @@ class Fold:
             if i is not None
             and i <= self._backup_mark
             and i not in self.tasks
-            and i not in self.gone
+            and i not in self.removed_ids
         )
 
     def put(self, task: Task) -> None:
@@ -423,7 +423,7 @@ class Fold:
         if not is_old and self.transactions.apply(event, self.tasks):
             return
         if named is None:
-            if not is_old and (of_group := self._of_groups.get(kind)) is not None:
+            if not is_old and (of_group := self._group_handlers.get(kind)) is not None:
                 of_group(event)
             return
         self.id_mark = max(self.id_mark, named)
@@ -442,7 +442,7 @@ class Fold:
     # --- producers ---------------------------------------------------------------------------
 
     def _enqueued(self, named: int, event: Event) -> None:
-        if named in self.tasks or named in self.gone:
+        if named in self.tasks or named in self.removed_ids:
             return
         body = body_of(event)
         row = TaskRow(named, int(event["due_ms"]), event["topic"], body or b"", options_of(event))
@@ -604,7 +604,7 @@ class Fold:
         # The ack may settle an earlier delivery.
         attempt = max(event.get("attempt", 0), row.attempt if row is not None else 0)
         epoch = event["epoch"] if outcome is Outcome.ACKED else 0
-        state = _OVER.get(outcome, ProgressState.DONE)
+        state = _FINISHED_STATES.get(outcome, ProgressState.DONE)
         self._put_progress(task, group, state, attempt, 0, epoch)
         self._end_if_last(task, event, outcome)
 
@@ -628,7 +628,7 @@ class Fold:
         named = task.row.id
         del self.tasks[named]
         if named <= self._backup_mark:
-            self.gone.add(named)
+            self.removed_ids.add(named)
         self.ended += 1
         self.outcomes.pop(named, None)
         self.outcomes[named] = outcome

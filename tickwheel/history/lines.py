@@ -105,11 +105,11 @@ TASK_OPTIONS = (
     "order_key", "replayed", "traceparent", "encoding", "shard_by",
 )  # fmt: skip
 """Names of a task's options, ordered as in records and ``TaskOptions``."""
-_APART = ("order_id", "replayed")
+_SEPARATE_OPTIONS = ("order_id", "replayed")
 """Options that are written separately."""
 _MAPS = ("props", "retry")
 _WRITTEN = sorted(
-    (name for name in TASK_OPTIONS if name not in _APART), key=lambda name: name in _MAPS
+    (name for name in TASK_OPTIONS if name not in _SEPARATE_OPTIONS), key=lambda name: name in _MAPS
 )
 """Options in the order of a line, maps last."""
 FIELDS = (
@@ -148,8 +148,7 @@ class Renderer:
         """Kind of a record → the method that renders it and has its name."""
 
     def render(self, record: list[Any], seq: int) -> list[str]:
-        """Return a line for each event of ``record``, numbered from ``seq`` on. Raise one of
-        MALFORMED."""
+        """Return the lines of a record's events, numbered from ``seq`` on. Raise MALFORMED."""
         if type(record[1]) is not int:
             raise TypeError("the time is not a whole number")
         return list(self._kinds[record[0]](record, seq))
@@ -165,7 +164,7 @@ class Renderer:
         if outcome not in ("kept", "rejected"):
             raise ValueError(f"{outcome!r} is not 'kept' or 'rejected'")
         end = f',"producer":{quote(producer)}' if producer else ""
-        return self._each((time_ms, outcome, topic, None), ids, seq, end=end)
+        return self._task_lines((time_ms, outcome, topic, None), ids, seq, end=end)
 
     def _enqueued(
         self,
@@ -203,7 +202,7 @@ class Renderer:
     def _overtaken(self, record: list[Any], seq: int) -> Iterable[str]:
         _, time_ms, topic, group, ids, attempts, newer_id, *_ = record
         heading, end = (time_ms, "overtaken", topic, group), f',"details":{{"by":"{newer_id:d}"}}'
-        return self._each(
+        return self._task_lines(
             heading,
             ids,
             seq,
@@ -216,7 +215,7 @@ class Renderer:
         columns = [_whens(dues)]
         if extras and extras[0]:
             columns.append([f',"order_id":"{place:d}"' for place in extras[0]])
-        return self._each((time_ms, "rescheduled", topic, None), ids, seq, *columns)
+        return self._task_lines((time_ms, "rescheduled", topic, None), ids, seq, *columns)
 
     # --- consumers ---------------------------------------------------------------------------
 
@@ -295,7 +294,9 @@ class Renderer:
         tries = [f',"attempt":{attempt:d}' for attempt in _column(attempts, len(ids))]
         whys = [_reason_fields(reason) if reason else "" for reason in _column(reasons, len(ids))]
         whens = () if dues is None else (_whens(dues),)
-        return self._each(heading, ids, seq, *whens, tries, whys, end=_subscriber_field(subscriber))
+        return self._task_lines(
+            heading, ids, seq, *whens, tries, whys, end=_subscriber_field(subscriber)
+        )
 
     # --- ends, groups, the daemon --------------------------------------------------------------
 
@@ -305,12 +306,12 @@ class Renderer:
             raise ValueError(f"{event!r} is not an ending")
         lasts = [_ENDED[last] for last in _column(ended, len(ids))]
         whys = [[_reason_fields(reason)] * len(ids) for reason in extras[:1]]
-        return self._each((time_ms, event, topic, group), ids, seq, lasts, *whys)
+        return self._task_lines((time_ms, event, topic, group), ids, seq, lasts, *whys)
 
     def _requeued(self, record: list[Any], seq: int) -> Iterable[str]:
         _, time_ms, topic, group, ids, *extras = record
         columns = [[f',"ttl_ms":{extras[0]:d}'] * len(ids)] if extras else []
-        return self._each((time_ms, "requeued", topic, group), ids, seq, *columns)
+        return self._task_lines((time_ms, "requeued", topic, group), ids, seq, *columns)
 
     def _group(self, record: list[Any], seq: int) -> Iterable[str]:
         _, time_ms, topic, group, change, details, *_ = record
@@ -383,7 +384,7 @@ class Renderer:
         )
         return [f"{_start(time_ms, event)}{''.join(fields)}{self._end}{seq}}}\n"]
 
-    def _each(
+    def _task_lines(
         self, heading: tuple[int, str, str, str | None], ids: Sequence[int], seq: int,
         *columns: Sequence[str], end: str = "",
     ) -> list[str]:  # fmt: skip
@@ -472,8 +473,8 @@ def _number(value: int) -> str:
 
 
 _KINDS: dict[Any, Callable[[Any], str]] = {str: quote, int: _number}
-_OF_NAMES = {NAMES.get(option.name, option.name): option.kind.json for option, _ in kept_options()}
-_WRITERS = [(name, _KINDS.get(_OF_NAMES.get(name, int), to_json)) for name in _WRITTEN]
+_TYPES = {NAMES.get(option.name, option.name): option.kind.json for option, _ in kept_options()}
+_WRITERS = [(name, _KINDS.get(_TYPES.get(name, int), to_json)) for name in _WRITTEN]
 """(option, function that writes it). Options that the daemon adds are numbers."""
 
 

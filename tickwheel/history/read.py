@@ -244,14 +244,14 @@ class Follow:
         self._start_ms = hour_of(since_ms)
         self._tally = tally
         self._offsets: dict[Path, int] = {}
-        self._done: set[Path] = set()
+        self._read_paths: set[Path] = set()
         self._last: dict[tuple[int, str, int, int], int] = {}
 
     def read(self) -> list[Event]:
         """Return the new events, oldest first."""
         new_events: list[Event] = []
         for segment in segments.find(self._dir, self._start_ms):
-            if segment.path in self._done:
+            if segment.path in self._read_paths:
                 continue
             lines = self._sealed(segment) if segment.name.sealed else self._grown(segment)
             chain = segment.hour_ms, *segment.name[:3]
@@ -269,7 +269,7 @@ class Follow:
         return sorted(new_events, key=_order)
 
     def _sealed(self, segment: Segment) -> Iterator[bytes]:
-        self._done.add(segment.path)
+        self._read_paths.add(segment.path)
         self._offsets.pop(segment.path.with_suffix(""), None)
         return segments.raw_lines(segment.path, self._tally)
 
@@ -331,8 +331,7 @@ class Answer(NamedTuple):
 
 
 def _bounded(items: Iterator[Event], limit: int) -> Answer:
-    """Return at most ``limit`` items and ``BYTES_MAX`` bytes of JSON, read in at most ``S_MAX``
-    seconds."""
+    """Return at most ``limit`` items and ``BYTES_MAX`` bytes of JSON, read within ``S_MAX`` s."""
     items_read: list[Event] = []
     bytes_left = BYTES_MAX
     with contextlib.suppress(LimitExceeded):
@@ -594,7 +593,7 @@ class Replay:
         self._reaches_back = False
         self._ends: dict[int, int] = {}
         """Epoch → the number of its last event in a segment, if known."""
-        self._at = (0, 0)
+        self._last_position = (0, 0)
         """Epoch and number of the last event read."""
         self.findings = ReplayFindings()
 
@@ -605,7 +604,7 @@ class Replay:
 
     def expected(self) -> int | None:
         """Return the expected total number of events, or None if it is unknown."""
-        epoch, seq = self._at
+        epoch, seq = self._last_position
         if epoch not in self._ends:
             return None
         later = sum(end for other, end in self._ends.items() if other > epoch)
@@ -638,7 +637,7 @@ class Replay:
                 epoch, self._epoch(epoch, by_epoch.get(epoch, []), spools.get(epoch, []))
             )
             if start is not None and epoch <= start.epoch:
-                events = self._after(start, epoch, events)
+                events = self._skip_backed_up(start, epoch, events)
             for event in events:
                 self._look(event)
                 yield event
@@ -654,7 +653,7 @@ class Replay:
     def _counted(self, epoch: int, events: Iterator[Event]) -> Iterator[Event]:
         """Yield each event of an epoch once, and count missing numbers."""
         start = self._start
-        is_cut = epoch <= start.epoch if start is not None else self._at == (0, 0)
+        is_cut = epoch <= start.epoch if start is not None else self._last_position == (0, 0)
         last = None if is_cut else 0
         for event in events:
             seq = event["seq"]
@@ -663,10 +662,10 @@ class Replay:
                     continue
                 self.findings.missing_events += seq - last - 1
             last = seq
-            self._at = epoch, seq
+            self._last_position = epoch, seq
             yield event
 
-    def _after(self, start: Start, epoch: int, events: Iterator[Event]) -> Iterator[Event]:
+    def _skip_backed_up(self, start: Start, epoch: int, events: Iterator[Event]) -> Iterator[Event]:
         """Yield the events that the backup may lack, of an epoch up to the backup's."""
         newest_ms = 0
         for event in events:
@@ -678,10 +677,10 @@ class Replay:
                 yield event
                 break
             newest_ms = max(newest_ms, time_ms)
-            self._place(event)
+            self._note_times(event)
         yield from events
 
-    def _place(self, event: Event) -> None:
+    def _note_times(self, event: Event) -> None:
         findings = self.findings
         time_ms = event["time_ms"]
         first_ms, last_ms = findings.first_event_ms, findings.last_event_ms
@@ -693,7 +692,7 @@ class Replay:
         findings = self.findings
         time_ms = event["time_ms"]
         findings.events += 1
-        self._place(event)
+        self._note_times(event)
         if event.get("event") == "started" and time_ms > self._backup_ms:
             findings.crashes += event.get("clean") is False
         if event.get("event") == "dropped":

@@ -300,7 +300,7 @@ class _Fold:
             if kind != "delivered":
                 return
             # The event of its enqueue is missing from the history.
-            state = self._put(id_, int(event["due_ms"]), TaskFlags(0), id_)
+            state = self._set_state(id_, int(event["due_ms"]), TaskFlags(0), id_)
         if kind == "rescheduled":
             if not state[1] & TaskFlags.TOUCHED:
                 state[0] = int(event["due_ms"])
@@ -329,11 +329,11 @@ class _Fold:
 
     def _arrived(self, id_: int, event: Event) -> None:
         if event.get("replay_of") is not None:
-            self._put(id_, 0, TaskFlags.GONE, id_)
+            self._set_state(id_, 0, TaskFlags.GONE, id_)
             return
         self.has_bodies |= "body" in event
         due_ms, place = int(event["due_ms"]), int(event.get("order_id", id_))
-        state = self._put(id_, due_ms, TaskFlags(0), place)
+        state = self._set_state(id_, due_ms, TaskFlags(0), place)
         if self._reset.covers(due_ms):
             self._add_body(id_, state, event)
         else:
@@ -362,10 +362,10 @@ class _Fold:
         state = self._cached.get(id_)
         if state is None and id_ <= self._highest:
             row = self._plan.known((id_,)).get(id_)
-            state = None if row is None else self._put(id_, *row)
+            state = None if row is None else self._set_state(id_, *row)
         return state
 
-    def _put(self, id_: int, due_ms: int, flags: int, place: int) -> list[int]:
+    def _set_state(self, id_: int, due_ms: int, flags: int, place: int) -> list[int]:
         if len(self._cached) >= CACHED_MAX:
             self.forget()
         state = self._cached[id_] = [due_ms, int(flags), place]

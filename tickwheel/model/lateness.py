@@ -142,15 +142,15 @@ def _cut(
     parts: Iterable[tuple[int, int]], from_ms: int, until_ms: int
 ) -> tuple[int, list[tuple[int, int]]]:
     """Return (ms of ``parts`` that the interval covers, the parts that it does not cover)."""
-    covered_ms, left = 0, []
+    covered_ms, uncovered = 0, []
     for start, end in parts:
         low, high = max(start, from_ms), min(end, until_ms)
         if low >= high:
-            left.append((start, end))
+            uncovered.append((start, end))
             continue
         covered_ms += high - low
         if start < low:
-            left.append((start, low))
+            uncovered.append((start, low))
         if high < end:
-            left.append((high, end))
-    return covered_ms, left
+            uncovered.append((high, end))
+    return covered_ms, uncovered

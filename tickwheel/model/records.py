@@ -276,10 +276,10 @@ class ProgressState(IntEnum):
     @property
     def is_over(self) -> bool:
         """Whether the group has finished the task."""
-        return self in _OVER
+        return self in _FINISHED_STATES
 
 
-_OVER = (ProgressState.DONE, ProgressState.EXPIRED, ProgressState.REPLACED)
+_FINISHED_STATES = (ProgressState.DONE, ProgressState.EXPIRED, ProgressState.REPLACED)
 
 
 CONSUMER_DIED = "consumer_died"

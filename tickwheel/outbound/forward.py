@@ -97,10 +97,10 @@ def redis_target(url: str, secret: str | None) -> RedisTarget:
             f"url must end with the number of a database, not with {target_url.path!r:.60}"
         )
     batch = target_url.batch_max()
-    if target_url.has("stream") == target_url.has("list"):
+    if target_url.has_option("stream") == target_url.has_option("list"):
         raise BadRequest("url must have either stream=NAME or list=NAME")
     command_maker: Maker
-    if target_url.has("stream"):
+    if target_url.has_option("stream"):
         command_maker = StreamEntries(
             target_url.option("stream"), target_url.number("maxlen", 0, 1, 1 << 53)
         )
@@ -155,7 +155,7 @@ class RedisTarget:
         """Connect, log in and select the database."""
         host, port = self._address
         self._streams = await asyncio.open_connection(host, port, ssl=self._tls)
-        self._parser = self._hiredis.Reader(notEnoughData=_MORE)
+        self._parser = self._hiredis.Reader(notEnoughData=_INCOMPLETE)
         self._tail, self._unparsed_bytes = b"\n", 0
         pack = self._hiredis.pack_command
         async with asyncio.timeout(ANSWER_S):
@@ -171,7 +171,8 @@ class RedisTarget:
         async with asyncio.timeout(ANSWER_S):
             replies = await self._ask(commands, len(deliveries))
         outcomes = [
-            _of_error(str(reply)) if isinstance(reply, Exception) else ACK for reply in replies
+            _outcome_of_error(str(reply)) if isinstance(reply, Exception) else ACK
+            for reply in replies
         ]
         refused = next((outcome for outcome in outcomes if outcome.settled == "later"), None)
         if refused is not None:
@@ -208,7 +209,7 @@ class RedisTarget:
                 raise ConnectionError("the server closed the connection")
             self._check(data)
             self._parser.feed(data)
-            while (reply := get()) is not _MORE:
+            while (reply := get()) is not _INCOMPLETE:
                 self._unparsed_bytes = 0
                 replies.append(reply)
         if len(replies) > count:
@@ -226,11 +227,11 @@ class RedisTarget:
         self._tail = recent[-32:]
 
 
-def _of_error(error: str) -> Outcome:
+def _outcome_of_error(error: str) -> Outcome:
     return Outcome("retry" if error.startswith(TASK_ERROR_PREFIXES) else "later", reason=error)
 
 
-_MORE: Final = object()
+_INCOMPLETE: Final = object()
 """Returned by the parser for an incomplete reply."""
 
 
@@ -292,7 +293,7 @@ def amqp_target(url: str, secret: str | None) -> AmqpTarget:
     target_url = TargetUrl(url)
     is_tls = target_url.scheme == "amqps"
     exchange = target_url.option("exchange", "")
-    if not exchange and not target_url.has("routing_key"):
+    if not exchange and not target_url.has_option("routing_key"):
         raise BadRequest("url must have routing_key=QUEUE or exchange=NAME")
     target = AmqpTarget(
         exchange,
@@ -332,7 +333,7 @@ class AmqpTarget:
 
         self._bounded = Bounded
         self._returned = errors.PublishError
-        self._of_a_message = (
+        self._message_errors = (
             errors.PublishError, errors.ChannelPreconditionFailed, errors.ConnectionSyntaxError,
             errors.ConnectionFrameError, errors.ConnectionUnexpectedFrame,
         )  # fmt: skip
@@ -406,7 +407,7 @@ class AmqpTarget:
 
     def _is_broker_error(self, result: object) -> bool:
         return isinstance(result, self._broker_errors) and not isinstance(
-            result, self._of_a_message
+            result, self._message_errors
         )
 
     def _message(self, delivery: Delivery) -> Any:
@@ -564,7 +565,7 @@ class KafkaTarget:
         errors = aiokafka.errors
         self._aiokafka: Any = aiokafka
         self._kafka_error = errors.KafkaError
-        self._of_a_record = (
+        self._record_errors = (
             errors.MessageSizeTooLargeError, errors.RecordTooLargeError,
             errors.RecordListTooLargeError, errors.InvalidTimestampError,
             errors.CorruptRecordException,
@@ -632,7 +633,7 @@ class KafkaTarget:
         )
 
     def _is_cluster_error(self, result: object) -> bool:
-        return isinstance(result, self._kafka_error) and not isinstance(result, self._of_a_record)
+        return isinstance(result, self._kafka_error) and not isinstance(result, self._record_errors)
 
     async def close(self) -> None:
         producer, self._producer = self._producer, None

@@ -58,7 +58,7 @@ class Job:
 
     def __init__(self, row: Mapping[str, Any], sending: Sending) -> None:
         self.row = row
-        self.place = (str(row["topic"]), str(row["group"]))
+        self.topic_group = (str(row["topic"]), str(row["group"]))
         self.push: PushTarget | None = None
         self._sending = sending
         self._runner: Runner | None = None
@@ -88,7 +88,7 @@ class Job:
 
     def _new_runner(self) -> Runner:
         sending, row = self._sending, self.row
-        topic, group = self.place
+        topic, group = self.topic_group
         kind: type[Runner] = Runner
         target: Target
         if row["kind"] == "push":
@@ -116,7 +116,7 @@ class Job:
     def _ended(self, reason: str) -> None:
         if not self._is_over:
             self._is_over = True
-            self._sending.tell(ended=[*self.place, reason, self.row["since_ms"]])
+            self._sending.tell(ended=[*self.topic_group, reason, self.row["since_ms"]])
             self._sending.spawn(self.close())
 
     def _settled(self, delivery: Delivery, outcome: Outcome, answer: str) -> None:
@@ -200,24 +200,24 @@ class Sending:
             self.spawn(self._answer(line))
 
     async def _set(self, row: Mapping[str, Any]) -> None:
-        place = (row["topic"], row["group"])
-        await self._remove(place)
-        self._jobs[place] = Job(row, self)
+        topic_group = (row["topic"], row["group"])
+        await self._remove(topic_group)
+        self._jobs[topic_group] = Job(row, self)
 
-    async def _remove(self, place: tuple[str, str]) -> None:
-        job = self._jobs.pop(place, None)
-        self._reported.pop(place, None)
+    async def _remove(self, topic_group: tuple[str, str]) -> None:
+        job = self._jobs.pop(topic_group, None)
+        self._reported.pop(topic_group, None)
         if job is not None:
             self.spawn(job.close())
 
     async def report_states_forever(self) -> None:
         """Report changed states of targets to the daemon until cancelled."""
         while True:
-            for place, job in self._jobs.items():
+            for topic_group, job in self._jobs.items():
                 state = job.state()
-                if state != self._reported.get(place):
-                    self._reported[place] = state
-                    self.tell(state=[*place, state])
+                if state != self._reported.get(topic_group):
+                    self._reported[topic_group] = state
+                    self.tell(state=[*topic_group, state])
             await asyncio.sleep(STATES_S)
 
     # --- questions -------------------------------------------------------------------------------

@@ -143,7 +143,7 @@ class Runner:
         self._leases: Leases | None = None
         self._under_way: dict[int, list[Delivery]] = {}
         """Unsettled batches, by the identity of their lists."""
-        self._lost: set[int] = set()
+        self._lost_ids: set[int] = set()
         """Identities of deliveries in ``_under_way`` that have lost their leases."""
         self._connections = 0
         """Number of connections so far. It shows a lane that another lane has reconnected."""
@@ -197,8 +197,8 @@ class Runner:
             return
         await self._subscription.close()
         if self._lanes:
-            _, late = await asyncio.wait(self._lanes, timeout=GRACE_S)
-            for lane in late:
+            _, unfinished = await asyncio.wait(self._lanes, timeout=GRACE_S)
+            for lane in unfinished:
                 lane.cancel()
         await self._ended.wait()
 
@@ -314,7 +314,7 @@ class Runner:
         asking = []
         for delivery, outcome in zip(batch, outcomes, strict=True):
             leases.drop(delivery)
-            self._lost.discard(id(delivery))
+            self._lost_ids.discard(id(delivery))
             if outcome[0] == "ack":
                 delivery.ack_unwatched()
                 if on_settled is not None:
@@ -340,12 +340,12 @@ class Runner:
     def _in_hand(self) -> Iterator[InHand]:
         for batch in self._under_way.values():
             for delivery in batch:
-                if not delivery.settled and id(delivery) not in self._lost:
+                if not delivery.settled and id(delivery) not in self._lost_ids:
                     yield delivery, delivery.lease_until_s, partial(self._lose, delivery)
 
     def _lose(self, delivery: Delivery, answer: str) -> None:
         # The delivery is still acked once the target confirms it, because the first ack counts.
-        self._lost.add(id(delivery))
+        self._lost_ids.add(id(delivery))
         LOGGER.warning("%r lost its lease while it was being sent (%s)", delivery, answer)
 
     # --- the connection -------------------------------------------------------------------------

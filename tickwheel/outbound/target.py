@@ -151,7 +151,7 @@ class TargetUrl:
     def port(self, default: int) -> int:
         return default if self._port is None else self._port
 
-    def has(self, name: str) -> bool:
+    def has_option(self, name: str) -> bool:
         """Return whether the query has the option."""
         return name in self._options
 

@@ -107,7 +107,7 @@ class Files:
         self._jvm: Any = spark.sparkContext._jvm
         self._conf: Any = spark.sparkContext._jsc.hadoopConfiguration()
 
-    def _at(self, path: str) -> tuple[Any, Any]:
+    def _open_path(self, path: str) -> tuple[Any, Any]:
         hadoop = self._jvm.org.apache.hadoop.fs.Path(path)
         system = hadoop.getFileSystem(self._conf)
         # Prevent Hadoop from writing .crc files into local folders.
@@ -116,7 +116,7 @@ class Files:
 
     def matching(self, folder: str, pattern: str) -> list[Found]:
         """Return the files in a folder that match a pattern."""
-        system, path = self._at(f"{folder}/{pattern}")
+        system, path = self._open_path(f"{folder}/{pattern}")
         statuses = system.globStatus(path) or ()
         return [
             Found(status.getPath().toString(), int(status.getLen()))
@@ -126,17 +126,17 @@ class Files:
 
     def names(self, folder: str) -> list[str]:
         """Return the names in ``folder``, sorted, or nothing if the folder does not exist."""
-        system, path = self._at(folder)
+        system, path = self._open_path(folder)
         if not system.exists(path):
             return []
         return sorted(status.getPath().getName() for status in system.listStatus(path))
 
     def exists(self, path: str) -> bool:
-        system, hadoop = self._at(path)
+        system, hadoop = self._open_path(path)
         return bool(system.exists(hadoop))
 
     def read(self, path: str) -> str | None:
-        system, hadoop = self._at(path)
+        system, hadoop = self._open_path(path)
         if not system.exists(hadoop):
             return None
         try:
@@ -155,7 +155,7 @@ class Files:
     def write(self, path: str, text: str) -> None:
         """Write a file, atomically if the file system supports that, by renaming a temporary file.
         Only one writer at a time can call this, because writers share the temporary file."""
-        system, hadoop = self._at(path)
+        system, hadoop = self._open_path(path)
         aside = self._aside(system, hadoop, text, ASIDE)
         if system.getUri().getScheme() == "file":
             # Unlike with Hadoop's rename, the file exists at every moment.
@@ -169,7 +169,7 @@ class Files:
         """Create a file atomically. Return False if it exists. Only one of two concurrent calls
         returns True. Local file systems guarantee this with a link, HDFS with a rename that does
         not replace. An object store does not guarantee it."""
-        system, hadoop = self._at(path)
+        system, hadoop = self._open_path(path)
         if system.exists(hadoop):
             return False
         aside = self._aside(system, hadoop, text, f"{ASIDE}{uuid.uuid4().hex}-")
@@ -192,12 +192,12 @@ class Files:
         return aside
 
     def delete(self, path: str) -> None:
-        system, hadoop = self._at(path)
+        system, hadoop = self._open_path(path)
         system.delete(hadoop, True)
 
     def age_s(self, path: str, now_ms: int) -> float:
         """Return the number of seconds since the file was last written."""
-        system, hadoop = self._at(path)
+        system, hadoop = self._open_path(path)
         return (now_ms - int(system.getFileStatus(hadoop).getModificationTime())) / 1000
 
 

@@ -43,7 +43,7 @@ from tickwheel.reports.files import FAILED, Files, in_short
 from tickwheel.reports.metrics import BUCKET, DAY, HOUR, STEP, Cube
 from tickwheel.reports.page import Grain, grain
 from tickwheel.reports.session import started
-from tickwheel.reports.table import AT_ONCE, Loader, Outcome, Progress
+from tickwheel.reports.table import CONCURRENT_JOBS, Loader, Outcome, Progress
 
 if TYPE_CHECKING:
     from pyspark.sql import Row
@@ -176,7 +176,7 @@ def write_figures(
         files.write(f"{root}/csv/{name}.csv", csv_text(frame.columns, figure.rows))
         done(name)
 
-    with ThreadPoolExecutor(AT_ONCE) as pool:
+    with ThreadPoolExecutor(CONCURRENT_JOBS) as pool:
         list(pool.map(write, by_name))
 
 
@@ -210,7 +210,7 @@ def _cell(value: Any) -> Any:
 KEYS = ("topic", "group")
 STUCK_LISTED_MAX = 10_000
 """Maximum number of tasks in the table ``stuck``; ``stuck_by_group`` counts all."""
-STEPPED = {"by_step": "by_hour", "all_by_step": "all_by_hour", "backlog_by_step": "backlog"}
+STEP_TABLES = {"by_step": "by_hour", "all_by_step": "all_by_hour", "backlog_by_step": "backlog"}
 """Table by the step of the charts → table with the same columns. The tables are empty if the charts
 are by hour or day."""
 
@@ -246,7 +246,7 @@ def figures(
             *_of_rollups(table, manifest, settings),
             *_of_tasks(table, manifest, buckets, settings),
         ]
-        with ThreadPoolExecutor(AT_ONCE) as pool:
+        with ThreadPoolExecutor(CONCURRENT_JOBS) as pool:
             results = [pool.submit(plan.frame.collect) for plan in plans]
             tables: dict[str, Figure] = {}
             for plan, rows in zip(plans, results, strict=True):
@@ -254,7 +254,7 @@ def figures(
     finally:
         facts.unpersist()
     tables |= {name: tables.get(name) or Figure([], tables[like].shape)
-               for name, like in STEPPED.items()}  # fmt: skip
+               for name, like in STEP_TABLES.items()}  # fmt: skip
     tables |= compared(tables["by_day"].rows, tables["by_hour"].rows, settings)
     if not tables["all"].rows:
         tables["all"] = Figure([_empty_figures(tables["all"])], tables["all"].shape)

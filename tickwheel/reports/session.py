@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tickwheel.reports import ReportError, ReportSettings
-from tickwheel.reports.state import is_local, news
+from tickwheel.reports.state import find_new_segments, is_local
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -315,7 +315,7 @@ def little_to_do(settings: ReportSettings) -> bool:
     if not is_local(*settings.history, settings.out):
         return False
     try:
-        manifest, segments = news(settings)
+        manifest, segments = find_new_segments(settings)
     except (OSError, ReportError):
         return False
     return sum(segment.bytes for segment in segments) < LITTLE_BYTES and manifest.rows < LITTLE_ROWS

@@ -299,7 +299,7 @@ def left_out_remark(folder: str) -> str:
     )
 
 
-def news(settings: ReportSettings) -> tuple[Manifest, list[Segment]]:
+def find_new_segments(settings: ReportSettings) -> tuple[Manifest, list[Segment]]:
     """Return the manifest and the segments to load, judging from local files."""
     local = LocalFiles()
     manifest = newest_manifest(local, settings.table)
@@ -359,9 +359,9 @@ def last_summary_if_unchanged(settings: ReportSettings) -> Summary | None:
         return None
     try:
         saved = json.loads(_at(settings, REPORT).read_text("utf-8"))
-        if saved["made_of"] != _made_of(settings, saved["run"]):
+        if saved["made_of"] != _report_inputs(settings, saved["run"]):
             return None
-        manifest, new_segments_found = news(settings)
+        manifest, new_segments_found = find_new_segments(settings)
         if manifest.run != saved["run"] or new_segments_found:
             return None
         summary = Summary(**saved["summary"])
@@ -385,7 +385,7 @@ def keep_last(settings: ReportSettings, run: int, summary: Summary) -> None:
     if not is_local(*settings.history, settings.out):
         return
     text = json.dumps(
-        {"run": run, "made_of": _made_of(settings, run), "summary": asdict(summary)}, indent=1
+        {"run": run, "made_of": _report_inputs(settings, run), "summary": asdict(summary)}, indent=1
     )
     aside = _at(settings, f"{ASIDE}{REPORT}")
     # The summary only saves time in the next run, so a failure does not matter.
@@ -402,7 +402,7 @@ def _at(settings: ReportSettings, name: str) -> Path:
     return Path(settings.table) / name
 
 
-def _made_of(settings: ReportSettings, run: int) -> dict[str, Any]:
+def _report_inputs(settings: ReportSettings, run: int) -> dict[str, Any]:
     """Return all inputs of a report, as JSON values."""
     options = {k: v for k, v in asdict(settings).items() if k not in UNRELATED_TO_FIGURES}
     out_path = Path(settings.out)
@@ -427,9 +427,9 @@ def _program() -> str:
     return digest.hexdigest()
 
 
-def _parts(folder: Traversable, under: str) -> Iterator[tuple[str, bytes]]:
+def _parts(folder: Traversable, prefix: str) -> Iterator[tuple[str, bytes]]:
     for part in folder.iterdir():
-        name = f"{under}{part.name}"
+        name = f"{prefix}{part.name}"
         if part.is_dir():
             yield from _parts(part, f"{name}/")
         elif not name.endswith(".pyc"):

@@ -189,7 +189,7 @@ SALT_BYTES = 32 << 20
 BLOCK = 4_096
 """Number of events that are compared for duplicates together; they fit into Spark's buffer in
 memory."""
-AT_ONCE = 3
+CONCURRENT_JOBS = 3
 """Number of rollups, or figures, that are computed concurrently, because their jobs are short."""
 
 Progress = Callable[[str, int, int], None]
@@ -398,7 +398,7 @@ class Loader:
 
         work: list[Callable[[], None]] = [travelled, rated]
         work += [partial(counted, name) for name in rollups.EVENT_ROLLUPS]
-        with ThreadPoolExecutor(AT_ONCE) as pool:
+        with ThreadPoolExecutor(CONCURRENT_JOBS) as pool:
             for future in [pool.submit(job) for job in work]:
                 future.result()
 

@@ -419,11 +419,11 @@ class Windows:
         self._placed = placed
         self._pages: dict[int, _Page] = {}
         """Pages by number, the most recently used page last."""
-        self._reads_left = self._again_left = 0
+        self._reads_left = self._rereads_left = 0
 
     def begin(self) -> None:
         """Begin another request with a new budget of page reads."""
-        self._reads_left, self._again_left = READS_MAX, READ_AGAIN_MAX
+        self._reads_left, self._rereads_left = READS_MAX, READ_AGAIN_MAX
 
     def choose(self, asked_ms: int, end_ms: int, count: int, now_ms: int) -> list[int]:
         """Choose due times from ``asked_ms`` to ``end_ms``, both inclusive, for ``count`` tasks.
@@ -457,8 +457,8 @@ class Windows:
                 return None
             self._reads_left -= 1
             page = self._read(number, now_ms)
-        elif self._again_left > 0 and not 0 <= now_ms - page.read_ms < KEPT_MS:
-            self._again_left -= 1
+        elif self._rereads_left > 0 and not 0 <= now_ms - page.read_ms < KEPT_MS:
+            self._rereads_left -= 1
             page = self._read(number, now_ms)
         self._pages[number] = page
         if len(self._pages) > PAGES_MAX:
@@ -501,7 +501,7 @@ class _Page:
             at >>= 1
             tree[at] = min(tree[2 * at], tree[2 * at + 1])
 
-    def least(self, first: int, last: int) -> tuple[int, int]:
+    def emptiest(self, first: int, last: int) -> tuple[int, int]:
         """Return (count, tick) of the emptiest tick of this page from ``first`` to ``last``."""
         tree = self._tree
         low, high = PAGE + max(first - self.first, 0), PAGE + min(last - self.first, PAGE - 1) + 1
@@ -540,11 +540,11 @@ def _empty_tree(count: int) -> array[int]:
 
 def _emptiest(pages: Sequence[_Page], first: int, last: int) -> tuple[int, int]:
     """Choose the emptiest tick for one task. Return (tick, number of tasks already in it)."""
-    chosen, least = pages[0], pages[0].least(first, last)
+    chosen, emptiest = pages[0], pages[0].emptiest(first, last)
     for page in pages[1:]:
-        if (candidate := page.least(first, last)) < least:
-            chosen, least = page, candidate
-    count, tick = least
+        if (candidate := page.emptiest(first, last)) < emptiest:
+            chosen, emptiest = page, candidate
+    count, tick = emptiest
     chosen.add(tick, 1)
     return tick, count
 
@@ -562,9 +562,9 @@ def _shared(pages: Sequence[_Page], first: int, last: int, count: int) -> list[t
     mask, step = (1 << bits) - 1, 1 << bits
     taken = []
     for _ in range(count):
-        least = heap[0]
-        heapreplace(heap, least + step)
-        taken.append((first + (least & mask), least >> bits))
+        emptiest = heap[0]
+        heapreplace(heap, emptiest + step)
+        taken.append((first + (emptiest & mask), emptiest >> bits))
     by_first = {page.first: page for page in pages}
     for tick, more in Counter(tick for tick, _ in taken).items():
         by_first[tick & -PAGE].add(tick, more)

@@ -29,7 +29,7 @@ from tickwheel.persistence.contract import (
     StoreLost,
 )
 from tickwheel.persistence.redis.layout import SEAL, Script, prepare
-from tickwheel.persistence.redis.writer import Again, Sender
+from tickwheel.persistence.redis.writer import ReclaimNeeded, Sender
 
 S = "{tw:default:0}"
 PATIENCE_S = 60.0
@@ -284,7 +284,7 @@ class TestTheScriptItself:
 
 
 async def _says(sender: Sender, status: str, n: int, effects: Effects) -> None:
-    with pytest.raises(Again, match=status):
+    with pytest.raises(ReclaimNeeded, match=status):
         prepared = prepare(effects, 1_000)
         await sender.send(n, effects, prepared.flat, prepared.size_bytes)
 

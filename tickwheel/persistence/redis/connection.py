@@ -447,7 +447,7 @@ class Connection:
             else self._options.name
         )
 
-    async def look_up_again(self) -> None:
+    async def drop_if_movable(self) -> None:
         """Make the next call look up the shard's server again, because this server did not behave
         as a master."""
         if self._place.can_move:

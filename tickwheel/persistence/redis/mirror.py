@@ -242,7 +242,7 @@ class SmallRecords(NamedTuple):
     def decoded(self, endings_max: int) -> SmallState:
         """See ``Store.recover_small``."""
         outcomes = chain.from_iterable(decode_endings(record) for _, record in self.outcomes)
-        return small_of(
+        return small_state(
             self.records,
             (record for _, record in self.progress),
             (record for _, record in self.dead),
@@ -408,10 +408,10 @@ class Mirror:
             ids, records = [ids[i] for i in unchanged], [records[i] for i in unchanged]
         self._tasks.put(ids, records)
 
-    def end_filling(self, filling: Filling, *, whole: bool) -> None:
-        """End a scan. ``whole``: it has added all tasks."""
+    def end_filling(self, filling: Filling, *, is_complete: bool) -> None:
+        """End a scan. ``is_complete``: it has added all tasks."""
         self._fillings.remove(filling)
-        if whole:
+        if is_complete:
             self._has_tasks, self._expected_bytes = True, 0
 
     def fill_small(self, small: SmallRecords) -> None:
@@ -474,7 +474,7 @@ class Mirror:
     def small(self) -> SmallState:
         """See ``Store.recover_small``."""
         outcomes = list(self.outcomes())
-        return small_of(self._records.items(), self._progress, self._dead, outcomes)
+        return small_state(self._records.items(), self._progress, self._dead, outcomes)
 
     def batches(self) -> Iterator[Effects]:
         """Yield all records in bounded batches. No batch may be applied during the iteration."""
@@ -525,14 +525,14 @@ class NoMirror(Mirror):
     def fill(self, newer: set[int], ids: Sequence[int], records: Sequence[bytes]) -> None:
         pass
 
-    def end_filling(self, filling: Filling, *, whole: bool) -> None:
-        super().end_filling(filling, whole=False)
+    def end_filling(self, filling: Filling, *, is_complete: bool) -> None:
+        super().end_filling(filling, is_complete=False)
 
     def fill_small(self, small: SmallRecords) -> None:
         pass
 
 
-def small_of(
+def small_state(
     records: Iterable[tuple[bytes, bytes]],
     progress: Iterable[bytes],
     dead: Iterable[bytes],

@@ -131,19 +131,19 @@ class ReadClient:
         self._verify = verify
 
     async def pairs(
-        self, command: str, name: str, count: int, *, whole: bool = False
+        self, command: str, name: str, count: int, *, verified: bool = False
     ) -> AsyncIterator[tuple[bytes, bytes]]:
         """Yield fields and values of a hash, or members and scores of a set. Some are yielded
         twice. A cursor is valid for one run of a server, so a new connection starts the scan again.
-        ``whole``: check that Redis has all confirmed batches during the whole scan."""
+        ``verified``: check that Redis has all confirmed batches during the whole scan."""
         cursor, link_number = b"0", self._connection.connections
         while True:
-            if whole and cursor == b"0":
+            if verified and cursor == b"0":
                 await self.look()
                 link_number = self._connection.connections
             key = self._keys.named[name]
             reply = await self.call(command, key, cursor, "COUNT", count)
-            if (whole or cursor != b"0") and self._connection.connections != link_number:
+            if (verified or cursor != b"0") and self._connection.connections != link_number:
                 cursor = b"0"
                 continue
             cursor, items = reply
@@ -387,7 +387,7 @@ class Reader:
                 ids.extend(self._mirror.ids())
                 return
             async for name, _ in self._read_client.pairs(
-                "ZSCAN", "store", IDS_PER_SCAN, whole=True
+                "ZSCAN", "store", IDS_PER_SCAN, verified=True
             ):
                 ids.append(int(name))
 

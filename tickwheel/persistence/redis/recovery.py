@@ -147,7 +147,7 @@ class Recovering:
                 changes = filling.take()
                 self._mirror.fill(changes.newer, heads.ids, records)
                 self._hash(heads)
-                handles = _without(filling.created, changes.ended, heads)
+                handles = _exclude_tasks(filling.created, changes.ended, heads)
                 if handles.ids:
                     yield handles
                 if first:
@@ -158,7 +158,7 @@ class Recovering:
         finally:
             if requested is not None and not (requested.cancel() or requested.cancelled()):
                 requested.exception()  # marks the exception as retrieved
-            self._mirror.end_filling(filling, whole=is_complete)
+            self._mirror.end_filling(filling, is_complete=is_complete)
 
     def _after(self, last: bytes, filling: Filling, chunk: int) -> asyncio.Future[list[bytes]]:
         """Request the page after this record; it may lack batches applied from now on."""
@@ -199,7 +199,7 @@ class Recovering:
             await asyncio.sleep(AWAY_RETRY_S)
 
 
-def _without(created: set[int], ended: set[int], heads: Heads) -> Handles:
+def _exclude_tasks(created: set[int], ended: set[int], heads: Heads) -> Handles:
     """Return the handles without tasks created or ended since the scan began."""
     ids, dues_ms, topics, _ = heads
     excluded = created | ended if ended else created
@@ -346,7 +346,7 @@ class Rewriter:
         loop = asyncio.get_running_loop()
         started_s = loop.time()
         try:
-            await self._until_whole()
+            await self._write_until_complete()
         except Fenced:
             log.warning("%s was taken over by another daemon during its rewrite", self._shown_name)
         except StoreBroken as error:
@@ -365,7 +365,7 @@ class Rewriter:
         finally:
             self._task = None
 
-    async def _until_whole(self) -> None:
+    async def _write_until_complete(self) -> None:
         pause_s, is_logged = RETRY_S, False
         while True:
             try:

@@ -83,7 +83,7 @@ PART_PATIENCE = 1 + (PART_BYTES_MAX >> 20)
 slow disks."""
 
 
-class Again(Exception):
+class ReclaimNeeded(Exception):
     """The shard must be claimed again; the claim returns the state of the batch."""
 
 
@@ -103,7 +103,7 @@ class Sender:
         """Whether a large batch is being applied, so that a read can see a part of it."""
 
     async def send(self, n: int, effects: Effects, flat: Sequence[Packed], size_bytes: int) -> None:
-        """Send a batch and return when it is applied. Raise Again, NotConnected, NoReply or
+        """Send a batch and return when it is applied. Raise ReclaimNeeded, NotConnected, NoReply or
         ServerError."""
         id_mark = id_text(max(self.id_mark, effects.id_mark))
         position_ms = b"%d" % effects.position_ms
@@ -128,7 +128,7 @@ class Sender:
         args: tuple[Argument, ...],
         patience: int = 1,
     ) -> None:
-        """Run a script that decides batch ``n``. Raise Again if it was not applied."""
+        """Run a script that decides batch ``n``. Raise ReclaimNeeded if it was not applied."""
         self.unknown = n
         try:
             status, details = await self.run(script, extra_keys, args, patience)
@@ -143,7 +143,7 @@ class Sender:
         if status == "twice":
             raise StoreBroken(f"id {int(details[0])} was assigned twice")
         # fenced, stale, gone, gap, before, parts, unstaged: a new claim reads the current state.
-        raise Again(status)
+        raise ReclaimNeeded(status)
 
     async def apply_parts(self, count: int, applied: int) -> None:
         """Apply the remaining parts of a sealed batch."""
@@ -151,7 +151,7 @@ class Sender:
         for i in range(applied + 1, count + 1):
             status, _ = await self.run(APPLY_PART, (self._keys.stage(i),), (i,), PART_PATIENCE)
             if status not in ("applied", "before"):
-                raise Again(status)
+                raise ReclaimNeeded(status)
         self.staged = False
 
     async def run(
@@ -294,7 +294,7 @@ class SeparateRecords:
 
 
 @dataclass(slots=True)
-class _Kept:
+class _ReplayableBatch:
     """An applied batch, kept so that it can be replayed."""
 
     n: int
@@ -317,7 +317,7 @@ class History:
     def __init__(self, keep_ms: int, keep_bytes: int) -> None:
         self._keep_s = keep_ms / 1000
         self._keep_bytes = keep_bytes
-        self._batches: deque[_Kept] = deque()
+        self._batches: deque[_ReplayableBatch] = deque()
         self._bytes = 0
 
     def add(
@@ -327,7 +327,7 @@ class History:
         records of its new tasks."""
         size_bytes += BATCH_BYTES
         rest = replace(effects, enqueued={}, hashes={})
-        self._batches.append(_Kept(n, rest, enqueued, size_bytes, now_s))
+        self._batches.append(_ReplayableBatch(n, rest, enqueued, size_bytes, now_s))
         self._bytes += size_bytes
         self.forget(now_s)
 
@@ -485,7 +485,7 @@ class Writer:
                     self._mirror.admit(n, prepared.records)
             try:
                 await self._sender.send(n, effects, prepared.flat, prepared.size_bytes)
-            except Again:
+            except ReclaimNeeded:
                 self._claimed = 0
                 continue
             except NoReply as error:
@@ -532,7 +532,7 @@ class Writer:
         except StoreError as error:
             confirmed, reason = 0, f": {error.message}"
         if confirmed < replicas:
-            await self._connection.look_up_again()
+            await self._connection.drop_if_movable()
             raise CommitUnknown(
                 f"batch {n} is in {self._options.name}, but only {confirmed} of {replicas} replicas"
                 f" confirmed it within {wait_ms} ms{reason}"
@@ -557,7 +557,7 @@ class Writer:
                 return
             try:
                 await self._claim()
-            except Again:
+            except ReclaimNeeded:
                 self._claimed = 0
             except NoReply as error:
                 if error.silent or lost:

@@ -226,7 +226,7 @@ class PackIndex:
         self._firsts = array("q")
         self._counts = bytearray()
         self._masks: dict[int, int] = {}
-        self._passed = 0
+        self._deleted_entries = 0
         """Number of entries of ``_firsts`` whose packs were deleted."""
         self._young: dict[int, None] = {}
         """Packs that became sparse after the last search."""
@@ -240,7 +240,7 @@ class PackIndex:
                 self._note_sparse(first, count, mask)
 
     def __len__(self) -> int:
-        return len(self._firsts) - self._passed
+        return len(self._firsts) - self._deleted_entries
 
     def split(self, enqueued: dict[int, TaskRow]) -> tuple[list[PackValues], list[TaskRow]]:
         """Divide new tasks into (packs, single rows). Raise StoreError for an id that is already in
@@ -342,10 +342,10 @@ class PackIndex:
         """Forget deleted packs."""
         for first in firsts:
             self._masks[first] = FULL
-            self._passed += 1
+            self._deleted_entries += 1
             self._young.pop(first, None)
             self._old.pop(first, None)
-        if self._passed > 64 and self._passed * 2 > len(self._firsts):
+        if self._deleted_entries > 64 and self._deleted_entries * 2 > len(self._firsts):
             self._squeeze()
 
     @property
@@ -383,4 +383,4 @@ class PackIndex:
         self._firsts = array("q", [self._firsts[i] for i in remaining])
         self._counts = bytearray(self._counts[i] for i in remaining)
         self._masks = {first: mask for first, mask in masks.items() if mask != FULL}
-        self._passed = 0
+        self._deleted_entries = 0

@@ -62,9 +62,9 @@ EXTRAS_BYTES_HEAD = 8_192
 statement's result can contain 1,024 extras."""
 
 _IDS = "(SELECT value FROM json_each(?1))"
-_PAST = "hex(past)"
-_PROGRESS = f"id, grp, state, attempt, at_ms, epoch, {_PAST}"
-_DEAD = f"id, grp, topic, died_ms, attempt, reason, behind_id, {_PAST}"
+_PAST_HEX = "hex(past)"
+_PROGRESS = f"id, grp, state, attempt, at_ms, epoch, {_PAST_HEX}"
+_DEAD = f"id, grp, topic, died_ms, attempt, reason, behind_id, {_PAST_HEX}"
 _SMALL = f"CASE WHEN length(body) <= {BODY_BYTES_INLINE} THEN body END"
 _LARGE = "-"
 _SMALL_EXTRAS = (
@@ -92,7 +92,7 @@ _MOVES = (
     "SELECT (SELECT ifnull(min(batch), 0) FROM move), ifnull(max(batch), 0), {data} FROM"
     " (SELECT batch, data FROM move WHERE batch > ?2 ORDER BY batch)"
 )
-_BOTH = "SELECT * FROM ({moves}), ({rows}), ({packs})"
+_READ_ALL = "SELECT * FROM ({moves}), ({rows}), ({packs})"
 _MOVES_COLUMNS = 3
 _NONE = "[]"
 NOBODY: frozenset[int] = frozenset()
@@ -185,7 +185,7 @@ class Reader:
         """Id → new due time of a packed task; overrides the due times in ``pack`` and ``moved``."""
         self._moves_oldest = self._moves_upto = 0
         """The first and the last batch of these due times."""
-        self._read = _BOTH.format(
+        self._read = _READ_ALL.format(
             moves=moves,
             rows=_READ.format(bodies=join.format(_SMALL)),
             packs=_PACKS.format(
@@ -197,9 +197,9 @@ class Reader:
 
         dues, sizes = join.format(_HEAD_DUE), join.format(_SIZES)
         heads = _packed(_HAS_FEW, dues, _HEAD_TOPICS, _OPTIONS, join.format(_EXTRAS))
-        self._heads = _BOTH.format(moves=moves, rows=heads, packs=_ROW_HEADS)
+        self._heads = _READ_ALL.format(moves=moves, rows=heads, packs=_ROW_HEADS)
         picks = _packed(_HAS_NONE, dues, _HEAD_TOPICS, _PLACES, sizes)
-        self._picks = _BOTH.format(moves=moves, rows=picks, packs=_HISTORY)
+        self._picks = _READ_ALL.format(moves=moves, rows=picks, packs=_HISTORY)
         self._bodies = _BODIES.format(bodies=join.format(_BODY))
 
     def close(self) -> None:
@@ -214,7 +214,7 @@ class Reader:
 
     def read(self, ids: Sequence[int]) -> dict[int, StoredTask]:
         """See ``Store.read``."""
-        tasks = self._at_once(ids) if len(ids) <= IDS_PER_STATEMENT else None
+        tasks = self._read_in_one_statement(ids) if len(ids) <= IDS_PER_STATEMENT else None
         if tasks is not None:
             return tasks
         with snapshot(self._connection):
@@ -224,7 +224,7 @@ class Reader:
         self, ids: Sequence[int], bytes_max: int
     ) -> tuple[dict[int, StoredTask], Sequence[int]]:
         """See ``Store.read_some``. No statement returns more small bodies than ``bytes_max``."""
-        tasks = self._at_once(ids) if len(ids) <= _step(bytes_max) else None
+        tasks = self._read_in_one_statement(ids) if len(ids) <= _step(bytes_max) else None
         if tasks is not None:
             return tasks, ()
         with snapshot(self._connection):
@@ -260,7 +260,7 @@ class Reader:
         heads.keys |= keys
         if extras and any(map(",".__ne__, extras)):
             others = _add_keys(heads.keys, rows[0], extras.split(","))
-            rows = _without(others, *rows)
+            rows = _exclude_tasks(others, *rows)
         _add_columns(heads.plain, *rows)
         if any(map(_NONE.__ne__, history)):
             self._move_to_others(heads, *history)
@@ -287,7 +287,7 @@ class Reader:
             ids, names = list(compress(ids, is_packed)), list(compress(names, is_packed))
             dues_ms = array("q", compress(dues_ms, is_packed))
         if others:
-            ids, plain_ms, names = _without(others, ids, dues_ms, names)
+            ids, plain_ms, names = _exclude_tasks(others, ids, dues_ms, names)
             dues_ms = array("q", plain_ms)
         return ids, array("q", map(moves.get, ids, dues_ms)) if moves else dues_ms, names
 
@@ -380,7 +380,7 @@ class Reader:
         row = self._connection.execute("SELECT * FROM task WHERE id = ?", (task.row.id,))
         return task._replace(row=task_row(*row.fetchone()))
 
-    def _at_once(self, ids: Sequence[int]) -> dict[int, StoredTask] | None:
+    def _read_in_one_statement(self, ids: Sequence[int]) -> dict[int, StoredTask] | None:
         """Read tasks with one statement, which needs no snapshot. Return None if several statements
         are needed."""
         if _are_scattered(ids):
@@ -566,17 +566,17 @@ def _add_keys(keys: dict[int, str], ids: Sequence[int], extras: Sequence[str]) -
     return others
 
 
-def _without(
+def _exclude_tasks(
     others: Collection[int], ids: Sequence[int], dues_ms: Sequence[int], topics: Sequence[str]
 ) -> tuple[Sequence[int], Sequence[int], Sequence[str]]:
     """Return the columns without the tasks of ``others``."""
     if not others:
         return ids, dues_ms, topics
-    is_kept = [task_id not in others for task_id in ids]
+    is_included = [task_id not in others for task_id in ids]
     return (
-        list(compress(ids, is_kept)),
-        list(compress(dues_ms, is_kept)),
-        list(compress(topics, is_kept)),
+        list(compress(ids, is_included)),
+        list(compress(dues_ms, is_included)),
+        list(compress(topics, is_included)),
     )
 
 

@@ -223,7 +223,7 @@ MAKE_SMALL = (
     END""",
 )
 WRITE_SMALL = f"INSERT INTO {SMALL} VALUES ({', '.join('?' * len(_SMALL_COLUMNS))})"
-NOT_NEXT = "SQLITE_CONSTRAINT_TRIGGER"
+NOT_NEXT_BATCH = "SQLITE_CONSTRAINT_TRIGGER"
 """Name of the error that ``WRITE_SMALL`` raises if the batch is not the next one in ``meta``."""
 SMALL_MAX = 32
 """Maximum number of ended tasks, and of records, in a small batch. For larger batches, several

@@ -154,8 +154,8 @@ class HandleReader:
             for ids, dues_ms, topics in self._runs():
                 self._total += len(ids)
                 sample.append(dues_ms[self._total % len(dues_ms)])
-                early = [index for index, due_ms in enumerate(dues_ms) if due_ms <= until_ms]
-                earliest += [(dues_ms[index], ids[index], topics[index]) for index in early]
+                due_indexes = [index for index, due_ms in enumerate(dues_ms) if due_ms <= until_ms]
+                earliest += [(dues_ms[index], ids[index], topics[index]) for index in due_indexes]
                 if len(earliest) >= 4 * chunk:
                     earliest.sort()
                     del earliest[chunk:]
@@ -291,10 +291,10 @@ class _Later:
         for number, bound in enumerate((*self._bounds, None)):
             end = len(handles) if bound is None else bisect_left(handles, bound, start)
             if end > start:
-                self._put(number, handles[start:end])
+                self._add_to_part(number, handles[start:end])
             start = end
 
-    def _put(self, number: int, handles: list[int]) -> None:
+    def _add_to_part(self, number: int, handles: list[int]) -> None:
         try:
             self._parts[number].extend(handles)
         except OverflowError:  # the due time is too far ahead for 64 bits with the index

@@ -399,7 +399,7 @@ class Writer:
             marks = (sql.expected_meta(epoch, owner, n), n, effects.id_mark, effects.position_ms)
             connection.execute(sql.WRITE_SMALL, (*marks, *values, *ends))
         except sqlite3.IntegrityError as error:
-            if error_name(error) != sql.NOT_NEXT:
+            if error_name(error) != sql.NOT_NEXT_BATCH:
                 raise
             if self._is_next(connection, epoch, owner, n):
                 raise StoreError(
