@@ -670,7 +670,7 @@ def report(
     """
     from tickwheel.reports import ReportError
     from tickwheel.reports.session import missing_part
-    from tickwheel.reports.state import last_summary_if_unchanged
+    from tickwheel.reports.state import unchanged_summary
 
     missing = missing_part()
     if missing is not None:
@@ -680,7 +680,7 @@ def report(
     began_s = time.monotonic()
     try:
         settings = _report_settings(history, out, options)
-        summary = last_summary_if_unchanged(settings) or _make(call.out, settings, options)
+        summary = unchanged_summary(settings) or _make(call.out, settings, options)
     except ReportError as error:
         call.out.remark(f"report_failed: {' '.join(str(error).split())}")
         return EXIT_FAILED

@@ -352,7 +352,7 @@ class Summary:
     figures_s: float
 
 
-def last_summary_if_unchanged(settings: ReportSettings) -> Summary | None:
+def unchanged_summary(settings: ReportSettings) -> Summary | None:
     """Return the summary of the last report if a new report would certainly be the same, or
     None."""
     if not is_local(*settings.history, settings.out) or _at(settings, LOCK).exists():
