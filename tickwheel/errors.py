@@ -16,7 +16,7 @@ SHOWN_LENGTH_MAX = 60
 
 
 class _Shown(reprlib.Repr):
-    """Bounds width and depth, because the values come from untrusted clients."""
+    """Limits width and depth, because the values come from untrusted clients."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,15 +35,15 @@ _shown = _Shown()
 
 
 def shown(value: object) -> str:
-    """Return a short form of a value for an error message. Never raise, unlike ``repr``, which
-    raises RecursionError for deeply nested values."""
+    """Return a short representation of a value for an error message. Never raise, unlike ``repr``,
+    which raises RecursionError for deeply nested values."""
     text = _shown.repr(value)
     return text if len(text) <= SHOWN_LENGTH_MAX else text[: SHOWN_LENGTH_MAX - 3] + "..."
 
 
 def text_of(value: object) -> str:
-    """Return the ``str`` of a user's value, ready to send: lone surrogates are escaped, and a
-    ``__str__`` that raises is reported in the text."""
+    """Return the ``str`` of a user's value in a form that can be sent: lone surrogates are escaped,
+    and an error in ``__str__`` is reported in the text."""
     try:
         text = str(value)
     except Exception as problem:
@@ -430,7 +430,7 @@ BY_CODE: dict[str, type[TickwheelError]] = _walk(TickwheelError) | {"internal": 
 
 
 def from_wire(code: str, message: str) -> TickwheelError:
-    """Return the exception for a code from a peer; an unknown code becomes part of the message."""
+    """Return the exception for a code from a peer. An unknown code becomes part of the message."""
     kind = BY_CODE.get(code)
     if kind is None:
         return InternalError(f"{code}: {message}")
@@ -448,7 +448,7 @@ def lacks_extra(what: str, extra: str, missing: str | None) -> BadRequest:
 
 @contextmanager
 def needs_extra(what: str, extra: str) -> Iterator[None]:
-    """Turn a failed import into a BadRequest that names the feature ``what`` and its extra."""
+    """Convert a failed import to a BadRequest that names the feature ``what`` and its extra."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -457,8 +457,8 @@ def needs_extra(what: str, extra: str) -> Iterator[None]:
 
 @contextmanager
 def module_needs_extra(module: str, extra: str) -> Iterator[None]:
-    """Turn a failed import in one of our modules into a ModuleNotFoundError whose single line names
-    the extra to install."""
+    """Convert a failed import in one of our modules to a ModuleNotFoundError with a single line
+    that names the extra to install."""
     try:
         yield
     except ModuleNotFoundError as error:

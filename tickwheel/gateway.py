@@ -42,7 +42,7 @@ from tickwheel.api.bulk import BulkPreview
 from tickwheel.api.frames import FrameType
 from tickwheel.api.groups import MadeGroup
 from tickwheel.api.tasks import indexes_by_shard, rest_key
-from tickwheel.api.verb import Over
+from tickwheel.api.verb import Routing
 from tickwheel.api.verbs import VERBS
 from tickwheel.client import Client
 from tickwheel.client.connection import Trust
@@ -160,7 +160,7 @@ class GatewayClient(Client):
         if verb.name == "preview_bulk":
             return await self._preview(values)
         fields = verb.request_type.to_frame(values)
-        if shards is not None and verb.over is Over.PAGES:
+        if shards is not None and verb.routing is Routing.PAGES:
             return await shards.page(verb, values, None)
         return await self._call(verb, fields, None)
 

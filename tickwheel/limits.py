@@ -1,5 +1,5 @@
-"""The limits of a daemon, which its operations enforce and every transport announces, and the
-delay levels that a task can name instead of a delay."""
+"""The limits of a daemon, which its operations enforce and every transport announces, and the delay
+levels, which a task can name instead of a delay."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ ENCODING_STEPS_MAX = 2
 """Maximum encoding steps of one body, for example compression and encryption."""
 PAUSED_KEYS_MAX = 256
 HELLO_BYTES_MAX = 64 * 1024
-"""Maximum bytes buffered for a connection before its HELLO, and so the maximum size of HELLO. It
-bounds what an unauthenticated peer can make the daemon keep."""
+"""Maximum bytes buffered for a connection before its HELLO, and therefore the maximum size of
+HELLO. It bounds the memory that an unauthenticated peer can use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class Limits:
 
     @classmethod
     def from_wire(cls, value: object) -> Limits:
-        """Return the limits of HELLO's map. Unknown names, which a newer daemon sends, are ignored;
+        """Return the limits in HELLO's map. Unknown names, from a newer daemon, are ignored;
         missing names get their defaults. Raise ProtocolError for an invalid map."""
         if not isinstance(value, Mapping):
             raise ProtocolError("the answer to HELLO has no map of limits")
@@ -109,7 +109,7 @@ _LEVEL = re.compile(r"([0-9]{1,9})([smhd])")
 
 
 def parse_delay_levels(text: str) -> tuple[int, ...]:
-    """Return the delays, in ms, of a text like ``DELAY_LEVELS``. Raise ValueError for an invalid
+    """Return the delays, in ms, in a text like ``DELAY_LEVELS``. Raise ValueError for an invalid
     text."""
     words = text.split()
     if not 0 < len(words) <= DELAY_LEVELS_MAX:
@@ -128,8 +128,8 @@ def parse_delay_levels(text: str) -> tuple[int, ...]:
 
 
 def delay_of_level(levels_ms: Sequence[int], level: int) -> int:
-    """Return the delay, in ms, of ``level``, counted from 1. Levels above the highest have its
-    delay."""
+    """Return the delay, in ms, of ``level``, counted from 1. Higher levels have the delay of the
+    highest level."""
     return levels_ms[min(level, len(levels_ms)) - 1]
 
 

@@ -14,7 +14,7 @@ from support.shard_rig import Peer
 from support.shards import Shards, alone, key_in
 from tickwheel import Client, Task, errors
 from tickwheel.api.frames import FrameType as T
-from tickwheel.api.verb import Over, Verb
+from tickwheel.api.verb import Routing, Verb
 from tickwheel.api.verbs import VERBS
 from tickwheel.gateway import GatewayClient
 from tickwheel.model.values import shard_of
@@ -193,7 +193,8 @@ def test_each_creating_verb_declares_its_home_shard() -> None:
     several = {
         name
         for name, verb in VERBS.items()
-        if verb.over in (Over.BASIS, Over.TURN, Over.TOGETHER, Over.HOME, Over.HOME_LAST)
+        if verb.routing
+        in (Routing.BASIS, Routing.TURN, Routing.TOGETHER, Routing.HOME, Routing.HOME_LAST)
     }
     unique = {name for name, verb in VERBS.items() if verb.unique is not None}
     assert several - NOT_UNIQUE.keys() == unique == RACES.keys() | ELSEWHERE.keys()

@@ -19,7 +19,7 @@ from support.shards import Shards, key_in
 from support.waiting import soon
 from tickwheel import Client, Task, errors
 from tickwheel.api.shapes import Answer
-from tickwheel.api.verb import Over
+from tickwheel.api.verb import Routing
 from tickwheel.api.verbs import VERBS
 from tickwheel.client import merging
 from tickwheel.client import shards as client_shards
@@ -143,7 +143,7 @@ async def result(done: Work, count: int) -> Any:
 
 
 async def test_verbs_answer_the_same_for_one_shard_and_three(verb: str) -> None:
-    assert VERBS[verb].over is not None, f"{verb} does not say which shards it asks"
+    assert VERBS[verb].routing is not None, f"{verb} does not say which shards it asks"
     if verb in ELSEWHERE:
         assert verb not in WORKS
         return
@@ -152,14 +152,14 @@ async def test_verbs_answer_the_same_for_one_shard_and_three(verb: str) -> None:
     assert of_three == of_one
 
 
-ASKED_ALL = (Over.ALL, Over.TURN, Over.HOME, Over.HOME_LAST)
+ASKED_ALL = (Routing.ALL, Routing.TURN, Routing.HOME, Routing.HOME_LAST)
 
 
 def test_each_verb_asked_of_all_shards_has_a_merge_rule() -> None:
-    asked = {n for n, v in VERBS.items() if v.over in ASKED_ALL}
-    by_key = {n for n, v in VERBS.items() if v.over is Over.IDS and v.request is not None}
+    asked = {n for n, v in VERBS.items() if v.routing in ASKED_ALL}
+    by_key = {n for n, v in VERBS.items() if v.routing is Routing.IDS and v.request is not None}
     assert asked | by_key - {"requeue_dead", "delete_dead"} == merging.MERGED.keys()
-    lists = {n for n, v in VERBS.items() if v.over is Over.PAGES}
+    lists = {n for n, v in VERBS.items() if v.routing is Routing.PAGES}
     assert lists == merging.LISTS.keys()
 
 
@@ -531,7 +531,7 @@ async def asked(room: Room, name: str, **values: Any) -> Any:
     """The answer to a verb that no method of a client asks; of a list the page."""
     verb, client = VERBS[name], room.client
     fields, shards = verb.request_type.to_frame(values), await client._know_shards()
-    if shards is not None and verb.over is Over.PAGES:
+    if shards is not None and verb.routing is Routing.PAGES:
         return await shards.page(verb, fields[0], None)
     return await client._call(verb, fields, None)
 

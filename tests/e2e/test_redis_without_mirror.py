@@ -72,7 +72,7 @@ def test_batches_lost_by_redis_are_replayed(daemon: Daemon, server: RedisServer)
         os.truncate(server.log_tail(), size_bytes)
         server.start()
         assert sorted(_pull(raw, 200)) == _bodies(*first, *second)
-    assert "came back older: replaying" in daemon.log_text()
+    assert "came back with older data: replaying" in daemon.log_text()
     assert daemon.alive
 
 
@@ -92,7 +92,7 @@ def test_an_emptied_redis_stops_the_daemon_and_is_restored(
     assert daemon.wait(PATIENCE_S) == 1
     lines = [line for line in daemon.log_text().splitlines()[before:] if "restore" in line]
     assert len(lines) == 1, daemon.log_text()
-    assert "came back empty" in lines[0]
+    assert "has lost its data" in lines[0]
     assert "`tickwheel restore`" in lines[0]
     assert "next start recovers" not in lines[0]
     assert "Traceback" not in daemon.log_text()

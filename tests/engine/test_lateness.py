@@ -298,8 +298,8 @@ def test_every_millisecond_has_the_first_cause_that_covers_it(
         covering = [
             what
             for what in Cause
-            for hold_intervals in made
-            if (interval := hold_intervals.of(what)) is not None and interval[0] <= ms < interval[1]
+            for holds in made
+            if (interval := holds.interval_of(what)) is not None and interval[0] <= ms < interval[1]
         ]
         slow[min(covering, key=list(Cause).index) if covering else Cause.LOOP_BUSY] += 1
     found = shares(from_ms, until_ms, made)

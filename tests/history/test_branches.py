@@ -33,7 +33,7 @@ from tickwheel.history.segments import STATE
 from tickwheel.model.kinds import Effects
 from tickwheel.model.records import Outcome, TaskRow
 from tickwheel.persistence.contract import Evidence, Opened, StoreUnusable
-from tickwheel.persistence.identity import COPY, NEW, Beginning, EpochRecord, Held, begin
+from tickwheel.persistence.identity import COPY, NEW, Beginning, EpochRecord, StoreIdentity, begin
 from tickwheel.persistence.sqlite import SqliteOptions, SqliteStore
 from tickwheel.persistence.sqlite.database import begin_anew, begin_branch, write_meta
 
@@ -270,7 +270,7 @@ def test_a_loss_by_file_operations_is_never_silent(tmp_path: Path, seed: int) ->
 # --- a start -------------------------------------------------------------------------------------
 
 M1, M2, M3, M9 = (EpochRecord(epoch, f"m{epoch}", 10 * epoch) for epoch in (1, 2, 3, 9))
-HELD = Held(M3, "inc", (M1, M2))
+HELD = StoreIdentity(M3, "inc", (M1, M2))
 
 
 def at(began: EpochRecord) -> Evidence:
@@ -296,15 +296,15 @@ def test_a_complete_store_continues(one: Evidence) -> None:
 )
 @pytest.mark.parametrize("branch", ["", COPY])
 def test_an_older_store_needs_an_operators_decision(one: Evidence, branch: str) -> None:
-    held = Held(M3, "inc", (M1, M2), branch)
+    held = StoreIdentity(M3, "inc", (M1, M2), branch)
     with pytest.raises(StoreUnusable, match=r"^s is an older or another store: .*epoch 3 \(m3\)"):
         begin("s", held, [one])
-    permitted = Held(M3, "inc", (M1, M2), NEW)
+    permitted = StoreIdentity(M3, "inc", (M1, M2), NEW)
     assert begin("s", permitted, [one]) == Beginning(max(4, one.epoch + 1), (), "m3", True, True)
 
 
 def test_a_complete_copy_begins_a_new_branch() -> None:
-    held = Held(M3, "inc", (M1, M2), COPY)
+    held = StoreIdentity(M3, "inc", (M1, M2), COPY)
     assert begin("s", held, [at(M3), Evidence("h", 7)]) == Beginning(8, (), "m3", True)
 
 
@@ -355,7 +355,7 @@ def branch_of(tmp_path: Path, epoch: int, mark: str, *starts: Start) -> Branch:
 
 
 def epochs_of(branch: Branch, epochs: range, time_ms: int = 5) -> list[int]:
-    return [one for one in epochs if branch.has({"epoch": one, "time_ms": time_ms})]
+    return [one for one in epochs if branch.includes({"epoch": one, "time_ms": time_ms})]
 
 
 LINE = (Start(1, "a"), Start(2, "b", "a"), Start(3, "c", "b"))

@@ -132,7 +132,7 @@ async def test_a_restore_after_a_clean_stop_is_exact(
     assert before is not None and len(before.rows) > 40 and before.dead and before.progress
     assert after.rows == before.rows
     # In which order they died is not in the history: all of them died before the restore.
-    assert after.dead == {k: row._replace(behind_id=0) for k, row in before.dead.items()}
+    assert after.dead == {k: row._replace(newest_id=0) for k, row in before.dead.items()}
     assert after.groups == before.groups
     assert len(after.small.of_kind(SCHEDULE)) == 2 and after.small.of_kind(
         SCHEDULE

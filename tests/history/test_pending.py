@@ -91,7 +91,7 @@ def test_appended_batches_are_not_taken(tmp_path: Path, folder: Path, length: in
     pending = Pending(folder, 3)
     pending.note(8, b"x" * length)
     pending.note(9, b"nine")
-    pending.kept(8)
+    pending.discard(8)
     assert (folder / f"{PENDING}0").stat().st_size < 1 << 20
     assert take_pending(tmp_path, 0, 4, 9) == [(9, b"nine")]
     pending.close()
@@ -102,7 +102,7 @@ def test_a_shorter_batch_overwrites_a_longer_one(tmp_path: Path, folder: Path) -
     for n, data in ((6, b"a long one"), (8, b"short")):
         pending.note(n, data)
         if n == 6:
-            pending.kept(n)
+            pending.discard(n)
     assert take_pending(tmp_path, 0, 4, 9) == [(8, b"short")]
     pending.close()
 
@@ -126,7 +126,7 @@ def test_disk_errors_are_ignored(
         patched.setattr("tickwheel.history.spool.os.pwritev", full)
         pending.note(8, b"eight")
     assert not pending.is_taken(8)
-    pending.kept(8)
+    pending.discard(8)
     pending.close()
     assert take_pending(tmp_path, 0, 4, 9) == []
     Pending(tmp_path / "nowhere", 3).note(1, b"")

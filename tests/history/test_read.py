@@ -235,7 +235,7 @@ def test_following_survives_a_concurrent_sealing(
         spool.append(n, [enqueued([make_id(n)])])
         writer.follower.step()
         if not n:
-            writer.output.ripen(NOW_MS)
+            writer.output.close_finished(NOW_MS)
     listed = segments.find(tmp_path)
     assert [segment.name.sealed for segment in listed] == [False, False]
     sealer = Sealer()

@@ -19,7 +19,7 @@ from support.engine_recount import recount
 from support.engine_rig import CONFIG, RETRY, Got
 from tickwheel.engine.groups import Original
 from tickwheel.history.lines import Renderer
-from tickwheel.history.past import Plan, ResetScope, fill
+from tickwheel.history.reset_plan import Plan, ResetScope, fill
 from tickwheel.model.kinds import Bulk, BulkState, Selection
 from tickwheel.server.shard.resets import after_of, place_of, wanted_of
 

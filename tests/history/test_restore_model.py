@@ -88,7 +88,7 @@ class RestoreMachine(EngineMachine):
             for at in range(0, len(some), AT_ONCE):
                 self.apply(fold, copy, some[at : at + AT_ONCE], is_old)
         assert fold.unusable == 0
-        left = {i: copy.task(i) for i in copy.tasks if i not in fold.gone}
+        left = {i: copy.task(i) for i in copy.tasks if i not in fold.removed_ids}
         self.compare(left | fold.tasks, fold)
 
     def apply(self, fold: Fold, copy: Copy, some: list[dict[str, Any]], is_old: bool) -> None:
@@ -104,11 +104,11 @@ class RestoreMachine(EngineMachine):
             i: comparable(row) for i, row in rows.tasks.items()
         }
         dead = {(i, g): d for i, task in found.items() for g, d in task.dead.items()}
-        assert {k: d._replace(failures=(), behind_id=0) for k, d in dead.items()} == {
-            k: d._replace(failures=(), behind_id=0) for k, d in rows.dead.items()
+        assert {k: d._replace(failures=(), newest_id=0) for k, d in dead.items()} == {
+            k: d._replace(failures=(), newest_id=0) for k, d in rows.dead.items()
         }
         # Events do not say it; a dead letter that comes from the backup as it was has it.
-        assert all(d.behind_id in (0, rows.dead[k].behind_id) for k, d in dead.items())
+        assert all(d.newest_id in (0, rows.dead[k].newest_id) for k, d in dead.items())
         self.compare_progress(found, fold)
         groups = {row[:2]: row for row in fold.owners.rows()}
         for key, row in rows.groups.items():

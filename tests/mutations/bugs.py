@@ -247,7 +247,7 @@ DELIVERED = (
         "packs-read-by-a-statement-of-their-own",
         "a task that moves from its pack to a row between the two statements is in neither",
         {
-            "Reader._whole": (
+            "Reader._read_whole_packs": (
                 followed(
                     "self._columns",
                     "columns = (*columns[:_ROW_COLUMNS],"
@@ -557,7 +557,7 @@ TOGETHER = (
         "tasks that were refused stand in the history",
         {
             "history/daemon:Recorder.rejoin": (
-                instead("_only(notes.arrivals, accepted)", "notes.arrivals"),
+                instead("_arrivals_of(notes.arrivals, accepted)", "notes.arrivals"),
             ),
         },
         ("tests/server/test_history_service.py::test_a_refused_batch_leaves_no_history",),
@@ -614,7 +614,7 @@ WHICH = (
     Bug(
         "a-branch-that-was-lost-is-restored",
         "a restore applies the events of every branch",
-        {"history/branches:Branch.has": (returning("True"),)},
+        {"history/branches:Branch.includes": (returning("True"),)},
         (BRANCHES + "the_last_served_branch_is_followed",),
     ),
 )

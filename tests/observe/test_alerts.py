@@ -17,7 +17,7 @@ from grafana.boards.events import ANNOTATIONS
 from grafana.rules import FILES, main
 from observe.prometheus import ROOT, RULES
 from observe.test_grafana import promtool
-from tickwheel.model.lateness import DAEMONS_CAUSES, LATE_MS, Cause
+from tickwheel.model.lateness import DAEMON_CAUSES, LATE_MS, Cause
 
 Series = Mapping[str, str]
 PAIR = 'topic="o",group="g"'
@@ -541,7 +541,7 @@ def test_burn_rate_descriptions_are_correct(tmp_path: Path) -> None:
 def test_the_rules_count_the_daemons_causes() -> None:
     text = (RULES / "recording.yml").read_text() + (RULES / "alerts.yml").read_text()
     named = set(re.findall(r"cause[=!]~[\"']([^\"']+)[\"']", text))
-    assert named == {"|".join(DAEMONS_CAUSES)}
+    assert named == {"|".join(DAEMON_CAUSES)}
     assert set(re.findall(r'le="([\d.]+)"', text)) == {f"{LATE_MS / 1000:g}"}
 
 

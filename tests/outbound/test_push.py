@@ -700,7 +700,7 @@ async def test_the_log_is_bounded_in_requests_and_in_bytes() -> None:
         assert LOG_BYTES_MAX - 100_000 < sum(bodies) <= LOG_BYTES_MAX
         assert bodies == sorted(bodies), "the newest keep theirs"
         with pytest.raises(NotFound, match="is no longer kept"):
-            await target.again(target.log[0].number)
+            await target.resend(target.log[0].number)
     finally:
         await http.close()
 

@@ -11,12 +11,12 @@ from tickwheel.model.records import GroupRow, Outcome, ProgressRow, ProgressStat
 from tickwheel.persistence import codec, filling
 from tickwheel.persistence.contract import StoreBroken, StoredTask, StoreError
 from tickwheel.persistence.filling import Filler, copying, new_sqlite, pages
-from tickwheel.persistence.identity import EpochRecord, Held
+from tickwheel.persistence.identity import EpochRecord, StoreIdentity
 from tickwheel.persistence.memory import MemoryStore
 from tickwheel.persistence.sqlite import SqliteStore
 
 OWNER = "filler"
-HELD = Held(EpochRecord(7, "mark", 12), "incarnation")
+HELD = StoreIdentity(EpochRecord(7, "mark", 12), "incarnation")
 
 
 def task(task_id: int, body: bytes = b"") -> StoredTask:
@@ -38,8 +38,8 @@ class Noted(MemoryStore):
 async def test_filling_batches_are_bounded_and_set_the_marks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(filling, "ROWS_A_BATCH", 3)
-    monkeypatch.setattr(filling, "BYTES_A_BATCH", 10)
+    monkeypatch.setattr(filling, "ROWS_PER_BATCH", 3)
+    monkeypatch.setattr(filling, "BYTES_PER_BATCH", 10)
     renewed: list[int] = []
 
     async def renew() -> None:
@@ -113,7 +113,7 @@ async def test_a_copy_never_replaces_a_file(tmp_path: Path) -> None:
 
 
 def test_records_are_copied_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(codec, "ROWS_A_BATCH", 2)
+    monkeypatch.setattr(codec, "ROWS_PER_BATCH", 2)
     rows = [GroupRow("t", str(n), 0) for n in range(5)]
     records: dict[RecordKey, object] = {(GROUP, GROUP.key(row)): row for row in rows}
     parts = list(codec.in_batches(records))

@@ -116,14 +116,14 @@ async def test_which_records_are_there(subject: Subject, siblings: Siblings) -> 
     there: list[RecordKey] = [(kind, kind.key(row)) for kind, row in rows.items()]
     await subject.commit(Effects(records=dict(zip(there, rows.values(), strict=True))))
     absent: list[RecordKey] = [(SCHEDULE, "nobody has this"), (CLAIM, there[0][1])]
-    assert list(await siblings.have(2, [*there, *absent])) == [True, True, True, False, False]
+    assert list(await siblings.contains(2, [*there, *absent])) == [True, True, True, False, False]
 
 
 @pytest.mark.parametrize("at_once", [100, 10_000])
 async def test_many_rows(
     subject: Subject, siblings: Siblings, monkeypatch: pytest.MonkeyPatch, at_once: int
 ) -> None:
-    monkeypatch.setattr(redis_siblings, "ROWS_A_SCAN", at_once)
+    monkeypatch.setattr(redis_siblings, "ROWS_PER_SCAN", at_once)
     many = [GroupRow("t", f"g{n}", 0, None, 0, n) for n in range(1, 3_001)]
     await subject.commit(numbered(3_000, *many))
     counter, rows = await siblings.settings(2, None)
@@ -293,7 +293,7 @@ async def test_changes_during_a_scan_are_read_again(
     await subject.open()
     siblings = open_siblings(shard_url(redis_server.url(), 0))
     assert siblings is not None
-    monkeypatch.setattr(redis_siblings, "ROWS_A_SCAN", 1)  # there are more records than that
+    monkeypatch.setattr(redis_siblings, "ROWS_PER_SCAN", 1)  # there are more records than that
     scan, changes = redis_siblings._scan, [2]
 
     async def busy_scan(line: Connection, records: bytes) -> list[GroupRow]:

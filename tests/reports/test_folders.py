@@ -170,9 +170,9 @@ def test_a_report_of_two_nodes_equals_one_history(
     assert report.rows["quarantine"] == []
     for name in ("by_topic", "by_hour", "backlog", "stuck", "attempts", "reasons", "peaks", "slo"):
         assert report.rows[name] == whole_story.rows[name], name
-    assert state.still_holds(settings) is not None
+    assert state.unchanged_summary(settings) is not None
     # What is left out is said, also when nothing else has changed.
-    said = state.still_holds(replace(settings, history=(str(a),)))
+    said = state.unchanged_summary(replace(settings, history=(str(a),)))
     assert said is not None and said.left_out == [str(archive), str(b)]
     together = tmp_path / "together"
     for folder in (b, a):

@@ -16,7 +16,7 @@ from reports.conftest import CHOSEN
 from support.story import story, write
 from tickwheel.cli.app import app
 from tickwheel.reports import ReportSettings, session, state
-from tickwheel.reports.state import still_holds
+from tickwheel.reports.state import unchanged_summary
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -40,7 +40,7 @@ def settings(kept: Report, tmp_path: Path) -> ReportSettings:
 
 
 def test_the_last_report_is_reused_without_changes(kept: Report, settings: ReportSettings) -> None:
-    found = still_holds(settings)
+    found = unchanged_summary(settings)
     assert found is not None
     said = kept.summary()
     assert found.topics == said.topics == kept.rows["by_topic"]
@@ -110,9 +110,9 @@ def write_figures(settings: ReportSettings) -> None:
 def test_any_changed_file_makes_a_new_report(
     settings: ReportSettings, change: Callable[[ReportSettings], None]
 ) -> None:
-    assert still_holds(settings)
+    assert unchanged_summary(settings)
     change(settings)
-    assert still_holds(settings) is None
+    assert unchanged_summary(settings) is None
 
 
 @pytest.mark.parametrize(
@@ -131,10 +131,12 @@ def test_any_changed_option_makes_a_new_report(
 
     if "slos" in other:
         other = {"slos": tuple(Slo(*slo) for slo in other["slos"])}
-    assert still_holds(ReportSettings(settings.history, settings.out, **CHOSEN | other)) is None
+    assert (
+        unchanged_summary(ReportSettings(settings.history, settings.out, **CHOSEN | other)) is None
+    )
     # How much is loaded at a time says nothing about the result.
     same = ReportSettings(settings.history, settings.out, **CHOSEN, batch_bytes=99)
-    assert still_holds(same)
+    assert unchanged_summary(same)
 
 
 def test_any_changed_version_makes_a_new_report(
@@ -144,13 +146,13 @@ def test_any_changed_version_makes_a_new_report(
     copy = tmp_path / "reports"
     shutil.copytree(Path(state.__file__).parent, copy, ignore=shutil.ignore_patterns("__pycache__"))
     monkeypatch.setattr(state, "files", lambda name: copy)
-    assert still_holds(settings)
+    assert unchanged_summary(settings)
     for part in ("assets/report.css", "metrics.py"):
         text = (copy / part).read_text()
         (copy / part).write_text(text.replace(" ", "  ", 1))
-        assert still_holds(settings) is None
+        assert unchanged_summary(settings) is None
         (copy / part).write_text(text)
-        assert still_holds(settings)
+        assert unchanged_summary(settings)
 
 
 def test_a_failed_run_invalidates_the_last_report(
@@ -166,18 +168,20 @@ def test_a_failed_run_invalidates_the_last_report(
         """Which figures there are decides nothing, and one is soon made."""
         return {"by_topic": job.Figure([{"topic": "t"}], "topic string")}, ["t"]
 
-    assert still_holds(settings)
+    assert unchanged_summary(settings)
     monkeypatch.setattr(job, "figures", one)
     monkeypatch.setattr(job, "csv_text", failing)
     with pytest.raises(session.ReportError, match="no space"):
         job.run(spark, settings)
     assert not (Path(settings.table) / state.REPORT).exists()
-    assert still_holds(settings) is None
+    assert unchanged_summary(settings) is None
 
 
 def test_remote_files_are_left_to_spark(settings: ReportSettings) -> None:
     assert (
-        still_holds(ReportSettings((f"file://{settings.history[0]}",), settings.out, **CHOSEN))
+        unchanged_summary(
+            ReportSettings((f"file://{settings.history[0]}",), settings.out, **CHOSEN)
+        )
         is None
     )
 

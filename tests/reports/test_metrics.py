@@ -307,7 +307,7 @@ def test_the_slowest_keys_of_each_quarter_are_listed(spark: SparkSession) -> Non
         closed, "task_id LONG, topic STRING, `group` STRING, key STRING, came_due_ms LONG, "
         "acked_ms LONG, deliveries LONG",
     )  # fmt: skip
-    found = sorted(rows(rollups.slow(frame, kept=2), "took_ms", "key", "task_id", "quarter_ms"))
+    found = sorted(rows(rollups.slow(frame, limit=2), "took_ms", "key", "task_id", "quarter_ms"))
     assert found == [
         (9, "later", 5, T0 + HOUR), (50, "next", 4, T0), (900, "worst", 1, T0),
     ]  # fmt: skip

@@ -9,7 +9,7 @@ import pytest
 from tickwheel.cli.history import show_report
 from tickwheel.cli.output import Output
 from tickwheel.reports import ReportSettings
-from tickwheel.reports.page import newest, whole_days
+from tickwheel.reports.page import newest, with_topic_counts_by_day
 from tickwheel.reports.state import Summary
 
 
@@ -29,19 +29,19 @@ def test_enqueued_tasks_are_shown_for_each_group() -> None:
         day("11-22", "orders", "mail", delivered=11),
         day("11-22", "news", "", enqueued=3),
     ]
-    assert whole_days(rows) == [
+    assert with_topic_counts_by_day(rows) == [
         day("11-21", "orders", "billing", enqueued=10, delivered=9),
         day("11-22", "orders", "billing", enqueued=12, enqueued_change=0.2, delivered=12,
             delivered_change=0.3),
         day("11-22", "orders", "mail", enqueued=12, enqueued_change=0.2, delivered=11),
         day("11-22", "news", "", enqueued=3),
     ]  # fmt: skip
-    assert newest(whole_days(rows)) == [whole_days(rows)[1]]
+    assert newest(with_topic_counts_by_day(rows)) == [with_topic_counts_by_day(rows)[1]]
 
 
 def test_a_day_on_which_a_topic_was_only_enqueued_to_stays() -> None:
     rows = [day("11-21", "orders", "", enqueued=10), day("11-22", "orders", "g", delivered=1)]
-    assert whole_days(rows) == rows
+    assert with_topic_counts_by_day(rows) == rows
 
 
 def test_the_summary_has_enqueued_tasks_per_group(

@@ -517,7 +517,7 @@ class NodeSiblings:
         except Unanswered:
             raise StoreAway("the store does not answer") from None
 
-    async def have(self, shard: int, keys: Sequence[RecordKey]) -> Sequence[bool]:
+    async def contains(self, shard: int, keys: Sequence[RecordKey]) -> Sequence[bool]:
         line = self._lines[shard]
 
         def look() -> Sequence[bool]:

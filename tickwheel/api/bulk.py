@@ -20,19 +20,19 @@ from tickwheel.api.kinds import (
 )
 from tickwheel.api.shapes import Answer, Request, maybe_when, when
 from tickwheel.api.tasks import MOVES, PAGE, STATES, AnyMoveFields, LetterPlace
-from tickwheel.api.verb import Audit, Home, Method, Need, Of, Over, Right, Unique, Verb
+from tickwheel.api.verb import Audit, Home, Method, Need, Of, Right, Routing, Unique, Verb
 
 EXAMPLES_MAX: Final = 10
 TIME_MS_MAX: Final = 2**53 - 1
 RATE_OF_CHANGES: Final = Number("changes a second", 0.001, 1_000_000.0)
 SAME: Final = (
-    "Your id for the bulk operation. Repeating the same request with it has no further effect;"
-    " another request with it is a Conflict. By default a random id."
+    "Your id for the bulk operation. Repeating the same request with this id has no further"
+    " effect; a different request with it raises Conflict. By default a random id."
 )
 
 
 class SelectionFields(Request):
-    """A selection means all tasks of a topic that satisfy every named field."""
+    """A selection of all tasks of a topic that satisfy every field that is set."""
 
     tags: Annotated[str | None, Text(2_048), 'Only tasks with one of these tags: "eu || uk".'] = (
         None
@@ -52,13 +52,13 @@ class SelectionFields(Request):
 
 
 class TaskSelectionFields(SelectionFields):
-    """A selection of tasks can also name a state."""
+    """A selection of tasks, which can also name a state."""
 
     state: Annotated[str | None, STATES, "Only tasks in this state."] = None
 
 
 class DeadSelectionFields(SelectionFields):
-    """A selection of dead letters can also name a group and a reason."""
+    """A selection of dead letters, which can also name a group and a reason."""
 
     group: Annotated[str | None, NAME, "Only dead letters of this group."] = None
     reason: Annotated[
@@ -90,7 +90,7 @@ def options_of(kind: str) -> tuple[str, ...]:
 
 
 class BulkFields(AnySelectionFields, AnyMoveFields):
-    """The action of a bulk operation and its selection of tasks or dead letters of a topic."""
+    """The action of a bulk operation, and its selection of tasks or dead letters of a topic."""
 
     topic: Annotated[str, NAME, "The topic."]
     kind: Annotated[str, KINDS, "The action."]
@@ -152,7 +152,7 @@ class BulkInfo(Answer):
     changed: Annotated[int, "How many of them it has changed."]
     refused: Annotated[
         Mapping[str, int],
-        "How many matched and were not changed, by reason.",
+        "How many of them matched and were not changed, by reason.",
     ]
     made_ms: Annotated[int, Moment(), "When it was created, in milliseconds since 1970."] = 0
     by: Annotated[str, "Who created it."] = ""
@@ -178,13 +178,13 @@ class BulkList(Answer):
 
 
 class BulkPreview(Answer):
-    """The result of a dry run of a bulk operation; with ``next``, one part of the result."""
+    """The result of a dry run of a bulk operation, or one part of the result if ``next`` is set."""
 
     looked_at: Annotated[int, "How many tasks or dead letters were examined."]
     matched: Annotated[int, "How many of them match the selection."]
     refused: Annotated[
         Mapping[str, int],
-        "How many match and would not be changed, by reason.",
+        "How many of them match and would not be changed, by reason.",
     ]
     examples: Annotated[tuple[int, ...], IDS, "The ids of the first tasks that would be changed."]
     until_id: Annotated[
@@ -222,17 +222,17 @@ VERBS: Final = (
          "Change all matching tasks of a topic", "", FrameType.BULK_MAKE,
          path="POST /v1/bulk", tag=_TAG, status=201,
          errors=(*_UNKNOWN, "conflict", "due_too_far"), audit=Audit.ALWAYS, changes=True,
-         over=Over.TURN, unique=Unique("id", Home.FIRST)),
+         routing=Routing.TURN, unique=Unique("id", Home.FIRST)),
     Verb("preview_bulk", BulkTrial, BulkPreview, Need(Right.READ, Of.NAMED),
          "Preview a bulk operation", "", FrameType.BULK_PREVIEW,
          path="POST /v1/bulk-previews", tag=_TAG, errors=(*_UNKNOWN, "due_too_far"),
-         prompt=False, over=Over.EACH),
+         prompt=False, routing=Routing.EACH),
     Verb(
         "list_bulk", BulkPage, BulkList, Need(Right.READ, Of.FOUND),
         "List bulk operations, the newest first", "Return bulk operations, the newest first.",
         FrameType.BULK_LIST, path="GET /v1/bulk", tag=_TAG, errors=_UNKNOWN, prompt=False,
         pages="bulk", methods=(Method("list_bulk"),),
-        over=Over.PAGES,
+        routing=Routing.PAGES,
     ),
     Verb(
         "show_bulk", BulkName, BulkInfo, Need(Right.READ, Of.FOUND),
@@ -240,7 +240,7 @@ VERBS: Final = (
         "Return one bulk operation and its progress. Raise NotFound if there is none.",
         FrameType.BULK, "show", path=f"GET {_PATH}", tag=_TAG, errors=_UNKNOWN,
         methods=(Method("show_bulk"),), command="bulk show BULK",
-        over=Over.ALL,
+        routing=Routing.ALL,
     ),
     Verb(
         "cancel_bulk", BulkName, BulkInfo, Need(Right.OPERATE, Of.FOUND),
@@ -250,6 +250,6 @@ VERBS: Final = (
         FrameType.BULK, "cancel", path=f"DELETE {_PATH}", tag=_TAG, errors=_UNKNOWN,
         audit=Audit.ALWAYS, changes=True, methods=(Method("cancel_bulk"),),
         command="bulk cancel BULK",
-        over=Over.TURN,
+        routing=Routing.TURN,
     ),
 )  # fmt: skip

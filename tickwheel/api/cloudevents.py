@@ -2,7 +2,7 @@
 
 Sources: CloudEvents 1.0.2, sections 3 (context attributes) and 4 (types); HTTP protocol binding
 1.0.2, section 3.1.3.2 (header values). The HTTP port reads events by these rules, and the push
-target writes events by them. This module knows no task and no transport.
+target writes events by them. This module does not know tasks or transports.
 """
 
 from __future__ import annotations
@@ -63,11 +63,11 @@ _FORMS: Final[Mapping[str, tuple[Callable[[str], object], str]]] = {
     "dataschema": (_URI.fullmatch, "a URI with its scheme"),
     "time": (is_time, "a time of RFC 3339"),
 }
-"""Attribute of the specification → (check of its text, its form in words)."""
+"""Attribute of the specification → (check of its text, description of the valid form)."""
 
 
 def wrong_with(name: str, value: object) -> str | None:
-    """Return why an attribute is not valid, or None if it is."""
+    """Return why an attribute is not valid, or None if it is valid."""
     if not _NAME.fullmatch(name):
         return f"the name of the event's attribute {shown(name)} must consist of a-z and 0-9"
     if name in ("data", "data_base64"):

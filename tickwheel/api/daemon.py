@@ -1,4 +1,5 @@
-"""The daemon itself: counts, load, status, topics, consumers, history, backups, restores."""
+"""Verbs on the daemon itself: counts, load, status, topics, consumers, history, backups,
+restores."""
 
 from __future__ import annotations
 
@@ -26,11 +27,11 @@ from tickwheel.api.policies import IfPending, Retry
 from tickwheel.api.schedules import NamesPage
 from tickwheel.api.shapes import Answer, Request, called, when
 from tickwheel.api.tasks import PAGE, ListedOptions
-from tickwheel.api.verb import Audit, Home, Method, Need, Of, Over, Right, Unique, Verb
+from tickwheel.api.verb import Audit, Home, Method, Need, Of, Right, Routing, Unique, Verb
 from tickwheel.limits import ID_MAX, SHARDS_MAX
 
 LOAD_STEPS_MAX: Final = 1_440
-"""Maximum spans in one answer of ``load``: a day of minutes."""
+"""Maximum number of spans in one answer of ``load``: a day of minutes."""
 FILE_NAME: Final = Text()
 UNKNOWN: Final = "unknown"
 """The state of a daemon that is too old to report its state."""
@@ -47,8 +48,8 @@ class Nothing(Request):
 
 
 class LoadSpans(Request):
-    """The request asks for ``steps`` spans of ``step_ms`` from ``from_ms`` on. The operation checks
-    the bounds that follow from the daemon's tick."""
+    """The request asks for ``steps`` spans of ``step_ms`` from ``from_ms`` on. The daemon also
+    checks bounds that depend on its tick."""
 
     from_ms: Annotated[int | None, Moment(), "The start of the first span; by default now."] = (
         called("since")
@@ -60,7 +61,7 @@ class LoadSpans(Request):
 
 
 class ConsumersPage(Request):
-    """The request asks for consumers, of a topic or a group."""
+    """The request asks for consumers, optionally only of a topic or a group."""
 
     topic: Annotated[str | None, NAME, "Only consumers of this topic."] = None
     group: Annotated[str | None, NAME, "Only consumers of this group."] = None
@@ -180,12 +181,12 @@ class GroupStats(Counted):
     since_ms: Annotated[
         int,
         Moment(),
-        "The group is owed tasks due from this moment on, and tasks enqueued since it was created;"
+        "The group gets tasks due from this moment on, and tasks enqueued since it was created;"
         " 0 means all stored tasks.",
     ] = 0
     unused_ms: Annotated[
         int | None,
-        "How long the group has been unused, in milliseconds, once that is long enough to mention.",
+        "How long the group has been unused, in milliseconds; None if it was used recently.",
     ] = None
     replay: Annotated[
         Replay | None,
@@ -199,7 +200,8 @@ class GroupStats(Counted):
         "The delay before a failed task of an order key is tried again, in milliseconds.",
     ] = None
     order_attempts: Annotated[
-        int | None, "Failed attempts of a task of an order key until order_failure applies."
+        int | None,
+        "Number of failed attempts of a task of an order key until order_failure applies.",
     ] = None
     order_failure: Annotated[
         str | None, 'The action after order_attempts: "hold", "dead" or "retry".'
@@ -250,7 +252,7 @@ class Stats(Answer):
     tick_ms: Annotated[int, "The length of a slot, in milliseconds."] = 0
     slot: Annotated[int, "The wheel's current slot."] = 0
     position_ms: Annotated[
-        int, Moment(), "The moment up to which the wheel has turned, in milliseconds since 1970."
+        int, Moment(), "The moment that the wheel has reached, in milliseconds since 1970."
     ] = 0
     scheduled: Annotated[int, "Number of scheduled tasks."]
     ready: Annotated[int, "Number of (task, group) pairs that are due and not delivered."]
@@ -319,7 +321,7 @@ class Status(Answer):
     since_ms: Annotated[int, Moment(), "When its role began."] = 0
     active: Annotated[
         Active | None,
-        "The active daemon, if it knows one. The active daemon itself answers itself or None.",
+        "The active daemon, if it is known. The active daemon answers with itself or None.",
     ] = None
     standbys: Annotated[Sequence[dict[str, Any]], "The standby daemons that it knows."] = ()
     shard: Annotated[int, "The number of the shard: its index in ``shards``."] = 0
@@ -333,12 +335,12 @@ class Status(Answer):
     store_ok: Annotated[bool, "Whether the store accepts writes."]
     durability: Annotated[
         str | None,
-        "The failures that a confirmed task survives, for people; None without an open store.",
+        "The failures that a confirmed task survives, for people; None if no store is open.",
     ] = None
     mirror: Annotated[
         bool | None,
-        "Whether the active daemon keeps all records in memory and rewrites them to a Redis that"
-        " lost them; None if its store is not Redis.",
+        "Whether the active daemon keeps all records in memory, and writes them again if Redis"
+        " loses them; None if its store is not Redis.",
     ] = None
     now_ms: Annotated[int, Moment(), "The daemon's clock, in milliseconds since 1970."]
     uptime_s: Annotated[float, "The time since the daemon started, in seconds."]
@@ -348,7 +350,7 @@ class Status(Answer):
     ] = None
     statuses: Annotated[
         Sequence[dict[str, Any]],
-        "Over the HTTP of all shards: the status of each shard, with ``shard``, ``url`` and"
+        "Routing the HTTP API of all shards: the status of each shard, with ``shard``, ``url`` and"
         " ``reachable``. If a shard is unreachable, its ``state`` is ``unreachable``, and ``error``"
         " and ``message`` give the reason. The fields outside this list then describe all shards:"
         " ``state`` is the worst state and ``detail`` names its shard; sizes and loaded tasks are"
@@ -470,7 +472,7 @@ class RestoreList(Answer):
 
 
 class Trouble(Answer):
-    """A present problem, in words."""
+    """A current problem, in words."""
 
     level: Annotated[str, Choice("str", "error", "warning", "note"), "The severity."]
     text: Annotated[str, "The problem, in a sentence."]
@@ -515,8 +517,8 @@ class Overview(Answer):
         dict[str, int],
         "Lateness of first deliveries since the start; ``recent_…`` covers about the last minute.",
     ]
-    troubles: Annotated[list[Trouble], "Present problems, the worst first."]
-    troubles_left_out: Annotated[int, "How many more problems there are."]
+    troubles: Annotated[list[Trouble], "Current problems, the worst first."]
+    troubles_left_out: Annotated[int, "How many further problems there are."]
 
 
 class GroupLag(Answer):
@@ -568,10 +570,8 @@ class TaskOutline(ListedOptions, Answer):
     ]
     attempts: Annotated[int, "How many times the task was delivered."]
     topic: Annotated[str | None, NAME, "The topic of the task."] = None
-    schedule: Annotated[str | None, "The schedule that made the task; None if no schedule did."] = (
-        None
-    )
-    reason: Annotated[str | None, "The reason of the last failure; None if no attempt failed."] = (
+    schedule: Annotated[str | None, "The schedule that created the task, or None."] = None
+    reason: Annotated[str | None, "The reason for the last failure; None if no attempt failed."] = (
         None
     )
     body: Annotated[
@@ -595,72 +595,72 @@ _ANY, _FOUND = Need(Right.READ, Of.ANY), Need(Right.READ, Of.FOUND)
 _NAMED, _ADMIN = Need(Right.READ, Of.NAMED), Need(Right.ADMIN, Of.ANY)
 _DAEMON, _CONSOLE, _TOPICS, _UNKNOWN = "daemon", "console", "topics", ("not_found",)
 BACKUP_S: Final = 600.0
-"""Seconds that the answer of a backup may take in addition to the usual time."""
+"""Number of seconds that the answer to a backup may take in addition to the usual time."""
 RESTORE_STOP_S: Final = 10.0
-"""Seconds until a restore that does not stop is killed."""
+"""Number of seconds until a restore that does not stop is killed."""
 
 VERBS: Final = (
     Verb("ping", Nothing, None, None, "Check that the daemon answers", frame=FrameType.PING,
-         standby=True, over=Over.ONE),
+         standby=True, routing=Routing.ONE),
     Verb("status", Nothing, Status, None, "Role, state, store",
          "Return the daemon's role and state, and when its role began. For a daemon that is not"
          " active, use ``status_at``.",
          FrameType.STATUS, path="GET /v1/status", tag=_DAEMON, standby=True,
-         methods=(Method("status"),), over=Over.ONE),
-    Verb("stats", Nothing, Stats, _FOUND, "Counts", "Return the daemon's present counts.",
+         methods=(Method("status"),), routing=Routing.ONE),
+    Verb("stats", Nothing, Stats, _FOUND, "Counts", "Return the daemon's current counts.",
          FrameType.STATS, path="GET /v1/stats", tag=_DAEMON, methods=(Method("stats"),),
-         over=Over.ALL),
+         routing=Routing.ALL),
     Verb("load", LoadSpans, Load, _ANY, "How many tasks are due in each span of time",
          "Return how many tasks the wheel has for each of ``steps`` spans of ``step``. The first"
          " begins at ``since``, rounded down to a multiple of ``step``. Raise BadRequest if a value"
          " is out of range.",
          FrameType.LOAD, path="GET /v1/load", tag=_DAEMON, methods=(Method("load"),),
-         over=Over.ALL),
+         routing=Routing.ALL),
     Verb("list_topics", NamesPage, TopicList, _FOUND, "List topics with their counts",
          frame=FrameType.TOPIC_LIST, path="GET /v1/topics", tag=_TOPICS, prompt=False,
-         pages="topics", over=Over.PAGES),
+         pages="topics", routing=Routing.PAGES),
     Verb("show_topic", OfTopic, TopicStats, _NAMED, "One topic",
          frame=FrameType.TOPIC_SHOW, path="GET /v1/topics/{topic}", tag=_TOPICS, errors=_UNKNOWN,
-         over=Over.ALL),
+         routing=Routing.ALL),
     Verb("consumers", ConsumersPage, Consumers, _FOUND, "List connected consumers",
          "Return each subscription and each waiting pull, in the order in which their clients"
          " connected, optionally only of a topic or a group.",
          FrameType.CONSUMER_LIST, path="GET /v1/consumers", tag=_CONSOLE, prompt=False,
-         pages="consumers", methods=(Method("list_consumers"),), over=Over.PAGES),
-    Verb("overview", Nothing, Overview, _ANY, "The wheel, counts and present problems",
-         "Return the wheel, counts, and present problems in words (``troubles``), the worst first.",
+         pages="consumers", methods=(Method("list_consumers"),), routing=Routing.PAGES),
+    Verb("overview", Nothing, Overview, _ANY, "The wheel, counts and current problems",
+         "Return the wheel, counts, and current problems in words (``troubles``), the worst first.",
          frame=FrameType.OVERVIEW, path="GET /v1/overview", tag=_CONSOLE, prompt=False,
-         methods=(Method("overview"),), over=Over.ALL),
+         methods=(Method("overview"),), routing=Routing.ALL),
     Verb("group_lag", OfGroup, GroupLag, _NAMED, "How far a group was behind in the last hour",
          frame=FrameType.GROUP_LAG, path="GET /v1/topics/{topic}/groups/{group}/lag", tag=_CONSOLE,
-         errors=_UNKNOWN, over=Over.ALL),
+         errors=_UNKNOWN, routing=Routing.ALL),
     Verb("task_history", OfTask, TaskHistory, _FOUND, "The history of a task",
          "Return the events of a task from the history, in order. The newest events can be missing"
          " for a moment.",
          frame=FrameType.TASK_HISTORY, path="GET /v1/tasks/{id}/history", tag=_CONSOLE,
-         prompt=False, methods=(Method("task_history"),), over=Over.ALL),
+         prompt=False, methods=(Method("task_history"),), routing=Routing.ALL),
     Verb("history_tasks", HistoryPage, FoundTasks, _FOUND,
-         "Search the history for tasks, also finished ones, by key, topic and time",
+         "Search the history for tasks, including finished tasks, by key, topic and time",
          frame=FrameType.HISTORY_LIST, path="GET /v1/history/tasks", tag=_CONSOLE, prompt=False,
-         over=Over.ALL),
+         routing=Routing.ALL),
     Verb("report", Nothing, None, _ANY, "The page of the last report"),
     Verb("backup", BackupName, Backup, _ADMIN, "Copy the store to a new file",
          "Copy the store of the running daemon to a new file ``name`` in its backup folder.",
          FrameType.BACKUP, path="POST /v1/backups", tag=_DAEMON, status=201,
          errors=("conflict",), audit=Audit.ALWAYS, prompt=False, repeat=False, extra_s=BACKUP_S,
-         methods=(Method("backup"),), over=Over.TURN, unique=Unique("name", Home.FIRST)),
+         methods=(Method("backup"),), routing=Routing.TURN, unique=Unique("name", Home.FIRST)),
     Verb("restore", NewRestore, Restore, _ADMIN,
          "Restore a backup and the history since then into a new file", frame=FrameType.RESTORE,
          path="POST /v1/restores", tag=_DAEMON, status=202, errors=("not_found", "conflict"),
-         audit=Audit.ALWAYS, prompt=False, repeat=False, over=Over.TOGETHER,
+         audit=Audit.ALWAYS, prompt=False, repeat=False, routing=Routing.TOGETHER,
          unique=Unique("id", Home.ALL)),
     Verb("list_restores", Nothing, RestoreList, _ANY, "List the newest restores",
-         frame=FrameType.RESTORE_LIST, path="GET /v1/restores", tag=_DAEMON, over=Over.ALL),
+         frame=FrameType.RESTORE_LIST, path="GET /v1/restores", tag=_DAEMON, routing=Routing.ALL),
     Verb("show_restore", RestoreId, Restore, _ANY, "Show the progress of a restore",
          frame=FrameType.RESTORE_SHOW, path="GET /v1/restores/{id}", tag=_DAEMON, errors=_UNKNOWN,
-         over=Over.ALL),
+         routing=Routing.ALL),
     Verb("cancel_restore", RestoreId, Restore, _ADMIN, "Cancel a restore and remove its file",
          frame=FrameType.RESTORE_CANCEL, path="DELETE /v1/restores/{id}", tag=_DAEMON,
          errors=_UNKNOWN, audit=Audit.ALWAYS, prompt=False, extra_s=RESTORE_STOP_S,
-         over=Over.ALL),
+         routing=Routing.ALL),
 )  # fmt: skip

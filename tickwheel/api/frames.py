@@ -2,7 +2,7 @@
 
 ``docs/protocol.md`` specifies the layout of each frame and the meaning of each word (tests
 compare); ``protocol.py`` encodes them. Invariant: a number never changes its meaning. Type checkers
-find misspelt words. A newer daemon can answer words that are not listed here.
+find misspelt words. A newer daemon can answer with words that are not listed here.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Literal
 PROTOCOL_VERSION = 1
 DEFAULT_PORT = 7355
 REQUEST_MAX = 2**53 - 1
-"""Highest request number. Numbers of every language represent it exactly."""
+"""Highest request number. Every language can represent it exactly."""
 SESSION_BYTES = 16
 
 
@@ -115,7 +115,7 @@ class FrameType(IntEnum):
 
 # --- words --------------------------------------------------------------------------------------
 
-# The end of a task that can no longer be settled or changed.
+# How a task ended that can no longer be settled or changed.
 Ended = Literal["acked", "cancelled", "deleted", "expired", "filtered", "gone", "unknown"]
 
 AckWord = Ended | Literal["done", "dead", "stale"]

@@ -30,12 +30,12 @@ from tickwheel.api.kinds import (
 from tickwheel.api.policies import IfPending, Retry
 from tickwheel.api.shapes import REQUIRED, Answer, Request, called, maybe_when, place, when
 from tickwheel.api.tasks import TaskOutcome, Value
-from tickwheel.api.verb import Audit, Home, Method, Need, Of, Over, Right, Unique, Verb
+from tickwheel.api.verb import Audit, Home, Method, Need, Of, Right, Routing, Unique, Verb
 from tickwheel.model.values import FILTER_LENGTH_MAX
 
 ORDER_ATTEMPTS_MAX: Final = 1_000_000
 FAIR_BY_LENGTH_MAX: Final = 255
-"""Maximum characters of ``fair_by``, which is also the maximum of a property's name."""
+"""Maximum characters of ``fair_by``, and also of a property's name."""
 LIMIT_EACH_MAX: Final = 1_000_000
 RATE_MIN: Final = 1e-6
 RATE_MAX: Final = 1_000_000_000.0
@@ -47,9 +47,9 @@ FAILURES: Final = Choice("OrderFailure", "dead", "hold", "retry")
 DELIVERIES: Final = Number("deliveries a second", RATE_MIN, RATE_MAX)
 FILTER_TEXT: Final = Text(FILTER_LENGTH_MAX, "FILTER_LENGTH_MAX")
 SET_OTHERWISE: Final = " is set otherwise: "
-"""Part of the message when a consumer's settings differ from those of its group."""
+"""Part of the message if a consumer's settings differ from those of its group."""
 TO_CHANGE: Final = "; to change it: "
-"""Part of the message in front of the command that resolves the conflict."""
+"""Part of the message that precedes the command that resolves the conflict."""
 
 Topic = Annotated[str, NAME, "The topic."]
 Group = Annotated[str, NAME, "The group."]
@@ -58,7 +58,7 @@ Group = Annotated[str, NAME, "The group."]
 
 
 class FilterFields(Request):
-    """A filter selects tasks that satisfy both of its parts."""
+    """A filter, which selects tasks that satisfy both of its parts."""
 
     tags: Annotated[
         str | None, FILTER_TEXT, 'The group gets only tasks with one of these tags: "eu || uk".'
@@ -72,12 +72,12 @@ class FilterFields(Request):
 
 
 class GroupFields(FilterFields):
-    """Settings of a group that its creator and its consumers can specify."""
+    """Settings of a group that its creator and its consumers can set."""
 
     order_retry_ms: Annotated[
         int | None,
         ORDER_RETRY_MS,
-        "The delay before a failed task of an order key is tried again; by default 1 s.",
+        "The delay before a failed task of an order key is retried; by default 1 s.",
     ] = None
     order_attempts: Annotated[
         int | None,
@@ -89,7 +89,7 @@ class GroupFields(FilterFields):
         FAILURES,
         'The action after order_attempts failures. "hold", the default: the key is held until an'
         ' operator acts. "dead": the task becomes a dead letter, and its key continues. "retry":'
-        " the task is tried until it succeeds, and order_attempts must not be given.",
+        " the task is retried until it succeeds, and order_attempts must not be given.",
     ] = None
     fair_by: Annotated[
         str | None,
@@ -155,7 +155,7 @@ class OfGroup(OfTopic):
 
 
 class OfGroupOrDefault(OfTopic):
-    """The request names a group of a topic; without a name it means the default group."""
+    """The request names a group of a topic, or the default group if no group is given."""
 
     group: Annotated[str | None, NAME, "The group; by default the default group."]
 
@@ -166,7 +166,7 @@ class NewGroup(OfGroup, NewGroupFields):
     since: Annotated[
         str | int,
         Since("now", "first"),
-        'The group is owed tasks that come due from "now" on, from the "first" stored task on, or'
+        'The group gets tasks that come due from "now" on, from the "first" stored task on, or'
         " from a moment on.",
     ] = called("start", default="now")
 
@@ -205,7 +205,7 @@ class ResetTrial(OfGroup):
 
 
 class Reset(ResetTrial):
-    """The request gives a group the tasks again that came due since a moment."""
+    """The request delivers to a group again the tasks that came due since a moment."""
 
     rate: Annotated[
         float | None, RATE_OF_CHANGES, "Maximum tasks per second; unlimited by default."
@@ -275,8 +275,8 @@ class GroupSettings(Answer):
     order_retry_ms: Annotated[
         int | None,
         ORDER_RETRY_MS,
-        "For a group, set or by default: the delay before a failed task of an order key is tried"
-        " again, in milliseconds.",
+        "For a group, set or by default: the delay before a failed task of an order key is"
+        " retried, in milliseconds.",
     ] = None
     order_attempts: Annotated[
         int | None,
@@ -285,7 +285,7 @@ class GroupSettings(Answer):
     order_failure: Annotated[
         str | None,
         '"hold": the key is held until an operator acts; "dead": the task becomes a dead letter,'
-        ' and its key continues; "retry": the task is tried until it succeeds.',
+        ' and its key continues; "retry": the task is retried until it succeeds.',
     ] = None
     fair_by: Annotated[
         str | None, 'The field whose values take turns: "key", "tag", or the name of a property.'
@@ -305,7 +305,7 @@ class MadeGroup(Answer):
     """A group that a subscription or a pull has created."""
 
     adopted: Annotated[
-        int, "How many tasks were due before the topic had a group, and now belong to this one."
+        int, "How many tasks were due before the topic had a group, and now belong to this group."
     ]
     idle: Annotated[
         Mapping[str, int],
@@ -315,7 +315,8 @@ class MadeGroup(Answer):
 
     @classmethod
     def joined(cls, parts: Iterable[MadeGroup | None]) -> MadeGroup | None:
-        """Combine the answers of several shards; None if the group existed in all of them."""
+        """Combine the answers of several shards. Return None if the group existed in all of
+        them."""
         created = [part for part in parts if part is not None]
         idle = sum((Counter(part.idle) for part in created), Counter[str]())
         adopted = sum(part.adopted for part in created)
@@ -323,11 +324,13 @@ class MadeGroup(Answer):
 
     @property
     def is_odd(self) -> bool:
-        """Whether an operator should know: tasks waited before, or an idle group holds tasks."""
+        """Whether an operator should check the group: tasks waited for it, or an idle group holds
+        tasks."""
         return bool(self.adopted or self.idle)
 
     def describe(self, topic: str, group: str) -> str:
-        """Return a sentence for people about the new group, with commands for likely mistakes."""
+        """Return a sentence for people about the new group, with commands that correct likely
+        mistakes."""
         names = f"{shlex.quote(topic)} {shlex.quote(group)}"
         parts = [
             f"creates the group {group} of topic {topic}, which keeps due tasks until they are"
@@ -339,13 +342,13 @@ class MadeGroup(Answer):
                 f" `tickwheel groups create {shlex.quote(topic)} OTHER --start first` gives them to"
                 " another group as well"
             )
-        for name, held in self.idle.items():
-            other = f"{shlex.quote(topic)} {shlex.quote(name)}"
+        for name, tasks_held in self.idle.items():
+            idle_group = f"{shlex.quote(topic)} {shlex.quote(name)}"
             parts.append(
-                f"the group {name} of this topic holds {_tasks(held)}, has no subscriber and has"
-                f" finished no task since the daemon started; `tickwheel groups reset {names} --to"
-                f" first --wait` gives them to {group}, then `tickwheel groups delete {other}"
-                " --force` deletes that group with its tasks"
+                f"the group {name} of this topic holds {_tasks(tasks_held)}, has no subscriber and"
+                f" has finished no task since the daemon started; `tickwheel groups reset {names}"
+                f" --to first --wait` gives them to {group}, then `tickwheel groups delete"
+                f" {idle_group} --force` deletes that group with its tasks"
             )
         return "; ".join(parts)
 
@@ -360,7 +363,7 @@ class GroupHeld(Answer):
     ready: Annotated[int, "Number of tasks that were due and not delivered."]
     in_flight: Annotated[int, "Number of tasks that were delivered and not settled."]
     waiting: Annotated[int, "Number of tasks that waited for a retry."]
-    dead: Annotated[int, "Number of dead letters that it had."]
+    dead: Annotated[int, "Number of dead letters that the group had."]
 
 
 class TopicHeld(Answer):
@@ -371,7 +374,7 @@ class TopicHeld(Answer):
     in_flight: Annotated[int, "Number of (task, group) pairs that were delivered and not settled."]
     waiting: Annotated[int, "Number of (task, group) pairs that waited for a retry."]
     dead: Annotated[int, "Number of dead letters that its groups had."]
-    groups: Annotated[int, "Number of groups that it had."]
+    groups: Annotated[int, "Number of groups that the topic had."]
 
 
 class HeldKey(Answer):
@@ -412,7 +415,7 @@ class KeyPause(Answer):
     """Whether a key of a group is paused."""
 
     paused: Annotated[bool, "Whether the key's tasks are not delivered until it is resumed."]
-    changed: Annotated[bool, "Whether this call changed it."]
+    changed: Annotated[bool, "Whether this call paused or resumed the key."]
     since_ms: Annotated[
         int | None, Moment(), "When the key was last paused; None if it was not paused."
     ] = None
@@ -447,13 +450,13 @@ class KeyLines(Answer):
 class ResetPreview(Answer):
     """The effect that a reset of a group would have."""
 
-    tasks: Annotated[int, "How many tasks the group would get."]
+    tasks: Annotated[int, "How many tasks would be delivered."]
     first_ms: Annotated[int | None, Moment(), "When the first of them was due."]
     last_ms: Annotated[int | None, Moment(), "When the last of them was due."]
-    lost: Annotated[int, "How many more tasks there were whose bodies no longer exist."]
+    lost: Annotated[int, "How many further tasks there were, whose bodies no longer exist."]
     incomplete: Annotated[
         int,
-        "Number of gaps that the history has in that time. An unknown number of tasks is missing.",
+        "Number of gaps in the history of that time. An unknown number of tasks is missing.",
     ]
     from_ms: Annotated[int, Moment(), "The start of the time that was searched."]
     until_ms: Annotated[int, Moment(), "The end of the time that was searched."]
@@ -463,10 +466,10 @@ class ResetPreview(Answer):
 
 
 class Replay(Answer):
-    """The progress of the search for earlier tasks that a group is owed."""
+    """The progress of the search for earlier tasks that a group must receive."""
 
     looked_at: Annotated[int, "How many tasks have been examined."]
-    given: Annotated[int, "How many of them the group got."]
+    given: Annotated[int, "How many of them were delivered to the group."]
     share: Annotated[
         float | None, "The share that has been examined, 0 to 1; None if it is unknown."
     ]
@@ -483,7 +486,7 @@ VERBS: Final = (
         FrameType.GROUP_CREATE, path=f"PUT {_GROUP}", tag=_TOPICS, status=201,
         errors=("conflict",), audit=Audit.ALWAYS, changes=True,
         methods=(Method("create_group"),),
-        over=Over.HOME, unique=Unique("group", Home.TOPIC),
+        routing=Routing.HOME, unique=Unique("group", Home.TOPIC),
     ),
     Verb(
         "configure", Settings, GroupSettings, _OPERATE,
@@ -494,7 +497,7 @@ VERBS: Final = (
         " Conflict for ``broadcast_only`` if the topic has groups.",
         FrameType.CONFIGURE, path=f"PATCH {_GROUP}", tag=_TOPICS, errors=("not_found", "conflict"),
         audit=Audit.ALWAYS, changes=True, methods=(Method("configure"),),
-        over=Over.HOME,
+        routing=Routing.HOME,
     ),
     Verb(
         "delete_group", GroupDeletion, GroupHeld, _OPERATE, "Delete a group",
@@ -503,7 +506,7 @@ VERBS: Final = (
         FrameType.GROUP_DELETE, path=f"DELETE {_GROUP}", tag=_TOPICS,
         errors=("not_found", "conflict"), audit=Audit.ALWAYS, changes=True, repeat=False,
         methods=(Method("delete_group"),),
-        over=Over.HOME_LAST,
+        routing=Routing.HOME_LAST,
     ),
     Verb(
         "delete_topic", Deletion, TopicHeld, _OPERATE, "Delete a topic with its groups and tasks",
@@ -515,29 +518,29 @@ VERBS: Final = (
         FrameType.TOPIC_DELETE, path="DELETE /v1/topics/{topic}", tag=_TOPICS,
         errors=("not_found", "conflict"), audit=Audit.ALWAYS, changes=True, repeat=False,
         methods=(Method("delete_topic"),),
-        over=Over.HOME_LAST,
+        routing=Routing.HOME_LAST,
     ),
     Verb(
         "reset_group", Reset, BulkInfo, _OPERATE,
-        "Deliver the tasks to a group again that came due since a moment",
-        "Deliver those tasks to the group that came due since ``to`` and that it has finished or"
-        " was never owed. Each becomes a new task, whose ``Delivery.replay_of`` is the id of the"
+        "Deliver to a group again the tasks that came due since a moment",
+        "Deliver to the group the tasks that came due since ``to`` and that it has finished or"
+        " missed. Each becomes a new task, whose ``Delivery.replay_of`` is the id of the"
         " original. Other groups are not affected. The reset is a bulk operation: it is durable"
         " when the call returns, and runs in the background (``wait_bulk``). Raise NotFound if"
         " there is no such group, Conflict if the group is already being reset, or Overloaded.",
         FrameType.GROUP_RESET, path=f"POST {_GROUP}/reset", tag=_TOPICS, status=201,
         errors=("not_found", "conflict"), audit=Audit.ALWAYS, changes=True,
         methods=(Method("reset_group"),),
-        over=Over.TURN, unique=Unique("id", Home.FIRST),
+        routing=Routing.TURN, unique=Unique("id", Home.FIRST),
     ),
     Verb(
         "preview_reset", ResetTrial, ResetPreview, _READ,
         "Preview a reset",
-        "Return how many tasks a reset to that moment would deliver, without resetting. The call"
+        "Return how many tasks a reset to that moment would deliver. Nothing is reset. The call"
         " reads the whole history. Raise NotFound if there is no such group, or Overloaded.",
         FrameType.GROUP_RESET_PREVIEW, path=f"POST {_GROUP}/reset-preview", tag=_TOPICS,
         errors=("not_found",), prompt=False, methods=(Method("preview_reset"),),
-        over=Over.ALL,
+        routing=Routing.ALL,
     ),
     Verb(
         "held_keys", KeysPage, HeldKeys, _READ, "List held and paused keys",
@@ -552,7 +555,7 @@ VERBS: Final = (
                 " the oldest first. Raise NotFound if there is no such group.",
             ),
         ),
-        over=Over.ALL,
+        routing=Routing.ALL,
     ),
     Verb(
         "key_lines", KeysPage, KeyLines, _READ, "List keys with waiting tasks",
@@ -560,16 +563,16 @@ VERBS: Final = (
         " NotFound if there is no such group.",
         FrameType.KEY_LINES, path=f"GET {_GROUP}/lines", tag=_ORDER, errors=("not_found",),
         methods=(Method("key_lines", gives="lines"),),
-        over=Over.ALL,
+        routing=Routing.ALL,
     ),
     Verb(
-        "release_key", HeldTasks, list[TaskOutcome], _OPERATE, "Try the task of a held key again",
-        "Try the task of a held key, named by its id or the key, again at once and reset its"
+        "release_key", HeldTasks, list[TaskOutcome], _OPERATE, "Retry the task of a held key",
+        "Retry the task of a held key, named by its id or the key, at once, and reset its"
         ' failures. Return "released" or "not_held". Raise NotFound if there is no such group.',
         FrameType.RELEASE_KEY, path=f"POST {_GROUP}/held-keys/release", tag=_ORDER,
         errors=("not_found",), audit=Audit.ALWAYS, changes=True,
         methods=(Method("release_key", word="ReleaseKeyWord"),),
-        over=Over.IDS,
+        routing=Routing.IDS,
     ),
     Verb(
         "skip_key", HeldTasks, list[TaskOutcome], _OPERATE,
@@ -579,7 +582,7 @@ VERBS: Final = (
         FrameType.SKIP_KEY, path=f"POST {_GROUP}/held-keys/skip", tag=_ORDER,
         errors=("not_found",), audit=Audit.ALWAYS, changes=True,
         methods=(Method("skip_key", word="SkipKeyWord"),),
-        over=Over.IDS,
+        routing=Routing.IDS,
     ),
     Verb(
         "pause_key", OneKey, KeyPause, _OPERATE, "Pause the deliveries of one key",
@@ -591,7 +594,7 @@ VERBS: Final = (
         FrameType.PAUSE_KEY, path=f"POST {_GROUP}/held-keys/pause", tag=_ORDER,
         errors=("not_found", "conflict"), audit=Audit.ALWAYS, changes=True,
         methods=(Method("pause_key"),), command="groups pause-key TOPIC GROUP",
-        over=Over.TURN,
+        routing=Routing.TURN,
     ),
     Verb(
         "resume_key", OneKey, KeyPause, _OPERATE, "Resume the deliveries of a paused key",
@@ -600,6 +603,6 @@ VERBS: Final = (
         FrameType.RESUME_KEY, path=f"POST {_GROUP}/held-keys/resume", tag=_ORDER,
         errors=("not_found", "conflict"), audit=Audit.ALWAYS, changes=True,
         methods=(Method("resume_key"),), command="groups resume-key TOPIC GROUP",
-        over=Over.TURN,
+        routing=Routing.TURN,
     ),
 )  # fmt: skip

@@ -2,7 +2,7 @@
 
 A kind defines in one place how a value is checked, how it is written in Python, on the wire and in
 JSON, and how the documents describe it. Daemon and client share the check and its messages. This
-module knows no verb and no transport.
+module does not know verbs or transports.
 
 Invariant: a value that has passed ``check`` can be encoded and stored.
 """
@@ -30,7 +30,8 @@ _STEP = "[a-z0-9][a-z0-9.+-]*(;[a-z]+=[A-Za-z0-9._:/+-]+)*"
 ENCODING_PATTERN: Final = f"^{_STEP}(,{_STEP})*$"
 ENCODING_LENGTH_MAX: Final = 255
 STEPS: Final = frozenset(("zlib", "zstd", "aesgcm"))
-"""Steps that our clients apply to bodies. Another first word of an encoding is the body's type."""
+"""Steps that our clients apply to bodies. If an encoding begins with another word, that word is the
+body's type."""
 _ENCODING = re.compile(ENCODING_PATTERN[1:-1])
 
 
@@ -38,16 +39,16 @@ _DEFAULT_LIMITS = Limits()
 
 
 def wrong(field: str, expected: str, value: object) -> NoReturn:
-    """Raise BadRequest for a value that is not what a field expects."""
+    """Raise BadRequest for a value that a field does not accept."""
     raise BadRequest(f"{field} must be {expected}, not {shown(value)}")
 
 
 def refusal(error: InvalidValue) -> BadRequest:
-    """Return the wire's error for an invalid value."""
+    """Return the error of the protocol for an invalid value."""
     return (LimitExceeded if error.is_too_long else BadRequest)(error.message(shown))
 
 
-# --- checks that need no declaration: the kinds below, and frames that are read by hand -----------
+# --- checks that need no declaration, for the kinds below and frames parsed by hand --------------
 
 
 def integer(value: object, field: str, low: int, high: int) -> int:
@@ -59,7 +60,7 @@ def integer(value: object, field: str, low: int, high: int) -> int:
 
 def text(value: object, field: str, length_max: int, limit: str = "") -> str:
     """Return the value if it is a string of at most ``length_max`` characters that UTF-8 can
-    encode. ``limit`` is the limit's name for the message. Raise BadRequest or LimitExceeded."""
+    encode. Otherwise raise BadRequest, or LimitExceeded with the name ``limit``."""
     if type(value) is str and len(value) <= length_max and value.isascii():
         return value
     try:
@@ -102,7 +103,7 @@ class FieldKind:
     word = "any"
     """The type in the tables of the documents."""
     python = "Any"
-    """The annotation of the keyword of the Python client."""
+    """The annotation of the keyword argument in the Python client."""
     unit = ""
     """The suffix of the field's name that the Python keyword drops, because it takes a duration or
     a datetime."""
@@ -111,9 +112,9 @@ class FieldKind:
     json_name = ""
     """The name of that type in the OpenAPI document, if several schemas share it."""
     measure = ""
-    """A sentence with the unit of a number."""
+    """A sentence that names the unit of a number."""
     has_limits = False
-    """Whether ``bounds`` are limits that the field's sentence does not name."""
+    """Whether ``bounds`` are limits that the description of a field does not name."""
     is_logged = True
     """Whether the audit log can show the value."""
     none_takes_away = True
@@ -125,17 +126,17 @@ class FieldKind:
         return value
 
     def logged(self, value: Any) -> Any:
-        """Return a checked value as the audit log shows it."""
+        """Return a checked value in the form that the audit log shows."""
         return value
 
     def of_python(self, value: Any, field: str) -> Any:
-        """Convert an argument of the Python client to the wire format. Raise BadRequest if that is
+        """Convert an argument of the Python client to the wire format. Raise BadRequest if this is
         impossible."""
         return value
 
     def of_task(self, value: Any, field: str, limits: Limits) -> Any:
         """Convert and check an option of a task. The client checks each option, because tasks of
-        several callers are sent together. Raise the same errors as ``check``."""
+        several callers are sent together. Raise BadRequest or LimitExceeded."""
         return self.check(self.of_python(value, field), field, limits)
 
     def schema(self) -> dict[str, Any]:
@@ -144,11 +145,11 @@ class FieldKind:
 
     @property
     def bounds(self) -> str:
-        """The bounds in the tables of the documents."""
+        """The bounds, as text for the tables of the documents."""
         return ""
 
     def described(self, text: str) -> str:
-        """Append the unit and the bounds of this kind to a field's sentence."""
+        """Append the unit and the bounds of this kind to the description of a field."""
         bounds = self.bounds
         if bounds[:1].isdigit():
             bounds = f"from {bounds}"
@@ -276,12 +277,12 @@ class Encoding(FieldKind):
 
 
 class OwnName(Name):
-    """A name that the client generates if its caller gives none, so that a resend has the same
+    """A name that the client generates if its caller passes none, so that a resend has the same
     name."""
 
 
 class Choice(FieldKind):
-    """One of several words. ``python`` is the name of the Literal type in
+    """One of several words. ``python`` is the name of their Literal type in
     ``tickwheel.api.frames``."""
 
     word, json = "str", str
@@ -511,7 +512,7 @@ class Body(FieldKind):
 
 
 class Properties(FieldKind):
-    """The producer's fields of a task: text, numbers and booleans by name. An empty map means
+    """A producer's own fields of a task: strings, numbers and booleans, by name. An empty map means
     no properties."""
 
     word, python = "map of str to str, int, float or bool", "Mapping[str, Value]"
@@ -543,7 +544,7 @@ class Properties(FieldKind):
 
 
 class PropertyValue(FieldKind):
-    """The value of a property: text, a number or a boolean."""
+    """The value of a property: a string, a number or a boolean."""
 
     word, python = "str, int, float or bool", "Value"
     json, json_name = str | int | float | bool, "PropertyValue"

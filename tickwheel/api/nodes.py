@@ -1,7 +1,7 @@
 """Verbs on nodes and the placement of shards.
 
-Every daemon that serves a shard of a shared store (``?shards=N``) answers them, for all nodes.
-Other daemons refuse them.
+Every daemon that serves a shard of a shared store (``?shards=N``) answers them for all nodes. Other
+daemons refuse them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from tickwheel.api.daemon import Nothing
 from tickwheel.api.frames import FrameType
 from tickwheel.api.kinds import FLAG, NAME, Moment, Whole
 from tickwheel.api.shapes import Answer, Request, place, when
-from tickwheel.api.verb import Audit, Method, Need, Of, Over, Right, Verb
+from tickwheel.api.verb import Audit, Method, Need, Of, Right, Routing, Verb
 from tickwheel.limits import SHARDS_MAX
 
 # --- requests ------------------------------------------------------------------------------------
@@ -43,7 +43,7 @@ class NodeInfo(Answer):
     """A node, as last recorded in the store."""
 
     node: Annotated[str, "The name of the node."]
-    address: Annotated[str, "The address of its front door, for clients."]
+    address: Annotated[str, "The address for clients, which all its shards share."]
     http: Annotated[str | None, "The URL of the HTTP API of all its shards; None if HTTP is off."]
     version: Annotated[str, "The version of its daemons."]
     capacity: Annotated[float, "Its capacity, relative to the other nodes."]
@@ -57,13 +57,13 @@ class NodeInfo(Answer):
 
 
 class ShardInfo(Answer):
-    """The present and the intended node of a shard."""
+    """The current and the intended node of a shard."""
 
     shard: Annotated[int, "The number of the shard, counted from 0."]
     node: Annotated[str | None, "The node that leads it; None if no node does."]
     address: Annotated[str | None, "The address for clients."]
     epoch: Annotated[int, "The number of the leader's tenure; it grows with each takeover."]
-    since_ms: Annotated[int | None, Moment(), "When its present node began to lead it."]
+    since_ms: Annotated[int | None, Moment(), "When its current node began to lead it."]
     wanted: Annotated[str | None, "The intended node; the shard moves there if it differs."]
     placed: Annotated[str | None, "The node that an operator chose; None if no operator did."]
     waits: Annotated[str | None, "Why the shard has no leader or does not move, in words."] = None
@@ -102,25 +102,25 @@ VERBS: Final = (
         "Return all nodes that serve shards of this store, and the leader of each shard. Raise"
         " Conflict if the daemon is not a node (``?shards=N``).",
         FrameType.NODE_LIST, path="GET /v1/nodes", tag=_TAG, errors=_NOT_A_NODE, standby=True,
-        methods=(Method("nodes"),), over=Over.ONE,
+        methods=(Method("nodes"),), routing=Routing.ONE,
     ),
     Verb(
         "move_shard", MoveShard, ShardPlaced, _ADMIN, "Assign a shard to a node",
         "Assign a shard to a node, or, without ``node``, let the daemons choose. The call returns"
         " once the assignment is recorded; the shard moves as soon as its new node stands by. While"
-        " that node is away or drains, another node leads the shard. Raise NotFound for an unknown"
-        " node, and Conflict if the daemon is not a node.",
+        " that node is unreachable or being drained, another node leads the shard. Raise NotFound"
+        " for an unknown node, and Conflict if the daemon is not a node.",
         FrameType.SHARD_MOVE, path="POST /v1/shard-moves", tag=_TAG,
         errors=("not_found", *_NOT_A_NODE), audit=Audit.ALWAYS, changes=True,
-        methods=(Method("move_shard"),), over=Over.ONE,
+        methods=(Method("move_shard"),), routing=Routing.ONE,
     ),
     Verb(
         "drain_node", DrainNode, NodeDrained, _ADMIN, "Move all shards away from a node",
-        "Drain a node: it leads no shards, also after a restart, until ``draining=False``. The call"
-        " returns once that is recorded; the shards then move one by one. Raise NotFound for an"
+        "Drain a node: it leads no shards, even after a restart, until ``draining=False``. The call"
+        " returns once this is recorded; the shards then move one by one. Raise NotFound for an"
         " unknown node, and Conflict if the daemon is not a node.",
         FrameType.NODE_DRAIN, path="POST /v1/nodes/{node}/drain", tag=_TAG,
         errors=("not_found", *_NOT_A_NODE), audit=Audit.ALWAYS, changes=True,
-        methods=(Method("drain_node"),), over=Over.ONE,
+        methods=(Method("drain_node"),), routing=Routing.ONE,
     ),
 )  # fmt: skip

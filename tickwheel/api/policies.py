@@ -1,8 +1,8 @@
-"""Policies and rules as callers write them: ``Retry``, the number and the delays of retries, and
-``IfPending``, the rule for a task whose key is pending.
+"""Policies and rules in the form that callers write: ``Retry``, the number and the delays of
+retries, and ``IfPending``, the rule for a task whose key is pending.
 
 Both can be converted to the wire format; only the daemon applies them. Unlike the daemon's
-``RetryPolicy``, a ``Retry`` can leave numbers to the daemon; the limits are the same. Invariant:
+``RetryPolicy``, a ``Retry`` can leave numbers to the daemon. Both have the same limits. Invariant:
 every ``Retry`` can be sent, because its factory has checked it.
 """
 
@@ -29,7 +29,7 @@ from tickwheel.model.policies import (
 )
 
 TABLES: Mapping[str, tuple[int, ...]] = {"rocketmq": ROCKETMQ_MS}
-"""Name → delays in ms of the tables that every daemon knows. The last delay repeats."""
+"""Name → delays in ms, for the tables that every daemon knows. The last delay is repeated."""
 
 _NAMED = "named"
 _NUMBERS = ("base_ms", "factor", "cap_ms", "delay_ms", "delays_ms", "retries", "jitter")
@@ -39,10 +39,10 @@ _NUMBERS = ("base_ms", "factor", "cap_ms", "delay_ms", "delays_ms", "retries", "
 class Retry:
     """A retry policy; create it with ``exponential``, ``fixed``, ``table``, ``none`` or ``named``.
 
-    ``retries`` is the number of attempts after the first; then the task becomes a dead letter.
-    ``jitter`` is the maximum share, 0 to 1, by which a delay is randomly shortened or lengthened.
-    A field that is None takes the daemon's default. The policy of a task overrides that of its
-    group, which overrides that of its topic, which overrides the daemon's.
+    ``retries`` is the number of attempts after the first. If all fail, the task becomes a dead
+    letter. ``jitter`` is the maximum share, 0 to 1, by which a delay is randomly shortened or
+    lengthened. A field that is None takes the daemon's default. The policy of a task overrides that
+    of its group, which overrides that of its topic, which overrides the daemon's.
     """
 
     kind: str
@@ -207,7 +207,7 @@ class IfPending:
 
     ``action`` is "keep" (the new task is not stored), "replace" (the new task replaces the pending
     one), "reject" (the new task is refused) or "add" (both are stored). ``window``, in seconds, is
-    how long a task counts as pending after its enqueue; by default until it is finished.
+    how long a task counts as pending after its enqueue; by default, until it is finished.
     ``unique_until``, for "keep" and "reject", is "finished" or "started"; with "started" a task in
     flight is not pending.
 

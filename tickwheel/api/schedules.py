@@ -11,7 +11,7 @@ from tickwheel.api.kinds import BODY, FLAG, ID, KEY, NAME, Choice, Moment, Span,
 from tickwheel.api.shapes import REQUIRED, Answer, Block, Request, called, maybe_when, when
 from tickwheel.api.tasks import PAGE, AcceptedIds, ScheduledTaskFields
 from tickwheel.api.times import moment
-from tickwheel.api.verb import Audit, Home, Method, Need, Of, Over, Right, Unique, Verb
+from tickwheel.api.verb import Audit, Home, Method, Need, Of, Right, Routing, Unique, Verb
 from tickwheel.model.values import INTEGER_MAX, SHARD_BITS
 
 CRON_LENGTH_MAX: Final = 255
@@ -27,8 +27,8 @@ class ScheduleName(Request):
 
 
 class NewSchedule(ScheduleName):
-    """A recurring schedule with ``cron`` and ``timezone``, or with ``every_ms``. The operation
-    checks whether the fields are compatible with each other and the daemon's settings."""
+    """A recurring schedule with ``cron`` and ``timezone``, or with ``every_ms``. The daemon checks
+    whether the fields are compatible with each other and with its settings."""
 
     topic: Annotated[str, NAME, "The topic of its tasks."] = called("topic", default=REQUIRED)
     body: Annotated[bytes | None, BODY, "The body of its tasks; by default empty."] = None
@@ -49,7 +49,7 @@ class NewSchedule(ScheduleName):
     anchor_ms: Annotated[
         int | None,
         Moment(),
-        "The moment from which intervals are counted; by default when the schedule was first put.",
+        "The moment from which intervals are counted; by default, when the schedule was first put.",
     ] = None
     jitter_ms: Annotated[
         int | None, Span(), "Maximum random delay of a task after its planned time."
@@ -67,7 +67,7 @@ class NewSchedule(ScheduleName):
     fold: Annotated[
         str | None,
         Choice("Fold", "first", "second", "both"),
-        "Which occurrence of a repeated local time counts.",
+        "Which occurrence of a repeated local time applies.",
     ] = None
     catch_up: Annotated[
         str | None,
@@ -87,7 +87,7 @@ class NewSchedule(ScheduleName):
 
 
 class ScheduleLook(ScheduleName):
-    """The request asks for a schedule with its next times."""
+    """The request asks for a schedule and its next planned times."""
 
     next: Annotated[int, Whole(0, NEXT_MAX), "How many planned times to return."] = called(
         "planned", default=5
@@ -95,7 +95,7 @@ class ScheduleLook(ScheduleName):
 
 
 class Backfill(ScheduleName):
-    """The request asks for the occurrences from ``from_ms`` to ``to_ms`` (exclusive)."""
+    """The request asks for the occurrences from ``from_ms`` up to but excluding ``to_ms``."""
 
     from_ms: Annotated[int, Moment(), "The start of the range."] = called("start", default=REQUIRED)
     to_ms: Annotated[int, Moment(), "The end of the range, exclusive."] = called(
@@ -105,7 +105,7 @@ class Backfill(ScheduleName):
 
 class ClaimName(Request):
     """The request claims a name for a shard, or ends an unused claim. At the shard for which the
-    name was claimed, it announces the claim that a later request will use."""
+    name was claimed, it announces the claim, which a later request will use."""
 
     name: Annotated[str, NAME, "The name to claim."]
     topic: Annotated[str, NAME, "The topic of the tasks."] = called("topic", default=REQUIRED)
@@ -117,7 +117,7 @@ class ClaimName(Request):
 
 
 class NameClaimed(Answer):
-    """The shard of a name."""
+    """The shard for which a name is claimed."""
 
     shard: Annotated[int, "The shard that has, or is allowed to create, the named object."]
     number: Annotated[int, "The claim's number; 0 if no claim is needed."]
@@ -131,7 +131,7 @@ class NamesPage(Request):
 
 
 class ScheduleRun(Answer):
-    """One occurrence, or several missed ones together, and the outcome."""
+    """One occurrence, or several that were missed together, and the outcome."""
 
     planned_ms: Annotated[
         int, Moment(), "When the occurrence was planned, in milliseconds since 1970."
@@ -186,7 +186,7 @@ class ScheduleInfo(Answer):
         "after"
     )
     fold: Annotated[
-        str, 'Which occurrence of a repeated local time counts: "first", "second" or "both".'
+        str, 'Which occurrence of a repeated local time applies: "first", "second" or "both".'
     ] = "first"
     catch_up: Annotated[str, 'Which missed occurrences run later: "last", "skip" or "all".'] = (
         "last"
@@ -237,48 +237,48 @@ _TAG, _PATH, _UNKNOWN = "schedules", "/v1/schedules/{name}", ("not_found",)
 _READ, _OPERATE = Need(Right.READ, Of.FOUND), Need(Right.OPERATE, Of.FOUND)
 
 
-def _on_one(name: str, word: str, summary: str, text: str, method: str, **more: Any) -> Verb:
+def _on_one(name: str, word: str, summary: str, text: str, method: str, **options: Any) -> Verb:
     """Declare a verb that changes one schedule."""
     defaults: dict[str, Any] = {"request": ScheduleName, "answer": ScheduleInfo, "errors": _UNKNOWN}
     return Verb(
         name=name, need=_OPERATE, summary=summary, text=text, frame=FrameType.SCHEDULE, word=word,
         tag=_TAG, audit=Audit.ALWAYS, changes=True, methods=(Method(method),) * bool(method),
-        command=f"schedule {word} NAME", over=Over.NAME,
-        **(defaults | more),
+        command=f"schedule {word} NAME", routing=Routing.NAME,
+        **(defaults | options),
     )  # fmt: skip
 
 
 VERBS: Final = (
     Verb("put_schedule", NewSchedule, ScheduleInfo, _OPERATE, "Create or change a schedule",
          "", FrameType.SCHEDULE_PUT, path=f"PUT {_PATH}", tag=_TAG, status=201,
-         audit=Audit.ALWAYS, changes=True, over=Over.BASIS, unique=Unique("name", Home.NAME)),
+         audit=Audit.ALWAYS, changes=True, routing=Routing.BASIS, unique=Unique("name", Home.NAME)),
     Verb("claim_schedule", ClaimName, NameClaimed, _OPERATE,
          "Claim the name of a schedule among several shards",
          "", FrameType.CLAIM, "schedule", errors=("conflict",), audit=Audit.ALWAYS, changes=True,
-         over=Over.CLAIM),
+         routing=Routing.CLAIM),
     Verb("list_schedules", NamesPage, ScheduleList, _READ, "List schedules",
          "Return all schedules, ordered by name.",
          FrameType.SCHEDULE_LIST, path="GET /v1/schedules", tag=_TAG, pages="schedules",
-         methods=(Method("list_schedules"),), over=Over.PAGES),
+         methods=(Method("list_schedules"),), routing=Routing.PAGES),
     Verb("show_schedule", ScheduleLook, ScheduleInfo, _READ,
          "Show a schedule, its next times and newest runs",
          "Return one schedule with its next ``planned`` times and its newest runs. Raise NotFound"
          " if there is no such schedule.",
          FrameType.SCHEDULE, "show", path=f"GET {_PATH}", tag=_TAG, errors=_UNKNOWN,
-         methods=(Method("show_schedule"),), command="schedule show NAME", over=Over.NAME),
+         methods=(Method("show_schedule"),), command="schedule show NAME", routing=Routing.NAME),
     _on_one("pause_schedule", "pause", "Pause a schedule",
             "Fire no occurrence until the schedule is resumed. Raise NotFound if there is no such"
             " schedule.", "pause_schedule",
             path=f"POST {_PATH}/pause"),
     _on_one("resume_schedule", "resume", "Resume a schedule",
-            "Resume a paused schedule. Its ``catch_up`` decides about missed occurrences. Raise"
-            " NotFound if there is no such schedule.",
+            "Resume a paused schedule. Its ``catch_up`` determines which missed runs"
+            " follow. Raise NotFound if there is no such schedule.",
             "resume_schedule", path=f"POST {_PATH}/resume"),
     _on_one("run_schedule", "run", "Enqueue a task of a schedule now",
             "Enqueue a task of the schedule that is due now.", "", answer=AcceptedIds,
             path=f"POST {_PATH}/run", status=201, errors=(*_UNKNOWN, "store_full"), repeat=False),
     _on_one("backfill_schedule", "backfill", "Enqueue a task for each occurrence in a range",
-            "Enqueue a task, due now, for each occurrence in a range; at most 1,000.", "",
+            "Enqueue a task that is due now for each occurrence in a range, at most 1,000.", "",
             request=Backfill, answer=AcceptedIds, path=f"POST {_PATH}/backfill", status=201,
             errors=(*_UNKNOWN, "store_full"), repeat=False),
     _on_one("delete_schedule", "delete", "Delete a schedule; its tasks stay",

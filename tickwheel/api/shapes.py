@@ -1,13 +1,12 @@
-"""Requests and answers as classes, which declare each field with its kind, default and sentence.
+"""Requests and answers as classes, which declare each field with its kind, default and description.
 
 A request is ``class HeldKeys(Request)`` with fields ``name: Annotated[type, KIND, "sentence"]``. A
-field without a default is an element of the frame. ``place(default)`` declares such an element that
-can be left out over HTTP and in Python. All other fields travel by name in a map, which is the
-frame's last element. An answer is ``class HeldKey(Answer)``, whose fields are keys of the daemon's
-map.
+field without a default is an element of the frame. ``place(default)`` declares an element that can
+be left out over HTTP and in Python. All other fields travel by name in a map, which is the frame's
+last element. An answer is ``class HeldKey(Answer)``, whose fields are keys of the daemon's map.
 
-Annotations are read at the first use of a class, so that a program that only enqueues does not pay
-for them. Invariant: every request object has been checked completely.
+Annotations are read when a class is first used, so that a program that only enqueues does not read
+them. Invariant: every request object has been checked completely.
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ def place(*, default: Any = REQUIRED) -> Any:
 
 
 def called(python: str, *, default: Any = None) -> Any:
-    """Declare a field that travels by name and whose keyword in the Python client is ``python``."""
+    """Declare a field that travels by name. ``python`` is its keyword argument in the client."""
     return _Called(default, python)
 
 
@@ -80,11 +79,11 @@ class Field(NamedTuple):
     """Whether the field is an element of the frame."""
     may_be_none: bool
     python: str
-    """The keyword of the Python client."""
+    """The name of the keyword argument in the Python client."""
     annotation: Any
-    """The type in Python, without its annotations."""
+    """The type in Python, without annotations."""
     mark: Any = None
-    """Another annotation of the type, such as ``tasks.Option``."""
+    """A further annotation of the type, such as ``tasks.Option``."""
 
     @property
     def is_required(self) -> bool:
@@ -92,7 +91,7 @@ class Field(NamedTuple):
 
 
 class Shape:
-    """Base of requests and answers; reads the fields from the annotations once."""
+    """Base of requests and answers. It reads the fields from the annotations once."""
 
     _fields: ClassVar[tuple[Field, ...] | None] = None
 
@@ -121,7 +120,7 @@ class Shape:
     def _values(self) -> dict[str, Any]:
         return {field.name: getattr(self, field.name) for field in self.fields()}
 
-    __hash__ = None  # type: ignore[assignment]  # maps in the fields are not hashable
+    __hash__ = None  # type: ignore[assignment]  # fields can contain maps, which are not hashable
 
 
 _OWN: Final = ("raw", "_set_names", "_fields")
@@ -145,7 +144,7 @@ def _read_fields(cls: type[Shape]) -> Iterable[Field]:
 
 
 def _parts(hint: Any) -> tuple[Any, FieldKind, str, Any]:
-    """Return type, kind, sentence and mark of an annotation, which aliases can nest."""
+    """Return type, kind, description and mark of an annotation, which may be nested by aliases."""
     kind, text, other = FieldKind(), "", None
     while get_origin(hint) is Annotated:
         hint, *marks = get_args(hint)
@@ -199,7 +198,7 @@ class Request(Shape):
 
     @classmethod
     def checked(cls, values: Mapping[str, Any], limits: Limits) -> Self:
-        """Return the request with these values, which are in the form of the wire. None means the
+        """Return the request with these values, which are in the wire format. None means the
         field's default, if it has one. Raise BadRequest or LimitExceeded for invalid values."""
         fields: dict[str, Any] = {}
         for field in cls.fields():
@@ -247,8 +246,8 @@ class Request(Shape):
 
     @classmethod
     def of_keywords(cls, keywords: Mapping[str, Any]) -> dict[str, Any]:
-        """Convert keywords of the Python client to the form of the wire, by the fields' names. None
-        is left out if the field allows None, unless ``none_is_sent``. Raise BadRequest."""
+        """Convert keyword arguments of the Python client to the wire format, by field name. None is
+        left out if the field allows None, unless ``none_is_sent``. Raise BadRequest."""
         if cls.one_of:
             names = [cls.field(name).python for name in cls.one_of]
             cls._check_one({name: keywords.get(name) for name in names})
@@ -268,8 +267,7 @@ class Request(Shape):
 
     @classmethod
     def to_frame(cls, values: Mapping[str, Any]) -> tuple[Any, ...]:
-        """Return the frame's elements after the request number, from values in the form of the
-        wire."""
+        """Return the frame's elements after the request number, from values in the wire format."""
         places = tuple(
             values.get(f.name, None if f.is_required else f.default) for f in cls.places()
         )
@@ -279,13 +277,13 @@ class Request(Shape):
         return (*places, {f.name: values[f.name] for f in options if f.name in values})
 
     def values(self, block: type[Request] | None = None) -> dict[str, Any]:
-        """Return the fields that were set, by name: those of ``block``, or all."""
+        """Return the fields that were set, by name: those of ``block``, or all fields."""
         names = (field.name for field in (block or type(self)).fields())
         return {name: getattr(self, name) for name in names if name in self._set_names}
 
 
 def named(value: object, names: Iterable[str], field: str = "options") -> dict[str, Any]:
-    """Return the value if it is a map whose keys are all in ``names``; None means an empty map.
+    """Return the value if it is a map whose keys are all in ``names``. None means an empty map.
     Raise BadRequest otherwise."""
     if value is None:
         return {}
@@ -301,7 +299,7 @@ def named(value: object, names: Iterable[str], field: str = "options") -> dict[s
 
 
 class Block(FieldKind):
-    """A map whose fields are those of a block of options."""
+    """A map of options, whose fields are those of a block."""
 
     word, python, json = "map", "Mapping[str, Any]", dict[str, Any]
     is_logged = False
@@ -336,7 +334,8 @@ class Answer(Shape):
 
     @classmethod
     def of(cls, raw: Any) -> Self:
-        """Read the answer from the daemon's map. Raise ProtocolError if the map does not fit."""
+        """Read the answer from the daemon's map. Raise ProtocolError if the map is not a valid
+        answer."""
         try:
             values = {
                 field.name: _read(field, raw[field.name])
@@ -365,12 +364,12 @@ else:
 
 
 def when(field: str, text: str) -> _When[datetime]:
-    """Return a property of an answer with the field, which is in milliseconds, as a datetime."""
+    """Return a property of an answer: the field, which is in milliseconds, as a datetime."""
     return _When(lambda answer: moment(getattr(answer, field)), doc=text)
 
 
 def maybe_when(field: str, text: str) -> _When[datetime | None]:
-    """Return the same property as ``when`` for a field that can be None."""
+    """Return a property as ``when`` does, for a field that can be None."""
 
     def read(answer: object) -> datetime | None:
         ms: int | None = getattr(answer, field)
@@ -390,7 +389,7 @@ _READERS: dict[Any, Callable[[Any], Any]] = {}
 
 def reader_of(annotation: Any) -> Callable[[Any], Any]:
     """Return a function that converts a value of the daemon to this type. Answers are read from
-    maps, also inside arrays and maps; plain types are checked."""
+    maps, including maps inside arrays and maps; plain types are checked."""
     try:
         return _READERS[annotation]
     except KeyError:
@@ -417,14 +416,14 @@ def _make_reader(annotation: Any) -> Callable[[Any], Any]:
     if origin in (dict, Mapping) or getattr(origin, "__name__", "") == "Mapping":
         inner = reader_of(arguments[1])
         return lambda value: {str(name): inner(item) for name, item in value.items()}
-    rest = [argument for argument in arguments if argument is not type(None)]
-    if type(None) in arguments and len(rest) == 1:
-        return reader_of(rest[0])
+    argument_types = [argument for argument in arguments if argument is not type(None)]
+    if type(None) in arguments and len(argument_types) == 1:
+        return reader_of(argument_types[0])
     return lambda value: value
 
 
 def _of_type(kind: Any) -> Callable[[Any], Any]:
-    """Return a reader that converts between kinds of numbers, but accepts only text for text."""
+    """Return a reader that converts between kinds of numbers, but requires strings for strings."""
 
     def read(value: Any) -> Any:
         if kind is str and not isinstance(value, str):

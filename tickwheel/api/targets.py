@@ -18,32 +18,33 @@ from tickwheel.api.frames import FrameType
 from tickwheel.api.groups import OfGroup
 from tickwheel.api.kinds import ID, NAME, Choice, FieldKind, Moment, Span, Text, Whole, array, wrong
 from tickwheel.api.shapes import Answer, Request, place, when
-from tickwheel.api.verb import Audit, Method, Need, Of, Over, Right, Verb
+from tickwheel.api.verb import Audit, Method, Need, Of, Right, Routing, Verb
 from tickwheel.errors import BadRequest
 from tickwheel.limits import Limits
 
 URL_LENGTH_MAX: Final = 2048
 SECRETS_MAX: Final = 8
-"""Maximum secrets of a push. Requests are signed with each, so that receivers can rotate them."""
+"""Maximum number of secrets of a push. Requests are signed with each secret, so that receivers can
+rotate them."""
 SECRET_BYTES_MIN: Final = 24
 SECRET_BYTES_MAX: Final = 64
 PASSWORD_LENGTH_MAX: Final = 4096
 BATCH: Final = 512
-"""Default maximum of tasks that a forwarder sends together."""
+"""Default maximum number of tasks that a forwarder sends together."""
 BATCH_MAX: Final = 4096
 CONCURRENCY_MAX: Final = 1024
 TOKEN_LENGTH_MAX: Final = 2048
 LOG_MAX: Final = 200
-"""Maximum requests of a push that the daemon remembers."""
+"""Maximum number of a push's requests that the daemon remembers."""
 _SCHEME: Final = re.compile(r"[a-z][a-z0-9+.-]*")
 _HIDDEN: Final = frozenset(("password", "passwd", "secret", "token", "api_key", "access_key"))
 SYMMETRIC, PRIVATE = "whsec_", "whsk_"
-"""Prefixes of a secret that is an HMAC-SHA256 key, or an Ed25519 private key."""
+"""Prefixes of secrets: of an HMAC-SHA256 key, and of an Ed25519 private key."""
 
 
 def shown_url(url: str) -> str:
-    """Return the URL without values of its query that can be secrets: all values of a push, and
-    values with names such as ``password`` of other targets."""
+    """Return the URL without query values that may be secrets: for a push all values, for other
+    targets values with names such as ``password``."""
     base, mark, query = url.partition("?")
     if not mark:
         return url
@@ -54,7 +55,7 @@ def shown_url(url: str) -> str:
 
 
 class Url(FieldKind):
-    """The address of a target, without credentials; a broker's address can name a user."""
+    """The address of a target, without credentials. A broker's address can name a user."""
 
     word, python, json = "str", "str", str
 
@@ -181,7 +182,7 @@ class SetPush(OfGroup):
     request_timeout_ms: Annotated[
         int | None,
         Span(100, 600_000),
-        "Timeout of a whole request with its answer; by default 30 s.",
+        "Timeout of a whole request, including the answer; by default 30 s.",
     ] = None
     connect_timeout_ms: Annotated[
         int | None, Span(100, 60_000), "Timeout of a connection to the host; by default 5 s."
@@ -220,7 +221,7 @@ class TestPush(Request):
     __test__ = False  # not a pytest class
     url: Annotated[str, PUSH_URL, "The URL of the test request."]
     secrets: Annotated[
-        Any, SECRETS, "The secrets that sign the request; without them it is not signed."
+        Any, SECRETS, "The secrets that sign the request; without secrets it is not signed."
     ] = None
     format: Annotated[str, FORMATS, "The format of the body, as in a push."] = "plain"
 
@@ -246,7 +247,7 @@ class SettleCallback(Request):
     result: Annotated[
         str,
         Choice("str", "ack", "nack", "reject", "extend"),
-        '"ack": finished; "nack": failed, try again; "reject": never again; "extend": not yet.',
+        '"ack": finished; "nack": failed, retry; "reject": never retry; "extend": unfinished.',
     ] = "ack"
     delay_ms: Annotated[
         int | None,
@@ -256,7 +257,7 @@ class SettleCallback(Request):
     lease_ms: Annotated[
         int | None,
         Span(1_000, 43_200_000),
-        "For extend: the new length of the lease; by default its first length.",
+        "For extend: the new length of the lease; by default its original length.",
     ] = None
     reason: Annotated[str | None, Text(1_000), "For nack and reject: the reason."] = None
 
@@ -271,8 +272,8 @@ class TargetInfo(Answer):
     group: Annotated[str, NAME, "The group whose tasks are sent."]
     kind: Annotated[str, Choice("TargetKind", "push", "forward"), '"push" or "forward".']
     url: Annotated[str, "The address, without secrets."]
-    since_ms: Annotated[int, Moment(), "When it was set."]
-    by: Annotated[str, "Who set it."]
+    since_ms: Annotated[int, Moment(), "When the target was set."]
+    by: Annotated[str, "Who set the target."]
     state: Annotated[
         str,
         Choice("TargetState", "sending", "failing", "open", "ended", "starting", "stopped"),
@@ -297,7 +298,7 @@ class TargetInfo(Answer):
         int | None, "For a push: how long a task waits for its callback, in milliseconds."
     ] = None
     sent: Annotated[int, "Number of attempts since the sending process started."] = 0
-    acked: Annotated[int, "Number of these attempts that were acked."] = 0
+    acked: Annotated[int, "Number of these attempts whose tasks were acked."] = 0
     failed: Annotated[int, "Number of these attempts that failed."] = 0
     in_flight: Annotated[int, "Number of unfinished attempts."] = 0
     waiting: Annotated[int, "Number of tasks that wait for a callback."] = 0
@@ -311,7 +312,7 @@ class TargetInfo(Answer):
 
 
 class Targets(Answer):
-    """The targets of groups."""
+    """All requested targets."""
 
     targets: Annotated[list[TargetInfo], "The targets."]
 
@@ -319,9 +320,11 @@ class Targets(Answer):
 class PushSent(Answer):
     """One request of a push and its result."""
 
-    number: Annotated[int, "The number for sending it again; 0 if it is not stored."]
-    at_ms: Annotated[int, Moment(), "When it began."]
-    duration_ms: Annotated[float, "How long it took, in milliseconds."]
+    number: Annotated[
+        int, "The number with which the request can be resent; 0 if it is not stored."
+    ]
+    at_ms: Annotated[int, Moment(), "When the request began."]
+    duration_ms: Annotated[float, "How long the request took, in milliseconds."]
     result: Annotated[
         str,
         Choice("PushResult", "acked", "retry", "rejected", "callback", "ended", "given_back"),
@@ -329,12 +332,12 @@ class PushSent(Answer):
         ' (410), "given_back" (nothing was sent).',
     ]
     status: Annotated[int | None, "The HTTP status; None without an answer."] = None
-    error: Annotated[str | None, "Why it failed."] = None
+    error: Annotated[str | None, "Why the request failed."] = None
     body: Annotated[str | None, "The beginning of the answer's body."] = None
     address: Annotated[str | None, "The IP address of the endpoint."] = None
     id: Annotated[int | None, ID, "The id of the task."] = None
-    attempt: Annotated[int | None, "The number of the delivery."] = None
-    again: Annotated[bool, "Whether an operator resent it."] = False
+    attempt: Annotated[int | None, "The number of the delivery, counted from 1."] = None
+    again: Annotated[bool, "Whether an operator resent the request."] = False
 
     at = when("at_ms", "When it began.")
 
@@ -350,13 +353,13 @@ class CallbackSettled(Answer):
 
     result: Annotated[
         str,
-        '"acked", "retrying", "dead", "extended"; or the state that prevents it: "stale",'
+        '"acked", "retrying", "dead", "extended"; or the state that prevents settling: "stale",'
         ' "cancelled", "gone", …',
     ]
 
 
 class TargetRemoved(Answer):
-    """The removed target; its group accepts subscribers again."""
+    """The removed target. Its group accepts subscribers again."""
 
     kind: Annotated[str, '"push" or "forward".']
     url: Annotated[str, "The address, without secrets."]
@@ -366,7 +369,8 @@ _GROUP = "/v1/topics/{topic}/groups/{group}"
 _ADMIN, _READ = Need(Right.ADMIN, Of.NAMED), Need(Right.READ, Of.NAMED)
 _TAG = "targets"
 ANSWER_S: Final = 60.0
-"""Seconds that an answer may take in addition to the usual time, if it awaits another host."""
+"""Number of seconds that an answer may take in addition to the usual time if it depends on another
+host."""
 
 VERBS: Final = (
     Verb(
@@ -377,7 +381,7 @@ VERBS: Final = (
         FrameType.PUSH_SET, path=f"PUT {_GROUP}/push", tag=_TAG, status=201,
         errors=("conflict",), audit=Audit.ALWAYS, changes=True, methods=(Method("set_push"),),
         command="push set TOPIC GROUP",
-        over=Over.TURN,
+        routing=Routing.TURN,
     ),
     Verb(
         "set_forward", SetForward, TargetInfo, _ADMIN,
@@ -387,7 +391,7 @@ VERBS: Final = (
         FrameType.FORWARD_SET, path=f"PUT {_GROUP}/forward", tag=_TAG, status=201,
         errors=("conflict",), audit=Audit.ALWAYS, changes=True, methods=(Method("set_forward"),),
         command="forward set TOPIC GROUP",
-        over=Over.TURN,
+        routing=Routing.TURN,
     ),
     Verb(
         "remove_target", OfGroup, TargetRemoved, _ADMIN, "Remove the target of a group",
@@ -396,17 +400,17 @@ VERBS: Final = (
         FrameType.TARGET_REMOVE, path=f"DELETE {_GROUP}/target", tag=_TAG, errors=("not_found",),
         audit=Audit.ALWAYS, changes=True, methods=(Method("remove_target"),),
         command="push remove TOPIC GROUP",
-        over=Over.TURN,
+        routing=Routing.TURN,
     ),
     Verb(
         "targets", OfTargets, Targets, Need(Right.READ, Of.FOUND), "List targets",
         "Return the targets of all groups, or of the groups of a topic, with their states.",
         FrameType.TARGET_LIST, path="GET /v1/targets", tag=_TAG,
         methods=(Method("targets", gives="targets"),),
-        over=Over.ALL,
+        routing=Routing.ALL,
     ),
     Verb(
-        "test_push", TestPush, PushSent, Need(Right.ADMIN, Of.ANY), "Try a URL",
+        "test_push", TestPush, PushSent, Need(Right.ADMIN, Of.ANY), "Test a URL",
         "Send one request to a URL as a push would, and return the result. Raise BadRequest for an"
         " address that push_allow does not permit, and Conflict if the daemon has no process that"
         " sends.",
@@ -414,7 +418,7 @@ VERBS: Final = (
         audit=Audit.ALWAYS, repeat=False, prompt=False, extra_s=ANSWER_S,
         methods=(Method("test_push"),),
         command="push test URL",
-        over=Over.ONE,
+        routing=Routing.ONE,
     ),
     Verb(
         "push_log", PushLogPage, PushLog, _READ, "The last requests of a push",
@@ -424,7 +428,7 @@ VERBS: Final = (
         FrameType.PUSH_LOG, path=f"GET {_GROUP}/push/log", tag=_TAG,
         errors=("not_found", "conflict"), methods=(Method("push_log", gives="requests"),),
         command="push log TOPIC GROUP",
-        over=Over.ALL,
+        routing=Routing.ALL,
     ),
     Verb(
         "resend", Resend, PushSent, Need(Right.OPERATE, Of.NAMED), "Send a request again",
@@ -435,7 +439,7 @@ VERBS: Final = (
         errors=("not_found", "conflict"), audit=Audit.ALWAYS, repeat=False, prompt=False,
         extra_s=ANSWER_S, methods=(Method("resend"),),
         command="push resend TOPIC GROUP NUMBER",
-        over=Over.ONE,
+        routing=Routing.ONE,
     ),
     Verb(
         "settle_callback", SettleCallback, CallbackSettled, None, "Settle a task after 202",

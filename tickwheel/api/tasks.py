@@ -36,7 +36,7 @@ from tickwheel.api.kinds import (
 )
 from tickwheel.api.shapes import Answer, Field, Request, called, maybe_when, place, when
 from tickwheel.api.times import moment
-from tickwheel.api.verb import Audit, Method, Need, Of, Over, Right, Verb
+from tickwheel.api.verb import Audit, Method, Need, Of, Right, Routing, Verb
 from tickwheel.errors import BadRequest
 from tickwheel.limits import Limits
 from tickwheel.model.values import INTEGER_MIN, shard_of
@@ -48,7 +48,7 @@ STATES: Final = Choice("TaskState", "scheduled", "ready", "in_flight", "waiting"
 EXPLAINED: Final[Mapping[str, str]] = {
     "topic_paused": "Its topic is paused.",
     "group_paused": "Its group is paused.",
-    "key_paused": "Its order key, or the value that shares its group, is paused.",
+    "key_paused": "Its order key, or the property value by which its group is shared, is paused.",
     "key_held": "Its order key is held by a failed task: this one, or the one in `behind`.",
     "clock_held": "It is due by the wall clock, but that clock is too far ahead to be trusted.",
     "shard_away": "The shard that holds it, or might hold it, cannot be reached.",
@@ -58,26 +58,26 @@ EXPLAINED: Final[Mapping[str, str]] = {
     "endpoint": "Its group is pushed or forwarded, and the other system is slow or unreachable.",
     "slow_consumers": "The consumers of its group have used up their prefetch.",
     "dead": "It is a dead letter; the last failure gives the reason.",
-    "rate": "The rate limit of its topic, its group, or its value delays it.",
-    "share_limit": "`limit_each` tasks of its value are already in flight.",
+    "rate": "The rate limit of its topic, its group, or its share value delays it.",
+    "share_limit": "`limit_each` tasks with the same share value are already in flight.",
     "key_busy": "An earlier task with its order key is not finished.",
-    "alone": "Consumers have died with it, so it waits for a connection with no other delivery.",
+    "alone": "Consumers died handling it, so it waits for a connection with no other delivery.",
     "deleting": "Its group, or the last group of its topic, is being deleted.",
     "retry_wait": "It waits for its next attempt, or was postponed.",
     "queued": "It is ready and will be delivered next.",
-    "leased": "A consumer has it.",
-    "scheduled": "It is not due yet.",
+    "leased": "A consumer is handling it.",
+    "scheduled": "It is not yet due.",
     "transaction": "It belongs to an undecided transaction.",
     "acked": "It is finished.",
     "filtered": "A filter excluded it.",
     "expired": "Its time to live has passed.",
     "cancelled": "It was cancelled, or replaced by a newer task with its key.",
     "deleted": "It was deleted from the dead letters, or with its group or topic.",
-    "gone": "It has ended; the daemon no longer knows how.",
+    "gone": "It has ended, but the daemon no longer knows how.",
     "not_found": "The daemon does not know this task.",
 }
 """Every cause that an explanation can name, with its meaning. Causes that need an operator come
-first, then causes that pass by themselves, then the ways in which tasks end. If a task has several
+first, then causes that resolve themselves, then the ways in which tasks end. If a task has several
 groups, the explanation names the first of their causes in this order."""
 LEVEL_MAX: Final = 2**31 - 1
 """Highest delay level."""
@@ -88,7 +88,8 @@ PROPERTY_LENGTH_MAX: Final = 512
 
 
 def basis_of(shard_by: str | None, order_key: str | None, key: str | None) -> str | None:
-    """Return the basis, which determines the task's shard; None if any shard can take the task."""
+    """Return the basis, which determines the task's shard, or None if the task can be in any
+    shard."""
     if shard_by is not None:
         return shard_by
     return order_key if order_key is not None else key
@@ -107,8 +108,8 @@ def indexes_by_shard(tasks: Sequence[Any], key: bytes, shards: int) -> dict[int,
 
 
 def rest_key(key: bytes) -> bytes:
-    """Derive the key for those tasks of a request that the shards had not accepted before their
-    number changed."""
+    """Derive the idempotency key for the tasks of a request that no shard had accepted before the
+    number of shards changed."""
     return blake2b(key, digest_size=SESSION_BYTES, person=b"tw-once-rest").digest()
 
 
@@ -116,7 +117,7 @@ def rest_key(key: bytes) -> bytes:
 
 
 class Option(NamedTuple):
-    """Further properties of a request field that is an option of a task."""
+    """Further attributes of a request field that is an option of a task."""
 
     help: str
     """Help text on the command line."""
@@ -144,14 +145,14 @@ class ListedOptions:
     tag: Annotated[
         str | None,
         TAG,
-        "One word by which groups filter: not empty, not `*`, without `||`, and without leading or"
+        "A word by which groups filter: not empty, not `*`, without `||`, and without leading or"
         " trailing blanks.",
         Option("A word by which groups filter."),
     ] = None
     properties: Annotated[
         Any,
         PROPERTIES,
-        "Values for consumers, by name: text, 64-bit integers, finite floats, booleans.",
+        "Values for consumers, by name: strings, 64-bit integers, finite floats, booleans.",
         Option("A property; repeat for several. NAME:=12 is a number.", "NAME=VALUE"),
     ] = None
     priority: Annotated[
@@ -180,8 +181,8 @@ class ListedOptions:
         str | None,
         KEY,
         "Each group gets the tasks of one order key one at a time, by due time, then in the order"
-        " in which they were enqueued. The group's ``order_retry`` decides when a failed task is"
-        " tried again, so ``retry`` cannot be combined with an order key.",
+        " in which they were enqueued. The group's ``order_retry`` determines when a failed task"
+        " is retried, so ``retry`` cannot be combined with an order key.",
         Option(
             "Each group gets the tasks of one order key one at a time, in order.",
             "KEY",
@@ -205,8 +206,8 @@ class ListedOptions:
     shard_by: Annotated[
         str | None,
         KEY,
-        "With several shards: tasks with the same ``shard_by`` are in one shard, independent of"
-        " their keys. If there is an ``order_key``, both must be equal.",
+        "With several shards: tasks with the same ``shard_by`` are in the same shard, whatever"
+        " their keys are. If there is an ``order_key``, both must be equal.",
         Option("Tasks with the same value are in one shard.", "NAME", is_delivered=False),
     ] = None
 
@@ -229,13 +230,13 @@ class TaskFields(ScheduledTaskFields):
         int | None,
         Whole(1, LEVEL_MAX),
         "Instead of ``delay`` or ``at``: a level of the daemon's delay table, counted from 1."
-        " Levels beyond the end of the table mean the last level.",
+        " A level beyond the end of the table means the last level.",
     ] = None
     if_pending: Annotated[
         Any,
         RULE,
         'The rule that applies while another task with the same ``key`` is pending: "keep",'
-        ' "replace", "reject", "add", or an IfPending. The receipt has the ``outcome``.',
+        ' "replace", "reject", "add", or an IfPending. The receipt contains the ``outcome``.',
     ] = None
 
 
@@ -275,7 +276,7 @@ def check_options(options: Mapping[str, Any], field: str) -> None:
 
 def check_selection(ids: Any, topic: Any, key: Any, matching: Any = None) -> None:
     """Check that tasks are selected in exactly one way. Raise BadRequest if they are not."""
-    ways = sum(way is not None for way in (ids, key, matching))
+    ways = sum(selector is not None for selector in (ids, key, matching))
     if ways != 1 or (topic is None) == (ids is None):
         raise BadRequest(
             "select tasks by ids, by topic and key, or (in a bulk operation) by topic and filter"
@@ -298,9 +299,11 @@ class Selection(Request):
 class LookUp(Selection):
     """The request selects tasks to look up."""
 
-    newest: Annotated[bool, FLAG, "Return only the newest task of the key."] = False
+    newest: Annotated[bool, FLAG, "Return only the newest task with the key."] = False
     until_ms: Annotated[
-        int | None, Moment(), "Only tasks of the key that were enqueued at this moment or earlier."
+        int | None,
+        Moment(),
+        "Only tasks with the key that were enqueued at this moment or earlier.",
     ] = called("not_after")
 
 
@@ -317,7 +320,7 @@ class TaskToExplain(Request):
 
     @property
     def ids(self) -> tuple[int, ...] | None:
-        """Return the named id as a tuple, or None."""
+        """Return the id, if it is set, as a tuple, or None."""
         return None if self.id is None else (self.id,)
 
     def check_together(self) -> None:
@@ -332,12 +335,12 @@ class Moving(Request):
         raise NotImplementedError
 
     def due_at_ms(self, now_ms: int) -> int | None:
-        """Return the earliest new due time; None if it depends on each task's current one."""
+        """Return the earliest new due time, or None if it depends on each task's due time."""
         return None
 
 
 class MoveFields(Moving):
-    """A reschedule has exactly one of these fields."""
+    """The fields of a reschedule, of which exactly one must be set."""
 
     delay_ms: Annotated[int | None, Span(), "The new delay, counted from now."] = None
     due_ms: Annotated[int | None, Moment(INTEGER_MIN), "The new due time."] = called("at")
@@ -357,7 +360,7 @@ class MoveFields(Moving):
 
 
 class SpreadFields(Moving):
-    """A spread moves tasks to the emptiest ticks of this due window."""
+    """The fields of a spread, which moves tasks to the emptiest ticks of this due window."""
 
     start_ms: Annotated[
         int | None, Moment(), "The start of the window; by default each task's own due time."
@@ -379,12 +382,12 @@ class SpreadFields(Moving):
 
 
 class RequeueFields(Moving):
-    """A requeue can give tasks a new time to live."""
+    """The fields of a requeue, which can give tasks a new time to live."""
 
     ttl_ms: Annotated[
         int | None,
         Span(1, "delay_ms_max"),
-        "A new time to live, counted from the requeue. It replaces the task's own in all of its"
+        "A new time to live, counted from the requeue. It replaces that of the task in all of its"
         " groups.",
     ] = None
 
@@ -397,7 +400,7 @@ MOVES: Final[Mapping[str, type[Moving]]] = {
     "spread": SpreadFields,
     "requeue": RequeueFields,
 }
-"""Command → the block with the new due times or time to live."""
+"""Command → the block with its new due times or time to live."""
 
 
 class AnyMoveFields(RequeueFields, SpreadFields, MoveFields):
@@ -455,7 +458,7 @@ class Failure(NamedTuple):
     attempt: Annotated[int, "The number of the delivery that failed, counted from 1."]
     at_ms: Annotated[int, "When it failed, in milliseconds since 1970."]
     reason: Annotated[str, "Why it failed."]
-    subscriber: Annotated[str, "The consumer that had the task."]
+    subscriber: Annotated[str, "The consumer that handled the task."]
     trace: Annotated[
         str, "The consumer's stack trace if this failure made the task a dead letter, else empty."
     ]
@@ -473,7 +476,7 @@ class TaskOutcome(NamedTuple):
     id: int | None
     """None if no task with this key is known (``status`` is "unknown")."""
     status: str
-    """The effect, or the state that prevents it."""
+    """What the command did, or the state that prevents it."""
     due_ms: int | None = None
     """The new due time of a task that was moved, in milliseconds since 1970."""
 
@@ -497,7 +500,7 @@ class AcceptedIds(NamedTuple):
     """The tasks that a request created."""
 
     accepted_ms: int
-    """When the daemon accepted them, by its clock, in milliseconds since 1970."""
+    """When the daemon accepted the tasks, by its clock, in milliseconds since 1970."""
     ids: tuple[int, ...]
 
     @classmethod
@@ -544,7 +547,8 @@ class TaskState(Answer):
 
 
 class TaskInfo(ListedOptions, TaskState):
-    """A task as ``lookup`` returns it; only id and state once it is no longer stored."""
+    """A task as returned by ``lookup``. Once the task is no longer stored, only id and state are
+    set."""
 
     topic: Annotated[str | None, NAME, "The topic of the task."] = None
     body: Annotated[bytes | None, BODY, "The body of the task."] = None
@@ -579,7 +583,7 @@ class TaskInfo(ListedOptions, TaskState):
     replay_of: Annotated[
         int | None,
         ID,
-        "The original task, if this one was made by a reset of the group ``replay_to``.",
+        "The original task, if this one was created by a reset of the group ``replay_to``.",
     ] = None
     replay_to: Annotated[
         str | None, NAME, "The only group that receives the task, if it is a replay."
@@ -589,15 +593,15 @@ class TaskInfo(ListedOptions, TaskState):
 
 
 class Reason(Answer):
-    """A cause, a sentence about it, and the command that resolves it."""
+    """A cause, a sentence that explains it, and the command that resolves it."""
 
     cause: Annotated[str, Choice("str", *EXPLAINED), "The first cause that applies, in this order."]
     detail: Annotated[str, "The cause in a sentence; times are in UTC."]
     command: Annotated[
-        str | None, "The command that resolves it or shows more; None if there is none."
+        str | None, "The command that resolves it or shows details; None if there is none."
     ] = None
     group: Annotated[str | None, NAME, "The group concerned."] = None
-    behind: Annotated[int | None, ID, "The task that this one waits for."] = None
+    behind: Annotated[int | None, ID, "The task for which this one waits."] = None
     next_ms: Annotated[
         int | None, Moment(), "When the task proceeds by itself, if that is known."
     ] = None
@@ -606,8 +610,8 @@ class Reason(Answer):
 
 
 class Explanation(Reason):
-    """Why a task is where it is: the reason in the group that needs attention first, and the
-    reasons in its other groups in ``others``."""
+    """Why a task is in its state: the reason in the group that most needs attention and, in
+    ``others``, the reasons in the other groups."""
 
     id: Annotated[int | None, ID, "The task; None if no task with the key is known."] = None
     topic: Annotated[str | None, NAME, "The topic of the task, if it is known."] = None
@@ -627,33 +631,33 @@ _TAG: Final = "tasks"
 
 VERBS: Final = (
     Verb("cancel", Selection, list[TaskOutcome], _CHANGE, "Cancel tasks",
-         'Cancel tasks that no consumer has. The status of each is "cancelled",'
+         'Cancel tasks that no consumer is handling. The status of each is "cancelled",'
          ' "already_cancelled", or the state that prevents it: "in_flight", "acked", "expired",'
          ' "dead", "gone", "unknown", …',
          FrameType.CANCEL, path="POST /v1/cancellations", tag=_TAG, audit=Audit.ALWAYS,
          changes=True, bulk="cancel", methods=(Method("cancel", word="CancelWord"),),
-         over=Over.IDS),
+         routing=Routing.IDS),
     Verb("reschedule", Move, list[TaskOutcome], _CHANGE, "Reschedule tasks",
          "Give tasks a new due time by exactly one of ``delay`` (from now, by the daemon's clock),"
          " ``at`` and ``shift``.",
          FrameType.RESCHEDULE, audit=Audit.ALWAYS, changes=True, bulk="reschedule",
-         methods=(Method("reschedule"),), over=Over.IDS),
+         methods=(Method("reschedule"),), routing=Routing.IDS),
     Verb("spread", Spread, list[TaskOutcome], _CHANGE, "Spread tasks over a due window",
          "Give scheduled tasks a due window: each task moves to one of its emptiest ticks, which"
          " becomes its due time. A task that is not scheduled does not move, and its state is the"
          " status.",
          FrameType.SPREAD, path="POST /v1/spreads", tag=_TAG, errors=("due_too_far",),
          audit=Audit.ALWAYS, changes=True, bulk="spread", methods=(Method("spread"),),
-         over=Over.IDS),
+         routing=Routing.IDS),
     Verb("run_now", Selection, list[TaskOutcome], _CHANGE, "Run tasks now",
          "Make tasks due now.",
          FrameType.RUN_NOW, path="POST /v1/runs", tag=_TAG, audit=Audit.ALWAYS, changes=True,
-         bulk="run_now", methods=(Method("run_now"),), over=Over.IDS),
+         bulk="run_now", methods=(Method("run_now"),), routing=Routing.IDS),
     Verb("look_up", LookUp, list[TaskInfo], _READ, "Look tasks up", frame=FrameType.LOOKUP,
-         over=Over.IDS),
+         routing=Routing.IDS),
     Verb("explain", TaskToExplain, Explanation, Need(Right.READ, Of.FOUND),
-         "Explain why a task is where it is", frame=FrameType.EXPLAIN, prompt=False,
-         over=Over.TASK),
+         "Explain why a task is in its state", frame=FrameType.EXPLAIN, prompt=False,
+         routing=Routing.TASK),
     Verb(
         "list_tasks", TasksPage, Tasks, Need(Right.READ, Of.FOUND),
         "List tasks that have not ended",
@@ -661,17 +665,17 @@ VERBS: Final = (
         " by a key without its topic uses no index and reads all tasks.",
         FrameType.LIST, path="GET /v1/tasks", tag=_TAG, prompt=False, pages="tasks",
         methods=(Method("list_tasks"),),
-        over=Over.PAGES,
+        routing=Routing.PAGES,
     ),
     Verb(
         "peek", PeekPage, Tasks, Need(Right.READ, Of.NAMED),
-        "Look at the tasks of a topic",
+        "Peek at the tasks of a topic",
         "Return the tasks that the topic still has to deliver, with their bodies: scheduled, ready,"
         " in flight and waiting for a retry, but no dead letters. Peeking needs no group, takes no"
         " lease and counts no attempt.",
         FrameType.PEEK, path="GET /v1/topics/{topic}/peek", tag=_TAG, prompt=False, pages="tasks",
         methods=(Method("peek"),),
-        over=Over.PAGES,
+        routing=Routing.PAGES,
     ),
 )  # fmt: skip
 
@@ -715,7 +719,7 @@ class Letters(Request):
 
 
 class Requeue(RequeueFields, Letters):
-    """The request names dead letters to deliver again."""
+    """The request names dead letters to requeue."""
 
 
 class DeadLetter(Answer):
@@ -728,7 +732,7 @@ class DeadLetter(Answer):
         int, Moment(), "When the task became a dead letter, in milliseconds since 1970."
     ]
     attempt: Annotated[int, "How many times the task was delivered to the group."]
-    reason: Annotated[str, "The reason of the last failure."]
+    reason: Annotated[str, "The reason for the last failure."]
     failures: Annotated[tuple[Failure, ...], "The failed attempts, the oldest first."]
     failed: Annotated[int, "How many attempts failed."] = 0
     deaths: Annotated[int, "How many consumers died while they held the task."] = 0
@@ -755,15 +759,15 @@ LETTER_VERBS: Final = (
         "Return dead letters in the order of their ids.",
         FrameType.DEAD_LIST, path="GET /v1/dead-letters", tag=_LETTERS, prompt=False, pages="dead",
         methods=(Method("dead_list"),),
-        over=Over.PAGES,
+        routing=Routing.PAGES,
     ),
     Verb("requeue_dead", Requeue, list[str], _OPERATE, "Requeue dead letters",
          'Deliver dead letters again and reset their failures. Return for each "requeued",'
          ' "unknown", or "ttl_over" if its time to live has passed and ``ttl`` is not given.',
          FrameType.DEAD_REQUEUE, audit=Audit.ALWAYS, changes=True, bulk="requeue",
-         methods=(Method("dead_requeue", word="RequeueWord"),), over=Over.IDS),
+         methods=(Method("dead_requeue", word="RequeueWord"),), routing=Routing.IDS),
     Verb("delete_dead", Letters, list[str], _OPERATE, "Delete dead letters",
          'Delete dead letters permanently. Return "deleted" or "unknown" for each.',
          FrameType.DEAD_DELETE, audit=Audit.ALWAYS, changes=True, bulk="delete",
-         methods=(Method("dead_delete", word="DeleteWord"),), over=Over.IDS),
+         methods=(Method("dead_delete", word="DeleteWord"),), routing=Routing.IDS),
 )  # fmt: skip

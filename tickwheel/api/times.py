@@ -1,4 +1,4 @@
-"""Convert Python's durations and moments to the wire's milliseconds, and back. Reads no clock.
+"""Converts Python's durations and moments to milliseconds on the wire, and back. It reads no clock.
 
 Invariant: rounding never makes a time earlier than requested. Fractions of a microsecond are
 treated as noise of binary fractions.
@@ -20,7 +20,7 @@ Duration = float | timedelta | str
 EPOCH = datetime.fromtimestamp(0, UTC)
 _MICROSECOND = timedelta(microseconds=1)
 _MS_MAX = 2**53
-"""Maximum duration in ms. Floats of seconds lose whole milliseconds beyond it."""
+"""Maximum duration in ms. Beyond it, a float in seconds loses whole milliseconds."""
 
 
 def duration_ms(value: Any, field: str) -> int:
@@ -72,8 +72,8 @@ _TIME = re.compile(
 
 
 def parse_time(text: str) -> datetime:
-    """Return the moment of an ISO-8601 time, which is local time of this machine unless it has a
-    zone. Raise ValueError for any other text."""
+    """Return the moment of an ISO-8601 time. A time without a zone is local time of this machine.
+    Raise ValueError for any other text."""
     cleaned = text.strip()
     try:
         if _TIME.fullmatch(cleaned) is None:
@@ -90,8 +90,8 @@ def local_time(naive: datetime) -> datetime:
     """Return the moment of a local time of this machine. A repeated time means its first
     occurrence. A skipped time is read with the offset from before the gap (RFC 5545, 3.3.5). Raise
     OverflowError if it is out of range."""
-    whole = naive.replace(microsecond=0, fold=0).timestamp()
-    local = datetime.fromtimestamp(whole, UTC).astimezone()
+    seconds_since_epoch = naive.replace(microsecond=0, fold=0).timestamp()
+    local = datetime.fromtimestamp(seconds_since_epoch, UTC).astimezone()
     return local.replace(microsecond=naive.microsecond)
 
 

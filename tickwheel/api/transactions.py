@@ -9,7 +9,7 @@ from tickwheel.api.kinds import ID, NAME, Choice, Moment
 from tickwheel.api.schedules import ClaimName, NameClaimed
 from tickwheel.api.shapes import Answer, Request, maybe_when, when
 from tickwheel.api.tasks import PAGE, AcceptedIds
-from tickwheel.api.verb import Audit, Home, Method, Need, Of, Over, Right, Unique, Verb
+from tickwheel.api.verb import Audit, Home, Method, Need, Of, Right, Routing, Unique, Verb
 
 
 class TransactionName(Request):
@@ -65,7 +65,7 @@ class TransactionInfo(Answer):
     bytes: Annotated[int, "The size of its half tasks, in bytes."]
     topics: Annotated[tuple[str, ...], "The topics of its half tasks."]
     checks: Annotated[int, "How many checks of its producer group were due."]
-    asked: Annotated[int, "How many times a producer of the group was asked."]
+    asked: Annotated[int, "How many times a member of the group was asked."]
     checked_ms: Annotated[
         int | None,
         Moment(),
@@ -102,40 +102,41 @@ VERBS: Final[tuple[Any, ...]] = (
          "Store half tasks of a transaction", frame=FrameType.PREPARE, changes=True,
          fields="transaction: str, group: str, part: int, array of task, options: map "
                 "{`from`: `enqueue` or `commit`, `claim`: int} or nil",
-         result="[accepted_ms, empty array]", over=Over.BASIS,
+         result="[accepted_ms, empty array]", routing=Routing.BASIS,
          unique=Unique("transaction", Home.NAME)),
     Verb("claim_transaction", ClaimName, NameClaimed, _PRODUCE,
          "Claim the name of a transaction among several shards",
-         "", FrameType.CLAIM, "transaction", errors=("conflict",), changes=True, over=Over.CLAIM),
+         "", FrameType.CLAIM, "transaction", errors=("conflict",), changes=True,
+         routing=Routing.CLAIM),
     Verb("commit_transaction", TransactionName, AcceptedIds, _PRODUCE,
          "Commit a transaction",
-         "Turn its half tasks into tasks. Committing again returns the same answer.",
+         "Turn its half tasks into tasks. Committing it again returns the same answer.",
          FrameType.COMMIT, path=f"POST {_PATH}/commit", tag=_TAG,
          errors=(*_UNKNOWN, "transaction_rolled_back", "store_full"),
          audit=Audit.OF_OTHERS, changes=True,
-         result="as ENQUEUE", command="transactions commit TRANSACTION", over=Over.NAME),
+         result="as ENQUEUE", command="transactions commit TRANSACTION", routing=Routing.NAME),
     Verb("rollback_transaction", TransactionName, AcceptedIds, _PRODUCE,
          "Roll back a transaction",
-         "Drop its half tasks. Rolling back again returns the same answer.",
+         "Drop its half tasks. Rolling it back again returns the same answer.",
          FrameType.ROLLBACK,
          path=f"POST {_PATH}/rollback", tag=_TAG, errors=(*_UNKNOWN, "transaction_committed"),
          audit=Audit.OF_OTHERS, changes=True,
          result="[decided_ms, empty array]", command="transactions rollback TRANSACTION",
-         over=Over.NAME),
+         routing=Routing.NAME),
     Verb("answer_checks", None, None, _PRODUCE, "Register to answer checks of producer groups",
          frame=FrameType.CHECKS,
          fields="groups: array of str, up to 1,000",
-         result="nil", over=Over.EACH),
+         result="nil", routing=Routing.EACH),
     Verb("list_transactions", TransactionsPage, TransactionList, _READ,
          "List undecided transactions",
          "Return undecided transactions, or transactions in ``state``, ordered by name.",
          FrameType.TRANSACTION_LIST, path="GET /v1/transactions", tag=_TAG, prompt=False,
-         pages="transactions", methods=(Method("list_transactions"),), over=Over.PAGES),
+         pages="transactions", methods=(Method("list_transactions"),), routing=Routing.PAGES),
     Verb("show_transaction", TransactionName, TransactionInfo, _READ,
          "Show a transaction and its half tasks",
          "Return one transaction with its half tasks. Raise UnknownTransaction if there is none.",
          FrameType.TRANSACTION_SHOW, path=f"GET {_PATH}", tag=_TAG, errors=_UNKNOWN,
          result="transaction map and `halves`",
          methods=(Method("show_transaction"),), command="transactions show TRANSACTION",
-         over=Over.NAME),
+         routing=Routing.NAME),
 )  # fmt: skip

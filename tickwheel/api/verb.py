@@ -1,9 +1,9 @@
 """The declaration of one verb: number, name, request, answer, right, path, errors.
 
-Everything that is the same for all verbs follows from it: the decoding and checking of frames,
+Everything that is common to all verbs is derived from it: the decoding and checking of frames,
 rights, the audit log, HTTP routes and the OpenAPI document, the parsing of answers, the methods of
-the clients, the tables of the documents. This module knows no verb; ``tasks.py`` and its siblings
-declare them, and ``verbs.py`` collects them.
+the clients, the tables of the documents. This module contains no verbs; ``tasks.py`` and its
+siblings declare them, and ``verbs.py`` collects them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Of(StrEnum):
     ANY = "all topics"
 
 
-class Over(StrEnum):
+class Routing(StrEnum):
     """The shards that a client asks if there are several."""
 
     ONE = "the shard that the client is connected to"
@@ -80,7 +80,7 @@ class Unique(NamedTuple):
 
 
 class Need(NamedTuple):
-    """The right that a verb needs, and for which topics."""
+    """The right that a verb needs, and the topics for which it needs the right."""
 
     right: Right
     of: Of
@@ -101,15 +101,16 @@ class Method(NamedTuple):
     gives: str = ""
     """The field of the answer that the method returns; "" returns the whole answer."""
     fixed: tuple[tuple[str, Any], ...] = ()
-    """Fields of the request with a fixed value, which are not keywords of the method."""
+    """Fields of the request that have a fixed value, and are not keyword arguments of the
+    method."""
     fields: type[Request] | None = None
-    """The fields that are keywords of the method; None means all fields of the request."""
+    """The fields that are keyword arguments of the method; None means all fields of the request."""
     text: str = ""
     """The method's docstring; "" means the verb's text."""
     word: str = ""
     """The type of the word that the method returns for a single task. If the verb takes a
-    selection, the method returns a word when it gets one id. Otherwise the method takes ``task_id``
-    instead of ``ids``. "" means that the method always returns the whole outcome."""
+    selection, the method returns a word if it is called with one id. Otherwise the method takes
+    ``task_id`` instead of ``ids``. "" means that the method always returns the whole outcome."""
 
 
 _NONE: Final = ("",)
@@ -120,23 +121,26 @@ class Verb:
     """One verb. ``errors`` are its error codes, without the codes that every request can get."""
 
     name: str
-    """Also the name of the operation and of the HTTP handler."""
+    """The name of the verb, and also of the operation and the HTTP handler."""
     request: type[Request] | None
-    """None if the frame is decoded by hand (``server/tcp``) and checked by the operation."""
+    """The type of the request. None if the frame is decoded by hand (``server/tcp``) and checked by
+    the operation."""
     answer: Any
     """The type of the answer; None means nil."""
     need: Need | None
-    """None if every connected caller may use the verb, because it concerns only the caller."""
+    """The right that the verb needs. None if every connected caller may use the verb, because it
+    concerns only the caller."""
     summary: str
     """One line, for tables and the OpenAPI document."""
     text: str = ""
     """The docstring of the client's method."""
     frame: FrameType | None = None
-    """None for a verb of HTTP only."""
+    """The type of the frame. None for a verb that exists only over HTTP."""
     word: str = ""
     """The frame's second element, which distinguishes verbs that share ``frame``."""
     path: str = ""
-    """METHOD and path over HTTP; "" for a verb of TCP only, or with a handler written by hand."""
+    """METHOD and path over HTTP; "" if there is no HTTP route, or its handler is written by
+    hand."""
     tag: str = ""
     """The section of the OpenAPI document."""
     status: int = 200
@@ -144,18 +148,18 @@ class Verb:
     errors: tuple[str, ...] = ()
     audit: Audit = Audit.NEVER
     changes: bool = False
-    """Whether it changes state."""
+    """Whether the verb changes state."""
     standby: bool = False
-    """Whether a standby also answers it."""
+    """Whether a standby also answers the verb."""
     public: bool = False
-    """Whether it needs no login over HTTP, because its request contains a proof."""
+    """Whether the verb needs no login over HTTP, because its request contains a proof."""
     repeat: bool = True
-    """Whether a client resends it when the connection breaks before the answer."""
+    """Whether a client resends the request if the connection breaks before the answer."""
     prompt: bool = True
-    """Whether a missing answer means a dead connection."""
+    """Whether a missing answer means that the connection is dead."""
     extra_s: float = 0.0
-    """Seconds that the answer may take in addition to the usual time."""
-    over: Over | None = None
+    """Number of seconds that the answer may take in addition to the usual time."""
+    routing: Routing | None = None
     """The shards that are asked; None for a verb of HTTP only, which asks one shard."""
     unique: Unique | None = None
     """For a verb that creates a named object: the name, and the shard that grants it."""
@@ -163,11 +167,11 @@ class Verb:
     """The kind of bulk operation that has the same effect on all matching tasks of a topic. The
     method then takes tasks or a selection."""
     pages: str = ""
-    """The field of the answer with the items of a page; the method is an iterator."""
+    """The field of the answer that contains the items of a page. The method is then an iterator."""
     methods: tuple[Method, ...] = ()
     command: str = ""
-    """The command of the command line that is derived from the verb: its words, and in capitals
-    the fields that are arguments. Other fields are options. "" means no derived command."""
+    """The command of the command line that is derived from the verb: its words, and in capitals the
+    fields that are arguments. Other fields are options. "" means that no command is derived."""
     fields: str = ""
     """The fields of a frame that is decoded by hand, for the protocol's document."""
     result: str = ""

@@ -670,7 +670,7 @@ def report(
     """
     from tickwheel.reports import ReportError
     from tickwheel.reports.session import missing_part
-    from tickwheel.reports.state import still_holds
+    from tickwheel.reports.state import unchanged_summary
 
     missing = missing_part()
     if missing is not None:
@@ -680,7 +680,7 @@ def report(
     began_s = time.monotonic()
     try:
         settings = _report_settings(history, out, options)
-        summary = still_holds(settings) or _make(call.out, settings, options)
+        summary = unchanged_summary(settings) or _make(call.out, settings, options)
     except ReportError as error:
         call.out.remark(f"report_failed: {' '.join(str(error).split())}")
         return EXIT_FAILED
@@ -770,10 +770,10 @@ def show_report(output: Output, summary: Summary, settings: ReportSettings, took
             }
         )
         return
-    from tickwheel.reports.page import whole
+    from tickwheel.reports.page import with_topic_counts
     from tickwheel.reports.state import left_out_remark
 
-    output.grid(report_grid(whole(summary.topics), summary.slo))
+    output.grid(report_grid(with_topic_counts(summary.topics), summary.slo))
     new, total = summary.new_events, summary.events
     output.line("")
     output.line(f"{new:,} new events, {total:,} in all, {format_duration(took_s)}: {summary.page}")

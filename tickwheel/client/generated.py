@@ -80,7 +80,7 @@ class GeneratedVerbs(Verbs):
         id: str | None = None,
         timeout: Duration | None = None,
     ) -> CancelWord | list[TaskOutcome] | BulkInfo:
-        """Cancel tasks that no consumer has. The status of each is "cancelled",
+        """Cancel tasks that no consumer is handling. The status of each is "cancelled",
         "already_cancelled", or the state that prevents it: "in_flight", "acked", "expired", "dead",
         "gone", "unknown", … By topic and key: every unfinished task with that key, the oldest
         first, each with an outcome. Without any, the last finished task that the daemon remembers,
@@ -446,8 +446,8 @@ class GeneratedVerbs(Verbs):
         changes per second. ``id``: your name for it, as in ``reset_group``. Raises NotFound for an
         unknown topic, Overloaded when too many bulk operations are running.
 
-        ``ttl``: a new time to live, counted from the requeue. It replaces the task's own in all of
-        its groups."""
+        ``ttl``: a new time to live, counted from the requeue. It replaces that of the task in all
+        of its groups."""
         return await self._selected(
             "requeue_dead",
             pairs,
@@ -507,7 +507,7 @@ class GeneratedVerbs(Verbs):
         """Create a group before its first subscriber connects. An existing group does not change,
         and ``created`` in the answer is false.
 
-        ``start``: the group is owed tasks that come due from "now" on, from the "first" stored task
+        ``start``: the group gets tasks that come due from "now" on, from the "first" stored task
         on, or from a moment on. ``settings`` are those of NewGroupKeywords."""
         refuse_unknown(settings, NewGroupKeywords, "Client.create_group")
         return await self._ask(
@@ -565,16 +565,16 @@ class GeneratedVerbs(Verbs):
         id: str | None = None,
         timeout: Duration | None = None,
     ) -> BulkInfo:
-        """Deliver those tasks to the group that came due since ``to`` and that it has finished or
-        was never owed. Each becomes a new task, whose ``Delivery.replay_of`` is the id of the
-        original. Other groups are not affected. The reset is a bulk operation: it is durable when
-        the call returns, and runs in the background (``wait_bulk``). Raise NotFound if there is no
-        such group, Conflict if the group is already being reset, or Overloaded.
+        """Deliver to the group the tasks that came due since ``to`` and that it has finished or
+        missed. Each becomes a new task, whose ``Delivery.replay_of`` is the id of the original.
+        Other groups are not affected. The reset is a bulk operation: it is durable when the call
+        returns, and runs in the background (``wait_bulk``). Raise NotFound if there is no such
+        group, Conflict if the group is already being reset, or Overloaded.
 
         ``to``: a moment, or "first" for the beginning of the history. ``rate``: maximum tasks per
         second; unlimited by default. ``id``: your id for the bulk operation. Repeating the same
-        request with it has no further effect; another request with it is a Conflict. By default a
-        random id."""
+        request with this id has no further effect; a different request with it raises Conflict. By
+        default a random id."""
         return await self._ask(
             "reset_group",
             {
@@ -590,7 +590,7 @@ class GeneratedVerbs(Verbs):
     async def preview_reset(
         self, topic: str, group: str, *, to: datetime | str, timeout: Duration | None = None
     ) -> ResetPreview:
-        """Return how many tasks a reset to that moment would deliver, without resetting. The call
+        """Return how many tasks a reset to that moment would deliver. Nothing is reset. The call
         reads the whole history. Raise NotFound if there is no such group, or Overloaded.
 
         ``to``: a moment, or "first" for the beginning of the history."""
@@ -638,7 +638,7 @@ class GeneratedVerbs(Verbs):
         key: str | None = None,
         timeout: Duration | None = None,
     ) -> ReleaseKeyWord:
-        """Try the task of a held key, named by its id or the key, again at once and reset its
+        """Retry the task of a held key, named by its id or the key, at once, and reset its
         failures. Return "released" or "not_held". Raise NotFound if there is no such group.
 
         ``key``: the order key whose task is held."""
@@ -735,7 +735,7 @@ class GeneratedVerbs(Verbs):
         return await self._ask("pause_schedule", {"name": name}, timeout)
 
     async def resume_schedule(self, name: str, *, timeout: Duration | None = None) -> ScheduleInfo:
-        """Resume a paused schedule. Its ``catch_up`` decides about missed occurrences. Raise
+        """Resume a paused schedule. Its ``catch_up`` determines which missed runs follow. Raise
         NotFound if there is no such schedule."""
         return await self._ask("resume_schedule", {"name": name}, timeout)
 
@@ -810,8 +810,8 @@ class GeneratedVerbs(Verbs):
         ``secrets``: the secrets that sign requests; use several while receivers switch to the
         first. By default an existing push keeps its secrets. ``format``: "plain" sends the task's
         body; "cloudevents" sends a CloudEvent in JSON. ``concurrency``: maximum number of
-        concurrent requests. ``request_timeout``: timeout of a whole request with its answer; by
-        default 30 s. ``connect_timeout``: timeout of a connection to the host; by default 5 s.
+        concurrent requests. ``request_timeout``: timeout of a whole request, including the answer;
+        by default 30 s. ``connect_timeout``: timeout of a connection to the host; by default 5 s.
         ``callback_lease``: how long a task waits for its callback after a 202; by default a 202
         acks the task."""
         return await self._ask(
@@ -886,8 +886,8 @@ class GeneratedVerbs(Verbs):
         address that push_allow does not permit, and Conflict if the daemon has no process that
         sends.
 
-        ``secrets``: the secrets that sign the request; without them it is not signed. ``format``:
-        the format of the body, as in a push."""
+        ``secrets``: the secrets that sign the request; without secrets it is not signed.
+        ``format``: the format of the body, as in a push."""
         return await self._ask(
             "test_push", {"url": url, "secrets": secrets, "format": format}, timeout
         )
@@ -924,15 +924,15 @@ class GeneratedVerbs(Verbs):
     ) -> ShardPlaced:
         """Assign a shard to a node, or, without ``node``, let the daemons choose. The call returns
         once the assignment is recorded; the shard moves as soon as its new node stands by. While
-        that node is away or drains, another node leads the shard. Raise NotFound for an unknown
-        node, and Conflict if the daemon is not a node."""
+        that node is unreachable or being drained, another node leads the shard. Raise NotFound for
+        an unknown node, and Conflict if the daemon is not a node."""
         return await self._ask("move_shard", {"shard": shard, "node": node}, timeout)
 
     async def drain_node(
         self, node: str, *, draining: bool = True, timeout: Duration | None = None
     ) -> NodeDrained:
-        """Drain a node: it leads no shards, also after a restart, until ``draining=False``. The
-        call returns once that is recorded; the shards then move one by one. Raise NotFound for an
+        """Drain a node: it leads no shards, even after a restart, until ``draining=False``. The
+        call returns once this is recorded; the shards then move one by one. Raise NotFound for an
         unknown node, and Conflict if the daemon is not a node.
 
         ``draining``: whether the node gives its shards to others; false lets it lead shards
@@ -945,7 +945,7 @@ class GeneratedVerbs(Verbs):
         return await self._ask("status", {}, timeout)
 
     async def stats(self, *, timeout: Duration | None = None) -> Stats:
-        """Return the daemon's present counts."""
+        """Return the daemon's current counts."""
         return await self._ask("stats", {}, timeout)
 
     async def load(
@@ -980,7 +980,7 @@ class GeneratedVerbs(Verbs):
         return self._pages("consumers", {"topic": topic, "group": group}, limit, timeout)
 
     async def overview(self, *, timeout: Duration | None = None) -> Overview:
-        """Return the wheel, counts, and present problems in words (``troubles``), the worst
+        """Return the wheel, counts, and current problems in words (``troubles``), the worst
         first."""
         return await self._ask("overview", {}, timeout)
 

@@ -27,11 +27,11 @@ class ScheduledTaskKeywords(TypedDict, total=False):
     can share one key."""
 
     tag: str | None
-    """One word by which groups filter: not empty, not `*`, without `||`, and without leading or
+    """A word by which groups filter: not empty, not `*`, without `||`, and without leading or
     trailing blanks."""
 
     properties: Mapping[str, Value] | None
-    """Values for consumers, by name: text, 64-bit integers, finite floats, booleans."""
+    """Values for consumers, by name: strings, 64-bit integers, finite floats, booleans."""
 
     priority: int
     """Due tasks with a higher priority are delivered first; by default 0."""
@@ -45,7 +45,7 @@ class ScheduledTaskKeywords(TypedDict, total=False):
 
     order_key: str | None
     """Each group gets the tasks of one order key one at a time, by due time, then in the order in
-    which they were enqueued. The group's ``order_retry`` decides when a failed task is tried again,
+    which they were enqueued. The group's ``order_retry`` determines when a failed task is retried,
     so ``retry`` cannot be combined with an order key."""
 
     trace: str | None
@@ -57,8 +57,8 @@ class ScheduledTaskKeywords(TypedDict, total=False):
     plain bytes. The daemon stores it without reading the body."""
 
     shard_by: str | None
-    """With several shards: tasks with the same ``shard_by`` are in one shard, independent of their
-    keys. If there is an ``order_key``, both must be equal."""
+    """With several shards: tasks with the same ``shard_by`` are in the same shard, whatever their
+    keys are. If there is an ``order_key``, both must be equal."""
 
     retry: Retry | None
     """The task's retry policy, which overrides its group's and its topic's."""
@@ -68,16 +68,16 @@ class TaskKeywords(ScheduledTaskKeywords, total=False):
     """Options of an enqueued task."""
 
     delay_level: int | None
-    """Instead of ``delay`` or ``at``: a level of the daemon's delay table, counted from 1. Levels
-    beyond the end of the table mean the last level."""
+    """Instead of ``delay`` or ``at``: a level of the daemon's delay table, counted from 1. A level
+    beyond the end of the table means the last level."""
 
     if_pending: Action | IfPending | None
     """The rule that applies while another task with the same ``key`` is pending: "keep", "replace",
-    "reject", "add", or an IfPending. The receipt has the ``outcome``."""
+    "reject", "add", or an IfPending. The receipt contains the ``outcome``."""
 
 
 class FilterKeywords(TypedDict, total=False):
-    """A filter selects tasks that satisfy both of its parts."""
+    """A filter, which selects tasks that satisfy both of its parts."""
 
     tags: str | None
     """The group gets only tasks with one of these tags: "eu || uk"."""
@@ -88,10 +88,10 @@ class FilterKeywords(TypedDict, total=False):
 
 
 class GroupKeywords(FilterKeywords, total=False):
-    """Settings of a group that its creator and its consumers can specify."""
+    """Settings of a group that its creator and its consumers can set."""
 
     order_retry: Duration | None
-    """The delay before a failed task of an order key is tried again; by default 1 s."""
+    """The delay before a failed task of an order key is retried; by default 1 s."""
 
     order_attempts: int | None
     """Failed attempts of a task of an order key until order_failure applies; by default 16."""
@@ -99,7 +99,7 @@ class GroupKeywords(FilterKeywords, total=False):
     order_failure: OrderFailure | None
     """The action after order_attempts failures. "hold", the default: the key is held until an
     operator acts. "dead": the task becomes a dead letter, and its key continues. "retry": the task
-    is tried until it succeeds, and order_attempts must not be given."""
+    is retried until it succeeds, and order_attempts must not be given."""
 
     fair_by: str | None
     """The field whose values take turns: "key", "tag", or the name of a property."""
@@ -139,7 +139,7 @@ class SettingsKeywords(NewGroupKeywords, total=False):
 
 
 class SelectionKeywords(TypedDict, total=False):
-    """A selection means all tasks of a topic that satisfy every named field."""
+    """A selection of all tasks of a topic that satisfy every field that is set."""
 
     tags: str | None
     """Only tasks with one of these tags: "eu || uk"."""
@@ -158,7 +158,7 @@ class SelectionKeywords(TypedDict, total=False):
 
 
 class DeadSelectionKeywords(SelectionKeywords, total=False):
-    """A selection of dead letters can also name a group and a reason."""
+    """A selection of dead letters, which can also name a group and a reason."""
 
     group: str | None
     """Only dead letters of this group."""
@@ -168,7 +168,7 @@ class DeadSelectionKeywords(SelectionKeywords, total=False):
 
 
 class TaskSelectionKeywords(SelectionKeywords, total=False):
-    """A selection of tasks can also name a state."""
+    """A selection of tasks, which can also name a state."""
 
     state: TaskState | None
     """Only tasks in this state."""
@@ -183,7 +183,7 @@ class MovingKeywords(TypedDict, total=False):
 
 
 class MoveKeywords(MovingKeywords, total=False):
-    """A reschedule has exactly one of these fields."""
+    """The fields of a reschedule, of which exactly one must be set."""
 
     delay: Duration | None
     """The new delay, counted from now."""
@@ -196,7 +196,7 @@ class MoveKeywords(MovingKeywords, total=False):
 
 
 class SpreadKeywords(MovingKeywords, total=False):
-    """A spread moves tasks to the emptiest ticks of this due window."""
+    """The fields of a spread, which moves tasks to the emptiest ticks of this due window."""
 
     start: datetime | None
     """The start of the window; by default each task's own due time."""
@@ -209,10 +209,10 @@ class SpreadKeywords(MovingKeywords, total=False):
 
 
 class RequeueKeywords(MovingKeywords, total=False):
-    """A requeue can give tasks a new time to live."""
+    """The fields of a requeue, which can give tasks a new time to live."""
 
     ttl: Duration | None
-    """A new time to live, counted from the requeue. It replaces the task's own in all of its
+    """A new time to live, counted from the requeue. It replaces that of the task in all of its
     groups."""
 
 

@@ -1,9 +1,9 @@
 """A client over several shards: where requests and tasks go.
 
 ``Shards`` has a link to each shard, of which one exists when the client learns of the others. It
-routes verbs by their declarations (``Over``); ``SpreadProducer`` gives each task to the producer of
-its shard. ``spread_subscription.py`` has the subscriptions on all shards behind one front, and
-``merging.py`` the rules that merge answers. A client imports this module only when it has learnt of
+routes verbs by ``Verb.routing``; ``SpreadProducer`` gives each task to the producer of its shard.
+``spread_subscription.py`` has the subscriptions on all shards behind one front, and ``merging.py``
+the rules that merge answers. A client imports this module only when it has learnt of
 several shards. Invariants:
 
 * A task with a basis (its ``shard_by``, order key or key) goes to shard crc32(basis) mod the number
@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from tickwheel.api.schedules import NewSchedule
 from tickwheel.api.tasks import basis_of
-from tickwheel.api.verb import Over
+from tickwheel.api.verb import Routing
 from tickwheel.api.verbs import VERBS
 from tickwheel.client.connection import LOGGER, fail, is_secure, parse_url
 from tickwheel.client.link import Link, close_all
@@ -323,13 +323,14 @@ class Shards:
 
     async def call(self, verb: Verb, fields: tuple[Any, ...], until_s: float | None) -> Any:
         """Return the answer to a verb, in wire form."""
-        asks: Mapping[Over | None, Callable[..., Any]] = {
-            Over.ONE: self._ask_own, Over.IDS: self._ask_ids, Over.NAME: self._ask_name,
-            Over.ALL: self._ask_all, Over.TURN: self._ask_in_turn, Over.BASIS: self._put_schedule,
-            Over.TOGETHER: self._ask_together, Over.HOME: self._ask_home_first,
-            Over.HOME_LAST: self._ask_home_last, Over.TASK: self._ask_task,
+        asks: Mapping[Routing | None, Callable[..., Any]] = {
+            Routing.ONE: self._ask_own, Routing.IDS: self._ask_ids, Routing.NAME: self._ask_name,
+            Routing.ALL: self._ask_all, Routing.TURN: self._ask_in_turn,
+            Routing.BASIS: self._put_schedule, Routing.TOGETHER: self._ask_together,
+            Routing.HOME: self._ask_home_first, Routing.HOME_LAST: self._ask_home_last,
+            Routing.TASK: self._ask_task,
         }  # fmt: skip
-        return await asks[verb.over](verb, fields, until_s)
+        return await asks[verb.routing](verb, fields, until_s)
 
     async def _ask(
         self, link: Link, verb: Verb, fields: tuple[Any, ...], until_s: float | None

@@ -132,14 +132,14 @@ class DeliveredOptions:
 
     @property
     def tag(self) -> str | None:
-        """One word by which groups filter: not empty, not `*`, without `||`, and without leading or
+        """A word by which groups filter: not empty, not `*`, without `||`, and without leading or
         trailing blanks."""
         value: str | None = self._options.get("tag", None)
         return value
 
     @property
     def properties(self) -> Mapping[str, Value]:
-        """Values for consumers, by name: text, 64-bit integers, finite floats, booleans."""
+        """Values for consumers, by name: strings, 64-bit integers, finite floats, booleans."""
         value: Mapping[str, Value] = self._options.get("properties", _NOTHING)
         return value
 
@@ -152,8 +152,8 @@ class DeliveredOptions:
     @property
     def order_key(self) -> str | None:
         """Each group gets the tasks of one order key one at a time, by due time, then in the order
-        in which they were enqueued. The group's ``order_retry`` decides when a failed task is tried
-        again, so ``retry`` cannot be combined with an order key."""
+        in which they were enqueued. The group's ``order_retry`` determines when a failed task is
+        retried, so ``retry`` cannot be combined with an order key."""
         value: str | None = self._options.get("order_key", None)
         return value
 

@@ -22,7 +22,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Self
 
-from tickwheel.history.segments import DAY_MS, HOUR_MS, PART, SegmentName, hour_folder
+from tickwheel.history.segments import DAY_MS, HOUR_MS, PARTIAL_PREFIX, SegmentName, hour_folder
 
 NODE = "synthetic-1"
 SHARD = 0
@@ -301,7 +301,7 @@ class SegmentFiles:
 
 def _write(folder: Path, name: str, texts: list[str]) -> int:
     folder.mkdir(parents=True, exist_ok=True)
-    part = folder / f"{PART}{name}"
+    part = folder / f"{PARTIAL_PREFIX}{name}"
     # Without a timestamp, the same history has the same bytes.
     part.write_bytes(gzip.compress("".join(texts).encode(), GZIP_LEVEL, mtime=0))
     part.rename(folder / name)

@@ -231,7 +231,7 @@ class Ledger:
                 return
             hold_intervals = group.hold_intervals = HoldIntervals()
         if cause is not hold_intervals.current:
-            hold_intervals.turn(cause, now_ms, group.oldest_since_ms())
+            hold_intervals.set_current(cause, now_ms, group.oldest_since_ms())
             if cause is Cause.NO_SUBSCRIBER and now_ms < self._back_ms:
                 hold_intervals.add(Cause.DAEMON_DOWN, now_ms, self._back_ms)
             else:
@@ -243,13 +243,13 @@ class Ledger:
         if group.hold_intervals is None:
             group.hold_intervals = HoldIntervals()
         if group.hold_intervals.current is None:
-            group.hold_intervals.turn(Cause.NO_CREDIT, now_ms, now_ms)
+            group.hold_intervals.set_current(Cause.NO_CREDIT, now_ms, now_ms)
 
     def sent(self, group: Group, now_ms: int) -> None:
         """Note that a broadcast connection, with ``group`` as its placeholder, has accepted all
         tasks."""
         if group.hold_intervals is not None:
-            group.hold_intervals.turn(None, now_ms, None)
+            group.hold_intervals.set_current(None, now_ms, None)
 
     def _holds_back(self, group: Group) -> Cause | None:
         if not group.ready_count:

@@ -632,14 +632,14 @@ class KeyPauses:
         group = self._group
         group.paused_keys[mark] = key
         intervals = group.key_intervals.setdefault(mark, HoldIntervals())
-        intervals.turn(Cause.KEY_PAUSED, key.since_ms, None)
+        intervals.set_current(Cause.KEY_PAUSED, key.since_ms, None)
 
     def resume(self, mark: int, now_ms: int) -> None:
         """Resume a paused key."""
         group = self._group
         del group.paused_keys[mark]
         intervals = group.key_intervals.pop(mark)
-        intervals.turn(None, now_ms, None)
+        intervals.set_current(None, now_ms, None)
         group.key_intervals[mark] = intervals  # after earlier pauses
         if len(group.key_intervals) - len(group.paused_keys) > REMEMBERED_MAX:
             oldest = next(m for m in group.key_intervals if m not in group.paused_keys)

@@ -1,14 +1,14 @@
-"""The epochs of a store in its history, and the last batch that the history knows.
+"""The epochs of a store in its history, and the last batch that the history contains.
 
-``starts`` in a state folder has a line of JSON for every epoch of its daemons: its number, its
+In a state folder, ``starts`` has a line of JSON for every epoch of its daemons: its number, its
 mark, the mark of the preceding epoch, and whether it lacks the end of that epoch. ``reached`` has
-the epoch and the number of the last durable batch. Batches are recorded after their commits, so the
-store is never behind them. A start compares them with the store (``persistence/identity.py``), and
-a restore follows the branch of its backup (``Branch``).
+the epoch and the number of the last durable batch. A batch is recorded after its commit, so the
+store is never behind ``reached``. A starting daemon compares both files with the store
+(``persistence/identity.py``), and a restore follows the branch of its backup (``Branch``).
 
-Nothing is synced: the files survive the end of the daemon. After a power cut ``reached`` can be
-older, which is harmless, or torn, which its checksum detects. In a folder from before marks
-existed, only the names of files give the epochs.
+Nothing is synced, so the files survive the end of the daemon, but after a power cut ``reached`` can
+be older, which is harmless, or torn, which its checksum detects. In a folder from before marks
+existed, only file names show the epochs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tickwheel.history import segments, spool
-from tickwheel.history.segments import PART, Event, replace_file, state_folders
+from tickwheel.history.segments import PARTIAL_PREFIX, Event, replace_file, state_folders
 from tickwheel.persistence.contract import Evidence, Opened
 
 STARTS, REACHED = "starts", "reached"
@@ -42,10 +42,9 @@ class Start(NamedTuple):
     epoch: int
     mark: str
     after: str = ""
-    """The mark of the preceding epoch; empty: none or unknown."""
+    """The mark of the preceding epoch; empty: there is none, or it is unknown."""
     behind_ms: int | None = None
-    """Approximate time after which the store lacked the preceding epoch's changes; None: it had all
-    of them."""
+    """Approximate time after which the store lacked the preceding epoch's changes; None: none."""
     is_branch: bool = False
     incarnation: str = ""
 
@@ -62,20 +61,21 @@ def start_of(opened: Opened) -> Start:
 
 
 class Reached:
-    """Records the last durable batch. It ignores errors, for example of a full disk."""
+    """Records the last durable batch. Errors, such as a full disk, are ignored."""
 
     def __init__(self, folder: Path, start: Start, batch: int) -> None:
-        """Also record ``start``."""
+        """Record ``start`` in the folder."""
         self._epoch, self._mark = start.epoch, start.mark.encode()[:MARK_BYTES]
         self._batch, self._fd = -1, -1
         with contextlib.suppress(OSError):
             _keep_start(folder, start)
         with contextlib.suppress(OSError):
-            part = folder / f"{PART}{REACHED}"
+            part = folder / f"{PARTIAL_PREFIX}{REACHED}"
             flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
             self._fd = os.open(part, flags, 0o640)
             self.note(batch)
-            # A new file each time: an old daemon that was only paused writes into the old file.
+            # Create a new file each time, because an old daemon that was only paused still writes
+            # into the old file.
             part.rename(folder / REACHED)
 
     def note(self, batch: int) -> None:
@@ -140,7 +140,7 @@ def find_evidence(history_dir: Path, shard: int) -> list[Evidence]:
 
 
 def epochs(history_dir: Path, shard: int) -> Iterator[tuple[int, int | None]]:
-    """Yield (epoch, hour) for every file; the hour is None for a spool file. Epochs repeat."""
+    """Yield (epoch, hour) for every file; the hour is None for a spool file. Epochs can repeat."""
     for segment in segments.find(history_dir, shard=shard):
         yield segment.name.epoch, segment.hour_ms
     for folder in state_folders(history_dir, shard):
@@ -152,15 +152,13 @@ def epochs(history_dir: Path, shard: int) -> Iterator[tuple[int, int | None]]:
 
 
 class Branch:
-    """The sequence of epochs that a restore follows: one branch of a store.
-
-    It ends with the newest epoch that descends from the backup's; without a backup, with the newest
-    epoch. Events of other branches are excluded, and also those at the end of an epoch that the
-    next epoch lacked, judged by their times. Epochs with unknown starts are included.
-    """
+    """The sequence of epochs that a restore follows: one branch of a store. The branch ends with
+    the newest epoch that descends from the backup's epoch; without a backup, with the newest epoch.
+    Events of other branches are excluded. So are events at the end of an epoch that the next epoch
+    lacked, judged by their times. Epochs with unknown starts are included."""
 
     def __init__(self, folders: Sequence[Path], shard: int, epoch: int, mark: str) -> None:
-        """``epoch`` and ``mark`` are the backup's; empty: no backup, or unknown."""
+        """``epoch`` and ``mark`` are those of the backup; 0 and empty: none, or unknown."""
         self._every = {
             start.mark: start
             for history_dir in folders
@@ -168,7 +166,7 @@ class Branch:
             for start in _starts(folder)
         }
         self.notes: list[str] = []
-        """Reasons, as sentences, for which the result is uncertain."""
+        """Why the result is uncertain, in sentences."""
         self.head = mark
         """The mark of the branch's newest epoch; empty: unknown."""
         self._marks: dict[int, set[str]] = {}
@@ -178,13 +176,13 @@ class Branch:
         for start in self._every.values():
             self._marks.setdefault(start.epoch, set()).add(start.mark)
         newest = sorted(self._every.values(), reverse=True)
-        ways = (list(self._way(start)) for start in newest)
-        way = next((path for path in ways if not mark or mark in _marks(path)), [])
-        way = way or list(self._way(self._every[mark]) if mark in self._every else ())
-        self._on = {start.epoch: start for start in way}
-        if way:
-            self.head = way[0].mark
-        self._judge(way, epoch, has_backup=bool(mark))
+        paths = (list(self._ancestry(start)) for start in newest)
+        branch = next((path for path in paths if not mark or mark in _marks(path)), [])
+        branch = branch or list(self._ancestry(self._every[mark]) if mark in self._every else ())
+        self._on = {start.epoch: start for start in branch}
+        if branch:
+            self.head = branch[0].mark
+        self._judge(branch, epoch, has_backup=bool(mark))
         if mark and self._every and mark not in self._every:
             self.notes.append(f"it has no events of epoch {epoch}, in which the backup was made")
         if newest and newest[0].epoch not in self._on:
@@ -194,16 +192,16 @@ class Branch:
                 f" {max([epoch, *self._on])}"
             )
 
-    def _way(self, start: Start | None) -> Iterator[Start]:
+    def _ancestry(self, start: Start | None) -> Iterator[Start]:
         """Yield the start and its predecessors, newest first."""
-        seen: set[str] = set()
-        while start is not None and start.mark not in seen:
-            seen.add(start.mark)
+        visited: set[str] = set()
+        while start is not None and start.mark not in visited:
+            visited.add(start.mark)
             yield start
             start = self._every.get(start.after)
 
-    def _judge(self, way: Sequence[Start], backup_epoch: int, *, has_backup: bool) -> None:
-        for start, before in zip(way, [*way[1:], None], strict=False):
+    def _judge(self, branch: Sequence[Start], backup_epoch: int, *, has_backup: bool) -> None:
+        for start, before in zip(branch, [*branch[1:], None], strict=False):
             if start.behind_ms is not None and before is not None:
                 self._untils[before.epoch] = start.behind_ms
             if start.epoch <= backup_epoch:
@@ -221,7 +219,7 @@ class Branch:
             if len(self._marks[start.epoch]) > 1:
                 self.notes.append(f"epoch {start.epoch} was begun in two branches of the store")
 
-    def has(self, event: Event) -> bool:
+    def includes(self, event: Event) -> bool:
         """Return whether the event belongs to this branch, as far as is known."""
         epoch = event.get("epoch")
         if epoch not in self._marks:
@@ -229,7 +227,7 @@ class Branch:
         return epoch in self._on and event["time_ms"] <= self._untils.get(epoch, event["time_ms"])
 
     def missing(self, epochs: Collection[int]) -> int:
-        """Return the number of possible epochs between these without any events."""
+        """Return the number of epochs between the given ones that may exist and have no events."""
         missing = 0
         for former, epoch in pairwise(sorted(epochs)):
             start, before = self._on.get(epoch), self._on.get(former)
@@ -238,6 +236,6 @@ class Branch:
         return missing
 
 
-def _marks(way: Sequence[Start]) -> set[str]:
+def _marks(path: Sequence[Start]) -> set[str]:
     """Return the marks of these epochs, and of the epoch before the first."""
-    return {mark for start in way for mark in (start.mark, start.after)}
+    return {mark for start in path for mark in (start.mark, start.after)}

@@ -1,14 +1,14 @@
-"""The daemon's part of the delivery history: it notes the events that the engine reports, and
-appends them to the spool batch by batch; a separate process writes them into files.
+"""The daemon's part of the delivery history. It notes the events that the engine reports, and
+appends them to the spool batch by batch. A separate process writes them into files.
 
 ``Recorder`` implements ``engine.events.Recorder``. Notes are collected in memory with the open
-batch. Once that batch is durable, ``records`` turns them into the columns that are appended to the
-spool. New tasks are noted once for each request.
+batch. Once the batch is durable, ``records`` turns them into the records that are appended to the
+spool. New tasks are noted once per request.
 
-Invariants of ``History``: it never disturbs the service. A failing disk raises no error here, and
+Invariants of ``History``: it never disturbs the service. A failing disk raises no error, and
 nothing waits for a disk longer than one ``write``. Events that cannot be kept are counted, logged
-once, and leave a ``dropped`` event. A batch's events are noted before the store gets the batch, and
-appended before its replies are sent. So a SIGKILL loses no event of an answered request.
+once, and leave a ``dropped`` event. The events of a batch are noted before the store gets the
+batch, and appended before its replies are sent, so a SIGKILL loses no event of an answered request.
 
 Each process of the history (writer, lookup, reset, restore) has a pipe from the daemon as its
 standard input, and ends with the daemon.
@@ -49,9 +49,9 @@ Record = list[Any]
 Arrival = tuple[int, object, range, "Sequence[NewTask]"]
 """(time in ms, producer, ids, tasks)"""
 REPEATS_MAX = 1_000_000
-"""Maximum noted events of kinds that repeat while a store does not answer: deliveries, ended leases
-and retries. The number of tasks bounds all other events. A single event takes about 300 bytes, in
-addition to a nack's reason."""
+"""Maximum number of noted events of kinds that repeat while a store does not answer: deliveries,
+ended leases and retries. The number of tasks bounds all other events. A single event takes about
+300 bytes, in addition to a nack's reason."""
 REPEATS = frozenset(
     (
         EventKind.DELIVERED,
@@ -62,7 +62,7 @@ REPEATS = frozenset(
     )
 )
 _ENDS = frozenset((COMMITTED, ROLLED_BACK, PARKED))
-"""Ends of a transaction, which are noted with the transaction's age."""
+"""The ends of a transaction. They are noted with the transaction's age."""
 Times = Callable[[], tuple[int, int]]
 """(wall clock, steady clock) in ms."""
 
@@ -73,17 +73,17 @@ class Notes(NamedTuple):
     arrivals: list[Arrival]
     records: list[Record]
     occurrences: list[Record]
-    """Notes about schedules and transactions whose tasks are among the arrivals; both are forgotten
-    together."""
+    """Notes about schedules and transactions whose tasks are in ``arrivals``. If their batch is
+    refused, they are dropped with their arrivals."""
 
 
 class Recorder:
-    """The notes of one tenure; see ``engine.events.Recorder``."""
+    """Collects the notes of one tenure; see ``engine.events.Recorder``."""
 
     def __init__(
         self, epoch: int, clock: Times, label: Callable[[Any], str], *, bodies: bool = False
     ) -> None:
-        """``label`` returns the name of a producer. With ``bodies``, notes have tasks' bodies."""
+        """``label`` returns the name of a producer. With ``bodies``, notes contain task bodies."""
         self._epoch = epoch
         self._clock = clock
         self._label = label
@@ -93,7 +93,7 @@ class Recorder:
         self._occurrences: list[Record] = []
         self.repeats_max = REPEATS_MAX
         self._repeats = 0
-        """Number of noted events that ``REPEATS_MAX`` bounds."""
+        """Number of noted events that count towards ``REPEATS_MAX``."""
         self.lost = 0
         """Number of events that exceeded ``repeats_max`` since the tenure began."""
 
@@ -109,19 +109,19 @@ class Recorder:
 
     def rejoin(self, notes: object, accepted: Container[int] = ()) -> None:
         if isinstance(notes, Notes):
-            self._arrivals[:0] = _only(notes.arrivals, accepted)
+            self._arrivals[:0] = _arrivals_of(notes.arrivals, accepted)
             self._records[:0] = notes.records
-            # A store that refuses again and again must not reset the count.
+            # Repeated refusals by the store must not reset the count.
             repeated = (record for record in notes.records if record[0] in REPEATS)
             self._repeats += sum(map(_events_of, repeated))
 
     def forget_arrivals(self, accepted: Container[int] = ()) -> None:
-        self._arrivals, self._occurrences = _only(self._arrivals, accepted), []
+        self._arrivals, self._occurrences = _arrivals_of(self._arrivals, accepted), []
 
     def records(self, notes: Notes) -> list[Record]:
-        """Return the spool's records. Arrivals are first, because no other event of these tasks can
-        precede them. Runs of schedules and transactions are last, because nothing else happens to
-        them until they are durable."""
+        """Return the records for the spool. Arrivals come first, because no other event of their
+        tasks can precede them. Runs of schedules and transactions come last, because schedules and
+        transactions do not change again until these are durable."""
         arrived = [self._enqueued(*arrival) for arrival in notes.arrivals]
         return arrived + notes.records + notes.occurrences
 
@@ -167,13 +167,13 @@ class Recorder:
             bodies, orders,
         )  # fmt: skip
 
-    def merged(self, source: object, topic: str, what: str, task_id: int, now_ms: int) -> None:
-        self._note(EventKind.MERGED, now_ms, self._named(source), topic, what, [task_id])
+    def merged(self, source: object, topic: str, outcome: str, task_id: int, now_ms: int) -> None:
+        self._note(EventKind.MERGED, now_ms, self._named(source), topic, outcome, [task_id])
 
     def overtaken(self, lease: Lease) -> None:
         topic, group, _, ids, attempts = _lease_fields(lease)
-        by = lease.past.replaced_by
-        self._note(EventKind.OVERTAKEN, self._clock()[0], topic, group, ids, attempts, by)
+        newer_id = lease.past.replaced_by
+        self._note(EventKind.OVERTAKEN, self._clock()[0], topic, group, ids, attempts, newer_id)
 
     def _named(self, source: object) -> str:
         return self._label(source) if source is not None else ""
@@ -196,7 +196,7 @@ class Recorder:
         now_ms: int,
         causes: Causes | None = None,
     ) -> None:
-        more = () if causes is None else (_one_cause_or_each(causes),)
+        cause_fields = () if causes is None else (_one_cause_or_each(causes),)
         self._repeat(
             len(items),
             EventKind.DELIVERED,
@@ -207,7 +207,7 @@ class Recorder:
             [row[0] for row, _, _ in items],
             _one_or_each([attempt for _, attempt, _ in items]),
             [row[1] for row, _, _ in items],
-            *more,
+            *cause_fields,
         )
 
     def acked(self, group: Group, leases: Sequence[Lease], kept: AbstractSet[int]) -> None:
@@ -215,7 +215,7 @@ class Recorder:
         to_wall_ms = now_ms - mono_ms
         for label, part in groupby(leases, lambda lease: lease.subscriber.label):
             share = list(part)
-            # The time of a delivery in an earlier epoch is unknown.
+            # The time of a delivery that was made in an earlier epoch is unknown.
             delivered = [
                 lease.since_mono_ms + to_wall_ms if lease.epoch == self._epoch else 0
                 for lease in share
@@ -264,16 +264,16 @@ class Recorder:
         last: bool,
         reason: str | None = None,
     ) -> None:
-        is_last, why = last if group else None, () if reason is None else (reason,)
-        fields = topic, group or None, how, [task_id], is_last, *why
+        is_last, reason_fields = last if group else None, () if reason is None else (reason,)
+        fields = topic, group or None, how, [task_id], is_last, *reason_fields
         self._note(EventKind.ENDED, self._clock()[0], *fields)
 
     def ended_many(self, topic: str, how: str, ids: Sequence[int]) -> None:
         self._note(EventKind.ENDED, self._clock()[0], topic, None, how, list(ids), None)
 
     def requeued(self, topic: str, group: str, task_id: int, ttl_ms: int | None = None) -> None:
-        new = () if ttl_ms is None else (ttl_ms,)
-        self._note(EventKind.REQUEUED, self._clock()[0], topic, group, [task_id], *new)
+        ttl_fields = () if ttl_ms is None else (ttl_ms,)
+        self._note(EventKind.REQUEUED, self._clock()[0], topic, group, [task_id], *ttl_fields)
 
     # --- groups ------------------------------------------------------------------------------
 
@@ -283,8 +283,8 @@ class Recorder:
         self._group(group.topic, group, "created", since)
 
     def group_reset(self, group: Group, bulk: str, from_ms: int, until_ms: int) -> None:
-        what = {"bulk": bulk, "from_ms": from_ms, "until_ms": until_ms}
-        self._group(group.topic, group, "reset", what)
+        details = {"bulk": bulk, "from_ms": from_ms, "until_ms": until_ms}
+        self._group(group.topic, group, "reset", details)
 
     def group_closed(self, group: Group) -> None:
         settings = group.settings
@@ -295,19 +295,19 @@ class Recorder:
         settings = topic.settings if group is None else group.settings
         self._group(topic, group, "configured", settings_map(settings))
 
-    def _group(self, topic: Topic, group: Group | None, what: str, details: dict[str, Any]) -> None:
+    def _group(self, topic: Topic, group: Group | None, kind: str, details: dict[str, Any]) -> None:
         name = group.name if group is not None else None
-        self._note(EventKind.GROUP, self._clock()[0], topic.name, name, what, details)
+        self._note(EventKind.GROUP, self._clock()[0], topic.name, name, kind, details)
 
     # --- schedules ---------------------------------------------------------------------------
 
-    def schedule_changed(self, row: ScheduleRow, what: str, *, same_body: bool = False) -> None:
+    def schedule_changed(self, row: ScheduleRow, event: str, *, same_body: bool = False) -> None:
         schedule, state, body = row.schedule, _state_of(row), None
-        if what == PUT:
+        if event == PUT:
             state["settings"] = schedule_map(row) | ({"same_body": True} if same_body else {})
             body = schedule.body if self._bodies else None
         now_ms = self._clock()[0]
-        self._note(EventKind.SCHEDULE, now_ms, schedule.topic, schedule.name, what, state, body)
+        self._note(EventKind.SCHEDULE, now_ms, schedule.topic, schedule.name, event, state, body)
 
     def occurred(self, row: ScheduleRow, runs: Sequence[Run], now_ms: int, *, staged: bool) -> None:
         topic, name = row.schedule.topic, row.schedule.name
@@ -326,7 +326,7 @@ class Recorder:
         self,
         source: object,
         row: TransactionRow,
-        what: str,
+        event: str,
         now_ms: int,
         added: Halves | None = None,
     ) -> None:
@@ -334,18 +334,18 @@ class Recorder:
         tasks = row.tasks
         if added is not None:
             details["part"], tasks = added.part, len(added.halves)
-        if what in _ENDS:
+        if event in _ENDS:
             details["age_ms"] = max(0, now_ms - row.began_ms)
         if row.checks:
             details |= {"checks": row.checks, "asked": row.asked}
         record = [
-            EventKind.TRANSACTION, now_ms, self._named(source), row.id, what, tasks, row.first_id,
+            EventKind.TRANSACTION, now_ms, self._named(source), row.id, event, tasks, row.first_id,
             details,
         ]  # fmt: skip
         self._occurrences.append(record)
 
 
-def _only(arrivals: list[Arrival], accepted: Container[int]) -> list[Arrival]:
+def _arrivals_of(arrivals: list[Arrival], accepted: Container[int]) -> list[Arrival]:
     """Return the arrivals of ``accepted`` tasks. The tasks of a request are accepted together."""
     return [arrival for arrival in arrivals if arrival[2][0] in accepted]
 
@@ -361,7 +361,7 @@ def _events_of(record: Record) -> int:
 
 
 def settings_map(settings: GroupSettings) -> dict[str, Any]:
-    """Return the settings of a group or topic that have values; ``closed_ms`` means that the topic
+    """Return the settings of a group or topic that have values. ``closed_ms`` means that the topic
     is being deleted."""
     rule = settings.if_pending
     fields = settings.flat() | {
@@ -395,15 +395,15 @@ def _lease_fields(lease: Lease) -> tuple[str, str, str, list[int], int]:
 
 
 def _one_cause_or_each(causes: Causes) -> str | list[str | None] | None:
-    """Return the causes as text: one cause if it is the same for all tasks, else a list."""
+    """Return the causes as text: one text if all tasks have the same cause, else a list."""
     if not isinstance(causes, list):
         return causes.value
-    words = [None if cause is None else cause.value for cause in causes]
-    return words[0] if words.count(words[0]) == len(words) else words
+    names = [None if cause is None else cause.value for cause in causes]
+    return names[0] if names.count(names[0]) == len(names) else names
 
 
 def _one_or_each(column: list[int]) -> int | list[int]:
-    """Return the column, or 1 if all values are 1, as in most columns of attempts."""
+    """Return the column, or 1 if all values are 1, which is usual for attempts."""
     return 1 if column.count(1) == len(column) else column
 
 
@@ -416,8 +416,7 @@ LINE_BYTES_MAX = 64 * 1024
 async def start_process(
     command: Sequence[str], *, answers: bool = False, line_bytes_max: int = LINE_BYTES_MAX
 ) -> Process:
-    """Start a process that answers on its standard output (``answers``), or reports on its standard
-    error. Raise OSError."""
+    """Start a process that answers on standard output (``answers``) or writes to standard error."""
     stdout, stderr = (PIPE, DEVNULL) if answers else (DEVNULL, PIPE)
     return await asyncio.create_subprocess_exec(
         *command, stdin=PIPE, stdout=stdout, stderr=stderr, limit=line_bytes_max
@@ -445,12 +444,12 @@ FLUSH_S = 1.0
 RESTART_S = 2.0
 """Seconds between the end of the writing process and its restart."""
 FINISH_S = 10.0
-"""Maximum seconds that ``stop`` waits for the writing process, which continues by itself."""
+"""Maximum seconds that ``stop`` waits for the writing process, which then continues by itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class HistoryOptions(WriterOptions):
-    """The location of one shard's history, and the limits of its size."""
+    """The location of one shard's history, and its limits."""
 
     retention_s: float | None = RETENTION_S
     disk_warn: float = DISK_WARN
@@ -460,7 +459,7 @@ class HistoryOptions(WriterOptions):
 
 
 class History:
-    """The history of a shard: ``start`` and ``stop`` once, ``begin`` and ``end`` in each tenure."""
+    """The history of a shard. ``start`` and ``stop`` it once, ``begin`` and ``end`` each tenure."""
 
     def __init__(
         self, options: HistoryOptions, clock: Clock, on_event: Callable[[str, str], None]
@@ -471,7 +470,7 @@ class History:
         self._on_event = on_event
         self._folder = state_folder(options.folder, options.node, options.shard)
         try:
-            # Without parents, so that a missing mount is noticed.
+            # Do not create parents, so that a missing mount is noticed.
             Path(options.folder).mkdir(exist_ok=True)
             self._folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -489,9 +488,9 @@ class History:
         self._missing = 0
         """Number of events dropped since the last successful append."""
         self._reason = ""
-        """The reason for which events were last dropped."""
+        """Why events were last dropped."""
         self._lost = 0
-        """Part of ``Recorder.lost`` that was already counted."""
+        """The part of ``Recorder.lost`` that has been counted."""
         self._recent = 0
         """Number of events appended since the last check of the spool."""
         self._writing: asyncio.Task[None] | None = None
@@ -531,7 +530,7 @@ class History:
         """Append the events of durable batches that the previous daemon did not append."""
         assert self._spool is not None
         folder, shard = Path(self._options.folder), self._options.shard
-        if not opened.is_branch:  # the batches of a new branch have other numbers
+        if not opened.is_branch:  # the batch numbers of a new branch are different
             for _, data in take_pending(folder, shard, opened.epoch, opened.last_batch):
                 self._append_packed(data, 1)
         self._epoch = opened.epoch
@@ -570,10 +569,10 @@ class History:
             else:
                 self._append(self._recorder.records(notes), events_in(notes))
         if pending is not None:
-            pending.kept(number)
+            pending.discard(number)
 
     async def flush_for_ever(self, core: Core) -> None:
-        """Append, once in ``FLUSH_S``, events that belong to no batch."""
+        """Append events that belong to no batch, once every ``FLUSH_S`` seconds."""
         while True:
             await asyncio.sleep(FLUSH_S)
             if self._recorder is None:
@@ -600,8 +599,8 @@ class History:
             self._reached.close()
         spool.close(clean)
 
-    def _daemon(self, what: str, **details: Any) -> list[Any]:
-        return [EventKind.DAEMON, self._clock.read().now_ms, what, details]
+    def _daemon(self, event: str, **details: Any) -> list[Any]:
+        return [EventKind.DAEMON, self._clock.read().now_ms, event, details]
 
     def _append(self, records: list[list[Any]], events: int) -> None:
         spool = self._spool
@@ -615,8 +614,8 @@ class History:
             self._missing = 0
 
     def _append_packed(self, data: bytes | None, events: int) -> bool:
-        """Append packed records, or drop them if they could not be packed (None). Return whether
-        they were appended."""
+        """Append packed records, or count them as dropped if they could not be packed (None).
+        Return whether they were appended."""
         assert self._spool is not None
         if data is None or not self._spool.append_packed(data):
             self._drop(events, self._spool.trouble or "unknown")
@@ -631,17 +630,17 @@ class History:
             return
         reason, was_missing = "the folder of the spool was removed or moved", self._missing
         self._renew_pending()
-        # The number of lost events is unknown; older ones can also be lost, with their files.
+        # The number of lost events is unknown. Older events can also be lost, with their files.
         self.dropped += max(1, recent)
         self._append([[EventKind.DROPPED, self._clock.read().now_ms, None, reason]], 1)
-        if not was_missing and not self._missing:  # otherwise the loss is already logged
+        if not was_missing and not self._missing:  # otherwise, the loss has already been logged
             self._on_event("history_dropped", f"{reason}; a new one was created")
 
     def _count_lost(self, recorder: Recorder) -> None:
         lost, self._lost = recorder.lost - self._lost, recorder.lost
         if lost:
-            most = recorder.repeats_max
-            self._drop(lost, f"{most} deliveries and retries already wait for the store")
+            repeats_max = recorder.repeats_max
+            self._drop(lost, f"{repeats_max} deliveries and retries already wait for the store")
 
     def _drop(self, events: int, reason: str) -> None:
         if not self._missing:
@@ -653,19 +652,20 @@ class History:
     # --- the writing process -------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start the writing process, which also writes the events that earlier daemons left."""
+        """Start the writing process, which also writes events that earlier daemons left."""
         self._writing = asyncio.create_task(self._write_for_ever())
 
     async def stop(self) -> None:
-        """Stop, after ``end``. Wait at most ``FINISH_S`` until the spool is written into files."""
+        """Stop the writing process. Call this after ``end``. Wait at most ``FINISH_S`` until the
+        whole spool has been written into files."""
         self._stopping.set()
         writing, self._writing = self._writing, None
         if writing is None:
             return
         if self._process is not None:
             dismiss(self._process)
-        done, _ = await asyncio.wait((writing,), timeout=FINISH_S)
-        if not done:
+        ended, _ = await asyncio.wait((writing,), timeout=FINISH_S)
+        if not ended:
             self._on_event("history_unfinished", "the next start writes the rest of the spool")
             writing.cancel()
             await asyncio.gather(writing, return_exceptions=True)
@@ -679,7 +679,7 @@ class History:
             except OSError as error:
                 code, ended = 1, f"cannot be started: {error.strerror}"
             if self._stopping.is_set():
-                # It failed before it was told to stop; start it once more.
+                # The process failed before it was told to stop, so start it once more.
                 if is_last or code == 0:
                     return
                 continue
@@ -698,7 +698,9 @@ class History:
         while True:
             try:
                 line = await process.stderr.readline()
-            except ValueError:  # the line is too long; keep reading, or the process would block
+            except (
+                ValueError
+            ):  # the line is too long; keep reading, because otherwise the process would block
                 continue
             if not line:
                 break

@@ -1,16 +1,17 @@
-"""Applies events to the state of a backup, which gives the state at the last event.
+"""Applies events to the state of a backup. The result is the state at the last event.
 
 Events contain absolute states, so applying events that the backup already includes is harmless: the
 newest event of a task and group, or of a schedule, decides. Tasks of the backup are loaded when an
-event names them (``needs``), so memory has only unfinished tasks with events. This module uses no
-files or clocks.
+event names them (``needs``), so only unfinished tasks with events are in memory. This module uses
+no files or clocks.
 
 ``Owners`` applies the engine's rules (``engine/ownership.py``) to the events of groups, and returns
-the groups that are owed a task. Deleted groups are restored as being deleted: a daemon that starts
-with them releases their tasks and then finishes the deletion.
+the groups that must receive a task. Deleted groups are restored as being deleted. A daemon that
+starts with them releases their tasks and then finishes the deletion.
 
-The history has no half tasks. So a transaction of the backup is restored in its state there, or as
-decided later. A transaction that got tasks after the backup cannot be restored, and is reported.
+The history contains no half tasks. So a transaction of the backup is restored in the backup's
+state, or as decided later. A transaction that got tasks after the backup cannot be restored, and is
+reported.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ from tickwheel.model.records import (
 
 
 def body_of(event: Event) -> bytes | None:
-    """Return the body in an event, or None if the history has no bodies. Raise ValueError."""
+    """Return the body in an event, or None if the history contains no bodies. Raise ValueError."""
     text = event.get("body")
     if text is None:
         return None
@@ -118,18 +119,18 @@ class Owners:
     def __init__(self, rows: Iterable[GroupRow]) -> None:
         self._topics: dict[str, dict[str, GroupRow]] = {}
         """Topic → its groups, oldest first."""
-        self._own: dict[str, GroupRow] = {}
+        self._topic_rows: dict[str, GroupRow] = {}
         """Topic → the row of the topic's settings."""
         for row in sorted(rows, key=lambda row: row.since_ms):
             if row.group == TOPIC_ITSELF:
-                self._own[row.topic] = row
+                self._topic_rows[row.topic] = row
             else:
                 self._topics.setdefault(row.topic, {})[row.group] = row
 
     def rows(self) -> list[GroupRow]:
         """Return the rows of all groups and of topics' settings."""
         groups = [row for rows in self._topics.values() for row in rows.values()]
-        return [*self._own.values(), *groups]
+        return [*self._topic_rows.values(), *groups]
 
     def knows(self, topic: str, group: str) -> bool:
         return group in self._topics.get(topic, ())
@@ -140,7 +141,7 @@ class Owners:
         return row is not None and is_closed(row)
 
     def owing(self, row: TaskRow, recorded: Iterable[str]) -> list[str]:
-        """Return the groups that are or were owed the task; ``recorded``: groups with a record."""
+        """Return the groups for which the task is or was meant. ``recorded``: by events."""
         groups = self._topics.get(row.topic, {})
         return [group.group for group in owing(groups, row, set(recorded))]
 
@@ -149,7 +150,7 @@ class Owners:
     def created(self, event: Event) -> None:
         topic, name = event["topic"], event["group"]
         if self.knows(topic, name) and not self.is_closed(topic, name):
-            return  # the backup already has the group, with its later changes
+            return  # the backup has the group, with its later changes
         since_ms, since_id = event["since_ms"], int(event["since_id"])
         groups = self._topics.setdefault(topic, {})
         before, before_ms = moved_before(groups.values(), since_ms)
@@ -167,7 +168,7 @@ class Owners:
         topic, name = event["topic"], event.get("group", TOPIC_ITSELF)
         settings = settings_of(event.get("settings"))
         if name == TOPIC_ITSELF:
-            self._own[topic] = GroupRow(topic, name, 0, settings)
+            self._topic_rows[topic] = GroupRow(topic, name, 0, settings)
         elif self.knows(topic, name) and not self.is_closed(topic, name):
             self._put(self._topics[topic][name]._replace(settings=settings))
 
@@ -192,7 +193,7 @@ _FIELDS = frozenset(Schedule._fields) - {"name", "topic", "body", "options"}
 
 
 class Schedules:
-    """The state of schedules after events: ``apply`` each event, then store ``rows``."""
+    """The state of schedules after events. Call ``apply`` for each event, then store ``rows``."""
 
     def __init__(self, rows: Iterable[ScheduleRow]) -> None:
         self._rows = {row.schedule.name: row for row in rows}
@@ -264,7 +265,7 @@ def _noted(row: ScheduleRow, event: Event) -> ScheduleRow:
 
 
 class Transactions:
-    """The state of transactions after events; ``apply`` each event."""
+    """The state of transactions after events. Call ``apply`` for each event."""
 
     def __init__(self, rows: Iterable[TransactionRow | Halves]) -> None:
         self._heads: dict[str, TransactionRow] = {}
@@ -286,8 +287,8 @@ class Transactions:
         return sorted(self._lost)
 
     def apply(self, event: Event, tasks: Mapping[int, Any]) -> bool:
-        """Apply one event. Return False if it is not an event of a transaction. ``tasks`` get the
-        bodies of their half tasks."""
+        """Apply one event. Return False if it is not an event of a transaction. The ``tasks`` of a
+        commit get the bodies of their half tasks."""
         kind, name = event["event"], event.get("transaction")
         if name is None:
             return False
@@ -319,7 +320,7 @@ class Transactions:
         )  # fmt: skip
 
     def _fill(self, name: str, first: int, count: int, tasks: Mapping[int, Task]) -> None:
-        """Give new tasks the bodies of the backup's half tasks, which are not in the history."""
+        """Give new tasks the bodies of the backup's half tasks, which the history lacks."""
         parts = self._parts.get(name, {})
         halves: list[Half] = [half for part in sorted(parts) for half in parts[part].halves]
         if len(halves) != count:
@@ -333,17 +334,17 @@ class Transactions:
 # --- tasks ---------------------------------------------------------------------------------------
 
 
-_OVER = {
+_FINISHED_STATES = {
     Outcome.EXPIRED: ProgressState.EXPIRED,
     Outcome.CANCELLED: ProgressState.REPLACED,
 }
-"""Outcome → state of a task that a group has finished without an ack; DONE for other outcomes."""
+"""Outcome → state of a task that a group has finished without an ack. The default is DONE."""
 ENDINGS_MAX = 100_000
-"""Maximum number of newest outcomes that are kept, as in a store."""
+"""Maximum number of outcomes that are kept. The newest are kept, as in a store."""
 
 
 class Fold:
-    """The state of tasks after events: ``put`` the tasks that ``needs`` returns, then ``apply``."""
+    """The state of tasks after events. Before ``apply``, ``put`` what ``needs`` returns."""
 
     def __init__(
         self,
@@ -357,7 +358,7 @@ class Fold:
         self.schedules = Schedules(schedules)
         self.transactions = Transactions(transactions)
         self.tasks: dict[int, Task] = {}
-        self.gone: set[int] = set()
+        self.removed_ids: set[int] = set()
         """Ids of the backup's tasks that ended after it."""
         self.outcomes: dict[int, Outcome] = {}
         """Id → outcome of the newest ended tasks, oldest first."""
@@ -382,14 +383,14 @@ class Fold:
             "deleted": self._deleted,
             "filtered": self._filtered,
         }
-        self._of_groups: dict[str, Callable[[Event], None]] = {
+        self._group_handlers: dict[str, Callable[[Event], None]] = {
             "group_created": owners.created,
             "group_configured": owners.configured,
             "group_deleted": owners.deleted,
         }
 
     def needs(self, events: Collection[Event]) -> list[int]:
-        """Return the ids of tasks that can be in the backup and must be ``put`` first."""
+        """Return the ids of tasks that may be in the backup. ``put`` them before ``apply``."""
         ids = {task_id(event) for event in events}
         return sorted(
             i
@@ -397,7 +398,7 @@ class Fold:
             if i is not None
             and i <= self._backup_mark
             and i not in self.tasks
-            and i not in self.gone
+            and i not in self.removed_ids
         )
 
     def put(self, task: Task) -> None:
@@ -405,8 +406,8 @@ class Fold:
         self.tasks[task.row.id] = task
 
     def apply(self, event: Event, *, is_old: bool = False) -> None:
-        """Apply one event. ``is_old``: the event precedes the backup, whose groups and schedules
-        then take precedence, even if they were deleted."""
+        """Apply one event. ``is_old``: the event precedes the backup, so the groups and schedules
+        of the backup take precedence, even if they were deleted."""
         try:
             self._apply(event, is_old)
         except (KeyError, TypeError, ValueError):
@@ -422,7 +423,7 @@ class Fold:
         if not is_old and self.transactions.apply(event, self.tasks):
             return
         if named is None:
-            if not is_old and (of_group := self._of_groups.get(kind)) is not None:
+            if not is_old and (of_group := self._group_handlers.get(kind)) is not None:
                 of_group(event)
             return
         self.id_mark = max(self.id_mark, named)
@@ -441,7 +442,7 @@ class Fold:
     # --- producers ---------------------------------------------------------------------------
 
     def _enqueued(self, named: int, event: Event) -> None:
-        if named in self.tasks or named in self.gone:
+        if named in self.tasks or named in self.removed_ids:
             return
         body = body_of(event)
         row = TaskRow(named, int(event["due_ms"]), event["topic"], body or b"", options_of(event))
@@ -465,10 +466,10 @@ class Fold:
             progress = task.progress.get(group)
             attempt, epoch = (progress.attempt, progress.epoch) if progress else (0, 0)
             past = past_of(task, group)
-            self._stand(task, group, ProgressState.WAITING, attempt, due_ms, epoch, past)
+            self._put_progress(task, group, ProgressState.WAITING, attempt, due_ms, epoch, past)
 
     def _placed(self, options: TaskOptions | None, event: Event) -> TaskOptions | None:
-        """Return the options with the position in the order that the event assigns, if any."""
+        """Return the options with the position in the order of ids from the event, if any."""
         if (place := event.get("order_id")) is None:
             return options
         self.id_mark = max(self.id_mark, int(place))
@@ -476,11 +477,11 @@ class Fold:
 
     def _overtaken(self, task: Task, event: Event) -> None:
         """Record that a newer task replaces one whose delivery is in progress."""
-        group, by = event["group"], int(event["details"]["by"])
+        group, newer_id = event["group"], int(event["details"]["by"])
         if (progress := task.progress.get(group)) is not None:
-            task.progress[group] = progress._replace(replaced_by=by)
+            task.progress[group] = progress._replace(replaced_by=newer_id)
         else:
-            self._set(task, event, ProgressState.IN_FLIGHT, NO_PAST._replace(replaced_by=by))
+            self._set(task, event, ProgressState.IN_FLIGHT, NO_PAST._replace(replaced_by=newer_id))
 
     # --- consumers ---------------------------------------------------------------------------
 
@@ -557,28 +558,30 @@ class Fold:
         self._end_if_last(task, event, Outcome.DELETED)
 
     def _filtered(self, task: Task, event: Event) -> None:
-        """Apply that a group's filter excluded the task, which matters only if the task ended."""
+        """Note that a group's filter excluded the task, which matters only if the task ended."""
         if event.get("ended"):
             self._end(task, Outcome.FILTERED)
 
     # --- shared steps ------------------------------------------------------------------------
 
     def _failed(self, task: Task, event: Event) -> Past:
-        """Return the failures of a task including this one."""
+        """Return the failures of a task, including the failure in this event."""
         group, time_ms, attempt = event["group"], event["time_ms"], event["attempt"]
         reason = str(event.get("reason", ""))[:REASON_LENGTH_MAX]
-        who = str(event.get("subscriber") or task.holders.get(group, ""))
+        subscriber = str(event.get("subscriber") or task.holders.get(group, ""))
         before = past_of(task, group, until=(time_ms, attempt - 1))
-        return before.with_failure(Failure(attempt, time_ms, reason, who))
+        return before.with_failure(Failure(attempt, time_ms, reason, subscriber))
 
     def _set(
         self, task: Task, event: Event, state: ProgressState, past: Past, at_ms: int | None = None
     ) -> None:
         at_ms = event["time_ms"] if at_ms is None else int(at_ms)
-        self._stand(task, event["group"], state, event["attempt"], at_ms, event["epoch"], past)
+        self._put_progress(
+            task, event["group"], state, event["attempt"], at_ms, event["epoch"], past
+        )
 
     @staticmethod
-    def _stand(
+    def _put_progress(
         task: Task,
         group: str,
         state: ProgressState,
@@ -592,21 +595,21 @@ class Fold:
         task.progress[group] = row
 
     def _finish(self, outcome: Outcome, task: Task, event: Event) -> None:
-        """End the task for one group, or for all."""
+        """End the task for one group, or for all groups."""
         group = event.get("group")
         if group is None:
             self._end(task, outcome)
             return
         row = task.progress.get(group) or task.dead.get(group)
-        # An ack can settle an earlier delivery.
+        # The ack may settle an earlier delivery.
         attempt = max(event.get("attempt", 0), row.attempt if row is not None else 0)
         epoch = event["epoch"] if outcome is Outcome.ACKED else 0
-        state = _OVER.get(outcome, ProgressState.DONE)
-        self._stand(task, group, state, attempt, 0, epoch)
+        state = _FINISHED_STATES.get(outcome, ProgressState.DONE)
+        self._put_progress(task, group, state, attempt, 0, epoch)
         self._end_if_last(task, event, outcome)
 
     def _end_if_last(self, task: Task, event: Event, outcome: Outcome) -> None:
-        """End the task if the event says that no other group is owed it."""
+        """End the task if, according to the event, no other group must still receive it."""
         if event["ended"]:
             self._end(task, outcome)
 
@@ -625,7 +628,7 @@ class Fold:
         named = task.row.id
         del self.tasks[named]
         if named <= self._backup_mark:
-            self.gone.add(named)
+            self.removed_ids.add(named)
         self.ended += 1
         self.outcomes.pop(named, None)
         self.outcomes[named] = outcome
@@ -638,11 +641,11 @@ class Fold:
 
 @dataclass(slots=True, eq=False)
 class Task:
-    """A task with events."""
+    """The state of a task that has events."""
 
     row: TaskRow
     progress: dict[str, ProgressRow] = field(default_factory=dict)
-    """Group → progress of the task in it."""
+    """Group → progress of the task in the group."""
     dead: dict[str, DeadRow] = field(default_factory=dict)
     """Group → the task's dead letter."""
     has_body: bool = True
@@ -660,7 +663,7 @@ def is_done(row: ProgressRow | None) -> bool:
 
 def past_of(task: Task, group: str, until: tuple[int, int] | None = None) -> Past:
     """Return the task's failures in the group up to ``until`` (time, attempt). For an event from
-    before the backup, these are fewer than the backup has. The number of postponements is
+    before the backup, these are fewer than those in the backup. The number of postponements is
     unknown."""
     row = task.progress.get(group) or task.dead.get(group)
     if row is None:

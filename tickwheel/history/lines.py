@@ -1,12 +1,11 @@
 """The format of the history: records in the spool, and lines in segments.
 
 A record is ``[kind, time_ms, …]`` with columns. It becomes one event, a JSON line, for each of its
-tasks. The tables of kinds, events and fields come first. ``docs/history.md`` describes them for
-readers; a test compares the two.
+tasks. ``docs/history.md`` describes them for readers; a test compares it with the tables below.
 
 ``Renderer`` is the hot part of the writer. It formats lines directly, from a record's columns, and
 formats the common fields of a record's tasks once. Lines are ASCII, with all other characters
-escaped, so any key or reason gives a valid line. This module uses no files.
+escaped, so any key or reason results in a valid line. This module uses no files.
 """
 
 from __future__ import annotations
@@ -26,15 +25,15 @@ SCHEMA_VERSION = 1
 
 
 class EventKind(IntEnum):
-    """The kind of a record, which is its first element. Each docstring has the other elements."""
+    """The kind of a record, which is its first element. Each docstring lists the other elements."""
 
     ENQUEUED = 1
     """time_ms, producer, ids, dues, topics (one | each), options {index: …}, bodies | nil"""
     DELIVERED = 2
     """time_ms, topic, group, subscriber, ids, attempts, dues[, causes of lateness (one | each)]"""
     ACKED = 3
-    """time_ms, topic, group, subscriber, epoch, ids, attempts, delivered_ms, ended; ``ended``:
-    one or each, whether that ended the task (no other group has it any more)"""
+    """time_ms, topic, group, subscriber, epoch, ids, attempts, delivered_ms, ended; ``ended``: one
+    or each, whether the ack ended the task (no other group still has it)"""
     NACKED = 4
     """time_ms, topic, group, subscriber, ids, attempts, next_ms, reasons"""
     LEASE_OVER = 5
@@ -44,12 +43,12 @@ class EventKind(IntEnum):
     DEAD = 7
     """time_ms, topic, group, ids, attempts, reasons"""
     ENDED = 8
-    """time_ms, topic, group | nil, "cancelled" | "expired" | "deleted" | "filtered",
-    ids, ended (nil where no group is named)[, reason]"""
+    """time_ms, topic, group | nil, "cancelled" | "expired" | "deleted" | "filtered", ids, ended
+    (nil without a group)[, reason]"""
     RESCHEDULED = 9
     """time_ms, topic, ids, dues[, places in the order]"""
     REQUEUED = 10
-    """time_ms, topic, group, ids[, ttl_ms of the tasks from then on, if that is new]"""
+    """time_ms, topic, group, ids[, the tasks' new ttl_ms]"""
     GROUP = 11
     """time_ms, topic, group | nil, "created" | "deleted" | "configured" | "reset", details"""
     DAEMON = 12
@@ -100,17 +99,17 @@ EVENTS = (
     *TRANSACTION_EVENTS.values(),
 )  # fmt: skip
 NAMES = {"properties": "props", "trace": "traceparent"}
-"""Option of a task → its different name in a line."""
+"""Option of a task → its name in a line, where that differs."""
 TASK_OPTIONS = (
     "key", "tag", "props", "priority", "ttl_ms", "retry", "order_id", "within_ms", "asked_ms",
     "order_key", "replayed", "traceparent", "encoding", "shard_by",
 )  # fmt: skip
-"""Names of a task's options in the order of ``TaskOptions``, as in records."""
-_APART = ("order_id", "replayed")
+"""Names of a task's options, ordered as in records and ``TaskOptions``."""
+_SEPARATE_OPTIONS = ("order_id", "replayed")
 """Options that are written separately."""
 _MAPS = ("props", "retry")
 _WRITTEN = sorted(
-    (name for name in TASK_OPTIONS if name not in _APART), key=lambda name: name in _MAPS
+    (name for name in TASK_OPTIONS if name not in _SEPARATE_OPTIONS), key=lambda name: name in _MAPS
 )
 """Options in the order of a line, maps last."""
 FIELDS = (
@@ -124,7 +123,7 @@ FIELDS = (
 
 
 def policy_map(value: object) -> dict[str, Any]:
-    """Return a retry policy as a map of the protocol. Raise TypeError for any other value."""
+    """Return a retry policy as a map in wire format. Raise TypeError for any other value."""
     if not isinstance(value, RetryPolicy):
         raise TypeError(f"a record cannot contain a {type(value).__name__}")
     return value.to_map()
@@ -146,13 +145,10 @@ class Renderer:
         self._kinds: dict[int, Callable[[list[Any], int], Iterable[str]]] = {
             kind: getattr(self, f"_{kind.name.lower()}") for kind in EventKind
         }
-        """Kind of a record → the method with its name, which renders it."""
+        """Kind of a record → the method that renders it and has its name."""
 
     def render(self, record: list[Any], seq: int) -> list[str]:
-        """Return a line for each event of ``record``, numbered from ``seq`` on.
-
-        Raise one of MALFORMED.
-        """
+        """Return the lines of a record's events, numbered from ``seq`` on. Raise MALFORMED."""
         if type(record[1]) is not int:
             raise TypeError("the time is not a whole number")
         return list(self._kinds[record[0]](record, seq))
@@ -168,7 +164,7 @@ class Renderer:
         if outcome not in ("kept", "rejected"):
             raise ValueError(f"{outcome!r} is not 'kept' or 'rejected'")
         end = f',"producer":{quote(producer)}' if producer else ""
-        return self._each((time_ms, outcome, topic, None), ids, seq, end=end)
+        return self._task_lines((time_ms, outcome, topic, None), ids, seq, end=end)
 
     def _enqueued(
         self,
@@ -188,25 +184,25 @@ class Renderer:
                 for i, due, n in zip(ids, dues, numbers, strict=True)
             ]
         quoted = {name: quote(name) for name in set(_column(topics, 1))}
-        more = [""] * len(ids)
+        extras = [""] * len(ids)
         for index, task_options in (options or {}).items():
-            more[index] = _options(task_options)
+            extras[index] = _options(task_options)
         if bodies is not None:
             for index, body in enumerate(bodies):
-                more[index] += f',"body":"{b64encode(body).decode()}"'
+                extras[index] += f',"body":"{b64encode(body).decode()}"'
         for index, place in enumerate(orders or ()):
-            more[index] += f',"order_id":"{place:d}"'
+            extras[index] += f',"order_id":"{place:d}"'
         return [
-            f'{start}{i:d}","topic":{quoted[topic]},"due_ms":{due:d}{rest}{end}{n}}}\n'
-            for i, topic, due, rest, n in zip(
-                ids, _column(topics, len(ids)), dues, more, numbers, strict=True
+            f'{start}{i:d}","topic":{quoted[topic]},"due_ms":{due:d}{extra_fields}{end}{n}}}\n'
+            for i, topic, due, extra_fields, n in zip(
+                ids, _column(topics, len(ids)), dues, extras, numbers, strict=True
             )
         ]
 
     def _overtaken(self, record: list[Any], seq: int) -> Iterable[str]:
-        _, time_ms, topic, group, ids, attempts, by, *_ = record
-        heading, end = (time_ms, "overtaken", topic, group), f',"details":{{"by":"{by:d}"}}'
-        return self._each(
+        _, time_ms, topic, group, ids, attempts, newer_id, *_ = record
+        heading, end = (time_ms, "overtaken", topic, group), f',"details":{{"by":"{newer_id:d}"}}'
+        return self._task_lines(
             heading,
             ids,
             seq,
@@ -215,28 +211,28 @@ class Renderer:
         )
 
     def _rescheduled(self, record: list[Any], seq: int) -> Iterable[str]:
-        _, time_ms, topic, ids, dues, *more = record
+        _, time_ms, topic, ids, dues, *extras = record
         columns = [_whens(dues)]
-        if more and more[0]:
-            columns.append([f',"order_id":"{place:d}"' for place in more[0]])
-        return self._each((time_ms, "rescheduled", topic, None), ids, seq, *columns)
+        if extras and extras[0]:
+            columns.append([f',"order_id":"{place:d}"' for place in extras[0]])
+        return self._task_lines((time_ms, "rescheduled", topic, None), ids, seq, *columns)
 
     # --- consumers ---------------------------------------------------------------------------
 
     def _delivered(self, record: list[Any], seq: int) -> Iterable[str]:
-        _, time_ms, topic, group, subscriber, ids, attempts, dues, *more = record
+        _, time_ms, topic, group, subscriber, ids, attempts, dues, *extras = record
         start, middle = self._task(time_ms, "delivered", topic, group)
         middle += ',"due_ms":'
-        end = _who(subscriber) + self._end
+        end = _subscriber_field(subscriber) + self._end
         attempts = _column(attempts, len(ids))
-        if not more and attempts.count(1) == len(ids):
+        if not extras and attempts.count(1) == len(ids):
             first = ',"attempt":1,"lateness_ms":'
             lates = [time_ms - due if time_ms > due else 0 for due in dues]
             return [
                 f"{start}{i:d}{middle}{due:d}{first}{late}{end}{n}}}\n"
                 for n, (i, due, late) in enumerate(zip(ids, dues, lates, strict=True), seq)
             ]
-        causes = _column(more[0] if more else None, len(ids))
+        causes = _column(extras[0] if extras else None, len(ids))
         columns = zip(ids, attempts, dues, causes, strict=True)
         return [
             f'{start}{i:d}{middle}{due:d},"attempt":{attempt:d}'
@@ -250,11 +246,11 @@ class Renderer:
         _, time_ms, topic, group, subscriber, _, ids, attempts, delivered, ended, *_ = record
         start, middle = self._task(time_ms, "acked", topic, group)
         middle += ',"attempt":'
-        end = _who(subscriber) + self._end
+        end = _subscriber_field(subscriber) + self._end
         attempts, delivered = _column(attempts, len(ids)), _column(delivered, len(ids))
         if type(ended) is list or None in delivered or 0 in delivered:
-            # Delivered before a restart, which does not know when; or some groups still have it.
-            tooks = [f',"ack_ms":{max(0, time_ms - at)}' if at else "" for at in delivered]
+            # 0: the delivery preceded a restart, so its time is unknown.
+            tooks = [f',"ack_ms":{max(0, time_ms - at_ms)}' if at_ms else "" for at_ms in delivered]
             lasts = [_ENDED[last] for last in _column(ended, len(ids))]
             columns = zip(ids, attempts, tooks, lasts, strict=True)
             return [
@@ -262,7 +258,7 @@ class Renderer:
                 for n, (i, attempt, took, last) in enumerate(columns, seq)
             ]
         end = _ENDED[ended] + end
-        took = [time_ms - at if time_ms > at else 0 for at in delivered]
+        took = [time_ms - at_ms if time_ms > at_ms else 0 for at_ms in delivered]
         return [
             f'{start}{i:d}{middle}{attempt:d},"ack_ms":{ms}{end}{n}}}\n'
             for n, (i, attempt, ms) in enumerate(zip(ids, attempts, took, strict=True), seq)
@@ -271,80 +267,86 @@ class Renderer:
     def _nacked(self, record: list[Any], seq: int) -> Iterable[str]:
         _, time_ms, topic, group, subscriber, ids, attempts, dues, reasons, *_ = record
         heading = time_ms, "nacked", topic, group
-        return self._over(heading, subscriber, (ids, attempts, reasons), seq, dues)
+        return self._ended_deliveries(heading, subscriber, (ids, attempts, reasons), seq, dues)
 
     def _lease_over(self, record: list[Any], seq: int) -> Iterable[str]:
-        _, time_ms, topic, group, subscriber, ids, attempts, reasons, *more = record
+        _, time_ms, topic, group, subscriber, ids, attempts, reasons, *extras = record
         heading, columns = (time_ms, "lease_over", topic, group), (ids, attempts, reasons)
-        return self._over(heading, subscriber, columns, seq, *more[:1])
+        return self._ended_deliveries(heading, subscriber, columns, seq, *extras[:1])
 
     def _released(self, record: list[Any], seq: int) -> Iterable[str]:
-        _, time_ms, topic, group, subscriber, ids, attempts, *more = record
+        _, time_ms, topic, group, subscriber, ids, attempts, *extras = record
         heading, columns = (time_ms, "released", topic, group), (ids, attempts, None)
-        return self._over(heading, subscriber, columns, seq, *more[:1])
+        return self._ended_deliveries(heading, subscriber, columns, seq, *extras[:1])
 
     def _dead(self, record: list[Any], seq: int) -> Iterable[str]:
         _, time_ms, topic, group, ids, attempts, reasons, *_ = record
-        return self._over((time_ms, "dead", topic, group), "", (ids, attempts, reasons), seq)
+        return self._ended_deliveries(
+            (time_ms, "dead", topic, group), "", (ids, attempts, reasons), seq
+        )
 
-    def _over(
+    def _ended_deliveries(
         self, heading: tuple[int, str, str, str | None], subscriber: str | None,
         columns: tuple[Sequence[int], Any, Any], seq: int, dues: Sequence[int] | None = None,
     ) -> Iterable[str]:  # fmt: skip
-        """Return the lines of ended deliveries: ids, attempts, reasons, and new due times."""
+        """Return the lines of ended deliveries. ``columns``: ids, attempts and reasons."""
         ids, attempts, reasons = columns
         tries = [f',"attempt":{attempt:d}' for attempt in _column(attempts, len(ids))]
-        whys = [_why(reason) if reason else "" for reason in _column(reasons, len(ids))]
+        whys = [_reason_fields(reason) if reason else "" for reason in _column(reasons, len(ids))]
         whens = () if dues is None else (_whens(dues),)
-        return self._each(heading, ids, seq, *whens, tries, whys, end=_who(subscriber))
+        return self._task_lines(
+            heading, ids, seq, *whens, tries, whys, end=_subscriber_field(subscriber)
+        )
 
     # --- ends, groups, the daemon --------------------------------------------------------------
 
     def _ended(self, record: list[Any], seq: int) -> Iterable[str]:
-        _, time_ms, topic, group, event, ids, ended, *more = record
+        _, time_ms, topic, group, event, ids, ended, *extras = record
         if event not in ENDINGS:
             raise ValueError(f"{event!r} is not an ending")
         lasts = [_ENDED[last] for last in _column(ended, len(ids))]
-        whys = [[_why(reason)] * len(ids) for reason in more[:1]]
-        return self._each((time_ms, event, topic, group), ids, seq, lasts, *whys)
+        whys = [[_reason_fields(reason)] * len(ids) for reason in extras[:1]]
+        return self._task_lines((time_ms, event, topic, group), ids, seq, lasts, *whys)
 
     def _requeued(self, record: list[Any], seq: int) -> Iterable[str]:
-        _, time_ms, topic, group, ids, *more = record
-        columns = [[f',"ttl_ms":{more[0]:d}'] * len(ids)] if more else []
-        return self._each((time_ms, "requeued", topic, group), ids, seq, *columns)
+        _, time_ms, topic, group, ids, *extras = record
+        columns = [[f',"ttl_ms":{extras[0]:d}'] * len(ids)] if extras else []
+        return self._task_lines((time_ms, "requeued", topic, group), ids, seq, *columns)
 
     def _group(self, record: list[Any], seq: int) -> Iterable[str]:
         _, time_ms, topic, group, change, details, *_ = record
-        rest = dict(details)
-        since = {name: rest.pop(name, None) for name in ("since_ms", "since_id")}
-        fields = {"topic": topic, "group": group or None, **since, "settings": rest or None}
-        return self._one(time_ms, GROUP_EVENTS[change], fields, seq)
+        extras = dict(details)
+        since = {name: extras.pop(name, None) for name in ("since_ms", "since_id")}
+        fields = {"topic": topic, "group": group or None, **since, "settings": extras or None}
+        return self._rare_event(time_ms, GROUP_EVENTS[change], fields, seq)
 
     def _daemon(self, record: list[Any], seq: int) -> Iterable[str]:
         _, time_ms, event, details, *_ = record
         if event not in DAEMON_EVENTS:
-            raise ValueError(f"{event!r} is nothing that a daemon does")
-        rest = dict(details or {})
-        clean = bool(rest.pop("clean")) if "clean" in rest else None
-        return self._one(time_ms, event, {"clean": clean, "details": rest or None}, seq)
+            raise ValueError(f"{event!r} is not an event of a daemon")
+        fields = dict(details or {})
+        clean = bool(fields.pop("clean")) if "clean" in fields else None
+        return self._rare_event(time_ms, event, {"clean": clean, "details": fields or None}, seq)
 
     def _dropped(self, record: list[Any], seq: int) -> Iterable[str]:
-        _, time_ms, count, *rest = record
-        reason = rest[0] or None if rest else None
-        return self._one(time_ms, "dropped", {"reason": reason, "count": count}, seq)
+        _, time_ms, count, *extras = record
+        reason = extras[0] or None if extras else None
+        return self._rare_event(time_ms, "dropped", {"reason": reason, "count": count}, seq)
 
     # --- schedules -----------------------------------------------------------------------------
 
     def _schedule(self, record: list[Any], seq: int) -> Iterable[str]:
-        _, time_ms, topic, name, change, state, *rest = record
+        _, time_ms, topic, name, change, state, *extras = record
         fields = {"topic": topic}
         if (settings := state.get("settings")) is not None:
             fields["settings"] = settings = dict(settings)
             if (task := settings.pop("task", None)) is not None:
                 settings["task"] = options_map(task)
-        if rest and rest[0] is not None:
-            fields["body"] = b64encode(rest[0]).decode()
-        return self._one(time_ms, SCHEDULE_EVENTS[change], fields | _progress(name, state), seq)
+        if extras and extras[0] is not None:
+            fields["body"] = b64encode(extras[0]).decode()
+        return self._rare_event(
+            time_ms, SCHEDULE_EVENTS[change], fields | _progress(name, state), seq
+        )
 
     def _occurrence(self, record: list[Any], seq: int) -> Iterable[str]:
         _, time_ms, topic, name, runs, state, *_ = record
@@ -358,7 +360,7 @@ class Renderer:
                 "reason": None if outcome in ("fired", "queued") else outcome,
                 "count": count if count > 1 else None,
             }  # fmt: skip
-            lines += self._one(time_ms, event, fields | _progress(name, state), number)
+            lines += self._rare_event(time_ms, event, fields | _progress(name, state), number)
         return lines
 
     # --- transactions --------------------------------------------------------------------------
@@ -369,22 +371,24 @@ class Renderer:
             "task_id": f"{first_id:d}" if first_id else None, "ack_ms": details.get("age_ms"),
             "producer": producer or None, "details": details, "count": tasks, "transaction": name,
         }  # fmt: skip
-        return self._one(time_ms, TRANSACTION_EVENTS[step], fields, seq)
+        return self._rare_event(time_ms, TRANSACTION_EVENTS[step], fields, seq)
 
     # --- lines ---------------------------------------------------------------------------------
 
-    def _one(self, time_ms: int, event: str, values: Mapping[str, Any], seq: int) -> list[str]:
-        """Return the line of a rare event, with its fields that are not None."""
+    def _rare_event(
+        self, time_ms: int, event: str, values: Mapping[str, Any], seq: int
+    ) -> list[str]:
+        """Return the line of a rare event, with those of its fields that are not None."""
         fields = (
             f',"{name}":{to_json(value)}' for name, value in values.items() if value is not None
         )
         return [f"{_start(time_ms, event)}{''.join(fields)}{self._end}{seq}}}\n"]
 
-    def _each(
+    def _task_lines(
         self, heading: tuple[int, str, str, str | None], ids: Sequence[int], seq: int,
         *columns: Sequence[str], end: str = "",
     ) -> list[str]:  # fmt: skip
-        """Return a line for each task, with its text from each column and the common ``end``."""
+        """Return a line for each task: its text from each column, then the common ``end``."""
         start, middle = self._task(*heading)
         end += self._end
         texts = map("".join, zip(*columns, strict=True)) if columns else [""] * len(ids)
@@ -399,7 +403,7 @@ class Renderer:
 
 
 def to_json(value: Any) -> str:
-    """Return compact JSON, with values that JSON cannot represent (NaN) as text."""
+    """Return compact JSON. Values that JSON cannot represent (NaN) become text."""
     try:
         return dumps(value, separators=(",", ":"), allow_nan=False)
     except ValueError:
@@ -422,7 +426,7 @@ def _names(topic: str, group: str | None) -> str:
     return f',"topic":{quote(topic)}' + (f',"group":{quote(group)}' if group else "")
 
 
-def _who(subscriber: str | None) -> str:
+def _subscriber_field(subscriber: str | None) -> str:
     return f',"subscriber":{quote(subscriber)}' if subscriber else ""
 
 
@@ -431,13 +435,13 @@ def _whens(dues: Sequence[int]) -> list[str]:
 
 
 def _column(value: Any, count: int) -> list[Any]:
-    """Return a column with a value for each task; a single value applies to all."""
+    """Return a column with a value for each task. A single value applies to all tasks."""
     return value if type(value) is list else [value] * count
 
 
 def _progress(name: str, state: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields with the progress of a schedule."""
-    return {"schedule": name} | {of: state.get(of) for of in ("next_ms", "runs", "queued_ms")}
+    return {"schedule": name} | {key: state.get(key) for key in ("next_ms", "runs", "queued_ms")}
 
 
 def options_map(options: Sequence[Any]) -> dict[str, Any]:
@@ -469,13 +473,13 @@ def _number(value: int) -> str:
 
 
 _KINDS: dict[Any, Callable[[Any], str]] = {str: quote, int: _number}
-_OF_NAMES = {NAMES.get(option.name, option.name): option.kind.json for option, _ in kept_options()}
-_WRITERS = [(name, _KINDS.get(_OF_NAMES.get(name, int), to_json)) for name in _WRITTEN]
-"""(option, function that writes it); options that the daemon adds are numbers."""
+_TYPES = {NAMES.get(option.name, option.name): option.kind.json for option, _ in kept_options()}
+_WRITERS = [(name, _KINDS.get(_TYPES.get(name, int), to_json)) for name in _WRITTEN]
+"""(option, function that writes it). Options that the daemon adds are numbers."""
 
 
-def _why(reason: str) -> str:
-    """Return the fields of a failure: the first line is its reason, the rest its trace."""
+def _reason_fields(reason: str) -> str:
+    """Return the fields of a failure. The trace follows the first line of ``reason``."""
     summary, _, trace = reason.partition("\n")
     text = f',"reason":{quote(summary)}'
     return f'{text},"trace":{quote(trace)}' if trace else text

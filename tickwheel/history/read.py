@@ -1,12 +1,12 @@
 """Searches of the history by id, key, topic, group, event and time, newest or oldest first; and a
-replay of all events of a shard in the order of their writing, by epoch and number.
+replay of all events of a shard in the order in which they were written, by epoch and number.
 
 Memory is bounded: a search reads one hour at a time, merging its segments. Most lines are skipped
-by their bytes without being parsed. Only ``enqueued`` events have the key, so a search by key first
-finds the ids of its tasks.
+by their bytes, without being parsed. Only ``enqueued`` events contain the key, so a search by key
+first finds the ids of the tasks.
 
-A daemon has two kinds of questions: the story of a task, and tasks by key, topic and time,
-including finished ones. Answers are bounded in events or tasks, in bytes and in time. A search
+A daemon asks two kinds of questions: for the story of a task, and for tasks by key, topic and time,
+including finished tasks. Answers are bounded in events or tasks, in bytes and in time. A search
 needs much processor time, which a thread would take from the daemon's event loop. So ``python -m
 tickwheel.history.read`` runs as a process with a low priority. It reads one question from each line
 of standard input, writes one answer to each line of standard output, and ends at the end of
@@ -40,10 +40,10 @@ from tickwheel.history import segments, spool
 from tickwheel.history.lines import ENDINGS, MALFORMED, NAMES, Renderer
 from tickwheel.history.segments import HOUR_MS, Event, Segment, Tally, hour_of
 from tickwheel.history.spool import SpoolName
-from tickwheel.history.writer import LATE_MS, Place, Position, load_position
+from tickwheel.history.writer import LATE_MS, EpochPosition, Position, load_position
 
 KEY_IDS_MAX = 100_000
-"""Maximum tasks of one key; a key with more needs a narrower search."""
+"""Maximum number of tasks with the key of a search. If there are more, narrow the search."""
 NEWEST_MAX = 1_000_000
 ENQUEUED = frozenset(("enqueued",))
 _TASK_ID = re.compile(rb'"task_id"\s*:\s*"(\d+)"')
@@ -51,8 +51,7 @@ _TASK_ID = re.compile(rb'"task_id"\s*:\s*"(\d+)"')
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """The values that events must have; None: any. ``since_ms`` is inclusive, ``until_ms``
-    exclusive."""
+    """The values that events must have; None: any. ``until_ms`` is exclusive."""
 
     ids: AbstractSet[int] | None = None
     key: str | None = None
@@ -82,8 +81,8 @@ class Query:
 
     def sieve(self) -> Callable[[bytes], bool]:
         """Return a function that tells from a line's bytes whether its event can match. It returns
-        True for all matches and some other lines."""
-        # Only ``enqueued`` events have the key.
+        True for all matches, and for some other lines."""
+        # Only ``enqueued`` events contain the key.
         names = [value for _, value in self._named()]
         names += [self.key] if self.events == ENQUEUED and self.key is not None else []
         needles = [spellings(name) for name in names]
@@ -108,7 +107,7 @@ def task_id(event: Event) -> int | None:
 
 
 def search(history_dir: Path, query: Query, tally: Tally) -> Iterator[Event]:
-    """Yield all matching events, oldest first. Raise LimitExceeded for a key of too many tasks."""
+    """Yield all matching events, oldest first. Raise LimitExceeded for too many tasks."""
     query = by_ids(history_dir, query, tally)
     for _, hour in hours(history_dir, query):
         yield from merged(hour, query, tally)
@@ -119,12 +118,12 @@ def newest(history_dir: Path, query: Query, limit: int, tally: Tally) -> Iterato
     if limit > NEWEST_MAX:
         raise LimitExceeded(f"limit must be at most {NEWEST_MAX} events, not {limit}")
     query = by_ids(history_dir, query, tally)
-    left = limit
+    remaining = limit
     for _, hour in reversed(hours(history_dir, query)):
-        if left <= 0:
+        if remaining <= 0:
             return
-        events = deque(merged(hour, query, tally), maxlen=left)
-        left -= len(events)
+        events = deque(merged(hour, query, tally), maxlen=remaining)
+        remaining -= len(events)
         yield from reversed(events)
 
 
@@ -145,8 +144,8 @@ def by_ids(history_dir: Path, query: Query, tally: Tally) -> Query:
 
 
 def newest_id(history_dir: Path, query: Query, tally: Tally) -> int | None:
-    """Return the id of the newest matching task that was enqueued with ``query.key``, or None.
-    Reads hours from the newest, and stops at the first match."""
+    """Return the id of the newest matching task that was enqueued with ``query.key``, or None. Read
+    hours from the newest, and stop at the first match."""
     enqueued = replace(query, events=ENQUEUED)
     for _, hour in reversed(hours(history_dir, query)):
         newest_of_hour = max(_with_key(hour, enqueued, tally), default=None)
@@ -166,9 +165,9 @@ def _with_key(files: Iterable[Segment], enqueued: Query, tally: Tally) -> Iterat
                 yield id_
 
 
-def flow(history_dir: Path, wanted: int, since_ms: int, tally: Tally) -> list[Event]:
-    """Return the events of one task in order. ``since_ms``: the time of its enqueue in its id."""
-    return sorted(_since_enqueue(history_dir, wanted, since_ms, tally), key=written)
+def flow(history_dir: Path, wanted_id: int, since_ms: int, tally: Tally) -> list[Event]:
+    """Return the events of one task in order. ``since_ms``: the enqueue time in its id."""
+    return sorted(_since_enqueue(history_dir, wanted_id, since_ms, tally), key=written)
 
 
 def written(event: Event) -> tuple[int, int, int]:
@@ -192,14 +191,14 @@ def hours(history_dir: Path, query: Query) -> list[tuple[int, list[Segment]]]:
 
 def merged(hour: list[Segment], query: Query, tally: Tally) -> Iterator[Event]:
     """Yield the matching events of an hour, by time."""
-    # The segments of each daemon and epoch, in the order of their numbers.
+    # Read the segments of each daemon and epoch in the order of their numbers.
     ordered = groupby(sorted(hour, key=lambda s: s.name), lambda s: s.name[:3])
     chains = [_chain(list(chain), query, tally) for _, chain in ordered]
     return chains[0] if len(chains) == 1 else heapq.merge(*chains, key=_order)
 
 
 def _chain(chain: list[Segment], query: Query, tally: Tally) -> Iterator[Event]:
-    """Yield the matching events of one daemon's segments of an hour, each once."""
+    """Yield each matching event of one daemon's segments of an hour once."""
     may, last = query.sieve(), 0
     for segment in chain:
         for line in segments.raw_lines(segment.path, tally):
@@ -245,14 +244,14 @@ class Follow:
         self._start_ms = hour_of(since_ms)
         self._tally = tally
         self._offsets: dict[Path, int] = {}
-        self._done: set[Path] = set()
+        self._read_paths: set[Path] = set()
         self._last: dict[tuple[int, str, int, int], int] = {}
 
     def read(self) -> list[Event]:
         """Return the new events, oldest first."""
-        new: list[Event] = []
+        new_events: list[Event] = []
         for segment in segments.find(self._dir, self._start_ms):
-            if segment.path in self._done:
+            if segment.path in self._read_paths:
                 continue
             lines = self._sealed(segment) if segment.name.sealed else self._grown(segment)
             chain = segment.hour_ms, *segment.name[:3]
@@ -266,11 +265,11 @@ class Follow:
                     if self._key is not None and event.get("key") == self._key:
                         self._ids.add(id_)
                 if self._query.wants(event):
-                    new.append(event)
-        return sorted(new, key=_order)
+                    new_events.append(event)
+        return sorted(new_events, key=_order)
 
     def _sealed(self, segment: Segment) -> Iterator[bytes]:
-        self._done.add(segment.path)
+        self._read_paths.add(segment.path)
         self._offsets.pop(segment.path.with_suffix(""), None)
         return segments.raw_lines(segment.path, self._tally)
 
@@ -284,8 +283,8 @@ class Follow:
                     self._offsets[segment.path] = self._offsets.get(segment.path, 0) + len(line)
                     yield line
         except FileNotFoundError:
-            # It has been sealed. Read it now: this call also reads the next segment, after which
-            # lower event numbers count as known.
+            # The segment has been sealed. Read it now: this call also reads the next segment, and
+            # then lower event numbers count as known.
             yield from segments.raw_lines(segment.path, self._tally)
 
     def _is_known(self, chain: tuple[int, str, int, int], event: Event) -> bool:
@@ -305,9 +304,9 @@ EVENTS_MAX: Final = 1_000
 BYTES_MAX: Final = 2 << 20
 """Maximum bytes of an answer's events, as JSON."""
 S_MAX: Final = 5.0
-"""Maximum seconds of a search, which then returns an incomplete answer."""
+"""Maximum seconds of a search. After that it returns an incomplete answer."""
 LINES_PER_LOOK: Final = 10_000
-"""Lines that are read between two checks of the time."""
+"""Number of lines that are read between two checks of the time."""
 
 
 class TimedTally(Tally):
@@ -320,7 +319,7 @@ class TimedTally(Tally):
     def __setattr__(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)
         if name == "lines" and value % LINES_PER_LOOK == 1 and time.monotonic() > self._until_s:
-            raise LimitExceeded(f"the search takes longer than {S_MAX:g} s")
+            raise LimitExceeded(f"the search took longer than {S_MAX:g} s; narrow it")
 
 
 class Answer(NamedTuple):
@@ -328,26 +327,25 @@ class Answer(NamedTuple):
 
     found: list[Event]
     is_whole: bool
-    """Whether no more events or tasks match."""
+    """Whether no further events or tasks match."""
 
 
 def _bounded(items: Iterator[Event], limit: int) -> Answer:
-    """Return at most ``limit`` items and ``BYTES_MAX`` bytes of JSON, read in at most ``S_MAX``
-    seconds."""
-    taken: list[Event] = []
-    left = BYTES_MAX
+    """Return at most ``limit`` items and ``BYTES_MAX`` bytes of JSON, read within ``S_MAX`` s."""
+    items_read: list[Event] = []
+    bytes_left = BYTES_MAX
     with contextlib.suppress(LimitExceeded):
         for item in items:
-            left -= len(dumps(item))
-            if left < 0 or len(taken) == limit:
-                return Answer(taken, is_whole=False)
-            taken.append(item)
-        return Answer(taken, is_whole=True)
-    return Answer(taken, is_whole=False)
+            bytes_left -= len(dumps(item))
+            if bytes_left < 0 or len(items_read) == limit:
+                return Answer(items_read, is_whole=False)
+            items_read.append(item)
+        return Answer(items_read, is_whole=True)
+    return Answer(items_read, is_whole=False)
 
 
 def story(folder: Path, task_id: int, begun_ms: int) -> Answer:
-    """Return the events of a task in order; ``begun_ms``: the time of its enqueue in its id."""
+    """Return the events of a task in order. ``begun_ms``: the time of its enqueue, as in its id."""
     events, is_whole = _bounded(_since_enqueue(folder, task_id, begun_ms, TimedTally()), EVENTS_MAX)
     return Answer(sorted(events, key=written), is_whole)
 
@@ -367,11 +365,11 @@ def _since_enqueue(folder: Path, task_id: int, begun_ms: int, tally: Tally) -> I
 
 
 TASKS_MAX: Final = 1_000
-"""Maximum tasks in one answer to a daemon."""
+"""Maximum number of tasks in one answer to a daemon."""
 KEPT_MAX: Final = 100_000
-"""Maximum enqueues of an hour that a search keeps in memory."""
+"""Maximum number of enqueues of an hour that a search keeps in memory."""
 PART: Final = 256
-"""Tasks whose events are searched at once."""
+"""Number of tasks whose events are searched at once."""
 _ENDS: Final = ("acked", *ENDINGS)
 _FIELDS: Final = (
     ("topic", "topic"), ("schedule", "schedule"),
@@ -412,8 +410,8 @@ def _outlines(
 
 def outline(task_id: int, events: Sequence[Event]) -> dict[str, Any]:
     """Summarize a task from its events in order: ``topic``, ``key``, other options and body, as far
-    as the events have them; ``state``, which is its end, "dead" or "unfinished"; and ``ended_ms``,
-    the time of its end."""
+    as the events contain them; ``state``, which is how it ended, "dead" or "unfinished"; and
+    ``ended_ms``, the time at which it ended."""
     fields: dict[str, Any] = {"id": str(task_id), "state": UNFINISHED, "ended_ms": None}
     fields |= {"enqueued_ms": None, "due_ms": None, "attempts": 0}
     dead: dict[str, str] = {}
@@ -453,9 +451,9 @@ def _copy_fields(fields: dict[str, Any], event: Event) -> None:
             fields["body_base64"] = event["body"]
 
 
-def find_tasks(folder: Path, wanted: Query, limit: int) -> Answer:
+def find_tasks(folder: Path, query: Query, limit: int) -> Answer:
     """Return outlines of at most ``limit`` tasks."""
-    return _bounded(search_tasks(folder, wanted, TimedTally()), limit)
+    return _bounded(search_tasks(folder, query, TimedTally()), limit)
 
 
 # --- the process that answers a daemon -----------------------------------------------------------
@@ -463,19 +461,18 @@ def find_tasks(folder: Path, wanted: Query, limit: int) -> Answer:
 
 NICENESS: Final = 10
 ANSWER_BYTES_MAX: Final = 2 * BYTES_MAX
-"""Maximum bytes of an answer's line: ``BYTES_MAX`` for its events, and as many for names and
+"""Maximum bytes of an answer's line: ``BYTES_MAX`` for its events, and the same for names and
 quotes."""
 
 
 def story_question(task_id: int, begun_ms: int) -> bytes:
-    """Return a line that asks the process for the story of a task. ``begun_ms``: the time of its
-    enqueue in its id."""
+    """Return a line that asks the process for the story of a task. ``begun_ms``: see ``story``."""
     return dumps({"story": task_id, "begun_ms": begun_ms}).encode() + b"\n"
 
 
-def tasks_question(wanted: Query, limit: int) -> bytes:
+def tasks_question(query: Query, limit: int) -> bytes:
     """Return a line that asks the process for at most ``limit`` tasks."""
-    return dumps({"tasks": asdict(wanted), "limit": limit}).encode() + b"\n"
+    return dumps({"tasks": asdict(query), "limit": limit}).encode() + b"\n"
 
 
 def answer_of(line: bytes) -> Answer:
@@ -505,7 +502,7 @@ def serve(folder: Path, questions: BinaryIO, answers: BinaryIO) -> None:
 
 def main() -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
-        # The signals are for the daemon, whose end also ends this process.
+        # The signals are meant for the daemon; when it ends, this process ends too.
         signal.signal(number, signal.SIG_IGN)
     os.nice(NICENESS)
     with contextlib.suppress(BrokenPipeError):
@@ -514,7 +511,7 @@ def main() -> int:
 
 
 # --- all events in order --------------------------------------------------------------------------
-# Events come from any number of folders, for example one of each daemon of a failover pair: first
+# Events come from any number of folders, for example one for each daemon of a failover pair: first
 # from segments, then from spools that no writer has processed, rendered as a writer would. A
 # segment is opened when its first number is reached, so few are open at a time. Spool files are
 # opened at the beginning, because a concurrent writer can remove them. Missing numbers are counted.
@@ -536,16 +533,16 @@ class Replayed:
     lost_bytes: int = 0
     """Torn or damaged bytes of spools."""
     drops: int = 0
-    """Number of times that an unknown number of events is missing."""
+    """Number of gaps in which an unknown number of events is missing."""
     crashes: int = 0
-    """Number of starts since the backup after a crash; each crash can have lost the batch that was
+    """Number of starts after a crash since the backup. Each crash may have lost the batch that was
     being appended."""
     clean_stop: bool = False
-    """Whether the newest event is a daemon's clean stop, after which nothing has changed."""
+    """Whether the newest event is a clean stop of the daemon, so that nothing has changed since."""
 
 
 @dataclass(slots=True)
-class Seen(Replayed):
+class ReplayFindings(Replayed):
     """The findings of a replay in progress."""
 
     spool_ms: int | None = None
@@ -554,7 +551,8 @@ class Seen(Replayed):
 
 
 STEP_BACK_MS = 60_000
-"""Milliseconds; an event that is older by more than its predecessor shows a clock set back."""
+"""An event that is older than its predecessor by more than these milliseconds shows that the clock
+was set back."""
 HEAD_LINES = 200
 
 
@@ -565,7 +563,7 @@ class Start(NamedTuple):
     since_ms: int
     """The backup contains all earlier events of epochs up to ``epoch``."""
     id_mark: int
-    """Events of higher ids are newer than the backup, regardless of their time."""
+    """Events of tasks with higher ids are newer than the backup, regardless of their time."""
 
     def is_behind(self, event: Event) -> bool:
         """Return whether the backup certainly contains this event of an epoch up to ``epoch``."""
@@ -573,12 +571,9 @@ class Start(NamedTuple):
 
 
 class Replay:
-    """One pass over all events, or over all since a backup.
-
-    In the backup's epoch, files before the last one that begins before the backup are skipped. The
-    events in that file from before the backup are read only to detect missing events. In earlier
-    epochs, files of earlier hours are skipped.
-    """
+    """One pass over all events, or over all events since a backup. In the backup's epoch, the first
+    file read is the last one that begins before the backup. Its events from before the backup are
+    read only to detect missing events. In earlier epochs, files of earlier hours are skipped."""
 
     def __init__(
         self,
@@ -588,7 +583,7 @@ class Replay:
         backup_ms: int = 0,
         needles: Sequence[bytes] = (),
     ) -> None:
-        """``needles``: only lines of segments with one of these are read; the count of missing
+        """``needles``: read only lines of segments that contain one of these. The count of missing
         events is then wrong."""
         self._needles = needles
         self._folders = folders
@@ -598,27 +593,27 @@ class Replay:
         self._reaches_back = False
         self._ends: dict[int, int] = {}
         """Epoch → the number of its last event in a segment, if known."""
-        self._at = (0, 0)
-        """Epoch and number of the event read last."""
-        self.seen = Seen()
+        self._last_position = (0, 0)
+        """Epoch and number of the last event read."""
+        self.findings = ReplayFindings()
 
     @property
     def reaches_back(self) -> bool:
-        """Whether the history begins before the backup's end; valid after ``events``."""
+        """Whether the history begins before the backup ended; valid after ``events``."""
         return self._start is None or self._reaches_back
 
     def expected(self) -> int | None:
-        """Return the expected number of events at the end; None: unknown."""
-        epoch, seq = self._at
+        """Return the expected total number of events, or None if it is unknown."""
+        epoch, seq = self._last_position
         if epoch not in self._ends:
             return None
         later = sum(end for other, end in self._ends.items() if other > epoch)
-        return self.seen.events + max(0, self._ends[epoch] - seq) + later
+        return self.findings.events + max(0, self._ends[epoch] - seq) + later
 
     def events(self) -> Iterator[Event]:
         """Yield every event once, by epoch and number."""
         with ExitStack() as stack:
-            # Before the segments: events that a writer processes meanwhile are then in both.
+            # Open spools before segments, so that no event that a writer moves is missed.
             spools = [Spools(folder, self._shard, stack) for folder in self._folders]
             yield from self._events(spools)
 
@@ -632,46 +627,46 @@ class Replay:
         spools: dict[int, list[Iterator[Event]]] = {}
         for of_folder in opened:
             if of_folder.written_ms is not None:
-                self.seen.spool_ms = max(self.seen.spool_ms or 0, of_folder.written_ms)
-            for epoch, spooled in of_folder.by_epoch(self.seen).items():
+                self.findings.spool_ms = max(self.findings.spool_ms or 0, of_folder.written_ms)
+            for epoch, spooled in of_folder.by_epoch(self.findings).items():
                 spools.setdefault(epoch, []).append(spooled)
-            for epoch, end in of_folder.ends().items():
+            for epoch, end in of_folder.last_seqs().items():
                 self._ends[epoch] = max(end, self._ends.get(epoch, 0))
         for epoch in sorted(by_epoch.keys() | spools.keys()):
             events = self._counted(
                 epoch, self._epoch(epoch, by_epoch.get(epoch, []), spools.get(epoch, []))
             )
             if start is not None and epoch <= start.epoch:
-                events = self._after(start, epoch, events)
+                events = self._skip_backed_up(start, epoch, events)
             for event in events:
                 self._look(event)
                 yield event
 
     def _counts(self, segment: Segment) -> bool:
-        """Return whether a segment, judged by its name, can have events that the backup lacks. One
-        of an earlier epoch can, after the store was set back, except from earlier hours."""
+        """Return whether, judging by its name, a segment may contain events that the backup lacks.
+        In an earlier epoch it may after the store was set back, except in earlier hours."""
         start = self._start
         if start is None or segment.name.epoch >= start.epoch:
             return True
         return segment.hour_ms + HOUR_MS > start.since_ms
 
     def _counted(self, epoch: int, events: Iterator[Event]) -> Iterator[Event]:
-        """Yield the events of an epoch, each once, and count missing numbers."""
+        """Yield each event of an epoch once, and count missing numbers."""
         start = self._start
-        is_cut = epoch <= start.epoch if start is not None else self._at == (0, 0)
+        is_cut = epoch <= start.epoch if start is not None else self._last_position == (0, 0)
         last = None if is_cut else 0
         for event in events:
             seq = event["seq"]
             if last is not None:
                 if seq <= last:
                     continue
-                self.seen.missing_events += seq - last - 1
+                self.findings.missing_events += seq - last - 1
             last = seq
-            self._at = epoch, seq
+            self._last_position = epoch, seq
             yield event
 
-    def _after(self, start: Start, epoch: int, events: Iterator[Event]) -> Iterator[Event]:
-        """Yield the events of an epoch, up to the backup's, that the backup can lack."""
+    def _skip_backed_up(self, start: Start, epoch: int, events: Iterator[Event]) -> Iterator[Event]:
+        """Yield the events that the backup may lack, of an epoch up to the backup's."""
         newest_ms = 0
         for event in events:
             time_ms = event["time_ms"]
@@ -682,28 +677,28 @@ class Replay:
                 yield event
                 break
             newest_ms = max(newest_ms, time_ms)
-            self._place(event)
+            self._note_times(event)
         yield from events
 
-    def _place(self, event: Event) -> None:
-        seen = self.seen
+    def _note_times(self, event: Event) -> None:
+        findings = self.findings
         time_ms = event["time_ms"]
-        first_ms, last_ms = seen.first_event_ms, seen.last_event_ms
-        seen.first_event_ms = time_ms if first_ms is None else min(first_ms, time_ms)
-        seen.last_event_ms = time_ms if last_ms is None else max(last_ms, time_ms)
-        seen.clean_stop = event.get("event") == "stopped" and event.get("clean") is True
+        first_ms, last_ms = findings.first_event_ms, findings.last_event_ms
+        findings.first_event_ms = time_ms if first_ms is None else min(first_ms, time_ms)
+        findings.last_event_ms = time_ms if last_ms is None else max(last_ms, time_ms)
+        findings.clean_stop = event.get("event") == "stopped" and event.get("clean") is True
 
     def _look(self, event: Event) -> None:
-        seen = self.seen
+        findings = self.findings
         time_ms = event["time_ms"]
-        seen.events += 1
-        self._place(event)
+        findings.events += 1
+        self._note_times(event)
         if event.get("event") == "started" and time_ms > self._backup_ms:
-            seen.crashes += event.get("clean") is False
+            findings.crashes += event.get("clean") is False
         if event.get("event") == "dropped":
-            seen.drops += 1
+            findings.drops += 1
             count = event.get("count")
-            seen.dropped_events += count if type(count) is int else 0
+            findings.dropped_events += count if type(count) is int else 0
 
     # --- one epoch -----------------------------------------------------------------------------
 
@@ -732,7 +727,7 @@ class Replay:
         while entries or heap:
             if entries and (not heap or entries[-1][0] <= heap[0][0]):
                 _, index, segment = entries.pop()
-                push(index, self._numbered(segment, self.seen.tally, self._needles))
+                push(index, self._numbered(segment, self.findings.tally, self._needles))
                 continue
             _, index, event, events = heapq.heappop(heap)
             yield event
@@ -758,8 +753,9 @@ class _Head(NamedTuple):
 
 
 def _from_start(heads: list[_Head], start: Start) -> list[_Head]:
-    """Return the segments of an epoch, ordered by first number, that can have events which a backup
-    lacks, and the segment before them. A segment is full when the next one of its hour begins."""
+    """Return the segments of an epoch, ordered by first number, that may contain events which a
+    backup lacks, and the segment before them. A segment is full when the next segment of its hour
+    begins."""
     begin: _Head | None = None
     newest_ms = 0
     for head in heads:
@@ -771,7 +767,7 @@ def _from_start(heads: list[_Head], start: Start) -> list[_Head]:
         begin, newest_ms = head, max(newest_ms, time_ms)
     if begin is None:
         return heads
-    # An hour that has just ended can still get events.
+    # Events can still be added to an hour that has just ended.
     hour_ms, began_ms = begin.segment.hour_ms, begin.first["time_ms"]
     late = [
         head
@@ -811,55 +807,57 @@ class Spools:
                     opened.append((name, fd))
                     written_ms = os.fstat(fd).st_mtime_ns // 1_000_000
                     self.written_ms = max(self.written_ms or 0, written_ms)
-            # After the files: all events before this position are in segments.
+            # Read the position after opening the files, so that segments have all earlier events.
             self._positions[folder] = load_position(folder)
 
-    def ends(self) -> dict[int, int]:
+    def last_seqs(self) -> dict[int, int]:
         """Return epoch → the number of its last event in a segment."""
         saved = [position for position in self._positions.values() if position is not None]
         return {epoch: place.seq for position in saved for epoch, place in position.epochs.items()}
 
-    def by_epoch(self, seen: Seen) -> dict[int, Iterator[Event]]:
-        """Return epoch → its events; ``seen`` counts them while they are read."""
+    def by_epoch(self, findings: ReplayFindings) -> dict[int, Iterator[Event]]:
+        """Return epoch → its events. ``findings`` counts the events while they are read."""
         epochs: dict[int, Iterator[Event]] = {}
         for folder, opened in self._files.items():
             for epoch in sorted({name.epoch for name, _ in opened}):
                 files = [(name.number, fd) for name, fd in opened if name.epoch == epoch]
-                epochs[epoch] = self._events(folder, epoch, files, seen)
+                epochs[epoch] = self._events(folder, epoch, files, findings)
         return epochs
 
     def _events(
-        self, folder: Path, epoch: int, files: list[tuple[int, int]], seen: Seen
+        self, folder: Path, epoch: int, files: list[tuple[int, int]], findings: ReplayFindings
     ) -> Iterator[Event]:
         position = self._positions[folder]
         if position is not None:
-            place = position.place(epoch)
+            progress = position.epoch_position(epoch)
         else:
-            place = Place(seq=segments.last_seqs(self._history_dir, self._shard, {epoch})[epoch])
+            progress = EpochPosition(
+                seq=segments.last_seqs(self._history_dir, self._shard, {epoch})[epoch]
+            )
         node = folder.name.removesuffix(f"-s{self._shard}")
-        renderer, seq = Renderer(node, self._shard, epoch), place.seq
+        renderer, seq = Renderer(node, self._shard, epoch), progress.seq
         for number, fd in files:
-            if number < place.file:
+            if number < progress.file:
                 continue
-            offset = place.offset if number == place.file else 0
-            for record in _records(fd, offset, seen):
+            offset = progress.offset if number == progress.file else 0
+            for record in _records(fd, offset, findings):
                 try:
                     lines = renderer.render(record, seq + 1)
                 except MALFORMED:
-                    seen.drops += 1
+                    findings.drops += 1
                     continue
                 seq += len(lines)
-                seen.spool_events += len(lines)
+                findings.spool_events += len(lines)
                 yield from map(json.loads, lines)
 
 
-def _records(fd: int, offset: int, seen: Seen) -> Iterator[list[object]]:
+def _records(fd: int, offset: int, findings: ReplayFindings) -> Iterator[list[object]]:
     while True:
         chunk = spool.read_open(fd, offset)
         for _, records in chunk.arrays:
             yield from records
         if not chunk.arrays:
-            seen.lost_bytes += os.fstat(fd).st_size - chunk.offset
+            findings.lost_bytes += os.fstat(fd).st_size - chunk.offset
             return
         offset = chunk.offset
 

@@ -1,17 +1,17 @@
 """The restore of a store from a backup and events, with a report on how exact the result is.
 
-``Replay`` yields the events in the order of their writing, and ``fold`` applies them. The backup is
-a SQLite store; a copy of it is read, and it is never changed. The new store must be empty. SQLite
-is filled under a temporary name and renamed at the end, so it is complete or missing. A shard in
-Redis is filled in place under the leader's lease, so no daemon serves an incomplete shard. Unlike
-the rest of the history, this module and ``fold`` know the store contract and the records. They know
-no daemon.
+``Replay`` yields the events in the order in which they were written, and ``fold`` applies them. The
+backup is a SQLite store; only a copy of it is opened. The new store must be empty. A SQLite store
+is filled under a temporary name and renamed at the end, so it is either complete or missing. A
+shard in Redis is filled in place under the leader's lease, so no daemon serves an incomplete shard.
+Unlike the rest of the history, this module and ``fold`` know the store contract and the records.
+They do not know the daemon.
 
 ``python -m tickwheel.history.restore`` runs a restore in a separate process, which a daemon
 watches. Standard input is a pipe from the daemon. Its first line is a JSON object with the fields
-of ``Plan`` and ``now_ms``. At its end the restore stops and removes its files. Standard output has
-a JSON object on each line: ``step``, ``done`` and ``of`` during the work, then ``report``, or
-``error`` with ``code`` and ``message``.
+of ``Plan`` and ``now_ms``. When the pipe ends, the restore stops and removes its files. Each line
+of standard output is a JSON object: ``step``, ``done`` and ``of`` during the work, then ``report``,
+or ``error`` with ``code`` and ``message``.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ LEASE_MS = 10_000
 
 @dataclass
 class Backup:
-    """The store at the time of the backup; empty without a backup."""
+    """The store at the time of the backup. Without a backup it is empty."""
 
     store: SqliteStore | None = None
     small: SmallState = field(default_factory=SmallState)
@@ -82,7 +82,7 @@ class Backup:
     """The mark of that epoch."""
     id_mark: int = 0
     position_ms: int = 0
-    """The wheel's position in the backup, not later than the backup itself."""
+    """The wheel's position in the backup, which is not later than the backup."""
     since_epoch: int = 0
     """The first epoch whose events in the history are about this shard's tasks."""
 
@@ -123,7 +123,7 @@ async def open_backup(path: str | None, scratch: str | None) -> AsyncIterator[Ba
         shutil.copyfile(source, copy)
         log = source.with_name(source.name + "-wal")
         if log.exists():
-            # The file is a store instead of a backup, and its log has its last batches.
+            # The file is a store instead of a backup, and its log contains the last batches.
             shutil.copyfile(log, copy.with_name(copy.name + "-wal"))
         options = SqliteOptions(reserve_bytes=0, endings_max=ENDINGS_MAX)
         store = SqliteStore(str(copy), options)
@@ -171,8 +171,8 @@ class Lease:
         await self._election.prepare()
         if not await self._election.acquire(self._me):
             leader = (await self._election.look()).leader
-            who = f"{leader.owner} at {leader.address}" if leader is not None else "a daemon"
-            raise StoreUnusable(f"{who} leads this shard; stop it, and all standbys, first")
+            holder = f"{leader.owner} at {leader.address}" if leader is not None else "a daemon"
+            raise StoreUnusable(f"{holder} leads this shard; stop it, and all standbys, first")
         self._renewed_s = time.monotonic()
 
     async def renew(self) -> None:
@@ -210,7 +210,7 @@ async def check_empty(url: str) -> None:
 
 
 def _is_empty(path: str) -> bool:
-    """Return whether this is an empty file, which a lost store can leave."""
+    """Return whether this is an empty file, which may remain of a lost store."""
     return os.path.isfile(path) and not os.path.getsize(path)
 
 
@@ -232,10 +232,10 @@ async def filling(
     after: str = "",
     base: Store | None = None,
 ) -> AsyncIterator[Filler]:
-    """Open a store to fill. An error leaves no data, or says which data it leaves.
-    ``since_epoch`` is that of the backup, which a SQLite store keeps. ``after`` is the mark of the
-    last restored epoch; the store's next epoch begins a new branch. A SQLite store begins as a copy
-    of ``base``."""
+    """Open a store to fill. An error leaves no data, or its message names the data that it leaves.
+    ``since_epoch`` is taken from the backup and kept by a SQLite store. ``after`` is the mark of
+    the last restored epoch; the store's next epoch begins a new branch. A SQLite store begins as a
+    copy of ``base``."""
     owner = f"restore/{uuid.uuid4().hex[:12]}"
     if parse(url).kind == "sqlite":
         path = os.path.realpath(parse(url).path)
@@ -307,22 +307,22 @@ async def _sqlite(
 
 EVENTS_AT_ONCE = 2_000
 MARGIN_MS = 1_000
-"""Milliseconds before the wheel's position in the backup from which on events are applied: the
+"""Events are applied from this many milliseconds before the wheel's position in the backup, because
 times within a batch are not in order, and applying an event again is harmless."""
 EPOCHS_AFTER_CRASH = 16
-"""Epochs that are skipped after a crash, for starts that left no event."""
+"""Number of epochs that are skipped after a crash, because starts may have left no event."""
 LISTED_MAX = 100
-"""Maximum ids of a kind in a report, which counts all."""
+"""Maximum number of ids of a kind that a report lists; it counts all."""
 TASKS_AT_ONCE = 1_000
-"""Tasks that are read or written between two progress reports."""
+"""Number of tasks that are read or written between two progress reports."""
 
 NOT_COPIED = (GROUP, SCHEDULE, TRANSACTION, BULK)
-"""Kinds of records that a restore does not copy from the backup: later events have changed the
+"""Kinds of records that a restore does not copy from the backup: later events may have changed the
 first three, and bulk operations do not continue in the new store."""
 
 Watch = Callable[[str, int, int | None], None]
 """Called repeatedly with the step (``RESTORE_STEPS`` of ``api/daemon.py``), its progress, and its
-total if known. An error that it raises ends the restore."""
+total if known. An error that the function raises ends the restore."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,8 +340,7 @@ class Plan:
 
 
 async def restore(plan: Plan, now_ms: int, watch: Watch = lambda step, done, of: None) -> Report:
-    """Restore a store. Raise TickwheelError; the target is then unchanged, or the error says that
-    it is not."""
+    """Restore a store. Raise TickwheelError, whose message says if the target has changed."""
     if plan.backup is None and not plan.history:
         raise BadRequest("name a backup, a history, or both")
     for folder in plan.history:
@@ -354,7 +353,7 @@ async def restore(plan: Plan, now_ms: int, watch: Watch = lambda step, done, of:
 
 
 def _scratch(plan: Plan) -> str | None:
-    """Return the folder for the copy of the backup: that of the new store, which has room."""
+    """Return the folder for the copy of the backup: the folder of the new store, which has room."""
     parsed = parse(plan.into)
     if parsed.kind != "sqlite":
         return None
@@ -402,10 +401,10 @@ class _Run:
             events = [
                 event
                 for event in part
-                if event.get("epoch", since_epoch) >= since_epoch and self._branch.has(event)
+                if event.get("epoch", since_epoch) >= since_epoch and self._branch.includes(event)
             ]
             epochs.update(event["epoch"] for event in events if "epoch" in event)
-            self._watch("events", self._replay.seen.events, self._replay.expected())
+            self._watch("events", self._replay.findings.events, self._replay.expected())
             await self._load_tasks(events)
             for event in events:
                 fold.apply(event, is_old=event["time_ms"] <= self._backup.position_ms)
@@ -417,42 +416,46 @@ class _Run:
         self._report_events()
 
     async def _load_tasks(self, events: list[Event]) -> None:
-        """Load the backup's tasks of these events."""
+        """Load the tasks of these events from the backup."""
         for task in await self._backup.read(self._fold.needs(events)):
             progress = {row.group: row for row in task.progress}
             self._fold.put(Task(task.row, progress, {row.group: row for row in task.dead}))
 
     def _report_events(self) -> None:
-        seen, report = self._replay.seen, self._report
+        findings, report = self._replay.findings, self._report
         for field_ in fields(Replayed):
-            setattr(report, field_.name, getattr(seen, field_.name))
-        report.torn_lines, report.unusable_events = seen.tally.torn, self._fold.unusable
+            setattr(report, field_.name, getattr(findings, field_.name))
+        report.torn_lines, report.unusable_events = findings.tally.torn, self._fold.unusable
         report.reaches_back = self._replay.reaches_back
-        if not seen.clean_stop and seen.spool_ms is not None and seen.last_event_ms is not None:
-            report.tail_ms = max(0, seen.spool_ms - seen.last_event_ms)
+        if (
+            not findings.clean_stop
+            and findings.spool_ms is not None
+            and findings.last_event_ms is not None
+        ):
+            report.tail_ms = max(0, findings.spool_ms - findings.last_event_ms)
 
     # --- restored tasks --------------------------------------------------------------------------
 
     async def _tasks(self) -> AsyncIterator[StoredTask]:
         """Yield every task to restore, with its body, in any order."""
-        fold, wanted = self._fold, self._plan.ids
+        fold, ids = self._fold, self._plan.ids
         async for task in self._backup.tasks():
             task_id = task.row.id
-            if task_id in fold.gone or task_id in fold.tasks:
+            if task_id in fold.removed_ids or task_id in fold.tasks:
                 continue
-            if wanted is None or task_id in wanted:
+            if ids is None or task_id in ids:
                 yield _with_released(task)
         for task in self._changed():
             yield task
 
     def _changed(self) -> Iterator[StoredTask]:
         """Yield the tasks to restore that have events, by id."""
-        fold, wanted = self._fold, self._plan.ids
+        fold, ids = self._fold, self._plan.ids
         for task_id in sorted(fold.tasks):
-            held = fold.tasks[task_id]
-            if held.has_body and (wanted is None or task_id in wanted):
-                progress, dead = tuple(held.progress.values()), tuple(held.dead.values())
-                yield _with_released(StoredTask(held.row, progress, dead))
+            task = fold.tasks[task_id]
+            if task.has_body and (ids is None or task_id in ids):
+                progress, dead = tuple(task.progress.values()), tuple(task.dead.values())
+                yield _with_released(StoredTask(task.row, progress, dead))
 
     @property
     def _takes_all(self) -> bool:
@@ -460,11 +463,10 @@ class _Run:
         return self._plan.ids is None and self._plan.include_overdue
 
     async def _count_unchanged(self) -> None:
-        """Count the backup's tasks without events, all of which are restored. Reads only due
-        tasks."""
+        """Count the backup's tasks without events, which are all restored. Read only due tasks."""
         backup, fold, report = self._backup, self._fold, self._report
         assert backup.store is not None
-        changed = fold.gone | fold.tasks.keys()
+        changed = fold.removed_ids | fold.tasks.keys()
         self._watch("tasks", 0, None)
         report.restored, due = await backup.store.count(self._now_ms, changed)
         for start in range(0, len(due), PAGE):
@@ -478,7 +480,7 @@ class _Run:
         report.dead_letters += sum(task_id not in changed for task_id, *_ in backup.small.dead)
 
     def _is_deliverable(self, task: StoredTask) -> bool:
-        """Return whether any group gets the task as soon as a daemon serves the new store."""
+        """Return whether any group will get the task as soon as a daemon serves the new store."""
         if task.row.due_ms > self._now_ms:
             return False
         progress = {row.group: row for row in task.progress}
@@ -493,9 +495,9 @@ class _Run:
         return not (task.dead or progress) or any(group not in held_back for group in owing)
 
     async def _count(self) -> None:
-        """Count all tasks for the report before any is written."""
+        """Count all tasks for the report, before any task is written."""
         report, fold = self._report, self._fold
-        left = set(self._plan.ids or ())
+        not_found = set(self._plan.ids or ())
         if is_counted := self._takes_all and self._backup.store is not None:
             await self._count_unchanged()
         tasks = _as_async(self._changed()) if is_counted else self._tasks()
@@ -505,7 +507,7 @@ class _Run:
                 self._watch("tasks", counted, None)
             counted += 1
             task_id = task.row.id
-            left.discard(task_id)
+            not_found.discard(task_id)
             at_once = self._is_deliverable(task)
             if at_once and not self._plan.include_overdue:
                 report.skipped_overdue.add(task_id)
@@ -519,10 +521,10 @@ class _Run:
             report.from_history += is_new
         for task_id, held in fold.tasks.items():
             if not held.has_body and (self._plan.ids is None or task_id in self._plan.ids):
-                left.discard(task_id)
+                not_found.discard(task_id)
                 if self._plan.include_overdue or held.row.due_ms > self._now_ms:
                     report.without_body.add(task_id)
-        for task_id in sorted(left):
+        for task_id in sorted(not_found):
             report.not_found.add(task_id)
         report.ended_since = fold.ended
         report.schedules = len(fold.schedules.rows())
@@ -544,7 +546,7 @@ class _Run:
         report = self._report
         since_epoch = self._backup.since_epoch
         is_whole = report.exact and self._plan.ids is None and not report.skipped_overdue.count
-        # An incomplete store follows an unknown epoch.
+        # If only some tasks are restored, the preceding epoch is unknown.
         after = (self._branch.head if is_whole else "") or secrets.token_hex(6)
         if self._takes_all and parse(self._plan.into).kind == "sqlite" and self._backup.store:
             await self._copy_and_change(self._backup.store, after)
@@ -563,13 +565,13 @@ class _Run:
 
     async def _copy_and_change(self, store: Store, after: str) -> None:
         """Fill a SQLite store by copying the backup and changing the tasks that have events. This
-        takes 1.2 s where writing every task takes 2.9 s (100,000 tasks, 20,000 later events).
-        ``filling`` explains ``after``."""
+        takes 1.2 s, compared with 2.9 s for writing every task (100,000 tasks, 20,000 later
+        events). ``filling`` explains ``after``."""
         fold, backup = self._fold, self._backup
-        removed = fold.gone | {id_ for id_, held in fold.tasks.items() if not held.has_body}
+        removed = fold.removed_ids | {id_ for id_, held in fold.tasks.items() if not held.has_body}
         changed = self._changed()
-        of = len(removed) + sum(held.has_body for held in fold.tasks.values())
-        self._watch("writing", 0, of)
+        total = len(removed) + sum(held.has_body for held in fold.tasks.values())
+        self._watch("writing", 0, total)
         async with filling(
             self._plan.into, self._report.epoch, self._now_ms, backup.since_epoch, after, store
         ) as filler:
@@ -577,10 +579,10 @@ class _Run:
             await self._begin(filler)
             written = len(removed)
             while part := list(islice(changed, TASKS_AT_ONCE)):
-                self._watch("writing", written, of)
+                self._watch("writing", written, total)
                 written += len(part)
-                old = [task.row.id for task in part if task.row.id <= backup.id_mark]
-                before = await store.read(old) if old else {}
+                backup_ids = [task.row.id for task in part if task.row.id <= backup.id_mark]
+                before = await store.read(backup_ids) if backup_ids else {}
                 for task in part:
                     if task.row.id <= backup.id_mark:
                         await filler.change(task, before.get(task.row.id))
@@ -589,7 +591,7 @@ class _Run:
 
     async def _begin(self, filler: Filler) -> None:
         records = self._backup.small.records
-        # The wheel has reached the newest event at least; later tasks are not due yet.
+        # The wheel has at least reached the newest event; later tasks are not yet due.
         position_ms = max(self._backup.position_ms, self._report.last_event_ms or 0)
         await filler.begin(
             self._fold.owners.rows(),
@@ -647,7 +649,7 @@ async def _as_async(tasks: Iterator[StoredTask]) -> AsyncIterator[StoredTask]:
 
 
 def _with_released(task: StoredTask) -> StoredTask:
-    """Return the task with all deliveries released, because no consumer has it now."""
+    """Return the task with all deliveries released, because no consumer has it any longer."""
     released = {ProgressState.IN_FLIGHT: ProgressState.RELEASED}
     rows = (row._replace(state=released.get(row.state, row.state)) for row in task.progress)
     return task._replace(progress=tuple(rows))
@@ -691,18 +693,18 @@ class Report(Replayed):
     missing_epochs: int = 0
     """Number of epochs without events between epochs with events."""
     branches: list[str] = field(default_factory=list)
-    """Reasons, as sentences, for which the branch of some events is uncertain."""
+    """Why the branch of some events is uncertain, in sentences."""
     tail_ms: int | None = None
     """Milliseconds from the newest event to the last append to a spool."""
     # the tasks
     restored: int = 0
     from_backup: int = 0
     from_history: int = 0
-    """Tasks that were enqueued after the backup."""
+    """Number of restored tasks that were enqueued after the backup."""
     ended_since: int = 0
-    """Tasks that ended after the backup, enqueued before or after it."""
+    """Number of tasks that ended after the backup, whenever they were enqueued."""
     overdue: int = 0
-    """Restored tasks that are already due, and will be delivered at once."""
+    """Number of restored tasks that are already due, and will be delivered at once."""
     waiting: int = 0
     dead_letters: int = 0
     groups: int = 0
@@ -710,11 +712,12 @@ class Report(Replayed):
     schedules_without_body: list[str] = field(default_factory=list)
     """Names of schedules put after the backup whose bodies are not in the history."""
     transactions_lost: list[str] = field(default_factory=list)
-    """Ids of undecided transactions with half tasks prepared after the backup, which are not in the
-    history."""
+    """Names of undecided transactions with half tasks that were prepared after the backup, which
+    the history does not contain."""
     skipped_overdue: Listed = field(default_factory=Listed)
     without_body: Listed = field(default_factory=Listed)
-    """Tasks that cannot be restored: enqueued after the backup, without bodies in the history."""
+    """Tasks that cannot be restored, because they were enqueued after the backup and the history
+    lacks their bodies."""
     not_found: Listed = field(default_factory=Listed)
     """Requested ids that were not found."""
     refused: bool = False
@@ -724,7 +727,7 @@ class Report(Replayed):
 
     @property
     def exact(self) -> bool:
-        """Whether the restored store equals the original at its last write, as far as is known and
+        """Whether, as far as is known, the restored store equals the original at its last write,
         apart from requested omissions."""
         missing = self.without_body.count or self.schedules_without_body or self.transactions_lost
         return self.history and self.clean_stop and not self.gaps and not missing
@@ -776,7 +779,7 @@ class _Stopped(Exception):
 
 
 class _Watch:
-    """Reports the progress of the restore. Raise _Stopped at the end of standard input."""
+    """Reports the progress of the restore. Raises _Stopped when standard input has ended."""
 
     def __init__(self) -> None:
         self._reported_s = -REPORT_S
@@ -819,7 +822,7 @@ def _read_plan() -> dict[str, Any]:
 
 
 def _fields(report: Report) -> dict[str, Any]:
-    """Return the fields of the report, with at most ``LISTED_MAX`` names of a kind."""
+    """Return the fields of the report, with at most ``LISTED_MAX`` names of each kind."""
     fields = report.fields()
     for name in ("schedules_without_body", "transactions_lost"):
         names = fields[name]

@@ -8,15 +8,16 @@ Readers do not need a daemon's state or locks. A line is valid if it ends with a
 JSON object. Other lines are skipped and counted: a crash tears the last line of an open segment,
 and an unfinished copy ends early.
 
-Retention removes whole hours by age, and the oldest segments by size. It keeps the segments that a
-restore from the last backup needs, and open segments of the writer that runs it. Several writers
-can clean the same folder concurrently; a missing file is not an error.
+Retention removes whole hours that are too old, and the oldest segments when the history is too
+large. It keeps the segments that a restore from the last backup needs, and open segments of the
+writer that runs it. Several writers can clean the same folder concurrently; a missing file is not
+an error.
 
-``Upkeep`` enforces the limits of age and size daily at a set hour, that of size whenever a segment
-is sealed, and that of the disk whenever a segment is sealed and once a minute. Other programs use
-the disk as well, so removing history does not always help. It therefore removes only the bytes
-above the limit, measured as blocks on the disk. The next check notices blocks that some file
-systems release later.
+``Upkeep`` enforces the limits of age and size daily at a set hour, the size limit whenever a
+segment is sealed, and the disk limit whenever a segment is sealed and once a minute. Other programs
+also use the disk, so removing history does not always help. ``Upkeep`` therefore frees only as many
+bytes as exceed the limit, measured as blocks on the disk. Some file systems release blocks later;
+the next check notices them.
 """
 
 from __future__ import annotations
@@ -40,11 +41,11 @@ from tickwheel.disk import Use, measure
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
 LINE_BYTES_MAX = 1 << 30
-"""Maximum bytes of a line, the same as of a batch in the spool, because ``body_bytes_max`` has no
-upper limit. It bounds memory for damaged files without line feeds."""
+"""Maximum bytes of a line. It equals the limit for a batch in the spool, because ``body_bytes_max``
+has no upper limit. It bounds memory for damaged files without line feeds."""
 STATE = "_state"
 OPEN_SUFFIX, SEALED_SUFFIX = ".jsonl", ".jsonl.gz"
-PART = ".tmp-"
+PARTIAL_PREFIX = ".tmp-"
 """Prefix of the name of an incomplete file."""
 
 Event = dict[str, Any]
@@ -67,8 +68,8 @@ class SegmentName(NamedTuple):
     sealed: bool
 
     def __str__(self) -> str:
-        end = SEALED_SUFFIX if self.sealed else OPEN_SUFFIX
-        return f"{self.node}-s{self.shard}-e{self.epoch}-{self.number:06d}{end}"
+        suffix = SEALED_SUFFIX if self.sealed else OPEN_SUFFIX
+        return f"{self.node}-s{self.shard}-e{self.epoch}-{self.number:06d}{suffix}"
 
 
 def safe_node(node: str) -> str:
@@ -90,8 +91,8 @@ def state_folders(history_dir: Path, shard: int) -> list[Path]:
 
 
 def replace_file(path: Path, text: str) -> None:
-    """Replace a small file atomically. Raise OSError; the old file then stays."""
-    part = path.with_name(f"{PART}{path.name}")
+    """Replace a small file atomically. If that fails, raise OSError and keep the old file."""
+    part = path.with_name(f"{PARTIAL_PREFIX}{path.name}")
     try:
         part.write_text(text)
         part.rename(path)
@@ -116,9 +117,9 @@ def hour_of(time_ms: int) -> int:
 
 def hour_folder(hour_ms: int) -> str:
     """Return an hour's path in the history's folder, such as ``dt=2026-11-21/hour=09``."""
-    # fromtimestamp supports fewer years.
-    at = _EPOCH_START + timedelta(milliseconds=hour_ms)
-    return f"dt={at.year:04d}-{at.month:02d}-{at.day:02d}/hour={at.hour:02d}"
+    # ``datetime.fromtimestamp`` supports fewer years.
+    start = _EPOCH_START + timedelta(milliseconds=hour_ms)
+    return f"dt={start.year:04d}-{start.month:02d}-{start.day:02d}/hour={start.hour:02d}"
 
 
 def day_of(name: str) -> int | None:
@@ -170,9 +171,9 @@ def find(
     *,
     shard: int | None = None,
 ) -> list[Segment]:
-    """Return the segments that can have events from ``since_ms`` to before ``until_ms``, in the
-    order of their hours, optionally only those of ``shard``. If a segment exists sealed and open,
-    return the sealed one."""
+    """Return the segments that may contain events from ``since_ms`` up to but excluding
+    ``until_ms``, in the order of their hours, optionally only those of ``shard``. If a segment
+    exists both sealed and open, return the sealed one."""
     low = None if since_ms is None else hour_of(since_ms)
     files: list[Segment] = []
     for day_ms, day in _folders(history_dir, day_of):
@@ -199,9 +200,9 @@ def _folders(parent: Path, parse: Any) -> list[tuple[int, Path]]:
 def _in_folder(folder: Path, hour_ms: int) -> list[Segment]:
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         files = {name: file for file in os.listdir(folder) if (name := parse_segment(file))}
-        both = {n for n in files if not n.sealed and n._replace(sealed=True) in files}
-        kept = sorted(files.keys() - both)
-        return [Segment(folder / files[name], name, hour_ms) for name in kept]
+        sealed_twice = {n for n in files if not n.sealed and n._replace(sealed=True) in files}
+        chosen = sorted(files.keys() - sealed_twice)
+        return [Segment(folder / files[name], name, hour_ms) for name in chosen]
     return []
 
 
@@ -211,7 +212,7 @@ def _in_folder(folder: Path, hour_ms: int) -> list[Segment]:
 def open_segment(path: Path) -> BinaryIO:
     """Open a segment to read its lines. Raise FileNotFoundError."""
     if path.suffix == ".gz":
-        return gzip.open(path, "rb")  # type: ignore[return-value]  # it has all methods used here
+        return gzip.open(path, "rb")  # type: ignore[return-value]  # it has all methods that are used
     return path.open("rb")
 
 
@@ -251,11 +252,11 @@ def parse_line(line: bytes, tally: Tally) -> Event | None:
 
 def events(path: Path, tally: Tally, needles: Iterable[bytes] = ()) -> Iterator[Event]:
     """Yield the events of one file, in order. ``needles``: parse only lines that contain one of
-    these, which is many times faster."""
-    wanted = tuple(needles)
+    these texts, which is many times faster."""
+    needles_tuple = tuple(needles)
     for line in raw_lines(path, tally):
         tally.lines += 1
-        if wanted and not any(needle in line for needle in wanted):
+        if needles_tuple and not any(needle in line for needle in needles_tuple):
             continue
         event = parse_line(line, tally)
         if event is not None:
@@ -276,11 +277,12 @@ def last_seqs(history_dir: Path, shard: int, epochs: Collection[int]) -> dict[in
 # --- retention -----------------------------------------------------------------------------------
 
 LAST_BACKUP = "_last_backup"
-"""Prefix of a name that no node's folder can have; see ``safe_node``."""
+"""Prefix of the name of the file that records the last backup. No node's folder can have such a
+name; see ``safe_node``."""
 DISK_CHECK_MS = 60_000
 """Milliseconds between two measurements of the disk."""
 BACKUP_MARGIN_MS = HOUR_MS
-"""A restore starts to read this long before its backup began, because clocks are inexact."""
+"""A restore starts reading this many milliseconds before its backup began: clocks are inexact."""
 
 
 @dataclass(slots=True)
@@ -291,7 +293,7 @@ class Cleaned:
     bytes: int = 0
     """Bytes of the removed segments."""
     kept_segments: int = 0
-    """Number of segments over the limit that are newer than the last backup, or being written."""
+    """Number of excess segments that are newer than the last backup, or being written."""
     left_bytes: int = 0
     missing_bytes: int = 0
     """Bytes that could not be freed."""
@@ -328,9 +330,9 @@ class _Measured:
 def clean(
     history_dir: Path, limits: Limits, now_ms: int, busy: AbstractSet[Path] = frozenset()
 ) -> Cleaned:
-    """Remove the segments over the limits of age and size. Raise OSError."""
+    """Remove segments that exceed the limits of age and size. Raise OSError."""
     cleaned = Cleaned()
-    left: list[_Measured] = []
+    remaining: list[_Measured] = []
     for file in _measure(history_dir, busy):
         end_ms = file.segment.hour_ms + HOUR_MS
         if limits.retention_ms is not None and end_ms <= now_ms - limits.retention_ms:
@@ -338,17 +340,17 @@ def clean(
                 _remove(file, cleaned)
                 continue
             cleaned.kept_segments += not file.is_busy
-        left.append(file)
-    cleaned.left_bytes = sum(file.size for file in left)
+        remaining.append(file)
+    cleaned.left_bytes = sum(file.size for file in remaining)
     if limits.bytes_max is not None:
-        for file in left:
+        for file in remaining:
             if cleaned.left_bytes <= limits.bytes_max:
                 break
             if file.is_removable:
                 _remove(file, cleaned)
                 cleaned.left_bytes -= file.size
         if cleaned.left_bytes > limits.bytes_max:
-            cleaned.kept_segments += sum(not file.is_removable for file in left)
+            cleaned.kept_segments += sum(not file.is_removable for file in remaining)
     return cleaned
 
 
@@ -397,24 +399,23 @@ def last_backup_file(history_dir: str | Path, shard: int) -> Path:
 
 
 def write_last_backup(history_dir: str | Path, shard: int, time_ms: int, path: str) -> None:
-    """Record a complete backup, begun at ``time_ms``: a restore from it needs all later events.
-
-    Raise OSError.
-    """
+    """Record a complete backup that began at ``time_ms``. A restore from it needs all later events.
+    Raise OSError."""
     file = last_backup_file(history_dir, shard)
     file.parent.mkdir(parents=True, exist_ok=True)
     replace_file(file, json.dumps({"time_ms": time_ms, "path": path}) + "\n")
 
 
 def last_backup_ms(history_dir: str | Path, shard: int) -> int | None:
-    """Return the time at which this shard's last backup began; None: no backup is recorded."""
+    """Return the time at which this shard's last backup began, or None if no backup is recorded."""
     return _read(last_backup_file(history_dir, shard))
 
 
 def needed_since_ms(history_dir: Path) -> int | None:
-    """Return the earliest time that any shard's restore needs; None: no backup."""
+    """Return the earliest time from which a restore of any shard needs the history, or None if no
+    backup is recorded."""
     marks = list((history_dir / STATE).glob(f"{LAST_BACKUP}-s*"))
-    # An unreadable mark still proves a backup; nothing is removed until it is readable.
+    # An unreadable file still proves a backup, so nothing is removed until it is readable.
     times = [_read(mark) or 0 for mark in marks if os.path.lexists(mark)]
     return min(times) - BACKUP_MARGIN_MS if times else None
 
@@ -447,11 +448,11 @@ class Upkeep:
         self._warned = False
         self._stuck_logged = False
 
-    def is_hour(self, now_ms: int, cleaned_ms: int) -> bool:
-        """Return whether it is ``clean_hour`` in local time, or a day has passed."""
+    def is_daily_due(self, now_ms: int, cleaned_ms: int) -> bool:
+        """Return whether it is ``clean_hour`` in local time, or the last clean-up was a day ago."""
         since_ms = now_ms - cleaned_ms
-        is_hour = time.localtime(now_ms / 1000).tm_hour == self._clean_hour
-        return since_ms >= HOUR_MS and (is_hour or since_ms >= DAY_MS)
+        is_daily_due = time.localtime(now_ms / 1000).tm_hour == self._clean_hour
+        return since_ms >= HOUR_MS and (is_daily_due or since_ms >= DAY_MS)
 
     def daily(self, now_ms: int, busy: AbstractSet[Path]) -> None:
         """Enforce the limits of age and size. Raise OSError."""
@@ -463,7 +464,7 @@ class Upkeep:
             self._clean(Limits(None, self._limits.bytes_max), now_ms, busy)
         self._check_disk(now_ms, busy)
 
-    def now_and_then(self, now_ms: int, busy: AbstractSet[Path]) -> None:
+    def check_disk_if_due(self, now_ms: int, busy: AbstractSet[Path]) -> None:
         """Check the disk if the last check is at least ``DISK_CHECK_MS`` ago. Raise OSError."""
         if self._checked_ms is None or abs(now_ms - self._checked_ms) >= DISK_CHECK_MS:
             self._check_disk(now_ms, busy)
@@ -497,15 +498,15 @@ class Upkeep:
             self._stuck_logged = False
             return
         cleaned = free(self._dir, over_bytes, busy)
-        why = f"the disk was {use.share:.1%} full, above {limit:.1%} (history_disk_clean)"
+        reason = f"the disk was {use.share:.1%} full, above {limit:.1%} (history_disk_clean)"
         if cleaned.segments:
-            self._log(f"{_removed(cleaned)}: {why}")
+            self._log(f"{_removed(cleaned)}: {reason}")
         if cleaned.missing_bytes <= 0:
             self._stuck_logged = False
         elif not self._stuck_logged:
             self._stuck_logged = True
             self._log(
-                f"{why}, and no history is left that may be removed: {cleaned.kept_segments}"
+                f"{reason}, and no history is left that may be removed: {cleaned.kept_segments}"
                 " segments are newer than the last backup, or being written"
             )
 

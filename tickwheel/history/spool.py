@@ -3,18 +3,18 @@
 Each batch is a msgpack array ``[batch, [record, …]]``, written with one ``write`` and no sync: it
 survives the end of the daemon, but not a power cut. Invariants:
 
-* ``Spool.append`` never raises an error for a disk or a record, and never waits for the writer. It
-  returns False, sets ``trouble``, and the caller continues without that part of the history.
+* ``Spool.append`` never waits for the writer, and never raises an error for a disk or a record. If
+  it fails, it sets ``trouble`` and returns False, and the caller continues without that part of the
+  history.
 * A file contains only complete arrays: the rest of a failed write is truncated.
-* The current file is locked until its daemon ends, already when it gets its name. The lock tells
-  the writer whether more can follow.
-* A torn tail is not an error for a reader, which reads only complete arrays. It keeps no bytes
-  after them, because a full disk can truncate them: every call reads from a position between two
-  arrays.
+* The current file is locked before it gets its name, and until its daemon ends. The lock tells the
+  writer whether more data can follow.
+* A torn tail is not an error for a reader, which reads only complete arrays. Every call reads from
+  a position between two arrays. The reader keeps no bytes after complete arrays, because a full
+  disk can make the daemon truncate them.
 
 A batch is appended when it is durable. ``Pending`` saves it before the store gets it, so a SIGKILL
-in between loses no event: the next daemon knows from the store whether the batch became durable,
-and then appends it.
+in between loses no event: the next daemon appends the batch if the store has it.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ from typing import Any, NamedTuple
 import msgpack
 
 from tickwheel.history.lines import policy_map
-from tickwheel.history.segments import PART, STATE
+from tickwheel.history.segments import PARTIAL_PREFIX, STATE
 
 ROTATE_BYTES = 16 << 20
 BYTES_MAX = 256 << 20
 FILES_IN_BOUND_MIN = 4
-"""Minimum number of files within the limit; files are removed whole, so fewer would free space too
-rarely."""
+"""Minimum number of files that fit into the limit. Only whole files are removed, so fewer files
+would free space too rarely."""
 CHUNK_BYTES = 128 << 10
 ARRAY_BYTES_MAX = 1 << 30
-"""Maximum bytes of an array; a longer one is damage, because no batch is as large."""
+"""Maximum bytes of an array. A longer array counts as damage, because no batch is as large."""
 KEPT_BYTES_MAX = 1 << 20
-"""Bytes of a pending batch above which its file is truncated at once."""
+"""If a pending batch has more bytes than this, its file is truncated at the append."""
 COUNTER = "spool-number"
-"""Name of the file with the number of the newest spool file."""
+"""Name of the file that contains the number of the newest spool file."""
 PENDING = "pending-"
-"""Prefix of the two files for batches that are being committed, before 0 or 1."""
+"""Prefix of the names of the two files for batches that are being committed; 0 or 1 follows."""
 
 _NAME = re.compile(r"spool-(\d+)-(\d+)")
 _HEADER = struct.Struct("<QQQI")
@@ -55,7 +55,7 @@ _HEADER = struct.Struct("<QQQI")
 
 
 class SpoolName(NamedTuple):
-    """The parts of a spool file's name; they sort in the order of writing."""
+    """The parts of a spool file's name. Names sort in the order in which the files were written."""
 
     epoch: int
     number: int
@@ -80,7 +80,7 @@ class Spool:
         self._epoch = epoch
         self._bytes_max = bytes_max
         self._rotate_bytes = max(1, min(ROTATE_BYTES, bytes_max // FILES_IN_BOUND_MIN))
-        # Clients cannot send surrogates, but a spool must not fail because of one.
+        # Clients cannot send surrogates, but the spool must not fail if it gets one.
         self._pack = msgpack.Packer(unicode_errors="surrogatepass", default=policy_map).pack
         self._fd: int | None = None
         self._path = self._folder
@@ -88,18 +88,17 @@ class Spool:
         self._others_bytes = 0
         """Bytes of the folder's other files when they were last measured."""
         self.trouble: str | None = None
-        """The reason for which the last append failed; None: it succeeded."""
+        """Why the last append failed; None: it succeeded."""
         self.refused = 0
         """Number of batches that could not be appended."""
 
     def append(self, n: int, records: Sequence[Sequence[Any]]) -> bool:
-        """Append one batch as a whole. Return False if it failed; see ``trouble``."""
+        """Append one batch as a whole. Return False if this failed; see ``trouble``."""
         data = self.pack(n, records)
         return data is not None and self.append_packed(data)
 
     def pack(self, n: int, records: Sequence[Sequence[Any]]) -> bytes | None:
-        """Return the bytes to append for a batch, or None if it cannot be packed; see
-        ``trouble``."""
+        """Return the bytes to append for a batch. None means that it cannot be packed."""
         try:
             data: bytes = self._pack((n, records))
         except (TypeError, ValueError, OverflowError) as error:
@@ -133,7 +132,7 @@ class Spool:
 
     def is_lost(self) -> bool:
         """Return whether the current file or its folder was removed or moved, so that nobody would
-        read it. If it was, the next append begins a new file."""
+        read the file. If so, the next append begins a new file."""
         if self._fd is None:
             return False
         try:
@@ -159,8 +158,8 @@ class Spool:
 
     # --- details -----------------------------------------------------------------------------
 
-    def _refuse(self, why: str) -> bool:
-        self.trouble = why
+    def _refuse(self, reason: str) -> bool:
+        self.trouble = reason
         self.refused += 1
         return False
 
@@ -195,7 +194,7 @@ class Spool:
         self._folder.mkdir(parents=True, exist_ok=True)
         number = self._next_number()
         path = self._folder / str(SpoolName(self._epoch, number))
-        part = self._folder / f"{PART}{path.name}.{os.getpid()}"
+        part = self._folder / f"{PARTIAL_PREFIX}{path.name}.{os.getpid()}"
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC
         fd = os.open(part, flags, 0o640)
         try:
@@ -211,12 +210,12 @@ class Spool:
         self._fd, self._path, self._length = fd, path, 0
         with contextlib.suppress(OSError):
             counter = self._folder / COUNTER
-            counter.with_name(PART + COUNTER).write_text(str(number))
-            counter.with_name(PART + COUNTER).rename(counter)
+            counter.with_name(PARTIAL_PREFIX + COUNTER).write_text(str(number))
+            counter.with_name(PARTIAL_PREFIX + COUNTER).rename(counter)
         self._others_bytes = self._measure()
 
     def _next_number(self) -> int:
-        """Return a number above all used in this folder, because a new store repeats epochs."""
+        """Return a number not yet used in this folder, because a new store repeats epochs."""
         used = [name.number for name in map(parse_spool, os.listdir(self._folder)) if name]
         with contextlib.suppress(OSError, ValueError):
             used.append(int((self._folder / COUNTER).read_text()))
@@ -241,7 +240,7 @@ class Chunk(NamedTuple):
     arrays: list[tuple[int, list[Any]]]
     offset: int
     damaged: str = ""
-    """The reason for which the file cannot be read from ``offset`` on; empty: no damage."""
+    """Why the file cannot be read from ``offset`` on; empty: there is no damage."""
 
 
 def files(folder: Path) -> list[SpoolName]:
@@ -254,7 +253,7 @@ def files(folder: Path) -> list[SpoolName]:
 
 
 def is_held(path: Path) -> bool:
-    """Return whether a running daemon can still append to the file."""
+    """Return whether a running daemon may still append to the file."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -270,10 +269,7 @@ def is_held(path: Path) -> bool:
 
 
 def read_chunk(path: Path, offset: int, chunk_bytes: int = CHUNK_BYTES) -> Chunk:
-    """Read complete arrays of about ``chunk_bytes`` from ``offset`` on, possibly none.
-
-    Raise OSError.
-    """
+    """Read complete arrays of about ``chunk_bytes`` from ``offset`` on, or none. Raise OSError."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         return read_open(fd, offset, chunk_bytes)
@@ -324,13 +320,13 @@ def _is_batch(array: Any) -> bool:
 
 
 class Pending:
-    """The batches of one epoch that are being committed. It raises no errors; if it cannot write, a
-    SIGKILL can lose a batch.
+    """The batches of one epoch that are being committed. Methods raise no errors; if writing fails,
+    a SIGKILL can lose a batch.
 
     Two files are used in turn, because a batch can be sent to the store while the previous one is
-    being appended. A successor zeroes the header of a batch that it takes; a daemon that was only
-    paused sees that, and does not append the batch again. Nothing is synced, as everywhere in the
-    history.
+    being appended. A successor zeroes the header of a batch that it takes over, so that a daemon
+    that was only paused does not append the batch again. Like all of the history, the files are not
+    synced.
     """
 
     def __init__(self, folder: Path, epoch: int) -> None:
@@ -349,7 +345,7 @@ class Pending:
         if slot >= len(self._fds):
             return
         header = _HEADER.pack(self._epoch, n, len(data), zlib.crc32(data))
-        # A partial write, on a full disk, has a wrong checksum and needs no zeroing.
+        # A partial write on a full disk needs no zeroing, because its checksum is wrong.
         with contextlib.suppress(OSError):
             if os.pwritev(self._fds[slot], (header, data), 0) == len(header) + len(data):
                 self._noted[n] = header
@@ -365,8 +361,8 @@ class Pending:
         # Only a zeroed header counts; a truncated or damaged file must not drop a batch.
         return len(header) == _HEADER.size and not any(header)
 
-    def kept(self, n: int) -> None:
-        """Zero the header of a batch that was appended, or never will be."""
+    def discard(self, n: int) -> None:
+        """Zero the header of a batch that was appended, or never will be appended."""
         header = self._noted.pop(n, None)
         if header is None:
             return
@@ -377,7 +373,7 @@ class Pending:
                 os.pwrite(self._fds[n % 2], bytes(len(header)), 0)
 
     def close(self, clean: bool = False) -> None:
-        """Close the files; ``clean``: also empty them."""
+        """Close the files. ``clean``: also empty them."""
         fds, self._fds = self._fds, []
         self._noted.clear()
         for fd in fds:
@@ -391,11 +387,9 @@ def take_pending(
     history_dir: Path, shard: int, epoch: int, last_batch: int
 ) -> list[tuple[int, bytes]]:
     """Remove and return the durable pending batches of the epoch before ``epoch``, by number.
-
     Batches of older epochs are ignored, because later epochs can have used their numbers. Batches
-    of ``epoch`` or later belong to the successor of a daemon that was paused in its start.
-    """
-    taken: list[tuple[int, bytes]] = []
+    of ``epoch`` or later belong to the successor of a daemon that was paused during its start."""
+    batches: list[tuple[int, bytes]] = []
     for path in (history_dir / STATE).glob(f"*-s{shard}/{PENDING}[01]"):
         with contextlib.suppress(OSError):
             with path.open("rb+") as file:
@@ -410,5 +404,5 @@ def take_pending(
             body = data[_HEADER.size : _HEADER.size + length]
             is_whole = len(body) == length and zlib.crc32(body) == checksum
             if length and is_whole and batch_epoch + 1 == epoch and n <= last_batch:
-                taken.append((n, body))
-    return sorted(taken)
+                batches.append((n, body))
+    return sorted(batches)

@@ -1,35 +1,35 @@
 """The writer process of the history, which writes the events in the spool into segment files.
 
 ``Writer`` combines the steps for one state folder: lines, sealing, retention. ``Follower`` reads
-the spool files of all epochs in chunks. An epoch ends when its daemon has ended or begun another
-file, and everything was read.
+the spool files of all epochs in chunks. An epoch is finished once its daemon has stopped (or begun
+another file) and all of its files have been read.
 
 ``Position`` has the spool position, the last event number, and the lengths of open segments. It is
-saved after the lines are written. A writer that was killed before that starts at the old position,
-truncates the segments to its lengths, and writes the same lines with the same numbers again.
+saved after the lines are written. If the writer is killed before the save, the next writer resumes
+at the old position, truncates the segments to the saved lengths, and writes the same lines again.
 
 ``Output`` appends lines to the file of their hour. Every write has an explicit offset, so a retry
-overwrites a partial write, and a reader never sees bytes change. A full file is followed by the
-next one. A file that gets no more lines is ripe, and goes to the sealer.
+overwrites a partial write, and a reader never sees bytes change. When a file is full, the next file
+begins. A file that gets no more lines is closed and passed to the sealer.
 
-``Sealer`` compresses it, piece by piece, into a segment that never changes. The compressed file
-gets its name when it is complete and synced; then the open file is removed. Interrupted sealing
-starts again from the open file.
+``Sealer`` compresses such a file, piece by piece, into a segment that never changes. The segment
+gets its name when it is complete and synced; then the open file is removed. Sealing can start
+again.
 
 Invariants:
 
-* Lines are written, then the position is saved, then the position in memory is updated. After any
-  failure in between, the same lines are written again with the same numbers.
+* Lines are written, then the position is saved, then the position in memory is updated. After a
+  failure between these steps, the same lines are written again with the same numbers.
 * A spool file is removed after its lines are written and the saved position is behind it.
 * Records that are unreadable or invalid are counted in a ``dropped`` event and logged.
 
-The daemon starts and watches ``python -m tickwheel.history.writer`` at a low priority. It can also
-be run by hand, to finish the spool of a daemon that has ended. Standard input is a pipe from the
-daemon: a byte wakes the writer, and its end means that the daemon has ended. Then the writer writes
-the rest, seals it once no daemon holds the spool, and ends.
+The daemon starts and watches ``python -m tickwheel.history.writer`` at a low priority. An operator
+can also run it, to finish the spool of a daemon that has ended. Standard input is a pipe from the
+daemon: a byte wakes the writer, and the end of the pipe means that the daemon has ended. Then the
+writer writes the rest, seals it once no daemon holds the spool, and ends.
 
-A lock gives a state folder one writer at a time. Another writer waits for the end of the first one
-or of its own daemon. If the folder is removed or moved, the process ends and is restarted.
+A lock ensures that a state folder has one writer at a time. A second writer waits until the first
+one, or its own daemon, has ended. If the folder is removed or moved, the writer restarts.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ from tickwheel.history import segments, spool
 from tickwheel.history.lines import MALFORMED, EventKind, Renderer
 from tickwheel.history.segments import (
     HOUR_MS,
-    PART,
+    PARTIAL_PREFIX,
     Limits,
     SegmentName,
     Upkeep,
@@ -73,7 +73,7 @@ SEGMENT_BYTES = 64 << 20
 RETENTION_S = 72 * 3600.0
 CLEAN_HOUR = 4
 DISK_WARN, DISK_CLEAN = 0.75, 0.85
-"""Used shares of the disk above which the writer warns, and removes history."""
+"""The used share of the disk above which the writer warns, and above which it removes files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ class WriterOptions:
 
     def command(self) -> list[str]:
         """Return the writer's command line. Its standard input must be a pipe that ends with the
-        daemon; its standard error has lines for the daemon's log."""
+        daemon. Its standard error contains lines for the daemon's log."""
         command = [sys.executable, "-m", "tickwheel.history.writer"]
         for option in fields(WriterOptions):
             if (value := getattr(self, option.name)) is not None:
@@ -110,7 +110,7 @@ def _flag(name: str) -> str:
     return "--dir" if name == "folder" else f"--{name.replace('_', '-')}"
 
 
-def parsed(arguments: Sequence[str] | None) -> WriterOptions:
+def parse_options(arguments: Sequence[str] | None) -> WriterOptions:
     """Parse the options of the writer's command line."""
     parser = argparse.ArgumentParser(
         prog="python -m tickwheel.history.writer", description=__doc__.partition("\n")[0]
@@ -131,12 +131,12 @@ def parsed(arguments: Sequence[str] | None) -> WriterOptions:
 POSITION = "position.json"
 VERSION = 1
 EPOCHS_MAX = 512
-"""Maximum epochs whose last event numbers are kept: a new store can begin the same epoch again, in
-which event numbers must continue."""
+"""Maximum number of epochs whose last event number is kept. A new store can repeat an epoch, and
+its event numbers must then continue."""
 
 
 @dataclass(slots=True)
-class Place:
+class EpochPosition:
     """The position in one epoch: spool file, offset of its next array, number of the last event."""
 
     file: int = 0
@@ -152,23 +152,23 @@ class Position:
 
     number: int = 0
     """Number of the newest segment."""
-    epochs: dict[int, Place] = field(default_factory=dict)
-    """Epoch → its place; the epoch written last is at the end."""
+    epochs: dict[int, EpochPosition] = field(default_factory=dict)
+    """Epoch → position in it. The epoch written last is at the end."""
     open: dict[str, int] = field(default_factory=dict)
     """Open segments: path below the history's folder → length in bytes."""
     cleaned_ms: int = 0
-    """Time at which the daily retention last ran."""
+    """Time at which the daily clean-up last ran."""
 
-    def place(self, epoch: int) -> Place:
-        return self.epochs.get(epoch) or Place()
+    def epoch_position(self, epoch: int) -> EpochPosition:
+        return self.epochs.get(epoch) or EpochPosition()
 
-    def moved(self, epoch: int, place: Place) -> dict[int, Place]:
-        """Return the epochs, with ``epoch`` at another place."""
-        others = {other: at for other, at in self.epochs.items() if other != epoch}
-        return others | {epoch: place}
+    def with_position(self, epoch: int, progress: EpochPosition) -> dict[int, EpochPosition]:
+        """Return ``epochs`` with a new position for ``epoch``."""
+        others = {other: position for other, position in self.epochs.items() if other != epoch}
+        return others | {epoch: progress}
 
     def save(self, folder: Path) -> None:
-        """Save the position. Raise OSError; the saved position is then unchanged."""
+        """Save the position. If this raises OSError, the saved position is unchanged."""
         for epoch in list(self.epochs)[:-EPOCHS_MAX]:
             del self.epochs[epoch]
         text = json.dumps(
@@ -176,8 +176,8 @@ class Position:
                 "v": VERSION,
                 "number": self.number,
                 "epochs": {
-                    str(epoch): [place.file, place.offset, place.seq, place.last_ms]
-                    for epoch, place in self.epochs.items()
+                    str(epoch): [progress.file, progress.offset, progress.seq, progress.last_ms]
+                    for epoch, progress in self.epochs.items()
                 },
                 "open": self.open,
                 "cleaned_ms": self.cleaned_ms,
@@ -194,7 +194,9 @@ def load_position(folder: Path) -> Position | None:
             return None
         return Position(
             number=int(saved["number"]),
-            epochs={int(epoch): Place(*map(int, p)) for epoch, p in saved["epochs"].items()},
+            epochs={
+                int(epoch): EpochPosition(*map(int, p)) for epoch, p in saved["epochs"].items()
+            },
             open={str(path): int(length) for path, length in saved["open"].items()},
             cleaned_ms=int(saved["cleaned_ms"]),
         )
@@ -208,15 +210,15 @@ def load_position(folder: Path) -> Position | None:
 
 
 OPEN_MAX = 4
-"""Maximum hours with open segments: the current and the previous one, and others for clocks that
-were set back."""
+"""Maximum number of hours with open segments: the current hour, the previous one, and others in
+case clocks are set back."""
 LATE_MS = 60_000
-"""Milliseconds after its end for which an hour stays open."""
+"""How long an hour stays open after it ends, in milliseconds."""
 PIECE_BYTES = 1 << 20
-"""Bytes of an open segment that one step seals."""
+"""Number of bytes of an open segment that one step seals."""
 GZIP_LEVEL = 3
 _GZIP = 31
-"""The zlib setting for a gzip header without a time: equal lines give equal bytes."""
+"""The zlib setting for a gzip header without a time, so that equal lines result in equal bytes."""
 
 
 @dataclass(slots=True)
@@ -239,25 +241,22 @@ class Output:
         self._segment_bytes = segment_bytes
         self._open: dict[tuple[int, int], OpenSegment] = {}
         self.number = 0
-        self.ripe: list[Path] = []
-        """Closed files that must be sealed."""
+        self.to_seal: list[Path] = []
+        """Closed files, which must be sealed."""
 
     def resume(self, position: Position | None) -> None:
-        """Continue with the files of an earlier writer.
-
-        Lines after its position are removed: they are still in the spool, and will be written
-        again. Without a position all lines are kept.
-        """
-        mine = [
+        """Continue with the files of an earlier writer. Lines after its position are removed: they
+        are still in the spool, and will be written again. Without a position all lines are kept."""
+        own_segments = [
             segment
             for segment in segments.find(self._dir, shard=self._shard)
             if segment.name.node == self._node
         ]
-        saved = position or Position(max((s.name.number for s in mine), default=0))
+        saved = position or Position(max((s.name.number for s in own_segments), default=0))
         self.number = saved.number
-        for segment in mine:
+        for segment in own_segments:
             if segment.name.sealed:
-                # A writer killed during sealing has left the open file.
+                # A writer that was killed during sealing has left the open file.
                 open_name = str(segment.name._replace(sealed=False))
                 segment.path.with_name(open_name).unlink(missing_ok=True)
                 continue
@@ -267,8 +266,8 @@ class Output:
             elif segment.name.number > saved.number:
                 segment.path.unlink()
             else:
-                self.ripe.append(segment.path)
-        for part in self._dir.glob(f"dt=*/hour=*/{PART}{self._node}-s{self._shard}-e*"):
+                self.to_seal.append(segment.path)
+        for part in self._dir.glob(f"dt=*/hour=*/{PARTIAL_PREFIX}{self._node}-s{self._shard}-e*"):
             part.unlink(missing_ok=True)
 
     def _reopen(self, segment: segments.Segment, length: int) -> None:
@@ -276,9 +275,9 @@ class Output:
         fd = os.open(segment.path, os.O_RDWR | os.O_CLOEXEC)
         try:
             if os.fstat(fd).st_size < length or key in self._open:
-                # A power cut has lost the end; keep the rest.
+                # A power cut has removed the end of the file; keep the rest.
                 os.close(fd)
-                self.ripe.append(segment.path)
+                self.to_seal.append(segment.path)
                 return
             os.ftruncate(fd, length)
         except OSError:
@@ -290,10 +289,8 @@ class Output:
 
     def write(self, epoch: int, texts: dict[int, list[str]]) -> dict[str, int]:
         """Append lines to the segments of their hours. Return the new lengths of all open segments.
-
-        Lines count as written only after ``keep``. Raise OSError; the same lines can then be
-        written again.
-        """
+        Lines count as written only after ``commit_lengths``. If writing fails, raise OSError; the
+        caller can write the same lines again."""
         self._forget_removed()
         lengths = self.lengths()
         for hour_ms, lines in texts.items():
@@ -306,8 +303,8 @@ class Output:
             lengths[self._key(segment.path)] = at
         return lengths
 
-    def keep(self, lengths: dict[str, int]) -> None:
-        """Take over the lengths that ``write`` returned, after they were saved."""
+    def commit_lengths(self, lengths: dict[str, int]) -> None:
+        """Apply the lengths that ``write`` returned. Call this after they were saved."""
         for segment in self._open.values():
             segment.length = lengths[self._key(segment.path)]
 
@@ -336,18 +333,18 @@ class Output:
 
     # --- closing -----------------------------------------------------------------------------
 
-    def ripen(self, reached_ms: int) -> bool:
-        """Close full segments, and those of hours before ``reached_ms``, up to which events are
-        written. Return whether any was closed."""
-        ripe = [
+    def close_finished(self, reached_ms: int) -> bool:
+        """Close full segments, and segments of hours that ended before ``reached_ms``, the time of
+        the last written event. Return whether any segment was closed."""
+        finished = [
             s
             for s in self._open.values()
             if s.length >= self._segment_bytes or s.hour_ms + HOUR_MS + LATE_MS <= reached_ms
         ]
-        rest = [s for s in self._open.values() if s not in ripe]
-        if len(rest) > OPEN_MAX:
-            ripe += sorted(rest, key=lambda s: s.hour_ms)[: len(rest) - OPEN_MAX]
-        return self._close(ripe)
+        unfinished = [s for s in self._open.values() if s not in finished]
+        if len(unfinished) > OPEN_MAX:
+            finished += sorted(unfinished, key=lambda s: s.hour_ms)[: len(unfinished) - OPEN_MAX]
+        return self._close(finished)
 
     def end_epoch(self, epoch: int) -> bool:
         """Close the segments of an epoch that has ended."""
@@ -366,25 +363,25 @@ class Output:
         for segment in closed:
             del self._open[segment.epoch, segment.hour_ms]
             os.close(segment.fd)
-            self.ripe.append(segment.path)
+            self.to_seal.append(segment.path)
         return bool(closed)
 
     @property
     def busy(self) -> set[Path]:
         """The files that retention must not remove."""
-        return {s.path for s in self._open.values()} | set(self.ripe)
+        return {s.path for s in self._open.values()} | set(self.to_seal)
 
 
 # --- sealing ---------------------------------------------------------------------------------
 
 
 class Sealer:
-    """Seals segments one after the other."""
+    """Compresses closed segments, one after the other."""
 
     def __init__(self) -> None:
         self._waiting: deque[Path] = deque()
         self._sealing: Generator[None] | None = None
-        """The sealing of the first waiting segment, if it has begun."""
+        """The running sealing of the first waiting segment, or None."""
         self.sealed = 0
 
     def add(self, path: Path) -> None:
@@ -400,7 +397,7 @@ class Sealer:
         return set(self._waiting)
 
     def step(self) -> bool:
-        """Seal one piece. Return False if there was none. Raise OSError; call again later."""
+        """Seal one piece. Return False if there was none. After OSError, call again later."""
         if not self._waiting:
             return False
         self._sealing = self._sealing or _seal(self._waiting[0])
@@ -423,24 +420,24 @@ class Sealer:
 
 
 def _seal(source: Path) -> Generator[None]:
-    """Seal one segment, a piece at a time. Abandoned sealing leaves only ``source``."""
+    """Seal one segment, a piece at a time. If sealing is abandoned, only ``source`` remains."""
     target = source.with_name(source.name + ".gz")
     try:
         reading = source.open("rb")
     except FileNotFoundError:
         return
     with reading:
-        left = _whole_bytes(reading.fileno())
-        # Otherwise it is empty; or it was sealed, and only the removal was interrupted.
-        if left and not target.exists():
-            part = source.with_name(f"{PART}{target.name}")
+        bytes_left = _whole_bytes(reading.fileno())
+        # The file is empty, or it was sealed and only its removal was interrupted.
+        if bytes_left and not target.exists():
+            part = source.with_name(f"{PARTIAL_PREFIX}{target.name}")
             try:
                 with open(part, "wb", opener=partial(os.open, mode=0o644)) as writing:
                     compress = zlib.compressobj(GZIP_LEVEL, zlib.DEFLATED, _GZIP)
-                    while left:
+                    while bytes_left:
                         yield
-                        data = reading.read(min(PIECE_BYTES, left))
-                        left -= len(data) if data else left
+                        data = reading.read(min(PIECE_BYTES, bytes_left))
+                        bytes_left -= len(data) if data else bytes_left
                         writing.write(compress.compress(data))
                     writing.write(compress.flush())
                     writing.flush()
@@ -468,13 +465,13 @@ def _whole_bytes(fd: int) -> int:
 # --- from spool to segments ----------------------------------------------------------------------
 
 
-LITTLE_BYTES = 64 << 10
-"""Bytes of spool in one step; a step with fewer has caught up."""
+CAUGHT_UP_BYTES_MAX = 64 << 10
+"""If a step processes fewer bytes of the spool than this, the writer has caught up."""
 UPKEEP_MS = 1_000
 TIME_MS_MAX = 4_102_444_800_000
 """1 January 2100; a later time counts as damage."""
-DAMAGES_LOGGED_MAX = 20
-"""Maximum number of damages that are logged."""
+DAMAGE_MESSAGES_MAX = 20
+"""Maximum number of messages about damage that are logged."""
 
 Log = Callable[[str], None]
 
@@ -502,14 +499,14 @@ class Writer:
         self._upkeep_ms = 0
 
     def step(self) -> int:
-        """Write some lines and seal a piece. Return the bytes of spool that were processed, 1 if
-        only sealing is left, or 0 if there is nothing to do. Raise OSError."""
-        done = self.follower.step()
-        behind = done >= LITTLE_BYTES
-        self._ripen(self.follower.newest_ms if behind else self._now_ms())
+        """Write some lines and seal a piece. Return the number of spool bytes that were processed,
+        1 if only sealing remains, or 0 if there is nothing to do. Raise OSError."""
+        processed = self.follower.step()
+        behind = processed >= CAUGHT_UP_BYTES_MAX
+        self._close_finished(self.follower.newest_ms if behind else self._now_ms())
         if self.sealer.step() and not self.sealer.busy:
             self._upkeep.sealed(self._now_ms(), self._busy())
-        return done or int(self.sealer.busy)
+        return processed or int(self.sealer.busy)
 
     def finish(self) -> bool:
         """Write and seal everything. Return False if a daemon still holds the spool. Raise
@@ -518,40 +515,40 @@ class Writer:
             pass
         if not self.follower.held:
             self.output.end()
-        self._ripen(self._now_ms())
+        self._close_finished(self._now_ms())
         self.follower.save()
         while self.sealer.step():
             pass
         return not self.follower.held
 
     def _first_position(self, shard: int) -> Position:
-        """Return the position without a saved one: after the last event numbers in segments."""
+        """Return the position to start at if none was saved: after the last event in segments."""
         epochs = {name.epoch for name in spool.files(self._folder)}
-        places = {
-            epoch: Place(seq=seq)
+        positions = {
+            epoch: EpochPosition(seq=seq)
             for epoch, seq in segments.last_seqs(self._dir, shard, epochs).items()
             if seq
         }
-        return Position(number=self.output.number, epochs=places)
+        return Position(number=self.output.number, epochs=positions)
 
     def close(self) -> None:
-        """Close the files; the next writer continues with them."""
+        """Close the files. The next writer continues with them."""
         self.sealer.abandon()
         self.output.release()
 
-    def _ripen(self, reached_ms: int) -> None:
-        if self.output.ripen(reached_ms):
+    def _close_finished(self, reached_ms: int) -> None:
+        if self.output.close_finished(reached_ms):
             self.follower.save()
-        while self.output.ripe:
-            self.sealer.add(self.output.ripe.pop(0))
+        while self.output.to_seal:
+            self.sealer.add(self.output.to_seal.pop(0))
         now_ms = self._now_ms()
         if abs(now_ms - self._upkeep_ms) >= UPKEEP_MS:
             self._upkeep_ms = now_ms
-            if self._upkeep.is_hour(now_ms, self.follower.position.cleaned_ms):
+            if self._upkeep.is_daily_due(now_ms, self.follower.position.cleaned_ms):
                 self.follower.position.cleaned_ms = now_ms
                 self.follower.save()
                 self._upkeep.daily(now_ms, self._busy())
-            self._upkeep.now_and_then(now_ms, self._busy())
+            self._upkeep.check_disk_if_due(now_ms, self._busy())
 
     def _busy(self) -> set[Path]:
         return self.output.busy | self.sealer.paths
@@ -575,72 +572,70 @@ class Follower:
         self._log = log
         self._chunk_bytes = spool.CHUNK_BYTES
         self._renderers: dict[int, Renderer] = {}
-        self._damages = 0
+        self._damage_messages = 0
         self.events = 0
         """Number of lines written since the start."""
         self.held = False
         """Whether a daemon could still append to the spool at the last ``step``."""
         self.newest_ms = 0
-        """Time of the event written last."""
+        """Time of the last event written."""
 
     def step(self) -> int:
-        """Write the lines of one chunk. Return the bytes of spool that were processed; 0: none.
-
-        Raise OSError; nothing is lost, call again later.
-        """
+        """Write the lines of one chunk. Return the number of spool bytes that were processed. If
+        OSError is raised, nothing is lost; call again later."""
         self.held = False
         for epoch, names in self._by_epoch().items():
-            done = self._step(epoch, names)
-            if done:
-                return done
+            processed = self._step(epoch, names)
+            if processed:
+                return processed
         return 0
 
     def _by_epoch(self) -> dict[int, list[SpoolName]]:
         names: dict[int, list[SpoolName]] = {}
         for name in spool.files(self._folder):
-            if name.number < self.position.place(name.epoch).file:
-                # It was read completely; only its removal was interrupted.
+            if name.number < self.position.epoch_position(name.epoch).file:
+                # The file was read completely; only its removal was interrupted.
                 (self._folder / str(name)).unlink(missing_ok=True)
             else:
                 names.setdefault(name.epoch, []).append(name)
         return names
 
     def _step(self, epoch: int, names: list[SpoolName]) -> int:
-        # A copy, because a failed write must leave the position unchanged.
-        place = replace(self.position.place(epoch))
+        # Change a copy, because a failed write must leave the position unchanged.
+        progress = replace(self.position.epoch_position(epoch))
         name = names[0]
         path = self._folder / str(name)
-        if name.number != place.file:
-            place = replace(place, file=name.number, offset=0)
-        # Checked before reading: if nobody holds the file then, the chunk has its end.
-        held = len(names) == 1 and spool.is_held(path)
-        self.held = self.held or held
-        chunk = spool.read_chunk(path, place.offset, self._chunk_bytes)
+        if name.number != progress.file:
+            progress = replace(progress, file=name.number, offset=0)
+        # Check this before reading: if nobody holds the file now, the chunk includes its end.
+        is_held = len(names) == 1 and spool.is_held(path)
+        self.held = self.held or is_held
+        chunk = spool.read_chunk(path, progress.offset, self._chunk_bytes)
         if chunk.arrays:
-            self._take(epoch, place, [r for _, records in chunk.arrays for r in records])
-            return self._adopt(epoch, replace(place, offset=chunk.offset), chunk.offset)
+            self._write_lines(epoch, progress, [r for _, records in chunk.arrays for r in records])
+            return self._adopt(epoch, replace(progress, offset=chunk.offset), chunk.offset)
         size = path.stat().st_size
-        rest = size - chunk.offset
-        if chunk.damaged or (rest and not held):
-            why = chunk.damaged or "its end is torn"
-            self._log_damage(f"{rest} bytes of {name} are lost: {why}")
+        lost_bytes = size - chunk.offset
+        if chunk.damaged or (lost_bytes and not is_held):
+            reason = chunk.damaged or "its end is torn"
+            self._log_damage(f"{lost_bytes} bytes of {name} are lost: {reason}")
             record = [
                 EventKind.DROPPED,
-                place.last_ms or self._now_ms(),
+                progress.last_ms or self._now_ms(),
                 None,
-                f"{why}: {rest} bytes",
+                f"{reason}: {lost_bytes} bytes",
             ]
-            self._take(epoch, place, [record])
-            return self._adopt(epoch, replace(place, offset=size), rest)
-        if held:
+            self._write_lines(epoch, progress, [record])
+            return self._adopt(epoch, replace(progress, offset=size), lost_bytes)
+        if is_held:
             return 0
-        self._remove(epoch, place, path, last=len(names) == 1)
+        self._remove(epoch, progress, path, last=len(names) == 1)
         return 1
 
     # --- writing -----------------------------------------------------------------------------
 
-    def _take(self, epoch: int, place: Place, records: list[Any]) -> None:
-        """Write the lines of ``records``, and advance ``place``."""
+    def _write_lines(self, epoch: int, progress: EpochPosition, records: list[Any]) -> None:
+        """Write the lines of ``records``, and advance ``progress``."""
         texts: dict[int, list[str]] = {}
         renderer = self._renderers.get(epoch)
         if renderer is None:
@@ -649,17 +644,17 @@ class Follower:
         for record in records:
             try:
                 time_ms = record[1]
-                lines = renderer.render(record, place.seq + 1)
+                lines = renderer.render(record, progress.seq + 1)
                 if not 0 <= time_ms < TIME_MS_MAX:
                     raise ValueError(f"the time {time_ms} is not between 0 and {TIME_MS_MAX}")
             except MALFORMED as error:
                 self._log_damage(f"a record is invalid: {error!r}")
-                time_ms = place.last_ms or self._now_ms()
+                time_ms = progress.last_ms or self._now_ms()
                 dropped = [EventKind.DROPPED, time_ms, None, "a record is invalid"]
-                lines = renderer.render(dropped, place.seq + 1)
+                lines = renderer.render(dropped, progress.seq + 1)
             if lines:
-                place.seq += len(lines)
-                place.last_ms = time_ms
+                progress.seq += len(lines)
+                progress.last_ms = time_ms
                 hour_ms = hour_of(time_ms)
                 if hour_ms in texts:
                     texts[hour_ms] += lines
@@ -668,36 +663,36 @@ class Follower:
         self._lengths = self._output.write(epoch, texts)
         self._written = sum(map(len, texts.values()))
 
-    def _adopt(self, epoch: int, place: Place, done: int) -> int:
-        self._save(self.position.moved(epoch, place), self._lengths)
-        self._output.keep(self._lengths)
+    def _adopt(self, epoch: int, progress: EpochPosition, processed: int) -> int:
+        self._save(self.position.with_position(epoch, progress), self._lengths)
+        self._output.commit_lengths(self._lengths)
         self.events += self._written
-        self.newest_ms = place.last_ms
-        return done
+        self.newest_ms = progress.last_ms
+        return processed
 
     def save(self) -> None:
         """Save the position with the current open segments. Raise OSError."""
         self._save(self.position.epochs, self._output.lengths())
 
-    def _save(self, epochs: dict[int, Place], lengths: dict[str, int]) -> None:
+    def _save(self, epochs: dict[int, EpochPosition], lengths: dict[str, int]) -> None:
         number = self._output.number
         position = replace(self.position, number=number, epochs=epochs, open=lengths)
         position.save(self._folder)
         self.position = position
 
-    def _remove(self, epoch: int, place: Place, path: Path, *, last: bool) -> None:
+    def _remove(self, epoch: int, progress: EpochPosition, path: Path, *, last: bool) -> None:
         """Sync the position, then remove a spool file that was read completely."""
         if last:
             self._output.end_epoch(epoch)
             self._renderers.pop(epoch, None)
-        place = replace(place, file=place.file + 1, offset=0)
-        self._save(self.position.moved(epoch, place), self._output.lengths())
+        progress = replace(progress, file=progress.file + 1, offset=0)
+        self._save(self.position.with_position(epoch, progress), self._output.lengths())
         sync(self._folder / POSITION)
         path.unlink(missing_ok=True)
 
     def _log_damage(self, text: str) -> None:
-        self._damages += 1
-        if self._damages <= DAMAGES_LOGGED_MAX:
+        self._damage_messages += 1
+        if self._damage_messages <= DAMAGE_MESSAGES_MAX:
             self._log(text)
 
 
@@ -709,17 +704,17 @@ LOCK = "lock"
 NICE = 10
 IDLE_S_MIN, IDLE_S_MAX = 0.02, 0.5
 GATHER_S = 0.1
-"""Seconds to wait after little work, to combine small batches."""
+"""Seconds to wait when the writer has caught up, so that small batches are combined."""
 TROUBLE_S_MIN, TROUBLE_S_MAX = 0.25, 5.0
 GONE_PATIENCE_S = 5.0
-"""Seconds to wait for the daemon's lock after the end of standard input."""
+"""Seconds to wait, after standard input has ended, until the daemon's lock ends."""
 TROUBLE_PATIENCE_S = 15.0
-"""Seconds to wait instead while the disk fails; the spool keeps the rest."""
-GLANCE_S = 0.05
+"""Seconds to wait instead while the disk fails. The spool keeps the rest."""
+LOCK_POLL_S = 0.05
 
 
 class Process:
-    """The writer's loop: work, wait, and end with standard input."""
+    """Runs the writer in a loop until standard input ends."""
 
     def __init__(self, options: WriterOptions, lock: Lock, log: Log) -> None:
         self._options = options
@@ -730,10 +725,10 @@ class Process:
         self._trouble = ""
 
     def run(self) -> int:
-        """Return the exit code. 0: everything is written and sealed, or another writer has the
-        folder; 1: the spool is not empty, or the folder is missing."""
+        """Run the writer and return its exit code. 0: everything is written and sealed, or another
+        writer has the folder. 1: the spool is not empty, or the folder is missing."""
         wait_s, idle_s, trouble_s = 0.0, IDLE_S_MIN, TROUBLE_S_MIN
-        if not self._lock.take(self._is_alone):
+        if not self._lock.take(self._daemon_ended_within):
             return 0
         while True:
             self._wait(wait_s)
@@ -745,16 +740,16 @@ class Process:
                 if self._stdin_ended_s is not None and writer.finish():
                     self._recovered()
                     return 0
-                done = writer.step()
+                processed = writer.step()
                 self._recovered()
                 trouble_s = TROUBLE_S_MIN
             except OSError as error:
                 self._failed(error)
                 wait_s, trouble_s = trouble_s, min(trouble_s * 2, TROUBLE_S_MAX)
             else:
-                if done >= LITTLE_BYTES or (done and writer.sealer.busy):
+                if processed >= CAUGHT_UP_BYTES_MAX or (processed and writer.sealer.busy):
                     wait_s = 0.0
-                elif done:
+                elif processed:
                     wait_s, idle_s = GATHER_S, IDLE_S_MIN
                 else:
                     wait_s, idle_s = idle_s, min(idle_s * 2, IDLE_S_MAX)
@@ -769,7 +764,7 @@ class Process:
         if self._stdin_ended_s is not None:
             time.sleep(min(wait_s, GATHER_S))
             return
-        # A wake-up still waits for ``GATHER_S``; the end of the daemon does not.
+        # After a wake-up, pause briefly to gather more events, unless the daemon has ended.
         ready, _, _ = select.select([0], [], [], wait_s)
         if not ready:
             return
@@ -782,7 +777,7 @@ class Process:
         else:
             self._stdin_ended_s = time.monotonic()
 
-    def _is_alone(self, wait_s: float) -> bool:
+    def _daemon_ended_within(self, wait_s: float) -> bool:
         """Wait at most ``wait_s`` seconds. Return whether the daemon has ended."""
         self._wait(wait_s)
         return self._stdin_ended_s is not None
@@ -805,7 +800,7 @@ class Process:
 
 
 class Lock:
-    """The lock of a state folder, held until the process ends. Raise OSError."""
+    """The lock of a state folder, held until the process ends. Methods raise OSError."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -813,16 +808,14 @@ class Lock:
         self._open()
 
     def take(self, is_over: Callable[[float], bool]) -> bool:
-        """Wait for the lock. Return False if the daemon has ended and another writer has the lock,
-        which will write the whole spool.
-
-        ``is_over`` waits at most the given seconds, and returns whether the daemon has ended.
-        """
+        """Wait for the lock. Return False if the daemon has ended and another writer holds the
+        lock; that writer will write the whole spool. ``is_over`` waits at most the given seconds,
+        and returns whether the daemon has ended."""
         while True:
             try:
                 fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                if is_over(GLANCE_S) and not self._is_left():
+                if is_over(LOCK_POLL_S) and not self._has_orphaned_files():
                     return False
             else:
                 if not self.is_gone:
@@ -845,9 +838,9 @@ class Lock:
         self._folder.mkdir(parents=True, exist_ok=True)
         self._fd = os.open(self._folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
 
-    def _is_left(self) -> bool:
-        """Return whether the spool has files that no running daemon holds. The other writer can be
-        about to end without them; files of a running daemon are left to its own writer."""
+    def _has_orphaned_files(self) -> bool:
+        """Return whether the spool has files that no running daemon holds. The other writer may be
+        about to end without writing them. Files of a running daemon are left to its own writer."""
         names = spool.files(self._folder)
         living = {n.epoch for n in names if spool.is_held(self._folder / str(n))}
         return any(name.epoch not in living for name in names)
@@ -858,14 +851,14 @@ def log_line(text: str) -> None:
     try:
         os.write(2, f"history writer: {text}\n".encode("utf-8", "replace"))
     except OSError:
-        return  # nobody reads standard error any more
+        return  # nobody reads standard error any longer
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the writer. Return its exit code."""
-    options = parsed(arguments)
+    options = parse_options(arguments)
     for number in (signal.SIGINT, signal.SIGTERM):
-        # The signals are for the daemon, whose end makes this process end in order.
+        # The signals are meant for the daemon; when it ends, this process ends properly.
         signal.signal(number, signal.SIG_IGN)
     os.nice(NICE)
     folder = state_folder(options.folder, options.node, options.shard)

@@ -11,11 +11,12 @@ error.
 
 ``compiled`` returns nested functions and never evaluates text as code. ``cost_of`` bounds the work
 of one call, because patterns do not backtrack: each part between two ``%`` matches at its first
-occurrence, which leaves the most room for the rest.
+occurrence, which leaves most text for the remaining parts.
 
-Only this module imports the parser library, and only when the first condition is parsed, which most
-daemons never do. The parser is LALR(1) over a fixed grammar, with an explicit stack and without a
-tree, so that nested text cannot make it recurse. The caller bounds the length of the text.
+Only this module imports the parser library, and only when the first condition is parsed, because
+most daemons never parse one. The parser is LALR(1) over a fixed grammar, with an explicit stack and
+without a tree, so that nested text cannot make it recurse. The caller bounds the length of the
+text.
 """
 
 from __future__ import annotations
@@ -44,11 +45,11 @@ WILD_COST = 4
 """The cost of a character in a searched part of a pattern that has a ``_``."""
 
 
-# Dataclasses, not named tuples: tuples of different classes with equal elements compare as equal.
+# These are dataclasses because named tuples of different classes can compare as equal.
 
 
 class Source(Enum):
-    """The part of a task that has the value of a name."""
+    """The part of a task in which the value of a name is found."""
 
     PROPERTY = "property"
     TAG = "tag"
@@ -57,7 +58,7 @@ class Source(Enum):
 
 
 class ValueKind(Enum):
-    """The kinds of values; only values of one kind can be compared."""
+    """The kinds of values. Only values of the same kind can be compared."""
 
     NUMBER = "number"
     TEXT = "text"
@@ -92,7 +93,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """Whether a value is in a list: ``IN``."""
+    """The test whether a value is in a list: ``IN``."""
 
     operand: Operand
     values: tuple[Literal, ...]
@@ -112,7 +113,7 @@ class IsNull:
 
 @dataclass(frozen=True, slots=True)
 class Holds:
-    """A value that is used as a condition; UNKNOWN unless it is a truth value."""
+    """A value that is used as a condition. The result is UNKNOWN unless it is a truth value."""
 
     operand: Operand
 
@@ -167,19 +168,19 @@ TYPES = {
 
 
 def depth_of(condition: Condition) -> int:
-    """Return how deep AND, OR and NOT are nested; 0 if the condition has none of them."""
+    """Return how deeply AND, OR and NOT are nested, or 0 if the condition has none of them."""
     return condition.depth if isinstance(condition, Inverted | AllOf | AnyOf) else 0
 
 
 def cost_of(condition: Condition) -> int:
-    """Return the maximum cost of judging a task: one step per comparison, and one per searched
-    character of a pattern."""
+    """Return the maximum cost of evaluating the condition for a task: one step per comparison, and
+    one per searched character of a pattern."""
     return _work_of(condition, 1)
 
 
 def steps_of(condition: Condition) -> int:
-    """Return the maximum time of judging a task, in comparisons of about 0.2 µs. A searched
-    character counts as a search in the longest text that a property can have."""
+    """Return the maximum time for evaluating the condition for a task, in comparisons of about 0.2
+    µs. A searched character counts as a search in the longest text that a property can have."""
     return _work_of(condition, STEPS_PER_SEARCHED)
 
 
@@ -196,7 +197,7 @@ def _work_of(condition: Condition, per_searched: int) -> int:
 
 
 def compiled(condition: Condition) -> Predicate:
-    """Return a function that judges a task by its options and properties."""
+    """Return a function that evaluates the condition for a task's options and properties."""
     match condition:
         case AllOf(terms):
             return _joined(tuple(map(compiled, terms)), decides=False)
@@ -220,8 +221,8 @@ def compiled(condition: Condition) -> Predicate:
 
 
 def _joined(terms: tuple[Predicate, ...], *, decides: bool) -> Predicate:
-    """Return AND (one FALSE term ``decides``) or OR (one TRUE term ``decides``). Without a deciding
-    term the result is UNKNOWN if any term is UNKNOWN."""
+    """Return AND (a FALSE term decides) or OR (a TRUE term decides). Without a deciding term the
+    result is UNKNOWN if any term is UNKNOWN."""
 
     def judge(options: TaskOptions, properties: Properties) -> Truth:
         result: Truth = not decides
@@ -295,7 +296,7 @@ def _comparison(sign: str, left: Operand, right: Operand) -> Predicate:
 
 
 def _with_literal(sign: str, left: Name, right: Literal) -> Predicate:
-    """Return the predicate for comparing a name with a literal, the most frequent case."""
+    """Return the predicate that compares a name with a literal, which is the most frequent case."""
     if right.kind is ValueKind.NULL or (right.kind is ValueKind.TRUTH and sign not in {"=", "<>"}):
         return _unknown
     compare, types, literal, name = OPERATORS[sign], TYPES[right.kind], right.value, left.name
@@ -317,12 +318,12 @@ def _with_literal(sign: str, left: Name, right: Literal) -> Predicate:
 
 def _member(operand: Operand, values: tuple[Literal, ...]) -> Predicate:
     get = _getter(operand)
-    # One set per kind, because True == 1 would be a member of a common set.
+    # One set per kind: because True == 1, a common set could not distinguish them.
     of_kind = {
         kind: frozenset(literal.value for literal in values if literal.kind is kind)
         for kind in TYPES
     }
-    # A value that is not in the list is UNKNOWN if the list has values of another kind.
+    # If a value is not in the list, the result is UNKNOWN if the list has values of another kind.
     missing: dict[ValueKind, Truth] = {
         kind: False if all(literal.kind is kind for literal in values) else None for kind in TYPES
     }
@@ -366,8 +367,8 @@ def _split(pattern: Part) -> list[Part]:
         else:
             parts[-1].append(char)
     inner = [tuple(part) for part in parts[1:-1] if part]
-    ends = [tuple(part) for part in parts]
-    return ends if len(ends) == 1 else [ends[0], *inner, ends[-1]]
+    anchored = [tuple(part) for part in parts]
+    return anchored if len(anchored) == 1 else [anchored[0], *inner, anchored[-1]]
 
 
 def _expression(part: Part) -> re.Pattern[str]:
@@ -377,7 +378,7 @@ def _expression(part: Part) -> re.Pattern[str]:
 
 
 Search = Callable[[str, int, int], int]
-"""Finds a part in text[first:end]. Returns the index after it, or -1."""
+"""Finds a part of a pattern in text[first:end]. Returns the index after it, or -1."""
 
 
 def _searching(part: Part) -> Search:
@@ -412,8 +413,8 @@ def _like(operand: Operand, pattern: Part) -> Predicate:
 def _matcher(pattern: Part) -> Callable[[str], bool]:
     parts = _split(pattern)
     if len(parts) == 1:
-        whole = _expression(parts[0])
-        return lambda text: whole.fullmatch(text) is not None
+        exact = _expression(parts[0])
+        return lambda text: exact.fullmatch(text) is not None
     head, *inner, tail = parts
     head_length, tail_length = len(head), len(tail)
     begins, ends = _expression(head), _expression(tail)
@@ -435,16 +436,16 @@ def _matcher(pattern: Part) -> Callable[[str], bool]:
 BEFORE_MAX = 40
 """Maximum characters that a message shows before the position of the error."""
 AFTER_MAX = 20
-"""Maximum characters that a message shows from the position of the error on."""
+"""Maximum characters that a message shows after the position of the error."""
 
 
 class FilterError(ValueError):
-    """A filter that is not valid, with a caret under the position of the error, or a filter that
-    exceeds a limit, without a position."""
+    """A filter is not valid (the message has a caret under the position of the error) or exceeds a
+    limit (there is no position)."""
 
     def __init__(self, field: str, message: str, text: str, position: int | None) -> None:
         self.field = field
-        """The field of the error: ``tags`` or ``where``."""
+        """The field with the error: ``tags`` or ``where``."""
         self.position = position
         """The index of the first invalid character; None if the filter exceeds a limit."""
         if position is None:
@@ -458,7 +459,7 @@ def _pointed(text: str, position: int) -> str:
     """Return the text around the position in one line, and a caret in a second line."""
     first, end = max(0, position - BEFORE_MAX), position + AFTER_MAX
     before, after = "..." if first else "", "..." if end < len(text) else ""
-    # Every character must be one column wide for the caret.
+    # For the caret, every character must be one column wide.
     part = "".join(char if char.isprintable() else " " for char in text[first:end])
     caret = " " * (len(before) + position - first) + "^"
     return f"  {before}{part}{after}\n  {caret}"
@@ -466,7 +467,7 @@ def _pointed(text: str, position: int) -> str:
 
 FOUND_LENGTH_MAX = 40
 OWN = {"tag": Source.TAG, "key": Source.KEY, "priority": Source.PRIORITY}
-"""Names (in any case) of values of the task itself. In double quotes they are properties."""
+"""Names, in upper or lower case, of values of the task itself. In quotes they are properties."""
 INTEGER_MIN, INTEGER_MAX = -(2**63), 2**64 - 1
 """Range of the integers in conditions."""
 
@@ -520,7 +521,7 @@ NAME: /[A-Z_][A-Z0-9_.]*/i
 %ignore /(?u:\s)+/
 """
 
-# (terminals that the parser expects, their name in messages); the first match is used.
+# (terminals that the parser expects, their name in messages). The first match is used.
 EXPECTED = (
     ({"_NOT", "NAME"}, "a condition"),
     ({"NAME"}, "a name or a value"),
@@ -549,7 +550,7 @@ HINTS = {
 
 
 class _InvalidToken(Exception):
-    """A token that the grammar accepts but that is not valid."""
+    """A token is accepted by the grammar, but is not valid."""
 
     def __init__(self, token: Token, message: str) -> None:
         self.position = token.start_pos or 0
@@ -586,7 +587,10 @@ def _failure(text: str, position: int, message: str) -> FilterError:
 
 
 def _expected(terminals: Collection[str]) -> str:
-    return next((words for names, words in EXPECTED if names <= set(terminals)), "something else")
+    return next(
+        (description for names, description in EXPECTED if names <= set(terminals)),
+        "something else",
+    )
 
 
 def _character(char: str) -> str:
@@ -598,7 +602,7 @@ def _character(char: str) -> str:
 
 
 class _Callbacks:
-    """The functions that build conditions for the grammar's rules."""
+    """The functions that build the conditions for the grammar's rules."""
 
     def any_of(self, terms: list[Condition]) -> Condition:
         return AnyOf(tuple(terms), 1 + max(map(depth_of, terms)))
@@ -704,7 +708,7 @@ def _parser() -> Callable[[str], Condition]:
     from lark import Lark, Transformer
 
     class Reading(_Callbacks, Transformer[Any, Any]):
-        """The parser calls these methods while it reads."""
+        """The parser calls these methods while it reads the text."""
 
     lark = Lark(
         GRAMMAR,
@@ -712,7 +716,7 @@ def _parser() -> Callable[[str], Condition]:
         lexer="basic",
         maybe_placeholders=False,
         transformer=Reading(),
-        g_regex_flags=re.ASCII,  # no other letters count as upper or lower case of keywords
+        g_regex_flags=re.ASCII,  # no letters except ASCII letters match keywords in another case
     )
 
     def run(text: str) -> Condition:
@@ -725,7 +729,8 @@ def _parser() -> Callable[[str], Condition]:
 # --- conditions that no task can satisfy -----------------------------------------------------
 
 JUDGED_MAX = 20_000
-"""Maximum evaluations in a search for a satisfying value. A longer search is skipped."""
+"""Maximum number of evaluations in a search for a value that satisfies a condition. A longer search
+is skipped."""
 SHOWN_LENGTH_MAX = 200
 PRIORITY_MAX = 255
 """The highest priority of a task; the lowest is 0."""
@@ -738,12 +743,10 @@ Sample = tuple[TaskOptions, Properties]
 
 
 def why_never(condition: Condition) -> str | None:
-    """Return why no task can satisfy the condition, or None if no reason is found.
-
-    A part that is UNKNOWN for every task is a mistake anywhere in a condition. Other parts are
-    grouped by name, and the parts that must hold together are evaluated for all relevant values:
-    each literal, and a value in each gap between literals. Contradictions between two names or
-    between two patterns are not detected."""
+    """Return why no task can satisfy the condition, or None if no reason is found. A part that is
+    UNKNOWN for every task is always a mistake. Other parts are grouped by name, and the parts that
+    must hold together are evaluated for all relevant values: each literal, and a value in each gap
+    between literals. Contradictions between two names or between two patterns are not detected."""
     for part in _simple_parts(condition):
         judge = compiled(part)
         if all(judge(*sample) is None for sample in _samples([part])):
@@ -762,11 +765,11 @@ def _simple_parts(condition: Condition) -> Iterator[Simple]:
             yield condition
 
 
-def _why_not(wanted: Iterable[Wanted]) -> str | None:
+def _why_not(conditions_wanted: Iterable[Wanted]) -> str | None:
     """Return why the conditions cannot all have the required truth values, or None if no reason is
     found."""
     of_names: dict[frozenset[Name], dict[Wanted, None]] = {}
-    for condition, truth in _together(wanted):
+    for condition, truth in _together(conditions_wanted):
         parts = list(_simple_parts(condition))
         names = frozenset(name for part in parts for name in _names(part))
         if isinstance(condition, AllOf | AnyOf) and (
@@ -780,15 +783,15 @@ def _why_not(wanted: Iterable[Wanted]) -> str | None:
     for names, together in of_names.items():
         if len(names) <= 1 and not _can_be(list(together)):
             conditions = _cut(" AND ".join(_shown(part, truth) for part, truth in together))
-            of = "".join(f" for any value of {_shown_operand(name)}" for name in names)
-            return f"{conditions} cannot be TRUE{of}"
+            scope = "".join(f" for any value of {_shown_operand(name)}" for name in names)
+            return f"{conditions} cannot be TRUE{scope}"
     return None
 
 
-def _together(wanted: Iterable[Wanted]) -> Iterator[Wanted]:
+def _together(required: Iterable[Wanted]) -> Iterator[Wanted]:
     """Flatten the conditions into conditions that must all have the required truth values. An AND
     that must be FALSE, or an OR that must be TRUE, is not flattened."""
-    for condition, truth in wanted:
+    for condition, truth in required:
         match condition:
             case Inverted(term):
                 yield from _together([(term, not truth)])
@@ -800,19 +803,20 @@ def _together(wanted: Iterable[Wanted]) -> Iterator[Wanted]:
                 yield condition, truth
 
 
-def _can_be(wanted: list[Wanted]) -> bool:
-    """Return whether some value gives all conditions the required truth values. The conditions
+def _can_be(required: list[Wanted]) -> bool:
+    """Return whether some value gives all conditions the required truth values. The conditions must
     have at most one name."""
-    parts = [part for condition, _ in wanted for part in _simple_parts(condition)]
+    parts = [part for condition, _ in required for part in _simple_parts(condition)]
     samples = list(_samples(parts))
     if len(samples) * len(parts) > JUDGED_MAX:
         return True
     judges = [
-        # Any text counts as a match, because patterns are not compared with each other.
+        # Any text counts as a match of a pattern, because patterns are not compared with each
+        # other.
         (_is_text(condition.operand), True)
         if isinstance(condition, Like) and isinstance(condition.operand, Name)
         else (compiled(condition), truth)
-        for condition, truth in wanted
+        for condition, truth in required
     ]
     return any(all(judge(*sample) is truth for judge, truth in judges) for sample in samples)
 
@@ -838,7 +842,7 @@ def _names(part: Simple) -> frozenset[Name]:
 
 def _samples(parts: list[Simple]) -> Iterator[Sample]:
     """Yield tasks with every value that can make a difference to conditions on one name. For two
-    names, the values are of every kind."""
+    names, yield a value of every kind."""
     operands = (operand for part in parts for operand in _operands(part))
     literals = [operand for operand in operands if isinstance(operand, Literal)]
     names = list({name for part in parts for name in _names(part)})
@@ -866,7 +870,7 @@ def _values(name: Name, literals: list[Literal]) -> list[PropertyValue | None]:
     if name.source is Source.PRIORITY:
         return [*range(PRIORITY_MAX + 1)]
     named = [literal.value for literal in literals if literal.kind is ValueKind.TEXT]
-    # The next text after a text is the same text with a NUL appended.
+    # The text that immediately follows a text in order is the same text with a NUL appended.
     texts = ["", *named, *(f"{text}\0" for text in named)]
     if name.source is not Source.PROPERTY:
         return [None, *texts]
@@ -876,11 +880,11 @@ def _values(name: Name, literals: list[Literal]) -> list[PropertyValue | None]:
 
 def _around(numbers: Iterable[Any]) -> Iterator[float]:
     """Yield each number and the lowest possible numbers, each followed by the next integer and the
-    next fraction, so that every gap has a value."""
+    next fraction, so that every gap contains a value."""
     for number in (nextafter(-inf, 0), INTEGER_MIN, 0, *numbers):
         yield number
-        if INTEGER_MIN <= (whole := floor(number) + 1) <= INTEGER_MAX:
-            yield whole
+        if INTEGER_MIN <= (next_integer := floor(number) + 1) <= INTEGER_MAX:
+            yield next_integer
         nearest = float(number)
         fraction = nearest if nearest > number else nextafter(nearest, inf)
         if isfinite(fraction):
@@ -892,8 +896,8 @@ def _why_unknown(part: Simple) -> str:
         return "LIKE is for strings"
     if isinstance(part, Holds):
         return "it is not TRUE or FALSE"
-    others = _operands(part)[1:] if isinstance(part, Member) else _operands(part)
-    kinds = {operand.kind for operand in others if isinstance(operand, Literal)}
+    operands = _operands(part)[1:] if isinstance(part, Member) else _operands(part)
+    kinds = {operand.kind for operand in operands if isinstance(operand, Literal)}
     if kinds == {ValueKind.NULL} or (ValueKind.NULL in kinds and isinstance(part, Comparison)):
         return "nothing compares with NULL; write IS NULL or IS NOT NULL"
     if (
@@ -907,14 +911,14 @@ def _why_unknown(part: Simple) -> str:
 
 def why_not(condition: Condition, options: TaskOptions, properties: Properties) -> str:
     """Return the parts of a condition that a task does not satisfy, with the task's values, or ""
-    if it satisfies the condition."""
+    if the task satisfies the condition."""
     failing = list(dict.fromkeys(_failing(condition, options, properties, truth=True)))
-    more = [f"{len(failing) - FAILING_MAX} more"] if len(failing) > FAILING_MAX else []
-    return " and ".join([*failing[:FAILING_MAX], *more])
+    omitted = [f"{len(failing) - FAILING_MAX} more"] if len(failing) > FAILING_MAX else []
+    return " and ".join([*failing[:FAILING_MAX], *omitted])
 
 
 FAILING_MAX = 5
-"""Maximum parts of a condition that ``why_not`` names."""
+"""Maximum number of parts of a condition that ``why_not`` lists."""
 
 
 def _failing(
@@ -931,10 +935,10 @@ def _failing(
                 yield from _failing(term, options, properties, truth=truth)
         case _:
             result = compiled(condition)(options, properties)
-            word = "UNKNOWN" if result is None else str(result).upper()
+            result_name = "UNKNOWN" if result is None else str(result).upper()
             names = sorted(_names(condition), key=_shown_operand)
             values = ", ".join(_value_of(name, options, properties) for name in names)
-            yield f"{_cut(_shown(condition))} is {word}{values and f' ({values})'}"
+            yield f"{_cut(_shown(condition))} is {result_name}{values and f' ({values})'}"
 
 
 def _value_of(name: Name, options: TaskOptions, properties: Properties) -> str:

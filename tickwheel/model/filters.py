@@ -1,18 +1,18 @@
 """The filter of a group, which selects tasks by their tags, by a condition, or by both; and the
-choice among a group's present and former filters (``Judge``).
+choice among a group's current and former filters (``Judge``).
 
 ``Filter.passes`` runs for every task that comes due for the group, so the constructor prepares as
 much as possible. The result depends only on the filter and the task, so that it is the same after
 a restart. A condition that is UNKNOWN for a task excludes the task.
 
-``tags`` is a list like ``eu || us``, or ``*`` for any task, also one without a tag. ``where`` is a
+``tags`` is a list like ``eu || us``, or ``*`` for any task, with or without a tag. ``where`` is a
 condition as in SQL-92; ``conditions.GRAMMAR`` defines the language.
 
-A former filter judges the tasks that had come due before the filter was changed, also if a crash
-makes them come due again. Therefore the moment of a change is a due time and a position in the
-order of ids (``engine/ownership.py``). If the clock was set back, it is the highest position that
-the wheel has reached. A task is judged when it comes due. The result follows from the task's row
-and the group's settings, so it is not stored.
+A former filter applies to the tasks that had come due before the filter was changed, even if a
+crash makes them come due again. Therefore the moment of a change is a due time and a position in
+the order of ids (``engine/ownership.py``). If the clock was set back, it is the highest position
+that the wheel has reached. The filter is applied when a task comes due. The result depends only on
+the task's row and the group's settings, so it is not stored.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 FILTER_DEPTH_MAX = 32
 """Maximum nesting of AND, OR and NOT. Redundant parentheses do not count."""
 FILTER_COST_MAX = 256
-"""Maximum of ``conditions.cost_of``: comparisons and searched characters of patterns."""
+"""Maximum value of ``conditions.cost_of``: comparisons and searched characters of patterns."""
 
 ANY_TAG = "*"
 BETWEEN_TAGS = "||"
@@ -71,13 +71,14 @@ class Filter:
         self._condition = None if where is None else _condition(where)
         self._judge: Predicate | None = None
         self.steps = 1 if self._condition is None else 1 + steps_of(self._condition)
-        """Maximum steps for judging a task; see ``conditions.steps_of``."""
+        """Maximum number of steps for applying the filter to a task; see
+        ``conditions.steps_of``."""
         if self._condition is not None:
             self._judge = compiled(self._condition)
 
     @property
     def is_open(self) -> bool:
-        """Whether every task passes, because there are no tags and no condition."""
+        """Whether every task passes because the filter has neither tags nor a condition."""
         return self._tags is None and self._judge is None
 
     def passes(self, row: TaskRow) -> bool:
@@ -89,7 +90,7 @@ class Filter:
         return judge is None or judge(options, options[2] or NO_PROPERTIES) is True
 
     def why_not(self, row: TaskRow) -> str:
-        """Return why the filter excludes the task, or "" if it does not."""
+        """Return why the filter excludes the task, or "" if it selects the task."""
         options = row.options or PLAIN
         if self._tags is not None and options.tag not in self._tags:
             actual = "it has no tag" if options.tag is None else f"its tag is {options.tag!r}"
@@ -107,15 +108,15 @@ class Filter:
         return hash((self._tags, self._condition))
 
     def __str__(self) -> str:
-        """Return the texts of the filter for messages and lists."""
+        """Return the filter as text for messages and lists."""
         parts = (("tags", self.tags), ("where", self.where))
         return ", ".join(f"{name} {text}" for name, text in parts if text is not None) or "none"
 
 
 @lru_cache(maxsize=128)
 def known_filter(tags: str | None, where: str | None) -> Filter:
-    """Return a cached filter, because thousands of groups can use the same text. Raise FilterError
-    for text that is not valid or exceeds a limit."""
+    """Return the filter for these texts. It is cached, because thousands of groups can use the same
+    text. Raise FilterError for text that is not valid or exceeds a limit."""
     return Filter(tags, where)
 
 
@@ -168,12 +169,12 @@ STEPS_PER_TICK = 65_536
 """Maximum filter steps (``conditions.steps_of``) in one tick of the shard: about 10 ms."""
 
 TOPIC_STEPS_MAX = 65_536
-"""Maximum steps for judging one task by all filters of a topic's groups and broadcasts."""
+"""Maximum number of steps for all filters of a topic's groups and broadcasts, per task."""
 
 
 class Judge:
-    """The filters of one group. Their texts are parsed when the first task is judged, so that a
-    restart does not parse thousands of filters."""
+    """The filters of one group. Their texts are parsed for the first task, so that a restart does
+    not parse thousands of filters."""
 
     __slots__ = ("_current", "_former", "_settings")
 
@@ -195,7 +196,7 @@ class Judge:
         return current.passes(row)
 
     def why_not(self, row: TaskRow) -> str:
-        """Return ``Filter.why_not`` of the filter that judges the task."""
+        """Return ``Filter.why_not`` of the filter that applies to the task."""
         current = self._current or self._read()
         if row.options is not None and row.options.replayed is not None:
             row = with_key(row, row.options.replayed.key)
@@ -216,7 +217,7 @@ class Judge:
 
     @property
     def steps(self) -> int:
-        """Maximum steps for judging a task."""
+        """Maximum number of steps for one task."""
         current = self._current or self._read()
         return max(current.steps, *(former_filter.steps for _, former_filter in self._former), 0)
 
@@ -230,12 +231,12 @@ class Judge:
 
 
 def filters_of(settings: GroupSettings) -> tuple[object, ...]:
-    """Return the settings that the group's judge depends on."""
+    """Return the settings on which the group's judge depends."""
     return settings.tags, settings.where, settings.former
 
 
 def length_of(settings: GroupSettings) -> int:
-    """Return the number of characters of the present and former filters of a group."""
+    """Return the number of characters in the current and former filters of a group."""
     former_texts = (text for former in settings.former for text in former[:2])
     texts = (settings.tags, settings.where, *former_texts)
     return sum(len(text) for text in texts if text is not None)
@@ -254,13 +255,13 @@ def is_before(former: FormerFilter, row: TaskRow) -> bool:
 
 
 def with_key(row: TaskRow, key: str | None) -> TaskRow:
-    """Return the row of a replayed task with the key of the original, as consumers see it."""
+    """Return the row of a replay with the key of the original, as consumers see it."""
     return row._replace(options=(row.options or TaskOptions())._replace(key=key))
 
 
 def with_former(settings: GroupSettings, due_ms: int, order: int) -> tuple[FormerFilter, ...]:
-    """Return the former filters with the present filter of ``settings`` added, for tasks due by
-    ``due_ms`` with positions up to ``order``."""
+    """Return the former filters with the current filter of ``settings`` added, which applies to
+    tasks due by ``due_ms`` with positions up to ``order``."""
     former, present = settings.former, FormerFilter(settings.tags, settings.where, due_ms, order)
     if former:
         last = former[-1]

@@ -1,11 +1,11 @@
 """The 64-bit hash of a task's topic and key, for the index in memory and in the stores.
 
 A store creates a seed once and keeps it, so that hashes can be stored and stay valid after a
-restart. Without the seed nobody can choose colliding keys: the key's bytes, as one number, are
+restart. Nobody can choose colliding keys without the seed: the key's bytes, as one number, are
 reduced modulo a secret 64-bit prime (two keys of 255 characters collide for at most 130 of 10**17
-primes). A secret factor and a secret number of the topic then spread the remainder. This costs a
-third of a keyed BLAKE2 through ``hashlib``; see ``docs/decisions/0014-key-index.md``. Equal hashes
-do not imply equal keys, so the key in the row must be compared before a task changes.
+primes). The remainder is then spread by a secret factor and a secret number for the topic. This
+costs a third of a keyed BLAKE2 through ``hashlib``; see ``docs/decisions/0014-key-index.md``. Equal
+hashes do not imply equal keys, so the key in the row must be compared before a task changes.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ if TYPE_CHECKING:
 
 SEED_BYTES = 32
 NO_KEY = 0
-"""The hash of a task without a key; no key has this hash."""
+"""The hash of a task without a key. No key has this hash."""
 TOPICS_MAX = 10_000
-"""Maximum topics whose secret numbers are cached; then the cache is cleared."""
+"""Maximum number of topics whose secret numbers are cached. When it is exceeded, the cache is
+cleared."""
 
 _MASK = 2**64 - 1
 _number_of: Callable[[bytes], int] = int.from_bytes
 _WITNESSES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37)
-"""Bases that decide the Miller-Rabin test for every number of 64 bits."""
+"""Bases for which the Miller-Rabin test is exact for every number of 64 bits."""
 
 
 class KeyHash:
@@ -45,7 +46,7 @@ class KeyHash:
         return (number % self._prime * self._factor + self._term(topic)) >> 64 & _MASK or 1
 
     def of_many(self, topics: Sequence[str], keys: Sequence[str]) -> list[int]:
-        """Return the hashes of many topics and keys, in less than half the time of single calls."""
+        """Return the hashes of many topics and keys. This halves the time of single calls."""
         prime, factor, numbers = self._prime, self._factor, _numbers_of(keys)
         terms = {topic: self._term(topic) for topic in set(topics)}
         if len(terms) == 1:
@@ -83,8 +84,8 @@ class KeyHash:
 
 
 def _numbers_of(keys: Sequence[str]) -> Iterable[int]:
-    """Return each key as a number, with a leading byte 1 so that leading NUL characters count. All
-    keys are encoded at once unless a key contains the separator."""
+    """Return each key as a number. A leading byte 1 makes leading NUL characters count. All keys
+    are encoded at once unless a key contains the separator."""
     try:
         encoded = ("\1" + "\n\1".join(keys)).encode().split(b"\n")
     except UnicodeEncodeError:  # surrogates

@@ -2,12 +2,13 @@
 operations and others, the declaration of each kind (``Kind``), and the changes of a batch
 (``Effects``). Pure data, independent of how and when a store writes.
 
-A schedule makes a task for each occurrence; the occurrence's moment is its *planned time*.
-``engine/timetables.py`` computes planned times, and ``engine/schedules.py`` decides about each.
+A schedule creates a task for each occurrence; the time of the occurrence is its *planned time*.
+``engine/timetables.py`` computes planned times, and ``engine/schedules.py`` decides what happens at
+each.
 
 A half task of a transaction is stored, but is not yet a task: the wheel, the groups and the indexes
-do not know it. The commit of its transaction makes it a task with an id of that moment. So ids
-still order tasks by the time when they came to exist.
+do not know it. The commit of its transaction turns it into a task, whose id is assigned at the
+commit. So ids still order tasks by the time of their creation.
 
 A bulk operation has a *moment* and ignores tasks that were enqueued, or died, after it. Each step
 commits its changes and its progress together, so that an interrupted bulk operation continues
@@ -51,14 +52,14 @@ from tickwheel.model.records import (
 RECENT_MAX = 20
 """Maximum runs that a schedule remembers."""
 NAME_PROPERTY = "tickwheel.schedule"
-"""The property of a schedule's task with the schedule's name."""
+"""The property of a schedule's task that contains the schedule's name."""
 PLANNED_PROPERTY = "tickwheel.planned_ms"
-"""The property of a schedule's task with its planned time."""
+"""The property of a schedule's task that contains its planned time."""
 OWN_PROPERTIES = 2
 
 FIRED, MISSED, OVERLAPPED, RUN = "fired", "missed", "overlap", "run"
 QUEUED, BACKFILLED = "queued", "backfill"
-"""Outcomes in events only, which a schedule does not remember as runs."""
+"""Outcomes that occur only in events. A schedule does not remember them as runs."""
 
 
 class Schedule(NamedTuple):
@@ -73,10 +74,10 @@ class Schedule(NamedTuple):
     timezone: str
     """The IANA name of the time zone of ``cron``."""
     every_ms: int | None
-    """The interval, instead of ``cron``; planned times are ``anchor_ms + n * every_ms``."""
+    """The interval, instead of ``cron``. Planned times are ``anchor_ms + n * every_ms``."""
     anchor_ms: int
     jitter_ms: int = 0
-    """Maximum delay of a task after its planned time; it is constant for an occurrence."""
+    """Maximum delay of a task after its planned time. The delay of an occurrence is constant."""
     start_ms: int | None = None
     """Earliest planned time."""
     end_ms: int | None = None
@@ -87,7 +88,7 @@ class Schedule(NamedTuple):
     fold: str = "first"
     catch_up: str = "last"
     catch_up_ms: int = 86_400_000
-    """Maximum age of missed occurrences that still run."""
+    """Maximum age at which missed occurrences still run."""
     overlap: str = "allow"
 
 
@@ -97,7 +98,7 @@ class Run(NamedTuple):
     planned_ms: int
     """The planned time of the occurrence, or of the newest occurrence."""
     at_ms: int
-    """When the outcome was decided."""
+    """The time at which the outcome was decided."""
     outcome: str
     """FIRED, MISSED, OVERLAPPED, or RUN (on demand)."""
     id: int = 0
@@ -111,13 +112,14 @@ class ScheduleRow(NamedTuple):
     schedule: Schedule
     paused: bool = False
     next_ms: int | None = None
-    """The first undecided planned time; None if there is no further one."""
+    """The first planned time that has not been decided; None if there are no more."""
     runs: int = 0
     """Number of occurrences that have fired."""
     last_id: int = 0
     """The id of the task of the newest run."""
     queued_ms: int | None = None
-    """The planned time of the occurrence that waits for the end of that task."""
+    """The planned time of the occurrence that waits until that task has ended; None if none
+    waits."""
     recent: tuple[Run, ...] = ()
     """The newest runs, oldest first, at most ``RECENT_MAX``."""
 
@@ -136,7 +138,7 @@ class TransactionState(IntEnum):
     """The state of a transaction. The last two states are final."""
 
     OPEN = 1
-    """The producer decides, or a member of its producer group when it is asked."""
+    """The producer decides, or a member of its producer group that is asked."""
     PARKED = 2
     """The producer group is no longer asked; an operator or a producer can still decide."""
     COMMITTED = 3
@@ -162,7 +164,7 @@ class Half(NamedTuple):
     due_ms: int
     """The due time if ``delay_ms`` is None."""
     delay_ms: int | None
-    """The delay from the commit to the due time, or None."""
+    """The time from the commit to the due time, or None."""
     body: bytes
     options: TaskOptions | None
 
@@ -171,7 +173,7 @@ class Half(NamedTuple):
         return size_of(self.body, self.options)
 
     def task(self, now_ms: int) -> NewTask:
-        """Return the task that a commit at ``now_ms`` makes of the half task."""
+        """Return the task that the half task becomes at a commit at ``now_ms``."""
         due_ms = self.due_ms if self.delay_ms is None else now_ms + self.delay_ms
         options = self.options
         if options is not None and options.within_ms is not None:
@@ -184,7 +186,7 @@ class Halves(NamedTuple):
 
     transaction: str
     part: int
-    """The producer's number of the request, from 1 on; a resend has the same number."""
+    """The producer's number for the request, counted from 1; a resend has the same number."""
     prepared_ms: int
     halves: tuple[Half, ...]
 
@@ -198,29 +200,29 @@ class TransactionRow(NamedTuple):
     state: TransactionState
     began_ms: int
     touched_ms: int
-    """When the producer last acted on the transaction."""
+    """The time at which the producer last acted on the transaction."""
     tasks: int = 0
     size_bytes: int = 0
-    """The size of the half tasks, which are dropped by the decision."""
+    """The size of the half tasks in bytes. The decision drops them."""
     topics: tuple[str, ...] = ()
     checks: int = 0
     """Number of checks that were due."""
     asked: int = 0
     """Number of checks that reached a member, at once or when it connected."""
     checked_ms: int = 0
-    """When the newest check was due."""
+    """The time at which the newest check was due."""
     decided_ms: int = 0
     first_id: int = 0
-    """The first id of the tasks of a committed transaction; the others follow it."""
+    """The first id of the tasks of a committed transaction. Their other ids follow it."""
     owner: str = ""
     """The principal that began the transaction; "" without tokens."""
     reached: Reach = Reach.NOBODY
-    """The closest member that the last check has reached since it was due."""
+    """The highest ``Reach`` of the members that the last check has reached since it was due."""
 
     @property
     def waits_for_members(self) -> bool:
-        """Whether a closer member is asked when it connects, because the last check has not reached
-        the owner."""
+        """Whether a member with a higher ``Reach`` is asked when it connects, because the last
+        check has not reached the owner."""
         is_missed = self.checks > 0 and self.reached < Reach.OWN
         return is_missed and not self.state.is_decided
 
@@ -240,7 +242,7 @@ START: Place = (0, "")
 # --- bulk operations -----------------------------------------------------------------------------
 
 REFUSALS_MAX = 32
-"""Maximum number of different reasons of refusals that a bulk operation counts."""
+"""Maximum number of different refusal reasons that a bulk operation counts."""
 
 
 class BulkState(IntEnum):
@@ -267,7 +269,7 @@ class Selection(NamedTuple):
     due_from_ms: int | None = None
     """Earliest due time."""
     due_to_ms: int | None = None
-    """Latest due time, exclusive."""
+    """End of the due times, exclusive."""
     state: str | None = None
     """The state of a task: scheduled, ready, in_flight, waiting or dead."""
     group: str | None = None
@@ -286,11 +288,11 @@ class Bulk(NamedTuple):
     arguments: tuple[tuple[str, Argument], ...]
     """The arguments of the kind of bulk operation, by name."""
     rate: float | None
-    """Maximum changes per second; None means as many as other work allows."""
+    """Maximum number of changes per second; None means as many as other work allows."""
     made_ms: int
     until_id: int
-    """Highest id of the tasks that were enqueued before the operation. The ``behind_id`` of dead
-    letters from before the operation is below it."""
+    """Highest id of the tasks that were enqueued before the operation. Dead letters from before the
+    operation have a lower ``newest_id``."""
     by: str = ""
     """Who created the bulk operation."""
 
@@ -298,7 +300,7 @@ class Bulk(NamedTuple):
         return next((value for key, value in self.arguments if key == name), None)
 
     def is_same(self, other: Bulk) -> bool:
-        """Return whether the other has the same definition, except for its time and creator."""
+        """Return whether the other bulk operation is the same, apart from its time and creator."""
         return self[:6] == other[:6]
 
 
@@ -333,10 +335,9 @@ SCHEDULE_NAMES, TRANSACTION_NAMES = "schedule", "transaction"
 
 
 class ClaimRow(NamedTuple):
-    """A name that is used in one shard while its home, shard crc32(name) mod N, is another.
-
-    The home's row names the shard, to which later claims of the name are sent. That shard has a row
-    with the same number for a schedule, and for each ended claim, so that a late request cannot
+    """A name that is used in one shard while its home, shard crc32(name) mod N, is another. The
+    home's row names the shard, to which later claims of the name are sent. That shard has a row
+    with the same number for a schedule, and one for each ended claim, so that a late request cannot
     use an ended claim."""
 
     of: str
@@ -367,22 +368,22 @@ class Kind(Generic[R]):
     """A kind of record, with everything that a store needs to keep its rows."""
 
     number: int
-    """The number of the kind in SQLite; never reused for another kind."""
+    """The number of the kind in SQLite. It is never reused for another kind."""
     name: str
     """The name of the kind in Redis and in messages, without spaces."""
     key: Callable[[R], Any]
     """Returns the ``Key`` of a row."""
     fields: Callable[[R], Iterable[Any]]
-    """Returns the plain values of a row in the newest version of the format, which the last of
-    ``builds`` reads."""
+    """Returns the plain values of a row in the newest version of the format, which the last
+    function in ``builds`` reads."""
     builds: tuple[Callable[..., R], ...]
-    """Functions that make a row from its values, one per version of the format, from 1 on."""
+    """Functions that build a row from its values, one for each version of the format, from 1 on."""
     half_tasks: Callable[[R], Sequence[int]] = _no_half_tasks
     """Returns the bytes of each half task in a row. A full store refuses rows with half tasks."""
 
 
 def shortened(fields: tuple[Any, ...], rare: tuple[object, ...]) -> tuple[Any, ...]:
-    """Return the fields without trailing defaults; ``rare`` has the defaults of the last fields."""
+    """Return the fields without trailing defaults. ``rare``: the defaults of the last fields."""
     always = len(fields) - len(rare)
     if fields[always:] == rare:
         return fields[:always]
@@ -407,8 +408,8 @@ assert set(_RARE_OPTIONS) == {None}, "see options_fields"
 
 
 def options_fields(options: TaskOptions) -> tuple[Any, ...]:
-    """Return the ``shortened`` fields of options. This is faster, because every rare option has the
-    default None."""
+    """Return the ``shortened`` fields of options. This is faster than ``shortened``, because the
+    default of every rare option is None."""
     if options[_USUAL_OPTIONS:] == _RARE_OPTIONS:
         fields: tuple[Any, ...] = options[:_USUAL_OPTIONS]
     else:
@@ -449,7 +450,7 @@ _SETTINGS = (
     "tags", "where", "former", "order_retry_ms", "order_attempts", "order_failure", "fair_by",
     "limit_each", "rate_each", "paused_ms",
 )  # fmt: skip
-"""The settings in the order of storage. Append new settings."""
+"""The settings in the order in which they are stored. Append new settings at the end."""
 _USUAL_SETTINGS = _SETTINGS.index("if_pending")
 _RARE_SETTINGS = tuple(_NOTHING_SET.flat()[name] for name in _SETTINGS[_USUAL_SETTINGS:])
 assert set(_SETTINGS) == set(_NOTHING_SET.flat()), "each setting is stored"
@@ -543,10 +544,10 @@ def _schedule_fields(row: ScheduleRow) -> Iterable[Any]:
     return ((*schedule[:3], _fields_or_none(schedule.options), *schedule[4:]), *row[1:])
 
 
-def _schedule(schedule: Iterable[Any], *rest: Any) -> ScheduleRow:
+def _schedule(schedule: Iterable[Any], *progress: Any) -> ScheduleRow:
     name, topic, body, options, *timing = schedule
     decoded = Schedule(name, topic, body, _options_or_none(options), *timing)
-    row = ScheduleRow._make((decoded, *rest))
+    row = ScheduleRow._make((decoded, *progress))
     return row._replace(recent=tuple(Run(*run) for run in row.recent))
 
 
@@ -557,7 +558,8 @@ SCHEDULE: Kind[ScheduleRow] = Kind(
     fields=_schedule_fields,
     builds=(_schedule,),
 )
-"""A recurring schedule and its progress, by name. The batch that writes a run also has its task."""
+"""A recurring schedule and its progress, by name. The batch that writes a run also contains its
+task."""
 
 
 # --- transactions -----------------------------------------------------------------------------
@@ -574,8 +576,8 @@ def _transaction(has_halves: bool, *fields: Any) -> TransactionRow | Halves:
     if has_halves:
         transaction, part, prepared_ms, halves = fields
         return Halves(transaction, part, prepared_ms, tuple(_half(*half) for half in halves))
-    name, group, state, *rest = fields
-    row = TransactionRow(name, group, TransactionState(state), *rest)
+    name, group, state, *further_fields = fields
+    row = TransactionRow(name, group, TransactionState(state), *further_fields)
     return row._replace(reached=Reach(row.reached))
 
 
@@ -598,22 +600,22 @@ TRANSACTION: Kind[TransactionRow | Halves] = Kind(
     half_tasks=_half_tasks,
 )
 """The state of a transaction and its half tasks, by (transaction, part). The batch that commits a
-transaction also has its tasks, and drops its half tasks."""
+transaction also contains its tasks, and drops its half tasks."""
 
 
 # --- bulk operations --------------------------------------------------------------------------
 
 
-def _bulk(bulk: Iterable[Any], state: int, *rest: Any) -> BulkRow:
-    name, kind, topic, selection, *others = bulk
-    decoded = Bulk(name, kind, topic, Selection(*selection), *others)
-    return BulkRow._make((decoded, BulkState(state), *rest))
+def _bulk(bulk: Iterable[Any], state: int, *progress: Any) -> BulkRow:
+    name, kind, topic, selection, *further_fields = bulk
+    decoded = Bulk(name, kind, topic, Selection(*selection), *further_fields)
+    return BulkRow._make((decoded, BulkState(state), *progress))
 
 
 BULK: Kind[BulkRow] = Kind(
     5, "bulk", key=lambda row: row.bulk.id, fields=lambda row: row, builds=(_bulk,)
 )
-"""A bulk operation and its progress, by id, in the same batch as the changes of its steps."""
+"""A bulk operation and its progress, by id. Each step's batch contains its changes."""
 
 
 # --- paused keys ------------------------------------------------------------------------------
@@ -625,11 +627,11 @@ class PausedKey(NamedTuple):
     topic: str
     group: str
     fair_by: str | None
-    """The field of the value; None for an order key."""
+    """The field that contains the value; None for an order key."""
     value: str | int | float | bool
     since_ms: int
     by: str
-    """Who paused it."""
+    """Who paused the key."""
 
 
 def _paused_key(row: PausedKey) -> Key:
@@ -644,7 +646,7 @@ def _paused_key(row: PausedKey) -> Key:
 PAUSED_KEY: Kind[PausedKey] = Kind(
     6, "paused_key", key=_paused_key, fields=lambda row: row, builds=(PausedKey,)
 )
-"""A paused key, by (topic, group, field of the value, value)."""
+"""A paused key, by (topic, group, field, value)."""
 
 # --- targets ----------------------------------------------------------------------------------
 
@@ -658,13 +660,13 @@ class TargetRow(NamedTuple):
     """"push" (HTTP requests) or "forward" (another broker)."""
     url: str
     secrets: tuple[str, ...]
-    """Keys that sign requests, or the password; no answer shows them."""
+    """Keys that sign requests, or the password. No answer shows them."""
     options: tuple[tuple[str, Argument], ...]
     since_ms: int
     by: str
-    """Who set it."""
+    """Who set the target."""
     ended_ms: int | None = None
-    """When the endpoint answered 410; None if it did not."""
+    """The time at which the endpoint answered 410, or None."""
     reason: str = ""
     """The answer that ended the target."""
 
@@ -691,7 +693,7 @@ COUNTER: Kind[SettingsCounter] = Kind(
     fields=lambda row: row,
     builds=(_counter,),
 )
-"""The shard's counter of changes of settings; at most one row."""
+"""The shard's counter of settings changes. There is at most one row."""
 
 # --- claims of names --------------------------------------------------------------------------
 
@@ -722,20 +724,20 @@ def keyed(kind: Kind[R], rows: Iterable[R]) -> dict[RecordKey, R]:
 
 @dataclass(slots=True)
 class Effects:
-    """The changes of a batch of commands, which the engine gives to the store, as absolute and
-    idempotent states.
-
-    A store applies them in one transaction. Maps hold the last state of a key in the batch, and
-    ``None`` drops it. The order of application does not matter, because no key is in two maps."""
+    """The changes of a batch of commands, as absolute and idempotent states, which the engine
+    passes to the store. A store applies them in one transaction. Maps contain the last state of a
+    key in the batch; ``None`` drops the key. The order of application does not matter, because no
+    key is in two maps."""
 
     enqueued: dict[int, TaskRow] = field(default_factory=dict)
-    """New tasks. All are refused if the batch has certainly failed."""
+    """New tasks. All of them are refused if the batch has certainly failed."""
     enqueued_bytes: int = 0
-    """An upper bound of the bytes of bodies and options of ``enqueued``; 0 if not counted."""
+    """An upper bound of the bytes of bodies and options in ``enqueued``; 0 if they were not
+    counted."""
     updated: dict[int, TaskRow] = field(default_factory=dict)
     """Changed tasks. The store writes the whole row, except for a body that is ``NO_BODY``."""
     moved: dict[int, int] = field(default_factory=dict)
-    """Id → due_ms of tasks with only a new due time. Only for a store that ``Moves``."""
+    """Id → due_ms of tasks with only a new due time. Used only for a store that ``Moves``."""
     ended: dict[int, Outcome] = field(default_factory=dict)
     """Ended tasks. The store drops their rows and remembers the outcomes."""
     progress: dict[ProgressKey, ProgressRow | None] = field(default_factory=dict)
@@ -748,7 +750,7 @@ class Effects:
     """Id → key hash (``model/key_hash.py``) of tasks in ``enqueued`` that have a key, with the
     store's seed. A store computes missing hashes."""
     id_mark: int = 0
-    """An upper bound of all assigned ids; a store never lowers it."""
+    """An upper bound of all assigned ids. A store never lowers it."""
     position_ms: int = 0
     """The wheel's position. All tasks due at or before it have reached their groups."""
 
@@ -757,7 +759,7 @@ class Effects:
         self.records[kind, kind.key(row)] = row
 
     def drop(self, kind: Kind[Any], key: Key) -> None:
-        """Drop a record, which need not exist."""
+        """Drop a record. It need not exist."""
         self.records[kind, key] = None
 
     def change(self, kind: Kind[R], changes: Mapping[Any, R | None]) -> None:
@@ -791,7 +793,7 @@ class Effects:
         return bool(self.enqueued) or bool(self.half_tasks())
 
     def is_empty(self) -> bool:
-        """Return whether a restart can do without the batch; marks alone do not count."""
+        """Return whether a restart does not need the batch, because it contains at most marks."""
         return not (
             self.enqueued
             or self.updated

@@ -1,5 +1,5 @@
-"""Causes of late deliveries, named alike in metrics, history and documents, and the intervals in
-which each cause delayed deliveries (``HoldIntervals``). Knows neither groups nor tasks.
+"""Causes of late deliveries, which have the same names in metrics, history and documents, and the
+intervals in which each cause delayed deliveries (``HoldIntervals``).
 """
 
 from __future__ import annotations
@@ -8,22 +8,22 @@ from collections.abc import Iterable, Sequence
 from enum import StrEnum
 
 LATE_MS = 100
-"""A first delivery is late, and has a cause, if it leaves more than this after its due time. The
-objective in ``grafana/prometheus`` is the same number."""
+"""A first delivery is late, and has a cause, if it is sent more than this after its due time, in
+milliseconds. The objective in ``grafana/prometheus`` is the same number."""
 
 SLOW_MS = 50
-"""Minimum length of a recorded interval in which the whole daemon was delayed."""
+"""Minimum length, in milliseconds, of a recorded interval in which the whole daemon was delayed."""
 
 
 class Cause(StrEnum):
-    """The cause of a late delivery. If several apply at the same time, the first in this order
-    counts."""
+    """The cause of a late delivery. If several causes apply at the same time, the first in this
+    order counts."""
 
     KEY_PAUSED = "key_paused"
     """An operator had paused the order key or the value of ``fair_by``. Only this cause is known
     across restarts."""
     UNKNOWN = "unknown"
-    """The task waited before the daemon's start for an unknown cause."""
+    """The task waited before the daemon started, for an unknown reason."""
     PAUSED = "paused"
     """The group or its topic was paused."""
     RATE = "rate"
@@ -33,7 +33,7 @@ class Cause(StrEnum):
     NO_SUBSCRIBER = "no_subscriber"
     """The group had no subscriber."""
     CLOCK = "clock"
-    """The wall clock jumped ahead, or was held."""
+    """The wall clock jumped ahead, or the daemon stopped its clock until it caught up."""
     STORE = "store"
     """The store was slow or unavailable."""
     LOOP_BUSY = "loop_busy"
@@ -44,18 +44,18 @@ class Cause(StrEnum):
     """The group's consumers had used up their prefetch."""
     ENDPOINT = "endpoint"
     """The group is pushed or forwarded, and its endpoint was slow or unavailable, so that the
-    maximum of deliveries waited for its answers."""
+    maximum number of deliveries was waiting for its answers."""
     KEY_BUSY = "key_busy"
     """An earlier task of the order key was not finished, or its fair share was used up."""
 
 
-DAEMONS_CAUSES = (Cause.DAEMON_DOWN, Cause.CLOCK, Cause.STORE, Cause.LOOP_BUSY)
-"""The causes in the daemon and its machine. The other causes are the users'."""
+DAEMON_CAUSES = (Cause.DAEMON_DOWN, Cause.CLOCK, Cause.STORE, Cause.LOOP_BUSY)
+"""Causes that lie in the daemon or its machine. Users are responsible for the others."""
 
 
 Causes = Cause | list[Cause | None]
-"""The cause of all deliveries of a frame, or the cause of each. None means that a delivery is in
-time, or is not the first of its task."""
+"""The cause of all deliveries of a frame, or the cause of each. None means that a delivery is on
+time, or is not the first delivery of its task."""
 _ONGOING_MS = 1 << 62
 _BY_RANK = list(Cause)
 _RANKS = {cause: rank for rank, cause in enumerate(_BY_RANK)}
@@ -72,9 +72,9 @@ class HoldIntervals:
         self._starts_ms: dict[Cause, int] = {}
         self._ends_ms: dict[Cause, int] = {}
 
-    def turn(self, cause: Cause | None, now_ms: int, since_ms: int | None) -> None:
-        """Set the current cause, or None. ``since_ms`` is when the first waiting task became ready;
-        an interval of the cause that ended after that is continued."""
+    def set_current(self, cause: Cause | None, now_ms: int, since_ms: int | None) -> None:
+        """Set the current cause, or None. ``since_ms`` is the time at which the first waiting task
+        became ready. An interval of the cause that ended later is continued."""
         if self.current is not None:
             self._ends_ms[self.current] = now_ms
         self.current = cause
@@ -83,8 +83,8 @@ class HoldIntervals:
             self.add(cause, now_ms, _ONGOING_MS, joins_ms)
 
     def add(self, cause: Cause, from_ms: int, until_ms: int, joins_ms: int | None = None) -> None:
-        """Add an interval of ``cause``. It is joined with an interval that ended at ``joins_ms`` or
-        later; by default with one that it overlaps."""
+        """Add an interval of ``cause``. It is joined with the previous interval if that ended at
+        ``joins_ms`` or later; by default, if they overlap."""
         end_ms = self._ends_ms.get(cause)
         if end_ms is None or end_ms < (from_ms if joins_ms is None else joins_ms):
             self._starts_ms[cause] = from_ms
@@ -94,17 +94,17 @@ class HoldIntervals:
         self._ends_ms[cause] = max(until_ms, end_ms)
 
     def cut(self, cause: Cause, now_ms: int) -> None:
-        """End the interval of ``cause`` at ``now_ms``, if it does not end earlier."""
+        """End the interval of ``cause`` at ``now_ms``, unless it ends earlier."""
         if cause in self._ends_ms:
             self._ends_ms[cause] = min(self._ends_ms[cause], now_ms)
 
-    def of(self, cause: Cause) -> tuple[int, int] | None:
+    def interval_of(self, cause: Cause) -> tuple[int, int] | None:
         """Return (first ms, ms after the last) of the interval of ``cause``, or None."""
         start_ms = self._starts_ms.get(cause)
         return None if start_ms is None else (start_ms, self._ends_ms[cause])
 
     def within(self, from_ms: int, until_ms: int) -> list[tuple[int, int, int]]:
-        """Return (rank of the cause, first ms, ms after the last) of the intervals that overlap
+        """Return (rank of the cause, first ms, ms after the last) of each interval that overlaps
         this time."""
         ends_ms = self._ends_ms
         return [
@@ -120,20 +120,20 @@ def shares(
     all_intervals: Sequence[HoldIntervals],
     rest: Cause = Cause.LOOP_BUSY,
 ) -> dict[Cause, int]:
-    """Return the milliseconds of a wait by cause; their sum is the wait. ``rest`` is the cause of
-    the time that no interval covers."""
+    """Return the milliseconds of a wait by cause. Their sum is the length of the wait. ``rest`` is
+    the cause of the time that no interval covers."""
     overlapping = [
         interval for intervals in all_intervals for interval in intervals.within(from_ms, until_ms)
     ]
     if not overlapping:
         return {rest: until_ms - from_ms}
     by_cause: dict[Cause, int] = {}
-    left = [(from_ms, until_ms)]
+    uncovered = [(from_ms, until_ms)]
     for rank, start_ms, end_ms in sorted(overlapping):
-        covered_ms, left = _cut(left, start_ms, end_ms)
+        covered_ms, uncovered = _cut(uncovered, start_ms, end_ms)
         cause = _BY_RANK[rank]
         by_cause[cause] = by_cause.get(cause, 0) + covered_ms
-    rest_ms = sum(end - start for start, end in left)
+    rest_ms = sum(end - start for start, end in uncovered)
     by_cause[rest] = by_cause.get(rest, 0) + rest_ms
     return by_cause
 
@@ -142,15 +142,15 @@ def _cut(
     parts: Iterable[tuple[int, int]], from_ms: int, until_ms: int
 ) -> tuple[int, list[tuple[int, int]]]:
     """Return (ms of ``parts`` that the interval covers, the parts that it does not cover)."""
-    covered_ms, left = 0, []
+    covered_ms, uncovered = 0, []
     for start, end in parts:
         low, high = max(start, from_ms), min(end, until_ms)
         if low >= high:
-            left.append((start, end))
+            uncovered.append((start, end))
             continue
         covered_ms += high - low
         if start < low:
-            left.append((start, low))
+            uncovered.append((start, low))
         if high < end:
-            left.append((high, end))
-    return covered_ms, left
+            uncovered.append((high, end))
+    return covered_ms, uncovered

@@ -1,33 +1,32 @@
-"""Retry policies and rules for pending keys, their text forms, and durations as text. Pure: no
-clock, no terminal.
+"""Retry policies and rules for pending keys, their text forms, and durations as text. This module
+uses no clock and no terminal.
 
-This module has the arithmetic and the only codec of retry policies. The jitter is derived from the
-task's id and failures, so the same inputs give the same delay and the engine stays pure.
-``Core.policy`` selects the policy of a task: the task's own, its group's, its topic's, or the
-daemon's.
+It has the arithmetic and the only codec of retry policies. The jitter is derived from the task's id
+and failures, so the same inputs result in the same delay and the engine stays pure. ``Core.policy``
+selects the policy of a task: the task's own, its group's, its topic's, or the daemon's.
 
-Outside memory a policy has three forms. A named policy is its name in all of them:
+Outside memory a policy has three forms. In all of them, a named policy is represented by its name:
 
-* a map of its kind and that kind's numbers (``FIELDS``) on the wire, in settings and in the
+* a map of its kind and the numbers of that kind (``FIELDS``) on the wire, in settings and in the
   history. ``checked`` validates maps from outside;
 * an array of all its fields (``stored_fields``) in stored records;
-* a SPEC, which people write (``parse_policy``):
+* a text that people write, a SPEC (``parse_policy``):
 
     exponential:base=10s,factor=2,cap=2h,retries=16,jitter=0.1
     fixed:delay=30s,retries=5
     table:10s,30s,1m;retries=8        the last delay repeats
     none, default, rocketmq, or a name that the daemon's settings define
 
-Fields that a SPEC leaves out take the daemon's defaults, and the daemon checks its own limits.
+Fields that a SPEC leaves out get the daemon's defaults, and the daemon checks its own limits.
 Parsers raise ValueError with a sentence that names the value; the caller adds the field or
 argument. Checks raise ``InvalidPolicy``, which the daemon and the client convert to errors of the
-wire.
+protocol.
 
-A task in JSON has the same format on the command line and over HTTP (docs/http.md). A field with a
-time has two forms, ``delay`` as people write it and ``delay_ms``; only one of them can be given.
+A task in JSON has the same format on the command line and over HTTP (docs/http.md). A time has two
+fields, ``delay`` as people write it and ``delay_ms``, of which only one can be given.
 
-``Coalescing`` is the rule for pending keys, which a task or its topic has, and ``Merging`` its
-outcome. ``engine/enqueue.py`` decides which tasks are pending. Outside memory a rule is a map of
+``Coalescing`` is a task's or topic's rule for pending keys, and ``Merging`` its outcome.
+``engine/enqueue.py`` decides which tasks are pending. Outside memory a rule is a map of
 ``RULE_FIELDS``, or the name of its action if all other fields have their defaults.
 """
 
@@ -58,7 +57,7 @@ KINDS = tuple(FIELDS)
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,63}")
 
 DELAY_MS_MAX = 315_576_000_000
-"""Ten years, which is also the maximum delay of a task."""
+"""Ten years; also the maximum delay of a task."""
 RETRIES_MAX = 65_535
 STEPS_MAX = 1_024
 """Maximum number of delays in a table."""
@@ -91,7 +90,7 @@ class RetryPolicy:
         return failed <= self.retries_max
 
     def retries_left(self, counted: int) -> int:
-        """Return the retries left after ``counted`` deliveries that failed or have not ended."""
+        """Return how many retries are left after ``counted`` failed or unfinished deliveries."""
         return max(0, self.retries_max - max(0, counted - 1))
 
     def delay_ms(self, failed: int, task_id: int) -> int:
@@ -115,7 +114,7 @@ class RetryPolicy:
 
     def _grown_ms(self, steps: int) -> float:
         """Return ``base_ms * factor ** steps``, at most the cap. The logarithm is compared first,
-        because the power overflows a float (1e308) after 52 steps of a large factor."""
+        because with a large factor the power overflows a float (1e308) after 52 steps."""
         base_ms, cap_ms = float(self.base_ms), float(self.cap_ms)
         if not base_ms or base_ms >= cap_ms:
             return min(base_ms, cap_ms)
@@ -151,7 +150,7 @@ _DEFAULTS = RetryPolicy()
 
 
 PolicyRef = str | RetryPolicy
-"""A policy, or the name of a policy, which is looked up at each use."""
+"""A policy, or the name of a policy, which is looked up each time."""
 
 _S, _MIN, _H = 1_000, 60_000, 3_600_000
 ROCKETMQ_MS = (
@@ -206,9 +205,7 @@ class InvalidPolicy(InvalidValue):
 
 def checked(fields: Mapping[str, Any], field: str, default: RetryPolicy) -> RetryPolicy:
     """Read and check a policy from a map. Missing numbers, and None, are taken from ``default``.
-
-    ``field`` names the map in messages. Raise InvalidPolicy for an invalid policy.
-    """
+    ``field`` names the map in messages. Raise InvalidPolicy for an invalid policy."""
     kind = fields.get("kind")
     if not isinstance(kind, str) or kind not in FIELDS:
         raise InvalidPolicy(f"{field}.kind must be one of {', '.join(FIELDS)}, not {{}}", kind)
@@ -216,8 +213,8 @@ def checked(fields: Mapping[str, Any], field: str, default: RetryPolicy) -> Retr
     allowed = ("kind", *FIELDS[kind])
     for name in present:
         if name not in allowed:
-            known = ", ".join(allowed)
-            raise InvalidPolicy(f"{field} has an unknown key {{}}; known: {known}", name)
+            names = ", ".join(allowed)
+            raise InvalidPolicy(f"{field} has an unknown key {{}}; known: {names}", name)
     defaults = {
         "retries": default.retries_max,
         "jitter": default.jitter,
@@ -240,7 +237,7 @@ def checked(fields: Mapping[str, Any], field: str, default: RetryPolicy) -> Retr
 
 
 def check_number(name: str, value: Any, field: str) -> Any:
-    """Check a number of a map by its name in ``FIELDS``. Raise InvalidPolicy if it is invalid."""
+    """Check a number of a map by its name in ``FIELDS``. Raise InvalidPolicy for others."""
     if name == "delays_ms":
         return _check_delays(value, field)
     if name == "factor":
@@ -299,7 +296,7 @@ UNITS_MS = {
     "ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000,
 }  # fmt: skip
 DURATION_MS_MAX = 2**42 * 1000
-"""Maximum duration. Up to here, floats of seconds represent every millisecond."""
+"""Maximum duration. Up to this value, a float in seconds can represent every millisecond."""
 _PART = re.compile(r"([0-9]+(?:\.[0-9]+)?) *(ms|[smhdw])")
 _PARTS = re.compile(rf"(?:{_PART.pattern} *)+")
 _DURATION_HELP = "write for example 30s, 5m, 1h30m, 500ms or 2d"
@@ -319,7 +316,9 @@ def parse_duration(text: str, *, up: bool = True) -> float:
         raise ValueError(f"{text!r} is not a duration; {_DURATION_HELP}")
     units = [UNITS_MS[unit] for _, unit in parts]
     if sorted(set(units), reverse=True) != units:
-        raise ValueError(f"{text!r} must have each unit once, the largest first; {_DURATION_HELP}")
+        raise ValueError(
+            f"{text!r} must use each unit at most once, the largest first; {_DURATION_HELP}"
+        )
     total_ms = _whole_ms(parts, up)
     if total_ms > DURATION_MS_MAX:
         raise ValueError(f"{text!r} is longer than the limit of {DURATION_MS_MAX} ms")
@@ -327,17 +326,17 @@ def parse_duration(text: str, *, up: bool = True) -> float:
 
 
 def _whole_ms(parts: Sequence[tuple[str, str]], up: bool) -> int:
-    """Return the sum of numbers with units in milliseconds, without noise of binary fractions."""
+    """Return the sum of numbers with units in milliseconds, without binary rounding errors."""
     digits = max(len(number.partition(".")[2]) for number, _ in parts)
     total = 0
     for number, unit in parts:
-        whole, _, fraction = number.partition(".")
-        total += int(whole + fraction.ljust(digits, "0")) * UNITS_MS[unit]
+        integer, _, fraction = number.partition(".")
+        total += int(integer + fraction.ljust(digits, "0")) * UNITS_MS[unit]
     return int(-(-total // 10**digits) if up else total // 10**digits)
 
 
 def parse_shift(text: str) -> float:
-    """Return the seconds of a shift, which a minus sign makes negative (earlier)."""
+    """Return a shift in seconds. A minus sign makes it negative (earlier)."""
     cleaned = text.strip()
     if cleaned.startswith("-"):
         return -parse_duration(cleaned[1:], up=False)  # never earlier than requested
@@ -387,18 +386,19 @@ _KNOWN = "use exponential:…, fixed:…, table:…, none, default, rocketmq, or
 
 def parse_policy(text: str) -> Policy:
     """Convert a SPEC to the wire format. Raise ValueError if it is not valid."""
-    kind, colon, rest = text.strip().partition(":")
+    kind, colon, fields_text = text.strip().partition(":")
     kind = kind.strip()
     if kind in SPEC_FIELDS:
-        return _table(rest) if kind == "table" else {"kind": kind, **_fields(kind, rest)}
+        return (
+            _table(fields_text) if kind == "table" else {"kind": kind, **_fields(kind, fields_text)}
+        )
     if colon or not NAME.fullmatch(kind):
         raise ValueError(f"{text!r:.80} is not a retry policy; {_KNOWN}")
     return kind
 
 
 def policy_of_json(value: Any) -> Policy:
-    """Read a policy from JSON: a SPEC, or a map in the wire format. Raise ValueError if it is
-    neither."""
+    """Read a policy from JSON: a SPEC, or a map in the wire format. Raise ValueError otherwise."""
     if isinstance(value, str):
         return parse_policy(value)
     if not isinstance(value, dict):
@@ -439,11 +439,11 @@ def _fields(kind: str, text: str) -> dict[str, Any]:
 
 
 def _table(text: str) -> dict[str, Any]:
-    delays, _, rest = text.partition(";")
+    delays, _, options_text = text.partition(";")
     if not delays.strip():
         raise ValueError("table must have delays, such as table:10s,30s,1m")
     delays_ms = [_delay_ms("table", delay) for delay in delays.split(",")]
-    return {"kind": "table", "delays_ms": delays_ms, **_fields("table", rest)}
+    return {"kind": "table", "delays_ms": delays_ms, **_fields("table", options_text)}
 
 
 def _value(name: str, text: str) -> int | float:
@@ -457,12 +457,12 @@ def _value(name: str, text: str) -> int | float:
 
 
 def _number(name: str, text: str) -> float:
-    least, most = (1.0, math.inf) if name == "factor" else (0.0, 1.0)
+    low, high = (1.0, math.inf) if name == "factor" else (0.0, 1.0)
     try:
         value = float(text)
     except ValueError:
         raise ValueError(f"{name} must be a number, not {text!r:.40}") from None
-    if not (least <= value <= most and math.isfinite(value)):
+    if not (low <= value <= high and math.isfinite(value)):
         allowed = "finite and at least 1" if name == "factor" else "between 0 and 1"
         raise ValueError(f"{name} must be {allowed}, not {text}")
     return value
@@ -503,7 +503,7 @@ class Coalescing(NamedTuple):
     replaces: str = BOTH
     """What the new task replaces: the body with all options, the due time, or both."""
     due: str = NEW
-    """Which due time counts if it is replaced: the new, the later, or the earlier one."""
+    """Which due time applies if it is replaced: the new, the later, or the earlier one."""
     max_wait_ms: int | None = None
     """Maximum time from the first enqueue to a replaced due time; None means unlimited."""
 
@@ -519,7 +519,7 @@ class Coalescing(NamedTuple):
 
 
 class Merging(IntEnum):
-    """The outcome for a task that had a rule. The numbers are stored."""
+    """What the rule did with a new task. The numbers are stored."""
 
     STORED = 1
     KEPT = 2
@@ -532,7 +532,7 @@ class Merging(IntEnum):
 
 
 Merged = tuple[tuple[int, int, int], ...]
-"""(Merging, id, due_ms) for each task of a request. Id and due time are those of the task that is
+"""(Merging, id, due_ms) for each task of a request. Id and due time belong to the task that is
 stored after the rule was applied."""
 
 
@@ -553,15 +553,15 @@ def checked_rule(rule: Any, field: str) -> Coalescing:
         if name == "action" or value is None:
             continue
         if name not in allowed:
-            known = ", ".join(allowed) or "none"
-            raise InvalidPolicy(f"{field}: {action} has no option {{}}; its options: {known}", name)
-        words = _WORDS.get(name)
-        if words is None:
+            names = ", ".join(allowed) or "none"
+            raise InvalidPolicy(f"{field}: {action} has no option {{}}; its options: {names}", name)
+        choices = _WORDS.get(name)
+        if choices is None:
             if type(value) is not int or not 1 <= value <= DELAY_MS_MAX:
                 text = f"{field}.{name} must be an integer between 1 and {DELAY_MS_MAX}, not {{}}"
                 raise InvalidPolicy(text, value)
-        elif not isinstance(value, str) or value not in words:
-            text = f"{field}.{name} must be one of {', '.join(words)}, not {{}}"
+        elif not isinstance(value, str) or value not in choices:
+            text = f"{field}.{name} must be one of {', '.join(choices)}, not {{}}"
             raise InvalidPolicy(text, value)
         fields[name] = value
     coalescing = Coalescing(action, **fields)

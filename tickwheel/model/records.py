@@ -4,8 +4,8 @@ transitions in one group (``TRANSITIONS``).
 Pure data. Times are integers in milliseconds of the wall clock (Unix), and their names end in
 ``_ms``. A pending ``TaskRow`` changes only by a reschedule, which replaces it.
 
-``docs/durability.md`` shows the diagram made from the table. One test regenerates the diagram and
-fails on a difference; the engine's model test fails on a transition that is not in the table.
+``docs/durability.md`` contains the diagram of the table. One test compares the two, and the
+engine's model test fails at any transition that is not in the table.
 """
 
 from __future__ import annotations
@@ -32,21 +32,22 @@ BY_DUE_ALONE = ID_MAX
 """``GroupRow.since_id`` of a group that starts at a due time in the future."""
 
 ATTEMPT_MAX = 2**31 - 1
-"""Maximum deliveries of a task to a group. It is never reached in practice, and every store and
-file can represent it; a receipt with a higher number is invalid."""
+"""Maximum deliveries of a task to a group. This number is never reached in practice, and every
+store and file can represent it. A receipt with a higher number is invalid."""
 
 PropertyValue = str | int | float | bool
 
 
 class Replayed(NamedTuple):
-    """The original of a replay: a task that a reset of a group created (``engine/groups.py``)."""
+    """The original of a replay, a task that was created when a group was reset
+    (``engine/groups.py``)."""
 
     id: int
     """The id of the original."""
     group: str
-    """The only group that is owed the new task."""
+    """The only group that must receive the new task."""
     key: str | None = None
-    """The key of the original. In ``TaskOptions.key`` it would be pending for all groups."""
+    """The key of the original. ``TaskOptions.key`` would make it pending for all groups."""
 
 
 class TaskOptions(NamedTuple):
@@ -62,7 +63,7 @@ class TaskOptions(NamedTuple):
     order_id: int | None = None
     """The task's position in the order of ids, if it differs from its id; see ``ownership.py``."""
     within_ms: int | None = None
-    """The length of the due window, counted from ``asked_ms``. The due time is in the window."""
+    """The length of the due window, which begins at ``asked_ms`` and contains the due time."""
     asked_ms: int | None = None
     order_key: str | None = None
     """A group gets the tasks of an order key one at a time, in order."""
@@ -70,9 +71,9 @@ class TaskOptions(NamedTuple):
     trace: str | None = None
     """The W3C traceparent of the producer."""
     encoding: str | None = None
-    """The body's type and the steps applied to it; None means plain bytes."""
+    """The type of the body and how it was encoded; None means plain bytes."""
     shard_by: str | None = None
-    """The basis that determines the task's shard instead of its keys."""
+    """The basis that, instead of the keys, determines the task's shard."""
 
 
 class Columns(NamedTuple):
@@ -95,8 +96,8 @@ class Columns(NamedTuple):
 
 
 def columns_of(options: Collection[TaskOptions | None]) -> Columns:
-    """Transpose the options of at least one task; no task may be without options. The transposition
-    is faster than a Python loop over one option, and C code then scans the column."""
+    """Transpose the options of at least one task; no task may be without options. Transposing is
+    faster than a Python loop over one option, and C code then scans the columns."""
     return Columns._make(zip(*options, strict=True))
 
 
@@ -114,8 +115,8 @@ def is_key_alone(options: TaskOptions) -> bool:
 
 
 def keys_alone(options: Collection[TaskOptions | None]) -> tuple[str, ...] | None:
-    """Return the keys of the tasks if every task has a key and no other option, otherwise None. It
-    takes a third of the time of calling ``is_key_alone`` for each task."""
+    """Return the keys of the tasks if every task has a key and no other option, otherwise None.
+    This takes a third of the time of calling ``is_key_alone`` for each task."""
     if not options or not all(options):
         return None
     keys, *others = zip(*options, strict=True)
@@ -135,7 +136,7 @@ class _NoBody(bytes):
 
 
 NO_BODY: Final[bytes] = _NoBody()
-"""The body of a row that was read without it. Writing the row keeps the stored body."""
+"""The body of a row that was read without its body. Writing the row keeps the stored body."""
 
 
 class TaskRow(NamedTuple):
@@ -173,7 +174,8 @@ NUMBER_BYTES = 9
 
 
 def size_of(body: bytes, options: TaskOptions | None) -> int:
-    """Return the size of a task in bytes for all limits; at least its size in a frame."""
+    """Return the size of a task in bytes, as it counts for all limits. The size in a frame is at
+    most this."""
     return len(body) if options is None else len(body) + options_bytes(options)
 
 
@@ -240,7 +242,7 @@ def columns_bytes(columns: Columns, options: Sequence[TaskOptions]) -> int:
 
 
 def keys_bytes(keys: Collection[str]) -> int:
-    """Return the sum of ``options_bytes`` of tasks that have only these keys. Raise
+    """Return the sum of ``options_bytes`` of tasks whose only options are these keys. Raise
     UnicodeEncodeError if UTF-8 cannot encode a key, so that counted keys can be stored."""
     joined = "".join(keys)
     count = len(joined) if joined.isascii() else len(joined.encode())
@@ -253,35 +255,35 @@ def text_bytes(text: str) -> int:
 
 
 class ProgressState(IntEnum):
-    """The progress of one group with one task. Without a row, the task has not been delivered."""
+    """The progress of one group with one task. Without a row, no delivery was made."""
 
     IN_FLIGHT = 1
     """Delivered; ``at_ms`` is when the lease ends."""
     WAITING = 2
     """Failed; ``at_ms`` is when the next attempt is due."""
     RELEASED = 3
-    """Returned (lease over, connection lost, released), and ready again."""
+    """Returned (the lease ended, the connection was lost, or it was released) and ready again."""
     DONE = 4
     """Acked by this group, or deleted from its dead letters (epoch 0), while other groups have not
     finished the task."""
     HELD = 5
     """The order key has been held since ``at_ms``, until an operator acts."""
     EXPIRED = 6
-    """The time to live passed in this group while other groups have not finished the task."""
+    """Expired in this group, while other groups have not finished the task."""
     REPLACED = 7
     """A newer task with the same key has replaced the task in this group."""
 
     @property
     def is_over(self) -> bool:
         """Whether the group has finished the task."""
-        return self in _OVER
+        return self in _FINISHED_STATES
 
 
-_OVER = (ProgressState.DONE, ProgressState.EXPIRED, ProgressState.REPLACED)
+_FINISHED_STATES = (ProgressState.DONE, ProgressState.EXPIRED, ProgressState.REPLACED)
 
 
 CONSUMER_DIED = "consumer_died"
-"""Prefix of the reason if a delivery ended because its consumer died."""
+"""Prefix of the reason of a delivery that ended because its consumer died."""
 
 
 class Failure(NamedTuple):
@@ -290,7 +292,8 @@ class Failure(NamedTuple):
     attempt: int
     at_ms: int
     reason: str
-    """The first line is the reason. For the failure that made a dead letter, the trace follows."""
+    """The first line is the reason. For the failure that turned the task into a dead letter, the
+    trace follows."""
     subscriber: str = ""
     """The consumer's name and address; "" if unknown."""
 
@@ -322,9 +325,9 @@ class Past(NamedTuple):
     snoozes: int = 0
     """Number of times that the group's consumers have postponed the task."""
     deaths: int = 0
-    """Number of consumers that have died while they had the task."""
+    """Number of consumers that have died while they processed the task."""
     replaced_by: int = 0
-    """Id of the newer task that replaces this one if its delivery ends without an ack, or 0."""
+    """Id of the newer task that replaces this task if its delivery ends without an ack, or 0."""
 
     def with_failure(self, failure: Failure) -> Past:
         """Add a failure or a death of a consumer."""
@@ -349,7 +352,7 @@ class ProgressRow(NamedTuple):
     epoch: int = 0
     """The epoch of the newest delivery, which is part of its receipt like ``attempt``."""
     failures: tuple[Failure, ...] = ()
-    """The newest failures. This and the following fields are the fields of ``Past``."""
+    """The newest failures. This and the following fields are those of ``Past``."""
     failed: int = 0
     snoozes: int = 0
     deaths: int = 0
@@ -397,14 +400,14 @@ class DeadRow(NamedTuple):
     failures: tuple[Failure, ...] = ()
     failed: int = 0
     """Number of failed deliveries, as in ``Past``."""
-    behind_id: int = 0
-    """The newest id when the task died, which orders dead letters even if the clock goes back."""
+    newest_id: int = 0
+    """The newest id when the task died. It orders dead letters even if the clock is set back."""
     deaths: int = 0
-    """Number of consumers that have died with the task, as in ``Past``."""
+    """Number of consumers that have died while they processed the task, as in ``Past``."""
 
 
 class FormerFilter(NamedTuple):
-    """A group's filter from before a change. It applies to tasks that had come due by then."""
+    """A group's filter from before a change, for tasks that had come due before the change."""
 
     tags: str | None
     where: str | None
@@ -415,7 +418,7 @@ class FormerFilter(NamedTuple):
 
 
 FORMER_FILTERS_MAX = 16
-"""Maximum former filters of a group: filter changes that came while older tasks waited."""
+"""Maximum number of a group's former filters: of filter changes while older tasks wait."""
 FILTERS_LENGTH_MAX = 4 * 1024 * 1024
 """Maximum characters of all filters of all groups, including former filters. A parsed filter takes
 about 60 bytes per character."""
@@ -436,7 +439,7 @@ FAIR_BY_TAG = "tag"
 
 
 class OrderSettings(NamedTuple):
-    """A group's settings for failed tasks with an order key; ``OrderRules`` has the defaults."""
+    """A group's settings for failed tasks with an order key. ``OrderRules`` has the defaults."""
 
     retry_ms: int | None = None
     """Delay between a failure and the next attempt, in milliseconds."""
@@ -450,11 +453,11 @@ class ShareSettings(NamedTuple):
     """Settings for sharing a group's deliveries fairly among the values of a field."""
 
     fair_by: str | None = None
-    """``FAIR_BY_KEY``, ``FAIR_BY_TAG``, the name of a property, or None for no sharing."""
+    """``FAIR_BY_KEY``, ``FAIR_BY_TAG``, or the name of a property; None: there are no shares."""
     limit_each: int | None = None
-    """Maximum deliveries in flight per value."""
+    """Maximum number of deliveries in flight per value."""
     rate_each: float | None = None
-    """Maximum deliveries per second per value."""
+    """Maximum number of deliveries per second and value."""
 
 
 class GroupSettings(NamedTuple):
@@ -464,14 +467,14 @@ class GroupSettings(NamedTuple):
     rate: float | None = None
     """Maximum deliveries per second; None means unlimited."""
     burst: int | None = None
-    """Maximum burst of deliveries; by default the deliveries of a second, at least 1."""
+    """Maximum number of deliveries in a burst; by default those of a second, at least 1."""
     retry: PolicyRef | None = None
     closed_ms: int | None = None
     """Latest due time of the group's tasks, set while the group is being deleted."""
     closed_id: int = 0
     """Highest id of the group's tasks, set while the group is being deleted."""
     if_pending: Coalescing | None = None
-    """Topics only: the rule for tasks with a key and without a rule."""
+    """Topics only: the rule for tasks that have a key but no rule."""
     broadcast_only: bool = False
     """Topics only: the topic has no groups, and due tasks are broadcast and end."""
     tags: str | None = None
@@ -485,21 +488,24 @@ class GroupSettings(NamedTuple):
     shares: ShareSettings = ShareSettings()
     """Groups only."""
     paused_ms: int | None = None
-    """When it was paused; None if it is not paused."""
+    """The time at which the group or topic was paused, or None if it is not paused."""
 
     def flat(self) -> dict[str, Any]:
-        """Return all settings, including ``order`` and ``shares``, keyed by the clients' names."""
+        """Return all settings, including those of ``order`` and ``shares``, by the names that
+        clients use."""
         names = self._asdict()
         order, shares = names.pop("order"), names.pop("shares")
         return names | dict(zip(LINE_SETTINGS, (*order, *shares), strict=True))
 
     def replaced(self, flat: Mapping[str, Any]) -> GroupSettings:
         """Return a copy with some settings replaced, by the names that clients use."""
-        own = {name: value for name, value in flat.items() if name not in LINE_SETTINGS}
+        group_settings = {name: value for name, value in flat.items() if name not in LINE_SETTINGS}
         order = {ORDER_SETTINGS[name]: flat[name] for name in ORDER_SETTINGS if name in flat}
         shares = {name: flat[name] for name in ShareSettings._fields if name in flat}
         return self._replace(
-            **own, order=self.order._replace(**order), shares=self.shares._replace(**shares)
+            **group_settings,
+            order=self.order._replace(**order),
+            shares=self.shares._replace(**shares),
         )
 
 
@@ -530,22 +536,20 @@ class OrderRules(NamedTuple):
 
 
 class GroupRow(NamedTuple):
-    """A subscriber group of a topic and its start; see ``ownership.py``.
-
-    A row whose group is ``TOPIC_ITSELF`` holds the settings of the topic.
-    """
+    """A subscriber group of a topic and its start; see ``ownership.py``. A row whose group is
+    ``TOPIC_ITSELF`` holds the settings of the topic."""
 
     topic: str
     group: str
     since_ms: int
-    """The group is owed tasks that are due at this time or later."""
+    """The group must receive tasks that are due at this time or later."""
     settings: GroupSettings | None = None
     """The settings of the group; None if none was ever set."""
     since_id: int = BY_DUE_ALONE
-    """The group is also owed tasks that were enqueued after this id."""
+    """The group must also receive tasks that were enqueued after this id."""
     version: int = 0
-    """The number of the last change of the settings known to this shard, assigned by their home
-    shard; 0 if there is only one shard, or if the home shard has not numbered a change."""
+    """The number of the last settings change known to this shard, which the topic's home shard has
+    assigned; 0 if there is only one shard, or if the home shard has not numbered a change."""
 
     @property
     def is_closed(self) -> bool:
@@ -558,17 +562,18 @@ class GroupRow(NamedTuple):
 
 
 class SettingsCounter(NamedTuple):
-    """The last number that a shard has assigned to a change of settings of its home topics: groups
-    created, set and deleted, and settings of topics. Without a number there is no row."""
+    """The last number that a shard has assigned to a settings change of its home topics: a group
+    created, changed or deleted, or settings of a topic. Before the first change there is no row."""
 
     number: int = 0
     number_at_start: int | None = None
-    """The last number known at the start, until the shard has read all others'. If the shard was
-    restored to an older state, other shards know higher numbers, which must not be reused."""
+    """The last number known at the start, kept until the shard has read the numbers of all other
+    shards. If the shard was restored to an older state, other shards know higher numbers, which
+    must not be reused."""
 
 
 class TaskSnapshot(NamedTuple):
-    """All present records of one task."""
+    """All current records of one task."""
 
     row: TaskRow
     progress: Mapping[str, ProgressRow]
@@ -605,17 +610,17 @@ NOT_ONCE: Final = Once()
 
 
 class SessionRow(NamedTuple):
-    """The answers that one batch gave to a producer's session, for resends after a lost reply. A
-    session has enough of these rows to cover its requests at or above its floor."""
+    """The answers in one batch to a producer's session, for resends after a lost reply. Together,
+    the rows of a session cover its requests at or above its floor."""
 
     session: bytes
     floor: int
-    """The session's floor when the row was written; the highest floor of all rows counts."""
+    """The session's floor when the row was written. The highest floor of all rows applies."""
     seen_ms: int
     answers: tuple[tuple[int, int, int, int], ...]
     """(request, first id, number of ids, accepted_ms) of each request, ascending."""
     merged: tuple[tuple[int, Merged], ...] = ()
-    """(request, outcome of each task) of the requests whose tasks had rules."""
+    """(request, outcome of each task) of each request whose tasks had rules."""
     once: Once = NOT_ONCE
 
     @property
@@ -624,7 +629,7 @@ class SessionRow(NamedTuple):
 
 
 class Outcome(IntEnum):
-    """How a task ended; remembered for a bounded number of ended tasks."""
+    """How a task ended. It is remembered for a bounded number of tasks."""
 
     ACKED = 1
     CANCELLED = 2
@@ -636,7 +641,7 @@ class Outcome(IntEnum):
 
 
 def id_time_ms(task_id: int) -> int:
-    """Return the wall-clock ms in which an id was assigned; in a burst, ids can be ahead of it."""
+    """Return the wall-clock ms in which an id was assigned. In a burst, ids run ahead of it."""
     return (task_id >> (SHARD_BITS + SEQUENCE_BITS)) + ID_EPOCH_MS
 
 
@@ -663,7 +668,7 @@ class State(StrEnum):
 
 
 class Event(StrEnum):
-    """The events of a task in a group."""
+    """The events that change the state of a task in a group."""
 
     LANDED = "batch durable"
     REFUSED = "batch refused"
@@ -728,9 +733,9 @@ TRANSITIONS: dict[tuple[State, Event], State] = {
 A replaced task in flight is CANCELLED when its delivery ends without an ack. An ack of a READY or
 WAITING task carries an earlier, genuine receipt; an ack of a SCHEDULED task carries a receipt from
 before a crash that lost the delivery. A plain reschedule of a WAITING task occurs only before its
-first attempt, when it waits because the clock went back. Cancelling a task that other groups still
-wait for also removes its dead letters. A crash returns a task to its last recorded state. When a
-topic gets its first group, its filter is applied to each waiting task when its turn comes.
+first attempt, when the task waits because the clock was set back. Cancelling a task for which other
+groups still wait also removes its dead letters. A crash returns a task to its last recorded state.
+When a topic gets its first group, its filter is applied to each waiting task when its turn comes.
 """
 
 

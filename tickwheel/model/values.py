@@ -1,8 +1,8 @@
-"""Checks of texts, numbers and properties from clients, which daemon and client share.
+"""Checks of strings, numbers and properties from clients, which daemon and client share.
 
-The checks raise ``InvalidValue``, which the daemon and the client convert to errors of the wire.
-Invariant: a value that passes can be encoded as msgpack and UTF-8, so that every store, the history
-and every client can hold it.
+The checks raise ``InvalidValue``, which the daemon and the client convert to errors of the
+protocol. Invariant: a value that passes can be encoded as msgpack and UTF-8, so that every store,
+the history and every client can represent it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ INTEGER_MIN, INTEGER_MAX = -(2**63), 2**63 - 1
 
 
 def shard_of(name: str, count: int) -> int:
-    """Return the shard, out of ``count``, of a task with this basis, or the home shard of a topic
+    """Return which of ``count`` shards is that of a task with this basis, or the home of a topic
     and its groups."""
     return crc32(name.encode()) % count
 
@@ -45,7 +45,7 @@ class InvalidValue(ValueError):
 
 
 def is_utf8(text: str) -> bool:
-    """Return whether UTF-8 can encode the text, which is false for half of a surrogate pair."""
+    """Return whether UTF-8 can encode the text. It cannot encode half of a surrogate pair."""
     if text.isascii():
         return True
     try:

@@ -6,8 +6,9 @@
     amqp://[USER@]HOST[:PORT][/VHOST]?exchange=NAME[&routing_key=KEY]
     kafka://[USER@]HOST[:PORT][,HOST…]/?topic=NAME[&sasl=plain|scram-sha-256|scram-sha-512]
 
-``rediss://``, ``amqps://`` and ``kafkas://`` use TLS. A target sends one batch at a time, so tasks
-are written in the order in which they came due. Each target imports the library of its broker.
+``rediss://``, ``amqps://`` and ``kafkas://`` use TLS. A target sends one batch at a time, so that
+tasks are written in the order in which they came due. Each target imports the library of its
+broker.
 
 * Redis: ``XADD`` to a stream or ``RPUSH`` to a list, with one pipeline per batch. An entry of a
   stream has the field ``body`` and a field for each header. An element of a list is a JSON object
@@ -23,8 +24,8 @@ are written in the order in which they came due. Each target imports the library
 Invariants: each delivery is acked only by the answer to its own command, message or record. If the
 connection breaks before the answer, the delivery counts as not sent. The few errors that concern a
 single task are listed here and count as its failure. A task that is too large for Kafka is
-rejected, since retries cannot succeed. All other errors concern the broker and raise ``NotNow``,
-also for part of a batch.
+rejected, since retries cannot succeed. All other errors concern the broker and raise
+``NotNow``, even if they affect only part of a batch.
 """
 
 from __future__ import annotations
@@ -51,9 +52,9 @@ from tickwheel.outbound.target import (
     Outcome,
     TargetUrl,
     as_text,
+    error_text,
     message,
     needs,
-    why,
 )
 
 if TYPE_CHECKING:
@@ -69,12 +70,12 @@ ANSWER_S: Final = 10.0
 REDIS_PORT: Final = 6379
 READ_BYTES: Final = 1 << 16
 REPLY_BYTES_MAX: Final = 9_999
-"""Maximum bytes of a reply of Redis. A connection with a longer reply is closed before reading
-it."""
+"""Maximum bytes of a reply of Redis. If a reply is longer, the connection is closed before the
+reply is read."""
 _TOO_LARGE: Final = re.compile(rb"\n(?:[*%%~>|]|\$\d{%d,})" % (len(str(REPLY_BYTES_MAX)) + 1))
 """Matches the beginning of a reply with several values or a longer string. No command has such a
 reply, and the parser would allocate memory for the announced size."""
-OF_A_TASK: Final = (
+TASK_ERROR_PREFIXES: Final = (
     "WRONGTYPE ",
     "ERR Elements are too large",
     "ERR string exceeds maximum allowed size",
@@ -84,7 +85,7 @@ OF_A_TASK: Final = (
 
 
 class RedisFailed(NotNow):
-    """The server refuses commands; the text is its error."""
+    """The server refuses commands. The text is its error."""
 
 
 def redis_target(url: str, secret: str | None) -> RedisTarget:
@@ -96,10 +97,10 @@ def redis_target(url: str, secret: str | None) -> RedisTarget:
             f"url must end with the number of a database, not with {target_url.path!r:.60}"
         )
     batch = target_url.batch_max()
-    if target_url.has("stream") == target_url.has("list"):
+    if target_url.has_option("stream") == target_url.has_option("list"):
         raise BadRequest("url must have either stream=NAME or list=NAME")
     command_maker: Maker
-    if target_url.has("stream"):
+    if target_url.has_option("stream"):
         command_maker = StreamEntries(
             target_url.option("stream"), target_url.number("maxlen", 0, 1, 1 << 53)
         )
@@ -116,7 +117,7 @@ def redis_target(url: str, secret: str | None) -> RedisTarget:
         target_url.host(), target_url.port(REDIS_PORT), is_tls=is_tls, login=login,
         database=database, make=command_maker, batch_max=batch,
     )  # fmt: skip
-    target_url.done()
+    target_url.check_all_read()
     return target
 
 
@@ -146,16 +147,16 @@ class RedisTarget:
         self._make = make
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
         self._parser: Any = None
-        self._tail, self._held = b"\n", 0
-        """The last bytes read, and the number of bytes since the last complete reply."""
+        self._tail, self._unparsed_bytes = b"\n", 0
+        """The last bytes read."""
         self._asking = asyncio.Lock()
 
     async def connect(self) -> None:
         """Connect, log in and select the database."""
         host, port = self._address
         self._streams = await asyncio.open_connection(host, port, ssl=self._tls)
-        self._parser = self._hiredis.Reader(notEnoughData=_MORE)
-        self._tail, self._held = b"\n", 0
+        self._parser = self._hiredis.Reader(notEnoughData=_INCOMPLETE)
+        self._tail, self._unparsed_bytes = b"\n", 0
         pack = self._hiredis.pack_command
         async with asyncio.timeout(ANSWER_S):
             replies = await self._ask(b"".join(map(pack, self._hello)), len(self._hello))
@@ -170,7 +171,8 @@ class RedisTarget:
         async with asyncio.timeout(ANSWER_S):
             replies = await self._ask(commands, len(deliveries))
         outcomes = [
-            _of_error(str(reply)) if isinstance(reply, Exception) else ACK for reply in replies
+            _outcome_of_error(str(reply)) if isinstance(reply, Exception) else ACK
+            for reply in replies
         ]
         refused = next((outcome for outcome in outcomes if outcome.settled == "later"), None)
         if refused is not None:
@@ -207,8 +209,8 @@ class RedisTarget:
                 raise ConnectionError("the server closed the connection")
             self._check(data)
             self._parser.feed(data)
-            while (reply := get()) is not _MORE:
-                self._held = 0
+            while (reply := get()) is not _INCOMPLETE:
+                self._unparsed_bytes = 0
                 replies.append(reply)
         if len(replies) > count:
             raise RedisFailed(f"the server gave {len(replies)} replies to {count} commands")
@@ -216,25 +218,26 @@ class RedisTarget:
 
     def _check(self, data: bytes) -> None:
         """Raise RedisFailed for a reply that is too large."""
-        self._held += len(data)
+        self._unparsed_bytes += len(data)
         recent = self._tail + data
-        if self._held > READ_BYTES + REPLY_BYTES_MAX or _TOO_LARGE.search(recent):
+        if self._unparsed_bytes > READ_BYTES + REPLY_BYTES_MAX or _TOO_LARGE.search(recent):
             raise RedisFailed(
                 f"the server answered with more than {REPLY_BYTES_MAX} bytes (REPLY_BYTES_MAX)"
             )
         self._tail = recent[-32:]
 
 
-def _of_error(error: str) -> Outcome:
-    return Outcome("retry" if error.startswith(OF_A_TASK) else "later", reason=error)
+def _outcome_of_error(error: str) -> Outcome:
+    return Outcome("retry" if error.startswith(TASK_ERROR_PREFIXES) else "later", reason=error)
 
 
-_MORE: Final = object()
+_INCOMPLETE: Final = object()
 """Returned by the parser for an incomplete reply."""
 
 
 class StreamEntries:
-    """``XADD`` of each message. The stream keeps about ``maxlen`` entries, or all for 0."""
+    """``XADD`` of each message. The stream keeps about ``maxlen`` entries, or all entries if
+    ``maxlen`` is 0."""
 
     def __init__(self, name: str, maxlen: int) -> None:
         trim: tuple[str, ...] = ("MAXLEN", "~", str(maxlen)) if maxlen else ()
@@ -242,10 +245,10 @@ class StreamEntries:
 
     def command(self, task_message: Message) -> tuple[str | bytes, ...]:
         """The words of the command for one message."""
-        words: list[str | bytes] = [*self._head, task_message.body]
+        args: list[str | bytes] = [*self._head, task_message.body]
         for name, value in task_message.headers.items():
-            words += (name, value if type(value) is str else as_text(value))
-        return tuple(words)
+            args += (name, value if type(value) is str else as_text(value))
+        return tuple(args)
 
 
 class ListElements:
@@ -277,12 +280,12 @@ AMQPS_PORT: Final = 5671
 AMQP_USER: Final = "guest"
 FRAME_BYTES_MAX: Final = 1 << 20
 """Maximum bytes of a received frame. The limit of RabbitMQ itself is 128 KiB."""
-BLOCKED: Final = "the broker has blocked the connection: an alarm of its memory or disk"
+BLOCKED: Final = "the broker has blocked the connection because of a memory or disk alarm"
 NAME_BYTES_MAX: Final = 128
 """Maximum bytes of a header's name in AMQP."""
 HEADERS_BYTES_MAX: Final = 64 * 1024
 """Maximum bytes of headers for properties of a task; further properties are left out. All headers
-must fit into a frame of RabbitMQ, which has 128 KiB."""
+must fit into one RabbitMQ frame of at most 128 KiB."""
 
 
 def amqp_target(url: str, secret: str | None) -> AmqpTarget:
@@ -290,7 +293,7 @@ def amqp_target(url: str, secret: str | None) -> AmqpTarget:
     target_url = TargetUrl(url)
     is_tls = target_url.scheme == "amqps"
     exchange = target_url.option("exchange", "")
-    if not exchange and not target_url.has("routing_key"):
+    if not exchange and not target_url.has_option("routing_key"):
         raise BadRequest("url must have routing_key=QUEUE or exchange=NAME")
     target = AmqpTarget(
         exchange,
@@ -304,7 +307,7 @@ def amqp_target(url: str, secret: str | None) -> AmqpTarget:
         ssl_context=ssl.create_default_context() if is_tls else None,
         batch_max=target_url.batch_max(),
     )
-    target_url.done()
+    target_url.check_all_read()
     return target
 
 
@@ -330,13 +333,13 @@ class AmqpTarget:
 
         self._bounded = Bounded
         self._returned = errors.PublishError
-        self._of_a_message = (
+        self._message_errors = (
             errors.PublishError, errors.ChannelPreconditionFailed, errors.ConnectionSyntaxError,
             errors.ConnectionFrameError, errors.ConnectionUnexpectedFrame,
         )  # fmt: skip
-        """Errors that concern a single message: it was returned or not understood."""
+        """Errors that concern a single message, which was returned or could not be encoded."""
         self._broker_errors = errors.DeliveryError, errors.ChannelClosed, errors.ConnectionClosed
-        """All errors of the broker: an unconfirmed message, or a closed channel or connection."""
+        """All errors of the broker, such as an unconfirmed message or a closed channel."""
         self._exchange_name, self._routing_key = exchange, routing_key
         self._place = place
         self.batch_max = batch_max
@@ -355,7 +358,7 @@ class AmqpTarget:
             self._exchange = channel.default_exchange
 
     async def send(self, deliveries: Sequence[Delivery]) -> list[Outcome]:
-        """Publish all deliveries and wait for each confirm."""
+        """Publish all deliveries, and wait until each is confirmed."""
         tasks = [asyncio.ensure_future(self._publish(delivery)) for delivery in deliveries]
         try:
             await asyncio.wait(tasks, timeout=ANSWER_S)
@@ -363,8 +366,8 @@ class AmqpTarget:
         finally:
             for task in tasks:
                 task.cancel()
-        ends = await asyncio.gather(*tasks, return_exceptions=True)
-        return self._outcomes(ends, BLOCKED if is_blocked else None)
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        return self._outcomes(results, BLOCKED if is_blocked else None)
 
     async def _is_blocked(self) -> bool:
         """Return whether the broker has blocked this connection because of an alarm."""
@@ -375,24 +378,26 @@ class AmqpTarget:
             return True
         return False
 
-    def _outcomes(self, ends: Sequence[BaseException | None], refusal: str | None) -> list[Outcome]:
-        """Return the outcomes. Raise NotNow for an error that concerns the broker, and any error
-        that is not the broker's."""
-        for end in ends:
-            if refusal is None and end is not None and self._is_of_the_broker(end):
-                refusal = why(end)
+    def _outcomes(
+        self, results: Sequence[BaseException | None], refusal: str | None
+    ) -> list[Outcome]:
+        """Return the outcomes. Raise NotNow for an error that concerns the broker. Raise
+        any error that does not come from the broker."""
+        for result in results:
+            if refusal is None and result is not None and self._is_broker_error(result):
+                refusal = error_text(result)
         outcomes = []
-        for end in ends:
-            if end is None:
+        for result in results:
+            if result is None:
                 outcomes.append(ACK)
-            elif isinstance(end, self._returned):
-                outcomes.append(Outcome("retry", reason=why(end)))
+            elif isinstance(result, self._returned):
+                outcomes.append(Outcome("retry", reason=error_text(result)))
             elif refusal is not None:
                 outcomes.append(Outcome("later", reason=refusal))
-            elif isinstance(end, asyncio.CancelledError):
+            elif isinstance(result, asyncio.CancelledError):
                 raise TimeoutError
             else:
-                raise end
+                raise result
         if refusal is not None:
             raise NotNow(refusal, outcomes)
         return outcomes
@@ -400,8 +405,10 @@ class AmqpTarget:
     async def _publish(self, delivery: Delivery) -> None:
         await self._exchange.publish(self._message(delivery), self._routing_key, mandatory=True)
 
-    def _is_of_the_broker(self, end: object) -> bool:
-        return isinstance(end, self._broker_errors) and not isinstance(end, self._of_a_message)
+    def _is_broker_error(self, result: object) -> bool:
+        return isinstance(result, self._broker_errors) and not isinstance(
+            result, self._message_errors
+        )
 
     def _message(self, delivery: Delivery) -> Any:
         task_message = message(delivery)
@@ -443,7 +450,7 @@ class BoundedTransport:
     async def create(
         self, url: Any, *, ssl_context_provider: Any, **options: Any
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """Connect. Raise the same errors as aiormq's factories."""
+        """Connect. Raise the same errors as the factories of aiormq."""
         from aiormq.exceptions import AMQPConnectionError
 
         loop = asyncio.get_running_loop()
@@ -464,14 +471,14 @@ def headers_of(fields: Mapping[str, Value]) -> dict[str, Value]:
 
     Properties that do not fit are left out."""
     headers: dict[str, Value] = {}
-    left = HEADERS_BYTES_MAX
+    bytes_left = HEADERS_BYTES_MAX
     for name, value in fields.items():
         if name.startswith(PROPERTY):
             length = len(name.encode())
             size = length + (len(value.encode()) if isinstance(value, str) else 8) + 8
-            if length > NAME_BYTES_MAX or size > left:
+            if length > NAME_BYTES_MAX or size > bytes_left:
                 continue
-            left -= size
+            bytes_left -= size
         headers[name] = value
     return headers
 
@@ -513,7 +520,7 @@ def kafka_target(url: str, secret: str | None) -> KafkaTarget:
     options["security_protocol"] = protocol
     batch = target_url.batch_max()
     target = KafkaTarget(target_url.option("topic"), options, batch_max=batch)
-    target_url.done()
+    target_url.check_all_read()
     return target
 
 
@@ -558,12 +565,12 @@ class KafkaTarget:
         errors = aiokafka.errors
         self._aiokafka: Any = aiokafka
         self._kafka_error = errors.KafkaError
-        self._of_a_record = (
+        self._record_errors = (
             errors.MessageSizeTooLargeError, errors.RecordTooLargeError,
             errors.RecordListTooLargeError, errors.InvalidTimestampError,
             errors.CorruptRecordException,
         )  # fmt: skip
-        """Errors that concern a single record; all others concern the topic or cluster."""
+        """Errors that concern a single record. All other errors concern the topic or cluster."""
         self._too_large = (
             aiokafka.errors.MessageSizeTooLargeError,
             aiokafka.errors.RecordTooLargeError,
@@ -587,18 +594,18 @@ class KafkaTarget:
             answers: list[asyncio.Future[Any]] = []
             for delivery in deliveries:
                 answers.append(await self._begin(delivery))
-                if answers[-1].done() and self._is_of_the_cluster(answers[-1].exception()):
+                if answers[-1].done() and self._is_cluster_error(answers[-1].exception()):
                     break  # the next records would fail in the same way
-            ends = await asyncio.gather(*answers, return_exceptions=True)
-            ends += ends[-1:] * (len(deliveries) - len(ends))
-        outcomes = [self._outcome(end) for end in ends]
+            results = await asyncio.gather(*answers, return_exceptions=True)
+            results += results[-1:] * (len(deliveries) - len(results))
+        outcomes = [self._outcome(result) for result in results]
         refused = next((outcome for outcome in outcomes if outcome.settled == "later"), None)
         if refused is not None:
             raise NotNow(refused.reason or "", outcomes)
         return outcomes
 
     async def _begin(self, delivery: Delivery) -> asyncio.Future[Any]:
-        """Return the future of the brokers' answer to one record."""
+        """Return a future for the brokers' answer to one record."""
         task_message = message(delivery)
         key = delivery.order_key or delivery.key
         headers = [(name, as_text(value).encode()) for name, value in task_message.headers.items()]
@@ -609,20 +616,24 @@ class KafkaTarget:
                 None if key is None else key.encode(),
                 headers=headers,
             )
-        except self._kafka_error as error:  # no metadata, or a record too large to send
+        except (
+            self._kafka_error
+        ) as error:  # there is no metadata, or the record is too large to send
             answer = asyncio.get_running_loop().create_future()
             answer.set_exception(error)
         return answer
 
-    def _outcome(self, end: Any) -> Outcome:
-        if not isinstance(end, BaseException):
+    def _outcome(self, result: Any) -> Outcome:
+        if not isinstance(result, BaseException):
             return ACK
-        if isinstance(end, self._too_large):
-            return Outcome("reject", reason=why(end))
-        return Outcome("later" if self._is_of_the_cluster(end) else "retry", reason=why(end))
+        if isinstance(result, self._too_large):
+            return Outcome("reject", reason=error_text(result))
+        return Outcome(
+            "later" if self._is_cluster_error(result) else "retry", reason=error_text(result)
+        )
 
-    def _is_of_the_cluster(self, end: object) -> bool:
-        return isinstance(end, self._kafka_error) and not isinstance(end, self._of_a_record)
+    def _is_cluster_error(self, result: object) -> bool:
+        return isinstance(result, self._kafka_error) and not isinstance(result, self._record_errors)
 
     async def close(self) -> None:
         producer, self._producer = self._producer, None

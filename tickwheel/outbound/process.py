@@ -6,7 +6,7 @@ output: states of targets, ended pushes, and answers. It receives tasks as an or
 the input ends without ``stop``, the daemon is dead and nothing can be settled, so the process exits
 at once. After ``stop`` it waits for running requests.
 
-A target is identified by (topic, group). A target that is set again is replaced.
+A target is identified by (topic, group). Setting a target again replaces it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tickwheel.client.client import Client
 from tickwheel.client.delivery import Delivery
 from tickwheel.errors import Conflict, InternalError, NotFound, TickwheelError
 from tickwheel.outbound.runner import Runner, checked
-from tickwheel.outbound.target import Outcome, Target, target_of, why
+from tickwheel.outbound.target import Outcome, Target, error_text, target_of
 from tickwheel.webhooks import Guard, Signer
 
 if TYPE_CHECKING:
@@ -35,14 +35,14 @@ LINE_BYTES_MAX: Final = 16 * 1024 * 1024
 STATES_S: Final = 0.5
 """Seconds between two reports of the targets' states to the daemon."""
 AGAIN_S: Final = 1.0
-"""Seconds before a target that failed to start or whose runner has ended is started again."""
+"""Seconds before a target is restarted that failed to start, or whose runner has ended."""
 TEST_BODY: Final = b'{"test": true}'
 SEND_TIMEOUT_S: Final = 10.0
-"""Seconds to wait for an answer of the daemon before a request is repeated."""
+"""Seconds to wait for an answer from the daemon before a request is repeated."""
 
 
 class PushRunner(Runner):
-    """A runner that does not settle deliveries that wait for a callback."""
+    """A runner that leaves deliveries unsettled while they wait for a callback."""
 
     async def _settle(self, batch: Sequence[Delivery], outcomes: Sequence[Outcome]) -> None:
         for delivery, outcome in zip(batch, outcomes, strict=True):
@@ -58,7 +58,7 @@ class Job:
 
     def __init__(self, row: Mapping[str, Any], sending: Sending) -> None:
         self.row = row
-        self.place = (str(row["topic"]), str(row["group"]))
+        self.topic_group = (str(row["topic"]), str(row["group"]))
         self.push: PushTarget | None = None
         self._sending = sending
         self._runner: Runner | None = None
@@ -81,14 +81,14 @@ class Job:
                 runner = self._runner = self._new_runner()
                 await runner.run()
             except Exception as error:
-                # The daemon can refuse it while the previous client is still connected.
-                self._trouble = why(error)
+                # The daemon may refuse it while the previous client is still connected.
+                self._trouble = error_text(error)
             if not self._is_over:
                 await asyncio.sleep(AGAIN_S)
 
     def _new_runner(self) -> Runner:
         sending, row = self._sending, self.row
-        topic, group = self.place
+        topic, group = self.topic_group
         kind: type[Runner] = Runner
         target: Target
         if row["kind"] == "push":
@@ -116,10 +116,10 @@ class Job:
     def _ended(self, reason: str) -> None:
         if not self._is_over:
             self._is_over = True
-            self._sending.tell(ended=[*self.place, reason, self.row["since_ms"]])
+            self._sending.tell(ended=[*self.topic_group, reason, self.row["since_ms"]])
             self._sending.spawn(self.close())
 
-    def _settled(self, delivery: Delivery, outcome: Outcome, word: str) -> None:
+    def _settled(self, delivery: Delivery, outcome: Outcome, answer: str) -> None:
         self._sent += 1
         self._acked += outcome.settled == "ack"
         self._failed += outcome.settled == "retry"
@@ -191,7 +191,7 @@ class Sending:
         task.add_done_callback(self._tasks.discard)
 
     async def handle(self, line: Mapping[str, Any]) -> None:
-        """Execute a line of the daemon."""
+        """Execute a line from the daemon."""
         if "set" in line:
             await self._set(line["set"])
         elif "remove" in line:
@@ -200,39 +200,39 @@ class Sending:
             self.spawn(self._answer(line))
 
     async def _set(self, row: Mapping[str, Any]) -> None:
-        place = (row["topic"], row["group"])
-        await self._remove(place)
-        self._jobs[place] = Job(row, self)
+        topic_group = (row["topic"], row["group"])
+        await self._remove(topic_group)
+        self._jobs[topic_group] = Job(row, self)
 
-    async def _remove(self, place: tuple[str, str]) -> None:
-        job = self._jobs.pop(place, None)
-        self._reported.pop(place, None)
+    async def _remove(self, topic_group: tuple[str, str]) -> None:
+        job = self._jobs.pop(topic_group, None)
+        self._reported.pop(topic_group, None)
         if job is not None:
             self.spawn(job.close())
 
     async def report_states_forever(self) -> None:
-        """Report changed states of targets to the daemon, forever."""
+        """Report changed states of targets to the daemon until cancelled."""
         while True:
-            for place, job in self._jobs.items():
+            for topic_group, job in self._jobs.items():
                 state = job.state()
-                if state != self._reported.get(place):
-                    self._reported[place] = state
-                    self.tell(state=[*place, state])
+                if state != self._reported.get(topic_group):
+                    self._reported[topic_group] = state
+                    self.tell(state=[*topic_group, state])
             await asyncio.sleep(STATES_S)
 
     # --- questions -------------------------------------------------------------------------------
 
     async def _answer(self, line: Mapping[str, Any]) -> None:
-        number, what = line["ask"], line["what"]
+        number, question = line["ask"], line["what"]
         execute = {
             "test": self._test, "log": self._log, "resend": self._resend, "check": self._check,
-        }[what]  # fmt: skip
+        }[question]  # fmt: skip
         try:
             self.tell(answer=number, value=await execute(line["said"]))
         except TickwheelError as error:
             self.tell(answer=number, error=[error.code, error.message])
         except Exception as error:
-            problem = InternalError(f"{what}: {why(error)}")
+            problem = InternalError(f"{question}: {error_text(error)}")
             self.tell(answer=number, error=[problem.code, problem.message])
 
     async def _test(self, fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -268,7 +268,7 @@ class Sending:
     async def _resend(self, fields: Mapping[str, Any]) -> dict[str, Any]:
         push, url = self._push(fields), self._jobs[fields["topic"], fields["group"]].row["url"]
         with checked(partial(self.guard.check, str(url).partition("?")[0])):
-            return await push.again(fields["number"])
+            return await push.resend(fields["number"])
 
     def _push(self, fields: Mapping[str, Any]) -> PushTarget:
         job = self._jobs.get((fields["topic"], fields["group"]))
@@ -287,7 +287,7 @@ class Sending:
 
 
 async def run(out: TextIO) -> None:
-    """Execute the daemon's lines until ``stop`` or the end of the input."""
+    """Execute lines from the daemon until ``stop`` or the end of the input."""
     reader = asyncio.StreamReader(limit=LINE_BYTES_MAX)
     loop = asyncio.get_running_loop()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)

@@ -2,20 +2,20 @@
 
 The status of the answer decides the outcome. 2xx acknowledges the task; 202 waits for a callback if
 the push has a callback lease. 410 ends the push. 429 and 503 describe the host: they postpone the
-task, by ``Retry-After`` or a growing pause, without a failed attempt. Any other status, or none, is
-a failure, for which the group's retry policy applies. That includes 4xx, because an endpoint can
-answer 401 or 404 during a deployment or a change of its secret; the policy ends in dead letters
-anyway.
+task, by ``Retry-After`` or a growing pause, without a failed attempt. Any other status, or a
+missing answer, is a failure, to which the group's retry policy applies. This includes 4xx, because
+an endpoint may answer 401 or 404 during a deployment or a change of its secret; the policy ends in
+dead letters anyway.
 
-Invariants: no redirects, no proxies. At most ``ANSWER_BYTES_MAX`` of an answer are read, within the
-time of the request. Only the status decides, so an endless answer does not change the outcome. The
-guard checks the address of every connection.
+Invariants: redirects and proxies are not used. At most ``ANSWER_BYTES_MAX`` of an answer are read,
+within the time limit of the request. Only the status decides, so an endless answer does not change
+the outcome. The guard checks the address of every connection.
 
 ``Host`` limits the requests of all groups to one host, and has a breaker. The breaker is closed
 until ``FAILURES_MAX`` requests in a row have failed. Then it is open, and no requests are sent for
 a time that doubles with each further failure. After that time one request is sent as a probe; if it
-succeeds, the breaker closes. Requests wait in ``entered``. Meanwhile their leases are extended, and
-further due tasks stay in the daemon. Times are those of the event loop, in seconds.
+succeeds, the breaker closes. Requests wait in ``entered``. While they wait, their leases are
+extended, and further due tasks stay in the daemon. Times are in seconds of the event loop's clock.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ from tickwheel.outbound.target import (
     Message,
     Outcome,
     as_text,
+    error_text,
     message,
     needs,
-    why,
 )
 from tickwheel.version import __version__
 from tickwheel.webhooks import Callback, ForbiddenAddress, Guard, Signer, callback_token
@@ -58,9 +58,9 @@ FAILURES_MAX: Final = 10
 """Consecutive failures that open the breaker."""
 OPEN_S: Final = 1.0
 OPEN_MAX_S: Final = 60.0
-"""Seconds that the breaker stays open: initially, and the maximum after failed probes."""
+"""Seconds for which the breaker stays open, initially and at most."""
 HOST_REQUESTS_MAX: Final = 256
-"""Maximum running requests to one host, for all groups together."""
+"""Maximum number of running requests to one host, for all groups together."""
 
 
 class Host:
@@ -69,21 +69,21 @@ class Host:
     def __init__(self) -> None:
         self._room = asyncio.Semaphore(HOST_REQUESTS_MAX)
         self._failures = self._openings = 0
-        """Consecutive failures, and openings of the breaker since the last success."""
+        """Number of consecutive failures, and of openings of the breaker since the last success."""
         self._open_until_s = 0.0
         self._is_probing = False
         self._changed = asyncio.Event()
 
     @property
     def is_open(self) -> bool:
-        """Whether the breaker is open or waits for a probe."""
+        """Whether the breaker is open, or waits for the result of a probe."""
         return self._failures >= FAILURES_MAX
 
     @asynccontextmanager
     async def entered(self) -> AsyncIterator[None]:
         """Wait until a request may be sent, and count it as running inside the context.
 
-        Call ``succeeded`` or ``failed`` inside; otherwise the request does not count."""
+        Call ``succeeded`` or ``failed`` inside it; otherwise the request does not count."""
         async with self._room:
             is_probe = await self._pass()
             try:
@@ -117,7 +117,7 @@ class Host:
         """Record that the host has not answered or has answered with an error."""
         self._failures += 1
         now_s = asyncio.get_running_loop().time()
-        # Requests that were running when the breaker opened do not extend the time.
+        # Requests that were running when the breaker opened do not extend its open time.
         if self._failures >= FAILURES_MAX and now_s >= self._open_until_s:
             open_s = min(OPEN_MAX_S, OPEN_S * 2.0 ** min(self._openings, 16))
             self._openings += 1
@@ -139,36 +139,36 @@ if TYPE_CHECKING:
 ANSWER_BYTES_MAX: Final = 64 * 1024
 """Bytes of an answer's body that are read. The connection of a longer answer is closed."""
 WIRE_BYTES_MAX: Final = 128 * 1024
-"""Maximum bytes of an answer with headers and chunks. A larger one is dropped with its
-connection."""
+"""Maximum bytes of an answer with headers and chunks. A larger answer closes the connection."""
 INTERIM_MAX: Final = 8
-"""Maximum interim answers (100 to 199) before the answer."""
+"""Maximum number of interim answers (100 to 199) before the answer."""
 TURN_BYTES_MAX: Final = 4 * 1024
-"""Bytes of an answer that are parsed in a turn of the event loop."""
+"""Maximum bytes of an answer that are parsed in one turn of the event loop."""
 KEPT_BYTES_MAX: Final = 2 * 1024
-"""Bytes of an answer's body that are kept."""
+"""Maximum bytes of an answer's body that are kept."""
 REASON_BYTES_MAX: Final = 200
 LOG_MAX: Final = 200
-"""Requests kept per push."""
+"""Maximum number of requests kept per push."""
 LOG_BYTES_MAX: Final = 4 * 1024 * 1024
-"""Bytes of request bodies kept per push. Requests without a kept body cannot be sent again."""
+"""Maximum bytes of request bodies kept per push. Requests whose body is not kept cannot be
+resent."""
 RETRY_AFTER_MAX_S: Final = 86_400.0
 """Maximum seconds of ``Retry-After``."""
 HEADERS_BYTES_MAX: Final = 6 * 1024
 """Maximum bytes of headers for properties of a task; further properties are left out."""
 REQUEST_S, CONNECT_S = 30.0, 5.0
 KEEP_ALIVE_S: Final = 30.0
-OF_THE_HOST: Final = (429, 503)
-"""Statuses of a host that accepts no requests now; they do not count as failed attempts."""
+HOST_STATUSES: Final = (429, 503)
+"""Statuses of a host that currently accepts no requests. They do not count as failed attempts."""
 HELD: Final = Outcome("held")
-"""The outcome of a task that waits for a callback with a longer lease."""
+"""The outcome of a task that waits, with a longer lease, for a callback."""
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{1,100}")
 _EVENT = "ce-"
-"""The prefix of properties with the attributes of an enqueued CloudEvent."""
+"""The prefix of properties that contain the attributes of an enqueued CloudEvent."""
 
 
 class GuardedResolver(AbstractResolver):
-    """Resolves hosts and leaves out forbidden addresses."""
+    """Resolves host names and leaves out forbidden addresses."""
 
     def __init__(self, guard: Guard) -> None:
         self._guard = guard
@@ -188,7 +188,7 @@ class GuardedResolver(AbstractResolver):
 
 
 class Response(aiohttp.ClientResponse):
-    """An answer with the address of its sender."""
+    """An answer that knows the address of its sender."""
 
     peer: str | None = None
 
@@ -203,13 +203,13 @@ class AnswerTooLarge(aiohttp.ClientError):
 
 
 class Wire(ResponseHandler):
-    """A connection that bounds the bytes and interim answers of an answer, and the bytes that are
+    """A connection that limits the bytes and interim answers of an answer, and the bytes that are
     read in one turn of the loop."""
 
     requests = 0
     """Number of requests on this connection."""
     _read = _answers = 0
-    """Bytes and answers, including interim ones, received since the last request."""
+    """Number of bytes, and of answers including interim ones, received since the last request."""
 
     @property
     def is_stale(self) -> bool:
@@ -226,7 +226,7 @@ class Wire(ResponseHandler):
         super().set_response_params(**params)
 
     def data_received(self, data: bytes) -> None:
-        if not data:  # the parser continues with buffered data
+        if not data:  # no new data: the parser continues with buffered data
             super().data_received(data)
         for start in range(0, len(data), TURN_BYTES_MAX):  # TLS can pass more
             piece = data[start : start + TURN_BYTES_MAX]
@@ -243,8 +243,8 @@ class Wire(ResponseHandler):
         self._answers += 1
         super().feed_data(data, size)
 
-    def _drop(self, what: str) -> None:
-        self.set_exception(AnswerTooLarge(f"the endpoint answers with {what}"))
+    def _drop(self, excess: str) -> None:
+        self.set_exception(AnswerTooLarge(f"the endpoint answers with {excess}"))
         if isinstance(self.transport, asyncio.Transport):
             self.transport.abort()
 
@@ -278,7 +278,7 @@ class Http:
         self._hosts: WeakValueDictionary[str, Host] = WeakValueDictionary()
 
     def host(self, url: str) -> Host:
-        """Return the state of the URL's host, which is shared while any push keeps it."""
+        """Return the state of the URL's host. Pushes to the same host share it."""
         return self._hosts.setdefault(urlsplit(url).netloc.lower(), Host())
 
     async def close(self) -> None:
@@ -288,7 +288,7 @@ class Http:
 
 def _session(guard: Guard, **options: Any) -> aiohttp.ClientSession:
     connector = Connector(limit=0, resolver=GuardedResolver(guard), **options)
-    # Cookies must not reach other endpoints, and environment variables are ignored.
+    # Do not send cookies to other endpoints, and ignore environment variables.
     return aiohttp.ClientSession(
         connector=connector, cookie_jar=aiohttp.DummyCookieJar(), trust_env=False,
         auto_decompress=False, response_class=Response,
@@ -309,7 +309,7 @@ class Answer(NamedTuple):
     """The result of a POST."""
 
     status: int | None
-    """The status, or None without an answer."""
+    """The status, or None if there was no answer."""
     error: str | None
     retry_after: str | None
     body: bytes
@@ -337,8 +337,8 @@ class Spans(NamedTuple):
 async def post(http: Http, request: Request, signer: Signer, spans: Spans) -> Answer:
     """Send a request and return its bounded answer. Raise only CancelledError.
 
-    The endpoint may just have closed a kept connection, which is not a failure. If such a
-    connection ends before any byte of an answer, the request is sent again on a new one.
+    The endpoint may just have closed a kept connection, which is not a failure. If a kept
+    connection ends before any byte of an answer, the request is sent again on a new connection.
     """
     began_s = time.monotonic()
     try:
@@ -379,21 +379,21 @@ async def _post(
 
 
 def _trouble(problem: Exception) -> str:
-    """Return the reason for a missing answer; for a forbidden address the text of the guard."""
+    """Return the reason for a missing answer; for a forbidden address, the guard's message."""
     cause = problem.os_error if isinstance(problem, aiohttp.ClientConnectorError) else problem
-    return str(cause) if isinstance(cause, ForbiddenAddress) else why(problem)
+    return str(cause) if isinstance(cause, ForbiddenAddress) else error_text(problem)
 
 
 async def _read(response: aiohttp.ClientResponse) -> bytes:
-    """Return the beginning of the body. Close the connection of a longer body."""
-    read, kept = 0, b""
+    """Return the beginning of the body. If the body is longer, close the connection."""
+    read, beginning = 0, b""
     async for piece in response.content.iter_any():
         read += len(piece)
-        kept = (kept + piece)[:KEPT_BYTES_MAX]
+        beginning = (beginning + piece)[:KEPT_BYTES_MAX]
         if read > ANSWER_BYTES_MAX:
             response.close()
             break
-    return kept
+    return beginning
 
 
 class PushTarget:
@@ -411,7 +411,7 @@ class PushTarget:
         callbacks: str | None,
         ended: Callable[[str], None],
     ) -> None:
-        """``callbacks`` is the prefix of callback URLs, or None without callbacks."""
+        """``callbacks`` is the prefix of callback URLs, or None if there are no callbacks."""
         self.concurrency = int(options.get("concurrency", 32))
         self.log: deque[Sent] = deque(maxlen=LOG_MAX)
         self.sent = self.acked = self.failed = self.in_flight = self.held = 0
@@ -436,10 +436,10 @@ class PushTarget:
         self._number = 0
 
     async def connect(self) -> None:
-        """Do nothing: requests open connections, which are kept."""
+        """Do nothing, because requests open connections."""
 
     async def close(self) -> None:
-        """Do nothing: the connections belong to all pushes."""
+        """Do nothing, because all pushes share the connections."""
 
     async def send(self, deliveries: Sequence[Delivery]) -> Sequence[Outcome]:
         """Send one task. Wait while the breaker of its host is open."""
@@ -464,7 +464,7 @@ class PushTarget:
     # --- outcomes --------------------------------------------------------------------------------
 
     async def _judge(self, delivery: Delivery, answer: Answer) -> tuple[Outcome, str]:
-        """Return the outcome of the task, and the word for it in the log."""
+        """Return the outcome of the task, and the word that stands for it in the log."""
         status = answer.status
         if status is None or status >= 500:
             self.host.failed()
@@ -478,7 +478,7 @@ class PushTarget:
             return await self._hold(delivery)
         if status is not None and 200 <= status < 300:
             return ACK, "acked"
-        if status in OF_THE_HOST:
+        if status in HOST_STATUSES:
             asked_s = retry_after_s(answer.retry_after, time.time())
             pause_s = _pause_s(delivery.attempt) if asked_s is None else max(OPEN_S, asked_s)
             return Outcome("later", pause_s, _reason(answer)), "retry"
@@ -525,16 +525,16 @@ class PushTarget:
             request = entry.request._replace(body=b"")
             self.log[index] = entry._replace(request=request, delivery=(0, 0))
 
-    async def again(self, number: int) -> dict[str, Any]:
-        """Send a recent request again without settling its task. Raise NotFound."""
+    async def resend(self, number: int) -> dict[str, Any]:
+        """Resend a recent request without settling its task. Raise NotFound."""
         sent = next((entry for entry in self.log if entry.number == number), None)
         if sent is None or not sent.delivery[0]:
             raise NotFound(f"request {number} or its body is no longer kept")
         began_s = time.time()
         answer = await post(self._http, sent.request, self._signer, self.spans)
         self._number += 1
-        word = "acked" if answer.status is not None and 200 <= answer.status < 300 else "retry"
-        fields = sent_fields(answer, word, began_s, self._number) | {"again": True}
+        result = "acked" if answer.status is not None and 200 <= answer.status < 300 else "retry"
+        fields = sent_fields(answer, result, began_s, self._number) | {"again": True}
         fields |= {"id": sent.delivery[0], "attempt": sent.delivery[1]}
         self._keep(Sent(self._number, sent.request, sent.delivery, fields))
         return fields
@@ -574,7 +574,7 @@ def sent_fields(answer: Answer, result: str, began_s: float, number: int) -> dic
 
 
 def _pause_s(attempt: int) -> float:
-    """Return the seconds before a task is sent again to a host that accepts no requests now."""
+    """Return the pause, in seconds, before a task is sent again to a host that refuses requests."""
     return min(OPEN_MAX_S, OPEN_S * 2.0 ** min(attempt - 1, 16))
 
 
@@ -607,19 +607,19 @@ def retry_after_s(text: str | None, now_s: float) -> float | None:
 
 
 def headers_of(fields: Mapping[str, Value]) -> dict[str, str]:
-    """Return HTTP headers, with other characters than ASCII percent-encoded as UTF-8.
+    """Return HTTP headers, in which non-ASCII characters are percent-encoded as UTF-8.
 
-    Properties get the prefix ``tickwheel-``. Those whose name is not a valid header name, or for
-    which there is no room, are left out."""
+    Properties get the prefix ``tickwheel-``. A property is left out if its name is not a valid
+    header name, or if there is no room for it."""
     headers = {"content-type": "application/octet-stream"}
-    left = HEADERS_BYTES_MAX
+    bytes_left = HEADERS_BYTES_MAX
     for name, value in fields.items():
         text = quote(as_text(value), safe=_SAFE)
         if not name.startswith(PROPERTY):
             headers[name] = text
             continue
-        left -= len(name) + len(text) + 16
-        if left >= 0 and _TOKEN.fullmatch(name):
+        bytes_left -= len(name) + len(text) + 16
+        if bytes_left >= 0 and _TOKEN.fullmatch(name):
             headers[f"tickwheel-{name}"] = text
     kind = fields.get(f"{PROPERTY}{_EVENT}datacontenttype")
     if isinstance(kind, str) and kind.isascii() and kind.isprintable():
@@ -655,11 +655,11 @@ def event(delivery: Delivery, task_message: Message, message_id: str) -> bytes:
         "tickwheelattempt": delivery.attempt,
     }
     properties = delivery.properties.items()
-    others = {name: value for name, value in properties if name not in attributes}
+    extensions = {name: value for name, value in properties if name not in attributes}
     fields: dict[str, Any] = {"specversion": cloudevents.VERSION}
     # Producers can set properties with any names and with 64-bit integers. Names that are not valid
     # attributes are left out, and numbers outside the range of attributes are written as text.
-    for name, value in (*attributes.items(), *others.items(), *original.items()):
+    for name, value in (*attributes.items(), *extensions.items(), *original.items()):
         forms = (value,) if isinstance(value, str) or value is None else (value, as_text(value))
         for form in forms:
             if cloudevents.wrong_with(name, form) is None:
@@ -681,6 +681,6 @@ def _is_json(body: bytes) -> bool:
     return True
 
 
-def _refuse(word: str) -> NoReturn:
+def _refuse(name: str) -> NoReturn:
     """Refuse ``NaN`` and infinities, which Python accepts but JSON does not contain."""
-    raise ValueError(word)
+    raise ValueError(name)

@@ -4,22 +4,23 @@
     await runner.run()                        # until it is cancelled, or ``stop`` is called
 
 A lane takes all waiting deliveries as one batch, sends and settles them, and takes the next batch.
-There is no timer, and batches grow with the load. A batch that fails is sent again on a new
+There is no timer, so batches grow with the load. A batch that fails is sent again on a new
 connection. If that fails, each delivery of the batch is sent alone, because a single one may cause
 the failure; deliveries that still fail are nacked and follow the group's retry policy. If the
-target is unreachable or raises ``NotNow``, its unsent deliveries are released, which is no failed
-attempt. A growing pause precedes each further attempt to connect, while due tasks wait.
+target is unreachable or raises ``NotNow``, its unsent deliveries are released, which
+does not count as a failed attempt. A growing pause precedes each further attempt to connect, while
+due tasks wait.
 
 Invariants: a delivery is acked only after the target has confirmed it. At most ``concurrency``
-batches are being sent, and their leases are extended meanwhile. One attempt to connect runs at a
+batches are being sent at a time, and their leases are extended. One attempt to connect runs at a
 time. After ``run`` the subscription has ended, the target is closed, and unsent deliveries are
 released.
 
 The address of every connection that a target opens can be checked. A check before the name is
-resolved could see a different address than the connection uses, and brokers refer to other brokers.
-Therefore the check is in the event loop's ``sock_connect``, which all asyncio libraries use. It
-applies inside ``checked`` and to tasks that are created there, but not to other connections of the
-process, such as that to the daemon.
+resolved could see a different address than the connection uses, and a broker can refer the client
+to other brokers. Therefore the check is in the event loop's ``sock_connect``, which all asyncio
+libraries use. It applies inside ``checked`` and to tasks that are created there, but not to other
+connections of the process, such as that to the daemon.
 """
 
 from __future__ import annotations
@@ -37,14 +38,14 @@ from tickwheel.client.client import Client
 from tickwheel.client.delivery import Delivery
 from tickwheel.client.subscription import REASON_CHARACTERS_MAX
 from tickwheel.errors import BadRequest, Forbidden, TickwheelError, shown
-from tickwheel.outbound.target import NotNow, Outcome, Target, why
+from tickwheel.outbound.target import NotNow, Outcome, Target, error_text
 
 if TYPE_CHECKING:
     from tickwheel.client.leases import InHand, Leases
     from tickwheel.client.subscription import Subscription
 
 Check = Callable[[str], object]
-"""Receives the address of a connection before it is opened; raises to forbid it."""
+"""Receives the address of a connection before it is opened. Raises an error to forbid it."""
 
 _CHECK: ContextVar[Check | None] = ContextVar("tickwheel_outbound_check", default=None)
 _MARK: Final = "_tickwheel_checks"
@@ -87,27 +88,29 @@ LOGGER = logging.getLogger("tickwheel.outbound")
 LOGGER.addHandler(logging.NullHandler())
 
 OnSettled = Callable[[Delivery, Outcome, str], object]
-"""Called with a delivery, its outcome and the daemon's answer, which is always "acked" for an
-ack, because the runner does not wait for the daemon."""
+"""Called with a delivery, its outcome and the daemon's answer. For an ack the answer is always
+"acked", because the runner does not wait for the daemon."""
 
 CONNECT_S: Final = 10.0
 """Maximum seconds of an attempt to connect."""
 PAUSE_S: Final = 0.1
 PAUSE_MAX_S: Final = 5.0
-"""Seconds before the second attempt to connect, doubled with each further one; and the maximum."""
+"""Pause before the second attempt to connect, in seconds; it doubles with each further attempt, up
+to the maximum."""
 ALONE_MAX: Final = 3
 """Consecutive failures of single deliveries after which the target is considered to be failing."""
 GRACE_S: Final = 10.0
 """Maximum seconds for running batches after ``stop``."""
-GIVE_BACK_S: Final = 3.0
-"""Maximum seconds for the daemon's answers at the end."""
+RELEASE_ANSWER_S: Final = 3.0
+"""Maximum seconds to wait for the daemon's answers at the end."""
 
 
 class Runner:
     """Sends the deliveries of one group to one target. It runs once.
 
-    ``prefetch`` is the maximum of unsettled deliveries (default: two batches for each concurrent
-    ``send``). ``on_settled`` is called for each settled delivery. ``check``: see ``checked``.
+    ``prefetch`` is the maximum number of unsettled deliveries (default: two batches for each
+    concurrent ``send``). ``on_settled`` is called for each settled delivery. ``check``: see
+    ``checked``.
     """
 
     def __init__(
@@ -126,7 +129,7 @@ class Runner:
         self.trouble: str | None = None
         """Why the target is unreachable or refuses batches; None while it accepts them."""
         self.tries = 0
-        """Failed attempts to connect or send since the last accepted batch."""
+        """Number of failed attempts to connect or send since the last accepted batch."""
         self.batches = 0
         """Number of accepted batches."""
         self._target = target
@@ -139,11 +142,11 @@ class Runner:
         )
         self._leases: Leases | None = None
         self._under_way: dict[int, list[Delivery]] = {}
-        """Unsettled batches by the identity of their lists."""
-        self._lost: set[int] = set()
+        """Unsettled batches, by the identity of their lists."""
+        self._lost_ids: set[int] = set()
         """Identities of deliveries in ``_under_way`` that have lost their leases."""
         self._connections = 0
-        """Number of connections so far; tells a lane that another has replaced a failed one."""
+        """Number of connections so far. It shows a lane that another lane has reconnected."""
         self._connecting: asyncio.Task[str | None] | None = None
         self._changing = asyncio.Lock()
         """Held while the target connects or closes."""
@@ -152,7 +155,7 @@ class Runner:
         self._ended = asyncio.Event()
         self._began = False
 
-    # --- life -----------------------------------------------------------------------------------
+    # --- start and stop -------------------------------------------------------------------------
 
     async def run(self) -> None:
         """Send deliveries until ``stop``, cancellation or the end of the client.
@@ -173,7 +176,7 @@ class Runner:
             await self._all_lanes()
         finally:
             try:
-                await self._end()
+                await self._shut_down()
             finally:
                 self._ended.set()
 
@@ -188,18 +191,18 @@ class Runner:
     async def stop(self) -> None:
         """Stop taking deliveries, wait for running batches, and return after ``run`` has ended.
 
-        This can be called at any time."""
+        It can be called at any time."""
         self._stopping.set()
         if not self._began:
             return
         await self._subscription.close()
         if self._lanes:
-            _, late = await asyncio.wait(self._lanes, timeout=GRACE_S)
-            for lane in late:
+            _, unfinished = await asyncio.wait(self._lanes, timeout=GRACE_S)
+            for lane in unfinished:
                 lane.cancel()
         await self._ended.wait()
 
-    async def _end(self) -> None:
+    async def _shut_down(self) -> None:
         self._stopping.set()
         tasks = [*self._lanes, *([] if self._connecting is None else [self._connecting])]
         for task in tasks:
@@ -207,7 +210,7 @@ class Runner:
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._close_target()
         with suppress(TimeoutError):
-            async with asyncio.timeout(GIVE_BACK_S):
+            async with asyncio.timeout(RELEASE_ANSWER_S):
                 await self._give_back()
                 await self._subscription.close()
                 await self._client._flush_acks()
@@ -231,8 +234,7 @@ class Runner:
                 del self._under_way[id(batch)]
 
     async def _forward(self, batch: list[Delivery]) -> bool:
-        """Send a batch and settle it. Return False if the runner is stopping and it was not
-        sent."""
+        """Send a batch and settle it. Return False if the runner stopped before sending it."""
         problem = unreachable_reason = await self._connect()
         if unreachable_reason is None:
             problem = await self._send(batch)
@@ -250,10 +252,10 @@ class Runner:
         return await self._failed(batch, problem)
 
     async def _forward_each(self, batch: list[Delivery]) -> bool:
-        """Send each delivery of a failed batch alone, since a single one may cause the failure.
+        """Send each delivery of a failed batch alone, because a single one may cause the failure.
 
-        After ``ALONE_MAX`` consecutive failures the target is the cause, and the rest is
-        released."""
+        After ``ALONE_MAX`` consecutive failures, assume that the target is the cause, and release
+        the rest."""
         failures = 0
         for index, delivery in enumerate(batch):
             unreachable_reason = await self._connect()
@@ -270,7 +272,7 @@ class Runner:
         return True
 
     async def _failed(self, batch: list[Delivery], problem: str) -> bool:
-        """Nack failed deliveries. Return False if the runner is stopping and releases them."""
+        """Nack failed deliveries. If the runner is stopping, return False; they are released."""
         return await self._settle_unsent(batch, Outcome("retry", reason=problem))
 
     async def _put_off(self, batch: list[Delivery], problem: str) -> bool:
@@ -284,14 +286,14 @@ class Runner:
         return True
 
     async def _send(self, batch: list[Delivery]) -> str | None:
-        """Send a batch and settle it by its outcomes. Return the reason if it failed."""
+        """Send a batch and settle it by its outcomes. If this fails, return the reason."""
         connection = self._connections
         try:
             outcomes = _one_each(await self._target.send(batch), batch)
         except (Exception, asyncio.CancelledError) as error:
             if _is_cancelled():
                 raise
-            problem = why(error)
+            problem = error_text(error)
             self._note(problem, error)
             if connection == self._connections and self.is_connected:
                 self.is_connected = False
@@ -312,7 +314,7 @@ class Runner:
         asking = []
         for delivery, outcome in zip(batch, outcomes, strict=True):
             leases.drop(delivery)
-            self._lost.discard(id(delivery))
+            self._lost_ids.discard(id(delivery))
             if outcome[0] == "ack":
                 delivery.ack_unwatched()
                 if on_settled is not None:
@@ -325,7 +327,9 @@ class Runner:
     async def _settle_and_report(self, delivery: Delivery, outcome: Outcome) -> None:
         try:
             answer = await _settle_without_ack(delivery, outcome)
-        except TickwheelError as error:  # the lease will expire, and the task is delivered again
+        except (
+            TickwheelError
+        ) as error:  # the lease will expire, and the task will be delivered again
             LOGGER.warning("%r was not settled: %s: %s", delivery, error.code, error.message)
             answer = "unsettled"
         if answer == "dead":
@@ -336,18 +340,18 @@ class Runner:
     def _in_hand(self) -> Iterator[InHand]:
         for batch in self._under_way.values():
             for delivery in batch:
-                if not delivery.settled and id(delivery) not in self._lost:
+                if not delivery.settled and id(delivery) not in self._lost_ids:
                     yield delivery, delivery.lease_until_s, partial(self._lose, delivery)
 
     def _lose(self, delivery: Delivery, answer: str) -> None:
-        # The delivery is still acked after the target has confirmed it: the first ack counts.
-        self._lost.add(id(delivery))
+        # The delivery is still acked once the target confirms it, because the first ack counts.
+        self._lost_ids.add(id(delivery))
         LOGGER.warning("%r lost its lease while it was being sent (%s)", delivery, answer)
 
     # --- the connection -------------------------------------------------------------------------
 
     async def _connect(self) -> str | None:
-        """Connect if necessary, in one attempt for all lanes. Return the reason if it failed."""
+        """Connect if necessary, in one attempt for all lanes. If this fails, return the reason."""
         if self.is_connected:
             return None
         if self._connecting is None:
@@ -367,7 +371,7 @@ class Runner:
             except (Exception, asyncio.CancelledError) as error:
                 if _is_cancelled():
                     raise
-                problem = why(error)
+                problem = error_text(error)
                 self._note(problem, error)
                 await self._close_target()
                 return problem
@@ -392,7 +396,7 @@ class Runner:
         except (Exception, asyncio.CancelledError) as error:
             if _is_cancelled():
                 raise
-            LOGGER.info("the target was not closed: %s", why(error))
+            LOGGER.info("the target was not closed: %s", error_text(error))
 
 
 def _one_each(outcomes: Sequence[Outcome], batch: Sequence[Delivery]) -> Sequence[Outcome]:
@@ -406,7 +410,7 @@ def _one_each(outcomes: Sequence[Outcome], batch: Sequence[Delivery]) -> Sequenc
 def _is_cancelled() -> bool:
     """Return whether the current task was cancelled.
 
-    Libraries also raise CancelledError when they give up, which is a failure of their operation."""
+    Libraries also raise CancelledError when they give up an operation, which is a failure."""
     me = asyncio.current_task()
     return me is not None and me.cancelling() > 0
 

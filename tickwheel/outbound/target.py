@@ -4,9 +4,8 @@
 ``(url, secret) -> Target``, registered as an entry point of the group ``tickwheel.targets`` with
 the scheme of its URLs as the name. ``message`` converts a delivery to a body and headers.
 
-Invariants: passwords in URLs are refused, since URLs are listed and logged. URLs with unknown
-options are refused. This module depends neither on subscriptions nor on any target's
-library.
+Invariants: passwords in URLs are refused, because URLs are listed and logged. URLs with unknown
+options are refused. This module depends neither on subscriptions nor on any target's library.
 """
 
 from __future__ import annotations
@@ -42,8 +41,8 @@ ACK: Final = Outcome("ack")
 class NotNow(Exception):
     """The other system currently accepts no deliveries, whatever the tasks are.
 
-    ``outcomes`` has the outcome of each delivery of the batch, in order, if some were accepted; the
-    others have ``later``. An empty sequence means that none was accepted.
+    If some deliveries of the batch were accepted, ``outcomes`` has the outcome of each delivery, in
+    order, which is ``later`` for the others. An empty sequence means that none was accepted.
     """
 
     def __init__(self, reason: str, outcomes: Sequence[Outcome] = ()) -> None:
@@ -56,19 +55,20 @@ class Target(Protocol):
     before a ``send`` after ``close``."""
 
     batch_max: int
-    """Maximum deliveries of one ``send``."""
+    """Maximum number of deliveries in one ``send``."""
     concurrency: int
-    """Maximum concurrent calls of ``send``."""
+    """Maximum number of concurrent calls of ``send``."""
 
     async def connect(self) -> None:
         """Prepare to send. Raise an error if the other system is unreachable."""
 
     async def send(self, deliveries: Sequence[Delivery]) -> Sequence[Outcome]:
-        """Send deliveries. Return an Outcome for each, in order, after it was confirmed.
+        """Send deliveries. Return an Outcome for each, in order, after the other system has
+        confirmed it.
 
-        After an error, ``connect`` is called and all of them are sent again. ``NotNow`` does not
-        count as a failed attempt; any other error does, because one of the deliveries may have
-        caused it. The target sets its own timeout."""
+        After an error, ``connect`` is called and all of them are sent again. ``NotNow``
+        does not count as a failed attempt; any other error does, because one of the deliveries may
+        have caused it. The target sets its own timeout."""
 
     async def close(self) -> None:
         """Close the connection, even after an error. A second call does nothing."""
@@ -116,7 +116,8 @@ def needs(extra: str) -> AbstractContextManager[None]:
 class TargetUrl:
     """A parsed URL of a target.
 
-    ``option``, ``number`` and ``choice`` read its query; ``done`` refuses unread options."""
+    ``option``, ``number`` and ``choice`` read its query; ``check_all_read`` refuses unread
+    options."""
 
     def __init__(self, url: str) -> None:
         try:
@@ -131,7 +132,7 @@ class TargetUrl:
         user, at, hosts = parts.netloc.rpartition("@")
         self.user = unquote(user) if at else None
         self.hosts = hosts
-        """HOST:PORT, or several separated by commas."""
+        """HOST:PORT, or several of these separated by commas."""
         self.path = unquote(parts.path.removeprefix("/"))
         try:
             pairs = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
@@ -150,13 +151,13 @@ class TargetUrl:
     def port(self, default: int) -> int:
         return default if self._port is None else self._port
 
-    def has(self, name: str) -> bool:
+    def has_option(self, name: str) -> bool:
         """Return whether the query has the option."""
         return name in self._options
 
     def option(self, name: str, default: str | None = None) -> str:
-        """Return an option of the query. Raise BadRequest if it is absent or empty and has no
-        default."""
+        """Return an option of the query. Raise BadRequest if the option is absent or empty and
+        there is no default."""
         value = self._options.pop(name, default)
         if value is None or (not value and default is None):
             raise BadRequest(f"url must have {name}: {self.scheme}://…?{name}=…")
@@ -172,17 +173,17 @@ class TargetUrl:
         return int(text)
 
     def batch_max(self) -> int:
-        """Return the maximum deliveries of one ``send``, the option ``batch``."""
+        """Return the option ``batch``: the maximum number of deliveries in one ``send``."""
         return self.number("batch", BATCH, 1, BATCH_MAX)
 
     def choice(self, name: str, *words: str) -> str:
-        """Return an option that is one of these words; the first is the default."""
+        """Return an option that is one of these words. The first word is the default."""
         value = self._options.pop(name, words[0])
         if value not in words:
             raise BadRequest(f"{name} of url must be {' or '.join(words)}, not {shown(value)}")
         return value
 
-    def done(self) -> None:
+    def check_all_read(self) -> None:
         """Raise BadRequest for an option that was not read."""
         if self._options:
             name = next(iter(self._options))
@@ -246,7 +247,7 @@ def as_text(value: Value) -> str:
     return value if isinstance(value, str) else str(value)
 
 
-def why(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
     """Return the text of an error on one line, for reasons and states."""
     text = " ".join(str(error).split())
     name = type(error).__name__

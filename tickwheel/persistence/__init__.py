@@ -7,8 +7,8 @@ The rest of the program opens stores only through ``open_url``. This module pars
 A store's module is imported only when a URL names it.
 
 In a folder of several shards (``sqlite:///DIR/``), only ``shards.json`` says where the databases
-are. It is written atomically, after all databases: a folder is either laid out or not, and after
-``server/reshard.py`` changed the number of shards it has either the old layout or the new one.
+are. It is written atomically, after all databases, so a folder is never half initialized, and a
+change of the number of shards by ``server/reshard.py`` leaves either the old layout or the new one.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ if TYPE_CHECKING:
     from tickwheel.persistence.contract import NodeRegistry, Siblings
 
 KNOWN = (
-    "memory:, sqlite:///relative.db, sqlite:////absolute.db, sqlite:///DIR/ with processes,"
+    "memory:, sqlite:///relative.db, sqlite:////absolute.db, sqlite:///DIR/ (with --processes),"
     " redis://HOST:PORT/DB, redis+sentinel://HOST:PORT,…/DB?master=NAME and"
     " redis+cluster://HOST:PORT,…/ (rediss…:// with TLS)"
 )
 _REDIS = ("", "+sentinel", "+cluster")
 COUNT_FILE: Final = "shards.json"
 _FORMAT: Final = 1
-"""Format of a ``COUNT_FILE`` that has only the number of shards."""
+"""Format of a ``COUNT_FILE`` that contains only the number of shards."""
 _MOVED_FORMAT: Final = 2
-"""Format of a ``COUNT_FILE`` that has all fields of ``Layout``."""
+"""Format of a ``COUNT_FILE`` that contains all fields of ``Layout``."""
 _DATABASE = re.compile(r"shard-[0-9]{1,4}\.db")
 _PART = re.compile(r"layout-[1-9][0-9]{0,8}")
 
@@ -62,7 +62,7 @@ class ShardFolder:
     query: str = ""
     """The settings of every database, as a URL query."""
     part: str = ""
-    """The subfolder with the databases, with a trailing slash; "": they are in ``path`` itself."""
+    """The subfolder with the databases, with a trailing slash; empty: ``path`` itself has them."""
 
     def database(self, shard: int) -> str:
         """Return the path of a shard's database."""
@@ -76,9 +76,9 @@ class ShardFolder:
 
 def shard_folder(url: str) -> ShardFolder | None:
     """Return the folder that ``url`` names, or None for another kind of store or a bad URL."""
-    scheme, _, rest = url.partition(":///")
-    path, _, query = rest.partition("?")
-    if scheme != "sqlite" or not path.endswith("/") or "#" in rest:
+    scheme, _, folder_path = url.partition(":///")
+    path, _, query = folder_path.partition("?")
+    if scheme != "sqlite" or not path.endswith("/") or "#" in folder_path:
         return None
     return ShardFolder(unquote(path), query)
 
@@ -90,15 +90,15 @@ class Layout(NamedTuple):
     number: int = 0
     """Number of changes of ``shards`` so far; the subfolder of the databases is named after it."""
     moved_id: int = 0
-    """The highest task id from before the last change of ``shards``. Tasks up to it can be in any
-    shard; later ones are in the shard that their id contains."""
+    """The highest task id from before the last change of ``shards``. Tasks up to this id can be in
+    any shard; later tasks are in the shard that their id contains."""
     epoch: int = 0
     """The first epoch of the databases, which also record it. A database of another layout, such as
-    an old backup, has a different one. 0: the number of shards was never changed."""
+    an old backup, has a different first epoch. 0: the number of shards was never changed."""
 
     @property
     def part(self) -> str:
-        """``ShardFolder.part`` of the databases."""
+        """The value of ``ShardFolder.part`` for this layout."""
         return f"layout-{self.number}/" if self.number else ""
 
 
@@ -134,7 +134,7 @@ def read_layout(folder: ShardFolder) -> Layout:
 
 
 def check_databases(folder: ShardFolder) -> None:
-    """Raise StoreUnusable unless the folder has all databases of its layout, each made with that
+    """Raise StoreUnusable unless the folder has all databases of its layout, each created for that
     layout's number of shards."""
     from tickwheel.persistence.sqlite.database import SINCE_EPOCH, meta_of
 
@@ -157,7 +157,7 @@ def check_databases(folder: ShardFolder) -> None:
             raise StoreUnusable(
                 f"{path} belongs to another layout: its first epoch is {epoch}, but {COUNT_FILE}"
                 f" has {layout.epoch}. A backup is valid only for the number of shards that it was"
-                " made with"
+                " created with"
             )
 
 
@@ -178,7 +178,8 @@ def layout_number(part: str) -> int:
 
 
 def with_layout(folder: ShardFolder) -> ShardFolder:
-    """Return the folder with ``part`` from its ``shards.json``, or unchanged without that file."""
+    """Return the folder with ``part`` set from its ``shards.json``, or unchanged without that
+    file."""
     return replace(folder, part=read_layout(folder).part) if is_laid_out(folder) else folder
 
 
@@ -200,8 +201,8 @@ def write_layout(folder: ShardFolder, layout: Layout) -> None:
 
 
 def unfinished(folder: ShardFolder) -> list[str]:
-    """Return the subfolders newer than the layout in ``shards.json``, which an interrupted change
-    of the number of shards has left."""
+    """Return the subfolders that an interrupted change of the number of shards has left: those
+    newer than the layout in ``shards.json``."""
     number = read_layout(folder).number if is_laid_out(folder) else 0
     names: list[str] = []
     with contextlib.suppress(FileNotFoundError):
@@ -220,8 +221,8 @@ def parse(url: str) -> StoreUrl:
         if parts.netloc or parts.path or parts.query:
             raise StoreUnusable(f"store {url!r}: 'memory:' takes neither a path nor settings")
         return StoreUrl("memory")
-    name, plus, way = parts.scheme.partition("+")
-    if name in ("redis", "rediss") and f"{plus}{way}" in _REDIS:
+    name, plus, variant = parts.scheme.partition("+")
+    if name in ("redis", "rediss") and f"{plus}{variant}" in _REDIS:
         return StoreUrl("redis")
     if parts.scheme != "sqlite":
         raise StoreUnusable(f"store {without_secrets(url)!r}: unknown kind; use {KNOWN}")
@@ -248,31 +249,32 @@ def _settings(url: str, query: str) -> list[tuple[str, int]]:
 
 
 def sqlite_url(path: Path) -> str:
-    """Return the URL of a SQLite store in this file; any character in its name is quoted."""
+    """Return the URL of a SQLite store in this file. Special characters in its name are
+    percent-encoded."""
     return f"sqlite:///{quote(str(path.absolute()))}"
 
 
 def with_setting(url: str, name: str, value: str) -> str:
-    """Return ``url`` with this setting in its query, in place of any other value of it."""
+    """Return ``url`` with this setting in its query, replacing any other value of the setting."""
     parts = urlsplit(url)
-    kept = [pair for pair in parts.query.split("&") if pair and pair.partition("=")[0] != name]
-    return parts._replace(query="&".join([*kept, f"{name}={value}"])).geturl()
+    other_pairs = [
+        pair for pair in parts.query.split("&") if pair and pair.partition("=")[0] != name
+    ]
+    return parts._replace(query="&".join([*other_pairs, f"{name}={value}"])).geturl()
 
 
 def without_secrets(url: str) -> str:
     """Return ``url`` for messages and logs, without user and password."""
     parts = urlsplit(url)
     if "@" not in parts.netloc:
-        return url  # geturl would take two slashes from sqlite:////absolute.db
+        return url  # geturl would remove two slashes from sqlite:////absolute.db
     return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
 
 
 def open_url(url: str, *, resident_bytes_max: int | None = None, disk_refuse: float = 1.0) -> Store:
-    """Return the store that ``url`` names; the caller calls its ``open``.
-
-    ``resident_bytes_max`` bounds the bytes of data that the store keeps in memory (Redis);
-    ``disk_refuse`` is the used share of the disk above which new tasks are refused (SQLite).
-    """
+    """Return the store that ``url`` names. The caller must call its ``open``.
+    ``resident_bytes_max`` limits the data that the store keeps in memory (Redis). ``disk_refuse``
+    is the used share of the disk above which new tasks are refused (SQLite)."""
     parsed = parse(url)
     if parsed.kind == "memory":
         from tickwheel.persistence.memory import MemoryStore
@@ -320,12 +322,14 @@ def shard_count(url: str) -> int | None:
 def shard_url(url: str, shard: int) -> str:
     """Return the URL of one shard of a store with several shards."""
     parts = urlsplit(url)
-    kept = [pair for pair in parts.query.split("&") if pair and pair.partition("=")[0] != "shards"]
-    return with_setting(parts._replace(query="&".join(kept)).geturl(), "shard", str(shard))
+    other_pairs = [
+        pair for pair in parts.query.split("&") if pair and pair.partition("=")[0] != "shards"
+    ]
+    return with_setting(parts._replace(query="&".join(other_pairs)).geturl(), "shard", str(shard))
 
 
 def open_nodes(url: str, shards: int) -> NodeRegistry:
-    """Return the registry of the nodes that serve the store; ``url`` can name any shard."""
+    """Return the registry of the nodes that serve the store. ``url`` can name any shard."""
     from tickwheel.persistence.redis.driver import options_from
     from tickwheel.persistence.redis.store import RedisNodes
 

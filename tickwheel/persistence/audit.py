@@ -1,7 +1,7 @@
 """The offline check of a store: it reads all rows, compares them, and changes nothing.
 
-It refuses a store that a daemon has open. It decodes every row, to find those that would make a
-start fail. It returns each problem as a sentence, and repairs none.
+It refuses a store that a daemon has open. It decodes every row, to find rows that would make a
+daemon's start fail. It describes each problem in a sentence, and repairs none.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ _ORPHANS = (
     ("prepare", "progress of group {1!r} with task {0}, which is not stored"),
     ("dead", "a dead letter of group {1!r} for task {0}, which is not stored"),
 )
-# A due task should have ended if at least one group has finished it, no group is still owed it, and
-# it is not a dead letter. ``place`` is its position in the order of ``engine/ownership.py``.
+# A due task should have ended if at least one group has finished it, no group still has to receive
+# it, and it is not a dead letter. ``place`` is its position in the order of
+# ``engine/ownership.py``.
 _FINISHED = """
 SELECT id FROM every AS task WHERE due_ms <= :position_ms
  AND EXISTS (SELECT 1 FROM prepare p WHERE p.id = task.id AND p.state IN (4, 6))
@@ -48,7 +49,7 @@ _EVERY = (
 
 def check(url: str, *, is_locked: bool = False) -> Audit:
     """Scan the whole store. Raise StoreUnusable if it is in use, missing, or not a Tickwheel store.
-    ``is_locked``: the caller already keeps daemons off the store."""
+    ``is_locked``: the caller already prevents daemons from opening the store."""
     parsed = parse(url)
     if parsed.kind != "sqlite":
         raise StoreUnusable(f"store {url!r}: only a SQLite store can be checked offline")
@@ -60,11 +61,11 @@ def check(url: str, *, is_locked: bool = False) -> Audit:
     with contextlib.ExitStack() as stack:
         if not is_locked:
             stack.enter_context(_not_in_use(path))
-        connection = stack.enter_context(database.looking(path, 4 << 20))
+        connection = stack.enter_context(database.open_snapshot(path, 4 << 20))
         if connection is None:
             raise StoreUnusable(f"{path} is empty: no daemon has used it yet")
         meta = database.read_meta(connection, path)
-        if not is_locked:  # reshard calls with a lock, possibly to resume after an interruption
+        if not is_locked:  # reshard holds the lock, possibly to resume after an interruption
             instead = "check those, for example sqlite:///{folder}shard-0.db"
             database.check_not_given_up(meta, path, instead)
         return _audit(connection, meta)
@@ -72,7 +73,8 @@ def check(url: str, *, is_locked: bool = False) -> Audit:
 
 @contextlib.contextmanager
 def _not_in_use(path: str) -> Iterator[None]:
-    """Keep daemons off the store during the check. Without a lock file no daemon has used it."""
+    """Prevent daemons from opening the store during the check. If there is no lock file, no daemon
+    has used the store."""
     from tickwheel.persistence.sqlite.database import StoreLock
 
     with contextlib.ExitStack() as stack:
@@ -93,7 +95,7 @@ def _not_in_use(path: str) -> Iterator[None]:
 
 
 def _audit(connection: sqlite3.Connection, meta: dict[str, int | str]) -> Audit:
-    """Check all tables; the caller has begun a snapshot."""
+    """Check all tables. The caller must have begun a snapshot."""
     audit = Audit(tasks=0, progress=0, dead=0, sessions=0)
     try:
         for (message,) in connection.execute(f"PRAGMA integrity_check({PROBLEMS_MAX})"):
@@ -217,15 +219,15 @@ def _packs(
     return hashes
 
 
-def _keys(connection: sqlite3.Connection, audit: Audit, wanted: dict[int, int]) -> None:
+def _keys(connection: sqlite3.Connection, audit: Audit, hashes: dict[int, int]) -> None:
     """Check that the store has the hash of every key, and no other hashes."""
     from tickwheel.persistence.sqlite import rows
 
     stored: dict[int, int] = {}
     for chunk in rows.read_keys(connection):
         stored |= zip(chunk.ids, chunk.hashes, strict=True)
-    for task_id in sorted(wanted.keys() | stored.keys()):
-        if wanted.get(task_id) != stored.get(task_id):
+    for task_id in sorted(hashes.keys() | stored.keys()):
+        if hashes.get(task_id) != stored.get(task_id):
             _add(audit, f"the stored hash of task {task_id} does not match its topic and key")
 
 
@@ -237,11 +239,11 @@ def _relations(connection: sqlite3.Connection, audit: Audit, meta: dict[str, int
         )
         for row in orphans:
             audit.problems.append(sentence.format(*row))
-    both = connection.execute(
+    in_both = connection.execute(
         "SELECT id, grp FROM dead JOIN prepare USING (id, grp) ORDER BY id, grp"
         f" LIMIT {PROBLEMS_MAX}"
     )
-    for task_id, group in both:
+    for task_id, group in in_both:
         audit.problems.append(f"task {task_id} is both dead and in progress for group {group!r}")
     finished = connection.execute(
         f"{_FINISHED} LIMIT {PROBLEMS_MAX}", {"position_ms": meta["position_ms"]}
@@ -291,19 +293,19 @@ def _transactions(records: SmallState, audit: Audit) -> None:
     for row in records.of_kind(TRANSACTION):
         if isinstance(row, Halves):
             tasks, size_bytes = counts.get(row.transaction, (0, 0))
-            more = sum(half.size_bytes for half in row.halves)
-            counts[row.transaction] = tasks + len(row.halves), size_bytes + more
+            half_bytes = sum(half.size_bytes for half in row.halves)
+            counts[row.transaction] = tasks + len(row.halves), size_bytes + half_bytes
         else:
             heads[row.id] = row
     for name in sorted(counts.keys() - heads.keys()):
         _add(audit, f"half tasks of transaction {name!r}, which is not stored")
     for name, head in sorted(heads.items()):
-        wanted = (0, 0) if head.state.is_decided else (head.tasks, head.size_bytes)
-        if counts.get(name, (0, 0)) != wanted:
+        expected = (0, 0) if head.state.is_decided else (head.tasks, head.size_bytes)
+        if counts.get(name, (0, 0)) != expected:
             _add(
                 audit,
                 f"transaction {name!r} has {counts.get(name, (0, 0))} half tasks (number, bytes),"
-                f" but counts {wanted}",
+                f" but counts {expected}",
             )
 
 

@@ -8,7 +8,7 @@ Version 1 of a kind of record has the fields of its value in order. Trailing fie
 defaults are left out (``shortened``). Invariants:
 
 * Records of every released version can be decoded forever; golden files in the tests prove it.
-* A version newer than this release knows is refused, never guessed.
+* A version that this release does not know is refused, never guessed.
 * A released version never changes. A new field needs a new version of its kind of record, and
   another build function in its decoder.
 """
@@ -53,10 +53,10 @@ if TYPE_CHECKING:
 VERSION = 1
 """The format version of every kind of record."""
 
-ROWS_A_BATCH = 1_000
+ROWS_PER_BATCH = 1_000
 """Maximum rows in one batch while a store is filled; encoding a batch blocks the event loop."""
-BYTES_A_BATCH = 4 << 20
-"""Bytes of bodies, or of records, that end one batch while a store is filled."""
+BYTES_PER_BATCH = 4 << 20
+"""While a store is filled, a batch ends when its bodies or records reach this many bytes."""
 
 _T = TypeVar("_T")
 _STATES = {int(state): state for state in ProgressState}
@@ -73,26 +73,26 @@ def pack(*fields: object, version: int = VERSION) -> bytes:
     return packed
 
 
-def unpack(what: str, data: bytes, *builds: Callable[..., _T]) -> _T:
+def unpack(name: str, data: bytes, *builds: Callable[..., _T]) -> _T:
     """Decode a record with the build function of its version; ``builds`` begin with version 1.
     Raise RecordUnreadable, which names ``what``."""
     try:
         record = msgpack.unpackb(data, use_list=False)
     except (ValueError, msgpack.UnpackException) as error:
-        raise RecordUnreadable(f"{what}: not a msgpack value: {error}") from error
+        raise RecordUnreadable(f"{name}: not a msgpack value: {error}") from error
     if not isinstance(record, tuple) or not record or type(record[0]) is not int:
-        raise RecordUnreadable(f"{what}: not an array that starts with its version")
+        raise RecordUnreadable(f"{name}: not an array that starts with its version")
     version, newest = record[0], len(builds)
     if not 0 < version <= newest:
         versions = f"versions 1 to {newest}" if newest > 1 else "version 1"
         raise RecordUnreadable(
-            f"{what}: version {version}; this release reads {versions}"
+            f"{name}: version {version}; this release reads {versions}"
             + ("; a newer release wrote it" if version > newest else "")
         )
     try:
         return builds[version - 1](*record[1:])
     except (TypeError, ValueError, KeyError, AttributeError, struct.error) as error:
-        raise RecordUnreadable(f"{what}: wrong fields: {error!r}") from error
+        raise RecordUnreadable(f"{name}: wrong fields: {error!r}") from error
 
 
 _RARE_PROGRESS = defaults_from(ProgressRow, "failed")
@@ -112,7 +112,7 @@ def decode_record(kind: Kind[_T], data: bytes) -> _T:
 
 
 def encode_records(records: Mapping[RecordKey, Any]) -> list[bytes | None]:
-    """Encode the records of a batch, in order, as ``encode_record`` does; None: removed."""
+    """Encode the records of a batch, in order, as ``encode_record`` does. None: removed."""
     pack = msgpack.Packer().pack
     return [
         None if row is None else pack((len(kind.builds), *kind.fields(row)))
@@ -154,13 +154,13 @@ def kind_of(number_or_name: int | str) -> Kind[Any]:
 
 
 def in_parts(items: Iterable[_T], size_of: Callable[[_T], int]) -> Iterator[list[_T]]:
-    """Yield the items in lists that end at ``ROWS_A_BATCH`` items or ``BYTES_A_BATCH`` bytes."""
+    """Yield lists of items that end at ``ROWS_PER_BATCH`` items or ``BYTES_PER_BATCH`` bytes."""
     part: list[_T] = []
     size = 0
     for item in items:
         part.append(item)
         size += size_of(item)
-        if len(part) >= ROWS_A_BATCH or size >= BYTES_A_BATCH:
+        if len(part) >= ROWS_PER_BATCH or size >= BYTES_PER_BATCH:
             yield part
             part, size = [], 0
     if part:
@@ -168,7 +168,7 @@ def in_parts(items: Iterable[_T], size_of: Callable[[_T], int]) -> Iterator[list
 
 
 def in_batches(records: Mapping[RecordKey, Any]) -> Iterator[dict[RecordKey, Any]]:
-    """Yield the records in parts that each fit into one batch, as ``in_parts`` does."""
+    """Yield the records in parts that each fit into one batch."""
     parts = in_parts(records.items(), lambda item: len(encode_record(item[0][0], item[1])))
     return map(dict, parts)
 
@@ -180,10 +180,10 @@ def encode_extras(options: TaskOptions | None) -> bytes | None:
     return None if options is None else pack(*options_fields(options))
 
 
-def encode_extras_of(many: Collection[TaskOptions | None]) -> Sequence[bytes | str | None]:
-    """Encode the options of many tasks as a column. Options that are only a key become that text,
-    others as in ``encode_extras``. ``decode_extras_of`` reads both forms."""
-    keys = keys_alone(many)
+def encode_extras_of(all_options: Collection[TaskOptions | None]) -> Sequence[bytes | str | None]:
+    """Encode the options of many tasks as a column. Options that consist of a key become the key's
+    text; others are encoded as in ``encode_extras``. ``decode_extras_of`` reads both forms."""
+    keys = keys_alone(all_options)
     if keys is not None:
         return keys
     pack = msgpack.Packer().pack
@@ -193,7 +193,7 @@ def encode_extras_of(many: Collection[TaskOptions | None]) -> Sequence[bytes | s
         else options[0]
         if is_key_alone(options)
         else pack(extras_record(options))
-        for options in many
+        for options in all_options
     ]
 
 
@@ -212,7 +212,7 @@ def decode_extras(data: bytes | None) -> TaskOptions | None:
 
 
 def encode_past(past: Past) -> bytes | None:
-    """Encode a task's failures; None if it has none, as most tasks."""
+    """Encode a task's failures. Return None if it has none, like most tasks."""
     return None if past == NO_PAST else pack(*shortened(past, _RARE_PAST))
 
 
@@ -225,7 +225,9 @@ def _past(items: Iterable[Any], *counts: int) -> Past:
 
 
 def _failures(items: Iterable[Any]) -> tuple[Failure, ...]:
-    return tuple(Failure(attempt, at_ms, reason, who) for attempt, at_ms, reason, who in items)
+    return tuple(
+        Failure(attempt, at_ms, reason, subscriber) for attempt, at_ms, reason, subscriber in items
+    )
 
 
 def encode_endings(ended: dict[int, Outcome]) -> bytes:
@@ -266,7 +268,7 @@ def encode_task(row: TaskRow) -> bytes:
 
 
 def encode_tasks(rows: Iterable[TaskRow]) -> list[bytes]:
-    """Encode many tasks as ``encode_task`` does, at half its cost for each."""
+    """Encode many tasks as ``encode_task`` does, at half the cost per task."""
     pack = msgpack.Packer().pack
     return [
         pack((VERSION, *row))
@@ -287,7 +289,7 @@ def _task(
 
 
 def decode_heads(records: Sequence[bytes]) -> Heads:
-    """Decode the heads of many tasks, at half the cost of ``decode_task`` for each. Records can
+    """Decode the heads of many tasks, at half the cost of ``decode_task`` per task. Records can
     lack their bodies. Raise RecordUnreadable."""
     unpacker = msgpack.Unpacker(use_list=False, max_buffer_size=0)
     unpacker.feed(b"".join(records))

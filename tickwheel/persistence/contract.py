@@ -7,13 +7,13 @@ One conformance suite proves these invariants for every store:
   current and ``n == last + 1``; ``n <= last`` changes nothing.
 * When ``commit`` returns, the batch survives a power cut.
 * A read is a snapshot: it contains every batch that was committed when the read began, only whole
-  batches, and one moment, however many statements or calls it takes. A row that a concurrent
+  batches, and shows one moment, however many statements or calls it takes. A row that a concurrent
   commit changes or moves is read in its old or new state, never missed.
-* ``CommitRefused``: the batch was certainly not applied. ``CommitUnknown``: commit the same batch
-  again. Any other error: stop.
+* ``CommitRefused``: the batch was certainly not applied. ``CommitUnknown``: the same batch must be
+  committed again. After any other error the daemon must stop.
 
 ``Election`` is the contract between daemons that share one store: only the leader acts. The store
-itself keeps the leader's lease, which has a time to live. The lease only keeps daemons polite; the
+itself keeps the leader's lease, which has a time to live. The lease only avoids conflicts; the
 fence (the epoch, owner and number of every batch) makes a deposed leader harmless. Stores that
 belong to one process (SQLite, memory) have no election.
 """
@@ -89,14 +89,12 @@ class StoreAway(StoreError):
 
 
 class StoreBusy(StoreAway):
-    """The store is sound, but cannot open another reader now (descriptors, a lock)."""
+    """The store works, but cannot open another reader now (no file descriptor, or a lock)."""
 
 
 class StoreBehind(StoreError):
-    """The store lacks batches that it had confirmed.
-
-    This daemon still has them in memory, and must confirm nothing until the store has them again.
-    """
+    """The store lacks batches that it had confirmed. This daemon still has them in memory, and must
+    confirm nothing until the store has them again."""
 
     def __init__(self, message: str, *, last_seen: int, last_known: int) -> None:
         super().__init__(message)
@@ -107,12 +105,11 @@ class StoreBehind(StoreError):
 
 
 class StoreLost(StoreError):
-    """The store lost its data: it is empty, or somebody has initialized it again."""
+    """The store lost its data: it is empty, or it was initialized again."""
 
 
 class Evidence(NamedTuple):
     """A fact about a store from outside the store: a history, a lock file, a reserve, a setting.
-
     ``epoch`` 0: the source only proves that the store existed."""
 
     where: str
@@ -120,7 +117,7 @@ class Evidence(NamedTuple):
     epoch: int = 0
     mark: str = ""
     """The mark of the epoch; empty: unknown. An epoch without a mark is not compared with the
-    store's epochs, but its number is not used again."""
+    store's epochs, but no later epoch gets its number."""
     batch: int = 0
     """The last batch of the epoch that was certainly durable."""
     until: str = ""
@@ -142,7 +139,8 @@ class Opened:
     created: bool
     """Whether the store was empty and ``open`` has initialized it."""
     has_room: bool = True
-    """Whether enqueues have room; if False, they are refused until ``Store.probe_room``."""
+    """Whether the store has room for enqueues. If not, they are refused until ``probe_room`` is
+    True."""
     no_room: str = "the store was opened without room"
     """Why the store has no room, if ``has_room`` is False."""
     key_seed: bytes = b""
@@ -235,18 +233,16 @@ class Store(Protocol):
     async def open(
         self, owner: str, now_ms: int, *, epoch_min: int = 1, evidence: Sequence[Evidence] = ()
     ) -> Opened:
-        """Open the store and begin an epoch of at least ``epoch_min``.
-
-        Raise StoreUnusable, and change nothing, if the store lacks an epoch or batch in
-        ``evidence``.
-        """
+        """Open the store and begin an epoch of at least ``epoch_min``. Raise StoreUnusable, and
+        change nothing, if the store lacks an epoch or batch in ``evidence``."""
         ...
 
     async def recover_small(self) -> SmallState: ...
 
     def recover_handles(self, chunk: int = 10_000) -> AsyncIterator[Handles]:
         """Yield every task row, in due order (ties by id). Tasks can be created and can end during
-        the iteration. Due times stay, because commands by id wait for the end of the recovery."""
+        the iteration. Due times do not change, because commands by id wait until recovery has
+        ended."""
         ...
 
     def recover_keys(self) -> AsyncIterator[Keyed]:
@@ -256,10 +252,8 @@ class Store(Protocol):
         ...
 
     async def commit(self, epoch: int, owner: str, n: int, effects: Effects) -> bool:
-        """Apply batch ``n``. Return True if this call has applied it, False if an earlier one had.
-
-        Raise CommitRefused, CommitUnknown, Fenced or StoreBroken.
-        """
+        """Apply batch ``n``. Return True if this call has applied it, False if an earlier call had.
+        Raise CommitRefused, CommitUnknown, Fenced or StoreBroken."""
         ...
 
     async def read(self, ids: Sequence[int]) -> dict[int, StoredTask]:
@@ -275,12 +269,12 @@ class Store(Protocol):
 
     async def scan(self, after_id: int, limit: int, topic: str | None) -> list[StoredTask]:
         """Return up to ``limit`` tasks with an id above ``after_id``, by id; ``topic`` filters. A
-        shorter page is the last one unless ``is_cut`` says that it reached ``SCAN_BYTES_MAX``."""
+        shorter page is the last one, unless ``is_cut`` returns True for it."""
         ...
 
     async def scan_back(self, before_id: int, limit: int, topic: str | None) -> list[StoredTask]:
-        """Return up to ``limit`` tasks with an id below ``before_id``, highest id first. A page is
-        cut as in ``scan``."""
+        """Return up to ``limit`` tasks with an id below ``before_id``, highest id first. A page
+        ends early as in ``scan``."""
         ...
 
     async def scan_dead(
@@ -313,7 +307,7 @@ class Heads:
     """Tasks that were read, mostly as columns; an id is in ``plain`` or in ``others``."""
 
     plain: dict[str, dict[int, int]] = field(default_factory=dict)
-    """Topic → id → due_ms of tasks without progress or dead letters, and with no option but a
+    """Topic → id → due_ms of tasks without progress or dead letters, and without options except a
     key."""
     keys: dict[int, str] = field(default_factory=dict)
     """Id → key of the tasks in ``plain`` that have a key."""
@@ -345,7 +339,7 @@ class Heads:
 
 
 def head_row(task_id: int, due_ms: int, topic: str, keys: Mapping[int, str]) -> TaskRow:
-    """Return the row, without its body, of a task of ``Heads.plain``; ``keys`` has its key."""
+    """Return the row, without its body, of a task of ``Heads.plain``; ``keys``: id → key."""
     key = keys.get(task_id)
     options = None if key is None else TaskOptions(key)
     return TaskRow(task_id, due_ms, topic, NO_BODY, options)
@@ -364,7 +358,7 @@ class Moves(Protocol):
 
 @runtime_checkable
 class Located(Protocol):
-    """A store on a server, which can change to another server."""
+    """A store on a server, which can be replaced by another server."""
 
     @property
     def address(self) -> str:
@@ -406,7 +400,7 @@ class WorksAhead(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Leader:
-    """The entry of the leader in the store."""
+    """The leader's entry in the store."""
 
     owner: str
     address: str
@@ -414,8 +408,8 @@ class Leader:
     epoch: int
     """The leader's epoch; 0 until it has opened the store."""
     life: str = ""
-    """Identifies the leader's process to processes on the same machine, which can then notice its
-    end; empty: unknown."""
+    """Identifies the leader's process, so that processes on the same machine can notice its end;
+    empty: unknown."""
     http: str = ""
     """The URL of the leader's HTTP API and console; empty: it has none."""
 
@@ -447,20 +441,18 @@ class ElectionState:
     owner: str
     """The owner that opened the store last."""
     clean: bool = True
-    """Whether the store was closed in order; then no daemon's memory has data that it lacks."""
+    """Whether the store was closed properly, so that no daemon has data that the store lacks."""
     up_s: int = 0
-    """Seconds for which the store's server has certainly had the store, rounded down."""
+    """Number of seconds for which the server has certainly held the store's data, rounded down."""
     rewriting: str = ""
-    """The owner that began to write the data again from memory and has not finished; empty:
-    none."""
+    """The owner of an unfinished rewrite of the data from memory; empty: none."""
     is_replica: bool = False
     """Whether the server is a replica, which accepts no writes and can lack the newest ones."""
     lost_by: str = ""
-    """The owner whose confirmed data the store lacks, and which no longer has it in memory; empty:
-    none."""
+    """The owner whose confirmed data is lost from the store and from its memory; empty: none."""
     leased_here: bool = False
-    """Whether the last leader took or renewed its lease at this server since the server's start
-    and promotion. If it did, a missing lease has ended and was not lost in a failover."""
+    """Whether the last leader took or renewed its lease at this server since the server's start and
+    promotion. If so, a missing lease has ended and was not lost in a failover."""
 
     @property
     def known_leader(self) -> Leader | None:
@@ -475,27 +467,27 @@ class SiblingSettings(NamedTuple):
     """The groups and topic settings that another shard has committed."""
 
     counter: SettingsCounter
-    """The shard's counter of changes to the settings that it is the home of."""
+    """Counts the changes to the settings of the topics whose home is this shard."""
     rows: Sequence[GroupRow] | None
-    """All groups at that number of the counter, in any order; None: they were not read."""
+    """All groups as of that counter, in any order; None: they were not read."""
 
 
 class Siblings(Protocol):
-    """The committed data of a store's other shards, as one shard reads it: without owning them, and
+    """The committed data of a store's other shards. A shard reads it without owning those shards,
     whether or not daemons serve them."""
 
     def prepare(self) -> None:
-        """Start the work that the first read needs, in the background. That read raises its
+        """Start, in the background, the work that the first read needs. That read raises its
         errors."""
         ...
 
-    async def settings(self, shard: int, known: int | None) -> SiblingSettings:
-        """Return a shard's counter and its rows. If the counter's number is ``known``, read only
-        the counter, one small record. Raise StoreError, mostly StoreAway."""
+    async def settings(self, shard: int, known_number: int | None) -> SiblingSettings:
+        """Return a shard's counter and its rows. If the counter's number is ``known_number``, read
+        only the counter, which is one small record. Raise StoreError, usually StoreAway."""
         ...
 
-    async def have(self, shard: int, keys: Sequence[RecordKey]) -> Sequence[bool]:
-        """Return, for each key, whether a shard has a record under it. Raise as ``settings``."""
+    async def contains(self, shard: int, keys: Sequence[RecordKey]) -> Sequence[bool]:
+        """Return, for each key, whether a shard has a record under it. Raise StoreError."""
         ...
 
     async def close(self) -> None: ...
@@ -507,7 +499,7 @@ class Election(Protocol):
 
     @property
     def connections(self) -> int:
-        """Number of connections made so far; a new one can lead to another store."""
+        """Number of connections made so far; a new connection can reach a different store."""
         ...
 
     async def prepare(self) -> None:
@@ -531,17 +523,17 @@ class Election(Protocol):
         ...
 
     async def acquire(self, me: Leader, instead_of: Leader | None = None) -> bool:
-        """Take the lease if nobody has it, or if ``instead_of``, which is dead, has it. Return
-        whether this daemon has it now."""
+        """Take the lease if nobody holds it, or if ``instead_of``, which has ended, holds it.
+        Return whether this daemon now holds it."""
         ...
 
     async def renew(self, me: Leader) -> bool:
-        """Renew the lease for a time to live. Return False if the lease has ended or belongs to
-        another daemon."""
+        """Renew the lease for a time to live. Return False if the lease has ended or has another
+        owner."""
         ...
 
     async def release(self, me: Leader) -> None:
-        """End the lease if this daemon still has it."""
+        """End the lease if this daemon still holds it."""
         ...
 
     async def close(self) -> None: ...
@@ -570,17 +562,17 @@ class NodeRecord:
     run: str
     """Identifies this run of the node, from its start to its end."""
     address: str
-    """The address of the node's front door."""
+    """The address of the port that all shards of the node share."""
     version: str
     capacity: float
     since_ms: int
     ttl_ms: int
-    """Milliseconds after its last beat at which the node counts as gone."""
+    """Number of milliseconds after its last beat at which the node counts as ended."""
     leaving: bool = False
-    """Whether the node is about to end and is handing over its shards."""
+    """Whether the node is handing over its shards because it is about to end."""
     life: str = ""
-    """Identifies the node's process to processes on the same machine, which can then notice its
-    end; empty: unknown."""
+    """Identifies the node's process, so that processes on the same machine can notice its end;
+    empty: unknown."""
     http: str = ""
     claims: tuple[Claim, ...] = ()
     standbys: Mapping[int, str] = field(default_factory=dict)
@@ -597,9 +589,9 @@ class NodesSeen:
     seen_ms: Mapping[str, int]
     """Node → time of its last beat, in milliseconds."""
     placed: Mapping[int, str]
-    """Shard → node where an operator has placed it."""
+    """Shard → node on which an operator has placed it."""
     drained: frozenset[str]
-    """Names of the nodes that an operator has drained, which lead no shard."""
+    """Names of the nodes that an operator has drained. They must lead no shard."""
     version: int
     """A number that grows whenever a shard changes its leader."""
     namesake: NodeRecord | None = None
@@ -621,11 +613,11 @@ class NodeRegistry(Protocol):
         ...
 
     async def place(self, shard: int, node: str | None) -> None:
-        """Record the node where a shard belongs; None: any node."""
+        """Record the node that must lead a shard; None: any node may lead it."""
         ...
 
     async def drain(self, node: str, *, draining: bool) -> None:
-        """Record whether a node is drained, and must lead no shard."""
+        """Record whether a node is drained. A drained node must lead no shard."""
         ...
 
     async def close(self) -> None: ...
@@ -638,5 +630,6 @@ class SharedStore(Store, Protocol):
         self, owner: str, now_ms: int, *, epoch_min: int = 1, evidence: Sequence[Evidence] = (),
         may_create: bool = True,
     ) -> Opened:  # fmt: skip
-        """Open as ``Store.open``. Raise StoreUnusable for an empty store unless ``may_create``."""
+        """Open the store as ``Store.open`` does. Raise StoreUnusable for an empty store unless
+        ``may_create``."""
         ...

@@ -1,9 +1,9 @@
-"""Filling of a new store with the rows of one moment. A restore computes the rows from a backup and
+"""Fills a new store with the rows of one moment. A restore computes the rows from a backup and
 events (``history/restore.py``), a change of the number of shards reads them from the old databases
 (``server/reshard.py``), and a backup of a store other than SQLite copies them (``copying``).
 
 The filler writes numbered batches, bounded in rows and bytes, into a store that nobody else has
-open. On success the store is closed in order, and its meta table records the origin of its rows.
+open. On success it closes the store properly, and the meta table records the origin of the rows.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import Any
 
 from tickwheel.model.kinds import GROUP, Effects, RecordKey, keyed
 from tickwheel.model.records import GroupRow, Outcome
-from tickwheel.persistence.codec import BYTES_A_BATCH, ROWS_A_BATCH, in_batches
+from tickwheel.persistence.codec import BYTES_PER_BATCH, ROWS_PER_BATCH, in_batches
 from tickwheel.persistence.contract import Opened, Store, StoreBroken, StoredTask, StoreError
-from tickwheel.persistence.identity import Held
+from tickwheel.persistence.identity import StoreIdentity
 from tickwheel.persistence.sqlite import SqliteOptions, SqliteStore
 from tickwheel.persistence.sqlite.database import (
     copy_meta,
@@ -65,8 +65,8 @@ class Filler:
 
     async def remove(self, ids: Sequence[int]) -> None:
         """Remove tasks. Their outcomes are removed when the store is closed."""
-        for start in range(0, len(ids), ROWS_A_BATCH):
-            removed = dict.fromkeys(ids[start : start + ROWS_A_BATCH], Outcome.DELETED)
+        for start in range(0, len(ids), ROWS_PER_BATCH):
+            removed = dict.fromkeys(ids[start : start + ROWS_PER_BATCH], Outcome.DELETED)
             await self.write(Effects(ended=removed))
         self.removed_upto = self._n
 
@@ -74,7 +74,7 @@ class Filler:
         self, groups: Iterable[GroupRow], outcomes: Iterable[tuple[int, Outcome]], id_mark: int,
         position_ms: int,
     ) -> None:  # fmt: skip
-        """Write groups, outcomes and marks, which must precede all tasks."""
+        """Write groups, outcomes and marks. Call this before adding tasks."""
         self.id_mark, self.position_ms = id_mark, position_ms
         await self.write(Effects(records=dict(keyed(GROUP, groups)), ended=dict(outcomes)))
 
@@ -88,7 +88,7 @@ class Filler:
         await self._add_groups(task)
 
     async def change(self, task: StoredTask, before: StoredTask | None = None) -> None:
-        """Add a task, or replace the task ``before`` that the store has."""
+        """Add a task, or replace the stored task ``before``."""
         effects = self._effects
         effects.updated[task.row.id] = task.row
         if before is not None:
@@ -102,7 +102,7 @@ class Filler:
         effects.dead |= {(row.id, row.group): row for row in task.dead}
         self._bytes += len(task.row.body)
         count = len(effects.enqueued) + len(effects.updated)
-        if count >= ROWS_A_BATCH or self._bytes >= BYTES_A_BATCH:
+        if count >= ROWS_PER_BATCH or self._bytes >= BYTES_PER_BATCH:
             await self.flush()
 
     async def flush(self) -> None:
@@ -118,7 +118,7 @@ class Filler:
 
     async def write(self, effects: Effects) -> None:
         """Write one batch with the current marks. Raise StoreError instead of StoreBroken, because
-        only the new store has failed, not a daemon's."""
+        only the new store has failed, not the store of a daemon."""
         if self._renew is not None:
             await self._renew()
         effects.id_mark, effects.position_ms = self.id_mark, self.position_ms
@@ -138,7 +138,7 @@ async def new_sqlite(
     meta: Mapping[str, int | str],
     options: SqliteOptions | None = None,
 ) -> AsyncIterator[Filler]:
-    """Fill a SQLite store that nobody uses before it is complete. ``meta``: values added to its
+    """Fill a SQLite store that nobody can use before it is complete. ``meta``: values added to its
     meta table after the store was closed."""
     store = SqliteStore(path, replace(options or SqliteOptions(), reserve_bytes=0))
     opened = await store.open(owner, now_ms, epoch_min=epoch_min)
@@ -156,16 +156,17 @@ async def new_sqlite(
 
 
 @asynccontextmanager
-async def copying(path: str, held: Held) -> AsyncIterator[Filler]:
+async def copying(path: str, identity: StoreIdentity) -> AsyncIterator[Filler]:
     """Fill a SQLite database that becomes the backup at ``path`` of another kind of store with the
-    identity ``held``. Raise StoreError if ``path`` exists."""
+    identity ``identity``. Raise StoreError if ``path`` exists."""
     if os.path.lexists(path):
         raise StoreError(f"backup: {path} already exists")
     try:
         with whole_or_nothing(path) as part:
-            # The epoch stays the same: a restore looks up the backup's place in the history by it.
-            meta = copy_meta(held)
-            async with new_sqlite(part, "backup", 0, held.last.epoch, meta) as filler:
+            # The epoch stays the same, because a restore uses it to find the backup's position in
+            # the history.
+            meta = copy_meta(identity)
+            async with new_sqlite(part, "backup", 0, identity.last.epoch, meta) as filler:
                 yield filler
     except OSError as error:
         raise StoreError(f"backup to {path} failed: {error}") from error

@@ -1,11 +1,11 @@
-"""The identity of a store: its incarnation, and its epochs with their marks. A start compares them
-with facts from outside the store (``contract.Evidence``) before it begins an epoch.
+"""The identity of a store: its incarnation, and its epochs with their marks. A starting daemon
+compares them with facts from outside the store (``contract.Evidence``) before it begins an epoch.
 
-Every epoch has a mark, the random end of its owner's name. The mark distinguishes epochs with the
-same number in different branches, for example after a copy was put back. A store keeps the marks
-of its newest epochs. A history (``history/branches.py``) records the newest epoch, mark and batch
-that it contains. It never runs ahead of its store, so a history that is ahead proves a loss. A
-lock file, a reserve or a setting can prove that a store existed.
+Every epoch has a mark, the random end of its owner's name. The mark distinguishes epochs that have
+the same number in different branches, for example after an older copy was restored. A store keeps
+the marks of its newest epochs. A history (``history/branches.py``) records the newest epoch, mark
+and batch that it contains. A history never runs ahead of its store, so a history that is ahead
+proves a loss. A lock file, a reserve or a setting can prove that a store existed.
 
 The next epoch begins a new branch if the store is marked ``COPY`` or ``NEW``. A backup is marked
 ``COPY``; it can be served unless it lacks a known batch. ``tickwheel init`` and ``tickwheel
@@ -22,7 +22,7 @@ from typing import NamedTuple
 from tickwheel.persistence.contract import Evidence, StoreUnusable
 
 COPY, NEW = "copy", "new"
-"""Reasons for which the next epoch begins a branch."""
+"""The reasons why the next epoch begins a branch."""
 PAST_MAX = 64
 """Maximum number of earlier epochs that a store keeps."""
 
@@ -36,7 +36,7 @@ class EpochRecord(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class StoreIdentity:
     """The identity recorded in a store that is not empty, before an epoch begins."""
 
     last: EpochRecord
@@ -56,7 +56,7 @@ class Beginning(NamedTuple):
     """The mark of the preceding epoch; empty: there is none."""
     is_branch: bool = False
     is_behind: bool = False
-    """Whether the store lacks known batches and an operator has accepted that."""
+    """Whether the store lacks known batches and an operator has accepted this loss."""
 
 
 def mark_of(owner: str) -> str:
@@ -71,13 +71,13 @@ def restored(after: str) -> dict[str, str]:
 
 
 def begin(
-    name: str, held: Held | None, evidence: Sequence[Evidence], epoch_min: int = 1
+    name: str, identity: StoreIdentity | None, evidence: Sequence[Evidence], epoch_min: int = 1
 ) -> Beginning:
-    """Return the identity of the next epoch of the store ``name``; ``held`` None: it is empty.
+    """Return the identity of the next epoch of the store ``name``. ``identity`` None: it is empty.
     Raise StoreUnusable if the store lacks a known epoch or batch and is not marked ``NEW``."""
     epoch_min = max([epoch_min, *(fact.epoch + 1 for fact in evidence if not fact.mark)])
     evidence = [fact for fact in evidence if fact.mark or not fact.epoch]
-    if held is None:
+    if identity is None:
         for fact in evidence:
             raise StoreUnusable(
                 f"{name} is empty, but {_describe(fact)}: its data is lost. `tickwheel restore`"
@@ -85,33 +85,33 @@ def begin(
                 " with an empty store"
             )
         return Beginning(epoch_min)
-    lacking = next((fact for fact in evidence if _is_lacking(held, fact)), None)
-    if lacking is not None and held.branch != NEW:
-        last = held.last
+    lacking = next((fact for fact in evidence if _is_lacking(identity, fact)), None)
+    if lacking is not None and identity.branch != NEW:
+        last = identity.last
         reached = f"epoch {last.epoch} ({last.mark or 'no mark'}), batch {last.batch}"
         empty = "" if last.batch else "; `tickwheel init --force` starts with an empty store"
         raise StoreUnusable(
             f"{name} is an older or another store: it has reached {reached}, incarnation"
-            f" {held.incarnation}, but {_describe(lacking)}. `tickwheel restore` recovers the"
+            f" {identity.incarnation}, but {_describe(lacking)}. `tickwheel restore` recovers the"
             f" missing data; `tickwheel init --branch` continues without it{empty}"
         )
-    epoch = max(held.last.epoch + 1, epoch_min)
-    if held.branch:
+    epoch = max(identity.last.epoch + 1, epoch_min)
+    if identity.branch:
         epoch = max([epoch, *(fact.epoch + 1 for fact in evidence)])
         # A store that was initialized and never used has no preceding epoch.
-        after = held.last.mark if held.last.batch else ""
+        after = identity.last.mark if identity.last.batch else ""
         return Beginning(epoch, (), after, True, lacking is not None and bool(after))
-    return Beginning(epoch, (*held.past, held.last)[-PAST_MAX:], held.last.mark)
+    return Beginning(epoch, (*identity.past, identity.last)[-PAST_MAX:], identity.last.mark)
 
 
-def _is_lacking(held: Held, fact: Evidence) -> bool:
+def _is_lacking(identity: StoreIdentity, fact: Evidence) -> bool:
     """Return whether this store lacks the known epoch or batch."""
-    if fact.epoch > held.last.epoch:
+    if fact.epoch > identity.last.epoch:
         return True
-    for began in (held.last, *held.past):
+    for began in (identity.last, *identity.past):
         if began.epoch == fact.epoch:
             return fact.mark != began.mark or fact.batch > began.batch
-    return False  # the epoch is older than ``past``, or of an abandoned branch
+    return False  # the epoch is older than ``past``, or belongs to an abandoned branch
 
 
 def _describe(fact: Evidence) -> str:
@@ -121,11 +121,11 @@ def _describe(fact: Evidence) -> str:
     return f"{fact.where} has reached epoch {fact.epoch} ({fact.mark}), batch {fact.batch}{until}"
 
 
-# --- as text -------------------------------------------------------------------------------------
+# --- text form -----------------------------------------------------------------------------------
 
 
 def past_text(past: Sequence[EpochRecord]) -> str:
-    """Return the epochs in the form that stores keep."""
+    """Return the epochs as text, as stores keep them."""
     return " ".join(f"{began.epoch}:{began.mark}:{began.batch}" for began in past)
 
 

@@ -2,7 +2,7 @@
 
 It passes the same conformance suite as every other store. Its data survives ``close`` and ``open``
 of the same object, but not the process: it is for tests, models and experiments. No call awaits
-between two rows, so every call sees one moment.
+between two rows, so every call returns a snapshot.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from tickwheel.persistence.contract import (
     StoreBroken,
     StoredTask,
 )
-from tickwheel.persistence.identity import EpochRecord, Held, mark_of
+from tickwheel.persistence.identity import EpochRecord, StoreIdentity, mark_of
 
 ENDINGS_MAX = 100_000
 
@@ -53,7 +53,8 @@ class MemoryStore:
 
     def __init__(self, endings_max: int = ENDINGS_MAX) -> None:
         self._tasks: dict[int, TaskRow] = {}
-        # Ascending. Ids of ended tasks are dropped once they are more than half of the list.
+        # Ascending ids. Ids of ended tasks are removed once they make up more than half of the
+        # list.
         self._ids: list[int] = []
         self._progress: dict[int, dict[str, ProgressRow]] = {}
         self._dead: dict[int, dict[str, DeadRow]] = {}
@@ -70,21 +71,21 @@ class MemoryStore:
 
     def copy(self) -> MemoryStore:
         """Return an independent, closed store with the same data. Rows are immutable and shared."""
-        other = MemoryStore(self._endings.maxlen or 0)
-        other._tasks = dict(self._tasks)
-        other._ids = list(self._ids)
-        other._progress = {task_id: dict(rows) for task_id, rows in self._progress.items()}
-        other._dead = {task_id: dict(rows) for task_id, rows in self._dead.items()}
-        other._records = dict(self._records)
-        other._endings.extend(self._endings)
-        other._key_seed = self._key_seed
-        other._epoch = self._epoch
-        other._owner = self._owner
-        other._last_batch = self._last_batch
-        other._id_mark = self._id_mark
-        other._position_ms = self._position_ms
-        other._clean = self._clean
-        return other
+        copy = MemoryStore(self._endings.maxlen or 0)
+        copy._tasks = dict(self._tasks)
+        copy._ids = list(self._ids)
+        copy._progress = {task_id: dict(rows) for task_id, rows in self._progress.items()}
+        copy._dead = {task_id: dict(rows) for task_id, rows in self._dead.items()}
+        copy._records = dict(self._records)
+        copy._endings.extend(self._endings)
+        copy._key_seed = self._key_seed
+        copy._epoch = self._epoch
+        copy._owner = self._owner
+        copy._last_batch = self._last_batch
+        copy._id_mark = self._id_mark
+        copy._position_ms = self._position_ms
+        copy._clean = self._clean
+        return copy
 
     @property
     def durability(self) -> str:
@@ -96,7 +97,7 @@ class MemoryStore:
     ) -> Opened:
         created = self._epoch == 0
         clean = self._clean
-        # A history may know earlier memory stores, whose loss is normal.
+        # A history may contain epochs of earlier memory stores, whose loss is normal.
         self._epoch = max(self._epoch + 1, epoch_min, *(fact.epoch + 1 for fact in evidence))
         self._owner = owner
         self._clean = False
@@ -202,7 +203,7 @@ class MemoryStore:
         return tasks, ()
 
     async def read_heads(self, ids: Sequence[int], bytes_max: int) -> tuple[Heads, Sequence[int]]:
-        tasks, rest = await self.read_some(ids, bytes_max)
+        tasks, unread = await self.read_some(ids, bytes_max)
         heads = Heads()
         for task_id, task in tasks.items():
             row = task.row
@@ -214,7 +215,7 @@ class MemoryStore:
                 heads.plain.setdefault(row.topic, {})[task_id] = row.due_ms
                 if row.options is not None and row.options.key is not None:
                     heads.keys[task_id] = row.options.key
-        return heads, rest
+        return heads, unread
 
     def _add_id(self, task_id: int) -> None:
         ids = self._ids
@@ -265,12 +266,12 @@ class MemoryStore:
         from tickwheel.persistence.filling import copying
 
         last = EpochRecord(self._epoch, mark_of(self._owner), self._last_batch)
-        async with copying(path, Held(last, "memory")) as filler:
+        async with copying(path, StoreIdentity(last, "memory")) as filler:
             filler.id_mark, filler.position_ms = self._id_mark, self._position_ms
-            await filler.write(self._everything())
+            await filler.write(self._all_effects())
         return os.path.getsize(path)
 
-    def _everything(self) -> Effects:
+    def _all_effects(self) -> Effects:
         return Effects(
             enqueued=dict(self._tasks),
             ended=dict(self._endings),
@@ -285,7 +286,7 @@ class MemoryStore:
         return True
 
     async def verify(self) -> None:
-        """Return at once: nothing but this process changes the store."""
+        """Return at once, because only this process changes the store."""
 
     async def close(self, clean: bool) -> None:
         if self._is_open:

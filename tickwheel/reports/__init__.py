@@ -11,8 +11,8 @@ Overview::
 Only :mod:`~tickwheel.reports.table` writes the table, in numbered runs; a run exists when its
 manifest exists. Metrics are functions from DataFrame to DataFrame and write nothing. A cluster's
 executors need nothing installed, because everything is column expressions. This package imports
-nothing else from Tickwheel. This module has the settings of a report and their errors; importing it
-does not import pyspark.
+nothing else from Tickwheel. This module defines the settings of a report and their errors.
+Importing it does not import pyspark.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 
 
 QUARTER_MS = 900_000
-"""The interval of all figures in milliseconds: a quarter of an hour, because the offsets of all
+"""The interval of all figures, in milliseconds: a quarter of an hour, because the offsets of all
 time zones are multiples of it."""
 HOUR_MS = 3_600_000
 TARGET_MS = 100
 OBJECTIVE = 0.99
 _GLOB = frozenset("*?[]{}\\")
-"""Characters that Spark reads as patterns in paths."""
+"""Characters that have a special meaning for Spark in paths."""
 _UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": HOUR_MS}
 
 
@@ -45,7 +45,7 @@ Rows = list[Row]
 
 def pattern_regex(pattern: str) -> str:
     """Return a topic pattern as a regular expression with the same meaning in Python and Java:
-    ``*`` matches any text, every other character itself."""
+    ``*`` matches any text, and every other character matches itself."""
     return "".join(".*" if c == "*" else c if c.isalnum() else f"\\{c}" for c in pattern)
 
 
@@ -54,7 +54,7 @@ def _matches(topic: str, pattern: str) -> bool:
 
 
 class ReportError(Exception):
-    """A report cannot be made; the message says why and what to change."""
+    """A report cannot be made. The message says why, and what to change."""
 
 
 @dataclass(frozen=True)
@@ -88,21 +88,22 @@ class ReportSettings:
     """The settings of one report. Paths can be on any Hadoop file system; plain paths are local."""
 
     history: tuple[str, ...]
-    """The folders of one store's history. Events in several of them count once."""
+    """The folders of one store's history. An event in several of them counts once."""
     out: str
     since_ms: int | None = None
     until_ms: int | None = None
     topics: tuple[str, ...] = ()
-    """Names or patterns with ``*``; empty: all."""
+    """Names, or patterns with ``*``; empty: all topics."""
     timezone: str = "UTC"
     """Time zone of the report's hours and days."""
     slos: tuple[Slo, ...] = ()
-    """Objectives; the first match applies. Other topics have ``TARGET_MS`` and ``OBJECTIVE``."""
+    """Objectives, of which the first match applies. Other topics have ``TARGET_MS`` and
+    ``OBJECTIVE``."""
     stuck_after_ms: int = HOUR_MS
     open_segments: bool = True
     """Whether to read segments that are still being written."""
     batch_bytes: int = 256 << 20
-    """Bytes of history files that a run loads in one batch; each batch is saved."""
+    """Bytes of history files that a run loads in one batch. Each batch is saved."""
     top: int = 20
     """Number of keys, producers and subscribers in the lists of the slowest."""
 
@@ -110,8 +111,8 @@ class ReportSettings:
         for name in ("since_ms", "until_ms"):
             value = getattr(self, name)
             if value is not None and value % QUARTER_MS:
-                raise ReportError(f"{name[:5]}: figures are kept per quarter-hour; "
-                                  "use a time at :00, :15, :30 or :45")  # fmt: skip
+                raise ReportError(f"{name[:5]}: figures are kept per quarter of an hour;"
+                                  " use a time at :00, :15, :30 or :45")  # fmt: skip
         since_ms, until_ms = self.since_ms, self.until_ms
         if since_ms is not None and until_ms is not None and since_ms >= until_ms:
             raise ReportError("since must be before until")
@@ -147,7 +148,7 @@ class ReportSettings:
 
     @property
     def folders(self) -> tuple[str, ...]:
-        """The folders of the history, each once, without a trailing slash."""
+        """The distinct folders of the history, without a trailing slash."""
         return tuple(dict.fromkeys(path.rstrip("/") for path in self.history))
 
     @property
@@ -174,7 +175,7 @@ _TIME = re.compile(
 
 
 def at_ms(text: str | None, timezone: str) -> int | None:
-    """Return an ISO-8601 time in milliseconds since 1970; a time without an offset is in
+    """Return an ISO-8601 time in milliseconds since 1970. A time without an offset is in
     ``timezone``. Raise ReportError."""
     if text is None:
         return None

@@ -43,12 +43,12 @@ def is_no_file(error: Py4JJavaError) -> bool:
 
 
 def _causes(error: BaseException) -> list[str]:
-    """Return the causes of a JVM error, outermost first; empty for other errors."""
+    """Return the causes of a JVM error, outermost first, or nothing for other errors."""
     cause: Any = None
     if isinstance(error, Py4JJavaError):
         cause = error.java_exception
     elif isinstance(error, PySparkException):
-        # pyspark has the JVM's exception only in a private attribute.
+        # pyspark provides the JVM's exception only in a private attribute.
         cause = getattr(error, "_origin", None)
     causes: list[str] = []
     while cause is not None and len(causes) < CAUSES_MAX:
@@ -76,11 +76,9 @@ public class LocalFiles extends org.apache.hadoop.fs.RawLocalFileSystem {
 
 def spare_programs(spark: SparkSession) -> None:
     """Make Hadoop set the modes of new local files and folders with a call instead of a program.
-
     Without its native library, which pyspark does not include, Hadoop starts ``chmod`` 420 times
     for each report. This compiles a subclass of Hadoop's class with Janino, Spark's compiler for
-    queries. If that fails, nothing changes.
-    """
+    queries. If that fails, nothing changes."""
     jvm: Any = spark.sparkContext._jvm
     try:
         compiler = jvm.org.codehaus.janino.SimpleCompiler()
@@ -91,7 +89,8 @@ def spare_programs(spark: SparkSession) -> None:
         )
         conf.setClassLoader(compiler.getClassLoader())
         conf.set("fs.file.impl", "tickwheel.LocalFiles")
-        # Hadoop caches one object for each scheme and user, so this first call decides.
+        # Hadoop caches one object for each scheme and user, so this first call determines the
+        # class.
         local = jvm.java.net.URI("file:///")
         jvm.org.apache.hadoop.fs.FileSystem.get(local, conf).close()
         jvm.org.apache.hadoop.fs.FileSystem.get(local, conf)
@@ -100,24 +99,24 @@ def spare_programs(spark: SparkSession) -> None:
 
 
 class Files:
-    """Small files and folders. Paths are strings; methods return None, [] or False for a missing
-    file."""
+    """Small files and folders. Paths are strings. For a missing file, methods return None, [] or
+    False."""
 
     def __init__(self, spark: SparkSession) -> None:
         # Hadoop's classes are available through pyspark's gateway.
         self._jvm: Any = spark.sparkContext._jvm
         self._conf: Any = spark.sparkContext._jsc.hadoopConfiguration()
 
-    def _at(self, path: str) -> tuple[Any, Any]:
+    def _open_path(self, path: str) -> tuple[Any, Any]:
         hadoop = self._jvm.org.apache.hadoop.fs.Path(path)
         system = hadoop.getFileSystem(self._conf)
-        # Otherwise Hadoop writes .crc files into local folders.
+        # Prevent Hadoop from writing .crc files into local folders.
         system.setWriteChecksum(False)
         return system, hadoop
 
     def matching(self, folder: str, pattern: str) -> list[Found]:
         """Return the files in a folder that match a pattern."""
-        system, path = self._at(f"{folder}/{pattern}")
+        system, path = self._open_path(f"{folder}/{pattern}")
         statuses = system.globStatus(path) or ()
         return [
             Found(status.getPath().toString(), int(status.getLen()))
@@ -126,18 +125,18 @@ class Files:
         ]
 
     def names(self, folder: str) -> list[str]:
-        """Return the names in ``folder``, sorted; empty if it does not exist."""
-        system, path = self._at(folder)
+        """Return the names in ``folder``, sorted, or nothing if the folder does not exist."""
+        system, path = self._open_path(folder)
         if not system.exists(path):
             return []
         return sorted(status.getPath().getName() for status in system.listStatus(path))
 
     def exists(self, path: str) -> bool:
-        system, hadoop = self._at(path)
+        system, hadoop = self._open_path(path)
         return bool(system.exists(hadoop))
 
     def read(self, path: str) -> str | None:
-        system, hadoop = self._at(path)
+        system, hadoop = self._open_path(path)
         if not system.exists(hadoop):
             return None
         try:
@@ -154,14 +153,12 @@ class Files:
             stream.close()
 
     def write(self, path: str, text: str) -> None:
-        """Write a file atomically, as far as the file system can, by renaming a temporary file.
-
-        Only one writer at a time can call this, because writers share the temporary file.
-        """
-        system, hadoop = self._at(path)
+        """Write a file, atomically if the file system supports that, by renaming a temporary file.
+        Only one writer at a time can call this, because writers share the temporary file."""
+        system, hadoop = self._open_path(path)
         aside = self._aside(system, hadoop, text, ASIDE)
         if system.getUri().getScheme() == "file":
-            # Unlike Hadoop's rename, this never leaves a moment without the file.
+            # Unlike with Hadoop's rename, the file exists at every moment.
             os.replace(aside.toUri().getPath(), hadoop.toUri().getPath())
             return
         system.delete(hadoop, False)
@@ -170,12 +167,9 @@ class Files:
 
     def create(self, path: str, text: str) -> bool:
         """Create a file atomically. Return False if it exists. Only one of two concurrent calls
-        returns True.
-
-        Local file systems guarantee that with a link, HDFS with a rename that does not replace. An
-        object store does not guarantee it.
-        """
-        system, hadoop = self._at(path)
+        returns True. Local file systems guarantee this with a link, HDFS with a rename that does
+        not replace. An object store does not guarantee it."""
+        system, hadoop = self._open_path(path)
         if system.exists(hadoop):
             return False
         aside = self._aside(system, hadoop, text, f"{ASIDE}{uuid.uuid4().hex}-")
@@ -198,17 +192,17 @@ class Files:
         return aside
 
     def delete(self, path: str) -> None:
-        system, hadoop = self._at(path)
+        system, hadoop = self._open_path(path)
         system.delete(hadoop, True)
 
     def age_s(self, path: str, now_ms: int) -> float:
-        """Return the seconds since the file was last written."""
-        system, hadoop = self._at(path)
+        """Return the number of seconds since the file was last written."""
+        system, hadoop = self._open_path(path)
         return (now_ms - int(system.getFileStatus(hadoop).getModificationTime())) / 1000
 
 
 def _linked(aside: str, path: str) -> bool:
-    """Link a local file to its name. Return False if that exists; a rename would replace it."""
+    """Link a local file to its name. Return False if it exists; a rename would replace it."""
     try:
         os.link(aside, path)
     except FileExistsError:

@@ -2,8 +2,8 @@
 page.
 
 ``tickwheel report`` runs it on one machine, spark-submit on a cluster (through submit.py). All
-paths are Hadoop's. Every figure is written as Parquet and CSV, and all together as one page. A new
-report replaces the figures of the last one. See docs/reports.md.
+paths are Hadoop paths. Every figure is written as Parquet and CSV, and all figures together as one
+page. A new report replaces the figures of the last one. See docs/reports.md.
 
 The job has few Spark plans, because with a small history each plan costs more than its rows: one
 plan computes all tables of a figure (:class:`~metrics.Cube`), and the driver computes further
@@ -43,7 +43,7 @@ from tickwheel.reports.files import FAILED, Files, in_short
 from tickwheel.reports.metrics import BUCKET, DAY, HOUR, STEP, Cube
 from tickwheel.reports.page import Grain, grain
 from tickwheel.reports.session import started
-from tickwheel.reports.table import AT_ONCE, Loader, Outcome, Progress
+from tickwheel.reports.table import CONCURRENT_JOBS, Loader, Outcome, Progress
 
 if TYPE_CHECKING:
     from pyspark.sql import Row
@@ -65,7 +65,7 @@ class Report:
     settings: ReportSettings = field(repr=False)
 
     def summary(self) -> state.Summary:
-        """Return the summary, which is shown and kept for the next run."""
+        """Return the summary, which is printed and saved for the next run."""
         manifest, rows = self.loaded.manifest, self.rows
         return state.Summary(
             page=self.page,
@@ -95,8 +95,8 @@ def run(spark: SparkSession, settings: ReportSettings, progress: Progress | None
 
 def _run(spark: SparkSession, settings: ReportSettings, progress: Progress) -> Report:
     loader = Loader(spark, settings, progress)
-    # The lock is held to the end: another run would delete files from which this one reads its
-    # figures, and two runs would mix their figures in one folder.
+    # The lock is held to the end. Otherwise another run would delete files from which this run
+    # reads its figures, and two runs would mix their figures in one folder.
     with loader.lock() as lock:
         begun_s = time.monotonic()
         loaded = loader.load(lock)
@@ -176,12 +176,12 @@ def write_figures(
         files.write(f"{root}/csv/{name}.csv", csv_text(frame.columns, figure.rows))
         done(name)
 
-    with ThreadPoolExecutor(AT_ONCE) as pool:
+    with ThreadPoolExecutor(CONCURRENT_JOBS) as pool:
         list(pool.map(write, by_name))
 
 
 def csv_text(columns: list[str], rows: Rows) -> str:
-    """Return the rows as CSV with a header; null is empty, as spreadsheets expect."""
+    """Return the rows as CSV with a header. Null becomes an empty cell, as spreadsheets expect."""
     return "".join(
         [
             _line(columns),
@@ -199,7 +199,7 @@ def _line(cells: list[Any]) -> str:
 
 
 def _cell(value: Any) -> Any:
-    """Return a cell that spreadsheets do not read as a formula."""
+    """Return a cell that spreadsheets do not treat as a formula."""
     if isinstance(value, str) and value[:1] in {"=", "+", "-", "@", "\t", "\r", "\n"}:
         return "'" + value
     return value
@@ -209,8 +209,8 @@ def _cell(value: Any) -> Any:
 
 KEYS = ("topic", "group")
 STUCK_LISTED_MAX = 10_000
-"""Maximum tasks in the table ``stuck``; ``stuck_by_group`` counts all."""
-STEPPED = {"by_step": "by_hour", "all_by_step": "all_by_hour", "backlog_by_step": "backlog"}
+"""Maximum number of tasks in the table ``stuck``; ``stuck_by_group`` counts all."""
+STEP_TABLES = {"by_step": "by_hour", "all_by_step": "all_by_hour", "backlog_by_step": "backlog"}
 """Table by the step of the charts → table with the same columns. The tables are empty if the charts
 are by hour or day."""
 
@@ -239,14 +239,14 @@ def figures(
 ) -> tuple[dict[str, Figure], list[str]]:
     """Return the figures of the report from the table at ``manifest``, and the report's topics."""
     buckets = grain(manifest, settings)
-    facts = wanted(_facts(table, manifest, buckets), settings).persist()
+    facts = in_span(_facts(table, manifest, buckets), settings).persist()
     try:
         plans = [
             *_of_facts(facts, buckets, settings),
             *_of_rollups(table, manifest, settings),
             *_of_tasks(table, manifest, buckets, settings),
         ]
-        with ThreadPoolExecutor(AT_ONCE) as pool:
+        with ThreadPoolExecutor(CONCURRENT_JOBS) as pool:
             results = [pool.submit(plan.frame.collect) for plan in plans]
             tables: dict[str, Figure] = {}
             for plan, rows in zip(plans, results, strict=True):
@@ -254,10 +254,10 @@ def figures(
     finally:
         facts.unpersist()
     tables |= {name: tables.get(name) or Figure([], tables[like].shape)
-               for name, like in STEPPED.items()}  # fmt: skip
+               for name, like in STEP_TABLES.items()}  # fmt: skip
     tables |= compared(tables["by_day"].rows, tables["by_hour"].rows, settings)
     if not tables["all"].rows:
-        tables["all"] = Figure([_nothing(tables["all"])], tables["all"].shape)
+        tables["all"] = Figure([_empty_figures(tables["all"])], tables["all"].shape)
     for name in ("by_topic", "all"):
         tables[name] = with_undelivered(tables[name], tables["stuck_by_group"].rows)
     counts = tables.pop("counts").rows
@@ -270,7 +270,8 @@ def figures(
 
 
 def _facts(table: Table, manifest: Manifest, buckets: Grain) -> DataFrame:
-    """Return the kept facts, or for charts with shorter buckets facts counted from the events."""
+    """Return the stored facts or, for charts with shorter buckets, facts counted from the
+    events."""
     if buckets.is_fine:
         return rollups.facts(table.events(manifest), buckets.step_ms)
     return table.rollup("facts", manifest)
@@ -289,12 +290,12 @@ def _of_facts(facts: DataFrame, buckets: Grain, settings: ReportSettings) -> lis
     cube = Cube(every, settings.timezone, buckets.step_ms)
     attempts = over_time("attempts", settings)
     unclean = (facts.attempt == -1).alias("unclean")
-    taken = F.col("n") * F.col("value_ms")
+    weighted = F.col("n") * F.col("value_ms")
     counts = facts.groupBy("topic", "event", unclean).agg(
         F.sum("n").alias("n"),
-        # Only for transactions; these sums are cheap.
+        # These sums, which are cheap, are needed only for transactions.
         F.sum(F.col("n") * F.col("attempt")).alias("tasks"),
-        F.sum(taken).alias("took_sum_ms"),
+        F.sum(weighted).alias("took_sum_ms"),
         F.max("value_ms").alias("took_max_ms"),
     )
     return [
@@ -306,7 +307,7 @@ def _of_facts(facts: DataFrame, buckets: Grain, settings: ReportSettings) -> lis
 
 def _of_rollups(table: Table, manifest: Manifest, settings: ReportSettings) -> list[Plan]:
     def rollup(name: str) -> DataFrame:
-        return of_topics(wanted(table.rollup(name, manifest), settings), settings)
+        return of_topics(in_span(table.rollup(name, manifest), settings), settings)
 
     reasons, peaks = over_time("reasons", settings), over_time("peaks", settings)
     recurred = Cube({"schedules": (), "schedules_by_day": (DAY,)}, settings.timezone)
@@ -331,19 +332,19 @@ def _of_tasks(
     known_ms = manifest.last_ms or 0
     horizon_ms = known_ms if settings.until_ms is None else min(known_ms, settings.until_ms)
     waits = of_topics(table.rollup("waits", manifest), settings)
-    slow = of_topics(wanted(table.rollup("slow", manifest), settings), settings)
+    slow = of_topics(in_span(table.rollup("slow", manifest), settings), settings)
     span = settings.since_ms, settings.until_ms
-    stepped = waits.unionByName(rollups.waits(unfinished, known_ms))
-    hourly = metrics.backlog(stepped, settings.timezone, *span)
+    step_waits = waits.unionByName(rollups.waits(unfinished, known_ms))
+    hourly = metrics.backlog(step_waits, settings.timezone, *span)
     if buckets.is_fine:
         ended = of_topics(table.closed_journeys(manifest.journeys), settings)
-        slow = wanted(ended.withColumn("quarter_ms", F.col("acked_ms")), settings)
-        stepped = rollups.waits(ended, None, buckets.step_ms).unionByName(
+        slow = in_span(ended.withColumn("quarter_ms", F.col("acked_ms")), settings)
+        step_waits = rollups.waits(ended, None, buckets.step_ms).unionByName(
             rollups.waits(unfinished, known_ms, buckets.step_ms)
         )
     plans = []
     if buckets.name == "step":
-        backlog = metrics.backlog(stepped, settings.timezone, *span, buckets.step_ms)
+        backlog = metrics.backlog(step_waits, settings.timezone, *span, buckets.step_ms)
         plans.append(alone("backlog_by_step", backlog))
     stuck = metrics.stuck(unfinished, horizon_ms, settings.stuck_after_ms)
 
@@ -360,7 +361,7 @@ def _of_tasks(
 
 
 def over_time(name: str, settings: ReportSettings) -> Cube:
-    """Return a cube by topic and group: in total, by hour and by day."""
+    """Return a cube by topic and group, in total, by hour and by day."""
     return Cube(
         {name: KEYS, f"{name}_by_hour": (HOUR, *KEYS), f"{name}_by_day": (DAY, *KEYS)},
         settings.timezone,
@@ -373,7 +374,8 @@ def alone(name: str, frame: DataFrame) -> Plan:
 
 
 def cubed(cube: Cube, frame: DataFrame, *more: str, first: Order | None = None) -> Plan:
-    """Return a plan of several tables, sorted by ``first`` if given, then keys and ``more``."""
+    """Return a plan of several tables. They are sorted by ``first`` if given, then by keys and
+    ``more``."""
     columns = {name: cube.columns(name, frame.columns) for name in cube.tables}
     levels = cube.levels(more)
 
@@ -408,8 +410,8 @@ def compared(by_day: Rows, by_hour: Rows, settings: ReportSettings) -> dict[str,
     }
 
 
-def wanted(rows: DataFrame, settings: ReportSettings) -> DataFrame:
-    """Return the rows from ``since`` to before ``until``."""
+def in_span(rows: DataFrame, settings: ReportSettings) -> DataFrame:
+    """Return the rows from ``since`` up to but excluding ``until``."""
     if settings.since_ms is not None:
         rows = rows.filter(rows.quarter_ms >= settings.since_ms)
     if settings.until_ms is not None:
@@ -425,17 +427,17 @@ def of_topics(rows: DataFrame, settings: ReportSettings) -> DataFrame:
     return rows.filter(rows.topic.rlike("^(?:" + "|".join(patterns) + ")$"))
 
 
-def with_undelivered(of: Figure, stuck: Rows) -> Figure:
-    """Add ``undelivered``, the tasks that came due in the report's span and were never delivered,
-    and ``kept_share``, the share on time of all tasks that should have been delivered by now."""
-    shape: Any = of.shape
+def with_undelivered(service: Figure, stuck: Rows) -> Figure:
+    """Add ``undelivered``, the number of tasks that came due in the report's span and were never
+    delivered, and ``kept_share``, the share of all tasks due so far that were delivered on time."""
+    shape: Any = service.shape
     wider = StructType([*shape.fields, StructField("undelivered", LongType()),
                         StructField("kept_share", DoubleType())])  # fmt: skip
     rows = []
-    for row in of.rows:
-        same = (tasks for tasks in stuck if row.get("topic") in {None, tasks["topic"]})
-        lost = sum(tasks["lately"] for tasks in same if tasks["state"] == metrics.NEVER)
-        # No group got these tasks, so they count for the topic.
+    for row in service.rows:
+        stuck_tasks = (tasks for tasks in stuck if row.get("topic") in {None, tasks["topic"]})
+        lost = sum(tasks["lately"] for tasks in stuck_tasks if tasks["state"] == metrics.NEVER)
+        # No group received these tasks, so they count for the topic.
         due = row["first_deliveries"] + lost
         share = row["on_time"] / due if due else None
         rows.append({**row, "undelivered": lost, "kept_share": share})
@@ -449,7 +451,8 @@ def totals(counts: Rows, topics: set[str]) -> Figure:
 
 
 def daemon(counts: Rows) -> Figure:
-    """Return the daemon's starts (separately those after a crash), stops, and dropped events."""
+    """Return the numbers of the daemon's starts, starts after a crash, stops, and dropped
+    events."""
     events = (
         ("started after a crash" if row["unclean"] else row["event"], row["n"])
         for row in counts
@@ -493,8 +496,8 @@ def _summed(column: str, counts: Iterable[tuple[str, int]]) -> Rows:
     return [{column: name, "n": sum(n for _, n in pairs)} for name, pairs in same]
 
 
-def _nothing(whole: Figure) -> dict[str, Any]:
-    """Return the figures of a history without events: counts are 0, measured values null."""
+def _empty_figures(service: Figure) -> dict[str, Any]:
+    """Return the figures of a history without events: counts are 0, measured values are null."""
     counts = {*schema.TASK_EVENTS, "redelivered", "first_deliveries", "on_time", "held_up"}
-    shape: Any = whole.shape
+    shape: Any = service.shape
     return {name: 0 if name in counts else None for name in shape.names}

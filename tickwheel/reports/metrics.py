@@ -3,13 +3,13 @@
 They use no clock, file or setting: zones, targets and horizons are arguments. A :class:`Cube` is
 the set of groupings of a figure; one pass computes the rows of all its tables, unordered.
 
-Percentiles are exact, with linear interpolation between neighbours, because the facts have the
+Percentiles are exact, with linear interpolation between neighbours, because the facts contain the
 number of occurrences of each value. A share of 0 is null.
 
 Hours and days are those of a time zone. A local hour is identified by its first instant
 (``start_ms``), which distinguishes the two hours called 02:00 at the end of summer time; ``local``
-has the hour with its offset. A day has 23 or 25 hours when the clocks change. The offsets of zones
-are whole quarters of an hour, like the data, so no row spans two hours.
+contains the hour and its offset. A day has 23 or 25 hours when the clocks change. The offsets of
+zones are whole quarters of an hour, like the data, so no row spans two hours.
 
 Comparisons (with objectives, with the previous day) are computed without Spark from the few rows of
 :func:`service` by hour or day, topic and group.
@@ -36,26 +36,25 @@ _PATTERNS = {STEP: "yyyy-MM-dd HH:mm:ss", HOUR: "yyyy-MM-dd HH:'00'", DAY: "yyyy
 
 
 def bucketed(rows: DataFrame, bucket: str, timezone: str, step_ms: int = QUARTER_MS) -> DataFrame:
-    """Return ``rows``, which have ``quarter_ms``, with the columns of their buckets."""
+    """Return ``rows``, which must have ``quarter_ms``, with the columns of their buckets."""
     start = _start(bucket, timezone, step_ms)
-    at = start if bucket == STEP else F.col("quarter_ms")
-    return rows.withColumns({"start_ms": start, "local": _local(bucket, at, timezone)})
+    start_ms = start if bucket == STEP else F.col("quarter_ms")
+    return rows.withColumns({"start_ms": start, "local": _local(bucket, start_ms, timezone)})
 
 
 def _start(bucket: str, timezone: str, step_ms: int) -> Column:
     """Return the start of the bucket of ``quarter_ms``."""
-    at = F.col("quarter_ms")
+    at_ms = F.col("quarter_ms")
     if bucket == STEP:
-        return quarter(at, step_ms)
-    wall = _wall(at, timezone)
+        return quarter(at_ms, step_ms)
+    wall = _wall(at_ms, timezone)
     if bucket == DAY:
         return F.unix_millis(F.to_utc_timestamp(F.date_trunc("day", wall), timezone))
-    return at - F.minute(wall).cast("long") * 60_000 - F.pmod(at, F.lit(60_000))
+    return at_ms - F.minute(wall).cast("long") * 60_000 - F.pmod(at_ms, F.lit(60_000))
 
 
 def _local(bucket: str, at_ms: Column, timezone: str) -> Column:
-    """Return the local name of the bucket of ``at_ms``; for steps and hours with the zone's
-    offset."""
+    """Return the local name of the bucket of ``at_ms``. Steps and hours have an offset."""
     wall = _wall(at_ms, timezone)
     name = F.date_format(wall, _PATTERNS[bucket])
     if bucket == DAY:
@@ -68,17 +67,16 @@ def _local(bucket: str, at_ms: Column, timezone: str) -> Column:
 
 
 def _wall(ms: Column, timezone: str) -> Column:
-    """Return the wall-clock time in a zone as a UTC timestamp, the zone of the session."""
+    """Return the wall-clock time in a zone as a timestamp in UTC, which is the zone of the
+    session."""
     return F.from_utc_timestamp(F.timestamp_millis(ms), timezone)
 
 
 @dataclass(frozen=True)
 class Cube:
-    """Several groupings of the same rows: table → its keys.
-
-    One pass with grouping sets computes all of them, as one plan for Spark instead of several. In a
-    table, ``STEP``, ``HOUR`` and ``DAY`` become ``start_ms`` and ``local``.
-    """
+    """Several groupings of the same rows: table → its keys. One pass with grouping sets computes
+    all of them, as one plan for Spark instead of several. In a table, ``STEP``, ``HOUR`` and
+    ``DAY`` become ``start_ms`` and ``local``."""
 
     tables: Mapping[str, Sequence[str]]
     timezone: str
@@ -91,7 +89,7 @@ class Cube:
     def aggregate(
         self, rows: DataFrame, more: Sequence[str], values: Sequence[Column]
     ) -> DataFrame:
-        """Return ``values`` of each group; ``more``: additional keys of every table."""
+        """Return ``values`` of each group. ``more``: additional keys of every table."""
         names = [*self.keys, *more]
         times = [name for name in _PATTERNS if name in names]
         placed = rows.withColumns({t: _start(t, self.timezone, self.step_ms) for t in times})
@@ -121,7 +119,7 @@ class Cube:
         return [*chosen, *(name for name in names if name not in excluded)]
 
     def levels(self, more: Sequence[str] = ()) -> dict[int, str]:
-        """Return ``level`` → table. ``level`` has a bit for each key that is not the table's."""
+        """Return ``level`` → table. ``level`` has a bit for each key that the table lacks."""
         names = [*self.keys, *more]
         return {
             int("".join(str(int(name not in {*keys, *more})) for name in names) or "0", 2): table
@@ -131,7 +129,7 @@ class Cube:
 
 def ordered(rows: DataFrame, *by: str | Column) -> DataFrame:
     """Return the rows sorted, in one partition, because figures have few rows. A sort over several
-    partitions would compute the rows twice, to determine the boundaries."""
+    partitions would compute the rows twice, because it must first determine the boundaries."""
     return rows.repartition(1).sortWithinPartitions(*by) if by else rows
 
 
@@ -160,13 +158,14 @@ def service(facts: DataFrame, cube: Cube) -> DataFrame:
 
 
 def attempts(facts: DataFrame, cube: Cube) -> DataFrame:
-    """Return, by attempt: deliveries, their ends, and the share that succeeded."""
+    """Return, by attempt, the number of deliveries, how they ended, and the share that
+    succeeded."""
     event = F.col("event")
     counted = facts.filter(
         event.isin("delivered", "acked", "nacked", "lease_over", "dead") & (F.col("attempt") > 0)
     )
-    # For a delivery that became a dead letter, only `dead` is written, not its nack or the end of
-    # its lease: every delivery ends in one of the three.
+    # Every delivery ends in one of three events: if it became a dead letter, only `dead` is
+    # written, not its nack or the end of its lease.
     failed = _count(event.isin("nacked", "lease_over", "dead"))
     ended = _count(event.isin("acked", "nacked", "lease_over", "dead"))
     values = [
@@ -182,15 +181,17 @@ def attempts(facts: DataFrame, cube: Cube) -> DataFrame:
 def reasons(rows: DataFrame, cube: Cube, top: int) -> DataFrame:
     """Return the most frequent reasons of failed deliveries, for each event."""
     counted = cube.aggregate(rows, ("event", "reason"), [F.sum("n").alias("n")])
-    same = [*BUCKET, *(key for key in cube.keys if key not in _PATTERNS)]
-    most = Window.partitionBy(*same, "event").orderBy(F.desc("n"), "reason")
-    ranked = counted.withColumn("rank", F.row_number().over(most))
+    keys = [*BUCKET, *(key for key in cube.keys if key not in _PATTERNS)]
+    most_frequent = Window.partitionBy(*keys, "event").orderBy(F.desc("n"), "reason")
+    ranked = counted.withColumn("rank", F.row_number().over(most_frequent))
     return ranked.filter(F.col("rank") <= top).drop("rank")
 
 
 def peaks(rates: DataFrame, cube: Cube) -> DataFrame:
-    """Return the busiest second of each event: the number of events, and the time."""
-    busiest = F.struct(F.col("peak"), (-F.col("at_ms")).alias("before"))  # the first of equals
+    """Return the busiest second for each event: the number of events, and the time."""
+    busiest = F.struct(
+        F.col("peak"), (-F.col("at_ms")).alias("before")
+    )  # the first of equal seconds
     peak = cube.aggregate(rates, ("event",), [F.max(busiest).alias("busiest")])
     values = {"per_second": F.col("busiest.peak"), "at_ms": -F.col("busiest.before")}
     return peak.withColumns(values).drop("busiest")
@@ -198,10 +199,10 @@ def peaks(rates: DataFrame, cube: Cube) -> DataFrame:
 
 def _volumes() -> list[Column]:
     event = F.col("event")
-    again = (event == "delivered") & (F.col("attempt") > 1)
+    retried = (event == "delivered") & (F.col("attempt") > 1)
     return [
         *(_count(event == name).alias(name) for name in TASK_EVENTS),
-        _count(again).alias("redelivered"),
+        _count(retried).alias("redelivered"),
     ]
 
 
@@ -226,11 +227,11 @@ def _outcomes() -> list[Column]:
     acked, dead = _count(event == "acked"), _count(event == "dead")
     first_ended = event.isin("acked", "nacked", "lease_over", "dead") & first
     first_share = _share(_count((event == "acked") & first), _count(first_ended))
-    again = (event == "delivered") & (F.col("attempt") > 1)
+    retried = (event == "delivered") & (F.col("attempt") > 1)
     return [
         first_share.alias("first_try_share"),
         _share(dead, acked + dead).alias("dead_share"),
-        _share(_count(again), _count(event == "delivered")).alias("redelivered_share"),
+        _share(_count(retried), _count(event == "delivered")).alias("redelivered_share"),
     ]
 
 
@@ -254,21 +255,21 @@ def _spread(which: Column, name: str) -> list[Column]:
     ]
 
 
-def _share(part: Column, whole: Column) -> Column:
-    return F.when(whole > 0, part / whole)
+def _share(part: Column, total: Column) -> Column:
+    return F.when(total > 0, part / total)
 
 
 # --- recurring schedules -------------------------------------------------------------------------
 
 
 def schedules(occurrences: DataFrame, cube: Cube) -> DataFrame:
-    """Return, by schedule: occurrences by outcome, and the lateness of fired ones. Runs on demand
-    and backfills, which operators start, do not count as planned."""
+    """Return, by schedule, the occurrences by outcome and the lateness of those that fired. Runs on
+    demand and backfills, which operators start, do not count as planned."""
     planned = F.col("outcome").isin("fired", "missed", "overlap")
     values = [
         _count(planned).alias("planned"),
-        *(_of(outcome).alias(name) for outcome, name in _NAMES.items()),
-        _share(_of("fired"), _count(planned)).alias("fired_share"),
+        *(_of_outcome(outcome).alias(name) for outcome, name in _NAMES.items()),
+        _share(_of_outcome("fired"), _count(planned)).alias("fired_share"),
         *_spread(F.col("outcome") == "fired", "late"),
     ]
     return cube.aggregate(occurrences, ("schedule", "topic"), values)
@@ -280,7 +281,7 @@ _NAMES = {
 }  # fmt: skip
 
 
-def _of(outcome: str) -> Column:
+def _of_outcome(outcome: str) -> Column:
     return _count(F.col("outcome") == outcome)
 
 
@@ -295,7 +296,7 @@ EXAMPLES_KEPT = 3
 
 
 def slowest_keys(slow: DataFrame, top: int) -> DataFrame:
-    """Return keys with their slowest task, from its due time to its ack; slowest first."""
+    """Return keys with their slowest task, measured from due time to ack, slowest first."""
     row = F.struct("took_ms", "task_id", "came_due_ms", "acked_ms", "deliveries")
     return (
         slow.filter("key is not null")
@@ -308,7 +309,7 @@ def slowest_keys(slow: DataFrame, top: int) -> DataFrame:
 
 
 def producers(parties: DataFrame, origins: DataFrame, top: int) -> DataFrame:
-    """Return producers with the number of their tasks, and the times from due to ack."""
+    """Return producers with the number of their tasks, and the times from due time to ack."""
     enqueued = parties.filter("role = 'producer'").groupBy("topic", "name")
     ended = origins.groupBy("topic", "name").agg(
         F.sum("acked").alias("acked"),
@@ -342,10 +343,8 @@ def subscribers(parties: DataFrame, top: int) -> DataFrame:
 
 
 def examples(ended: DataFrame, split: Callable[[DataFrame], DataFrame]) -> DataFrame:
-    """Return the tasks of each bucket, topic and group that took longest from due to ack.
-
-    ``split`` adds the bucket (``start_ms``) to rows with ``quarter_ms``.
-    """
+    """Return the tasks of each bucket, topic and group that took longest from due time to ack.
+    ``split`` adds the bucket (``start_ms``) to rows with ``quarter_ms``."""
     took = F.col("acked_ms") - F.col("came_due_ms")
     name = ("start_ms", "topic", "group")
     longest = Window.partitionBy(*name).orderBy(F.desc("took_ms"), "task_id")
@@ -377,21 +376,21 @@ def backlog(
     until_ms: int | None = None,
     step_ms: int | None = None,
 ) -> DataFrame:
-    """Return each backlog at the end of every hour in which it changed, and its maximum in the
-    hour; with ``step_ms``, of every such step instead.
+    """Return each backlog at the end of every hour in which it changed, and its maximum in that
+    hour. With ``step_ms``, steps of this length replace hours.
 
-    These are running sums over ``waits``, which must begin with the first event. Ends of waits that
-    began before the history do not make a sum negative. Hours before ``since_ms`` are left out;
-    tasks that still wait from then count in the hour of ``since_ms``. The maximum is over the ends
-    of the intervals of ``waits``, usually quarters of an hour.
+    Backlogs are running sums over ``waits``, which must begin with the first event. Ends of waits
+    that began before the history do not make a sum negative. Hours before ``since_ms`` are left
+    out; tasks that still wait at ``since_ms`` count in its hour. The maximum is that of the values
+    at the ends of the intervals of ``waits``, usually quarters of an hour.
     """
     name = ("kind", "topic", "group")
     changes = waits.groupBy("quarter_ms", *name).agg(F.sum("n").alias("n"))
     so_far = Window.partitionBy(*name).orderBy("quarter_ms")
     sums = changes.withColumn("sum", F.sum("n").over(so_far))
-    # The lowest sum is minus the number of waits that began before the history.
+    # The negative of the lowest sum is the number of waits that began before the history.
     before = F.least(F.min("sum").over(Window.partitionBy(*name)), F.lit(0))
-    # The level before an hour's first change also counts for the hour's maximum.
+    # The level before an hour's first change also counts towards the hour's maximum.
     level = sums.withColumn("level", F.col("sum") - before).withColumn(
         "held", F.coalesce(F.lag("level").over(so_far), "level")
     )
@@ -410,25 +409,25 @@ def backlog(
 
 def _since(level: DataFrame, name: Sequence[str], since_ms: int) -> DataFrame:
     """Return the levels from ``since_ms`` on, beginning with the last level before it."""
-    at = F.greatest("quarter_ms", F.lit(since_ms))
-    last = Window.partitionBy(*name, at).orderBy(F.desc("quarter_ms"))
-    kept = level.withColumn("rank", F.row_number().over(last)).filter("rank = 1").drop("rank")
+    at_ms = F.greatest("quarter_ms", F.lit(since_ms))
+    last = Window.partitionBy(*name, at_ms).orderBy(F.desc("quarter_ms"))
+    levels = level.withColumn("rank", F.row_number().over(last)).filter("rank = 1").drop("rank")
     earlier = F.col("quarter_ms") < since_ms
     return (
-        kept.filter(~(earlier & (F.col("level") == 0)))
+        levels.filter(~(earlier & (F.col("level") == 0)))
         .withColumn("held", F.when(earlier, F.col("level")).otherwise(F.col("held")))
-        .withColumn("quarter_ms", at)
+        .withColumn("quarter_ms", at_ms)
     )
 
 
 def stuck(unfinished: DataFrame, horizon_ms: int, after_ms: int) -> DataFrame:
     """Return the tasks, by group, that are overdue by more than ``after_ms`` at ``horizon_ms``.
 
-    If all groups in the history have finished a task that has not ended, one row says that another
-    group is still owed it.
+    If all groups in the history have finished a task that has not ended, one row says that it was
+    never delivered to another group.
 
     Dead letters are not stuck: they wait for people, and are counted as dead. Tasks that wait for a
-    retry or were delivered lately are not stuck, because their next step is not overdue.
+    retry or were delivered recently are not stuck, because their next step is not overdue.
     """
     c = F.col
     event = last_event(c("last_code"))
@@ -448,7 +447,7 @@ def stuck(unfinished: DataFrame, horizon_ms: int, after_ms: int) -> DataFrame:
         }
     )
     overdue = F.lit(horizon_ms) - c("expected_ms")
-    # A task with rows of groups needs no row for the task as a whole.
+    # A task that has rows for groups needs no row for the task as a whole.
     shown = owed | ~c("unseen") | (c("lead") & c("left_ms").isNull())
     return (
         candidates.filter(shown & (overdue > after_ms) & (F.coalesce("event", F.lit("")) != "dead"))
@@ -464,8 +463,8 @@ def stuck(unfinished: DataFrame, horizon_ms: int, after_ms: int) -> DataFrame:
 
 
 def stuck_by_group(tasks: DataFrame, since_ms: int | None = None) -> DataFrame:
-    """Summarize :func:`stuck`: the tasks in each state, those expected since ``since_ms``
-    (``lately``), and the longest overdue."""
+    """Summarize :func:`stuck`: the number of tasks in each state, the number that were expected
+    after ``since_ms`` (``lately``), and the task that is longest overdue."""
     late = F.col("expected_ms") >= (since_ms or 0)
     counted = tasks.groupBy("topic", "group", "state").agg(
         F.count(F.lit(1)).alias("tasks"),
@@ -503,25 +502,23 @@ _COMPARED = ("enqueued", "delivered", "acked", "dead", "late_p50_ms", "late_p99_
 
 def slo(by_day: Rows, by_hour: Rows, objective: Objective) -> Rows:
     """Compare each topic and group with its objective, in total and by day and hour.
-
-    ``budget_used`` is the used share of the late deliveries that the objective allows; a value
-    above 1 is a breach.
-    """
+    ``budget_used`` is the used share of the late deliveries that the objective allows. A value
+    above 1 is a breach."""
     hours, results = _by_name(by_hour), []
     for (topic, group), days in _by_name(by_day).items():
-        wanted = objective(topic)
+        objective_share = objective(topic)
         first = sum(row["first_deliveries"] for row in days)
         on_time = sum(row["on_time"] for row in days)
-        same = hours[topic, group]
+        group_hours = hours[topic, group]
         results.append(
             {
                 "topic": topic, "group": group,
-                "target_ms": max(row["target_ms"] for row in days), "objective": wanted,
+                "target_ms": max(row["target_ms"] for row in days), "objective": objective_share,
                 "first_deliveries": first, "on_time": on_time,
-                "days": len(days), "days_missed": _missed(days, wanted),
-                "hours": len(same), "hours_missed": _missed(same, wanted),
-                "on_time_share": on_time / first, "met": on_time / first >= wanted,
-                "budget_used": _budget_used(on_time / first, wanted),
+                "days": len(days), "days_missed": _missed(days, objective_share),
+                "hours": len(group_hours), "hours_missed": _missed(group_hours, objective_share),
+                "on_time_share": on_time / first, "met": on_time / first >= objective_share,
+                "budget_used": _budget_used(on_time / first, objective_share),
             }
         )  # fmt: skip
 
@@ -545,7 +542,7 @@ def breaches(by_day: Rows, objective: Objective) -> Rows:
 
 
 def day_against_day(by_day: Rows) -> Rows:
-    """Return each day's figures and their change from the previous day with figures; the change
+    """Return each day's figures and their change from the previous day that has figures. A change
     from 0 is null."""
     compared: Rows = []
     before: dict[str, Any] = {}
@@ -561,8 +558,8 @@ def day_against_day(by_day: Rows) -> Rows:
     return compared
 
 
-def _change(now: float | None, before: float | None) -> float | None:
-    return None if now is None or not before else (now - before) / before
+def _change(value: float | None, previous: float | None) -> float | None:
+    return None if value is None or not previous else (value - previous) / previous
 
 
 def _by_name(rows: Rows) -> dict[tuple[str, str], Rows]:

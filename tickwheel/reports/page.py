@@ -28,10 +28,10 @@ STEPS_MS = (1_000, 2_000, 5_000, 10_000, 15_000, 30_000, 60_000, 180_000, 300_00
 BUCKETS_MAX = 240
 """Maximum number of steps in a chart."""
 HOURS_MAX = 24 * 15
-"""Maximum number of hours in a chart; a longer span has a bucket for each day."""
+"""Maximum number of hours in a chart. A longer span has a bucket for each day."""
 FINE_ROWS_MAX = 2_000_000
-"""Maximum events in the table for which steps below a quarter of an hour are counted, from the
-events themselves."""
+"""Maximum number of events in the table at which charts use steps below a quarter of an hour, which
+must be counted from the events themselves."""
 
 
 @dataclass(frozen=True)
@@ -42,16 +42,16 @@ class Grain:
     """``step``, ``hour`` or ``day``; charts show the figures ``by_step``, ``by_hour`` or
     ``by_day``."""
     step_ms: int
-    """Length of a bucket in milliseconds; approximate for hours and days."""
+    """Length of a bucket in milliseconds. It is approximate for hours and days."""
 
     @property
     def is_fine(self) -> bool:
-        """Whether buckets are shorter than the intervals of the kept figures."""
+        """Whether buckets are shorter than the quarters of an hour for which figures are stored."""
         return self.step_ms < QUARTER_MS
 
     @property
     def text(self) -> str:
-        """The length in words, such as ``5 seconds`` or ``hour``."""
+        """The length of a bucket in words, such as ``5 seconds`` or ``hour``."""
         if self.name != "step":
             return self.name
         size, unit = (self.step_ms // 60_000, "minute")
@@ -80,10 +80,10 @@ def grain(manifest: Manifest, settings: ReportSettings) -> Grain:
 
 
 HEAT_TOPICS_MAX = 60
-"""Maximum number of topics, the busiest ones, in the heat map."""
+"""Maximum number of topics in the heat map, which shows the busiest."""
 
 EXAMPLES_MAX = 3_000
-"""Maximum number of tasks in the lists of the charts' buckets."""
+"""Maximum number of example tasks that the buckets of the charts list in total."""
 
 _SHORT = {
     "p50": "late_p50_ms", "p90": "late_p90_ms", "p99": "late_p99_ms", "max": "late_max_ms",
@@ -118,7 +118,7 @@ def render(
     }
     text = (assets / "report.html").read_text("utf-8")
     head, *parts = text.split("@@")
-    # Placeholders are replaced in the template only, never in values.
+    # Replace placeholders only in the template, never in values.
     pieces = [filled.get(part, part) if i % 2 == 0 else part for i, part in enumerate(parts)]
     return head + "".join(pieces)
 
@@ -157,22 +157,22 @@ def _names(rows: Rows) -> list[tuple[str, str]]:
 
 
 def _times(starts: set[int], buckets: Grain, timezone: str) -> list[int]:
-    """Return the starts of all buckets in the span, also of those without events."""
+    """Return the start of every bucket in the span, including empty ones."""
     if not starts:
         return []
     if buckets.name != "day":
         return sorted(starts | set(range(min(starts), max(starts), buckets.step_ms)))
     zone, day = ZoneInfo(timezone), timedelta(days=1)
-    at = datetime.fromtimestamp(min(starts) / 1000, zone)
-    while (start_ms := round(at.timestamp() * 1000)) < max(starts):
+    start = datetime.fromtimestamp(min(starts) / 1000, zone)
+    while (start_ms := round(start.timestamp() * 1000)) < max(starts):
         starts = starts | {start_ms}
-        at += day  # in wall-clock time, because a day can have 23 hours
+        start += day  # in wall-clock time, because a day can have 23 hours
     return sorted(starts)
 
 
 def _slim(row: Row) -> Row:
-    """Return a row without nulls and zeros, which the script replaces, except percentiles and
-    shares of 0."""
+    """Return a row without nulls and zeros, which the script fills in, except percentiles and
+    shares."""
     values = {
         short: row[name] or 0
         for short, name in _SHORT.items()
@@ -182,7 +182,7 @@ def _slim(row: Row) -> Row:
 
 
 def _heat(by_hour: Rows) -> list[dict[str, Any]]:
-    """Return 24 cells for each of the busiest topics: mean deliveries, worst p99, mean failures."""
+    """Return 24 cells for each of the busiest topics, with mean deliveries, p99 and failures."""
     cells_of: dict[str, list[list[tuple[int, float | None, int]]]] = {}
     for row in by_hour:
         if row["group"] or row["delivered"]:
@@ -191,8 +191,10 @@ def _heat(by_hour: Rows) -> list[dict[str, Any]]:
             hour = int(row["local"][11:13])
             cells[hour].append((row["delivered"], row["late_p99_ms"], failed))
     days = {row["local"][:10] for row in by_hour}
-    most = sorted(cells_of, key=lambda topic: -sum(x[0] for cell in cells_of[topic] for x in cell))
-    shown = {topic: cells_of[topic] for topic in most[:HEAT_TOPICS_MAX]}
+    busiest = sorted(
+        cells_of, key=lambda topic: -sum(x[0] for cell in cells_of[topic] for x in cell)
+    )
+    shown = {topic: cells_of[topic] for topic in busiest[:HEAT_TOPICS_MAX]}
     return [
         {
             "topic": topic,
@@ -226,12 +228,14 @@ def _span(rows: Mapping[str, Rows], topics: Sequence[str], settings: ReportSetti
 
 
 def _cards_of(rows: Mapping[str, Rows], topic: str, group: str) -> str:
-    """Return the cards of one choice; a group's include its topic's figures."""
-    same = {"topic": topic, "group": group}
-    service = next((row for row in whole(rows["by_topic"]) if same.items() <= row.items()), {})
+    """Return the cards for a topic or group. The cards of a group include figures of its topic."""
+    selected = {"topic": topic, "group": group}
+    service = next(
+        (row for row in with_topic_counts(rows["by_topic"]) if selected.items() <= row.items()), {}
+    )
     stuck = [row for row in rows["stuck_by_group"]
              if row["topic"] == topic and row["group"] in {"", group}]  # fmt: skip
-    return _cards(service, stuck, [row for row in rows["slo"] if same.items() <= row.items()])
+    return _cards(service, stuck, [row for row in rows["slo"] if selected.items() <= row.items()])
 
 
 def _stuck_remark(rows: Mapping[str, Rows]) -> str:
@@ -263,31 +267,32 @@ def _cards(row: Row, stuck_by_group: Rows, objectives: Rows) -> str:
     )
 
 
-OF_TOPIC = ("enqueued", "rescheduled", "cancelled", "expired")
+TOPIC_COUNTS = ("enqueued", "rescheduled", "cancelled", "expired")
 """Events of a task as a whole, which have no group."""
 
 
-def whole(by_topic: Rows) -> Rows:
+def with_topic_counts(by_topic: Rows) -> Rows:
     """Return a row for each group, with the counts of its topic; and the rows of topics without
     groups."""
 
-    def more(row: Row, own: Row) -> Row:
-        return {name: row[name] + own.get(name, 0) for name in OF_TOPIC}
+    def extend(row: Row, topic_row: Row) -> Row:
+        return {name: row[name] + topic_row.get(name, 0) for name in TOPIC_COUNTS}
 
-    return _with_topics(by_topic, ("topic",), more)
+    return _with_topics(by_topic, ("topic",), extend)
 
 
-def _with_topics(rows: Rows, at: Sequence[str], more: Callable[[Row, Row], Row]) -> Rows:
-    """Return a row for each group, extended by ``more(row, topic_row)``, where the topic's row has
-    the same values of ``at`` or is empty; and the rows of topics without groups."""
+def _with_topics(rows: Rows, key_fields: Sequence[str], extend: Callable[[Row, Row], Row]) -> Rows:
+    """Return a row for each group, extended by ``more(row, topic_row)``, and the rows of topics
+    without groups. ``topic_row`` is the topic's row with the same values in the fields ``at``, or
+    empty."""
 
     def key(row: Row) -> tuple[Any, ...]:
-        return tuple(row[name] for name in at)
+        return tuple(row[name] for name in key_fields)
 
-    own = {key(row): row for row in rows if not row["group"]}
+    topic_rows = {key(row): row for row in rows if not row["group"]}
     grouped = {key(row) for row in rows if row["group"]}
     return [
-        {**row, **more(row, own.get(key(row), {}))} if row["group"] else row
+        {**row, **extend(row, topic_rows.get(key(row), {}))} if row["group"] else row
         for row in rows
         if row["group"] or key(row) not in grouped
     ]
@@ -313,13 +318,13 @@ def _footer(manifest: Manifest, settings: ReportSettings) -> str:
     last = "–"
     if manifest.last_ms is not None:
         zone = ZoneInfo(settings.timezone)
-        at = datetime.fromtimestamp(manifest.last_ms / 1000, UTC).astimezone(zone)
-        last = at.strftime("%Y-%m-%d %H:%M:%S %Z")
+        newest_at = datetime.fromtimestamp(manifest.last_ms / 1000, UTC).astimezone(zone)
+        last = newest_at.strftime("%Y-%m-%d %H:%M:%S %Z")
     return escape(
         f"{count(manifest.rows)} events from {count(len(manifest.segments))} segments, the newest "
         f"from {last}. {count(manifest.duplicates)} duplicate lines, from repeated reads of "
         "growing segments or from several folders, count once. Percentiles are exact. "
-        "Shares on time are of first deliveries; shares of success are of ended deliveries."
+        "On-time shares refer to first deliveries, success shares to ended deliveries."
     )
 
 
@@ -330,7 +335,7 @@ def _json(data: Any) -> str:
 
 
 LISTED_MAX = 500
-"""Maximum rows of a table on the page; its CSV file has all rows."""
+"""Maximum number of rows in a table of the page. Its CSV file contains all rows."""
 
 Column = tuple[str, str, Callable[[Any], str]]
 """(heading, field of the row, function that formats a cell)."""
@@ -359,13 +364,13 @@ def text(value: Any) -> str:
     return "–" if value in {None, ""} else str(value)
 
 
-def folded(value: Any) -> str:
+def wrappable(value: Any) -> str:
     """Format the name of a topic or group, which can be wrapped after its separators."""
     return text(value)
 
 
-def unfolded(value: Any) -> str:
-    """Format a text that is never wrapped, such as an id or a day."""
+def unwrapped(value: Any) -> str:
+    """Format text that is never wrapped, such as an id or a day."""
     return text(value)
 
 
@@ -382,24 +387,24 @@ def points(share: float | None) -> str:
     return "–" if share is None else f"{100 * share:+.3f}"
 
 
-def times(value: float | None) -> str:
+def multiple(value: float | None) -> str:
     return "–" if value is None else f"{value:.2f}×"
 
 
 def newest(days: list[Row]) -> list[Row]:
-    """Return the rows of the last day that have a previous day, largest changes first."""
+    """Return the rows of the last day for which there is a previous day, largest changes first."""
     last = max((row["local"] for row in days), default="")
     changed = [row for row in days if row["local"] == last and row["delivered_change"] is not None]
     return sorted(changed, key=lambda row: -abs(row["delivered_change"]))
 
 
-def whole_days(rows: Rows) -> Rows:
-    """Return :func:`whole` by day: the enqueued tasks of each group are its topic's."""
+def with_topic_counts_by_day(rows: Rows) -> Rows:
+    """Return a row for each group and day, with the number of enqueued tasks of its topic."""
 
-    def more(row: Row, own: Row) -> Row:
-        return {name: (own or row)[name] for name in ("enqueued", "enqueued_change")}
+    def extend(row: Row, topic_row: Row) -> Row:
+        return {name: (topic_row or row)[name] for name in ("enqueued", "enqueued_change")}
 
-    return _with_topics(rows, ("topic", "local"), more)
+    return _with_topics(rows, ("topic", "local"), extend)
 
 
 def tables(rows: Mapping[str, list[Row]], settings: ReportSettings) -> str:
@@ -411,12 +416,12 @@ def tables(rows: Mapping[str, list[Row]], settings: ReportSettings) -> str:
             return "–"
         return datetime.fromtimestamp(ms / 1000, UTC).astimezone(zone).strftime("%m-%d %H:%M:%S")
 
-    days = whole_days(rows["day_against_day"])
+    days = with_topic_counts_by_day(rows["day_against_day"])
     last = newest(days)
-    named: list[Column] = [("topic", "topic", folded), ("group", "group", folded)]
+    named: list[Column] = [("topic", "topic", wrappable), ("group", "group", wrappable)]
     parts = [
         _table("Topics and groups", "Lateness of first deliveries; time to the ack. Enqueued, "
-               "cancelled and expired are the topic’s.", whole(rows["by_topic"]),
+               "cancelled and expired are the topic’s.", with_topic_counts(rows["by_topic"]),
                [*named, *_SERVICE], bad=lambda row: bool(row["undelivered"])),
         _table("Filtered and held up", "Tasks that the group’s filter excluded; first deliveries "
                "that were late because of their order key or fair share.",
@@ -426,39 +431,39 @@ def tables(rows: Mapping[str, list[Row]], settings: ReportSettings) -> str:
                "deliveries, as a multiple of those that the objective allows.",
                rows["slo"], [*named, *_SLO], bad=lambda row: row["met"] is False),
         _table("Days that missed an objective", "", rows["slo_breaches"],
-               [("day", "local", unfolded), *named, *_BREACH]),
+               [("day", "local", unwrapped), *named, *_BREACH]),
         _table("Changes", f"{last[0]['local']} compared with the previous day. Enqueued is the "
                "topic’s." if last else "", last, [*named, *_DAYS]),
         _table("Day by day", "Each day, compared with the previous day. "
                "Enqueued is the topic’s.",
                days if len({row["local"] for row in days}) > 2 else [],
-               [*named, ("day", "local", unfolded), *_DAYS]),
+               [*named, ("day", "local", unwrapped), *_DAYS]),
         _table("Stuck tasks by group", f"Overdue by more than {duration(settings.stuck_after_ms)}.",
                rows["stuck_by_group"],
                [*named, ("state", "state", text), ("tasks", "tasks", count),
                 ("longest overdue", "overdue_ms", duration), ("since", "expected_ms", moment),
-                ("for example", "task_id", unfolded)]),
+                ("for example", "task_id", unwrapped)]),
         _table("Stuck tasks", _stuck_remark(rows), rows["stuck"],
-               [("task", "task_id", unfolded), *named, ("state", "state", text),
+               [("task", "task_id", unwrapped), *named, ("state", "state", text),
                 ("key", "key", text), ("expected", "expected_ms", moment),
                 ("overdue", "overdue_ms", duration), ("attempts", "attempts", count)]),
         _table("Slowest keys", "Each with its slowest task, from due to ack.",
                rows["slowest_keys"],
                [*named, ("key", "key", text), ("took", "took_ms", duration),
                 ("due", "came_due_ms", moment), ("deliveries", "deliveries", count),
-                ("task", "task_id", unfolded)]),
+                ("task", "task_id", unwrapped)]),
         _table("Slowest producers", "Times of their tasks, from due to ack.", rows["producers"],
-               [("topic", "topic", folded), ("producer", "name", folded), *_PRODUCERS]),
+               [("topic", "topic", wrappable), ("producer", "name", wrappable), *_PRODUCERS]),
         _table("Slowest subscribers", "Times from delivery to ack.", rows["subscribers"],
-               [*named, ("subscriber", "name", folded), *_SUBSCRIBERS]),
+               [*named, ("subscriber", "name", wrappable), *_SUBSCRIBERS]),
         _table("Peak rates", "The busiest second.", rows["peaks"],
                [*named, ("event", "event", spaced), ("per second", "per_second", count),
                 ("at", "at_ms", moment)]),
         _table("Why deliveries failed", "", rows["reasons"],
                [*named, ("event", "event", spaced), ("reason", "reason", text), ("n", "n", count)]),
-        _table("Schedules", "Occurrences by outcome, and the lateness of fired ones.",
+        _table("Schedules", "Occurrences by outcome, and the lateness of those that fired.",
                rows["schedules"],
-               [("schedule", "schedule", folded), ("topic", "topic", folded), *_SCHEDULES],
+               [("schedule", "schedule", wrappable), ("topic", "topic", wrappable), *_SCHEDULES],
                lambda row: bool(row["missed"])),
         _table("Transactions", "Transactions by outcome, their tasks, and their ages from the "
                "first task to the outcome.", rows["transactions"],
@@ -489,7 +494,7 @@ _HELD_UP: list[Column] = [
 ]  # fmt: skip
 _SLO: list[Column] = [
     ("target", "target_ms", duration), ("objective", "objective", percent),
-    ("on time", "on_time_share", percent), ("budget used", "budget_used", times),
+    ("on time", "on_time_share", percent), ("budget used", "budget_used", multiple),
     ("days missed", "days_missed", count), ("hours missed", "hours_missed", count),
     ("first deliveries", "first_deliveries", count),
 ]  # fmt: skip
@@ -530,12 +535,12 @@ def _cut(value: Any) -> str:
 
 
 _KINDS: dict[Callable[[Any], str], str] = {
-    text: "text", _cut: "text", spaced: "text", folded: "text name", unfolded: "text word",
+    text: "text", _cut: "text", spaced: "text", wrappable: "text name", unwrapped: "text word",
 }  # fmt: skip
-"""Function that formats a cell → the cell's class; all others are numbers."""
+"""Function that formats a cell → the cell's class. All other functions format numbers."""
 
 
-def _folds(escaped: str, kind: str) -> str:
+def _with_breaks(escaped: str, kind: str) -> str:
     """Return an escaped name with ``<wbr>`` after its separators."""
     return _PART.sub(r"\1<wbr>", escaped) if kind == "text name" else escaped
 
@@ -561,11 +566,11 @@ def _table(
     for row in rows[:LISTED_MAX]:
         mark = " bad" if bad(row) else ""
         cells = "".join(
-            f'<td class="{kind}{mark if kind == "n" else ""}"{_sorts(row[of], kind)}>'
-            f"{_folds(escape(write(row[of])), kind)}</td>"
-            for (_, of, write), kind in zip(columns, kinds, strict=True)
+            f'<td class="{kind}{mark if kind == "n" else ""}"{_sort_attribute(row[field], kind)}>'
+            f"{_with_breaks(escape(write(row[field])), kind)}</td>"
+            for (_, field, write), kind in zip(columns, kinds, strict=True)
         )
-        lines.append(f"<tr{_of(row)}>{cells}</tr>")
+        lines.append(f"<tr{_row_attributes(row)}>{cells}</tr>")
     if len(rows) > LISTED_MAX:
         remark += f" The first {LISTED_MAX} of {len(rows):,} rows; the CSV has all."
     return (
@@ -575,13 +580,13 @@ def _table(
     )
 
 
-def _sorts(value: Any, kind: str) -> str:
-    """Return the attribute with the value by which a numeric cell is sorted."""
+def _sort_attribute(value: Any, kind: str) -> str:
+    """Return the HTML attribute with the value by which a numeric cell is sorted."""
     return "" if kind != "n" or value is None else f' data-v="{float(value):.17g}"'
 
 
-def _of(row: Row) -> str:
-    """Return the attributes with a row's topic and group, by which the page selects rows."""
+def _row_attributes(row: Row) -> str:
+    """Return the HTML attributes with a row's topic and group, by which the page selects rows."""
     return "".join(
         f' data-{name}="{escape(str(row[name]))}"' for name in ("topic", "group") if name in row
     )

@@ -1,23 +1,22 @@
-"""Rollups, which are exact counts of events, and journeys, which are the courses of tasks.
+"""Computes rollups, which are exact counts of events, and journeys, which are the courses of tasks.
 
-Rollups are exact counts by quarter of an hour, small enough to compute all figures from.
+Rollups are counts by quarter of an hour, small enough to compute all figures from them. They are
+additive: the counts of two sets of events are the union of their rows, so a run adds the counts of
+its new events and never changes old counts. Percentiles stay exact, because the values themselves
+are counted (milliseconds repeat often), not summarized.
 
-They are additive: the counts of two sets of events are the union of their rows, so a run adds the
-counts of its new events and never changes old ones. Percentiles stay exact, because the values
-themselves are counted (milliseconds repeat often), not summarized.
-
-The exception is :func:`rates`: the peak of a second in two runs is not the larger of both parts. So
-a run computes the affected quarters again from the whole table, and the newest run's rows of a
-quarter are valid.
+The exception is :func:`rates`: if the events of a second are in two runs, its peak is not the
+larger of the two counts. So a run computes the affected quarters again from the whole table, and
+for each quarter the rows of the newest run are valid.
 
 A journey is the course of a task in a group, from its enqueue to its end, with one row for each
 task and group. It is *closed* when the task's enqueue is known and the task has ended: its last
 event has ``ended``, or, in a history without that field, all groups with events have ended. Closed
-journeys are written once. Unfinished ones are carried from run to run in ``open``: a run merges its
-new events into them, closes what it can, and writes the rest again. So the work of a run grows with
-new and unfinished tasks, not with the history, and events can arrive in any order. A group that
-appears after all others have finished gets a journey without an enqueue, which is never closed, but
-is not stuck after an ack.
+journeys are written once. Unfinished journeys are carried from run to run in ``open``: a run merges
+its new events into them, closes those it can, and writes the others again. So the work of a run
+grows with new and unfinished tasks, not with the history, and events can arrive in any order. A
+group that appears after all others have finished gets a journey without an enqueue, which is never
+closed, but is not stuck after an ack.
 """
 
 from __future__ import annotations
@@ -60,13 +59,10 @@ def _keys(span_ms: int = QUARTER_MS) -> list[Column]:
 
 
 def facts(events: DataFrame, span_ms: int = QUARTER_MS) -> DataFrame:
-    """Count events by attempt and measured value.
-
-    The table has them by quarter of an hour; another ``span_ms`` must divide a quarter.
-    ``value_ms`` is the lateness of a first delivery, the time from delivery to ack, or the age of
-    an ended transaction, else null. ``held``: an order key or fair share made a first delivery
-    late.
-    """
+    """Count events by attempt and measured value. The table contains facts by quarter of an hour.
+    Any other ``span_ms`` must divide a quarter. ``value_ms`` is the lateness of a first delivery,
+    the time from delivery to ack, or the age of an ended transaction; otherwise it is null.
+    ``held``: an order key or fair share made a first delivery late."""
     measured = F.when(F.col("event") == "delivered", F.col("lateness_ms")).when(
         F.col("event").isin("acked", *TRANSACTION_ENDS), F.col("ack_ms")
     )
@@ -76,8 +72,8 @@ def facts(events: DataFrame, span_ms: int = QUARTER_MS) -> DataFrame:
     return events.groupBy(
         *_keys(span_ms),
         "event",
-        # For a start, this column says whether the daemon had ended cleanly, and for a transaction
-        # the number of its tasks.
+        # For a start, this column tells whether the daemon had ended cleanly; for a transaction, it
+        # is the number of tasks.
         F.when(unclean, -1)
         .when(F.col("event").isin(*TRANSACTION_EVENTS), _tasks())
         .otherwise(F.coalesce("attempt", F.lit(0)))
@@ -88,12 +84,12 @@ def facts(events: DataFrame, span_ms: int = QUARTER_MS) -> DataFrame:
 
 
 def _tasks() -> Column:
-    """Return a transaction's number of tasks, bounded because a line can contain any number."""
+    """Return a transaction's number of tasks, which is bounded: a line can contain any number."""
     return F.least(F.coalesce("count", F.lit(0)), F.lit(TASKS_MAX)).cast("int")
 
 
 def reasons(events: DataFrame) -> DataFrame:
-    """Count the reasons of failed deliveries. Long numbers in them (ids, sizes) become ``#``."""
+    """Count the reasons of failed deliveries. Long numbers in reasons (ids, sizes) become ``#``."""
     reason = F.left(F.coalesce("reason", F.lit("(none given)")), F.lit(REASON_MAX))
     return (
         events.filter(F.col("event").isin(*WITH_REASON))
@@ -103,11 +99,11 @@ def reasons(events: DataFrame) -> DataFrame:
 
 
 def parties(events: DataFrame) -> DataFrame:
-    """Count by producer and subscriber, without ports, which change with every connection."""
+    """Count events by producer and subscriber, without ports, which vary by connection."""
     event = F.col("event")
-    who = F.when(event == "enqueued", F.col("producer")).otherwise(F.col("subscriber"))
+    party = F.when(event == "enqueued", F.col("producer")).otherwise(F.col("subscriber"))
     role = F.when(event == "enqueued", "producer").otherwise("subscriber")
-    counted = event.isin("enqueued", "delivered", "acked", *FAILED) & who.isNotNull()
+    counted = event.isin("enqueued", "delivered", "acked", *FAILED) & party.isNotNull()
     took = F.when(event == "acked", F.col("ack_ms"))
 
     def count(which: Column, name: str) -> Column:
@@ -115,7 +111,7 @@ def parties(events: DataFrame) -> DataFrame:
 
     return (
         events.filter(counted)
-        .groupBy(*_keys(), role.alias("role"), F.regexp_replace(who, r":\d+$", "").alias("name"))
+        .groupBy(*_keys(), role.alias("role"), F.regexp_replace(party, r":\d+$", "").alias("name"))
         .agg(
             count(event.isin("enqueued", "delivered"), "n"),
             count(event == "acked", "acked"),
@@ -149,7 +145,7 @@ def rates(events: DataFrame, run: int) -> DataFrame:
         .groupBy(*_keys(), "event", second.alias("second_ms"))
         .agg(F.count(F.lit(1)).alias("n"))
     )
-    # The first of equally busy seconds.
+    # If several seconds are equally busy, take the first.
     busiest = F.struct(F.col("n"), (-F.col("second_ms")).alias("before"))
     return (
         seconds.groupBy("quarter_ms", "topic", "group", "event")
@@ -163,12 +159,16 @@ def rates(events: DataFrame, run: int) -> DataFrame:
 
 def newest_rates(rows: DataFrame) -> DataFrame:
     """Return, for each quarter, the rows of the newest run."""
-    same = Window.partitionBy("quarter_ms", "topic", "group", "event")
-    return rows.withColumn("newest", F.max("run").over(same)).filter("run = newest").drop("newest")
+    same_quarter = Window.partitionBy("quarter_ms", "topic", "group", "event")
+    return (
+        rows.withColumn("newest", F.max("run").over(same_quarter))
+        .filter("run = newest")
+        .drop("newest")
+    )
 
 
 def merged(name: str, rows: DataFrame) -> DataFrame:
-    """Merge the rows of several runs into one run's; ``rates`` are already the valid rows."""
+    """Merge the rows of several runs into rows of one run. ``rates`` must be valid rows."""
     if name in ("rates", "slow"):
         return rows
     worst = {"took_max_ms"} & set(rows.columns)
@@ -184,7 +184,7 @@ def merged(name: str, rows: DataFrame) -> DataFrame:
 
 UNTAKEN = "untaken"
 SLOW_KEPT = 50
-"""Maximum slow keys for each quarter of an hour, topic and group."""
+"""Maximum number of slow keys for each quarter of an hour, topic and group."""
 CODES = 32
 """``last_code`` = time_ms × 32 + the event's index in TASK_EVENTS, a single comparable number."""
 _RANK = {event: rank for rank, event in enumerate(TASK_EVENTS)}
@@ -204,10 +204,8 @@ def enqueues(events: DataFrame) -> DataFrame:
 
 
 def legs(events: DataFrame) -> DataFrame:
-    """Return the course of each task in each group according to these events, as numbers.
-
-    Events of the whole task (cancelled, rescheduled, expired) belong to group ``""``.
-    """
+    """Return the course of each task in each group, as far as these events show it, as numbers.
+    Events of the whole task (cancelled, rescheduled, expired) belong to group ``""``."""
     c = F.col
     broadcast = (c("event") == "delivered") & c("group").isNull()
     changes = events.filter(
@@ -219,14 +217,15 @@ def legs(events: DataFrame) -> DataFrame:
         changes.repartition("task_id")
         .groupBy("task_id", "topic", "group")
         .agg(
-            # The newest due time in any event.
+            # Take the newest due time in any event.
             F.max_by("due_ms", F.when(c("due_ms").isNotNull(), c("time_ms"))).alias("due_ms"),
-            # Retries have later due times; the first is the task's.
+            # Retries have later due times, so the first one is that of the task.
             F.min(F.when(c("event") == "delivered", c("due_ms"))).alias("came_due_ms"),
             F.min(F.when(first, c("time_ms"))).alias("first_ms"),
             F.min(F.when(c("event") == "acked", c("time_ms"))).alias("acked_ms"),
             F.min(F.when(c("event").isin(*FINAL), c("time_ms"))).alias("ended_ms"),
-            # The end of the whole task; and whether this group ended while others were owed it.
+            # How the whole task ended, and whether it ended in this group before other groups had
+            # received it.
             F.min(F.when(c("ended"), c("time_ms"))).alias("whole_ms"),
             F.coalesce(F.max(~c("ended")), F.lit(False)).alias("partly"),
             F.max(c("time_ms") * CODES + rank[c("event")]).alias("last_code"),
@@ -254,18 +253,18 @@ def merge_legs(parts: DataFrame) -> DataFrame:
 
 
 def advance(events: DataFrame, unfinished: DataFrame | None) -> DataFrame:
-    """Merge new events into the open journeys. Return all journeys, each with ``closed``."""
-    enqueued, seen = enqueues(events), legs(events)
+    """Merge new events into the open journeys. Return all journeys with a column ``closed``."""
+    enqueued, task_legs = enqueues(events), legs(events)
     if unfinished is not None:
         enqueued = enqueued.unionByName(
             unfinished.filter("lead and enqueued_ms is not null").select(*_INFO)
         )
-        kept = unfinished.filter("`group` is not null").select(*_LEG)
-        seen = merge_legs(seen.unionByName(kept))
-    return _joined(enqueued, seen)
+        earlier_legs = unfinished.filter("`group` is not null").select(*_LEG)
+        task_legs = merge_legs(task_legs.unionByName(earlier_legs))
+    return _joined(enqueued, task_legs)
 
 
-def _joined(enqueued: DataFrame, seen: DataFrame) -> DataFrame:
+def _joined(enqueued: DataFrame, task_legs: DataFrame) -> DataFrame:
     c = F.col
     same_task = Window.partitionBy("task_id")
     # The group "" ends the whole task; other groups end it if their event has ``ended``.
@@ -274,28 +273,29 @@ def _joined(enqueued: DataFrame, seen: DataFrame) -> DataFrame:
     partly = F.coalesce(F.max("partly").over(same_task), F.lit(False))
     all_ended = F.min(F.when(c("group") != "", c("ended_ms").isNotNull())).over(same_task)
     joined = enqueued.join(
-        seen.withColumnRenamed("topic", "seen_topic"), "task_id", "full"
+        task_legs.withColumnRenamed("topic", "seen_topic"), "task_id", "full"
     ).withColumn("topic", F.coalesce("topic", "seen_topic"))
     quiet = F.coalesce(all_ended, F.lit(False))
     ended = whole_end.isNotNull() | (quiet & ~partly)
-    # Without an enqueue, it can be a late part of a journey that an earlier run has closed.
+    # A leg without an enqueue may be a late part of a journey that an earlier run has closed.
     owed = c("enqueued_ms").isNotNull() & whole_end.isNull() & quiet & partly
     lead = F.row_number().over(same_task.orderBy(c("group").asc_nulls_first())) == 1
-    left = F.min(F.coalesce("came_due_ms", "ended_ms")).over(same_task)
+    left_ms = F.min(F.coalesce("came_due_ms", "ended_ms")).over(same_task)
     return joined.drop("seen_topic").withColumns(
         {
             "closed": c("enqueued_ms").isNotNull() & ended,
             "lead": lead,
-            "left_ms": left,
+            "left_ms": left_ms,
             "owed": owed,
         }
     )
 
 
 def last_event(last_code: Column) -> Column:
-    """Return the name of the event in a ``last_code``; null for null."""
+    """Return the name of the event in a ``last_code``, or null for null."""
     index = (F.pmod(last_code, F.lit(CODES)) + 1).cast("int")
-    # Spark assumes that element_at of a literal array is never null; a null index gives the last.
+    # Spark assumes that element_at of a literal array is never null, and returns the last element
+    # for a null index.
     return F.when(last_code.isNotNull(), F.element_at(F.array(*map(F.lit, TASK_EVENTS)), index))
 
 
@@ -304,11 +304,10 @@ def last_ms(last_code: Column) -> Column:
     return F.floor(last_code / CODES).cast("long")
 
 
-def slow(closed: DataFrame, kept: int = SLOW_KEPT) -> DataFrame:
-    """Return the slowest keys of each quarter, each with its slowest task, from due to ack.
-
-    A report can select any quarters. A key appears only once, however often it is slow.
-    """
+def slow(closed: DataFrame, limit: int = SLOW_KEPT) -> DataFrame:
+    """Return the slowest keys of each quarter, each with its slowest task, from due to ack. A
+    report can select any quarters. A key appears only once per quarter, however often it is
+    slow."""
     worst = F.struct(
         (F.col("acked_ms") - F.col("came_due_ms")).alias("took_ms"),
         "task_id", "came_due_ms", "acked_ms", "deliveries",
@@ -318,43 +317,41 @@ def slow(closed: DataFrame, kept: int = SLOW_KEPT) -> DataFrame:
     return (
         closed.filter("acked_ms is not null and came_due_ms is not null and key is not null")
         .withColumn("quarter_ms", quarter(F.col("acked_ms")))
-        # One shuffle for both steps.
+        # Both steps share one shuffle.
         .repartition(*name)
         .groupBy(*name, "key")
         .agg(F.max(worst).alias("worst"))
         .select(*name, "key", "worst.*")
         .withColumn("rank", F.row_number().over(slowest))
-        .filter(F.col("rank") <= kept)
+        .filter(F.col("rank") <= limit)
         .drop("rank")
     )
 
 
 def waits(rows: DataFrame, horizon_ms: int | None = None, span_ms: int = QUARTER_MS) -> DataFrame:
-    """Count the begins and ends of waits by quarter; backlogs are running sums of these.
-
+    """Count the beginnings and ends of waits by quarter. Backlogs are running sums of these counts.
     ``scheduled``: a task from its enqueue until it is due or cancelled. ``due``: a task in a group
     from its due time until it ends or becomes a dead letter; before its first delivery it is due in
-    group ``""``. Unfinished journeys need ``horizon_ms``, the time up to which they are known.
-    """
+    group ``""``. For unfinished journeys, ``horizon_ms`` is the time up to which they are known."""
     c = F.col
     begun = c("enqueued_ms")
     # The leading row of group "" has the newest due time, if the due time was changed.
     planned = F.coalesce(F.when(c("group") == "", c("due_ms")), c("planned_ms"))
     planned = F.greatest(planned, begun)
     over_at = F.lit(schema.TIME_MS_MAX if horizon_ms is None else horizon_ms)
-    left = F.greatest(F.least(c("left_ms"), planned), begun)
+    left_ms = F.greatest(F.least(c("left_ms"), planned), begun)
     dead = F.when(last_event(c("last_code")) == "dead", last_ms(c("last_code")))
-    over = F.coalesce(c("ended_ms"), dead)
+    over_ms = F.coalesce(c("ended_ms"), dead)
     of_group = c("came_due_ms").isNotNull()
     of_task = c("lead") & begun.isNotNull()
     untaken = of_task & (planned <= over_at) & (c("left_ms").isNull() | (c("left_ms") > planned))
     steps = (
         (of_task, "scheduled", begun, 1),
-        (of_task & (left <= over_at), "scheduled", left, -1),
+        (of_task & (left_ms <= over_at), "scheduled", left_ms, -1),
         (untaken, UNTAKEN, planned, 1),
         (untaken, UNTAKEN, c("left_ms"), -1),
         (of_group, "due", F.greatest(c("came_due_ms"), begun), 1),
-        (of_group, "due", over, -1),
+        (of_group, "due", over_ms, -1),
     )
     changes = F.array(
         *(
@@ -397,11 +394,11 @@ def origins(closed: DataFrame) -> DataFrame:
     )  # fmt: skip
 
 
-OF_EVENTS: dict[str, Callable[[DataFrame], DataFrame]] = {
+EVENT_ROLLUPS: dict[str, Callable[[DataFrame], DataFrame]] = {
     "facts": facts, "reasons": reasons, "parties": parties, "occurrences": occurrences,
 }  # fmt: skip
 """Rollups computed from a run's new events."""
-OF_JOURNEYS: dict[str, Callable[[DataFrame], DataFrame]] = {
+JOURNEY_ROLLUPS: dict[str, Callable[[DataFrame], DataFrame]] = {
     "slow": slow,
     "waits": waits,
     "origins": origins,

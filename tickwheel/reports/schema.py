@@ -3,7 +3,7 @@ with column expressions only.
 
 The daemon writes lines of version 1. A line of a newer version is quarantined, and its segment is
 read again by the first release that knows the version. Every line gets a verdict: null for a valid
-row, else the reason of its quarantine:
+row, otherwise the reason for its quarantine:
 
 ========== =====================================================================================
 torn       begins like an event but has no end, because a crash cut it off
@@ -27,7 +27,8 @@ TASK_EVENTS = (
     "enqueued", "rescheduled", "requeued", "delivered", "released", "nacked", "lease_over",
     "dead", "acked", "cancelled", "expired", "filtered", "deleted",
 )  # fmt: skip
-"""Events of tasks. Among events of the same millisecond, the one later in this order counts."""
+"""Events of tasks. Of several events in the same millisecond, the one that is later in this order
+applies."""
 GROUP_EVENTS = ("group_created", "group_deleted", "group_configured", "group_reset")
 SCHEDULE_EVENTS = ("schedule_put", "schedule_paused", "schedule_resumed", "schedule_deleted")
 OCCURRENCE_EVENTS = ("occurrence_fired", "occurrence_skipped", "occurrence_queued")
@@ -41,7 +42,7 @@ TRANSACTION_ENDS = ("transaction_committed", "transaction_rolled_back", "transac
 KEY_BUSY = "key_busy"
 """The cause of a delivery that was late because its order key or fair share was busy."""
 KEY_EVENTS = ("replaced", "kept", "rejected", "overtaken")
-"""Events of enqueues whose key was pending; no metric counts them."""
+"""Events of enqueues whose key was already pending. No metric counts them."""
 OTHER_EVENTS = (
     *GROUP_EVENTS, *SCHEDULE_EVENTS, *OCCURRENCE_EVENTS, *KEY_EVENTS, *TRANSACTION_EVENTS,
     "started", "stopped", "dropped",
@@ -55,7 +56,7 @@ NO_TOPIC = "~"
 """Stands for the topic of daemon events, which have none; no real topic can have this name."""
 TOPIC_PATTERN = r"^[A-Za-z0-9._:/-]{1,255}$"
 TIME_MS_MAX = 4_102_444_800_000
-"""1 January 2100; a line with a later time is invalid."""
+"""1 January 2100. A line with a later time is invalid."""
 TIMES = ("time_ms", "due_ms", "lateness_ms", "ack_ms", "count", "planned_ms")
 """Numeric fields, which must be between 0 and ``TIME_MS_MAX``."""
 REASON_MAX = 200
@@ -110,8 +111,8 @@ JOURNEY = """
     first_ms LONG, acked_ms LONG, ended_ms LONG, whole_ms LONG, partly BOOLEAN, owed BOOLEAN,
     last_code LONG, deliveries LONG, attempts INT
 """
-"""Columns of ``journeys``, which has a row for each task and group; ``group`` null: the task was
-not delivered to any group."""
+"""Columns of ``journeys``, which has a row for each task and group. If ``group`` is null, the task
+was not delivered to any group."""
 
 
 # --- from lines to rows --------------------------------------------------------------------------
@@ -134,7 +135,7 @@ def parse(lines: DataFrame) -> DataFrame:
     )  # fmt: skip
     rows = rows.withColumn("task", F.try_to_number("task_id", F.lit("9" * 19)))
     rows = rows.withColumn("verdict", _verdict())
-    # Spark's arithmetic fails the job at an impossible time, so only valid rows get a date.
+    # Spark's arithmetic fails the job for an impossible time, so only valid rows get a date.
     date = F.date_format(F.timestamp_millis("time_ms"), "yyyy-MM-dd")
     return rows.withColumns(
         {
@@ -164,12 +165,10 @@ def bad_rows(parsed: DataFrame, run: int) -> DataFrame:
 
 
 def topic_part(topic: Column) -> Column:
-    """Return a folder's name for a topic: bounded, without separators, and unique.
-
-    A topic can contain ``/`` and ``:`` and have 255 characters, unlike a folder's name. Characters
-    other than letters, digits, dots and dashes become ``~`` and their code; escaping ``_`` avoids
-    names that Spark hides or reserves. Long names are truncated and get a hash.
-    """
+    """Return a folder name for a topic. It is bounded, without separators, and unique. A topic can
+    contain ``/`` and ``:`` and have 255 characters, unlike a folder's name. Characters other than
+    letters, digits, dots and dashes become ``~`` and their code; escaping ``_`` avoids names that
+    Spark hides or reserves. Long names are truncated and get a hash."""
     escaped = topic
     for character in "_:/":
         escaped = F.replace(escaped, F.lit(character), F.lit(f"~{ord(character):02x}"))
@@ -193,8 +192,8 @@ def _verdict() -> Column:
         .when(trimmed.startswith("{") & ~trimmed.endswith("}"), "torn")
         .otherwise("not_json")
     )
-    # A line without its end and line feed, joined with the next line. (No JSON string contains
-    # these characters, because its quotes would be escaped.)
+    # The line lacks its end and line feed, and is joined with the next line. (No JSON string
+    # contains these characters, because its quotes would be escaped.)
     glued = c("value").contains('}{"v')
     of_task = c("event").isin(*TASK_EVENTS)
     missing = c("time_ms").isNull() | c("event").isNull() | c("seq").isNull()

@@ -1,16 +1,18 @@
-"""The start of Spark, and clear errors if something is missing for it.
+"""Starts Spark, with clear errors if something that it needs is missing.
 
 On one machine the settings below make Spark fast and quiet. Under ``spark-submit`` the settings of
 the cluster's administrator take precedence, except those that the job needs to be correct.
 
 Java's class data sharing speeds up later reports. At a start, Spark loads and checks some 16,000
 classes, a fifth of the time of a small report. The JVM of the first report writes them into an
-archive when it ends, and later reports map the archive. Its name identifies the Java, Spark and
-class path, which the JVM checks again. It ignores an archive that does not match.
+archive when it ends, and later reports map the archive. The archive's name identifies the Java and
+Spark versions and the class path. The JVM checks these again, and ignores an archive that does not
+match.
 
 An archive is code, so only archives that this user wrote, in a folder that nobody else can write
-to, are used. Only one of several concurrent first reports records: it reserves the archive's name
-with the folder's lock. The JVM writes the head last, so a killed JVM leaves no valid archive.
+to, are used. If several first reports run concurrently, only one records an archive: it reserves
+the archive's name under the folder's lock. The JVM writes the header last, so a killed JVM leaves
+no valid archive.
 """
 
 from __future__ import annotations
@@ -33,27 +35,27 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tickwheel.reports import ReportError, ReportSettings
-from tickwheel.reports.state import is_local, news
+from tickwheel.reports.state import find_new_segments, is_local
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 OFF = "off"
-"""Value instead of a folder: neither use nor record an archive."""
+"""Value that replaces a folder: neither use nor record an archive."""
 MAGIC = bytes.fromhex("a8ab0bf0")
 """The first bytes of a complete archive, which the JVM writes last."""
 ARCHIVES_KEPT = 3
-"""Archives of other versions and class paths that are kept, 200 MB each."""
+"""Number of archives of other versions and class paths that are kept, 200 MB each."""
 RECORDING_S = 600.0
 """Seconds after which a file without ``MAGIC`` counts as abandoned."""
 ROOM_BYTES = 1 << 30
 """Minimum free bytes on the disk for recording an archive."""
 _RECORD, _USE = "-XX:ArchiveClassesAtExit=", "-XX:SharedArchiveFile="
 CLASS_LOCK = "lock"
-"""The file that a report locks to decide whether it records; it is never removed."""
+"""The file that a report locks while it decides whether it records. It is never removed."""
 ENVIRONMENT = ("SPARK_HOME", "SPARK_DIST_CLASSPATH", "JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS")
 CONF_FOLDERS = ("SPARK_CONF_DIR", "HADOOP_CONF_DIR", "YARN_CONF_DIR")
-"""Variables with folders on the class path, with which the JVM supports no archive."""
+"""Variables that put folders on the class path, with which the JVM supports no archive."""
 
 
 def default_folder() -> Path:
@@ -63,10 +65,8 @@ def default_folder() -> Path:
 
 
 def class_options(place: str | None) -> list[str]:
-    """Return JVM options that use or record an archive; empty if neither is possible.
-
-    ``place`` is a folder, ``OFF``, or None for the default.
-    """
+    """Return JVM options that use or record an archive, or nothing if neither is possible.
+    ``place`` is a folder, ``OFF``, or None for the default."""
     key = _key()
     if place == OFF or key is None or any(map(os.environ.get, CONF_FOLDERS)):
         return []
@@ -79,14 +79,14 @@ def class_options(place: str | None) -> list[str]:
         if options is not None:
             return options
         with _alone(folder):
-            options = _using(folder, key)  # another report can have been faster
+            options = _using(folder, key)  # another report may have been faster
             return _recording(folder, key) if options is None else options
     except OSError:
         return []
 
 
 def _using(folder: Path, key: str) -> list[str] | None:
-    """Return options for an existing archive, [] while another report records it, else None."""
+    """Return options for an existing archive, [] while another report records it, or None."""
     for path in sorted(folder.glob(f"{key}-*.jsa"), key=_written_s, reverse=True):
         if _is_whole(path):
             os.utime(path)
@@ -97,7 +97,8 @@ def _using(folder: Path, key: str) -> list[str] | None:
 
 
 def _recording(folder: Path, key: str) -> list[str]:
-    """Create an empty file, which shows that this report records. The JVM replaces it."""
+    """Create an empty file, which shows that this report records the archive. The JVM replaces
+    it."""
     _sweep(folder)
     if shutil.disk_usage(folder).free < ROOM_BYTES:
         return []
@@ -157,19 +158,19 @@ def _stats(*paths: Path) -> bytes:
 
 
 def _is_ours_alone(folder: Path) -> bool:
-    """Create the folder if needed. Return whether only this user can write to it, because other
-    users could otherwise inject code into the JVM."""
+    """Create the folder if necessary. Return whether only this user can write to it. Otherwise
+    other users could inject code into the JVM."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     return _is_ours(folder.stat()) and os.access(folder, os.W_OK | os.X_OK)
 
 
-def _is_ours(at: os.stat_result) -> bool:
-    return at.st_uid == os.geteuid() and not at.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+def _is_ours(stats: os.stat_result) -> bool:
+    return stats.st_uid == os.geteuid() and not stats.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
 def _is_whole(path: Path) -> bool:
-    at = path.lstat()
-    if not stat.S_ISREG(at.st_mode) or not _is_ours(at):
+    stats = path.lstat()
+    if not stat.S_ISREG(stats.st_mode) or not _is_ours(stats):
         return False
     with path.open("rb") as file:
         return file.read(len(MAGIC)) == MAGIC
@@ -181,8 +182,8 @@ def _written_s(path: Path) -> float:
 
 def _sweep(folder: Path) -> None:
     """Remove abandoned files, and the oldest archives."""
-    old = sorted(_archives(folder), key=_written_s, reverse=True)
-    for path in [path for path in old if not _is_whole(path)] + old[ARCHIVES_KEPT:]:
+    archives = sorted(_archives(folder), key=_written_s, reverse=True)
+    for path in [path for path in archives if not _is_whole(path)] + archives[ARCHIVES_KEPT:]:
         if time.time() - _written_s(path) >= RECORDING_S:
             path.unlink(missing_ok=True)
 
@@ -204,7 +205,7 @@ PYSPARK_HELP = "reports need pyspark: pip install 'tickwheel[reports]'"
 NEEDED = {
     # Dates of the table are UTC regardless of the machine's zone; reports convert them.
     "spark.sql.session.timeZone": "UTC",
-    # A topic called 2024 or 1e5 is a text.
+    # A topic called 2024 or 1e5 must remain text.
     "spark.sql.sources.partitionColumnTypeInference.enabled": "false",
 }
 LOCAL = {
@@ -220,9 +221,9 @@ LOCAL = {
     # Listing folders with a Spark job is faster only for thousands of remote folders.
     "spark.sql.sources.parallelPartitionDiscovery.threshold": "10000",
     "spark.sql.adaptive.coalescePartitions.parallelismFirst": "false",
-    # A debugging aid that records the Python line of each expression, which doubles its cost.
+    # This debugging aid records the Python line of each expression, which doubles its cost.
     "spark.python.sql.dataFrameDebugging.enabled": "false",
-    # Percentiles by hour have many groups; sorting them would cost more than the memory.
+    # Percentiles by hour have many groups, and sorting them would cost more than the memory.
     "spark.sql.objectHashAggregate.sortBased.fallbackThreshold": "100000",
 }
 JAVA = "-XX:+UseParallelGC"
@@ -230,11 +231,12 @@ QUICK_JAVA = (
     f"{JAVA} -XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m -XX:-DontCompileHugeMethods"
 )
 """JVM options for runs with little to load. Most of their time is Spark's code, which runs only a
-few times: optimizing it takes longer than it saves (measured: 57 → 30 s of CPU without). The widest
-plans become methods of over 8,000 bytes, which the JVM compiles only with this option."""
+few times: optimizing this code takes longer than it saves (measured: 57 s of CPU with, 30 s
+without). The widest plans become methods of over 8,000 bytes, which the JVM compiles only with the
+last option."""
 LITTLE_BYTES, LITTLE_ROWS = 32 << 20, 5_000_000
-"""Maximum bytes of new history, and events in the table, of a run with little to do; larger runs
-benefit from the optimizing compiler."""
+"""Maximum bytes of new history, and maximum number of events in the table, of a run with little to
+do. Larger runs benefit from the optimizing compiler."""
 
 
 def missing_part() -> str | None:
@@ -253,11 +255,9 @@ def started(
     little: bool = False,
     class_cache: str | None = OFF,
 ) -> Iterator[SparkSession]:
-    """Start a session that ends with the block. ``master`` None: spark-submit's, else local.
-
-    ``quiet`` hides the JVM's output; ``little``: the run has little to do; ``class_cache``: see
-    :func:`class_options`. Raise ReportError.
-    """
+    """Start a session that ends with the block. If ``master`` is None, use that of spark-submit, or
+    run locally. ``quiet``: hide the JVM's output. ``little``: the run has little to do.
+    ``class_cache``: see :func:`class_options`. Raise ReportError."""
     missing = missing_part()
     if missing is not None:
         raise ReportError(missing)
@@ -267,17 +267,17 @@ def started(
     from tickwheel.reports.files import spare_programs
 
     conf = SparkConf()
-    wanted, kept = dict(NEEDED), list[str]()
+    wanted, class_flags = dict(NEEDED), list[str]()
     if master is None and not conf.contains("spark.master"):
         master = "local[*]"
     is_on_one_machine = (master or "").startswith("local")
     if is_on_one_machine:
         cores = _cores(str(master))
         # Options have no effect on a running JVM.
-        kept = class_options(class_cache) if SparkContext._gateway is None else []
-        java = [QUICK_JAVA if little else JAVA, *kept]
+        class_flags = class_options(class_cache) if SparkContext._gateway is None else []
+        java = [QUICK_JAVA if little else JAVA, *class_flags]
         wanted |= LOCAL | {
-            # Hadoop sets modes by this value, not by the umask of its process.
+            # Hadoop uses this value for modes, not the umask of its process.
             "spark.hadoop.fs.permissions.umask-mode": f"{_umask():03o}",
             "spark.driver.memory": memory,
             "spark.driver.extraJavaOptions": " ".join(java),
@@ -297,28 +297,28 @@ def started(
             raise ReportError(f"Spark did not start: {_reason(error, log)}") from error
     if is_on_one_machine:
         spare_programs(spark)
-    done = False
+    succeeded = False
     try:
         yield spark
-        done = True
+        succeeded = True
     finally:
         gateway: Any = SparkContext._gateway
         spark.stop()
         # The classes of a failed report are not representative.
-        if not done and (archive := recorded(kept)) is not None:
+        if not succeeded and (archive := recorded(class_flags)) is not None:
             gateway.proc.kill()
             archive.unlink(missing_ok=True)  # the next report can record
 
 
 def little_to_do(settings: ReportSettings) -> bool:
-    """Return whether a run has little to do, judged from local files; False if unknown."""
+    """Return whether a run has little to do, judging from local files. Return False if unknown."""
     if not is_local(*settings.history, settings.out):
         return False
     try:
-        held, new = news(settings)
+        manifest, segments = find_new_segments(settings)
     except (OSError, ReportError):
         return False
-    return sum(segment.bytes for segment in new) < LITTLE_BYTES and held.rows < LITTLE_ROWS
+    return sum(segment.bytes for segment in segments) < LITTLE_BYTES and manifest.rows < LITTLE_ROWS
 
 
 def _umask() -> int:
@@ -334,25 +334,25 @@ def _cores(master: str) -> int:
 
 @contextlib.contextmanager
 def _chatter_aside(quiet: bool) -> Iterator[Path | None]:
-    """Redirect the JVM's output into a file. The JVM inherits stdout and stderr, and would
-    otherwise keep a pipe that reads the report open until it ends."""
+    """Redirect the JVM's output into a file. The JVM inherits stdout and stderr. Otherwise a pipe
+    that reads the report would stay open until the JVM ends."""
     if not quiet:
         yield None
         return
     descriptor, name = tempfile.mkstemp(prefix="tickwheel-spark-", suffix=".log")
     sys.stdout.flush()
     sys.stderr.flush()
-    kept = [os.dup(number) for number in (1, 2)]
+    saved_fds = [os.dup(number) for number in (1, 2)]
     for number in (1, 2):
         os.dup2(descriptor, number)
     os.close(descriptor)
     try:
         yield Path(name)
     finally:
-        for number, former in zip((1, 2), kept, strict=True):
+        for number, former in zip((1, 2), saved_fds, strict=True):
             os.dup2(former, number)
             os.close(former)
-        # The JVM has the file open, and nobody needs its name.
+        # The JVM has opened the file, and nobody needs its name any longer.
         Path(name).unlink(missing_ok=True)
 
 

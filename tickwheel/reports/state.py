@@ -1,20 +1,20 @@
-"""The state of a report that can be read without starting Spark: the segments of the history, the
+"""The part of a report's state that can be read without Spark: the segments of the history, the
 loaded segments, and whether the last report is still up to date.
 
-The runs of the table are in a small JSON file for each commit, of which the newest complete one is
-valid (:mod:`~tickwheel.reports.table` describes the layout). New segments are detected by names and
-sizes, without opening segments.
+Each commit writes the runs of the table into a small JSON file, of which the newest complete one is
+valid (:mod:`~tickwheel.reports.table` describes the layout). New segments are detected by name and
+size, without opening them.
 
 The name of a segment (node, shard, epoch, number) and its hour are unique among all nodes of a
-store, because each epoch of a shard has one leader. So files with the same name are the same
-segment, in any folder of the history, and the most complete one is used: a sealed file before an
-open one, a longer before a shorter one. Folders can be moved, copied into one another and named in
-any order without loading segments again.
+store, because each epoch of a shard has one leader. So files with the same name, in any folder of
+the history, are the same segment. The most complete file is used: a sealed file rather than an open
+one, a longer file rather than a shorter one. Folders can be moved, copied into one another and
+named in any order without loading segments again.
 
-A report is kept with its inputs: the run of the table, the options, the program, and the files that
-it wrote. If none of these has changed and the history has nothing new, a new report would be the
-same, so it is skipped without starting Spark. If local files do not prove that, the report is made.
-Clocks do not matter: figures refer to the newest event, never to the current time.
+A report is saved with its inputs: the run of the table, the options, the program, and the files
+that it wrote. If none of these has changed and the history has no new events, a new report would be
+the same, so it is skipped without starting Spark. If local files do not prove this, the report is
+made. Clocks do not matter: figures refer to the newest event, never to the current time.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class Found:
 
 
 class Readable(Protocol):
-    """Files that can be listed and read. Paths are strings; methods return None or [] for a missing
-    file."""
+    """Files that can be listed and read. Paths are strings. For a missing file, methods return None
+    or []."""
 
     def matching(self, folder: str, pattern: str) -> list[Found]: ...
     def names(self, folder: str) -> list[str]: ...
@@ -106,7 +106,7 @@ class Loaded:
     sealed: bool
     run: int
     schema: int
-    """The newest version of lines that the loading release knew."""
+    """The newest version of lines that the release which loaded the segment knew."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class Manifest:
     histories: tuple[str, ...] = ()
     """The folders of history that the last load read."""
     events: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """Date → the runs with rows of it."""
+    """Date → the runs that have rows of this date."""
     rollups: tuple[int, ...] = ()
     journeys: tuple[int, ...] = ()
     """Runs with finished journeys."""
@@ -146,8 +146,8 @@ class Manifest:
 
     @classmethod
     def from_text(cls, text: str) -> Manifest | None:
-        """Return the manifest in a file, or None if the file is torn. Raise ReportError for another
-        format."""
+        """Return the manifest in a file's text, or None if the text is torn. Raise ReportError for
+        another format."""
         try:
             fields = json.loads(text)
         except ValueError:
@@ -168,10 +168,8 @@ class Manifest:
 
 
 def newest_manifest(files: Readable, table: str) -> Manifest:
-    """Return the valid manifest, empty if there is no table.
-
-    Raise ReportError for a table of another format.
-    """
+    """Return the valid manifest, or an empty one if there is no table. Raise ReportError for a
+    table of another format."""
     for name in reversed(manifest_names(files, table)):
         text = files.read(f"{manifest_folder(table)}/{name}")
         manifest = None if text is None else Manifest.from_text(text)
@@ -196,7 +194,7 @@ def manifest_names(files: Readable, table: str) -> list[str]:
 _SEGMENT = re.compile(r"(dt=(\d{4}-\d\d-\d\d)/hour=\d\d/([^/._][^/]*)\.jsonl)(\.gz)?$")
 _LEADER = re.compile(r"/([^/]+)-s(\d+)-e(\d+)-\d+\.jsonl$")
 SEGMENT_SQL = r"(dt=[^/]+/hour=[^/]+/[^/]+\.jsonl)(\.gz)?$"
-"""Pattern with which Spark extracts a segment's name from the path of a line's file."""
+"""The pattern with which Spark extracts a segment's name from a file's path."""
 
 
 @dataclass(frozen=True)
@@ -214,24 +212,23 @@ class Segment:
 
     @property
     def extent(self) -> tuple[bool, int]:
-        """A rank: of two files of a segment, the one with the greater extent contains the other."""
+        """A rank. Of two files of a segment, the one with the higher rank contains the other."""
         return self.sealed, self.bytes
 
 
-def listed(files: Readable, settings: ReportSettings, known: Collection[str] = ()) -> list[Segment]:
-    """Return the segments of all folders, each once with its most complete file, by hour, and
-    within an hour by shard and epoch.
-
-    Raise ReportError if a folder is missing, or has no segments and is not ``known`` from the last
-    load, as for a volume that is not mounted.
-    """
+def listed(
+    files: Readable, settings: ReportSettings, known_folders: Collection[str] = ()
+) -> list[Segment]:
+    """Return the segments of all folders, each once with its most complete file, ordered by hour,
+    then by shard and epoch. Raise ReportError if a folder is missing, or if it has no segments and
+    is not ``known`` from the last load, for example because a volume is not mounted."""
     files_by_name: dict[str, list[Segment]] = {}
     for root in settings.folders:
         if not files.exists(root):
             raise ReportError(f"{root}: the folder does not exist; is it the daemon's history_dir?")
         paths = files.matching(root, "dt=*/hour=*/*.jsonl*")
         matches = [(file, match) for file in paths if (match := _SEGMENT.search(file.path))]
-        if not matches and root not in known:
+        if not matches and root not in known_folders:
             raise ReportError(
                 f"{root}: the folder has no history; is it the daemon's history_dir, and is its"
                 " volume mounted?"
@@ -251,33 +248,30 @@ def _in_order(name: str) -> tuple[str, int, int, str]:
     return name.rpartition("/")[0], shard, epoch, name
 
 
-def _best(same: Sequence[Segment]) -> Segment:
-    best, *others = sorted(same, key=lambda segment: segment.extent, reverse=True)
+def _best(files_of_segment: Sequence[Segment]) -> Segment:
+    best, *others = sorted(files_of_segment, key=lambda segment: segment.extent, reverse=True)
     return replace(best, copies=tuple(other.path for other in others if other.sealed))
 
 
 def new_segments(
-    segments: Sequence[Segment], manifest: Manifest, again: Collection[str] = ()
+    segments: Sequence[Segment], manifest: Manifest, reloaded: Collection[str] = ()
 ) -> list[Segment]:
-    """Return the segments to load: new ones, those that were extended or sealed since their last
-    load, and those in ``again``.
-
-    Loading a segment again is harmless, because the table ignores duplicate events. A file smaller
-    than the loaded one is an older copy. Raise ReportError if the segments belong to several
-    stores, or to another store than the table.
-    """
+    """Return the segments to load: new segments, segments that were extended or sealed since their
+    last load, and those in ``again``. Loading a segment again is harmless, because the table
+    ignores duplicate events. A file smaller than the loaded one is an older copy. Raise ReportError
+    if the segments belong to several stores, or to another store than the table."""
     _check_one_store({*manifest.segments, *(segment.name for segment in segments)})
     loaded = {name: (last.sealed, last.bytes) for name, last in manifest.segments.items()}
     return [
         segment
         for segment in segments
-        if segment.name in again or segment.extent > loaded.get(segment.name, (False, -1))
+        if segment.name in reloaded or segment.extent > loaded.get(segment.name, (False, -1))
     ]
 
 
 def _check_one_store(names: Collection[str]) -> None:
-    """Check that each epoch of a shard has one leader, as in one store; otherwise events of two
-    stores would be mixed. Raise ReportError."""
+    """Check that each epoch of a shard has one leader. Otherwise the segments belong to two stores,
+    whose events must not be mixed. Raise ReportError."""
     first: dict[tuple[str, str], tuple[str, str]] = {}
     for name in sorted(names):
         match = _LEADER.search(name)
@@ -293,7 +287,7 @@ def _check_one_store(names: Collection[str]) -> None:
 
 
 def left_out(manifest: Manifest, settings: ReportSettings) -> list[str]:
-    """Return the folders of the last load that this report does not name."""
+    """Return the folders of the last load that are not among this report's folders."""
     return [folder for folder in manifest.histories if folder not in settings.folders]
 
 
@@ -305,8 +299,8 @@ def left_out_remark(folder: str) -> str:
     )
 
 
-def news(settings: ReportSettings) -> tuple[Manifest, list[Segment]]:
-    """Return the manifest, and the segments to load, from local files."""
+def find_new_segments(settings: ReportSettings) -> tuple[Manifest, list[Segment]]:
+    """Return the manifest and the segments to load, judging from local files."""
     local = LocalFiles()
     manifest = newest_manifest(local, settings.table)
     return manifest, new_segments(listed(local, settings, manifest.histories), manifest)
@@ -332,7 +326,7 @@ def batches(segments: Sequence[Segment], bytes_max: int) -> Iterator[list[Segmen
 REPORT = "_report.json"
 REPORT_FORMAT = 1
 LOCK = "_lock"
-NO_FIGURE = ("history", "out", "batch_bytes")
+UNRELATED_TO_FIGURES = ("history", "out", "batch_bytes")
 """Settings that do not affect figures."""
 
 
@@ -342,14 +336,14 @@ class Summary:
 
     page: str
     left_out: list[str]
-    """Folders of the last load that this report does not name."""
+    """Folders of the last load that are not among this report's folders."""
     new_events: int
     events: int
     duplicates: int
     synthetic: int
     stuck: int
     stuck_listed: int
-    """Number of stuck tasks in the table ``stuck``, the longest overdue."""
+    """Number of tasks in the table ``stuck``, which contains the longest overdue."""
     all: dict[str, Any]
     topics: Rows
     slo: Rows
@@ -358,18 +352,19 @@ class Summary:
     figures_s: float
 
 
-def still_holds(settings: ReportSettings) -> Summary | None:
-    """Return the summary of the last report if a new one would certainly be the same, else None."""
+def unchanged_summary(settings: ReportSettings) -> Summary | None:
+    """Return the summary of the last report if a new report would certainly be the same, or
+    None."""
     if not is_local(*settings.history, settings.out) or _at(settings, LOCK).exists():
         return None
     try:
-        kept = json.loads(_at(settings, REPORT).read_text("utf-8"))
-        if kept["made_of"] != _made_of(settings, kept["run"]):
+        saved = json.loads(_at(settings, REPORT).read_text("utf-8"))
+        if saved["made_of"] != _report_inputs(settings, saved["run"]):
             return None
-        manifest, new = news(settings)
-        if manifest.run != kept["run"] or new:
+        manifest, new_segments_found = find_new_segments(settings)
+        if manifest.run != saved["run"] or new_segments_found:
             return None
-        summary = Summary(**kept["summary"])
+        summary = Summary(**saved["summary"])
     except (OSError, ValueError, KeyError, TypeError, ReportError):
         return None
     return replace(
@@ -385,14 +380,15 @@ def forget_last(settings: ReportSettings) -> None:
 
 
 def keep_last(settings: ReportSettings, run: int, summary: Summary) -> None:
-    """Save the summary of a finished report; ``run`` is the table's run of its figures."""
+    """Save the summary of a finished report. ``run`` is the run of the table from which its figures
+    come."""
     if not is_local(*settings.history, settings.out):
         return
     text = json.dumps(
-        {"run": run, "made_of": _made_of(settings, run), "summary": asdict(summary)}, indent=1
+        {"run": run, "made_of": _report_inputs(settings, run), "summary": asdict(summary)}, indent=1
     )
     aside = _at(settings, f"{ASIDE}{REPORT}")
-    # It only saves time in the next run, so a failure does not matter.
+    # The summary only saves time in the next run, so a failure does not matter.
     with contextlib.suppress(OSError):
         aside.write_text(text, "utf-8")
         os.replace(aside, _at(settings, REPORT))
@@ -406,14 +402,18 @@ def _at(settings: ReportSettings, name: str) -> Path:
     return Path(settings.table) / name
 
 
-def _made_of(settings: ReportSettings, run: int) -> dict[str, Any]:
+def _report_inputs(settings: ReportSettings, run: int) -> dict[str, Any]:
     """Return all inputs of a report, as JSON values."""
-    options = {k: v for k, v in asdict(settings).items() if k not in NO_FIGURE}
-    out = Path(settings.out)
-    written = [out / "report.html", *out.glob("csv/*.csv"), *out.glob("metrics/*.parquet/*")]
+    options = {k: v for k, v in asdict(settings).items() if k not in UNRELATED_TO_FIGURES}
+    out_path = Path(settings.out)
+    written = [
+        out_path / "report.html",
+        *out_path.glob("csv/*.csv"),
+        *out_path.glob("metrics/*.parquet/*"),
+    ]
     inputs = {
         "format": REPORT_FORMAT, "run": run, "options": options, "program": _program(),
-        "files": {str(path.relative_to(out)): path.stat().st_size for path in written},
+        "files": {str(path.relative_to(out_path)): path.stat().st_size for path in written},
     }  # fmt: skip
     as_json: dict[str, Any] = json.loads(json.dumps(inputs))
     return as_json
@@ -427,9 +427,9 @@ def _program() -> str:
     return digest.hexdigest()
 
 
-def _parts(folder: Traversable, under: str) -> Iterator[tuple[str, bytes]]:
+def _parts(folder: Traversable, prefix: str) -> Iterator[tuple[str, bytes]]:
     for part in folder.iterdir():
-        name = f"{under}{part.name}"
+        name = f"{prefix}{part.name}"
         if part.is_dir():
             yield from _parts(part, f"{name}/")
         elif not name.endswith(".pyc"):

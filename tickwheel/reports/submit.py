@@ -1,7 +1,7 @@
 """The file for spark-submit: ``spark-submit …/tickwheel/reports/submit.py --history … --out …``.
 
 spark-submit runs a file, not a module, and puts the file's folder on the path. This file replaces
-it with the package's parent folder. Packages from ``--py-files`` are also found.
+it with the package's parent folder. Packages from ``--py-files`` can still be imported.
 """
 
 import sys

@@ -1,8 +1,8 @@
-"""The table: its runs, its parts as DataFrames, and the loading of new history, which counts each
-event exactly once.
+"""The table: its runs, its parts as DataFrames, and the loading of new history, in which each event
+counts exactly once.
 
-A run writes its Parquet files into folders with its number, and its manifest, a small JSON file,
-last. The newest complete manifest is valid. Files that no manifest names are from a killed run:
+A run writes its Parquet files into folders with its number and, last, its manifest, a small JSON
+file. The newest complete manifest is valid. Files that no manifest names come from a killed run:
 readers do not see them, and the next run deletes them. So a commit is the creation of one file,
 which every file system supports, and no repeated or killed run can count an event twice.
 
@@ -16,14 +16,14 @@ Layout below ``OUT/table/`` (``run=N``: added by run N)::
 
 :mod:`~tickwheel.reports.state` finds new segments. A batch of segments becomes one run: parse the
 lines, drop rows that are in the table, write the others with their rollups and journeys, and commit
-the manifest. A run killed before that leaves only folders that the next run deletes. ``compact``
-merges small runs into fewer files, with ordinary commits. docs/decisions/0009 explains why this
-does not use Spark's streaming file source.
+the manifest. A run that is killed before the commit leaves only folders that the next run deletes.
+``compact`` merges small runs into fewer files, with ordinary commits. docs/decisions/0009 explains
+why this does not use Spark's streaming file source.
 
-Only one report at a time can use a table. Manifests alone prevent two runs from both counting; the
-lock prevents the second from wasted work, and from deleting files that the first is writing or
-reading. A killed run leaves its lock file: on the same machine its dead process shows that, on
-others the age of the file.
+Only one report at a time can use a table. Manifests alone ensure that only one of two runs counts.
+The lock saves the second run wasted work, and prevents it from deleting files that the first is
+writing or reading. A killed run leaves its lock file, which is recognized as stale by the missing
+process on the same machine, and by the file's age on others.
 """
 
 from __future__ import annotations
@@ -65,12 +65,12 @@ if TYPE_CHECKING:
 
 PARTS = ("events", "journeys", "quarantine", *schema.ROLLUPS)
 MANIFESTS_KEPT = 3
-"""Manifests that are kept, with their files, for readers of an older one."""
+"""Number of manifests that are kept, with their files, for readers of an older manifest."""
 _EVENTS = f"{schema.ROW}, run INT, {schema.PARTITIONS}"
 
 
 class Table:
-    """The parts and manifests of one table. Reads take the manifest to read from."""
+    """The parts and manifests of one table. Each read is given the manifest from which it reads."""
 
     def __init__(self, spark: SparkSession, files: Files, root: str) -> None:
         self.root = root
@@ -108,10 +108,8 @@ class Table:
         return self._journeys(runs, "closed")
 
     def quarantine(self, manifest: Manifest) -> DataFrame:
-        """Return the invalid lines of the newest state of each segment.
-
-        A segment that is read again, because it grew or was sealed, replaces its earlier lines.
-        """
+        """Return the invalid lines in the newest state of each segment. When a segment is read
+        again, because it grew or was sealed, the new lines replace the earlier ones."""
         rows = self._runs("quarantine", schema.QUARANTINE, manifest.quarantine)
         newest = [(name, loaded.run) for name, loaded in manifest.segments.items()]
         current = self._spark.createDataFrame(newest, "segment STRING, newest INT")
@@ -139,7 +137,7 @@ class Table:
         (writer.partitionBy(*folders) if folders else writer).parquet(self.place(part, run))
 
     def sweep(self, manifest: Manifest) -> None:
-        """Delete files that ``manifest`` does not need, from killed runs or replaced."""
+        """Delete files that ``manifest`` does not need: those of killed runs, and replaced ones."""
         needed: dict[str, Collection[int | None]] = {
             "events": {run for runs in manifest.events.values() for run in runs},
             "journeys": {*manifest.journeys, manifest.open},
@@ -160,16 +158,17 @@ class Table:
     # --- commits -----------------------------------------------------------------------------
 
     def sweep_manifests(self) -> None:
-        """Delete torn manifests, whose numbers could not be used again. Requires the lock."""
-        folder, known = manifest_folder(self.root), manifest_names(self._files, self.root)
+        """Delete torn manifests, so that their numbers can be used again. The caller must hold the
+        lock."""
+        folder, names = manifest_folder(self.root), manifest_names(self._files, self.root)
         for name in self._files.names(folder):
             text = self._files.read(f"{folder}/{name}")
-            torn = text is None or (name in known and Manifest.from_text(text) is None)
+            torn = text is None or (name in names and Manifest.from_text(text) is None)
             if torn or name.startswith(ASIDE):
                 self._files.delete(f"{folder}/{name}")
 
     def commit(self, manifest: Manifest) -> Manifest:
-        """Make ``manifest`` the newest. Raise ReportError if another run has committed first."""
+        """Make ``manifest`` the newest manifest. Raise ReportError if another run was first."""
         folder, names = manifest_folder(self.root), manifest_names(self._files, self.root)
         path = f"{folder}/{manifest.run:08d}.json"
         newer = bool(names) and int(names[-1].partition(".")[0]) >= manifest.run
@@ -186,11 +185,12 @@ class Table:
 
 
 SALT_BYTES = 32 << 20
-"""Bytes of a batch for each Spark task that writes a unit (date and topic)."""
+"""Number of bytes of a batch per Spark task that writes a unit (date and topic)."""
 BLOCK = 4_096
-"""Events in one comparison for duplicates, which fit into Spark's buffer in memory."""
-AT_ONCE = 3
-"""Rollups, and figures, that are computed concurrently, because their jobs are short."""
+"""Number of events that are compared for duplicates together; they fit into Spark's buffer in
+memory."""
+CONCURRENT_JOBS = 3
+"""Number of rollups, or figures, that are computed concurrently, because their jobs are short."""
 
 Progress = Callable[[str, int, int], None]
 """``progress(stage, done, of)``; stages are "loading" (bytes) and "figures"."""
@@ -210,7 +210,7 @@ class Outcome:
 
 
 class Loader:
-    """One load of one table; it can be used only once."""
+    """One load of one table. It can be used only once."""
 
     def __init__(self, spark: SparkSession, settings: ReportSettings, progress: Progress) -> None:
         self._spark, self._settings, self._progress = spark, settings, progress
@@ -222,23 +222,23 @@ class Loader:
         return Lock(self._files, f"{self._settings.table}/_lock")
 
     def load(self, lock: Lock) -> Outcome:
-        """Load new history into the table. The caller holds the lock."""
+        """Load new history into the table. The caller must hold the lock."""
         self.table.sweep_manifests()
         before = manifest = newest_manifest(self._files, self.table.root)
         self.table.sweep(manifest)
-        again = self._not_understood(manifest)
+        reloaded = self._not_understood(manifest)
         segments = new_segments(
-            listed(self._files, self._settings, manifest.histories), manifest, again
+            listed(self._files, self._settings, manifest.histories), manifest, reloaded
         )
         total = sum(segment.bytes for segment in segments)
-        done = 0
+        loaded_bytes = 0
         parts = list(batches(segments, self._settings.batch_bytes))
         self._progress("loading", 0, total)
         for batch in parts:
             manifest = self._load(batch, manifest)
             lock.refresh()
-            done += sum(segment.bytes for segment in batch)
-            self._progress("loading", done, total)
+            loaded_bytes += sum(segment.bytes for segment in batch)
+            self._progress("loading", loaded_bytes, total)
         manifest = compact(self.table, manifest)
         self.table.sweep(manifest)
         return Outcome(
@@ -254,8 +254,8 @@ class Loader:
         """Return the segments with lines that were too new for an older release."""
         if not manifest.quarantine:
             return set()
-        old = {s.run for s in manifest.segments.values() if s.schema < schema.VERSION}
-        if not old:
+        old_runs = {s.run for s in manifest.segments.values() if s.schema < schema.VERSION}
+        if not old_runs:
             return set()
         lines = self.table.quarantine(manifest).filter(F.col("reason").isin(*schema.TOO_NEW))
         rows = lines.select("segment").distinct().collect()
@@ -267,21 +267,21 @@ class Loader:
         try:
             return self._commit(batch, damaged, manifest)
         except FAILED:
-            # Missing segments were sealed or removed since the listing; the next run handles them.
+            # Missing segments were sealed or removed after the listing. The next run handles them.
             present = [segment for segment in batch if self._files.exists(segment.path)]
             damaged = [segment for segment in present if not self._readable(segment.path)]
             if not damaged and len(present) == len(batch):
                 raise
         if not present:
             return manifest
-        whole = [segment for segment in present if segment not in damaged]
+        readable = [segment for segment in present if segment not in damaged]
         mended = {segment.name: self._from_copy(segment) for segment in damaged}
-        whole += [copy for copy in mended.values() if copy is not None]
+        readable += [copy for copy in mended.values() if copy is not None]
         damaged = [segment for segment in damaged if mended[segment.name] is None]
-        return self._commit(whole, damaged, manifest)
+        return self._commit(readable, damaged, manifest)
 
     def _from_copy(self, segment: Segment) -> Segment | None:
-        """Return the segment with another folder's readable copy, or None if there is none."""
+        """Return the segment with a readable copy from another folder, or None if there is none."""
         for path in segment.copies:
             if self._files.exists(path) and self._readable(path):
                 return replace(segment, path=path)
@@ -301,7 +301,8 @@ class Loader:
         dates = {segment.date for segment in batch} & set(manifest.events)
         counts, written = self._write_events(batch, manifest, run, dates)
         if (written & set(manifest.events)) - dates:
-            # Some lines are in another day's folder; compare them with the days of their times.
+            # Some lines are in the folder of another day. Compare them with the days of their
+            # times.
             self._files.delete(self.table.place("events", run))
             counts, written = self._write_events(
                 batch, manifest, run, dates | (written & set(manifest.events))
@@ -334,8 +335,8 @@ class Loader:
             rows=manifest.rows + rows,
             lines=manifest.lines + lines,
             duplicates=manifest.duplicates + lines - int(counts["bad"]) - rows,
-            first_ms=min(_known(manifest.first_ms, counts["first_ms"]), default=None),
-            last_ms=max(_known(manifest.last_ms, counts["last_ms"]), default=None),
+            first_ms=min(_without_none(manifest.first_ms, counts["first_ms"]), default=None),
+            last_ms=max(_without_none(manifest.last_ms, counts["last_ms"]), default=None),
             synthetic=manifest.synthetic + int(counts["synthetic"]),
         )
         return self.table.commit(changed)
@@ -360,8 +361,8 @@ class Loader:
         )
         rows = schema.good_rows(parsed)
         if dates:
-            held = self.table.events(manifest, dates).select("shard", "epoch", "seq")
-            rows = rows.join(held, ["shard", "epoch", "seq"], "left_anti")
+            table_rows = self.table.events(manifest, dates).select("shard", "epoch", "seq")
+            rows = rows.join(table_rows, ["shard", "epoch", "seq"], "left_anti")
         size = sum(segment.bytes for segment in batch)
         rows = distinct(rows, min(16, 1 + size // SALT_BYTES)).observe(
             after,
@@ -380,48 +381,48 @@ class Loader:
     def _write_parts(self, manifest: Manifest, run: int, dates: set[str]) -> None:
         """Write rollups and journeys of the rows that ``run`` has added."""
         added = self.table.added(run)
-        kept = None if manifest.open is None else self.table.open_journeys(manifest)
+        open_journeys = None if manifest.open is None else self.table.open_journeys(manifest)
 
         def travelled() -> None:
-            self.table.write(rollups.advance(added, kept), "journeys", run, "closed")
+            self.table.write(rollups.advance(added, open_journeys), "journeys", run, "closed")
             closed = self.table.closed_journeys([run])
-            for name, count in rollups.OF_JOURNEYS.items():
+            for name, count in rollups.JOURNEY_ROLLUPS.items():
                 self.table.write(count(closed), name, run)
 
         def rated() -> None:
-            seen = self._overlapping(added, manifest, dates)
-            self.table.write(rollups.rates(seen, run), "rates", run)
+            overlapping = self._overlapping(added, manifest, dates)
+            self.table.write(rollups.rates(overlapping, run), "rates", run)
 
         def counted(name: str) -> None:
-            self.table.write(rollups.OF_EVENTS[name](added), name, run)
+            self.table.write(rollups.EVENT_ROLLUPS[name](added), name, run)
 
         work: list[Callable[[], None]] = [travelled, rated]
-        work += [partial(counted, name) for name in rollups.OF_EVENTS]
-        with ThreadPoolExecutor(AT_ONCE) as pool:
+        work += [partial(counted, name) for name in rollups.EVENT_ROLLUPS]
+        with ThreadPoolExecutor(CONCURRENT_JOBS) as pool:
             for future in [pool.submit(job) for job in work]:
                 future.result()
 
     def _overlapping(self, added: DataFrame, manifest: Manifest, dates: set[str]) -> DataFrame:
         """Return ``added`` with the table's earlier rows of the same quarters and topics."""
-        old = dates & set(manifest.events)
-        if not old:
+        existing_dates = dates & set(manifest.events)
+        if not existing_dates:
             return added
         touched = added.select(
             rollups.quarter(F.col("time_ms")).alias("quarter_ms"), "date", "topic_part"
         ).distinct()
-        held = self.table.events(manifest, old).withColumn(
+        table_rows = self.table.events(manifest, existing_dates).withColumn(
             "quarter_ms", rollups.quarter(F.col("time_ms"))
         )
-        same = held.join(F.broadcast(touched), ["quarter_ms", "date", "topic_part"], "left_semi")
-        return added.unionByName(same.drop("quarter_ms"))
+        same_quarters = table_rows.join(
+            F.broadcast(touched), ["quarter_ms", "date", "topic_part"], "left_semi"
+        )
+        return added.unionByName(same_quarters.drop("quarter_ms"))
 
 
 def distinct(rows: DataFrame, salts: int) -> DataFrame:
-    """Return one row for each (shard, epoch, seq) of a unit, sorted for writing.
-
-    Partitioned writing needs the same shuffle and sort. A duplicate is the same event, so it has
-    the same date, topic and block.
-    """
+    """Return one row for each (shard, epoch, seq) of a unit, sorted for writing. Partitioned
+    writing needs the same shuffle and sort. A duplicate is the same event, so it has the same date,
+    topic and block."""
     keyed = rows.withColumns(
         {
             "block": F.floor(F.col("seq") / BLOCK),
@@ -439,48 +440,49 @@ def distinct(rows: DataFrame, salts: int) -> DataFrame:
     )
 
 
-def _known(*values: int | None) -> list[int]:
+def _without_none(*values: int | None) -> list[int]:
     return [value for value in values if value is not None]
 
 
 _HELD: set[object] = set()
 """The locks of this process."""
 STALE_S = 1_800.0
-"""Seconds since the last refresh, which every batch does, after which a lock is stale."""
+"""A lock is stale if it was last refreshed this many seconds ago. Every batch refreshes it."""
 
 
 class Lock:
-    """The lock of a table, held in a ``with`` block. Raise ReportError if another run holds it."""
+    """The lock of a table, held in a ``with`` block, which raises ReportError if another run holds
+    it."""
 
     def __init__(self, files: Files, path: str) -> None:
         self._files, self._path = files, path
-        self._mine = {
+        self._content = {
             "host": socket.gethostname(), "pid": os.getpid(), "id": uuid.uuid4().hex[:12],
         }  # fmt: skip
 
     def __enter__(self) -> Self:
         text = self._files.read(self._path)
-        if text is not None and not self._held(text):
+        if text is not None and not self._is_held(text):
             self._files.delete(self._path)
-        if not self._files.create(self._path, json.dumps(self._mine)):
+        if not self._files.create(self._path, json.dumps(self._content)):
             raise self._refusal()
-        _HELD.add(self._mine["id"])
+        _HELD.add(self._content["id"])
         return self
 
     def __exit__(self, *_: object) -> None:
-        _HELD.discard(self._mine["id"])
+        _HELD.discard(self._content["id"])
         if self._is_ours():
             self._files.delete(self._path)
 
     def refresh(self) -> None:
-        """Refresh the lock. Raise ReportError if another run has taken it as stale."""
+        """Refresh the lock. Raise ReportError if another run has taken it over as stale."""
         if not self._is_ours():
             raise self._refusal()
-        self._files.write(self._path, json.dumps(self._mine))
+        self._files.write(self._path, json.dumps(self._content))
 
     def _is_ours(self) -> bool:
         text = self._files.read(self._path)
-        return text is not None and text == json.dumps(self._mine)
+        return text is not None and text == json.dumps(self._content)
 
     def _refusal(self) -> ReportError:
         owner = (self._files.read(self._path) or "unknown").strip()
@@ -488,15 +490,15 @@ class Lock:
             f"another report uses this table ({owner}); if it has ended, delete {self._path}"
         )
 
-    def _held(self, text: str) -> bool:
+    def _is_held(self, text: str) -> bool:
         try:
             owner = json.loads(text)
             host, pid = str(owner["host"]), int(owner["pid"])
         except (ValueError, KeyError, TypeError):
             return False  # torn: its writer was killed
-        if host == self._mine["host"]:
-            # Another process can have had this process's number before a restart of the machine.
-            return owner.get("id") in _HELD if pid == self._mine["pid"] else _alive(pid)
+        if host == self._content["host"]:
+            # Before a restart of the machine, another process may have had the id of this process.
+            return owner.get("id") in _HELD if pid == self._content["pid"] else _alive(pid)
         return self._files.age_s(self._path, time.time_ns() // 1_000_000) < STALE_S
 
 
@@ -510,10 +512,10 @@ def _alive(pid: int) -> bool:
 
 ROLLUP_RUNS_MAX = 24
 EVENT_RUNS_MAX = 24
-"""Maximum runs of one date's events before they are rewritten."""
+"""Maximum number of runs with events of one date before these are rewritten."""
 JOURNEY_RUNS_MAX = 48
 JOURNEY_RUNS_MERGED = 32
-"""Newest runs of journeys, the smallest ones, that are merged."""
+"""Number of runs of journeys, the newest and smallest ones, that are merged."""
 
 
 def compact(table: Table, manifest: Manifest) -> Manifest:
@@ -522,25 +524,25 @@ def compact(table: Table, manifest: Manifest) -> Manifest:
         manifest = table.commit(_rollups(table, manifest))
     if len(manifest.journeys) > JOURNEY_RUNS_MAX:
         manifest = table.commit(_journeys(table, manifest))
-    many = {date for date, runs in manifest.events.items() if len(runs) > EVENT_RUNS_MAX}
-    return table.commit(_events(table, manifest, many)) if many else manifest
+    dates = {date for date, runs in manifest.events.items() if len(runs) > EVENT_RUNS_MAX}
+    return table.commit(_events(table, manifest, dates)) if dates else manifest
 
 
 def _rollups(table: Table, manifest: Manifest) -> Manifest:
     run = manifest.run + 1
     for name in schema.ROLLUPS:
-        whole = rollups.merged(name, table.rollup(name, manifest))
-        table.write(whole.coalesce(4), name, run)
+        merged_rows = rollups.merged(name, table.rollup(name, manifest))
+        table.write(merged_rows.coalesce(4), name, run)
     return replace(manifest, run=run, rollups=(run,))
 
 
 def _journeys(table: Table, manifest: Manifest) -> Manifest:
-    """Merge runs of closed journeys; open journeys always have one run."""
+    """Merge runs of closed journeys. Open journeys always have one run."""
     run, runs = manifest.run + 1, manifest.journeys
-    kept, merged = runs[:-JOURNEY_RUNS_MERGED], runs[-JOURNEY_RUNS_MERGED:]
+    unmerged, merged = runs[:-JOURNEY_RUNS_MERGED], runs[-JOURNEY_RUNS_MERGED:]
     rows = table.closed_journeys(merged).withColumn("closed", F.lit(True))
     table.write(rows.coalesce(4), "journeys", run, "closed")
-    return replace(manifest, run=run, journeys=(*kept, run))
+    return replace(manifest, run=run, journeys=(*unmerged, run))
 
 
 def _events(table: Table, manifest: Manifest, dates: set[str]) -> Manifest:

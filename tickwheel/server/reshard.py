@@ -107,7 +107,7 @@ from tickwheel.persistence.contract import Audit, SmallState, StoredTask, StoreU
 from tickwheel.persistence.filling import new_sqlite
 from tickwheel.persistence.sqlite import SqliteOptions, options_from
 from tickwheel.persistence.sqlite.database import (
-    GIVEN_UP_FOR,
+    MOVED_TO,
     SINCE_EPOCH,
     FileLock,
     StoreLock,
@@ -261,7 +261,7 @@ def _place_of_one(plan: Plan) -> _Place:
     layout = read_layout(folder)
     taken_to = f"{os.path.realpath(folder.path)}/{Layout(0, 1).part}"
     meta = meta_of(path) if os.path.exists(path) else {}
-    if layout.shards != plan.to or meta.get(GIVEN_UP_FOR) != taken_to:
+    if layout.shards != plan.to or meta.get(MOVED_TO) != taken_to:
         raise Conflict(f"{count_path(folder)} already exists: use another folder")
     return _Place(folder, layout, [path], is_done=True)
 
@@ -299,7 +299,7 @@ class _Source:
             raise StoreUnusable(
                 f"{path} was not closed cleanly: start its daemon once and stop it with SIGTERM"
             )
-        self._check_not_given_up(meta.get(GIVEN_UP_FOR))
+        self._check_not_given_up(meta.get(MOVED_TO))
         self.epoch, self.id_mark = int(meta["epoch"]), int(meta["id_mark"])
         self.position_ms = int(meta["position_ms"])
         self.small = read_small(self._connection, endings_max)
@@ -839,7 +839,7 @@ def _switch(place: _Place, move: _Move) -> None:
     for source in move.sources:
         source.close()
         taken_to = f"{os.path.realpath(folder.path)}/{folder.part}"
-        write_meta(source.path, {GIVEN_UP_FOR: taken_to})
+        write_meta(source.path, {MOVED_TO: taken_to})
         failpoints.hit("reshard.given_up")
     failpoints.hit("reshard.switching")
     layout = Layout(move.count, place.layout.number + 1, move.moved_id, move.epoch)

@@ -1,13 +1,13 @@
 """Containers of the timing wheel: flat arrays of handles, buckets of single milliseconds, the ring
-of slots with the later rotations, and queues of ids (``IdQueue``). Ready tasks also wait in
-queues of ids: a backlog of ten million costs 80 MB.
+of slots with the later rotations, and queues of ids (``IdQueue``). Ready tasks also wait in queues
+of ids, so that a backlog of ten million tasks takes 80 MB.
 
-A *handle* is (id, due_ms); a flat bucket is an ``array("q")`` of id, due, id, due, … with 16
-bytes per handle. A tombstone (~id, due) after a handle in the same bucket withdraws it. Ids are
+A *handle* is (id, due_ms); a flat bucket is an ``array("q")`` of id, due, id, due, … with 16 bytes
+per handle. A tombstone (~id, due) after a handle in the same bucket withdraws that handle. Ids are
 not negative, so a negative entry is a tombstone.
 
-``Near`` holds handles that were taken out of flat buckets shortly before their time: one array of
-ids for each distinct millisecond, and a heap of these milliseconds. ``Ring`` has the flat buckets
+``Near`` holds handles that were taken out of flat buckets shortly before they are due: one array of
+ids for each distinct millisecond, and a heap of these milliseconds. ``Ring`` holds the flat buckets
 of ticks and rotations. This module does not know the time.
 
 Invariants:
@@ -28,11 +28,11 @@ from itertools import chain, islice
 from typing import TypeAlias
 
 SMALL = 64
-"""Maximum ids in the bucket of a millisecond that is searched instead of indexed."""
+"""Maximum number of ids in a millisecond's bucket that is searched; larger buckets are indexed."""
 SPENT_MIN = 4096
-"""Minimum number of fired ids whose memory is freed before their bucket is empty."""
+"""Minimum number of fired ids for which memory is freed before their bucket is empty."""
 ENTRY_BYTES = 140
-"""Approximate bytes of a bucket in addition to its array: dict entry, key, heap entry."""
+"""Approximate bytes of a bucket in addition to its array: dict entry, key and heap entry."""
 QUEUE_SPENT_MIN = 512
 """Minimum number of spent entries whose memory is freed."""
 HEADROOM_MIN = 16
@@ -43,8 +43,8 @@ Handles: TypeAlias = "array[int]"
 def compacted(bucket: Handles) -> Handles:
     """Return the bucket without tombstones and their handles, in order.
 
-    Tombstones without a handle in this bucket stay, at the front, because their handles may
-    already be near.
+    Tombstones without a handle in this bucket stay, at the front, because their handles may already
+    be in ``Near``.
     """
     ids, dues = bucket[::2], bucket[1::2]
     dead: dict[int, list[int]] = {}
@@ -64,7 +64,7 @@ def compacted(bucket: Handles) -> Handles:
         for due_ms in dues_ms:
             kept.extend((~task_id, due_ms))
     kept.extend(live)
-    # Sliced, because a slice is allocated to its exact size.
+    # Return a slice, because a slice is allocated with its exact size.
     return kept[:]
 
 
@@ -92,9 +92,9 @@ class Near:
         """Due time → id → tombstones, for buckets that are too large to search."""
         self._counted_due_ms: int | None = None
         self._counted: Counter[int] = Counter()
-        """Id → handles left in one large bucket; filled on demand by ``count``."""
+        """Id → number of handles in one large bucket. ``count`` fills it on demand."""
         self.unmatched = 0
-        """Tombstones without a handle since the owner last set this to 0."""
+        """Number of tombstones without a handle since the owner last set this to 0."""
 
     def push(self, task_id: int, due_ms: int) -> None:
         bucket = self._buckets.get(due_ms)
@@ -143,11 +143,11 @@ class Near:
     def take(self, last_ms: int, limit: int, work: int, ids: list[int], dues_ms: list[int]) -> int:
         """Append handles due by ``last_ms`` to both lists, until ``ids`` has ``limit`` entries.
 
-        Return the number of withdrawn entries passed; stop once they reach ``work``.
+        Stop after ``work`` withdrawn entries. Return the number of withdrawn entries.
         """
         heap, buckets, spent, dead = self._heap, self._buckets, self._spent, self._dead
-        left = work
-        while heap and left > 0:
+        work_left = work
+        while heap and work_left > 0:
             due_ms = heap[0]
             if due_ms > last_ms or len(ids) >= limit:
                 break
@@ -155,7 +155,9 @@ class Near:
             if bucket is None:
                 heappop(heap)
             elif due_ms in spent or due_ms in dead or len(ids) + len(bucket) > limit:
-                left -= self._take_part(due_ms, bucket, limit - len(ids), left, ids, dues_ms)
+                work_left -= self._take_part(
+                    due_ms, bucket, limit - len(ids), work_left, ids, dues_ms
+                )
             else:
                 if len(bucket) == 1:
                     ids.append(bucket[0])
@@ -167,7 +169,7 @@ class Near:
                 heappop(heap)
                 if due_ms == self._counted_due_ms:
                     self._forget_counted()
-        return work - left
+        return work - work_left
 
     def _take_part(
         self,
@@ -240,9 +242,9 @@ class Near:
         return True
 
     def count(self, task_id: int, due_ms: int) -> int:
-        """Return how many handles with this id and time are here and not withdrawn.
+        """Return how many handles with this id and time are in ``Near`` and not withdrawn.
 
-        The counts of a large bucket are cached and updated while ids are taken from it, so that
+        The counts of a large bucket are cached, and updated while ids are taken from it, so that
         repeated calls during a burst do not each scan a million ids.
         """
         bucket = self._buckets.get(due_ms)
@@ -271,12 +273,12 @@ class Near:
 
 
 class IdQueue:
-    """A queue of ids with eight bytes each, first in, first out, except for ids that ``push_front``
-    returns. Duplicates are allowed.
+    """A first-in, first-out queue of ids, which take eight bytes each. ``push_front`` puts ids back
+    at the front. Duplicates are allowed.
 
     Invariants: ``_ids[:_head]`` is spent and never read; the entries after it are queued, in order.
-    Memory is freed when more than half is spent, so that each id is moved a bounded number of
-    times.
+    Memory is freed when more than half of the entries are spent, so that each id is moved a bounded
+    number of times.
     """
 
     __slots__ = ("_head", "_ids")
@@ -316,37 +318,37 @@ class IdQueue:
         if limit <= 0:
             return []
         ids, head = self._ids, self._head
-        taken = ids[head : head + limit].tolist()
-        head += len(taken)
+        front_ids = ids[head : head + limit].tolist()
+        head += len(front_ids)
         if head == len(ids):
             self._ids, head = array("q"), 0
         elif head > QUEUE_SPENT_MIN and head * 2 > len(ids):
             del ids[:head]
             head = 0
         self._head = head
-        return taken
+        return front_ids
 
     def peek(self, limit: int) -> list[int]:
         """Return up to ``limit`` ids from the front without removing them."""
         return self._ids[self._head : self._head + max(0, limit)].tolist()
 
     def thin(self, left: dict[int, int], places: Sequence[int]) -> list[int]:
-        """Drop the first ``left[id]`` entries of each id, and count them down in ``left``. Return
-        the new indexes of the entries at ``places``, which must be ascending."""
-        ids, kept, moved = self._ids[self._head :], array("q"), []
+        """Drop the first ``left[id]`` entries of each id, and count ``left[id]`` down. Return the
+        new indexes of the entries at ``places``, which must be ascending."""
+        ids, remaining, moved = self._ids[self._head :], array("q"), []
         begin = 0
         for place in (*places, len(ids)):
             for task_id in ids[begin:place]:
                 count = left.get(task_id)
                 if count is None:
-                    kept.append(task_id)
+                    remaining.append(task_id)
                 elif count == 1:
                     del left[task_id]
                 else:
                     left[task_id] = count - 1
-            moved.append(len(kept))
+            moved.append(len(remaining))
             begin = place
-        self._ids, self._head = kept, 0
+        self._ids, self._head = remaining, 0
         return moved[:-1]
 
     @property
@@ -357,16 +359,16 @@ class IdQueue:
 # --- the ring of slots ----------------------------------------------------------------------------
 
 TOMBS_MIN = 32
-"""Minimum number of tombstones for a compaction."""
+"""Minimum number of tombstones at which a bucket is compacted."""
 ENTRIES_PER_TOMB_MAX = 5
-"""A bucket is compacted when every fifth entry is a tombstone."""
+"""A bucket is compacted when at least every fifth entry is a tombstone."""
 DENSE_PER_SLOT = 64
 CHUNK_ENTRIES = 1024  # of a rotation: 512 handles, 8 KiB
 
 Counts = dict[int, int]
 """Tick → number of handles."""
 Key = tuple[bool, int]
-"""(whether it is a rotation, its number) of the bucket of a rotation or a tick."""
+"""The key of a bucket: (whether it is that of a rotation, number of the rotation or tick)."""
 
 
 class Ring:
@@ -375,10 +377,10 @@ class Ring:
 
     A slot of the ring contains two ticks, one of the current and one of the next rotation. The ring
     is sparse: a dict from tick to bucket, and a heap of the ticks that have a bucket. Ticks before
-    the position (if the clock went back) are not special. A later rotation has one bucket, which
-    ``enter`` distributes over ticks in steps shortly before its time. The bucket is a list of
-    chunks of equal size, because hundreds of arrays that grow in parallel fragment the heap
-    (measured: 22.7 bytes of memory per handle instead of 17.8).
+    the position (if the clock was set back) are treated alike. A later rotation has one bucket,
+    which ``enter`` distributes over ticks in steps shortly before the rotation begins. The bucket
+    is a list of chunks of equal size, because hundreds of arrays that grow in parallel fragment the
+    heap (measured: 22.7 bytes of memory per handle instead of 17.8).
 
     Invariants:
 
@@ -387,9 +389,9 @@ class Ring:
     * A bucket is emptied from the front while new handles are appended, so equal due times stay in
       order of arrival. New handles go directly to a tick only once its rotation's bucket is empty.
     * ``_far`` holds a rotation's open chunk, ``_full`` its earlier chunks of CHUNK_ENTRIES.
-    * Compaction is the only step that is not divided. It costs about 0.2 µs per handle of a tick,
-      or of a rotation with at most ``DENSE_PER_SLOT`` handles per slot; the handles of a larger
-      rotation are distributed early instead.
+    * Compaction is the only step that cannot be divided. It takes about 0.2 µs per handle of a
+      tick, or of a rotation with at most ``DENSE_PER_SLOT`` handles per slot. The handles of a
+      larger rotation are distributed early instead.
     """
 
     __slots__ = (
@@ -420,15 +422,15 @@ class Ring:
         self._dense: set[int] = set()
         """Later rotations whose handles are already in buckets of ticks."""
         self._spreading: list[int] = []
-        """Rotations whose handles are being moved to ticks, to become ``_dense``."""
+        """Rotations whose handles are being moved to ticks, and which then become ``_dense``."""
         self._scattering: set[int] = set()
-        """Rotations whose handles have partly moved to ticks."""
+        """Rotations of which some handles have been moved to ticks."""
         self._moved: dict[int, int] = {}
         """Tick → number of entries taken from the front of its bucket."""
         self._tombs: dict[Key, int] = {}
         """Bucket → number of tombstones."""
 
-    # --- in ------------------------------------------------------------------------------------
+    # --- insertion -----------------------------------------------------------------------------
 
     def add(self, task_id: int, due_ms: int) -> None:
         rotation = due_ms // self._rotation_ms
@@ -489,7 +491,7 @@ class Ring:
         if rotation in self._far:
             yield self._far[rotation]
 
-    # --- withdrawn -----------------------------------------------------------------------------
+    # --- withdrawal ----------------------------------------------------------------------------
 
     def has(self, tick: int) -> bool:
         return tick in self._ticks
@@ -512,7 +514,8 @@ class Ring:
         return True
 
     def cancel_many(self, ids: Sequence[int], dues_ms: Sequence[int]) -> int:
-        """``cancel`` many handles. Return for how many of them a tombstone was added."""
+        """Add a tombstone for each of many handles, as ``cancel`` does. Return how many were
+        added."""
         rotation_ms, dense, end, far = self._rotation_ms, self._dense, self.end, self._far
         added: dict[int, int] = {}
         count = 0
@@ -532,10 +535,10 @@ class Ring:
             self._buried((True, rotation), tombs)
         return count
 
-    def _buried(self, key: Key, more: int) -> None:
-        """Count new tombstones of a bucket, and compact it if it has too many."""
+    def _buried(self, key: Key, added: int) -> None:
+        """Count new tombstones of a bucket, and compact the bucket if it has too many."""
         is_far, number = key
-        tombs = self._tombs[key] = self._tombs.get(key, 0) + more
+        tombs = self._tombs[key] = self._tombs.get(key, 0) + added
         if is_far:
             entries = len(self._full.get(number, ())) * CHUNK_ENTRIES + len(self._far[number])
             busy = number in self._scattering
@@ -554,18 +557,18 @@ class Ring:
             self._spreading.append(number)
             return
         else:
-            kept = array("q")
+            live = array("q")
             for chunk in self._chunks(number):
-                kept.extend(chunk)
-            kept = compacted(kept)
-            starts = range(0, len(kept), CHUNK_ENTRIES)
-            chunks = deque(kept[at : at + CHUNK_ENTRIES] for at in starts)
+                live.extend(chunk)
+            live = compacted(live)
+            starts = range(0, len(live), CHUNK_ENTRIES)
+            chunks = deque(live[at : at + CHUNK_ENTRIES] for at in starts)
             self._far[number] = chunks.pop() if chunks else array("q")
             self._full[number] = chunks
-        # Remaining tombstones are not counted, so that they do not trigger the next compaction.
+        # Do not count the remaining tombstones, so that they do not trigger the next compaction.
         del self._tombs[key]
 
-    # --- onwards -------------------------------------------------------------------------------
+    # --- movement towards ``Near`` -------------------------------------------------------------
 
     def first_tick(self) -> int | None:
         """Return the lowest tick that has a bucket, or None."""
@@ -588,14 +591,15 @@ class Ring:
         return heap[0] if heap else None
 
     def unopened(self, end: int) -> int:
-        """Return the first tick that has a bucket, or the first after the ring; at most ``end``."""
+        """Return the first tick that has a bucket, or the first tick after the ring; at most
+        ``end``."""
         first = self.first_tick()
         tick = min(self.end * self._slots, end)
         return tick if first is None else min(first, tick)
 
     def take(self, tick: int, count: int) -> tuple[Handles, Handles, bool]:
-        """Take up to ``count`` entries of a tick: (ids or tombstones, dues_ms, whether it is empty
-        now)."""
+        """Take up to ``count`` entries of a tick. Return (ids or tombstones, dues_ms, whether the
+        tick is now empty)."""
         bucket, key = self._ticks[tick], (False, tick)
         start = self._moved.get(tick, 0)
         end = min(len(bucket), start + 2 * count)
@@ -612,7 +616,7 @@ class Ring:
         return ids, bucket[start + 1 : end : 2], last
 
     def enter(self, wanted_end: int, count: int) -> int:
-        """Do one step of moving ``end`` to ``wanted_end``. Return how many handles it moved, at
+        """Do one step of moving ``end`` to ``wanted_end``. Return the number of handles moved, at
         least 1."""
         if self.end in self._far:
             return self._scatter(self.end, count)
@@ -623,8 +627,8 @@ class Ring:
         return 1
 
     def spread(self, count: int) -> int:
-        """Do one step of spreading dense rotations. Return how many handles it moved, 0 if there
-        is nothing left to do."""
+        """Do one step of spreading dense rotations. Return the number of handles moved, or 0 if
+        there is nothing left to do."""
         while self._spreading:
             if self._spreading[0] in self._far:
                 return self._scatter(self._spreading[0], count)
@@ -665,11 +669,11 @@ class Ring:
                 tombs[False, tick] = tombs.get((False, tick), 0) + 1
         return len(chunk) // 2
 
-    # --- questions -----------------------------------------------------------------------------
+    # --- queries -------------------------------------------------------------------------------
 
     def balance(self, task_id: int, due_ms: int) -> int:
-        """Return the number of handles (task_id, due_ms) minus their tombstones. Scans all buckets
-        that can contain them."""
+        """Return the number of handles (task_id, due_ms) minus their tombstones. All buckets that
+        can contain them are scanned."""
         tick, rotation = due_ms // self._tick_ms, due_ms // self._rotation_ms
         total = sum(balance(chunk, 0, task_id, due_ms) for chunk in self._chunks(rotation))
         if tick in self._ticks:
@@ -685,9 +689,10 @@ class Ring:
     def counts_between(
         self, first: int, end: int, sample_max: int, without: AbstractSet[int] = frozenset()
     ) -> tuple[Counts, bool]:
-        """Return (tick → number of handles, whether all are exact) for the ticks from ``first`` to
-        ``end``, exclusive. A later rotation with more than ``sample_max`` handles is estimated from
-        a sample of about that size. Rotations in ``without`` are left out."""
+        """Return (tick → number of handles, whether all numbers are exact) for the ticks from
+        ``first`` up to but excluding ``end``. A later rotation with more than ``sample_max``
+        handles is estimated from a sample of about that size. Rotations in ``without`` are left
+        out."""
         ticks = self._ticks
         near: Iterable[int] = range(first, end)
         if first >= self.end * self._slots and not self._dense and not self._scattering:
@@ -707,8 +712,8 @@ class Ring:
         return counts, exact
 
     def rotations_between(self, first: int, end: int) -> list[int]:
-        """Return the later rotations that have a bucket and overlap the ticks from ``first`` to
-        ``end``, exclusive."""
+        """Return the later rotations that have a bucket and overlap the ticks from ``first`` up to
+        but excluding ``end``."""
         low, high = first // self._slots, (end - 1) // self._slots
         if high - low < len(self._far):
             return [r for r in range(low, high + 1) if r in self._far]
@@ -723,7 +728,8 @@ class Ring:
         return self.handles_in(rotation) - 2 * self._tombs.get((True, rotation), 0)
 
     def _sample(self, rotation: int, stride: int, first: int, end: int, counts: Counts) -> None:
-        """Add estimates to ``counts``: every ``stride``-th handle counts ``stride`` times."""
+        """Add estimates to ``counts``, in which every ``stride``-th handle counts ``stride``
+        times."""
         tick_ms, get = self._tick_ms, counts.get
         within = min(stride, CHUNK_ENTRIES // 2)
         for chunk in islice(self._chunks(rotation), 0, None, stride // within):

@@ -1,10 +1,10 @@
 """The timing wheel, which finds due handles at O(1) per insert and O(1) per fired handle.
 
-A hashed timing wheel after Varghese and Lauck, "Hashed and Hierarchical Timing Wheels"
-(SOSP 1987), schemes 6 and 7: a tick is ``due_ms // tick_ms``, its slot is ``tick % slots``, and
-the cycle-num of a task is the number of rotations before its own. In scheme 6, each visit of a
-slot decrements the cycle-num of tasks of later rotations. Here each rotation has a flat array,
-so that those tasks are not touched before their time.
+A hashed timing wheel after Varghese and Lauck, "Hashed and Hierarchical Timing Wheels" (SOSP 1987),
+schemes 6 and 7: a tick is ``due_ms // tick_ms``, its slot is ``tick % slots``, and the cycle-num of
+a task is the number of rotations before the one in which it is due. In scheme 6, each visit to a
+slot decrements the cycle-num of tasks of later rotations. Here each rotation has a flat array, so
+that those tasks are not touched before they are due.
 
 A handle (id, due_ms) moves through up to four stages, from coarse to fine:
 
@@ -12,7 +12,7 @@ A handle (id, due_ms) moves through up to four stages, from coarse to fine:
 far        rotation → flat bucket      rotations after the next one
 ring       tick → flat bucket          the current and the next rotation, two ticks per
                                        slot, sparse; also ticks before the position, if
-                                       the clock went back
+                                       the clock was set back
 near       millisecond → ids           the current and the next tick (``Near``)
 fired      (gone)                      returned by ``advance``
 =========  ==========================  ===================================================
@@ -22,7 +22,7 @@ Example: slots=4, tick_ms=10, now_ms=0, so a rotation is 40 ms. ``add`` of four 
     A due 5: tick 0, slot 0      B due 23: tick 2, slot 2      C due 21: tick 2, slot 2
     D due 103: tick 10, slot 2, cycle-num 2: rotation 2 is neither 0 nor 1, so it goes to far
 
-    advance(0)    opens tick 0 (A → near) and, ahead of its time, tick 1 (empty). Nothing due.
+    advance(0)    opens tick 0 (A → near) and, ahead of time, tick 1 (empty). Nothing is due.
                   Next due: 5, exact.
     advance(5)    fires A. Next step: at 10, when tick 2 is opened ahead.
     advance(10)   opens tick 2: near holds 21: [C], 23: [B]. Next due: 21, exact.
@@ -37,22 +37,22 @@ Time is an argument. The wheel runs no callbacks and does not know what an id me
 Invariants:
 
 * ``advance(now_ms)`` returns no handle with due_ms > now_ms, for any earlier ``now_ms``.
-* Every handle with due_ms ≤ ``position_ms`` has fired, except those that ``holds`` confirms.
-  The position never goes back; in an unfinished burst it is the due_ms that fired last.
-* A millisecond fires only when no stage has a handle with a lower due_ms, and in order of
-  arrival.
+* Every handle with due_ms ≤ ``position_ms`` has fired, unless ``holds`` returns True for it. The
+  position never goes back; during a burst it is the due_ms of the last handle fired.
+* The handles of a millisecond fire in order of arrival, and only when no stage has a handle with a
+  lower due_ms.
 * One ``advance`` moves at most about WORK_MAX handles between stages, even if a bucket is
   larger. Only the compaction of one bucket by ``cancel`` cannot be divided (see ``Ring``).
 
 ``Windows`` chooses for each task the tick of its due window that has the fewest tasks. It reads the
-counts of ticks from the wheel in pages and keeps each page for ``KEPT_MS`` as a tree of minima, so
-that a choice costs the logarithm of a page. A batch whose tasks share a window uses a heap instead.
-A choice counts at once. Until the task is on the wheel, ``placed`` returns the choice whenever a
-page is read again.
+counts of ticks from the wheel in pages, and keeps each page for ``KEPT_MS`` as a tree of minima, so
+that the time for a choice is logarithmic in the size of a page. A batch whose tasks share a window
+uses a heap instead. A chosen task is counted at once. Until the task is on the wheel, ``placed``
+returns its tick whenever a page is read again.
 
-Decision 18 explains why ticks and not slots are compared. Invariants: a chosen moment is never
-before the requested moment and never after the end of the window; among ticks with equal counts the
-first is chosen; the last tick is used only if it lies completely in the window, or is the only one.
+Decision 18 explains why ticks, not slots, are compared. Invariants: a chosen moment is never before
+the requested moment and never after the end of the window; among ticks with equal counts the first
+is chosen; the last tick is used only if it lies completely in the window, or is the only tick.
 """
 
 from __future__ import annotations
@@ -67,20 +67,20 @@ from heapq import heapify, heapreplace
 from tickwheel.wheel.buckets import IdQueue, Near, Ring
 
 WORK_MAX = 32_768
-"""Maximum handles that one ``advance`` moves while handles are due (about 5 ms)."""
+"""Maximum number of handles that one ``advance`` moves while handles are due (about 5 ms)."""
 AHEAD_MAX = 4_096
-"""Maximum handles that one ``advance`` moves ahead of their time (under 1 ms)."""
+"""Maximum number of handles that one ``advance`` moves ahead of time (under 1 ms)."""
 PACE_MS = 2
-"""Pause between two steps of work ahead, which leaves time for the rest of the event loop."""
+"""Pause between two steps of work ahead of time, so that the event loop can do other work."""
 TIME_MS_MAX = 2**62
 SAMPLE_MAX = 4_096
-"""Maximum handles of a later rotation that are read to estimate its ticks (under 1 ms)."""
+"""Maximum number of a later rotation's handles that are read to estimate its ticks (under 1 ms)."""
 LOAD_SAMPLE_MAX = 65_536
-"""Maximum handles of all later rotations that ``load`` reads (about 10 ms)."""
+"""Maximum number of handles of all later rotations that ``load`` reads (about 10 ms)."""
 
 
 class TimingWheel:
-    """The handles of tasks, by due time in ms; ids are int64 and not negative."""
+    """The handles of tasks, by due time in ms. Ids are int64 and not negative."""
 
     __slots__ = (
         "_live",
@@ -104,12 +104,12 @@ class TimingWheel:
         self._near = Near()
         self._ring = Ring(slots, tick_ms, now_tick // slots + 2)
         self._low = now_tick - 1
-        """Handles of ticks from here to ``_opened_end`` are near. New handles of lower ticks,
-        which are rare, wait in the ring until their tick is opened."""
+        """The first tick whose handles are in near; ``_opened_end`` is the end of these ticks. New
+        handles of lower ticks, which are rare, wait in the ring until their tick is opened."""
         self._opened_end = now_tick
         self._upcoming = IdQueue()
 
-    # --- in and out ----------------------------------------------------------------------------
+    # --- insertion and withdrawal --------------------------------------------------------------
 
     def add(self, task_id: int, due_ms: int) -> None:
         if task_id < 0 or not -TIME_MS_MAX < due_ms < TIME_MS_MAX:
@@ -143,19 +143,19 @@ class TimingWheel:
     def cancel(self, task_id: int, due_ms: int) -> None:
         """Withdraw one handle that was added with exactly this id and time and has not fired.
 
-        The caller must not withdraw a handle that does not exist. While the time is far away this
-        is not detected, and an equal handle that is added later would be withdrawn instead.
+        The caller must not withdraw a handle that does not exist. This is not detected while the
+        due time is far away, and an equal handle that is added later would be withdrawn instead.
         """
         tick = due_ms // self.tick_ms
-        # A tick before the position can be partly near and partly in the ring. The tombstone must
-        # then follow the handles in the ring.
+        # The handles of a tick before the position can be partly in near and partly in the ring.
+        # The tombstone must then follow the handles in the ring.
         is_near = tick < self._opened_end and (tick >= self._low or not self._ring.has(tick))
         where = self._near.remove if is_near else self._ring.cancel
         if where(task_id, due_ms):
             self._live -= 1
 
     def cancel_many(self, ids: Sequence[int], dues_ms: Sequence[int]) -> None:
-        """``cancel`` each handle of ``dues_ms[i]`` for ``ids[i]``."""
+        """Withdraw the handle (``ids[i]``, ``dues_ms[i]``) for each i, as ``cancel`` does."""
         if not ids:
             return
         if min(dues_ms) // self.tick_ms >= self._opened_end:
@@ -169,9 +169,8 @@ class TimingWheel:
     def advance(self, now_ms: int, limit: int) -> tuple[list[int], list[int], bool]:
         """Return up to ``limit`` due handles by due time: (ids, dues_ms, whether more are due).
 
-        After a jump of the clock, or if one tick has very many handles, the call can spend its
-        budget on moving handles. It then returns few or no handles and True, and the next call
-        continues.
+        After a jump of the clock, or if one tick has very many handles, a call may only move
+        handles. It then returns few or no handles and True, and the next call continues.
         """
         near, ring, now_tick = self._near, self._ring, now_ms // self.tick_ms
         ids: list[int] = []
@@ -179,7 +178,7 @@ class TimingWheel:
         work, more = WORK_MAX, True
         while work > 0:
             tick = ring.unopened(now_tick + 1)
-            # The limit bounds the fired handles; withdrawn handles among them count as work.
+            # ``limit`` bounds the fired handles; withdrawn handles among them count as work.
             work -= near.take(min(now_ms, tick * self.tick_ms - 1), limit, work, ids, dues_ms)
             if len(ids) >= limit:
                 more = self._is_due(tick, now_ms)
@@ -198,7 +197,8 @@ class TimingWheel:
         return ids, dues_ms, more
 
     def catch_up(self, now_ms: int) -> None:
-        """Move the position to ``now_ms``, unless ``advance`` has handles to fire or to open."""
+        """Move the position to ``now_ms``, unless ``advance`` has handles to fire or ticks to
+        open."""
         if not self._is_due(self._ring.unopened(now_ms // self.tick_ms + 1), now_ms):
             self._move_to(now_ms)
 
@@ -212,7 +212,8 @@ class TimingWheel:
             self._low = position_ms // self.tick_ms - 1
 
     def _open(self, tick: int, now_tick: int) -> int:
-        """Do one step of moving ``tick`` to near. Return how many handles it moved, at least 1."""
+        """Do one step of moving ``tick`` to near. Return the number of handles moved, at least
+        1."""
         ring = self._ring
         if tick >= ring.end * self.slots:
             return ring.enter(now_tick // self.slots + 2, AHEAD_MAX)
@@ -241,10 +242,10 @@ class TimingWheel:
                 return
 
     def next_due_ms(self, now_ms: int) -> int | None:
-        """Return when to call ``advance`` next, or None if the wheel is empty.
+        """Return the time for the next call of ``advance``, or None if the wheel is empty.
 
         The time is never later than the first due_ms, and equal to it if that lies in an opened
-        tick (the current one or the next).
+        tick (the current or the next tick).
         """
         times = self._work_times(now_ms)
         if (tick := self._ring.first_tick()) is not None:
@@ -252,16 +253,16 @@ class TimingWheel:
         return min(times, default=None)
 
     def next_handle_ms(self, now_ms: int) -> int | None:
-        """Return ``next_due_ms`` for a caller whose clock jumps to it: without the stops that open
-        ticks ahead. It is exact unless the first handle is in a later rotation. Reads a whole
-        tick."""
+        """Return ``next_due_ms`` for a caller whose clock jumps to it, ignoring the times at which
+        ticks are opened ahead. It is exact unless the first handle is in a later rotation. This
+        reads a whole tick."""
         times = self._work_times(now_ms)
         if (tick := self._ring.first_tick()) is not None:
             times.append(self._ring.first_ms_in(tick))
         return min(times, default=None)
 
     def _work_times(self, now_ms: int) -> list[int]:
-        """Return the times of the next steps other than opening ticks."""
+        """Return the times of the next steps that do not open ticks."""
         first_ms, rotation = self._near.first_ms(), self._ring.first_far()
         times = [] if first_ms is None else [first_ms]
         if rotation is not None:
@@ -274,15 +275,15 @@ class TimingWheel:
     @staticmethod
     def _ahead_of(start_ms: int, length_ms: int, now_ms: int) -> int:
         """Return when to open a tick or rotation that begins at ``start_ms``: one length before its
-        start, but not before the pause after the last step."""
+        start, but not during the pause after the last step."""
         return min(start_ms, max(start_ms - length_ms, now_ms + PACE_MS))
 
     def _firsts(self) -> tuple[int | None, int | None]:
         return self._ring.first_tick(), self._ring.first_far()
 
     def first_ms(self) -> int | None:
-        """Return a time before which no handle is due, or None if there is no handle. It is exact
-        for handles in near."""
+        """Return a time before which no handle is due, or None if there is no handle. The time is
+        exact if the first handle is in near."""
         times = [] if (first_ms := self._near.first_ms()) is None else [first_ms]
         tick, rotation = self._firsts()
         for number, length_ms in ((tick, self.tick_ms), (rotation, self.tick_ms * self.slots)):
@@ -291,29 +292,29 @@ class TimingWheel:
         return min(times, default=None)
 
     def take_upcoming(self, limit: int) -> list[int]:
-        """Return up to ``limit`` ids of the current and the next tick, each once, for reading
-        bodies ahead.
+        """Return up to ``limit`` distinct ids of the current and the next tick, so that their
+        bodies can be read ahead.
 
         Handles that were added after their tick was opened are not included. Some ids may have
         fired or been withdrawn in the meantime.
         """
         return self._upcoming.take(limit)
 
-    # --- questions -----------------------------------------------------------------------------
+    # --- queries -------------------------------------------------------------------------------
 
     def holds(self, task_id: int, due_ms: int) -> bool:
         """Return whether this handle has neither fired nor been withdrawn.
 
-        The call scans the handles of a tick or rotation, unless the handle is near or has fired.
+        The call scans the handles of a tick or rotation, unless the handle is in near or has fired.
         """
-        # Both are added, because the tombstone of a near handle can still be in the ring.
+        # Add both balances, because the tombstone of a handle in near can still be in the ring.
         return self._near.count(task_id, due_ms) + self._ring.balance(task_id, due_ms) > 0
 
     def slot_of(self, due_ms: int) -> int:
         return due_ms // self.tick_ms % self.slots
 
     def cycles_left(self, due_ms: int, now_ms: int) -> int:
-        """Return the cycle-num: the rotations before the one in which the task is due."""
+        """Return the cycle-num: the number of rotations before the one in which the task is due."""
         return (due_ms // self.tick_ms - now_ms // self.tick_ms) // self.slots
 
     @property
@@ -324,7 +325,7 @@ class TimingWheel:
         """Return the number of handles in each slot, for the current and the next rotation and
         dense later rotations.
 
-        Handles withdrawn from a rotation that is just entering the ring are still counted.
+        Withdrawn handles of a rotation that is entering the ring are still counted.
         """
         counts = [0] * self.slots
         for due_ms, count in self._near.counts():
@@ -336,8 +337,9 @@ class TimingWheel:
     def counts_between(
         self, first: int, end: int, sample_max: int = SAMPLE_MAX
     ) -> tuple[dict[int, int], bool]:
-        """Return (tick → number of handles, whether all are exact) for the ticks from ``first`` to
-        ``end``, exclusive, that have handles. See ``Ring.counts_between`` for the estimates."""
+        """Return (tick → number of handles, whether all numbers are exact) for the ticks that have
+        handles, from ``first`` up to but excluding ``end``. See ``Ring.counts_between`` for the
+        estimates."""
         return self._counts(first, end, sample_max, frozenset())
 
     def _counts(
@@ -351,21 +353,21 @@ class TimingWheel:
         return {tick: count for tick, count in counts.items() if count > 0}, exact
 
     def load(self, first_ms: int, step_ms: int, steps: int) -> tuple[list[int], bool]:
-        """Return (number of handles due in each span, whether all are exact) for ``steps`` spans of
-        ``step_ms`` from ``first_ms`` on. Both must be multiples of a tick. A later rotation within
-        one span is counted without reading its handles."""
+        """Return (number of handles due in each span, whether all numbers are exact) for ``steps``
+        spans of ``step_ms`` from ``first_ms`` on. Both must be multiples of a tick. A later
+        rotation within one span is counted without reading its handles."""
         due, ring, tick_ms = [0] * steps, self._ring, self.tick_ms
         first, end = first_ms // tick_ms, (first_ms + steps * step_ms) // tick_ms
-        whole: set[int] = set()
+        whole_rotations: set[int] = set()
         rotations = ring.rotations_between(first, end)
         for rotation in rotations:
             begin_ms, length_ms = rotation * self.slots * tick_ms, self.slots * tick_ms
             step = (begin_ms - first_ms) // step_ms
             if 0 <= step == (begin_ms + length_ms - 1 - first_ms) // step_ms < steps:
                 due[step] += max(0, ring.live_in(rotation))
-                whole.add(rotation)
-        sample_max = max(1, LOAD_SAMPLE_MAX // max(1, len(rotations) - len(whole)))
-        counts, exact = self._counts(first, end, sample_max, whole)
+                whole_rotations.add(rotation)
+        sample_max = max(1, LOAD_SAMPLE_MAX // max(1, len(rotations) - len(whole_rotations)))
+        counts, exact = self._counts(first, end, sample_max, whole_rotations)
         for tick, count in counts.items():
             due[(tick * tick_ms - first_ms) // step_ms] += count
         return due, exact
@@ -382,52 +384,53 @@ class TimingWheel:
 
 PAGE_BITS = 12
 PAGE = 1 << PAGE_BITS
-"""Ticks of one page."""
+"""Number of ticks in one page."""
 PAGES_MAX = 64
-"""Maximum pages in memory, 64 KiB each."""
+"""Maximum number of pages in memory, 64 KiB each."""
 WINDOW_TICKS_MAX = 32 * PAGE
-"""Maximum ticks of a window that are compared, counted from its start."""
+"""Maximum number of a window's ticks that are compared, counted from its start."""
 KEPT_MS = 1_000
 """How long a page counts as fresh."""
 READS_MAX = 64
-"""Maximum new pages that one request reads; a full page takes about 1 ms. Ticks of further pages
-are not candidates."""
+"""Maximum number of new pages that one request reads; a full page takes about 1 ms. The ticks of
+further pages cannot be chosen."""
 READ_AGAIN_MAX = 4
-"""Maximum outdated pages that one request reads again; it uses further ones as they are."""
+"""Maximum number of outdated pages that one request reads again. It uses further pages as they
+are."""
 SPARSE_MAX = 256
-"""Maximum ticks with tasks that are added to an empty page one by one."""
+"""Maximum number of ticks with tasks that are added to an empty page one by one."""
 SHARED_MIN = 24
-"""Minimum number of tasks with a common window for which a heap of its ticks is built."""
+"""Minimum number of tasks with a common window at which a heap of its ticks is built."""
 SHARED_TICKS = 128
-"""Maximum ticks per task in such a heap. Building the heap costs each tick as much as one search
-for the emptiest, so few tasks with a long window are searched one by one."""
+"""Maximum ticks per task in such a heap. Each tick costs as much as one search for the emptiest
+tick, so the ticks of few tasks with a long window are searched for one by one."""
 _WITHIN = 617
-"""Step in ms between the moments of tasks within a tick. It is prime and near the golden section of
-a second, so that successive moments are far apart and all moments are used."""
+"""Step in ms between the moments of tasks within a tick. The step is prime and close to the golden
+section of a second, so that successive moments are far apart and all moments are used."""
 
 
 class Windows:
     """Chooses due times in the due windows of tasks on one wheel."""
 
     def __init__(self, wheel: TimingWheel, placed: Callable[[], Iterable[int]]) -> None:
-        """``placed`` returns the chosen ticks of tasks that are not on the wheel yet, one entry per
+        """``placed`` returns the chosen ticks of tasks that are not yet on the wheel, one entry per
         task."""
         self._wheel = wheel
         self._placed = placed
         self._pages: dict[int, _Page] = {}
         """Pages by number, the most recently used page last."""
-        self._reads_left = self._again_left = 0
+        self._reads_left = self._rereads_left = 0
 
     def begin(self) -> None:
         """Begin another request with a new budget of page reads."""
-        self._reads_left, self._again_left = READS_MAX, READ_AGAIN_MAX
+        self._reads_left, self._rereads_left = READS_MAX, READ_AGAIN_MAX
 
     def choose(self, asked_ms: int, end_ms: int, count: int, now_ms: int) -> list[int]:
         """Choose due times from ``asked_ms`` to ``end_ms``, both inclusive, for ``count`` tasks.
         Call ``begin`` first."""
         tick_ms = self._wheel.tick_ms
         first = asked_ms // tick_ms
-        # A tick that is partly outside the window would crowd its tasks into the part inside.
+        # In a tick that is partly outside the window, all tasks would crowd into the part inside.
         last = max(first, (end_ms + 1) // tick_ms - 1)
         last = min(last, first + WINDOW_TICKS_MAX - 1)
         numbers = range(first >> PAGE_BITS, (last >> PAGE_BITS) + 1)
@@ -454,8 +457,8 @@ class Windows:
                 return None
             self._reads_left -= 1
             page = self._read(number, now_ms)
-        elif self._again_left > 0 and not 0 <= now_ms - page.read_ms < KEPT_MS:
-            self._again_left -= 1
+        elif self._rereads_left > 0 and not 0 <= now_ms - page.read_ms < KEPT_MS:
+            self._rereads_left -= 1
             page = self._read(number, now_ms)
         self._pages[number] = page
         if len(self._pages) > PAGES_MAX:
@@ -470,7 +473,7 @@ class Windows:
 
 
 class _Page:
-    """The counts of a page's ticks as a tree of minima. A leaf combines the count and the index of
+    """The counts of a page's ticks, as a tree of minima. A leaf combines the count and the index of
     a tick, so that the minimum is the first of the emptiest ticks."""
 
     def __init__(self, first: int, counts: dict[int, int], read_ms: int) -> None:
@@ -498,7 +501,7 @@ class _Page:
             at >>= 1
             tree[at] = min(tree[2 * at], tree[2 * at + 1])
 
-    def least(self, first: int, last: int) -> tuple[int, int]:
+    def emptiest(self, first: int, last: int) -> tuple[int, int]:
         """Return (count, tick) of the emptiest tick of this page from ``first`` to ``last``."""
         tree = self._tree
         low, high = PAGE + max(first - self.first, 0), PAGE + min(last - self.first, PAGE - 1) + 1
@@ -536,18 +539,19 @@ def _empty_tree(count: int) -> array[int]:
 
 
 def _emptiest(pages: Sequence[_Page], first: int, last: int) -> tuple[int, int]:
-    """Choose the emptiest tick for one task. Return (tick, number of tasks it had)."""
-    chosen, least = pages[0], pages[0].least(first, last)
+    """Choose the emptiest tick for one task. Return (tick, number of tasks already in it)."""
+    chosen, emptiest = pages[0], pages[0].emptiest(first, last)
     for page in pages[1:]:
-        if (candidate := page.least(first, last)) < least:
-            chosen, least = page, candidate
-    count, tick = least
+        if (candidate := page.emptiest(first, last)) < emptiest:
+            chosen, emptiest = page, candidate
+    count, tick = emptiest
     chosen.add(tick, 1)
     return tick, count
 
 
 def _shared(pages: Sequence[_Page], first: int, last: int, count: int) -> list[tuple[int, int]]:
-    """Choose the emptiest ticks for many tasks. Return (tick, number of tasks it had) for each."""
+    """Choose the emptiest ticks for many tasks. Return (tick, number of tasks already in it) for
+    each task."""
     bits = (last - first).bit_length()
     heap = [
         tasks << bits | (n + max(0, page.first - first))
@@ -558,9 +562,9 @@ def _shared(pages: Sequence[_Page], first: int, last: int, count: int) -> list[t
     mask, step = (1 << bits) - 1, 1 << bits
     taken = []
     for _ in range(count):
-        least = heap[0]
-        heapreplace(heap, least + step)
-        taken.append((first + (least & mask), least >> bits))
+        emptiest = heap[0]
+        heapreplace(heap, emptiest + step)
+        taken.append((first + (emptiest & mask), emptiest >> bits))
     by_first = {page.first: page for page in pages}
     for tick, more in Counter(tick for tick, _ in taken).items():
         by_first[tick & -PAGE].add(tick, more)

@@ -17,7 +17,7 @@ from tickwheel.persistence.redis.layout import (
     NEW_ROWS,
     PART_ARGS_MAX,
     PART_BYTES_MAX,
-    Ahead,
+    AheadEncoder,
     Prepared,
     prepare,
 )
@@ -122,7 +122,7 @@ class TestNewTasks:
 
     @pytest.mark.parametrize("due_ms", [DUE_MS, 10**12 - 500])
     def test_a_batch_ascends_by_due(self, due_ms: int) -> None:
-        ahead, effects = Ahead(), Effects()
+        ahead, effects = AheadEncoder(), Effects()
         for first in (1, 700, 2_000):  # encoded at three times, the last of it at the end
             effects.enqueued.update(rows(first, first + NEW_ROWS + 9, due_ms))
             ahead.add(effects.enqueued)
@@ -154,7 +154,7 @@ class TestAhead:
             return encode_tasks(some)
 
         monkeypatch.setattr(layout, "encode_tasks", counting)
-        ahead, effects = Ahead(), Effects()
+        ahead, effects = AheadEncoder(), Effects()
         effects.enqueued.update(rows(1, NEW_ROWS))
         ahead.add(effects.enqueued)
         assert encoded == [], "too few to be worth it"
@@ -167,7 +167,7 @@ class TestAhead:
 
     @pytest.mark.parametrize("change", ["drop", "replace", "drop the last", "nothing"])
     def test_tasks_changed_since_are_encoded_again(self, change: str) -> None:
-        ahead, effects = Ahead(), Effects(enqueued=rows(1, 2_001))
+        ahead, effects = AheadEncoder(), Effects(enqueued=rows(1, 2_001))
         ahead.add(effects.enqueued)
         if change == "drop":
             del effects.enqueued[7]
@@ -178,7 +178,7 @@ class TestAhead:
         check_tasks(prepare(effects, 10, ahead), effects.enqueued)
 
     def test_tasks_encoded_ahead_for_another_batch_are_ignored(self) -> None:
-        ahead = Ahead()
+        ahead = AheadEncoder()
         first, second = Effects(enqueued=rows(1, 1_501)), Effects(enqueued=rows(2_000, 3_000))
         ahead.add(first.enqueued)
         check_tasks(prepare(second, 10, ahead), second.enqueued)
@@ -187,7 +187,7 @@ class TestAhead:
         check_tasks(prepare(second, 10, ahead), second.enqueued)
 
     def test_a_batch_sent_again_is_whole_again(self) -> None:
-        ahead, effects = Ahead(), Effects(enqueued=rows(1, 1_501))
+        ahead, effects = AheadEncoder(), Effects(enqueued=rows(1, 1_501))
         ahead.add(effects.enqueued)
         check_tasks(prepare(effects, 10, ahead), effects.enqueued)
         check_tasks(prepare(effects, 10, ahead), effects.enqueued)

@@ -29,7 +29,7 @@ from tickwheel.persistence.contract import (
     StoreLost,
 )
 from tickwheel.persistence.redis.layout import SEAL, Script, prepare
-from tickwheel.persistence.redis.writer import Again, Sender
+from tickwheel.persistence.redis.writer import ReclaimNeeded, Sender
 
 S = "{tw:default:0}"
 PATIENCE_S = 60.0
@@ -144,7 +144,7 @@ class TestARedisThatTakesNoWrites:
         redis_server.kill()
         with pytest.raises((CommitUnknown, CommitRefused)):
             await subject.commit(tasks([2]))
-        await store(subject)._writer._line.close()
+        await store(subject)._writer._connection.close()
         subject.n += 1
         store(subject)._writer._sender.unknown = 0
         with pytest.raises(CommitRefused):
@@ -284,7 +284,7 @@ class TestTheScriptItself:
 
 
 async def _says(sender: Sender, status: str, n: int, effects: Effects) -> None:
-    with pytest.raises(Again, match=status):
+    with pytest.raises(ReclaimNeeded, match=status):
         prepared = prepare(effects, 1_000)
         await sender.send(n, effects, prepared.flat, prepared.size_bytes)
 
@@ -374,7 +374,7 @@ class TestARedisThatLostSomething:
         """And not everything is in memory yet."""
         await subject.reopen()
         await self._lose(subject, redis_server, empty=True)
-        with pytest.raises(StoreLost, match="came back empty"):
+        with pytest.raises(StoreLost, match="has lost its data"):
             await subject.commit(tasks([4]))
         with pytest.raises(StoreLost):
             await subject.store.read([1])

@@ -98,7 +98,7 @@ async def test_a_look_counts_the_rows_of_a_shard(
     assert found.counts["tasks"] == len(await subject.ids())
     await subject.store.close(clean=True)
     assert found.exists
-    assert found.whole
+    assert found.is_complete
     assert (found.epoch, found.rewriting) == (1, "")
     assert found.counts["records"] > 0
     assert "initialized (epoch 1): " in found.state
@@ -168,7 +168,7 @@ async def test_a_damaged_shard_is_reported_and_can_be_initialised(
     server.call("HDEL", f"{S}:wheel", "last")
     found = await look(options)
     assert found.rewriting == "somebody/1"
-    assert not found.whole
+    assert not found.is_complete
     assert "it is damaged; it is incomplete, because somebody/1 was rewriting it" in found.state
     await anew(options, found)
     store = RedisStore(options)
@@ -183,9 +183,9 @@ async def test_a_shard_without_its_wheel_is_damaged(
     await subject.store.close(clean=True)
     server.call("DEL", f"{S}:wheel")
     found = await look(options)
-    assert (found.exists, found.whole) == (True, False)
+    assert (found.exists, found.is_complete) == (True, False)
     await anew(options, found)
-    assert (await look(options)).whole
+    assert (await look(options)).is_complete
 
 
 @pytest.mark.parametrize("name", ["wheel", "task", "endings"])

@@ -23,7 +23,7 @@ from tickwheel.persistence.redis import RedisStore
 from tickwheel.persistence.redis.driver import RedisOptions, options_from
 from tickwheel.persistence.redis.layout import HANDLES, prepare
 from tickwheel.persistence.redis.mirror import (
-    PLACED_AT_ONCE,
+    PLACED_TASKS_MAX,
     ROW_BYTES,
     TASK_BYTES,
     GroupRecords,
@@ -174,10 +174,10 @@ class TestFilling:
         await subject.commit(tasks(range(1, 101)))
         await subject.reopen()
         await subject.store.recover_small()
-        with pytest.raises(Exception, match="came back empty"):
+        with pytest.raises(Exception, match="has lost its data"):
             async for _ in subject.store.recover_handles(10):
                 redis_server.call("FLUSHALL")
-        with pytest.raises(Exception, match="came back empty"):
+        with pytest.raises(Exception, match="has lost its data"):
             await subject.commit(tasks([1_000]))
 
 
@@ -423,9 +423,9 @@ class TestContainers:
             else:  # they are filled one after the other
                 assert sizes[-1] < 65_536
 
-    @pytest.mark.parametrize("count", [1, PLACED_AT_ONCE, PLACED_AT_ONCE + 1, 100])
+    @pytest.mark.parametrize("count", [1, PLACED_TASKS_MAX, PLACED_TASKS_MAX + 1, 100])
     def test_few_are_placed_at_once_and_many_later(self, count: int) -> None:
-        found, is_many = TaskRecords(), count > PLACED_AT_ONCE
+        found, is_many = TaskRecords(), count > PLACED_TASKS_MAX
         records = {(1 << 50) + (n << 19): b"%d" % n for n in range(count)}
         found.add(list(records), list(records.values()), sum(map(len, records.values())))
         assert found.has_to_place == is_many
@@ -474,7 +474,7 @@ class TestContainers:
             assert sorted(records) == [1, 2, 3]
 
     def test_come_in_batches(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(codec, "ROWS_A_BATCH", 300)
+        monkeypatch.setattr(codec, "ROWS_PER_BATCH", 300)
         records = TaskRecords()
         records.add(range(1_000), [b"%03d" % i for i in range(1_000)], 3_000)
         batches = list(codec.in_parts(records.records(), len))
@@ -482,5 +482,5 @@ class TestContainers:
         assert sorted(record for batch in batches for record in batch) == [
             b"%03d" % i for i in range(1_000)
         ]
-        monkeypatch.setattr(codec, "BYTES_A_BATCH", 30)
+        monkeypatch.setattr(codec, "BYTES_PER_BATCH", 30)
         assert {len(batch) for batch in codec.in_parts(records.records(), len)} == {10}

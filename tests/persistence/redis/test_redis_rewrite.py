@@ -96,7 +96,7 @@ class TestEverythingIsThereAgain:
         await both(pair, ended([1_000, 10_000]))
         begun, done = caplog.records
         assert begun.levelno == logging.ERROR
-        assert "came back empty" in begun.message
+        assert "has lost its data" in begun.message
         assert f"rewritten from memory: {counts}" in begun.message
         assert done.levelno == logging.WARNING
         assert f"{S} was rewritten in" in done.message
@@ -372,7 +372,7 @@ class TestWhoMayNot:
         await anext(aiter(subject.store.recover_handles(10)))
         redis_server.call("FLUSHALL")
         for _ in range(2):
-            with pytest.raises(StoreLost, match="came back empty"):
+            with pytest.raises(StoreLost, match="has lost its data"):
                 await subject.commit(tasks([10_000]))
         with pytest.raises(StoreLost):
             await subject.store.verify()

@@ -27,9 +27,9 @@ from tickwheel.persistence.memory import MemoryStore
 from tickwheel.persistence.redis import options_from
 from tickwheel.persistence.redis.driver import SCHEMES
 from tickwheel.persistence.redis.opening import lay_out, look
-from tickwheel.persistence.redis.recovery import WHOLE_BYTES
+from tickwheel.persistence.redis.recovery import BODILESS_BYTES_MIN
 from tickwheel.persistence.redis.store import RedisElection
-from tickwheel.persistence.redis.writer import APART_BYTES_MIN, Apart, History
+from tickwheel.persistence.redis.writer import SEPARATE_BYTES_MIN, History, SeparateRecords
 
 PATIENCE_S = 60.0
 BODY = b"a body that is nowhere but in Redis"
@@ -71,7 +71,7 @@ class TestNothingIsKept:
     async def test_a_start_reads_no_large_bodies(
         self, make: Make, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        subject, large = make("mirror=no"), BODY * (WHOLE_BYTES // len(BODY) + 1)
+        subject, large = make("mirror=no"), BODY * (BODILESS_BYTES_MIN // len(BODY) + 1)
         await subject.open()
         rows = {
             i: TaskRow(i, i, f"t{i % 3}", BODY if i % 2 else large, TaskOptions(f"k{i}"))
@@ -165,7 +165,7 @@ class TestCameBackOlder:
     ) -> None:
         before = redis_server.snapshot()
         rows = {i: TaskRow(i, i, "t", bytes(200)) for i in range(2_000, 3_000)}
-        assert len(rows) * 200 > APART_BYTES_MIN, "kept apart"
+        assert len(rows) * 200 > SEPARATE_BYTES_MIN, "kept apart"
         await both(pair, Effects(enqueued=rows))
         await both(pair, ended(range(1_000, 1_100)))
         await both(pair, Effects(progress={(2_000, "g"): in_flight(2_000, "g")}))
@@ -242,7 +242,7 @@ async def _verified(subject: Subject) -> bool:
 
 def test_split_records_are_unchanged() -> None:
     records = [b"a" * size for size in (0, 1, 70_000, 3)] + [b"last"]
-    assert list(Apart(records, sum(map(len, records)))) == records
+    assert list(SeparateRecords(records, sum(map(len, records)))) == records
 
 
 def test_kept_batches_are_bounded_by_bytes_and_age() -> None:
@@ -251,7 +251,7 @@ def test_kept_batches_are_bounded_by_bytes_and_age() -> None:
         history.add(n, Effects(), (), 100, now_s=n / 10)
     assert history.covers(3, 5)
     assert not history.covers(2, 5), "300 bytes each, and 1,000 at most"
-    history.sent_again(5, now_s=1.45)
+    history.note_resent(5, now_s=1.45)
     history.forget(now_s=1.45)
     assert history.covers(5, 5)
     assert not history.covers(4, 5), "from 0.4 s"
@@ -290,7 +290,7 @@ class TestCameBackWithoutMore:
                 return await lost.store.scan(-1, 10, None)
             return await comes(lambda: _verified(lost))
 
-        with pytest.raises(StoreForgot, match="came back (older|empty).*`tickwheel restore`") as e:
+        with pytest.raises(StoreForgot, match="(older|lost its data).*`tickwheel restore`") as e:
             await notice()
         assert "\n" not in e.value.message
         with pytest.raises(StoreForgot):

@@ -48,7 +48,7 @@ def with_options(task_id: int, options: TaskOptions) -> Effects:
 
 def batches() -> Iterator[Effects]:
     """Small ones of every kind, and between them those that make tables have rows."""
-    dead = DeadRow(3, "g", "orders", 5, 2, "why", behind_id=9)
+    dead = DeadRow(3, "g", "orders", 5, 2, "why", newest_id=9)
     yield tasks([1])
     yield with_options(2, TaskOptions(key="k-2"))
     yield with_options(3, TaskOptions(tag="blue", priority=4))

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tickwheel.engine.topics import Item
-from tickwheel.model.lateness import DAEMONS_CAUSES, LATE_MS, SLOW_MS, Cause
+from tickwheel.model.lateness import DAEMON_CAUSES, LATE_MS, SLOW_MS, Cause
 from tickwheel.model.records import NO_PAST, TaskRow
 from tickwheel.server.metrics.observed import PROBE_S, Lateness, Observed, probe_loop
 
@@ -84,7 +84,7 @@ def test_every_cause_is_documented_with_its_owner() -> None:
     table = manual.partition("| cause | whose |")[2].partition("\n\n")[0]
     documented = re.findall(r"^\| `(\w+)` \| (.*?) ?\|", table, re.MULTILINE)
     assert [word for word, _ in documented] == [cause.value for cause in Cause]
-    assert {word for word, whose in documented if whose == "daemon's"} == set(DAEMONS_CAUSES)
+    assert {word for word, whose in documented if whose == "daemon's"} == set(DAEMON_CAUSES)
 
 
 async def test_the_probe_detects_a_busy_loop() -> None:

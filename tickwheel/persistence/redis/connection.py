@@ -1,13 +1,14 @@
 """A connection to Redis, with time-outs, scripts and reconnection; and the location of a shard's
 server (``Place``): a fixed address, the master that Sentinels name, or the node of a Cluster that
-has the shard's slot.
+serves the shard's slot.
 
-Calls run one at a time, in order. Invariant: a call without an answer closes the connection, so an
-answer is never assigned to another call. ``check`` checks the driver and the files in the options.
+Calls run one at a time, in order. Invariant: a call that gets no answer closes the connection, so
+an answer is never assigned to another call. ``check`` checks the driver and the files in the
+options.
 
 A shard is on one master, because its keys share a hash tag. So a Cluster differs from a single
-Redis only in the address. ``Place.connect`` finds the server, connects and asks for its role. It
-is called for each new connection and relies on no old information. A Sentinel or node can have
+Redis only in the address. ``Place.connect`` finds the server, connects and asks for its role. It is
+called for each new connection, and relies on no earlier information. A Sentinel or node can have
 outdated information after a partition or a pause, so all are asked at once, and the majority
 decides.
 
@@ -50,7 +51,7 @@ ASK_TIMEOUT_DIVISOR = 2
 NODES_ASKED_MAX = 16
 """Maximum nodes of a Cluster to ask: the seeds, then the nodes in the last answer."""
 REASONS_MAX = 3
-"""Maximum servers whose failures are in a message."""
+"""Maximum number of servers whose failures a message lists."""
 
 
 async def connect(options: RedisOptions) -> Driver:
@@ -123,7 +124,7 @@ class _DiscoveredPlace:
         self.doing = ""
 
     async def _connect_to(self, address: Address) -> tuple[Address, Driver]:
-        """Connect to this server. Raise NotConnected if it is not a master."""
+        """Connect to this server. Raise NotConnected unless it is a master."""
         self.doing = f"connecting to the master at {address}"
         host, port = address
         wire = await connect(replace(self._options, host=host, port=port))
@@ -139,8 +140,8 @@ class _DiscoveredPlace:
         return address, wire
 
     async def _find_master(self, servers: Sequence[Address]) -> Address:
-        """Ask these servers for the master. Return the address that more than half of them name, or
-        that most name when the time is over. Raise NotConnected if none names any."""
+        """Ask these servers for the master. Return the address that more than half of them name or,
+        at the time-out, the address named most often. Raise NotConnected if none names any."""
         limit_s = self._options.connect_ms / 1000 / ASK_TIMEOUT_DIVISOR
         tasks = {asyncio.create_task(self._ask(server)): server for server in servers}
         votes: Counter[Address] = Counter()
@@ -163,7 +164,7 @@ class _DiscoveredPlace:
             await asyncio.gather(*tasks, return_exceptions=True)
         if not votes:
             raise NotConnected(_reasons(reasons))
-        # With equal votes, an address other than the last one is newer.
+        # If votes are equal, an address other than the last one is newer.
         return max(votes, key=lambda address: (votes[address], address != self._last))
 
     async def _ask(self, server: Address) -> tuple[Address, Address | str]:
@@ -202,8 +203,8 @@ class Sentinels(_DiscoveredPlace):
         try:
             password = Path(file).read_text().strip() if file else ""
         except OSError as error:
-            why = f"sentinel_password_file {file}: {error.strerror}"
-            raise NotConnected(why) from error
+            reason = f"sentinel_password_file {file}: {error.strerror}"
+            raise NotConnected(reason) from error
         return replace(options, username=options.sentinel_user, password=password)
 
     async def _ask_on(self, wire: Driver, server: Address) -> Address | str:
@@ -216,12 +217,12 @@ class Sentinels(_DiscoveredPlace):
 
 
 class Nodes(_DiscoveredPlace):
-    """Finds the node of a Cluster that has the slot of the shard."""
+    """Finds the node of a Cluster that serves the shard's slot."""
 
     def __init__(self, options: RedisOptions) -> None:
         super().__init__(options)
         self._slot = slot_of(options)
-        self._known: tuple[Address, ...] = ()
+        self._nodes: tuple[Address, ...] = ()
         self._hint: Address | None = None
 
     async def connect(self) -> tuple[Address, Driver]:
@@ -231,21 +232,21 @@ class Nodes(_DiscoveredPlace):
                 return await self._connect_to(hint)
             except (NotConnected, NoReply, ServerError):
                 pass  # ask all nodes
-        servers = tuple(dict.fromkeys((*self._options.seeds, *self._known)))[:NODES_ASKED_MAX]
+        servers = tuple(dict.fromkeys((*self._options.seeds, *self._nodes)))[:NODES_ASKED_MAX]
         self.doing = f"asking {len(servers)} nodes for the one that has slot {self._slot}"
         return await self._connect_to(await self._find_master(servers))
 
     def note_redirect(self, error: ServerError) -> None:
-        kind, _, rest = error.message.partition(" ")
-        host, _, port = rest.partition(" ")[2].rpartition(":")
+        kind, _, location = error.message.partition(" ")
+        host, _, port = location.partition(" ")[2].rpartition(":")
         if kind == "MOVED" and port.isdecimal():
-            # Without a host, the answering server's host is meant.
+            # An address without a host means the host of the answering server.
             last_host = self._last.host if self._last is not None else ""
             self._hint = Address(host if host not in ("", "?") else last_host, int(port))
 
     async def _ask_on(self, wire: Driver, server: Address) -> Address | str:
         ranges = slot_ranges(await wire.call("CLUSTER", "SLOTS"), server)
-        self._known = tuple(node for slots in ranges for node in slots.nodes)
+        self._nodes = tuple(node for slots in ranges for node in slots.nodes)
         master = master_of(self._slot, ranges)
         return f"no node serves slot {self._slot}" if master is None else master
 
@@ -281,9 +282,9 @@ def master_of(slot: int, ranges: Sequence[SlotRange]) -> Address | None:
 
 
 def _reasons(reasons: dict[Address, str]) -> str:
-    shown = [f"{server}: {why}" for server, why in list(reasons.items())[:REASONS_MAX]]
-    left = len(reasons) - len(shown)
-    return "; ".join([*shown, *([f"and {left} more"] if left else [])])
+    shown = [f"{server}: {reason}" for server, reason in list(reasons.items())[:REASONS_MAX]]
+    omitted = len(reasons) - len(shown)
+    return "; ".join([*shown, *([f"and {omitted} more"] if omitted else [])])
 
 
 # --- the connection -------------------------------------------------------------------------------
@@ -293,8 +294,8 @@ _UNAVAILABLE = re.compile(
     r"(?:unknown .*command|NOPERM|can't run this command|ACL failure).*@user_script: ?(\d+)",
     re.IGNORECASE,
 )
-"""Redis's error when a script calls a command that was renamed or that the user may not run. It has
-only the number of the line, not the command."""
+"""Redis's error when a script calls a command that was renamed or that the user may not run. It
+contains only the line number, not the command."""
 
 
 def is_command_unavailable(error: ServerError) -> bool:
@@ -305,7 +306,7 @@ def is_command_unavailable(error: ServerError) -> bool:
 
 
 def _with_script_line(error: ServerError, script: Script) -> ServerError:
-    """Return the error with the line of the script, which contains the command."""
+    """Return the error with the text of the script line, which contains the command."""
     if (match := _UNAVAILABLE.search(error.message)) is None:
         return error
     line = dict(enumerate(script.text.splitlines(), 1)).get(int(match[1]), "").strip()
@@ -315,22 +316,22 @@ def _with_script_line(error: ServerError, script: Script) -> ServerError:
 
 RECONNECT_ERRORS = frozenset(("READONLY", "MOVED", "MASTERDOWN", "LOADING", "NOAUTH"))
 """Errors after which the next call reconnects, possibly to another server."""
-NOT_THE_ONE = frozenset(("READONLY", "MOVED", "MASTERDOWN"))
-"""Errors in ``RECONNECT_ERRORS`` of a server that no longer has the shard."""
-NOT_NOW = frozenset(("ASK", "TRYAGAIN", "CLUSTERDOWN"))
+SHARD_MOVED_ERRORS = frozenset(("READONLY", "MOVED", "MASTERDOWN"))
+"""Errors in ``RECONNECT_ERRORS`` from a server that no longer has the shard."""
+TEMPORARY_ERRORS = frozenset(("ASK", "TRYAGAIN", "CLUSTERDOWN"))
 """Temporary errors of a Cluster. During the migration of a slot, its node answers ASK or TRYAGAIN
 to every script, because the script's keys are on both nodes or do not exist. The other node would
-refuse the script for the same reason. So an ASK is not followed; the call is retried until it gets
-MOVED."""
-NOT_NOW_RETRY_S = 0.02
-FOLLOWED_MAX = 3
+refuse the script for the same reason. Therefore the redirect of an ASK is ignored, and the call is
+retried until it gets MOVED."""
+TEMPORARY_RETRY_S = 0.02
+REDIRECTS_MAX = 3
 """Maximum number of times that one call is sent to another server."""
 RETRY_S = 0.2
 """Minimum seconds between a failed connection attempt and the next one."""
 
 
 class Connection:
-    """One connection to Redis, which is made again when it is used after a failure."""
+    """A connection to Redis. After a failure, the next call connects again."""
 
     def __init__(self, options: RedisOptions) -> None:
         self._options = options
@@ -338,11 +339,11 @@ class Connection:
         self._wire: Driver | None = None
         self._lock = asyncio.Lock()
         self._failed_s = float("-inf")
-        self._why = ""
+        self._failure = ""
         self.connections = 0
         """Number of connections made so far; each new one must claim the shard."""
         self.address: Address | None = None
-        """The server of the last connection; None: there was none."""
+        """The server of the last connection, or None before the first connection."""
         self._since_s = 0.0
         self.moves = 0
         """Number of connections to a server other than the previous one."""
@@ -350,7 +351,7 @@ class Connection:
 
     @property
     def address_text(self) -> str:
-        """The server of the last connection, ``HOST:PORT``; empty: there was none."""
+        """The server of the last connection, ``HOST:PORT``; empty before the first connection."""
         return "" if self.address is None else str(self.address)
 
     @property
@@ -359,7 +360,7 @@ class Connection:
 
     @property
     def connected_s(self) -> int:
-        """Age of the connection in seconds, rounded down; 0: not connected."""
+        """Age of the connection in seconds, rounded down; 0 if there is no connection."""
         return int(asyncio.get_running_loop().time() - self._since_s) if self.connected else 0
 
     async def run(
@@ -370,19 +371,17 @@ class Connection:
         *,
         patience: int = 1,
     ) -> Any:
-        """Run a script, with ``patience`` times the time-out of a command, and return its reply.
-
-        Raise NotConnected (nothing was sent), NoReply or ServerError.
-        """
-        rest = (len(keys), *keys, *args)
+        """Run a script and return its reply. The time-out is ``patience`` times that of a command.
+        Raise NotConnected (nothing was sent), NoReply or ServerError."""
+        key_args = (len(keys), *keys, *args)
         timeout_ms = patience * self._options.call_ms
         try:
-            return await self.call("EVALSHA", script.sha, *rest, timeout_ms=timeout_ms)
+            return await self.call("EVALSHA", script.sha, *key_args, timeout_ms=timeout_ms)
         except ServerError as error:
             if error.kind != "NOSCRIPT":
                 raise _with_script_line(error, script) from None
         try:
-            return await self.call("EVAL", script.text, *rest, timeout_ms=timeout_ms)
+            return await self.call("EVAL", script.text, *key_args, timeout_ms=timeout_ms)
         except ServerError as error:
             raise _with_script_line(error, script) from None
 
@@ -397,7 +396,7 @@ class Connection:
         """Run one command, and connect first if necessary. Raise NotConnected, NoReply or
         ServerError."""
         timeout_ms = timeout_ms or self._options.call_ms
-        loop, followed = asyncio.get_running_loop(), 0
+        loop, redirects = asyncio.get_running_loop(), 0
         until_s = loop.time() + timeout_ms / 1000
         async with self._lock:
             while True:
@@ -407,17 +406,17 @@ class Connection:
                 except ServerError as error:
                     if not self._place.can_move:
                         raise
-                    if error.kind in NOT_THE_ONE and followed < FOLLOWED_MAX:
-                        followed += 1
-                    elif error.kind not in NOT_NOW:
+                    if error.kind in SHARD_MOVED_ERRORS and redirects < REDIRECTS_MAX:
+                        redirects += 1
+                    elif error.kind not in TEMPORARY_ERRORS:
                         raise
                     elif loop.time() >= until_s:
                         await self._drop(error.message)  # the next call asks all nodes
                         raise
                     else:
-                        await asyncio.sleep(NOT_NOW_RETRY_S)
+                        await asyncio.sleep(TEMPORARY_RETRY_S)
                         if self._wire is not wire:
-                            raise NotConnected(f"{self._options.name}: {self._why}") from None
+                            raise NotConnected(f"{self._options.name}: {self._failure}") from None
 
     async def _call(self, wire: Driver, args: tuple[Argument, ...], timeout_ms: int) -> Any:
         patience = self._patience
@@ -448,26 +447,26 @@ class Connection:
             else self._options.name
         )
 
-    async def look_up_again(self) -> None:
-        """Look up the shard's server again before the next call, because this one did not behave as
-        a master."""
+    async def drop_if_movable(self) -> None:
+        """Make the next call look up the shard's server again, because this server did not behave
+        as a master."""
         if self._place.can_move:
             await self._drop(f"{self.address_text} is in doubt")
 
     async def _connect(self) -> Driver:
         options, loop = self._options, asyncio.get_running_loop()
         if loop.time() < self._failed_s + RETRY_S:
-            raise NotConnected(f"{options.name}: {self._why}")
+            raise NotConnected(f"{options.name}: {self._failure}")
         try:
             async with asyncio.timeout(options.connect_ms / 1000):
                 address, self._wire = await self._place.connect()
         except TimeoutError:
             doing = f", {self._place.doing}" if self._place.doing else ""
-            self._why = f"no connection within {options.connect_ms} ms{doing}"
+            self._failure = f"no connection within {options.connect_ms} ms{doing}"
         except (NotConnected, NoReply) as error:
-            self._why = error.message
+            self._failure = error.message
         except ServerError as error:
-            self._failed_s, self._why = loop.time(), error.message
+            self._failed_s, self._failure = loop.time(), error.message
             if error.kind != "ERR":  # such as: max number of clients reached
                 raise
         else:
@@ -476,7 +475,7 @@ class Connection:
             self._note(address)
             return self._wire
         self._failed_s = loop.time()
-        raise NotConnected(f"{options.name}: {self._why}")
+        raise NotConnected(f"{options.name}: {self._failure}")
 
     def _note(self, address: Address) -> None:
         before, self.address = self.address, address
@@ -484,9 +483,9 @@ class Connection:
             self.moves += 1
             log.warning("store %s: moved from %s to %s", self._options.name, before, address)
 
-    async def _drop(self, why: str) -> None:
+    async def _drop(self, reason: str) -> None:
         wire, self._wire = self._wire, None
-        self._why = why
+        self._failure = reason
         if wire is not None:
             await wire.close()
 
@@ -502,14 +501,14 @@ class _CallTimeout:
 
     def __init__(self) -> None:
         self.is_over = False
-        """Whether the current or last call has timed out."""
+        """Whether the most recent call has timed out."""
         self._wire: Driver | None = None
-        """The driver of the current call; None: there is none."""
+        """The driver of the current call, or None if no call is in progress."""
         self._until_s = self._rings_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
 
     def begin(self, wire: Driver, patience_s: float) -> None:
-        """Begin a call that can take ``patience_s`` seconds."""
+        """Begin a call that may take up to ``patience_s`` seconds."""
         loop = asyncio.get_running_loop()
         self._wire, self.is_over = wire, False
         self._until_s = until_s = loop.time() + patience_s

@@ -1,8 +1,8 @@
-"""The interface to the libraries for Redis; and the options of the store, which a URL sets.
+"""The interface to the Redis libraries, and the options of the store, which a URL sets.
 
 A ``Driver`` is one connection, without reconnection, retries, a pool or time-outs. ``connection``
-has these, chooses the library, and determines the state of a batch without an answer. Commands are
-encoded here, because both libraries' own encoders take three times as long.
+adds these and chooses the library. Commands are encoded here, because the encoders of both
+libraries take three times as long.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ SCHEMES = {
     "redis+cluster": (CLUSTER, False),
     "rediss+cluster": (CLUSTER, True),
 }
-"""Scheme of a URL → (way to find the server, whether TLS is used)."""
+"""Scheme of a URL → (how to find the server, whether TLS is used)."""
 SEEDS_MAX = 32
-"""Maximum addresses of Sentinels or nodes in a URL."""
+"""Maximum number of addresses of Sentinels or nodes in a URL."""
 DRIVERS = ("redis", "asyncio-redis")
 NAME_LENGTH_MAX = 64
 NEVER_ZERO = ("call_ms", "connect_ms", "wait_ms", "resident_bytes_max", "endings_max")
-"""Options that must not be 0; for example, WAIT reads 0 as no time-out."""
+"""Options that must not be 0. For example, WAIT treats 0 as no time-out."""
 YES_OR_NO = {"yes": True, "no": False}
 IN_WORDS = ("mirror",)
 """Options with the values yes and no."""
@@ -60,11 +60,12 @@ class RedisOptions:
     """Options of the Redis store, also as a URL query: ``redis://host/0?wait_replicas=1``."""
 
     kind: str = SINGLE
-    """``SINGLE``: the server is at ``host`` and ``port``; else the ``seeds`` name it."""
+    """``SINGLE``: the server is at ``host`` and ``port``. Otherwise the ``seeds`` know its
+    address."""
     seeds: tuple[Address, ...] = ()
     """The Sentinels, or some nodes of the Cluster."""
     master: str = ""
-    """The Sentinels' name of the master."""
+    """The name by which the Sentinels know the master."""
     sentinel_user: str = ""
     sentinel_password_file: str = ""
     """File with the password for the Sentinels; empty: no password."""
@@ -75,7 +76,7 @@ class RedisOptions:
     password: str = field(default="", repr=False)
     tls: bool = False
     tls_ca: str = ""
-    """File with the trusted certificate authorities; empty: the system's."""
+    """File with the trusted certificate authorities; empty: those of the system."""
     tls_cert: str = ""
     tls_key: str = ""
     driver: str = "redis"
@@ -83,29 +84,30 @@ class RedisOptions:
     namespace: str = "default"
     shard: int = 0
     part: str = ""
-    """Name of the data that belongs to all shards, in place of ``shard``; not an option of URLs."""
+    """Name of data that belongs to all shards, used in keys instead of ``shard``; never in a
+    URL."""
     allow_volatile_store: bool = False
     """Whether to accept a Redis that can lose or evict its data."""
     wait_replicas: int = 0
-    """Number of replicas that must have a batch before it counts as durable."""
+    """Number of replicas that must have received a batch before it counts as durable."""
     wait_ms: int = 1_000
-    """Maximum milliseconds to wait for replicas, after which the commit is unknown."""
+    """Maximum milliseconds to wait for replicas; after that, the outcome is unknown."""
     connect_ms: int = 750
     """Maximum milliseconds to connect."""
     call_ms: int = 1_000
-    """Maximum milliseconds for an answer. A producer gets its answer within 3 s, in which two more
-    attempts to connect fit."""
+    """Maximum milliseconds to wait for an answer. A producer must get its answer within 3 s, and
+    two more attempts to connect fit into that time."""
     load_ms: int = 60_000
-    """Maximum milliseconds that a start waits for a Redis that is loading its data."""
+    """Maximum milliseconds that a starting daemon waits for Redis to load its data."""
     keep_ms: int = 10_000
-    """Milliseconds for which applied batches are kept, to replay them to a Redis that lost them."""
+    """Milliseconds for which applied batches are kept, to replay them if Redis loses them."""
     keep_bytes: int = 64 * MIB
     """Maximum bytes of these batches."""
     mirror: bool = True
-    """Whether the daemon keeps all data in memory, to restore a Redis that lost it. Otherwise only
-    the newest batches are kept (``keep_ms``, ``keep_bytes``)."""
+    """Whether the daemon keeps all data in memory, to write it again if Redis loses it. Otherwise
+    the daemon keeps only the newest batches (``keep_ms``, ``keep_bytes``)."""
     resident_bytes_max: int = 2 << 30
-    """Maximum bytes of the mirror; more tasks are refused."""
+    """Maximum bytes of the mirror; further tasks are refused."""
     endings_max: int = 100_000
     """Number of finished tasks whose outcomes are kept."""
 
@@ -125,7 +127,7 @@ class RedisOptions:
         return f"{self.prefix}:{self.namespace}:{self.part or self.shard}"
 
 
-OF_SENTINELS = ("master", "sentinel_user", "sentinel_password_file")
+SENTINEL_SETTINGS = ("master", "sentinel_user", "sentinel_password_file")
 _IN_PATH = ("kind", "seeds", "host", "port", "db", "username", "password", "tls", "part")
 _IN_QUERY = {item.name: item.type for item in fields(RedisOptions) if item.name not in _IN_PATH}
 
@@ -136,15 +138,15 @@ def options_from(url: str) -> RedisOptions:
     credentials, _, hosts = parts.netloc.rpartition("@")
     name = f"{parts.scheme}://{hosts}{parts.path}"
 
-    def wrong(why: str) -> StoreUnusable:
-        return StoreUnusable(f"store {name!r}: {why}")
+    def wrong(objection: str) -> StoreUnusable:
+        return StoreUnusable(f"store {name!r}: {objection}")
 
     kind, tls = SCHEMES[parts.scheme]
     port = SENTINEL_PORT if kind == SENTINEL else PORT
     seeds = tuple(_address(text, port, wrong) for text in hosts.split(","))
     if len(seeds) > (1 if kind == SINGLE else SEEDS_MAX):
-        most = 1 if kind == SINGLE else SEEDS_MAX
-        raise wrong(f"its addresses must be at most {most}, not {len(seeds)}")
+        seeds_max = 1 if kind == SINGLE else SEEDS_MAX
+        raise wrong(f"its addresses must be at most {seeds_max}, not {len(seeds)}")
     db = parts.path.strip("/") or "0"
     if not db.isdecimal():
         raise wrong(f"the path must be the number of the database, not {db!r}")
@@ -160,9 +162,9 @@ def options_from(url: str) -> RedisOptions:
         tls=tls,
     )
     options = replace(options, **_settings(parts.query, kind, wrong))
-    why = _objection(options)
-    if why:
-        raise wrong(why)
+    objection = _objection(options)
+    if objection:
+        raise wrong(objection)
     return options
 
 
@@ -180,7 +182,7 @@ def _settings(query: str, kind: str, wrong: Callable[[str], StoreUnusable]) -> d
     types = {
         key: type_
         for key, type_ in _IN_QUERY.items()
-        if kind == SENTINEL or key not in OF_SENTINELS
+        if kind == SENTINEL or key not in SENTINEL_SETTINGS
     }
     settings: dict[str, Any] = {}
     for key, text in parse_qsl(query, keep_blank_values=True):
@@ -266,7 +268,7 @@ class Packed(NamedTuple):
     """Number of arguments."""
     data: bytes
     weight: int = 0
-    """Number of arguments for the limit of a script's part; 0: ``number``."""
+    """Number of arguments that count towards ``PART_ARGS_MAX``; 0: ``number``."""
 
 
 Argument = bytes | str | int | Packed
@@ -288,7 +290,7 @@ class NoReply(StoreError):
     def __init__(self, message: str, *, silent: bool = False) -> None:
         super().__init__(message)
         self.silent = silent
-        """Whether the call timed out, while the connection was not broken."""
+        """Whether the call timed out on a connection that was not broken."""
 
 
 class ServerError(StoreError):
@@ -303,15 +305,13 @@ class Driver(Protocol):
     """One connection to Redis, used by one call at a time."""
 
     async def call(self, *args: Argument) -> Any:
-        """Send one command and return its answer: bytes, int, None, or a list of these.
-
-        Raise ServerError, or NoReply, after which the connection must not be used again.
-        """
+        """Send one command and return its answer: bytes, int, None, or a list of these. Raise
+        ServerError, or NoReply, after which the connection must not be used again."""
         ...
 
     def give_up(self) -> bool:
-        """End the current call with NoReply. Return False if its answer has already arrived. After
-        True, the connection must not be used again, and must still be closed."""
+        """End the current call with NoReply. Return False if its answer has already arrived. If
+        True is returned, do not use the connection again, but close it."""
         ...
 
     async def close(self) -> None:
@@ -320,10 +320,10 @@ class Driver(Protocol):
 
 
 def answer(text: str) -> ServerError:
-    """Return the error in the text of a reply; Redis before 7 wraps errors of scripts."""
-    kind, _, rest = text.partition(" ")
+    """Return the error described by the text of a reply. Redis before 7 wraps errors of scripts."""
+    kind, _, text_after_kind = text.partition(" ")
     if kind == "ERR":
-        for word in rest.split():
-            if word.startswith("-") and word[1:].isupper():
-                return ServerError(word[1:], rest)
-    return ServerError(kind, rest)
+        for part in text_after_kind.split():
+            if part.startswith("-") and part[1:].isupper():
+                return ServerError(part[1:], text_after_kind)
+    return ServerError(kind, text_after_kind)

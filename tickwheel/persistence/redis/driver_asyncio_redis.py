@@ -2,7 +2,7 @@
 
 The library has no TLS and no time-outs, ignores a wrong password, and builds replies value by
 value. So this driver only uses its protocol: one command at a time, with hiredis's replies, and
-with its own AUTH and SELECT. That part runs on every supported Python.
+with its own AUTH and SELECT. This part of the library runs on every supported Python version.
 """
 
 from __future__ import annotations

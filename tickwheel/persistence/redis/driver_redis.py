@@ -1,9 +1,9 @@
-"""The default driver: ``redis.asyncio`` makes the connection, because it supports TLS, users and
-the handshakes of all server versions.
+"""The default driver. ``redis.asyncio`` connects, because it supports TLS, users and the handshakes
+of all server versions.
 
-The transport then gets this module's protocol (``_Answers``), which passes an answer directly to
-the waiting call. The library's streams would wake a reader that wakes the caller, and would check
-at each write whether the peer reads.
+Then this module's protocol (``_Answers``) takes over the transport, and passes each answer directly
+to the waiting call. The library's streams would wake a reader that wakes the caller, and would
+check at each write whether the peer reads.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class _Answers(asyncio.Protocol):
         self._reader = hiredis.Reader()
         self._waiting: asyncio.Future[Any] | None = None
         self._broken = ""
-        """The reason why the connection cannot be used any more, or empty if it can."""
+        """Why the connection can no longer be used; empty if it can."""
 
     def ask(self, command: list[bytes]) -> asyncio.Future[Any]:
         """Return a future of the answer to a command: a value, or a ReplyError. The call and the
@@ -73,7 +73,7 @@ class _Answers(asyncio.Protocol):
             self._break(str(error))
             return
         if reply is False:
-            return  # there is more to come
+            return  # the answer is not complete
         waiting, self._waiting = self._waiting, None
         if waiting is None:
             self._break(f"the server sent an answer without a request: {reply!r:.100}")
@@ -83,17 +83,17 @@ class _Answers(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         self.end(str(error) if error else CLOSED)
 
-    def _break(self, why: str) -> None:
-        self.end(why)
+    def _break(self, reason: str) -> None:
+        self.end(reason)
         self._transport.abort()
 
-    def end(self, why: str) -> bool:
+    def end(self, reason: str) -> bool:
         """Stop sending and receiving. Return whether a call was waiting for an answer."""
-        self._broken = self._broken or why
+        self._broken = self._broken or reason
         waiting, self._waiting = self._waiting, None
         if waiting is None or waiting.done():
             return False
-        waiting.set_exception(NoReply(why))
+        waiting.set_exception(NoReply(reason))
         return True
 
 
@@ -131,10 +131,12 @@ class RedisWire:
                 )
             else:
                 connection = Connection(**common)
-        except OSError as error:  # redis-py opens a file, which fails without file descriptors
+        except (
+            OSError
+        ) as error:  # redis-py opens a file, which fails when no file descriptor is free
             raise NotConnected(f"cannot create a connection: {error.strerror}") from error
         try:
-            await connection.connect()  # type: ignore[no-untyped-call]  # redis-py left it so
+            await connection.connect()  # type: ignore[no-untyped-call]  # redis-py has no types here
         except BaseException as error:
             await connection.disconnect(nowait=True)
             server_error = _answer(error)

@@ -19,15 +19,15 @@ shard have one hash tag, so Redis Cluster keeps them on one node. Layout 1, for 
 | S:endings | list | outcomes of the newest tasks, an element for each batch: "count:record" |
 | S:stage:1 … | list | parts of a batch too large for one script; deleted when it is applied |
 | S:leader | string | the leader's lease, with a time to live (the election's key) |
-| S:standbys | zset | the standbys; score: the server's uptime in seconds at the last ``look`` |
+| S:standbys | zset | the standbys; score: server uptime in seconds when it last polled |
 
 Invariants: a stored id has 19 digits with leading zeros, so the order of bytes is the order of ids.
 No number above 2^53 is ever a Lua number.
 
-The wheel's field ``format`` has the number of the layout. Opening a shard of an older layout raises
-it, and older releases then refuse the shard. Existing keys do not change: additions of a later
-layout begin empty, and records have their own versions. (Shards from before the first release have
-a field ``layout`` instead, and are refused.)
+The wheel's field ``format`` contains the number of the layout. Opening a shard that has an older
+layout updates the number, and older releases then refuse the shard. Existing keys do not change:
+keys that a later layout adds begin empty, and records have their own versions. (Shards from before
+the first release have a field ``layout`` instead, and are refused.)
 
 **Scripts.** Scripts are composed of the files in ``lua/``. They apply a batch (at once, or staged
 in parts, sealed, and applied); open, claim, close and rewrite a shard; read without writing; and
@@ -37,11 +37,11 @@ Every script begins with the names of the keys, the fence and the first write. B
 pitfalls of Lua in Redis (6.2 to 7, Valkey), every script follows these rules:
 
 * No call has more than 1,000 arguments (``unpack`` fails at about 8,000).
-* A script makes all its checks before its first write, because an error does not undo writes.
-  Redis itself refuses a script (no memory, read-only, no replicas) only at its first write, and
-  ``begin`` makes that a harmless one.
-* Without memory, Redis refuses a script that begins with a growing command, and permits one that
-  begins with DEL. So a batch that creates no task always succeeds.
+* A script makes all its checks before its first write, because an error does not undo writes. Redis
+  itself refuses a script (out of memory, read-only, no replicas) only at its first write, and
+  ``begin`` makes the first write a harmless one.
+* When Redis is out of memory, it refuses a script whose first write can allocate memory, but
+  permits one that begins with DEL. So a batch that creates no task always succeeds.
 * Ids and epochs are compared as strings; numbers in Lua lose digits above 2^53.
 
 **Operations.** Effects are cut into parts that fit into one script. An operation is a flat sequence
@@ -49,11 +49,11 @@ of arguments: name, number of the key, number of arguments, arguments. Scripts p
 in slices of 1,000, an even number that keeps pairs together. The mirror only uses ``records_of``
 and ``Records``.
 
-One argument has up to a thousand new tasks, as a msgpack array that Lua in Redis unpacks in one
-call. As separate arguments, each task would first become an object of Redis, which costs 0.3 µs
-more. The encoding uses only msgpack forms that all versions of Redis read. Tasks are encoded when
+One argument contains up to a thousand new tasks, as a msgpack array that Lua in Redis unpacks in
+one call. If they were separate arguments, Redis would first create an object for each task, at 0.3
+µs. The encoding uses only msgpack forms that all versions of Redis read. Tasks are encoded when
 they are added; ``operations`` only sorts and joins. Due times ascend within a batch, because the
-sorted set then inserts each near the previous one.
+sorted set then inserts each task near the previous one.
 
 New tasks are most of a batch's cost in this process, so they are encoded ahead, while Redis still
 processes the previous batch. Invariant: tasks encoded ahead are used only if the open batch still
@@ -91,23 +91,24 @@ if TYPE_CHECKING:
 LAYOUT = 1
 ID_MAX = 2**63 - 1
 RETRY_MAX = 999
-"""Maximum failures in the last three digits of a score."""
+"""Maximum number of failures that the last three digits of a score can show."""
 
 NAMES = (
     "wheel", "store", "task", "prepare", "progress", "touched", "dead", "dead_record",
     "records", "endings", "scratch",
 )  # fmt: skip
-"""The keys in the order of scripts: KEYS[1] is the wheel. ``scratch`` never exists."""
+"""The keys in the order in which they are passed to scripts: KEYS[1] is the wheel. ``scratch``
+never exists."""
 TYPES = (
     "hash", "zset", "hash", "zset", "hash", "hash", "zset", "hash",
     "hash", "list", "string",
 )  # fmt: skip
 KEY = {name: str(i + 1).encode() for i, name in enumerate(NAMES)}
-"""Name of a key → its number in operations."""
+"""Name of a key → the number that stands for it in operations."""
 
 LOST_BY = "lost by "
 """Prefix in the wheel's field ``rewriting``, before the owner whose confirmed data is lost. Without
-the prefix, the field has the owner of an unfinished rewrite."""
+the prefix, the field names the owner of an unfinished rewrite."""
 
 IN_PREPARE = frozenset((ProgressState.IN_FLIGHT, ProgressState.WAITING, ProgressState.HELD))
 
@@ -123,7 +124,7 @@ class Keys:
         self.standbys = f"{self.shard}:standbys".encode()
 
     def stage(self, part: int) -> bytes:
-        """Return the key of part ``part`` of a large batch, from 1 on."""
+        """Return the key of part ``part`` of a large batch. Parts are numbered from 1."""
         return f"{self.shard}:stage:{part}".encode()
 
 
@@ -132,12 +133,14 @@ def id_text(task_id: int) -> bytes:
 
 
 def member(task_id: int, group: str) -> bytes:
-    """Return the name of a group's row of a task in the PrepareQueue, progress and dead letters."""
+    """Return the member that identifies a task and group in the PrepareQueue, progress and dead
+    letters."""
     return b"%019d/%b" % (task_id, group_text(group))
 
 
 def group_text(group: str) -> bytes:
-    """Return a group's name for a member, with escaped line feeds, which separate groups."""
+    """Return a group's name as used in a member. Line feeds are escaped, because they separate
+    groups in ``touched``."""
     return group.replace("%", "%25").replace("\n", "%0A").encode()
 
 
@@ -147,7 +150,7 @@ def split_member(data: bytes) -> tuple[int, str]:
 
 
 def record_field(key: RecordKey) -> bytes:
-    """Return the field of a record: its kind and key as readable text."""
+    """Return the hash field of a record: its kind and key as readable text."""
     kind, parts = key
     return f"{kind.name} {key_text(parts)}".encode()
 
@@ -209,7 +212,7 @@ NODES_BEAT = _script("nodes_beat")
 
 
 NEW_ROWS = 500
-"""New tasks in one operation, which are a thousand arguments."""
+"""Number of new tasks in one operation; they take a thousand arguments."""
 NEW_BYTES = 1 << 20
 _DUE_MIN, _DUE_MAX = 10**12, 10**13 - 1
 """Range of the due times in milliseconds with thirteen digits, from 2001 to 2286."""
@@ -224,7 +227,7 @@ class NewTasks:
     def __init__(self) -> None:
         self._queue: list[bytes] = []
         """Due time and id of each task, packed as two consecutive strings."""
-        self._hashed: list[Packed] = []
+        self._record_operations: list[Packed] = []
 
     def add(self, rows: Sequence[TaskRow], records: Sequence[bytes]) -> None:
         """Add tasks with their records."""
@@ -234,15 +237,15 @@ class NewTasks:
         ids = [pair[-_ID_SIZE:] for pair in queue]
         for start in range(0, len(rows), NEW_ROWS):
             stop = start + NEW_ROWS
-            _hash(self._hashed, ids[start:stop], records[start:stop])
-        # The order of bytes is that of due times, because lengths come first. The final sort is
-        # fast because of the presorted parts.
+            _append_records(self._record_operations, ids[start:stop], records[start:stop])
+        # The order of the bytes equals the order of due times, because the packed lengths come
+        # first. The final sort is fast because its parts are already sorted.
         queue.sort()
         self._queue += queue
 
     def operations(self) -> list[Packed]:
         """Return the operations that store the tasks, records first."""
-        queue, operations = self._queue, self._hashed.copy()
+        queue, operations = self._queue, self._record_operations.copy()
         queue.sort()
         for start in range(0, len(queue), NEW_ROWS):
             pairs = queue[start : start + NEW_ROWS]
@@ -269,8 +272,8 @@ def _short(text: bytes) -> bytes:
 
 
 def _due_pairs(rows: Sequence[TaskRow]) -> list[bytes]:
-    """Encode due time and id of each task in msgpack; it takes half the time if all due times have
-    thirteen digits."""
+    """Encode due time and id of each task in msgpack. This takes half the time if all due times
+    have thirteen digits."""
     dues = [row[1] for row in rows]
     if min(dues) >= _DUE_MIN and max(dues) <= _DUE_MAX:
         numbers = tuple(chain.from_iterable([(row[1], row[0]) for row in rows]))
@@ -279,14 +282,16 @@ def _due_pairs(rows: Sequence[TaskRow]) -> list[bytes]:
     return [_short(b"%d" % row[1]) + _short(b"%019d" % row[0]) for row in rows]
 
 
-def _hash(operations: list[Packed], ids: Sequence[bytes], records: Sequence[bytes]) -> None:
+def _append_records(
+    operations: list[Packed], ids: Sequence[bytes], records: Sequence[bytes]
+) -> None:
     """Append operations that store these records; ``ids`` are already packed."""
     sizes = list(map(len, records))
     count = len(ids)
     if sum(sizes) > NEW_BYTES and count > 1:
         middle = count // 2
-        _hash(operations, ids[:middle], records[:middle])
-        _hash(operations, ids[middle:], records[middle:])
+        _append_records(operations, ids[:middle], records[:middle])
+        _append_records(operations, ids[middle:], records[middle:])
         return
     heads = {size: _head(size) for size in set(sizes)}
     pieces = zip(ids, map(heads.__getitem__, sizes), records, strict=True)
@@ -295,8 +300,8 @@ def _hash(operations: list[Packed], ids: Sequence[bytes], records: Sequence[byte
 
 PART_BYTES_MAX = 8 << 20
 PART_ARGS_MAX = 80_000
-"""Maximum arguments of one script: about 20,000 new tasks, more than a frame can have, and 80 ms of
-Redis's time, in which other clients wait. Smaller parts would cost half as much again."""
+"""Maximum arguments of one script: about 20,000 new tasks, more than a frame can contain. Redis
+needs 80 ms for them, while other clients wait. Smaller parts would cost 50% more."""
 SLICE_ARGS = 1_000
 
 Op = tuple[bytes, bytes, list[bytes]]
@@ -304,10 +309,8 @@ Op = tuple[bytes, bytes, list[bytes]]
 
 
 class Records(NamedTuple):
-    """The encoded rows of a batch, each list in the order of its map; a removed row is None.
-
-    Redis and the mirror get the same bytes objects.
-    """
+    """The encoded rows of a batch, each list in the order of its map. A removed row is None. Redis
+    and the mirror get the same bytes objects."""
 
     enqueued: list[bytes]
     enqueued_bytes: int
@@ -316,7 +319,7 @@ class Records(NamedTuple):
     progress: list[bytes | None]
     dead: list[bytes | None]
     fields: list[tuple[bytes, bytes | None]]
-    """(field of the hash in Redis, record) of all kinds of records."""
+    """(field of the hash in Redis, record), for all kinds of records."""
     outcomes: tuple[int, bytes] | None
     """Number of outcomes, at most ``endings_max``, and their record."""
 
@@ -365,34 +368,34 @@ def _updated(ops: list[Op], rows: dict[int, TaskRow], records: list[bytes]) -> N
 
 
 def _progress(ops: list[Op], effects: Effects, records: list[bytes | None]) -> None:
-    written, queued, gone, dropped, touched = [], [], [], [], []
+    written, queued, removed, dropped, touched = [], [], [], [], []
     for ((task_id, group), row), record in zip(effects.progress.items(), records, strict=True):
         name = member(task_id, group)
         if row is None or record is None:
             dropped.append(name)
-            gone.append(name)
+            removed.append(name)
             continue
         written += [name, record]
         touched += [id_text(task_id), group_text(group)]
         if row.state in IN_PREPARE:
             queued += [prepare_score(row), name]
         else:
-            gone.append(name)
+            removed.append(name)
     _add(ops, b"HSET", "progress", written)
     _add(ops, b"HDEL", "progress", dropped)
     _add(ops, b"ZADD", "prepare", queued)
-    _add(ops, b"ZREM", "prepare", gone)
+    _add(ops, b"ZREM", "prepare", removed)
     _add(ops, b"TOUCH", "touched", touched)
 
 
 def _dead(ops: list[Op], effects: Effects, records: list[bytes | None]) -> None:
-    kept = [key for key, row in effects.dead.items() if row is not None]
-    gone = [member(*key) for key, row in effects.dead.items() if row is None]
+    written = [key for key, row in effects.dead.items() if row is not None]
+    removed = [member(*key) for key, row in effects.dead.items() if row is None]
     names = [member(*key) for key in effects.dead]
     _fields(ops, "dead_record", list(zip(names, records, strict=True)))
-    _add(ops, b"ZADD", "dead", _pairs((b"0", member(*key)) for key in kept))
-    _add(ops, b"TOUCH", "touched", _pairs((id_text(i), group_text(g)) for i, g in kept))
-    _add(ops, b"ZREM", "dead", gone)
+    _add(ops, b"ZADD", "dead", _pairs((b"0", member(*key)) for key in written))
+    _add(ops, b"TOUCH", "touched", _pairs((id_text(i), group_text(g)) for i, g in written))
+    _add(ops, b"ZREM", "dead", removed)
 
 
 def _fields(ops: list[Op], key: str, pairs: Sequence[tuple[bytes, bytes | None]]) -> None:
@@ -418,32 +421,30 @@ def packed(ops: Iterable[Op]) -> list[Packed]:
     """Pack operations in order, with at most a thousand arguments and 8 MiB each, and without
     dividing pairs. Small operations are packed together, because each call has a cost."""
     packs: list[Packed] = []
-    few: list[bytes] = []
+    small_ops: list[bytes] = []
     for name, key, args in ops:
         if len(args) <= FEW_ARGS and sum(map(len, args)) <= FEW_BYTES:
-            few += (name, key, b"%d" % len(args), *args)
+            small_ops += (name, key, b"%d" % len(args), *args)
             continue
-        if few:
-            packs.append(pack_args(few))
-            few = []
+        if small_ops:
+            packs.append(pack_args(small_ops))
+            small_ops = []
         waiting = [args[i : i + SLICE_ARGS] for i in range(0, len(args), SLICE_ARGS)][::-1]
         while waiting:
-            some = waiting.pop()
-            if len(some) > 3 and sum(map(len, some)) > PART_BYTES_MAX:
-                middle = len(some) // 4 * 2
-                waiting += [some[middle:], some[:middle]]
+            slice_args = waiting.pop()
+            if len(slice_args) > 3 and sum(map(len, slice_args)) > PART_BYTES_MAX:
+                middle = len(slice_args) // 4 * 2
+                waiting += [slice_args[middle:], slice_args[:middle]]
             else:
-                packs.append(pack_args((name, key, b"%d" % len(some), *some)))
-    if few:
-        packs.append(pack_args(few))
+                packs.append(pack_args((name, key, b"%d" % len(slice_args), *slice_args)))
+    if small_ops:
+        packs.append(pack_args(small_ops))
     return packs
 
 
 def parts(ops: Sequence[Packed]) -> tuple[list[Packed], int]:
-    """Divide operations into the parts of scripts. Return the parts and their total bytes.
-
-    Nearly every batch has one part, which can be empty.
-    """
+    """Divide operations into parts, one for each script call. Return the parts and their total
+    bytes. Nearly every batch has one part, which can be empty."""
     divided: list[Packed] = []
     part: list[Packed] = []
     part_args = part_bytes = size_bytes = 0
@@ -470,15 +471,15 @@ class Encoded(NamedTuple):
     """The operations that store these tasks."""
 
 
-class Ahead:
+class AheadEncoder:
     """Encodes the new tasks of the open batch while Redis processes the previous batch."""
 
     def __init__(self) -> None:
         self._begin({})
 
     def add(self, enqueued: dict[int, TaskRow]) -> None:
-        """Encode the tasks that came since the last call, in multiples of ``NEW_ROWS``."""
-        if enqueued is not self._of:
+        """Encode the tasks added since the last call, in multiples of ``NEW_ROWS``."""
+        if enqueued is not self._enqueued:
             self._begin(enqueued)
         fresh = len(enqueued) - len(self._rows)
         if fresh >= NEW_ROWS:
@@ -486,7 +487,7 @@ class Ahead:
 
     def finish(self, enqueued: dict[int, TaskRow]) -> Encoded:
         """Encode the remaining tasks. Return all tasks of the batch."""
-        if enqueued is not self._of or not (
+        if enqueued is not self._enqueued or not (
             len(self._rows) <= len(enqueued) and all(map(is_, self._rows, enqueued.values()))
         ):
             self._begin(enqueued)
@@ -497,15 +498,15 @@ class Ahead:
         return encoded
 
     def _begin(self, enqueued: dict[int, TaskRow]) -> None:
-        self._of = enqueued
+        self._enqueued = enqueued
         self._rows: list[TaskRow] = []
         self._records: list[bytes] = []
         self._records_bytes = 0
         self._tasks = NewTasks()
 
     def _encode(self, count: int) -> None:
-        done = len(self._rows)
-        rows = list(islice(self._of.values(), done, done + count))
+        encoded_rows = len(self._rows)
+        rows = list(islice(self._enqueued.values(), encoded_rows, encoded_rows + count))
         records = encode_tasks(rows)
         self._tasks.add(rows, records)
         self._rows += rows
@@ -514,7 +515,7 @@ class Ahead:
 
 
 class Prepared(NamedTuple):
-    """A batch encoded for Redis, and its records, which the mirror keeps once it has landed."""
+    """A batch in the form sent to Redis, and its records, which the mirror keeps afterwards."""
 
     records: Records
     flat: list[Packed]
@@ -522,9 +523,9 @@ class Prepared(NamedTuple):
     size_bytes: int
 
 
-def prepare(effects: Effects, endings_max: int, ahead: Ahead | None = None) -> Prepared:
-    """Encode a batch, some of whose new tasks ``ahead`` can have encoded already."""
-    new = (ahead or Ahead()).finish(effects.enqueued)
-    records = records_of(effects, endings_max, new.records, new.records_bytes)
-    rest = packed(operations(effects, endings_max, records))
-    return Prepared(records, *parts([*new.operations, *rest]))
+def prepare(effects: Effects, endings_max: int, ahead: AheadEncoder | None = None) -> Prepared:
+    """Encode a batch. ``ahead`` may already have encoded some of its new tasks."""
+    encoded = (ahead or AheadEncoder()).finish(effects.enqueued)
+    records = records_of(effects, endings_max, encoded.records, encoded.records_bytes)
+    other_ops = packed(operations(effects, endings_max, records))
+    return Prepared(records, *parts([*encoded.operations, *other_ops]))

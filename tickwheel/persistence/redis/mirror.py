@@ -1,14 +1,14 @@
 """A copy of the shard's durable data in memory, from which a loss in Redis can be repaired.
 
-Recovery fills the mirror, and every applied batch changes it, never a batch that is still being
-sent. It has the same bytes as Redis, and counts them; reads decode the rows. It does not know
-connections or scripts. Invariants:
+Recovery fills the mirror, and every batch changes it once Redis has applied the batch. It contains
+the same bytes as Redis, and counts them; reads decode the rows. It does not know connections or
+scripts. Invariants:
 
-* When ``complete``, it has exactly the shard's contents after the newest confirmed batch.
-* Before that, each task in it is correct, but tasks can be missing, so nothing reads from it.
+* When ``complete``, it has exactly the contents of the shard after the newest confirmed batch.
+* Before that, each task in it is correct, but tasks can be missing, so nothing reads it.
 
-``NoMirror`` replaces it with ``?mirror=no``: it keeps nothing and is never complete, and all reads
-go to Redis.
+With ``?mirror=no``, ``NoMirror`` replaces it, which keeps nothing and is never complete. All reads
+then go to Redis.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tickwheel.model.kinds import Effects, ProgressKey, RecordKey
 from tickwheel.persistence.codec import (
-    ROWS_A_BATCH,
+    ROWS_PER_BATCH,
     decode_dead,
     decode_endings,
     decode_progress,
@@ -44,35 +44,36 @@ if TYPE_CHECKING:
 
 BUCKETS = 128
 BLOCK_BITS = 20
-"""Bits of an id within one dictionary: 1,024 consecutive ids. Filled together, in adjacent memory,
-they cost a third of ids in different dictionaries."""
+"""Number of low bits of an id within one dictionary: 1,024 consecutive ids share one. Because they
+are filled together, in adjacent memory, they cost a third of ids in different dictionaries."""
 SPREAD = 4_093
-"""Number of entries of the table of dictionaries, a prime, which spreads busy and idle times
-evenly."""
-PLACED_AT_ONCE = 16
-"""Maximum new tasks that are added to dictionaries at once; deferring them would cost more."""
+"""Number of entries in the table of dictionaries. It is prime, so that ids of busy and idle times
+are spread evenly."""
+PLACED_TASKS_MAX = 16
+"""Maximum number of new tasks that are added to dictionaries at once. For so few, deferring the
+work would cost more."""
 TASK_BYTES = 144
-"""Bytes of a task in addition to its record: its id, its entry, the record's object."""
+"""Memory of a task in addition to its record, in bytes: its id, its entry, the record's object."""
 ROW_BYTES = 450
-"""Bytes of a group's row of a task in addition to its record."""
+"""Memory of a row of progress or a dead letter in addition to its record, in bytes."""
 
 
 class TaskRecords:
     """Task id → record.
 
-    The records are in many dictionaries with unequal shares. A single dictionary would block the
-    event loop for 120 ms when it grows past a million entries, and equal ones could all grow in the
-    same batch.
+    The records are in many dictionaries of unequal size. A single dictionary would block the event
+    loop for 120 ms when it grows past a million entries, and dictionaries of equal size could all
+    grow in the same batch.
 
-    Tasks added last are not in a dictionary until ``place`` or the next access adds them.
+    The tasks added last are put into a dictionary by ``place`` or at the next access.
     """
 
     def __init__(self) -> None:
         buckets: list[dict[int, bytes]] = [{} for _ in range(BUCKETS)]
-        ends = list(accumulate(2 ** (i / BUCKETS) for i in range(BUCKETS)))
-        shares = ((k + 0.5) / SPREAD * ends[-1] for k in range(SPREAD))
+        boundaries = list(accumulate(2 ** (i / BUCKETS) for i in range(BUCKETS)))
+        shares = ((k + 0.5) / SPREAD * boundaries[-1] for k in range(SPREAD))
         self._buckets = buckets
-        self._table = [buckets[bisect_left(ends, share)] for share in shares]
+        self._table = [buckets[bisect_left(boundaries, share)] for share in shares]
         self._added: tuple[Sequence[int], Sequence[bytes]] | None = None
         self.bytes_held = 0
 
@@ -91,11 +92,11 @@ class TaskRecords:
         return self._table[(task_id >> BLOCK_BITS) % SPREAD].get(task_id)
 
     def add(self, ids: Sequence[int], records: Sequence[bytes], size_bytes: int) -> None:
-        """Add new tasks, whose records have ``size_bytes``. The caller must not change the
-        arguments later. Ids in ascending order are added faster."""
+        """Add new tasks, whose records have ``size_bytes`` in total. The caller must not change the
+        arguments later. Ascending ids are added faster."""
         self.place()
         self.bytes_held += size_bytes + TASK_BYTES * len(records)
-        if len(records) > PLACED_AT_ONCE:
+        if len(records) > PLACED_TASKS_MAX:
             self._added = ids, records
             return
         table = self._table
@@ -130,8 +131,8 @@ class TaskRecords:
         table, grown = self._table, 0
         for task_id, record in zip(ids, records, strict=True):
             bucket = table[(task_id >> BLOCK_BITS) % SPREAD]
-            old = bucket.get(task_id)
-            grown += len(record) + (TASK_BYTES if old is None else -len(old))
+            old_record = bucket.get(task_id)
+            grown += len(record) + (TASK_BYTES if old_record is None else -len(old_record))
             bucket[task_id] = record
         self.bytes_held += grown
 
@@ -173,16 +174,16 @@ class GroupRecords:
         rows, grown = self._rows, 0
         for (task_id, group), record in zip(keys, records, strict=True):
             groups = rows.get(task_id)
-            old = groups.get(group) if groups is not None else None
-            if old is not None:
-                grown -= len(old) + ROW_BYTES
+            old_record = groups.get(group) if groups is not None else None
+            if old_record is not None:
+                grown -= len(old_record) + ROW_BYTES
             if record is not None:
                 grown += len(record) + ROW_BYTES
                 if groups is None:
                     rows[task_id] = {group: record}
                 else:
                     groups[group] = record
-            elif groups is not None and old is not None:
+            elif groups is not None and old_record is not None:
                 del groups[group]
                 if not groups:
                     del rows[task_id]
@@ -214,7 +215,7 @@ ROOM_DIVISOR = 64
 
 
 class Counts(NamedTuple):
-    """Numbers of rows that a rewrite of the shard writes."""
+    """The number of rows of each kind that a rewrite of the shard writes."""
 
     tasks: int
     progress: int
@@ -241,7 +242,7 @@ class SmallRecords(NamedTuple):
     def decoded(self, endings_max: int) -> SmallState:
         """See ``Store.recover_small``."""
         outcomes = chain.from_iterable(decode_endings(record) for _, record in self.outcomes)
-        return small_of(
+        return small_state(
             self.records,
             (record for _, record in self.progress),
             (record for _, record in self.dead),
@@ -250,8 +251,7 @@ class SmallRecords(NamedTuple):
 
 
 class Changes(NamedTuple):
-    """Tasks that batches have changed since a chunk was requested; the chunk can lack the
-    changes."""
+    """The tasks that batches have changed since a chunk was requested. The chunk may lack them."""
 
     newer: set[int]
     """Ids of all tasks in these batches."""
@@ -260,11 +260,11 @@ class Changes(NamedTuple):
 
 
 class Filling:
-    """The state of a stream of all tasks in Redis, concurrent with commits."""
+    """The state of a scan that reads all tasks from Redis, concurrently with commits."""
 
     def __init__(self) -> None:
-        self.new: set[int] = set()
-        """Ids of the tasks created since the stream began."""
+        self.created: set[int] = set()
+        """Ids of the tasks created since the scan began."""
         self.chunks: deque[Changes] = deque()
         """The changes of each requested chunk, oldest first."""
 
@@ -303,7 +303,7 @@ class Mirror:
 
     @property
     def bytes_held(self) -> int:
-        """Approximate bytes of the mirror, or their estimate while it is filled."""
+        """Approximate size of the mirror in bytes; while it is filled, an estimate."""
         rows_bytes = self._progress.bytes_held + self._dead.bytes_held
         return max(self._tasks.bytes_held, self._expected_bytes) + rows_bytes
 
@@ -337,7 +337,7 @@ class Mirror:
         """Apply a batch that was applied to the shard."""
         self._note_changes(effects)
         if effects.enqueued:
-            # While the mirror is filled, the stream can already have added these tasks.
+            # While the mirror is filled, the scan may already have added these tasks.
             ids = list(effects.enqueued)
             if self._has_tasks:
                 self._tasks.add(ids, records.enqueued, records.enqueued_bytes)
@@ -361,9 +361,9 @@ class Mirror:
             self._remember(*records.outcomes)
 
     def _note_changes(self, effects: Effects) -> None:
-        """Record the changes of a batch in all current streams."""
+        """Record the changes of a batch in all current scans."""
         for filling in self._fillings:
-            filling.new.update(effects.enqueued)
+            filling.created.update(effects.enqueued)
             for newer, ended in filling.chunks:
                 newer.update(effects.enqueued, effects.updated, effects.ended)
                 ended.update(effects.ended)
@@ -378,7 +378,7 @@ class Mirror:
         self._tasks.place()
 
     def _remember(self, count: int, record: bytes) -> None:
-        """Add a batch of outcomes, and drop the oldest batches beyond ``endings_max``."""
+        """Add a batch of outcomes, and drop the oldest batches that exceed ``endings_max``."""
         self._endings.append((count, record))
         self._endings_count += count
         while self._endings_count - self._endings[0][0] >= self._endings_max:
@@ -391,7 +391,7 @@ class Mirror:
         self._has_small = self._has_tasks = True
 
     def expect(self, size_bytes: int) -> None:
-        """Set the estimated bytes of the tasks."""
+        """Set the estimated size of the tasks in bytes."""
         self._expected_bytes = size_bytes
 
     def begin_filling(self) -> Filling:
@@ -404,18 +404,18 @@ class Mirror:
         if self._has_tasks:
             return
         if not newer.isdisjoint(ids):
-            kept = [i for i, task_id in enumerate(ids) if task_id not in newer]
-            ids, records = [ids[i] for i in kept], [records[i] for i in kept]
+            unchanged = [i for i, task_id in enumerate(ids) if task_id not in newer]
+            ids, records = [ids[i] for i in unchanged], [records[i] for i in unchanged]
         self._tasks.put(ids, records)
 
-    def end_filling(self, filling: Filling, *, whole: bool) -> None:
-        """End a stream; ``whole``: it has added all tasks."""
+    def end_filling(self, filling: Filling, *, is_complete: bool) -> None:
+        """End a scan. ``is_complete``: it has added all tasks."""
         self._fillings.remove(filling)
-        if whole:
+        if is_complete:
             self._has_tasks, self._expected_bytes = True, 0
 
     def fill_small(self, small: SmallRecords) -> None:
-        """Set all records except tasks. No batch was applied while they were read."""
+        """Set all records except tasks. No batch may have been applied while they were read."""
         if self._has_small:
             return
         self._records = dict(small.records)
@@ -447,7 +447,7 @@ class Mirror:
     def read_some(
         self, ids: Sequence[int], bytes_max: int
     ) -> tuple[dict[int, StoredTask], Sequence[int]]:
-        """See ``Store.read_some``; counts the bytes of records."""
+        """See ``Store.read_some``. ``bytes_max`` limits the size of the records."""
         size, get = 0, self._tasks.get
         for index, task_id in enumerate(ids):
             if size >= bytes_max:
@@ -474,13 +474,13 @@ class Mirror:
     def small(self) -> SmallState:
         """See ``Store.recover_small``."""
         outcomes = list(self.outcomes())
-        return small_of(self._records.items(), self._progress, self._dead, outcomes)
+        return small_state(self._records.items(), self._progress, self._dead, outcomes)
 
     def batches(self) -> Iterator[Effects]:
-        """Yield all records in bounded batches. No batch may be applied meanwhile."""
+        """Yield all records in bounded batches. No batch may be applied during the iteration."""
         ended: dict[int, Outcome] = {}
         for task_id, outcome in self.outcomes():
-            if task_id in ended or len(ended) >= ROWS_A_BATCH:
+            if task_id in ended or len(ended) >= ROWS_PER_BATCH:
                 yield Effects(ended=ended)
                 ended = {}
             ended[task_id] = outcome
@@ -498,8 +498,8 @@ class Mirror:
 
 
 class NoMirror(Mirror):
-    """A mirror that keeps no records: it is never complete, always has room, and only records the
-    changes concurrent with a stream of tasks."""
+    """A mirror that keeps no records: it is never complete, always has room, and only records
+    changes that are concurrent with a scan."""
 
     keeps_records = False
 
@@ -525,14 +525,14 @@ class NoMirror(Mirror):
     def fill(self, newer: set[int], ids: Sequence[int], records: Sequence[bytes]) -> None:
         pass
 
-    def end_filling(self, filling: Filling, *, whole: bool) -> None:
-        super().end_filling(filling, whole=False)
+    def end_filling(self, filling: Filling, *, is_complete: bool) -> None:
+        super().end_filling(filling, is_complete=False)
 
     def fill_small(self, small: SmallRecords) -> None:
         pass
 
 
-def small_of(
+def small_state(
     records: Iterable[tuple[bytes, bytes]],
     progress: Iterable[bytes],
     dead: Iterable[bytes],
@@ -547,7 +547,7 @@ def small_of(
 
 
 def decode_records(pairs: Iterable[tuple[bytes, bytes]]) -> dict[RecordKey, Any]:
-    """Decode pairs of field and record. Return the records of all kinds by key."""
+    """Decode pairs of hash field and record. Return the records of all kinds by key."""
     records: dict[RecordKey, Any] = {}
     for field, record in pairs:
         kind = kind_in(field)

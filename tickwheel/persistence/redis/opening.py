@@ -1,14 +1,14 @@
-"""Opening of a shard: check the server and the user's rights, then initialize the shard or begin an
+"""Opens a shard: checks the server and the user's rights, then initializes the shard or begins an
 epoch. A server that would lose tasks silently is refused, with a message that says what to change.
 
-A missing right would otherwise fail a script after its first writes, or later, at an ack. The check
-changes nothing: every command gets a key that never exists, or arguments that Redis refuses after
-it has checked the user's rights.
+Without the check of rights, a missing right would make a script fail after its first writes. The
+check changes nothing: every command is called with a key that never exists, or with arguments that
+Redis refuses after checking the user's rights.
 
-``tickwheel init`` initializes a shard that is empty, or whose data an operator gives up (``begin``
-in a daemon only initializes an empty shard that cannot belong to another daemon). Invariants: it
-does nothing while a daemon leads the shard; it removes only data that ``look`` has seen, and no
-keys of other programs; the incarnation and the epoch fence earlier users of the shard.
+``tickwheel init`` initializes a shard that is empty, or whose data an operator discards. (A daemon
+only initializes an empty shard that cannot belong to another daemon.) Invariants: ``init`` does
+nothing while a daemon leads the shard; it removes only data that ``look`` has reported, and no keys
+of other programs; the incarnation and the epoch fence earlier users of the shard.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tickwheel.persistence.contract import (
 from tickwheel.persistence.identity import (
     NEW,
     EpochRecord,
-    Held,
+    StoreIdentity,
     begin,
     mark_of,
     past_text,
@@ -64,7 +64,7 @@ OUTSIDE = (
     "client|setname", "select", "eval", "evalsha", "wait", "memory|usage", "config|get",
     "role", "cluster|slots",
 )  # fmt: skip
-"""Commands outside of scripts: ``select`` for databases other than 0, ``wait`` for
+"""Commands that are called outside of scripts: ``select`` for databases other than 0, ``wait`` for
 ``wait_replicas``, ``role`` for Sentinels and a Cluster, ``cluster|slots`` for a Cluster. Without
 ``memory|usage`` the size of the data is unknown until it is loaded, and without ``config|get``
 STATUS cannot show which tasks survive a power cut."""
@@ -75,26 +75,28 @@ _TRIED: dict[str, tuple[str, ...]] = {
     "unlink": (), "zadd": ("x", "m"), "zcard": (), "zcount": ("0", "0"), "zmscore": ("m",),
     "zrange": ("0", "0"), "zrangebylex": ("-", "+"), "zrem": ("m",), "zscan": ("0",),
 }  # fmt: skip
-"""Command in a script → its arguments after the key in a trial."""
+"""Command in a script → the arguments that follow the key when the right to run it is checked."""
 COMMANDS = ("exists", "del", "info", *_TRIED, "rpush")
 
 
-async def missing_rights(line: Connection, options: RedisOptions) -> tuple[list[str], list[str]]:
+async def missing_rights(
+    connection: Connection, options: RedisOptions
+) -> tuple[list[str], list[str]]:
     """Return the commands that scripts have no right to run, and those that the server does not
-    know. Raise ServerError for commands outside of scripts, NotConnected or NoReply."""
+    know. Raise NotConnected, NoReply or, for commands outside of scripts, ServerError."""
     keys = Keys(options.prefix, options.namespace, options.shard)
     names = (*keys.all, keys.leader, keys.stage(1))
     tried: list[Argument] = []
-    for name, rest in _TRIED.items():
-        tried += (name, len(rest), *rest)
-    reply: list[Any] = await line.call("EVAL", RIGHTS.text, len(names), *names, *tried)
+    for name, trial_args in _TRIED.items():
+        tried += (name, len(trial_args), *trial_args)
+    reply: list[Any] = await connection.call("EVAL", RIGHTS.text, len(names), *names, *tried)
     try:
-        await line.call("EVALSHA", RIGHTS.sha, len(names), *names)
+        await connection.call("EVALSHA", RIGHTS.sha, len(names), *names)
     except ServerError as error:
-        if error.kind != "NOSCRIPT":  # another server, or one whose scripts were flushed
+        if error.kind != "NOSCRIPT":  # a new server, or one whose scripts were flushed
             raise
     if options.wait_replicas:
-        await line.call("WAIT", 0, 1)
+        await connection.call("WAIT", 0, 1)
     missing, unknown = ([name.decode() for name in names] for names in reply)
     return missing, unknown
 
@@ -104,7 +106,7 @@ LOAD_POLL_S = 0.25
 LOAD_LOG_S = 15.0
 """Seconds between two log lines while Redis is loading."""
 SAMPLES = 1_000
-THEIR_TASK_BYTES = 100
+REDIS_TASK_BYTES = 100
 """Bytes that Redis reports for a task in addition to its record (measured)."""
 _POWER = "a power cut of Redis's machine"
 DURABILITY = {
@@ -121,13 +123,13 @@ _UNKNOWN = (
 _VOLATILE = "no append-only file: the end of Redis can lose confirmed tasks"
 log = logging.getLogger(__name__)
 _PASSING = ("CLUSTERDOWN", "TRYAGAIN", "ASK", "MOVED")
-"""Temporary errors of a Cluster, for whose end a start waits."""
+"""Temporary errors of a Cluster. A starting daemon waits until they no longer occur."""
 _PASSWORD = ("WRONGPASS", "NOAUTH", "NOPERM")
 
 
-async def inspect(line: Connection, options: RedisOptions) -> None:
+async def inspect(connection: Connection, options: RedisOptions) -> None:
     """Raise StoreUnusable, which says what to change, if this server must not be used."""
-    info = await _info(line, options)
+    info = await _info(connection, options)
     version = tuple(int(part) for part in info.get("redis_version", "0").split(".")[:2])
     if version < VERSION_MIN:
         raise _unusable(
@@ -144,7 +146,7 @@ async def inspect(line: Connection, options: RedisOptions) -> None:
             f"it is a replica of {info.get('master_host')}:{info.get('master_port')};"
             " name the primary",
         )
-    await _may_do_all(line, options)
+    await _may_do_all(connection, options)
     if options.allow_volatile_store:
         return
     if info.get("aof_enabled") != "1":
@@ -164,9 +166,9 @@ async def inspect(line: Connection, options: RedisOptions) -> None:
         )
 
 
-async def _may_do_all(line: Connection, options: RedisOptions) -> None:
+async def _may_do_all(connection: Connection, options: RedisOptions) -> None:
     try:
-        missing, unknown = await missing_rights(line, options)
+        missing, unknown = await missing_rights(connection, options)
     except (NotConnected, NoReply) as error:
         raise _unreachable(options, error) from error
     except ServerError as error:
@@ -186,13 +188,13 @@ async def _may_do_all(line: Connection, options: RedisOptions) -> None:
         )
 
 
-async def _info(line: Connection, options: RedisOptions) -> dict[str, str]:
-    """Return the fields of INFO, after waiting for a server that is loading its data."""
+async def _info(connection: Connection, options: RedisOptions) -> dict[str, str]:
+    """Return the fields of INFO. Wait first if the server is loading its data."""
     loop = asyncio.get_running_loop()
     patience_s, log_s = loop.time() + options.load_ms / 1000, loop.time()
     while True:
         try:
-            text: bytes = await line.call("INFO")
+            text: bytes = await connection.call("INFO")
             pairs = (row.split(":", 1) for row in text.decode().splitlines() if ":" in row)
             info = dict(pairs)
             if info.get("loading", "0") == "0":
@@ -215,29 +217,28 @@ async def _info(line: Connection, options: RedisOptions) -> dict[str, str]:
         await asyncio.sleep(LOAD_POLL_S)
 
 
-async def durability(line: Connection, options: RedisOptions) -> str:
+async def durability(connection: Connection, options: RedisOptions) -> str:
     """See ``Store.durability``. Raise NotConnected or NoReply."""
-    unless = (
-        f"unless the daemon survives, which {_again(options)}; the end of its process loses none"
-    )
+    repair = _repair_text(options)
+    unless = f"unless the daemon survives, which {repair}; the end of its process loses none"
     copies = "" if options.mirror else f"; {_stops(options)}"
     if options.wait_replicas:
         copies += f"; {options.wait_replicas} of its replicas have a task before it is confirmed"
-    info = await _info(line, options)
+    info = await _info(connection, options)
     if (policy := info.get("maxmemory_policy")) != "noeviction":
         copies += f"; its maxmemory-policy {policy} can remove tasks"
     if info.get("aof_enabled") != "1":
         return _VOLATILE + copies
     try:
-        reply = await line.call("CONFIG", "GET", "appendfsync")
-    except ServerError:  # the user has no right to run it, or it was renamed
+        reply = await connection.call("CONFIG", "GET", "appendfsync")
+    except ServerError:  # the user has no right to run CONFIG GET, or it was renamed
         return _UNKNOWN.format(unless=unless) + copies
     values = reply.values() if isinstance(reply, dict) else reply[1::2]
     texts = [DURABILITY[v] for v in map(_text, values) if v in DURABILITY]
     return (texts[0] if texts else _UNKNOWN).format(unless=unless) + copies
 
 
-def _again(options: RedisOptions) -> str:
+def _repair_text(options: RedisOptions) -> str:
     """Describe how a daemon repairs a Redis that has lost confirmed tasks."""
     if options.mirror:
         return "writes them again"
@@ -256,7 +257,7 @@ def _text(value: Any) -> str:
 
 
 async def begin_epoch(
-    line: Connection,
+    connection: Connection,
     keys: Keys,
     options: RedisOptions,
     owner: str,
@@ -266,17 +267,14 @@ async def begin_epoch(
     evidence: Sequence[Evidence] = (),
 ) -> tuple[Opened, str]:
     """Begin an epoch. Return the opened shard and its incarnation. Raise StoreUnusable,
-    NotConnected, NoReply or ServerError.
-
-    The shard's identity is read first, to detect losses. This does not exclude other daemons; the
-    leader's lease does.
-    """
-    held, compared = await _held(line, keys, evidence)
-    begun = begin(f"store {options.name}: {keys.shard}", held, compared, epoch_min)
+    NotConnected, NoReply or ServerError. The shard's identity is read first, to detect losses. The
+    read does not exclude other daemons; the leader's lease does."""
+    identity, compared = await _read_identity(connection, keys, evidence)
+    begun = begin(f"store {options.name}: {keys.shard}", identity, compared, epoch_min)
     fresh = secrets.token_hex(8)
     past = past_text([began._replace(batch=NO_BATCH) for began in begun.past])
     args = (owner.encode(), now_ms, fresh, LAYOUT, int(may_create), begun.epoch, past, *TYPES)
-    reply: list[Any] = await line.run(OPEN, keys.all, args)
+    reply: list[Any] = await connection.run(OPEN, keys.all, args)
     status = reply[0].decode()
     if status not in ("created", "opened"):
         raise _refused(options, keys, status, [part.decode() for part in reply[1:]])
@@ -297,14 +295,14 @@ async def begin_epoch(
     return opened, opened.incarnation
 
 
-async def _held(
-    line: Connection, keys: Keys, evidence: Sequence[Evidence]
-) -> tuple[Held | None, Sequence[Evidence]]:
-    """Return the shard's identity, and the facts to compare it with. An incomplete or foreign shard
-    has no identity and no facts, because the script reports it."""
+async def _read_identity(
+    connection: Connection, keys: Keys, evidence: Sequence[Evidence]
+) -> tuple[StoreIdentity | None, Sequence[Evidence]]:
+    """Return the shard's identity, and the facts to compare it with. For an incomplete or foreign
+    shard, return neither, because the script reports such a shard."""
     names = ("format", "epoch", "owner", "last", "incarnation", "rewriting", "past", "branch")
     try:
-        values = await line.call("HMGET", keys.named["wheel"], *names)
+        values = await connection.call("HMGET", keys.named["wheel"], *names)
     except ServerError as error:
         if error.kind != "WRONGTYPE":
             raise
@@ -316,23 +314,27 @@ async def _held(
         return None, ()
     last = EpochRecord(int(fields["epoch"]), mark_of(fields.get("owner", "")), int(fields["last"]))
     past = read_past(fields.get("past", ""))
-    return Held(last, fields.get("incarnation", ""), past, fields.get("branch", "")), evidence
+    return StoreIdentity(
+        last, fields.get("incarnation", ""), past, fields.get("branch", "")
+    ), evidence
 
 
-async def estimate(line: Connection, keys: Keys) -> int:
+async def estimate(connection: Connection, keys: Keys) -> int:
     """Return the approximate bytes of memory that the shard's tasks will take in this daemon."""
     try:
-        count: int = await line.call("HLEN", keys.named["task"])
-        held: int | None
-        held = await line.call("MEMORY", "USAGE", keys.named["task"], "SAMPLES", SAMPLES)
-    except ServerError:  # the user has no right to run it
+        count: int = await connection.call("HLEN", keys.named["task"])
+        size_bytes: int | None
+        size_bytes = await connection.call(
+            "MEMORY", "USAGE", keys.named["task"], "SAMPLES", SAMPLES
+        )
+    except ServerError:  # the user has no right to run MEMORY USAGE
         return 0
-    return max(0, (held or 0) + count * (TASK_BYTES - THEIR_TASK_BYTES))
+    return max(0, (size_bytes or 0) + count * (TASK_BYTES - REDIS_TASK_BYTES))
 
 
-def _refused(options: RedisOptions, keys: Keys, status: str, rest: list[str]) -> StoreUnusable:
-    if status == "rewriting" and rest[0].startswith(LOST_BY):
-        status, rest = "lost", [rest[0].removeprefix(LOST_BY)]
+def _refused(options: RedisOptions, keys: Keys, status: str, details: list[str]) -> StoreUnusable:
+    if status == "rewriting" and details[0].startswith(LOST_BY):
+        status, details = "lost", [details[0].removeprefix(LOST_BY)]
     message = {
         "foreign": "the key {0} belongs to another program; choose another ?prefix= or ?namespace=,"
         " or remove it",
@@ -348,7 +350,7 @@ def _refused(options: RedisOptions, keys: Keys, status: str, rest: list[str]) ->
         "lost": "{shard} lacks data that {0} had confirmed; run `tickwheel init --force`, then"
         " `tickwheel restore`",
     }[status]
-    return _unusable(options, message.format(*rest, shard=keys.shard, layout=LAYOUT))
+    return _unusable(options, message.format(*details, shard=keys.shard, layout=LAYOUT))
 
 
 def _refusal(options: RedisOptions, error: ServerError) -> StoreUnusable:
@@ -363,25 +365,26 @@ def _refusal(options: RedisOptions, error: ServerError) -> StoreUnusable:
     )
 
 
-def _unusable(options: RedisOptions, why: str) -> StoreUnusable:
-    return StoreUnusable(_named(options, why))
+def _unusable(options: RedisOptions, reason: str) -> StoreUnusable:
+    return StoreUnusable(_named(options, reason))
 
 
 def _unreachable(options: RedisOptions, error: StoreError) -> StoreUnreachable:
     return StoreUnreachable(_named(options, error.message))
 
 
-def _named(options: RedisOptions, why: str) -> str:
-    return f"store {options.name}: {why.removeprefix(f'{options.name}: ')}"
+def _named(options: RedisOptions, reason: str) -> str:
+    return f"store {options.name}: {reason.removeprefix(f'{options.name}: ')}"
 
 
 NO_BATCH = 1 << 62
-"""Last batch of every earlier epoch, so that batches are not compared: otherwise a machine that
-knows batches which Redis has lost could never lead the shard again after another machine."""
+"""Stands for the last batch of every earlier epoch, so that batches are not compared. Otherwise a
+machine that knows of batches that Redis has lost could not lead the shard after another machine has
+led it."""
 OWNER = "init"
 LEADER_WATCH_S = 4.0
-"""Seconds for which a leader's lease is watched: a running daemon renews it within 3 s, also after
-Redis has lost it."""
+"""Seconds for which a leader's lease is watched. A running daemon renews its lease within 3 s, even
+if Redis has lost it."""
 WATCH_STEP_S = 0.25
 COUNTED = ("tasks", "in_flight_or_waiting", "dead", "records")
 
@@ -394,11 +397,11 @@ class StoredShard:
     """The server's address, without secrets."""
     shard: str
     exists: bool
-    whole: bool
-    """Whether the shard has all required fields."""
+    is_complete: bool
+    """Whether the shard has all fields that it needs."""
     rewriting: str
-    """The owner whose rewrite of the shard was interrupted, or ``LOST_BY`` and the owner whose
-    confirmed data the shard lacks; empty: the shard is complete."""
+    """The owner whose rewrite of the shard was interrupted; or, after ``LOST_BY``, the owner whose
+    confirmed data the shard lacks; empty if the shard is complete."""
     epoch: int
     incarnation: str
     counts: dict[str, int]
@@ -411,38 +414,39 @@ class StoredShard:
     @property
     def unused(self) -> bool:
         """Whether the shard is initialized and has never had a batch."""
-        return self.exists and self.whole and not self.rewriting and self.last == 0
+        return self.exists and self.is_complete and not self.rewriting and self.last == 0
 
     @property
     def state(self) -> str:
-        """The state in words, for messages."""
+        """The state as text for messages."""
         if not self.exists:
             return "empty"
-        held = ", ".join(f"{n:,} {name.replace('_', ' ')}" for name, n in self.counts.items())
-        trouble = "" if self.whole else "; it is damaged"
+        contents = ", ".join(f"{n:,} {name.replace('_', ' ')}" for name, n in self.counts.items())
+        trouble = "" if self.is_complete else "; it is damaged"
         if self.rewriting.startswith(LOST_BY):
             trouble += f"; it lacks data that {self.rewriting.removeprefix(LOST_BY)} had confirmed"
         elif self.rewriting:
             trouble += f"; it is incomplete, because {self.rewriting} was rewriting it"
-        return f"initialized (epoch {self.epoch}): {held}{trouble}"
+        return f"initialized (epoch {self.epoch}): {contents}{trouble}"
 
 
 async def look(options: RedisOptions) -> StoredShard:
-    """Return the state of the shard. Raise StoreUnusable if the server or shard must not be
-    used."""
+    """Return the state of the shard. Raise StoreUnusable if server or shard must not be used."""
     keys = Keys(options.prefix, options.namespace, options.shard)
-    async with _line(options) as line:
-        await inspect(line, options)
-        reply: list[Any] = await line.run(INIT_LOOK, (*keys.all, keys.leader), (LAYOUT, *TYPES))
-    status, *rest = reply
+    async with _connect(options) as connection:
+        await inspect(connection, options)
+        reply: list[Any] = await connection.run(
+            INIT_LOOK, (*keys.all, keys.leader), (LAYOUT, *TYPES)
+        )
+    status, *fields = reply
     if status != b"seen":
-        raise _not_laid_out(options, keys, status.decode(), rest)
-    exists, whole, epoch, incarnation, _, rewriting, parts, last, *counts = rest
+        raise _not_laid_out(options, keys, status.decode(), fields)
+    exists, is_complete, epoch, incarnation, _, rewriting, parts, last, *counts = fields
     return StoredShard(
         store=options.name,
         shard=keys.shard,
         exists=exists == b"1",
-        whole=whole == b"1" or exists == b"0",
+        is_complete=is_complete == b"1" or exists == b"0",
         rewriting=rewriting.decode(),
         epoch=int(epoch),
         incarnation=incarnation.decode(),
@@ -453,56 +457,54 @@ async def look(options: RedisOptions) -> StoredShard:
 
 
 async def lay_out(
-    options: RedisOptions, found: StoredShard, now_ms: int, *, watch_s: float | None = None,
+    options: RedisOptions, stored: StoredShard, now_ms: int, *, watch_s: float | None = None,
     is_branch: bool = False,
 ) -> str:  # fmt: skip
     """Remove the data in ``found``, and initialize the shard. Return its new incarnation.
-    ``is_branch``: the next epoch begins a new branch, regardless of known epochs.
-
-    It first watches the leader's lease for ``watch_s`` (default: LEADER_WATCH_S). Raise
-    StoreUnusable if a daemon leads the shard, or the shard has changed since ``look``.
-    """
+    ``is_branch``: the next epoch begins a new branch, regardless of known epochs. First watch the
+    leader's lease for ``watch_s`` (default: LEADER_WATCH_S). Raise StoreUnusable if a daemon leads
+    the shard, or the shard has changed since ``look``."""
     keys = Keys(options.prefix, options.namespace, options.shard)
     incarnation = secrets.token_hex(8)
-    async with _line(options) as line:
-        await _watch(line, options, keys, LEADER_WATCH_S if watch_s is None else watch_s)
-        args = (LAYOUT, int(found.exists), found.epoch, found.incarnation, incarnation, OWNER,
+    async with _connect(options) as connection:
+        await _watch(connection, options, keys, LEADER_WATCH_S if watch_s is None else watch_s)
+        args = (LAYOUT, int(stored.exists), stored.epoch, stored.incarnation, incarnation, OWNER,
                 now_ms, NEW if is_branch else "", *TYPES)  # fmt: skip
-        status, *rest = await line.run(INIT_LAY_OUT, (*keys.all, keys.leader), args)
+        status, *details = await connection.run(INIT_LAY_OUT, (*keys.all, keys.leader), args)
         if status != b"laid out":
-            raise _not_laid_out(options, keys, status.decode(), rest)
+            raise _not_laid_out(options, keys, status.decode(), details)
         part = 1
-        while await line.call("UNLINK", keys.stage(part)) or part < found.parts:
+        while await connection.call("UNLINK", keys.stage(part)) or part < stored.parts:
             part += 1
     return incarnation
 
 
 async def begin_branch(options: RedisOptions, *, watch_s: float | None = None) -> None:
-    """Mark the shard, as an operator has decided, so that its next epoch begins a new branch. Raise
+    """On an operator's request, mark the shard so that its next epoch begins a new branch. Raise
     StoreUnusable if there is no shard, or a daemon leads it."""
     keys = Keys(options.prefix, options.namespace, options.shard)
-    async with _line(options) as line:
-        await _watch(line, options, keys, LEADER_WATCH_S if watch_s is None else watch_s)
-        if not await line.call("HLEN", keys.named["wheel"]):
+    async with _connect(options) as connection:
+        await _watch(connection, options, keys, LEADER_WATCH_S if watch_s is None else watch_s)
+        if not await connection.call("HLEN", keys.named["wheel"]):
             raise _unusable(options, f"{keys.shard} is empty: there is no store to continue with")
         # The new incarnation fences earlier users of the shard.
         values = ("branch", NEW, "incarnation", secrets.token_hex(8))
-        await line.call("HSET", keys.named["wheel"], *values)
+        await connection.call("HSET", keys.named["wheel"], *values)
 
 
 async def end_restore(options: RedisOptions, after: str) -> None:
-    """Mark a restored shard so that its next epoch begins a new branch. The caller has the lease.
-    ``after``: the mark of the last restored epoch."""
+    """Mark a restored shard so that its next epoch begins a new branch. The caller must hold the
+    lease. ``after``: the mark of the last restored epoch."""
     wheel = Keys(options.prefix, options.namespace, options.shard).named["wheel"]
-    async with _line(options) as line:
-        await line.call("HSET", wheel, *chain.from_iterable(restored(after).items()))
+    async with _connect(options) as connection:
+        await connection.call("HSET", wheel, *chain.from_iterable(restored(after).items()))
 
 
-async def _watch(line: Connection, options: RedisOptions, keys: Keys, watch_s: float) -> None:
+async def _watch(connection: Connection, options: RedisOptions, keys: Keys, watch_s: float) -> None:
     loop = asyncio.get_running_loop()
     until_s = loop.time() + watch_s
     while True:
-        value = await line.call("GET", keys.leader)
+        value = await connection.call("GET", keys.leader)
         if value is not None:
             raise _not_laid_out(options, keys, "led", [value])
         left_s = until_s - loop.time()
@@ -512,24 +514,26 @@ async def _watch(line: Connection, options: RedisOptions, keys: Keys, watch_s: f
 
 
 @asynccontextmanager
-async def _line(options: RedisOptions) -> AsyncIterator[Connection]:
+async def _connect(options: RedisOptions) -> AsyncIterator[Connection]:
     check(options)
-    line = Connection(options)
+    connection = Connection(options)
     try:
-        yield line
+        yield connection
     except (NotConnected, NoReply, ServerError) as error:
         raise StoreUnusable(f"store {options.name}: {error.message}") from error
     finally:
-        await line.close()
+        await connection.close()
 
 
-def _not_laid_out(options: RedisOptions, keys: Keys, status: str, rest: list[Any]) -> StoreUnusable:
-    first = rest[0].decode(errors="replace") if rest else ""
+def _not_laid_out(
+    options: RedisOptions, keys: Keys, status: str, details: list[Any]
+) -> StoreUnusable:
+    first = details[0].decode(errors="replace") if details else ""
     if status in ("foreign", "newer"):
         return _refused(options, keys, status, [first])
-    why = f"{keys.shard} has changed since it was read; run the command again"
+    reason = f"{keys.shard} has changed since it was read; run the command again"
     if status == "led":
         owner, _, other = first.partition("|")
         address = other.partition("|")[0]
-        why = f"{owner} at {address} leads {keys.shard}; stop it, and all standbys, first"
-    return _unusable(options, why)
+        reason = f"{owner} at {address} leads {keys.shard}; stop it, and all standbys, first"
+    return _unusable(options, reason)

@@ -1,20 +1,20 @@
-"""Reads of rows by id and in pages, concurrent with the writer. They use the mirror once it is
-complete, and before that Redis.
+"""Reads rows by id and in pages, concurrently with the writer: from the mirror once it is complete,
+before that from Redis.
 
 With a complete mirror no read waits for Redis, so deliveries and listings continue while Redis does
-not answer. Invariant: one call sees one moment. Reads of the mirror do not await between two
-accesses. A Redis script sees one moment, and a read with several scripts holds the writer's lock,
-which delays commits.
+not answer. Invariant: each call reads a snapshot. Reads of the mirror do not await between two
+accesses. A Redis script is atomic, and a read with several scripts holds the writer's lock, which
+delays commits.
 
-Reads have a separate connection and do not wait for batches. Every script contains the minimum that
-it must see (incarnation, last confirmed batch). If Redis lacks it, Redis is repaired before the
-read is retried.
+Reads have a separate connection and do not wait for batches. Every script checks that Redis has the
+current incarnation and the last confirmed batch. If it does not, Redis is repaired before the read
+is retried.
 
-Redis orders tasks by due time only. A second ordered set of ids would cost a fifth of each enqueue
-and 100 bytes of Redis's memory for each task, for listings that are rare. So the first page of a
-listing reads all ids (one second for a million), which stay here, at 8 bytes each, until no listing
-has used them for a while. This daemon makes every commit, so it can update the index. Ids of ended
-tasks stay in it, because reading the rows shows that they have ended.
+Redis orders tasks by due time only. A second ordered set of ids would make each enqueue 20% slower
+and take 100 bytes of Redis's memory per task, although listings are rare. So the first page of a
+listing reads all ids (one second for a million). They stay in ``IdIndex``, at 8 bytes each, until
+no listing has used them for a while. This daemon updates the index at every commit. The index keeps
+the ids of ended tasks, because reading the rows shows that they have ended.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class IdIndex:
         return list(ids[start : start + limit])
 
     def before(self, before_id: int, limit: int) -> list[int] | None:
-        """Return the next ids below ``before_id``, highest first; None as in ``after``."""
+        """Return the next ids below ``before_id``, highest first, or None as ``after`` does."""
         if self.after(before_id, 0) is None or self._ids is None:
             return None
         end = bisect_left(self._ids, before_id)
@@ -95,7 +95,7 @@ class IdIndex:
 
     @contextmanager
     def loading(self) -> Iterator[list[int]]:
-        """Yield a list that the caller fills with all ids; ids added meanwhile are kept."""
+        """Yield a list that the caller fills with all ids. Ids added concurrently are kept."""
         ids: list[int] = []
         if self._added is None:
             self._added = []
@@ -114,42 +114,40 @@ PAUSE_S = 0.25
 
 
 class ReadClient:
-    """Reads that check for the last confirmed batch. If Redis lacks it, ``verify`` is called."""
+    """Reads from Redis, and calls ``verify`` if Redis lacks the last confirmed batch."""
 
     def __init__(
         self,
-        line: Connection,
+        connection: Connection,
         keys: Keys,
         options: RedisOptions,
         writer: Writer,
         verify: Callable[[], Awaitable[None]],
     ) -> None:
-        self._line = line
+        self._connection = connection
         self._keys = keys
         self._options = options
         self._writer = writer
         self._verify = verify
 
     async def pairs(
-        self, command: str, name: str, count: int, *, whole: bool = False
+        self, command: str, name: str, count: int, *, verified: bool = False
     ) -> AsyncIterator[tuple[bytes, bytes]]:
-        """Yield fields and values of a hash, or members and scores of a set, some of them twice.
-
-        A cursor is valid for one run of a server, so a new connection starts the scan again.
-        ``whole``: the whole scan reads a Redis that has all previously confirmed batches.
-        """
-        cursor, connection = b"0", self._line.connections
+        """Yield fields and values of a hash, or members and scores of a set. Some are yielded
+        twice. A cursor is valid for one run of a server, so a new connection starts the scan again.
+        ``verified``: check that Redis has all confirmed batches during the whole scan."""
+        cursor, link_number = b"0", self._connection.connections
         while True:
-            if whole and cursor == b"0":
+            if verified and cursor == b"0":
                 await self.look()
-                connection = self._line.connections
+                link_number = self._connection.connections
             key = self._keys.named[name]
             reply = await self.call(command, key, cursor, "COUNT", count)
-            if (whole or cursor != b"0") and self._line.connections != connection:
+            if (verified or cursor != b"0") and self._connection.connections != link_number:
                 cursor = b"0"
                 continue
             cursor, items = reply
-            connection = self._line.connections
+            link_number = self._connection.connections
             for pair in zip(items[::2], items[1::2], strict=True):
                 yield pair
             if cursor == b"0":
@@ -159,12 +157,12 @@ class ReadClient:
         self, script: Script, args: Sequence[Argument], *, locked: bool = False
     ) -> tuple[Any, Any]:
         """Return both lists of the script's reply, from a Redis with all confirmed batches.
-        ``locked``: the caller has the writer's lock."""
+        ``locked``: the caller holds the writer's lock."""
         for attempt in range(TRIES):
             if self._writer.unsettled and not locked:
                 await self._repair()
             sees = (self._writer.incarnation, self._writer.last)
-            reply = await self._trying(self._line.run, script, self._keys.all, (*sees, *args))
+            reply = await self._trying(self._connection.run, script, self._keys.all, (*sees, *args))
             status = reply[0].decode()
             if status == "ok":
                 return reply[1], reply[2]
@@ -179,14 +177,14 @@ class ReadClient:
         raise StoreAway(f"{self._options.name} lacks confirmed batches ({status})")
 
     async def look(self, *, locked: bool = False) -> None:
-        """Check that Redis has all confirmed batches, for commands that do not check that."""
+        """Check that Redis has all confirmed batches, before commands that do not check this."""
         await self.script(READ, (1,), locked=locked)
 
     async def glance(self) -> None:
-        """Check once. Raise NotConnected, NoReply or ServerError, and as ``verify`` if a batch is
-        missing."""
+        """Check once. Raise NotConnected, NoReply, ServerError or, if a batch is missing, any error
+        of ``verify``."""
         sees = (self._writer.incarnation, self._writer.last, 1)
-        reply = await self._line.run(READ, self._keys.all, sees)
+        reply = await self._connection.run(READ, self._keys.all, sees)
         if reply[0] != b"ok":
             await self._verify()
         self._writer.holds_all()
@@ -199,7 +197,7 @@ class ReadClient:
             raise StoreAway(error.message) from error
 
     async def call(self, *args: Argument) -> Any:
-        return await self._trying(self._line.call, *args)
+        return await self._trying(self._connection.call, *args)
 
     async def _trying(self, call: Callable[..., Any], *args: Any) -> Any:
         """Retry a read a few times if the connection breaks, because reads change nothing."""
@@ -215,14 +213,14 @@ class ReadClient:
         raise AssertionError("unreachable")
 
 
-IDS_A_SCRIPT = 1_000
-"""Ids in one script, as many as in a load of due rows, which is then one round trip."""
-BYTES_A_SCRIPT = 8 << 20
-IDS_A_SCAN = 5_000
+IDS_PER_SCRIPT = 1_000
+"""Number of ids per script: as many as a load of due rows has, so that a load is one round trip."""
+BYTES_PER_SCRIPT = 8 << 20
+IDS_PER_SCAN = 5_000
 PAGE_MAX = 1_000
 
 NextIds = Callable[[int, int], list[int] | None]
-"""(position, limit) → ids in order; None: the index must be loaded first."""
+"""(position, limit) → ids in order, or None if the index must be loaded first."""
 
 
 class Reader:
@@ -238,8 +236,8 @@ class Reader:
         self._dead_index = IdIndex()
 
     def landed(self, effects: Effects) -> None:
-        """Add a batch's new tasks to the indexes at once; listings would otherwise show only its
-        other changes."""
+        """Add a batch's new tasks to the indexes at once. Otherwise listings would show only the
+        other changes of the batch."""
         if effects.enqueued:
             self._index.add(effects.enqueued)
         if effects.dead:
@@ -249,46 +247,50 @@ class Reader:
 
     async def read(self, ids: Sequence[int]) -> dict[int, StoredTask]:
         """See ``Store.read``."""
-        wanted = _possible(ids)
+        possible_ids = _possible(ids)
         if self._mirror.complete:
-            return self._mirror.read(wanted)
+            return self._mirror.read(possible_ids)
         tasks: dict[int, StoredTask] = {}
-        if not wanted:
+        if not possible_ids:
             return tasks
-        rest = await self._some(tasks, wanted)
-        if rest:
+        unread = await self._read_part(tasks, possible_ids)
+        if unread:
             async with self._writer.lock:
-                tasks = await self._all(wanted)
+                tasks = await self._read_all(possible_ids)
         return tasks
 
     async def read_some(
         self, ids: Sequence[int], bytes_max: int
     ) -> tuple[dict[int, StoredTask], Sequence[int]]:
         """See ``Store.read_some``; runs at most one script."""
-        wanted = _possible(ids)
+        possible_ids = _possible(ids)
         if self._mirror.complete:
-            return self._mirror.read_some(wanted, bytes_max)
+            return self._mirror.read_some(possible_ids, bytes_max)
         tasks: dict[int, StoredTask] = {}
-        rest = await self._some(tasks, wanted, min(bytes_max, BYTES_A_SCRIPT)) if wanted else []
-        return tasks, rest
+        unread = (
+            await self._read_part(tasks, possible_ids, min(bytes_max, BYTES_PER_SCRIPT))
+            if possible_ids
+            else []
+        )
+        return tasks, unread
 
-    async def _all(self, ids: list[int]) -> dict[int, StoredTask]:
-        """Read as ``read`` does, with the writer's lock held."""
+    async def _read_all(self, ids: list[int]) -> dict[int, StoredTask]:
+        """Read as ``read`` does. The caller must hold the writer's lock."""
         tasks: dict[int, StoredTask] = {}
         while ids:
-            ids = await self._some(tasks, ids, locked=True)
+            ids = await self._read_part(tasks, ids, locked=True)
         return tasks
 
-    async def _some(
+    async def _read_part(
         self,
         into: dict[int, StoredTask],
         ids: list[int],
-        bytes_max: int = BYTES_A_SCRIPT,
+        bytes_max: int = BYTES_PER_SCRIPT,
         *,
         locked: bool = False,
     ) -> list[int]:
         """Read the first of ``ids`` into ``found``. Return the ids that were not read."""
-        part = ids[:IDS_A_SCRIPT]
+        part = ids[:IDS_PER_SCRIPT]
         args: list[Argument] = [bytes_max, *map(id_text, part)]
         tasks, rows = await self._read_client.script(READ, args, locked=locked)
         for task_id, record in zip(part, tasks, strict=False):
@@ -335,22 +337,22 @@ class Reader:
 
     @asynccontextmanager
     async def _one_moment(self) -> AsyncIterator[None]:
-        """Make several reads see one moment: those of the mirror do not await, and commits wait for
-        those of Redis."""
+        """Make several reads one snapshot: reads of the mirror do not await, and commits wait for
+        reads of Redis."""
         if self._mirror.complete:
             yield
             return
-        await self._read_client.look()  # before the lock, which a repair needs
+        await self._read_client.look()  # before taking the lock, because a repair needs it
         async with self._writer.lock:
             yield
 
     async def _ids_to_rows(
         self, next_ids: NextIds, position: int, limit: int, topic: str | None
     ) -> list[StoredTask] | None:
-        """Return the rows of a page, or None if the index was dropped meanwhile."""
+        """Return the rows of a page, or None if the index has been dropped."""
         page: list[StoredTask] = []
-        left = SCAN_BYTES_MAX
-        while len(page) < limit and left > 0:
+        bytes_left = SCAN_BYTES_MAX
+        while len(page) < limit and bytes_left > 0:
             ids = next_ids(position, PAGE_MAX)
             if ids is None:
                 return None
@@ -358,14 +360,14 @@ class Reader:
                 break
             if topic is None:
                 ids = ids[: limit - len(page)]
-            stored, rest = await self._first(ids, left)
-            ids = ids[: len(ids) - len(rest)]
+            stored, unread = await self._first(ids, bytes_left)
+            ids = ids[: len(ids) - len(unread)]
             position = ids[-1]
             tasks = (stored[task_id] for task_id in ids if task_id in stored)
             for task in tasks:
                 if topic in (None, task.row.topic) and len(page) < limit:
                     page.append(task)
-                    left -= task_bytes(task.row)
+                    bytes_left -= task_bytes(task.row)
         return page
 
     async def _first(
@@ -375,14 +377,18 @@ class Reader:
         if self._mirror.complete:
             return self._mirror.read_some(ids, bytes_max)
         tasks: dict[int, StoredTask] = {}
-        return tasks, await self._some(tasks, ids, min(bytes_max, BYTES_A_SCRIPT), locked=True)
+        return tasks, await self._read_part(
+            tasks, ids, min(bytes_max, BYTES_PER_SCRIPT), locked=True
+        )
 
     async def _load_index(self) -> None:
         with self._index.loading() as ids:
             if self._mirror.complete:
                 ids.extend(self._mirror.ids())
                 return
-            async for name, _ in self._read_client.pairs("ZSCAN", "store", IDS_A_SCAN, whole=True):
+            async for name, _ in self._read_client.pairs(
+                "ZSCAN", "store", IDS_PER_SCAN, verified=True
+            ):
                 ids.append(int(name))
 
     async def scan_dead(
@@ -431,5 +437,5 @@ class Reader:
 
 
 def _possible(ids: Sequence[int]) -> list[int]:
-    """Return the ids that Redis can have, each once."""
+    """Return the ids that may exist in Redis, each once."""
     return [task_id for task_id in dict.fromkeys(ids) if 0 <= task_id <= ID_MAX]

@@ -1,22 +1,23 @@
 """Recovery from Redis at a start, copies of a shard, and the rewrite of a Redis that has lost data.
 
-A start reads the small tables and then every task in due order, and fills the mirror with them.
-Concurrent batches take precedence over the records read. From the first chunk on, the start waits
-for a Redis that does not answer: the daemon already serves, and if Redis comes back older, only
-this daemon has the tasks that it has confirmed since.
+Recovery reads the small tables and then every task in due order, and fills the mirror with them.
+Concurrent batches take precedence over the records read. From the first chunk on, recovery waits
+while Redis does not answer: the daemon already serves, and if Redis comes back with older data,
+only this daemon has the tasks that it has since confirmed.
 
 ``copy_to_sqlite`` makes a consistent copy of a shard in use as a SQLite store. It reads the rows in
 pages, and applies every concurrent batch to the copy in order. Effects contain absolute states, so
-the finished copy shows the moment of the last batch. (Redis's BGSAVE and append-only file copy the
+the finished copy has the state after the last batch. (Redis's BGSAVE and append-only file copy the
 whole server; this copies one shard, and a daemon can open the copy.)
 
-``Rewriter`` wraps the writer. If Redis lacks more than the kept batches, one task writes all data
-again from the mirror, and starts over until it succeeds. Meanwhile nothing is committed, so the
-mirror does not change. Commits detect a loss. An idle shard is checked regularly, because the
-daemon's end would otherwise lose the only copy of its data. ``Watch`` does not report a Redis that
-does not answer. Invariants:
+``Rewriter`` wraps the writer. If Redis has lost more than the batches that the writer keeps, a task
+writes all data again from the mirror, and starts over until it succeeds. Nothing is committed
+during the rewrite, so the mirror does not change. Commits detect a loss. ``Watch`` regularly checks
+an idle shard, because otherwise the only copy of its data would be lost when the daemon ends. It
+ignores a Redis that does not answer. Invariants:
 
-* With a complete mirror, no caller gets StoreBehind or StoreLost: commits are refused meanwhile.
+* With a complete mirror, no caller gets StoreBehind or StoreLost. Commits are refused until the
+  rewrite is complete.
 * Without a mirror (``?mirror=no``), every later call gets StoreForgot, and the shard is marked so
   that no daemon opens it.
 * A shard that another daemon has taken over or initialized again is never written (Fenced).
@@ -66,13 +67,13 @@ if TYPE_CHECKING:
     from tickwheel.persistence.filling import Filler
     from tickwheel.persistence.redis.writer import Tally
 
-ROWS_A_SCAN = 500
-BYTES_A_CHUNK = 8 << 20
-KEYS_AT_ONCE = 10_000
-WHOLE_BYTES = 256
+ROWS_PER_SCAN = 500
+BYTES_PER_CHUNK = 8 << 20
+KEYS_PER_CHUNK = 10_000
+BODILESS_BYTES_MIN = 256
 """Without a mirror, records of at least this many bytes are read without their bodies. For smaller
 ones, removing the body takes Redis longer than sending it."""
-NEVER = 1 << 53
+NO_LIMIT = 1 << 53
 AWAY_RETRY_S = 0.5
 
 
@@ -91,7 +92,7 @@ class Recovering:
     ) -> None:
         self._key_hash = key_hash
         self._keyed = _Columns(array("q"), array("Q"))
-        """The tasks with keys that the stream has read so far."""
+        """The tasks with keys that ``handles`` has read so far."""
         self._read_client = read_client
         self._keys = keys
         self._writer = writer
@@ -116,7 +117,7 @@ class Recovering:
 
     async def _fields(self, name: str) -> list[tuple[bytes, bytes]]:
         """Return the fields and values of a hash, each once; a scan can return a field twice."""
-        pairs = dict([pair async for pair in self._read_client.pairs("HSCAN", name, ROWS_A_SCAN)])
+        pairs = dict([pair async for pair in self._read_client.pairs("HSCAN", name, ROWS_PER_SCAN)])
         return list(pairs.items())
 
     async def _rows(self, name: str) -> list[tuple[tuple[int, str], bytes]]:
@@ -129,38 +130,38 @@ class Recovering:
 
     async def handles(self, chunk: int) -> AsyncIterator[Handles]:
         """See ``Store.recover_handles``. The chunks are read at different moments, but together
-        show the moment of the first: new tasks are left out, ended ones can be, and no due time
-        changes before all handles are loaded."""
+        have the state at the time of the first chunk: newer tasks are left out, tasks that have
+        ended may be left out, and no due time changes before all handles are loaded."""
         filling = self._mirror.begin_filling()
         self._keyed = _Columns(array("q"), array("Q"))
         requested: asyncio.Future[list[bytes]] | None = None
-        first, whole = True, False
+        first, is_complete = True, False
         try:
             filling.ask()
             records = await self._page(None, chunk, waits=False)
             while records:
-                if not first:  # after the first chunk, the daemon has more urgent reads
+                if not first:  # after the first chunk, other reads of the daemon are more urgent
                     requested = self._after(records[-1], filling, chunk)
                     await asyncio.sleep(0)  # Redis reads the next page while this one is processed
                 heads = decode_heads(records)
                 changes = filling.take()
                 self._mirror.fill(changes.newer, heads.ids, records)
                 self._hash(heads)
-                handles = _without(filling.new, changes.ended, heads)
+                handles = _exclude_tasks(filling.created, changes.ended, heads)
                 if handles.ids:
                     yield handles
                 if first:
                     failpoints.hit("recovery.middle")
                     first = False
                 records = await (requested or self._after(records[-1], filling, chunk))
-            whole = True
+            is_complete = True
         finally:
             if requested is not None and not (requested.cancel() or requested.cancelled()):
                 requested.exception()  # marks the exception as retrieved
-            self._mirror.end_filling(filling, whole=whole)
+            self._mirror.end_filling(filling, is_complete=is_complete)
 
     def _after(self, last: bytes, filling: Filling, chunk: int) -> asyncio.Future[list[bytes]]:
-        """Request the page after this record; batches applied from now on can be missing in it."""
+        """Request the page after this record; it may lack batches applied from now on."""
         filling.ask()
         return asyncio.ensure_future(self._page(last, chunk, waits=True))
 
@@ -175,8 +176,8 @@ class Recovering:
     async def keys(self) -> AsyncIterator[Keyed]:
         """See ``Store.recover_keys``."""
         keyed, self._keyed = self._keyed, _Columns(array("q"), array("Q"))
-        for start in range(0, len(keyed.ids), KEYS_AT_ONCE):
-            stop = start + KEYS_AT_ONCE
+        for start in range(0, len(keyed.ids), KEYS_PER_CHUNK):
+            stop = start + KEYS_PER_CHUNK
             yield Keyed(keyed.ids[start:stop], keyed.hashes[start:stop])
 
     async def _page(self, last: bytes | None, chunk: int, *, waits: bool) -> list[bytes]:
@@ -186,8 +187,8 @@ class Recovering:
         if last is not None:
             (task_id,), (due_ms,), *_ = decode_heads([last])
             score, member = b"%d" % due_ms, id_text(task_id)
-        whole = NEVER if self._mirror.keeps_records else WHOLE_BYTES
-        args = (score, member, chunk, BYTES_A_CHUNK, whole)
+        bodiless_bytes_min = NO_LIMIT if self._mirror.keeps_records else BODILESS_BYTES_MIN
+        args = (score, member, chunk, BYTES_PER_CHUNK, bodiless_bytes_min)
         while True:
             try:
                 lists, _ = await self._read_client.script(HANDLES, args)
@@ -198,14 +199,16 @@ class Recovering:
             await asyncio.sleep(AWAY_RETRY_S)
 
 
-def _without(new: set[int], ended: set[int], heads: Heads) -> Handles:
-    """Return the handles without tasks created or ended since the stream began."""
+def _exclude_tasks(created: set[int], ended: set[int], heads: Heads) -> Handles:
+    """Return the handles without tasks created or ended since the scan began."""
     ids, dues_ms, topics, _ = heads
-    gone = new | ended if ended else new
-    if not gone:
+    excluded = created | ended if ended else created
+    if not excluded:
         return Handles(ids, dues_ms, topics)
-    kept = [i for i, task_id in enumerate(ids) if task_id not in gone]
-    return Handles([ids[i] for i in kept], [dues_ms[i] for i in kept], [topics[i] for i in kept])
+    indexes = [i for i, task_id in enumerate(ids) if task_id not in excluded]
+    return Handles(
+        [ids[i] for i in indexes], [dues_ms[i] for i in indexes], [topics[i] for i in indexes]
+    )
 
 
 async def copy_to_sqlite(
@@ -215,9 +218,9 @@ async def copy_to_sqlite(
     from tickwheel.persistence.filling import copying, pages
 
     # The copy can contain batches that are confirmed during the copy.
-    async with copying(path, writer.held) as filler:
-        meanwhile: deque[Effects] = deque()
-        writer.watchers.append(meanwhile)
+    async with copying(path, writer.identity) as filler:
+        concurrent_batches: deque[Effects] = deque()
+        writer.watchers.append(concurrent_batches)
         try:
             small_records = await small()
             await filler.write(Effects(ended=dict(small_records.outcomes)))
@@ -225,20 +228,20 @@ async def copy_to_sqlite(
             async for page in pages(reader.scan):
                 for task in page:
                     await filler.change(task)
-                await _catch_up(filler, meanwhile)
-            await _catch_up(filler, meanwhile)
+                await _catch_up(filler, concurrent_batches)
+            await _catch_up(filler, concurrent_batches)
             filler.id_mark, filler.position_ms = writer.id_mark, writer.position_ms
         finally:
-            writer.watchers.remove(meanwhile)
+            writer.watchers.remove(concurrent_batches)
     return os.path.getsize(path)
 
 
-async def _catch_up(filler: Filler, meanwhile: deque[Effects]) -> None:
-    """Apply the batches that were applied to the shard meanwhile."""
+async def _catch_up(filler: Filler, concurrent_batches: deque[Effects]) -> None:
+    """Apply the batches that were applied to the shard during the copy."""
     await filler.flush()
-    while meanwhile:
-        effects = meanwhile.popleft()
-        # A page can already have had a new task, so new tasks are written as updates.
+    while concurrent_batches:
+        effects = concurrent_batches.popleft()
+        # A page may already have contained a new task, so new tasks are written as updates.
         updated = effects.enqueued | effects.updated
         # The copy hashes keys with a different seed.
         await filler.write(replace(effects, enqueued={}, hashes={}, updated=updated))
@@ -253,11 +256,11 @@ RETRY_S_MAX = 2.0
 class Rewriter:
     """Wraps the writer's ``commit`` and ``verify``, and rewrites a Redis that has lost data."""
 
-    def __init__(self, writer: Writer, mirror: Mirror, tally: Tally, what: str) -> None:
+    def __init__(self, writer: Writer, mirror: Mirror, tally: Tally, shown_name: str) -> None:
         self._writer = writer
         self._mirror = mirror
         self._tally = tally
-        self._what = what
+        self._shown_name = shown_name
         """The names of store and shard, for messages."""
         self._task: asyncio.Task[None] | None = None
         self._failed: StoreError | None = None
@@ -265,7 +268,7 @@ class Rewriter:
         self._landed = 0
         """The last batch in the mirror when the rewrite began."""
         self.commits = 0
-        """Number of calls of ``commit``, which detect a loss."""
+        """Number of calls of ``commit``. Each of them detects a loss."""
 
     @property
     def active(self) -> bool:
@@ -274,7 +277,7 @@ class Rewriter:
     @property
     def state(self) -> str:
         """The progress of the rewrite, for messages."""
-        return f"{self._what} is being rewritten: {self._written} of {self._total} tasks"
+        return f"{self._shown_name} is being rewritten: {self._written} of {self._total} tasks"
 
     async def commit(self, epoch: int, owner: str, n: int, effects: Effects) -> bool:
         """See ``Store.commit``. Also raise StoreBehind and StoreLost; see the invariants."""
@@ -286,8 +289,8 @@ class Rewriter:
                 return await self._writer.commit(epoch, owner, n, effects)
             except (StoreBehind, StoreLost) as error:
                 await self._begin(error)
-        # A batch that was applied but not replicated is in the mirror and thus in the rewrite. The
-        # caller must commit it again, and nothing else under its number.
+        # If a batch was applied but not replicated, the mirror contains it, and so does the
+        # rewrite. The caller must commit the same batch again under this number.
         kind = CommitUnknown if n <= self._landed else CommitRefused
         raise kind(f"batch {n}: {self.state}")
 
@@ -303,37 +306,39 @@ class Rewriter:
                 await self._begin(error)
         raise StoreAway(self.state)
 
-    async def _begin(self, why: StoreError) -> None:
-        """Begin to rewrite the shard. Raise ``why`` if the mirror is not complete, and StoreForgot
-        if there is none."""
+    async def _begin(self, error: StoreError) -> None:
+        """Begin to rewrite the shard. Raise ``error`` if the mirror is not complete, or StoreForgot
+        if there is no mirror."""
         if not self._mirror.keeps_records:
-            raise await self._give_up(why)
+            raise await self._give_up(error)
         if not self._mirror.complete:
-            raise why
+            raise error
         if self.active:
             return
         self._landed = self._writer.last
         counts = self._mirror.counts()
         self._written, self._total = 0, counts.tasks
-        log.error("%s; it is being rewritten from memory: %s", why.message, counts)
+        log.error("%s; it is being rewritten from memory: %s", error.message, counts)
         self._task = asyncio.get_running_loop().create_task(self._run())
 
-    async def _give_up(self, why: StoreError) -> StoreForgot:
-        """Return the error of a permanent loss, and mark the shard so that no daemon, including
-        this one after a restart, continues with the incomplete data."""
-        self._failed = error = StoreForgot(
-            f"{why.message}; the daemon has no copy of it (mirror=no): `tickwheel init --force`,"
-            " then `tickwheel restore` from backup and history"
+    async def _give_up(self, error: StoreError) -> StoreForgot:
+        """Mark the shard so that no daemon, including this one after a restart, continues with the
+        incomplete data. Return the error for a permanent loss."""
+        self._failed = forgot = StoreForgot(
+            f"{error.message}; the daemon has no copy of the data (mirror=no): run"
+            " `tickwheel init --force`, then `tickwheel restore` with a backup and the history"
         )
         with contextlib.suppress(StoreError):
             await self._writer.mark_lost()
-        return error
+        return forgot
 
     async def close(self) -> None:
         """Stop a rewrite; the shard stays marked as incomplete."""
         task = self._task
         if task is not None:
-            log.error("%s was closed before its rewrite was complete: %s", self._what, self.state)
+            log.error(
+                "%s was closed before its rewrite was complete: %s", self._shown_name, self.state
+            )
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
@@ -341,26 +346,26 @@ class Rewriter:
         loop = asyncio.get_running_loop()
         started_s = loop.time()
         try:
-            await self._until_whole()
+            await self._write_until_complete()
         except Fenced:
-            log.warning("%s was taken over by another daemon meanwhile", self._what)
+            log.warning("%s was taken over by another daemon during its rewrite", self._shown_name)
         except StoreBroken as error:
             self._failed = error
         except Exception as error:
-            log.exception("%s could not be rewritten", self._what)
-            self._failed = StoreBroken(f"{self._what} could not be rewritten: {error!r}")
+            log.exception("%s could not be rewritten", self._shown_name)
+            self._failed = StoreBroken(f"{self._shown_name} could not be rewritten: {error!r}")
         else:
             self._tally.rewrites += 1
             log.warning(
                 "%s was rewritten in %.1f s: %s",
-                self._what,
+                self._shown_name,
                 loop.time() - started_s,
                 self._mirror.counts(),
             )
         finally:
             self._task = None
 
-    async def _until_whole(self) -> None:
+    async def _write_until_complete(self) -> None:
         pause_s, is_logged = RETRY_S, False
         while True:
             try:
@@ -370,13 +375,13 @@ class Rewriter:
                 raise
             except StoreError as error:
                 if isinstance(error, ServerError) and error.kind not in REFUSING:
-                    raise StoreBroken(f"{self._what}: {error.message}") from error
+                    raise StoreBroken(f"{self._shown_name}: {error.message}") from error
                 if not is_logged:
                     is_logged = True
                     log.warning(
                         "rewriting %s was interrupted after %d of %d tasks, and is repeated until"
                         " it succeeds: %s",
-                        self._what,
+                        self._shown_name,
                         self._written,
                         self._total,
                         error.message,

@@ -2,8 +2,8 @@
 
 Reads are plain commands on connections separate from the store's. At one address, and with
 Sentinels, all shards are on the same master, and one connection reads them all. In a Cluster there
-is one connection to each master. With one for each shard, the number of connections would grow
-with the square of the number of shards. The locations of slots are cached until a master refuses.
+is one connection per master. One per shard would make the number of connections grow with the
+square of the number of shards. The locations of slots are cached until a master refuses a call.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from tickwheel.model.records import GroupRow, SettingsCounter
 from tickwheel.persistence.codec import decode_record
 from tickwheel.persistence.contract import SiblingSettings, StoreAway
 from tickwheel.persistence.redis.connection import (
-    NOT_NOW,
-    NOT_NOW_RETRY_S,
-    NOT_THE_ONE,
+    SHARD_MOVED_ERRORS,
+    TEMPORARY_ERRORS,
+    TEMPORARY_RETRY_S,
     Connection,
     SlotRange,
     master_of,
@@ -39,12 +39,12 @@ from tickwheel.persistence.redis.driver import (
 )
 from tickwheel.persistence.redis.layout import GROUPS, Keys, record_field
 
-ROWS_A_SCAN = 10_000
-"""Fields that one call scans, including sessions and all other records."""
+ROWS_PER_SCAN = 10_000
+"""Number of fields that one call scans, including sessions and all other records."""
 TRIES = 3
 AWAY_S = 1.0
-"""Seconds for which a server that has not answered is not called for other shards, each of which
-would otherwise wait for its time-out."""
+"""For this many seconds after a time-out, a server is not called for other shards, each of which
+would otherwise wait for the time-out again."""
 _T = TypeVar("_T")
 _Ask = Callable[[Connection, Keys], Awaitable[_T]]
 _COUNTER = record_field((COUNTER, COUNTER.key(SettingsCounter())))
@@ -53,7 +53,7 @@ _GROUP = f"{GROUP.name} *"
 
 
 class RedisSiblings:
-    """The other shards of the store; the options name one shard."""
+    """The other shards of a store. The options name the shard of this daemon."""
 
     def __init__(self, options: RedisOptions) -> None:
         self._options = options
@@ -72,10 +72,10 @@ class RedisSiblings:
             with contextlib.suppress(NotConnected, NoReply, ServerError):
                 await self._masters.ready()
 
-    async def settings(self, shard: int, known: int | None) -> SiblingSettings:
-        return await self._read(shard, lambda line, keys: _settings(line, keys, known))
+    async def settings(self, shard: int, known_number: int | None) -> SiblingSettings:
+        return await self._read(shard, lambda line, keys: _settings(line, keys, known_number))
 
-    async def have(self, shard: int, keys: Sequence[RecordKey]) -> Sequence[bool]:
+    async def contains(self, shard: int, keys: Sequence[RecordKey]) -> Sequence[bool]:
         fields = [record_field(key) for key in keys]
         records: list[Any] = await self._read(
             shard, lambda line, at: line.call("HMGET", at.named["records"], *fields)
@@ -104,13 +104,13 @@ class RedisSiblings:
                 masters.forget()
                 raise
             except ServerError as error:
-                if error.kind in NOT_THE_ONE:
+                if error.kind in SHARD_MOVED_ERRORS:
                     masters.forget()
-                elif error.kind not in NOT_NOW:
+                elif error.kind not in TEMPORARY_ERRORS:
                     raise
                 if loop.time() >= until_s:
                     raise
-            await asyncio.sleep(NOT_NOW_RETRY_S)
+            await asyncio.sleep(TEMPORARY_RETRY_S)
 
     async def close(self) -> None:
         if self._preparing is not None:
@@ -122,7 +122,7 @@ class RedisSiblings:
 
 
 class _Line:
-    """A connection that is used for one shard after the other."""
+    """A connection that is shared by shards, one call at a time."""
 
     def __init__(self, options: RedisOptions) -> None:
         self.connection = Connection(options)
@@ -145,10 +145,10 @@ class _Line:
 class _Masters:
     """Connections to the masters of a Cluster."""
 
-    def __init__(self, options: RedisOptions, asked: _Line) -> None:
+    def __init__(self, options: RedisOptions, slots_line: _Line) -> None:
         """``asked`` is the connection for the locations of all slots."""
         self._options = options
-        self._asked = asked.connection
+        self._slots_connection = slots_line.connection
         self._asking = asyncio.Lock()
         self._ranges: Sequence[SlotRange] = ()
         """The locations of all slots; empty: unknown."""
@@ -156,7 +156,7 @@ class _Masters:
 
     async def line(self, slot: int) -> _Line:
         """Return the connection to a slot's master. Raise NotConnected, NoReply or ServerError."""
-        await self._know()
+        await self._load_slots()
         address = master_of(slot, self._ranges)
         if address is None:
             raise NotConnected(f"no node serves slot {slot}")
@@ -169,23 +169,23 @@ class _Masters:
         return self._lines[address]
 
     async def ready(self) -> None:
-        """Connect to all masters. Raise as ``line``."""
-        await self._know()
-        lines = [self._line_to(some.nodes[0]) for some in self._ranges]
+        """Connect to all masters. Raise NotConnected, NoReply or ServerError."""
+        await self._load_slots()
+        lines = [self._line_to(slots.nodes[0]) for slots in self._ranges]
         await asyncio.gather(*(line.connection.ready() for line in lines))
 
-    async def _know(self) -> None:
+    async def _load_slots(self) -> None:
         async with self._asking:
             if self._ranges:
                 return
-            answer = await self._asked.call("CLUSTER", "SLOTS")
-            assert self._asked.address is not None, "it has answered"
-            self._ranges = slot_ranges(answer, self._asked.address)
-            for address in self._lines.keys() - {some.nodes[0] for some in self._ranges}:
+            answer = await self._slots_connection.call("CLUSTER", "SLOTS")
+            assert self._slots_connection.address is not None, "it has answered"
+            self._ranges = slot_ranges(answer, self._slots_connection.address)
+            for address in self._lines.keys() - {slots.nodes[0] for slots in self._ranges}:
                 await self._lines.pop(address).connection.close()
 
     def forget(self) -> None:
-        """Look up the locations of slots again."""
+        """Forget the locations of slots, so that they are looked up again."""
         self._ranges = ()
 
     async def close(self) -> None:
@@ -193,19 +193,19 @@ class _Masters:
             await line.connection.close()
 
 
-async def _settings(line: Connection, keys: Keys, known: int | None) -> SiblingSettings:
+async def _settings(line: Connection, keys: Keys, known_number: int | None) -> SiblingSettings:
     records = keys.named["records"]
-    if known is not None:
+    if known_number is not None:
         counter = await _counter(line, records)
-        if counter.number == known:
+        if counter.number == known_number:
             return SiblingSettings(counter, None)
-    data, *groups = await line.run(GROUPS, (records,), (_COUNTER, _GROUP, ROWS_A_SCAN))
+    data, *groups = await line.run(GROUPS, (records,), (_COUNTER, _GROUP, ROWS_PER_SCAN))
     counter = _counter_of(data or None)
     if groups:
         return SiblingSettings(counter, _rows(_pairs(groups[0])))
     for _ in range(TRIES):
         rows = await _scan(line, records)
-        # The result of a scan is consistent only if no setting has changed meanwhile.
+        # The result of a scan is consistent only if no setting has changed during the scan.
         before, counter = counter, await _counter(line, records)
         if counter == before:
             return SiblingSettings(counter, rows)
@@ -225,7 +225,7 @@ async def _scan(line: Connection, records: bytes) -> list[GroupRow]:
     cursor: Any = b"0"
     while True:
         cursor, items = await line.call(
-            "HSCAN", records, cursor, "MATCH", _GROUP, "COUNT", ROWS_A_SCAN
+            "HSCAN", records, cursor, "MATCH", _GROUP, "COUNT", ROWS_PER_SCAN
         )
         fields.update(_pairs(items))
         if cursor == b"0":

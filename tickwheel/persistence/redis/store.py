@@ -1,15 +1,15 @@
 """The Redis store, which implements the contract with one connection for writes and one for reads;
-the leader's lease, with a separate connection; and the registry of nodes.
+the leader's lease, which has its own connection; and the registry of nodes.
 
 The store is as durable as Redis: a committed batch survives the failures that Redis's
 ``appendonly`` and ``appendfsync`` cover, or that ``wait_replicas`` replicas cover.
 
 The lease is one key with a time to live, changed only by its owner. ``S:leader`` has
-``owner|address|since_ms|epoch|life|http``, where the last two can be empty. Its connection has
-time-outs well below the lease's, and a commit never delays a renewal. A renewal begins with a
-harmless removal and extends the lease with PEXPIRE: Redis permits both without free memory.
-``S:standbys`` informs people: a standby writes its entry (``node|address|since_ms|http``) with
-``look``, and the leader reads it with its renewals.
+``owner|address|since_ms|epoch|life|http``, where the last two can be empty. The lease's connection
+has time-outs well below the time to live, and a commit never delays a renewal. A renewal begins
+with a harmless removal and extends the lease with PEXPIRE. Redis permits both even when it is out
+of memory. ``S:standbys`` only informs people: a standby writes its entry
+(``node|address|since_ms|http``) with ``look``, and the leader reads the entries with its renewals.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ from tickwheel.waiting import to_its_end
 log = logging.getLogger(__name__)
 
 ROOM_DIVISOR = 64
-"""Divisor of the memory limit: 1/64 of it, at least 1 MiB, must be free for enqueues."""
+"""Enqueues need 1/64 of the memory limit, at least 1 MiB, to be free."""
 ROOM_BYTES_MIN = 1 << 20
 
 
@@ -154,11 +154,11 @@ class RedisStore:
         self, owner: str, now_ms: int, *, epoch_min: int = 1, evidence: Sequence[Evidence] = (),
         may_create: bool = True,
     ) -> Opened:  # fmt: skip
-        """See ``SharedStore.open``. A standby that has seen data must not initialize an empty shard
-        while its owner can still be alive; it passes ``may_create`` False."""
+        """See ``SharedStore.open``. A standby that has read data must not initialize an empty shard
+        while its owner may still be alive, so it sets ``may_create`` to False."""
         check(self.options)
         self._reset()
-        # The connection for reads is made concurrently.
+        # The connection for reads is opened concurrently.
         reading = asyncio.get_running_loop().create_task(self._reading.ready())
         try:
             opened = await self._open(owner, now_ms, epoch_min, may_create, evidence)
@@ -166,7 +166,7 @@ class RedisStore:
         except BaseException:
             await to_its_end(self._give_up(reading))
             raise
-        # The seed changes with each start: hashes are not stored, because a start reads every key.
+        # The seed changes with each start. Hashes are not stored, because a start reads every key.
         opened.key_seed = self._key_seed
         self._is_open = True
         self._watch.start()
@@ -184,7 +184,7 @@ class RedisStore:
         return opened
 
     async def _give_up(self, reading: asyncio.Task[None]) -> None:
-        """Close both connections; the one for reads can still be connecting."""
+        """Close both connections. The connection for reads may still be connecting."""
         reading.cancel()
         await asyncio.wait((reading,))
         await self._reading.close()
@@ -199,26 +199,26 @@ class RedisStore:
         evidence: Sequence[Evidence],
     ) -> Opened:
         """Begin an epoch and prepare the writer."""
-        line = self._writing
+        connection = self._writing
         try:
-            await opening.inspect(line, self.options)
-            self._durability = await opening.durability(line, self.options)
+            await opening.inspect(connection, self.options)
+            self._durability = await opening.durability(connection, self.options)
             opened, incarnation = await opening.begin_epoch(
-                line, self.keys, self.options, owner, now_ms, may_create, epoch_min, evidence
+                connection, self.keys, self.options, owner, now_ms, may_create, epoch_min, evidence
             )
             await self._writer.begin(owner, opened, incarnation)
             if opened.created:
                 self._mirror.is_new()
             elif self.options.mirror:
-                self._mirror.expect(await opening.estimate(line, self.keys))
+                self._mirror.expect(await opening.estimate(connection, self.keys))
         except (NotConnected, NoReply) as error:
-            await line.close()
+            await connection.close()
             raise StoreUnreachable(f"store {self.name}: {error.message}") from error
         except ServerError as error:
-            await line.close()
+            await connection.close()
             raise StoreUnusable(f"store {self.name}: {error.message}") from error
         except BaseException:
-            await line.close()
+            await connection.close()
             raise
         return opened
 
@@ -327,7 +327,7 @@ class RedisElection:
     def __init__(self, options: RedisOptions, ttl_ms: int) -> None:
         self._options = options
         call_ms = max(CALL_MS_MIN, ttl_ms // 4)
-        self._line = Connection(
+        self._connection = Connection(
             replace(
                 options,
                 call_ms=min(options.call_ms, call_ms),
@@ -341,7 +341,7 @@ class RedisElection:
 
     @property
     def connections(self) -> int:
-        return self._line.connections
+        return self._connection.connections
 
     @property
     def standbys(self) -> tuple[Standby, ...]:
@@ -349,22 +349,22 @@ class RedisElection:
 
     async def prepare(self) -> None:
         check(self._options)
-        line = Connection(self._options)
+        connection = Connection(self._options)
         try:
-            await opening.inspect(line, self._options)
+            await opening.inspect(connection, self._options)
         finally:
-            await line.close()
+            await connection.close()
 
     @property
     def address(self) -> str:
-        return self._line.address_text
+        return self._connection.address_text
 
     async def look(self, me: Standby | None = None) -> ElectionState:
         args = (self._ttl_ms, "" if me is None else _standby_value(me))
-        reply = await self._line.run(LEADER_LOOK, self._keys, args)
+        reply = await self._connection.run(LEADER_LOOK, self._keys, args)
         value, ttl_ms, incarnation, epoch, owner, clean, up_s, rewriting, role = reply[:9]
         self._standbys, was_promoted, leased_here = _standbys(reply[9]), reply[10], reply[11]
-        data_age_s = min(int(up_s), self._line.connected_s) if was_promoted else int(up_s)
+        data_age_s = min(int(up_s), self._connection.connected_s) if was_promoted else int(up_s)
         return ElectionState(
             leader=_leader(value.decode(errors="replace")),
             ttl_ms=max(0, ttl_ms),
@@ -381,19 +381,19 @@ class RedisElection:
     async def acquire(self, me: Leader, instead_of: Leader | None = None) -> bool:
         replaced = _value(instead_of) if instead_of is not None else ""
         args = (_owner(me), _value(me), self._ttl_ms, replaced)
-        return bool(await self._line.run(LEADER_ACQUIRE, self._keys, args))
+        return bool(await self._connection.run(LEADER_ACQUIRE, self._keys, args))
 
     async def renew(self, me: Leader) -> bool:
         args = (_owner(me), _value(me), self._ttl_ms)
-        renewed, standbys = await self._line.run(LEADER_RENEW, self._keys, args)
+        renewed, standbys = await self._connection.run(LEADER_RENEW, self._keys, args)
         self._standbys = _standbys(standbys)
         return bool(renewed)
 
     async def release(self, me: Leader) -> None:
-        await self._line.run(LEADER_RELEASE, self._keys, (_owner(me),))
+        await self._connection.run(LEADER_RELEASE, self._keys, (_owner(me),))
 
     async def close(self) -> None:
-        await self._line.close()
+        await self._connection.close()
 
 
 def _mark(text: str) -> dict[str, str]:
@@ -455,14 +455,14 @@ class RedisNodes:
     | key | type | contents |
     |---|---|---|
     | S:nodes | hash | node → its run and its record (JSON with a format) |
-    | S:until | hash | node → the millisecond, by Redis's clock, at which it counts as gone |
+    | S:until | hash | node → the millisecond, by Redis's clock, at which it counts as ended |
     | S:placed | hash | shard → the node where an operator has placed it |
     | S:drained | hash | the nodes that an operator has drained |
     | S:route | hash | number of shards; version; shard → the daemon that last claimed to lead it |
 
-    Records expire by Redis's clock, so the clocks of two machines are never compared. The loss of
-    this registry loses no task: each node writes its record again with its next beat. Only the
-    placements and drains of operators are lost.
+    Records expire by Redis's clock, so the clocks of two machines are never compared. If this
+    registry is lost, each node writes its record again with its next beat. Only the placements and
+    drains of operators are lost; no task is.
     """
 
     def __init__(self, options: RedisOptions, shards: int) -> None:
@@ -471,7 +471,7 @@ class RedisNodes:
         options = replace(options, part=NODES_PART)
         self._name = options.name
         self._has_answered = False
-        self._line = Connection(options)
+        self._connection = Connection(options)
         self._keys = tuple(f"{{{options.tag}}}:{name}".encode() for name in NODES_NAMES)
 
     async def beat(self, me: NodeRecord, instead_of: str = "") -> NodesSeen:
@@ -486,11 +486,11 @@ class RedisNodes:
         for claim in me.claims:
             args += [claim.shard, f"{claim.epoch}|{claim.address}"]
         try:
-            shards, *reply = await self._line.run(NODES_BEAT, self._keys, args)
+            shards, *reply = await self._connection.run(NODES_BEAT, self._keys, args)
         except ServerError as error:
             if self._has_answered or not is_command_unavailable(error):
                 raise
-            # No call has succeeded yet, so the server or the user is not set up for it.
+            # No call has succeeded yet, so the server, or the user's rights, cannot be suitable.
             raise StoreUnusable(f"store {self._name}: {error.message}") from None
         self._has_answered = True
         if int(shards) != self._shards:
@@ -506,12 +506,14 @@ class RedisNodes:
         now_ms, is_mine, version, nodes, until, placed, drained = reply
         parsed = {name: _from_text(name, text) for name, text in _pairs(nodes).items()}
         records = {name: record for name, record in parsed.items() if record is not None}
-        others = {name: record for name, record in records.items() if name != me.name}
-        ends = _pairs(until)
+        other_records = {name: record for name, record in records.items() if name != me.name}
+        ends_ms = _pairs(until)
         return NodesSeen(
             now_ms=now_ms,
-            nodes=records if is_mine else others,
-            seen_ms={name: int(ends.get(name, 0)) - node.ttl_ms for name, node in records.items()},
+            nodes=records if is_mine else other_records,
+            seen_ms={
+                name: int(ends_ms.get(name, 0)) - node.ttl_ms for name, node in records.items()
+            },
             placed={int(shard): node for shard, node in _pairs(placed).items()},
             drained=frozenset(_pairs(drained)),
             version=int(version),
@@ -521,19 +523,19 @@ class RedisNodes:
     async def place(self, shard: int, node: str | None) -> None:
         key = self._keys[NODES_NAMES.index("placed")]
         if node is None:
-            await self._line.call("HDEL", key, shard)
+            await self._connection.call("HDEL", key, shard)
         else:
-            await self._line.call("HSET", key, shard, node)
+            await self._connection.call("HSET", key, shard, node)
 
     async def drain(self, node: str, *, draining: bool) -> None:
         key = self._keys[NODES_NAMES.index("drained")]
         if draining:
-            await self._line.call("HSET", key, node, 1)
+            await self._connection.call("HSET", key, node, 1)
         else:
-            await self._line.call("HDEL", key, node)
+            await self._connection.call("HDEL", key, node)
 
     async def close(self) -> None:
-        await self._line.close()
+        await self._connection.close()
 
 
 def _pairs(flat: list[bytes]) -> dict[str, str]:
@@ -546,7 +548,7 @@ def _to_text(record: NodeRecord) -> str:
 
 
 def _from_text(name: str, text: str) -> NodeRecord | None:
-    """Return the record in a value, or None if its format is unknown or newer."""
+    """Return the record in ``text``, or None if its format is unknown or newer."""
     try:
         fields: dict[str, Any] = json.loads(text.partition("|")[2])
         if fields.pop("format") != NODES_FORMAT:

@@ -1,21 +1,21 @@
-"""The order of batches, across broken connections and losses of data in Redis.
+"""Keeps batches in order across broken connections and losses of data in Redis.
 
 Every connection claims the shard before it writes. The claim voids all scripts that older
 connections have sent, and returns the last batch, so afterwards the state of every batch is known.
-The claim also detects a Redis that is empty or older. Invariants:
+The claim also detects a Redis whose data is gone or older. Invariants:
 
 * ``CommitUnknown`` is raised for a batch only while it can still be applied, or is applied but not
-  replicated yet. Its number keeps its content until its state is known.
+  yet replicated. Until its state is known, no other batch can use its number.
 * Nothing is confirmed while Redis lacks a confirmed batch.
 
-The writer keeps the newest batches to replay them after a loss: a Redis that syncs its log once a
-second can lose the last two seconds, a stale replica somewhat more. They are bounded by time and
-bytes. For new tasks it keeps only the records, which the mirror shares; rows would double the
-memory. Without a mirror the records have separate memory.
+The writer keeps the newest batches, within limits of time and bytes, to replay them after a loss: a
+Redis that syncs its log once a second can lose the last two seconds, a stale replica somewhat more.
+Of new tasks it keeps only the records, which the mirror shares; rows would double the memory.
+Without a mirror the records have separate memory.
 
 ``Sender`` sends one batch to Redis: one script, or parts that are staged, sealed and applied.
-``Claimant`` claims a shard for a connection, and marks the begin and the end of a rewrite. Both
-know the owner and the claim; they do not know connections or the next batch. A claim only detects
+``Claimant`` claims a shard for a connection, and marks the beginning and the end of a rewrite. Both
+know the owner and the claim; they do not know connections or the next batch. A claim detects only
 that this daemon is not the owner; the writer detects missing batches. Invariant: ``unknown`` is the
 number of a batch whose script was sent and can still be applied; 0: there is none.
 """
@@ -43,7 +43,7 @@ from tickwheel.persistence.contract import (
     StoreError,
     StoreLost,
 )
-from tickwheel.persistence.identity import EpochRecord, Held, mark_of
+from tickwheel.persistence.identity import EpochRecord, StoreIdentity, mark_of
 from tickwheel.persistence.redis.driver import (
     REFUSING,
     Argument,
@@ -63,7 +63,7 @@ from tickwheel.persistence.redis.layout import (
     REWRITE,
     SEAL,
     STAGE,
-    Ahead,
+    AheadEncoder,
     Keys,
     Prepared,
     Script,
@@ -79,30 +79,31 @@ if TYPE_CHECKING:
     from tickwheel.persistence.redis.mirror import Mirror
 
 PART_PATIENCE = 1 + (PART_BYTES_MAX >> 20)
-"""Factor of the time-out for one part of a batch: one more for each MiB, for slow disks."""
+"""Factor by which the time-out is multiplied for one part of a batch: 1, plus 1 for each MiB, for
+slow disks."""
 
 
-class Again(Exception):
+class ReclaimNeeded(Exception):
     """The shard must be claimed again; the claim returns the state of the batch."""
 
 
 class Sender:
     """Sends batches to Redis under a claim."""
 
-    def __init__(self, line: Connection, keys: Keys) -> None:
-        self._line = line
+    def __init__(self, connection: Connection, keys: Keys) -> None:
+        self._connection = connection
         self._keys = keys
         self.epoch = 0
         self.owner = ""
         self.link = b""
-        """Number of the claim, which is in every script's arguments."""
+        """Number of the claim. It is an argument of every script."""
         self.id_mark = 0
         self.unknown = 0
         self.staged = False
-        """Whether a large batch is being applied, which a read can see in part."""
+        """Whether a large batch is being applied, so that a read can see a part of it."""
 
     async def send(self, n: int, effects: Effects, flat: Sequence[Packed], size_bytes: int) -> None:
-        """Send a batch and return when it is applied. Raise Again, NotConnected, NoReply or
+        """Send a batch and return when it is applied. Raise ReclaimNeeded, NotConnected, NoReply or
         ServerError."""
         id_mark = id_text(max(self.id_mark, effects.id_mark))
         position_ms = b"%d" % effects.position_ms
@@ -123,14 +124,14 @@ class Sender:
         self,
         script: Script,
         n: int,
-        more: tuple[bytes, ...],
+        extra_keys: tuple[bytes, ...],
         args: tuple[Argument, ...],
         patience: int = 1,
     ) -> None:
-        """Run a script that decides batch ``n``. Raise Again if it was not applied."""
+        """Run a script that decides batch ``n``. Raise ReclaimNeeded if it was not applied."""
         self.unknown = n
         try:
-            status, rest = await self.run(script, more, args, patience)
+            status, details = await self.run(script, extra_keys, args, patience)
         except (NotConnected, ServerError):
             # Nothing was sent, or Redis refused the first write. The claim has voided all scripts
             # of older connections.
@@ -140,9 +141,9 @@ class Sender:
             return
         self.unknown = 0
         if status == "twice":
-            raise StoreBroken(f"id {int(rest[0])} was assigned twice")
+            raise StoreBroken(f"id {int(details[0])} was assigned twice")
         # fenced, stale, gone, gap, before, parts, unstaged: a new claim reads the current state.
-        raise Again(status)
+        raise ReclaimNeeded(status)
 
     async def apply_parts(self, count: int, applied: int) -> None:
         """Apply the remaining parts of a sealed batch."""
@@ -150,26 +151,26 @@ class Sender:
         for i in range(applied + 1, count + 1):
             status, _ = await self.run(APPLY_PART, (self._keys.stage(i),), (i,), PART_PATIENCE)
             if status not in ("applied", "before"):
-                raise Again(status)
+                raise ReclaimNeeded(status)
         self.staged = False
 
     async def run(
         self,
         script: Script,
-        more: tuple[bytes, ...],
+        extra_keys: tuple[bytes, ...],
         args: tuple[Argument, ...],
         patience: int = 1,
     ) -> tuple[str, list[bytes]]:
         """Run a fenced script. Return its status and the rest of its reply."""
         fence = (self.epoch, self.owner.encode(), self.link)
-        reply: list[Any] = await self._line.run(
-            script, self._keys.all + more, (*fence, *args), patience=patience
+        reply: list[Any] = await self._connection.run(
+            script, self._keys.all + extra_keys, (*fence, *args), patience=patience
         )
         return reply[0].decode(), reply[1:]
 
 
 class Expecting(Protocol):
-    """The expected state that a claim is compared with; see ``Writer``."""
+    """The expected state, with which a claim is compared; see ``Writer``."""
 
     rewriting: bool
     last: int
@@ -190,17 +191,17 @@ class Claim(NamedTuple):
     epoch: int
     """The epoch of the previous claim."""
 
-    def check(self, what: str, writer: Expecting) -> None:
+    def check(self, shown_name: str, writer: Expecting) -> None:
         """Raise StoreBehind if the batch number does not prove the contents of the shard."""
         if self.rewriting != writer.rewriting:
             raise StoreBehind(
-                f"{what} is not complete: rewriting it was interrupted",
+                f"{shown_name} is not complete: rewriting it was interrupted",
                 last_seen=0,
                 last_known=writer.last,
             )
         if self.epoch < writer.epoch and self.last > writer.base:
             raise StoreBehind(
-                f"{what} was written by epoch {self.epoch} after epoch {writer.epoch} began",
+                f"{shown_name} was written by epoch {self.epoch} after epoch {writer.epoch} began",
                 last_seen=writer.base,
                 last_known=writer.last,
             )
@@ -210,52 +211,48 @@ class Claimant:
     """Claims a shard for its owner on one connection. All methods also raise NotConnected, NoReply
     and ServerError."""
 
-    def __init__(self, line: Connection, keys: Keys, name: str) -> None:
-        self._line = line
+    def __init__(self, connection: Connection, keys: Keys, name: str) -> None:
+        self._connection = connection
         self._keys = keys
         self._name = name
 
     async def take(self, sender: Sender, incarnation: str) -> Claim:
-        """Claim the shard and void all scripts of older connections.
-
-        Raise Fenced, or StoreLost if the shard is empty.
-        """
+        """Claim the shard and void all scripts of older connections. Raise Fenced, or StoreLost if
+        the shard is empty."""
         shard = self._keys.shard
-        mine = (sender.epoch, sender.owner.encode(), incarnation, sender.link or 0)
-        reply: list[Any] = await self._line.run(CLAIM, self._keys.all, mine)
-        status, *rest = [part.decode() for part in reply]
+        identity = (sender.epoch, sender.owner.encode(), incarnation, sender.link or 0)
+        reply: list[Any] = await self._connection.run(CLAIM, self._keys.all, identity)
+        status, *details = [part.decode() for part in reply]
         if status == "fenced":
             raise Fenced(
                 f"epoch {sender.epoch} of {sender.owner!r} ended:"
-                f" epoch {rest[0]} of {rest[1]!r} began"
+                f" epoch {details[0]} of {details[1]!r} began"
             )
         if status == "other":
             raise Fenced(
-                f"{self._name}: {shard} was initialized again (incarnation {rest[0]},"
-                f" epoch {rest[1]}, by {rest[2]!r})"
+                f"{self._name}: {shard} was initialized again (incarnation {details[0]},"
+                f" epoch {details[1]}, by {details[2]!r})"
             )
         if status == "gone":
-            raise StoreLost(f"{self._name} came back empty: {shard} is gone")
+            raise StoreLost(f"{self._name} has lost its data: {shard} no longer exists")
         sender.link = reply[1]
-        last, parts, part, rewriting, epoch = rest[1:6]
+        last, parts, part, rewriting, epoch = details[1:6]
         return Claim(int(last), int(parts or 0), int(part or 0), bool(rewriting), int(epoch))
 
     async def frame(
         self, sender: Sender, incarnation: str, phase: str, written: int, last: int
     ) -> None:
-        """Run a phase of a rewrite. ``begin``: empty the shard and mark it as incomplete; ``end``:
-        its ``written`` batches now replace all confirmed ones up to ``last``; ``lost``: mark the
-        shard as lacking data, without changing it.
-
-        Raise Fenced, or StoreLost if another client has changed the shard.
-        """
-        mine = (sender.epoch, sender.owner.encode(), incarnation)
+        """Run a phase of a rewrite. ``begin``: empty the shard and mark it as incomplete. ``end``:
+        let its ``written`` batches replace all confirmed batches up to ``last``. ``lost``: mark the
+        shard as lacking data, and change nothing else. Raise Fenced, or StoreLost if another client
+        has changed the shard."""
+        identity = (sender.epoch, sender.owner.encode(), incarnation)
         mark = f"{LOST_BY}{sender.owner}" if phase == "lost" else sender.owner
-        args = (*mine, LAYOUT, phase, last, 0, sender.link or 0, written, mark.encode())
-        reply: list[Any] = await self._line.run(REWRITE, self._keys.all, args)
-        status, *rest = [part.decode() for part in reply]
+        args = (*identity, LAYOUT, phase, last, 0, sender.link or 0, written, mark.encode())
+        reply: list[Any] = await self._connection.run(REWRITE, self._keys.all, args)
+        status, *details = [part.decode() for part in reply]
         if status == "fenced":
-            raise Fenced(f"{self._name}: epoch {rest[0]} of {rest[1]!r} began")
+            raise Fenced(f"{self._name}: epoch {details[0]} of {details[1]!r} began")
         if status != "applied":
             raise StoreLost(f"{self._name}: another client changed {self._keys.shard} ({status})")
 
@@ -274,13 +271,14 @@ class Tally:
     """Losses that were repaired by writing all data again from memory."""
 
 
-APART_BYTES_MIN = 64 << 10
-"""Minimum bytes of a batch's records that get separate memory, which wastes up to two pages."""
+SEPARATE_BYTES_MIN = 64 << 10
+"""Minimum size of a batch's records for which they get separate memory, which wastes up to two
+pages."""
 
 
-class Apart:
+class SeparateRecords:
     """Records in separate memory, which returns to the system when it is released. As single
-    objects among longer-lived ones, they would fragment the heap."""
+    objects among objects that live longer, the records would fragment the heap."""
 
     def __init__(self, records: Sequence[bytes], size_bytes: int) -> None:
         """``size_bytes``: total size of the records, above 0."""
@@ -296,8 +294,8 @@ class Apart:
 
 
 @dataclass(slots=True)
-class _Kept:
-    """An applied batch that is kept for a replay."""
+class _ReplayableBatch:
+    """An applied batch, kept so that it can be replayed."""
 
     n: int
     rest: Effects
@@ -319,24 +317,22 @@ class History:
     def __init__(self, keep_ms: int, keep_bytes: int) -> None:
         self._keep_s = keep_ms / 1000
         self._keep_bytes = keep_bytes
-        self._batches: deque[_Kept] = deque()
+        self._batches: deque[_ReplayableBatch] = deque()
         self._bytes = 0
 
     def add(
         self, n: int, effects: Effects, enqueued: Iterable[bytes], size_bytes: int, now_s: float
     ) -> None:
-        """Add the applied batch ``n``, which follows the newest kept batch.
-
-        ``enqueued``: the records of its new tasks.
-        """
+        """Add the applied batch ``n``, which follows the newest kept batch. ``enqueued``: the
+        records of its new tasks."""
         size_bytes += BATCH_BYTES
         rest = replace(effects, enqueued={}, hashes={})
-        self._batches.append(_Kept(n, rest, enqueued, size_bytes, now_s))
+        self._batches.append(_ReplayableBatch(n, rest, enqueued, size_bytes, now_s))
         self._bytes += size_bytes
         self.forget(now_s)
 
     def forget(self, now_s: float) -> None:
-        """Drop the oldest batches beyond the limits."""
+        """Drop the oldest batches that exceed the limits."""
         while self._batches and (
             self._bytes > self._keep_bytes or self._batches[0].at_s < now_s - self._keep_s
         ):
@@ -346,7 +342,7 @@ class History:
         self._batches.clear()
         self._bytes = 0
 
-    def sent_again(self, first: int, now_s: float) -> None:
+    def note_resent(self, first: int, now_s: float) -> None:
         """Record that the batches from ``first`` on were applied again."""
         for batch in self._batches:
             if batch.n >= first:
@@ -359,37 +355,42 @@ class History:
 
     def since(self, first: int) -> Iterator[tuple[int, Effects]]:
         """Return the batches from ``first`` on, unaffected by later changes."""
-        kept = [batch for batch in self._batches if batch.n >= first]
-        return ((batch.n, batch.effects()) for batch in kept)
+        replayed = [batch for batch in self._batches if batch.n >= first]
+        return ((batch.n, batch.effects()) for batch in replayed)
 
 
 log = logging.getLogger(__name__)
 
 ROUNDS_MAX = 5
-"""Attempts for one batch before ``commit`` raises CommitUnknown."""
+"""Number of attempts for one batch before ``commit`` raises CommitUnknown."""
 
 
 class Writer:
     """The only writer of the shard while this daemon owns it."""
 
     def __init__(
-        self, line: Connection, keys: Keys, options: RedisOptions, mirror: Mirror, tally: Tally
+        self,
+        connection: Connection,
+        keys: Keys,
+        options: RedisOptions,
+        mirror: Mirror,
+        tally: Tally,
     ) -> None:
-        self._line = line
+        self._connection = connection
         self._keys = keys
         self._options = options
         self._endings_max = options.endings_max
         self._mirror = mirror
         self._tally = tally
-        self._claimant = Claimant(line, keys, options.name)
-        self._sender = Sender(line, keys)
+        self._claimant = Claimant(connection, keys, options.name)
+        self._sender = Sender(connection, keys)
         self._history = History(options.keep_ms, options.keep_bytes)
-        self.ahead = Ahead()
+        self.ahead = AheadEncoder()
         self._claimed = 0
         self._unreplicated = False
         self._replaying = False
         self._unconfirmed = 0
-        """The batch after ``last`` that is applied but not confirmed; 0: none."""
+        """The batch after ``last`` if it is applied but not confirmed; 0: there is none."""
         self.lock = asyncio.Lock()
         """Held during a commit, and by readers that need several scripts."""
         self.incarnation = ""
@@ -416,10 +417,12 @@ class Writer:
         return self._sender.id_mark
 
     @property
-    def held(self) -> Held:
+    def identity(self) -> StoreIdentity:
         """The identity of the shard, with its last confirmed batch."""
         sender = self._sender
-        return Held(EpochRecord(sender.epoch, mark_of(sender.owner), self.last), self.incarnation)
+        return StoreIdentity(
+            EpochRecord(sender.epoch, mark_of(sender.owner), self.last), self.incarnation
+        )
 
     @property
     def unsettled(self) -> bool:
@@ -427,8 +430,9 @@ class Writer:
         return self._sender.staged or self.rewriting
 
     async def begin(self, owner: str, opened: Opened, incarnation: str) -> None:
-        """Begin with an opened epoch, and finish its predecessor's partly applied batch."""
-        sender = self._sender = Sender(self._line, self._keys)
+        """Begin to write in an opened epoch. Finish a batch that the previous owner applied
+        partly."""
+        sender = self._sender = Sender(self._connection, self._keys)
         sender.owner, sender.epoch, sender.id_mark = owner, opened.epoch, opened.id_mark
         self.incarnation = incarnation
         self.last = self.base = opened.last_batch
@@ -481,11 +485,11 @@ class Writer:
                     self._mirror.admit(n, prepared.records)
             try:
                 await self._sender.send(n, effects, prepared.flat, prepared.size_bytes)
-            except Again:
+            except ReclaimNeeded:
                 self._claimed = 0
                 continue
             except NoReply as error:
-                # A connection that broke while idle is noticed only now; retry once at once.
+                # Only this call notices that the connection broke while idle, so retry at once.
                 if error.silent or lost:
                     raise
                 lost = True
@@ -503,8 +507,8 @@ class Writer:
         self._unreplicated = bool(self._options.wait_replicas)
         loop, records = asyncio.get_running_loop(), prepared.records
         enqueued: Iterable[bytes] = records.enqueued
-        if not self._mirror.keeps_records and records.enqueued_bytes >= APART_BYTES_MIN:
-            enqueued = Apart(records.enqueued, records.enqueued_bytes)
+        if not self._mirror.keeps_records and records.enqueued_bytes >= SEPARATE_BYTES_MIN:
+            enqueued = SeparateRecords(records.enqueued, records.enqueued_bytes)
         self._history.add(n, effects, enqueued, prepared.size_bytes, loop.time())
         if self.rewriting:
             return
@@ -512,7 +516,7 @@ class Writer:
         self._mirror.landed(effects, records)
         self.landed(effects)
         if self._mirror.has_to_place:
-            loop.call_soon(self._mirror.place)  # when the next batch is on its way
+            loop.call_soon(self._mirror.place)  # after the next batch has been sent
         for watcher in self.watchers:
             watcher.append(effects)
 
@@ -520,46 +524,46 @@ class Writer:
         """Wait until ``wait_replicas`` replicas have the batch. Raise CommitUnknown otherwise."""
         if self.rewriting or not self._unreplicated:
             return
-        wanted, wait_ms, why = self._options.wait_replicas, self._options.wait_ms, ""
+        replicas, wait_ms, reason = self._options.wait_replicas, self._options.wait_ms, ""
         try:
-            have = await self._line.call("WAIT", wanted, wait_ms, timeout_ms=wait_ms + 500)
+            confirmed = await self._connection.call(
+                "WAIT", replicas, wait_ms, timeout_ms=wait_ms + 500
+            )
         except StoreError as error:
-            have, why = 0, f": {error.message}"
-        if have < wanted:
-            await self._line.look_up_again()
+            confirmed, reason = 0, f": {error.message}"
+        if confirmed < replicas:
+            await self._connection.drop_if_movable()
             raise CommitUnknown(
-                f"batch {n} is in {self._options.name}, but only {have} of {wanted} replicas"
-                f" confirmed it within {wait_ms} ms{why}"
+                f"batch {n} is in {self._options.name}, but only {confirmed} of {replicas} replicas"
+                f" confirmed it within {wait_ms} ms{reason}"
             )
         self._unreplicated = False
 
     # --- the claim ---------------------------------------------------------------------------
 
     async def verify(self) -> None:
-        """Claim the shard again, and replay batches that Redis has lost.
-
-        Raise StoreBehind, StoreLost, Fenced, NotConnected, NoReply or ServerError.
-        """
+        """Claim the shard again, and replay batches that Redis has lost. Raise StoreBehind,
+        StoreLost, Fenced, NotConnected, NoReply or ServerError."""
         async with self.lock:
             self._claimed = 0
             await self._ready()
 
     async def _ready(self) -> None:
-        """Unless the connection has a claim: claim the shard, finish a partly applied batch, and
+        """If the connection has no claim, claim the shard, finish a partly applied batch, and
         replay batches up to ``last``."""
         lost = False
         for _ in range(ROUNDS_MAX):
-            if self._line.connected and self._claimed == self._line.connections:
+            if self._connection.connected and self._claimed == self._connection.connections:
                 return
             try:
                 await self._claim()
-            except Again:
+            except ReclaimNeeded:
                 self._claimed = 0
             except NoReply as error:
                 if error.silent or lost:
                     raise
                 lost = True
-        if self._claimed != self._line.connections:
+        if self._claimed != self._connection.connections:
             raise NoReply(f"{self._options.name} is being claimed by several daemons")
 
     async def _claim(self) -> None:
@@ -567,7 +571,7 @@ class Writer:
         claim = await self._claimant.take(self._sender, self.incarnation)
         last = claim.last
         claim.check(f"{name}: {self._keys.shard}", self)
-        self._claimed = self._line.connections
+        self._claimed = self._connection.connections
         if claim.parts:
             await sender.apply_parts(claim.parts, claim.part)
         sender.staged = False
@@ -594,7 +598,10 @@ class Writer:
         if not self._replaying:
             self._replaying = True
             log.warning(
-                "store %s came back older: replaying batches %d to %d", name, last + 1, self.last
+                "store %s came back with older data: replaying batches %d to %d",
+                name,
+                last + 1,
+                self.last,
             )
         unknown = self._sender.unknown
         try:
@@ -603,19 +610,19 @@ class Writer:
                 await self._sender.send(n, effects, prepared.flat, prepared.size_bytes)
         finally:
             self._sender.unknown = unknown
-        self._claimed, self._replaying = self._line.connections, False
-        self._history.sent_again(last + 1, asyncio.get_running_loop().time())
+        self._claimed, self._replaying = self._connection.connections, False
+        self._history.note_resent(last + 1, asyncio.get_running_loop().time())
         self._tally.replays += 1
 
     def holds_all(self) -> None:
-        """Note that Redis has all confirmed batches. Without a mirror, whose records they would
-        share, old batches are dropped."""
+        """Note that Redis has all confirmed batches. Without a mirror, drop old batches, because
+        they do not share its records."""
         if not self._mirror.keeps_records:
             self._history.forget(asyncio.get_running_loop().time())
 
     async def mark_lost(self) -> None:
-        """Mark the shard as lacking confirmed data. It keeps its data, and no daemon opens it from
-        then on. Raise StoreError."""
+        """Mark the shard as lacking confirmed data. The shard keeps its data, but no daemon opens
+        it any more. Raise StoreError."""
         async with self.lock:
             await self._claimant.frame(self._sender, self.incarnation, "lost", 0, self.last)
 
@@ -624,11 +631,8 @@ class Writer:
     @asynccontextmanager
     async def write_anew(self) -> AsyncIterator[Callable[[Effects], Awaitable[None]]]:
         """Empty the shard, and yield a function that writes its new contents. The shard is complete
-        when the block has ended without an error.
-
-        Raise Fenced, StoreLost, StoreBehind, NotConnected, NoReply or ServerError, as the function
-        does.
-        """
+        when the block has ended without an error. Both this method and the function raise Fenced,
+        StoreLost, StoreBehind, NotConnected, NoReply or ServerError."""
         async with self.lock:
             sender, claimant = self._sender, self._claimant
             last, id_mark = self.last, sender.id_mark

@@ -1,18 +1,18 @@
 """The database file: options, connections, locks, room on the disk, layout, and opening.
 
-All connections of the store are made here, so their durability settings cannot differ. One thread
+All connections of the store are opened here, so their durability settings cannot differ. One thread
 at a time uses a connection. This module must not know threads or batches.
 
-The lock is ``flock`` on a file next to the database while the store is open. It belongs to the
-open file, so it ends with the process, and it also excludes a second store in the same process.
-The lock file is never removed, because two daemons could then lock two files with the same name.
-It contains pid and owner, for people, and the incarnation, which proves to a start that a missing
+The lock is ``flock`` on a file next to the database while the store is open. It belongs to the open
+file, so it ends with the process, and it also excludes a second store in the same process. The lock
+file is never removed, because two daemons could then lock two files with the same name. It contains
+pid and owner, for people, and the incarnation, which proves to a starting daemon that a missing
 database existed.
 
 The database file is also locked (``StoreLock``), because a hard link, or a file mounted into two
-containers, gives one database two names. This descriptor stays open as long as the lock: closing
-any descriptor of a database ends SQLite's locks on it in this process. A database with two names
-is always refused, because its write-ahead log is next to only one of them.
+containers, gives one database two names. Its descriptor stays open as long as the lock, because
+closing any descriptor of a database ends SQLite's locks on it in this process. A database with two
+names is always refused, because its write-ahead log is next to only one of them.
 
 A start identifies the database, then initializes or upgrades it, and begins an epoch durably. To
 change a released layout, raise ``LAYOUT`` and add the statements that upgrade the previous layout
@@ -21,14 +21,14 @@ to ``UPGRADES``. A golden dump of every layout stays in ``tests/golden``.
 ``Room`` stops enqueues on a nearly full disk while acks still have room. Room comes from three
 sources, in this order:
 
-* Free space. An enqueue batch needs it twice, for the log and for the database.
+* Free space. An enqueue batch needs space twice, for the log and for the database.
 * The reserve, a file of allocated blocks that is deleted when the disk is full. Writing the log
   back can make the database grow by nearly the size of the log.
-* Free pages inside the database (``inside``). A finished backlog leaves the file as large as it
-  was, with room for new tasks.
+* Free pages inside the database (``inside``). After a backlog has ended, the file stays as large as
+  it was, and has room for new tasks.
 
-A disk used above ``disk_refuse`` counts as full, but the reserve is kept. ``Room`` is used by the
-writer's thread; other threads read ``has_room``.
+A disk used above ``disk_refuse`` counts as full, but the reserve is kept. The writer's thread uses
+``Room``; other threads read ``has_room``.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from tickwheel.persistence.identity import (
     NEW,
     Beginning,
     EpochRecord,
-    Held,
+    StoreIdentity,
     mark_of,
     past_text,
     read_past,
@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 REFUSE_MARGIN = 0.01
-"""Share of the disk by which its use must fall below ``disk_refuse`` before enqueues resume."""
+"""Share of the disk by which usage must fall below ``disk_refuse`` before enqueues resume."""
 
 
 class Disk(NamedTuple):
@@ -72,7 +72,7 @@ class Disk(NamedTuple):
     free_bytes: int
     """Bytes available to ordinary users."""
     used: float
-    """The used share, from 0 to 1, as ``df`` shows it."""
+    """The used share, from 0 to 1, as shown by ``df``."""
 
 
 class Room:
@@ -91,20 +91,18 @@ class Room:
         """Free bytes that enqueues must leave."""
         self.has_room = True
         self.inside = False
-        """Whether only free pages of the database have room; then the log must not grow either."""
+        """Whether only free pages of the database have room. If so, the log must not grow."""
         self.too_used = ""
-        """The reason, if the use of the disk is above ``disk_refuse``; else empty."""
+        """Why enqueues are refused if disk usage is above ``disk_refuse``; otherwise empty."""
 
     @property
     def why_not(self) -> str:
-        """The reason for which enqueues are refused, for error messages."""
+        """Why enqueues are refused, for error messages."""
         return self.too_used or "no room on the disk"
 
     def allows(self, task_bytes: int, free_page_bytes: int | None) -> bool:
         """Return whether a batch with ``task_bytes`` of new tasks has room, and set ``has_room``.
-
-        ``free_page_bytes`` is needed while ``inside``.
-        """
+        ``free_page_bytes`` must not be None while ``inside``."""
         if not self.has_room:
             return False
         if self.inside:
@@ -126,7 +124,7 @@ class Room:
         return is_too_used
 
     def find(self, free_page_bytes: int) -> bool:
-        """Look for room again. Return ``has_room``."""
+        """Check again whether there is room. Return ``has_room``."""
         reserved = self._take_reserve()
         if not self._is_too_used(measure(self._reserve_path)) and reserved:
             self.inside = False
@@ -149,8 +147,8 @@ class Room:
         except OSError:
             return False
         try:
-            held = min(os.fstat(fd).st_blocks * 512, self._reserve_bytes)
-            free = free_bytes(self._reserve_path) + held
+            allocated_bytes = min(os.fstat(fd).st_blocks * 512, self._reserve_bytes)
+            free = free_bytes(self._reserve_path) + allocated_bytes
             if free < self._reserve_bytes + self._enough_bytes:
                 return False
             os.ftruncate(fd, self._reserve_bytes)
@@ -164,7 +162,7 @@ class Room:
 
 
 def measure(path: str) -> Disk:
-    """Return the use of the disk of ``path``; a disk that cannot be measured counts as full."""
+    """Return the usage of the disk of ``path``. A disk that cannot be measured counts as full."""
     try:
         use = disk.measure(os.path.dirname(path) or ".")
     except OSError:
@@ -173,7 +171,7 @@ def measure(path: str) -> Disk:
 
 
 def free_bytes(path: str) -> int:
-    """Return the bytes available to ordinary users on the disk of ``path``; 0: unknown."""
+    """Return the bytes available to ordinary users on the disk of ``path``, or 0 if unknown."""
     return measure(path).free_bytes
 
 
@@ -193,8 +191,8 @@ class SqliteOptions:
     wal_bytes: int = 16 * MIB
     """Size of the write-ahead log at which it is written back into the database."""
     reserve_bytes: int = 24 * MIB
-    """Bytes kept for acks on a full disk; 0: none. More than ``wal_bytes``, because writing the
-    log back can make the database grow by nearly the size of the log."""
+    """Bytes reserved for acks on a full disk; 0: none. The default exceeds ``wal_bytes``, because
+    writing the log back can make the database grow by nearly the size of the log."""
     writer_cache_bytes: int = 4 * MIB
     reader_cache_bytes: int = 2 * MIB
     endings_max: int = 100_000
@@ -203,8 +201,8 @@ class SqliteOptions:
     """Maximum milliseconds to wait for another process (a shell) that holds the write lock."""
 
     disk_refuse: float = 1.0
-    """Used share of the disk above which enqueues are refused. It is a setting of the daemon and
-    not part of a URL, so it does not stop tools that copy a store."""
+    """Used share of the disk above which enqueues are refused. The daemon sets it; it is not part
+    of a URL, so it does not stop tools that copy a store."""
 
     def fitted(self, disk_bytes: int) -> SqliteOptions:
         """Return these options with log and reserve limited to shares of a disk of this size."""
@@ -217,11 +215,11 @@ class SqliteOptions:
 
 def options_from(url: str, settings: Sequence[tuple[str, int]]) -> SqliteOptions:
     """Return the options in a URL's query. Raise StoreUnusable for an unknown option."""
-    known = {field.name for field in fields(SqliteOptions)} - {"disk_refuse"}
+    names = {field.name for field in fields(SqliteOptions)} - {"disk_refuse"}
     for name, _ in settings:
-        if name not in known:
+        if name not in names:
             raise StoreUnusable(
-                f"store {url!r}: unknown setting {name!r}; use {', '.join(sorted(known))}"
+                f"store {url!r}: unknown setting {name!r}; use {', '.join(sorted(names))}"
             )
     return SqliteOptions(**dict(settings))
 
@@ -230,7 +228,7 @@ PAGE_BYTES = 4096
 STATEMENTS_MAX = 128
 
 _FULL_IF_NO_SPACE = ("SQLITE_IOERR_SHMSIZE", "SQLITE_IOERR_SHMMAP")
-"""Errors that a full disk can cause before any part of a batch is in the log."""
+"""Errors that a full disk can cause before any part of a batch has been written to the log."""
 
 
 def _connect(path: str, mode: str, cache_bytes: int, busy_ms: int) -> sqlite3.Connection:
@@ -244,7 +242,7 @@ def _connect(path: str, mode: str, cache_bytes: int, busy_ms: int) -> sqlite3.Co
     )
     connection.execute(f"PRAGMA cache_size = {-(cache_bytes // 1024)}")
     connection.execute("PRAGMA mmap_size = 0")
-    # Intermediate results stay in memory, because the disk can be full.
+    # Keep intermediate results in memory, because the disk can be full.
     connection.execute("PRAGMA temp_store = MEMORY")
     return connection
 
@@ -252,11 +250,11 @@ def _connect(path: str, mode: str, cache_bytes: int, busy_ms: int) -> sqlite3.Co
 def connect_writer(
     path: str, cache_bytes: int, busy_ms: int, log_bytes_max: int
 ) -> sqlite3.Connection:
-    """Return a connection for writing, without any change of the file; see ``make_durable``."""
+    """Return a connection for writing, without changing the file; see ``make_durable``."""
     connection = _connect(path, "rwc", cache_bytes, busy_ms)
     connection.execute("PRAGMA wal_autocheckpoint = 0")
-    # A log above this size (because of a long reader) is truncated when it starts over. A smaller
-    # log keeps its blocks, because a sync of reused blocks costs less than one of appended blocks.
+    # A log that exceeds this size (because of a long read) is truncated when it starts over. A
+    # smaller log keeps its blocks, because syncing reused blocks costs less than appended blocks.
     connection.execute(f"PRAGMA journal_size_limit = {log_bytes_max}")
     # Some distributions build SQLite to overwrite deleted rows with zeros, which doubles the log.
     connection.execute("PRAGMA secure_delete = OFF")
@@ -285,7 +283,7 @@ def connect_reader(
 
 @contextlib.contextmanager
 def snapshot(connection: sqlite3.Connection) -> Iterator[None]:
-    """Read one moment of the database in all statements of the block."""
+    """Make all statements of the block read one snapshot of the database."""
     connection.execute("BEGIN")
     try:
         yield
@@ -294,8 +292,8 @@ def snapshot(connection: sqlite3.Connection) -> Iterator[None]:
             connection.execute("ROLLBACK")
 
 
-# All current versions of SQLite keep the bytes of blobs when they concatenate them, but no document
-# guarantees it. So each connection tries it first, and otherwise uses hex, which is twice as long.
+# All current versions of SQLite preserve the bytes of blobs that they concatenate, but this is not
+# documented. So each connection first tries it, and falls back to hex, which is twice as long.
 _JOIN_RAW = "CAST(group_concat({}, '') AS BLOB)"
 _JOIN_HEX = "group_concat(hex({}), '')"
 _TRIAL = "SELECT {} FROM (SELECT x'00FF' AS b UNION ALL SELECT x'' UNION ALL SELECT x'FE00')"
@@ -308,7 +306,8 @@ def blob_join(connection: sqlite3.Connection) -> str:
 
 
 def blob_of(joined: bytes | str | None) -> bytes:
-    """Return the bytes of a column of ``blob_join``: concatenated blobs, hex, or NULL."""
+    """Return the bytes in a ``blob_join`` column, which contains concatenated blobs, hex, or
+    NULL."""
     if not joined:
         return b""
     return bytes.fromhex(joined) if isinstance(joined, str) else joined
@@ -332,7 +331,7 @@ def cannot_open(error: sqlite3.Error) -> bool:
 
 
 def error_name(error: sqlite3.Error) -> str:
-    """Return SQLite's name of an error, such as ``SQLITE_IOERR_FSYNC``; empty for Python's own
+    """Return SQLite's name of an error, such as ``SQLITE_IOERR_FSYNC``; or "" for Python's
     errors."""
     return getattr(error, "sqlite_errorname", None) or ""
 
@@ -343,16 +342,17 @@ def describe(error: BaseException) -> str:
 
 
 class FileLock:
-    """An exclusive lock on a file, taken without waiting, and again after ``release``."""
+    """An exclusive lock on a file. ``acquire`` never waits, and can be called again after
+    ``release``."""
 
     def __init__(self, path: str) -> None:
         self.path = path
         self._fd = -1
         self.store = ""
-        """The incarnation of the store next to the lock; empty: there was no store."""
+        """The incarnation of the store that the lock protects; empty: there was no store."""
 
     def acquire(self, owner: str) -> None:
-        """Take the lock. Raise StoreUnusable, which names the holder."""
+        """Take the lock. Raise StoreUnusable, which names the holder, if it is taken."""
         try:
             fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
@@ -371,7 +371,8 @@ class FileLock:
         self._write(self._holder)
 
     def note(self, store: str) -> None:
-        """Record the incarnation of the store in the lock file, beyond ``release``; empty: none."""
+        """Record the incarnation of the store in the lock file, where it stays after
+        ``release``."""
         self.store = store
         self._write(self._holder)
 
@@ -390,16 +391,16 @@ class FileLock:
     def _write(self, holder: str) -> None:
         data = f"{holder}{_STORE}{self.store}\n".encode() if self.store else holder.encode()
         try:
-            # Truncating first could lose the file's block on a full disk.
+            # Do not truncate first: on a full disk the file could lose its block.
             os.pwrite(self._fd, data, 0)
             os.ftruncate(self._fd, len(data))
         except OSError:
-            # The lock is valid without its text.
+            # The lock is valid even if its text cannot be written.
             return
 
 
 _STORE = "store "
-"""Prefix of the line in a lock file that has the incarnation."""
+"""Prefix of the line in a lock file that contains the incarnation."""
 
 
 def _text_of(fd: int) -> str:
@@ -407,13 +408,16 @@ def _text_of(fd: int) -> str:
 
 
 def _in_use(path: str, holder: str, lock: str) -> StoreUnusable:
-    who = holder or "another process"
-    return StoreUnusable(f"{path} is in use by {who} (lock {lock}); stop that process first")
+    holder_text = holder or "another process"
+    return StoreUnusable(
+        f"{path} is in use by {holder_text} (lock {lock}); stop that process first"
+    )
 
 
 _HELD: set[FileLock | StoreLock] = set()
-"""The locks of this process. A forked child closes its copies of their descriptors, which would
-keep the locks after the parent has ended; closing a copy does not release the parent's lock."""
+"""The locks of this process. A forked child closes its copies of their descriptors, because open
+copies would keep the locks after the parent has ended. Closing a copy does not release the parent's
+lock."""
 
 
 def _after_fork() -> None:
@@ -439,7 +443,7 @@ class StoreLock:
         return self._beside.store
 
     def note(self, incarnation: str) -> None:
-        """Record the incarnation of the store; empty: none."""
+        """Record the incarnation of the store; empty if there is no store."""
         self._beside.note(incarnation)
 
     def acquire(self, owner: str) -> None:
@@ -461,7 +465,7 @@ class StoreLock:
             check_names(self._path)
             with contextlib.suppress(FileNotFoundError):
                 status = os.stat(self._path)
-                # Checked first, because closing a descriptor would end SQLite's locks.
+                # Check this first, because closing a descriptor would end SQLite's locks.
                 if (status.st_dev, status.st_ino) in _FILES:
                     raise _in_use(self._path, "this process under another name", self._path)
             fd = os.open(self._path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -471,8 +475,8 @@ class StoreLock:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             os.close(fd)
-            who = "another process under another name"
-            raise _in_use(self._path, who, self._path) from error
+            holder_text = "another process under another name"
+            raise _in_use(self._path, holder_text, self._path) from error
         status = os.fstat(fd)
         self._fd, self._file = fd, (status.st_dev, status.st_ino)
         for suffix in ("", *FILES_BESIDE):
@@ -520,7 +524,8 @@ def check_names(path: str) -> None:
 
 
 def _is_mounted(path: str) -> bool:
-    """Return whether this file itself is a mount point; False if the system does not tell."""
+    """Return whether this file itself is a mount point; False if the system does not report mount
+    points."""
     try:
         with open(MOUNTS, encoding="utf-8", errors="surrogateescape") as file:
             points = {line.split(" ", 5)[4] for line in file if line.count(" ") > 4}
@@ -541,10 +546,10 @@ UPGRADES: dict[int, tuple[str, ...]] = {}
 """Layout → the statements that upgrade it to the next layout, in one transaction."""
 
 TABLES = (
-    # The StoreQueue: a task stays here until its last group has finished it. No column is
-    # NOT NULL, because that check would make SQLite keep a statement journal.
+    # The StoreQueue: a task stays in it until its last group has finished it. No column is NOT
+    # NULL, because SQLite would need a statement journal for this check.
     "CREATE TABLE task(id INTEGER PRIMARY KEY, due_ms INTEGER, topic TEXT, body BLOB, extras BLOB)",
-    # The same for tasks that arrived together; see packs.py. No id is in both tables.
+    # The same for tasks that arrived together (see packs.py). No id is in both tables.
     """CREATE TABLE pack(
         first INTEGER PRIMARY KEY, count INTEGER, head BLOB, topics TEXT, bodies BLOB,
         extras BLOB)""",
@@ -552,16 +557,16 @@ TABLES = (
     "CREATE TABLE gone(first INTEGER PRIMARY KEY, mask INTEGER)",
     # All due times of a pack, encoded as in its head, once any of them has changed.
     "CREATE TABLE moved(first INTEGER PRIMARY KEY, dues BLOB)",
-    # New due times of packed tasks that are not in moved yet, a row for each batch: (id, due_ms),
-    # 8 bytes each. The newest due time of a task is valid.
+    # New due times of packed tasks that are not yet in moved, a row for each batch: (id, due_ms), 8
+    # bytes each. The newest due time of a task applies.
     "CREATE TABLE move(batch INTEGER PRIMARY KEY, data BLOB)",
     # Hashes of topic and key (model/key_hash.py, with the seed in meta) of tasks that have a key:
     # for a pack 8 bytes for each task, 0 without a key; for a single row a signed number.
     "CREATE TABLE pack_key(first INTEGER PRIMARY KEY, hashes BLOB)",
     "CREATE TABLE task_key(id INTEGER PRIMARY KEY, hash INTEGER)",
-    # The PrepareQueue: delivered, unfinished tasks of each group.
-    # state: 1 in flight (until at_ms), 2 waiting (for at_ms), 3 released, 4 done, 5 held (since),
-    # 6 expired in the group
+    # The PrepareQueue: tasks that were delivered to a group and are not finished. state: 1 in
+    # flight (until at_ms), 2 waiting (for at_ms), 3 released, 4 done, 5 held (since), 6 expired in
+    # the group
     """CREATE TABLE prepare(
         id INTEGER, grp TEXT, state INTEGER, attempt INTEGER, at_ms INTEGER, epoch INTEGER,
         past BLOB, PRIMARY KEY(id, grp)) WITHOUT ROWID""",
@@ -571,7 +576,8 @@ TABLES = (
     # Records with a key: groups, answers to producer sessions, schedules, … model/kinds.py has the
     # kinds and their numbers.
     "CREATE TABLE record(kind INTEGER, key TEXT, data BLOB, PRIMARY KEY(kind, key)) WITHOUT ROWID",
-    # Outcomes of tasks, a row for each batch. upto counts all outcomes including this row's.
+    # Outcomes of tasks, a row for each batch. upto counts all outcomes up to and including those of
+    # this row.
     "CREATE TABLE ending(batch INTEGER PRIMARY KEY, upto INTEGER, data BLOB)",
     "CREATE TABLE meta(key TEXT PRIMARY KEY, value) WITHOUT ROWID",
 )
@@ -582,26 +588,24 @@ META = (
     KEY_SEED,
 )  # fmt: skip
 
-GIVEN_UP_FOR = "given_up_for"
+MOVED_TO = "given_up_for"
 """Key in ``meta`` of the folder to which a change of the number of shards has moved the tasks. A
 store with this key is not opened."""
 PAST = "past"
 """Key in ``meta`` of the epochs before the newest one; see ``identity.py``."""
 BRANCH = "branch"
-"""Key in ``meta`` of the reason for which the next epoch begins a new branch."""
-CAME_TO = "came_to"
-"""Key in ``meta`` of the original's last batch, in a copy of another kind of store; the batches of
-the copy itself count from 1."""
+"""Key in ``meta`` of the reason why the next epoch begins a new branch."""
+ORIGINAL_BATCH = "came_to"
+"""Key in ``meta`` of a copy of another kind of store: the original's last batch. The copy numbers
+its own batches from 1."""
 SINCE_EPOCH = "since_epoch"
 """Key in ``meta`` of the first epoch after a change of the number of shards: history events of
 earlier epochs can be about tasks that are now in other shards."""
 
 
 def identify(connection: sqlite3.Connection, path: str) -> int:
-    """Return the layout version of an open database, 0 for an empty one, without changing it.
-
-    Raise StoreUnusable for a file of another program and for a newer layout.
-    """
+    """Return the layout version of an open database, or 0 if it is empty. Change nothing. Raise
+    StoreUnusable for a file of another program or a newer layout."""
     try:
         (application_id,) = connection.execute("PRAGMA application_id").fetchone()
         (layout,) = connection.execute("PRAGMA user_version").fetchone()
@@ -653,7 +657,7 @@ def upgrade(connection: sqlite3.Connection, layout: int) -> None:
 
 
 def _mark(connection: sqlite3.Connection) -> None:
-    # Both are in the header page, which is part of the transaction.
+    # Both values are in the header page, so the transaction includes them.
     connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
     connection.execute(f"PRAGMA user_version = {LAYOUT}")
 
@@ -684,8 +688,8 @@ def write_meta(path: str, values: Mapping[str, int | str]) -> None:
 
 
 def make_another(path: str, dropped_kinds: Sequence[int]) -> None:
-    """Turn a copy of a store, which nobody has open, durably into an independent store: with a new
-    incarnation and no epochs, every delivery released, and without outcomes and records of
+    """Durably turn a copy of a store, which nobody has open, into an independent store. The store
+    gets a new incarnation and has no epochs, deliveries, outcomes or records of
     ``dropped_kinds``."""
     with changing(path) as copy:
         copy.execute(
@@ -695,7 +699,7 @@ def make_another(path: str, dropped_kinds: Sequence[int]) -> None:
         kinds = [(number,) for number in dropped_kinds]
         copy.executemany("DELETE FROM record WHERE kind = ?", kinds)
         copy.execute("DELETE FROM ending")
-        copy.execute("DELETE FROM meta WHERE key IN (?, ?, ?)", (BRANCH, PAST, CAME_TO))
+        copy.execute("DELETE FROM meta WHERE key IN (?, ?, ?)", (BRANCH, PAST, ORIGINAL_BATCH))
         values = {"epoch": 0, "owner": "", "incarnation": secrets.token_hex(16)}
         copy.executemany("REPLACE INTO meta VALUES (?, ?)", values.items())
 
@@ -707,7 +711,7 @@ def forget_endings(path: str, batch: int) -> None:
 
 
 @contextlib.contextmanager
-def looking(path: str, cache_bytes: int | None = None) -> Iterator[sqlite3.Connection | None]:
+def open_snapshot(path: str, cache_bytes: int | None = None) -> Iterator[sqlite3.Connection | None]:
     """Open a read-only snapshot of a store, or None if the file is empty. Raise StoreUnusable."""
     try:
         connection = connect_reader(path, cache_bytes or IDENTIFY_CACHE_BYTES, 1_000, mode="ro")
@@ -719,53 +723,53 @@ def looking(path: str, cache_bytes: int | None = None) -> Iterator[sqlite3.Conne
 
 def meta_of(path: str) -> dict[str, int | str]:
     """Return the table ``meta`` of a store, or nothing for an empty file. Raise StoreUnusable."""
-    with looking(path) as connection:
+    with open_snapshot(path) as connection:
         return {} if connection is None else read_meta(connection, path)
 
 
-def held_by(meta: dict[str, int | str]) -> Held:
+def identity_of(meta: dict[str, int | str]) -> StoreIdentity:
     """Return the identity recorded in ``meta``."""
-    batch = int(meta.get(CAME_TO, meta["last_batch"]))
+    batch = int(meta.get(ORIGINAL_BATCH, meta["last_batch"]))
     last = EpochRecord(int(meta["epoch"]), mark_of(str(meta["owner"])), batch)
     past = read_past(str(meta.get(PAST, "")))
-    return Held(last, str(meta["incarnation"]), past, str(meta.get(BRANCH, "")))
+    return StoreIdentity(last, str(meta["incarnation"]), past, str(meta.get(BRANCH, "")))
 
 
-def copy_meta(held: Held) -> dict[str, int | str]:
-    """Return the values of ``meta`` for a copy of another kind of store with this identity."""
-    last = held.last
+def copy_meta(identity: StoreIdentity) -> dict[str, int | str]:
+    """Return the values of ``meta`` for a copy of another kind of store that has this identity."""
+    last = identity.last
     return {
-        "epoch": last.epoch, "owner": f"copy/{last.mark}", CAME_TO: last.batch,
-        "incarnation": held.incarnation, PAST: past_text(held.past), BRANCH: COPY,
+        "epoch": last.epoch, "owner": f"copy/{last.mark}", ORIGINAL_BATCH: last.batch,
+        "incarnation": identity.incarnation, PAST: past_text(identity.past), BRANCH: COPY,
     }  # fmt: skip
 
 
 def left_behind(path: str, incarnation: str) -> list[Evidence]:
     """Return the evidence that a missing or empty database existed: ``incarnation``, from its lock
-    file, and other files next to it. A daemon killed in its first start leaves no evidence."""
+    file, and other files next to it. A daemon killed during its first start leaves none."""
     facts = []
     if incarnation:
         facts.append(Evidence(f"{path}.lock (of incarnation {incarnation})"))
     if os.path.exists(f"{path}.reserve"):
         facts.append(Evidence(f"{path}.reserve"))
     with contextlib.suppress(OSError):
-        # An empty database whose file is not empty can have a log of its first transaction.
+        # If the file of an empty database is not empty, it may have a log of its first transaction.
         if os.path.getsize(f"{path}-wal") and not (os.path.exists(path) and os.path.getsize(path)):
             facts.append(Evidence(f"{path}-wal"))
     return facts
 
 
 FILES_BESIDE = ("-wal", "-shm", ".lock", ".reserve")
-"""Suffixes of the names of a database's other files."""
+"""Suffixes of the names of the files that belong to a database."""
 
 
 def part_name(path: str, pid: int) -> str:
-    """Return the name of a database while process ``pid`` writes it."""
+    """Return the name that a database has while process ``pid`` writes it."""
     return f"{path}.part-{pid}"
 
 
 def remove_database(path: str) -> None:
-    """Remove a database that nobody has open, with its other files."""
+    """Remove a database that nobody has open, and the files that belong to it."""
     for suffix in ("", *FILES_BESIDE):
         with contextlib.suppress(FileNotFoundError):
             os.unlink(f"{path}{suffix}")
@@ -785,8 +789,8 @@ def whole_or_nothing(path: str) -> Iterator[str]:
 
 
 def set_aside(path: str) -> None:
-    """Remove the files of a missing store next to ``path``; a new database must not get its log.
-    The log is kept under another name, because it can contain tasks."""
+    """Remove the files that a missing store left next to ``path``. A new database must not use the
+    old log, but the log is kept under another name, because it can contain tasks."""
     for suffix in ("-shm", ".reserve"):
         with contextlib.suppress(FileNotFoundError):
             os.unlink(f"{path}{suffix}")
@@ -796,8 +800,8 @@ def set_aside(path: str) -> None:
 
 
 def begin_anew(path: str, busy_ms: int = 1_000) -> None:
-    """Prepare ``path`` for a new store, as an operator has decided. Raise StoreUnusable if a store
-    that was used is there."""
+    """Prepare ``path`` for a new store, on an operator's request. Raise StoreUnusable if the path
+    has a store that was used."""
     lock = StoreLock(path)
     lock.acquire("init")
     try:
@@ -814,19 +818,19 @@ def begin_anew(path: str, busy_ms: int = 1_000) -> None:
         lock.release()
 
 
-def begin_branch(path: str, busy_ms: int = 1_000) -> Held:
-    """Mark a store, as an operator has decided, so that its next epoch begins a new branch. Return
-    its identity. Raise StoreUnusable if there is no store."""
+def begin_branch(path: str, busy_ms: int = 1_000) -> StoreIdentity:
+    """On an operator's request, mark a store so that its next epoch begins a new branch. Return its
+    identity. Raise StoreUnusable if there is no store."""
     lock = StoreLock(path)
     lock.acquire("init")
     try:
         if not identify_file(path, busy_ms):
             raise StoreUnusable(f"{path} is empty: there is no store to continue with")
-        held = held_by(meta_of(path))
+        identity = identity_of(meta_of(path))
         write_meta(path, {BRANCH: NEW})
     finally:
         lock.release()
-    return held
+    return identity
 
 
 IDENTIFY_CACHE_BYTES = 1 << 16
@@ -834,11 +838,11 @@ MAGIC = b"SQLite format 3\0"
 
 
 def identify_file(path: str, busy_ms: int) -> int:
-    """Return the layout version of a file, or 0 for a new one. Other programs' files are not
-    changed."""
+    """Return the layout version of a file, or 0 for a new file. Leave other programs' files
+    alone."""
     if not os.path.exists(path) or not os.path.getsize(path):
         return 0
-    # An interrupted creation of the file leaves a journal, which must be rolled back.
+    # If the creation of the file was interrupted, its journal must be rolled back.
     mode = "rw" if os.path.exists(path + "-journal") else "ro"
     if mode == "ro" and _read_magic(path) != MAGIC:
         raise StoreUnusable(f"{path} is not a SQLite database; name another file")
@@ -848,7 +852,7 @@ def identify_file(path: str, busy_ms: int) -> int:
 
 
 def _read_magic(path: str) -> bytes:
-    # No connection is open, whose locks would end when this descriptor is closed.
+    # No connection may be open: closing this descriptor would end its locks.
     with open(path, "rb") as file:
         return file.read(len(MAGIC))
 
@@ -899,9 +903,9 @@ def begin_epoch(
 
 def check_not_given_up(meta: Mapping[str, int | str], path: str, instead: str) -> None:
     """Raise StoreUnusable for a database whose tasks were moved by a change of the number of
-    shards. ``instead`` is advice, in which ``{folder}`` is the folder with the tasks."""
-    if GIVEN_UP_FOR in meta:
-        folder = meta[GIVEN_UP_FOR]
+    shards. ``instead`` is advice in which ``{folder}`` stands for the folder with the tasks."""
+    if MOVED_TO in meta:
+        folder = meta[MOVED_TO]
         raise StoreUnusable(
             f"{path}: its tasks were moved to {folder} by `tickwheel reshard`;"
             f" {instead.format(folder=folder)}, or run reshard again if it was interrupted"
@@ -924,7 +928,7 @@ def _begin_epoch(
         create(connection)
     meta = read_meta(connection, path)
     check_not_given_up(meta, path, "serve that")
-    beginning = begin_as(path, held_by(meta) if layout else None, evidence, epoch_min)
+    beginning = begin_as(path, identity_of(meta) if layout else None, evidence, epoch_min)
     incarnation = secrets.token_hex(16) if beginning.is_branch else str(meta["incarnation"])
     values: dict[str, int | str] = {
         "epoch": beginning.epoch,
@@ -935,6 +939,6 @@ def _begin_epoch(
         "opened_ms": now_ms,
     }
     connection.executemany("REPLACE INTO meta VALUES (?, ?)", values.items())
-    connection.execute("DELETE FROM meta WHERE key IN (?, ?)", (BRANCH, CAME_TO))
+    connection.execute("DELETE FROM meta WHERE key IN (?, ?)", (BRANCH, ORIGINAL_BATCH))
     connection.execute("COMMIT")
     return meta, beginning, incarnation

@@ -1,17 +1,17 @@
-"""Packs: rows that hold several tasks of one batch with consecutive ids; and the index of packs.
+"""Packs (rows that contain several tasks of one batch with consecutive ids), and their index.
 
 Most tasks arrive in large batches, and those of a batch are read and finished at similar times. A
-row of up to ``PACK_TASKS_MAX`` tasks costs a tenth of single rows. A pack never changes. Table
-``gone`` has a bit for each task that has left the pack, and table ``moved`` has all due times of a
-pack once one of them has changed. A pack's columns: first id, count, head (due times of 8 bytes
-each, then body lengths of 4 bytes each, little-endian), topics (one name, or a JSON array of
+row of up to ``PACK_TASKS_MAX`` tasks costs a tenth of what single rows cost. A pack never changes.
+Table ``gone`` has a bit for each task that has left the pack, and table ``moved`` has all due times
+of a pack once one of them has changed. A pack's columns: first id, count, head (due times of 8
+bytes each, then body lengths of 4 bytes each, little-endian), topics (one name, or a JSON array of
 names), concatenated bodies, extras (NULL, or a msgpack array from ``codec.encode_extras_of``).
 
-``PackIndex`` is the writer's list of packs, in memory: two bytes for ten tasks. It finds the packs
-of the tasks that a batch removes, and computes how the packs change. Changes are prepared, written
-by the caller in its transaction, and adopted after COMMIT. A sparse pack, most of whose tasks have
-left, still holds their bodies. After a while the caller takes it apart (``sparse``), which bounds
-wasted space to a factor of four, for a limited time.
+``PackIndex`` is the writer's list of packs, in memory, at two bytes for ten tasks. It finds the
+packs of the tasks that a batch removes, and computes how the packs change. Changes are prepared,
+written by the caller in its transaction, and adopted after COMMIT. A sparse pack, most of whose
+tasks have left, still contains their bodies. After a while the caller turns it into single rows
+(``sparse``), so that packs never waste more than a factor of four of space for long.
 
 This module knows no SQL.
 """
@@ -36,10 +36,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
 PACK_TASKS_MAX = 60
-"""Maximum tasks in a pack: their bits fit a signed 64-bit number, and at 100 bytes each they fill
-two pages."""
+"""Maximum number of tasks in a pack. Their bits fit into a signed 64-bit number, and with 100 bytes
+each they fill two pages."""
 PACK_TASKS_MIN = 8
-"""Minimum tasks in a pack; a smaller pack costs more than single rows."""
+"""Minimum number of tasks in a pack. A smaller pack would cost more than single rows."""
 PACK_BYTES_MAX = 64 * 1024
 
 DUE_BYTES = 8
@@ -80,7 +80,7 @@ def _runs(ids: Sequence[int]) -> Iterator[tuple[int, int]]:
 
 
 def in_a_row(ids: Sequence[int]) -> bool:
-    """Return whether ids are consecutive, the usual case; needs no Python loop."""
+    """Return whether ids are consecutive, as they usually are, without a Python loop."""
     return len(ids) > 0 and ids == list(range(ids[0], ids[0] + len(ids) * ID_STEP, ID_STEP))
 
 
@@ -127,7 +127,7 @@ def dues_of(head: bytes, count: int) -> Sequence[int]:
     return dues_ms
 
 
-def _whole(moved: bytes) -> Sequence[int]:
+def _moved_dues(moved: bytes) -> Sequence[int]:
     return dues_of(moved, len(moved))
 
 
@@ -162,7 +162,7 @@ class Pack:
         self.count = count
         self.mask = mask
         try:
-            self.dues_ms = dues_of(head, count) if moved is None else _whole(moved)
+            self.dues_ms = dues_of(head, count) if moved is None else _moved_dues(moved)
             sizes = array("I")
             sizes.frombytes(head[8 * count :])
             self.topics = topics_of(names, count)
@@ -179,10 +179,10 @@ class Pack:
 
     def rows(self, ids: Sequence[int] | None = None) -> Iterator[TaskRow]:
         """Yield the tasks still in the pack: those of ``ids``, or all."""
-        wanted = ids if ids is not None else ids_of(self.first, self.count, self.mask)
+        requested = ids if ids is not None else ids_of(self.first, self.count, self.mask)
         first, mask, ends, bodies = self.first, self.mask, self._ends, self._bodies
         options = self._extras
-        for task_id in wanted:
+        for task_id in requested:
             bit, odd = divmod(task_id - first, ID_STEP)
             if odd or not 0 <= bit < self.count or mask >> bit & 1:
                 continue
@@ -195,9 +195,9 @@ class Pack:
             )
 
 
-SPARSE_AT_ONCE_MAX = 64
+SPARSE_PACKS_MAX = 64
 SPARSE_EVERY_BATCHES = 64
-"""Batches between two searches for sparse packs."""
+"""Number of batches between two searches for sparse packs."""
 FULL = -1
 """The mask of a pack that was deleted."""
 
@@ -209,9 +209,9 @@ class Change:
     masks: dict[int, int] = field(default_factory=dict)
     """First id of a remaining pack → its new mask."""
     done: list[int] = field(default_factory=list)
-    """First ids of packs that have no tasks any more."""
+    """First ids of packs that no longer have any tasks."""
     loose: list[int] = field(default_factory=list)
-    """Ids that are in no pack; each has a single row or does not exist."""
+    """Ids that are in no pack. Each of them has a single row or does not exist."""
 
 
 class PackIndex:
@@ -226,7 +226,7 @@ class PackIndex:
         self._firsts = array("q")
         self._counts = bytearray()
         self._masks: dict[int, int] = {}
-        self._passed = 0
+        self._deleted_entries = 0
         """Number of entries of ``_firsts`` whose packs were deleted."""
         self._young: dict[int, None] = {}
         """Packs that became sparse after the last search."""
@@ -240,7 +240,7 @@ class PackIndex:
                 self._note_sparse(first, count, mask)
 
     def __len__(self) -> int:
-        return len(self._firsts) - self._passed
+        return len(self._firsts) - self._deleted_entries
 
     def split(self, enqueued: dict[int, TaskRow]) -> tuple[list[PackValues], list[TaskRow]]:
         """Divide new tasks into (packs, single rows). Raise StoreError for an id that is already in
@@ -251,7 +251,7 @@ class PackIndex:
         if self._holds_any(ids):
             raise StoreError(f"an id between {ids[0]} and {ids[-1]} was assigned twice")
         newest = self._firsts[-1] if self._firsts else -1
-        # The index finds ids only in ascending packs, so other ids stay in single rows.
+        # The index finds ids only in ascending packs, so ids in any other order get single rows.
         if ids[0] <= newest or not (in_a_row(ids) or ids == sorted(ids)):
             return [], rows
         return split(rows)
@@ -264,8 +264,7 @@ class PackIndex:
         return bool(change.masks or change.done)
 
     def leaving(self, ids: Iterable[int]) -> Change:
-        """Return the change of packs when the tasks ``ids`` leave them. It sorts the ids and looks
-        up each pack once."""
+        """Return how packs change when the tasks ``ids`` leave them. Look up each pack once."""
         change = Change()
         firsts, counts, masks, loose = self._firsts, self._counts, self._masks, change.loose
         changed: dict[int, list[int]] = {}
@@ -343,20 +342,20 @@ class PackIndex:
         """Forget deleted packs."""
         for first in firsts:
             self._masks[first] = FULL
-            self._passed += 1
+            self._deleted_entries += 1
             self._young.pop(first, None)
             self._old.pop(first, None)
-        if self._passed > 64 and self._passed * 2 > len(self._firsts):
+        if self._deleted_entries > 64 and self._deleted_entries * 2 > len(self._firsts):
             self._squeeze()
 
     @property
-    def looks_next(self) -> bool:
-        """Whether the next call of ``sparse_now`` searches for sparse packs."""
+    def searches_next(self) -> bool:
+        """Whether the next call of ``sparse_now`` will search for sparse packs."""
         return (self._batches + 1) % SPARSE_EVERY_BATCHES == 0
 
     def sparse_now(self, change: Change) -> list[int]:
-        """Return sparse packs to take apart, without those in ``change``; empty except after every
-        ``SPARSE_EVERY_BATCHES`` calls."""
+        """Every ``SPARSE_EVERY_BATCHES`` calls, return sparse packs to turn into single rows,
+        except those in ``change``. Return none in other calls."""
         self._batches += 1
         if self._batches % SPARSE_EVERY_BATCHES:
             return []
@@ -364,8 +363,8 @@ class PackIndex:
         return [first for first in self.sparse() if first not in touched]
 
     def sparse(self) -> list[int]:
-        """Return up to ``SPARSE_AT_ONCE_MAX`` packs that were sparse before the last search."""
-        firsts = list(self._old)[:SPARSE_AT_ONCE_MAX]
+        """Return up to ``SPARSE_PACKS_MAX`` packs that were sparse before the last search."""
+        firsts = list(self._old)[:SPARSE_PACKS_MAX]
         if len(firsts) == len(self._old):
             self._old |= self._young
             self._young = {}
@@ -380,8 +379,8 @@ class PackIndex:
 
     def _squeeze(self) -> None:
         masks = self._masks
-        kept = [i for i, first in enumerate(self._firsts) if masks.get(first) != FULL]
-        self._firsts = array("q", [self._firsts[i] for i in kept])
-        self._counts = bytearray(self._counts[i] for i in kept)
+        remaining = [i for i, first in enumerate(self._firsts) if masks.get(first) != FULL]
+        self._firsts = array("q", [self._firsts[i] for i in remaining])
+        self._counts = bytearray(self._counts[i] for i in remaining)
         self._masks = {first: mask for first, mask in masks.items() if mask != FULL}
-        self._passed = 0
+        self._deleted_entries = 0

@@ -1,11 +1,11 @@
 """Reads concurrent with the writer: rows by id, pages of tasks, pages of dead letters.
 
-The code is synchronous, and one thread at a time uses a connection. A statement returns one row of
-columns instead of many rows, because Python's sqlite3 releases the interpreter lock at every row:
-under load each row would wait for the event loop.
+The code is synchronous, and one thread at a time uses a connection. A statement returns its rows as
+the columns of a single row, because Python's sqlite3 releases the interpreter lock at every row,
+and under load each row would wait for the event loop.
 
-Invariant: one call sees whole batches of one moment. A task can move from its pack to a single row
-during a read and must be found in one of them. So one statement, which SQLite answers from one
+Invariant: each call reads a snapshot of whole batches. A task can move from its pack to a single
+row during a read and must be found in one of them. So one statement, which SQLite answers from one
 snapshot, reads both; calls that need several statements open a snapshot.
 """
 
@@ -49,22 +49,22 @@ from tickwheel.persistence.sqlite.rows import (
     task_row,
 )
 
-IDS_A_STATEMENT = 512
-HEADS_A_STATEMENT = 1_024
+IDS_PER_STATEMENT = 512
+HEADS_PER_STATEMENT = 1_024
 PACK_STEP = PACK_TASKS_MAX * ID_STEP
 NEIGHBOURS = 4
-"""Minimum average of requested tasks in each pack for which packs are read whole."""
+"""Minimum average number of requested tasks per pack for which whole packs are read."""
 BODY_BYTES_INLINE = 16_384
-"""Maximum bytes of a body, or extras, in a statement's result, which stays below 8 MiB. Longer ones
-are read one by one."""
+"""Maximum bytes of a body, or extras, in a statement's result, so that the result stays below 8
+MiB. Longer bodies and extras are read one by one."""
 EXTRAS_BYTES_HEAD = 8_192
-"""Maximum bytes of extras that are read with a head; longer ones are not only a key. A statement's
-result can have 1,024 of them."""
+"""Maximum bytes of extras that are read with a head. Longer extras are more than a key. A
+statement's result can contain 1,024 extras."""
 
 _IDS = "(SELECT value FROM json_each(?1))"
-_PAST = "hex(past)"
-_PROGRESS = f"id, grp, state, attempt, at_ms, epoch, {_PAST}"
-_DEAD = f"id, grp, topic, died_ms, attempt, reason, behind_id, {_PAST}"
+_PAST_HEX = "hex(past)"
+_PROGRESS = f"id, grp, state, attempt, at_ms, epoch, {_PAST_HEX}"
+_DEAD = f"id, grp, topic, died_ms, attempt, reason, behind_id, {_PAST_HEX}"
 _SMALL = f"CASE WHEN length(body) <= {BODY_BYTES_INLINE} THEN body END"
 _LARGE = "-"
 _SMALL_EXTRAS = (
@@ -79,7 +79,7 @@ _READ = (
     f" (SELECT * FROM dead WHERE id IN {_IDS} ORDER BY id, grp))"
     f" FROM task WHERE id IN {_IDS}"
 )
-# The whole packs that can contain the other ids, also as one row.
+# The whole packs that may contain the other ids, also as one row.
 _PACKS = (
     "SELECT json_group_array(json_array(first, count, topics, length(bodies), ifnull(mask, 0))),"
     " {dues}, {sizes}, {bodies}, group_concat(hex(extras))"
@@ -87,12 +87,12 @@ _PACKS = (
     " WHERE first IN (SELECT (SELECT max(first) FROM pack WHERE first <= value)"
     " FROM json_each(?1) WHERE NOT EXISTS (SELECT 1 FROM task WHERE id = value))"
 )
-# New due times that this connection has not read yet.
+# New due times that this connection has not yet read.
 _MOVES = (
     "SELECT (SELECT ifnull(min(batch), 0) FROM move), ifnull(max(batch), 0), {data} FROM"
     " (SELECT batch, data FROM move WHERE batch > ?2 ORDER BY batch)"
 )
-_BOTH = "SELECT * FROM ({moves}), ({rows}), ({packs})"
+_READ_ALL = "SELECT * FROM ({moves}), ({rows}), ({packs})"
 _MOVES_COLUMNS = 3
 _NONE = "[]"
 NOBODY: frozenset[int] = frozenset()
@@ -164,7 +164,7 @@ _SCAN_PACKS_BACK = (
     " WHERE first <= ?1 ORDER BY first DESC LIMIT ?2)"
 )
 _PACK_OF = "SELECT ifnull(max(first), 0) FROM pack WHERE first <= ?"
-PACKS_A_SCAN = 512
+PACKS_PER_SCAN = 512
 _SCAN_DEAD = (
     f"SELECT json_group_array(json_array({_DEAD})) FROM (SELECT * FROM dead"
     " WHERE (id, grp) > (?1, ?2) AND (?3 IS NULL OR topic = ?3) AND (?4 IS NULL OR grp = ?4)"
@@ -182,10 +182,10 @@ class Reader:
         join = blob_join(connection)
         moves = _MOVES.format(data=join.format("data"))
         self._moves: dict[int, int] = {}
-        """Id → new due time of a packed task, which overrides those in ``pack`` and ``moved``."""
+        """Id → new due time of a packed task; overrides the due times in ``pack`` and ``moved``."""
         self._moves_oldest = self._moves_upto = 0
         """The first and the last batch of these due times."""
-        self._read = _BOTH.format(
+        self._read = _READ_ALL.format(
             moves=moves,
             rows=_READ.format(bodies=join.format(_SMALL)),
             packs=_PACKS.format(
@@ -197,15 +197,15 @@ class Reader:
 
         dues, sizes = join.format(_HEAD_DUE), join.format(_SIZES)
         heads = _packed(_HAS_FEW, dues, _HEAD_TOPICS, _OPTIONS, join.format(_EXTRAS))
-        self._heads = _BOTH.format(moves=moves, rows=heads, packs=_ROW_HEADS)
+        self._heads = _READ_ALL.format(moves=moves, rows=heads, packs=_ROW_HEADS)
         picks = _packed(_HAS_NONE, dues, _HEAD_TOPICS, _PLACES, sizes)
-        self._picks = _BOTH.format(moves=moves, rows=picks, packs=_HISTORY)
+        self._picks = _READ_ALL.format(moves=moves, rows=picks, packs=_HISTORY)
         self._bodies = _BODIES.format(bodies=join.format(_BODY))
 
     def close(self) -> None:
         self._connection.close()
 
-    def rest(self) -> None:
+    def release_pages(self) -> None:
         """Release cached pages before a possibly long pause."""
         self._moves = {}
         self._moves_oldest = self._moves_upto = 0
@@ -214,42 +214,43 @@ class Reader:
 
     def read(self, ids: Sequence[int]) -> dict[int, StoredTask]:
         """See ``Store.read``."""
-        tasks = self._at_once(ids) if len(ids) <= IDS_A_STATEMENT else None
+        tasks = self._read_in_one_statement(ids) if len(ids) <= IDS_PER_STATEMENT else None
         if tasks is not None:
             return tasks
         with snapshot(self._connection):
-            return self._all(ids)
+            return self._read_all(ids)
 
     def read_some(
         self, ids: Sequence[int], bytes_max: int
     ) -> tuple[dict[int, StoredTask], Sequence[int]]:
         """See ``Store.read_some``. No statement returns more small bodies than ``bytes_max``."""
-        tasks = self._at_once(ids) if len(ids) <= _step(bytes_max) else None
+        tasks = self._read_in_one_statement(ids) if len(ids) <= _step(bytes_max) else None
         if tasks is not None:
             return tasks, ()
         with snapshot(self._connection):
             return self._first(ids, bytes_max)
 
     def read_heads(self, ids: Sequence[int], bytes_max: int) -> tuple[Heads, Sequence[int]]:
-        """See ``Moves.read_heads``. Tasks with options other than a key are read whole."""
+        """See ``Moves.read_heads``. Tasks with options other than a key are read with their
+        bodies."""
         with snapshot(self._connection):
             heads = Heads()
             ordered = sorted(ids)  # to read each page once
-            for start in range(0, len(ids), HEADS_A_STATEMENT):
-                self._add_heads(ordered[start : start + HEADS_A_STATEMENT], heads)
+            for start in range(0, len(ids), HEADS_PER_STATEMENT):
+                self._add_heads(ordered[start : start + HEADS_PER_STATEMENT], heads)
             absent = heads.absent(ids)
             if not absent:
                 return heads, ()
-            whole, left = self._first([i for i in ids if i in absent], bytes_max)
-        heads.others |= whole
-        if left:
-            rest = ids[ids.index(left[0]) :]
+            complete_tasks, unread = self._first([i for i in ids if i in absent], bytes_max)
+        heads.others |= complete_tasks
+        if unread:
+            rest = ids[ids.index(unread[0]) :]
             heads.drop(frozenset(rest))
             return heads, rest
         return heads, ()
 
     def _add_heads(self, ids: Sequence[int], heads: Heads) -> None:
-        """Add the tasks without options other than a key; inside a snapshot."""
+        """Add the tasks without options other than a key. Call it inside a snapshot."""
         columns = self._columns(self._heads, ids)
         dues, topics, options, extras = columns[:_PACKED_COLUMNS]
         keys, others = _packed_keys(options, extras) if options else ({}, NOBODY)
@@ -259,7 +260,7 @@ class Reader:
         heads.keys |= keys
         if extras and any(map(",".__ne__, extras)):
             others = _add_keys(heads.keys, rows[0], extras.split(","))
-            rows = _without(others, *rows)
+            rows = _exclude_tasks(others, *rows)
         _add_columns(heads.plain, *rows)
         if any(map(_NONE.__ne__, history)):
             self._move_to_others(heads, *history)
@@ -286,7 +287,7 @@ class Reader:
             ids, names = list(compress(ids, is_packed)), list(compress(names, is_packed))
             dues_ms = array("q", compress(dues_ms, is_packed))
         if others:
-            ids, plain_ms, names = _without(others, ids, dues_ms, names)
+            ids, plain_ms, names = _exclude_tasks(others, ids, dues_ms, names)
             dues_ms = array("q", plain_ms)
         return ids, array("q", map(moves.get, ids, dues_ms)) if moves else dues_ms, names
 
@@ -330,14 +331,15 @@ class Reader:
     def _packs(
         self, topic: str | None, position: int, *, back: bool = False
     ) -> Iterator[Sequence[int]]:
-        """Yield the ids of ``topic`` in each pack from ``position`` on; inside a snapshot."""
+        """Yield the ids of ``topic`` in each pack from ``position`` on. Call it inside a
+        snapshot."""
         statement, step = (_SCAN_PACKS_BACK, -1) if back else (_SCAN_PACKS, 1)
         while True:
-            columns = (position, PACKS_A_SCAN)
+            columns = (position, PACKS_PER_SCAN)
             (text,) = self._connection.execute(statement, columns).fetchone()
             packs = json.loads(text)
             yield from (_ids_in(topic, *pack) for pack in packs)
-            if len(packs) < PACKS_A_SCAN:
+            if len(packs) < PACKS_PER_SCAN:
                 return
             position = packs[-1][0] + step
 
@@ -349,7 +351,7 @@ class Reader:
         *,
         back: bool = False,
     ) -> list[StoredTask]:
-        """Return a page of tasks by id, up to a limit of tasks and of bytes; inside a snapshot."""
+        """Return a page of tasks by id, limited in tasks and bytes. Call it inside a snapshot."""
         limit = columns[2]
         (loose,) = self._connection.execute(statement, columns).fetchone()
         ids = sorted(chain(json.loads(loose), islice(packed, limit)), reverse=back)[:limit]
@@ -363,22 +365,22 @@ class Reader:
         (rows,) = self._connection.execute(_SCAN_DEAD, (*after, topic, group, limit)).fetchone()
         return list(starmap(dead_row, from_json(rows)))
 
-    def _all(self, ids: Sequence[int]) -> dict[int, StoredTask]:
+    def _read_all(self, ids: Sequence[int]) -> dict[int, StoredTask]:
         """Read as ``read`` does, inside a snapshot."""
         tasks: dict[int, StoredTask] = {}
-        for start in range(0, len(ids), IDS_A_STATEMENT):
-            part, large = self._read_part(ids[start : start + IDS_A_STATEMENT])
+        for start in range(0, len(ids), IDS_PER_STATEMENT):
+            part, large = self._read_part(ids[start : start + IDS_PER_STATEMENT])
             tasks |= part
             for task_id in large:
                 tasks[task_id] = self._with_body(tasks[task_id])
         return tasks
 
     def _with_body(self, task: StoredTask) -> StoredTask:
-        """Return a task with its large body; inside the snapshot in which the task was read."""
+        """Return a task with its large body. Call it inside the snapshot that has read the task."""
         row = self._connection.execute("SELECT * FROM task WHERE id = ?", (task.row.id,))
         return task._replace(row=task_row(*row.fetchone()))
 
-    def _at_once(self, ids: Sequence[int]) -> dict[int, StoredTask] | None:
+    def _read_in_one_statement(self, ids: Sequence[int]) -> dict[int, StoredTask] | None:
         """Read tasks with one statement, which needs no snapshot. Return None if several statements
         are needed."""
         if _are_scattered(ids):
@@ -390,7 +392,7 @@ class Reader:
         return tasks if not large else None
 
     def _read_part(self, ids: Sequence[int]) -> tuple[dict[int, StoredTask], list[int]]:
-        """Return tasks by id, and the ids of tasks whose large body was not read; inside a
+        """Return tasks by id, and the ids of tasks whose large body was not read. Call it inside a
         snapshot."""
         try:
             return self._statement(ids)
@@ -408,13 +410,13 @@ class Reader:
         picked = self._picked(ids) if _are_scattered(ids) else {}
         if picked:
             others = [task_id for task_id in ids if task_id not in picked]
-            tasks, large = self._whole(others) if others else ({}, [])
+            tasks, large = self._read_whole_packs(others) if others else ({}, [])
             return picked | tasks, large
-        return self._whole(ids)
+        return self._read_whole_packs(ids)
 
     def _picked(self, ids: Sequence[int]) -> dict[int, StoredTask]:
-        """Return packed tasks without options, reading each body without its neighbours'; inside a
-        snapshot."""
+        """Return packed tasks without options, reading only their own bodies from the packs. Call
+        it inside a snapshot."""
         ordered = sorted(ids)
         dues, topics, packs, sizes, *history = self._columns(self._picks, ordered)
         heads = self._plain(ordered, dues, topics)
@@ -437,17 +439,17 @@ class Reader:
         _add_history(tasks, *history)
         return tasks
 
-    def _whole(self, ids: Sequence[int]) -> tuple[dict[int, StoredTask], list[int]]:
+    def _read_whole_packs(self, ids: Sequence[int]) -> tuple[dict[int, StoredTask], list[int]]:
         """Return tasks by id, reading their whole packs."""
         columns = self._columns(self._read, ids)
         rows, large = self._tasks(*columns[:6])
         tasks = {row.id: StoredTask(row, (), ()) for row in rows}
         moves = self._moves
-        wanted = sorted(task_id for task_id in ids if task_id not in tasks)
+        missing_ids = sorted(task_id for task_id in ids if task_id not in tasks)
         for pack in self._packed(columns[_ROW_COLUMNS:]):
             end_id = pack.first + pack.count * ID_STEP
-            low, high = bisect_left(wanted, pack.first), bisect_left(wanted, end_id)
-            for row in pack.rows(wanted[low:high]):
+            low, high = bisect_left(missing_ids, pack.first), bisect_left(missing_ids, end_id)
+            for row in pack.rows(missing_ids[low:high]):
                 if row.id in moves:
                     row = row._replace(due_ms=moves[row.id])
                 tasks[row.id] = StoredTask(row, (), ())
@@ -455,7 +457,7 @@ class Reader:
         return tasks, large
 
     def _columns(self, statement: str, ids: Sequence[int]) -> Sequence[Any]:
-        """Execute a statement. Take over its columns of ``_MOVES``, and return the others."""
+        """Execute a statement. Apply its columns of ``_MOVES``, and return the others."""
         arguments = (str(list(ids)), self._moves_upto)
         columns: Sequence[Any] = self._connection.execute(statement, arguments).fetchone()
         oldest, upto, data = columns[:_MOVES_COLUMNS]
@@ -526,9 +528,9 @@ def _add_columns(
         plain.setdefault(topic, {})[task_id] = due_ms
 
 
-def _packed(those: str, *columns: str) -> str:
+def _packed(condition: str, *columns: str) -> str:
     """Return the statement that reads packed tasks whose options satisfy ``those``."""
-    return _PACKED.format(columns=", ".join(columns)).format(those=those)
+    return _PACKED.format(columns=", ".join(columns)).format(those=condition)
 
 
 def _packed_keys(options: str, extras: bytes | str) -> tuple[dict[int, str], set[int]]:
@@ -564,17 +566,17 @@ def _add_keys(keys: dict[int, str], ids: Sequence[int], extras: Sequence[str]) -
     return others
 
 
-def _without(
+def _exclude_tasks(
     others: Collection[int], ids: Sequence[int], dues_ms: Sequence[int], topics: Sequence[str]
 ) -> tuple[Sequence[int], Sequence[int], Sequence[str]]:
     """Return the columns without the tasks of ``others``."""
     if not others:
         return ids, dues_ms, topics
-    is_kept = [task_id not in others for task_id in ids]
+    is_included = [task_id not in others for task_id in ids]
     return (
-        list(compress(ids, is_kept)),
-        list(compress(dues_ms, is_kept)),
-        list(compress(topics, is_kept)),
+        list(compress(ids, is_included)),
+        list(compress(dues_ms, is_included)),
+        list(compress(topics, is_included)),
     )
 
 
@@ -590,19 +592,19 @@ def _add_history(tasks: dict[int, StoredTask], progress_rows: str, dead_rows: st
 
 
 def _are_scattered(ids: Sequence[int]) -> bool:
-    """Return whether most ids are in different packs, of which few tasks are requested."""
+    """Return whether the ids are in many packs, with few requested tasks in each pack."""
     ordered = sorted(ids)
     apart = sum(b - a >= PACK_STEP for a, b in pairwise(ordered))
     return apart * NEIGHBOURS >= len(ordered) > 1
 
 
 def _step(bytes_max: int) -> int:
-    """Return the number of ids in a statement whose small bodies stay below ``bytes_max``."""
-    return min(IDS_A_STATEMENT, max(1, bytes_max // BODY_BYTES_INLINE))
+    """Return for how many ids the small bodies in a statement stay below ``bytes_max``."""
+    return min(IDS_PER_STATEMENT, max(1, bytes_max // BODY_BYTES_INLINE))
 
 
 def _ids_in(topic: str | None, first: int, count: int, names: str, mask: int) -> Sequence[int]:
-    """Return the ids that are still in a pack, ascending; ``topic`` filters."""
+    """Return the ids that are still in a pack, ascending. With ``topic``, return only its ids."""
     ids = ids_of(first, count, mask)
     if topic is None or names == topic:
         return ids

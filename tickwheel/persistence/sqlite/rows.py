@@ -1,13 +1,13 @@
-"""Conversion between rows and columns, and statements that write many rows at once.
+"""Converts between rows and columns, and defines statements that write many rows at once.
 
-Columns that most rows do not need (extras, past) are NULL and cost nothing. Each statement makes
-the writer's thread pass the interpreter lock several times, so the number of statements matters
+Columns that most rows do not need (extras, past) are NULL and cost nothing. At each statement the
+writer's thread hands over the interpreter lock several times, so the number of statements matters
 more than the number of rows. Statements have a few fixed sizes, each prepared once: a batch of 500
-rows is one statement of 512 rows, of which 12 are empty. Must not know transactions.
+rows is one statement of 512 rows, of which 12 are empty. This module must not know transactions.
 
-Key hashes are written together with packs and single rows, and are read at a start without them.
-A pack with keys has a row in ``pack_key``, and a task with a key and a single row has one in
-``task_key``. A hash stays as long as its pack or row; ``gone`` says which tasks have left a pack.
+Key hashes are written together with packs and single rows, but recovery reads them separately. A
+pack with keys has a row in ``pack_key``, and a single row with a key has one in ``task_key``. A
+hash stays as long as its pack or row; ``gone`` records which tasks have left a pack.
 """
 
 from __future__ import annotations
@@ -54,12 +54,13 @@ if TYPE_CHECKING:
 
 ROWS_MAX = 512
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, ROWS_MAX)
-"""Possible numbers of rows in a statement. At most a third of them is padding, and up to 512 rows
-need one statement. 512 rows of 7 columns stay below SQLite's limit of 32,766 variables."""
+"""Possible numbers of rows in a statement. At most a third of the rows is padding, and up to 512
+rows need only one statement. 512 rows of 7 columns stay below SQLite's limit of 32,766
+variables."""
 
 
 def sizes_for(count: int, rows_max: int = ROWS_MAX) -> Iterator[int]:
-    """Yield the sizes of statements for ``count`` rows; the last one can include padding."""
+    """Yield the sizes of statements for ``count`` rows. The last one can include padding."""
     largest = max(size for size in SIZES if size <= rows_max)
     while count > 0:
         size = largest if count >= largest else next(s for s in SIZES if s >= count)
@@ -97,8 +98,7 @@ def insert(verb: str, table: str, columns: int) -> Multi:
     return Multi(f"{verb} INTO {table} SELECT * FROM (VALUES ", columns, ") WHERE column1 NOTNULL")
 
 
-# OR ROLLBACK: a duplicate id rolls back the whole batch, for which SQLite needs no statement
-# journal.
+# OR ROLLBACK: a duplicate id rolls back the whole batch, so SQLite needs no statement journal.
 INSERT_TASKS = insert("INSERT OR ROLLBACK", "task", 5)
 INSERT_PACKS = insert("INSERT OR ROLLBACK", "pack", 6)
 REPLACE_GONE = insert("REPLACE", "gone", 2)
@@ -110,8 +110,8 @@ REPLACE_RECORDS = insert("REPLACE", "record", 3)
 
 
 def _delete(table: str, columns: dict[str, str]) -> Multi:
-    """Return a statement that deletes by key. SQLite uses the index because of the casts; padding
-    matches no row."""
+    """Return a statement that deletes by key. The casts make SQLite use the index. No row matches
+    padding."""
     casts = ", ".join(f"CAST(column{i} AS {kind})" for i, kind in enumerate(columns.values(), 1))
     head = f"DELETE FROM {table} WHERE ({', '.join(columns)}) IN (SELECT {casts} FROM (VALUES "
     return Multi(head, len(columns), "))")
@@ -120,7 +120,7 @@ def _delete(table: str, columns: dict[str, str]) -> Multi:
 DELETE_PREPARE = _delete("prepare", {"id": "INTEGER", "grp": "TEXT"})
 DELETE_DEAD = _delete("dead", {"id": "INTEGER", "grp": "TEXT"})
 
-# The argument is str() of a list of ints: one argument for any number of ids.
+# The argument is str() of a list of integers: one argument for any number of ids.
 DELETE_TASKS_BY_ID = "DELETE FROM task WHERE id IN (SELECT value FROM json_each(?))"
 DELETE_RECORDS = "DELETE FROM record WHERE kind = ? AND key IN (SELECT value FROM json_each(?))"
 DELETE_PACKS = "DELETE FROM pack WHERE first IN (SELECT value FROM json_each(?))"
@@ -162,7 +162,7 @@ DELETE_DEAD_BY_ID = "DELETE FROM dead WHERE id IN (SELECT value FROM json_each(?
 READ_RECORDS = "SELECT kind, data FROM record"
 
 INSERT_ENDING = "INSERT OR ROLLBACK INTO ending VALUES (?, ?, ?)"
-# Up to 64 of the oldest rows at once, which keeps up because each batch adds one row.
+# At most 64 of the oldest rows. This keeps up with new rows, because each batch adds one.
 _OLDEST_ENDINGS = (
     "SELECT batch FROM (SELECT batch, upto FROM ending ORDER BY batch LIMIT 64) WHERE upto <="
 )
@@ -183,7 +183,7 @@ def _moved_on(n: str, id_mark: str, position_ms: str) -> str:
     )
 
 
-# Checks and advances in one statement: 3 rows change if epoch, owner and number are right.
+# This statement checks and advances: 3 rows change if epoch, owner and number are right.
 ADVANCE = f"{_moved_on('?1', '?2', '?3')} AND {_NEXT} = ?4"
 ADVANCED_ROWS = 3
 
@@ -199,8 +199,8 @@ _SMALL_COLUMNS = (
     "hash", "kind", "record_key", "data", "drop_kind", "drops", "loose", "keyed", "progress",
     "dead", "upto", "endings", "trim_upto",
 )  # fmt: skip
-# A small batch in one statement, including its transaction; NULL columns write nothing. The view
-# and its trigger are temporary and not stored in the database.
+# One statement writes a small batch and is its transaction. NULL columns write nothing. The view
+# and its trigger are temporary, and not stored in the database.
 MAKE_SMALL = (
     f"CREATE TEMP VIEW {SMALL} AS SELECT "
     + ", ".join(f"NULL AS {name}" for name in _SMALL_COLUMNS),
@@ -223,11 +223,11 @@ MAKE_SMALL = (
     END""",
 )
 WRITE_SMALL = f"INSERT INTO {SMALL} VALUES ({', '.join('?' * len(_SMALL_COLUMNS))})"
-NOT_NEXT = "SQLITE_CONSTRAINT_TRIGGER"
+NOT_NEXT_BATCH = "SQLITE_CONSTRAINT_TRIGGER"
 """Name of the error that ``WRITE_SMALL`` raises if the batch is not the next one in ``meta``."""
 SMALL_MAX = 32
-"""Maximum of ended tasks, and of records, in a small batch. Larger batches use the general way,
-which is then as fast."""
+"""Maximum number of ended tasks, and of records, in a small batch. For larger batches, several
+statements are as fast."""
 HASH_AT = 5
 """Index of the hash of the new task's key in ``small_values``."""
 _NO_TASK = (None,) * 6
@@ -237,7 +237,7 @@ _NO_DROPS = (None,) * 2
 
 def small_values(effects: Effects, key_hash: KeyHash) -> tuple[object, ...] | None:
     """Return the columns of ``WRITE_SMALL`` for a batch with at most one new task, one written
-    record, and removed records of one kind; None for any other batch. Ended tasks are only
+    record, and removed records of one kind. Return None for any other batch. Ended tasks are only
     counted."""
     enqueued, records = effects.enqueued, effects.records
     if len(enqueued) > 1 or max(len(effects.ended), len(records)) > SMALL_MAX:
@@ -277,7 +277,7 @@ def moves_of(data: bytes) -> dict[int, int]:
 
 
 def read_moves(connection: sqlite3.Connection) -> dict[int, int]:
-    """Return id → due_ms of table ``move``, whose due times are not in ``moved`` yet."""
+    """Return id → due_ms of table ``move``, whose due times are not yet in ``moved``."""
     return moves_of(b"".join(data for (data,) in connection.execute(READ_MOVES).fetchall()))
 
 
@@ -291,7 +291,7 @@ _body_of = itemgetter(3)
 
 
 def task_values(rows: Collection[TaskRow]) -> Collection[Sequence[object]]:
-    """Return the columns of task rows; a row without extras needs no conversion."""
+    """Return the columns of task rows. A row without extras needs no conversion."""
     if not any(map(_extras_of, rows)):
         return rows
     return [
@@ -312,7 +312,7 @@ def task_bytes(rows: Collection[TaskRow]) -> int:
 
 
 def enqueued_bytes(effects: Effects) -> int:
-    """Return ``task_bytes`` of new tasks and half tasks, from the engine's count if it has one."""
+    """Return ``task_bytes`` of new tasks and half tasks. Use the engine's count if it has one."""
     if effects.enqueued_bytes:
         return effects.enqueued_bytes + ROW_BYTES * len(effects.enqueued)
     half_tasks = effects.half_tasks()
@@ -346,7 +346,7 @@ def dead_values(rows: Iterable[DeadRow]) -> Iterator[Sequence[object]]:
     return (
         (
             *row[:6],
-            row.behind_id,
+            row.newest_id,
             encode_past(Past(row.failures, row.failed, deaths=row.deaths)),
         )
         for row in rows
@@ -354,7 +354,7 @@ def dead_values(rows: Iterable[DeadRow]) -> Iterator[Sequence[object]]:
 
 
 def record_values(records: Mapping[RecordKey, Any]) -> list[tuple[int, str, bytes]]:
-    """Return the columns of the records that are written, without removed ones."""
+    """Return the columns of all records except removed ones."""
     return [
         (kind.number, key_text(key), data)
         for (kind, key), data in zip(records, encode_records(records), strict=True)
@@ -403,12 +403,12 @@ def dead_row(
     died_ms: int,
     attempt: int,
     reason: str,
-    behind_id: int,
+    newest_id: int,
     past: Any,
 ) -> DeadRow:
     failures, failed, _, deaths, _ = decode_past(past)
     named = task_id, group, topic, died_ms, attempt, reason
-    return DeadRow(*named, failures, failed, behind_id, deaths)
+    return DeadRow(*named, failures, failed, newest_id, deaths)
 
 
 def task_row(task_id: int, due_ms: int, topic: str, body: bytes, options: Any) -> TaskRow:
@@ -425,7 +425,7 @@ def from_json(text: str) -> list[list[Any]]:
 
 HASH_BYTES = 8
 PACKS_AT_ONCE = 150
-"""Packs read at once, with up to 9,000 tasks. The event loop is blocked while they are indexed."""
+"""Number of packs read at once, with up to 9,000 tasks. Indexing them blocks the event loop."""
 ROWS_AT_ONCE = 10_000
 _SIGN, _RANGE = 1 << 63, 1 << 64
 
@@ -498,7 +498,7 @@ def _signed(hashed: int) -> int:
 
 
 def read_keys(connection: sqlite3.Connection) -> Iterator[Keyed]:
-    """Yield all key hashes in chunks; the writer can commit between two chunks."""
+    """Yield all key hashes in chunks. The writer can commit between two chunks."""
     (expected,) = connection.execute(_COUNT).fetchone()
     statement = _PACKED.format(hashes=blob_join(connection).format("hashes"))
     after, count = -1, PACKS_AT_ONCE
@@ -520,7 +520,7 @@ def read_keys(connection: sqlite3.Connection) -> Iterator[Keyed]:
 
 
 def _add(ids: array[int], hashes: array[int], first: int, of_pack: array[int], mask: int) -> None:
-    """Add the tasks that are still in a pack and have a key; ``of_pack``: the pack's hashes."""
+    """Add the tasks that are still in a pack and have a key. ``pack_hashes``: the pack's hashes."""
     count = len(of_pack)
     if not mask and NO_KEY not in of_pack:
         ids.extend(range(first, first + count * ID_STEP, ID_STEP))

@@ -1,7 +1,7 @@
 """The other shards of a folder; see ``contract.Siblings``.
 
 Each call opens the database of a shard read-only and closes it again. A connection that stays open
-would need descriptors for each shard, and would keep the shard's log from starting over when its
+would need descriptors for each shard, and would prevent the shard's log from starting over when its
 daemon ends. Calls run on a separate thread.
 """
 
@@ -41,12 +41,12 @@ class SqliteSiblings:
     def prepare(self) -> None:
         """Do nothing: each call opens the file."""
 
-    async def settings(self, shard: int, known: int | None) -> SiblingSettings:
+    async def settings(self, shard: int, known_number: int | None) -> SiblingSettings:
         path = self._database(shard)
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._thread, _read, path, known)
+        return await loop.run_in_executor(self._thread, _read, path, known_number)
 
-    async def have(self, shard: int, keys: Sequence[RecordKey]) -> Sequence[bool]:
+    async def contains(self, shard: int, keys: Sequence[RecordKey]) -> Sequence[bool]:
         path = self._database(shard)
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._thread, _contains, path, keys)
@@ -74,13 +74,13 @@ def _contains(path: str, keys: Sequence[RecordKey]) -> Sequence[bool]:
         return [connection.execute(_EXISTS, row).fetchone() is not None for row in rows]
 
 
-def _read(path: str, known: int | None) -> SiblingSettings:
+def _read(path: str, known_number: int | None) -> SiblingSettings:
     with _open_snapshot(path) as connection:
         if connection is None:
             return SiblingSettings(SettingsCounter(), ())
         stored = connection.execute(_OF_KIND, (COUNTER.number,)).fetchone()
         counter = SettingsCounter() if stored is None else decode_record(COUNTER, stored[0])
-        if counter.number == known:
+        if counter.number == known_number:
             return SiblingSettings(counter, None)
         rows = connection.execute(_OF_KIND, (GROUP.number,))
         return SiblingSettings(counter, [decode_record(GROUP, data) for (data,) in rows])

@@ -1,15 +1,15 @@
 """The SQLite store, which implements the contract with several threads.
 
 The writer and short reads each have a thread. Long operations (recovery, listings, backups) run on
-a few others, each with its own connection. ``SqliteStore`` knows no SQL. Recovery and copies of a
-database in use are synchronous and run concurrently with the writer.
+a few other threads, each with its own connection. ``SqliteStore`` knows no SQL. Recovery and copies
+of a database in use are synchronous and run concurrently with the writer.
 
 Recovery reads the small tables completely, and the handles of all tasks in due order. A first pass
 over all due times selects the first chunk, so that the daemon can begin to work. A second pass
 distributes the other handles into arrays by due time, and each array is sorted when it is needed.
 Each pass is a snapshot that ends before the first of its chunks is returned: commits continue, and
 the log can start over, while millions of handles are loaded. Between the passes no task outside of
-the first chunk changes, so all chunks together show the state at the first pass.
+the first chunk changes, so all chunks together have the state at the first pass.
 
 A copy is consistent. It is written under a temporary name, synced, and then renamed, so a file
 with the final name is always complete. It never replaces an existing file.
@@ -131,15 +131,15 @@ class HandleReader:
     """Reads all handles in due order: call ``first``, then ``sort``, then ``next``."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
-        """The reader owns the connection; ``close`` closes it."""
+        """Take over the connection, which ``close`` closes."""
         self._connection = connection
         self._packed = _PACKED.format(dues=blob_join(connection).format("now"))
         self._last_id = 0
         """The highest id in the first pass; tasks created later are not returned."""
         self._cut: Position | None = None
-        """The last handle of the first chunk; None: the first chunk has all handles."""
+        """The last handle of the first chunk, or None if that chunk has all handles."""
         self._bounds: list[int] = []
-        """The last due time of each part but the last."""
+        """The last due time of each part except the last part."""
         self._total = 0
         """Number of handles in the first pass."""
         self._later: _Later | None = None
@@ -154,8 +154,8 @@ class HandleReader:
             for ids, dues_ms, topics in self._runs():
                 self._total += len(ids)
                 sample.append(dues_ms[self._total % len(dues_ms)])
-                early = [index for index, due_ms in enumerate(dues_ms) if due_ms <= until_ms]
-                earliest += [(dues_ms[index], ids[index], topics[index]) for index in early]
+                due_indexes = [index for index, due_ms in enumerate(dues_ms) if due_ms <= until_ms]
+                earliest += [(dues_ms[index], ids[index], topics[index]) for index in due_indexes]
                 if len(earliest) >= 4 * chunk:
                     earliest.sort()
                     del earliest[chunk:]
@@ -197,8 +197,8 @@ class HandleReader:
         self._connection.close()
 
     def _runs(self) -> Iterator[Run]:
-        """Yield all handles in runs. Call it inside a snapshot. Each statement returns one row, for
-        the reason given in ``reader.py``."""
+        """Yield all handles in runs. Call it inside a snapshot. ``reader.py`` explains why each
+        statement returns one row."""
         after_id = -1
         while True:
             columns = (after_id, self._last_id, ROWS_AT_ONCE)
@@ -245,10 +245,8 @@ def _bounds(sample: Sequence[int], parts: int) -> list[int]:
 
 class _Later:
     """Handles after ``cut``, divided into parts by due time. Each part is sorted when it is needed.
-
-    A handle is one number, (due time after the cut) << (bits of an index) | its index, which C code
-    can sort.
-    """
+    A handle is stored as one number, (due time after the cut) << (bits of an index) | its index, so
+    that C code can sort it."""
 
     def __init__(self, cut: Position, bounds: Sequence[int], count_max: int) -> None:
         """``count_max``: maximum number of handles that will be added."""
@@ -258,10 +256,10 @@ class _Later:
         self._parts: list[list[int] | array[int]] = [array("q") for _ in range(len(bounds) + 1)]
         self._ids = array("q")
         self._numbers = array("I")
-        """The number of each handle's topic in ``_names``."""
+        """For each handle, the index of its topic in ``_names``."""
         self._names: dict[str, int] = {}
         self._is_mixed = False
-        """Whether indexes are not in the order of the ids."""
+        """Whether the order of the indexes differs from the order of the ids."""
         self._undealt: list[int] = []
         self._sorted: list[int] = []
         """The remaining handles of the current part, in descending order."""
@@ -293,13 +291,13 @@ class _Later:
         for number, bound in enumerate((*self._bounds, None)):
             end = len(handles) if bound is None else bisect_left(handles, bound, start)
             if end > start:
-                self._put(number, handles[start:end])
+                self._add_to_part(number, handles[start:end])
             start = end
 
-    def _put(self, number: int, handles: list[int]) -> None:
+    def _add_to_part(self, number: int, handles: list[int]) -> None:
         try:
             self._parts[number].extend(handles)
-        except OverflowError:  # a due time too far ahead for 64 bits with its index
+        except OverflowError:  # the due time is too far ahead for 64 bits with the index
             self._parts[number] = [*self._parts[number], *handles]
 
     def take(self, count: int) -> Handles:
@@ -323,7 +321,7 @@ class _Later:
         )
 
     def _in_order(self, part: Sequence[int]) -> list[int]:
-        """Sort a part in descending order. Single rows were added before packs."""
+        """Sort a part in descending order. Ties need ids, because single rows precede packs."""
         ids, bits, mask = self._ids, self._bits, (1 << self._bits) - 1
         ordered = sorted(part)
         if self._is_mixed:
@@ -338,11 +336,9 @@ PAGES_PER_STEP = 4096
 def copy_database(
     source: sqlite3.Connection, path: str, slack_bytes: int, stop: Callable[[], bool]
 ) -> int:
-    """Copy all committed data to ``path``. Return the size of the copy in bytes.
-
-    The copy leaves at least ``slack_bytes`` free on the disk. It ends with StoreError once ``stop``
-    returns True, which is checked between steps.
-    """
+    """Copy all committed data to ``path``. Return the size of the copy in bytes. The copy leaves at
+    least ``slack_bytes`` free on the disk. Raise StoreError once ``stop``, which is called between
+    steps, returns True."""
     if os.path.lexists(path):
         raise StoreError(f"backup: {path} already exists")
     if not os.path.isdir(os.path.dirname(path) or "."):
@@ -364,7 +360,7 @@ def _copy(
         if stop():
             raise StoreError("backup: the store is closing")
 
-    # Without one snapshot around all steps, a commit would start the copy over.
+    # All steps share one snapshot. Otherwise a commit would make the copy start over.
     with snapshot(source):
         (pages,) = source.execute("PRAGMA page_count").fetchone()
         (page_bytes,) = source.execute("PRAGMA page_size").fetchone()
@@ -393,13 +389,13 @@ class SqliteStore:
 
     def __init__(self, path: str, options: SqliteOptions | None = None) -> None:
         self.path = os.path.realpath(path)
-        """The path with links resolved, which gives two names of a database one lock."""
+        """The path with links resolved, so that two names of a database have the same lock."""
         self.options = options or SqliteOptions()
         self._writer = Writer(self.path, self.options)
         self._reader: Reader | None = None
         self._listers: SimpleQueue[Reader] = SimpleQueue()
-        """A reader for each long thread, open as long as the store: clients can use up descriptors,
-        so a listing must not need any."""
+        """A reader for each long thread, open as long as the store. Clients can use up all
+        descriptors, so a listing must not need a new one."""
         self._writing: StoreThread | None = None
         self._reading: StoreThread | None = None
         self._long: ThreadPoolExecutor | None = None
@@ -407,7 +403,7 @@ class SqliteStore:
 
     @property
     def has_room(self) -> bool:
-        """Whether there is room; False from a refusal until ``probe_room`` returns True."""
+        """Whether the store has room. False from a refusal until ``probe_room`` returns True."""
         return self._writer.has_room
 
     @property
@@ -425,7 +421,7 @@ class SqliteStore:
                 lambda: self._writer.open(owner, now_ms, epoch_min, evidence)
             )
         except asyncio.CancelledError:
-            # The thread still finishes opening the store, and must then release the lock.
+            # The thread will still finish opening the store, and must then release the lock.
             closing = writing.ask(lambda: self._writer.close(False))
             writing.shutdown(wait=False)
             with contextlib.suppress(Exception):
@@ -528,10 +524,10 @@ class SqliteStore:
         return await self._writing.ask(self._writer.probe_room)
 
     async def verify(self) -> None:
-        """Return at once: nothing but this process changes the store."""
+        """Return at once, because only this process changes the store."""
 
     async def close(self, clean: bool) -> None:
-        """Close after all operations have ended; a backup is abandoned."""
+        """Close the store after all operations have ended. Abandon a backup."""
         self._closing = True
         loop = asyncio.get_running_loop()
         writing, self._writing = self._writing, None
@@ -559,14 +555,14 @@ class SqliteStore:
         return self._reader
 
     async def _list(self, read: Callable[[Reader], _T]) -> _T:
-        """Run a listing, which can scan the whole table, on the long threads."""
+        """Run a listing, which may scan the whole table, on one of the long threads."""
 
         def work() -> _T:
             reader = self._listers.get()
             try:
                 return read(reader)
             finally:
-                reader.rest()
+                reader.release_pages()
                 self._listers.put(reader)
 
         return await self._read(self._long, work)
@@ -588,34 +584,33 @@ class SqliteStore:
             raise StoreBroken(f"store {self.path}: reading failed: {describe(error)}") from error
 
     async def _read_through(self, work: Callable[[], _T]) -> _T:
-        """Run a step on a connection that the caller closes. A cancelled caller resumes only after
-        the step has ended, because closing a connection that a thread uses crashes the process."""
+        """Run a step on a connection that the caller closes. If the caller is cancelled, it resumes
+        only after the step has ended, because closing a connection that a thread uses crashes the
+        process."""
         return await to_its_end(self._read(self._long, work))
 
 
 class StoreThread:
-    """A thread that runs functions for an event loop, in order.
-
-    It costs less than an executor with one thread, because an answer is one call into the loop,
-    without a lock or a second future. Every batch waits for such an answer.
-    """
+    """A thread that runs functions for an event loop, in order. It costs less than an executor with
+    one thread, because an answer is one call into the loop, without a lock or a second future.
+    Every batch waits for such an answer."""
 
     def __init__(self, name: str) -> None:
         self._requests: SimpleQueue[tuple[asyncio.Future[Any], Callable[[], Any]] | None]
         self._requests = SimpleQueue()
-        # A process that ends without closing its store does not wait for a daemon thread.
+        # The thread is a daemon thread, so that a process can end without closing its store.
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._thread.start()
 
     def ask(self, work: Callable[[], _T]) -> asyncio.Future[_T]:
-        """Return a future of the result of ``work``. Cancelling the future before the thread begins
-        the work skips it."""
+        """Return a future for the result of ``work``. If it is cancelled before the thread begins
+        the work, the work is skipped."""
         future: asyncio.Future[_T] = asyncio.get_running_loop().create_future()
         self._requests.put((future, work))
         return future
 
     def shutdown(self, wait: bool = True) -> None:
-        """End the thread after all earlier requests. With ``wait`` return after it has ended."""
+        """End the thread after all earlier requests. ``wait``: until it has ended."""
         self._requests.put(None)
         if wait:
             self._thread.join()
@@ -633,7 +628,7 @@ class StoreThread:
             # A closed loop raises RuntimeError and needs no answer.
             with contextlib.suppress(RuntimeError):
                 future.get_loop().call_soon_threadsafe(_answer, future, outcome, error)
-            # References to a batch must not live until the next one.
+            # References to a batch must not live until the next batch.
             del request, future, work, outcome, error
 
 

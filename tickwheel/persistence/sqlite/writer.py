@@ -1,4 +1,4 @@
-"""The only connection that writes: opening, batches and their errors; and the write-ahead log,
+"""The only connection that writes: its opening, batches and their errors; and the write-ahead log,
 which is written back between batches.
 
 The code is synchronous and runs on the writer's thread. The order of a batch's statements does not
@@ -8,12 +8,12 @@ matter, because no key is in two maps. Invariants:
   (``_endings_upto``, ``_packs``, ``_logged``, the flags) change only after COMMIT.
 * After any error other than a full disk or another process's lock, nothing more is written.
 
-``Log`` bounds the log under constant load: when more than ``limit_bytes`` of it are in use, it is
-written back (a checkpoint) and starts over in place. Python's sqlite3 does not report the bytes in
-use, and the file keeps its size when the log starts over. So ``Log`` compares salts, which
-https://sqlite.org/walformat.html specifies: frames of the current round have the salts of the
-log's header. Opening the log file is harmless. The database file and the shared memory file must
-not be opened, because closing any descriptor of them ends the process's locks.
+``Log`` bounds the log under constant load: when more than ``limit_bytes`` of the log are in use, it
+is written back (a checkpoint) and starts over in place. Python's sqlite3 does not report the bytes
+in use, and the file keeps its size when the log starts over. So ``Log`` compares salts, which
+https://sqlite.org/walformat.html specifies: frames of the current round have the salts of the log's
+header. ``Log`` may open the log file, but not the database file or the shared memory file, because
+closing any descriptor of those ends the process's locks.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def drop_packs(connection: sqlite3.Connection, firsts: list[int]) -> None:
 
 
 def move(connection: sqlite3.Connection, n: int, moved: dict[int, int], packs: PackIndex) -> int:
-    """Write new due times. Return the number of them that were added to table ``move``."""
+    """Write new due times. Return how many of them were added to table ``move``."""
     loose = packs.loose(moved)
     if loose:
         connection.execute(sql.MOVE_ROWS, (json.dumps([(i, moved[i]) for i in loose]),))
@@ -172,12 +172,13 @@ def with_bodies(
     bodies: dict[int, bytes] = dict(connection.execute(sql.READ_BODIES, (str(ids),)).fetchall())
     for values in connection.execute(sql.READ_PACKS, (str(list(packed)),)).fetchall():
         bodies |= {row.id: row.body for row in Pack(*values).rows(packed[values[0]])}
-    # The lookup raises for a task that is no longer stored, instead of writing an empty body.
+    # For a task that is no longer stored, the lookup raises an error instead of writing an empty
+    # body.
     return updated | {i: updated[i]._replace(body=bodies[i]) for i in ids}
 
 
 def take_apart(connection: sqlite3.Connection, firsts: list[int], key_hash: KeyHash) -> bool:
-    """Replace these packs with single rows of their remaining tasks. Return whether any task has a
+    """Replace these packs with single rows for their remaining tasks. Return whether any has a
     key."""
     rows: list[TaskRow] = []
     for values in connection.execute(sql.READ_PACKS, (str(firsts),)).fetchall():
@@ -200,10 +201,8 @@ def end(
     endings_max: int,
 ) -> None:
     """Delete all rows of the ended tasks, and write their outcomes up to ``endings_max``.
-
     ``loose``: ended tasks with single rows. ``upto``: number of outcomes written before. The flags
-    say which tables have rows.
-    """
+    tell which tables have rows."""
     ids = str(list(effects.ended))
     if loose:
         connection.execute(sql.DELETE_TASKS_BY_ID, (str(loose),))
@@ -220,10 +219,10 @@ def end(
 
 
 MOVES_MAX = 32_768
-"""Maximum due times in table ``move``, which every reader keeps in memory, before they are merged
-into ``moved`` together: a page of it holds the due times of eight packs."""
+"""Maximum number of due times in table ``move``, which every reader keeps in memory. Then they are
+merged into ``moved`` together, because a page of it contains the due times of eight packs."""
 MOVES_AT_ONCE = 1_000
-"""Due times that are merged into ``moved`` at once; a pack's row is half a kilobyte."""
+"""Number of due times that are merged into ``moved`` at once. A pack's row has 500 bytes."""
 
 log = logging.getLogger(__name__)
 
@@ -231,8 +230,8 @@ NO_CHANGE = Change()
 NO_ENDS = (None,) * 7
 
 LOOK_EVERY_BATCHES = 64
-"""Batches between two checks whether the PrepareQueue, dead letters and keys of single rows are
-empty; deletes from empty tables are skipped."""
+"""Number of batches between two checks whether the PrepareQueue, dead letters and keys of single
+rows are empty. Deletes from empty tables are skipped."""
 
 
 class Writer:
@@ -266,7 +265,7 @@ class Writer:
     def open(
         self, owner: str, now_ms: int, epoch_min: int = 1, evidence: Sequence[Evidence] = ()
     ) -> Opened:
-        """Open the database. Raise StoreUnusable after releasing lock and connection."""
+        """Open the database. On failure, release lock and connection, and raise StoreUnusable."""
         self._lock.acquire(owner)
         try:
             return self._open(owner, now_ms, epoch_min, evidence)
@@ -281,12 +280,13 @@ class Writer:
     ) -> Opened:
         layout = identify_file(self._path, self._options.busy_ms)
         if not layout:
-            # Checked before any file is created: SQLite would remove the log of an empty file.
+            # Check this before any file is created, because SQLite would remove the log of an empty
+            # file.
             evidence = (*evidence, *left_behind(self._path, self._lock.store))
             begin(self._path, None, evidence)
         self._lock.lock_file()
         options = self._options.fitted(disk_bytes(self._path))
-        # The log can exceed its limit by a batch without being truncated.
+        # The log may exceed its limit by one batch without being truncated.
         log_bytes_max = options.wal_bytes + options.wal_bytes // 4
         connection = self._connection = connect_writer(
             self._path, options.writer_cache_bytes, options.busy_ms, log_bytes_max
@@ -322,7 +322,7 @@ class Writer:
                     self._connection.execute("UPDATE meta SET value = 1 WHERE key = 'clean'")
                 self._upkeep.finish()
         except (sqlite3.Error, OSError) as error:
-            # All batches are in the log, which the next start reads.
+            # The next start reads all batches from the log.
             log.warning("store %s: not closed cleanly: %s", self._path, describe(error))
         finally:
             self._release()
@@ -356,16 +356,16 @@ class Writer:
             self._make_room(connection, upkeep)
             if makes_tasks:
                 raise self._full(n) from error
-            applied = self._again(connection, epoch, owner, n, effects)
+            applied = self._retry_without_tasks(connection, epoch, owner, n, effects)
         if applied:
             try:
                 upkeep.after_batch()
             except (sqlite3.Error, OSError) as error:
-                # This batch is durable; the next one raises the error.
+                # This batch is durable. The next batch raises the error.
                 self._break(connection, error)
         return applied
 
-    def _again(
+    def _retry_without_tasks(
         self, connection: sqlite3.Connection, epoch: int, owner: str, n: int, effects: Effects
     ) -> bool:
         """Write a batch without new tasks after the reserve was deleted to make room."""
@@ -386,23 +386,25 @@ class Writer:
     def _small_transaction(
         self, connection: sqlite3.Connection, epoch: int, owner: str, n: int, effects: Effects
     ) -> bool | None:
-        """Write a small batch with one statement, which costs two thirds of five statements. Return
-        None if the batch is not small, and nothing was written."""
+        """Write a small batch with one statement, which costs two thirds of five statements. If the
+        batch is not small, return None without writing anything."""
         try:
             values = sql.small_values(effects, self._key_hash)
             enqueued, ended = effects.enqueued, effects.ended
-            if values is None or self._packs.looks_next or self._packs.places(enqueued)[0]:
+            if values is None or self._packs.searches_next or self._packs.places(enqueued)[0]:
                 return None
-            ends = self._ends(connection, ended) if ended else NO_ENDS
+            ends = self._ended_columns(connection, ended) if ended else NO_ENDS
             if ends is None:
                 return None
             marks = (sql.expected_meta(epoch, owner, n), n, effects.id_mark, effects.position_ms)
             connection.execute(sql.WRITE_SMALL, (*marks, *values, *ends))
         except sqlite3.IntegrityError as error:
-            if error_name(error) != sql.NOT_NEXT:
+            if error_name(error) != sql.NOT_NEXT_BATCH:
                 raise
             if self._is_next(connection, epoch, owner, n):
-                raise StoreError("the batch is the next in meta, but was not applied") from error
+                raise StoreError(
+                    "the meta table already names this batch, but its changes were not applied"
+                ) from error
             return False
         except (sqlite3.Error, Fenced, CommitRefused):
             raise
@@ -414,7 +416,7 @@ class Writer:
         self._has_keys |= values[sql.HASH_AT] is not None
         return True
 
-    def _ends(
+    def _ended_columns(
         self, connection: sqlite3.Connection, ended: dict[int, Outcome]
     ) -> tuple[object, ...] | None:
         """Return the columns of ``sql.WRITE_SMALL`` for ended tasks, or None if packs change."""
@@ -444,7 +446,9 @@ class Writer:
             if connection.execute(sql.ADVANCE, marks).rowcount != sql.ADVANCED_ROWS:
                 connection.execute("ROLLBACK")
                 if self._is_next(connection, epoch, owner, n):
-                    raise StoreError("the batch is the next in meta, but was not applied")
+                    raise StoreError(
+                        "the meta table already names this batch, but its changes were not applied"
+                    )
                 return False
             packs, loose = self._packs.split(effects.enqueued)
             change = Change()
@@ -492,7 +496,7 @@ class Writer:
         except (sqlite3.Error, Fenced, CommitRefused):
             raise
         except Exception as error:
-            # Values that SQLite cannot store are a bug in the caller; the batch is rolled back.
+            # Values that SQLite cannot store are a bug in the caller. Roll back the batch.
             raise self._break(connection, error) from error
         self._packs.adopt(packs, change)
         self._packs.drop(sparse)
@@ -504,8 +508,8 @@ class Writer:
         return True
 
     def _is_next(self, connection: sqlite3.Connection, epoch: int, owner: str, n: int) -> bool:
-        """Return whether batch ``n`` is the next one; False: it was applied before. Raise Fenced or
-        CommitRefused otherwise."""
+        """Return True if batch ``n`` is the next one, or False if it has been applied. Otherwise
+        raise Fenced or CommitRefused."""
         meta = read_meta(connection, self._path)
         if (epoch, owner) != (meta["epoch"], meta["owner"]):
             raise Fenced(
@@ -543,7 +547,7 @@ class Writer:
     # --- errors ------------------------------------------------------------------------------
 
     def check_usable(self) -> None:
-        """Raise StoreBroken after an error that a retry cannot mend."""
+        """Raise StoreBroken if an error has occurred that a retry cannot fix."""
         if self._broken:
             raise StoreBroken(self._broken)
 
@@ -576,7 +580,7 @@ class Writer:
         return CommitRefused(f"batch {n}: {self._path}: {self._room.why_not}", full=True)
 
     def _break(self, connection: sqlite3.Connection, error: BaseException) -> StoreBroken:
-        """Refuse all calls from now on, because a sync after a failed sync proves nothing."""
+        """Refuse all later calls, because a sync after a failed one proves nothing."""
         self._broken = f"store {self._path} failed: {describe(error)}; restart to recover"
         log.error("%s", self._broken)
         self._rollback(connection)
@@ -596,9 +600,10 @@ class Writer:
 HEADER_BYTES = 32
 FRAME_HEADER_BYTES = 24
 AHEAD_BYTES = 256 << 10
-"""Bytes of zeros that are written after the log in advance: about twenty batches of one task."""
+"""Number of zero bytes that are written after the log in advance, enough for about twenty batches
+of one task."""
 RESTART_WAIT_MS = 50
-"""Milliseconds for which a checkpoint waits for readers of the log; short reads take far less."""
+"""How long a checkpoint waits for readers of the log, in milliseconds. Short reads take less."""
 
 
 class Log:
@@ -633,9 +638,9 @@ class Log:
         return frame[8:16] == os.pread(self._fd, HEADER_BYTES, 0)[16:24]
 
     def _update_size(self) -> None:
-        """Read the size of the file. While it grows in small steps, write zeros at its end: a sync
-        of overwritten bytes costs less than one of a longer file. SQLite ends the log at zeros, as
-        it does at frames of an earlier round."""
+        """Read the size of the file. While the file grows in small steps, write zeros at its end,
+        because a sync of overwritten bytes costs less than a sync of a longer file. For SQLite the
+        log ends at zeros, as it does at frames of an earlier round."""
         size_bytes = os.fstat(self._fd).st_size
         grown_bytes, self._size_bytes = size_bytes - self._size_bytes, size_bytes
         limit_bytes = HEADER_BYTES + self._limit_frames * self._frame_bytes
@@ -645,10 +650,8 @@ class Log:
                 self._size_bytes += os.pwrite(self._fd, bytes(ahead_bytes), size_bytes)
 
     def checkpoint(self, connection: sqlite3.Connection, mode: str = "RESTART") -> bool:
-        """Write the log back and start it over. Return False if a reader prevented that.
-
-        Raise sqlite3.Error; the log then still has all batches.
-        """
+        """Write the log back and start it over. Return False if a reader prevented that. If it
+        raises sqlite3.Error, the log still contains all batches."""
         connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
         failpoints.hit("sqlite.checkpoint")
         connection.execute(f"PRAGMA busy_timeout = {RESTART_WAIT_MS}")
@@ -656,8 +659,8 @@ class Log:
             busy, frames, _ = connection.execute(f"PRAGMA wal_checkpoint({mode})").fetchone()
         finally:
             connection.execute(f"PRAGMA busy_timeout = {self._busy_ms}")
-        # A long reader (a backup) lets the log grow. Waiting for it would delay commits, so the
-        # next attempt follows when the log has grown by half.
+        # A long read (a backup) makes the log grow. Waiting for it would delay commits, so the next
+        # attempt is made when the log has grown by half.
         self._next_frames = frames + frames // 2 + 1 if busy else self._limit_frames
         return not busy
 
@@ -676,7 +679,7 @@ class Upkeep:
         self._log = Log(path + "-wal", self._page_bytes, options.wal_bytes, options.busy_ms)
 
     def start(self) -> None:
-        """After opening, write back the log that a crash has left, and look for room."""
+        """After opening, write back the log that a crash has left, and check for room."""
         self._checkpoint()
         if not self._find_room():
             self._log_refusal("no room on the disk")
@@ -707,13 +710,13 @@ class Upkeep:
             self._log.set_limit(self._log_bytes // 4)
         return room.has_room
 
-    def _log_refusal(self, what: str) -> None:
-        """Log a refusal, except one because of ``disk_refuse``, which the daemon logs."""
+    def _log_refusal(self, cause: str) -> None:
+        """Log a refusal, unless ``disk_refuse`` caused it, which the daemon logs."""
         if not self._room.too_used:
-            log.warning("store %s: %s; enqueues are refused", self._path, what)
+            log.warning("store %s: %s; enqueues are refused", self._path, cause)
 
     def without_room(self) -> None:
-        """Delete the reserve, which lets the log be written back and start over."""
+        """Delete the reserve, so that the log can be written back and start over."""
         if self._room.has_room:
             log.warning("store %s: the disk is full; enqueues are refused", self._path)
         self._room.give_up()
@@ -738,7 +741,7 @@ class Upkeep:
         return has_room
 
     def _checkpoint(self, mode: str = "RESTART") -> bool:
-        """Write the log back. Return False if the disk is full; the log still has all batches."""
+        """Write the log back. Return False if the disk is full; the log then has all batches."""
         try:
             self._log.checkpoint(self._connection, mode)
         except sqlite3.Error as error:

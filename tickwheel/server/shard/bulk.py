@@ -383,7 +383,7 @@ class OverDeadLetters(Search):
 
     def judge(self, bulk: Bulk, selector: Selector, task: TaskSnapshot, key: Place) -> bool | None:
         letter = task.dead.get(key[1])
-        if letter is None or letter.behind_id >= bulk.until_id:
+        if letter is None or letter.newest_id >= bulk.until_id:
             return None
         return selector.reason in letter.reason.casefold() and selector.fits(task.row)
 

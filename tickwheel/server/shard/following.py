@@ -138,7 +138,7 @@ class Following:
             for start in range(0, len(rows), ROWS_AT_A_TIME):
                 chunk = rows[start : start + ROWS_AT_A_TIME]
                 try:
-                    existing = await self._siblings.have(shard, list(map(key_of_named, chunk)))
+                    existing = await self._siblings.contains(shard, list(map(key_of_named, chunk)))
                 except StoreError as error:
                     self._log_reason(shard, error.message)
                     break

@@ -1,10 +1,10 @@
 """Resets of groups, which give a group its past tasks again, and their dry runs.
 
 A reset is a bulk operation (``bulk.py`` lists, shows and cancels it). It first makes a *plan*
-(``history/past.py``). If a history is kept, a separate process reads it up to the event of this
-reset. Then the daemon adds stored tasks of the topic that the history does not contain. The plan is
-an unlinked file, which ends with the daemon. After a restart a new plan is made, with the same
-tasks from the history. The reset then enqueues the tasks of the plan by due time at the bulk
+(``history/reset_plan.py``). If a history is kept, a separate process reads it up to the event of
+this reset. Then the daemon adds stored tasks of the topic that the history does not contain. The
+plan is an unlinked file, which ends with the daemon. After a restart a new plan is made, with the
+same tasks from the history. The reset then enqueues the tasks of the plan by due time at the bulk
 operation's rate. The tasks of a step and the new position are in one commit.
 
 A dry run makes the same plan, up to now, and counts it.
@@ -30,9 +30,9 @@ from tickwheel.api.bulk import TIME_MS_MAX
 from tickwheel.engine.groups import Original
 from tickwheel.engine.tasks import RESET
 from tickwheel.errors import BadRequest, Conflict, Overloaded, Refused
-from tickwheel.history import past
+from tickwheel.history import reset_plan
 from tickwheel.history.daemon import kill
-from tickwheel.history.past import Plan, ResetScope
+from tickwheel.history.reset_plan import Plan, ResetScope
 from tickwheel.history.segments import STATE, safe_node
 from tickwheel.model.kinds import Bulk, BulkState, Selection
 from tickwheel.server import checks
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from tickwheel.clock import Now
     from tickwheel.engine.tasks import Step
     from tickwheel.engine.topics import Group
-    from tickwheel.history.past import Count, PlannedTask
+    from tickwheel.history.reset_plan import Count, PlannedTask
     from tickwheel.model.kinds import BulkRow, Place
     from tickwheel.model.records import TaskRow
     from tickwheel.server.shard.bulk import Runner, Work
@@ -233,7 +233,7 @@ class Resets:
             raise CannotPlan(f"{folder}: {error.strerror}") from None
         os.close(handle)
         try:
-            request = past.request(
+            request = reset_plan.request(
                 path, settings.history_dir, shard, settings.reset_plan_bytes_max, wanted
             )
             try:
@@ -286,7 +286,7 @@ async def _make_file(request: bytes, is_wanted: Callable[[], bool]) -> None:
     """Run the process that makes the plan's file. Raise CannotPlan."""
     try:
         process = await asyncio.create_subprocess_exec(
-            *past.command(), stdin=PIPE, stdout=PIPE, stderr=PIPE
+            *reset_plan.command(), stdin=PIPE, stdout=PIPE, stderr=PIPE
         )
     except OSError as error:
         raise CannotPlan(f"the process cannot be started: {error.strerror}") from None

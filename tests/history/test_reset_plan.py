@@ -22,8 +22,8 @@ from support.history_rig import (
     write,
 )
 from tickwheel.history.lines import EventKind
-from tickwheel.history.past import Count, Plan, ResetScope, beginning, command, request
-from tickwheel.history.past import fill as fill_plan
+from tickwheel.history.reset_plan import Count, Plan, ResetScope, beginning, command, request
+from tickwheel.history.reset_plan import fill as fill_plan
 from tickwheel.history.segments import SegmentName, hour_folder, hour_of, write_last_backup
 from tickwheel.model.records import TaskOptions, TaskRow
 
@@ -195,14 +195,14 @@ def test_a_plan_over_its_limit_fails(tmp_path: Path) -> None:
 def test_many_tasks_take_little_memory_at_a_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tickwheel.history import past
+    from tickwheel.history import reset_plan
 
-    monkeypatch.setattr(past, "CACHED_MAX", 7)
-    monkeypatch.setattr(past, "CONTENTS_MAX", 3)
+    monkeypatch.setattr(reset_plan, "CACHED_MAX", 7)
+    monkeypatch.setattr(reset_plan, "CONTENTS_MAX", 3)
     some = [make_id(i) for i in range(50)]
     fill(tmp_path, [[put(*some)], [delivered(some[::-1])], [ack(*some[::2])], [ack(*some[1::4])]])
-    with past.Plan() as plan:
-        past.fill(plan, lambda: past.events_of(tmp_path, 0, "t"), WANTED)
+    with reset_plan.Plan() as plan:
+        reset_plan.fill(plan, lambda: reset_plan.events_of(tmp_path, 0, "t"), WANTED)
         assert ids(plan) == sorted({*some[::2], *some[1::4]})
         assert all(kept.body for kept in plan.read((-1, -1), 100, 1 << 20))
 

@@ -1,25 +1,24 @@
-"""The plan of a reset: the tasks of a topic, due within a time span, that a group gets again, with
-their bodies and options. It is computed from the history up to the reset, into a file ordered by
-due time.
+"""The plan for a reset: the tasks of a topic, due within a time span, that a group will receive
+again, with their bodies and options. It is a file ordered by due time, computed from the history.
 
-It runs as a separate process (``python -m tickwheel.history.past``), because a history is long. The
-process reads the history in the order in which it was written, keeps states in the file, and
+A separate process (``python -m tickwheel.history.reset_plan``) computes it, because a history is
+long. It reads the history in the order in which it was written, keeps states in the file, and
 determines the state of each task when the group was reset (at that reset's ``group_reset`` event
-or, if there is none, at the end of the history). Only the history decides, so the result is the
-same after a crash.
+or, if there is none, at the end of the history). Only the history determines the result, so it
+survives a crash.
 
 | a task that came due in the span | result |
 |---|---|
-| the group had finished it, or it had ended for all groups | given again |
-| the group was created later and was not owed it | given, unless no other group was owed it |
-| the group still has it: ready, in flight, waiting, a dead letter | not given: it is still owed |
-| cancelled, deleted with its topic, or expired in this group | not given |
-| is itself a replay of an earlier reset | not given: the original task is |
+| the group had finished it, or it had ended for all groups | delivered again |
+| the group was created later and was not owed it | delivered, if another group was owed it |
+| the group still has it: ready, in flight, waiting, a dead letter | left out |
+| cancelled, deleted with its topic, or expired in this group | left out |
+| itself a replay of an earlier reset | left out, because the original is delivered |
 
 Tasks that the group's filter excludes are left out. ``Plan`` is the file, to which the daemon adds
-tasks that are only in its store. Tasks can be missing because the history lacks them; the plan
-counts the *gaps* in the span: dropped events, a history that begins later, and epochs without
-events, whose history is on another machine.
+tasks that only its store has. Tasks are missing if the history lacks them, so the plan counts the
+*gaps* in the span: dropped events, a history that begins later, and epochs without events, whose
+history is on another machine.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ from tickwheel.persistence.codec import decode_extras, encode_extras
 FIRST_EPOCH = 1
 """The first epoch of a store."""
 CACHED_MAX = 50_000
-"""Maximum tasks whose states are in memory while the history is read."""
+"""Maximum number of tasks whose states are in memory while the history is read."""
 CONTENTS_MAX = 1_000
 CONTENTS_BYTES_MAX = 8 << 20
 """Bytes of bodies and options that are written at once."""
@@ -68,15 +67,15 @@ class TaskFlags(IntFlag):
     ENDED = 4
     """The task had ended for all groups."""
     TOUCHED = 8
-    """The task was delivered, so a later due time is that of a retry."""
-    CARRIED = 16
-    """The file has the task's body and options."""
+    """The task was delivered, so a later due time belongs to a retry."""
+    HAS_BODY = 16
+    """The file contains the task's body and options."""
     STORED = 32
     """The store has the task."""
     BEFORE = 64
-    """The task came due before the group began; the rules of ownership decide about it."""
+    """The task came due before the group began. The rules of ownership decide about it."""
     GIVEN = 128
-    """The task will be given again, as far as is known."""
+    """The task will be delivered again, as far as is known."""
 
 
 @dataclass(frozen=True)
@@ -107,10 +106,10 @@ class PlannedTask(NamedTuple):
 
     id: int
     due_ms: int
-    stand: TaskFlags
+    flags: TaskFlags
     options: TaskOptions | None
     body: bytes | None
-    """None: only the store can have the body."""
+    """The body, or None if only the store can have it."""
 
 
 @dataclass(frozen=True)
@@ -118,12 +117,12 @@ class Count:
     """Counts of a plan."""
 
     tasks: int = 0
-    """Number of tasks that the group would get again."""
+    """Number of tasks that the group would receive again."""
     first_ms: int | None = None
     last_ms: int | None = None
     """Due times of the first and the last of these tasks."""
     lost: int = 0
-    """Number of other tasks, whose bodies no longer exist."""
+    """Number of further tasks, whose bodies no longer exist."""
     incomplete: int = 0
     """Number of gaps in the history of the span; tasks in a gap can be missing."""
 
@@ -132,8 +131,7 @@ class Plan:
     """The file of a plan, used by one thread at a time."""
 
     def __init__(self, path: str = "", bytes_max: int = 1 << 40) -> None:
-        """Without a path the file is temporary. All methods raise sqlite3.Error if the file would
-        exceed ``bytes_max``."""
+        """Without a path the file is temporary. Methods raise sqlite3.Error at ``bytes_max``."""
         self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
         pages = f"max_page_count={max(1, bytes_max // PAGE_BYTES)}"
         sizes = f"page_size={PAGE_BYTES}", pages, "cache_size=-16000"
@@ -154,7 +152,7 @@ class Plan:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # --- making it -----------------------------------------------------------------------------
+    # --- creating it ---------------------------------------------------------------------------
 
     def known(self, ids: Iterable[int]) -> dict[int, tuple[int, int, int]]:
         """Return id → (due time, state, position) of the tasks in the plan."""
@@ -176,8 +174,8 @@ class Plan:
         self._db.executemany("INSERT OR REPLACE INTO carried VALUES (?, ?, ?)", carried)
         self._db.execute("COMMIT")
 
-    def choose(self, wanted: ResetScope) -> None:
-        """Decide for every task whether it is given again, and delete the other tasks' bodies."""
+    def choose(self, reset: ResetScope) -> None:
+        """Decide for every task whether it is delivered again. Delete the bodies of other tasks."""
         done = TaskFlags.DONE | TaskFlags.ENDED
         before = "due_ms < :since_ms AND place <= :since_id"
         self._db.execute(
@@ -186,17 +184,17 @@ class Plan:
             f" ELSE {int(TaskFlags.GIVEN)} END)"
             " WHERE due_ms BETWEEN :from_ms AND :until_ms"
             f" AND stand & {int(TaskFlags.GONE)} = 0 AND (stand & {done} != 0 OR ({before}))",
-            {name: value for name, value in asdict(wanted).items() if name.endswith(("ms", "id"))},
+            {name: value for name, value in asdict(reset).items() if name.endswith(("ms", "id"))},
         )
         self._db.execute(
             "DELETE FROM carried WHERE id NOT IN"
             f" (SELECT id FROM task WHERE stand & {int(TaskFlags.GIVEN)} != 0)"
         )
 
-    def lacking(self) -> set[int]:
-        """Return the ids of tasks to give again whose body and options are not in the file."""
+    def without_body(self) -> set[int]:
+        """Return the ids of tasks to redeliver whose bodies and options are not in the file."""
         rows = self._db.execute(
-            f"SELECT id FROM task WHERE stand & {int(TaskFlags.GIVEN | TaskFlags.CARRIED)}"
+            f"SELECT id FROM task WHERE stand & {int(TaskFlags.GIVEN | TaskFlags.HAS_BODY)}"
             f" = {int(TaskFlags.GIVEN)}"
         )
         return {row[0] for row in rows}
@@ -208,23 +206,25 @@ class Plan:
             [(id_,) for id_ in ids],
         )
 
-    def add_stored(self, wanted: ResetScope, stored: Iterable[tuple[TaskRow, bool]]) -> None:
-        """Add stored tasks of the topic, each with whether the rules permit giving it again; for a
-        task in the history, this matters only if it came due before the group began."""
-        filter_ = known_filter(wanted.tags, wanted.where)
-        rows = [(row, permitted) for row, permitted in stored if wanted.covers(row.due_ms)]
-        known = self.known(row.id for row, _ in rows)
+    def add_stored(self, reset: ResetScope, stored: Iterable[tuple[TaskRow, bool]]) -> None:
+        """Add stored tasks of the topic. Each is paired with a flag: whether the rules permit
+        delivering it again. In the history, it matters only before the group began."""
+        filter_ = known_filter(reset.tags, reset.where)
+        rows = [(row, permitted) for row, permitted in stored if reset.covers(row.due_ms)]
+        known_tasks = self.known(row.id for row, _ in rows)
         states = []
         for row, permitted in rows:
-            due_ms, stand, place = known.get(row.id, (row.due_ms, int(TaskFlags.GIVEN), row.id))
-            if not stand & TaskFlags.GIVEN:
+            due_ms, flags, place = known_tasks.get(
+                row.id, (row.due_ms, int(TaskFlags.GIVEN), row.id)
+            )
+            if not flags & TaskFlags.GIVEN:
                 continue
-            if row.id not in known or stand & TaskFlags.BEFORE:
-                stand = stand if permitted else stand & ~TaskFlags.GIVEN
-            if not stand & TaskFlags.CARRIED and not filter_.passes(row):
-                stand &= ~TaskFlags.GIVEN
-            if row.id in known or stand & TaskFlags.GIVEN:
-                states.append((row.id, due_ms, stand | TaskFlags.STORED, place))
+            if row.id not in known_tasks or flags & TaskFlags.BEFORE:
+                flags = flags if permitted else flags & ~TaskFlags.GIVEN
+            if not flags & TaskFlags.HAS_BODY and not filter_.passes(row):
+                flags &= ~TaskFlags.GIVEN
+            if row.id in known_tasks or flags & TaskFlags.GIVEN:
+                states.append((row.id, due_ms, flags | TaskFlags.STORED, place))
         self.write(states)
 
     def save_gap_count(self, count: int) -> None:
@@ -241,8 +241,8 @@ class Plan:
     # --- reading it ----------------------------------------------------------------------------
 
     def read(self, after: tuple[int, int], limit: int, bytes_max: int) -> list[PlannedTask]:
-        """Return the next tasks to give after (due time, id), at least one if there is any."""
-        given, carried = int(TaskFlags.GIVEN), int(TaskFlags.CARRIED)
+        """Return the next tasks to deliver after (due time, id), at least one if there are any."""
+        given, carried = int(TaskFlags.GIVEN), int(TaskFlags.HAS_BODY)
         rows = self._db.execute(
             "SELECT t.id, t.due_ms, t.stand, c.options, c.body FROM task t LEFT JOIN carried c"
             f" ON c.id = t.id AND t.stand & {carried} != 0 WHERE t.stand & {given} != 0"
@@ -250,16 +250,16 @@ class Plan:
             (*after, limit),
         )
         page: list[PlannedTask] = []
-        for id_, due_ms, stand, options, body in rows:
+        for id_, due_ms, flags, options, body in rows:
             bytes_max -= len(body or b"") + len(options or b"")
             if page and bytes_max < 0:
                 break
-            page.append(PlannedTask(id_, due_ms, TaskFlags(stand), decode_extras(options), body))
+            page.append(PlannedTask(id_, due_ms, TaskFlags(flags), decode_extras(options), body))
         return page
 
     def count(self) -> Count:
-        """Count the tasks that the plan gives again, and those whose bodies are lost."""
-        given, has_body = int(TaskFlags.GIVEN), int(TaskFlags.CARRIED | TaskFlags.STORED)
+        """Count the tasks that will be delivered again, and tasks whose bodies are lost."""
+        given, has_body = int(TaskFlags.GIVEN), int(TaskFlags.HAS_BODY | TaskFlags.STORED)
         query = f"FROM task WHERE stand & {given} != 0 AND stand & {has_body}"
         tasks, first_ms, last_ms = self._db.execute(
             f"SELECT count(*), min(due_ms), max(due_ms) {query} != 0"
@@ -275,17 +275,17 @@ class Plan:
 class _Fold:
     """Applies events to a plan."""
 
-    def __init__(self, plan: Plan, wanted: ResetScope) -> None:
+    def __init__(self, plan: Plan, reset: ResetScope) -> None:
         self._plan = plan
-        self._wanted = wanted
+        self._reset = reset
         self._cached: dict[int, list[int]] = {}
         """Id → [due time, state, position], not yet written to the plan."""
         self._highest = -1
         """The highest id in the plan."""
-        self._carried: dict[int, tuple[bytes | None, bytes]] = {}
+        self._bodies: dict[int, tuple[bytes | None, bytes]] = {}
         self._bytes = 0
         self.has_bodies = False
-        """Whether any event had a body; otherwise a second pass is useless."""
+        """Whether any event had a body. If none had, a second pass is useless."""
 
     def apply(self, event: Event) -> None:
         """Apply an event. Raise KeyError, TypeError or ValueError if it lacks required fields."""
@@ -299,8 +299,8 @@ class _Fold:
         if state is None:
             if kind != "delivered":
                 return
-            # Its enqueue is missing from the history.
-            state = self._put(id_, int(event["due_ms"]), TaskFlags(0), id_)
+            # The event of its enqueue is missing from the history.
+            state = self._set_state(id_, int(event["due_ms"]), TaskFlags(0), id_)
         if kind == "rescheduled":
             if not state[1] & TaskFlags.TOUCHED:
                 state[0] = int(event["due_ms"])
@@ -315,7 +315,7 @@ class _Fold:
             return flags | TaskFlags.GONE
         if group is not None:
             flags |= TaskFlags.TOUCHED
-        if group == self._wanted.group:
+        if group == self._reset.group:
             if kind in ("expired", "cancelled"):
                 flags |= TaskFlags.GONE
             elif kind in ("acked", "deleted", "filtered"):
@@ -323,52 +323,52 @@ class _Fold:
         return flags
 
     def _flags_cleared_by(self, event: Event) -> int:
-        """Return the bits that the event clears: a group is owed a requeued dead letter again."""
-        is_ours = event.get("group") == self._wanted.group
+        """Return the bits that the event clears. A requeue makes the task wanted again."""
+        is_ours = event.get("group") == self._reset.group
         return TaskFlags.DONE if is_ours and event["event"] == "requeued" else 0
 
     def _arrived(self, id_: int, event: Event) -> None:
         if event.get("replay_of") is not None:
-            self._put(id_, 0, TaskFlags.GONE, id_)
+            self._set_state(id_, 0, TaskFlags.GONE, id_)
             return
         self.has_bodies |= "body" in event
         due_ms, place = int(event["due_ms"]), int(event.get("order_id", id_))
-        state = self._put(id_, due_ms, TaskFlags(0), place)
-        if self._wanted.covers(due_ms):
-            self._carry(id_, state, event)
+        state = self._set_state(id_, due_ms, TaskFlags(0), place)
+        if self._reset.covers(due_ms):
+            self._add_body(id_, state, event)
         else:
-            self._carried.pop(id_, None)
+            self._bodies.pop(id_, None)
 
-    def _carry(self, id_: int, state: list[int], event: Event) -> None:
+    def _add_body(self, id_: int, state: list[int], event: Event) -> None:
         body = body_of(event)
         if body is None:
-            state[1] &= ~TaskFlags.CARRIED
-            self._carried.pop(id_, None)
+            state[1] &= ~TaskFlags.HAS_BODY
+            self._bodies.pop(id_, None)
             return
-        state[1] |= TaskFlags.CARRIED
-        self._carried[id_] = encode_extras(options_of(event)), body
+        state[1] |= TaskFlags.HAS_BODY
+        self._bodies[id_] = encode_extras(options_of(event)), body
         self._bytes += len(body)
-        if len(self._carried) >= CONTENTS_MAX or self._bytes >= CONTENTS_BYTES_MAX:
+        if len(self._bodies) >= CONTENTS_MAX or self._bytes >= CONTENTS_BYTES_MAX:
             self.flush()
 
-    def carry_again(self, event: Event) -> None:
+    def add_missing_body(self, event: Event) -> None:
         """Add, in a second pass, the body of a task whose due time was moved into the span."""
         id_ = task_id(event)
         state = None if id_ is None else self._state(id_)
         if id_ is not None and state is not None:
-            self._carry(id_, state, event)
+            self._add_body(id_, state, event)
 
     def _state(self, id_: int) -> list[int] | None:
         state = self._cached.get(id_)
         if state is None and id_ <= self._highest:
             row = self._plan.known((id_,)).get(id_)
-            state = None if row is None else self._put(id_, *row)
+            state = None if row is None else self._set_state(id_, *row)
         return state
 
-    def _put(self, id_: int, due_ms: int, stand: int, place: int) -> list[int]:
+    def _set_state(self, id_: int, due_ms: int, flags: int, place: int) -> list[int]:
         if len(self._cached) >= CACHED_MAX:
             self.forget()
-        state = self._cached[id_] = [due_ms, int(stand), place]
+        state = self._cached[id_] = [due_ms, int(flags), place]
         return state
 
     def forget(self) -> None:
@@ -378,23 +378,23 @@ class _Fold:
 
     def flush(self) -> None:
         """Write all states and bodies in memory to the plan."""
-        states = [(id_, due, stand, at) for id_, (due, stand, at) in self._cached.items()]
-        self._plan.write(states, [(id_, *both) for id_, both in self._carried.items()])
+        states = [(id_, due, flags, place) for id_, (due, flags, place) in self._cached.items()]
+        self._plan.write(states, [(id_, *contents) for id_, contents in self._bodies.items()])
         self._highest = max(self._highest, max(self._cached, default=-1))
-        self._carried, self._bytes = {}, 0
+        self._bodies, self._bytes = {}, 0
 
 
 def fill(
-    plan: Plan, events: Callable[[], Iterator[Event]], wanted: ResetScope,
+    plan: Plan, events: Callable[[], Iterator[Event]], reset: ResetScope,
     begins_ms: int | None = None, missing_epochs: int = 0,
 ) -> None:  # fmt: skip
     """Fill an empty plan from the history, which can be read twice. ``begins_ms`` is the result of
     ``beginning``, and ``missing_epochs`` that of ``missing_epochs``."""
-    fold = _Fold(plan, wanted)
-    gaps = int(begins_ms is not None and 0 < wanted.from_ms < begins_ms) + missing_epochs
-    for event in _until_reset(events(), wanted):
+    fold = _Fold(plan, reset)
+    gaps = int(begins_ms is not None and 0 < reset.from_ms < begins_ms) + missing_epochs
+    for event in _until_reset(events(), reset):
         if event["event"] == "dropped":
-            gaps += event["time_ms"] >= wanted.from_ms
+            gaps += event["time_ms"] >= reset.from_ms
             continue
         try:
             fold.apply(event)
@@ -402,14 +402,14 @@ def fill(
             continue  # skip an unusable event, as a restore does
     fold.forget()
     plan.save_gap_count(gaps)
-    plan.choose(wanted)
-    lacking = plan.lacking() if fold.has_bodies else ()
-    if lacking:
-        for event in _until_reset(events(), wanted):
-            if event["event"] in ("enqueued", "replaced") and task_id(event) in lacking:
-                fold.carry_again(event)
+    plan.choose(reset)
+    without_body = plan.without_body() if fold.has_bodies else ()
+    if without_body:
+        for event in _until_reset(events(), reset):
+            if event["event"] in ("enqueued", "replaced") and task_id(event) in without_body:
+                fold.add_missing_body(event)
         fold.flush()
-    _judge(plan, wanted)
+    _apply_filter(plan, reset)
     plan.finish()
 
 
@@ -419,7 +419,7 @@ def events_of(folder: Path, shard: int, topic: str) -> Iterator[Event]:
 
 
 def beginning(folder: Path, shard: int) -> int | None:
-    """Return the time at which the history begins, or None if it has its store's first event."""
+    """Return the time at which the history begins, or None if its store's first event is in it."""
     files = find(folder, shard=shard)
     epoch = min((segment.name.epoch for segment in files), default=FIRST_EPOCH)
     oldest = [
@@ -434,43 +434,45 @@ def beginning(folder: Path, shard: int) -> int | None:
     return int(min(oldest)[1])
 
 
-def missing_epochs(folder: Path, shard: int, wanted: ResetScope) -> int:
+def missing_epochs(folder: Path, shard: int, reset: ResetScope) -> int:
     """Return the number of epochs that have no events, lie between epochs that have some, and may
     overlap the span: their daemons wrote elsewhere or failed to start."""
     hours_ms: dict[int, int] = {}
     """Epoch → its first hour in the history."""
     for epoch, hour_ms in epochs(folder, shard):
-        hours_ms.setdefault(epoch, hour_of(wanted.until_ms) if hour_ms is None else hour_ms)
+        hours_ms.setdefault(epoch, hour_of(reset.until_ms) if hour_ms is None else hour_ms)
     return sum(
         later - earlier - 1
         for earlier, later in pairwise(sorted(hours_ms))
-        if wanted.from_ms < hours_ms[later] + HOUR_MS and hours_ms[later] <= wanted.until_ms
+        if reset.from_ms < hours_ms[later] + HOUR_MS and hours_ms[later] <= reset.until_ms
     )
 
 
-def _until_reset(events: Iterator[Event], wanted: ResetScope) -> Iterator[Event]:
+def _until_reset(events: Iterator[Event], reset: ResetScope) -> Iterator[Event]:
     for event in events:
-        if event.get("topic") != wanted.topic and event["event"] != "dropped":
+        if event.get("topic") != reset.topic and event["event"] != "dropped":
             continue
-        if event["event"] == "group_reset" and wanted.bulk is not None:
-            if (event.get("settings") or {}).get("bulk") == wanted.bulk:
+        if event["event"] == "group_reset" and reset.bulk is not None:
+            if (event.get("settings") or {}).get("bulk") == reset.bulk:
                 return
         yield event
 
 
-def _judge(plan: Plan, wanted: ResetScope) -> None:
+def _apply_filter(plan: Plan, reset: ResetScope) -> None:
     """Exclude the tasks that the group's filter excludes."""
-    filter_ = known_filter(wanted.tags, wanted.where)
+    filter_ = known_filter(reset.tags, reset.where)
     if filter_.is_open:
         return
     after = (-1, -1)
     while page := plan.read(after, CONTENTS_MAX, CONTENTS_BYTES_MAX):
         after = page[-1].due_ms, page[-1].id
         plan.exclude(
-            kept.id
-            for kept in page
-            if kept.body is not None
-            and not filter_.passes(TaskRow(kept.id, kept.due_ms, wanted.topic, b"", kept.options))
+            planned.id
+            for planned in page
+            if planned.body is not None
+            and not filter_.passes(
+                TaskRow(planned.id, planned.due_ms, reset.topic, b"", planned.options)
+            )
         )
 
 
@@ -478,14 +480,14 @@ def _judge(plan: Plan, wanted: ResetScope) -> None:
 
 
 def command() -> list[str]:
-    """Return the command that makes a plan: it reads a ``request`` from its standard input, and
+    """Return the command that computes a plan. It reads a ``request`` from its standard input, and
     writes a line to its standard output when the plan is finished."""
-    return [sys.executable, "-m", "tickwheel.history.past"]
+    return [sys.executable, "-m", "tickwheel.history.reset_plan"]
 
 
-def request(path: str, folder: str, shard: int, bytes_max: int, wanted: ResetScope) -> bytes:
+def request(path: str, folder: str, shard: int, bytes_max: int, reset: ResetScope) -> bytes:
     fields = {"path": path, "folder": folder, "shard": shard, "bytes_max": bytes_max}
-    return dumps(fields | asdict(wanted)).encode()
+    return dumps(fields | asdict(reset)).encode()
 
 
 def main() -> int:
@@ -493,10 +495,10 @@ def main() -> int:
     path, folder, shard = fields.pop("path"), fields.pop("folder"), fields.pop("shard")
     os.nice(NICENESS)
     with Plan(path, fields.pop("bytes_max")) as plan:
-        wanted = ResetScope(**fields)
+        reset = ResetScope(**fields)
         begins_ms = beginning(Path(folder), shard)
-        missing = missing_epochs(Path(folder), shard, wanted)
-        fill(plan, lambda: events_of(Path(folder), shard, wanted.topic), wanted, begins_ms, missing)
+        missing = missing_epochs(Path(folder), shard, reset)
+        fill(plan, lambda: events_of(Path(folder), shard, reset.topic), reset, begins_ms, missing)
     sys.stdout.write("done\n")
     return 0
 
