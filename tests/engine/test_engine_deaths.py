@@ -373,7 +373,7 @@ def test_an_order_key_with_a_poison_task_follows_its_policy(failure: str) -> Non
         rig.commit()
     rig.subscribe()
     if failure == "hold":
-        (held,) = rig.engine.key_control.held(rig.group())
+        (held,) = rig.engine.key_control.held_keys(rig.group())
         assert held.task_id == task_id
         assert rig.rows.progress[task_id, "default"].deaths == 3
         known = rig.find(task_id)

@@ -401,7 +401,7 @@ def test_a_held_key_waits_for_an_operator(restart: Any, what: str) -> None:
         rig.subscribe()
     rig.pass_time(10_000_000)
     assert rig.ids() == []
-    (held,) = rig.engine.key_control.held(rig.group())
+    (held,) = rig.engine.key_control.held_keys(rig.group())
     assert (held.task_id, held.since_ms, held.attempt, held.waiting) == (a1, held_ms, 1, 1)
     assert rig.views(a1) == {"default": ("held", 1)}
     known = rig.find(a1)
@@ -432,7 +432,7 @@ def test_a_rejected_task_holds_its_key() -> None:
     assert rig.cancel(a1) == "cancelled"
     rig.commit()
     assert rig.ids() == [a2]
-    assert rig.engine.key_control.held(rig.group()) == []
+    assert rig.engine.key_control.held_keys(rig.group()) == []
 
 
 @pytest.mark.parametrize("what", ["cancel", "reschedule", "expire"])
@@ -883,7 +883,7 @@ def test_order_lines_show_which_task_blocks() -> None:
     ids = [rig.put(None, tenant="a") for _ in range(5)]
     rig.subscribe()
     rig.tick()
-    queues = rig.engine.key_control.queues(rig.group(), 10)
+    queues = rig.engine.key_control.longest_queues(rig.group(), 10)
     assert [(queue.kind, queue.state, queue.in_flight, queue.waiting) for queue in queues] == [
         ("fair", "limited", 1, 4),
         ("order", "in_flight", 1, 2),

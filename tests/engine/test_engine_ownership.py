@@ -218,7 +218,7 @@ def test_handles_that_are_not_loaded_count_as_scheduled(rig: Rig) -> None:
     rig.create_group("t", "g")
     far = rig.enqueue(delay_ms=5_000)
     rig.pass_time(10_000)
-    rig.engine.recovery.has_handles(rig.now_ms - 6_000)
+    rig.engine.recovery.handles_loaded(rig.now_ms - 6_000)
     group = rig.close_group("t", "g")
     known = rig.find(far)
     assert known is not None and not owes(group, known.row)

@@ -208,7 +208,7 @@ class ResetMachine(RuleBasedStateMachine):
         assert self.bulk is not None
         rig, bulk, bulks = self.rig, self.bulk, self.rig.engine.bulks
         plan = self.made()
-        kept = plan.read(after_of(bulks.known[bulk.id].place), limit, 1 << 20)
+        kept = plan.read(after_of(bulks.rows[bulk.id].place), limit, 1 << 20)
         if not kept:
             rig.engine.bulks.end(bulk.id, BulkState.DONE, rig.now_ms)
             rig.commit()
@@ -222,9 +222,9 @@ class ResetMachine(RuleBasedStateMachine):
             for one in kept
             if one.body is not None or one.id in stored
         ]
-        give = partial(rig.engine.resets.give, bulk, str(bulk.argument("group")), originals)
+        give = partial(rig.engine.resets.repeat, bulk, str(bulk.argument("group")), originals)
         lost = len(kept) - len(originals)
-        bulks.stepped(bulk.id, give(place_of(kept[-1]), len(kept), lost, rig.now_ms))
+        bulks.record_step(bulk.id, give(place_of(kept[-1]), len(kept), lost, rig.now_ms))
         if fate == "crash":
             rig.crash()
             self.plan = None
@@ -249,8 +249,8 @@ class ResetMachine(RuleBasedStateMachine):
     def meet(self, plan: Plan, wanted: ResetScope, until_id: int) -> None:
         rig, group = self.rig, self.rig.group(name=wanted.group)
         known = rig.known([i for i in rig.rows.tasks if i <= until_id])
-        may_have = rig.engine.resets.may_have
-        plan.add_stored(wanted, [(one.row, may_have(group, one)) for one in known.values()])
+        can_repeat = rig.engine.resets.can_repeat
+        plan.add_stored(wanted, [(one.row, can_repeat(group, one)) for one in known.values()])
         # Without a history a task is judged when it is looked at.
         self.possible |= self.owed_again(wanted.group, wanted.from_ms)
 
@@ -283,7 +283,7 @@ class ResetMachine(RuleBasedStateMachine):
             assert set(found) == expected
         else:
             assert expected & self.rig.rows.tasks.keys() <= set(found) <= self.possible
-        row = self.rig.engine.bulks.known[self.bulk.id]
+        row = self.rig.engine.bulks.rows[self.bulk.id]
         assert row.changed == len(pairs)
         self.bulk, self.plan, self.expected, self.possible = None, None, set(), set()
 

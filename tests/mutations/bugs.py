@@ -533,8 +533,8 @@ TOGETHER = (
         {
             "Bulks._write": (
                 replaced(
-                    "self.known",
-                    "before = self.known.get(row.bulk.id, row); self.known[row.bulk.id] = row",
+                    "self.rows",
+                    "before = self.rows.get(row.bulk.id, row); self.rows[row.bulk.id] = row",
                 ),
                 replaced("put", "self._core.open.effects.put(BULK, before)"),
             ),

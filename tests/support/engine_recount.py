@@ -166,7 +166,7 @@ def _unfinished(core: Core, known: dict[int, TaskSnapshot], wanted: set[int]) ->
     staged = Counter(row.topic for batch in batches for row in batch.effects.enqueued.values())
     halves = Counter(
         half.topic
-        for one in core.transaction_registry.known.values()
+        for one in core.transaction_registry.by_name.values()
         for part in one.parts.values()
         for half in part.halves
     )
@@ -312,14 +312,14 @@ def _is_of(known: TaskSnapshot, group: Group) -> bool:
 def _transactions(rig: Rig) -> None:
     """Check the sums and rows of open transactions."""
     registry = rig.core.transaction_registry
-    open_ = [one for one in registry.known.values() if not one.row.state.is_decided]
+    open_ = [one for one in registry.by_name.values() if not one.row.state.is_decided]
     halves = [half for one in open_ for part in one.parts.values() for half in part.halves]
     assert registry.tasks == len(halves)
     assert registry.size_bytes == sum(half.size_bytes for half in halves)
     assert registry.undecided == len(open_)
     assert registry.parked == sum(one.row.state is TransactionState.PARKED for one in open_)
     batches = (rig.core.sealed, rig.core.open)
-    for name, one in registry.known.items():
+    for name, one in registry.by_name.items():
         assert one.staged is None or one.staged in batches, f"{name} is staged in no batch"
         if one.staged is None:
             assert rig.rows.transactions[name, HEADER_PART] == one.row
@@ -336,7 +336,7 @@ def _asked_and_listed(rig: Rig) -> None:
     registry = rig.core.transaction_registry
     waiting: dict[str, set[str]] = {}
     shares: dict[str, tuple[int, int, int]] = {}
-    for name, one in registry.known.items():
+    for name, one in registry.by_name.items():
         if one.row.waits_for_members:
             waiting.setdefault(one.row.group, set()).add(name)
         if not one.row.state.is_decided:

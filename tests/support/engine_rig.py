@@ -173,7 +173,7 @@ class Rig(RigBase):
         if closing.is_drained(group):
             closing.finish(group)
             return True
-        ids = closing.some(group, limit)
+        ids = closing.take_some_tasks(group, limit)
         if not ids:
             dead = self.rows.dead | self.core.open.effects.dead
             ids = [i for (i, name), row in dead.items() if row is not None and name == group.name]

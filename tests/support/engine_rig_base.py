@@ -80,7 +80,7 @@ class RigBase:
         special = {key[0] for key in (*rows.progress, *rows.dead)}
         for known in rows.known(special).values():
             recovery.with_history(known, self.now_ms, self.mono_ms, None if clean else GRACE_MS)
-        recovery.arrived(self.now_ms)
+        recovery.make_arrivals_ready(self.now_ms)
         for schedule in rows.schedules.values():
             self.engine.schedules.restore(schedule, Timetable(schedule.schedule))
         watched = self.core.schedule_heap.watched_ids()
@@ -253,7 +253,7 @@ class RigBase:
         """Hand due tasks to their groups."""
         for _ in range(PASSES_MAX):
             more = self.engine.firing.fire(self.now_ms, 1_000)
-            more |= self.engine.firing.lapse(self.now_ms, 1_000)
+            more |= self.engine.firing.request_lapsed(self.now_ms, 1_000)
             if not more and not self.core.rows_to_read and not self.core.lapsed_rows_to_read:
                 return
             self.load()
@@ -263,9 +263,9 @@ class RigBase:
         """Read the rows that the engine asked for."""
         core, firing = self.core, self.engine.firing
         wants, core.rows_to_read = core.rows_to_read, []
-        firing.loaded(wants, {i: k.row for i, k in self.known(wants).items()}, self.now_ms)
+        firing.process_rows(wants, {i: k.row for i, k in self.known(wants).items()}, self.now_ms)
         lapsed, core.lapsed_rows_to_read = core.lapsed_rows_to_read, []
-        firing.lapsed(lapsed, self.known(lapsed), self.now_ms)
+        firing.expire_lapsed(lapsed, self.known(lapsed), self.now_ms)
         ready_rows_to_read, core.ready_rows_to_read = core.ready_rows_to_read, {}
         for group, ids in ready_rows_to_read.items():
             self.engine.delivery.reading.loaded_ready(

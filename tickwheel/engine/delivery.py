@@ -103,9 +103,9 @@ class Delivery:
         row, core = snapshot.row, self._core
         rows = {row.id: row}
         if row.id in core.firing:
-            self._firing.loaded([row.id], rows, now_ms)
+            self._firing.process_rows([row.id], rows, now_ms)
         if row.id in core.lifetimes.fired:
-            self._firing.lapsed([row.id], {row.id: snapshot}, now_ms)
+            self._firing.expire_lapsed([row.id], {row.id: snapshot}, now_ms)
         for group in core.topic(row.topic).groups.values():
             if row.id in group.loading:
                 self.reading.loaded_ready(group, [row.id], rows)
@@ -138,7 +138,7 @@ class Delivery:
         core.ledger.could_go_on(core.runnable, now_ms)
         unfinished = bool(core.orderings.to_advance) or (bool(core.runnable) and self._may_lease)
         out, leasing.out = leasing.out, []
-        return out, unfinished or self._broadcasts.can_go_on
+        return out, unfinished or self._broadcasts.can_send
 
     @property
     def _may_lease(self) -> bool:

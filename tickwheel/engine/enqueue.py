@@ -663,7 +663,9 @@ class Coalescer:
         """Plan that ``newest`` replaces tasks that are in flight, or that a group has finished, and
         that could be delivered again."""
         for snapshot in same_key:
-            if not self.is_pending(snapshot, rule) and not self._control.gives_way(snapshot):
+            if not self.is_pending(snapshot, rule) and not self._control.is_fully_replaced(
+                snapshot
+            ):
                 plan.overtaken.setdefault(snapshot.row.id, (snapshot, newest))
 
     def is_pending(self, snapshot: TaskSnapshot, rule: Coalescing) -> bool:

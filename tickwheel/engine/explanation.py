@@ -585,7 +585,7 @@ def explain_half(core: Core, topic: str, key: str) -> Reason | None:
 
 
 def _halves(core: Core) -> Iterator[tuple[TransactionRow, str, str | None]]:
-    for transaction in core.transaction_registry.known.values():
+    for transaction in core.transaction_registry.by_name.values():
         for part in transaction.parts.values():
             for half in part.halves:
                 yield (

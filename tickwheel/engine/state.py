@@ -29,7 +29,7 @@ from tickwheel.engine.events import DELETED, UNRECORDED, Ledger
 from tickwheel.engine.keys import KeyIndex
 from tickwheel.engine.ordering import NEVER_MS, Ended, Ordering, Orderings, mark_of
 from tickwheel.engine.sessions import ReplySink, Session, Sessions, StoredAnswer
-from tickwheel.engine.timetables import Planned, ScheduleHeap, Undo
+from tickwheel.engine.timetables import LoadedSchedule, ScheduleHeap, Undo
 from tickwheel.engine.topics import (
     DeliveryAttempts,
     Dispatch,
@@ -344,7 +344,7 @@ class Batch:
     """Ticks that were chosen for tasks with a due window."""
     chosen: dict[int, list[int]] = field(default_factory=dict)
     """First id of a request with due windows → due times of all its tasks."""
-    runs: dict[Planned, Undo] = field(default_factory=dict)
+    runs: dict[LoadedSchedule, Undo] = field(default_factory=dict)
     """Schedules with tasks in ``effects.enqueued`` → how to undo them if the batch is refused."""
     transactions: dict[str, Transaction | None] = field(default_factory=dict)
     """Transactions that this batch changes → their former state; None if the batch made them."""

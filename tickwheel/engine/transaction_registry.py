@@ -137,7 +137,7 @@ class TransactionRegistry:
 
     def __init__(self, tallies: Tallies) -> None:
         self._tallies = tallies
-        self.known: dict[str, Transaction] = {}
+        self.by_name: dict[str, Transaction] = {}
         self.decided: dict[str, None] = {}
         """Names of decided transactions in the order of the decisions."""
         self.unasked: dict[str, dict[str, None]] = {}
@@ -168,7 +168,7 @@ class TransactionRegistry:
     @property
     def undecided(self) -> int:
         """Number of transactions that are neither committed nor rolled back."""
-        return len(self.known) - len(self.decided)
+        return len(self.by_name) - len(self.decided)
 
     def share(self, owner: str) -> Share:
         """Return the size of an owner's undecided transactions. The caller must not change it."""
@@ -178,7 +178,7 @@ class TransactionRegistry:
 
     def put(self, name: str, transaction: Transaction | None) -> None:
         """Set the transaction of this name, or forget it (None)."""
-        before = self.known.pop(name, None)
+        before = self.by_name.pop(name, None)
         if before is not None:
             self._count(before.row, -1)
             self._count_halves(before.parts.values(), -1)
@@ -186,7 +186,7 @@ class TransactionRegistry:
         if transaction is None:
             self._due.set(name, None)
             return
-        self.known[name] = transaction
+        self.by_name[name] = transaction
         self._count(transaction.row, 1)
         self._count_halves(transaction.parts.values(), 1)
         if transaction.row.state.is_decided:
@@ -246,7 +246,7 @@ class TransactionRegistry:
 
     def durable(self, name: str) -> Transaction | None:
         """Return the transaction in its durable state, or None."""
-        transaction = self.known.get(name)
+        transaction = self.by_name.get(name)
         return (
             transaction
             if transaction is None or transaction.staged is None
@@ -273,7 +273,7 @@ class TransactionRegistry:
         rollbacks)."""
         committed = rolled_back = 0
         for name, before in batch.transactions.items():
-            transaction = self.known.get(name)
+            transaction = self.by_name.get(name)
             if before is not None:
                 self._listed[before.row.state].discard(name)
             if transaction is None or transaction.staged is not batch:
@@ -292,7 +292,7 @@ class TransactionRegistry:
     def undo(self, batch: Changes) -> None:
         """Restore the former states of the transactions that a refused batch changed."""
         for name, before in batch.transactions.items():
-            transaction = self.known.get(name)
+            transaction = self.by_name.get(name)
             if transaction is None or transaction.staged is batch:
                 self.put(name, before)
 
@@ -315,11 +315,11 @@ class TransactionRegistry:
         """Remove and return the next transaction whose time has come. The caller changes it or arms
         it again."""
         name = self._due.pop(mono_ms)
-        return None if name is None else self.known[name]
+        return None if name is None else self.by_name[name]
 
     # --- members connect -------------------------------------------------------------------
 
-    def came(self, group: str) -> None:
+    def member_connected(self, group: str) -> None:
         """Note that a member of this producer group has connected."""
         self.returning.update(self.unasked.get(group, {}))
 
@@ -329,7 +329,7 @@ class TransactionRegistry:
         while self.returning:
             name = next(iter(self.returning))
             del self.returning[name]
-            transaction = self.known.get(name)
+            transaction = self.by_name.get(name)
             if transaction is None or not transaction.row.waits_for_members:
                 continue
             if transaction.staged is None:

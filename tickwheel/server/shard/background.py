@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from tickwheel.clock import Clock
     from tickwheel.engine.state import Core
-    from tickwheel.engine.timetables import Planned
+    from tickwheel.engine.timetables import LoadedSchedule
     from tickwheel.engine.topics import Group, Replay, Topic
     from tickwheel.model.kinds import ProgressKey
     from tickwheel.model.records import TaskSnapshot
@@ -127,7 +127,7 @@ class Upkeep:
         await self._parts.loaded.wait()
         place = (0, "")
         while not closing.is_drained(group):
-            ids = closing.some(group, CHUNK)
+            ids = closing.take_some_tasks(group, CHUNK)
             if not ids and group.dead:
                 ids = await self._some_dead(group, place)
                 # Start again at the end, since tasks may have died at earlier positions.
@@ -185,7 +185,7 @@ class Upkeep:
             page, after = await self._page(after, topic.name)
             for task in page:
                 if topic.settings.broadcast_only:
-                    self._parts.engine.firing.let_go(task)
+                    self._parts.engine.firing.expire_backlogged(task)
             self._parts.committer.kick()
             await self._parts.committer.barrier()
 
@@ -228,15 +228,15 @@ class Upkeep:
     def cancel_previous(self) -> None:
         """Cancel unfinished tasks of schedules whose next occurrence replaces them."""
         schedule_heap = self._parts.core.schedule_heap
-        wanted, schedule_heap.wants_cancel = schedule_heap.wants_cancel, []
-        for planned in wanted:
-            self._parts.spawn(self._cancel_previous(planned))
+        wanted, schedule_heap.to_cancel = schedule_heap.to_cancel, []
+        for entry in wanted:
+            self._parts.spawn(self._cancel_previous(entry))
 
-    async def _cancel_previous(self, planned: Planned) -> None:
+    async def _cancel_previous(self, entry: LoadedSchedule) -> None:
         await self._parts.loaded.wait()
-        task_id = planned.row.last_id
+        task_id = entry.row.last_id
         async with self._reads, self._parts.reader.read_some([task_id], READ_BYTES) as (view, _):
-            self._parts.engine.schedules.replace(planned, task_id, view([task_id]).get(task_id))
+            self._parts.engine.schedules.replace(entry, task_id, view([task_id]).get(task_id))
         self._parts.committer.kick()
         self._parts.wake()
 

@@ -255,7 +255,10 @@ class Restores:
         """Return the restore with this id. Raise NotFound."""
         restore = self._known.get(restore_id)
         if restore is None:
-            raise NotFound(f"there is no restore {restore_id}, or it is forgotten")
+            raise NotFound(
+                f"there is no restore {restore_id}, or it ended so long ago that its record was"
+                " removed"
+            )
         return restore
 
     async def begin(self, wanted: NewRestore) -> Restore:

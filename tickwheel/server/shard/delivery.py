@@ -258,7 +258,7 @@ class Consuming:
         checked = checks.integer(number, "sub", 0, SUBSCRIPTION_NUMBER_MAX)
         subscriber = caller.subscribers.get(checked)
         if subscriber is None:
-            raise NotFound(f"this connection has no subscription with sub {checked}")
+            raise NotFound(f"this connection has no subscription {checked} (sub)")
         return subscriber
 
     def _lease_ms(self, options: dict[str, Any]) -> int:

@@ -480,8 +480,8 @@ class Producing:
                     is_same &= sent[:length] == _name(row[2], row[4], row[3])[:length]
         if not is_same:
             raise Conflict(
-                f"request {request} of this session was answered and had {count} other tasks;"
-                " a different request needs a new number"
+                f"request {request} of this session was already answered, for {count} different"
+                " tasks; use a new number for a different request"
             )
 
     def _answer_again(self, caller: Caller, answer: StoredAnswer) -> None:
@@ -699,8 +699,8 @@ class Coalescing:
         first = self._first[session, number]
         if named != [_name(topic, options, body) for topic, _, body, options in first.new_tasks]:
             raise Conflict(
-                f"request {number} of this session is waiting with other tasks; a different request"
-                " needs a new number"
+                f"request {number} of this session is already waiting, and has different tasks; use a"
+                " new number for a different request"
             )
         self._check_room()
         first.followers.append(caller)

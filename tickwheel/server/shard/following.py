@@ -286,7 +286,7 @@ class Following:
                 set_topic(grouping, self._upkeep, topic, settings, now)
                 self._changed(row.topic, None, f"version {row.version}")
             if self._is_followed(row) and topic.version != row.version:
-                grouping.followed_topic(topic, row.version)
+                grouping.adopt_topic_version(topic, row.version)
             return
         if group is None:
             check_filter(parts.core, topic, settings)
@@ -301,7 +301,7 @@ class Following:
                 grouping.set(group, after, now.mono_ms)
                 self._changed(row.topic, name, f"version {row.version}")
         if self._is_followed(row) and group.version != row.version:
-            grouping.followed(group, row.version)
+            grouping.adopt_version(group, row.version)
 
     def _since_ms(self, row: GroupRow, now: Now) -> int | None:
         """Return the start of a group here; None means now.
@@ -334,7 +334,7 @@ class Following:
                 newest[name] = row
         wanted = sorted(filter(self._is_missing, newest.values()), key=lambda row: row.version)
         lost = max((row.version for row in newest.values()), default=0)
-        versions, count_on = self._versions, self._parts.engine.grouping.count_on
+        versions, set_counter = self._versions, self._parts.engine.grouping.set_counter
         self._unseen.difference_update(answers)
         if not self._unseen:
             versions.number_at_start = None
@@ -342,7 +342,7 @@ class Following:
             detail = f"other shards know version {lost} of this shard: it was set back"
             self._parts.on_event("settings_taken_back", detail)
         if versions.counter > self._numbered or lost > self._numbered:
-            count_on(max(lost, versions.counter))
+            set_counter(max(lost, versions.counter))
         self._numbered = max(lost, self._numbered)
         for why in self._take_all(row._replace(version=self._versions.counter) for row in wanted):
             self._parts.on_event(

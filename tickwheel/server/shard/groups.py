@@ -25,7 +25,7 @@ from tickwheel.api.groups import (
     SettingsFields,
 )
 from tickwheel.engine.ordering import mark_of_key, shared_value
-from tickwheel.engine.tasks import HeldKey, KeyOfPause, KeyQueueState
+from tickwheel.engine.tasks import HeldKey, KeyQueueState, PausedKeyState
 from tickwheel.engine.topics import NOTHING_SET, Group, Topic
 from tickwheel.errors import BadRequest, Conflict, LimitExceeded, NotFound, Refused
 from tickwheel.limits import KEY_TASKS_MAX
@@ -152,7 +152,7 @@ class Grouping:
 
     def _check_unscheduled(self, topic: str) -> None:
         """Raise Conflict if a schedule enqueues to the topic, which would create it again."""
-        known = self._core.schedule_heap.known
+        known = self._core.schedule_heap.by_name
         names = sorted(n for n, planned in known.items() if planned.row.schedule.topic == topic)
         if names:
             more = f" and {len(names) - NAMED_MAX} more" if len(names) > NAMED_MAX else ""
@@ -392,13 +392,13 @@ class Lining:
         def answer(group: Group, maps: list[dict[str, Any]]) -> dict[str, Any]:
             return {"keys": maps, "held": group.held, "paused": self._paused(group, limit)}
 
-        self._show(ask, lambda group: self._key_control.held(group, limit), _held_map, answer)
+        self._show(ask, lambda group: self._key_control.held_keys(group, limit), _held_map, answer)
 
     def _paused(self, group: Group, limit: int) -> list[dict[str, Any]]:
         """Return as many paused keys as fit into an answer with held keys."""
         bytes_left = self._parts.limits.frame_bytes_max // 4
         maps: list[dict[str, Any]] = []
-        for paused in self._key_control.paused(group)[:limit]:
+        for paused in self._key_control.paused_keys(group)[:limit]:
             line = _paused_map(paused)
             bytes_left -= self._value_bytes(line)
             if bytes_left <= 0:
@@ -414,7 +414,9 @@ class Lining:
         def answer(group: Group, maps: list[dict[str, Any]]) -> dict[str, Any]:
             return {"lines": maps, "waiting": group.in_key_queues}
 
-        self._show(ask, lambda group: self._key_control.queues(group, limit), _line_map, answer)
+        self._show(
+            ask, lambda group: self._key_control.longest_queues(group, limit), _line_map, answer
+        )
 
     def _show(
         self,
@@ -471,7 +473,7 @@ class Lining:
 
         def find() -> Sequence[int]:
             group = self._find(names)
-            held = (held.task_id for held in self._key_control.held(group, KEY_TASKS_MAX))
+            held = (held.task_id for held in self._key_control.held_keys(group, KEY_TASKS_MAX))
             candidates[:] = dict.fromkeys(ids) if key is None else held
             return candidates
 
@@ -561,7 +563,7 @@ def _held_map(held: HeldKey, task: TaskSnapshot, group: Group) -> dict[str, Any]
     }
 
 
-def _paused_map(paused: KeyOfPause) -> dict[str, Any]:
+def _paused_map(paused: PausedKeyState) -> dict[str, Any]:
     key = paused.key
     return {
         "kind": "order" if key.fair_by is None else "fair",

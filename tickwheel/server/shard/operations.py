@@ -254,7 +254,7 @@ class Operations:
             subscriber.blocked = False
             self.shard.core.regained(subscriber)
         for group in self.shard.checkbacks.groups_of(caller):
-            self.shard.engine.transactions.came(group)
+            self.shard.engine.transactions.member_connected(group)
         self.shard.wake()
         self.shard.begin_listings()
 
@@ -299,7 +299,7 @@ class Operations:
 
     def is_own(self, caller: Caller, transaction: str) -> bool:
         """Return whether the caller decides the transaction as its owner."""
-        entry = self.shard.core.transaction_registry.known.get(transaction)
+        entry = self.shard.core.transaction_registry.by_name.get(transaction)
         return entry is not None and self.shard.checkbacks.is_own(caller, entry.row)
 
     def is_behind(self, caller: Caller) -> bool:

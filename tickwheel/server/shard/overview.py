@@ -157,7 +157,7 @@ class Watching:
                 "groups": sums.groups,
                 "subscribers": core.subscribers,
                 "connections": len(parts.callers),
-                "schedules": len(core.schedule_heap.known),
+                "schedules": len(core.schedule_heap.by_name),
                 "transactions": core.transaction_registry.undecided,
                 "bulk": core.bulk_running,
             },

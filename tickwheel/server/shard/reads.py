@@ -731,8 +731,8 @@ class Loader:
         rows = {task_id: task.row for task_id, task in tasks.items()}
         self._due = [*(i for i in due if i in left), *self._due]
         self._expired = [*(i for i in expired if i in left), *self._expired]
-        self._firing.loaded([i for i in due if i not in left], rows, now_ms)
-        self._firing.lapsed([i for i in expired if i not in left], tasks, now_ms)
+        self._firing.process_rows([i for i in due if i not in left], rows, now_ms)
+        self._firing.expire_lapsed([i for i in expired if i not in left], tasks, now_ms)
         for group, ids in group_parts:
             self._delivery.reading.loaded_ready(group, [i for i in ids if i not in left], rows)
         del tasks, rows

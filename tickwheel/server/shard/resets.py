@@ -36,7 +36,7 @@ from tickwheel.history.past import Plan, ResetScope
 from tickwheel.history.segments import STATE, safe_node
 from tickwheel.model.kinds import Bulk, BulkState, Selection
 from tickwheel.server import checks
-from tickwheel.server.shard.bulk import PAGE, SLICE, begin, check_room
+from tickwheel.server.shard.bulk import PAGE, SLICE, check_room, submit
 from tickwheel.server.shard.groups import find_group
 from tickwheel.server.shard.reads import when_back
 
@@ -107,10 +107,10 @@ class Resets:
             return
         wanted = wanted_of(work.bulk, group, work.bulk.id)
         try:
-            async with self.plan(wanted, work.bulk.until_id, lambda: work.is_wanted) as plan:
+            async with self.plan(wanted, work.bulk.until_id, lambda: work.is_running) as plan:
                 if gaps := (await plan.do(Plan.count)).incomplete:
                     work.note = incomplete(gaps)
-                while work.is_wanted and await self._give_some(work, plan):
+                while work.is_running and await self._give_some(work, plan):
                     pass
         except CannotPlan as error:
             self._fail(work, f"its tasks cannot be determined: {error}")
@@ -126,19 +126,19 @@ class Resets:
         return group
 
     def _fail(self, work: Work, note: str) -> None:
-        if work.is_wanted:
+        if work.is_running:
             now_ms = self._runner.clock.read().now_ms
             self._engine.bulks.end(work.bulk.id, BulkState.FAILED, now_ms, note)
             self._runner.committer.kick()
 
     async def _give_some(self, work: Work, plan: Planned) -> bool:
         """Enqueue some tasks in one step. Return False if the plan has no more."""
-        await work.paced()
+        await work.wait_for_rate()
         room = self._engine.core.room
         if room <= 0 or not self._runner.parts.takes_tasks():
             await asyncio.sleep(NO_ROOM_RETRY_S)
             return True
-        after, most = after_of(work.row.place), max(1, work.left(min(PAGE, room)))
+        after, most = after_of(work.row.place), max(1, work.allowed(min(PAGE, room)))
         async with self._runner.reader.bulk_turn() as read:
             kept = await plan.do(Plan.read, after, most, GIVE_BYTES)
             if not kept:
@@ -146,10 +146,10 @@ class Resets:
             tasks, originals = await self._originals(kept, read)
             async with self._runner.slice():
                 group = self._group(work)
-                if not work.is_wanted or group is None:
+                if not work.is_running or group is None:
                     return False
                 work.change(partial(self._step, work.bulk, group, tasks, originals))
-        await work.durable()
+        await work.wait_until_durable()
         return True
 
     def _step(
@@ -157,7 +157,7 @@ class Resets:
     ) -> Step:
         now_ms, lost = self._runner.clock.read().now_ms, len(tasks) - len(originals)
         place = place_of(tasks[-1])
-        give = self._engine.resets.give
+        give = self._engine.resets.repeat
         return give(bulk, group.name, originals, place, len(tasks), lost, now_ms)
 
     async def _originals(
@@ -273,9 +273,9 @@ class Resets:
             group = self._engine.core.find_group(wanted.topic, wanted.group)
             if group is None:
                 return [], ()
-            may_have = self._engine.resets.may_have
+            can_repeat = self._engine.resets.can_repeat
             rows = [
-                (task.row, may_have(group, task))
+                (task.row, can_repeat(group, task))
                 for task in view(slice_ids[: len(slice_ids) - len(rest)]).values()
                 if wanted.covers(task.row.due_ms)
             ]
@@ -364,7 +364,7 @@ class Resetting:
             bulk = wanted._replace(until_id=parts.core.ids.last)
             return parts.border.act().resets.begin(group, bulk, from_ms_of(bulk))
 
-        begin(self._parts, self._runner, ask, wanted, make)
+        submit(self._parts, self._runner, ask, wanted, make)
 
     def preview_reset(self, ask: Ask[ResetTrial]) -> None:
         """Answer a dry run: the number of tasks, and the due times of the first and last.
@@ -419,7 +419,7 @@ class Resetting:
     def _check_room(self, bulk: Bulk) -> None:
         check_room(self._parts.core)
         resets = 0
-        for name, row in self._bulks.known.items():
+        for name, row in self._bulks.rows.items():
             if row.state.is_over or row.bulk.kind != RESET:
                 continue
             resets += 1

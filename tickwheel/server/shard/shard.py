@@ -325,7 +325,7 @@ class Shard:
             more = self.engine.firing.fire(now.now_ms, FIRE_PER_TICK)
             more |= self._fire_schedules(now)
             more |= self._check_transactions(now)
-            more |= self.engine.firing.lapse(now.now_ms, FIRE_PER_TICK)
+            more |= self.engine.firing.request_lapsed(now.now_ms, FIRE_PER_TICK)
             self.engine.settlement.expire(*now)
             dispatches, unfinished = self.engine.delivery.dispatch(*now, DISPATCH_PER_TICK)
             for dispatch in dispatches:
@@ -358,7 +358,7 @@ class Shard:
         if schedule_heap.late_ms:
             self.observed.schedules_late(schedule_heap.late_ms)
             schedule_heap.late_ms = []
-        if schedule_heap.wants_cancel:
+        if schedule_heap.to_cancel:
             self.upkeep.cancel_previous()
         return more
 
@@ -607,7 +607,7 @@ class Recovering:
                 self._special.add(task.row.id)
                 recovery.with_history(_snapshot(task), *self._clock.read(), grace_ms)
         self.rows_missing = len(ids) - len(self._special)
-        recovery.arrived(self._clock.read().now_ms)
+        recovery.make_arrivals_ready(self._clock.read().now_ms)
         await self._restore_runs()
         self._chunks = aiter(self._store.recover_handles(FIRST_CHUNK))
         async for chunk in self._chunks:
@@ -666,7 +666,7 @@ class Recovering:
         async for chunk in self._chunks:
             self._add(chunk)
             await asyncio.sleep(0)
-        self._engine.recovery.has_handles(None)
+        self._engine.recovery.handles_loaded(None)
         async for ids, hashes, expected in self._store.recover_keys():
             self._add_keys(ids, hashes, expected)
             await asyncio.sleep(0)
@@ -691,7 +691,7 @@ class Recovering:
             topics = [topics[index] for index in kept]
         self._engine.recovery.handles(ids, dues_ms, topics, self._special)
         if chunk.dues_ms:
-            self._engine.recovery.has_handles(chunk.dues_ms[-1])
+            self._engine.recovery.handles_loaded(chunk.dues_ms[-1])
         self.loaded += len(ids)
 
 

@@ -30,7 +30,7 @@ from tickwheel.engine.explanation import (
     explain_half,
     explain_no_key,
 )
-from tickwheel.engine.tasks import AT_ONCE
+from tickwheel.engine.tasks import TASKS_PER_STEP_MAX
 from tickwheel.engine.timetables import shown_time
 from tickwheel.errors import BadRequest, LimitExceeded, shown
 from tickwheel.history.read import UNFINISHED, outline
@@ -138,7 +138,7 @@ class Controlling:
             parts.wake()
 
         bulks = parts.engine.bulks
-        most = AT_ONCE.get(kind, IDS_PER_READ_MAX)
+        most = TASKS_PER_STEP_MAX.get(kind, IDS_PER_READ_MAX)
         parts.commands.put(ask.caller, ask.refuse, chosen.to_read, act, answer, at_once=most)
 
     def look_up(self, ask: Ask[LookUp]) -> None:

@@ -86,7 +86,7 @@ class Transacting:
     _new_tasks: NewTasks
     _listings: Listings
     _value_bytes: ValueBytes
-    _check_door: Callable[[], None]
+    _check_accepting: Callable[[], None]
     """Raises the reason if every new task is refused at the moment."""
     _checked: Callable[[object], Sequence[Any]]
     """Returns the tasks of a request after a check of their number."""
@@ -126,7 +126,7 @@ class Transacting:
             claim = checks.integer(claim, "claim", 1, INTEGER_MAX)
 
         def act() -> None:
-            existing = self._registry.known.get(name)
+            existing = self._registry.by_name.get(name)
             if existing is not None:
                 self._check_open(existing, members, caller)
             else:
@@ -135,7 +135,7 @@ class Transacting:
             if existing is not None and (former := existing.parts.get(number)) is not None:
                 self._check_same(former, tasks, from_commit=counted_from == "commit")
             else:
-                self._check_door()
+                self._check_accepting()
                 if caller.quota is not None:
                     caller.quota.check(self._core, now.mono_ms)
                 halves = self._halves(tasks, now.now_ms, from_commit=counted_from == "commit")
@@ -148,7 +148,7 @@ class Transacting:
             transactions.prepare(
                 name, members, number, halves, caller.replies, request, *now, owner
             )
-            self._checkbacks.prepared(self._registry.known[name].row, caller)
+            self._checkbacks.prepared(self._registry.by_name[name].row, caller)
 
         self._when_free(caller, name, act, partial(caller.refuse, request))
 
@@ -179,8 +179,8 @@ class Transacting:
         ]
         if _contents(former.transaction, halves) != _contents(former.transaction, former.halves):
             raise Conflict(
-                f"part {former.part} of transaction {former.transaction} has other tasks; a resend"
-                " must have the same tasks, and a new request needs a new part"
+                f"part {former.part} of transaction {former.transaction} was already sent with"
+                " different tasks; resend the same tasks, or use a new part number"
             )
 
     def _halves(self, tasks: object, now_ms: int, *, from_commit: bool) -> tuple[Half, ...]:
@@ -189,9 +189,9 @@ class Transacting:
         if rules is not None:
             index = next(i for i, rule in enumerate(rules) if rule is not None)
             raise BadRequest(
-                f"tasks[{index}] has a rule for a pending key (if_pending, its own or its topic's),"
-                " which a half task cannot have because the pending tasks can change before the"
-                " commit; enqueue it without a transaction"
+                f"tasks[{index}] is subject to if_pending (its own or its topic's), which does not"
+                " apply to half tasks because pending tasks can change before the commit; enqueue"
+                " it without a transaction"
             )
         return tuple(
             _half(new_task, now_ms, counted=from_commit and not _has_moment(task))
@@ -253,7 +253,7 @@ class Transacting:
                 ids = tuple(range(row.first_id, row.first_id + row.tasks * ID_STEP, ID_STEP))
                 self._parts.committer.answer(ask, (row.decided_ms, ids))
                 return
-            self._check_door()
+            self._check_accepting()
             self._check_topics(row)
             transactions = self._parts.border.act().transactions
             transactions.commit(entry, ask.replies, ask.number, *ask.now)
@@ -313,7 +313,7 @@ class Transacting:
         transactions = self._parts.border.act().transactions
         self._checkbacks.register(caller, names, sink, only)
         for name in dict.fromkeys(names):
-            transactions.came(name)
+            transactions.member_connected(name)
         self._parts.wake()
         caller.answer(request, None)
 
@@ -363,7 +363,7 @@ class Transacting:
     # --- shared ----------------------------------------------------------------------------------
 
     def _find(self, name: str, only: TopicFilter | None) -> Transaction:
-        entry = self._registry.known.get(name)
+        entry = self._registry.by_name.get(name)
         if entry is None or not _is_seen(entry.row, only):
             raise _unknown(name)
         return entry
@@ -376,7 +376,7 @@ class Transacting:
         refuse: Callable[[TickwheelError], None],
     ) -> None:
         def is_free() -> bool:
-            transaction = self._registry.known.get(name)
+            transaction = self._registry.by_name.get(name)
             return transaction is None or self._transactions.is_free(transaction)
 
         when_free(self._parts, caller, "a command on a transaction", is_free, act, refuse)
@@ -432,7 +432,7 @@ class _Wanted(NamedTuple):
 
 def _unknown(name: str) -> UnknownTransaction:
     return UnknownTransaction(
-        f"there is no transaction {name}, or it was decided so long ago that it is forgotten"
+        f"there is no transaction {name}, or it was decided so long ago that its record was removed"
     )
 
 

@@ -187,7 +187,7 @@ def _whole(parts: Parts, topics: dict[str, dict[str, Any]]) -> dict[str, Any]:
             len(group.subscribers) for t in core.topics.values() for group in t.groups.values()
         ),
         "sessions": len(core.sessions),
-        "schedules": len(core.schedule_heap.known),
+        "schedules": len(core.schedule_heap.by_name),
         "transactions": {
             "open": registry.undecided - registry.parked,
             "parked": registry.parked,
