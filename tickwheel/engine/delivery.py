@@ -1,26 +1,28 @@
-"""Delivery of ready tasks to subscribers with credit.
+"""Delivers ready tasks to subscribers with credit.
 
 * ``Delivery`` serves groups in turn, and the subscribers of a group in turn, within credit, pauses
   and rates.
 * ``Leasing`` leases one frame to one subscriber, task by task, or with the same result in one step
-  if no task needs a decision of its own (``LeaseBatch``).
-* ``RowReading``: rows that must be read before their tasks can be delivered.
-* ``Apart``: tasks that are delivered alone, because one more death of a consumer ends them.
-* ``Subscriptions``: the consumers that can get deliveries.
+  if no task needs an individual decision (``LeaseBatch``).
+* ``RowReading`` tracks the rows that must be read before their tasks can be delivered.
+* ``Isolation`` selects connections for tasks that must be delivered alone, because one more death
+  of a consumer would make them dead letters.
+* ``Subscriptions`` tracks the consumers that can get deliveries.
 
 Invariants:
 
-* A task is delivered only if it is due at the ``now_ms`` of the call. A held group gets no
+* A task is delivered only if it is due at the ``now_ms`` of the call. A group that is held gets no
   deliveries, and rates are not exceeded.
 * An at-most-once delivery is settled in the open batch, and sent when that batch is durable.
 
-Alone: a task must not become a dead letter because another task killed its consumer. After earlier
-deaths it is delivered together with others, because any of thousands of tasks might be the cause.
-Before the last death it waits in ``Group.loading`` for a connection without other deliveries. If
-there is none, one connection is kept free: it gets no deliveries until its present ones are
-settled, for at most ``KEEP_MS``. After that no connection is kept free for the same time, so that
-long work does not block a connection permanently. After a delivery alone, a connection gets other
-deliveries, if there are any, before the next delivery alone.
+Isolation: a task must not become a dead letter because another task killed its consumer. After the
+first deaths of its consumers, a task is still delivered together with others, because any of
+thousands of tasks might be the cause. When one more death would make it a dead letter, it waits in
+``Group.loading`` for a connection without other deliveries. If there is none, one connection is
+kept free: it gets no deliveries until its present ones are settled, for at most ``KEEP_MS``. For
+the same time after that, no connection is kept free, so that long work does not block a connection
+permanently. After an isolated delivery, a connection gets other deliveries, if there are any,
+before the next isolated one.
 """
 
 from __future__ import annotations
@@ -71,14 +73,15 @@ if TYPE_CHECKING:
     from tickwheel.engine.settlement import Settlement
 
 PREFERRED_MAX = 64
-"""Maximum subscribers that are considered for the preferences of order keys."""
+"""Maximum number of subscribers among which the preferences of order keys choose."""
 DISPATCHED_MAX = 1 << 30
 READ_AHEAD_TASKS = 1_000
-"""Maximum rows of a backlog that are read beyond the credit of the group's subscribers."""
+"""Maximum number of backlog rows that are read beyond the credit of the group's subscribers."""
 KEEP_MS = 60_000
 """Maximum time for which a connection is kept free, and minimum time until the next one."""
 LOOKED_AT_MAX = 64
-"""Maximum subscribers, and maximum tasks that wait to be alone, that are examined at once."""
+"""Maximum number of subscribers, and of tasks that wait for isolation, that are examined at
+once."""
 
 
 class Delivery:
@@ -111,7 +114,8 @@ class Delivery:
                 self.reading.loaded_ready(group, [row.id], rows)
 
     def dispatch(self, now_ms: int, mono_ms: int, limit: int) -> tuple[list[Dispatch], bool]:
-        """Return (deliveries of about ``limit`` tasks, whether more can be delivered at once)."""
+        """Deliver about ``limit`` tasks. Return (their frames, whether more tasks can be delivered
+        at once)."""
         core, leasing, looked_at = self._core, self._leasing, 0
         leasing.begin(now_ms, mono_ms)
         core.steps_left = STEPS_PER_TICK
@@ -145,7 +149,8 @@ class Delivery:
         return self._core.in_flight < self._core.config.in_flight_max
 
     def _dispatch_group(self, group: Group) -> int:
-        """Lease at most one frame to each subscriber. Return how many ready entries were used."""
+        """Lease at most one frame to each subscriber. Return how many entries of the ready queue
+        were used."""
         core, able, leasing = self._core, group.able, self._leasing
         waiting = allowed = len(group.ready)
         if not able or not (waiting or group.apart) or group.is_held:
@@ -181,7 +186,7 @@ class Delivery:
             used += len(ids) - back
             allowed -= items
             if back and not items:
-                break  # the next task must be read first
+                break  # the row of the next task must be read first
         self.reading.ahead(group)
         return used
 
@@ -193,7 +198,7 @@ class Delivery:
 
     def _dispatch_alone(self, group: Group) -> int:
         """Lease a task whose consumers have died to a connection without other deliveries. Return
-        how many tasks were tried."""
+        the number of tasks that were tried, 0 or 1."""
         mono_ms = self._leasing.mono_ms
         pair = self._apart.next(group, mono_ms)
         if pair is None:
@@ -239,7 +244,8 @@ class Delivery:
     def _divide(
         self, group: Group, ordering: Ordering, ids: list[int], room: dict[Subscriber, int]
     ) -> int:
-        """Lease tasks from the ready queue, some of which need individual decisions."""
+        """Lease tasks from the ready queue to their preferred subscribers if some tasks need
+        individual decisions. Return how many tasks were used."""
         resident, used = self._core.resident_rows, 0
         priorities = group.ready.priorities(ids)
         marks = [0 if (row := resident.get(i)) is None else mark_of(row) for i in ids]
@@ -257,7 +263,8 @@ class Delivery:
         return used
 
     def _room(self, group: Group) -> dict[Subscriber, int]:
-        """Return how many tasks each of the group's subscribers can take now in one frame."""
+        """Return how many tasks each of the group's subscribers can take now in one frame, for at
+        most ``PREFERRED_MAX`` subscribers."""
         config = self._core.config
         room: dict[Subscriber, int] = {}
         for subscriber in group.able:
@@ -270,15 +277,15 @@ class Delivery:
         return room
 
     def _unthrottle(self, mono_ms: int) -> None:
-        """Wake groups that have a token again, the longest waiting first."""
+        """Wake the groups that have a token again, in the order in which they were throttled."""
         core = self._core
         for group in [g for g, at_ms in core.throttled.items() if at_ms <= mono_ms]:
             del core.throttled[group]
             core.wake(group)
 
     def next_token_mono_ms(self) -> int | None:
-        """Return when the next token allows a delivery (steady clock), or None if no rate delays
-        one."""
+        """Return the time (steady clock) at which the next token allows a delivery, or None if no
+        rate delays one."""
         times = chain(self._core.throttled.values(), self._core.orderings.paced.values())
         return min(times, default=None)
 
@@ -296,17 +303,17 @@ class Leasing:
     def __post_init__(self) -> None:
         self.reading, self.apart = RowReading(self._core), Apart(self._core)
         self._is_alone = False
-        """Whether the task that is being leased can be one that must be alone."""
+        """Whether the task that is being leased has the connection alone."""
         self.now_ms = self.mono_ms = self.bytes_left = 0
         """The times of this dispatch, and the bytes that it can still deliver."""
         self.out: list[Dispatch] = []
         """The frames of this dispatch."""
         self._picked: dict[int, int] | None = None
-        """Id → priority of picked tasks that are being leased. None means that the tasks were just
-        taken from the ready queue."""
+        """Id → priority of the tasks that are being leased; None if they were just taken from the
+        ready queue, which then knows their priorities."""
 
     def begin(self, now_ms: int, mono_ms: int) -> None:
-        """Begin a dispatch at these times."""
+        """Begin a dispatch at the given times."""
         self.now_ms, self.mono_ms = now_ms, mono_ms
         self.bytes_left = self._core.config.dispatch_bytes_max
 
@@ -320,7 +327,7 @@ class Leasing:
         is_alone: bool = False,
     ) -> tuple[int, int]:
         """Call ``hand_out`` for tasks that are not exactly those last taken from the ready queue.
-        ``is_alone`` means that the single task has the connection alone."""
+        ``is_alone`` means that ``ids`` is a single task that has the connection alone."""
         self._picked, self._is_alone = priorities, is_alone
         items, back = self.hand_out(group, subscriber, ids)
         self._picked, self._is_alone = None, False
@@ -376,7 +383,8 @@ class Leasing:
         self._handed(group, subscriber, [(row, 1, NO_PAST) for row in lease_batch.rows])
 
     def _handed(self, group: Group, subscriber: Subscriber, items: list[Item]) -> None:
-        """Make a frame of leased deliveries, at least one, for one subscriber."""
+        """Count the leased deliveries, at least one, and put them into a frame for the
+        subscriber."""
         core = self._core
         for bucket in _buckets(group):
             bucket.take(len(items))
@@ -393,7 +401,7 @@ class Leasing:
             self._subscriptions.unsubscribe(subscriber)
 
     def _finish_now(self, group: Group, dispatch: Dispatch) -> None:
-        """Settle at-most-once deliveries. Their frame is sent when that is durable."""
+        """Settle at-most-once deliveries. Their frame is sent when the settlement is durable."""
         core = self._core
         size_bytes = sum(task_bytes(row) + DELIVERY_BYTES for row, _, _ in dispatch.items)
         core.handed_bytes += size_bytes
@@ -407,8 +415,8 @@ class Leasing:
     def _lease_all(
         self, group: Group, subscriber: Subscriber, ids: list[int]
     ) -> tuple[list[Item], int]:
-        """Lease the tasks of ``ids`` that can be delivered. Return them, and how many tasks were
-        put back for lack of room."""
+        """Lease the tasks of ``ids`` that can be delivered. Return (their deliveries, number of
+        tasks that were put back for lack of room)."""
         core, now_ms, mono_ms = self._core, self.now_ms, self.mono_ms
         resident, flight, unsaved = core.resident_rows, group.flight, core.unsaved
         held = subscriber.held
@@ -449,7 +457,7 @@ class Leasing:
                 mark, is_first = mark_of(row), attempts is None or not attempts.was_attempted
                 traits = ordering.hand_out(row, mark, subscriber, mono_ms, is_first=is_first)
             if traits is None:
-                continue  # its key is paused, or it gave way to an earlier task of its key
+                continue  # its key is paused, or an earlier task of its key goes first
             if is_mortal:
                 core.lifetimes.end(row)
             attempt, past = core.next_delivery(group, task_id)
@@ -480,8 +488,8 @@ class Leasing:
     def _looked_at(
         self, group: Group, task_id: int, row: TaskRow | None, index: int
     ) -> TaskRow | None:
-        """Return the row of a task that can be leased now. Return None if the task has left, must
-        be read, is excluded by the filter, or must be alone."""
+        """Return the row of a task that can be leased now. Return None if the task has left, its
+        row must be read, the filter excludes it, or it must be isolated."""
         if group.ready.stale and group.ready.is_stale(task_id):
             return None
         if row is None:
@@ -523,7 +531,7 @@ class Leasing:
         if ordering is not None:
             ordering.taken(row, stays_holder=must_wait)
         if must_wait:
-            # The clock went back below its due time, so it waits as if for a retry.
+            # The clock went back to before the due time, so the task waits as if for a retry.
             self._core.wait(group, row.id, row.due_ms)
             if ordering is not None:
                 ordering.waits(row)
@@ -532,7 +540,7 @@ class Leasing:
         self._firing.expire(group, row)
 
     def _put_back(self, group: Group, ids: list[int]) -> None:
-        """Put the last tasks of ``_lease_all`` back into the ready queue, for lack of room."""
+        """Put the tasks for which ``_lease_all`` has no room back into the ready queue."""
         if self._picked is None:
             group.ready.put_back(ids)
         else:
@@ -547,7 +555,8 @@ class Leasing:
 @dataclass(slots=True, eq=False)
 class LeaseBatch:
     """Tasks that are leased in one step: due tasks just taken from a group's ready queue, with rows
-    in memory, without earlier attempts and without a time to live. Not a batch of the store."""
+    in memory, without earlier attempts and without a time to live. It is not a batch of the
+    store."""
 
     ids: Sequence[int]
     rows: list[TaskRow]
@@ -594,7 +603,7 @@ def lease_batch_of(
     resident: Mapping[int, TaskRow], group: Group, ids: Sequence[int], now_ms: int
 ) -> LeaseBatch | None:
     """Return these ready tasks of a group as a batch, or None if some need individual decisions.
-    ``resident`` has the rows in memory."""
+    ``resident`` contains the rows in memory."""
     if not ids or group.ready.stale or not _all_first(group, ids):
         return None
     if group.unjudged_id and min(ids) <= group.unjudged_id:
@@ -632,9 +641,9 @@ def _all_first(group: Group, ids: Sequence[int]) -> bool:
 def share_out(
     preferred: Sequence[Subscriber | None], room: Mapping[Subscriber, int]
 ) -> tuple[dict[Subscriber, list[int]], bool]:
-    """Distribute the indexes of ``preferred`` among subscribers: to the preferred one if it has
-    room, otherwise to others. Return (subscriber → indexes, whether an index went to others).
-    ``room`` must be enough for all."""
+    """Distribute the indexes of ``preferred`` among subscribers: each goes to its preferred
+    subscriber if that has room, otherwise to another one. Return (subscriber → indexes, whether an
+    index went to others). ``room`` must suffice for all indexes."""
     numbers: dict[Any, int] = {subscriber: number for number, subscriber in enumerate(room)}
     choices: Any = list(map(numbers.get, preferred, repeat(len(room))))
     places = sorted(range(len(preferred)), key=choices.__getitem__)
@@ -658,22 +667,22 @@ def share_out(
 
 
 class RowReading:
-    """The reading of rows of ready tasks that are not in memory."""
+    """Reads the rows of ready tasks that are not in memory."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
         self._aside_left: int | None = None
-        """How many more tasks of the current group can be set aside for reading; None until
-        counted."""
+        """How many more tasks of the current group can be set aside to read their rows; None if not
+        yet computed."""
         self._allowed = 0
         """How many deliveries the rates of the current group allow now."""
 
     def begin(self, allowed: int) -> None:
-        """Begin with another group, which can get ``allowed`` deliveries now."""
+        """Begin with a new current group, which can get ``allowed`` deliveries now."""
         self._aside_left, self._allowed = None, allowed
 
     def left_to_set_aside(self, group: Group) -> int:
-        """Return how many more rows can be read, within the group's credit. Missing rows do not
+        """Return how many more rows can be read within the group's credit. Missing rows do not
         count."""
         if self._aside_left is None:
             config, reading = self._core.config, self._being_read(group)
@@ -703,8 +712,8 @@ class RowReading:
         self._core.ready_rows_to_read.setdefault(group, []).append(task_id)
 
     def ahead(self, group: Group) -> None:
-        """Read further rows of the current group's backlog before subscribers have credit for them,
-        if rows of the group must be read and there is room."""
+        """Read more rows of the current group's backlog than its subscribers have credit for, if
+        rows of the group must be read and there is room."""
         if self._aside_left is None or not self._core.reads_ahead:
             return
         ids = group.ready.take(max(0, READ_AHEAD_TASKS - self._being_read(group)))
@@ -717,10 +726,10 @@ class RowReading:
             self.set_aside(group, task_id, group.ready.priority_at(index))
 
     def loaded_ready(self, group: Group, ids: Iterable[int], rows: dict[int, TaskRow]) -> None:
-        """Make tasks that were set aside ready again, with the rows that were read.
+        """Make tasks that were set aside ready again. ``rows`` contains the rows that were read.
 
         Rows of tasks that can be delivered at once stay in memory regardless of the budget, because
-        a load is bounded; other rows stay while there is room. A task without a row is missing and
+        a read is bounded; other rows stay while there is room. A task without a row is missing and
         stays set aside until its row is found."""
         core, ids = self._core, list(ids)
         credit, coming = group.credit_up_to(len(ids)), core.orderings.coming(group)
@@ -743,7 +752,8 @@ class RowReading:
         core.wake(group)
 
     def not_loaded(self, group: Group, ids: Sequence[int]) -> None:
-        """Make tasks that no subscriber can take now ready again without reading their rows."""
+        """Make tasks that were set aside ready again without reading their rows, because no
+        subscriber can take them now."""
         coming = self._core.orderings.coming(group)
         for task_id in reversed(ids):
             if task_id in group.apart:
@@ -756,8 +766,8 @@ class RowReading:
 
 
 class Apart:
-    """Deliveries that must be alone on a connection. ``Core.kept_connections`` has the connections
-    that are kept free for them."""
+    """Selects connections for deliveries that must be alone on a connection.
+    ``Core.kept_connections`` contains the connections that are kept free for them."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
@@ -769,7 +779,7 @@ class Apart:
         return deaths >= self._deaths_alone
 
     def set_aside(self, group: Group, task_id: int, priority: int) -> None:
-        """Set a task aside until a connection can have it alone."""
+        """Set a task aside until a connection can take it alone."""
         group.loading[task_id] = priority
         group.apart[task_id] = False
 
@@ -783,7 +793,8 @@ class Apart:
         return None if subscriber is None else (task_id, subscriber)
 
     def _first(self, group: Group) -> int | None:
-        """Return the task that has waited longest to be alone, and drop tasks that have left."""
+        """Return the task that has waited longest for isolation, or None. Drop tasks that have
+        left."""
         for task_id in list(islice(group.apart, LOOKED_AT_MAX)):
             if task_id not in group.loading:
                 del group.apart[task_id]
@@ -809,8 +820,8 @@ class Apart:
         return None
 
     def keep_free(self, group: Group, presence: Presence, mono_ms: int) -> None:
-        """Keep a connection free for the group's next task that must be alone, for at most
-        ``KEEP_MS``. The group keeps at most one connection free."""
+        """Keep a connection free for the group's next isolated task, for at most ``KEEP_MS``. The
+        group keeps at most one connection free."""
         keep = self._core.kept_connections.get(group)
         if presence.kept_for is None and (keep is None or keep.presence is None):
             presence.kept_for = group
@@ -824,7 +835,7 @@ class Apart:
             presence.kept_for = group
 
     def tick(self, mono_ms: int) -> None:
-        """Stop keeping connections free after ``KEEP_MS``."""
+        """Stop keeping connections free that have been kept free for ``KEEP_MS``."""
         core = self._core
         kept = core.kept_connections
         for group, keep in [(g, k) for g, k in kept.items() if k.until_mono_ms <= mono_ms]:
@@ -855,7 +866,7 @@ class Subscriptions:
         subscriber.group.was_used = True
 
     def unsubscribe(self, subscriber: Subscriber) -> None:
-        """End a subscription. It gets no more deliveries; its leases stay."""
+        """End a subscription. It gets no more deliveries, but keeps its leases."""
         if isinstance(subscriber, Broadcaster):
             self._broadcasts.leave(subscriber)
             return
@@ -876,14 +887,13 @@ class Subscriptions:
             self._core.cut.append((broadcaster, "not_found", message))
 
     def heard(self, presence: Presence, subscribers: Iterable[Subscriber]) -> None:
-        """Note that a connection's consumer has responded, so its subscribers get deliveries
-        again."""
+        """Resume deliveries to the subscribers of a connection whose consumer has responded."""
         presence.doubted = False
         for subscriber in subscribers:
             self._core.regained(subscriber)
 
     def disconnected(self, subscriber: Subscriber, mono_ms: int, death: str = "") -> None:
-        """Note that the subscriber's connection broke. Its leases end after the grace time unless
+        """End the subscription of a broken connection. Its leases end after the grace time unless
         they are settled on another connection. ``death`` describes the cause if the connection was
         not closed deliberately."""
         self.unsubscribe(subscriber)
@@ -902,12 +912,13 @@ def _buckets(group: Group) -> list[Bucket]:
 
 
 def _next_able(group: Group) -> Subscriber | None:
-    """Return the next subscriber if it has credit, otherwise None."""
+    """Return the next subscriber if it has credit, otherwise None. Move it to the end, or remove it
+    if it has no room."""
     subscriber, _ = group.able.popitem(last=False)
     if subscriber.room <= 0:
-        return None  # until it regains credit
+        return None  # it is added again when it regains credit
     group.able[subscriber] = None
-    return subscriber if subscriber.credit > 0 else None  # it is kept free for a task alone
+    return subscriber if subscriber.credit > 0 else None  # without credit, its connection is kept free
 
 
 def _put_back(group: Group, ids: Sequence[int], priorities: Mapping[int, int]) -> None:

@@ -1,13 +1,13 @@
-"""Order keys and fair shares of a group, which determine the due tasks that can be delivered.
+"""Order keys and fair shares of a group, which determine which due tasks can be delivered.
 
 A task passes two stages before it is ready. If it has an order key, it waits until every earlier
 task of that key is finished (``KeyHolders``). If the group has ``fair_by``, it waits until its
 value has a place (``FairShares``). ``Ordering`` combines both stages for a group; a group that
 needs neither has no ``Ordering`` (``Group.is_ordered``). ``Preferences`` selects the subscriber for
-the tasks of a key. The operators' commands are in ``tasks.py``.
+the tasks of a key. Operators' commands are in ``tasks.py``.
 
 A *paused* key was paused by an operator (``KeyPauses``); it is an order key or a value of
-``fair_by``. A *held* key is an order key whose task has failed for good and waits
+``fair_by``. A *held* key is an order key whose task has failed for good and waits for an operator
 (``Ordering.held``). A key can be both. The tasks of a paused key come due and wait for their turn;
 instead of being delivered they are *kept back* until the key is resumed. Tasks in flight stay in
 flight and can be settled.
@@ -16,11 +16,12 @@ Invariants:
 
 * One task of each order key is the *key holder*. It is ready, in flight, waiting for a retry or
   held, and stays the holder until the group has finished it. The next task becomes the holder when
-  that is durable. So after a crash no earlier task is delivered again after a later one.
-* A task that has had an attempt stays the holder even if it is rescheduled. A holder without an
-  attempt gives way to a task that arrived after it and is due before it.
+  the end is durable. So even after a crash, no earlier task is delivered again after a later one.
+* A task that was attempted stays the holder even if it is rescheduled. A holder that has no
+  attempts gives way to a task that arrived after it and is due before it.
 * A task in a key queue counts as ready (``Group.in_key_queues``) and is in no other queue.
-* With ``limit_each``, called tasks and tasks in flight of a value never exceed the limit together.
+* With ``limit_each``, the *called* tasks of a value (those in the ready queue) and its tasks in
+  flight together never exceed the limit.
 * A task that is kept back counts as ready (``Group.in_key_queues``), is in no queue of the group,
   and takes no place of its value. It can be the holder of its order key. While no key of the group
   is paused, this costs nothing.
@@ -44,17 +45,19 @@ if TYPE_CHECKING:
     from tickwheel.model.records import Columns, GroupSettings, TaskRow
 
 CALLED_MAX, CALLED_IN_ALL = 64, 256
-"""Maximum called tasks of one value, and the approximate maximum of all values together."""
+"""Maximum number of called tasks of one value, and approximate maximum for all values together."""
 HAD_MAX = 65_536
-"""Maximum keys whose last subscriber is remembered."""
+"""Maximum number of keys whose last subscriber is remembered."""
 AGES_LOOKED_AT = 256
-"""Maximum queues, and maximum values, that are searched for the oldest task."""
+"""Maximum number of queues, and of values, that are searched for the oldest task."""
 NEVER_MS = 1 << 62
 """A time in the unreachable future, such as the next attempt of a held task."""
 EVERY_KEY = 1 << 64
-"""A mark for all keys of a group. Marks of keys have 64 bits."""
+"""A mark that stands for all keys of a group. It differs from the marks of keys, which have 64
+bits."""
 REMEMBERED_MAX = 64
-"""Maximum resumed keys of a group whose pause is remembered, to explain late tasks."""
+"""Maximum number of resumed keys of a group whose pause is remembered in order to explain late
+tasks."""
 
 
 class Waiting(NamedTuple):
@@ -79,8 +82,8 @@ def mark_of(row: TaskRow) -> int:
 
 
 def marks_of(columns: Columns) -> list[int] | None:
-    """Return the marks of the order keys of many tasks, or None if no task has a key. If the result
-    contains a 0, it is incomplete, and the tasks must be examined one by one."""
+    """Return the marks of the order keys of these tasks, or None if no task has a key. If the
+    result contains a 0, it is incomplete, and the tasks must be examined one by one."""
     if is_absent(columns.order_key):
         return None
     return list(map(hash, columns.order_key)) if all(columns.order_key) else [0]
@@ -93,8 +96,8 @@ def mark_of_key(fair_by: str | None, value: object) -> int:
 
 
 class FairShares:
-    """The fair shares of a group: how many places in the ready queue each value of ``fair_by`` has.
-    Without ``fair_by``, a task is ready at once."""
+    """The fair shares of a group: how many places in the ready queue each value of ``fair_by``
+    gets. Without ``fair_by``, a task is ready at once."""
 
     def __init__(self, orderings: Orderings, group: Group) -> None:
         self._orderings = orderings
@@ -103,14 +106,14 @@ class FairShares:
         self.of: dict[int, Share] = {}
         """Mark → share of each value that has tasks or a rate."""
         self.called: dict[int, Share] = {}
-        """Id → share of the tasks in the ready queue that have a share."""
+        """Id → share of each task in the ready queue that has a share."""
         self.plain_left = 0
-        """Upper bound of the tasks in the ready queue that have no share, because they entered it
-        before ``fair_by`` was set."""
+        """Upper bound on the number of ready tasks that have no share because they entered the
+        ready queue before ``fair_by`` was set."""
         self._heap: list[tuple[int, int]] = []
         """(steady ms, mark) of shares that wait for a token."""
         self.waited: set[int] = set()
-        """Ready tasks that became late while they waited in a key queue or for a place."""
+        """Ids of ready tasks that became late while they waited in a key queue or for a place."""
         self.now_ms = self._mono_ms = 0
         """The latest times of the wall clock and of the steady clock passed to this object."""
 
@@ -129,8 +132,8 @@ class FairShares:
     # --- a task arrives ----------------------------------------------------------------------
 
     def call(self, task_id: int, mark: int, priority: int, *, front: bool) -> None:
-        """Make a task ready if its value has a place; otherwise it waits for one. The task has no
-        order key or is its holder."""
+        """Make a task ready if its value has a place; otherwise let it wait for one. The task must
+        have no order key or be the holder of its key."""
         group = self._group
         if mark:
             share = self._share(mark)
@@ -148,7 +151,8 @@ class FairShares:
             group.ready.push(task_id, priority, self.now_ms)
 
     def restored(self, mark: int) -> Share | None:
-        """Count a task that was in flight before a restart. Return its share, if it has a value."""
+        """Count a task that was in flight before a restart. Return its share, or None if it has no
+        value."""
         share = self._share(mark) if mark else None
         if share is not None:
             share.in_flight += 1
@@ -157,8 +161,8 @@ class FairShares:
     # --- a task leaves -------------------------------------------------------------------------
 
     def leave_ready(self, task_id: int, mono_ms: int) -> Share | None:
-        """Move a task from the ready queue to flight. Return its share, if it has one. The call can
-        be skipped while ``called`` is empty and ``plain_left`` is 0."""
+        """Count a task that goes from the ready queue into flight. Return its share, or None if it
+        has none. The call can be skipped while ``called`` is empty and ``unshared_max`` is 0."""
         self._mono_ms = max(self._mono_ms, mono_ms)
         share = self.called.pop(task_id, None)
         if share is not None:
@@ -182,14 +186,14 @@ class FairShares:
         return True
 
     def taken(self, task_id: int) -> None:
-        """Note that a task was taken from the ready queue and is not delivered."""
+        """Uncount a task that was taken from the ready queue but is not delivered."""
         self.waited.discard(task_id)
         if not self.uncall(task_id) and self.plain_left:
             self.plain_left -= 1
 
     def withdraw(self, row: TaskRow) -> bool:
-        """Remove a ready task that is not called. Return whether it waited for a place of its
-        value, and so is not in the ready queue."""
+        """Remove a task that is not called. Return whether it was waiting for a place of its value,
+        and so was not in the ready queue."""
         share = self.of.get(self.mark_of(row))
         if share is None or share.queue is None or row.id in self._group.loading:
             return False
@@ -210,8 +214,8 @@ class FairShares:
                 self._admit(share)
 
     def some(self, limit: int) -> list[int]:
-        """Take out up to ``limit`` tasks that wait for a place, for a group that is being
-        deleted."""
+        """Remove up to ``limit`` tasks that wait for a place, for a group that is being deleted.
+        Return their ids."""
         taken: list[int] = []
         for share in list(self.of.values()):
             while len(taken) < limit and (following := share.next()) is not None:
@@ -232,7 +236,7 @@ class FairShares:
         return share
 
     def _has_place(self, share: Share) -> bool:
-        """Return whether one more task of a value can be called."""
+        """Return whether one more task of a value can be called now."""
         if self._paused and share.mark in self._paused:
             return False
         limit, called = self._group.settings.shares.limit_each, share.called
@@ -250,7 +254,7 @@ class FairShares:
         return False
 
     def _admit(self, share: Share) -> None:
-        """Call the tasks of a value that have places now."""
+        """Call as many tasks of a value as it has places for now."""
         group = self._group
         while share.queue is not None and self._has_place(share):
             following = share.next()
@@ -265,13 +269,13 @@ class FairShares:
         self._prune(share)
 
     def resumed(self, mark: int) -> None:
-        """Call the tasks of a resumed value. An order key's mark has no effect."""
+        """Call the tasks of a resumed value. The mark of an order key has no effect."""
         share = self.of.get(mark)
         if share is not None:
             self._admit(share)
 
     def _prune(self, share: Share) -> None:
-        """Forget a value without state."""
+        """Forget a value if it has no tasks, and its bucket is full."""
         if not share.is_idle or self.of.get(share.mark) is not share:
             return
         bucket = share.bucket
@@ -295,12 +299,12 @@ class FairShares:
         self._orderings.wake(self._group)
 
     def sweep(self) -> None:
-        """Forget values that only wait for tokens. To be called from time to time."""
+        """Forget values that have no tasks and full buckets. Call this periodically."""
         for share in list(self.of.values()):
             self._prune(share)
 
     def resettle(self, former: GroupSettings, mono_ms: int) -> None:
-        """Adapt the shares to new settings of the group; ``former`` are its former settings."""
+        """Adapt the shares to new settings of the group. ``former`` are its previous settings."""
         self._mono_ms = max(self._mono_ms, mono_ms)
         settings, group = self._group.settings, self._group
         self._heap.clear()
@@ -327,39 +331,41 @@ class FairShares:
 
 
 class KeyHolders:
-    """The order keys of a group: the holder of each, and when the next task becomes the holder.
+    """The order keys of a group: tracks the holder of each key, and when the next task becomes the
+    holder.
 
-    A key *advances* when a batch is durable. Until then a *note* records that its holder has ended,
-    or that another change of the key could be undone by a crash.
+    A key *advances* when a batch is durable. Before that, a *note* records that its holder has
+    ended, or that another change of the key could be undone by a crash.
     """
 
     def __init__(self, orderings: Orderings, group: Group, shares: FairShares) -> None:
         self._orderings = orderings
         self._group = group
         self._shares = shares
-        """The next stage of a key holder."""
+        """The stage that follows when a task becomes a key holder."""
         self.order = Order()
         self._odd: dict[int, tuple[int, int]] = {}
-        """Id → (priority, mark of its share) of tasks in key queues that have either."""
+        """Id → (priority, mark of the share) of the tasks in key queues that have a priority or a
+        share."""
         self._again: dict[int, list[tuple[int, Waiting, bool]]] = {}
-        """Mark → (id, key and share, whether it goes to the front) of each task that is ready again
-        when a batch is durable; see ``come_when_durable``."""
+        """Mark → (id, key and share, whether it goes to the front) of each task that becomes ready
+        again when a batch is durable; see ``rejoin_when_durable``."""
         self.coming: set[int] = set()
-        """Ids of tasks of ``_again`` that have not left. They are in ``loading`` without being
-        read."""
+        """Ids of the tasks of ``_rejoining`` that have not left. They are in ``loading`` although
+        their rows are not being read."""
         self._ending: dict[int, int] = {}
-        """Mark → the ended holder, or 0, of keys with a change that is not durable: the end of the
-        holder, or the leaving of another task."""
+        """Mark → id of the ended holder, or 0, for keys with a change that is not durable: the
+        holder has ended, or another task has left."""
         self.notes: dict[int, int] = {}
-        """Mark → number of batches that must be durable before the key can advance, for keys of
-        ``_ending`` that have other notes than the end of their holder."""
+        """Mark → number of batches that must become durable before the key can advance, for those
+        keys of ``_ending`` that have more notes than the end of their holder."""
         self._strange = False
         """Whether several tasks of a key were in flight before a restart."""
 
     # --- a task arrives ----------------------------------------------------------------------
 
     def arrive(self, row: TaskRow, mark: int, share: int, priority: int) -> None:
-        """Add a task of the key, which is ready as soon as it is the key holder."""
+        """Add a task of the key. It becomes ready when it is the key holder."""
         if share or priority or mark in self._ending or self.awaits_replay:
             waiting = Waiting(mark, share, row.due_ms, order_of(row))
             self.add_ready(row.id, waiting, priority, front=False)
@@ -369,28 +375,28 @@ class KeyHolders:
             self._group.in_key_queues += 1
 
     def arrive_all(self, rows: Sequence[TaskRow], marks: Sequence[int]) -> None:
-        """Add tasks that have only order keys, none of which ``are_noted``."""
+        """Add tasks that have only an order key. ``are_noted`` must be False for their keys."""
         holders = self.order.arrive_all(marks, [row[0] for row in rows], [row[1] for row in rows])
         self._group.ready.push_all(holders, self._shares.now_ms)
         self._group.in_key_queues += len(rows) - len(holders)
 
     def are_noted(self, marks: Collection[int]) -> bool:
-        """Return whether one of these keys has another note than the end of its holder."""
+        """Return whether one of these keys has more notes than the end of its holder."""
         return not self.notes.keys().isdisjoint(marks)
 
     def come_when_durable(
         self, task_id: int, waiting: Waiting, priority: int, *, front: bool
     ) -> None:
-        """Make a task ready again when its previous attempt is durable. Without that, a crash could
-        make a receipt of the previous attempt valid for the next one. Until then the task is in
-        ``loading``."""
+        """Make a task ready again when the end of its previous attempt is durable. If it were ready
+        earlier, a crash could make a receipt of the previous attempt valid for the next one. Until
+        then the task waits in ``loading``."""
         self._group.loading[task_id] = priority
         self.coming.add(task_id)
         self._again.setdefault(waiting.order, []).append((task_id, waiting, front))
 
     def add_ready(self, task_id: int, waiting: Waiting, priority: int, *, front: bool) -> None:
-        """Add a task that is ready for an attempt. It is called if it has no order key or is its
-        holder; otherwise it enters the key queue."""
+        """Add a task that is ready for an attempt. Call it if it has no order key or becomes the
+        holder of its key; otherwise put it into the key queue."""
         order, share, due_ms, place = waiting
         if order:
             if self.awaits_replay:
@@ -398,7 +404,7 @@ class KeyHolders:
                 is_holder = False
             else:
                 if self._ending.get(order) == task_id:
-                    # The ended holder is ready again before its end was durable.
+                    # The ended holder is ready again before its end has become durable.
                     self._ending[order] = 0
                 is_holder = self.order.arrive(order, task_id, due_ms, place)
             if not is_holder:
@@ -409,7 +415,7 @@ class KeyHolders:
         self._shares.call(task_id, share, priority, front=front)
 
     def come_after_wait(self, task_id: int, waiting: Waiting, priority: int) -> None:
-        """Add a task whose wait for its next attempt is over, as soon as its key's notes are
+        """Add a task whose wait for its next attempt is over, once the notes of its key are
         durable."""
         if waiting.order in self._ending:
             self.come_when_durable(task_id, waiting, priority, front=False)
@@ -424,13 +430,14 @@ class KeyHolders:
     # --- a task is delivered -------------------------------------------------------------------
 
     def are_odd(self, marks: Collection[int]) -> bool:
-        """Return whether a task of one of these keys might have to give way at its delivery."""
+        """Return whether a task of one of these keys might have to give way when it is about to be
+        delivered."""
         odd_marks = (self.order.overtaken, self.notes.keys())
         return not all(some.isdisjoint(marks) for some in odd_marks if some)
 
     def gives_way(self, row: TaskRow, mark: int) -> bool:
-        """Let a task give way to an earlier task of its key, or to a task that has left the key and
-        would be back after a crash. Return whether it gave way."""
+        """Let a task give way to an earlier task of its key, or to a task that has left the key but
+        would return after a crash. Return whether it gave way."""
         place = order_of(row)
         if mark in self._ending and self.order.head(mark) == row.id:
             self.order.park(mark, row.id, row.due_ms, place)
@@ -454,8 +461,8 @@ class KeyHolders:
     # --- a task leaves -------------------------------------------------------------------------
 
     def done(self, leases: Iterable[Lease]) -> None:
-        """Note that the tasks of these leases are finished. Their keys advance when that is
-        durable."""
+        """Record that the tasks of these leases are finished. Their keys advance when the open
+        batch is durable."""
         marks = [lease.order for lease in leases]
         ids = [lease.id for lease in leases]
         if all(marks) and not self._strange and self.notes.keys().isdisjoint(marks):
@@ -467,12 +474,13 @@ class KeyHolders:
                 self.end(mark, task_id)
 
     def end(self, mark: int, task_id: int) -> None:
-        """Note that the group has finished a task of the key, which can be its holder."""
+        """Record that the group has finished a task of the key. The key advances if the task was
+        its holder."""
         if self.order.head(mark) == task_id:
             self._note(mark, task_id)
 
     def leave(self, row: TaskRow, mark: int, *, stays_holder: bool) -> bool:
-        """Remove a task of the key. Return whether it was in the key queue."""
+        """Remove a task of the key. Return whether the task was in the key queue."""
         task_id = row.id
         if self.order.head(mark) == task_id:
             if not stays_holder:
@@ -485,7 +493,8 @@ class KeyHolders:
         return False
 
     def some(self, limit: int) -> list[int]:
-        """Take up to ``limit`` tasks out of key queues, for a group that is being deleted."""
+        """Remove up to ``limit`` tasks from key queues, for a group that is being deleted. Return
+        their ids."""
         taken = self.order.pop_some(limit)
         for task_id in taken:
             self._odd.pop(task_id, None)
@@ -501,13 +510,14 @@ class KeyHolders:
     # --- a key advances ------------------------------------------------------------------------
 
     def hold_until_durable(self, mark: int) -> None:
-        """Deliver no task of the key that has had no attempt until the open batch is durable,
-        because a crash would undo a change of the key. Mark 0 means no key."""
+        """Do not deliver unattempted tasks of the key before the open batch is durable, because a
+        crash would undo a change of the key. Mark 0 means no key."""
         if mark:
             self._note(mark, self._ending.get(mark, 0))
 
     def _note(self, mark: int, head: int) -> None:
-        """Note that a key must not advance before the open batch is durable."""
+        """Record that a key must not advance before the open batch is durable. ``head`` is the
+        ended holder, or 0."""
         before = self.notes.get(mark)
         if before is None:
             before = int(mark in self._ending)
@@ -516,14 +526,14 @@ class KeyHolders:
         self._orderings.call_when_durable((self, [mark]))
 
     def _was_last_note(self, mark: int) -> bool:
-        """Remove a durable note of a key. Return whether it was the last."""
+        """Remove a note that has become durable. Return whether it was the last note of the key."""
         left = self.notes.pop(mark, 1) - 1
         if left:
             self.notes[mark] = left
         return not left
 
     def durable(self, ended: Sequence[int], now_ms: int) -> None:
-        """Advance these order keys, whose notes are durable."""
+        """Advance these order keys, each of which has a note that is now durable."""
         if now_ms > self._shares.now_ms:
             self._shares.now_ms = now_ms
         if self.notes:
@@ -540,15 +550,15 @@ class KeyHolders:
         self._orderings.wake(self._group)
 
     def _may_advance(self, mark: int, head: int) -> bool:
-        """Return whether another task can become the holder now that the change is durable.
-        ``head`` is the ended holder, or 0."""
+        """Return whether another task can become the holder of a key now that its change is
+        durable. ``head`` is the ended holder, or 0."""
         if mark == EVERY_KEY:
             self._advance_all_later()
             return False
         return bool(head) or (self.order.head(mark) == NOBODY and not self.awaits_replay)
 
     def _comes_again(self, mark: int) -> None:
-        """Make the tasks of ``_again`` with this mark ready, unless they have left."""
+        """Make the tasks of ``_rejoining`` with this mark ready, unless they have left."""
         for task_id, waiting, front in self._again.pop(mark):
             if task_id in self.coming:
                 self.coming.remove(task_id)
@@ -576,8 +586,8 @@ class KeyHolders:
 
     @property
     def awaits_replay(self) -> bool:
-        """Whether no task can become a holder, because a replay can still find earlier tasks of any
-        key, or a crash could bring back tasks that ended during the replay."""
+        """Whether no task can become a holder yet, because a replay can still find earlier tasks of
+        any key, or a crash could bring back tasks that ended during the replay."""
         return self._group in self._group.topic.replays or EVERY_KEY in self._ending
 
     def replay_ended(self) -> None:
@@ -604,7 +614,7 @@ class KeyHolders:
 
 
 class KeptBack(NamedTuple):
-    """A task that would have been delivered and waits until its key is resumed."""
+    """A task that would have been delivered but waits until its key is resumed."""
 
     mark: int
     """The mark of the paused key."""
@@ -615,7 +625,7 @@ class KeptBack(NamedTuple):
 
 
 class KeyPauses:
-    """The paused keys of one group, and their tasks that are kept back."""
+    """The paused keys of a group, and the tasks that are kept back because of them."""
 
     __slots__ = ("_group", "_shares", "kept")
 
@@ -623,7 +633,8 @@ class KeyPauses:
         self._group = group
         self._shares = shares
         self.kept: dict[int, KeptBack] = {}
-        """Id → task that is kept back, in the order of delivery."""
+        """Id → task that is kept back, in the order in which the tasks would have been
+        delivered."""
 
     # --- a key is paused and resumed ----------------------------------------------------------
 
@@ -640,7 +651,7 @@ class KeyPauses:
         del group.paused_keys[mark]
         intervals = group.key_intervals.pop(mark)
         intervals.turn(None, now_ms, None)
-        group.key_intervals[mark] = intervals  # after earlier pauses
+        group.key_intervals[mark] = intervals  # move it behind earlier pauses
         if len(group.key_intervals) - len(group.paused_keys) > REMEMBERED_MAX:
             oldest = next(m for m in group.key_intervals if m not in group.paused_keys)
             del group.key_intervals[oldest]
@@ -655,8 +666,8 @@ class KeyPauses:
     # --- a task arrives, and leaves -----------------------------------------------------------
 
     def hold_back(self, row: TaskRow, order: int) -> bool:
-        """Keep a task from the ready queue back if its key is paused. Return whether it was kept
-        back. ``order`` is the mark of its order key, or 0."""
+        """Keep back a task that was taken from the ready queue if its key is paused. Return whether
+        it was kept back. ``order`` is the mark of its order key, or 0."""
         paused, share = self._group.paused_keys, self._shares.mark_of(row)
         mark = order if order in paused else share
         if mark not in paused:
@@ -668,22 +679,23 @@ class KeyPauses:
         return True
 
     def leave(self, task_id: int) -> bool:
-        """Remove a task. Return whether it was kept back."""
+        """Remove a task that might be kept back. Return whether it was."""
         if self.kept.pop(task_id, None) is None:
             return False
         self._group.in_key_queues -= 1
         return True
 
     def some(self, limit: int) -> list[int]:
-        """Take out up to ``limit`` tasks that were kept back, for a group that is being deleted."""
+        """Remove up to ``limit`` tasks that are kept back, for a group that is being deleted.
+        Return their ids."""
         taken = list(self.kept)[: max(0, limit)]
         for task_id in taken:
             self.leave(task_id)
         return taken
 
     def forget_shares(self) -> list[PausedKey]:
-        """Remove the shares of all tasks after a change of ``fair_by``. Paused values are resumed
-        and returned."""
+        """Remove the shares of all tasks after a change of ``fair_by``. Resume and return the
+        paused values."""
         values = {mark: key for mark, key in self._group.paused_keys.items() if key.fair_by}
         for mark in values:
             self.resume(mark, self._shares.now_ms)
@@ -691,7 +703,7 @@ class KeyPauses:
         return list(values.values())
 
     def _let_go(self, ids: list[int]) -> None:
-        """Make these tasks ready before all others, in order."""
+        """Make these tasks ready ahead of all others, in their order."""
         for task_id in reversed(ids):
             kept = self.kept.pop(task_id)
             self._group.in_key_queues -= 1
@@ -725,15 +737,15 @@ class Preferences:
         self._partitions.leave(subscriber)
 
     def preferred(self, marks: Sequence[int]) -> tuple[Sequence[Subscriber | None], bool]:
-        """Return (preferred subscriber of each key, None for mark 0; whether each was also the last
-        subscriber of its key)."""
+        """Return (the preferred subscriber of each key, or None for mark 0; whether each of them
+        was also the last subscriber of its key)."""
         before = list(map(self._had.get, marks))
         if self._partitions.has_all(before):
             return before, True
         return self._partitions.of(marks, self._had), False
 
     def remember(self, marks: Sequence[int], subscriber: Subscriber) -> None:
-        """Remember the subscriber as the last subscriber of these keys."""
+        """Remember the subscriber as the last one of these keys."""
         had = self._had
         if subscriber not in self._partitions or len(self._partitions) < 2:
             return
@@ -749,7 +761,7 @@ class Preferences:
 
 class Ordering:
     """The order keys and fair shares of one group: the stages on a task's way to the ready queue,
-    and the effects of its leaving on other tasks."""
+    and what happens to other tasks when it leaves."""
 
     def __init__(self, orderings: Orderings, group: Group) -> None:
         self._orderings = orderings
@@ -759,9 +771,9 @@ class Ordering:
         self.pauses = KeyPauses(group, self.shares)
         self.preferences = Preferences(group.subscribers)
         self.waiting: dict[int, Waiting] = {}
-        """Id → key and share of a task that waits for its next attempt."""
+        """Id → key and share of each task that waits for its next attempt."""
         self.held: dict[int, int] = {}
-        """Id of a held task → when it became held (wall ms). An operator has to act on it."""
+        """Id of each held task → when it became held (wall ms). It waits for an operator."""
 
     def _note_time(self, now_ms: int) -> None:
         if now_ms > self.shares.now_ms:
@@ -770,7 +782,7 @@ class Ordering:
     # --- a task arrives ----------------------------------------------------------------------
 
     def arrive(self, row: TaskRow, now_ms: int) -> None:
-        """Add a task, which is ready as soon as it is the key holder and has a place."""
+        """Add a task. It becomes ready when it is the key holder and has a place."""
         options, shares = row.options, self.shares
         if now_ms > shares.now_ms:
             shares.now_ms = now_ms
@@ -792,8 +804,8 @@ class Ordering:
         self.keys.arrive_all(rows, marks)
 
     def _marks_of_usual(self, rows: Sequence[TaskRow]) -> list[int] | None:
-        """Return the marks of tasks that have only an order key, or None if some have more or
-        less."""
+        """Return the marks of these tasks if each has an order key but no priority, share or place;
+        otherwise return None."""
         if self._group.settings.shares.fair_by is not None or self.keys.awaits_replay:
             return None
         options = [row[4] for row in rows]
@@ -816,7 +828,7 @@ class Ordering:
             self.keys.add_ready(lease.id, waiting, priority, front=front)
 
     def retry(self, task_id: int, priority: int, now_ms: int) -> None:
-        """Make a task ready whose wait for its next attempt is over."""
+        """Make a task ready whose waiting time until its next attempt is over."""
         self._note_time(now_ms)
         self._unhold(task_id)
         waiting = self.waiting.pop(task_id, None)
@@ -826,8 +838,8 @@ class Ordering:
             self.keys.come_after_wait(task_id, waiting, priority)
 
     def waits(self, of: Lease | TaskRow, *, is_new: bool = True) -> None:
-        """Note that the group waits for the task's next attempt. A key holder stays the holder.
-        ``is_new`` means that no batch contains the wait yet."""
+        """Record that the task waits for its next attempt. A key holder stays the holder.
+        ``is_new`` means that no earlier batch contains the wait."""
         if isinstance(of, Lease):
             waiting = _of_lease(of)
         else:
@@ -843,8 +855,8 @@ class Ordering:
         self, row: TaskRow, mark: int, subscriber: Subscriber, mono_ms: int, *, is_first: bool
     ) -> Traits | None:
         """Return the traits of a task from the ready queue that is being leased. Return None if its
-        key is paused, or if it has had no attempt (``is_first``) and gives way to a newer task of
-        its key that is due before it. ``mark`` is the mark of its order key, or 0."""
+        key is paused, or if the task has no attempts (``is_first``) and gives way to a newer task
+        of its key that is due before it. ``mark`` is the mark of its order key, or 0."""
         shares, keys = self.shares, self.keys
         if self._group.paused_keys and self.pauses.hold_back(row, mark):
             return None
@@ -863,14 +875,15 @@ class Ordering:
         return traits._replace(share=share, waited=waited) if share or waited else traits
 
     def takes(self, marks: Collection[int] | None) -> bool:
-        """Return whether tasks without shares can be leased without ``hand_out`` for each.
-        ``marks`` are the marks of their order keys, or None if they have no keys."""
+        """Return whether tasks without shares can be leased by ``hand_out_all``. ``marks`` are the
+        marks of their order keys, or None if they have no keys."""
         if marks is None:
             return True
         return not (self.keys.are_odd(marks) or self.pauses.are_odd(marks))
 
     def hand_out_all(self, ids: Sequence[int], traits: list[Traits] | None) -> list[Traits] | None:
-        """Replace ``hand_out`` for these tasks. Return their traits; None if all are ``PLAIN``."""
+        """Do for these tasks what ``hand_out`` does for one. Return their traits, or None if all
+        are ``PLAIN``."""
         waited = self.shares.waited.intersection(ids) if self.shares.waited else None
         if not waited:
             return traits
@@ -884,7 +897,7 @@ class Ordering:
 
     def restored(self, row: TaskRow) -> tuple[int, Traits]:
         """Restore a task that was in flight before a restart. Return (mark of its order key or 0,
-        traits)."""
+        its traits)."""
         mark = mark_of(row)
         if mark:
             self.keys.restored(mark, row.id)
@@ -899,7 +912,7 @@ class Ordering:
     # --- a task leaves -------------------------------------------------------------------------
 
     def returned(self, leases: Collection[Lease], *, done: bool) -> None:
-        """Note that these leases have ended. ``done`` means that the group has finished their
+        """Record that these leases have ended. ``done`` means that the group has finished their
         tasks."""
         self.shares.returned(leases)
         if done:
@@ -907,13 +920,13 @@ class Ordering:
         self._orderings.wake(self._group)
 
     def died(self, lease: Lease) -> None:
-        """Note that the task of a lease has become a dead letter."""
+        """Record that the task of a lease has become a dead letter."""
         if lease.order:
             self.keys.end(lease.order, lease.id)
 
     def leave(self, row: TaskRow, *, stays_holder: bool = False) -> bool:
-        """Remove a ready or waiting task from the group's queues. Return whether it was in a key
-        queue, and so in no other. ``stays_holder`` means that it leaves only to wait."""
+        """Remove a ready or waiting task from the group's queues. Return whether it was in a queue
+        of this object, and so in no other. ``stays_holder`` means that it leaves only to wait."""
         task_id, mark = row.id, mark_of(row)
         self.shares.waited.discard(task_id)
         self.keys.coming.discard(task_id)
@@ -928,14 +941,16 @@ class Ordering:
         return self.shares.withdraw(row)
 
     def taken(self, row: TaskRow, *, stays_holder: bool = False) -> None:
-        """Replace ``leave`` for a task that was taken from the ready queue and is not delivered."""
+        """Do what ``leave`` does for a task that was taken from the ready queue but is not
+        delivered."""
         mark = mark_of(row)
         if mark and not stays_holder:
             self.keys.end(mark, row.id)
         self.shares.taken(row.id)
 
     def some(self, limit: int) -> list[int]:
-        """Take up to ``limit`` tasks out of the queues, for a group that is being deleted."""
+        """Remove up to ``limit`` tasks from the queues, for a group that is being deleted. Return
+        their ids."""
         taken = self.keys.some(limit)
         taken += self.pauses.some(limit - len(taken))
         return taken + self.shares.some(limit - len(taken))
@@ -943,7 +958,7 @@ class Ordering:
     # --- a key is held -------------------------------------------------------------------------
 
     def hold(self, lease: Lease, now_ms: int) -> None:
-        """Hold the task of a lease, whose key then waits for an operator."""
+        """Hold the task of a lease. Its key then waits for an operator."""
         self.held_since(lease.id, now_ms)
         self.waits(lease)
 
@@ -956,7 +971,7 @@ class Ordering:
             self._group.held = len(self.held)
 
     def release(self, task_id: int, priority: int, now_ms: int) -> None:
-        """Try a held task again."""
+        """Make a held task ready again."""
         waiting = self.waiting.get(task_id)
         if waiting is not None:
             self.keys.hold_until_durable(waiting.order)
@@ -977,9 +992,9 @@ class Ordering:
         return len(self.keys.order) > 0 and len(self.preferences) > 1
 
     def shared_by(self, former: GroupSettings, mono_ms: int) -> list[PausedKey]:
-        """Adapt to new settings of the group; ``former`` are its former settings. A new ``fair_by``
-        applies to tasks that arrive from now on; present tasks keep their order. Return the values
-        whose pause ends."""
+        """Adapt to new settings of the group. ``former`` are its previous settings. A new
+        ``fair_by`` applies to tasks that arrive from now on; present tasks keep their order. Return
+        the paused values, which are resumed."""
         resumed: list[PausedKey] = []
         if self._group.settings.shares.fair_by != former.shares.fair_by:
             self.keys.forget_shares()
@@ -989,8 +1004,8 @@ class Ordering:
         return resumed
 
     def since_ms(self) -> int:
-        """Return about when the longest waiting task in the key queues began to wait. Only the
-        oldest ``AGES_LOOKED_AT`` queues are examined."""
+        """Return the approximate time at which the longest waiting task in the key queues began to
+        wait. Only the oldest ``AGES_EXAMINED_MAX`` queues are examined."""
         queues = islice(self.keys.order.queues.values(), AGES_LOOKED_AT)
         times = [queue.first()[0] for queue in queues]
         for share in islice(self.shares.of.values(), AGES_LOOKED_AT):
@@ -1002,27 +1017,30 @@ class Ordering:
 
 
 class Orderings:
-    """The ``Ordering`` of each ordered group, and their work for the next ticks."""
+    """The ``Ordering`` of each ordered group, and the work that the next ticks must do for them."""
 
     def __init__(
         self, wake: Callable[[Group], None], call_when_durable: Callable[[Ended], None]
     ) -> None:
         """``wake`` is called with a group that might be able to deliver. ``call_when_durable`` is
-        called with keys for which ``durable`` must be called when the open batch is durable."""
+        called with keys for which ``KeyHolders.advance`` must be called when the open batch is
+        durable."""
         self.wake = wake
         self.call_when_durable = call_when_durable
         self.of: dict[Group, Ordering] = {}
         """The ``Ordering`` of each group that is ``is_ordered``."""
         self.behind: dict[int, TaskRow] = {}
-        """Fired tasks with rows that wait: tasks with order keys for earlier tasks that are being
-        read, or any tasks until filters can judge more. They are also in ``Core.firing``."""
+        """Rows of fired tasks that wait: tasks with order keys wait while rows of earlier tasks are
+        being read, and any task waits until filters have steps again. All of them are also in
+        ``Core.firing``."""
         self.to_advance: dict[Group, list[int]] = {}
-        """Groups whose replay is over → keys that still have to advance."""
+        """Group whose replay is over → keys that must still advance."""
         self.paced: dict[Group, int] = {}
-        """Groups with values delayed by ``rate_each`` → when the first has a token."""
+        """Group with values delayed by ``rate_each`` → the time (steady clock) at which the first
+        value has a token."""
 
     def begin(self, group: Group) -> Ordering:
-        """Return the ``Ordering`` of the group, and create it if there is none."""
+        """Return the ``Ordering`` of the group, creating it if there is none."""
         ordering = self.of.get(group)
         if ordering is None:
             ordering = self.of[group] = Ordering(self, group)
@@ -1030,7 +1048,7 @@ class Orderings:
         return ordering
 
     def coming(self, group: Group) -> Collection[int]:
-        """Return the tasks of the group that are ready again when a batch is durable."""
+        """Return the ids of the group's tasks that become ready again when a batch is durable."""
         ordering = self.of.get(group)
         return () if ordering is None else ordering.keys.coming
 
@@ -1040,14 +1058,15 @@ class Orderings:
             names.pop(group, None)
 
     def tick(self, limit: int, now_ms: int, mono_ms: int) -> None:
-        """Advance keys that waited for a replay, and values that have tokens again."""
+        """Advance keys that waited for a replay, and call tasks of values that have tokens
+        again."""
         for group in list(self.to_advance):
             self.of[group].keys.advance_after_replay(limit, now_ms)
         for group in [group for group, at_ms in self.paced.items() if at_ms <= mono_ms]:
             self.of[group].shares.pace(mono_ms)
 
     def sweep(self) -> None:
-        """Call ``FairShares.sweep`` for each group. To be called from time to time."""
+        """Call ``FairShares.sweep`` for each group. Call this periodically."""
         for ordering in self.of.values():
             ordering.shares.sweep()
 

@@ -699,8 +699,8 @@ class Coalescing:
         first = self._first[session, number]
         if named != [_name(topic, options, body) for topic, _, body, options in first.new_tasks]:
             raise Conflict(
-                f"request {number} of this session is already waiting, and has different tasks; use a"
-                " new number for a different request"
+                f"request {number} of this session is already waiting, and has different tasks; use"
+                " a new number for a different request"
             )
         self._check_room()
         first.followers.append(caller)

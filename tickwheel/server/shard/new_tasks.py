@@ -359,8 +359,8 @@ def _check_in_shard_of_key(options: TaskOptions | None, field: str) -> None:
         return
     name = "order_key" if options.shard_by is None else "shard_by"
     raise BadRequest(
-        f"{field} is subject to if_pending (its own or its topic's), so {name}, which determines its"
-        " shard, must equal its key"
+        f"{field} is subject to if_pending (its own or its topic's), so {name}, which determines"
+        " its shard, must equal its key"
     )
 
 
