@@ -80,8 +80,7 @@ READ_AHEAD_TASKS = 1_000
 KEEP_MS = 60_000
 """Maximum time for which a connection is kept free, and minimum time until the next one."""
 LOOKED_AT_MAX = 64
-"""Maximum number of subscribers, and of tasks that wait for isolation, that are examined at
-once."""
+"""Maximum number of subscribers, and of tasks that wait for isolation, examined at once."""
 
 
 class Delivery:
@@ -114,8 +113,7 @@ class Delivery:
                 self.reading.loaded_ready(group, [row.id], rows)
 
     def dispatch(self, now_ms: int, mono_ms: int, limit: int) -> tuple[list[Dispatch], bool]:
-        """Deliver about ``limit`` tasks. Return (their frames, whether more tasks can be delivered
-        at once)."""
+        """Deliver about ``limit`` tasks. Return (their frames, whether more can follow at once)."""
         core, leasing, looked_at = self._core, self._leasing, 0
         leasing.begin(now_ms, mono_ms)
         core.steps_left = STEPS_PER_TICK
@@ -149,8 +147,7 @@ class Delivery:
         return self._core.in_flight < self._core.config.in_flight_max
 
     def _dispatch_group(self, group: Group) -> int:
-        """Lease at most one frame to each subscriber. Return how many entries of the ready queue
-        were used."""
+        """Lease at most one frame to each subscriber. Return how many ready entries were used."""
         core, able, leasing = self._core, group.able, self._leasing
         waiting = allowed = len(group.ready)
         if not able or not (waiting or group.apart) or group.is_held:
@@ -284,8 +281,8 @@ class Delivery:
             core.wake(group)
 
     def next_token_mono_ms(self) -> int | None:
-        """Return the time (steady clock) at which the next token allows a delivery, or None if no
-        rate delays one."""
+        """Return when the next token allows a delivery (steady clock), or None if no rate delays
+        one."""
         times = chain(self._core.throttled.values(), self._core.orderings.paced.values())
         return min(times, default=None)
 
@@ -348,8 +345,7 @@ class Leasing:
         return len(ids), 0
 
     def lease_batch(self, group: Group, ids: Sequence[int]) -> LeaseBatch | None:
-        """Return these tasks as a lease batch, or None if they need individual decisions or do not
-        fit into a frame."""
+        """Return these tasks as a batch, or None if one needs a decision or they exceed a frame."""
         core = self._core
         ordering = core.orderings.of[group] if group.is_ordered else None
         if self._ownership.may_share(group) or (
@@ -383,8 +379,7 @@ class Leasing:
         self._handed(group, subscriber, [(row, 1, NO_PAST) for row in lease_batch.rows])
 
     def _handed(self, group: Group, subscriber: Subscriber, items: list[Item]) -> None:
-        """Count the leased deliveries, at least one, and put them into a frame for the
-        subscriber."""
+        """Count leased deliveries, at least one, and put them into a frame for the subscriber."""
         core = self._core
         for bucket in _buckets(group):
             bucket.take(len(items))
@@ -555,8 +550,7 @@ class Leasing:
 @dataclass(slots=True, eq=False)
 class LeaseBatch:
     """Tasks that are leased in one step: due tasks just taken from a group's ready queue, with rows
-    in memory, without earlier attempts and without a time to live. It is not a batch of the
-    store."""
+    in memory, without earlier attempts or a time to live. It is not a batch of the store."""
 
     ids: Sequence[int]
     rows: list[TaskRow]
@@ -672,8 +666,7 @@ class RowReading:
     def __init__(self, core: Core) -> None:
         self._core = core
         self._aside_left: int | None = None
-        """How many more tasks of the current group can be set aside to read their rows; None if not
-        yet computed."""
+        """How many more tasks of the current group can be set aside; None if not yet computed."""
         self._allowed = 0
         """How many deliveries the rates of the current group allow now."""
 
@@ -682,8 +675,8 @@ class RowReading:
         self._aside_left, self._allowed = None, allowed
 
     def left_to_set_aside(self, group: Group) -> int:
-        """Return how many more rows can be read within the group's credit. Missing rows do not
-        count."""
+        """Return how many more rows can be read within the group's credit, ignoring missing
+        rows."""
         if self._aside_left is None:
             config, reading = self._core.config, self._being_read(group)
             limit = min(
@@ -727,7 +720,6 @@ class RowReading:
 
     def loaded_ready(self, group: Group, ids: Iterable[int], rows: dict[int, TaskRow]) -> None:
         """Make tasks that were set aside ready again. ``rows`` contains the rows that were read.
-
         Rows of tasks that can be delivered at once stay in memory regardless of the budget, because
         a read is bounded; other rows stay while there is room. A task without a row is missing and
         stays set aside until its row is found."""
@@ -774,8 +766,7 @@ class Apart:
         self._deaths_alone = core.config.deaths_alone
 
     def is_last(self, deaths: int) -> bool:
-        """Return whether one more death of a consumer makes a task with ``deaths`` a dead
-        letter."""
+        """Return whether one more death makes a task with ``deaths`` a dead letter."""
         return deaths >= self._deaths_alone
 
     def set_aside(self, group: Group, task_id: int, priority: int) -> None:
@@ -793,8 +784,7 @@ class Apart:
         return None if subscriber is None else (task_id, subscriber)
 
     def _first(self, group: Group) -> int | None:
-        """Return the task that has waited longest for isolation, or None. Drop tasks that have
-        left."""
+        """Return the task that has waited longest for isolation. Drop tasks that have left."""
         for task_id in list(islice(group.apart, LOOKED_AT_MAX)):
             if task_id not in group.loading:
                 del group.apart[task_id]
@@ -918,7 +908,7 @@ def _next_able(group: Group) -> Subscriber | None:
     if subscriber.room <= 0:
         return None  # it is added again when it regains credit
     group.able[subscriber] = None
-    return subscriber if subscriber.credit > 0 else None  # without credit, its connection is kept free
+    return subscriber if subscriber.credit > 0 else None  # else it is kept free
 
 
 def _put_back(group: Group, ids: Sequence[int], priorities: Mapping[int, int]) -> None:

@@ -129,8 +129,7 @@ class Engine:
             )
 
     def next_checkpoint_mono_ms(self) -> int | None:
-        """Return the time by which the oldest unrecorded delivery must be written, or None if there
-        is none."""
+        """Return the time by which the oldest unrecorded delivery, if any, must be written."""
         unsaved = self.core.unsaved
         while unsaved and (not unsaved[0].live or unsaved[0].checkpointed):
             unsaved.popleft()
@@ -222,7 +221,7 @@ class Recovery:
     def with_history(
         self, snapshot: TaskSnapshot, now_ms: int, mono_ms: int, lease_ms_max: int | None
     ) -> None:
-        """Restore a task that has been delivered to a group. Its leases last at most
+        """Restore a task that was delivered to a group. Its leases last at most
         ``lease_ms_max``."""
         core, row = self._core, snapshot.row
         topic = core.topic(row.topic)
@@ -320,8 +319,7 @@ class Recovery:
             self._arrivals.append((group, row._replace(body=NO_BODY)))
 
     def make_arrivals_ready(self, now_ms: int) -> None:
-        """Make the due tasks of order keys ready. Call this after all tasks with a history have
-        been restored."""
+        """Make the due tasks of order keys ready after all tasks with a history were restored."""
         arrivals, self._arrivals = self._arrivals, []
         arrivals.sort(key=lambda arrival: (arrival[1].due_ms, order_of(arrival[1])))
         for group, row in arrivals:
@@ -362,6 +360,5 @@ class Recovery:
         self._core.keys.load(ids, hashes, ids_with_history, expected)
 
     def handles_loaded(self, until_ms: int | None) -> None:
-        """Record that all handles due before ``until_ms`` have been loaded, or all handles if it is
-        None."""
+        """Record that all handles due before ``until_ms`` (None: all handles) have been loaded."""
         self._ownership.unloaded_ms = until_ms

@@ -95,11 +95,9 @@ class Intake:
         placed: bool = False,
     ) -> int:
         """Stage the tasks of a request. ``address`` gets the outcome when they have landed. Return
-        the first id; the other ids follow in steps of ``ID_STEP``.
-
-        ``source`` names the origin of the tasks if there is no ``address``. ``placed`` means that
-        ``place`` has chosen due times of some tasks.
-        """
+        the first id; the other ids follow in steps of ``ID_STEP``. ``source`` is the origin of the
+        tasks if there is no ``address``. ``placed`` means that ``place`` has chosen some due
+        times."""
         core = self._core
         ids = self.stage(new_tasks, size_bytes, now_ms, address or source)
         first = ids[0]
@@ -115,8 +113,8 @@ class Intake:
         return first
 
     def remember(self, address: ReplySink, session: Session, request: int, now_ms: int) -> None:
-        """Remember a request that has no tasks in this shard. ``address`` gets the outcome when the
-        mark is durable."""
+        """Remember a request without tasks in this shard. ``address`` gets the outcome once
+        durable."""
         answer = (request, 0, 0, now_ms)
         session.remember({request: answer})
         session.last = max(session.last, request)
@@ -233,8 +231,8 @@ class Intake:
         return False
 
     def durable(self, batch: Batch) -> None:
-        """Record that the batch is durable, so that the next batch can be sealed. ``land`` must
-        follow."""
+        """Record that the batch is durable, so that the next one can be sealed. Then call
+        ``land``."""
         core = self._core
         core.sealed, core.landing = None, batch
         if batch.effects.enqueued:
@@ -280,7 +278,7 @@ class Intake:
         return 0 if core.runnable else max(0, until_ms - now_ms)
 
     def _to_wheel(self, batch: Batch, rows: dict[int, TaskRow], now_ms: int) -> int:
-        """Put new tasks onto the wheel. Return the earliest due time, or 0 if bodies must be read
+        """Put new tasks onto the wheel. Return the first due time, or 0 if bodies must be read
         soon."""
         core = self._core
         dues = [row[1] for row in rows.values()]
@@ -317,10 +315,7 @@ class Intake:
 
     def refused(self, batch: Batch) -> None:
         """Forget the tasks of a batch that was certainly not applied, and move its other effects to
-        the open batch.
-
-        The caller must answer every address in ``batch.staged`` and then drop the list.
-        """
+        the open batch. The caller must answer all addresses in ``batch.staged``."""
         core = self._core
         core.sealed = None
         accepted = self._accepted(batch)
@@ -384,8 +379,7 @@ class Intake:
         batch.accepted, batch.merged = set(), Counter()
 
     def _forget_answers(self, batch: Batch) -> None:
-        """Remove the session rows of a refused batch. Rows that are still valid are written
-        again."""
+        """Remove the session rows of a refused batch. Rows that are valid are written again."""
         sessions, dirty = self._core.sessions, self._core.dirty_sessions
         effects = batch.effects
         for key, row in effects.of_kind(SESSION).items():
@@ -439,8 +433,8 @@ class Answer(NamedTuple):
     accepted_ms: int
     merged: Merged
     is_certain: bool
-    """Whether the answer does not depend on tasks that can be refused. If it does, the request is
-    in ``Batch.staged``."""
+    """Whether the answer depends on no task that can be refused. If False, ``Batch.staged``
+    contains it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -510,8 +504,7 @@ class _Plan:
         return bool(self.old or self.cancels or self.overtaken)
 
     def standing(self, of: _New | _Old | TaskRow, ids: Sequence[int]) -> tuple[int, int]:
-        """Return (id, due_ms) that a task has after the plan was executed. ``ids`` are those of
-        ``new``."""
+        """Return (id, due_ms) of a task once the plan is executed. ``ids`` are those of ``new``."""
         if not isinstance(of, _New):
             task_id = of.snapshot.row.id if isinstance(of, _Old) else of.id
             of = self.instead.get(task_id, of)
@@ -652,8 +645,7 @@ class Coalescer:
         view: Callable[[Sequence[int]], Mapping[int, TaskSnapshot]],
         now_ms: int,
     ) -> Iterator[TaskSnapshot]:
-        """Yield the durable, unfinished tasks with the key that are within the rule's window,
-        newest first."""
+        """Yield the durable, unfinished tasks with the key in the rule's window, newest first."""
         ids = list(self._landed(named, rule, now_ms))
         snapshots = view(ids) if ids else {}
         for task_id in ids:
@@ -755,8 +747,8 @@ class Coalescer:
             self._control.replace(old.snapshot, old.due_ms, body, options, source, now_ms)
 
     def _count(self, request: Request, merged: Merged, now_ms: int, *, is_certain: bool) -> None:
-        """Count the tasks that were not stored. If the outcome is not certain, count them in the
-        open batch."""
+        """Count tasks that were not stored. If that is not certain, count them in the open
+        batch."""
         core, source = self._core, request.address or request.source
         for (topic, *_), (number, task_id, _) in zip(request.new_tasks, merged, strict=True):
             outcome = Merging(number)
@@ -782,7 +774,7 @@ def _name_of(row: TaskRow) -> tuple[str, str | None]:
 
 
 def _is_within(rule: Coalescing, task_id: int, now_ms: int) -> bool:
-    """Return whether the task is within the rule's window. If the clock is set back, tasks become
+    """Return whether the task is within the rule's window, for which a clock set back makes it
     younger."""
     return rule.window_ms is None or now_ms < id_time_ms(task_id) + rule.window_ms
 
@@ -807,16 +799,14 @@ def _chosen_ms(former_ms: int, new_ms: int, rule: Coalescing, enqueued_ms: int, 
 def _merged_draft(
     former: NewTask, task: NewTask, rule: Coalescing, enqueued_ms: int, now_ms: int
 ) -> NewTask:
-    """Return the task to store if ``task`` replaces ``former``, which has not been stored
-    itself."""
+    """Return the task to store if ``task`` replaces ``former``, which is not stored."""
     due_ms = _chosen_ms(former[1], task[1], rule, enqueued_ms, now_ms)
     topic, _, body, options = former if rule.replaces == DUE else task
     return topic, due_ms, body, options
 
 
 def _is_plain(batch: Batch) -> bool:
-    """Return whether a batch contains only new tasks and ends of tasks, and so causes no other
-    work."""
+    """Return whether a batch contains only new and ended tasks, and so causes no other work."""
     effects = batch.effects
     if effects.updated or effects.moved or effects.progress or effects.dead:
         return False

@@ -1,14 +1,14 @@
-"""Why a task is where it is: one cause, a sentence, and the command that resolves it.
+"""Explains why a task is in its state: one cause, a sentence, and the command that resolves it.
 
 ``explain`` covers stored tasks, ``explain_absent`` tasks without a record, and ``explain_half``
-half tasks of a transaction. They read the engine's memory and change nothing. The engine records
-nothing for them.
+half tasks of a transaction. They only read the engine's memory. The engine records nothing for
+them.
 
 A task that is owed to several groups has a cause in each of them. The answer is about the group
 whose cause comes first in ``Explained``: causes that need an operator, then causes that pass by
 themselves, then ends.
 
-This module knows no clock and no history; the caller passes the time.
+This module reads no clock and no history; the caller passes the time.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ if TYPE_CHECKING:
     from tickwheel.model.records import TaskRow, TaskSnapshot
 
 NAMED_MAX = 3
-"""Maximum consumers, tasks or transactions that a sentence names."""
+"""Maximum number of consumers, tasks or transactions that a sentence names."""
 LOOKED_AT_MAX = 64
 """Maximum subscribers of a group that are examined."""
 LEASES_LOOKED_AT = 4_096
-"""Maximum deliveries in flight that are searched for a value."""
+"""Maximum number of deliveries in flight that are searched for a value."""
 TOPICS_LOOKED_AT = 10_000
-"""Maximum topics that are searched for consumers."""
+"""Maximum number of topics that are searched for consumers."""
 COMPARED_MAX = 1_000
-"""Maximum topics whose names are compared."""
+"""Maximum number of topics whose names are compared."""
 HALVES_LOOKED_AT = 10_000
-"""Maximum half tasks that are searched for a key."""
+"""Maximum number of half tasks that are searched for a key."""
 SIMILAR = 0.8
 """Minimum similarity, 0 to 1, of two topic names for one to be a likely misspelling."""
 SHOWN_MAX = 200
@@ -51,7 +51,7 @@ SHOWN_MAX = 200
 
 
 class Explained(StrEnum):
-    """Why a task is where it is, in the order of precedence among groups."""
+    """Why a task is in its state, in the order of precedence among groups."""
 
     TOPIC_PAUSED = "topic_paused"
     GROUP_PAUSED = "group_paused"
@@ -93,7 +93,7 @@ class Reason(NamedTuple):
     cause: Explained
     detail: str
     command: str | None = None
-    """The command that resolves the cause or shows more; None if nothing has to be done."""
+    """The command that resolves the cause or shows more; None if there is nothing to do."""
     group: str | None = None
     behind: int | None = None
     """The task that this one waits for."""
@@ -102,14 +102,14 @@ class Reason(NamedTuple):
 
 
 class Around(NamedTuple):
-    """The caller's context."""
+    """The context of a request for an explanation."""
 
     now_ms: int
     mono_ms: int
     may_see: Callable[[str], bool]
     """Returns whether the caller may see a topic."""
     clock_ms: int | None = None
-    """The time of a wall clock that is not trusted; None if it is trusted."""
+    """The time of the wall clock if it is not trusted; None if it is trusted."""
     accept_clock: str | None = None
     """The command that makes the daemon trust the clock."""
 
@@ -121,7 +121,8 @@ class Around(NamedTuple):
 
 
 def explain(core: Core, control: Control, snapshot: TaskSnapshot, around: Around) -> list[Reason]:
-    """Return why a stored task is where it is: the answer, then the reasons in its other groups."""
+    """Return why a stored task is in its state: the answer, then the reasons in its other
+    groups."""
     row, state = snapshot.row, control.state(snapshot)
     if state is State.SCHEDULED:
         return [_of_scheduled(core, row, around)]
@@ -165,8 +166,8 @@ def _of_scheduled(core: Core, row: TaskRow, around: Around) -> Reason:
 
 
 def _held_then(core: Core, row: TaskRow, around: Around) -> str:
-    """Return a further sentence about a pause or a missing consumer that would delay the task if it
-    were due now, for the group with the worst cause; "" if there is none."""
+    """Return a sentence about the worst pause or missing consumer that would delay the task if it
+    were due now, or "" if there is none."""
     topic = core.topic(row.topic)
     backlog = topic.default_backlog
     groups = topic.live_groups if backlog is None else [backlog]
@@ -179,7 +180,7 @@ def _held_then(core: Core, row: TaskRow, around: Around) -> str:
 def _of_group(
     core: Core, topic: Topic, name: str, view: GroupView, row: TaskRow, around: Around
 ) -> Reason:
-    """Return the reason in one group, by the task's state there."""
+    """Return the reason in one group, according to the task's state there."""
     of = f"group {name} of topic {topic.name}"
     group = topic.groups.get(name)
     if group is not None:
@@ -370,7 +371,7 @@ def _is_ready(group: Group, head: int | None) -> bool:
 
 
 def _state_of(group: Group, task_id: int) -> str:
-    """Return the state of the holder of an order key, in words."""
+    """Return what the holder of an order key is doing, in words."""
     lease = group.flight.get(task_id)
     if lease is not None:
         return f"is with {_cut(lease.subscriber.label or 'a consumer')}"
@@ -415,7 +416,7 @@ def _absence(core: Core, group: Group, around: Around) -> Reason | None:
 
 
 def similar_topic(core: Core, name: str, around: Around) -> str | None:
-    """Return a topic with consumers whose name is so similar that one may be a typing error."""
+    """Return a topic with consumers and a name so similar that one may be a typing error."""
     consumed = [
         topic.name
         for topic in islice(core.topics.values(), TOPICS_LOOKED_AT)
@@ -542,7 +543,7 @@ def _consumer(subscriber: Subscriber) -> str:
 
 
 def explain_absent(core: Core, control: Control, task_id: int) -> Reason:
-    """Return the reason from memory for a task without a record."""
+    """Return the reason for a task that has no record, from memory."""
     word = control.absent(task_id)
     if word == "unknown":
         return Reason(
@@ -568,7 +569,7 @@ ENDS = {
     Explained.DELETED: "It was deleted from the dead letters, or with its group or topic.",
     Explained.FILTERED: "The filters of all groups of its topic excluded it.",
 }
-"""End of a task → sentence."""
+"""How a task ended → sentence."""
 
 
 def explain_half(core: Core, topic: str, key: str) -> Reason | None:

@@ -58,8 +58,7 @@ class Firing:
         self.broadcasts = Broadcasts(core)
 
     def fire(self, now_ms: int, limit: int) -> bool:
-        """Give up to ``limit`` due tasks to their groups. Return whether to call this again at
-        once."""
+        """Give up to ``limit`` due tasks to their groups. Return whether to repeat this at once."""
         core = self._core
         core.steps_left = STEPS_PER_TICK
         has_delayed = bool(core.orderings.behind) and self._catch_up(now_ms)
@@ -97,8 +96,7 @@ class Firing:
         return has_more or has_delayed or core.steps_left <= 0
 
     def process_rows(self, requested: Iterable[int], rows: dict[int, TaskRow], now_ms: int) -> None:
-        """Process the rows of ``Core.rows_to_read``. A due task with a missing row waits until the
-        row is found."""
+        """Process the rows of ``Core.rows_to_read``. A due task waits until its row is found."""
         core = self._core
         core.steps_left = STEPS_PER_TICK
         for task_id in requested:
@@ -119,8 +117,8 @@ class Firing:
             self._catch_up(now_ms)
 
     def _delay(self, row: TaskRow) -> None:
-        """Delay a fired task whose row has been read. If there is no room for the row, its body is
-        read again later."""
+        """Delay a fired task whose row has been read. Without room, its body is read again
+        later."""
         core = self._core
         if core.has_room:
             core.keep(row)
@@ -130,8 +128,7 @@ class Firing:
 
     def _catch_up(self, now_ms: int) -> bool:
         """Process delayed tasks in order. A task with an order key waits until the rows of all
-        earlier tasks have been read, so that it does not overtake them. Return whether filters ran
-        out of steps."""
+        earlier tasks have been read. Return whether filters ran out of steps."""
         core = self._core
         firing, delayed, missing = core.firing, core.orderings.behind, core.missing
         for task_id in [i for i, row in delayed.items() if firing.get(i) != row.due_ms]:
@@ -281,8 +278,7 @@ class Firing:
         self.expire(topic.default_backlog, snapshot.row)
 
     def expire(self, group: Group, row: TaskRow) -> None:
-        """Finish an expired task for ``group``. The task must already have been removed from the
-        group's queues."""
+        """Finish an expired task for ``group``, from whose queues it must have been removed."""
         core, task_id = self._core, row.id
         core.totals.expired += 1
         group.expired += 1
@@ -313,8 +309,7 @@ class DueBatch:
         self._rows: list[TaskRow] = []
 
     def add(self, row: TaskRow) -> bool:
-        """Add a due task to the batch. Return False if it needs an individual decision after the
-        batch is flushed."""
+        """Add a due task, or return False if it needs an individual decision after ``flush``."""
         _, due_ms, name, _, options = row
         if name != self._topic:
             self.flush()
@@ -356,8 +351,8 @@ def _wake_or_judge(core: Core, group: Group, now_ms: int) -> None:
 
 
 def _only_group(topic: Topic) -> Group | None:
-    """Return the group that is owed every due task of the topic, or None if the topic's tasks need
-    individual decisions."""
+    """Return the group that is owed every due task of the topic, or None if tasks need
+    decisions."""
     if topic.default_backlog is not None or topic.closing or topic.broadcasters:
         return None
     groups = topic.live_groups
@@ -407,8 +402,7 @@ class Broadcasts:
         self._waiting: dict[Broadcaster, None] = {}
         """Broadcasters whose buffers contain rows."""
         self.waiting_bytes = 0
-        """Total bytes of all buffers. A row in several buffers counts in each, although it is in
-        memory only once."""
+        """Total bytes of all buffers. A row in several buffers counts in each."""
 
     def join(self, broadcaster: Broadcaster) -> None:
         broadcaster.group.topic.broadcasters[broadcaster] = None

@@ -183,14 +183,12 @@ class Grouping:
         where: str | None,
         now_ms: int,
     ) -> GroupSettings:
-        """Return ``settings`` with a new filter, which applies to tasks that come due from now
-        on."""
+        """Return ``settings`` with a new filter for the tasks that come due from now on."""
         former = self._ownership.former(group, now_ms)
         return settings._replace(tags=tags, where=where, former=former)
 
     def set(self, group: Group, settings: GroupSettings, mono_ms: int) -> None:
-        """Set the group's settings. They become durable with the open batch, and apply from the
-        next dispatch on."""
+        """Set the group's settings, in the open batch too. They apply from the next dispatch on."""
         core = self._core
         if settings[1:3] != group.settings[1:3]:
             group.bucket = self._bucket(group.bucket, settings, mono_ms)
@@ -268,11 +266,8 @@ class Grouping:
     # --- forget ----------------------------------------------------------------------------
 
     def forget_idle(self, limit: int) -> list[str]:
-        """Forget idle topics, examining at most ``limit``, and return their names.
-
-        No object refers to an idle topic, because it has no groups, broadcasters or tasks. Its
-        counts are part of the totals.
-        """
+        """Forget idle topics, examining at most ``limit``, and return their names. No object refers
+        to an idle topic, because it has no groups, broadcasters or tasks."""
         core, forgotten = self._core, list[str]()
         for name in list(islice(core.maybe_idle, limit)):
             # A topic that is not idle now is added again when it might be idle.
@@ -306,8 +301,8 @@ class Grouping:
     # --- restore ---------------------------------------------------------------------------
 
     def restore(self, row: GroupRow) -> None:
-        """Restore a group or the settings of a topic. Rows must be passed oldest first. Rate
-        buckets start full."""
+        """Restore a group or a topic's settings. Pass rows oldest first. Rate buckets start
+        full."""
         topic, settings = self._core.topic(row.topic), row.settings or NOTHING_SET
         bucket = self._bucket(None, settings, 0)
         if row.group == TOPIC_ITSELF:
@@ -413,8 +408,7 @@ class Closing:
         core.recorder.ended(group.topic.name, group.name, DELETED, row.id, last=is_last)
 
     def is_drained(self, group: Group) -> bool:
-        """Return whether the group is empty, and no task loaded after a restart can still fire for
-        it."""
+        """Return whether the group is empty, and no restored task can still fire for it."""
         return not group.holds_any and self._ownership.is_past(group)
 
     def finish(self, group: Group) -> None:
@@ -505,8 +499,7 @@ class Resets:
         self._bulks = bulks
 
     def begin(self, group: Group, bulk: Bulk, from_ms: int) -> BulkRow:
-        """Create the bulk operation of a reset, and record the moment it begins from in the
-        history."""
+        """Create the bulk operation of a reset that begins at ``from_ms``, and report it."""
         self._core.recorder.group_reset(group, bulk.id, from_ms, bulk.made_ms)
         return self._bulks.make(bulk)
 

@@ -53,11 +53,9 @@ AGES_LOOKED_AT = 256
 NEVER_MS = 1 << 62
 """A time in the unreachable future, such as the next attempt of a held task."""
 EVERY_KEY = 1 << 64
-"""A mark that stands for all keys of a group. It differs from the marks of keys, which have 64
-bits."""
+"""A mark that stands for all keys of a group. The marks of keys have only 64 bits."""
 REMEMBERED_MAX = 64
-"""Maximum number of resumed keys of a group whose pause is remembered in order to explain late
-tasks."""
+"""Maximum resumed keys of a group whose pause is remembered in order to explain late tasks."""
 
 
 class Waiting(NamedTuple):
@@ -151,8 +149,7 @@ class FairShares:
             group.ready.push(task_id, priority, self.now_ms)
 
     def restored(self, mark: int) -> Share | None:
-        """Count a task that was in flight before a restart. Return its share, or None if it has no
-        value."""
+        """Count a task that was in flight before a restart. Return its share, if it has one."""
         share = self._share(mark) if mark else None
         if share is not None:
             share.in_flight += 1
@@ -214,8 +211,7 @@ class FairShares:
                 self._admit(share)
 
     def some(self, limit: int) -> list[int]:
-        """Remove up to ``limit`` tasks that wait for a place, for a group that is being deleted.
-        Return their ids."""
+        """Remove and return up to ``limit`` tasks that wait for a place, to delete the group."""
         taken: list[int] = []
         for share in list(self.of.values()):
             while len(taken) < limit and (following := share.next()) is not None:
@@ -332,11 +328,8 @@ class FairShares:
 
 class KeyHolders:
     """The order keys of a group: tracks the holder of each key, and when the next task becomes the
-    holder.
-
-    A key *advances* when a batch is durable. Before that, a *note* records that its holder has
-    ended, or that another change of the key could be undone by a crash.
-    """
+    holder. A key *advances* when a batch is durable. Before that, a *note* records that its holder
+    has ended, or that another change of the key could be undone by a crash."""
 
     def __init__(self, orderings: Orderings, group: Group, shares: FairShares) -> None:
         self._orderings = orderings
@@ -345,8 +338,7 @@ class KeyHolders:
         """The stage that follows when a task becomes a key holder."""
         self.order = Order()
         self._odd: dict[int, tuple[int, int]] = {}
-        """Id → (priority, mark of the share) of the tasks in key queues that have a priority or a
-        share."""
+        """Id → (priority, mark of the share) of tasks in key queues that have either of them."""
         self._again: dict[int, list[tuple[int, Waiting, bool]]] = {}
         """Mark → (id, key and share, whether it goes to the front) of each task that becomes ready
         again when a batch is durable; see ``rejoin_when_durable``."""
@@ -415,8 +407,7 @@ class KeyHolders:
         self._shares.call(task_id, share, priority, front=front)
 
     def come_after_wait(self, task_id: int, waiting: Waiting, priority: int) -> None:
-        """Add a task whose wait for its next attempt is over, once the notes of its key are
-        durable."""
+        """Add a task whose wait is over, once the notes of its key are durable."""
         if waiting.order in self._ending:
             self.come_when_durable(task_id, waiting, priority, front=False)
         else:
@@ -430,8 +421,7 @@ class KeyHolders:
     # --- a task is delivered -------------------------------------------------------------------
 
     def are_odd(self, marks: Collection[int]) -> bool:
-        """Return whether a task of one of these keys might have to give way when it is about to be
-        delivered."""
+        """Return whether a ready task of one of these keys might have to give way."""
         odd_marks = (self.order.overtaken, self.notes.keys())
         return not all(some.isdisjoint(marks) for some in odd_marks if some)
 
@@ -461,8 +451,7 @@ class KeyHolders:
     # --- a task leaves -------------------------------------------------------------------------
 
     def done(self, leases: Iterable[Lease]) -> None:
-        """Record that the tasks of these leases are finished. Their keys advance when the open
-        batch is durable."""
+        """Record that these leases' tasks are finished. Their keys advance once that is durable."""
         marks = [lease.order for lease in leases]
         ids = [lease.id for lease in leases]
         if all(marks) and not self._strange and self.notes.keys().isdisjoint(marks):
@@ -474,8 +463,7 @@ class KeyHolders:
                 self.end(mark, task_id)
 
     def end(self, mark: int, task_id: int) -> None:
-        """Record that the group has finished a task of the key. The key advances if the task was
-        its holder."""
+        """Record that the group has finished a task of the key. A holder lets the key advance."""
         if self.order.head(mark) == task_id:
             self._note(mark, task_id)
 
@@ -493,8 +481,7 @@ class KeyHolders:
         return False
 
     def some(self, limit: int) -> list[int]:
-        """Remove up to ``limit`` tasks from key queues, for a group that is being deleted. Return
-        their ids."""
+        """Remove and return up to ``limit`` tasks of key queues, to delete the group."""
         taken = self.order.pop_some(limit)
         for task_id in taken:
             self._odd.pop(task_id, None)
@@ -516,8 +503,7 @@ class KeyHolders:
             self._note(mark, self._ending.get(mark, 0))
 
     def _note(self, mark: int, head: int) -> None:
-        """Record that a key must not advance before the open batch is durable. ``head`` is the
-        ended holder, or 0."""
+        """Prevent a key from advancing before the open batch is durable. ``head`` may be 0."""
         before = self.notes.get(mark)
         if before is None:
             before = int(mark in self._ending)
@@ -633,8 +619,7 @@ class KeyPauses:
         self._group = group
         self._shares = shares
         self.kept: dict[int, KeptBack] = {}
-        """Id → task that is kept back, in the order in which the tasks would have been
-        delivered."""
+        """Id → task that is kept back, in the order of the intended deliveries."""
 
     # --- a key is paused and resumed ----------------------------------------------------------
 
@@ -686,16 +671,14 @@ class KeyPauses:
         return True
 
     def some(self, limit: int) -> list[int]:
-        """Remove up to ``limit`` tasks that are kept back, for a group that is being deleted.
-        Return their ids."""
+        """Remove and return up to ``limit`` tasks that are kept back, to delete the group."""
         taken = list(self.kept)[: max(0, limit)]
         for task_id in taken:
             self.leave(task_id)
         return taken
 
     def forget_shares(self) -> list[PausedKey]:
-        """Remove the shares of all tasks after a change of ``fair_by``. Resume and return the
-        paused values."""
+        """Remove all shares after a change of ``fair_by``. Resume and return the paused values."""
         values = {mark: key for mark, key in self._group.paused_keys.items() if key.fair_by}
         for mark in values:
             self.resume(mark, self._shares.now_ms)
@@ -804,8 +787,7 @@ class Ordering:
         self.keys.arrive_all(rows, marks)
 
     def _marks_of_usual(self, rows: Sequence[TaskRow]) -> list[int] | None:
-        """Return the marks of these tasks if each has an order key but no priority, share or place;
-        otherwise return None."""
+        """Return the marks of tasks that have only an order key, or None if one is different."""
         if self._group.settings.shares.fair_by is not None or self.keys.awaits_replay:
             return None
         options = [row[4] for row in rows]
@@ -882,8 +864,8 @@ class Ordering:
         return not (self.keys.are_odd(marks) or self.pauses.are_odd(marks))
 
     def hand_out_all(self, ids: Sequence[int], traits: list[Traits] | None) -> list[Traits] | None:
-        """Do for these tasks what ``hand_out`` does for one. Return their traits, or None if all
-        are ``PLAIN``."""
+        """Do for these tasks what ``hand_out`` does. Return their traits; None if all are
+        ``PLAIN``."""
         waited = self.shares.waited.intersection(ids) if self.shares.waited else None
         if not waited:
             return traits
@@ -896,8 +878,7 @@ class Ordering:
         ]
 
     def restored(self, row: TaskRow) -> tuple[int, Traits]:
-        """Restore a task that was in flight before a restart. Return (mark of its order key or 0,
-        its traits)."""
+        """Restore a task in flight. Return (mark of its order key or 0, its traits)."""
         mark = mark_of(row)
         if mark:
             self.keys.restored(mark, row.id)
@@ -912,8 +893,7 @@ class Ordering:
     # --- a task leaves -------------------------------------------------------------------------
 
     def returned(self, leases: Collection[Lease], *, done: bool) -> None:
-        """Record that these leases have ended. ``done`` means that the group has finished their
-        tasks."""
+        """Record that these leases have ended. ``done`` means that their tasks are finished."""
         self.shares.returned(leases)
         if done:
             self.keys.done(leases)
@@ -941,16 +921,14 @@ class Ordering:
         return self.shares.withdraw(row)
 
     def taken(self, row: TaskRow, *, stays_holder: bool = False) -> None:
-        """Do what ``leave`` does for a task that was taken from the ready queue but is not
-        delivered."""
+        """Let a task leave that was taken from the ready queue but is not delivered."""
         mark = mark_of(row)
         if mark and not stays_holder:
             self.keys.end(mark, row.id)
         self.shares.taken(row.id)
 
     def some(self, limit: int) -> list[int]:
-        """Remove up to ``limit`` tasks from the queues, for a group that is being deleted. Return
-        their ids."""
+        """Remove and return up to ``limit`` queued tasks, to delete the group."""
         taken = self.keys.some(limit)
         taken += self.pauses.some(limit - len(taken))
         return taken + self.shares.some(limit - len(taken))
@@ -1022,22 +1000,20 @@ class Orderings:
     def __init__(
         self, wake: Callable[[Group], None], call_when_durable: Callable[[Ended], None]
     ) -> None:
-        """``wake`` is called with a group that might be able to deliver. ``call_when_durable`` is
-        called with keys for which ``KeyHolders.advance`` must be called when the open batch is
-        durable."""
+        """``wake`` is called with a group that might be able to deliver. ``call_when_durable`` gets
+        the keys that must ``advance`` when the open batch is durable."""
         self.wake = wake
         self.call_when_durable = call_when_durable
         self.of: dict[Group, Ordering] = {}
         """The ``Ordering`` of each group that is ``is_ordered``."""
         self.behind: dict[int, TaskRow] = {}
-        """Rows of fired tasks that wait: tasks with order keys wait while rows of earlier tasks are
-        being read, and any task waits until filters have steps again. All of them are also in
-        ``Core.firing``."""
+        """Rows of tasks in ``Core.firing`` that wait: tasks with order keys while rows of earlier
+        tasks are being read, any task while filters have no steps left."""
         self.to_advance: dict[Group, list[int]] = {}
         """Group whose replay is over → keys that must still advance."""
         self.paced: dict[Group, int] = {}
-        """Group with values delayed by ``rate_each`` → the time (steady clock) at which the first
-        value has a token."""
+        """Group with values delayed by ``rate_each`` → when the first has a token (steady
+        clock)."""
 
     def begin(self, group: Group) -> Ordering:
         """Return the ``Ordering`` of the group, creating it if there is none."""
@@ -1058,8 +1034,7 @@ class Orderings:
             names.pop(group, None)
 
     def tick(self, limit: int, now_ms: int, mono_ms: int) -> None:
-        """Advance keys that waited for a replay, and call tasks of values that have tokens
-        again."""
+        """Advance keys that waited for a replay, and values that have tokens again."""
         for group in list(self.to_advance):
             self.of[group].keys.advance_after_replay(limit, now_ms)
         for group in [group for group, at_ms in self.paced.items() if at_ms <= mono_ms]:

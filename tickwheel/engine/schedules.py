@@ -57,8 +57,7 @@ FIRED_MAX = 100
 COUNTED_MAX = 1_000
 """Limit up to which missed occurrences are counted. A count that reaches it is a lower bound."""
 FIRE_BYTES_MAX = 8 << 20
-"""Bytes of tasks after which a call of ``fire`` stops. It can exceed this by the tasks of one
-schedule."""
+"""Bytes after which a call of ``fire`` stops. It can exceed this by the tasks of one schedule."""
 FIRE_STEPS_MAX = 2_048
 """Steps (planning steps, and ``TASK_STEPS`` per task) after which a call of ``fire`` stops. It can
 exceed this by the steps of one schedule."""
@@ -106,7 +105,7 @@ class Schedules:
         return "updated"
 
     def pause(self, entry: LoadedSchedule, *, paused: bool) -> None:
-        """Pause or resume a schedule. A paused schedule does not fire; when it is resumed, its
+        """Pause or resume a schedule. A paused schedule does not fire. When it resumes, its
         catch-up applies."""
         if entry.row.paused != paused:
             row = entry.row._replace(paused=paused)
@@ -119,16 +118,15 @@ class Schedules:
         self._core.recorder.schedule_changed(entry.row, DELETED)
 
     def restore(self, row: ScheduleRow, table: Timetable) -> None:
-        """Restore a schedule. The caller then looks up its newest task and calls
-        ``unwatch_ended``."""
+        """Restore a schedule. Then look up its newest task and call ``unwatch_ended``."""
         entry = self._schedule_heap.by_name[row.schedule.name] = LoadedSchedule(row, table)
         if row.last_id and row.schedule.overlap != "allow":
             self._schedule_heap.watch(entry)
         self._schedule_heap.arm(entry)
 
     def unwatch_ended(self, requested: Iterable[int], snapshots: dict[int, TaskSnapshot]) -> None:
-        """Stop watching those of the ``requested`` tasks that have ended. ``snapshots`` contains
-        the stored ones."""
+        """Stop watching the ``requested`` tasks that have ended. ``snapshots`` are the stored
+        ones."""
         ended = [
             i for i in requested
             if i not in snapshots or (snapshots[i].dead and not self._control.is_owed(snapshots[i]))
@@ -139,10 +137,8 @@ class Schedules:
 
     def fire(self, now_ms: int, limit: int, *, accepts: bool) -> bool:
         """Decide the due occurrences of up to ``limit`` schedules. Return whether to call this
-        again at once.
-
-        Without ``accepts``, new tasks are currently refused, and the occurrences wait.
-        """
+        again at once. Without ``accepts``, new tasks are currently refused, and the occurrences
+        wait."""
         core, schedule_heap = self._core, self._schedule_heap
         # A clock that was set back must not extend the wait.
         schedule_heap.blocked_until_ms = min(schedule_heap.blocked_until_ms, now_ms + RETRY_MS)
@@ -265,8 +261,8 @@ class Schedules:
         request: int,
         now_ms: int,
     ) -> None:
-        """Create a task, due now, for each of these occurrences. ``address`` gets the ids when they
-        are durable."""
+        """Create a task, due now, for each of these occurrences. ``address`` gets the durable
+        ids."""
         ids = self._stage(entry, entry.row.schedule, times_ms, now_ms, address, request)
         runs = [
             Run(planned_ms, now_ms, BACKFILLED, task_id)
@@ -390,8 +386,8 @@ def _new_task(schedule: Schedule, planned_ms: int, now_ms: int) -> NewTask:
 
 
 def jitter_of(schedule: Schedule, planned_ms: int) -> int:
-    """Return the jitter of an occurrence in ms. It is a function of the schedule's name and the
-    planned time."""
+    """Return the jitter of an occurrence in ms, a function of the schedule's name and the planned
+    time."""
     if not schedule.jitter_ms:
         return 0
     mixed = planned_ms

@@ -1,17 +1,17 @@
-"""Producer sessions, which make the resend of a request harmless.
+"""Producer sessions, which make resending a request harmless.
 
 A session remembers the answers to requests that its client can still repeat: requests at or above
 ``floor``, at most ``window_max`` of them. The total of all sessions is bounded as well. Answers are
 part of the same commit as their tasks; a refused request leaves no trace. This module knows no
 connection and no clock.
 
-A request that cannot be decided when it arrives is *under way*. Its number is used from then on,
+A request that cannot be decided when it arrives is *undecided*. Its number is used from then on,
 and it counts like an answered request.
 
-A store has one row per session and batch in which requests of the session were answered. Rows are
+A store contains one row for each batch in which requests of a session were answered. Rows are
 written only once, so that a batch costs only its own answers. A row is dropped when all of its
-requests are below the floor. Rows of several requests do not overlap, so at most one of them is
-partly below the floor; a request that arrives after a higher one has a separate row.
+requests are below the floor. Rows with several requests do not overlap, so at most one of them is
+partly below the floor; a request that arrives after a higher one gets a separate row.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from tickwheel.model.policies import Merged
 from tickwheel.model.records import NOT_ONCE, SessionKey, SessionRow
 
 UNUSED_KEPT = 1_000
-"""Number of the longest unused sessions that a scan of all sessions returns."""
+"""Maximum number of the longest unused sessions that a scan of all sessions keeps."""
 LOOK_AGAIN_MS = 500
-"""Minimum time between two scans if the first has found no session to forget."""
+"""Minimum time between two scans if the first has not found the maximum number of sessions."""
 StoredAnswer = tuple[int, int, int, int]
-"""(request, first id, number of ids, accepted_ms). For a request with rules, ``Session.merged`` has
-the outcomes, and the first id is the newest id that the decision depends on and that was not
-durable, or 0."""
+"""(request, first id, number of ids, accepted_ms). For a request with rules, ``Session.merged``
+contains the outcomes, and the first id is the newest id that was not durable and on which the
+decision depends, or 0."""
 
 
 class ReplySink(Protocol):
-    """The destination of the answers to a caller's requests, which a transport provides. Its
-    methods are called synchronously and must not block. If the caller has disconnected, they do
-    nothing. ``flush`` sends all given answers as one piece. ``answer_to`` encodes an answer at
-    once; it can then wait for the store without taking more memory than its ``len``."""
+    """The destination of the answers to a caller's requests. A transport provides it. Its methods
+    are called synchronously and must not block. If the caller has disconnected, they do nothing.
+    ``answer_to`` encodes an answer at once, so that it takes no more memory than its ``len`` while
+    it waits for the store."""
 
     @property
     def label(self) -> str:
@@ -49,22 +49,22 @@ class ReplySink(Protocol):
         """Answer enqueue requests whose tasks are durable."""
 
     def answer_to(self, request: int, value: object) -> Sized:
-        """Encode the answer to any other request. ``len`` of the result is about its bytes. A value
-        that cannot be encoded becomes an ``error``."""
+        """Encode the answer to any other request. The ``len`` of the result is its approximate size
+        in bytes. A value that cannot be encoded becomes an ``error``."""
         ...
 
     def give(self, answer: Sized) -> None:
-        """Give an answer of ``answer_to`` once it is durable."""
+        """Queue an answer from ``answer_to``, once it is durable, for the next ``flush``."""
 
     def error(self, request: int, code: str, message: str) -> None:
-        """Answer that the request was refused or failed, with a code of the error table."""
+        """Answer that the request was refused or failed. ``code`` is one of the error table."""
 
     def flush(self) -> None:
-        """Send all answers that were given since the last flush."""
+        """Send all answers since the last flush as one piece."""
 
 
 class Source(NamedTuple):
-    """The origin of tasks without a waiting caller, for the history."""
+    """The origin, as shown in the history, of tasks that no caller has enqueued."""
 
     label: str
 
@@ -83,21 +83,21 @@ class Session:
         """The highest request number so far."""
         self.answers: dict[int, StoredAnswer] = {}
         self.merged: dict[int, Merged] = {}
-        """Answered request with rules → outcome of each task."""
+        """Number of an answered request with rules → outcome of each of its tasks."""
         self.once = NOT_ONCE
-        """The record of its only request, if that has an idempotency key."""
+        """The record of the session's only request, if the request has an idempotency key."""
         self.under_way: set[int] = set()
         """Requests whose keys are being read."""
         self.seen_ms = now_ms
         self.connections = 0
         self.weight = 0
-        """The number of answers that the session counts as."""
+        """Number of answers of the session; a request with rules counts once per task."""
         self._fresh: list[int] = []
         """Requests that were answered since the last batch was sealed."""
         self._rows: list[tuple[int, int]] = []
         """A heap of (last request, first request) of the session's stored and sealed rows."""
         self._written = 0
-        """The highest request number in one of those rows."""
+        """The highest request number in those rows."""
 
     @property
     def requests(self) -> int:
@@ -136,7 +136,7 @@ class Session:
             self._count(1 - len(merged))
 
     def raise_floor(self, floor: int) -> None:
-        """Forget the answers below ``floor``, all of which the client has received."""
+        """Forget the answers to requests below ``floor``. The client has received all of them."""
         if floor <= self.floor:
             return
         before = len(self.answers)
@@ -153,8 +153,8 @@ class Session:
     # --- stored rows ---------------------------------------------------------------------------
 
     def changes(self) -> dict[SessionKey, SessionRow | None]:
-        """Return the changed rows for the batch that is being sealed: new answers with the floor,
-        and None for rows whose answers the client has all received."""
+        """Return the changed rows for the batch that is being sealed: rows with new answers and the
+        floor, and None for rows whose answers the client has all received."""
         changes: dict[SessionKey, SessionRow | None] = {}
         answers, rows = self.answers, self._rows
         fresh = sorted(dict.fromkeys(request for request in self._fresh if request in answers))
@@ -180,8 +180,8 @@ class Session:
         return SessionRow(self.key, self.floor, self.seen_ms, answers, merged, self.once)
 
     def takes_back(self, key: SessionKey, row: SessionRow | None) -> bool:
-        """Take back a refused change of a row, so that its valid part is written again. Return
-        False for the dropped row of a forgotten session, which must still be dropped."""
+        """Undo a refused change of a row, so that its valid part is written again. Return False if
+        the row was dropped with its session and must still be dropped."""
         _, first = key
         if row is None:
             if first < self.floor:
@@ -194,7 +194,7 @@ class Session:
         return True
 
     def restore(self, row: SessionRow) -> None:
-        """Restore a stored row. ``restored`` must be called after the last row."""
+        """Restore a stored row. Call ``finish_restore`` after the last row."""
         self.remember({answer[0]: answer for answer in row.answers})
         for request, merged in row.merged:
             self.merged[request] = merged
@@ -212,8 +212,7 @@ class Session:
         self.last = max(self.last, floor)
 
     def forgotten(self) -> list[SessionKey]:
-        """End the session and return the keys of its rows. A later refusal of one of its requests
-        has no effect on counts."""
+        """End the session and return the keys of its rows. Later refusals change no count."""
         self._count(-self.weight)
         self.answers, self.merged, self._fresh = {}, {}, []
         return [(self.key, first) for _, first in self._rows]
@@ -224,13 +223,13 @@ class Sessions:
 
     def __init__(self, sessions_max: int, idle_ms_max: int) -> None:
         self.answers = 0
-        """Number of answers of all sessions."""
+        """Number of remembered answers of all sessions."""
         self._all: dict[bytes, Session] = {}
         self._unused: list[tuple[bytes, int]] = []
-        """(key, last use) of the longest unused sessions at the last scan, the longest last."""
+        """(key, last use) of the longest unused sessions at the last scan, most recent first."""
         self._looked_ms = -LOOK_AGAIN_MS
         self._found_many = False
-        """Whether the last scan has returned the maximum, so that more sessions can follow."""
+        """Whether the last scan has found the maximum number of sessions."""
         self._sessions_max = sessions_max
         self._idle_ms_max = idle_ms_max
 
@@ -256,8 +255,7 @@ class Sessions:
             session.restored(floor)
 
     def open(self, key: bytes, now_ms: int) -> Session | None:
-        """Return the session of ``key``, and create it if necessary. Return None if there is no
-        room."""
+        """Return the session of ``key``, creating it if there is room. Otherwise return None."""
         session = self._all.get(key)
         if session is None:
             if len(self._all) >= self._sessions_max:
@@ -271,7 +269,7 @@ class Sessions:
         return [] if session is None else session.forgotten()
 
     def expired(self, now_ms: int) -> list[bytes]:
-        """Return the keys of sessions without a connection that are unused for too long."""
+        """Return the keys of sessions that have no connection and have been unused for too long."""
         limit = now_ms - self._idle_ms_max
         return [s.key for s in self._all.values() if not s.connections and s.seen_ms < limit]
 

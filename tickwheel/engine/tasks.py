@@ -133,8 +133,8 @@ class Control:
         return bool(self._ownership.groups_of(snapshot))
 
     def view(self, snapshot: TaskSnapshot, mono_to_wall_ms: int) -> dict[str, GroupView]:
-        """Return the task's state in each group. ``mono_to_wall_ms`` converts the ends of leases to
-        wall time."""
+        """Return the task's state in each group. ``mono_to_wall_ms`` converts lease ends to wall
+        time."""
         task_id = snapshot.row.id
         own = snapshot.row.options.retry if snapshot.row.options is not None else None
         views: dict[str, GroupView] = {}
@@ -201,8 +201,7 @@ class Control:
         return "cancelled"
 
     def delete(self, snapshot: TaskSnapshot) -> bool:
-        """End a task of a topic that is being deleted. Return False if the task is in flight or
-        dead."""
+        """End a task of a topic in deletion. Return False if the task is in flight or dead."""
         return self._end(snapshot, Outcome.DELETED, DELETED) is None
 
     def _end(self, snapshot: TaskSnapshot, outcome: Outcome, event: str) -> State | None:
@@ -277,9 +276,8 @@ class Control:
         core.recorder.replaced(source, row, now_ms)
 
     def give_way(self, snapshot: TaskSnapshot, newer_id: int) -> None:
-        """Let the newer task ``by`` replace a task that groups have already received. The task ends
-        at once in groups where it is not in flight; in others, it ends when its delivery ends
-        without an ack."""
+        """Let the newer task ``by`` replace a task that groups have already received. Where it is
+        in flight, it ends when its delivery ends without an ack; elsewhere at once."""
         core, row = self._core, snapshot.row
         for group in self._ownership.groups_of(snapshot):
             lease = group.flight.get(row.id)
@@ -302,16 +300,14 @@ class Control:
         return all(lease is not None and lease.past.replaced_by for lease in leases)
 
     def next_ms(self, snapshot: TaskSnapshot) -> int:
-        """Return the time (wall ms) of the earliest next attempt of a task that is not in
-        flight."""
+        """Return the earliest next attempt (wall ms) of a task that is not in flight."""
         task_id = snapshot.row.id
         waits_ms = (group.waiting.get(task_id) for group in self._ownership.groups_of(snapshot))
         times = (at_ms for at_ms in waits_ms if at_ms is not None and at_ms != NEVER_MS)
         return min(times, default=snapshot.row.due_ms)
 
     def _unplace(self, snapshot: TaskSnapshot, state: State) -> None:
-        """Remove a task that has no attempts from the wheel or its groups, so that it can be
-        scheduled again."""
+        """Remove a task that has no attempts from the wheel or its groups."""
         if state is State.SCHEDULED:
             self._core.unschedule(snapshot.row)
         else:
@@ -355,8 +351,7 @@ class Control:
         self, name: str, dues_ms: Mapping[int, int], keys: Mapping[int, str]
     ) -> Collection[int]:
         """Cancel those tasks of ``dues_ms`` (id → due_ms, of the topic ``name``) that are certainly
-        only on the wheel. Return their ids. ``keys`` (id → key) contains the keys of all of them,
-        and possibly others."""
+        only on the wheel. Return their ids. ``keys`` (id → key) contains at least their keys."""
         core, topic = self._core, self._core.topic(name)
         unfired = self._only_on_wheel(dues_ms)
         if not unfired:
@@ -396,8 +391,7 @@ class Control:
         return moved
 
     def _only_on_wheel(self, dues_ms: Mapping[int, int]) -> Mapping[int, int]:
-        """Return the tasks of ``dues_ms`` that have certainly not fired, like
-        ``_is_only_on_wheel``."""
+        """Return the tasks of ``dues_ms`` that have certainly not fired."""
         core = self._core
         after_ms = max(core.wheel.position_ms, core.acted_ms)
         if min(dues_ms.values(), default=0) > after_ms and core.retrying.keys().isdisjoint(dues_ms):
@@ -501,8 +495,7 @@ class Bulks:
     # --- start and end -----------------------------------------------------------------------
 
     def make(self, bulk: Bulk) -> BulkRow:
-        """Create a bulk operation, which must have a new id. It can begin when the open batch is
-        durable."""
+        """Create a bulk operation with a new id. It can begin when the open batch is durable."""
         self._core.bulk_running += 1
         return self._write(BulkRow(bulk))
 
@@ -554,8 +547,7 @@ class Bulks:
             self._core.bulk_running += not row.state.is_over
 
     def sweep(self, now_ms: int) -> None:
-        """Forget bulk operations that ended longer ago than they are remembered. Call this
-        periodically."""
+        """Forget bulk operations that ended too long ago. Call this periodically."""
         self._forget(now_ms - self._core.config.bulk_remembered_ms, FORGET_MAX)
 
     def _forget(self, until_ms: int, limit: int) -> None:
@@ -577,8 +569,7 @@ class Bulks:
     def refusal_reason(
         self, bulk: Bulk, snapshot: TaskSnapshot, now_ms: int, delay_ms_max: int
     ) -> str | None:
-        """Return why the bulk operation would not change a matching task now, or None if it
-        would."""
+        """Return why the operation would not change a matching task now, or None if it would."""
         state = self._control.state(snapshot)
         if state in (_NOT_CHANGEABLE if bulk.kind != "spread" else _NOT_SCHEDULED):
             return state.value
@@ -656,8 +647,7 @@ class Bulks:
 
     def _spread(self, bulk: Bulk, times_ms: Mapping[int, int], now_ms: int) -> dict[int, int]:
         """Choose one of the emptiest ticks of the window for each task. All tasks share one window,
-        or each window begins at its task's due time. The part of a window that is in the past is
-        ignored."""
+        or each window begins at its task's due time. The past part of a window is ignored."""
         core, dues_ms = self._core, dict[int, int]()
         start_ms, within_ms = bulk.argument("start_ms"), int(bulk.argument("within_ms") or 1)
         by_begin: dict[int, list[int]] = {}
@@ -683,8 +673,7 @@ def _merged_refusals(
 
 
 TASKS_PER_STEP_MAX: Mapping[str, int] = {"spread": 500}
-"""Kind → maximum number of tasks in a step, for kinds that search a window for each task. Other
-kinds have no limit."""
+"""Kind → maximum tasks of a step, for kinds that search a window for each task."""
 
 
 class Selector:
@@ -887,8 +876,8 @@ class KeyControl:
         return sorted(keys, key=lambda paused: paused.key.since_ms)
 
     def restore(self, rows: Iterable[PausedKey]) -> None:
-        """Restore the paused keys of groups that still exist and have the same ``fair_by``. Drop
-        the others."""
+        """Restore the paused keys of groups that exist and have the same ``fair_by``. Drop
+        others."""
         for row in sorted(rows, key=lambda row: row.since_ms):
             group = self._core.find_group(row.topic, row.group)
             if (

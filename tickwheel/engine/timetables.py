@@ -123,9 +123,8 @@ class Timetable:
         return planned_ms
 
     def newest(self, first_ms: int, until_ms: int) -> int:
-        """Return the last planned time up to ``until_ms``. ``first_ms`` must be a planned time not
-        later than ``until_ms``. The search goes back in doubling steps, and then bisects the last
-        step."""
+        """Return the last planned time up to ``until_ms``. ``first_ms`` must be an earlier planned
+        time. The search goes back in doubling steps, and then bisects the last step."""
         newest_ms = low_ms = first_ms
         high_ms, back_ms = until_ms, 1_000
         while high_ms > first_ms:
@@ -264,8 +263,7 @@ class _Cron:
         return change if at == first else change + second - first
 
     def _change(self, at: int, until: int) -> int | None:
-        """Return the first moment after ``at`` and up to ``until`` that has another offset, or
-        None."""
+        """Return the first moment after ``at`` and up to ``until`` with a new offset, or None."""
         if self._has_constant_offset(at, until):
             return None
         offset, low = self._offset(at), at
@@ -285,8 +283,7 @@ class _Cron:
         return first <= at and until <= last
 
     def _bisected(self, low: int, high: int) -> int:
-        """Return the first second with the offset of ``high``. The offset at ``low`` must
-        differ."""
+        """Return the first second with the offset of ``high``, which must differ at ``low``."""
         offset = self._offset(high)
         while high - low > 1:
             middle = (low + high) // 2
@@ -346,8 +343,7 @@ class _WallTimes:
         self.steps = 0
 
     def at_or_after(self, wall: datetime, until_year: int) -> datetime | None:
-        """Return the first matching wall time from ``wall`` on, or None if there is none up to
-        ``until_year``."""
+        """Return the first matching wall time from ``wall`` to ``until_year``, or None."""
         year, month, day = wall.year, wall.month, wall.day
         time = self._time(wall.hour, wall.minute, wall.second)
         days = self._days_of(year, month) >> day << day
@@ -636,8 +632,7 @@ class ScheduleHeap:
         self.blocked_until_ms = 0
         """No schedule fires before this moment, because new tasks were refused."""
         self.late_ms: list[int] = []
-        """Lateness of fired occurrences in ms. The caller that records these values replaces the
-        list."""
+        """Lateness of fired occurrences in ms. The caller that records it replaces the list."""
 
     # --- times -----------------------------------------------------------------------------
 
@@ -657,7 +652,7 @@ class ScheduleHeap:
         return None if due_ms is None else max(due_ms, self.blocked_until_ms)
 
     def pop(self, now_ms: int) -> LoadedSchedule | None:
-        """Remove and return the next schedule that is due by ``now_ms``. The caller must ``arm`` it
+        """Remove and return the next schedule due by ``now_ms``. The caller must ``arm`` it
         again."""
         name = None if now_ms < self.blocked_until_ms else self._due.pop(now_ms)
         return None if name is None else self.by_name[name]

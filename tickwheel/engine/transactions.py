@@ -137,8 +137,7 @@ class Transactions:
     def commit(
         self, transaction: Transaction, address: ReplySink, request: int, now_ms: int, mono_ms: int
     ) -> None:
-        """Turn the half tasks into tasks. ``address`` gets their ids and due times when the commit
-        is durable."""
+        """Turn the half tasks into tasks. ``address`` gets their ids and due times once durable."""
         core = self._core
         new_tasks = self._tasks(transaction, now_ms)
         self._stage(transaction)
@@ -159,8 +158,7 @@ class Transactions:
     def rollback(
         self, transaction: Transaction, address: ReplySink, request: int, now_ms: int, mono_ms: int
     ) -> None:
-        """Drop the half tasks. ``address`` gets an answer without ids when the rollback is
-        durable."""
+        """Drop the half tasks. ``address`` gets an answer without ids once that is durable."""
         self._stage(transaction)
         self._core.open.staged.append((address, None, (request, 0, 0, now_ms)))
         self._decide(transaction, TransactionState.ROLLED_BACK, now_ms, mono_ms, 0)
@@ -250,8 +248,7 @@ class Transactions:
     # --- the end -----------------------------------------------------------------------------
 
     def sweep(self, mono_ms: int) -> None:
-        """Forget decided transactions that have been remembered for the configured time. Call this
-        periodically."""
+        """Forget decided transactions after the configured time. Call this periodically."""
         self._forget(mono_ms - self._core.config.transactions_remembered_ms, FORGET_MAX)
 
     def _forget(self, until_ms: int, limit: int) -> None:
