@@ -43,7 +43,7 @@ def test_a_refused_batch_keeps_the_progress_of_a_bulk() -> None:
     assert sealed is not None and sealed.effects.records.keys() == {(BULK, "a")}
     ours.bulks.make(bulk("b"))
     later = ours.bulks.record_step("a", Step((7, ""), 1, 0, {}))
-    ours.intake.refused(sealed)
+    ours.intake.refuse(sealed)
     again = ours.seal(NOW_MS, 0)
     assert again is not None
     assert again.effects.of_kind(BULK) == {"a": later, "b": BulkRow(bulk("b"))}

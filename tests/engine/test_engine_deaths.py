@@ -327,7 +327,7 @@ def test_a_suspect_task_waiting_for_a_connection_can_end(how: str) -> None:
     rig.enqueue()
     handed_out(rig)
     assert after(rig, 1_000) == []
-    assert list(rig.group().apart) == [task_id]
+    assert list(rig.group().isolated) == [task_id]
     if how == "cancel":
         assert rig.cancel(task_id) == "cancelled"
     elif how == "expire":

@@ -142,14 +142,14 @@ def test_an_uncommitted_transaction_cannot_be_decided(rig: TransactionRig) -> No
 
 def test_an_uncommitted_decision_is_not_shown(rig: TransactionRig) -> None:
     rig.prepare("x", 1, half())
-    assert rig.core.transaction_registry.durable("x") is None
+    assert rig.core.transaction_registry.durable_state("x") is None
     rig.commit()
     rig.commit_of("x")
-    before = rig.core.transaction_registry.durable("x")
+    before = rig.core.transaction_registry.durable_state("x")
     assert before is not None
     assert (before.row.state, list(before.parts)) == (TransactionState.OPEN, [1])
     rig.commit()
-    after = rig.core.transaction_registry.durable("x")
+    after = rig.core.transaction_registry.durable_state("x")
     assert after is not None and after.row.state is TransactionState.COMMITTED
 
 

@@ -493,9 +493,9 @@ class OrderMachine(RuleBasedStateMachine):
                 if options is not None and options.order_key is not None:
                     key = options.order_key
                     assert flying.setdefault(key, lease.id) == lease.id, "two of a key in flight"
-            ordering = self.rig.core.orderings.of.get(group)
+            ordering = self.rig.core.orderings.by_group.get(group)
             if ordering is not None:
-                for share in ordering.shares.of.values():
+                for share in ordering.shares.by_mark.values():
                     assert share.in_flight + share.called <= max(LIMIT_EACH, share.in_flight)
 
 

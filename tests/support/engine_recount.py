@@ -50,7 +50,7 @@ def ready_ids(core: Core, group: Group) -> list[int]:
 
 def in_key_queues(core: Core, group: Group) -> list[int]:
     """Return the ids that wait for their turn in a key's line."""
-    ordering = core.orderings.of.get(group)
+    ordering = core.orderings.by_group.get(group)
     assert group.is_ordered == (ordering is not None)
     if ordering is None:
         assert group.in_key_queues == group.held == 0
@@ -63,7 +63,7 @@ def in_key_queues(core: Core, group: Group) -> list[int]:
     )
     for mark, queue in ordering.keys.order.queues.items():
         assert _is_first(core, group, mark, queue), "a head that nobody has had is overtaken"
-    for share in ordering.shares.of.values():
+    for share in ordering.shares.by_mark.values():
         queue = share.queue or ReadyQueue()
         entries = Counter(queued(queue))
         assert all(entries[i] >= n > 0 for i, n in queue.stale.items()), "stale without an entry"
@@ -73,20 +73,22 @@ def in_key_queues(core: Core, group: Group) -> list[int]:
         flying = [one for one in group.flight.values() if one.traits.share is share]
         assert share.in_flight == len(flying), "in flight of a value"
         assert not share.is_idle or share.bucket is not None, "a value with nothing is remembered"
-    kept = ordering.pauses.kept
+    kept = ordering.pauses.kept_back
     assert {one.mark for one in kept.values()} <= group.paused_keys.keys() or group.is_closed
     assert group.paused_keys.keys() <= group.key_intervals.keys()
     task_ids += kept
     assert group.in_key_queues == len(task_ids)
-    coming = {i for comes in ordering.keys._again.values() for i, _, _ in comes}
-    assert ordering.keys.coming <= coming & group.loading.keys(), "one that comes again does not"
+    coming = {i for comes in ordering.keys._rejoining.values() for i, _, _ in comes}
+    assert ordering.keys.rejoining_ids <= coming & group.loading.keys(), (
+        "one that comes again does not"
+    )
     assert group.held == len(ordering.held) == sum(at == NEVER_MS for at in group.waiting.values())
     return task_ids
 
 
 def _is_first(core: Core, group: Group, mark: int, queue: KeyQueue) -> bool:
     """Return whether the head of a key precedes the tasks behind it."""
-    ordering, row = core.orderings.of[group], core.resident_rows.get(queue.head)
+    ordering, row = core.orderings.by_group[group], core.resident_rows.get(queue.head)
     is_looked_at = mark in ordering.keys.order.overtaken or mark in ordering.keys.notes
     if (
         is_looked_at

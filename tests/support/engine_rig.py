@@ -157,7 +157,7 @@ class Rig(RigBase):
         page, following = ids[:limit], ids[limit - 1] if len(ids) >= limit else None
         known = self.known([i for i in page if i <= core.landed_id])
         looked_at = [known[i] for i in page if i in known]
-        self.engine.ownership.replayed(replay, looked_at, following, self.now_ms)
+        self.engine.ownership.examine_page(replay, looked_at, following, self.now_ms)
         return True
 
     def close_group(self, topic: str, name: str) -> Group:

@@ -140,7 +140,7 @@ class RigBase:
     def land(self) -> None:
         batch = self.core.sealed
         assert batch is not None
-        self.engine.intake.landed(batch, self.now_ms)
+        self.engine.intake.land(batch, self.now_ms)
         self.handed += self.take(batch.handed)
         self.answered += [address for address, _, _ in batch.staged]
 
@@ -152,7 +152,7 @@ class RigBase:
         """Refuse the sealed batch. Return the addresses that must get an error."""
         batch = self.core.sealed
         assert batch is not None
-        self.engine.intake.refused(batch)
+        self.engine.intake.refuse(batch)
         refused = [address for address, _, _ in batch.staged]
         batch.staged = []
         return refused
@@ -268,7 +268,7 @@ class RigBase:
         firing.expire_lapsed(lapsed, self.known(lapsed), self.now_ms)
         ready_rows_to_read, core.ready_rows_to_read = core.ready_rows_to_read, {}
         for group, ids in ready_rows_to_read.items():
-            self.engine.delivery.reading.loaded_ready(
+            self.engine.delivery.reading.process_rows(
                 group, ids, {i: k.row for i, k in self.known(ids).items()}
             )
 
@@ -276,7 +276,7 @@ class RigBase:
         before = {lease.subscriber for group in self.core.leased for lease in group.flight.values()}
         over = self.engine.settlement.expire(self.now_ms, self.mono_ms)
         for subscriber in before - self.frozen:
-            self.engine.subscriptions.heard(subscriber.presence, [subscriber])
+            self.engine.subscriptions.consumer_responded(subscriber.presence, [subscriber])
         return over
 
     def dispatch(self, limit: int = 1_000) -> list[Got]:

@@ -79,7 +79,7 @@ READ_AHEAD_TASKS = 1_000
 """Maximum number of backlog rows that are read beyond the credit of the group's subscribers."""
 KEEP_MS = 60_000
 """Maximum time for which a connection is kept free, and minimum time until the next one."""
-LOOKED_AT_MAX = 64
+EXAMINED_MAX = 64
 """Maximum number of subscribers, and of tasks that wait for isolation, examined at once."""
 
 
@@ -98,7 +98,7 @@ class Delivery:
         self._firing = firing
         self._broadcasts = firing.broadcasts
         self._leasing = leasing = Leasing(core, ownership, settlement, firing, subscriptions)
-        self.reading, self._apart = leasing.reading, leasing.apart
+        self.reading, self._isolation = leasing.reading, leasing.isolation
 
     def resume_missing(self, snapshot: TaskSnapshot, now_ms: int) -> None:
         """Continue all work that waited for the row of a missing task."""
@@ -110,11 +110,11 @@ class Delivery:
             self._firing.expire_lapsed([row.id], {row.id: snapshot}, now_ms)
         for group in core.topic(row.topic).groups.values():
             if row.id in group.loading:
-                self.reading.loaded_ready(group, [row.id], rows)
+                self.reading.process_rows(group, [row.id], rows)
 
     def dispatch(self, now_ms: int, mono_ms: int, limit: int) -> tuple[list[Dispatch], bool]:
         """Deliver about ``limit`` tasks. Return (their frames, whether more can follow at once)."""
-        core, leasing, looked_at = self._core, self._leasing, 0
+        core, leasing, examined = self._core, self._leasing, 0
         leasing.begin(now_ms, mono_ms)
         core.steps_left = STEPS_PER_TICK
         if core.ledger.changed:
@@ -123,21 +123,21 @@ class Delivery:
             self._unthrottle(mono_ms)
         core.orderings.tick(limit, now_ms, mono_ms)
         if core.kept_connections:
-            self._apart.tick(mono_ms)
+            self._isolation.tick(mono_ms)
         leasing.bytes_left -= self._broadcasts.flush(leasing.out, leasing.bytes_left, now_ms)
-        while core.runnable and looked_at < limit and leasing.bytes_left > 0 and self._may_lease:
+        while core.runnable and examined < limit and leasing.bytes_left > 0 and self._may_lease:
             if core.steps_left <= 0:
                 break
             group = next(iter(core.runnable))
             # Move to the end, so that no group waits for another group's backlog.
             del core.runnable[group]
             count = self._dispatch_group(group)
-            looked_at += max(1, count)  # a group without deliveries counts, which bounds the tick
+            examined += max(1, count)  # a group without deliveries counts, which bounds the tick
             if not count or (group.hold_intervals is not None and not len(group.ready)):
                 core.ledger.judge(group, now_ms)
             if count:
                 core.wake(group)
-        core.ledger.could_go_on(core.runnable, now_ms)
+        core.ledger.judge_runnable(core.runnable, now_ms)
         unfinished = bool(core.orderings.to_advance) or (bool(core.runnable) and self._may_lease)
         out, leasing.out = leasing.out, []
         return out, unfinished or self._broadcasts.can_send
@@ -150,7 +150,7 @@ class Delivery:
         """Lease at most one frame to each subscriber. Return how many ready entries were used."""
         core, able, leasing = self._core, group.able, self._leasing
         waiting = allowed = len(group.ready)
-        if not able or not (waiting or group.apart) or group.is_held:
+        if not able or not (waiting or group.isolated) or group.is_held:
             return 0
         buckets = _buckets(group)
         if buckets:
@@ -158,16 +158,16 @@ class Delivery:
             if allowed <= 0:
                 core.throttled[group] = max(bucket.next_mono_ms() for bucket in buckets)
                 return 0
-        used = self._dispatch_alone(group) if group.apart else 0
+        used = self._dispatch_alone(group) if group.isolated else 0
         allowed -= used
         if not waiting or not able or allowed <= 0:
             return used
         share = min(-(-waiting // len(able)), core.config.delivery_frame_tasks_max)
         allowed = min(
-            allowed, core.config.in_flight_max - core.in_flight, self._judged_at_once(group)
+            allowed, core.config.in_flight_max - core.in_flight, self._judgeable_count(group)
         )
         self.reading.begin(allowed)
-        if group.is_ordered and core.orderings.of[group].has_preferences:
+        if group.is_ordered and core.orderings.by_group[group].has_preferences:
             return used + self._dispatch_preferred(group, allowed)
         for _ in range(len(able)):
             if not len(group.ready) or min(allowed, leasing.bytes_left, core.steps_left) <= 0:
@@ -184,10 +184,10 @@ class Delivery:
             allowed -= items
             if back and not items:
                 break  # the row of the next task must be read first
-        self.reading.ahead(group)
+        self.reading.read_ahead(group)
         return used
 
-    def _judged_at_once(self, group: Group) -> int:
+    def _judgeable_count(self, group: Group) -> int:
         """Return how many tasks the group's filter can judge in this dispatch."""
         if not group.unjudged_id or group.judge is None:
             return DISPATCHED_MAX
@@ -197,29 +197,29 @@ class Delivery:
         """Lease a task whose consumers have died to a connection without other deliveries. Return
         the number of tasks that were tried, 0 or 1."""
         mono_ms = self._leasing.mono_ms
-        pair = self._apart.next(group, mono_ms)
+        pair = self._isolation.next(group, mono_ms)
         if pair is None:
             return 0
         task_id, subscriber = pair
         if task_id not in self._core.resident_rows:
-            self._apart.keep_free(group, subscriber.presence, mono_ms)
-            if not group.apart[task_id]:
-                group.apart[task_id] = True
+            self._isolation.keep_free(group, subscriber.presence, mono_ms)
+            if not group.isolated[task_id]:
+                group.isolated[task_id] = True
                 self._core.ready_rows_to_read.setdefault(group, []).append(task_id)
             return 0
-        del group.apart[task_id]
+        del group.isolated[task_id]
         priorities = {task_id: group.loading.pop(task_id)}
         self.reading.begin(1)
         items, _ = self._leasing.hand_out_picked(
             group, subscriber, [task_id], priorities, is_alone=True
         )
         if items:
-            self._apart.handed_out(group, subscriber)
+            self._isolation.reserve(group, subscriber)
         return 1
 
     def _dispatch_preferred(self, group: Group, allowed: int) -> int:
         """Dispatch to a group in which order keys prefer subscribers with credit."""
-        ordering, room = self._core.orderings.of[group], self._room(group)
+        ordering, room = self._core.orderings.by_group[group], self._room(group)
         ids = group.ready.take(min(allowed, sum(room.values())))
         lease_batch = self._leasing.lease_batch(group, ids)
         if lease_batch is None:
@@ -256,7 +256,7 @@ class Delivery:
                 continue
             _, back = self._leasing.hand_out_picked(group, subscriber, some, priorities)
             used += len(some) - back
-        self.reading.ahead(group)
+        self.reading.read_ahead(group)
         return used
 
     def _room(self, group: Group) -> dict[Subscriber, int]:
@@ -283,7 +283,7 @@ class Delivery:
     def next_token_mono_ms(self) -> int | None:
         """Return when the next token allows a delivery (steady clock), or None if no rate delays
         one."""
-        times = chain(self._core.throttled.values(), self._core.orderings.paced.values())
+        times = chain(self._core.throttled.values(), self._core.orderings.next_tokens.values())
         return min(times, default=None)
 
 
@@ -298,7 +298,7 @@ class Leasing:
     _subscriptions: Subscriptions
 
     def __post_init__(self) -> None:
-        self.reading, self.apart = RowReading(self._core), Apart(self._core)
+        self.reading, self.isolation = RowReading(self._core), Isolation(self._core)
         self._is_alone = False
         """Whether the task that is being leased has the connection alone."""
         self.now_ms = self.mono_ms = self.bytes_left = 0
@@ -336,24 +336,24 @@ class Leasing:
         if lease_batch is None:
             items, back = self._lease_all(group, subscriber, ids)
             if items:
-                self._handed(group, subscriber, items)
+                self._send_frame(group, subscriber, items)
             return len(items), back
         self.take(group, lease_batch)
         if lease_batch.marks is not None:
-            self._core.orderings.of[group].preferences.remember(lease_batch.marks, subscriber)
+            self._core.orderings.by_group[group].preferences.remember(lease_batch.marks, subscriber)
         self.lease_as_batch(group, subscriber, lease_batch)
         return len(ids), 0
 
     def lease_batch(self, group: Group, ids: Sequence[int]) -> LeaseBatch | None:
         """Return these tasks as a batch, or None if one needs a decision or they exceed a frame."""
         core = self._core
-        ordering = core.orderings.of[group] if group.is_ordered else None
-        if self._ownership.may_share(group) or (
-            ordering is not None and ordering.shares.are_looked_at
-        ):
+        ordering = core.orderings.by_group[group] if group.is_ordered else None
+        if self._ownership.may_share(group) or (ordering is not None and ordering.shares.may_apply):
             return None
         lease_batch = lease_batch_of(core.resident_rows, group, ids, self.now_ms)
-        if lease_batch is None or (ordering is not None and not ordering.takes(lease_batch.marks)):
+        if lease_batch is None or (
+            ordering is not None and not ordering.can_lease_together(lease_batch.marks)
+        ):
             return None
         size_bytes = lease_batch.size_bytes + len(ids) * DELIVERY_BYTES
         return lease_batch if size_bytes <= core.config.delivery_frame_bytes_max else None
@@ -366,7 +366,7 @@ class Leasing:
         core.resident_bytes -= lease_batch.size_bytes + count * ROW_OVERHEAD_BYTES
         self.bytes_left -= lease_batch.size_bytes + count * DELIVERY_BYTES
         if group.is_ordered:
-            ordering = core.orderings.of[group]
+            ordering = core.orderings.by_group[group]
             lease_batch.traits = ordering.hand_out_all(lease_batch.ids, lease_batch.traits)
 
     def lease_as_batch(self, group: Group, subscriber: Subscriber, lease_batch: LeaseBatch) -> None:
@@ -376,9 +376,9 @@ class Leasing:
         group.flight |= leases
         subscriber.held |= leases
         self._core.unsaved += leases.values()
-        self._handed(group, subscriber, [(row, 1, NO_PAST) for row in lease_batch.rows])
+        self._send_frame(group, subscriber, [(row, 1, NO_PAST) for row in lease_batch.rows])
 
-    def _handed(self, group: Group, subscriber: Subscriber, items: list[Item]) -> None:
+    def _send_frame(self, group: Group, subscriber: Subscriber, items: list[Item]) -> None:
         """Count leased deliveries, at least one, and put them into a frame for the subscriber."""
         core = self._core
         for bucket in _buckets(group):
@@ -416,8 +416,8 @@ class Leasing:
         resident, flight, unsaved = core.resident_rows, group.flight, core.unsaved
         held = subscriber.held
         unjudged_id = group.unjudged_id
-        ordering = core.orderings.of[group] if group.is_ordered else None
-        shared = self._ownership.shared()
+        ordering = core.orderings.by_group[group] if group.is_ordered else None
+        shared = self._ownership.shared_ids()
         deadline_ms = mono_ms + subscriber.lease_ms
         items: list[Item] = []
         size_left, mark = core.config.delivery_frame_bytes_max, 0
@@ -429,10 +429,10 @@ class Leasing:
                 or task_id <= unjudged_id
                 or group.delivery_attempts
             ):
-                if row is None and self.reading.left_to_set_aside(group) <= 0:
+                if row is None and self.reading.room_to_set_aside(group) <= 0:
                     self._put_back(group, ids[index:])
                     break
-                row = self._looked_at(group, task_id, row, index)
+                row = self._leasable_row(group, task_id, row, index)
                 if row is None:
                     continue
             _, due_ms, _, body, options = row
@@ -441,7 +441,7 @@ class Leasing:
                 self._put_back(group, ids[index:])
                 break
             is_mortal = options is not None and options.ttl_ms is not None
-            if due_ms > now_ms or (is_mortal and _is_over(row, now_ms)):
+            if due_ms > now_ms or (is_mortal and _is_expired(row, now_ms)):
                 self._withhold(group, row)
                 continue
             attempts = group.delivery_attempts.get(task_id) if group.delivery_attempts else None
@@ -480,7 +480,7 @@ class Leasing:
         self.bytes_left -= core.config.delivery_frame_bytes_max - size_left
         return items, len(ids) - index
 
-    def _looked_at(
+    def _leasable_row(
         self, group: Group, task_id: int, row: TaskRow | None, index: int
     ) -> TaskRow | None:
         """Return the row of a task that can be leased now. Return None if the task has left, its
@@ -490,24 +490,24 @@ class Leasing:
         if row is None:
             self.reading.set_aside(group, task_id, self._priority_at(group, index, task_id))
             return None
-        is_left_out = task_id <= group.unjudged_id and self._is_left_out(group, row)
+        is_left_out = task_id <= group.unjudged_id and self._is_excluded(group, row)
         return None if is_left_out or self._waits_to_be_alone(group, task_id, index) else row
 
     def _waits_to_be_alone(self, group: Group, task_id: int, index: int) -> bool:
         attempts = group.delivery_attempts.get(task_id)
-        if attempts is None or self._is_alone or not self.apart.is_last(attempts.past.deaths):
+        if attempts is None or self._is_alone or not self.isolation.is_last(attempts.past.deaths):
             return False
-        self.apart.set_aside(group, task_id, self._priority_at(group, index, task_id))
+        self.isolation.set_aside(group, task_id, self._priority_at(group, index, task_id))
         return True
 
-    def _is_left_out(self, group: Group, row: TaskRow) -> bool:
+    def _is_excluded(self, group: Group, row: TaskRow) -> bool:
         """Judge a task by the group's filter for the first time. Return whether it is excluded."""
         self._core.steps_left -= 0 if group.judge is None else group.judge.steps
         if wants(group, row):
             return False
         if group.is_ordered:
-            self._core.orderings.of[group].taken(row)
-        self._ownership.leave_out(group, row)
+            self._core.orderings.by_group[group].drop_undelivered(row)
+        self._ownership.exclude(group, row)
         return True
 
     def _count_delivered(self, group: Group, subscriber: Subscriber, count: int) -> None:
@@ -522,14 +522,14 @@ class Leasing:
 
     def _withhold(self, group: Group, row: TaskRow) -> None:
         """Delay or expire a task that was taken from the ready queue and must not be delivered."""
-        ordering, must_wait = self._core.orderings.of.get(group), row.due_ms > self.now_ms
+        ordering, must_wait = self._core.orderings.by_group.get(group), row.due_ms > self.now_ms
         if ordering is not None:
-            ordering.taken(row, stays_holder=must_wait)
+            ordering.drop_undelivered(row, stays_holder=must_wait)
         if must_wait:
             # The clock went back to before the due time, so the task waits as if for a retry.
             self._core.wait(group, row.id, row.due_ms)
             if ordering is not None:
-                ordering.waits(row)
+                ordering.note_wait(row)
             return
         self._core.lifetimes.end(row)
         self._firing.expire(group, row)
@@ -598,7 +598,7 @@ def lease_batch_of(
 ) -> LeaseBatch | None:
     """Return these ready tasks of a group as a batch, or None if some need individual decisions.
     ``resident`` contains the rows in memory."""
-    if not ids or group.ready.stale or not _all_first(group, ids):
+    if not ids or group.ready.stale or not _are_first_attempts(group, ids):
         return None
     if group.unjudged_id and min(ids) <= group.unjudged_id:
         return None
@@ -624,7 +624,7 @@ def lease_batch_of(
     return LeaseBatch(ids, rows, size_bytes + columns_bytes(columns, options), marks, traits)
 
 
-def _all_first(group: Group, ids: Sequence[int]) -> bool:
+def _are_first_attempts(group: Group, ids: Sequence[int]) -> bool:
     """Return whether none of these tasks has had an attempt in the group."""
     attempts, numbers = group.delivery_attempts, group.numbers
     return (not attempts or attempts.keys().isdisjoint(ids)) and (
@@ -674,7 +674,7 @@ class RowReading:
         """Begin with a new current group, which can get ``allowed`` deliveries now."""
         self._aside_left, self._allowed = None, allowed
 
-    def left_to_set_aside(self, group: Group) -> int:
+    def room_to_set_aside(self, group: Group) -> int:
         """Return how many more rows can be read within the group's credit, ignoring missing
         rows."""
         if self._aside_left is None:
@@ -687,12 +687,12 @@ class RowReading:
 
     def _being_read(self, group: Group) -> int:
         missing, replay = self._core.missing, group.topic.replays.get(group)
-        if not missing and replay is None and not group.apart:
+        if not missing and replay is None and not group.isolated:
             return len(group.loading)
         # Tasks that a replay has not reached, and tasks that wait to be alone, are not being read.
         return sum(
             task_id not in missing
-            and task_id not in group.apart
+            and task_id not in group.isolated
             and not (replay is not None and replay.is_ahead(task_id))
             for task_id in group.loading
         )
@@ -704,7 +704,7 @@ class RowReading:
         group.loading[task_id] = priority
         self._core.ready_rows_to_read.setdefault(group, []).append(task_id)
 
-    def ahead(self, group: Group) -> None:
+    def read_ahead(self, group: Group) -> None:
         """Read more rows of the current group's backlog than its subscribers have credit for, if
         rows of the group must be read and there is room."""
         if self._aside_left is None or not self._core.reads_ahead:
@@ -718,19 +718,19 @@ class RowReading:
                 return
             self.set_aside(group, task_id, group.ready.priority_at(index))
 
-    def loaded_ready(self, group: Group, ids: Iterable[int], rows: dict[int, TaskRow]) -> None:
+    def process_rows(self, group: Group, ids: Iterable[int], rows: dict[int, TaskRow]) -> None:
         """Make tasks that were set aside ready again. ``rows`` contains the rows that were read.
         Rows of tasks that can be delivered at once stay in memory regardless of the budget, because
         a read is bounded; other rows stay while there is room. A task without a row is missing and
         stays set aside until its row is found."""
         core, ids = self._core, list(ids)
-        credit, coming = group.credit_up_to(len(ids)), core.orderings.coming(group)
+        credit, coming = group.credit_up_to(len(ids)), core.orderings.rejoining_ids(group)
         core.make_room()
         back: list[tuple[int, int]] = []
         for task_id in ids:
             row = rows.get(task_id)
-            if row is not None and task_id in group.apart:
-                group.apart[task_id] = False
+            if row is not None and task_id in group.isolated:
+                group.isolated[task_id] = False
                 core.keep(row)
                 continue
             if row is None or task_id in coming or group.loading.pop(task_id, None) is None:
@@ -743,13 +743,13 @@ class RowReading:
             group.ready.push_front(task_id, priority)
         core.wake(group)
 
-    def not_loaded(self, group: Group, ids: Sequence[int]) -> None:
+    def return_unread(self, group: Group, ids: Sequence[int]) -> None:
         """Make tasks that were set aside ready again without reading their rows, because no
         subscriber can take them now."""
-        coming = self._core.orderings.coming(group)
+        coming = self._core.orderings.rejoining_ids(group)
         for task_id in reversed(ids):
-            if task_id in group.apart:
-                group.apart[task_id] = False
+            if task_id in group.isolated:
+                group.isolated[task_id] = False
                 continue
             priority = None if task_id in coming else group.loading.pop(task_id, None)
             if priority is not None:
@@ -757,7 +757,7 @@ class RowReading:
         self._core.wake(group)
 
 
-class Apart:
+class Isolation:
     """Selects connections for deliveries that must be alone on a connection.
     ``Core.kept_connections`` contains the connections that are kept free for them."""
 
@@ -772,7 +772,7 @@ class Apart:
     def set_aside(self, group: Group, task_id: int, priority: int) -> None:
         """Set a task aside until a connection can take it alone."""
         group.loading[task_id] = priority
-        group.apart[task_id] = False
+        group.isolated[task_id] = False
 
     def next(self, group: Group, mono_ms: int) -> tuple[int, Subscriber] | None:
         """Return the next task and a subscriber with a free connection, or None."""
@@ -785,16 +785,16 @@ class Apart:
 
     def _first(self, group: Group) -> int | None:
         """Return the task that has waited longest for isolation. Drop tasks that have left."""
-        for task_id in list(islice(group.apart, LOOKED_AT_MAX)):
+        for task_id in list(islice(group.isolated, EXAMINED_MAX)):
             if task_id not in group.loading:
-                del group.apart[task_id]
+                del group.isolated[task_id]
             elif task_id not in self._core.missing:
                 return task_id
         return None
 
     def _free(self, group: Group, mono_ms: int) -> Subscriber | None:
         keep, best = self._core.kept_connections.get(group), None
-        for subscriber in islice(group.able, LOOKED_AT_MAX):
+        for subscriber in islice(group.able, EXAMINED_MAX):
             presence = subscriber.presence
             is_kept = keep is not None and keep.presence is presence
             if subscriber.room <= 0 or (presence.kept_for is not None and not is_kept):
@@ -817,7 +817,7 @@ class Apart:
             presence.kept_for = group
             self._core.kept_connections[group] = Keep(presence, mono_ms + KEEP_MS)
 
-    def handed_out(self, group: Group, subscriber: Subscriber) -> None:
+    def reserve(self, group: Group, subscriber: Subscriber) -> None:
         """Reserve the connection for the task until its delivery is settled."""
         self._core.stop_keeping_free(group)
         presence = subscriber.presence
@@ -830,7 +830,7 @@ class Apart:
         kept = core.kept_connections
         for group, keep in [(g, k) for g, k in kept.items() if k.until_mono_ms <= mono_ms]:
             core.stop_keeping_free(group)
-            if keep.presence is not None and group.apart:
+            if keep.presence is not None and group.isolated:
                 kept[group] = Keep(None, mono_ms + KEEP_MS)
             core.wake(group)
 
@@ -849,10 +849,10 @@ class Subscriptions:
         subscriber.group.subscribers[subscriber] = None
         subscriber.presence.subscribers[subscriber] = None
         if subscriber.group.is_ordered:
-            self._core.orderings.of[subscriber.group].preferences.join(subscriber)
+            self._core.orderings.by_group[subscriber.group].preferences.join(subscriber)
         self._core.ledger.changed[subscriber.group] = None
         self._core.subscribers += 1
-        self._core.regained(subscriber)
+        self._core.reconsider(subscriber)
         subscriber.group.was_used = True
 
     def unsubscribe(self, subscriber: Subscriber) -> None:
@@ -866,7 +866,7 @@ class Subscriptions:
             del group.subscribers[subscriber]
             group.able.pop(subscriber, None)
             if group.is_ordered:
-                self._core.orderings.of[group].preferences.part(subscriber)
+                self._core.orderings.by_group[group].preferences.part(subscriber)
             self._core.ledger.changed[group] = None
             self._core.subscribers -= 1
 
@@ -876,11 +876,11 @@ class Subscriptions:
             self.unsubscribe(broadcaster)
             self._core.cut.append((broadcaster, "not_found", message))
 
-    def heard(self, presence: Presence, subscribers: Iterable[Subscriber]) -> None:
+    def consumer_responded(self, presence: Presence, subscribers: Iterable[Subscriber]) -> None:
         """Resume deliveries to the subscribers of a connection whose consumer has responded."""
         presence.doubted = False
         for subscriber in subscribers:
-            self._core.regained(subscriber)
+            self._core.reconsider(subscriber)
 
     def disconnected(self, subscriber: Subscriber, mono_ms: int, death: str = "") -> None:
         """End the subscription of a broken connection. Its leases end after the grace time unless
@@ -916,6 +916,6 @@ def _put_back(group: Group, ids: Sequence[int], priorities: Mapping[int, int]) -
         group.ready.push_front(task_id, priorities[task_id])
 
 
-def _is_over(row: TaskRow, now_ms: int) -> bool:
+def _is_expired(row: TaskRow, now_ms: int) -> bool:
     end_ms = ttl_end_ms(row.due_ms, row.options)
     return end_ms is not None and now_ms >= end_ms

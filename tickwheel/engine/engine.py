@@ -160,7 +160,7 @@ class Engine:
         if check_in_ms is not None:
             times.append(check_in_ms)
         end_ms = core.lifetimes.next_ms(now_ms)
-        looked_up_max = core.config.lapsing_max + core.missing_apart
+        looked_up_max = core.config.lapsing_max + core.uncounted_missing
         if end_ms is not None and len(core.lifetimes.fired) < looked_up_max:
             times.append(end_ms - now_ms)
         return min(times, default=None)
@@ -300,12 +300,12 @@ class Recovery:
             ordering.claim(snapshot.row)
         if progress.state is ProgressState.HELD and ordering is not None:  # not being deleted
             core.hold_key(group, task_id, group.delivery_attempts[task_id], progress.at_ms)
-            ordering.held_since(task_id, progress.at_ms)
-            ordering.waits(snapshot.row, is_new=False)
+            ordering.set_held(task_id, progress.at_ms)
+            ordering.note_wait(snapshot.row, is_new=False)
             return
         if progress.state is ProgressState.WAITING:
             if ordering is not None:
-                ordering.waits(snapshot.row, is_new=False)
+                ordering.note_wait(snapshot.row, is_new=False)
             group.waiting[task_id] = progress.at_ms
             core.retrying.setdefault(task_id, []).append(group)
             core.wheel.add(task_id, progress.at_ms)

@@ -230,7 +230,7 @@ class Intake:
         holder.staged.append((address, session, answer))
         return False
 
-    def durable(self, batch: Batch) -> None:
+    def mark_durable(self, batch: Batch) -> None:
         """Record that the batch is durable, so that the next one can be sealed. Then call
         ``land``."""
         core = self._core
@@ -247,12 +247,12 @@ class Intake:
             core.totals.transactions_committed += committed
             core.totals.transactions_rolled_back += rolled_back
 
-    def landed(self, batch: Batch, now_ms: int) -> int:
+    def land(self, batch: Batch, now_ms: int) -> int:
         """Put the tasks of a durable batch onto the wheel, and return credit to its consumers.
         Return the number of milliseconds after which the batch can cause work at the earliest."""
         core = self._core
         if core.sealed is batch:
-            self.durable(batch)
+            self.mark_durable(batch)
         rows = batch.effects.enqueued
         until_ms = NEVER_MS if _is_plain(batch) and not core.held_back else 0
         if rows:
@@ -265,11 +265,11 @@ class Intake:
         core.landing = None
         self.inflight_bytes -= batch.staged_bytes
         for holders, ended in batch.ended:
-            holders.durable(ended, now_ms)
+            holders.advance(ended, now_ms)
         for subscriber, count in batch.credits.items():
             subscriber.outstanding -= count
             subscriber.unconfirmed -= count
-            core.regained(subscriber)
+            core.reconsider(subscriber)
         core.handed_bytes -= batch.handed_bytes
         if core.held_back:
             groups, core.held_back = core.held_back, {}
@@ -313,7 +313,7 @@ class Intake:
                 del core.replaced[task_id]
                 core.put_on_wheel(row, now_ms)
 
-    def refused(self, batch: Batch) -> None:
+    def refuse(self, batch: Batch) -> None:
         """Forget the tasks of a batch that was certainly not applied, and move its other effects to
         the open batch. The caller must answer all addresses in ``batch.staged``."""
         core = self._core
@@ -384,7 +384,7 @@ class Intake:
         effects = batch.effects
         for key, row in effects.of_kind(SESSION).items():
             session = sessions.get(key[0])
-            if session is not None and session.takes_back(key, row):
+            if session is not None and session.undo_change(key, row):
                 dirty[key[0]] = None
                 del effects.records[SESSION, key]
             elif row is not None:
@@ -402,7 +402,7 @@ class Intake:
 
 Rules = Sequence[Coalescing | None]
 """The rule of each task of a request; None means that the task is stored in any case."""
-Named = tuple[str, str]
+TopicKey = tuple[str, str]
 """(topic, key)"""
 
 
@@ -418,12 +418,12 @@ class Request(NamedTuple):
     """The origin of the tasks in the history if there is no ``address``."""
 
 
-class Wanted(NamedTuple):
+class NeededRecords(NamedTuple):
     """The records that a request with rules needs, and whether it must wait."""
 
     ids: Collection[int]
     """The ids of tasks whose records are needed."""
-    waits: bool
+    must_wait: bool
     """Whether the request depends on a task that is not durable."""
 
 
@@ -466,7 +466,7 @@ class StagedKeys:
         self._by_hash: dict[int, list[int]] = {}
         self._count = 0
 
-    def find(self, batch: Batch, hashed: int) -> list[int]:
+    def find(self, batch: Batch, key_hash: int) -> list[int]:
         """Return the ids of the batch's tasks with this key hash, ascending."""
         hashes = batch.effects.hashes
         if hashes is not self._hashes or len(hashes) < self._count:
@@ -475,7 +475,7 @@ class StagedKeys:
             for task_id, value in islice(hashes.items(), self._count, None):
                 self._by_hash.setdefault(value, []).append(task_id)
             self._count = len(hashes)
-        return self._by_hash.get(hashed, [])
+        return self._by_hash.get(key_hash, [])
 
 
 @dataclass(slots=True, eq=False)
@@ -486,28 +486,28 @@ class _Plan:
     old: dict[int, _Old] = field(default_factory=dict)
     cancels: list[TaskSnapshot] = field(default_factory=list)
     """The pending tasks that tasks of ``new`` replace."""
-    instead: dict[int, _New] = field(default_factory=dict)
+    replacements: dict[int, _New] = field(default_factory=dict)
     """Id of a cancelled task → the task of ``new`` that replaces it."""
     outcomes: list[tuple[Merging, _New | _Old | TaskRow]] = field(default_factory=list)
     """Of each task: (outcome, task whose id and due time the answer contains)."""
-    newest: dict[Named, _New] = field(default_factory=dict)
+    newest: dict[TopicKey, _New] = field(default_factory=dict)
     """(topic, key) → newest task with the key that the request stores."""
     overtaken: dict[int, tuple[TaskSnapshot, _New | _Old]] = field(default_factory=dict)
     """Id → (task that groups have received and that is no longer pending, its replacement)."""
     staged_id: int = 0
     """Id of the newest staged task that excludes a task of the request, or 0."""
-    waits: bool = False
+    must_wait: bool = False
 
     @property
     def is_accepted(self) -> bool:
         """Whether the request replaces a task and so is never undone."""
         return bool(self.old or self.cancels or self.overtaken)
 
-    def standing(self, of: _New | _Old | TaskRow, ids: Sequence[int]) -> tuple[int, int]:
+    def final_state(self, of: _New | _Old | TaskRow, ids: Sequence[int]) -> tuple[int, int]:
         """Return (id, due_ms) of a task once the plan is executed. ``ids`` are those of ``new``."""
         if not isinstance(of, _New):
             task_id = of.snapshot.row.id if isinstance(of, _Old) else of.id
-            of = self.instead.get(task_id, of)
+            of = self.replacements.get(task_id, of)
         if isinstance(of, _New):
             return ids[of.place], of.draft[1]
         old = self.old.get(task_id)
@@ -533,32 +533,34 @@ class Coalescer:
 
     # --- the needed records --------------------------------------------------------------------
 
-    def wanted(self, new_tasks: Sequence[NewTask], rules: Rules, now_ms: int) -> Wanted:
+    def needed_records(
+        self, new_tasks: Sequence[NewTask], rules: Rules, now_ms: int
+    ) -> NeededRecords:
         """Return the records that a request needs, and whether it must wait. The result is valid
         only during the current step of the event loop."""
         ids: dict[int, None] = {}
-        waits = False
+        must_wait = False
         for task, rule in zip(new_tasks, rules, strict=True):
             if rule is None or rule.action == ADD:
                 continue
-            named = _named(task)
-            staged = self._staged_now(named, rule, now_ms)
+            topic_key = _topic_key(task)
+            staged = self._newest_staged(topic_key, rule, now_ms)
             if staged is not None and rule.action != REPLACE:
                 continue
-            waits = waits or staged is not None or self._is_landing(named, rule, now_ms)
-            ids.update(dict.fromkeys(self._landed(named, rule, now_ms)))
-        return Wanted(ids.keys(), waits)
+            must_wait = must_wait or staged is not None or self._is_landing(topic_key, rule, now_ms)
+            ids.update(dict.fromkeys(self._landed_ids(topic_key, rule, now_ms)))
+        return NeededRecords(ids.keys(), must_wait)
 
-    def _landed(self, named: Named, rule: Coalescing, now_ms: int) -> Iterator[int]:
+    def _landed_ids(self, topic_key: TopicKey, rule: Coalescing, now_ms: int) -> Iterator[int]:
         """Return the ids of landed tasks that might have the key, newest first."""
-        ids = reversed(self._core.keys.find(*named))
+        ids = reversed(self._core.keys.find(*topic_key))
         return (i for i in ids if _is_within(rule, i, now_ms))
 
-    def _staged_now(self, named: Named, rule: Coalescing, now_ms: int) -> TaskRow | None:
+    def _newest_staged(self, topic_key: TopicKey, rule: Coalescing, now_ms: int) -> TaskRow | None:
         """Return the newest task of the open batch with the key, or None."""
-        return next(self._staged_in("open", self._core.open, named, rule, now_ms), None)
+        return next(self._staged_in("open", self._core.open, topic_key, rule, now_ms), None)
 
-    def _is_landing(self, named: Named, rule: Coalescing, now_ms: int) -> bool:
+    def _is_landing(self, topic_key: TopicKey, rule: Coalescing, now_ms: int) -> bool:
         """Return whether a sealed or landing batch contains a task with the key."""
         core = self._core
         batches = (("sealed", core.sealed), ("landing", core.landing))
@@ -566,21 +568,21 @@ class Coalescer:
             True
             for name, batch in batches
             if batch is not None
-            for _ in self._staged_in(name, batch, named, rule, now_ms)
+            for _ in self._staged_in(name, batch, topic_key, rule, now_ms)
         )
 
     def _staged_in(
-        self, name: str, batch: Batch, named: Named, rule: Coalescing, now_ms: int
+        self, name: str, batch: Batch, topic_key: TopicKey, rule: Coalescing, now_ms: int
     ) -> Iterator[TaskRow]:
         rows = batch.effects.enqueued
         if not batch.effects.hashes:
             return iter(())
-        ids = self._staged[name].find(batch, self._core.keys.hash(*named))
+        ids = self._staged[name].find(batch, self._core.keys.hash(*topic_key))
         newest_first = (rows[task_id] for task_id in reversed(ids))
         return (
             row
             for row in newest_first
-            if _name_of(row) == named and _is_within(rule, row.id, now_ms)
+            if _topic_key_of(row) == topic_key and _is_within(rule, row.id, now_ms)
         )
 
     # --- the decision --------------------------------------------------------------------------
@@ -599,9 +601,9 @@ class Coalescer:
                 plan.outcomes.append((Merging.STORED, plan.store(task)))
             else:
                 plan.outcomes.append(self._plan_task(plan, task, rule, view, now_ms))
-        if plan.waits or (plan.is_accepted and plan.staged_id):
+        if plan.must_wait or (plan.is_accepted and plan.staged_id):
             return None
-        return self._do(plan, request, now_ms)
+        return self._execute(plan, request, now_ms)
 
     def _plan_task(
         self,
@@ -611,20 +613,20 @@ class Coalescer:
         view: Callable[[Sequence[int]], Mapping[int, TaskSnapshot]],
         now_ms: int,
     ) -> tuple[Merging, _New | _Old | TaskRow]:
-        named = _named(task)
-        own = plan.newest.get(named)
+        topic_key = _topic_key(task)
+        own = plan.newest.get(topic_key)
         if own is not None:
             if rule.action == REPLACE:
                 own.draft = _merged_draft(own.draft, task, rule, now_ms, now_ms)
                 return Merging.REPLACED, own
             return _verdict(rule), own
-        staged = self._staged_now(named, rule, now_ms)
+        staged = self._newest_staged(topic_key, rule, now_ms)
         if staged is not None:
-            plan.waits |= rule.action == REPLACE
+            plan.must_wait |= rule.action == REPLACE
             plan.staged_id = max(plan.staged_id, staged.id)
             return _verdict(rule), staged
-        plan.waits |= self._is_landing(named, rule, now_ms)
-        same_key = list(self._with_key(named, rule, view, now_ms))
+        plan.must_wait |= self._is_landing(topic_key, rule, now_ms)
+        same_key = list(self._with_key(topic_key, rule, view, now_ms))
         pending = next((each for each in same_key if self.is_pending(each, rule)), None)
         if pending is None:
             new = plan.store(task)
@@ -640,18 +642,18 @@ class Coalescer:
 
     def _with_key(
         self,
-        named: Named,
+        topic_key: TopicKey,
         rule: Coalescing,
         view: Callable[[Sequence[int]], Mapping[int, TaskSnapshot]],
         now_ms: int,
     ) -> Iterator[TaskSnapshot]:
         """Yield the durable, unfinished tasks with the key in the rule's window, newest first."""
-        ids = list(self._landed(named, rule, now_ms))
+        ids = list(self._landed_ids(topic_key, rule, now_ms))
         snapshots = view(ids) if ids else {}
         for task_id in ids:
             snapshot = snapshots.get(task_id)
             # Equal hashes do not imply equal keys.
-            if snapshot is not None and _name_of(snapshot.row) == named:
+            if snapshot is not None and _topic_key_of(snapshot.row) == topic_key:
                 yield snapshot
 
     def _overtake(
@@ -693,7 +695,7 @@ class Coalescer:
             plan.old.pop(row.id, None)
             plan.cancels.append(snapshot)
             new = plan.store(_merged_draft(former, task, rule, now_ms, now_ms))
-            plan.instead[row.id] = new
+            plan.replacements[row.id] = new
             return new
         if old is None:
             old = plan.old[row.id] = _Old(snapshot, row.due_ms)
@@ -704,7 +706,7 @@ class Coalescer:
 
     # --- its effects ---------------------------------------------------------------------------
 
-    def _do(self, plan: _Plan, request: Request, now_ms: int) -> Answer:
+    def _execute(self, plan: _Plan, request: Request, now_ms: int) -> Answer:
         core, source = self._core, request.address or request.source
         for snapshot in plan.cancels:
             self._control.cancel(snapshot.row.id, snapshot)
@@ -722,11 +724,11 @@ class Coalescer:
             if plan.is_accepted:
                 core.open.accepted.update(ids)
         for snapshot, newest in plan.overtaken.values():
-            self._control.give_way(snapshot, plan.standing(newest, ids)[0])
-        rests_on = 0 if plan.is_accepted else max((*ids[-1:], plan.staged_id))
-        merged = tuple((int(outcome), *plan.standing(of, ids)) for outcome, of in plan.outcomes)
-        self._count(request, merged, now_ms, is_certain=not rests_on)
-        answer = (request.number, rests_on, len(merged), now_ms)
+            self._control.give_way(snapshot, plan.final_state(newest, ids)[0])
+        depends_on_id = 0 if plan.is_accepted else max((*ids[-1:], plan.staged_id))
+        merged = tuple((int(outcome), *plan.final_state(of, ids)) for outcome, of in plan.outcomes)
+        self._count(request, merged, now_ms, is_certain=not depends_on_id)
+        answer = (request.number, depends_on_id, len(merged), now_ms)
         session = request.session
         if session is not None:
             session.remember_merged(answer, merged)
@@ -734,9 +736,9 @@ class Coalescer:
             session.seen_ms = now_ms
             core.dirty_sessions[session.key] = None
             core.open.has_marks = True
-        if rests_on:
+        if depends_on_id:
             core.open.staged.append((request.address, session, answer))
-        return Answer(now_ms, merged, is_certain=not rests_on)
+        return Answer(now_ms, merged, is_certain=not depends_on_id)
 
     def _change(self, old: _Old, source: object, now_ms: int) -> None:
         row = old.snapshot.row
@@ -762,14 +764,14 @@ class Coalescer:
                 core.recorder.merged(source, topic, outcome.word, task_id, now_ms)
 
 
-def _named(task: NewTask) -> Named:
+def _topic_key(task: NewTask) -> TopicKey:
     options = task[3]
     if options is None or options.key is None:
         raise AssertionError("a task with a rule must have a key")
     return task[0], options.key
 
 
-def _name_of(row: TaskRow) -> tuple[str, str | None]:
+def _topic_key_of(row: TaskRow) -> tuple[str, str | None]:
     return row.topic, None if row.options is None else row.options.key
 
 

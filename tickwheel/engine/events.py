@@ -182,7 +182,7 @@ UNRECORDED: Recorder = _Unrecorded()  # type: ignore[abstract]  # methods that d
 
 STARTING_MS = 5_000
 """How long after a start missing consumers count as the daemon's downtime, in milliseconds."""
-SUBSCRIBERS_LOOKED_AT = 8
+SUBSCRIBERS_EXAMINED_MAX = 8
 
 
 class Ledger:
@@ -200,7 +200,7 @@ class Ledger:
         self.changed: dict[Group, None] = {}
         """Groups with changed settings or subscribers, which are judged at the next dispatch."""
 
-    def began(self, stopped_ms: int, now_ms: int) -> None:
+    def begin(self, stopped_ms: int, now_ms: int) -> None:
         """Record that the engine was recovered and has delivered nothing since ``stopped_ms``."""
         stopped_ms = min(stopped_ms, now_ms)
         self.daemon.add(Cause.UNKNOWN, 0, stopped_ms)
@@ -216,7 +216,7 @@ class Ledger:
             if group.hold_intervals is not None or group.ready_count:
                 self.judge(group, now_ms)
 
-    def could_go_on(self, groups: Iterable[Group], now_ms: int) -> None:
+    def judge_runnable(self, groups: Iterable[Group], now_ms: int) -> None:
         """Judge groups that are held back only by the daemon's other work."""
         for group in groups:
             if group.hold_intervals is not None and group.hold_intervals.current is not None:
@@ -224,7 +224,7 @@ class Ledger:
 
     def judge(self, group: Group, now_ms: int) -> None:
         """Record the cause that holds ``group`` back now."""
-        hold_intervals, cause = group.hold_intervals, self._holds_back(group)
+        hold_intervals, cause = group.hold_intervals, self._current_cause(group)
         if hold_intervals is None:
             if cause is None:
                 return
@@ -236,7 +236,7 @@ class Ledger:
             else:
                 hold_intervals.cut(Cause.DAEMON_DOWN, now_ms)
 
-    def waits_for_connection(self, group: Group, now_ms: int) -> None:
+    def note_blocked(self, group: Group, now_ms: int) -> None:
         """Record that the connection of a broadcast subscription does not accept a due task.
         ``group`` is the subscription's placeholder."""
         if group.hold_intervals is None:
@@ -244,13 +244,13 @@ class Ledger:
         if group.hold_intervals.current is None:
             group.hold_intervals.turn(Cause.NO_CREDIT, now_ms, now_ms)
 
-    def sent(self, group: Group, now_ms: int) -> None:
+    def note_unblocked(self, group: Group, now_ms: int) -> None:
         """Record that the connection of a broadcast subscription, whose placeholder is ``group``,
         has accepted all tasks."""
         if group.hold_intervals is not None:
             group.hold_intervals.turn(None, now_ms, None)
 
-    def _holds_back(self, group: Group) -> Cause | None:
+    def _current_cause(self, group: Group) -> Cause | None:
         if not group.ready_count:
             return None
         if group.is_held:
@@ -261,7 +261,7 @@ class Ledger:
             return Cause.RATE
         if any(subscriber.credit > 0 for subscriber in group.able):
             return None
-        cause = _without_credit(group.subscribers)
+        cause = _cause_without_credit(group.subscribers)
         if cause is Cause.NO_CREDIT and (group.topic.name, group.name) in self._targets:
             return Cause.ENDPOINT
         return cause
@@ -293,7 +293,7 @@ class Ledger:
         def cause_in_line(index: int) -> Cause:
             # Other causes of the group take precedence; only the remaining time counts as waiting
             # for the key.
-            own = _of_keys(group, items[index][0][0]) if group.key_intervals else ()
+            own = _key_intervals_of(group, items[index][0][0]) if group.key_intervals else ()
             return cause_of(index, Cause.KEY_BUSY, own)
 
         def same(ask: Callable[[int], Cause]) -> Cause | None:
@@ -328,7 +328,7 @@ class Ledger:
         return by_index
 
 
-def _of_keys(group: Group, task_id: int) -> list[HoldIntervals]:
+def _key_intervals_of(group: Group, task_id: int) -> list[HoldIntervals]:
     """Return the intervals in which the keys of a task that was just delivered were paused."""
     lease, intervals = group.flight.get(task_id), group.key_intervals
     if lease is None:
@@ -355,11 +355,11 @@ def _fill(
     _fill(by_index, indexes[half:], cause_of)
 
 
-def _without_credit(subscribers: Iterable[Subscriber]) -> Cause:
+def _cause_without_credit(subscribers: Iterable[Subscriber]) -> Cause:
     """Return the cause if no subscriber has credit. Only a sample of the subscribers is examined,
     because there can be thousands."""
     cause = Cause.LEASE_OVER
-    for subscriber in islice(subscribers, SUBSCRIBERS_LOOKED_AT):
+    for subscriber in islice(subscribers, SUBSCRIBERS_EXAMINED_MAX):
         if subscriber.presence.doubted:
             continue
         if (

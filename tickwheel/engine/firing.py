@@ -61,8 +61,8 @@ class Firing:
         """Give up to ``limit`` due tasks to their groups. Return whether to repeat this at once."""
         core = self._core
         core.steps_left = STEPS_PER_TICK
-        has_delayed = bool(core.orderings.behind) and self._catch_up(now_ms)
-        room = core.config.loading_max + core.missing_apart - len(core.firing)
+        has_delayed = bool(core.orderings.delayed) and self._catch_up(now_ms)
+        room = core.config.loading_max + core.uncounted_missing - len(core.firing)
         if room <= 0:
             return has_delayed
         ids, dues, has_more = core.wheel.advance(now_ms, min(limit, room))
@@ -83,7 +83,7 @@ class Firing:
                 # A task with an order key could overtake a task that is due before it.
                 is_early = (firing or is_unloaded) and row[4] is not None and has_order(row)
                 if is_early or core.steps_left <= 0:
-                    core.orderings.behind[task_id] = row
+                    core.orderings.delayed[task_id] = row
                     firing[task_id] = due_ms
                 elif not due_batch.add(row):
                     due_batch.flush()
@@ -113,7 +113,7 @@ class Firing:
                 del core.firing[task_id]
                 if row.due_ms == due_ms:
                     self._due(row, now_ms)
-        if core.orderings.behind:
+        if core.orderings.delayed:
             self._catch_up(now_ms)
 
     def _delay(self, row: TaskRow) -> None:
@@ -124,13 +124,13 @@ class Firing:
             core.keep(row)
         elif not core.topic(row.topic).broadcasters:
             row = row._replace(body=NO_BODY)
-        core.orderings.behind[row.id] = row
+        core.orderings.delayed[row.id] = row
 
     def _catch_up(self, now_ms: int) -> bool:
         """Process delayed tasks in order. A task with an order key waits until the rows of all
         earlier tasks have been read. Return whether filters ran out of steps."""
         core = self._core
-        firing, delayed, missing = core.firing, core.orderings.behind, core.missing
+        firing, delayed, missing = core.firing, core.orderings.delayed, core.missing
         for task_id in [i for i, row in delayed.items() if firing.get(i) != row.due_ms]:
             del delayed[task_id]  # the task has left in another way
         unread_ms = (at for i, at in firing.items() if i not in delayed and i not in missing)
@@ -158,7 +158,11 @@ class Firing:
             core.wheel.add(row.id, row.due_ms)
             return
         topic = core.topic(row.topic)
-        if topic.closing and not topic.live_groups and not self._ownership.was_closed(topic, row):
+        if (
+            topic.closing
+            and not topic.live_groups
+            and not self._ownership.owners_are_closed(topic, row)
+        ):
             topic.deferred[row.id] = row.due_ms
             core.drop(row.id)
             return
@@ -185,7 +189,7 @@ class Firing:
             replayed = row.options.replayed is not None
             core.lifetimes.begin(row)
         if replayed:
-            groups = self._ownership.assign_again(topic, row)
+            groups = self._ownership.assign_replayed(topic, row)
         elif topic.default_backlog is not None:
             self._wait_for_group(topic.default_backlog, row, now_ms)
             return
@@ -219,11 +223,11 @@ class Firing:
         else:
             return False
         del group.waiting[task_id]
-        core.waited(group, task_id)
+        core.stop_waiting(group, task_id)
         attempts = group.delivery_attempts.get(task_id)
         priority = attempts.priority if attempts else 0
         if group.is_ordered:
-            core.orderings.of[group].retry(task_id, priority, now_ms)
+            core.orderings.by_group[group].retry(task_id, priority, now_ms)
         else:
             group.ready.push(task_id, priority, now_ms)
         group.retried += 1
@@ -238,7 +242,7 @@ class Firing:
         Return whether to call this again at once."""
         core = self._core
         ids, has_more = core.lifetimes.fire(
-            now_ms, limit, core.config.lapsing_max + core.missing_apart
+            now_ms, limit, core.config.lapsing_max + core.uncounted_missing
         )
         core.lapsed_rows_to_read += ids
         return has_more
@@ -333,7 +337,7 @@ class DueBatch:
         core, now_ms = self._core, self._now_ms
         core.scheduled -= len(rows)
         group.topic.scheduled -= len(rows)
-        rows = self._ownership.divide(group, rows)
+        rows = self._ownership.exclude_by_filter(group, rows)
         if not core.has_room:
             for row in rows:
                 if not core.has_room:
@@ -441,7 +445,7 @@ class Broadcasts:
             self.waiting_bytes += size_bytes
             self._waiting[broadcaster] = None
             if not broadcaster.is_open:
-                self._core.ledger.waits_for_connection(broadcaster.group, now_ms)
+                self._core.ledger.note_blocked(broadcaster.group, now_ms)
             if len(broadcaster.buffer) > config.broadcast_tasks_max:
                 self._cut(
                     broadcaster,
@@ -491,7 +495,7 @@ class Broadcasts:
                 out.append(Dispatch(broadcaster, items, broadcaster.offered_ms, causes))
                 total_bytes += size_bytes
             if not broadcaster.buffer:
-                self._core.ledger.sent(broadcaster.group, now_ms)
+                self._core.ledger.note_unblocked(broadcaster.group, now_ms)
             # If ``bytes_max`` was reached, the remaining broadcasters come first next time.
             del self._waiting[broadcaster]
             if broadcaster.buffer:

@@ -3,7 +3,7 @@ first use, and forgotten when it is empty.
 
 The first group of a topic gets all waiting tasks, whatever start was requested, so that creating a
 group discards nothing. A further group is owed the tasks that come due from its start on. If the
-start is in the past, the shard passes the stored tasks of the topic to ``Ownership.replayed``.
+start is in the past, the shard passes the stored tasks of the topic to ``Ownership.examine_page``.
 
 A group is deleted in bounded steps, because a million tasks do not fit into one batch.
 ``Closing.close`` marks the group durably; from then on it gets no deliveries and is owed no new
@@ -41,7 +41,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from tickwheel.engine.events import DELETED
 from tickwheel.engine.ownership import is_done, owing
-from tickwheel.engine.queues import Bucket, changed
+from tickwheel.engine.queues import Bucket, adjusted_bucket
 from tickwheel.engine.sessions import Source
 from tickwheel.engine.tasks import RESET, Step
 from tickwheel.engine.topics import NOTHING_SET, Group, Topic
@@ -91,7 +91,7 @@ class Grouping:
         self, topic: Topic, name: str, now_ms: int, settings: GroupSettings = NOTHING_SET
     ) -> Group:
         """Create a group that is owed tasks that come due from now on."""
-        return self.create(topic, name, self._ownership.from_now_ms(now_ms), settings)
+        return self.create(topic, name, self._ownership.start_from_now_ms(now_ms), settings)
 
     def create(
         self,
@@ -138,7 +138,7 @@ class Grouping:
         self._core.filters_length += length_of(settings) - length_of(group.settings)
         group.settings, group.judge = settings, judge_of(settings)
         topic = group.topic
-        topic.known_steps = None
+        topic.cached_steps = None
         topic.filtering = any(each.judge is not None for each in topic.groups.values())
 
     def release(self, topic: Topic) -> None:
@@ -184,7 +184,7 @@ class Grouping:
         now_ms: int,
     ) -> GroupSettings:
         """Return ``settings`` with a new filter for the tasks that come due from now on."""
-        former = self._ownership.former(group, now_ms)
+        former = self._ownership.former_filters(group, now_ms)
         return settings._replace(tags=tags, where=where, former=former)
 
     def set(self, group: Group, settings: GroupSettings, mono_ms: int) -> None:
@@ -207,13 +207,15 @@ class Grouping:
         self, old: Bucket | None, settings: GroupSettings, mono_ms: int
     ) -> Bucket | None:  # fmt: skip
         """Return a bucket with this shard's part of the rate and burst, which are totals."""
-        return changed(old, settings.rate, settings.burst, mono_ms, self._core.config.shards)
+        return adjusted_bucket(
+            old, settings.rate, settings.burst, mono_ms, self._core.config.shards
+        )
 
     def _share(self, group: Group, former: GroupSettings, mono_ms: int) -> None:
         """Rearrange the fair shares of the group if their settings have changed."""
         if _sharing(group.settings) == _sharing(former):
             return
-        for paused in self._core.orderings.begin(group).shared_by(former, mono_ms):
+        for paused in self._core.orderings.begin(group).apply_settings(former, mono_ms):
             self._core.open.effects.drop(PAUSED_KEY, PAUSED_KEY.key(paused))
 
     def set_topic(self, topic: Topic, settings: GroupSettings, mono_ms: int) -> None:
@@ -314,14 +316,14 @@ class Grouping:
         group.settings, group.bucket, group.judge = settings, bucket, judge_of(settings)
         group.version = row.version
         topic.filtering |= group.judge is not None
-        topic.known_steps = None
+        topic.cached_steps = None
         self._core.filters_length += length_of(settings)
         if settings.shares.fair_by is not None and not group.is_closed:
             self._core.orderings.begin(group)
         group.was_restored = group.is_closed
         topic.default_backlog = None
         topic.closing += group.is_closed
-        if self._ownership.begin_again(group, row.since_id):
+        if self._ownership.restore_start(group, row.since_id):
             self._core.open.effects.put(GROUP, group.row())
 
 
@@ -368,7 +370,9 @@ class Closing:
         ids = list(islice((i for i in held_ids if i not in missing), limit))
         ready_ids = [i for i in group.ready.take(limit - len(ids)) if not group.ready.is_stale(i)]
         if group.is_ordered:
-            ready_ids += self._core.orderings.of[group].some(limit - len(ids) - len(ready_ids))
+            ready_ids += self._core.orderings.by_group[group].take_some(
+                limit - len(ids) - len(ready_ids)
+            )
         for task_id in ready_ids:
             # Cancels and acks find the task here while its record is read.
             group.loading[task_id] = 0
@@ -409,7 +413,7 @@ class Closing:
 
     def is_drained(self, group: Group) -> bool:
         """Return whether the group is empty, and no restored task can still fire for it."""
-        return not group.holds_any and self._ownership.is_past(group)
+        return not group.holds_any and self._ownership.has_fired_all(group)
 
     def finish(self, group: Group) -> None:
         """Forget a drained group."""
@@ -417,7 +421,7 @@ class Closing:
         if group.holds_any:
             raise AssertionError(f"group {group.name} of {topic.name} holds tasks")
         del topic.groups[group.name]
-        topic.known_steps = None
+        topic.cached_steps = None
         topic.filtering = any(each.judge is not None for each in topic.groups.values())
         core.filters_length -= length_of(group.settings)
         topic.closing -= 1

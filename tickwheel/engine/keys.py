@@ -226,13 +226,13 @@ class Finished:
         self._half = max(1, bound // 2)
         self._young, self._old = Table(), Table()
 
-    def add(self, hashed: int, task_id: int) -> None:
-        self._young.put(hashed, task_id)
+    def add(self, key_hash: int, task_id: int) -> None:
+        self._young.put(key_hash, task_id)
         if len(self._young) >= self._half:
             self._young, self._old = Table(), self._young
 
-    def get(self, hashed: int) -> int | None:
-        return max((*self._young.find(hashed), *self._old.find(hashed)), default=None)
+    def get(self, key_hash: int) -> int | None:
+        return max((*self._young.find(key_hash), *self._old.find(key_hash)), default=None)
 
 
 class KeyIndex:
@@ -258,11 +258,11 @@ class KeyIndex:
     def _add(self, ids: Sequence[int], hashes: Sequence[int]) -> None:
         crowds = self._crowds
         if crowds and not crowds.keys().isdisjoint(hashes):
-            for task_id, hashed in zip(ids, hashes, strict=True):
-                if hashed in crowds:
-                    crowds[hashed].put(_place_of(task_id), task_id)
+            for task_id, key_hash in zip(ids, hashes, strict=True):
+                if key_hash in crowds:
+                    crowds[key_hash].put(_place_of(task_id), task_id)
                     self._crowded += 1
-            alone = [at for at, hashed in enumerate(hashes) if hashed not in crowds]
+            alone = [at for at, key_hash in enumerate(hashes) if key_hash not in crowds]
             ids, hashes = [ids[at] for at in alone], [hashes[at] for at in alone]
         for bucket in self._table.add(hashes, ids):
             self._part_crowd(bucket)
@@ -271,11 +271,11 @@ class KeyIndex:
         """Move the most frequent hash of a long bucket to a separate table if it is a crowd."""
         if len(bucket) < LONG_BYTES:  # the bucket's crowd was already moved
             return
-        ((hashed, count),) = Counter(_words(bucket)[::2]).most_common(1)
-        if count < CROWD_MIN or hashed in self._crowds:
+        ((key_hash, count),) = Counter(_words(bucket)[::2]).most_common(1)
+        if count < CROWD_MIN or key_hash in self._crowds:
             return
-        ids = self._table.take(hashed)
-        crowd = self._crowds[hashed] = Table()
+        ids = self._table.take(key_hash)
+        crowd = self._crowds[key_hash] = Table()
         crowd.add([_place_of(task_id) for task_id in ids], ids)
         self._crowded += len(ids)
 
@@ -286,33 +286,33 @@ class KeyIndex:
     def ended_many(self, topic: str, keys: Mapping[int, str]) -> None:
         """Remove ended tasks of a topic. ``keys`` maps id to key."""
         hashes = self.hash.of_many([topic] * len(keys), list(keys.values()))
-        for task_id, hashed in zip(keys, hashes, strict=True):
-            self._ended(hashed, task_id)
+        for task_id, key_hash in zip(keys, hashes, strict=True):
+            self._ended(key_hash, task_id)
 
-    def _ended(self, hashed: int, task_id: int) -> None:
-        crowd = self._crowds.get(hashed)
+    def _ended(self, key_hash: int, task_id: int) -> None:
+        crowd = self._crowds.get(key_hash)
         if crowd is None:
-            was_here = self._table.remove(hashed, task_id)
+            was_here = self._table.remove(key_hash, task_id)
         else:
             was_here = crowd.remove(_place_of(task_id), task_id)
             self._crowded -= was_here
             if not len(crowd):
-                del self._crowds[hashed]
+                del self._crowds[key_hash]
         if not was_here and self._ended_early is not None:
             self._ended_early.add(task_id)
-        self._finished.add(hashed, task_id)
+        self._finished.add(key_hash, task_id)
 
     def count(self, topic: str, key: str) -> int:
         """Return the number of ids that ``find`` returns."""
-        hashed = self.hash(topic, key)
-        crowd = self._crowds.get(hashed)
-        return len(self._table.find(hashed)) if crowd is None else len(crowd)
+        key_hash = self.hash(topic, key)
+        crowd = self._crowds.get(key_hash)
+        return len(self._table.find(key_hash)) if crowd is None else len(crowd)
 
     def find(self, topic: str, key: str) -> list[int]:
         """Return the ids of tasks with the key, ascending, and possibly some of other keys."""
-        hashed = self.hash(topic, key)
-        crowd = self._crowds.get(hashed)
-        return sorted(self._table.find(hashed) if crowd is None else crowd.ids())
+        key_hash = self.hash(topic, key)
+        crowd = self._crowds.get(key_hash)
+        return sorted(self._table.find(key_hash) if crowd is None else crowd.ids())
 
     def finished(self, topic: str, key: str) -> int | None:
         """Return the id of the newest recently ended task with the key, or None."""

@@ -33,7 +33,7 @@ from heapq import heappop, heappush
 from itertools import compress, islice, repeat
 from typing import TYPE_CHECKING, NamedTuple
 
-from tickwheel.engine.queues import NOBODY, Bucket, KeyPartitions, Order, Share, changed
+from tickwheel.engine.queues import NOBODY, Bucket, KeyPartitions, Order, Share, adjusted_bucket
 from tickwheel.engine.topics import PLAIN, WAITED, Group, Lease, Subscriber, Traits, traits_of
 from tickwheel.model.lateness import LATE_MS, Cause, HoldIntervals
 from tickwheel.model.records import FAIR_BY_KEY, FAIR_BY_TAG, columns_of, is_absent, order_of
@@ -44,11 +44,11 @@ if TYPE_CHECKING:
     from tickwheel.model.kinds import PausedKey
     from tickwheel.model.records import Columns, GroupSettings, TaskRow
 
-CALLED_MAX, CALLED_IN_ALL = 64, 256
+CALLED_MAX, CALLED_TOTAL_MAX = 64, 256
 """Maximum number of called tasks of one value, and approximate maximum for all values together."""
-HAD_MAX = 65_536
+LAST_SUBSCRIBERS_MAX = 65_536
 """Maximum number of keys whose last subscriber is remembered."""
-AGES_LOOKED_AT = 256
+AGES_EXAMINED_MAX = 256
 """Maximum number of queues, and of values, that are searched for the oldest task."""
 NEVER_MS = 1 << 62
 """A time in the unreachable future, such as the next attempt of a held task."""
@@ -101,16 +101,16 @@ class FairShares:
         self._orderings = orderings
         self._group = group
         self._paused = group.paused_keys
-        self.of: dict[int, Share] = {}
+        self.by_mark: dict[int, Share] = {}
         """Mark → share of each value that has tasks or a rate."""
         self.called: dict[int, Share] = {}
         """Id → share of each task in the ready queue that has a share."""
-        self.plain_left = 0
+        self.unshared_max = 0
         """Upper bound on the number of ready tasks that have no share because they entered the
         ready queue before ``fair_by`` was set."""
         self._heap: list[tuple[int, int]] = []
         """(steady ms, mark) of shares that wait for a token."""
-        self.waited: set[int] = set()
+        self.waited_ids: set[int] = set()
         """Ids of ready tasks that became late while they waited in a key queue or for a place."""
         self.now_ms = self._mono_ms = 0
         """The latest times of the wall clock and of the steady clock passed to this object."""
@@ -121,10 +121,10 @@ class FairShares:
         return 0 if by is None else mark_of_key(by, shared_value(row, by))
 
     @property
-    def are_looked_at(self) -> bool:
+    def may_apply(self) -> bool:
         """Whether a ready task might have a share."""
         return bool(
-            self.called or self.plain_left or self._group.settings.shares.fair_by is not None
+            self.called or self.unshared_max or self._group.settings.shares.fair_by is not None
         )
 
     # --- a task arrives ----------------------------------------------------------------------
@@ -142,7 +142,7 @@ class FairShares:
             share.called += 1
             self.called[task_id] = share
         elif group.settings.shares.fair_by is not None:
-            self.plain_left += 1
+            self.unshared_max += 1
         if front:
             group.ready.push_front(task_id, priority)
         else:
@@ -169,8 +169,8 @@ class FairShares:
                 share.bucket.left(mono_ms)
                 share.bucket.take(1)
             self._admit(share)
-        elif self.plain_left:
-            self.plain_left -= 1
+        elif self.unshared_max:
+            self.unshared_max -= 1
         return share
 
     def uncall(self, task_id: int) -> bool:
@@ -182,53 +182,53 @@ class FairShares:
         self._admit(share)
         return True
 
-    def taken(self, task_id: int) -> None:
+    def drop_undelivered(self, task_id: int) -> None:
         """Uncount a task that was taken from the ready queue but is not delivered."""
-        self.waited.discard(task_id)
-        if not self.uncall(task_id) and self.plain_left:
-            self.plain_left -= 1
+        self.waited_ids.discard(task_id)
+        if not self.uncall(task_id) and self.unshared_max:
+            self.unshared_max -= 1
 
     def withdraw(self, row: TaskRow) -> bool:
         """Remove a task that is not called. Return whether it was waiting for a place of its value,
         and so was not in the ready queue."""
-        share = self.of.get(self.mark_of(row))
+        share = self.by_mark.get(self.mark_of(row))
         if share is None or share.queue is None or row.id in self._group.loading:
             return False
-        if self.plain_left and not share.queue.holds(row.id):
-            self.plain_left -= 1
+        if self.unshared_max and not share.queue.holds(row.id):
+            self.unshared_max -= 1
             return False
         share.withdraw(row.id)
         self._group.in_key_queues -= 1
         self._prune(share)
         return True
 
-    def returned(self, leases: Collection[Lease]) -> None:
+    def leases_ended(self, leases: Collection[Lease]) -> None:
         """Free the places of ended leases."""
-        for lease in leases if self.of else ():
+        for lease in leases if self.by_mark else ():
             share = lease.traits.share
             if share is not None:
                 share.in_flight -= 1
                 self._admit(share)
 
-    def some(self, limit: int) -> list[int]:
+    def take_some(self, limit: int) -> list[int]:
         """Remove and return up to ``limit`` tasks that wait for a place, to delete the group."""
-        taken: list[int] = []
-        for share in list(self.of.values()):
-            while len(taken) < limit and (following := share.next()) is not None:
-                taken.append(following[0])
+        drop_undelivered: list[int] = []
+        for share in list(self.by_mark.values()):
+            while len(drop_undelivered) < limit and (following := share.next()) is not None:
+                drop_undelivered.append(following[0])
             self._prune(share)
-        self._group.in_key_queues -= len(taken)
-        return taken
+        self._group.in_key_queues -= len(drop_undelivered)
+        return drop_undelivered
 
     # --- places ------------------------------------------------------------------------------
 
     def _share(self, mark: int) -> Share:
-        share = self.of.get(mark)
+        share = self.by_mark.get(mark)
         if share is None:
             rate, bucket = self._group.settings.shares.rate_each, None
             if rate is not None:
                 bucket = Bucket(rate, None, self._mono_ms)
-            share = self.of[mark] = Share(mark, bucket)
+            share = self.by_mark[mark] = Share(mark, bucket)
         return share
 
     def _has_place(self, share: Share) -> bool:
@@ -238,7 +238,7 @@ class FairShares:
         limit, called = self._group.settings.shares.limit_each, share.called
         if limit is not None and called + share.in_flight >= limit:
             return False
-        if called and called >= min(CALLED_MAX, CALLED_IN_ALL // len(self.of)):
+        if called and called >= min(CALLED_MAX, CALLED_TOTAL_MAX // len(self.by_mark)):
             return False
         bucket = share.bucket
         if bucket is None or bucket.left(self._mono_ms) > called:
@@ -246,7 +246,7 @@ class FairShares:
         if not share.is_paced and not called:
             share.is_paced = True
             heappush(self._heap, (bucket.next_mono_ms(), share.mark))
-            self._orderings.paced[self._group] = self._heap[0][0]
+            self._orderings.next_tokens[self._group] = self._heap[0][0]
         return False
 
     def _admit(self, share: Share) -> None:
@@ -257,73 +257,73 @@ class FairShares:
             if following is None:
                 break
             task_id, priority = following
-            self.waited.add(task_id)
+            self.waited_ids.add(task_id)
             group.in_key_queues -= 1
             share.called += 1
             self.called[task_id] = share
             group.ready.push(task_id, priority, self.now_ms)
         self._prune(share)
 
-    def resumed(self, mark: int) -> None:
+    def call_resumed(self, mark: int) -> None:
         """Call the tasks of a resumed value. The mark of an order key has no effect."""
-        share = self.of.get(mark)
+        share = self.by_mark.get(mark)
         if share is not None:
             self._admit(share)
 
     def _prune(self, share: Share) -> None:
         """Forget a value if it has no tasks, and its bucket is full."""
-        if not share.is_idle or self.of.get(share.mark) is not share:
+        if not share.is_idle or self.by_mark.get(share.mark) is not share:
             return
         bucket = share.bucket
         if bucket is None or bucket.left(self._mono_ms) >= int(bucket.burst):
-            del self.of[share.mark]
+            del self.by_mark[share.mark]
 
-    def pace(self, mono_ms: int) -> None:
+    def resume_paced(self, mono_ms: int) -> None:
         """Call the tasks of values that have a token again."""
         self._mono_ms = max(self._mono_ms, mono_ms)
         heap = self._heap
         while heap and heap[0][0] <= mono_ms:
             _, mark = heappop(heap)
-            share = self.of.get(mark)
+            share = self.by_mark.get(mark)
             if share is not None:
                 share.is_paced = False
                 self._admit(share)
         if heap:
-            self._orderings.paced[self._group] = heap[0][0]
+            self._orderings.next_tokens[self._group] = heap[0][0]
         else:
-            self._orderings.paced.pop(self._group, None)
+            self._orderings.next_tokens.pop(self._group, None)
         self._orderings.wake(self._group)
 
     def sweep(self) -> None:
         """Forget values that have no tasks and full buckets. Call this periodically."""
-        for share in list(self.of.values()):
+        for share in list(self.by_mark.values()):
             self._prune(share)
 
-    def resettle(self, former: GroupSettings, mono_ms: int) -> None:
+    def apply_settings(self, former: GroupSettings, mono_ms: int) -> None:
         """Adapt the shares to new settings of the group. ``former`` are its previous settings."""
         self._mono_ms = max(self._mono_ms, mono_ms)
         settings, group = self._group.settings, self._group
         self._heap.clear()
-        self._orderings.paced.pop(group, None)
+        self._orderings.next_tokens.pop(group, None)
         if settings.shares.fair_by != former.shares.fair_by:
-            self._dissolve()
-        for share in list(self.of.values()):
-            share.bucket = changed(share.bucket, settings.shares.rate_each, None, mono_ms)
+            self._remove_shares()
+        for share in list(self.by_mark.values()):
+            share.bucket = adjusted_bucket(share.bucket, settings.shares.rate_each, None, mono_ms)
             share.is_paced = False
             self._admit(share)
         self._orderings.wake(group)
 
-    def _dissolve(self) -> None:
+    def _remove_shares(self) -> None:
         """Remove the shares of all tasks."""
         group = self._group
-        for share in self.of.values():
+        for share in self.by_mark.values():
             share.mark = 0  # leases of tasks in flight refer to the share
             if share.queue is not None:
                 group.in_key_queues -= share.waiting
                 group.ready.absorb(share.queue, self.now_ms)
                 share.queue = None
-        self.of, self.called = {}, {}
-        self.plain_left = len(group.ready) + len(group.loading)
+        self.by_mark, self.called = {}, {}
+        self.unshared_max = len(group.ready) + len(group.loading)
 
 
 class KeyHolders:
@@ -337,12 +337,12 @@ class KeyHolders:
         self._shares = shares
         """The stage that follows when a task becomes a key holder."""
         self.order = Order()
-        self._odd: dict[int, tuple[int, int]] = {}
+        self._extras: dict[int, tuple[int, int]] = {}
         """Id → (priority, mark of the share) of tasks in key queues that have either of them."""
-        self._again: dict[int, list[tuple[int, Waiting, bool]]] = {}
+        self._rejoining: dict[int, list[tuple[int, Waiting, bool]]] = {}
         """Mark → (id, key and share, whether it goes to the front) of each task that becomes ready
         again when a batch is durable; see ``rejoin_when_durable``."""
-        self.coming: set[int] = set()
+        self.rejoining_ids: set[int] = set()
         """Ids of the tasks of ``_rejoining`` that have not left. They are in ``loading`` although
         their rows are not being read."""
         self._ending: dict[int, int] = {}
@@ -351,7 +351,7 @@ class KeyHolders:
         self.notes: dict[int, int] = {}
         """Mark → number of batches that must become durable before the key can advance, for those
         keys of ``_ending`` that have more notes than the end of their holder."""
-        self._strange = False
+        self._had_concurrent_tasks = False
         """Whether several tasks of a key were in flight before a restart."""
 
     # --- a task arrives ----------------------------------------------------------------------
@@ -376,15 +376,15 @@ class KeyHolders:
         """Return whether one of these keys has more notes than the end of its holder."""
         return not self.notes.keys().isdisjoint(marks)
 
-    def come_when_durable(
+    def rejoin_when_durable(
         self, task_id: int, waiting: Waiting, priority: int, *, front: bool
     ) -> None:
         """Make a task ready again when the end of its previous attempt is durable. If it were ready
         earlier, a crash could make a receipt of the previous attempt valid for the next one. Until
         then the task waits in ``loading``."""
         self._group.loading[task_id] = priority
-        self.coming.add(task_id)
-        self._again.setdefault(waiting.order, []).append((task_id, waiting, front))
+        self.rejoining_ids.add(task_id)
+        self._rejoining.setdefault(waiting.order, []).append((task_id, waiting, front))
 
     def add_ready(self, task_id: int, waiting: Waiting, priority: int, *, front: bool) -> None:
         """Add a task that is ready for an attempt. Call it if it has no order key or becomes the
@@ -402,21 +402,21 @@ class KeyHolders:
             if not is_holder:
                 self._group.in_key_queues += 1
                 if priority or share:
-                    self._odd[task_id] = (priority, share)
+                    self._extras[task_id] = (priority, share)
                 return
         self._shares.call(task_id, share, priority, front=front)
 
-    def come_after_wait(self, task_id: int, waiting: Waiting, priority: int) -> None:
+    def rejoin_after_wait(self, task_id: int, waiting: Waiting, priority: int) -> None:
         """Add a task whose wait is over, once the notes of its key are durable."""
         if waiting.order in self._ending:
-            self.come_when_durable(task_id, waiting, priority, front=False)
+            self.rejoin_when_durable(task_id, waiting, priority, front=False)
         else:
             self.add_ready(task_id, waiting, priority, front=False)
 
     def restored(self, mark: int, task_id: int) -> None:
         """Make a task that was in flight before a restart the holder of its key."""
         if not self.order.claim(mark, task_id):
-            self._strange = True
+            self._had_concurrent_tasks = True
 
     # --- a task is delivered -------------------------------------------------------------------
 
@@ -425,7 +425,7 @@ class KeyHolders:
         odd_marks = (self.order.overtaken, self.notes.keys())
         return not all(some.isdisjoint(marks) for some in odd_marks if some)
 
-    def gives_way(self, row: TaskRow, mark: int) -> bool:
+    def give_way(self, row: TaskRow, mark: int) -> bool:
         """Let a task give way to an earlier task of its key, or to a task that has left the key but
         would return after a crash. Return whether it gave way."""
         place = order_of(row)
@@ -442,19 +442,19 @@ class KeyHolders:
         share = self._shares.mark_of(row)
         priority = row.options.priority if row.options is not None else 0
         if priority or share:
-            self._odd[row.id] = (priority, share)
+            self._extras[row.id] = (priority, share)
         if first:
-            priority, share = self._odd.pop(first, (0, 0))
+            priority, share = self._extras.pop(first, (0, 0))
             self._shares.call(first, share, priority, front=True)
         return True
 
     # --- a task leaves -------------------------------------------------------------------------
 
-    def done(self, leases: Iterable[Lease]) -> None:
+    def finish(self, leases: Iterable[Lease]) -> None:
         """Record that these leases' tasks are finished. Their keys advance once that is durable."""
         marks = [lease.order for lease in leases]
         ids = [lease.id for lease in leases]
-        if all(marks) and not self._strange and self.notes.keys().isdisjoint(marks):
+        if all(marks) and not self._had_concurrent_tasks and self.notes.keys().isdisjoint(marks):
             self._ending.update(zip(marks, ids, strict=True))
             self._orderings.call_when_durable((self, marks))
             return
@@ -474,24 +474,24 @@ class KeyHolders:
             if not stays_holder:
                 self.end(mark, task_id)
         elif self.order.remove(mark, task_id, row.due_ms):
-            self._odd.pop(task_id, None)
+            self._extras.pop(task_id, None)
             self._group.in_key_queues -= 1
             self.hold_until_durable(mark)
             return True
         return False
 
-    def some(self, limit: int) -> list[int]:
+    def take_some(self, limit: int) -> list[int]:
         """Remove and return up to ``limit`` tasks of key queues, to delete the group."""
-        taken = self.order.pop_some(limit)
-        for task_id in taken:
-            self._odd.pop(task_id, None)
-        self._group.in_key_queues -= len(taken)
-        return taken
+        drop_undelivered = self.order.take_some(limit)
+        for task_id in drop_undelivered:
+            self._extras.pop(task_id, None)
+        self._group.in_key_queues -= len(drop_undelivered)
+        return drop_undelivered
 
     def forget_shares(self) -> None:
         """Remove the shares of all tasks."""
-        self._odd = {i: (priority, 0) for i, (priority, _) in self._odd.items() if priority}
-        for entries in self._again.values():
+        self._extras = {i: (priority, 0) for i, (priority, _) in self._extras.items() if priority}
+        for entries in self._rejoining.values():
             entries[:] = [(i, waiting._replace(share=0), front) for i, waiting, front in entries]
 
     # --- a key advances ------------------------------------------------------------------------
@@ -518,21 +518,21 @@ class KeyHolders:
             self.notes[mark] = left
         return not left
 
-    def durable(self, ended: Sequence[int], now_ms: int) -> None:
+    def advance(self, ended: Sequence[int], now_ms: int) -> None:
         """Advance these order keys, each of which has a note that is now durable."""
         if now_ms > self._shares.now_ms:
             self._shares.now_ms = now_ms
         if self.notes:
             ended = [mark for mark in ended if self._was_last_note(mark)]
-        if self._again:
+        if self._rejoining:
             # If the holder itself is ready again, its end no longer counts.
-            for mark in [mark for mark in ended if mark in self._again]:
-                self._comes_again(mark)
+            for mark in [mark for mark in ended if mark in self._rejoining]:
+                self._rejoin(mark)
         heads = list(map(self._ending.pop, ended))
         if not all(heads):
             pairs = zip(ended, heads, strict=True)
             ended = [mark for mark, head in pairs if self._may_advance(mark, head)]
-        self._follow(ended)
+        self._promote(ended)
         self._orderings.wake(self._group)
 
     def _may_advance(self, mark: int, head: int) -> bool:
@@ -543,26 +543,26 @@ class KeyHolders:
             return False
         return bool(head) or (self.order.head(mark) == NOBODY and not self.awaits_replay)
 
-    def _comes_again(self, mark: int) -> None:
+    def _rejoin(self, mark: int) -> None:
         """Make the tasks of ``_rejoining`` with this mark ready, unless they have left."""
-        for task_id, waiting, front in self._again.pop(mark):
-            if task_id in self.coming:
-                self.coming.remove(task_id)
+        for task_id, waiting, front in self._rejoining.pop(mark):
+            if task_id in self.rejoining_ids:
+                self.rejoining_ids.remove(task_id)
                 self.add_ready(task_id, waiting, self._group.loading.pop(task_id), front=front)
 
-    def _follow(self, marks: Sequence[int]) -> None:
+    def _promote(self, marks: Sequence[int]) -> None:
         """Make the next task of each of these order keys its holder."""
-        group, odd = self._group, self._odd
-        heads, dues_ms = self.order.follow(marks)
+        group, odd = self._group, self._extras
+        heads, dues_ms = self.order.promote(marks)
         if not heads:
             return
         group.in_key_queues -= len(heads)
         late_ms = self._shares.now_ms - LATE_MS
         if max(dues_ms) < late_ms:
-            self._shares.waited.update(heads)
+            self._shares.waited_ids.update(heads)
         elif min(dues_ms) < late_ms:
             pairs = zip(heads, dues_ms, strict=True)
-            self._shares.waited.update([head for head, due_ms in pairs if due_ms < late_ms])
+            self._shares.waited_ids.update([head for head, due_ms in pairs if due_ms < late_ms])
         if odd or group.settings.shares.fair_by is not None:
             for head in heads:
                 priority, share = odd.pop(head, (0, 0))
@@ -581,7 +581,7 @@ class KeyHolders:
         self.hold_until_durable(EVERY_KEY)
 
     def _advance_all_later(self) -> None:
-        if self._group not in self._orderings.of:
+        if self._group not in self._orderings.by_group:
             return  # the group was deleted in the batch in which its replay ended
         queues = self.order.queues.items()
         self._orderings.to_advance[self._group] = [m for m, queue in queues if queue.head == NOBODY]
@@ -594,7 +594,7 @@ class KeyHolders:
             del self._orderings.to_advance[self._group]
             return
         ending, head = self._ending, self.order.head
-        self._follow([m for m in marks[-limit:] if m not in ending and head(m) == NOBODY])
+        self._promote([m for m in marks[-limit:] if m not in ending and head(m) == NOBODY])
         del marks[-limit:]
         self._orderings.wake(self._group)
 
@@ -613,12 +613,12 @@ class KeptBack(NamedTuple):
 class KeyPauses:
     """The paused keys of a group, and the tasks that are kept back because of them."""
 
-    __slots__ = ("_group", "_shares", "kept")
+    __slots__ = ("_group", "_shares", "kept_back")
 
     def __init__(self, group: Group, shares: FairShares) -> None:
         self._group = group
         self._shares = shares
-        self.kept: dict[int, KeptBack] = {}
+        self.kept_back: dict[int, KeptBack] = {}
         """Id → task that is kept back, in the order of the intended deliveries."""
 
     # --- a key is paused and resumed ----------------------------------------------------------
@@ -640,8 +640,8 @@ class KeyPauses:
         if len(group.key_intervals) - len(group.paused_keys) > REMEMBERED_MAX:
             oldest = next(m for m in group.key_intervals if m not in group.paused_keys)
             del group.key_intervals[oldest]
-        self._let_go([i for i, kept in self.kept.items() if kept.mark == mark])
-        self._shares.resumed(mark)
+        self._make_ready([i for i, kept in self.kept_back.items() if kept.mark == mark])
+        self._shares.call_resumed(mark)
 
     def are_odd(self, marks: Collection[int]) -> bool:
         """Return whether one of these order keys is paused."""
@@ -657,40 +657,40 @@ class KeyPauses:
         mark = order if order in paused else share
         if mark not in paused:
             return False
-        self._shares.taken(row.id)
+        self._shares.drop_undelivered(row.id)
         priority = 0 if row.options is None else row.options.priority
-        self.kept[row.id] = KeptBack(mark, share, priority, row.due_ms)
+        self.kept_back[row.id] = KeptBack(mark, share, priority, row.due_ms)
         self._group.in_key_queues += 1
         return True
 
     def leave(self, task_id: int) -> bool:
         """Remove a task that might be kept back. Return whether it was."""
-        if self.kept.pop(task_id, None) is None:
+        if self.kept_back.pop(task_id, None) is None:
             return False
         self._group.in_key_queues -= 1
         return True
 
-    def some(self, limit: int) -> list[int]:
+    def take_some(self, limit: int) -> list[int]:
         """Remove and return up to ``limit`` tasks that are kept back, to delete the group."""
-        taken = list(self.kept)[: max(0, limit)]
-        for task_id in taken:
+        drop_undelivered = list(self.kept_back)[: max(0, limit)]
+        for task_id in drop_undelivered:
             self.leave(task_id)
-        return taken
+        return drop_undelivered
 
     def forget_shares(self) -> list[PausedKey]:
         """Remove all shares after a change of ``fair_by``. Resume and return the paused values."""
         values = {mark: key for mark, key in self._group.paused_keys.items() if key.fair_by}
         for mark in values:
             self.resume(mark, self._shares.now_ms)
-        self.kept = {i: kept._replace(share=0) for i, kept in self.kept.items()}
+        self.kept_back = {i: kept._replace(share=0) for i, kept in self.kept_back.items()}
         return list(values.values())
 
-    def _let_go(self, ids: list[int]) -> None:
+    def _make_ready(self, ids: list[int]) -> None:
         """Make these tasks ready ahead of all others, in their order."""
         for task_id in reversed(ids):
-            kept = self.kept.pop(task_id)
+            kept = self.kept_back.pop(task_id)
             self._group.in_key_queues -= 1
-            self._shares.waited.add(task_id)
+            self._shares.waited_ids.add(task_id)
             self._shares.call(task_id, kept.share, kept.priority, front=True)
 
 
@@ -698,12 +698,12 @@ class Preferences:
     """The preferred subscriber for each order key: the last subscriber of the key if it is still
     subscribed, otherwise the subscriber of the key's partition."""
 
-    __slots__ = ("_had", "_partitions")
+    __slots__ = ("_last_subscribers", "_partitions")
 
     def __init__(self, subscribers: Iterable[Subscriber]) -> None:
         self._partitions = KeyPartitions[Subscriber]()
-        self._had: dict[int, Subscriber] = {}
-        """Mark → last subscriber of the key, for at most ``HAD_MAX`` keys."""
+        self._last_subscribers: dict[int, Subscriber] = {}
+        """Mark → last subscriber of the key, for at most ``LAST_SUBSCRIBERS_MAX`` keys."""
         for subscriber in subscribers:
             self.join(subscriber)
 
@@ -722,24 +722,24 @@ class Preferences:
     def preferred(self, marks: Sequence[int]) -> tuple[Sequence[Subscriber | None], bool]:
         """Return (the preferred subscriber of each key, or None for mark 0; whether each of them
         was also the last subscriber of its key)."""
-        before = list(map(self._had.get, marks))
+        before = list(map(self._last_subscribers.get, marks))
         if self._partitions.has_all(before):
             return before, True
-        return self._partitions.of(marks, self._had), False
+        return self._partitions.of(marks, self._last_subscribers), False
 
     def remember(self, marks: Sequence[int], subscriber: Subscriber) -> None:
         """Remember the subscriber as the last one of these keys."""
-        had = self._had
+        last_subscribers = self._last_subscribers
         if subscriber not in self._partitions or len(self._partitions) < 2:
             return
-        before = list(map(had.get, marks))
+        before = list(map(last_subscribers.get, marks))
         if before.count(subscriber) == len(before):
             return
         for mark in compress(marks, [former is not subscriber for former in before]):
-            had.pop(mark, None)
-            if len(had) >= HAD_MAX:
-                del had[next(iter(had))]
-            had[mark] = subscriber
+            last_subscribers.pop(mark, None)
+            if len(last_subscribers) >= LAST_SUBSCRIBERS_MAX:
+                del last_subscribers[next(iter(last_subscribers))]
+            last_subscribers[mark] = subscriber
 
 
 class Ordering:
@@ -799,13 +799,13 @@ class Ordering:
         marks = marks_of(columns)
         return marks if marks and all(marks) and not self.keys.are_noted(marks) else None
 
-    def again(self, lease: Lease, now_ms: int, *, front: bool) -> None:
+    def make_ready_again(self, lease: Lease, now_ms: int, *, front: bool) -> None:
         """Make the task of an ended lease ready again."""
         self._note_time(now_ms)
-        waiting, priority = _of_lease(lease), lease.traits.priority
+        waiting, priority = _waiting_of(lease), lease.traits.priority
         if waiting.order:
             self.keys.hold_until_durable(waiting.order)
-            self.keys.come_when_durable(lease.id, waiting, priority, front=front)
+            self.keys.rejoin_when_durable(lease.id, waiting, priority, front=front)
         else:
             self.keys.add_ready(lease.id, waiting, priority, front=front)
 
@@ -817,13 +817,13 @@ class Ordering:
         if waiting is None:
             self.shares.call(task_id, 0, priority, front=False)
         else:
-            self.keys.come_after_wait(task_id, waiting, priority)
+            self.keys.rejoin_after_wait(task_id, waiting, priority)
 
-    def waits(self, of: Lease | TaskRow, *, is_new: bool = True) -> None:
+    def note_wait(self, of: Lease | TaskRow, *, is_new: bool = True) -> None:
         """Record that the task waits for its next attempt. A key holder stays the holder.
         ``is_new`` means that no earlier batch contains the wait."""
         if isinstance(of, Lease):
-            waiting = _of_lease(of)
+            waiting = _waiting_of(of)
         else:
             waiting = Waiting(mark_of(of), self.shares.mark_of(of), of.due_ms, order_of(of))
         if waiting.order or waiting.share:
@@ -844,19 +844,19 @@ class Ordering:
             return None
         if mark:
             is_odd = mark in keys.order.overtaken or mark in keys.notes
-            if is_odd and is_first and keys.gives_way(row, mark):
+            if is_odd and is_first and keys.give_way(row, mark):
                 return None
             self.preferences.remember((mark,), subscriber)
         share = None
-        if shares.called or shares.plain_left:
+        if shares.called or shares.unshared_max:
             share = shares.leave_ready(row.id, mono_ms)
-        waited = row.id in shares.waited
+        waited = row.id in shares.waited_ids
         if waited:
-            shares.waited.remove(row.id)
+            shares.waited_ids.remove(row.id)
         traits = traits_of(row)
         return traits._replace(share=share, waited=waited) if share or waited else traits
 
-    def takes(self, marks: Collection[int] | None) -> bool:
+    def can_lease_together(self, marks: Collection[int] | None) -> bool:
         """Return whether tasks without shares can be leased by ``hand_out_all``. ``marks`` are the
         marks of their order keys, or None if they have no keys."""
         if marks is None:
@@ -866,15 +866,19 @@ class Ordering:
     def hand_out_all(self, ids: Sequence[int], traits: list[Traits] | None) -> list[Traits] | None:
         """Do for these tasks what ``hand_out`` does. Return their traits; None if all are
         ``PLAIN``."""
-        waited = self.shares.waited.intersection(ids) if self.shares.waited else None
+        waited = self.shares.waited_ids.intersection(ids) if self.shares.waited_ids else None
         if not waited:
             return traits
-        self.shares.waited -= waited
+        self.shares.waited_ids -= waited
         if len(waited) == len(ids) and traits is None:
             return [WAITED] * len(ids)
         return [
-            its if task_id not in waited else WAITED if its is PLAIN else its._replace(waited=True)
-            for task_id, its in zip(ids, traits or repeat(PLAIN), strict=traits is not None)
+            task_traits
+            if task_id not in waited
+            else WAITED
+            if task_traits is PLAIN
+            else task_traits._replace(waited=True)
+            for task_id, task_traits in zip(ids, traits or repeat(PLAIN), strict=traits is not None)
         ]
 
     def restored(self, row: TaskRow) -> tuple[int, Traits]:
@@ -892,14 +896,14 @@ class Ordering:
 
     # --- a task leaves -------------------------------------------------------------------------
 
-    def returned(self, leases: Collection[Lease], *, done: bool) -> None:
+    def leases_ended(self, leases: Collection[Lease], *, done: bool) -> None:
         """Record that these leases have ended. ``done`` means that their tasks are finished."""
-        self.shares.returned(leases)
+        self.shares.leases_ended(leases)
         if done:
-            self.keys.done(leases)
+            self.keys.finish(leases)
         self._orderings.wake(self._group)
 
-    def died(self, lease: Lease) -> None:
+    def end_dead(self, lease: Lease) -> None:
         """Record that the task of a lease has become a dead letter."""
         if lease.order:
             self.keys.end(lease.order, lease.id)
@@ -908,8 +912,8 @@ class Ordering:
         """Remove a ready or waiting task from the group's queues. Return whether it was in a queue
         of this object, and so in no other. ``stays_holder`` means that it leaves only to wait."""
         task_id, mark = row.id, mark_of(row)
-        self.shares.waited.discard(task_id)
-        self.keys.coming.discard(task_id)
+        self.shares.waited_ids.discard(task_id)
+        self.keys.rejoining_ids.discard(task_id)
         self._unhold(task_id)
         waited = self.waiting.pop(task_id, None) is not None
         if mark and self.keys.leave(row, mark, stays_holder=stays_holder):
@@ -920,27 +924,27 @@ class Ordering:
             return False
         return self.shares.withdraw(row)
 
-    def taken(self, row: TaskRow, *, stays_holder: bool = False) -> None:
+    def drop_undelivered(self, row: TaskRow, *, stays_holder: bool = False) -> None:
         """Let a task leave that was taken from the ready queue but is not delivered."""
         mark = mark_of(row)
         if mark and not stays_holder:
             self.keys.end(mark, row.id)
-        self.shares.taken(row.id)
+        self.shares.drop_undelivered(row.id)
 
-    def some(self, limit: int) -> list[int]:
+    def take_some(self, limit: int) -> list[int]:
         """Remove and return up to ``limit`` queued tasks, to delete the group."""
-        taken = self.keys.some(limit)
-        taken += self.pauses.some(limit - len(taken))
-        return taken + self.shares.some(limit - len(taken))
+        drop_undelivered = self.keys.take_some(limit)
+        drop_undelivered += self.pauses.take_some(limit - len(drop_undelivered))
+        return drop_undelivered + self.shares.take_some(limit - len(drop_undelivered))
 
     # --- a key is held -------------------------------------------------------------------------
 
     def hold(self, lease: Lease, now_ms: int) -> None:
         """Hold the task of a lease. Its key then waits for an operator."""
-        self.held_since(lease.id, now_ms)
-        self.waits(lease)
+        self.set_held(lease.id, now_ms)
+        self.note_wait(lease)
 
-    def held_since(self, task_id: int, since_ms: int) -> None:
+    def set_held(self, task_id: int, since_ms: int) -> None:
         self.held[task_id] = since_ms
         self._group.held = len(self.held)
 
@@ -955,7 +959,7 @@ class Ordering:
             self.keys.hold_until_durable(waiting.order)
         self.retry(task_id, priority, now_ms)
 
-    def let_go(self, task_id: int) -> None:
+    def skip_held(self, task_id: int) -> None:
         """Remove a held task, so that its key can advance."""
         self._unhold(task_id)
         waiting = self.waiting.pop(task_id, None)
@@ -969,28 +973,28 @@ class Ordering:
         """Whether it matters which subscriber gets a ready task."""
         return len(self.keys.order) > 0 and len(self.preferences) > 1
 
-    def shared_by(self, former: GroupSettings, mono_ms: int) -> list[PausedKey]:
+    def apply_settings(self, former: GroupSettings, mono_ms: int) -> list[PausedKey]:
         """Adapt to new settings of the group. ``former`` are its previous settings. A new
         ``fair_by`` applies to tasks that arrive from now on; present tasks keep their order. Return
         the paused values, which are resumed."""
-        resumed: list[PausedKey] = []
+        call_resumed: list[PausedKey] = []
         if self._group.settings.shares.fair_by != former.shares.fair_by:
             self.keys.forget_shares()
-            resumed = self.pauses.forget_shares()
+            call_resumed = self.pauses.forget_shares()
             self.waiting = {i: waiting._replace(share=0) for i, waiting in self.waiting.items()}
-        self.shares.resettle(former, mono_ms)
-        return resumed
+        self.shares.apply_settings(former, mono_ms)
+        return call_resumed
 
     def since_ms(self) -> int:
         """Return the approximate time at which the longest waiting task in the key queues began to
         wait. Only the oldest ``AGES_EXAMINED_MAX`` queues are examined."""
-        queues = islice(self.keys.order.queues.values(), AGES_LOOKED_AT)
+        queues = islice(self.keys.order.queues.values(), AGES_EXAMINED_MAX)
         times = [queue.first()[0] for queue in queues]
-        for share in islice(self.shares.of.values(), AGES_LOOKED_AT):
+        for share in islice(self.shares.by_mark.values(), AGES_EXAMINED_MAX):
             if share.queue is not None:
                 ages = (level.since_ms for level in share.queue.levels() if len(level))
                 times += [since_ms for since_ms in ages if since_ms is not None]
-        times += [kept.due_ms for kept in islice(self.pauses.kept.values(), AGES_LOOKED_AT)]
+        times += [kept.due_ms for kept in islice(self.pauses.kept_back.values(), AGES_EXAMINED_MAX)]
         return min(times, default=self.shares.now_ms)
 
 
@@ -1004,45 +1008,45 @@ class Orderings:
         the keys that must ``advance`` when the open batch is durable."""
         self.wake = wake
         self.call_when_durable = call_when_durable
-        self.of: dict[Group, Ordering] = {}
+        self.by_group: dict[Group, Ordering] = {}
         """The ``Ordering`` of each group that is ``is_ordered``."""
-        self.behind: dict[int, TaskRow] = {}
+        self.delayed: dict[int, TaskRow] = {}
         """Rows of tasks in ``Core.firing`` that wait: tasks with order keys while rows of earlier
         tasks are being read, any task while filters have no steps left."""
         self.to_advance: dict[Group, list[int]] = {}
         """Group whose replay is over → keys that must still advance."""
-        self.paced: dict[Group, int] = {}
+        self.next_tokens: dict[Group, int] = {}
         """Group with values delayed by ``rate_each`` → when the first has a token (steady
         clock)."""
 
     def begin(self, group: Group) -> Ordering:
         """Return the ``Ordering`` of the group, creating it if there is none."""
-        ordering = self.of.get(group)
+        ordering = self.by_group.get(group)
         if ordering is None:
-            ordering = self.of[group] = Ordering(self, group)
+            ordering = self.by_group[group] = Ordering(self, group)
             group.is_ordered, group.key_queues_since_ms = True, ordering.since_ms
         return ordering
 
-    def coming(self, group: Group) -> Collection[int]:
+    def rejoining_ids(self, group: Group) -> Collection[int]:
         """Return the ids of the group's tasks that become ready again when a batch is durable."""
-        ordering = self.of.get(group)
-        return () if ordering is None else ordering.keys.coming
+        ordering = self.by_group.get(group)
+        return () if ordering is None else ordering.keys.rejoining_ids
 
     def forget(self, group: Group) -> None:
         """Forget the order keys and shares of a deleted group."""
-        for names in (self.of, self.to_advance, self.paced):
+        for names in (self.by_group, self.to_advance, self.next_tokens):
             names.pop(group, None)
 
     def tick(self, limit: int, now_ms: int, mono_ms: int) -> None:
         """Advance keys that waited for a replay, and values that have tokens again."""
         for group in list(self.to_advance):
-            self.of[group].keys.advance_after_replay(limit, now_ms)
-        for group in [group for group, at_ms in self.paced.items() if at_ms <= mono_ms]:
-            self.of[group].shares.pace(mono_ms)
+            self.by_group[group].keys.advance_after_replay(limit, now_ms)
+        for group in [group for group, at_ms in self.next_tokens.items() if at_ms <= mono_ms]:
+            self.by_group[group].shares.resume_paced(mono_ms)
 
     def sweep(self) -> None:
         """Call ``FairShares.sweep`` for each group. Call this periodically."""
-        for ordering in self.of.values():
+        for ordering in self.by_group.values():
             ordering.shares.sweep()
 
 
@@ -1058,6 +1062,6 @@ def shared_value(row: TaskRow, by: str) -> object:
     return (options.properties or {}).get(by)
 
 
-def _of_lease(lease: Lease) -> Waiting:
+def _waiting_of(lease: Lease) -> Waiting:
     share = lease.traits.share
     return Waiting(lease.order, 0 if share is None else share.mark, lease.due_ms, lease.id)

@@ -206,7 +206,7 @@ class Ownership:
         )
         return min((at_ms for at_ms in times if at_ms is not None), default=ID_MAX)
 
-    def from_now_ms(self, now_ms: int) -> int:
+    def start_from_now_ms(self, now_ms: int) -> int:
         """Return the start of a group that is owed tasks that come due from now on: the first due
         time that has not fired, or now if the clock is behind it."""
         core = self._core
@@ -234,7 +234,7 @@ class Ownership:
         group.since_ms, group.since_id = since_ms, self._core.ids.last
         group.topic.made += 1
 
-    def begin_again(self, group: Group, since_id: int) -> bool:
+    def restore_start(self, group: Group, since_id: int) -> bool:
         """Restore the start of a group. Return whether a start in the future has now passed."""
         core = self._core
         group.topic.made += 1
@@ -253,12 +253,12 @@ class Ownership:
         group.topic.closing += 1
         group.topic.replays.pop(group, None)
 
-    def is_past(self, group: Group) -> bool:
+    def has_fired_all(self, group: Group) -> bool:
         """Return whether no task that the group held before a restart can still fire again."""
         closed_ms = group.settings.closed_ms
         return not group.was_restored or closed_ms is None or self.unfired_ms() > closed_ms
 
-    def moved(self, row: TaskRow, now_ms: int) -> TaskRow:
+    def with_place(self, row: TaskRow, now_ms: int) -> TaskRow:
         """Return the row of a rescheduled task, with a new place if it needs one."""
         core = self._core
         if not needs_place(core.topic(row.topic).groups.values(), row):
@@ -272,7 +272,7 @@ class Ownership:
 
     # --- filters -----------------------------------------------------------------------------
 
-    def former(self, group: Group, now_ms: int) -> tuple[FormerFilter, ...]:
+    def former_filters(self, group: Group, now_ms: int) -> tuple[FormerFilter, ...]:
         """Return the former filters of a group whose filter changes now, if a task needs them."""
         core, topic = self._core, group.topic
         due_ms = max(core.wheel.position_ms, self.stopped_ms, now_ms)
@@ -292,14 +292,14 @@ class Ownership:
             return wanting
         others = [group for group in groups if group not in wanting]
         for group in others:
-            self._count_left_out(group, row, last=not wanting and group is others[-1])
+            self._count_excluded(group, row, last=not wanting and group is others[-1])
         if not wanting:
             core = self._core
             core.lifetimes.end(row)
             core.end(row.id, Outcome.FILTERED, topic.name, key_of(row))
         return wanting
 
-    def divide(self, group: Group, rows: list[TaskRow]) -> list[TaskRow]:
+    def exclude_by_filter(self, group: Group, rows: list[TaskRow]) -> list[TaskRow]:
         """Return the rows that the group's filter selects, and end the other tasks. The tasks must
         be owed to this group alone, have no time to live, and not be created by a reset."""
         core, topic = self._core, group.topic.name
@@ -318,13 +318,13 @@ class Ownership:
             core.end_plain([row.id for row in others], Outcome.FILTERED, topic, keys)
         return ours
 
-    def leave_out(self, group: Group, row: TaskRow) -> None:
+    def exclude(self, group: Group, row: TaskRow) -> None:
         """Finish a task for ``group``, whose filter excludes it. It must already have been removed
         from the group's queues."""
         self._core.lifetimes.end(row)
-        self._count_left_out(group, row, last=self.finish(group, row, Outcome.FILTERED))
+        self._count_excluded(group, row, last=self.finish(group, row, Outcome.FILTERED))
 
-    def _count_left_out(self, group: Group, row: TaskRow, *, last: bool) -> None:
+    def _count_excluded(self, group: Group, row: TaskRow, *, last: bool) -> None:
         core = self._core
         group.filtered += 1
         core.totals.filtered += 1
@@ -341,7 +341,7 @@ class Ownership:
         if len(live) > 1:
             groups = [group for group in live if order > group.since_id or due_ms >= group.since_ms]
             groups = groups or earliest(live)
-        if topic.closing and self.was_closed(topic, row):
+        if topic.closing and self.owners_are_closed(topic, row):
             core.lifetimes.end(row)
             core.end_unowed(row)
             return []
@@ -353,7 +353,7 @@ class Ownership:
             core.lifetimes.begin(row)
         return groups
 
-    def assign_again(self, topic: Topic, row: TaskRow) -> list[Group]:
+    def assign_replayed(self, topic: Topic, row: TaskRow) -> list[Group]:
         """Return the group that a reset's task names. If no group gets the task, end it."""
         core = self._core
         group = topic.groups.get(named_group(row) or "")
@@ -368,7 +368,7 @@ class Ownership:
             core.owed[row.id] = PendingGroups({group.name}, topic.made)
         return groups
 
-    def was_closed(self, topic: Topic, row: TaskRow) -> bool:
+    def owners_are_closed(self, topic: Topic, row: TaskRow) -> bool:
         """Return whether a task that fired again after a restart is owed only to groups that are
         being deleted."""
         owed = [group for group in topic.groups.values() if owes(group, row)]
@@ -411,7 +411,7 @@ class Ownership:
         owed = self._core.owed.get(task_id)
         return group is group.topic.first_group if owed is None else group.name in owed.remaining
 
-    def shared(self) -> Container[int]:
+    def shared_ids(self) -> Container[int]:
         """Return the ids of tasks that may be owed to groups other than their topic's first."""
         return self._core.owed
 
@@ -435,7 +435,7 @@ class Ownership:
                     core.count_unfinished(group.topic.name, -1)
                 return False
             made = owed.made
-        if group.topic.replays and self._goes_on(group, of, made):
+        if group.topic.replays and self._give_to_replays(group, of, made):
             return False
         key = of.traits.key if isinstance(of, Lease) else key_of(of)
         core.end(task_id, outcome, group.topic.name, key)
@@ -483,7 +483,7 @@ class Ownership:
 
     # --- replays -----------------------------------------------------------------------------
 
-    def _goes_on(self, group: Group, of: Lease | TaskRow, made: int) -> bool:
+    def _give_to_replays(self, group: Group, of: Lease | TaskRow, made: int) -> bool:
         """Give a task that its last group finishes to the replays that have not examined it. Return
         whether a replay claims it. The task waits in ``loading``, where acks and cancels find it,
         until the replay reaches it."""
@@ -507,7 +507,7 @@ class Ownership:
                 core.lifetimes.add(task_id, traits.ttl_end_ms)
         return True
 
-    def replayed(
+    def examine_page(
         self, replay: Replay, page: Sequence[TaskSnapshot], following: int | None, now_ms: int
     ) -> None:
         """Examine the next page of tasks, by id, for a replay. ``following`` is the last id of the
@@ -517,28 +517,28 @@ class Ownership:
             return
         for snapshot in page:
             if snapshot.row.id <= replay.mark:
-                self._look_at(replay, snapshot, now_ms)
-        replay.passed(page[0].row.id if page else 0, len(page), following)
+                self._examine(replay, snapshot, now_ms)
+        replay.note_page(page[0].row.id if page else 0, len(page), following)
         if replay.is_over:
             del replays[group]
             if group.is_ordered:
-                self._core.orderings.of[group].keys.replay_ended()
+                self._core.orderings.by_group[group].keys.replay_ended()
         self._core.wake(group)
 
-    def look_ahead(self, snapshot: TaskSnapshot, now_ms: int) -> None:
+    def examine_ahead(self, snapshot: TaskSnapshot, now_ms: int) -> None:
         """Let replays examine a task ahead of a change that must apply to all of its groups."""
         for replay in self._core.topic(snapshot.row.topic).replays.values():
             if replay.is_ahead(snapshot.row.id):
-                self._look_at(replay, snapshot, now_ms)
+                self._examine(replay, snapshot, now_ms)
                 replay.seen.add(snapshot.row.id)
 
-    def _look_at(self, replay: Replay, snapshot: TaskSnapshot, now_ms: int) -> None:
+    def _examine(self, replay: Replay, snapshot: TaskSnapshot, now_ms: int) -> None:
         """Give a task to a replay's group if the group is owed it and missed its firing."""
         core, row, group = self._core, snapshot.row, replay.group
         owed = core.owed.get(row.id)
         if row.id in replay.seen or (owed is not None and owed.made >= replay.made):
             # The task fired, or reached this group, after the group was created.
-            if row.id in core.orderings.coming(group):
+            if row.id in core.orderings.rejoining_ids(group):
                 return  # the task becomes ready when the notes of its key are durable
             if group.loading.pop(row.id, None) is not None:
                 self._settle(group, snapshot, now_ms)
@@ -552,7 +552,7 @@ class Ownership:
         if group in owners:
             return
         if not wants(group, row):
-            self._count_left_out(group, row, last=False)
+            self._count_excluded(group, row, last=False)
             return
         if not owners:
             core.count_unfinished(row.topic, 1)  # it was only a dead letter elsewhere
@@ -574,7 +574,7 @@ class Ownership:
             if wants(group, row):
                 core.add_due(group, row, now_ms)
             else:
-                self.leave_out(group, row)
+                self.exclude(group, row)
             return
         core.lifetimes.end(row)
         self.finish_done(group, snapshot)

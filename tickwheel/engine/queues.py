@@ -281,10 +281,10 @@ class ReadyQueue:
         """Append all ids of another queue."""
         for priority, level in (*other._by_priority.items(), (0, other._plain)):
             if len(level):
-                mine = self._level(priority) if priority else self._plain
+                own_level = self._level(priority) if priority else self._plain
                 (first,) = level.take(1)
-                mine.arrive(first, now_ms)
-                mine.extend(level)
+                own_level.arrive(first, now_ms)
+                own_level.extend(level)
         for task_id, count in other.stale.items():
             self.stale[task_id] = self.stale.get(task_id, 0) + count
         self.stale_count += other.stale_count
@@ -353,7 +353,7 @@ class Bucket:
         return self._at_mono_ms + max(1, ceil(lacking * 1000 / self.rate))
 
 
-def changed(
+def adjusted_bucket(
     old: Bucket | None, rate: float | None, burst: int | None, mono_ms: int, shards: int = 1
 ) -> Bucket | None:
     """Return a bucket with a new rate and burst, no fuller than ``old``, or None if ``rate`` is
@@ -622,7 +622,7 @@ class Order:
         self.queue(mark, head, due_ms, place)
         self.queues[mark].head = NOBODY
 
-    def follow(self, marks: Sequence[int]) -> tuple[list[int], list[int]]:
+    def promote(self, marks: Sequence[int]) -> tuple[list[int], list[int]]:
         """Make the next task the head of each key whose head has ended. Return the new heads' ids
         and due times. A key without a queue becomes free."""
         queues, few = self.queues, self._few
@@ -688,7 +688,7 @@ class Order:
             return head
         return (self._many.take(mark & _MASK) or [0])[0] if len(self._many) else 0
 
-    def pop_some(self, limit: int) -> list[int]:
+    def take_some(self, limit: int) -> list[int]:
         """Remove and return up to ``limit`` tasks from the queues of any keys."""
         taken: list[int] = []
         while self.queues and len(taken) < limit:

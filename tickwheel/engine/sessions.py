@@ -24,9 +24,9 @@ from typing import NamedTuple, Protocol
 from tickwheel.model.policies import Merged
 from tickwheel.model.records import NOT_ONCE, SessionKey, SessionRow
 
-UNUSED_KEPT = 1_000
+UNUSED_MAX = 1_000
 """Maximum number of the longest unused sessions that a scan of all sessions keeps."""
-LOOK_AGAIN_MS = 500
+SCAN_GAP_MS = 500
 """Minimum time between two scans if the first has not found the maximum number of sessions."""
 StoredAnswer = tuple[int, int, int, int]
 """(request, first id, number of ids, accepted_ms). For a request with rules, ``Session.merged``
@@ -72,11 +72,25 @@ class Source(NamedTuple):
 class Session:
     """A producer session. It is not forgotten while ``connections`` > 0."""
 
-    __slots__ = ("_all", "_fresh", "_rows", "_written", "answers", "connections", "floor", "key",
-                 "last", "merged", "once", "seen_ms", "under_way", "weight")  # fmt: skip
+    __slots__ = (
+        "_all",
+        "_rows",
+        "_unwritten",
+        "_written",
+        "answers",
+        "connections",
+        "floor",
+        "key",
+        "last",
+        "merged",
+        "once",
+        "seen_ms",
+        "undecided",
+        "weight",
+    )  # fmt: skip
 
-    def __init__(self, key: bytes, now_ms: int, every: Sessions) -> None:
-        self._all = every
+    def __init__(self, key: bytes, now_ms: int, sessions: Sessions) -> None:
+        self._all = sessions
         self.key = key
         self.floor = 0
         self.last = 0
@@ -86,13 +100,13 @@ class Session:
         """Number of an answered request with rules → outcome of each of its tasks."""
         self.once = NOT_ONCE
         """The record of the session's only request, if the request has an idempotency key."""
-        self.under_way: set[int] = set()
+        self.undecided: set[int] = set()
         """Requests whose keys are being read."""
         self.seen_ms = now_ms
         self.connections = 0
         self.weight = 0
         """Number of answers of the session; a request with rules counts once per task."""
-        self._fresh: list[int] = []
+        self._unwritten: list[int] = []
         """Requests that were answered since the last batch was sealed."""
         self._rows: list[tuple[int, int]] = []
         """A heap of (last request, first request) of the session's stored and sealed rows."""
@@ -102,16 +116,16 @@ class Session:
     @property
     def requests(self) -> int:
         """Number of requests that count against ``window_max``."""
-        return len(self.answers) + len(self.under_way)
+        return len(self.answers) + len(self.undecided)
 
     def knows(self, request: int) -> bool:
         """Return whether the request was answered, or its keys are being read."""
-        return request in self.answers or request in self.under_way
+        return request in self.answers or request in self.undecided
 
     def remember(self, answers: Mapping[int, StoredAnswer]) -> None:
         """Remember the answers to new requests."""
         self.answers.update(answers)
-        self._fresh += answers
+        self._unwritten += answers
         self._count(len(answers))
 
     def _count(self, more: int) -> None:
@@ -157,8 +171,8 @@ class Session:
         floor, and None for rows whose answers the client has all received."""
         changes: dict[SessionKey, SessionRow | None] = {}
         answers, rows = self.answers, self._rows
-        fresh = sorted(dict.fromkeys(request for request in self._fresh if request in answers))
-        self._fresh = []
+        fresh = sorted(dict.fromkeys(request for request in self._unwritten if request in answers))
+        self._unwritten = []
         while fresh and rows and rows[0][0] < self.floor:
             changes[self.key, heappop(rows)[1]] = None
         late = bisect(fresh, self._written)
@@ -179,7 +193,7 @@ class Session:
             merged = tuple((a[0], self.merged[a[0]]) for a in answers if a[0] in self.merged)
         return SessionRow(self.key, self.floor, self.seen_ms, answers, merged, self.once)
 
-    def takes_back(self, key: SessionKey, row: SessionRow | None) -> bool:
+    def undo_change(self, key: SessionKey, row: SessionRow | None) -> bool:
         """Undo a refused change of a row, so that its valid part is written again. Return False if
         the row was dropped with its session and must still be dropped."""
         _, first = key
@@ -190,7 +204,7 @@ class Session:
         self._rows = [span for span in self._rows if span[1] != first]
         heapify(self._rows)
         self._written = max((last for last, _ in self._rows), default=0)
-        self._fresh += [answer[0] for answer in row.answers]
+        self._unwritten += [answer[0] for answer in row.answers]
         return True
 
     def restore(self, row: SessionRow) -> None:
@@ -206,15 +220,15 @@ class Session:
         self.last = max(self.last, last)
         self.seen_ms = max(self.seen_ms, row.seen_ms)
 
-    def restored(self, floor: int) -> None:
-        self._fresh = []
+    def finish_restore(self, floor: int) -> None:
+        self._unwritten = []
         self.raise_floor(floor)
         self.last = max(self.last, floor)
 
-    def forgotten(self) -> list[SessionKey]:
+    def end(self) -> list[SessionKey]:
         """End the session and return the keys of its rows. Later refusals change no count."""
         self._count(-self.weight)
-        self.answers, self.merged, self._fresh = {}, {}, []
+        self.answers, self.merged, self._unwritten = {}, {}, []
         return [(self.key, first) for _, first in self._rows]
 
 
@@ -227,7 +241,7 @@ class Sessions:
         self._all: dict[bytes, Session] = {}
         self._unused: list[tuple[bytes, int]] = []
         """(key, last use) of the longest unused sessions at the last scan, most recent first."""
-        self._looked_ms = -LOOK_AGAIN_MS
+        self._scanned_ms = -SCAN_GAP_MS
         self._found_many = False
         """Whether the last scan has found the maximum number of sessions."""
         self._sessions_max = sessions_max
@@ -252,7 +266,7 @@ class Sessions:
             session.restore(row)
             floors[session] = max(floors.get(session, 0), row.floor)
         for session, floor in floors.items():
-            session.restored(floor)
+            session.finish_restore(floor)
 
     def open(self, key: bytes, now_ms: int) -> Session | None:
         """Return the session of ``key``, creating it if there is room. Otherwise return None."""
@@ -266,7 +280,7 @@ class Sessions:
     def forget(self, key: bytes) -> list[SessionKey]:
         """Forget a session and return the keys of its stored rows."""
         session = self._all.pop(key, None)
-        return [] if session is None else session.forgotten()
+        return [] if session is None else session.end()
 
     def expired(self, now_ms: int) -> list[bytes]:
         """Return the keys of sessions that have no connection and have been unused for too long."""
@@ -285,12 +299,12 @@ class Sessions:
                     continue
                 if seen_ms < limit:
                     return key
-            if 0 <= now_ms - self._looked_ms < LOOK_AGAIN_MS and not self._found_many:
+            if 0 <= now_ms - self._scanned_ms < SCAN_GAP_MS and not self._found_many:
                 return None
-            self._looked_ms = now_ms
+            self._scanned_ms = now_ms
             idle = ((s.seen_ms, s.key) for s in self._all.values() if not s.connections)
-            unused = nsmallest(UNUSED_KEPT, (entry for entry in idle if entry[0] < limit))
-            self._found_many = len(unused) == UNUSED_KEPT
+            unused = nsmallest(UNUSED_MAX, (entry for entry in idle if entry[0] < limit))
+            self._found_many = len(unused) == UNUSED_MAX
             self._unused = [(key, seen_ms) for seen_ms, key in reversed(unused)]
             if not unused:
                 return None

@@ -318,7 +318,7 @@ class Settlement:
                 subscriber.presence.doubt(lease)
             core.give_back(subscriber, 1)
         if group.is_ordered:
-            core.orderings.of[group].returned(leases.values(), done=why is ACKED)
+            core.orderings.by_group[group].leases_ended(leases.values(), done=why is ACKED)
         for subscriber, count in ended.items():
             core.unconfirmed(subscriber, count)
             core.settled(subscriber.presence, count)
@@ -397,7 +397,7 @@ class Settlement:
                 self._hold_key(lease, failure, now_ms)
                 return
             if lease.group.is_ordered:
-                self._core.orderings.of[lease.group].died(lease)
+                self._core.orderings.by_group[lease.group].end_dead(lease)
             self._dead_letters.to_dead_letters(lease, failure, now_ms)
             return
         if why is NACKED or why is DIED:
@@ -416,7 +416,7 @@ class Settlement:
         """Finish a task that a newer task has replaced."""
         group = lease.group
         if group.is_ordered:
-            self._core.orderings.of[group].died(lease)
+            self._core.orderings.by_group[group].end_dead(lease)
         after = verdict.failure.summary if isinstance(verdict, Verdict) else why.why
         by = lease.past.replaced_by
         self._ownership.give_way(group, lease, lease.attempt, by, after)
@@ -424,14 +424,14 @@ class Settlement:
     def _wait(self, lease: Lease, until_ms: int) -> None:
         self._core.wait(lease.group, lease.id, until_ms)
         if lease.group.is_ordered:
-            self._core.orderings.of[lease.group].waits(lease)
+            self._core.orderings.by_group[lease.group].note_wait(lease)
 
     def _hold_key(self, lease: Lease, failure: Failure, now_ms: int) -> None:
         """Hold the task's order key until an operator acts."""
         core = self._core
         self._keep_attempts(lease)
         core.hold_key(lease.group, lease.id, lease.group.delivery_attempts[lease.id], now_ms)
-        core.orderings.of[lease.group].hold(lease, now_ms)
+        core.orderings.by_group[lease.group].hold(lease, now_ms)
         core.recorder.nacked(lease, failure.reason, now_ms, now_ms)
 
     def _ready_again(self, lease: Lease, now_ms: int, *, front: bool) -> None:
@@ -443,7 +443,7 @@ class Settlement:
         else:
             core.open.effects.progress[task_id, group.name] = None
         if group.is_ordered:
-            core.orderings.of[group].again(lease, now_ms, front=front)
+            core.orderings.by_group[group].make_ready_again(lease, now_ms, front=front)
         elif front:
             group.ready.push_front(task_id, lease.traits.priority)
         else:
@@ -457,7 +457,7 @@ class Settlement:
         if traits.ttl_end_ms is not None:
             core.lifetimes.add(lease.id, traits.ttl_end_ms)
         if lease.past == NO_PAST:
-            core.begins_anew(lease.group, lease.id, lease.attempt)
+            core.forget_deliveries(lease.group, lease.id, lease.attempt)
             return
         # With an order key, no earlier receipt is valid after a delivery was returned unstarted.
         epoch = lease.epoch if counts or not lease.order else 0
@@ -616,7 +616,7 @@ class DeadLetters:
             new_ms = max(0, now_ms - row.due_ms) + ttl_ms  # the option counts from the due time
             row = self._live_on(snapshot, new_ms)
         self._take_out(group, row.id, owes_it=True)
-        core.begins_anew(group, row.id, snapshot.dead[name].attempt)
+        core.forget_deliveries(group, row.id, snapshot.dead[name].attempt)
         core.add_due(group, row, now_ms)
         core.lifetimes.begin(row)
         core.wake(group)

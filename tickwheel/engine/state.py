@@ -621,7 +621,7 @@ class Core:
         return unfinished
 
     @property
-    def missing_apart(self) -> int:
+    def uncounted_missing(self) -> int:
         """Number of missing rows that do not count against the limits of reading."""
         return min(len(self.missing), MISSING_MAX)
 
@@ -863,17 +863,19 @@ class Core:
         task_id = row.id
         group.delivery_attempts.pop(task_id, None)
         self.lifetimes.end(row)
-        if group.is_ordered and self.orderings.of[group].leave(row, stays_holder=stays_holder):
+        if group.is_ordered and self.orderings.by_group[group].leave(
+            row, stays_holder=stays_holder
+        ):
             return
         at_ms = group.waiting.pop(task_id, None)
         if at_ms is not None:
             if at_ms != NEVER_MS:
                 self.wheel.cancel(task_id, at_ms)
-            self.waited(group, task_id)
+            self.stop_waiting(group, task_id)
             return
         group.withdraw(task_id)
-        if task_id in group.apart:
-            self.not_apart(group, task_id)
+        if task_id in group.isolated:
+            self.end_isolation(group, task_id)
         topic = group.topic
         if topic.default_backlog is group and group.ready_count < self.config.backlog_max:
             self.full_topics.pop(topic.name, None)
@@ -885,7 +887,7 @@ class Core:
         self.retrying.setdefault(task_id, []).append(group)
         self.note_attempts(group, task_id, ProgressState.HELD, now_ms)
 
-    def waited(self, group: Group, task_id: int) -> None:
+    def stop_waiting(self, group: Group, task_id: int) -> None:
         """Record that ``group`` no longer waits for the task's next attempt."""
         groups = self.retrying[task_id]
         groups.remove(group)
@@ -915,7 +917,7 @@ class Core:
 
     # --- numbers of deliveries -----------------------------------------------------------
 
-    def begins_anew(self, group: Group, task_id: int, attempt: int) -> None:
+    def forget_deliveries(self, group: Group, task_id: int, attempt: int) -> None:
         """Forget earlier deliveries of the task, except the newest number ``attempt``, which must
         not be reused. It is not stored, because a restart has a new epoch."""
         if attempt:
@@ -949,12 +951,12 @@ class Core:
         credits[subscriber] = credits.get(subscriber, 0) + count
         subscriber.unconfirmed += count
         if subscriber.acks_ahead_max:
-            self.regained(subscriber)
+            self.reconsider(subscriber)
 
     def give_back(self, subscriber: Subscriber, count: int) -> None:
         """Return credit at once, because the consumer did not request the end."""
         subscriber.outstanding -= count
-        self.regained(subscriber)
+        self.reconsider(subscriber)
 
     def settled(self, presence: Presence, count: int) -> None:
         """Count ended deliveries on one connection."""
@@ -966,17 +968,17 @@ class Core:
             presence.kept_for = None  # the isolated delivery has ended
             presence.was_alone = True
         for subscriber in presence.subscribers:
-            self.regained(subscriber)
+            self.reconsider(subscriber)
 
     def is_kept_free(self, presence: Presence) -> bool:
         """Return whether the connection is kept free for an isolated task."""
         keep = None if presence.kept_for is None else self.kept_connections.get(presence.kept_for)
         return keep is not None and keep.presence is presence
 
-    def not_apart(self, group: Group, task_id: int) -> None:
+    def end_isolation(self, group: Group, task_id: int) -> None:
         """Record that the task no longer waits for isolation."""
-        del group.apart[task_id]
-        if not group.apart:
+        del group.isolated[task_id]
+        if not group.isolated:
             self.stop_keeping_free(group)
 
     def stop_keeping_free(self, group: Group) -> None:
@@ -985,9 +987,9 @@ class Core:
         if keep is not None and keep.presence is not None:
             keep.presence.kept_for = None
             for subscriber in keep.presence.subscribers:
-                self.regained(subscriber)
+                self.reconsider(subscriber)
 
-    def regained(self, subscriber: Subscriber) -> None:
+    def reconsider(self, subscriber: Subscriber) -> None:
         """Consider a subscriber for deliveries again, because it might have credit now."""
         group = subscriber.group
         if subscriber in group.subscribers:

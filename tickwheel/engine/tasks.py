@@ -160,7 +160,7 @@ class Control:
                 at_ms = group.waiting.get(task_id)
                 state = "ready" if at_ms is None else "waiting"
                 if at_ms == NEVER_MS:
-                    state, at_ms = "held", self._core.orderings.of[group].held[task_id]
+                    state, at_ms = "held", self._core.orderings.by_group[group].held[task_id]
             views[group.name] = GroupView(
                 state,
                 attempt,
@@ -237,7 +237,7 @@ class Control:
         if state is State.SCHEDULED or not self.has_history(snapshot):
             is_held = task_id in core.replaced
             self._unplace(snapshot, state)
-            row = self._ownership.moved(snapshot.row._replace(due_ms=due_ms), now_ms)
+            row = self._ownership.with_place(snapshot.row._replace(due_ms=due_ms), now_ms)
             core.write(row, is_moved=row.options is snapshot.row.options)
             if is_held:
                 core.hold(row)
@@ -245,7 +245,7 @@ class Control:
                 core.schedule(row, now_ms)
             core.recorder.rescheduled(row, due_ms)
         else:
-            self._ownership.look_ahead(snapshot, now_ms)
+            self._ownership.examine_ahead(snapshot, now_ms)
             if task_id in core.open.effects.ended:
                 # Looking ahead found that every group has acked the task.
                 return self.absent(task_id), None
@@ -270,7 +270,7 @@ class Control:
         if former is not None and former.order_id is not None:
             options = (options or TaskOptions())._replace(order_id=former.order_id)
         row = TaskRow(snapshot.row.id, due_ms, snapshot.row.topic, body, options)
-        row = self._ownership.moved(row, now_ms)
+        row = self._ownership.with_place(row, now_ms)
         core.write(row, is_moved=False)
         core.hold(row)
         core.recorder.replaced(source, row, now_ms)
@@ -337,7 +337,7 @@ class Control:
             core.hold_order(row)
         moved = TaskRow(row.id, due_ms, row.topic, row.body, row.options)
         if core.topics[row.topic].groups:
-            moved = self._ownership.moved(moved, now_ms)
+            moved = self._ownership.with_place(moved, now_ms)
         core.write(moved, is_moved=moved.options is row.options)
         core.put_on_wheel(moved, now_ms)
         core.recorder.rescheduled(moved, due_ms)
@@ -428,7 +428,7 @@ class Control:
             core.lifetimes.begin(snapshot.row)
             core.wait(group, task_id, due_ms)
             if group.is_ordered:
-                self._core.orderings.of[group].waits(snapshot.row)
+                self._core.orderings.by_group[group].note_wait(snapshot.row)
 
     # --- dead letters ------------------------------------------------------------------------
 
@@ -761,7 +761,7 @@ class KeyControl:
 
     def held_keys(self, group: Group, limit: int = HELD_SHOWN_MAX) -> list[HeldKey]:
         """Return up to ``limit`` held order keys, oldest first."""
-        ordering, keys = self._core.orderings.of.get(group), list[HeldKey]()
+        ordering, keys = self._core.orderings.by_group.get(group), list[HeldKey]()
         if ordering is None:
             return keys
         for task_id, since_ms in islice(ordering.held.items(), limit):
@@ -774,11 +774,11 @@ class KeyControl:
     def longest_queues(self, group: Group, limit: int) -> list[KeyQueueState]:
         """Return the order keys and values with the most waiting tasks among the first
         ``QUEUES_RANKED_MAX`` of each."""
-        ordering = self._core.orderings.of.get(group)
+        ordering = self._core.orderings.by_group.get(group)
         if ordering is None:
             return []
         queues = islice(ordering.keys.order.queues.items(), QUEUES_RANKED_MAX)
-        shares = islice(ordering.shares.of.values(), QUEUES_RANKED_MAX)
+        shares = islice(ordering.shares.by_mark.values(), QUEUES_RANKED_MAX)
         states = [
             KeyQueueState(
                 queue.head, _state(group, ordering, mark, queue.head), 0, queue.waiting, "order"
@@ -799,10 +799,10 @@ class KeyControl:
     def release(self, group: Group, snapshot: TaskSnapshot, now_ms: int) -> str:
         """Make the task of a held order key ready again at once, and reset its failures."""
         core, task_id = self._core, snapshot.row.id
-        ordering = core.orderings.of.get(group)
+        ordering = core.orderings.by_group.get(group)
         if ordering is None or task_id not in ordering.held:
             return "not_held"
-        core.begins_anew(group, task_id, self._take_out(group, task_id).attempt)
+        core.forget_deliveries(group, task_id, self._take_out(group, task_id).attempt)
         core.open.effects.progress[task_id, group.name] = None
         ordering.release(task_id, priority_of(snapshot.row), now_ms)
         core.wake(group)
@@ -812,12 +812,12 @@ class KeyControl:
     def skip(self, group: Group, snapshot: TaskSnapshot, now_ms: int) -> str:
         """Make the task of a held order key a dead letter, so that the key can advance."""
         core, row = self._core, snapshot.row
-        ordering = core.orderings.of.get(group)
+        ordering = core.orderings.by_group.get(group)
         if ordering is None or row.id not in ordering.held:
             return "not_held"
         attempts = self._take_out(group, row.id)
         core.lifetimes.end(row)
-        ordering.let_go(row.id)
+        ordering.skip_held(row.id)
         failure = Failure(attempts.attempt, now_ms, "skipped: its key was held", "")
         lease = Lease(
             row.id,
@@ -852,7 +852,7 @@ class KeyControl:
         core, mark = self._core, mark_of_key(fair_by, value)
         paused_key = group.paused_keys.get(mark)
         if paused_key is not None:
-            core.orderings.of[group].pauses.resume(mark, now_ms)
+            core.orderings.by_group[group].pauses.resume(mark, now_ms)
             core.open.effects.drop(PAUSED_KEY, PAUSED_KEY.key(paused_key))
             core.wake(group)
         return paused_key
@@ -861,8 +861,8 @@ class KeyControl:
         """Return the paused keys of the group, oldest first."""
         if not group.paused_keys:
             return []
-        ordering = self._core.orderings.of[group]
-        kept_back = Counter(task.mark for task in ordering.pauses.kept.values())
+        ordering = self._core.orderings.by_group[group]
+        kept_back = Counter(task.mark for task in ordering.pauses.kept_back.values())
         keys: list[PausedKeyState] = []
         for mark, key in group.paused_keys.items():
             if key.fair_by is None:
@@ -870,7 +870,7 @@ class KeyControl:
                 waiting = int(head > 0 and head not in group.flight)
                 waiting += 0 if queue is None else queue.waiting
             else:
-                share = ordering.shares.of.get(mark)
+                share = ordering.shares.by_mark.get(mark)
                 waiting = kept_back[mark] + (0 if share is None else share.waiting + share.called)
             keys.append(PausedKeyState(key, waiting))
         return sorted(keys, key=lambda paused: paused.key.since_ms)
@@ -892,7 +892,7 @@ class KeyControl:
 
     def _take_out(self, group: Group, task_id: int) -> DeliveryAttempts:
         del group.waiting[task_id]
-        self._core.waited(group, task_id)
+        self._core.stop_waiting(group, task_id)
         return group.delivery_attempts.pop(task_id)
 
 
@@ -919,7 +919,7 @@ def failing_key(core: Core, group: Group, failures_min: int) -> FailingKey | Non
     """Return the key with the most waiting tasks among the keys whose first task has at least
     ``failures_min`` failures and is not held. Only the ``QUEUES_CHECKED_MAX`` oldest queues are
     examined; a stuck key is always among them."""
-    ordering, worst = core.orderings.of.get(group), None
+    ordering, worst = core.orderings.by_group.get(group), None
     if ordering is None:
         return None
     for queue in islice(ordering.keys.order.queues.values(), QUEUES_CHECKED_MAX):

@@ -82,7 +82,7 @@ class Group:
     """Id → attempt of the newest delivery, if it is recorded nowhere else. Only ``Core`` changes
     this map; it removes ended tasks."""
     flight: dict[int, Lease] = field(default_factory=dict)
-    apart: dict[int, bool] = field(default_factory=dict)
+    isolated: dict[int, bool] = field(default_factory=dict)
     """Id of a task in ``loading`` that must be isolated → whether its row is being read."""
     subscribers: dict[Subscriber, None] = field(default_factory=dict)
     able: OrderedDict[Subscriber, None] = field(default_factory=OrderedDict)
@@ -231,7 +231,7 @@ class Replay:
             and task_id not in self.seen
         )
 
-    def passed(self, first: int, count: int, following: int | None) -> None:
+    def note_page(self, first: int, count: int, following: int | None) -> None:
         """Record that a page of ``count`` tasks from ``first`` to ``following`` was examined."""
         self.first = self.first or first
         self.looked_at += count
@@ -268,7 +268,7 @@ class Topic:
     """Number of groups that are being deleted."""
     filtering: bool = False
     """Whether a group has a filter."""
-    known_steps: int | None = None
+    cached_steps: int | None = None
     """The number of steps for judging a task by all groups, if it is cached."""
     deferred: dict[int, int] = field(default_factory=dict)
     """Id → due_ms of tasks that came due while the last group was being deleted. They wait until
@@ -322,10 +322,10 @@ class Topic:
 
     def steps(self) -> int:
         """Return the maximum number of steps for judging a task by all groups of the topic."""
-        if self.known_steps is None:
+        if self.cached_steps is None:
             judges = (group.judge for group in self.groups.values())
-            self.known_steps = sum(judge.steps for judge in judges if judge is not None)
-        return self.known_steps
+            self.cached_steps = sum(judge.steps for judge in judges if judge is not None)
+        return self.cached_steps
 
     def broadcast_steps(self) -> int:
         """Return the maximum number of steps for judging a task by all broadcasts of the topic."""
@@ -451,14 +451,14 @@ def traits_of(row: TaskRow) -> Traits:
     options = row.options
     if options is None:
         return PLAIN
-    key, priority, ttl_ms, retry, replayed = _of_traits(options)
+    key, priority, ttl_ms, retry, replayed = _trait_fields(options)
     if key is None and ttl_ms is None and retry is None and replayed is None and not priority:
         return PLAIN  # the usual case for tasks with a tag or properties
     end_ms = ttl_end_ms(row.due_ms, options)
     return Traits(priority, retry, end_ms, key, is_replayed=replayed is not None)
 
 
-_of_traits = itemgetter(
+_trait_fields = itemgetter(
     *map(TaskOptions._fields.index, ("key", "priority", "ttl_ms", "retry", "replayed"))
 )
 

@@ -114,7 +114,7 @@ class Transaction:
     """When the transaction was decided, or restored as decided (steady ms)."""
     staged: Changes | None = None
     """The batch that contains a change of the transaction and is not durable, or None."""
-    is_returned: bool = False
+    has_returning_member: bool = False
     """Whether a member connected while the transaction was staged."""
 
     def copy(self) -> Transaction:
@@ -160,7 +160,7 @@ class TransactionRegistry:
         self._names: dict[str, str] = {}
         self._due = DueNames()
 
-    def with_topics(self, known: tuple[str, ...], more: Iterable[str]) -> tuple[str, ...]:
+    def with_names(self, known: tuple[str, ...], more: Iterable[str]) -> tuple[str, ...]:
         """Return the names of ``known`` and ``more`` without duplicates. All transactions share one
         object per name."""
         if len(self._names) >= NAMES_MAX:
@@ -246,7 +246,7 @@ class TransactionRegistry:
 
     # --- durable states --------------------------------------------------------------------
 
-    def durable(self, name: str) -> Transaction | None:
+    def durable_state(self, name: str) -> Transaction | None:
         """Return the transaction in its durable state, or None if it has none."""
         transaction = self.by_name.get(name)
         return (
@@ -282,8 +282,8 @@ class TransactionRegistry:
             self._listed[transaction.row.state].add(name)
             transaction.staged = None
             self.arm(transaction)
-            if transaction.is_returned:
-                transaction.is_returned = False
+            if transaction.has_returning_member:
+                transaction.has_returning_member = False
                 self.returning[name] = None
             if before is None or not before.row.state.is_decided:
                 committed += transaction.row.state is TransactionState.COMMITTED
@@ -333,5 +333,5 @@ class TransactionRegistry:
                 continue
             if transaction.staged is None:
                 return transaction
-            transaction.is_returned = True  # the member is asked when the batch is durable
+            transaction.has_returning_member = True  # the member is asked when the batch is durable
         return None

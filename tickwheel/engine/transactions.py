@@ -124,7 +124,7 @@ class Transactions:
             touched_ms=now_ms,
             tasks=row.tasks + len(halves.halves),
             size_bytes=row.size_bytes + size_bytes,
-            topics=self._registry.with_topics(row.topics, (half.topic for half in halves.halves)),
+            topics=self._registry.with_names(row.topics, (half.topic for half in halves.halves)),
             checks=0,
             asked=0,
             checked_ms=0,
@@ -278,7 +278,7 @@ class Transactions:
             else:
                 headers.append(row)
         for row in sorted(headers, key=lambda row: (row.decided_ms, row.id)):
-            header = row._replace(topics=self._registry.with_topics((), row.topics))
+            header = row._replace(topics=self._registry.with_names((), row.topics))
             check_in_ms = (
                 config.transaction_check_every_ms if row.checks else config.transaction_check_ms
             )

@@ -219,7 +219,7 @@ class Upkeep:
             limit = CHUNK if judge is None else min(CHUNK, max(1, STEPS_PER_TICK // judge.steps))
             page, following = await self._page(replay.reached, topic.name, limit)
             now_ms = self._parts.clock.read().now_ms
-            self._parts.engine.ownership.replayed(replay, page, following, now_ms)
+            self._parts.engine.ownership.examine_page(replay, page, following, now_ms)
             self._parts.wake()
             await asyncio.sleep(0)
 

@@ -305,7 +305,7 @@ class Committer:
             self.trouble = None
             self._on_event("store_works_again", "commits go through")
         self._reader.landed(batch.effects)
-        self._engine.intake.durable(batch)
+        self._engine.intake.mark_durable(batch)
         following = self._seal() if self._wake.is_set() or self._stopping else None
         if following is None:
             await self._land(batch, self.last_batch)
@@ -314,7 +314,7 @@ class Committer:
 
     async def _land(self, batch: Batch, number: int) -> None:
         now = self._clock.read()
-        wait_ms = self._engine.intake.landed(batch, now.now_ms)
+        wait_ms = self._engine.intake.land(batch, now.now_ms)
         if self._history is not None:
             self._history.keep(number, batch.notes)
         if batch.handed and self._hand_over is not None:
@@ -377,7 +377,7 @@ class Committer:
 
     async def _refused(self, batch: Batch, error: CommitRefused) -> None:
         self._set_trouble(error)
-        self._engine.intake.refused(batch)
+        self._engine.intake.refuse(batch)
         kind = StoreFull if error.full else Refused
         refusal = kind(f"the store refused the batch: {error.message}")
         self._refuse_staged(batch.staged, refusal)

@@ -173,7 +173,7 @@ class Consuming:
         its group could deliver now (``ready``)."""
         subscriber = self._subscriber(caller, number)
         subscriber.prefetch = checks.integer(prefetch, "prefetch", 0, self._limits.prefetch_max)
-        self._core.regained(subscriber)
+        self._core.reconsider(subscriber)
         self._parts.wake()
         answer: dict[str, int] | None = None
         if tell:

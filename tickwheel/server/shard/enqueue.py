@@ -8,7 +8,7 @@ the read and the decision. While a task with the key is in a batch that is not d
 waits for that batch.
 
 Invariants: ``inflight_bytes`` includes waiting requests as if they were staged. A waiting request
-reserves its number (``Session.under_way``): the same request under that number gets the same
+reserves its number (``Session.undecided``): the same request under that number gets the same
 answer, and a different one is refused.
 """
 
@@ -51,7 +51,7 @@ from tickwheel.server.shard.reads import IDS_PER_READ_MAX, NO_LIMIT
 
 if TYPE_CHECKING:
     from tickwheel.clock import Now
-    from tickwheel.engine.enqueue import Rules, Wanted
+    from tickwheel.engine.enqueue import NeededRecords, Rules
     from tickwheel.engine.sessions import ReplySink, Session, StoredAnswer
     from tickwheel.model.records import NewTask, OncePart, TaskOptions, TaskSnapshot
     from tickwheel.server.shard.callers import Caller, Quota
@@ -444,7 +444,7 @@ class Producing:
                 else:
                     self._answer_again(caller, answer)
             return True
-        if request in session.under_way:
+        if request in session.undecided:
             self._coalescing.follow(caller, session, request, _all_named(tasks, topic))
             return True
         if request < session.floor:
@@ -672,15 +672,15 @@ class Coalescing:
             and self._parts.loaded.is_set()
             and self._parts.has_room(request.caller)
         ):
-            wanted = self._wanted(request)
-            if not wanted.waits and not wanted.ids and self._decide(request, _nothing):
+            needed = self._needed_records(request)
+            if not needed.must_wait and not needed.ids and self._decide(request, _nothing):
                 return
         self._check_room()
         self._intake.inflight_bytes += request.size_bytes
         self._waiting.append(request)
         session, number = request.session, request.number
         if session is not None:
-            session.under_way.add(number)
+            session.undecided.add(number)
             session.last = max(session.last, number)
             self._first[session, number] = request
         self._wake.set()
@@ -720,7 +720,7 @@ class Coalescing:
     async def _decide_first(self) -> None:
         """Read once, and decide the first requests as far as these rows suffice."""
         head = self._waiting[0]
-        if not self._parts.has_room(head.caller) or self._wanted(head).waits:
+        if not self._parts.has_room(head.caller) or self._needed_records(head).must_wait:
             head.tries += 1
             await self._committer.barrier()
             if head.tries <= TRIES_MAX:
@@ -728,7 +728,7 @@ class Coalescing:
         ids: dict[int, None] = {}
         count = 0
         for request in islice(self._waiting, REQUESTS_PER_READ_MAX):
-            request_ids = self._wanted(request).ids
+            request_ids = self._needed_records(request).ids
             if len(request_ids) > self._ids_max:
                 request_ids = ()  # the request will be refused
             if count and len(ids) + len(request_ids) > IDS_PER_READ_MAX:
@@ -748,12 +748,12 @@ class Coalescing:
         self._followers -= len(request.followers)
         session, number = request.session, request.number
         if session is not None:
-            session.under_way.discard(number)
+            session.undecided.discard(number)
             self._first.pop((session, number), None)
 
-    def _wanted(self, request: Waiting) -> Wanted:
+    def _needed_records(self, request: Waiting) -> NeededRecords:
         now_ms = self._parts.clock.read().now_ms
-        return self._coalescer.wanted(request.new_tasks, request.rules, now_ms)
+        return self._coalescer.needed_records(request.new_tasks, request.rules, now_ms)
 
     def _is_over(self, request: Waiting, view: View, read_ids: Collection[int]) -> bool:
         """Decide or refuse the request. Return False if it has to wait.
@@ -766,15 +766,15 @@ class Coalescing:
                     f"tasks with the keys of this request changed during each of {TRIES_MAX} tries;"
                     " nothing was stored"
                 )
-            wanted = self._wanted(request)
-            if len(wanted.ids) > self._ids_max:
+            needed = self._needed_records(request)
+            if len(needed.ids) > self._ids_max:
                 raise LimitExceeded(
-                    f"{len(wanted.ids)} tasks have the keys of this request; the limit is"
+                    f"{len(needed.ids)} tasks have the keys of this request; the limit is"
                     f" {self._ids_max} (key_tasks_max); nothing was stored"
                 )
-            if wanted.waits or not all(task_id in read_ids for task_id in wanted.ids):
+            if needed.must_wait or not all(task_id in read_ids for task_id in needed.ids):
                 return False
-            missing = self._parts.reader.missing(wanted.ids)
+            missing = self._parts.reader.missing(needed.ids)
             if missing:
                 raise RowMissing(f"task {missing[0]} has not ended, but has no row in the store")
             return self._decide(request, view)

@@ -238,7 +238,7 @@ class Operations:
     def heard(self, caller: Caller) -> None:
         """Record a sign of life from the caller."""
         if caller.presence.doubted:
-            self.shard.engine.subscriptions.heard(caller.presence, caller.consumers)
+            self.shard.engine.subscriptions.consumer_responded(caller.presence, caller.consumers)
             self.shard.wake()
 
     def blocked(self, caller: Caller) -> None:
@@ -252,7 +252,7 @@ class Operations:
         caller.is_blocked = False
         for subscriber in (*caller.subscribers.values(), *caller.pulls):
             subscriber.blocked = False
-            self.shard.core.regained(subscriber)
+            self.shard.core.reconsider(subscriber)
         for group in self.shard.checkbacks.groups_of(caller):
             self.shard.engine.transactions.member_connected(group)
         self.shard.wake()

@@ -686,7 +686,7 @@ class Loader:
     def reads_most(self) -> bool:
         """Whether firing waits because the maximum of rows is being read for it."""
         core = self._core
-        return len(core.firing) >= core.config.loading_max + core.missing_apart
+        return len(core.firing) >= core.config.loading_max + core.uncounted_missing
 
     def load(self) -> None:
         core = self._core
@@ -734,7 +734,7 @@ class Loader:
         self._firing.process_rows([i for i in due if i not in left], rows, now_ms)
         self._firing.expire_lapsed([i for i in expired if i not in left], tasks, now_ms)
         for group, ids in group_parts:
-            self._delivery.reading.loaded_ready(group, [i for i in ids if i not in left], rows)
+            self._delivery.reading.process_rows(group, [i for i in ids if i not in left], rows)
         del tasks, rows
         await self._let_go()
         for group, ids in group_parts:
@@ -746,7 +746,7 @@ class Loader:
         if not ids:
             return
         if group.is_held or not (group.credit_up_to(1) or self._core.reads_ahead):
-            self._delivery.reading.not_loaded(group, ids)
+            self._delivery.reading.return_unread(group, ids)
         else:
             self._ready[group] = ids
 

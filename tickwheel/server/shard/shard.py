@@ -179,7 +179,7 @@ class Shard:
         self._barred_ms: int | None = None
         """Wall time since when the leader's lease has forbidden deliveries; None while allowed."""
         if not opened.created:
-            self.core.ledger.began(opened.position_ms, self.clock.read().now_ms)
+            self.core.ledger.begin(opened.position_ms, self.clock.read().now_ms)
         self.observed.loop_busy = self._record_busy_loop
 
     def _new_committer(self, owner: str, opened: Opened) -> Committer:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tickwheel.api.tasks import PAGE, DeadPage, Letters, PeekPage, Requeue, TasksPage, TaskToExplain
 from tickwheel.engine.explanation import (
-    Around,
+    ExplainContext,
     Explained,
     Reason,
     explain,
@@ -284,10 +284,10 @@ class Explaining:
         to_read = chosen.ids if chosen.topic_and_key is None else find
         parts.commands.put(ask.caller, ask.refuse, to_read, act, done, lambda: ask.caller.is_open)
 
-    def _around(self, only: TopicFilter | None) -> Around:
+    def _around(self, only: TopicFilter | None) -> ExplainContext:
         clock = self._parts.clock
         now = clock.read()
-        around = Around(now.now_ms, now.mono_ms, only or _any_topic)
+        around = ExplainContext(now.now_ms, now.mono_ms, only or _any_topic)
         if not clock.held:
             return around
         command = CLOCK_COMMAND.format(pid=os.getpid())

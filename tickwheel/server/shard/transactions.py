@@ -332,7 +332,7 @@ class Transacting:
         while True:
             names = list(islice(self._registry.listed(after, wanted.state), NAMES_PER_STEP))
             for name in names:
-                transaction = self._registry.durable(name)
+                transaction = self._registry.durable_state(name)
                 if transaction is None or not wanted.fits(transaction.row):
                     continue
                 if not page.take(transaction_map(transaction.row)):
@@ -346,7 +346,7 @@ class Transacting:
         """Answer a transaction and its half tasks without bodies. Raise UnknownTransaction."""
         name = ask.request.transaction
         self._find(name, ask.only)
-        transaction = self._registry.durable(name)
+        transaction = self._registry.durable_state(name)
         if transaction is None:
             raise _unknown(name)
         bytes_left = self._parts.limits.frame_bytes_max // 2
