@@ -88,7 +88,7 @@ async def test_transaction_pages_read_a_bounded_number_of_rows(
         if n % 10:
             await rig.post(f"/v1/transactions/x{n:02}/rollback")
     registry, looked_at = rig.core.transaction_registry, list[str]()
-    durable = registry.durable
+    durable = registry.durable_state
 
     def look(name: str) -> object:
         looked_at.append(name)

@@ -4,9 +4,9 @@ A caller is the state of one connection or request, independent of the transport
 the border is reported to the client. An error after it leaves memory half changed, so the daemon
 must stop.
 
-A ``Quota`` tracks the use of one principal. Tokens with the same name share it over both
-transports. It is checked once per request or run of plain requests, never per task. Callers without
-limits have none. A quota reads no clock: its callers pass the time. Invariants:
+A ``Quota`` tracks how much one principal has used. Tokens with the same name share a quota over
+both transports. It is checked once per request or run of plain requests, never per task. Callers
+without limits have no quota. A quota reads no clock: the time is passed to it. Invariants:
 
 * A rate is a bucket that holds one second's allowance. While the bucket is not empty, a request of
   any size is accepted; later requests wait until the bucket has refilled. So every request that
@@ -14,8 +14,8 @@ limits have none. A quota reads no clock: its callers pass the time. Invariants:
 * ``pending`` counts the unfinished tasks, no matter who enqueued them, of all topics to which a
   token with this name may produce (``Scopes``). Staged and half tasks are included. The engine
   keeps this tally (``engine/topics.py``), which is always exact, even after a restart.
-* The undecided transactions of one token take at most half of the room that others leave. So a
-  single token cannot shut out the others.
+* The undecided transactions of one token may take at most half of the room that the others leave.
+  So a single token cannot shut out the others.
 * A refusal changes nothing and states when to try again.
 
 A ``Principal`` has a name and rights for topics. The declaration of a verb names the right that it
@@ -49,7 +49,8 @@ if TYPE_CHECKING:
 
 ALL_TOPICS: Final = "*"
 PRINCIPALS_KEPT_MAX: Final = 1_024
-"""Maximum number of principals whose checked operations are cached. More only cost time."""
+"""Maximum number of principals whose checked operations are cached. Each further principal only
+costs time."""
 
 
 TopicFilter = Callable[[str], bool]
@@ -89,7 +90,7 @@ class Quotas(NamedTuple):
     connections: int | None = None
     subscriptions: int | None = None
     transactions: int | None = None
-    """Undecided transactions; None allows as many as are left for others afterwards."""
+    """Undecided transactions; None allows a token to use at most half of the free ones."""
 
 
 class Principal(NamedTuple):
@@ -99,7 +100,7 @@ class Principal(NamedTuple):
     grants: Grants | None
     """The principal's rights; None grants all."""
     token_id: str = ""
-    """The id of its token in the token file, or an empty string."""
+    """The id of the principal's token in the token file, or an empty string."""
     quotas: Quotas | None = None
 
     @property
@@ -107,7 +108,7 @@ class Principal(NamedTuple):
         return self.grants is not None
 
     def topics(self, right: Right) -> Topics:
-        """The topics for which the principal has ``right``."""
+        """Return the topics for which the principal has ``right``."""
         return _topics(self, right)
 
 
@@ -131,11 +132,11 @@ OUTBOUND: Final = Principal("outbound process", None)
 R = TypeVar("R")
 HOST_SHOWN_MAX = 64
 ENDED_SUBSCRIBERS_MIN = 64
-"""Number of ended subscribers from which those without leases are dropped."""
+"""Number of ended subscribers at which those without leases are dropped."""
 
 
 class NullSink:
-    """A sink that drops answers, for example of a disconnected caller."""
+    """A sink that drops answers, for example those to a disconnected caller."""
 
     label = ""
 
@@ -174,7 +175,7 @@ class Caller:
         self.replies = replies
         self.principal = principal
         self.quota: Quota | None = None
-        """The quota of the caller's principal after admission; None without limits."""
+        """The quota of the caller's principal, set at admission; None if it has no limits."""
         self.name = ""
         """The name that the caller has given."""
         self.address = address
@@ -192,24 +193,24 @@ class Caller:
         """The session of the caller's enqueues, which makes resends harmless."""
         self.presence = Presence()
         self.subscribers: dict[int, Subscriber] = {}
-        """The caller's subscriptions by the number that the caller has chosen."""
+        """Number chosen by the caller → its subscription."""
         self.pulls: dict[Subscriber, None] = {}
         """The caller's unanswered pulls."""
         self.ended_subscribers: list[Subscriber] = []
-        """Ended pulls and subscriptions that may have deliveries in flight."""
+        """Ended pulls and subscriptions that may still have deliveries in flight."""
         self._ended_max = ENDED_SUBSCRIBERS_MIN
 
     def close(self) -> None:
         """Drop the sink of the caller's answers.
 
-        A connection and its caller must not refer to each other: the connection's buffers would
+        A connection and its caller must not refer to each other: otherwise the connection's buffers
         stay until the next garbage collection, which an idle daemon may never run."""
         self.is_open = False
         self.replies = _NULL_SINK
 
     @property
     def label(self) -> str:
-        """The name and address that failed attempts are attributed to."""
+        """The name and address to which failed attempts are attributed."""
         return f"{self.name} {self.address}".strip()
 
     def death(self, reason: str) -> str:
@@ -229,7 +230,7 @@ class Caller:
         return (*self.subscribers.values(), *self.pulls, *self.ended_subscribers)
 
     def remember(self, subscriber: Subscriber) -> None:
-        """Keep a subscriber that receives no more deliveries but can hold leases."""
+        """Keep a subscriber that gets no more deliveries but may hold leases."""
         if len(self.ended_subscribers) >= self._ended_max:
             self.ended_subscribers = [s for s in self.ended_subscribers if s.outstanding > 0]
             # Doubling bounds the number of times that each subscriber is examined.
@@ -248,7 +249,7 @@ class Caller:
 
 
 class Ask(NamedTuple, Generic[R]):
-    """A checked request for an operation, with its caller and the number for the answer."""
+    """A checked request for an operation, with its caller and the number of the answer."""
 
     caller: Caller
     number: int
@@ -256,7 +257,8 @@ class Ask(NamedTuple, Generic[R]):
     now: Now
     """The time of arrival."""
     only: TopicFilter | None = None
-    """The topics that the caller may use; the operation hides all others. None allows all."""
+    """Selects the topics that the caller may use; the operation hides all others. None allows
+    all."""
     witness: ReplySink | None = None
     """A sink that receives the answer before the caller."""
 
@@ -274,7 +276,7 @@ class Ask(NamedTuple, Generic[R]):
 
     @property
     def replies(self) -> ReplySink:
-        """The sink for an answer of the engine to the witness and the caller."""
+        """The sink through which the engine answers the witness and the caller."""
         replies = self.caller.replies
         return replies if self.witness is None else _TwoSinks(self.witness, replies)
 
@@ -318,7 +320,7 @@ class _Answers(tuple[Sized, ...]):
 # --- quotas --------------------------------------------------------------------------------------
 
 FULL_WAIT_S: Final = 1.0
-"""Seconds before the next try if it is not known when the limit will allow one."""
+"""Seconds until the next try if it is not known when the limit will allow one."""
 QUOTAS_KEPT_MAX: Final = 10_000
 """Maximum number of quotas that are remembered; those without callers are forgotten first."""
 
@@ -330,14 +332,14 @@ def share_of_limit(most: int, core: Core) -> int:
 
 
 def _described_part(most: int, core: Core) -> str:
-    """Return this shard's part of a limit as a text for messages."""
+    """Return this shard's part of a limit as text for messages."""
     if core.config.shards == 1:
         return str(most)
     return f"{share_of_limit(most, core)} in this shard, of {most} in all"
 
 
 class Allowance:
-    """A quota per second. Unlike the bucket of a group's rate, it can be overdrawn."""
+    """A quota per second. Unlike the token bucket of a group's rate, it can be overdrawn."""
 
     def __init__(self, name: str, rate: float) -> None:
         self._name = name
@@ -346,7 +348,8 @@ class Allowance:
         self._at_ms = 0
 
     def wait_s(self, mono_ms: int) -> float:
-        """Return the seconds until something is left; 0 if something is left now."""
+        """Return the seconds until part of the allowance is available again, or 0 if some is
+        available now."""
         elapsed_ms, self._at_ms = mono_ms - self._at_ms, mono_ms
         self._left = min(self._rate, self._left + max(0, elapsed_ms) * self._rate / 1000)
         return 0.0 if self._left > 0 else max(0.001, -self._left / self._rate)
@@ -359,7 +362,7 @@ class Allowance:
 
 
 def overloaded(why: str, wait_s: float) -> Overloaded:
-    """Return the error ``overloaded`` with the seconds until the next try."""
+    """Return an ``overloaded`` error that names the seconds until the next try."""
     error = Overloaded(f"{why}; try again in {wait_s:.3f} s")
     error.after_s = wait_s
     return error
@@ -368,13 +371,13 @@ def overloaded(why: str, wait_s: float) -> Overloaded:
 class Scopes:
     """For each token name with the quota ``pending``: the topics to which its tokens may produce.
 
-    So tasks enqueued with one token also count for a token of that name with other topics."""
+    So tasks enqueued with one token also count for other tokens of that name."""
 
     def __init__(self) -> None:
         self._topics: Mapping[str, Topics] = {}
 
     def put(self, principals: Iterable[Principal]) -> None:
-        """Replace all principals, in one step because other threads read concurrently."""
+        """Replace all principals in one step, because other threads read concurrently."""
         patterns: dict[str, dict[str, None]] = {}
         for principal in principals:
             if principal.quotas is None or principal.quotas.pending is None:
@@ -387,7 +390,7 @@ class Scopes:
         self._topics = {n: before[n] if before.get(n) == t else t for n, t in topics.items()}
 
     def of(self, name: str) -> Topics:
-        """Return the topics of a name: the same object until they change."""
+        """Return the topics of a name. The object stays the same until the topics change."""
         return self._topics.get(name, NO_TOPICS)
 
 
@@ -395,7 +398,7 @@ NO_TOPICS: Final = Topics(())
 
 
 class Quota:
-    """The limits of one principal and its use."""
+    """The limits of one principal, and how much of them it has used."""
 
     def __init__(self, who: str, quotas: Quotas, scopes: Scopes) -> None:
         self.quotas = quotas
@@ -412,7 +415,7 @@ class Quota:
     # --- connections and subscriptions -----------------------------------------------------------
 
     def enter(self, caller: Caller) -> None:
-        """Count a new caller. Raise Overloaded at the limit of connections."""
+        """Count a new caller. Raise Overloaded if the limit of connections is reached."""
         most = self.quotas.connections
         if most is not None and len(self.callers) >= most:
             raise overloaded(
@@ -426,7 +429,7 @@ class Quota:
         self.callers.discard(caller)
 
     def check_subscription(self) -> None:
-        """Raise Overloaded at the limit of subscriptions."""
+        """Raise Overloaded if the limit of subscriptions is reached."""
         most = self.quotas.subscriptions
         if most is None:
             return
@@ -439,7 +442,7 @@ class Quota:
     # --- enqueues --------------------------------------------------------------------------------
 
     def check(self, core: Core, mono_ms: int) -> None:
-        """Raise Overloaded if the quota admits no task at the moment."""
+        """Raise Overloaded if the quota currently admits no task."""
         if self._allowances is None:
             self._allowances = self._allowed(core.config.shards)
         for allowance in self._allowances.values():
@@ -457,7 +460,7 @@ class Quota:
             )
 
     def _allowed(self, shards: int) -> dict[str, Allowance]:
-        """Return the quotas per second; each shard has an equal part."""
+        """Return the quotas per second. Each shard gets an equal part of them."""
         quotas = {"tasks_per_s": self.quotas.tasks_per_s, "bytes_per_s": self.quotas.bytes_per_s}
         rates = {name: rate for name, rate in quotas.items() if rate is not None}
         return {name: Allowance(name, rate / shards) for name, rate in rates.items()}
@@ -508,9 +511,9 @@ class Quota:
 def check_share(
     principal: Principal, core: Core, transaction: Transaction | None, halves: Sequence[Half]
 ) -> None:
-    """Raise Overloaded if half tasks may not begin a transaction or join ``transaction``.
-
-    Only tokens from the token file are checked: only they share the daemon with strangers."""
+    """Raise Overloaded if half tasks may not begin a transaction or join ``transaction``. Only
+    tokens from the token file are checked, because other callers do not share the daemon with
+    untrusted users."""
     if not principal.token_id:
         return
     config, registry, owner = core.config, core.transaction_registry, principal.name
@@ -598,7 +601,7 @@ OnEvent = Callable[[str, str], None]
 class Border:
     """Separates the checks of a command from its changes.
 
-    Call ``begin`` before a command, ``act`` before its first change, and ``contain`` for an
+    Call ``begin`` before a command, ``act`` before its first change, and ``contain`` with an
     unexpected error."""
 
     def __init__(self, engine: Engine, on_event: OnEvent) -> None:
@@ -611,7 +614,7 @@ class Border:
         self.failed.add_done_callback(lambda failed: failed.cancelled() or failed.exception())
 
     def begin(self) -> None:
-        """Begin a command that has not changed anything."""
+        """Begin a command, which has not changed anything yet."""
         self._acting = False
 
     def act(self) -> Engine:
@@ -627,7 +630,7 @@ class Border:
     def run(
         self, what: str, act: Callable[[], None], refuse: Callable[[TickwheelError], None]
     ) -> None:
-        """Run a command that was queued. Pass an error to ``refuse``."""
+        """Run a command that was queued. Pass its error, if any, to ``refuse``."""
         self.begin()
         try:
             act()

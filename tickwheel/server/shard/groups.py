@@ -1,7 +1,8 @@
 """Operations on groups, on settings of groups and topics, and on order keys and fair shares.
 
-Each answer waits until the change is durable. The engine knows only the hash of a key. The text of
-a key and the reason of a failure are in the row of one of its tasks, which is read first.
+Each answer waits until the change is durable. The engine knows only the hash of an order key. The
+text of a key and the reason for a failure are stored in the row of one of its tasks, which is read
+first.
 """
 
 from __future__ import annotations
@@ -53,9 +54,10 @@ if TYPE_CHECKING:
 
 HELD = ("scheduled", "ready", "in_flight", "waiting", "dead")
 TOPICS_PER_LOOK = 1_000
-"""Topics that are examined at a time for idle ones if there is no room for a new topic."""
+"""Number of topics that are examined at a time for idle ones if there is no room for a new
+topic."""
 NAMED_MAX = 5
-"""Maximum schedules that a message names."""
+"""Maximum number of schedules that a message names."""
 OF_TOPICS = ("if_pending", "broadcast_only")
 OF_GROUPS = tuple(field.name for field in GroupFields.fields())
 
@@ -73,7 +75,7 @@ class Grouping:
         return self._parts.border.act().grouping
 
     def create_group(self, ask: Ask[NewGroup]) -> None:
-        """Create a group with its settings, or answer the existing group unchanged.
+        """Create a group with its settings, or answer with the existing group unchanged.
 
         Raise BadRequest, LimitExceeded, Refused."""
         topic_name, name, now = ask.request.topic, ask.request.group, ask.now
@@ -92,7 +94,7 @@ class Grouping:
         self._parts.wake()
 
     def delete_group(self, ask: Ask[GroupDeletion]) -> None:
-        """Delete a group with its tasks, and answer their counts. Raise NotFound, Conflict."""
+        """Delete a group with its tasks, and answer with their counts. Raise NotFound, Conflict."""
         topic_name, name, force = ask.request.topic, ask.request.group, ask.request.force
         group = find_group(self._core, topic_name, name)
         held = {
@@ -114,10 +116,10 @@ class Grouping:
         self._parts.wake()
 
     def delete_topic(self, ask: Ask[Deletion]) -> None:
-        """Delete a topic with its groups, settings, dead letters and tasks, and answer the counts.
-
-        The tasks end as deleted. Raise NotFound, Refused, Overloaded; Conflict if it has tasks or
-        subscribers, unless ``force`` is set, or if a schedule enqueues to it."""
+        """Delete a topic with its groups, settings, dead letters and tasks, and answer with the
+        counts. The tasks end as deleted. Raise NotFound, Refused, Overloaded; Conflict if a
+        schedule enqueues to the topic, or if it has tasks or subscribers and ``force`` is not
+        set."""
 
         def done() -> None:
             held = self._delete_topic(ask.request.topic, ask.now, force=ask.request.force)
@@ -151,7 +153,8 @@ class Grouping:
         return held
 
     def _check_unscheduled(self, topic: str) -> None:
-        """Raise Conflict if a schedule enqueues to the topic, which would create it again."""
+        """Raise Conflict if a schedule enqueues to the topic, because it would create the topic
+        again."""
         known = self._core.schedule_heap.by_name
         names = sorted(n for n, planned in known.items() if planned.row.schedule.topic == topic)
         if names:
@@ -162,7 +165,8 @@ class Grouping:
             )
 
     def configure(self, ask: Ask[Settings]) -> None:
-        """Change settings of a group, or of the topic if no group is named. Answer all settings.
+        """Change settings of a group, or of the topic if no group is named. Answer with all
+        settings.
 
         Raise BadRequest, LimitExceeded, NotFound."""
         topic_name, name, now = ask.request.topic, ask.request.group, ask.now
@@ -208,9 +212,8 @@ def find_group(core: Core, topic: str, name: str) -> Group:
 
 
 def find_room(parts: Parts, topic_name: str, name: str | None) -> tuple[Topic, Group | None]:
-    """Return the topic, which is created if necessary, and the group if it exists.
-
-    Raise LimitExceeded without room for a new topic or group, Conflict if the topic is for
+    """Return (the topic, created if necessary; the group, or None if it does not exist). Raise
+    LimitExceeded if there is no room for a new topic or group, Conflict if the topic is for
     broadcasts only, and Refused while the topic or group is being deleted.
     """
     core = parts.core
@@ -244,7 +247,8 @@ def find_room(parts: Parts, topic_name: str, name: str | None) -> tuple[Topic, G
 
 
 def reserve_topics(parts: Parts, names: Iterable[str]) -> None:
-    """Make room for the new ones among these topics. Raise LimitExceeded if there is none."""
+    """Make room for those of these topics that do not exist. Raise LimitExceeded if there is
+    none."""
     topics, topics_max = parts.core.topics, parts.core.config.topics_max
     fresh = [name for name in names if name not in topics]
     while len(topics) + len(fresh) > topics_max and parts.core.maybe_idle:
@@ -258,15 +262,16 @@ def reserve_topics(parts: Parts, names: Iterable[str]) -> None:
 
 
 def forget_topics(parts: Parts, looked_at: int) -> int:
-    """Examine ``looked_at`` topics and forget the idle ones. Return their number."""
+    """Examine up to ``limit`` topics and forget the idle ones. Return how many were forgotten."""
     forgotten = parts.engine.grouping.forget_idle(looked_at)
     parts.observed.lateness.forget(forgotten)
     return len(forgotten)
 
 
 def check_filter_room(core: Core, topic: Topic, wanted: Filter, own_steps: int = 0) -> None:
-    """Raise LimitExceeded if the filters of the topic take too many steps, or those of all groups
-    are too long. ``own_steps`` are the steps of the filter that ``wanted`` replaces."""
+    """Raise LimitExceeded if ``wanted`` would make the topic's filters take too many steps, or all
+    filters together too long. ``own_steps`` are the steps of the filter that ``wanted``
+    replaces."""
     steps = topic.steps() + topic.broadcast_steps() - own_steps + wanted.steps
     if steps > TOPIC_STEPS_MAX and not wanted.is_open:
         raise LimitExceeded(
@@ -289,7 +294,8 @@ def check_filter(core: Core, topic: Topic, settings: GroupSettings) -> None:
 def with_filter(parts: Parts, group: Group, after: GroupSettings, now_ms: int) -> GroupSettings:
     """Return new settings of a group. Raise LimitExceeded.
 
-    If the filter changes, they keep the former filter for tasks that have come due already."""
+    If the filter changes, the settings keep the former filter for tasks that have already come
+    due."""
     before = group.settings
     wanted = checks.filter_of(after.tags, after.where)
     if wanted == checks.filter_of(before.tags, before.where):
@@ -307,7 +313,7 @@ def with_filter(parts: Parts, group: Group, after: GroupSettings, now_ms: int) -
 
 
 def check_broadcast_only(topic: Topic, after: GroupSettings) -> None:
-    """Raise Conflict if the settings are for broadcasts only and the topic has groups."""
+    """Raise Conflict if the settings make the topic broadcast-only although it has groups."""
     if after.broadcast_only and topic.groups:
         raise Conflict(
             f"topic {topic.name} has {len(topic.groups)} groups, which are owed its tasks; delete"
@@ -332,7 +338,7 @@ def make_group(
     now: Now,
     settings: GroupSettings,
 ) -> Group:
-    """Create a group with these settings, which begins like that of ``begin_group``."""
+    """Create a group with all these settings. ``since_ms`` is the one of ``begin_group``."""
     group = begin_group(grouping, topic, name, since_ms, now.now_ms, settings)
     if settings != group.settings:
         grouping.set(group, settings, now.mono_ms)
@@ -347,7 +353,7 @@ def begin_group(
     now_ms: int,
     settings: GroupSettings = NOTHING_SET,
 ) -> Group:
-    """Create a group that begins at ``since_ms``, or now for None, with the filter of
+    """Create a group that begins at ``since_ms`` (None: now) and has only the filter of
     ``settings``."""
     if since_ms is None:
         return grouping.create_now(topic, name, now_ms, settings)
@@ -377,7 +383,8 @@ Verb = Callable[["Group", "TaskSnapshot", int], str]
 
 
 class Lining:
-    """The operations on order keys and fair shares of a group; None names the default group."""
+    """The operations on order keys and fair shares of a group. Without a name, they use the default
+    group."""
 
     def __init__(self, parts: Parts, value_bytes: ValueBytes) -> None:
         self._parts = parts
@@ -385,8 +392,8 @@ class Lining:
         self._value_bytes = value_bytes
 
     def held_keys(self, ask: Ask[KeysPage]) -> None:
-        """Answer held order keys, oldest first, with their number, and paused keys. Raise NotFound,
-        Overloaded."""
+        """Answer with held order keys, oldest first, their total number, and paused keys. Raise
+        NotFound, Overloaded."""
         limit = ask.request.limit
 
         def answer(group: Group, maps: list[dict[str, Any]]) -> dict[str, Any]:
@@ -395,7 +402,7 @@ class Lining:
         self._show(ask, lambda group: self._key_control.held_keys(group, limit), _held_map, answer)
 
     def _paused(self, group: Group, limit: int) -> list[dict[str, Any]]:
-        """Return as many paused keys as fit into an answer with held keys."""
+        """Return as many paused keys as fit into an answer that also contains held keys."""
         bytes_left = self._parts.limits.frame_bytes_max // 4
         maps: list[dict[str, Any]] = []
         for paused in self._key_control.paused_keys(group)[:limit]:
@@ -407,8 +414,8 @@ class Lining:
         return maps
 
     def key_lines(self, ask: Ask[KeysPage]) -> None:
-        """Answer the order keys and fair-share values with the most waiting tasks, and the number
-        of all waiting tasks. Raise NotFound, Overloaded."""
+        """Answer with the order keys and fair-share values that have the most waiting tasks, and
+        the number of all waiting tasks. Raise NotFound, Overloaded."""
         limit = ask.request.limit
 
         def answer(group: Group, maps: list[dict[str, Any]]) -> dict[str, Any]:
@@ -425,7 +432,8 @@ class Lining:
         describe: Callable[[Any, TaskSnapshot, Group], dict[str, Any]],
         answer: Callable[[Group, list[dict[str, Any]]], dict[str, Any]],
     ) -> None:
-        """Answer as many keys as fit, without keys whose task has left since they were listed."""
+        """Answer with as many keys as fit, without keys whose task has left since they were
+        listed."""
         parts, names = self._parts, _names(ask.request)
         self._find(names)
         bytes_left = parts.limits.frame_bytes_max // 2
@@ -453,15 +461,13 @@ class Lining:
         parts.commands.put(ask.caller, ask.refuse, find, act, done, lambda: ask.caller.is_open)
 
     def release_key(self, ask: Ask[HeldTasks]) -> None:
-        """Retry held tasks, by id or by ``key``, at once and reset their failures.
-
-        Answer (id, "released" or "not_held") for each. Raise NotFound, Overloaded."""
+        """Retry held tasks, by id or by ``key``, at once, and reset their failures. Answer with
+        (id, "released" or "not_held") for each. Raise NotFound, Overloaded."""
         self._act(ask, self._key_control.release)
 
     def skip_key(self, ask: Ask[HeldTasks]) -> None:
-        """Turn held tasks into dead letters, which unblocks their keys.
-
-        Answer (id, "skipped" or "not_held") for each. Raise as ``release_key``."""
+        """Turn held tasks into dead letters, which unblocks their keys. Answer with (id, "skipped"
+        or "not_held") for each. Raise NotFound, Overloaded."""
         self._act(ask, self._key_control.skip)
 
     def _act(self, ask: Ask[HeldTasks], verb: Verb) -> None:
@@ -497,7 +503,7 @@ class Lining:
         parts.commands.put(ask.caller, ask.refuse, find, act, done)
 
     def pause_key(self, ask: Ask[OneKey]) -> None:
-        """Stop deliveries of a key's tasks until it is resumed. Raise NotFound, Conflict,
+        """Stop deliveries of a key's tasks until the key is resumed. Raise NotFound, Conflict,
         LimitExceeded."""
         group, fair_by, value = self._key(ask.request)
         by = ask.caller.principal.name or "anonymous"
@@ -518,7 +524,7 @@ class Lining:
         self._answer_pause(ask, paused_key, paused=False, changed=paused_key is not None)
 
     def _key(self, request: OneKey) -> tuple[Group, str | None, Any]:
-        """Return the group, its ``fair_by`` or None for an order key, and the value of the key."""
+        """Return (the group, its ``fair_by`` or None for an order key, the value of the key)."""
         group = self._find(_names(request))
         if request.value is None:
             return group, None, request.key
@@ -586,7 +592,7 @@ def _line_map(line: KeyQueueState, task: TaskSnapshot, group: Group) -> dict[str
 
 
 def _value(kind: str, row: TaskRow, settings: GroupSettings) -> Any:
-    """Return the order key of the task or its fair-share value; None without one."""
+    """Return the task's order key or fair-share value, or None if it has none."""
     if kind == "order":
         return _order_key(row)
     return None if settings.shares.fair_by is None else shared_value(row, settings.shares.fair_by)

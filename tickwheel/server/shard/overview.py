@@ -1,13 +1,14 @@
-"""Reads for the console: overview, counts, lag of a group, consumers, history and the last report.
+"""Operations that read for the console: overview, counts, lag of a group, consumers, history and
+the last report.
 
 Invariants:
 
 * An overview is computed at most once in ``FRESH_MS``, no matter how many clients read it, and in
   steps, so that no delivery waits for it.
-* A separate process reads the history (``history/read.py``). It starts with the first query, stays
-  for a while, and ends with this daemon's tenure. A process that dies or does not answer is
-  replaced. It gets one query at a time; the shard's ``lookups`` limit and order the queries. Its
-  answers are bounded.
+* A separate process reads the history (``history/read.py``). The process starts with the first
+  query, stays for ``IDLE_S`` after its last answer, and ends when this daemon stops serving. A
+  process that dies or does not answer is replaced. It gets one query at a time; the shard's queue
+  ``lookups`` limits and orders the queries. Its answers are bounded.
 """
 
 from __future__ import annotations
@@ -55,20 +56,22 @@ LOAD_STEPS_DEFAULT: Final = 60
 TOPICS_PER_STEP: Final = 64
 CALLERS_PER_STEP: Final = 512
 CELLS_MAX: Final = 3_600
-"""Maximum cells of the displayed ring. With more slots, a cell stands for several."""
+"""Maximum number of cells of the displayed ring. If there are more slots, a cell represents
+several."""
 TROUBLES_MAX: Final = 20
 WAITS_LONG_MS: Final = 60_000
 """Age in ms from which a ready task is reported as waiting."""
 STUCK_FAILURES: Final = 3
-"""Failures of its first task after which an order key counts as stuck."""
+"""Number of failures of its first task from which an order key counts as stuck."""
 BACKUP_OLD_MS: Final = 26 * 3_600_000
 """Maximum age in ms of the newest daily backup."""
 DISK_NEAR: Final = 0.05
-"""Distance below ``disk_refuse`` from which the use of the disk is reported."""
+"""Disk usage is reported from this distance below ``disk_refuse`` on."""
 REASON_SHOWN: Final = 80
-"""Characters of the last failure's reason that are shown."""
+"""Number of characters of the last failure's reason that are shown."""
 MARK_MS, MARKS_MAX = 10_000, 6
-"""Ms between two records of lateness, and the records that are kept: about a minute."""
+"""Milliseconds between two records of lateness, and the number of records that are kept, for about
+a minute."""
 REPORT_BYTES_MAX: Final = 64 * 1024 * 1024
 _LEVELS = ("error", "warning", "note")
 
@@ -107,13 +110,13 @@ class Watching:
         ask.answer(None)
 
     def status(self, ask: Ask[Nothing]) -> None:
-        """Answer the daemon's status without waiting for the store."""
+        """Answer with the daemon's status, without waiting for the store."""
         ask.answer(self._parts.status())
 
     # --- the overview ----------------------------------------------------------------------------
 
     def overview(self, ask: Ask[Nothing]) -> None:
-        """Answer the wheel, counts and troubles. Raise Overloaded."""
+        """Answer with the wheel, counts and troubles. Raise Overloaded."""
         self._listings.answer(ask, self._overview)
 
     async def _overview(self) -> dict[str, Any]:
@@ -174,9 +177,8 @@ class Watching:
         }  # fmt: skip
 
     async def _walk(self, now: Now) -> tuple[_Sums, list[dict[str, Any]]]:
-        """Return the sums over all groups and the worst of their troubles.
-
-        Visit a few topics in a step of the loop."""
+        """Return the sums over all groups and the worst of their troubles. Visit a few topics per
+        step of the loop."""
         sums, waits = _Sums(), list[tuple[int, str, str, dict[str, Any]]]()
         core, idle = self._parts.core, list[dict[str, Any]]()
         for step, topic in enumerate(list(core.topics.values())):
@@ -200,10 +202,10 @@ class Watching:
                     waits.append((0, topic.name, group.name, _paused_keys(topic, group)))
                 is_known = stuck is not None or group.held or group.paused_keys
                 if is_known and group.ready_count == group.in_key_queues:
-                    continue  # the trouble that was added explains the wait
+                    continue  # the trouble that was just added explains the wait
                 trouble = _of_group(topic, group, oldest_ms)
                 if trouble is not None:
-                    # Below, the longest waits are kept and the others counted.
+                    # Below, the longest waits are kept and the others are counted.
                     waits.append((oldest_ms, topic.name, group.name, trouble))
         longest = heapq.nlargest(TROUBLES_MAX, waits, key=lambda wait: wait[:3])
         troubles = [wait[3] for wait in longest]
@@ -238,9 +240,8 @@ class Watching:
         }
 
     def _recent(self, now: Now) -> dict[str, int]:
-        """Return the lateness of deliveries in about the last minute.
-
-        It covers the time since the oldest record, which only overviews make."""
+        """Return the lateness of deliveries in about the last minute, since the oldest record. Only
+        overviews create records."""
         lateness, marks = self._parts.observed.lateness, self._marks
         counts = lateness.counts
         if not marks:
@@ -257,14 +258,14 @@ class Watching:
     # --- counts ----------------------------------------------------------------------------------
 
     def stats(self, ask: Ask[Nothing]) -> None:
-        """Answer the daemon's counts. Raise Overloaded."""
+        """Answer with the daemon's counts. Raise Overloaded."""
         parts, only = self._parts, ask.only
         self._when_loaded(
             ask, lambda: stats_map(parts, parts.clock.read(), self._value_bytes, only)
         )
 
     def _when_loaded(self, ask: Ask[Any], compute: Callable[[], dict[str, Any]]) -> None:
-        """Answer the result of ``compute`` as soon as every task is in memory."""
+        """Answer with the result of ``compute`` as soon as every task is in memory."""
         if self._parts.loaded.is_set():
             self._parts.committer.answer(ask, compute())
             return
@@ -275,7 +276,7 @@ class Watching:
         self._listings.answer(ask, later)
 
     def list_topics(self, ask: Ask[NamesPage]) -> None:
-        """Answer a page of topics with their counts, by name. Raise Overloaded.
+        """Answer with a page of topics and their counts, sorted by name. Raise Overloaded.
 
         ``next`` is the ``after`` of the next page."""
         after, limit = ask.request.after or "", ask.request.limit
@@ -290,7 +291,7 @@ class Watching:
         return Page(parts, limit, self._value_bytes).answer(maps, "topics", "topic")
 
     def show_topic(self, ask: Ask[OfTopic]) -> None:
-        """Answer a topic's counts, settings and groups, or NotFound. Raise Overloaded."""
+        """Answer with a topic's counts, settings and groups, or with NotFound. Raise Overloaded."""
         self._listings.answer(ask, partial(self._topic, ask.request.topic))
 
     async def _topic(self, name: str) -> dict[str, Any]:
@@ -301,7 +302,7 @@ class Watching:
         return {"topic": name} | topic_map(core, topic, self._parts.clock.read())
 
     def load(self, ask: Ask[LoadSpans]) -> None:
-        """Answer the number of tasks on the wheel in each of ``steps`` spans of ``step_ms``.
+        """Answer with the number of tasks on the wheel in each of ``steps`` spans of ``step_ms``.
 
         The first span contains ``from_ms``. Raise BadRequest, Overloaded."""
         tick_ms, delay_max_ms = self._parts.settings.tick_ms, self._parts.limits.delay_ms_max
@@ -329,15 +330,15 @@ class Watching:
     # --- the lag of a group ----------------------------------------------------------------------
 
     def group_lag(self, ask: Ask[OfGroup]) -> None:
-        """Answer the number of ready tasks in the last hour and the age of the oldest. Raise
-        NotFound."""
+        """Answer with samples, from the last hour, of the number of ready tasks and the age of the
+        oldest. Raise NotFound."""
         group = find_group(self._parts.core, ask.request.topic, ask.request.group)
         self._parts.committer.answer(ask, self._lags.of(group))
 
     # --- consumers -------------------------------------------------------------------------------
 
     def consumers(self, ask: Ask[ConsumersPage]) -> None:
-        """Answer a page of subscriptions and waiting pulls, in order of connection. Raise
+        """Answer with a page of subscriptions and waiting pulls, in order of connection. Raise
         Overloaded.
 
         A page includes all consumers of its last connection."""
@@ -369,15 +370,16 @@ class Watching:
     # --- the history of a task -------------------------------------------------------------------
 
     def task_history(self, ask: Ask[OfTask]) -> None:
-        """Answer the events of a task in order. Raise Overloaded."""
-        # The newest events may not be in the files yet. The answer does not wait for them.
+        """Answer with the events of a task in order. Raise Overloaded."""
+        # The newest events may not have been written yet. The answer does not wait for them.
         look_up = partial(self._stories.of, ask.request.id)
         self._lookups.answer(ask, partial(self._from_history, "events", look_up, ask.only))
 
     async def _from_history(
         self, name: str, look_up: Callable[[], Awaitable[Answer]], only: TopicFilter | None
     ) -> dict[str, Any]:
-        """Return an answer with the visible results of a look-up in the history as ``name``."""
+        """Return an answer that contains the visible results of a look-up in the history as
+        ``name``."""
         if not self._stories.is_kept:
             return {name: [], "is_kept": False, "complete": True}
         results, is_complete = await look_up()
@@ -385,7 +387,7 @@ class Watching:
         return {name: visible, "is_kept": True, "complete": is_complete}
 
     def history_tasks(self, ask: Ask[HistoryPage]) -> None:
-        """Answer past tasks with their outcomes, newest first. Raise Overloaded."""
+        """Answer with past tasks and their outcomes, newest first. Raise Overloaded."""
         request = ask.request
         query = read.Query(
             key=request.key,
@@ -399,7 +401,8 @@ class Watching:
     async def _outlines(
         self, look_up: Callable[[], Awaitable[Answer]], only: TopicFilter | None
     ) -> dict[str, Any]:
-        """Return ``_from_history`` of tasks, with ids and bodies in the types of other answers."""
+        """Return ``_from_history`` for tasks, with ids and bodies of the same types as in other
+        answers."""
         answer = await self._from_history("tasks", look_up, only)
         for task in answer["tasks"]:
             task["id"] = int(task["id"])
@@ -412,7 +415,7 @@ class Watching:
     # --- the last report -------------------------------------------------------------------------
 
     def report(self, ask: Ask[Nothing]) -> None:
-        """Answer the page of the last report, or NotFound. Raise Overloaded."""
+        """Answer with the page of the last report, or with NotFound. Raise Overloaded."""
         self._listings.answer(ask, self._report)
 
     async def _report(self) -> dict[str, Any]:
@@ -478,7 +481,7 @@ def _trouble(
 
 
 def _since(paused: Topic | Group) -> str:
-    """Return the time of the pause as a text; an empty string if it is unknown."""
+    """Return the time of the pause as text, or an empty string if it is unknown."""
     at_ms = paused.settings.paused_ms
     if at_ms is None:
         return ""
@@ -500,7 +503,7 @@ def _idle_pauses(topic: Topic) -> Iterator[dict[str, Any]]:
 
 
 def _of_group(topic: Topic, group: Group, oldest_ms: int) -> dict[str, Any] | None:
-    """Return the trouble of ready tasks that wait long or for an operator; otherwise None."""
+    """Return a trouble if ready tasks have waited long or wait for an operator, otherwise None."""
     many = _counted(group.ready_count, "ready task", "ready tasks")
     name, label = group.name or None, f"Group {group.name} of {topic.name}"
     if not group.name:
@@ -540,7 +543,7 @@ def _paused_keys(topic: Topic, group: Group) -> dict[str, Any]:
 
 
 def _stuck(core: Core, topic: Topic, group: Group) -> dict[str, Any] | None:
-    """Return the trouble of an order key whose first task fails repeatedly, if there is one."""
+    """Return a trouble if the first task of an order key fails repeatedly, otherwise None."""
     failing = failing_key(core, group, STUCK_FAILURES)
     if failing is None:
         return None
@@ -555,7 +558,7 @@ def _stuck(core: Core, topic: Topic, group: Group) -> dict[str, Any] | None:
 
 
 def _of_targets(parts: Parts) -> Iterator[dict[str, Any]]:
-    """Yield the troubles of groups with targets whose sending has ended or fails."""
+    """Yield a trouble for each group whose target has ended or fails."""
     sender = parts.outbound
     for (topic, group), row in parts.core.targets.items():
         label = f"Group {group} of {topic}"
@@ -632,7 +635,7 @@ def _of_others(parts: Parts, status: dict[str, Any]) -> Iterator[dict[str, Any]]
         yield _trouble("warning", text, "daemon")
     expected, directory = parts.settings.expect_nodes, parts.directory
     if directory is not None and directory.shard:
-        return  # shard 0 reports it for all
+        return  # shard 0 reports this for all shards
     seen = 0 if directory is None else len(directory.listing()["nodes"])
     if seen < expected:
         text = f"{seen} of {_counted(expected, 'expected node is', 'expected nodes are')} seen"
@@ -640,7 +643,7 @@ def _of_others(parts: Parts, status: dict[str, Any]) -> Iterator[dict[str, Any]]
 
 
 def _of_backups(parts: Parts) -> Iterator[dict[str, Any]]:
-    """Yield a trouble if daily backups are configured and the newest is old or absent."""
+    """Yield a trouble if daily backups are configured but the newest is old or absent."""
     if parts.settings.backup_daily_hour is None:
         return
     now, made_s = parts.clock.read(), parts.observed.backup_s
@@ -680,25 +683,25 @@ def _duration(ms: int) -> str:
 
 
 def _at_least_ms(bound_ms: int) -> int:
-    """Return the minimum lateness in ms of deliveries in the bucket up to ``bound_ms``.
-
-    From 1,024 ms on, a bucket reaches from a power of two to the next."""
+    """Return the minimum lateness in ms of deliveries in the bucket that ends at ``bound_ms``. From
+    1,024 ms on, a bucket extends from one power of two to the next."""
     return bound_ms if bound_ms < 1_024 else 1 << (bound_ms.bit_length() - 1)
 
 
 # --- the process that reads the history ----------------------------------------------------------
 
 PATIENCE_S: Final = 3 * S_MAX
-"""Seconds without an answer after which the process is killed, since its disk may hang forever."""
+"""Seconds without an answer after which the process is killed, because its disk may hang
+forever."""
 IDLE_S: Final = 60.0
-"""Seconds that the process is kept after its last answer."""
+"""How long the process is kept after its last answer, in seconds."""
 STOP_S: Final = 1.0
 """Maximum seconds to wait for the end of a killed process, which may wait for a disk."""
 TRIES_MAX: Final = 2
 
 
 class Stories:
-    """Looks up tasks in the history during one tenure, one query at a time."""
+    """Looks up tasks in the history while this daemon serves, one query at a time."""
 
     def __init__(self, folder: str | None) -> None:
         """``folder`` is the folder of the history, or None if no history is kept."""
@@ -734,7 +737,7 @@ class Stories:
                 why = str(error) or type(error).__name__
                 await self._ended()
             except BaseException:
-                await self._ended()  # its answer would be mistaken for that of the next question
+                await self._ended()  # its answer would be mistaken for the next question's
                 raise
             else:
                 self._timer = asyncio.get_running_loop().call_later(IDLE_S, self._end)
@@ -771,7 +774,7 @@ class Stories:
             ending.add_done_callback(self._endings.discard)
 
     async def stop(self) -> None:
-        """End the process at the end of the tenure and wait for its exit."""
+        """End the process permanently, and wait for its exit."""
         self._is_over = True
         if self._timer is not None:
             self._timer.cancel()

@@ -1,13 +1,13 @@
 """Operations on selected tasks and dead letters: cancel, move, look up, explain, list.
 
-A selection consists of ids, or of a topic and a key. By key it contains every unfinished task of
-the topic with that key when its turn comes, which includes all tasks that landed before the request
-was sent. Each task has its own outcome. If no task has the key, the answer describes the newest
-known task with the key that has ended, or none. The change is that of a bulk operation of the same
-kind.
+A selection consists of ids, or of a topic and a key. By key it contains every unfinished task that
+has the key when the request is processed, which includes all tasks that landed before the request
+was sent. Each task has its own outcome. If no unfinished task has the key, the answer describes the
+newest remembered task with the key that has ended, if there is one. A change has the same effect as
+a bulk operation of the same kind.
 
-With ``only``, tasks of other topics are unknown. Ended tasks are unknown as well, because their
-topics are no longer recorded.
+To a caller with a topic filter, tasks of other topics appear as unknown. So do ended tasks, because
+their topics are no longer recorded.
 """
 
 from __future__ import annotations
@@ -58,12 +58,14 @@ if TYPE_CHECKING:
 
 UNKNOWN = "unknown"
 SCANNED_PER_REQUEST_MAX, BYTES_PER_REQUEST_MAX = 20_000, 256 << 20
-"""Maximum tasks and bytes that one request examines; ``next`` of a shorter page continues it."""
+"""Maximum number of tasks and bytes that one request examines; ``next`` of a shorter page continues
+it."""
 STEP_FIRST, STEP_BYTES = 100, 16 << 20
-"""Rows of the first read, and target bytes of each later one. Rows are read with their bodies."""
+"""Number of rows of the first read, and target bytes of each later read. Rows are read with their
+bodies."""
 DUE = frozenset(("ready", "in_flight", "waiting"))
 UNDELIVERED = DUE | {"scheduled"}
-"""The states of due tasks, and of all tasks that still have to be delivered."""
+"""The states of due tasks, and of all tasks that must still be delivered."""
 NEWEST_LOOKED_AT = 100
 """Number of the newest ids with a key's hash that are examined to find one with the key."""
 
@@ -95,9 +97,9 @@ class Controlling:
         self._change(ask, "run_now")
 
     def _change(self, ask: Ask[Any], kind: str) -> None:
-        """Change the selected tasks like a bulk operation of this kind, and answer their outcomes.
-
-        A task that is named twice is changed once and has its outcome twice in the answer."""
+        """Change the selected tasks like a bulk operation of this kind, and answer with their
+        outcomes. A task that is named twice is changed once, and its outcome appears twice in the
+        answer."""
         parts, chosen, only = self._parts, _Chosen(self._parts, ask.request), ask.only
         now_ms = ask.now.now_ms
         change = at_once(kind, checks.moved(kind, ask.request, now_ms, parts.limits), now_ms)
@@ -142,10 +144,9 @@ class Controlling:
         parts.commands.put(ask.caller, ask.refuse, chosen.to_read, act, answer, at_once=most)
 
     def look_up(self, ask: Ask[LookUp]) -> None:
-        """Answer a map for each id, or for each unfinished task with the key, newest first.
-
-        If no unfinished task has the key, answer the newest known task that has ended, or none.
-        Raise LimitExceeded, Overloaded."""
+        """Answer with a map for each id, or for each unfinished task with the key, newest first. If
+        no unfinished task has the key, answer with the newest remembered task that has ended, if
+        any. Raise LimitExceeded, Overloaded."""
         request, only, caller, parts = ask.request, ask.only, ask.caller, self._parts
         chosen = _Chosen(parts, request)
         until_ms = ID_MAX if request.until_ms is None else request.until_ms
@@ -215,9 +216,9 @@ class Controlling:
         self._dead(ask, "delete")
 
     def _dead(self, ask: Ask[Any], kind: str, ttl_ms: int | None = None) -> None:
-        """Change dead letters like a bulk operation of this kind, and answer a word for each.
-
-        A letter that is named twice is changed once and has its word twice in the answer."""
+        """Change dead letters like a bulk operation of this kind, and answer with a word for each.
+        A dead letter that is named twice is changed once, and its word appears twice in the
+        answer."""
         parts, pairs, only = self._parts, ask.request.pairs, ask.only
         words: dict[tuple[int, str], str] = {}
 
@@ -242,13 +243,13 @@ class Controlling:
 
 
 OTHERS_MAX = 32
-"""Maximum other groups of a task in an explanation."""
+"""Maximum number of other groups of a task in an explanation."""
 CLOCK_COMMAND = "kill -USR1 {pid}"
 """The shell command that makes the daemon accept its clock."""
 
 
 class Explaining:
-    """Explains the states of tasks, for ended tasks with the help of the history if it is kept."""
+    """Explains the states of tasks. Ended tasks are explained from the history if one is kept."""
 
     def __init__(
         self, parts: Parts, story: Callable[[int], Awaitable[Story]] | None, lookups: Listings
@@ -259,7 +260,7 @@ class Explaining:
         self._lookups = lookups
 
     def explain(self, ask: Ask[TaskToExplain]) -> None:
-        """Answer the cause, a sentence and a command. Raise LimitExceeded, Overloaded."""
+        """Answer with the cause, a sentence and a command. Raise LimitExceeded, Overloaded."""
         parts, chosen, only = self._parts, _Chosen(self._parts, ask.request), ask.only
         explanations: list[dict[str, Any]] = []
 
@@ -294,7 +295,8 @@ class Explaining:
         return around._replace(clock_ms=now.now_ms + clock.ahead_ms, accept_clock=command)
 
     def _explain_absent(self, ask: Ask[TaskToExplain], chosen: _Chosen) -> None:
-        """Answer about a task that is not stored or that the caller may not see."""
+        """Answer with the explanation of a task that is not stored or that the caller may not
+        see."""
         parts, only, topic_and_key = self._parts, ask.only, chosen.topic_and_key
         core, control = parts.core, parts.engine.control
         task_id, topic = ask.request.id, None
@@ -326,7 +328,7 @@ class Explaining:
         reason: Reason,
         only: TopicFilter | None,
     ) -> dict[str, Any]:
-        """Return the explanation, completed from the history."""
+        """Return the explanation, completed with details from the history."""
         events, _ = await look_up()
         events = [event for event in events if only is None or only(str(event.get("topic", "")))]
         if not events:
@@ -359,7 +361,7 @@ def _past_row(task_id: int, topic: str, task: Mapping[str, Any]) -> TaskRow:
 
 
 REASON_SHOWN = 200
-"""Characters of a reason that are shown."""
+"""Number of characters of a reason that are shown."""
 
 
 def _any_topic(name: str) -> bool:
@@ -383,7 +385,8 @@ class _Chosen:
     def __init__(self, parts: Parts, selection: Selection | TaskToExplain) -> None:
         self._parts = parts
         self.ids: Sequence[int] = selection.ids or ()
-        """The ids of the selection, or after ``find`` all that may have its key."""
+        """The ids of the selection, or, after ``find``, the ids of all tasks that may have its
+        key."""
         self.topic_and_key: tuple[str, str] | None = None
         """The topic and key; None if the selection has ids."""
         if selection.topic is not None and selection.key is not None:
@@ -408,34 +411,35 @@ class _Chosen:
         return self.ids
 
     def ids_of(self, indexes: range, snapshots: Mapping[int, TaskSnapshot]) -> Sequence[int]:
-        """Return the ids at ``indexes``; by key only those of unfinished tasks that have it."""
+        """Return the ids at ``indexes``. For a key, return only those of unfinished tasks that have
+        the key."""
         ids = self.ids[indexes.start : indexes.stop]
         if self.topic_and_key is None:
             return ids
         return [i for i in ids if (task := snapshots.get(i)) is not None and self._has_key(task)]
 
     def _has_key(self, task: TaskSnapshot) -> bool:
-        """Return whether the task has the key, since different keys can have the same hash."""
+        """Return whether the task has the key. Different keys can have the same hash."""
         row = task.row
         return row.options is not None and (row.topic, row.options.key) == self.topic_and_key
 
     @property
     def ended(self) -> int | None:
-        """The known task with the key that ended last, or None."""
+        """The remembered task with the key that ended last, or None."""
         if self.topic_and_key is None:
             return None
         return self._parts.core.keys.finished(*self.topic_and_key)
 
     @property
     def described(self) -> tuple[str, str]:
-        """The selection and a smaller one as texts for messages."""
+        """The selection, and a smaller one, as texts for messages."""
         if self.topic_and_key is None:
             return f"the {len(self.ids)} ids", "fewer"
         return "the tasks with this key", "the newest"
 
 
 def described(parts: Parts, task: TaskSnapshot) -> dict[str, Any]:
-    """Return a live task in the form of LOOKUP and LIST."""
+    """Return an unfinished task as the map that LOOKUP and LIST use."""
     now = parts.clock.read()
     control, wheel = parts.engine.control, parts.core.wheel
     groups = control.view(task, now.now_ms - now.mono_ms)
@@ -465,14 +469,14 @@ class TaskPages:
         self._value_bytes = value_bytes
 
     def list_tasks(self, ask: Ask[TasksPage]) -> None:
-        """Answer a page of live tasks. Raise BadRequest, Overloaded.
+        """Answer with a page of unfinished tasks. Raise BadRequest, Overloaded.
 
         ``next`` is the ``after`` of the next page."""
         wanted, limit = _Wanted.of(ask.request, ask.only), ask.request.limit
         self._listings.answer(ask, lambda: self._page(wanted, limit))
 
     def peek(self, ask: Ask[PeekPage]) -> None:
-        """Answer a page of the tasks that a topic still has to deliver. Raise Overloaded."""
+        """Answer with a page of the tasks that a topic must still deliver. Raise Overloaded."""
         request = ask.request
         page = TasksPage(
             topic=request.topic,
@@ -529,8 +533,8 @@ class TaskPages:
     def _ids_of_key(self, wanted: _Wanted) -> list[int] | None:
         """Return the ids of the tasks that may have the key, in the order of the listing.
 
-        Return None if the store has to be searched: no topic is given, or sorting the ids of the
-        key's tasks would block the loop."""
+        Return None if the store has to be searched, because there is no topic, or because sorting
+        the ids of the key's tasks would block the loop."""
         if wanted.key is None or wanted.topic is None:
             return None
         parts, keys = self._parts, self._parts.core.keys
@@ -542,7 +546,7 @@ class TaskPages:
         return ids[bisect_right(ids, wanted.start_id) :]
 
     async def _indexed(self, ids: list[int], step: int) -> tuple[list[TaskSnapshot], int | None]:
-        """Remove the first ids from the list, and return a page of them like ``Reader.scan``."""
+        """Remove the first ids from the list, and return their page as ``Reader.scan`` does."""
         step_ids = ids[:step]
         async with self._parts.reader.read_some(step_ids, STEP_BYTES) as (view, rest):
             read_ids = step_ids[: len(step_ids) - len(rest)]
@@ -552,7 +556,7 @@ class TaskPages:
         return page, read_ids[-1] if ids else None
 
     def list_dead(self, ask: Ask[DeadPage]) -> None:
-        """Answer a page of dead letters, by id and group. Raise Overloaded."""
+        """Answer with a page of dead letters, sorted by id and group. Raise Overloaded."""
         request, only = ask.request, ask.only
         since_ms = 0 if request.since_ms is None else request.since_ms
         until_ms = ID_MAX if request.until_ms is None else request.until_ms
@@ -593,7 +597,7 @@ class TaskPages:
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """The conditions of a LIST."""
+    """The conditions of a LIST request."""
 
     topic: str | None
     states: frozenset[str] | None
@@ -601,9 +605,9 @@ class _Wanted:
     has: _Has | None
     newest: bool
     start_id: int
-    """The page begins after this id, or below it if the newest come first."""
+    """The page begins after this id, or, if the newest tasks come first, below it."""
     end_id: int
-    """Tasks with this id or a higher one were enqueued too late."""
+    """Tasks with this id or a higher one were enqueued after ``until_ms``."""
     only: TopicFilter | None
 
     @classmethod
@@ -631,11 +635,12 @@ class _Wanted:
 
     @property
     def store_topic(self) -> str | None:
-        """The topic that the store filters by; None with a key, so that skipped rows count."""
+        """The topic by which the store filters. None if there is a key, so that skipped rows
+        count."""
         return None if self.key is not None else self.topic
 
     def fits(self, task: TaskSnapshot) -> bool:
-        """Return whether the task fulfils all conditions except the state."""
+        """Return whether the task meets all conditions except the state."""
         row = task.row
         if self.only is not None and not self.only(row.topic):
             return False
@@ -656,7 +661,7 @@ class _Has(NamedTuple):
 
     @classmethod
     def of(cls, request: TasksPage) -> _Has | None:
-        """Return the conditions of a request, or None without any. Raise BadRequest."""
+        """Return the conditions of a request, or None if it has none. Raise BadRequest."""
         prefix, wanted = request.key_prefix or "", None
         if request.property is not None:
             name, equals, value = request.property.partition("=")

@@ -1,14 +1,15 @@
 """Transactions: prepare, commit, roll back, list and show them, and send check-backs.
 
 A command on a transaction waits, for at most one commit, until its decision is durable, because the
-decision can still be undone. ``only`` hides transactions that have a task of another topic.
+decision can still be undone. A caller's topic filter hides transactions that have a task of another
+topic.
 
-A producer announces the producer groups that it answers for, and receives check-backs until it
-disconnects. A *member* for a transaction has announced its group and may produce to every topic of
-its tasks, so it could decide the transaction anyway. Other callers receive no check-backs. The
-owner is asked first: the connection that prepared the transaction, then other connections with the
-owner's name, in turn. The other members follow, in turn. Due check-backs are sent with the tick, in
-frames of several.
+A producer announces the producer groups for which it answers, and receives check-backs until it
+disconnects. A *member* for a transaction has announced the transaction's group and may produce to
+every topic of its tasks, so it could decide the transaction without a check-back. Other callers
+receive no check-backs. The owner is asked first: the connection that prepared the transaction, then
+other connections with the owner's name, in turn. The other members follow, in turn. Each tick sends
+the due check-backs, several per frame.
 """
 
 from __future__ import annotations
@@ -70,11 +71,11 @@ COUNTED_FROM = ("enqueue", "commit")
 STATES = {state.name.lower(): state for state in TransactionState}
 NO_OPTIONS = TaskOptions()
 NAMES_PER_STEP = 500
-"""Transactions that a listing examines in one step of the loop."""
+"""Number of transactions that a listing examines in one step of the loop."""
 TRANSACTION_TOPICS_MAX = 100
-"""Maximum topics of the tasks of a transaction."""
+"""Maximum number of topics of a transaction's tasks."""
 CHECKED_GROUPS_MAX = 1_000
-"""Maximum producer groups that a connection answers for."""
+"""Maximum number of producer groups for which a connection answers."""
 
 
 @dataclass(eq=False)
@@ -87,9 +88,9 @@ class Transacting:
     _listings: Listings
     _value_bytes: ValueBytes
     _check_accepting: Callable[[], None]
-    """Raises the reason if every new task is refused at the moment."""
+    """Raises an error if new tasks are currently refused."""
     _checked: Callable[[object], Sequence[Any]]
-    """Returns the tasks of a request after a check of their number."""
+    """Checks the number of a request's tasks, and returns them."""
 
     def __post_init__(self) -> None:
         self._core, self._config = self._parts.core, self._parts.core.config
@@ -109,12 +110,11 @@ class Transacting:
         options: dict[str, Any],
         now: Now,
     ) -> None:
-        """Store half tasks of a transaction, which its first part creates.
-
-        The sink's ``accepted`` gets no ids. ``part`` numbers the parts of the transaction from 1;
-        the same part with the same tasks is a resend. The option ``from`` states whether delays
-        count from "enqueue" or "commit". Raise as an enqueue, and Conflict, Forbidden,
-        TransactionCommitted, TransactionRolledBack."""
+        """Store half tasks of a transaction. The first part creates the transaction. The sink's
+        ``accepted`` gets no ids. ``part`` numbers the parts of the transaction from 1; the same
+        part with the same tasks is a resend. The option ``from`` states whether delays count from
+        "enqueue" or "commit". Raise Conflict, Forbidden, TransactionCommitted,
+        TransactionRolledBack, or any error of an enqueue."""
         name = checks.name(transaction, "transaction")
         members = checks.name(group, "group")
         number = checks.integer(part, "part", 1, PART_MAX)
@@ -166,9 +166,9 @@ class Transacting:
             raise TransactionRolledBack(f"transaction {row.id} was rolled back")
 
     def _check_same(self, former: Halves, tasks: object, *, from_commit: bool) -> None:
-        """Raise Conflict if a resent part has other tasks than before."""
+        """Raise Conflict if a resent part has different tasks."""
         checked_tasks = self._checked(tasks)
-        at_ms = former.prepared_ms  # so that delays end at the same times
+        at_ms = former.prepared_ms  # so that delays end at the same times as before
         halves = [
             _half(
                 self._new_tasks.careful(task, f"tasks[{index}]", at_ms),
@@ -236,7 +236,7 @@ class Transacting:
     # --- decisions -------------------------------------------------------------------------------
 
     def commit_transaction(self, ask: Ask[TransactionName]) -> None:
-        """Turn the half tasks into tasks, and answer their ids in the order of the parts.
+        """Turn the half tasks into tasks, and answer with their ids in the order of the parts.
 
         A repeated commit has the same answer. Raise UnknownTransaction, TransactionRolledBack, and
         the retryable errors of an enqueue."""
@@ -302,10 +302,9 @@ class Transacting:
         *,
         only: TopicFilter | None = None,
     ) -> None:
-        """Send the caller check-backs for these producer groups, and no longer for others.
-
-        Transactions whose owner the last check-back did not reach come first. Raise BadRequest,
-        LimitExceeded."""
+        """Send the caller check-backs for these producer groups, and no longer for any others. It
+        is asked at once about transactions whose last check-back did not reach their owner. Raise
+        BadRequest, LimitExceeded."""
         names = [
             checks.name(group, f"groups[{index}]")
             for index, group in enumerate(checks.array(groups, "groups", CHECKED_GROUPS_MAX))
@@ -320,14 +319,16 @@ class Transacting:
     # --- reads -----------------------------------------------------------------------------------
 
     def list_transactions(self, ask: Ask[TransactionsPage]) -> None:
-        """Answer a page of transactions by name, by default of undecided ones. Raise Overloaded."""
+        """Answer with a page of transactions, sorted by name; by default only undecided ones. Raise
+        Overloaded."""
         state, request = ask.request.state, ask.request
         wanted = _Wanted(None if state is None else STATES[state], request.group, ask.only)
         page = partial(self._page, request.after or "", request.limit, wanted)
         self._listings.answer(ask, page, at_once=True)
 
     async def _page(self, after: str, limit: int, wanted: _Wanted) -> dict[str, Any]:
-        """Return a page of matching transactions. Search in steps, between which the loop runs."""
+        """Return a page of matching transactions, searching in steps between which the loop
+        runs."""
         page = Page(self._parts, limit, self._value_bytes)
         while True:
             names = list(islice(self._registry.listed(after, wanted.state), NAMES_PER_STEP))
@@ -343,7 +344,7 @@ class Transacting:
             await asyncio.sleep(0)
 
     def show_transaction(self, ask: Ask[TransactionName]) -> None:
-        """Answer a transaction and its half tasks without bodies. Raise UnknownTransaction."""
+        """Answer with a transaction and its half tasks without bodies. Raise UnknownTransaction."""
         name = ask.request.transaction
         self._find(name, ask.only)
         transaction = self._registry.durable_state(name)
@@ -383,7 +384,7 @@ class Transacting:
 
 
 def transaction_map(row: TransactionRow) -> dict[str, Any]:
-    """Return a transaction in the form of all answers."""
+    """Return a transaction as the map that all answers use."""
     return {
         "id": row.id,
         "group": row.group,
@@ -421,12 +422,12 @@ class _Wanted(NamedTuple):
     """The conditions of a listing of transactions."""
 
     state: TransactionState | None
-    """The listed state; None lists undecided transactions."""
+    """The state of the listed transactions; None lists undecided ones."""
     group: str | None
     only: TopicFilter | None
 
     def fits(self, row: TransactionRow) -> bool:
-        """Return whether a transaction with this state is listed."""
+        """Return whether a transaction with the listed state meets the other conditions."""
         return (self.group is None or row.group == self.group) and _is_seen(row, self.only)
 
 
@@ -447,7 +448,8 @@ def _half(new_task: NewTask, now_ms: int, *, counted: bool) -> Half:
 
 
 def _contents(name: str, halves: Iterable[Half]) -> bytes:
-    """Encode half tasks for comparison, without traces, which can belong to the request."""
+    """Encode half tasks for comparison, without traces, because a trace can belong to the
+    request."""
     traceless: list[Half] = []
     for half in halves:
         options = None if half.options is None else half.options._replace(trace=None)
@@ -458,7 +460,7 @@ def _contents(name: str, halves: Iterable[Half]) -> bytes:
 # --- check-backs ---------------------------------------------------------------------------------
 
 CHECKS_PER_TICK = 256
-"""Maximum check-backs of one tick."""
+"""Maximum number of check-backs in one tick."""
 
 
 class CheckSink(Protocol):
@@ -469,32 +471,34 @@ class CheckSink(Protocol):
 
 
 class _Members:
-    """The members of one producer group with the same principal and therefore the same rights."""
+    """The members of one producer group that have the same principal, and therefore the same
+    rights."""
 
     __slots__ = ("only", "sinks")
 
     def __init__(self, only: TopicFilter | None) -> None:
         self.only = only
         self.sinks: dict[Caller, CheckSink] = {}
-        """Members by caller; the most recently asked caller is last."""
+        """Caller → sink of each member; the most recently asked caller is last."""
 
     def may_decide(self, row: TransactionRow) -> bool:
         """Return whether these members may decide the transaction."""
         return self.only is None or all(map(self.only, row.topics))
 
     def next(self, preparer: Caller | None) -> Caller | None:
-        """Return the member to ask next, preferably the preparer; None if none is reachable."""
+        """Return the member to ask next, preferably the preparer, or None if no member is
+        reachable."""
         if preparer is not None and preparer in self.sinks and _is_reachable(preparer):
             return preparer
         return next(filter(_is_reachable, self.sinks), None)
 
 
 class CheckBacks:
-    """The members of producer groups on one shard, which receive check-backs."""
+    """The members of producer groups in one shard, which receive check-backs."""
 
     def __init__(self) -> None:
         self._members: dict[str, dict[Principal, _Members]] = {}
-        """Members by producer group and principal; the most recently asked principal is last."""
+        """Producer group → principal → members; the most recently asked principal is last."""
         self._groups: dict[Caller, tuple[str, ...]] = {}
         self._preparers: WeakValueDictionary[str, Caller] = WeakValueDictionary()
         """Transaction → the caller that prepared it as its owner."""
@@ -503,7 +507,7 @@ class CheckBacks:
     def register(
         self, caller: Caller, groups: Sequence[str], sink: CheckSink, only: TopicFilter | None
     ) -> None:
-        """Register the caller as a member of only these producer groups."""
+        """Register the caller as a member of these producer groups, and of no others."""
         self.closed(caller)
         principal = caller.principal
         for group in groups:
@@ -529,7 +533,7 @@ class CheckBacks:
                 del self._members[group]
 
     def groups_of(self, caller: Caller) -> Sequence[str]:
-        """The producer groups that the caller is a member of."""
+        """Return the producer groups of which the caller is a member."""
         return self._groups.get(caller, ())
 
     def prepared(self, row: TransactionRow, caller: Caller) -> None:
@@ -542,10 +546,9 @@ class CheckBacks:
         self._preparers.pop(name, None)
 
     def is_own(self, caller: Caller, row: TransactionRow) -> bool:
-        """Return whether the caller decides as the owner.
-
-        The owner has the name of the preparer, and its connection has prepared the transaction or
-        is a member of its producer group. A check-back alone makes no caller the owner."""
+        """Return whether the caller decides as the owner. The owner has the name of the preparer,
+        and its connection has prepared the transaction or is a member of its producer group.
+        Receiving a check-back does not make a caller the owner."""
         if caller.principal.name != row.owner:
             return False
         return self._preparers.get(row.id) is caller or row.group in self.groups_of(caller)
@@ -576,7 +579,8 @@ class CheckBacks:
         return Reach.NOBODY
 
     def flush(self, failed: Callable[[Exception], None]) -> None:
-        """Send the check-backs. One that cannot be written is passed to ``failed`` and repeated."""
+        """Send the check-backs. Pass the error of one that cannot be written to ``failed``; it is
+        repeated later."""
         waiting, self._waiting = self._waiting, {}
         for (caller, group), rows in waiting.items():
             members = self._members.get(group, {}).get(caller.principal)
