@@ -66,9 +66,8 @@ SOON, AGAIN = 0.25, 0.005
 
 
 class Upkeep:
-    """Deletes groups and topics, replays tasks and sweeps dead letters.
-
-    Call ``start`` after every task is loaded."""
+    """Deletes groups and topics, replays tasks and sweeps dead letters. Call ``start`` after every
+    task is loaded."""
 
     def __init__(self, parts: Parts, backup_folder: Path) -> None:
         self._parts = parts
@@ -262,9 +261,8 @@ class Upkeep:
             await asyncio.sleep(pause_s)
 
     async def sweep_dead(self, now_ms: int) -> int:
-        """Delete dead letters that are older than the retention at ``now_ms``.
-
-        Return the time at which the oldest remaining one died, or ``now_ms`` if none remains."""
+        """Delete dead letters that are older than the retention at ``now_ms``. Return the time at
+        which the oldest remaining one died, or ``now_ms`` if none remains."""
         oldest_ms = now_ms
         await self._parts.committer.barrier()
         after = (0, "")

@@ -1,18 +1,18 @@
-"""Backups of the store, and restores.
+"""Creates backups of the store, and runs restores.
 
-Backups are made on request or daily at a configured hour. A limited number of daily backups is
-kept, each with a mark for the history. A missed backup (the daemon was down, or the copy failed) is
-made later. Only files with the names of daily backups are removed, and only after a newer one is
-complete.
+Backups are created on request, or daily at a configured hour. A limited number of daily backups is
+kept; the history is told about each (``write_last_backup``). A missed backup (the daemon was down,
+or the copy failed) is created later. Only files named like daily backups are removed, and only once
+a newer backup is complete.
 
-A restore runs in a separate process, one at a time. It reads a backup and the history and fills a
-new file next to the backups. It does not touch the served store, and the event loop reads only its
-progress. Invariants:
+A restore runs in a separate process, one at a time. The process reads a backup and the history and
+fills a new file next to the backups. It does not touch the served store, and the event loop reads
+only its progress. Invariants:
 
-* The process ends with this daemon and its tenure, because its standard input is a pipe of the
-  daemon.
-* The new file exists completely or not at all.
-* A bounded number of restores is remembered, only in memory.
+* The process ends when this daemon ends or stops serving, because its standard input is a pipe of
+  the daemon.
+* The new file is complete or does not exist.
+* A bounded number of restores is remembered, in memory only.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ if TYPE_CHECKING:
     from tickwheel.server.shard.parts import Listings, Parts
 
 BACKUP_NAME_BYTES_MAX: Final = 200
-"""Maximum bytes of a backup's name. Most file systems allow 255, and an unfinished copy has a
-longer name."""
+"""Maximum bytes of a backup's name. Most file systems allow 255, and the name of an unfinished copy
+is longer."""
 RESTORES_AT_A_TIME: Final = 1
 RESTORES_KEPT_MAX: Final = 16
 """Number of the newest restores that are remembered."""
@@ -59,10 +59,10 @@ _STAMP = "%Y%m%dT%H%M%SZ"
 
 
 class DailyBackups:
-    """Makes daily backups while ``run`` is active."""
+    """Creates daily backups while ``run`` is active."""
 
     def __init__(self, parts: Parts, folder: Path, hour: int) -> None:
-        """``hour`` is in local time of this machine."""
+        """``hour`` is in the local time of this machine."""
         self._parts = parts
         self._folder = folder
         self._hour = hour
@@ -74,7 +74,7 @@ class DailyBackups:
         return self._parts.clock.read().now_ms
 
     async def run(self) -> None:
-        """Make a backup each day, forever."""
+        """Create a backup each day, forever."""
         self._report_newest()
         while True:
             pause_s = LOOK_S
@@ -83,15 +83,13 @@ class DailyBackups:
             await asyncio.sleep(pause_s)
 
     def is_due(self) -> bool:
-        """Return whether the hour has passed since the newest backup, or the last backup failed.
-
-        A backup without its mark for the history counts as failed."""
+        """Return whether the configured hour has passed since the newest backup, or the last backup
+        failed. A backup of which the history was not told counts as failed."""
         backups = self._made()
         return self._failed or not backups or backups[-1][0] < self._last_hour()
 
     async def once(self) -> bool:
-        """Make a backup now and return whether it succeeded. Errors of disk and store are
-        logged."""
+        """Create a backup now, and return whether it succeeded. Log errors of disk and store."""
         begun_ms = self._now_ms()
         at = datetime.fromtimestamp(begun_ms // 1000, UTC)
         path = self._folder / f"tickwheel-s{self._shard}-{at.strftime(_STAMP)}.db"
@@ -134,14 +132,14 @@ class DailyBackups:
         return sorted(backups)
 
     def _last_hour(self) -> datetime:
-        """Return the last time of the configured hour in local time."""
+        """Return the last time at which the configured hour began, in local time."""
         now = datetime.fromtimestamp(self._now_ms() / 1000, UTC).astimezone()
         at = now.replace(hour=self._hour, minute=0, second=0, microsecond=0)
         return at if at <= now else at - timedelta(days=1)
 
 
 class BackingUp:
-    """The operation that makes a backup on request."""
+    """The operation that creates a backup on request."""
 
     def __init__(self, parts: Parts, backups: Listings, folder: Path) -> None:
         """``backups`` is the queue of requests."""
@@ -156,7 +154,7 @@ class BackingUp:
         self._backups.answer(ask, lambda: self._backup(path))
 
     async def _backup(self, path: Path) -> dict[str, Any]:
-        """Write the backup. Convert errors of the file system to answers."""
+        """Write the backup. Convert errors of the file system to errors for the client."""
         try:
             check_folder(self._folder)
             if os.path.lexists(path):
@@ -169,21 +167,20 @@ class BackingUp:
 
 
 def check_folder(folder: Path) -> None:
-    """Raise Conflict if the folder for backups does not exist.
-
-    It is never created: if its volume is not mounted, the backups would go to another disk."""
+    """Raise Conflict if the folder for backups does not exist. It is never created, because backups
+    would go to another disk if its volume is not mounted."""
     if not folder.is_dir():
         raise Conflict(f"backup_dir {folder} is not a folder; is its volume mounted?")
 
 
 async def _copy(parts: Parts, path: Path) -> int:
-    """Copy the store with everything accepted so far. Return the bytes of the copy."""
+    """Copy the store with everything accepted so far. Return the size of the copy in bytes."""
     await parts.committer.barrier()
     return await parts.store.backup(str(path))
 
 
 def file_name(name: str, field: str) -> str:
-    """Return ``name`` if it is valid in the folder for backups. Raise BadRequest, LimitExceeded."""
+    """Return ``name`` if it is a valid file name for a backup. Raise BadRequest, LimitExceeded."""
     if not name or name in (".", "..") or Path(name).name != name or "\0" in name:
         raise BadRequest(f"{field} must be a file name without a folder, not {shown(name)}")
     size_bytes = len(os.fsencode(name))
@@ -216,7 +213,7 @@ class Restore:
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
     def view(self) -> dict[str, Any]:
-        """Return the restore in the form of all answers."""
+        """Return the restore as the map that all answers use."""
         return {
             "id": self.id,
             "state": self.state,
@@ -233,7 +230,7 @@ class Restore:
 
 
 class Restores:
-    """The restores of one tenure of the daemon."""
+    """The restores since this daemon began to serve."""
 
     def __init__(self, parts: Parts, folder: Path) -> None:
         """``folder`` is the folder for backups."""
@@ -262,9 +259,8 @@ class Restores:
         return restore
 
     async def begin(self, wanted: NewRestore) -> Restore:
-        """Begin a restore.
-
-        Raise Conflict if another one runs or the file or id exists, NotFound without the backup."""
+        """Begin a restore. Raise Conflict if another restore is running, or if the file or id
+        exists; NotFound if there is no such backup."""
         await asyncio.to_thread(self._check_files, wanted)
         running = [restore for restore in self.all() if restore.state == "running"]
         if len(running) >= RESTORES_AT_A_TIME:
@@ -280,7 +276,7 @@ class Restores:
         return restore
 
     def _new_id(self, wanted: NewRestore, now_ms: int) -> int:
-        """Return the requested id, or by default the next unused id from ``now_ms`` on. Raise
+        """Return the requested id, or by default the first unused id from ``now_ms`` on. Raise
         Conflict."""
         if wanted.id is None:
             return next(number for number in count(now_ms) if number not in self._known)
@@ -398,7 +394,7 @@ class Restoring:
 
     def restore(self, ask: Ask[NewRestore]) -> None:
         """Begin a restore, and answer when it is running. Raise BadRequest, LimitExceeded,
-        Overloaded; answer Conflict, NotFound."""
+        Overloaded; answer with Conflict, NotFound."""
         request = ask.request
         if request.ids is not None and not request.ids:
             raise BadRequest("ids has 0 elements; leave it out to restore all")
@@ -413,12 +409,12 @@ class Restoring:
         return (await self._restores.begin(wanted)).view()
 
     def list_restores(self, ask: Ask[Nothing]) -> None:
-        """Answer the remembered restores, newest first."""
+        """Answer with the remembered restores, newest first."""
         views = [restore.view() for restore in self._restores.all()]
         self._parts.committer.answer(ask, {"restores": views})
 
     def show_restore(self, ask: Ask[RestoreId]) -> None:
-        """Answer the progress or result of a restore. Raise NotFound."""
+        """Answer with the progress or result of a restore. Raise NotFound."""
         restore = self._restores.find(ask.request.id)
         self._parts.committer.answer(ask, restore.view())
 

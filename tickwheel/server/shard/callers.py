@@ -201,10 +201,9 @@ class Caller:
         self._ended_max = ENDED_SUBSCRIBERS_MIN
 
     def close(self) -> None:
-        """Drop the sink of the caller's answers.
-
-        A connection and its caller must not refer to each other: otherwise the connection's buffers
-        stay until the next garbage collection, which an idle daemon may never run."""
+        """Drop the sink of the caller's answers. A connection and its caller must not refer to each
+        other: otherwise the connection's buffers stay until the next garbage collection, which an
+        idle daemon may never run."""
         self.is_open = False
         self.replies = _NULL_SINK
 
@@ -214,9 +213,8 @@ class Caller:
         return f"{self.name} {self.address}".strip()
 
     def death(self, reason: str) -> str:
-        """Describe an unexpected disconnection, with the transport's ``reason``.
-
-        Return an empty string after a goodbye."""
+        """Describe an unexpected disconnection, with the transport's ``reason``. Return an empty
+        string after a goodbye."""
         if self.has_left:
             return ""
         host, pid, _ = self.process
@@ -370,7 +368,6 @@ def overloaded(why: str, wait_s: float) -> Overloaded:
 
 class Scopes:
     """For each token name with the quota ``pending``: the topics to which its tokens may produce.
-
     So tasks enqueued with one token also count for other tokens of that name."""
 
     def __init__(self) -> None:
@@ -599,10 +596,8 @@ OnEvent = Callable[[str, str], None]
 
 
 class Border:
-    """Separates the checks of a command from its changes.
-
-    Call ``begin`` before a command, ``act`` before its first change, and ``contain`` with an
-    unexpected error."""
+    """Separates the checks of a command from its changes. Call ``begin`` before a command, ``act``
+    before its first change, and ``contain`` with an unexpected error."""
 
     def __init__(self, engine: Engine, on_event: OnEvent) -> None:
         self._engine = engine
@@ -640,9 +635,8 @@ class Border:
             refuse(self.contain(what, error))
 
     def contain(self, what: str, error: Exception) -> TickwheelError:
-        """Log an unexpected error of a command, and return the answer to its caller.
-
-        If the command may have changed something, stop the daemon and raise ``error``."""
+        """Log an unexpected error of a command, and return the answer to its caller. If the command
+        may have changed something, stop the daemon and raise ``error``."""
         if self._acting:
             self.fail(error)
             raise error

@@ -102,14 +102,11 @@ class Producing:
         self, caller: Caller, request: int, floor: object, tasks: Sequence[Any], now: Now
     ) -> None:
         """Stage all tasks or none. The sink's ``accepted`` gets the ids of the tasks when they are
-        durable.
-
-        A task is ``(topic, body, delay_ms)``, optionally followed by a map of options. For a caller
-        with a session, ascending numbers in ``request`` make resends harmless; the caller has
-        received all answers to requests below ``floor``. Raise BadRequest, LimitExceeded,
+        durable. A task is ``(topic, body, delay_ms)``, optionally followed by a map of options. For
+        a caller with a session, ascending numbers in ``request`` make resends harmless; the caller
+        has received all answers to requests below ``floor``. Raise BadRequest, LimitExceeded,
         BodyTooLarge, DueTooFar, BacklogFull, WindowFull, RequestForgotten, StoreFull, Refused,
-        Overloaded, Draining.
-        """
+        Overloaded, Draining."""
         if self._was_answered(caller, request, floor, now, tasks):
             return
         new_tasks, size, rules = self._parse(self.checked(tasks), now.now_ms)
@@ -133,12 +130,11 @@ class Producing:
         *,
         is_part: bool = False,
     ) -> None:
-        """Do ``enqueue`` with an idempotency key, for a caller without a session.
-
-        ``key`` names a session for this one request. The ``fingerprint`` of the payload serves as
-        the request number, so the same payload is a resend. ``is_part`` means that the tasks are
-        one shard's part of the request; the home shard of the key remembers the request even
-        without tasks. Raise TooManySessions, IdempotencyKeyReused, or any error of ``enqueue``."""
+        """Do ``enqueue`` with an idempotency key, for a caller without a session. ``key`` names a
+        session for this one request. The ``fingerprint`` of the payload serves as the request
+        number, so the same payload is a resend. ``is_part`` means that the tasks are one shard's
+        part of the request; the home shard of the key remembers the request even without tasks.
+        Raise TooManySessions, IdempotencyKeyReused, or any error of ``enqueue``."""
         session_key, core = key, self._core
         # A request sent to only one of several shards keeps the plain key. So does a request that
         # an earlier release has remembered under the plain key.
@@ -164,10 +160,9 @@ class Producing:
     def _answer_of_former_shards(
         self, caller: Caller, request: int, once: Once, tasks: Sequence[Any], *, is_part: bool
     ) -> None:
-        """Answer a request that was accepted before the number of shards changed.
-
-        A part of a request gets the answers of all former shards, which its client combines. Raise
-        Conflict if the former shards have not accepted all tasks."""
+        """Answer a request that was accepted before the number of shards changed. A part of a
+        request gets the answers of all former shards, which its client combines. Raise Conflict if
+        the former shards have not accepted all tasks."""
         if is_part:
             parts = tuple((part.shard, *_former_answer(part)) for part in once.parts)
             before = {"shards": once.shards, "parts": parts}
@@ -235,10 +230,9 @@ class Producing:
         delays_ms: object,
         now: Now,
     ) -> None:
-        """Do ``enqueue`` with tasks of one topic that differ only in body and delay.
-
-        ``delays_ms`` is one delay for all tasks, or a list with a delay for each. Raise any error
-        of ``enqueue``."""
+        """Do ``enqueue`` with tasks of one topic that differ only in body and delay. ``delays_ms``
+        is one delay for all tasks, or a list with a delay for each. Raise any error of
+        ``enqueue``."""
         if self._was_answered(caller, request, floor, now, bodies, topic):
             return
         checked_bodies = self.checked(bodies, "bodies")
@@ -256,10 +250,8 @@ class Producing:
         tasks: object,
         topic: object = None,
     ) -> bool:
-        """Answer the request if it is a resend, and return whether it was.
-
-        Raise an error if a new request is currently refused. ``topic`` is set if ``tasks`` are only
-        bodies."""
+        """Answer the request if it is a resend, and return whether it was. Raise an error if a new
+        request is currently refused. ``topic`` is set if ``tasks`` are only bodies."""
         session = caller.session
         if session is not None:
             if type(floor) is not int or not 0 <= floor <= request:
@@ -309,11 +301,9 @@ class Producing:
     ) -> int:
         """Enqueue many requests, each with one plain task (``PlainTasks``). Return the number of
         accepted requests; passing the next one to ``enqueue`` raises the error that refuses it.
-
         This takes 3.6 µs per frame instead of the 12 µs of ``enqueue``. The request numbers must
         ascend and be above ``session.last``, so that none is a resend. ``floor`` is that of the
-        last request, and ``keyed`` says whether any task has a key.
-        """
+        last request, and ``keyed`` says whether any task has a key."""
         session, core = caller.session, self._core
         if session is None or not self._is_clear():
             return 0
@@ -365,9 +355,8 @@ class Producing:
         return session
 
     def end_session(self, caller: Caller, *, for_good: bool = False) -> None:
-        """Detach the caller from its session.
-
-        Forget a session that was never used or that the caller leaves ``for_good``."""
+        """Detach the caller from its session. Forget a session that was never used or that the
+        caller leaves ``for_good``."""
         session, caller.session = caller.session, None
         if session is None:
             return
@@ -466,10 +455,9 @@ class Producing:
     def _check_same(
         self, session: Session, answer: StoredAnswer, tasks: object, topic: object
     ) -> None:
-        """Raise Conflict if a resend differs from the request that was answered.
-
-        The check compares the number of tasks, the topics and keys of tasks in memory, and the
-        bodies of tasks that are not durable."""
+        """Raise Conflict if a resend differs from the request that was answered. The check compares
+        the number of tasks, the topics and keys of tasks in memory, and the bodies of tasks that
+        are not durable."""
         request, first, count, _ = answer
         named = _all_named(tasks, topic)
         is_same = len(named) == count

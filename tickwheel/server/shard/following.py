@@ -2,16 +2,16 @@
 
 The home of a topic numbers the changes of its settings and groups (``engine/topics.py:Versions``).
 This shard reads the committed settings of all other shards before it serves, and then every
-``LOOK_S``, less often with many shards. It applies missed changes like the verbs do. It also ends
-claims of names (``names.py``) that their target shard does not use. Invariants:
+``LOOK_S``, or less often if there are many shards. It applies missed changes as the verbs do. It
+also ends claims of names (``names.py``) that their target shard does not use. Invariants:
 
 * A change is applied completely, together with its version. An older version is never applied.
-* A group that its home does not have ends here only if the home's counter has reached the version
-  followed here, and the group is not in use here. So a home that was set back to an older state
-  ends nothing.
-* Such a home first recovers from the other shards the changes beyond its counter, and creates the
-  groups of its topics that began elsewhere while it was away. Then it continues counting.
-* A read delays the shard only during its start, for at most ``CATCH_UP_S``.
+* A group that no longer exists at its home is deleted here only if the home's counter has reached
+  the version adopted here, and the group is not in use here. So a home that was set back to an
+  older state causes no deletion.
+* Such a home first recovers the changes beyond its counter from the other shards, and creates the
+  groups of its topics that began elsewhere while it was unreachable. Then it continues counting.
+* Reads delay the shard only during its start, for at most ``CATCH_UP_S``.
 """
 
 from __future__ import annotations
@@ -47,19 +47,21 @@ CATCH_UP_S: Final = 2.0
 """Maximum seconds that a start waits for the settings of other shards."""
 LOOK_S: Final = 2.0
 LOOKS_A_SECOND: Final = 64
-"""Maximum shards that are read in a second. With N shards the store gets N times as many reads."""
+"""Maximum number of shards that are read per second. With N shards the store gets N times as many
+reads."""
 CLAIMS_LOOK_MS: Final = 60_000
-"""Ms between two checks for old claims of names."""
+"""Milliseconds between two checks for old claims of names."""
 ROWS_AT_A_TIME: Final = 200
-"""Maximum rows that are applied in one step of the event loop."""
+"""Maximum number of rows that are applied in one step of the event loop."""
 LOGGED_MAX: Final = 20
-"""Maximum changes of one read that are logged individually; of more only the number is logged."""
+"""Maximum number of changes of one read that are logged individually. Of more, only the number is
+logged."""
 Name = tuple[str, str]
 """(topic, group) of a row."""
 
 
 def look_pause_s(others: int) -> float:
-    """Return the seconds between two reads of this number of shards."""
+    """Return the seconds between two reads of ``others`` shards."""
     return max(LOOK_S, others / LOOKS_A_SECOND)
 
 
@@ -74,26 +76,27 @@ class Following:
         self._versions = parts.core.versions
         self._others = [n for n in range(self._versions.shards) if n != self._versions.shard]
         self._known: dict[int, tuple[int, int]] = {}
-        """By shard: its counter and the number of local changes to its objects, as of the last read
-        after which everything was applied."""
+        """Shard → (its counter, number of stray changes to its objects here) at the last read after
+        which everything was applied."""
         self._unseen = set(self._others)
-        """Shards that were not read since the start."""
+        """Shards that have not been read since the start."""
         before = self._versions.number_at_start
         self._numbered = self._versions.counter if before is None else before
-        """The highest number that this shard had assigned before it could have been set back."""
+        """The highest number that this shard is certain to have assigned itself, even if it was set
+        back."""
         self._versions.number_at_start = self._numbered
         self._unfired_ms: int | None = parts.engine.recovery.stopped_ms + 1
-        """Tasks due from this time on have not fired; None while the shard serves."""
+        """Tasks due from this time on have not fired; None once the shard serves."""
         self._reasons: dict[int, str] = {}
-        """By shard: the last logged reason why it is not followed."""
+        """Shard → the last logged reason why it is not followed."""
         self._claims_mono_ms = 0
-        """Steady time of the next check of claims."""
+        """Steady time of the next check for old claims."""
         self._changes: list[str] = []
-        """Changes of the current read, for the log."""
+        """Changes of the current read, which are logged at its end."""
 
     async def catch_up(self) -> None:
-        """Apply the settings of the other shards and recover lost settings of this one, before it
-        serves. Shards that do not answer in time are read later."""
+        """Apply the settings of the other shards, and recover lost settings of this shard, before
+        it serves. Shards that do not answer in time are read later."""
         reading = {asyncio.ensure_future(self._read(shard)): shard for shard in self._others}
         done, late = await asyncio.wait(reading, timeout=CATCH_UP_S)
         for task in late:
@@ -127,7 +130,7 @@ class Following:
             await self.end_claims()
 
     async def end_claims(self) -> None:
-        """End old claims whose names are not used, here or in their target shard."""
+        """End old claims whose names are not used in their target shard."""
         now = self._parts.clock.read()
         if now.mono_ms < self._claims_mono_ms:
             return
@@ -159,7 +162,7 @@ class Following:
             self._reasons.pop(shard, None)
             return
         if self._versions.strays[shard] != strays:
-            return  # changed here since the read: the next one sees that
+            return  # changed here since the read; the next read sees the change
         if shard in self._unseen:
             self._take_back({shard: answer})
         await self._follow(shard, answer)
@@ -174,7 +177,8 @@ class Following:
             return error
 
     def _log_reason(self, shard: int, why: str) -> None:
-        """Log once why a shard is not followed completely."""
+        """Log the reason why a shard is not followed completely, unless it was the last one
+        logged."""
         if self._reasons.get(shard) != why:
             self._reasons[shard] = why
             self._parts.on_event("settings_not_followed", f"of shard {shard}: {why}; retrying")
@@ -204,7 +208,7 @@ class Following:
         ordered = sorted(rows.values(), key=lambda row: row.version)
         for start in range(0, len(ordered), ROWS_AT_A_TIME):
             if versions.strays[shard] != strays:
-                break  # changed here since the read: the next one applies it
+                break  # changed here since the read; the next read is applied instead
             reasons += self._take_all(ordered[start : start + ROWS_AT_A_TIME])
             await asyncio.sleep(0)
         self._log_changes()
@@ -217,8 +221,8 @@ class Following:
     def _missing_at_home(
         self, shard: int, rows: dict[Name, GroupRow]
     ) -> tuple[list[tuple[Topic, Group | None]], int]:
-        """Return (topic, group or None for the topic itself) that the home no longer has, and the
-        highest version of this home here."""
+        """Return (list of (topic, group or None for the topic itself) that no longer exist at the
+        home, highest version of this home here)."""
         deleted: list[tuple[Topic, Group | None]] = []
         highest = 0
         for topic in self._parts.core.topics.values():
@@ -236,7 +240,8 @@ class Following:
         return deleted, highest
 
     def _end(self, deleted: Sequence[tuple[Topic, Group | None]]) -> list[str]:
-        """Delete groups and reset settings of topics. Return the reasons why some stay."""
+        """Delete groups, and reset settings of topics. Return the reasons why some were not
+        deleted."""
         reasons = []
         for topic, group in deleted:
             self._versions.follows = True
@@ -256,7 +261,7 @@ class Following:
         return reasons
 
     def _take_all(self, rows: Iterable[GroupRow]) -> list[str]:
-        """Apply these rows of a home. Return the errors of those that cannot be applied."""
+        """Apply these rows of a home. Return the errors of rows that cannot be applied."""
         reasons = []
         self._versions.follows = True
         try:
@@ -270,9 +275,8 @@ class Following:
         return reasons
 
     def _take(self, row: GroupRow) -> None:
-        """Apply a row to a group or to the settings of a topic, unless it has an older version.
-
-        Raise TickwheelError without having changed anything."""
+        """Apply a row to a group or to the settings of a topic, unless its version is older. Raise
+        TickwheelError before anything is changed."""
         name = None if row.group == TOPIC_ITSELF else row.group
         topic, group = find_room(self._parts, row.topic, name)
         settings = (row.settings or NOTHING_SET)._replace(former=())
@@ -304,27 +308,24 @@ class Following:
             grouping.adopt_version(group, row.version)
 
     def _since_ms(self, row: GroupRow, now: Now) -> int | None:
-        """Return the start of a group here; None means now.
-
-        Tasks that came due while this shard was away and the group existed are owed to it."""
+        """Return the start of a group here; None means now. The group is owed tasks that came due
+        while it existed and this shard was down."""
         if row.since_id == BY_DUE_ALONE and row.since_ms > now.now_ms:
             return row.since_ms
         return None if self._unfired_ms is None else max(row.since_ms, self._unfired_ms)
 
     def _is_followed(self, row: GroupRow) -> bool:
-        """Return whether the home of the row is another shard, which numbers its versions."""
+        """Return whether another shard is the home of the row, and so numbers its versions."""
         return self._versions.home_of(row.topic) != self._versions.shard
 
     # --- recovery of this home -------------------------------------------------------------------
 
     def _take_back(self, answers: Mapping[int, SiblingSettings]) -> None:
         """Recover settings of this home from other shards after it was set back to an older state,
-        and create groups of its topics that began elsewhere while it was away.
-
-        A version above all numbers that this shard had assigned before its start was lost, unless
-        it was changed here since. The recovery is one step, so that no other shard sees a part of
-        it. Afterwards the counter is above all lost versions, and the others follow it again.
-        """
+        and create groups of its topics that began elsewhere while it was unreachable. A version
+        above all numbers that this shard had assigned before its start was lost, unless the object
+        was changed here since. The recovery is one step, so that no other shard sees a part of it.
+        Afterwards the counter is above all lost versions, and the other shards follow it again."""
         newest: dict[Name, GroupRow] = {}
         for row in (row for answer in answers.values() for row in answer.rows or ()):
             if row.is_closed or self._is_followed(row):

@@ -75,9 +75,8 @@ class Grouping:
         return self._parts.border.act().grouping
 
     def create_group(self, ask: Ask[NewGroup]) -> None:
-        """Create a group with its settings, or answer with the existing group unchanged.
-
-        Raise BadRequest, LimitExceeded, Refused."""
+        """Create a group with its settings, or answer with the existing group unchanged. Raise
+        BadRequest, LimitExceeded, Refused."""
         topic_name, name, now = ask.request.topic, ask.request.group, ask.now
         since_ms, options = _since(ask.request.since), ask.request.values(NewGroupFields)
         core = self._core
@@ -166,9 +165,7 @@ class Grouping:
 
     def configure(self, ask: Ask[Settings]) -> None:
         """Change settings of a group, or of the topic if no group is named. Answer with all
-        settings.
-
-        Raise BadRequest, LimitExceeded, NotFound."""
+        settings. Raise BadRequest, LimitExceeded, NotFound."""
         topic_name, name, now = ask.request.topic, ask.request.group, ask.now
         settings = ask.request.values(SettingsFields)
         core, is_ordered = self._core, False
@@ -214,8 +211,7 @@ def find_group(core: Core, topic: str, name: str) -> Group:
 def find_room(parts: Parts, topic_name: str, name: str | None) -> tuple[Topic, Group | None]:
     """Return (the topic, created if necessary; the group, or None if it does not exist). Raise
     LimitExceeded if there is no room for a new topic or group, Conflict if the topic is for
-    broadcasts only, and Refused while the topic or group is being deleted.
-    """
+    broadcasts only, and Refused while the topic or group is being deleted."""
     core = parts.core
     check_stays(core, topic_name)
     config, topic = core.config, core.topics.get(topic_name)
@@ -292,10 +288,8 @@ def check_filter(core: Core, topic: Topic, settings: GroupSettings) -> None:
 
 
 def with_filter(parts: Parts, group: Group, after: GroupSettings, now_ms: int) -> GroupSettings:
-    """Return new settings of a group. Raise LimitExceeded.
-
-    If the filter changes, the settings keep the former filter for tasks that have already come
-    due."""
+    """Return new settings of a group. Raise LimitExceeded. If the filter changes, the settings keep
+    the former filter for tasks that have already come due."""
     before = group.settings
     wanted = checks.filter_of(after.tags, after.where)
     if wanted == checks.filter_of(before.tags, before.where):

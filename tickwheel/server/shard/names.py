@@ -91,15 +91,13 @@ class Naming:
         self._versions = parts.core.versions
 
     def claim_schedule(self, ask: Ask[ClaimName]) -> None:
-        """Claim the name of a schedule and answer with its shard.
-
-        Raise Conflict, Forbidden, Overloaded."""
+        """Claim the name of a schedule and answer with its shard. Raise Conflict, Forbidden,
+        Overloaded."""
         self._claim(SCHEDULE_NAMES, ask)
 
     def claim_transaction(self, ask: Ask[ClaimName]) -> None:
-        """Claim the name of a transaction and answer with its shard.
-
-        Raise Conflict, Forbidden, Overloaded."""
+        """Claim the name of a transaction and answer with its shard. Raise Conflict, Forbidden,
+        Overloaded."""
         self._claim(TRANSACTION_NAMES, ask)
 
     def _claim(self, kind: str, ask: Ask[ClaimName]) -> None:

@@ -276,9 +276,8 @@ class Watching:
         self._listings.answer(ask, later)
 
     def list_topics(self, ask: Ask[NamesPage]) -> None:
-        """Answer with a page of topics and their counts, sorted by name. Raise Overloaded.
-
-        ``next`` is the ``after`` of the next page."""
+        """Answer with a page of topics and their counts, sorted by name. Raise Overloaded. ``next``
+        is the ``after`` of the next page."""
         after, limit = ask.request.after or "", ask.request.limit
         self._listings.answer(ask, partial(self._topics, after, limit, ask.only))
 
@@ -303,7 +302,6 @@ class Watching:
 
     def load(self, ask: Ask[LoadSpans]) -> None:
         """Answer with the number of tasks on the wheel in each of ``steps`` spans of ``step_ms``.
-
         The first span contains ``from_ms``. Raise BadRequest, Overloaded."""
         tick_ms, delay_max_ms = self._parts.settings.tick_ms, self._parts.limits.delay_ms_max
         request, now_ms = ask.request, ask.now.now_ms
@@ -339,9 +337,7 @@ class Watching:
 
     def consumers(self, ask: Ask[ConsumersPage]) -> None:
         """Answer with a page of subscriptions and waiting pulls, in order of connection. Raise
-        Overloaded.
-
-        A page includes all consumers of its last connection."""
+        Overloaded. A page includes all consumers of its last connection."""
         request = ask.request
         is_wanted = partial(_is_wanted, request.topic, request.group, ask.only)
         self._listings.answer(

@@ -60,9 +60,8 @@ class Sender(Protocol):
         ...
 
     def total(self, name: str) -> int:
-        """Return the attempts of all targets since the daemon's start.
-
-        ``name`` is ``sent``, ``acked`` or ``failed``."""
+        """Return the attempts of all targets since the daemon's start. ``name`` is ``sent``,
+        ``acked`` or ``failed``."""
         ...
 
     async def ask(self, what: str, **said: Any) -> dict[str, Any]:
@@ -93,9 +92,8 @@ class Directory(Protocol):
         ...
 
     async def place(self, shard: int, node: str | None) -> None:
-        """Record the node that must lead a shard. None allows any node.
-
-        Raise BadRequest, NotFound, StoreError."""
+        """Record the node that must lead a shard. None allows any node. Raise BadRequest, NotFound,
+        StoreError."""
         ...
 
     async def drain(self, node: str, *, draining: bool) -> None:
@@ -182,9 +180,8 @@ class Listings:
         *,
         at_once: bool = False,
     ) -> None:
-        """Queue ``work``, and answer with its result. Raise Overloaded if the queue is full.
-
-        With ``at_once``, the request does not wait until all tasks are loaded after a start."""
+        """Queue ``work``, and answer with its result. Raise Overloaded if the queue is full. With
+        ``at_once``, the request does not wait until all tasks are loaded after a start."""
         parts = self._parts
 
         async def run() -> None:
@@ -257,9 +254,8 @@ def when_free(
     act: Callable[[], None],
     refuse: Callable[[TickwheelError], None],
 ) -> None:
-    """Call ``act`` as soon as ``is_free`` returns True, which a batch that lands can change.
-
-    Do nothing if the caller has disconnected by then. ``what`` names the command in the log."""
+    """Call ``act`` as soon as ``is_free`` returns True, which a batch that lands can change. Do
+    nothing if the caller has disconnected by then. ``what`` names the command in the log."""
     if is_free():
         act()
         return

@@ -239,12 +239,10 @@ class Reader:
     async def scan(
         self, after_id: int, limit: int, topic: str | None, *, back: bool = False
     ) -> tuple[list[TaskSnapshot], int | None]:
-        """Return a page of tasks by id, and the id after which the next page begins, or None.
-
-        With ``back``, return tasks below ``after_id``, the highest first. Before the store answers,
-        the ids are unknown, so changes that land during the scan are not recorded. The tasks are
-        therefore read again by id.
-        """
+        """Return a page of tasks by id, and the id after which the next page begins, or None. With
+        ``back``, return tasks below ``after_id``, the highest first. Before the store answers, the
+        ids are unknown, so changes that land during the scan are not recorded. The tasks are
+        therefore read again by id."""
         scan = self._store.scan_back if back else self._store.scan
         async with self._scans:
             stored = await scan(after_id, limit, topic)
@@ -478,11 +476,9 @@ Find = Callable[[], Sequence[int]]
 
 @dataclass(slots=True, eq=False)
 class Command:
-    """A command that needs records.
-
-    ``act`` is called with successive ranges of indexes into ``ids`` and the records of the tasks
-    that exist. ``done`` answers at the end, ``refuse`` answers with an error. Once ``is_wanted``
-    returns False, no more records are read."""
+    """A command that needs records. ``act`` is called with successive ranges of indexes into
+    ``ids`` and the records of the tasks that exist. ``done`` answers at the end, ``refuse`` answers
+    with an error. Once ``is_wanted`` returns False, no more records are read."""
 
     caller: Caller
     refuse: Callable[[TickwheelError], None]
@@ -545,11 +541,10 @@ class Commands:
         bodies: bool = False,
         at_once: int = IDS_PER_READ_MAX,
     ) -> None:
-        """Queue a command. Raise Overloaded if the queue is full.
-
-        ``ids`` can be a function that returns the ids when they can be read; an error that it
-        raises is the answer. ``bodies`` says whether the command needs bodies. ``ids_per_turn`` is
-        the maximum number of ids on which it acts in one turn of the event loop."""
+        """Queue a command. Raise Overloaded if the queue is full. ``ids`` can be a function that
+        returns the ids when they can be read; an error that it raises is the answer. ``bodies``
+        says whether the command needs bodies. ``ids_per_turn`` is the maximum number of ids on
+        which it acts in one turn of the event loop."""
         if len(self._waiting) >= self._commands_max:
             raise Overloaded(
                 f"{len(self._waiting)} commands are waiting; the limit is {self._commands_max}"

@@ -1,13 +1,13 @@
-"""Resets of groups, which give a group its past tasks again, and their dry runs.
+"""Runs resets of groups, which give a group its past tasks again, and their dry runs.
 
-A reset is a bulk operation (``bulk.py`` lists, shows and cancels it). It first makes a *plan*
-(``history/past.py``). If a history is kept, a separate process reads it up to the event of this
-reset. Then the daemon adds stored tasks of the topic that the history does not contain. The plan is
-an unlinked file, which ends with the daemon. After a restart a new plan is made, with the same
-tasks from the history. The reset then enqueues the tasks of the plan by due time at the bulk
-operation's rate. The tasks of a step and the new position are in one commit.
+A reset is a bulk operation (``bulk.py`` lists, shows and cancels it). It first creates a *plan*
+(``history/past.py``). If a history is kept, a separate process reads the history up to the event of
+this reset. Then the daemon adds stored tasks of the topic that the history does not contain. The
+plan is an unlinked file, which disappears with the daemon. After a restart a new plan is created,
+with the same tasks from the history. The reset then enqueues the tasks of the plan by due time at
+the bulk operation's rate. The tasks of a step and the new position are in one commit.
 
-A dry run makes the same plan, up to now, and counts it.
+A dry run creates the same plan, up to now, and counts its tasks.
 """
 
 from __future__ import annotations
@@ -57,18 +57,18 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 GIVE_BYTES = 4 << 20
-"""Maximum bytes of tasks in one step; a single task can exceed them."""
+"""Maximum bytes of tasks in one step. A single task can exceed it."""
 NO_ROOM_RETRY_S = 0.25
 LOOK_S = 0.25
 """Seconds between two checks whether a plan in progress is still needed."""
 
 
 class CannotPlan(Exception):
-    """The plan of a reset failed; the text gives the reason."""
+    """The plan of a reset cannot be created. The text is the reason."""
 
 
 class Planned:
-    """A plan of a reset with the only thread that uses it, so that callers can be cancelled."""
+    """A plan of a reset, and the only thread that uses it. Its callers can be cancelled."""
 
     def __init__(self, path: str, bytes_max: int) -> None:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="reset")
@@ -80,7 +80,7 @@ class Planned:
         return await loop.run_in_executor(self._thread, act, self._plan, *args)
 
     def close(self) -> None:
-        """Close the plan after the running call."""
+        """Close the plan once the running call has ended."""
         self._thread.submit(self._plan.close)
         self._thread.shutdown(wait=False)
 
@@ -132,7 +132,7 @@ class Resets:
             self._runner.committer.kick()
 
     async def _give_some(self, work: Work, plan: Planned) -> bool:
-        """Enqueue some tasks in one step. Return False if the plan has no more."""
+        """Enqueue some tasks in one step. Return False if the plan contains no more tasks."""
         await work.wait_for_rate()
         room = self._engine.core.room
         if room <= 0 or not self._runner.parts.takes_tasks():
@@ -163,7 +163,8 @@ class Resets:
     async def _originals(
         self, kept: list[PlannedTask], reads: BulkReads
     ) -> tuple[list[PlannedTask], list[Original]]:
-        """Return the tasks whose bodies could be read now, and the originals of those with one."""
+        """Return (the first tasks, as many as one read suffices for; the originals of those that
+        have a body)."""
         without_body = [task.id for task in kept if task.body is None]
         rows: dict[int, TaskRow] = {}
         if without_body:
@@ -192,7 +193,8 @@ class Resets:
     async def plan(
         self, wanted: ResetScope, until_id: int, is_wanted: Callable[[], bool]
     ) -> AsyncIterator[Planned]:
-        """Make a plan, one at a time, and close it after use. Raise CannotPlan, also during use."""
+        """Create a plan, one at a time, and close it after use. Raise CannotPlan, even during
+        use."""
         self.plans += 1
         try:
             async with self._making:
@@ -225,7 +227,8 @@ class Resets:
         shard, folder = self._engine.core.config.shard, Path(settings.history_dir) / STATE
         prefix = f"reset-{safe_node(settings.node)}-s{shard}-"
         try:
-            # Plans are made one at a time and unlinked, so these files remain from a killed daemon.
+            # Plans are created one at a time and unlinked, so these files were left by a killed
+            # daemon.
             for leftover in folder.glob(f"{prefix}*.plan"):
                 leftover.unlink(missing_ok=True)
             handle, path = tempfile.mkstemp(".plan", prefix, folder)
@@ -242,7 +245,8 @@ class Resets:
                 raise self._cannot(str(error)) from None
             return Planned(path, settings.reset_plan_bytes_max)
         finally:
-            # The file is open. Its space is freed when it is closed, however this process ends.
+            # The file is open. Its space is freed when it is closed, no matter how this process
+            # ends.
             with contextlib.suppress(OSError):
                 os.unlink(path)
 
@@ -266,8 +270,8 @@ class Resets:
     async def _look(
         self, wanted: ResetScope, ids: Sequence[int], reads: BulkReads
     ) -> tuple[list[tuple[TaskRow, bool]], Sequence[int]]:
-        """Return the first of these tasks that came due in the period, each with whether the group
-        may have it, and the ids that are left."""
+        """Return (the first of these tasks that came due in the period, each with whether it can be
+        repeated; the ids that are left)."""
         slice_ids, later = ids[:SLICE], ids[SLICE:]
         async with reads(slice_ids) as (view, rest), self._runner.slice():
             group = self._engine.core.find_group(wanted.topic, wanted.group)
@@ -283,7 +287,7 @@ class Resets:
 
 
 async def _make_file(request: bytes, is_wanted: Callable[[], bool]) -> None:
-    """Run the process that makes the plan's file. Raise CannotPlan."""
+    """Run the process that creates the plan's file. Raise CannotPlan."""
     try:
         process = await asyncio.create_subprocess_exec(
             *past.command(), stdin=PIPE, stdout=PIPE, stderr=PIPE
@@ -307,13 +311,13 @@ async def _make_file(request: bytes, is_wanted: Callable[[], bool]) -> None:
 
 
 def incomplete(gaps: int) -> str:
-    """Return the note of a reset about gaps in the history."""
+    """Return the note that a reset gets if the history has gaps."""
     count = "a gap" if gaps == 1 else f"{gaps} gaps"
     return f"incomplete: the history has {count} in that time, so tasks may be left out"
 
 
 def wanted_of(bulk: Bulk, group: Group, bulk_id: str | None = None) -> ResetScope:
-    """Return the conditions of the tasks in the plan of a reset."""
+    """Return the conditions that the tasks in the plan of a reset must meet."""
     from_ms = bulk.argument("from_ms")
     return ResetScope(
         bulk.topic,
@@ -329,7 +333,8 @@ def wanted_of(bulk: Bulk, group: Group, bulk_id: str | None = None) -> ResetScop
 
 
 def place_of(kept: PlannedTask) -> Place:
-    """Return the position of a task in the bulk operation's row, which ascends with due times."""
+    """Return the position of a task for the bulk operation's row. Positions ascend with due
+    times."""
     return kept.due_ms, f"{kept.id:020d}"
 
 
@@ -351,9 +356,9 @@ class Resetting:
         self._resets = resets
 
     def reset_group(self, ask: Ask[Reset]) -> None:
-        """Start a reset of the group to ``to``, and answer when its record is durable.
-
-        Raise BadRequest; answer Conflict, NotFound, Overloaded, Refused when its turn comes."""
+        """Start a reset of the group to ``to``, and answer when its record is durable. Raise
+        BadRequest; answer with Conflict, NotFound, Overloaded, Refused when the queued request is
+        processed."""
         wanted = self._checked(ask.request, ask.request.id, ask.request.rate, ask.now)
         wanted = wanted._replace(by=ask.caller.principal.name or "anonymous")
         checks.storable_bulk(wanted)
@@ -367,10 +372,10 @@ class Resetting:
         submit(self._parts, self._runner, ask, wanted, make)
 
     def preview_reset(self, ask: Ask[ResetTrial]) -> None:
-        """Answer a dry run: the number of tasks, and the due times of the first and last.
-
-        ``lost`` counts further tasks without a known body, ``incomplete`` the gaps of the history
-        in that time. Raise BadRequest, Overloaded; answer NotFound, Refused when its turn comes."""
+        """Answer with the result of a dry run: the number of tasks, and the due times of the first
+        and the last. ``lost`` counts additional tasks whose bodies are lost, ``incomplete`` the
+        gaps of the history in that time. Raise BadRequest, Overloaded; answer with NotFound,
+        Refused when the queued request is processed."""
         wanted = self._checked(ask.request, None, None, ask.now)
 
         async def count() -> dict[str, Any]:
@@ -393,7 +398,7 @@ class Resetting:
     def _checked(
         self, request: ResetTrial, chosen_id: str | None, rate: float | None, now: Now
     ) -> Bulk:
-        """Return the checked bulk operation of a reset. Raise BadRequest."""
+        """Check a request, and return the bulk operation of the reset. Raise BadRequest."""
         to = request.to
         if to != "first" and type(to) is not int:
             checks.wrong("to", "'first' or milliseconds", to)

@@ -274,10 +274,9 @@ class Shard:
         return self._stopped or self._paused or self.failed.done()
 
     def _landed(self, now: Now, wait_ms: int) -> None:
-        """Continue after a batch has landed and its replies were sent.
-
-        ``wait_ms`` is the time until the batch's earliest task is due. A tick is requested only if
-        it is needed, because an idle tick costs as much as one that delivers."""
+        """Continue after a batch has landed and its replies were sent. ``wait_ms`` is the time
+        until the batch's earliest task is due. A tick is requested only if it is needed, because an
+        idle tick costs as much as one that delivers."""
         timer_ms = self.next_tick_mono_ms - now.mono_ms
         is_early = wait_ms <= timer_ms or timer_ms <= 0 or self.clock.jumps != self._jumps
         if is_early or self.engine.ownership.replays:
@@ -517,10 +516,9 @@ class Delivering:
         return causes
 
     def _is_fit(self, sink: DeliverySink, dispatch: Dispatch, item: Item, now_ms: int) -> bool:
-        """Return whether the delivery can be written.
-
-        If it cannot, its task becomes a dead letter, unless the task ended with this delivery. The
-        other deliveries of the frame are still sent, and the daemon keeps running."""
+        """Return whether the delivery can be written. If it cannot, its task becomes a dead letter,
+        unless the task ended with this delivery. The other deliveries of the frame are still sent,
+        and the daemon keeps running."""
         row, attempt, _ = item
         try:
             sink.check(item)
@@ -724,16 +722,12 @@ class _TimerSpec(ctypes.Structure):
 
 class Alarm:
     """Calls ``ring`` once after a delay in nanoseconds. Call ``close`` when it is no longer needed.
-
     Timers of an event loop count whole milliseconds of the steady clock, while a task is due at the
     beginning of a millisecond of the wall clock. With such a timer, a delivery was half a
     millisecond late on average and two at most. A timerfd becomes readable with microsecond
     precision (timerfd_create(2)), and the event loop waits for it as for a socket. Where no timerfd
     can be created (not Linux, no free descriptor, a loop that cannot watch files), the loop's timer
-    is used.
-
-    Each ``set`` causes at most one call.
-    """
+    is used. Each ``set`` causes at most one call."""
 
     def __init__(self, ring: Callable[[], None]) -> None:
         self._ring = ring

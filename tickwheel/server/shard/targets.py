@@ -1,7 +1,8 @@
 """Operations on targets of groups: set, remove, list, test, log and resend.
 
 A group has either a target or subscribers. Forbidden addresses are refused here if their host can
-be resolved, and the outbound process (``server/outbound.py``) checks them at every connection.
+be resolved; the outbound process (``server/outbound.py``) checks addresses again at every
+connection.
 """
 
 from __future__ import annotations
@@ -48,9 +49,10 @@ if TYPE_CHECKING:
 
 PUSH, FORWARD = "push", "forward"
 LOOK_UP_S: Final = 3.0
-"""Maximum seconds to resolve a host when a target is set; the outbound process does it again."""
+"""Maximum seconds to resolve a host when a target is set. The outbound process resolves it
+again."""
 LOOK_UPS_MAX: Final = 64
-"""Maximum hosts that are being resolved."""
+"""Maximum number of hosts that are being resolved."""
 PORTS: Final = {"http": 80, "https": 443}
 PUSH_OPTIONS: Final = (
     "format", "concurrency", "request_timeout_ms", "connect_timeout_ms", "callback_lease_ms",
@@ -92,7 +94,8 @@ class Targeting:
         self._set(ask, PUSH, tuple(secrets), PUSH_OPTIONS)
 
     def set_forward(self, ask: Ask[SetForward]) -> None:
-        """Forward the tasks of a group to another broker. Raise as ``set_push``."""
+        """Forward the tasks of a group to another broker. Raise BadRequest, Conflict,
+        LimitExceeded."""
         secret = ask.request.secret
         self._set(ask, FORWARD, () if secret is None else (secret,), FORWARD_OPTIONS)
 
@@ -123,7 +126,7 @@ class Targeting:
         except BadRequest as error:
             return error
         except TickwheelError:
-            pass  # the process reports it when it starts the target
+            pass  # the process reports the error when it starts the target
         return None
 
     def _after_guard(
@@ -133,8 +136,8 @@ class Targeting:
         act: Callable[[], None],
         also: Callable[[], Coroutine[Any, Any, TickwheelError | None]] | None = None,
     ) -> None:
-        """Call ``act`` after the host of a URL was resolved and is allowed. ``also`` returns a
-        further error, or None."""
+        """Call ``act`` once the host of a URL was resolved and is allowed. ``also`` performs
+        another check and returns its error, or None."""
         parts = self._parts
         if self._looking >= LOOK_UPS_MAX:
             raise Overloaded(
@@ -177,7 +180,8 @@ class Targeting:
         self._parts.wake()
 
     def _check_room(self, topic: str, name: str) -> None:
-        """Raise Conflict if the group has subscribers, LimitExceeded at the limit of targets."""
+        """Raise Conflict if the group has subscribers, LimitExceeded if the limit of targets is
+        reached."""
         core = self._core
         if (topic, name) not in core.targets and len(core.targets) >= TARGETS_MAX:
             raise LimitExceeded(
@@ -228,7 +232,7 @@ class Targeting:
     # --- reads -----------------------------------------------------------------------------------
 
     def targets(self, ask: Ask[OfTargets]) -> None:
-        """Answer the targets of a topic, or of all topics."""
+        """Answer with the targets of a topic, or of all topics."""
         topic, only = ask.request.topic, ask.only
         rows = [
             row
@@ -252,19 +256,19 @@ class Targeting:
     # --- requests to the outbound process --------------------------------------------------------
 
     def test_push(self, ask: Ask[TestPush]) -> None:
-        """Send a test request to a URL and answer its result. Raise BadRequest, Conflict."""
+        """Send a test request to a URL, and answer with its result. Raise BadRequest, Conflict."""
         request, sender = ask.request, self._sender()
         fields = {"url": request.url, "secrets": request.secrets or (), "format": request.format}
         self._after_guard(ask, request.url, lambda: self._ask(ask, sender, "test", fields))
 
     def push_log(self, ask: Ask[PushLogPage]) -> None:
-        """Answer the recent requests of a push. Raise NotFound, Conflict."""
+        """Answer with the recent requests of a push. Raise NotFound, Conflict."""
         row = self._push(ask.request.topic, ask.request.group)
         fields = {"topic": row.topic, "group": row.group, "limit": ask.request.limit}
         self._ask(ask, self._sender(), "log", fields)
 
     def resend(self, ask: Ask[Resend]) -> None:
-        """Send a recent request again and answer its result. Raise NotFound, Conflict."""
+        """Send a recent request again, and answer with its result. Raise NotFound, Conflict."""
         row = self._push(ask.request.topic, ask.request.group)
         fields = {"topic": row.topic, "group": row.group, "number": ask.request.number}
         self._ask(ask, self._sender(), "resend", fields)
@@ -272,9 +276,8 @@ class Targeting:
     # --- requests of endpoints -------------------------------------------------------------------
 
     def settle_callback(self, ask: Ask[SettleCallback]) -> None:
-        """Settle the task of a callback. Raise NotFound.
-
-        The token proves that the caller has received the task."""
+        """Settle the task of a callback, whose token proves that the caller has received the task.
+        Raise NotFound."""
         request = ask.request
         callback, is_signed_by = read_token(request.token)
         topic, group, task_id, epoch, attempt = callback
@@ -307,8 +310,8 @@ class Targeting:
         self._parts.wake()
 
     def _is_newest(self, callback: Callback) -> bool:
-        """Return whether the task was not sent again since, because a token is valid for a single
-        delivery."""
+        """Return whether the task has not been sent again since, because a token is valid only for
+        one delivery."""
         group = self._core.find_group(callback.topic, callback.group)
         return group is None or self._parts.border.act().settlement.is_newest(
             group, callback.id, callback.epoch, callback.attempt
@@ -341,7 +344,7 @@ class Targeting:
 
 
 class _Worded:
-    """A sink for the answer of one settled delivery, which converts its word to a map."""
+    """A sink for the answer about one settled delivery. It converts the word to a map."""
 
     def __init__(self, replies: ReplySink, usual: str) -> None:
         self._replies = replies
@@ -358,9 +361,9 @@ class _Worded:
 
 
 USUAL: Final = {"ack": "acked", "nack": "retrying", "reject": "dead", "extend": "extended"}
-"""The word of an answer without words, by the result that a callback requests."""
+"""Result that a callback requests → the word that an answer of None means."""
 TARGETS_MAX: Final = 1_000
-"""Maximum targets of a daemon."""
+"""Maximum number of targets of a daemon."""
 
 
 def check_no_target(parts: Parts, caller: Caller, topic: object, group: object) -> None:
@@ -378,7 +381,8 @@ def check_no_target(parts: Parts, caller: Caller, topic: object, group: object) 
 
 
 async def why_forbidden(guard: Guard, url: str) -> ForbiddenAddress | None:
-    """Return why a URL is forbidden; None if it is allowed or its host cannot be resolved now."""
+    """Return why a URL is forbidden, or None if it is allowed or its host cannot be resolved
+    now."""
     parts = urlsplit(url)
     for place in parts.netloc.split(","):
         host = urlsplit(f"//{place}").hostname or ""
@@ -394,7 +398,7 @@ async def why_forbidden(guard: Guard, url: str) -> ForbiddenAddress | None:
 
 
 def target_map(row: TargetRow, state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a target in the form of all answers."""
+    """Return a target as the map that all answers use."""
     fields: dict[str, Any] = {
         "topic": row.topic,
         "group": row.group,

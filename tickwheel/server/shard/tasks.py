@@ -87,9 +87,8 @@ class Controlling:
         self._change(ask, "reschedule")
 
     def spread(self, ask: Ask[Spread]) -> None:
-        """Move scheduled tasks to the emptiest ticks of a due window.
-
-        Raise BadRequest, DueTooFar, LimitExceeded, Overloaded."""
+        """Move scheduled tasks to the emptiest ticks of a due window. Raise BadRequest, DueTooFar,
+        LimitExceeded, Overloaded."""
         self._change(ask, "spread")
 
     def run_now(self, ask: Ask[Selection]) -> None:
@@ -469,9 +468,8 @@ class TaskPages:
         self._value_bytes = value_bytes
 
     def list_tasks(self, ask: Ask[TasksPage]) -> None:
-        """Answer with a page of unfinished tasks. Raise BadRequest, Overloaded.
-
-        ``next`` is the ``after`` of the next page."""
+        """Answer with a page of unfinished tasks. Raise BadRequest, Overloaded. ``next`` is the
+        ``after`` of the next page."""
         wanted, limit = _Wanted.of(ask.request, ask.only), ask.request.limit
         self._listings.answer(ask, lambda: self._page(wanted, limit))
 
@@ -531,10 +529,9 @@ class TaskPages:
             step = min(step, SCANNED_PER_REQUEST_MAX - scanned)
 
     def _ids_of_key(self, wanted: _Wanted) -> list[int] | None:
-        """Return the ids of the tasks that may have the key, in the order of the listing.
-
-        Return None if the store has to be searched, because there is no topic, or because sorting
-        the ids of the key's tasks would block the loop."""
+        """Return the ids of the tasks that may have the key, in the order of the listing. Return
+        None if the store has to be searched, because there is no topic, or because sorting the ids
+        of the key's tasks would block the loop."""
         if wanted.key is None or wanted.topic is None:
             return None
         parts, keys = self._parts, self._parts.core.keys

@@ -236,9 +236,8 @@ class Transacting:
     # --- decisions -------------------------------------------------------------------------------
 
     def commit_transaction(self, ask: Ask[TransactionName]) -> None:
-        """Turn the half tasks into tasks, and answer with their ids in the order of the parts.
-
-        A repeated commit has the same answer. Raise UnknownTransaction, TransactionRolledBack, and
+        """Turn the half tasks into tasks, and answer with their ids in the order of the parts. A
+        repeated commit has the same answer. Raise UnknownTransaction, TransactionRolledBack, and
         the retryable errors of an enqueue."""
         name = ask.request.transaction
 
@@ -270,9 +269,8 @@ class Transacting:
             self._core.topic(topic)
 
     def rollback_transaction(self, ask: Ask[TransactionName]) -> None:
-        """Drop the half tasks. A repeated rollback has the same answer.
-
-        Raise UnknownTransaction, TransactionCommitted."""
+        """Drop the half tasks. A repeated rollback has the same answer. Raise UnknownTransaction,
+        TransactionCommitted."""
         name = ask.request.transaction
 
         def act() -> None:
@@ -559,9 +557,8 @@ class CheckBacks:
         return len(self._groups)
 
     def ask(self, row: TransactionRow, above: Reach) -> Reach:
-        """Choose the member that the next ``flush`` asks about the transaction.
-
-        Only a member with a higher reach than ``above`` is chosen. Return its reach, or NOBODY."""
+        """Choose the member that the next ``flush`` asks about the transaction. Only a member with
+        a higher reach than ``above`` is chosen. Return its reach, or NOBODY."""
         by_principal = self._members.get(row.group, {})
         for reach in (Reach.OWN, Reach.ANOTHER):
             if reach <= above:

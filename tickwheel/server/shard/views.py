@@ -1,4 +1,4 @@
-"""Maps of tasks, dead letters, counts and settings, as the operations answer them.
+"""Creates the maps of tasks, dead letters, counts and settings that answers contain.
 
 Counts are read from the engine's memory in O(topics), without a scan.
 """
@@ -30,13 +30,13 @@ from tickwheel.server.shard.parts import Parts
 from tickwheel.version import __version__
 
 ValueBytes = Callable[[object], int]
-"""Returns the bytes that a plain value takes in an answer of the transport."""
+"""Returns the size in bytes of a plain value in an answer of the transport."""
 
 
 def task_map(
     task: TaskSnapshot, state: str, slot: int, cycles: int, groups: dict[str, GroupView]
 ) -> dict[str, Any]:
-    """Return a live task in the form of LOOKUP and LIST."""
+    """Return an unfinished task as the map that LOOKUP and LIST use."""
     row = task.row
     options = row.options or TaskOptions()
     replayed = options.replayed
@@ -66,15 +66,14 @@ _LISTED = [
     for field, option in kept_options()
     if option.is_listed
 ]
-"""The displayed options of a task, with their indexes in ``TaskOptions``."""
+"""(name, index in ``TaskOptions``) of the options of a task that are shown."""
 
 
 def fitting(
     task: dict[str, Any], bytes_max: int, value_bytes: ValueBytes
 ) -> tuple[dict[str, Any], int]:
-    """Return the task's map and its bytes in an answer.
-
-    If the map is larger than ``bytes_max``, keep only the newest failure of each group, or none."""
+    """Return (the task's map, its size in bytes in an answer). If the map is larger than
+    ``bytes_max``, keep only the newest failure of each group, or none."""
     size = value_bytes(task)
     for kept in (1, 0):
         if size <= bytes_max or not task.get("groups"):
@@ -89,14 +88,14 @@ def fitting(
 
 
 class FailureView(NamedTuple):
-    """A failure in the form of all answers."""
+    """A failure as all answers contain it."""
 
     attempt: int
     at_ms: int
     reason: str
     subscriber: str
     trace: str
-    """The trace, or an empty string if it is not kept."""
+    """The trace, or an empty string if none is stored."""
 
 
 def failure_map(failure: Failure) -> FailureView:
@@ -134,9 +133,8 @@ _OF_TOTALS = (
 def stats_map(
     parts: Parts, now: Now, value_bytes: ValueBytes, only: TopicFilter | None = None
 ) -> dict[str, Any]:
-    """Return the counts of ``tickwheel stats``; ``docs/protocol.md`` lists the fields.
-
-    With ``only``, counts include only these topics, and counts of the whole daemon are left out."""
+    """Return the counts of ``tickwheel stats``; ``docs/protocol.md`` lists the fields. With a topic
+    filter, counts include only its topics, and counts of the whole daemon are left out."""
     core = parts.core
     visible = (topic for topic in core.topics.values() if only is None or only(topic.name))
     topics = {topic.name: topic_map(core, topic, now) for topic in visible}
@@ -199,7 +197,7 @@ def _whole(parts: Parts, topics: dict[str, dict[str, Any]]) -> dict[str, Any]:
 
 
 class Page:
-    """One page of a list: at most ``limit`` maps, as many as fit into an answer."""
+    """One page of a list: as many maps as fit into an answer, at most ``limit``."""
 
     def __init__(self, parts: Parts, limit: int, value_bytes: ValueBytes) -> None:
         self.items: list[dict[str, Any]] = []
@@ -216,9 +214,8 @@ class Page:
         return True
 
     def answer(self, maps: Iterable[dict[str, Any]], name: str, key: str) -> dict[str, Any]:
-        """Return the answer with as many ``maps`` as fit, as the field ``name``.
-
-        ``next`` is the ``key`` of the last map if there are more."""
+        """Return an answer whose field ``name`` contains as many of ``maps`` as fit. If there are
+        more, ``next`` is the ``key`` of the last map in the answer."""
         is_all = all(map(self.take, maps))
         return {name: self.items, "next": None if is_all else self.items[-1][key]}
 
@@ -226,7 +223,7 @@ class Page:
 def _that_fit(
     topics: dict[str, dict[str, Any]], bytes_max: int, value_bytes: ValueBytes
 ) -> tuple[dict[str, dict[str, Any]], int]:
-    """Return the first topics that fit into ``bytes_max``, and the number of the others."""
+    """Return (the first topics, as many as fit into ``bytes_max``; the number of the others)."""
     shown: dict[str, dict[str, Any]] = {}
     for name, counts in topics.items():
         bytes_max -= value_bytes((name, counts))
@@ -240,10 +237,8 @@ NOT_STORED = (Merging.KEPT, Merging.REPLACED, Merging.REJECTED)
 
 
 def topic_map(core: Core, topic: Topic, now: Now) -> dict[str, Any]:
-    """Return the counts of one topic.
-
-    Due tasks without a group count as ready. Tasks of a group that is being deleted count, although
-    the group is no longer listed."""
+    """Return the counts of one topic. Due tasks count as ready even if the topic has no group.
+    Tasks of a group that is being deleted count, although the group is not listed."""
     return {
         "scheduled": topic.scheduled,
         **topic.held(),
@@ -279,7 +274,7 @@ def group_map(core: Core, group: Group, now: Now) -> dict[str, Any]:
 
 
 def _lined(group: Group) -> dict[str, int]:
-    """Return the counts of order keys and fair shares of a group that has had such tasks."""
+    """Return the counts for order keys and fair shares, if the group has had such tasks."""
     if not group.is_ordered:
         return {}
     paused = len(group.paused_keys)
@@ -287,7 +282,7 @@ def _lined(group: Group) -> dict[str, int]:
 
 
 def replay_map(group: Group) -> dict[str, Any] | None:
-    """Return the progress of the group's replay of earlier tasks; None if it is complete."""
+    """Return the progress of the group's replay of earlier tasks, or None if none is running."""
     replay = group.topic.replays.get(group)
     if replay is None:
         return None
@@ -295,7 +290,7 @@ def replay_map(group: Group) -> dict[str, Any] | None:
 
 
 def age_ms(group: Group, now: Now) -> int:
-    """Return the age in ms of the oldest ready task, or 0 without any."""
+    """Return the age in ms of the oldest ready task, or 0 if no task is ready."""
     since_ms = group.oldest_since_ms()
     return max(0, now.now_ms - since_ms) if since_ms is not None else 0
 
@@ -316,7 +311,8 @@ def policy_map(ref: PolicyRef | None, policies: Mapping[str, RetryPolicy]) -> di
 def settings_map(
     settings: GroupSettings, policies: Mapping[str, RetryPolicy], *, is_ordered: bool = False
 ) -> dict[str, Any]:
-    """Return the settings of a topic or group; ``is_ordered`` is that of ``where_set``."""
+    """Return the settings of a topic or group. ``is_ordered`` is the one of
+    ``specific_settings``."""
     return {
         "paused": settings.paused,
         "rate": settings.rate,
@@ -327,10 +323,9 @@ def settings_map(
 
 
 def where_set(settings: GroupSettings, *, is_ordered: bool) -> dict[str, Any]:
-    """Return the changed settings that only topics or only groups have.
-
-    Settings of order keys are complete if any is changed or the group has had a task with an order
-    key (``is_ordered``)."""
+    """Return those settings that only topics or only groups have and that were changed. Settings of
+    order keys are complete if any is changed or the group has had a task with an order key
+    (``is_ordered``)."""
     rule = {} if settings.if_pending is None else {"if_pending": settings.if_pending.to_map()}
     named: dict[str, Any] = {
         "broadcast_only": settings.broadcast_only or None,
