@@ -43,7 +43,7 @@ NOT_UNIQUE = {
 
 @pytest.fixture
 async def shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Shards]:
-    monkeypatch.setattr(following, "LOOK_S", 3_600.0)
+    monkeypatch.setattr(following, "READ_S_MIN", 3_600.0)
     backups = tmp_path / "backups"
     backups.mkdir()
     async with Shards(COUNT, tmp_path, backup_dir=str(backups)) as found:

@@ -21,7 +21,7 @@ from tickwheel.engine.groups import Original
 from tickwheel.history.lines import Renderer
 from tickwheel.history.past import Plan, ResetScope, fill
 from tickwheel.model.kinds import Bulk, BulkState, Selection
-from tickwheel.server.shard.resets import after_of, place_of, wanted_of
+from tickwheel.server.shard.resets import place_after, place_of, scope_of
 
 STEADY = replace(CONFIG, slots=8, retry=replace(RETRY, base_ms=50, retries_max=10_000))
 NAMES = ("a", "b")
@@ -208,7 +208,7 @@ class ResetMachine(RuleBasedStateMachine):
         assert self.bulk is not None
         rig, bulk, bulks = self.rig, self.bulk, self.rig.engine.bulks
         plan = self.made()
-        kept = plan.read(after_of(bulks.rows[bulk.id].place), limit, 1 << 20)
+        kept = plan.read(place_after(bulks.rows[bulk.id].place), limit, 1 << 20)
         if not kept:
             rig.engine.bulks.end(bulk.id, BulkState.DONE, rig.now_ms)
             rig.commit()
@@ -239,7 +239,7 @@ class ResetMachine(RuleBasedStateMachine):
             rig, bulk = self.rig, self.bulk
             assert bulk is not None
             group = rig.group(name=str(bulk.argument("group")))
-            wanted = wanted_of(bulk, group, bulk.id)
+            wanted = scope_of(bulk, group, bulk.id)
             self.plan = Plan()
             fill(self.plan, lambda: iter(self.lines() if self.HAS_HISTORY else []), wanted)
             self.meet(self.plan, wanted, bulk.until_id)

@@ -634,7 +634,7 @@ ALLOWED = (
         "ids-of-other-topics-are-found",
         "what is named by an id is not asked for its topic",
         {
-            "shard/tasks:_is_seen": (returning("True"),),
+            "shard/tasks:_is_visible": (returning("True"),),
             "shard/tasks:Controlling._change.act": (condition("topic", "True"),),
         },
         ("tests/server/test_guard.py::test_ids_of_other_topics_are_unknown",),

@@ -228,10 +228,10 @@ def _settings(rig: Rig) -> None:
     targets, counter = dict(rig.rows.targets), dict(rig.rows.counter)
     sealed = [core.sealed.effects] if core.sealed is not None else []
     for effects in (*sealed, core.open.effects):
-        _lay_over(stored, effects.of_kind(GROUP))
-        _lay_over(paused, effects.of_kind(PAUSED_KEY))
-        _lay_over(targets, effects.of_kind(TARGET))
-        _lay_over(counter, effects.of_kind(COUNTER))
+        _apply(stored, effects.of_kind(GROUP))
+        _apply(paused, effects.of_kind(PAUSED_KEY))
+        _apply(targets, effects.of_kind(TARGET))
+        _apply(counter, effects.of_kind(COUNTER))
     groups = [group for t in core.topics.values() for group in t.groups.values()]
     keys = [key for group in groups for key in group.paused_keys.values()]
     assert paused == {PAUSED_KEY.key(key): key for key in keys}
@@ -248,7 +248,7 @@ def _settings(rig: Rig) -> None:
             assert one.bucket is None or one.bucket.rate == rate
 
 
-def _lay_over(stored: dict[Any, Any], changes: dict[Any, Any]) -> None:
+def _apply(stored: dict[Any, Any], changes: dict[Any, Any]) -> None:
     for key, row in changes.items():
         stored.pop(key, None)
         if row is not None:

@@ -281,7 +281,7 @@ class Delivery:
             core.wake(group)
 
     def next_token_mono_ms(self) -> int | None:
-        """Return when the next token allows a delivery (steady clock), or None if no rate delays
+        """Return when the next token allows a delivery (steady clock); None if no rate delays
         one."""
         times = chain(self._core.throttled.values(), self._core.orderings.next_tokens.values())
         return min(times, default=None)
@@ -675,8 +675,7 @@ class RowReading:
         self._aside_left, self._allowed = None, allowed
 
     def room_to_set_aside(self, group: Group) -> int:
-        """Return how many more rows can be read within the group's credit, ignoring missing
-        rows."""
+        """Return how many more rows can be read within the group's credit, missing rows aside."""
         if self._aside_left is None:
             config, reading = self._core.config, self._being_read(group)
             limit = min(
@@ -902,8 +901,8 @@ def _buckets(group: Group) -> list[Bucket]:
 
 
 def _next_able(group: Group) -> Subscriber | None:
-    """Return the next subscriber if it has credit, otherwise None. Move it to the end, or remove it
-    if it has no room."""
+    """Return the next subscriber if it has credit, otherwise None. Rotate it, or remove it if
+    full."""
     subscriber, _ = group.able.popitem(last=False)
     if subscriber.room <= 0:
         return None  # it is added again when it regains credit

@@ -113,8 +113,7 @@ class Intake:
         return first
 
     def remember(self, address: ReplySink, session: Session, request: int, now_ms: int) -> None:
-        """Remember a request without tasks in this shard. ``address`` gets the outcome once
-        durable."""
+        """Remember a request without tasks here. ``address`` gets the outcome once durable."""
         answer = (request, 0, 0, now_ms)
         session.remember({request: answer})
         session.last = max(session.last, request)
@@ -231,8 +230,7 @@ class Intake:
         return False
 
     def mark_durable(self, batch: Batch) -> None:
-        """Record that the batch is durable, so that the next one can be sealed. Then call
-        ``land``."""
+        """Record that the batch is durable; the next one can be sealed. Then call ``land``."""
         core = self._core
         core.sealed, core.landing = None, batch
         if batch.effects.enqueued:
@@ -278,8 +276,7 @@ class Intake:
         return 0 if core.runnable else max(0, until_ms - now_ms)
 
     def _to_wheel(self, batch: Batch, rows: dict[int, TaskRow], now_ms: int) -> int:
-        """Put new tasks onto the wheel. Return the first due time, or 0 if bodies must be read
-        soon."""
+        """Put new tasks onto the wheel. Return the first due time; 0 if bodies are needed soon."""
         core = self._core
         dues = [row[1] for row in rows.values()]
         for name, count in batch.topics.items():
@@ -433,8 +430,7 @@ class Answer(NamedTuple):
     accepted_ms: int
     merged: Merged
     is_certain: bool
-    """Whether the answer depends on no task that can be refused. If False, ``Batch.staged``
-    contains it."""
+    """Whether no task of the answer can be refused. If False, ``Batch.staged`` contains it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -749,8 +745,7 @@ class Coalescer:
             self._control.replace(old.snapshot, old.due_ms, body, options, source, now_ms)
 
     def _count(self, request: Request, merged: Merged, now_ms: int, *, is_certain: bool) -> None:
-        """Count tasks that were not stored. If that is not certain, count them in the open
-        batch."""
+        """Count tasks that were not stored; if that is uncertain, in the open batch."""
         core, source = self._core, request.address or request.source
         for (topic, *_), (number, task_id, _) in zip(request.new_tasks, merged, strict=True):
             outcome = Merging(number)

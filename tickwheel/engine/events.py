@@ -137,8 +137,7 @@ class Recorder(Protocol):
         """Report a new group."""
 
     def group_reset(self, group: Group, bulk: str, from_ms: int, until_ms: int) -> None:
-        """Report a reset, which repeats the tasks that came due from ``from_ms`` to
-        ``until_ms``."""
+        """Report a reset: the tasks due from ``from_ms`` to ``until_ms`` are repeated."""
 
     def group_closed(self, group: Group) -> None:
         """Report that a group is being deleted."""

@@ -123,8 +123,7 @@ class ExplainContext(NamedTuple):
 def explain(
     core: Core, control: Control, snapshot: TaskSnapshot, context: ExplainContext
 ) -> list[Reason]:
-    """Return why a stored task is in its state: the answer, then the reasons in its other
-    groups."""
+    """Return why a stored task is in its state, then the reasons in its other groups."""
     row, state = snapshot.row, control.state(snapshot)
     if state is State.SCHEDULED:
         return [_reason_of_scheduled(core, row, context)]

@@ -117,8 +117,7 @@ class Firing:
             self._catch_up(now_ms)
 
     def _delay(self, row: TaskRow) -> None:
-        """Delay a fired task whose row has been read. Without room, its body is read again
-        later."""
+        """Delay a fired task whose row was read. Without room, its body is read again later."""
         core = self._core
         if core.has_room:
             core.keep(row)
@@ -355,8 +354,7 @@ def _wake_or_judge(core: Core, group: Group, now_ms: int) -> None:
 
 
 def _only_group(topic: Topic) -> Group | None:
-    """Return the group that is owed every due task of the topic, or None if tasks need
-    decisions."""
+    """Return the group that is owed every due task of the topic; None if tasks need decisions."""
     if topic.default_backlog is not None or topic.closing or topic.broadcasters:
         return None
     groups = topic.live_groups

@@ -303,8 +303,7 @@ class Grouping:
     # --- restore ---------------------------------------------------------------------------
 
     def restore(self, row: GroupRow) -> None:
-        """Restore a group or a topic's settings. Pass rows oldest first. Rate buckets start
-        full."""
+        """Restore a group or a topic's settings, oldest row first. Rate buckets start full."""
         topic, settings = self._core.topic(row.topic), row.settings or NOTHING_SET
         bucket = self._bucket(None, settings, 0)
         if row.group == TOPIC_ITSELF:

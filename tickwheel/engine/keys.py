@@ -199,8 +199,7 @@ def _passed_long(grown: Iterable[bytearray]) -> list[bytearray]:
 
 
 def _index(bucket: bytearray, wanted: bytes, start: int = 0) -> int:
-    """Return the index of an entry that begins with ``wanted``, or -1. Skip matches across
-    entries."""
+    """Return the index of an entry that begins with ``wanted``, or -1."""
     at = bucket.find(wanted, start)
     while at > 0 and at % ENTRY_BYTES:
         at = bucket.find(wanted, at + 1)

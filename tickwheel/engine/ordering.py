@@ -864,8 +864,7 @@ class Ordering:
         return not (self.keys.are_odd(marks) or self.pauses.are_odd(marks))
 
     def hand_out_all(self, ids: Sequence[int], traits: list[Traits] | None) -> list[Traits] | None:
-        """Do for these tasks what ``hand_out`` does. Return their traits; None if all are
-        ``PLAIN``."""
+        """``hand_out`` these tasks. Return their traits; None if all are ``PLAIN``."""
         waited = self.shares.waited_ids.intersection(ids) if self.shares.waited_ids else None
         if not waited:
             return traits
@@ -1016,8 +1015,7 @@ class Orderings:
         self.to_advance: dict[Group, list[int]] = {}
         """Group whose replay is over → keys that must still advance."""
         self.next_tokens: dict[Group, int] = {}
-        """Group with values delayed by ``rate_each`` → when the first has a token (steady
-        clock)."""
+        """Group with values delayed by ``rate_each`` → steady time of the first's token."""
 
     def begin(self, group: Group) -> Ordering:
         """Return the ``Ordering`` of the group, creating it if there is none."""

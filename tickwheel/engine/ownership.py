@@ -129,8 +129,7 @@ def earliest(members: Iterable[M]) -> list[M]:
 
 
 def moved_before(members: Iterable[M], since_ms: int) -> tuple[list[M], int]:
-    """Return (the earliest groups if a new group begins before them at ``since_ms``, their new
-    start)."""
+    """Return (the earliest groups if a new group begins before them, their new start)."""
     later = [member for member in earliest(members) if member.since_ms > since_ms]
     return later, max(0, since_ms - 1)
 
@@ -369,8 +368,8 @@ class Ownership:
         return groups
 
     def owners_are_closed(self, topic: Topic, row: TaskRow) -> bool:
-        """Return whether a task that fired again after a restart is owed only to groups that are
-        being deleted."""
+        """Return whether a task fired again after a restart is owed only to groups being
+        deleted."""
         owed = [group for group in topic.groups.values() if owes(group, row)]
         return bool(owed) and all(group.was_restored for group in owed)
 

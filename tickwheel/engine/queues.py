@@ -657,8 +657,7 @@ class Order:
         return heads, dues_ms
 
     def exchange(self, mark: int, head: int, due_ms: int, place: int) -> int:
-        """Exchange ``head``, an unattempted task, with a queued earlier task. Return the key's
-        head."""
+        """Exchange ``head`` (unattempted) with a queued earlier task. Return the key's head."""
         queue = self.queues.get(mark)
         if queue is None or queue.head != head:
             return head

@@ -105,8 +105,7 @@ class Schedules:
         return "updated"
 
     def pause(self, entry: LoadedSchedule, *, paused: bool) -> None:
-        """Pause or resume a schedule. A paused schedule does not fire. When it resumes, its
-        catch-up applies."""
+        """Pause a schedule, so that it does not fire, or resume it; its catch-up then applies."""
         if entry.row.paused != paused:
             row = entry.row._replace(paused=paused)
             self._record_change(entry, row, PAUSED if paused else RESUMED)
@@ -125,8 +124,7 @@ class Schedules:
         self._schedule_heap.arm(entry)
 
     def unwatch_ended(self, requested: Iterable[int], snapshots: dict[int, TaskSnapshot]) -> None:
-        """Stop watching the ``requested`` tasks that have ended. ``snapshots`` are the stored
-        ones."""
+        """Stop watching ``requested`` tasks that have ended. ``snapshots`` are the stored ones."""
         ended = [
             i for i in requested
             if i not in snapshots or (snapshots[i].dead and not self._control.is_owed(snapshots[i]))
@@ -261,8 +259,7 @@ class Schedules:
         request: int,
         now_ms: int,
     ) -> None:
-        """Create a task, due now, for each of these occurrences. ``address`` gets the durable
-        ids."""
+        """Create a task, due now, for each occurrence. ``address`` gets the durable ids."""
         ids = self._stage(entry, entry.row.schedule, times_ms, now_ms, address, request)
         runs = [
             Run(planned_ms, now_ms, BACKFILLED, task_id)
@@ -386,8 +383,7 @@ def _new_task(schedule: Schedule, planned_ms: int, now_ms: int) -> NewTask:
 
 
 def jitter_of(schedule: Schedule, planned_ms: int) -> int:
-    """Return the jitter of an occurrence in ms, a function of the schedule's name and the planned
-    time."""
+    """Return the jitter of an occurrence in ms, a function of the name and the planned time."""
     if not schedule.jitter_ms:
         return 0
     mixed = planned_ms

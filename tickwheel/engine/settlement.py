@@ -72,8 +72,7 @@ class LeaseEnd:
 
     why: str
     is_confirmed: bool = True
-    """Whether credit waits until the end is durable. False if the consumer did not request the
-    end."""
+    """Whether credit waits until the end is durable. Not if the consumer did not request it."""
     raises_doubt: bool = False
     """Whether the consumer of the lease might be dead."""
 
@@ -233,8 +232,7 @@ class Settlement:
         return Verdict(self._core.failure(lease, reason, now_ms), delay_ms)
 
     def reject(self, lease: Lease, reason: str | None, now_ms: int) -> str:
-        """Make the task a dead letter or hold its key, depending on its group. Return the
-        outcome."""
+        """Make the task a dead letter or hold its key, as its group says. Return the outcome."""
         failure = self._core.failure(lease, _reason(reason, "rejected"), now_ms)
         rules = OrderRules.of(lease.group.settings.order)
         holds_key = bool(lease.order) and rules.failure == ORDER_HOLD
@@ -568,8 +566,7 @@ class DeadLetters:
     # --- adding ----------------------------------------------------------------------------
 
     def to_dead_letters(self, lease: Lease, failure: Failure, now_ms: int) -> None:
-        """Make an ended delivery's task a dead letter. Its past contains ``failure`` without
-        trace."""
+        """Make an ended delivery's task a dead letter, with ``failure`` as its last attempt."""
         core, group, key = self._core, lease.group, (lease.id, lease.group.name)
         core.open.effects.dead[key] = DeadRow(
             lease.id,
@@ -598,8 +595,7 @@ class DeadLetters:
     # --- removing --------------------------------------------------------------------------
 
     def is_over(self, snapshot: TaskSnapshot, ttl_ms: int | None, now_ms: int) -> bool:
-        """Return whether the task would expire at once if it were requeued with ``ttl_ms``, or with
-        its own time to live."""
+        """Return whether the task, requeued with ``ttl_ms`` or its own, would expire at once."""
         end_ms = ttl_end_ms(snapshot.row.due_ms, self._options(snapshot.row))
         return ttl_ms is None and end_ms is not None and now_ms >= end_ms
 

@@ -123,8 +123,7 @@ class EngineConfig:
     dispatch_bytes_max: int = 16 * 1024 * 1024
     """Bytes after which a call of ``dispatch`` stops. It can exceed this by one frame."""
     handed_bytes_max: int = 16 * 1024 * 1024
-    """Bytes of at-most-once deliveries waiting for their commit at which no further frame is
-    made."""
+    """Bytes of at-most-once deliveries waiting for their commit that stop further frames."""
     acks_ahead_max: int = 4_096
     """Maximum number of settled deliveries of a subscription whose credit returns before the
     settlement is durable; 0 for an at-most-once subscription."""
@@ -470,7 +469,7 @@ class Core:
         self.config, self.epoch, self.ids = config, epoch, IdSource(config.shard, id_mark)
         self.recorder, self.is_recorded = recorder or UNRECORDED, recorder is not None
         self.landed_id = self.wheel_id = id_mark
-        """Ids up to ``landed_id`` are durable or refused; those up to ``wheel_id`` were on the
+        """Ids up to ``landed_id`` are durable or refused; up to ``wheel_id`` they were on the
         wheel."""
         self.wheel = TimingWheel(now_ms, slots=config.slots, tick_ms=config.tick_ms)
         self.open, self.windows = Batch(), Windows(self.wheel, self._placed)

@@ -133,8 +133,7 @@ class Control:
         return bool(self._ownership.groups_of(snapshot))
 
     def view(self, snapshot: TaskSnapshot, mono_to_wall_ms: int) -> dict[str, GroupView]:
-        """Return the task's state in each group. ``mono_to_wall_ms`` converts lease ends to wall
-        time."""
+        """Return the task's state in each group; ``mono_to_wall_ms`` converts lease ends."""
         task_id = snapshot.row.id
         own = snapshot.row.options.retry if snapshot.row.options is not None else None
         views: dict[str, GroupView] = {}
@@ -876,8 +875,7 @@ class KeyControl:
         return sorted(keys, key=lambda paused: paused.key.since_ms)
 
     def restore(self, rows: Iterable[PausedKey]) -> None:
-        """Restore the paused keys of groups that exist and have the same ``fair_by``. Drop
-        others."""
+        """Restore the paused keys of groups that still have the same ``fair_by``; drop others."""
         for row in sorted(rows, key=lambda row: row.since_ms):
             group = self._core.find_group(row.topic, row.group)
             if (

@@ -652,8 +652,7 @@ class ScheduleHeap:
         return None if due_ms is None else max(due_ms, self.blocked_until_ms)
 
     def pop(self, now_ms: int) -> LoadedSchedule | None:
-        """Remove and return the next schedule due by ``now_ms``. The caller must ``arm`` it
-        again."""
+        """Remove and return the next schedule due by ``now_ms``. The caller ``arm``s it again."""
         name = None if now_ms < self.blocked_until_ms else self._due.pop(now_ms)
         return None if name is None else self.by_name[name]
 

@@ -122,8 +122,8 @@ class Group:
 
     @property
     def is_held(self) -> bool:
-        """Whether the group gets no deliveries, because it or its topic is paused, or because it is
-        being deleted."""
+        """Whether the group gets no deliveries: it or its topic is paused, or it is being
+        deleted."""
         return (
             self.settings.paused
             or self.topic.settings.paused

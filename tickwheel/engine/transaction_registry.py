@@ -161,8 +161,7 @@ class TransactionRegistry:
         self._due = DueNames()
 
     def with_names(self, known: tuple[str, ...], more: Iterable[str]) -> tuple[str, ...]:
-        """Return the names of ``known`` and ``more`` without duplicates. All transactions share one
-        object per name."""
+        """Return the names of ``known`` and ``more`` without duplicates, one object per name."""
         if len(self._names) >= NAMES_MAX:
             self._names.clear()
         return tuple(dict.fromkeys((*known, *(self._names.setdefault(n, n) for n in more))))

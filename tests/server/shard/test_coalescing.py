@@ -631,7 +631,7 @@ async def test_a_resend_during_the_first_attempt_gets_its_answer(
             answers[1][2] == "conflict"
             and "is already waiting, and has different tasks" in answers[1][3]
         )
-    assert not found.undecided and not rig.shard.coalescing._first
+    assert not found.undecided and not rig.shard.coalescing._by_number
     if end == "done":
         assert answers[0][2][2]["outcomes"][0][0] == "replaced"
         assert [one.row.body for one in await rig.store.scan(0, 10, None)] == [b"one"]

@@ -54,20 +54,19 @@ READ_BYTES = 16 << 20
 """Bytes after which a read of rows with their bodies stops. The last row can exceed them."""
 READS_AT_A_TIME = 4
 """Maximum number of running reads for all groups that are being deleted."""
-COMING_DUE_S = 0.05
+RECHECK_S = 0.05
 """Seconds after which a deletion checks again whether tasks of the group have come due."""
 DISK_S = 15.0
 """Seconds between two measurements of the disk."""
 SWEEP_S_MIN = 1.0
 SWEEP_S_MAX = 600.0
-SOON, AGAIN = 0.25, 0.005
+LAST_SHARE, INTERVAL_SHARE = 0.25, 0.005
 """Shares of the retention: in its last quarter, the oldest dead letter is looked up at intervals of
 1/200 of it (every 1.7 hours for 14 days)."""
 
 
 class Upkeep:
-    """Deletes groups and topics, replays tasks and sweeps dead letters. Call ``start`` after every
-    task is loaded."""
+    """Deletes groups and topics, replays tasks, sweeps dead letters; ``start`` after loading."""
 
     def __init__(self, parts: Parts, backup_folder: Path) -> None:
         self._parts = parts
@@ -87,7 +86,7 @@ class Upkeep:
             if topic.settings.closed_ms is not None:
                 self.withdraw(topic)
             elif topic.settings.broadcast_only:
-                self.let_go(topic)
+                self.end_backlog(topic)
         self._parts.spawn(self._sweep_forever())
         self._parts.observed.groups_unused = 0
         self._parts.spawn(self.unused.run())
@@ -100,8 +99,7 @@ class Upkeep:
             self._parts.spawn(DailyBackups(self._parts, self._backup_folder, hour).run())
 
     async def _measure_disk_forever(self) -> None:
-        """Record how full the disk with the database is. If the disk hangs, only one thread is
-        blocked."""
+        """Record how full the database's disk is. If it hangs, only one thread is blocked."""
         store, observed = self._parts.store, self._parts.observed
         while isinstance(store, OnDisk):
             with contextlib.suppress(OSError):
@@ -136,7 +134,7 @@ class Upkeep:
                 # Start again after the last page, because tasks may have died at earlier positions.
                 place = (ids[-1], group.name) if ids else (0, "")
             if not ids:
-                await asyncio.sleep(COMING_DUE_S)
+                await asyncio.sleep(RECHECK_S)
                 continue
             async with self._reads, self._parts.reader.read_some(ids, READ_BYTES) as (view, rest):
                 read_ids = ids[: len(ids) - len(rest)]
@@ -158,15 +156,15 @@ class Upkeep:
         closing, grouping = self._parts.engine.topic_closing, self._parts.engine.grouping
         await self._parts.loaded.wait()
         await asyncio.gather(*(self._drains[group] for group in topic.groups.values()))
-        seen = 1
-        while seen and not grouping.is_empty(topic):
+        found = 1
+        while found and not grouping.is_empty(topic):
             # After this, tasks that were staged when the topic was closed are stored.
             await self._parts.committer.barrier()
-            seen = 0
+            found = 0
             after: int | None = 0
             while after is not None:
                 page, after = await self._page(after, topic.name)
-                seen += len(page)
+                found += len(page)
                 closing.withdraw(page)
                 self._parts.committer.kick()
                 await self._parts.committer.barrier()
@@ -176,12 +174,12 @@ class Upkeep:
 
     # --- topics for broadcasts only ------------------------------------------------------------
 
-    def let_go(self, topic: Topic) -> None:
+    def end_backlog(self, topic: Topic) -> None:
         """End the due tasks that wait for a group of a topic that has become broadcast-only."""
         if topic.default_backlog is not None and topic.default_backlog.ready_count:
-            self._parts.spawn(self._let_go(topic))
+            self._parts.spawn(self._end_backlog(topic))
 
-    async def _let_go(self, topic: Topic) -> None:
+    async def _end_backlog(self, topic: Topic) -> None:
         await self._parts.loaded.wait()
         after: int | None = 0
         while after is not None and topic.settings.broadcast_only:
@@ -249,13 +247,13 @@ class Upkeep:
         """Sweep when the oldest dead letter may have expired, and sometimes earlier: if the oldest
         one was requeued, no warning of its expiry must be given."""
         pause_s = min(SWEEP_S_MAX, max(SWEEP_S_MIN, self._retention_ms / 10_000))
-        next_ms = looked_ms = 0
+        next_ms = swept_ms = 0
         while True:
             now_ms = self._parts.clock.read().now_ms
-            soon = next_ms - now_ms < self._retention_ms * SOON
-            again = soon and now_ms - looked_ms >= self._retention_ms * AGAIN
-            if self._parts.core.dead and (now_ms >= next_ms or again):
-                looked_ms = now_ms
+            is_near = next_ms - now_ms < self._retention_ms * LAST_SHARE
+            is_early_sweep = is_near and now_ms - swept_ms >= self._retention_ms * INTERVAL_SHARE
+            if self._parts.core.dead and (now_ms >= next_ms or is_early_sweep):
+                swept_ms = now_ms
                 next_ms = await self.sweep_dead(now_ms) + self._retention_ms
             self._parts.observed.dead_expire_s = next_ms / 1000 if self._parts.core.dead else 0.0
             await asyncio.sleep(pause_s)
@@ -273,8 +271,8 @@ class Upkeep:
             after = rows[-1].id, rows[-1].group
             limit_ms = now_ms - self._retention_ms
             expired = [(row.id, row.group) for row in rows if row.died_ms <= limit_ms]
-            kept_ms = (row.died_ms for row in rows if row.died_ms > limit_ms)
-            oldest_ms = min([oldest_ms, *kept_ms])
+            remaining_ms = (row.died_ms for row in rows if row.died_ms > limit_ms)
+            oldest_ms = min([oldest_ms, *remaining_ms])
             if expired:
                 await self._delete_expired(expired, limit_ms)
 
@@ -302,8 +300,8 @@ class Upkeep:
 
 # --- unused groups -------------------------------------------------------------------------------
 
-LOOK_S_MIN, LOOK_S_MAX = 0.1, 60.0
-LOOKS = 10
+CHECK_S_MIN, CHECK_S_MAX = 0.1, 60.0
+CHECKS = 10
 """Number of checks within ``group_unused_report_s``."""
 GROUPS_AT_A_TIME = 1_000
 
@@ -319,7 +317,7 @@ class UnusedGroups:
         report_s, end_s = settings.group_unused_report_s, settings.group_unused_end_s
         self._report_ms = int(report_s * 1000)
         self._end_ms = None if end_s is None else int(end_s * 1000)
-        self._pause_s = min(LOOK_S_MAX, max(LOOK_S_MIN, report_s / LOOKS))
+        self._pause_s = min(CHECK_S_MAX, max(CHECK_S_MIN, report_s / CHECKS))
 
     async def run(self) -> None:
         """Check all groups repeatedly, forever."""
@@ -329,13 +327,13 @@ class UnusedGroups:
 
     async def look(self) -> None:
         """Check every group once."""
-        unused = looked_at = 0
+        unused = examined = 0
         for topic in list(self._parts.core.topics.values()):
             for group in topic.live_groups:
                 if not group.is_closed:
                     unused += self._is_unused(group, self._parts.clock.read().mono_ms)
-                looked_at += 1
-                if looked_at % GROUPS_AT_A_TIME == 0:
+                examined += 1
+                if examined % GROUPS_AT_A_TIME == 0:
                     await asyncio.sleep(0)
         self._parts.observed.groups_unused = unused
 
@@ -382,8 +380,7 @@ SAMPLED_AT_A_TIME: Final = 100
 READY_SHOWN_MAX: Final = 2**32 - 1
 """Maximum backlog that is displayed. Larger ones are displayed as this number."""
 _SLOTS: Final = SAMPLES + 1
-"""Number of slots for samples: one more than the samples shown, so that an incomplete sample is
-never read."""
+"""Number of slots for samples: one more than those shown, so that no incomplete one is read."""
 
 
 class _Samples:
@@ -428,13 +425,13 @@ class Lags:
     async def look(self) -> None:
         """Take a sample of every group."""
         now, number = self._clock.read(), self._number + 1
-        looked_at = 0
+        examined = 0
         room = GROUPS_KEPT_MAX - len(self._samples)
         kept: dict[Group, _Samples] = {}
         for topic in list(self._core.topics.values()):
             for group in topic.live_groups:
-                looked_at += 1
-                if looked_at % SAMPLED_AT_A_TIME == 0:
+                examined += 1
+                if examined % SAMPLED_AT_A_TIME == 0:
                     await asyncio.sleep(0)
                 ready = group.ready_count
                 samples = self._samples.get(group)

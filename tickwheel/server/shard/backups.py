@@ -41,18 +41,17 @@ from tickwheel.persistence import sqlite_url
 from tickwheel.persistence.contract import StoreError
 
 if TYPE_CHECKING:
-    from tickwheel.server.shard.callers import Ask
+    from tickwheel.server.shard.callers import Call
     from tickwheel.server.shard.parts import Listings, Parts
 
 BACKUP_NAME_BYTES_MAX: Final = 200
-"""Maximum bytes of a backup's name. Most file systems allow 255, and the name of an unfinished copy
-is longer."""
+"""Maximum bytes of a backup's name. Most file systems allow 255; an unfinished copy needs more."""
 RESTORES_AT_A_TIME: Final = 1
 RESTORES_KEPT_MAX: Final = 16
 """Number of the newest restores that are remembered."""
 LINE_BYTES_MAX: Final = 4 * 1024 * 1024
 COMMAND: Final = (sys.executable, "-m", "tickwheel.history.restore")
-LOOK_S = 60.0
+CHECK_S = 60.0
 """Seconds between two reads of the clock, which an operator can change."""
 RETRY_S = 600.0
 _STAMP = "%Y%m%dT%H%M%SZ"
@@ -77,7 +76,7 @@ class DailyBackups:
         """Create a backup each day, forever."""
         self._report_newest()
         while True:
-            pause_s = LOOK_S
+            pause_s = CHECK_S
             if self.is_due() and not await self.once():
                 pause_s = RETRY_S
             await asyncio.sleep(pause_s)
@@ -85,7 +84,7 @@ class DailyBackups:
     def is_due(self) -> bool:
         """Return whether the configured hour has passed since the newest backup, or the last backup
         failed. A backup of which the history was not told counts as failed."""
-        backups = self._made()
+        backups = self._existing()
         return self._failed or not backups or backups[-1][0] < self._last_hour()
 
     async def once(self) -> bool:
@@ -110,16 +109,16 @@ class DailyBackups:
         return True
 
     def _report_newest(self) -> None:
-        backups = self._made()
+        backups = self._existing()
         if backups:
             self._parts.observed.backed_up(backups[-1][0].timestamp())
 
     def _rotate(self) -> None:
-        for _, path in self._made()[: -self._parts.settings.backup_keep]:
+        for _, path in self._existing()[: -self._parts.settings.backup_keep]:
             with contextlib.suppress(OSError):
                 path.unlink()
 
-    def _made(self) -> list[tuple[datetime, Path]]:
+    def _existing(self) -> list[tuple[datetime, Path]]:
         """Return (time, path) of the backups in the folder, oldest first."""
         backups = []
         with contextlib.suppress(OSError):
@@ -147,11 +146,10 @@ class BackingUp:
         self._backups = backups
         self._folder = folder
 
-    def backup(self, ask: Ask[BackupName]) -> None:
-        """Copy the store to a new file in the folder for backups. Raise BadRequest, LimitExceeded,
-        Overloaded."""
-        path = self._folder / file_name(ask.request.name, "name")
-        self._backups.answer(ask, lambda: self._backup(path))
+    def backup(self, call: Call[BackupName]) -> None:
+        """Copy the store to a new file for backups. Raise BadRequest, LimitExceeded, Overloaded."""
+        path = self._folder / file_name(call.request.name, "name")
+        self._backups.answer(call, lambda: self._backup(path))
 
     async def _backup(self, path: Path) -> dict[str, Any]:
         """Write the backup. Convert errors of the file system to errors for the client."""
@@ -200,16 +198,15 @@ class Restore:
     wanted: NewRestore
     began_ms: int
     state: str = "running"
-    """``running``, then ``done``, ``refused`` (nothing was written; see the report), ``failed`` or
-    ``cancelled``."""
+    """``running``, then ``done``, ``refused`` (nothing written), ``failed`` or ``cancelled``."""
     ended_ms: int | None = None
     step: str = "backup"
     done: int = 0
-    of: int | None = None
+    total: int | None = None
     report: dict[str, Any] | None = None
     error: dict[str, str] | None = None
     process: Process | None = None
-    is_unwanted: bool = False
+    is_cancelled: bool = False
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
     def view(self) -> dict[str, Any]:
@@ -223,7 +220,7 @@ class Restore:
             "of_shards": self.wanted.of_shards,
             "began_ms": self.began_ms,
             "ended_ms": self.ended_ms,
-            "progress": {"step": self.step, "done": self.done, "total": self.of},
+            "progress": {"step": self.step, "done": self.done, "total": self.total},
             "report": self.report,
             "error": self.error,
         }
@@ -276,8 +273,7 @@ class Restores:
         return restore
 
     def _new_id(self, wanted: NewRestore, now_ms: int) -> int:
-        """Return the requested id, or by default the first unused id from ``now_ms`` on. Raise
-        Conflict."""
+        """Return the requested id, or the first unused one from ``now_ms`` on. Raise Conflict."""
         if wanted.id is None:
             return next(number for number in count(now_ms) if number not in self._known)
         if wanted.id in self._known:
@@ -295,7 +291,7 @@ class Restores:
         """Cancel a restore and wait for its end. Do nothing if it has ended."""
         if restore.state != "running":
             return
-        restore.is_unwanted = True
+        restore.is_cancelled = True
         process = restore.process
         if process is not None and process.stdin is not None:
             process.stdin.close()
@@ -333,7 +329,7 @@ class Restores:
     def _end(self, restore: Restore, code: int | None) -> None:
         if restore.report is not None:
             restore.state = "refused" if restore.report["refused"] else "done"
-        elif restore.is_unwanted and restore.error is None:
+        elif restore.is_cancelled and restore.error is None:
             restore.state = "cancelled"
         else:
             restore.state = "failed"
@@ -350,7 +346,7 @@ class Restores:
         process = await start_process(COMMAND, answers=True, line_bytes_max=LINE_BYTES_MAX)
         restore.process = process
         assert process.stdin is not None and process.stdout is not None
-        if restore.is_unwanted:
+        if restore.is_cancelled:
             process.stdin.close()
         else:
             process.stdin.write(self._plan(restore.wanted))
@@ -381,7 +377,7 @@ def _update(restore: Restore, message: dict[str, Any]) -> None:
     elif "error" in message:
         restore.error = message["error"]
     else:
-        restore.step, restore.done, restore.of = message["step"], message["done"], message["of"]
+        restore.step, restore.done, restore.total = message["step"], message["done"], message["of"]
 
 
 class Restoring:
@@ -392,10 +388,10 @@ class Restoring:
         self._restores = restores
         self._listings = listings
 
-    def restore(self, ask: Ask[NewRestore]) -> None:
+    def restore(self, call: Call[NewRestore]) -> None:
         """Begin a restore, and answer when it is running. Raise BadRequest, LimitExceeded,
         Overloaded; answer with Conflict, NotFound."""
-        request = ask.request
+        request = call.request
         if request.ids is not None and not request.ids:
             raise BadRequest("ids has 0 elements; leave it out to restore all")
         file_name(request.into, "into")
@@ -403,25 +399,25 @@ class Restoring:
             file_name(request.backup, "backup")
         if request.backup is None and not (request.history and self._restores.has_history):
             raise BadRequest("a restore needs a backup or a history (history_dir)")
-        self._listings.answer(ask, partial(self._begin, request))
+        self._listings.answer(call, partial(self._begin, request))
 
     async def _begin(self, wanted: NewRestore) -> dict[str, Any]:
         return (await self._restores.begin(wanted)).view()
 
-    def list_restores(self, ask: Ask[Nothing]) -> None:
+    def list_restores(self, call: Call[Nothing]) -> None:
         """Answer with the remembered restores, newest first."""
         views = [restore.view() for restore in self._restores.all()]
-        self._parts.committer.answer(ask, {"restores": views})
+        self._parts.committer.answer(call, {"restores": views})
 
-    def show_restore(self, ask: Ask[RestoreId]) -> None:
+    def show_restore(self, call: Call[RestoreId]) -> None:
         """Answer with the progress or result of a restore. Raise NotFound."""
-        restore = self._restores.find(ask.request.id)
-        self._parts.committer.answer(ask, restore.view())
+        restore = self._restores.find(call.request.id)
+        self._parts.committer.answer(call, restore.view())
 
-    def cancel_restore(self, ask: Ask[RestoreId]) -> None:
+    def cancel_restore(self, call: Call[RestoreId]) -> None:
         """Cancel a restore and answer when it has ended. Raise NotFound, Overloaded."""
-        restore = self._restores.find(ask.request.id)
-        self._listings.answer(ask, partial(self._cancel, restore))
+        restore = self._restores.find(call.request.id)
+        self._listings.answer(call, partial(self._cancel, restore))
 
     async def _cancel(self, restore: Restore) -> dict[str, Any]:
         await self._restores.cancel(restore)

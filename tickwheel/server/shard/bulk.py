@@ -3,7 +3,7 @@ in the background.
 
 The caller chooses the id of a bulk operation, so that a resend finds it: the same request is
 answered with the current state, and a different request with the same id is a conflict. A caller's
-topic filter (``only``) hides bulk operations on other topics.
+topic filter (``topic_filter``) hides bulk operations on other topics.
 
 A bulk operation runs in *turns*. A turn reads a few tasks, examines them in one slice, and then
 releases them from memory. A slice is bounded by rows and time, so that even an expensive filter
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from tickwheel.engine.state import Core
     from tickwheel.model.kinds import BulkRow
     from tickwheel.model.records import DeadRow, TaskSnapshot
-    from tickwheel.server.shard.callers import Ask, TopicFilter
+    from tickwheel.server.shard.callers import Call, TopicFilter
     from tickwheel.server.shard.parts import Listings, Parts
     from tickwheel.server.shard.reads import View
     from tickwheel.server.shard.views import ValueBytes
@@ -61,8 +61,7 @@ PAGE = 500
 SLICE = 128
 """Maximum number of tasks that a turn reads and its slice examines."""
 SLICE_S = 0.003
-"""Maximum seconds that a slice spends examining tasks. It can exceed this by one task, plus 2 ms
-for changes."""
+"""Maximum seconds that a slice examines tasks, exceeded by at most one task and 2 ms of changes."""
 PACE_S_MAX = 0.25
 """Maximum seconds between checks for cancellation while a bulk operation waits for its rate."""
 BURSTS_PER_S = 10
@@ -229,8 +228,7 @@ class Runner:
             self.parts.on_event("bulk_ended", f"{outcome}, {counts}")
 
     async def preview(self, bulk: Bulk, place: Place) -> Preview:
-        """Return the results of a dry run that begins at ``place``. For a large topic the results
-        are partial."""
+        """Return the results of a dry run from ``place`` on, for a large topic partial ones."""
         search, selector = self.searches[bulk.kind], Selector(bulk.selection)
         preview, until_s = Preview(place), time.monotonic() + PREVIEW_S_MAX
         while preview.looked_at < PREVIEW_ROWS_MAX and time.monotonic() < until_s:
@@ -263,8 +261,7 @@ class Runner:
 
 
 class Search:
-    """A kind of bulk operation on stored tasks or dead letters, which it reads in pages of
-    ascending keys."""
+    """A kind of bulk operation on stored tasks or dead letters, read in pages of ascending keys."""
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
@@ -276,13 +273,11 @@ class Search:
         raise NotImplementedError
 
     def judge(self, bulk: Bulk, selector: Selector, task: TaskSnapshot, key: Place) -> bool | None:
-        """Return whether the task or dead letter at ``key`` matches, or None if it no longer
-        exists."""
+        """Return whether the task or dead letter at ``key`` matches; None if it has left."""
         raise NotImplementedError
 
     def refusals(self, bulk: Bulk, result: SliceResult) -> list[str | None]:
-        """Return, for each match, the reason why it would not be changed, or None if it would
-        be."""
+        """Return why each match would not be changed, or None if it would be."""
         raise NotImplementedError
 
     def act(self, bulk: Bulk, result: SliceResult, view: View) -> Counter[str]:
@@ -452,19 +447,19 @@ class Bulks:
         self._listings = listings
         self._value_bytes = value_bytes
 
-    def make_bulk(self, ask: Ask[NewBulk]) -> None:
+    def make_bulk(self, call: Call[NewBulk]) -> None:
         """Start a bulk operation in the background, and answer when its record is durable. Raise
         BadRequest, LimitExceeded, DueTooFar; answer with Conflict, NotFound, Overloaded when the
         queued request is processed."""
-        core, now = self._parts.core, ask.now
-        wanted = self._checked(ask.request, ask.request.id, now)
+        core, now = self._parts.core, call.now
+        wanted = self._checked(call.request, call.request.id, now)
         # Fix the selection now, so that tasks enqueued while the request is queued are not
         # affected.
         until_id = core.ids.last
         if wanted.kind in DEAD_LETTER_KINDS:
             # Take an id, so that dead letters created from now on have a higher ``behind_id``.
             until_id = core.ids.take(1, now.now_ms)
-        wanted = wanted._replace(by=ask.caller.principal.name or "anonymous", until_id=until_id)
+        wanted = wanted._replace(by=call.caller.principal.name or "anonymous", until_id=until_id)
         checks.storable_bulk(wanted)
 
         def make() -> BulkRow:
@@ -473,16 +468,16 @@ class Bulks:
             check_room(core)
             return self._parts.border.act().bulks.make(wanted)
 
-        submit(self._parts, self._runner, ask, wanted, make)
+        submit(self._parts, self._runner, call, wanted, make)
 
-    def preview_bulk(self, ask: Ask[BulkTrial]) -> None:
+    def preview_bulk(self, call: Call[BulkTrial]) -> None:
         """Answer with one part of a dry run, beginning after ``after``. Pass ``next`` from the
         answer to get the next part. Passing ``until_id`` and ``until_ms`` from the first answer
         keeps the selection the same. Raise BadRequest, LimitExceeded, DueTooFar, Overloaded."""
-        bulk = self._checked(ask.request, ask.request.id, ask.now)
-        place, until_id = ask.request.after or START, ask.request.until_id
-        if ask.request.until_ms is not None:
-            bulk = bulk._replace(made_ms=ask.request.until_ms)
+        bulk = self._checked(call.request, call.request.id, call.now)
+        place, until_id = call.request.after or START, call.request.until_id
+        if call.request.until_ms is not None:
+            bulk = bulk._replace(made_ms=call.request.until_ms)
 
         async def part() -> dict[str, Any]:
             parts = self._parts
@@ -502,47 +497,46 @@ class Bulks:
                 "next": None if preview.is_over else preview.place,
             }
 
-        self._listings.answer(ask, part)
+        self._listings.answer(call, part)
 
-    def cancel_bulk(self, ask: Ask[BulkName]) -> None:
-        """Cancel a bulk operation, keeping its changes. Do nothing if it has ended. Raise
-        NotFound."""
-        name = ask.request.bulk
+    def cancel_bulk(self, call: Call[BulkName]) -> None:
+        """Cancel a bulk operation that has not ended, keeping its changes. Raise NotFound."""
+        name = call.request.bulk
 
         def process() -> None:
-            row = self._find(name, ask.only)
+            row = self._find(name, call.topic_filter)
             if not row.state.is_over:
                 bulks = self._parts.border.act().bulks
-                row = bulks.end(name, BulkState.CANCELLED, ask.now.now_ms)
-            self._parts.committer.answer(ask, bulk_map(row))
+                row = bulks.end(name, BulkState.CANCELLED, call.now.now_ms)
+            self._parts.committer.answer(call, bulk_map(row))
 
-        self._parts.commands.put_last(ask, process)
+        self._parts.commands.put_last(call, process)
 
-    def show_bulk(self, ask: Ask[BulkName]) -> None:
+    def show_bulk(self, call: Call[BulkName]) -> None:
         """Answer with a bulk operation and its progress. Raise NotFound."""
-        row = self._find(ask.request.bulk, ask.only)
-        self._parts.committer.answer(ask, bulk_map(row))
+        row = self._find(call.request.bulk, call.topic_filter)
+        self._parts.committer.answer(call, bulk_map(row))
 
-    def list_bulk(self, ask: Ask[BulkPage]) -> None:
+    def list_bulk(self, call: Call[BulkPage]) -> None:
         """Answer with a page of bulk operations, newest first. Raise NotFound."""
-        request, only = ask.request, ask.only
+        request, topic_filter = call.request, call.topic_filter
         topic, state = request.topic, request.state
         rows = list(reversed(self._bulks.rows.values()))
         if request.after is not None:
-            rows = rows[rows.index(self._find(request.after, only)) + 1 :]
+            rows = rows[rows.index(self._find(request.after, topic_filter)) + 1 :]
         maps = (
             bulk_map(row)
             for row in rows
-            if _is_visible(row, only)
+            if _is_visible(row, topic_filter)
             and topic in (None, row.bulk.topic)
             and (state is None or row.state is STATES[state])
         )
         page = Page(self._parts, request.limit, self._value_bytes)
-        self._parts.committer.answer(ask, page.answer(maps, "bulk", "id"))
+        self._parts.committer.answer(call, page.answer(maps, "bulk", "id"))
 
-    def _find(self, name: str, only: TopicFilter | None) -> BulkRow:
+    def _find(self, name: str, topic_filter: TopicFilter | None) -> BulkRow:
         row = self._bulks.rows.get(name)
-        if row is None or not _is_visible(row, only):
+        if row is None or not _is_visible(row, topic_filter):
             raise NotFound(
                 f"there is no bulk operation {name}, or it ended so long ago that its record was"
                 " removed"
@@ -578,7 +572,7 @@ def check_room(core: Core) -> None:
 
 
 def submit(
-    parts: Parts, runner: Runner, ask: Ask[Any], wanted: Bulk, make: Callable[[], BulkRow]
+    parts: Parts, runner: Runner, call: Call[Any], wanted: Bulk, make: Callable[[], BulkRow]
 ) -> None:
     """Queue the request. When it is processed, create the bulk operation with ``make`` and run it,
     unless its id is known; then answer with the bulk operation. The answer is Conflict if a
@@ -591,9 +585,9 @@ def submit(
         if row is None:
             row = make()
             runner.begin(wanted.id)
-        parts.committer.answer(ask, bulk_map(row))
+        parts.committer.answer(call, bulk_map(row))
 
-    parts.commands.put_last(ask, process)
+    parts.commands.put_last(call, process)
 
 
 def bulk_map(row: BulkRow) -> dict[str, Any]:
@@ -640,5 +634,5 @@ def _unknown_field(kind: str, name: str) -> str:
     )
 
 
-def _is_visible(row: BulkRow, only: TopicFilter | None) -> bool:
-    return only is None or only(row.bulk.topic)
+def _is_visible(row: BulkRow, topic_filter: TopicFilter | None) -> bool:
+    return topic_filter is None or topic_filter(row.bulk.topic)

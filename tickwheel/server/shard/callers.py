@@ -49,8 +49,7 @@ if TYPE_CHECKING:
 
 ALL_TOPICS: Final = "*"
 PRINCIPALS_KEPT_MAX: Final = 1_024
-"""Maximum number of principals whose checked operations are cached. Each further principal only
-costs time."""
+"""Maximum number of principals whose checked operations are cached. Others only cost time."""
 
 
 TopicFilter = Callable[[str], bool]
@@ -212,7 +211,7 @@ class Caller:
         """The name and address to which failed attempts are attributed."""
         return f"{self.name} {self.address}".strip()
 
-    def death(self, reason: str) -> str:
+    def describe_disconnection(self, reason: str) -> str:
         """Describe an unexpected disconnection, with the transport's ``reason``. Return an empty
         string after a goodbye."""
         if self.has_left:
@@ -246,7 +245,7 @@ class Caller:
         self.replies.flush()
 
 
-class Ask(NamedTuple, Generic[R]):
+class Call(NamedTuple, Generic[R]):
     """A checked request for an operation, with its caller and the number of the answer."""
 
     caller: Caller
@@ -254,9 +253,8 @@ class Ask(NamedTuple, Generic[R]):
     request: R
     now: Now
     """The time of arrival."""
-    only: TopicFilter | None = None
-    """Selects the topics that the caller may use; the operation hides all others. None allows
-    all."""
+    topic_filter: TopicFilter | None = None
+    """Selects the topics that the caller may use; all others are hidden. None allows all."""
     witness: ReplySink | None = None
     """A sink that receives the answer before the caller."""
 
@@ -323,17 +321,17 @@ QUOTAS_KEPT_MAX: Final = 10_000
 """Maximum number of quotas that are remembered; those without callers are forgotten first."""
 
 
-def share_of_limit(most: int, core: Core) -> int:
+def share_of_limit(limit: int, core: Core) -> int:
     """Return this shard's part, at least 1, of a limit for all shards together."""
-    each, extra = divmod(most, core.config.shards)
+    each, extra = divmod(limit, core.config.shards)
     return max(1, each + (core.config.shard < extra))
 
 
-def _described_part(most: int, core: Core) -> str:
+def _part_text(limit: int, core: Core) -> str:
     """Return this shard's part of a limit as text for messages."""
     if core.config.shards == 1:
-        return str(most)
-    return f"{share_of_limit(most, core)} in this shard, of {most} in all"
+        return str(limit)
+    return f"{share_of_limit(limit, core)} in this shard, of {limit} in all"
 
 
 class Allowance:
@@ -346,8 +344,7 @@ class Allowance:
         self._at_ms = 0
 
     def wait_s(self, mono_ms: int) -> float:
-        """Return the seconds until part of the allowance is available again, or 0 if some is
-        available now."""
+        """Return the seconds until part of the allowance is available, or 0 if some is now."""
         elapsed_ms, self._at_ms = mono_ms - self._at_ms, mono_ms
         self._left = min(self._rate, self._left + max(0, elapsed_ms) * self._rate / 1000)
         return 0.0 if self._left > 0 else max(0.001, -self._left / self._rate)
@@ -359,9 +356,9 @@ class Allowance:
         return overloaded(f"{who} has used its {self._name} ({self._rate:g})", wait_s)
 
 
-def overloaded(why: str, wait_s: float) -> Overloaded:
+def overloaded(reason: str, wait_s: float) -> Overloaded:
     """Return an ``overloaded`` error that names the seconds until the next try."""
-    error = Overloaded(f"{why}; try again in {wait_s:.3f} s")
+    error = Overloaded(f"{reason}; try again in {wait_s:.3f} s")
     error.after_s = wait_s
     return error
 
@@ -413,10 +410,10 @@ class Quota:
 
     def enter(self, caller: Caller) -> None:
         """Count a new caller. Raise Overloaded if the limit of connections is reached."""
-        most = self.quotas.connections
-        if most is not None and len(self.callers) >= most:
+        limit = self.quotas.connections
+        if limit is not None and len(self.callers) >= limit:
             raise overloaded(
-                f"{self._who} already has {most} connections (connections)", FULL_WAIT_S
+                f"{self._who} already has {limit} connections (connections)", FULL_WAIT_S
             )
         self.callers.add(caller)
         caller.quota = self
@@ -427,13 +424,13 @@ class Quota:
 
     def check_subscription(self) -> None:
         """Raise Overloaded if the limit of subscriptions is reached."""
-        most = self.quotas.subscriptions
-        if most is None:
+        limit = self.quotas.subscriptions
+        if limit is None:
             return
         count = sum(len(caller.subscribers) + len(caller.pulls) for caller in self.callers)
-        if count >= most:
+        if count >= limit:
             raise overloaded(
-                f"{self._who} already has {most} subscriptions (subscriptions)", FULL_WAIT_S
+                f"{self._who} already has {limit} subscriptions (subscriptions)", FULL_WAIT_S
             )
 
     # --- enqueues --------------------------------------------------------------------------------
@@ -441,22 +438,22 @@ class Quota:
     def check(self, core: Core, mono_ms: int) -> None:
         """Raise Overloaded if the quota currently admits no task."""
         if self._allowances is None:
-            self._allowances = self._allowed(core.config.shards)
+            self._allowances = self._new_allowances(core.config.shards)
         for allowance in self._allowances.values():
             if wait_s := allowance.wait_s(mono_ms):
                 raise allowance.refusal(self._who, wait_s)
-        most = self.quotas.pending
-        if most is None:
+        limit = self.quotas.pending
+        if limit is None:
             return
         count = self._pending(core)
-        if count >= share_of_limit(most, core):
+        if count >= share_of_limit(limit, core):
             raise overloaded(
                 f"{self._who} has {count} unfinished tasks; the limit is"
-                f" {_described_part(most, core)} (pending)",
+                f" {_part_text(limit, core)} (pending)",
                 FULL_WAIT_S,
             )
 
-    def _allowed(self, shards: int) -> dict[str, Allowance]:
+    def _new_allowances(self, shards: int) -> dict[str, Allowance]:
         """Return the quotas per second. Each shard gets an equal part of them."""
         quotas = {"tasks_per_s": self.quotas.tasks_per_s, "bytes_per_s": self.quotas.bytes_per_s}
         rates = {name: rate for name, rate in quotas.items() if rate is not None}
@@ -468,20 +465,20 @@ class Quota:
             self.check(core, mono_ms)
         except Overloaded:
             return 0
-        most = self.quotas.pending
+        limit = self.quotas.pending
         return (
             core.config.tasks_max
-            if most is None
-            else share_of_limit(most, core) - self._pending(core)
+            if limit is None
+            else share_of_limit(limit, core) - self._pending(core)
         )
 
     def check_count(self, core: Core, count: int) -> None:
         """Raise Overloaded if ``count`` more tasks exceed ``pending``. Call it after ``check``."""
-        most = self.quotas.pending
-        if most is not None and self._pending(core) + count > share_of_limit(most, core):
+        limit = self.quotas.pending
+        if limit is not None and self._pending(core) + count > share_of_limit(limit, core):
             raise overloaded(
                 f"{self._who} has {self._pending(core)} unfinished tasks; {count} more would"
-                f" exceed the limit {_described_part(most, core)} (pending)",
+                f" exceed the limit {_part_text(limit, core)} (pending)",
                 FULL_WAIT_S,
             )
 
@@ -519,19 +516,20 @@ def check_share(
             registry.share(owner).count,
             principal.quotas and principal.quotas.transactions,
         )
-        most = (
+        limit = (
             share_of_limit(own_limit, core)
             if own_limit
             else config.transactions_max - registry.undecided
         )
-        if count >= most:
-            limit = (
-                _described_part(own_limit, core)
+        if count >= limit:
+            limit_text = (
+                _part_text(own_limit, core)
                 if own_limit
-                else f"{most}, so that as many remain for others"
+                else f"{limit}, so that as many remain for others"
             )
             raise overloaded(
-                f"{owner} has {count} undecided transactions; the limit is {limit} (transactions)",
+                f"{owner} has {count} undecided transactions; the limit is {limit_text}"
+                " (transactions)",
                 FULL_WAIT_S,
             )
     owner = owner if transaction is None else transaction.row.owner
@@ -564,7 +562,7 @@ class QuotaBook:
 
     def enter(self, caller: Caller) -> None:
         """Count a caller in its principal's quota. Raise Overloaded."""
-        quota = self._of(caller.principal)
+        quota = self._quota_of(caller.principal)
         if quota is not None:
             quota.enter(caller)
 
@@ -574,7 +572,7 @@ class QuotaBook:
         if caller.quota is not None:
             caller.quota.leave(caller)
 
-    def _of(self, principal: Principal) -> Quota | None:
+    def _quota_of(self, principal: Principal) -> Quota | None:
         """Return the quota of the principal; None if it has no limits."""
         quotas = principal.quotas
         if quotas is None:

@@ -38,7 +38,7 @@ from tickwheel.server.shard.reads import Reader
 
 if TYPE_CHECKING:
     from tickwheel.clock import Now
-    from tickwheel.server.shard.callers import Ask
+    from tickwheel.server.shard.callers import Call
     from tickwheel.server.tracing import Tracing
 
 UNKNOWN_RETRY_S = REFUSED_RETRY_S = 0.2
@@ -48,8 +48,7 @@ ROOM_PROBE_S = 0.5
 REPLY_BYTES = 150
 """Overhead of a waiting answer in bytes."""
 GATHERED_MAX = 256
-"""Maximum number of gathered changes in a batch. A larger batch would hardly lower the cost per
-change."""
+"""Maximum number of gathered changes in a batch. More would hardly lower the cost of each."""
 STALLED = "the store does not answer; nothing was stored"
 
 
@@ -97,7 +96,7 @@ class Committer:
         self._replies_all_bytes_max = replies_all_bytes_max
         self.replies_bytes = 0
         """Bytes of all answers that wait for the store."""
-        self._replies_of: dict[ReplySink, int] = {}
+        self._bytes_by_sink: dict[ReplySink, int] = {}
         """Sink of a caller → bytes of its waiting answers."""
         self._engine = engine
         self._core = engine.core
@@ -119,8 +118,8 @@ class Committer:
         self._refusals = 0
         self.last_batch = last_batch
         self._marked = (-1, 0)
-        """The newest batch at the last change seen by ``mark_time``, and the steady time of that
-        call."""
+        """The newest batch at the last change seen by ``mark_time``, and that call's steady
+        time."""
         self.full = False
         """Whether enqueues are refused because the store has no room."""
         self.stalled = False
@@ -142,7 +141,7 @@ class Committer:
         self._wake.set()
 
     @property
-    def is_asked(self) -> bool:
+    def will_seal(self) -> bool:
         """Whether the open batch will be sealed as soon as the store is free."""
         return self._wake.is_set()
 
@@ -166,11 +165,10 @@ class Committer:
         effects = batch.effects
         if len(effects.ended) + len(effects.progress) >= GATHERED_MAX:
             return False
-        return not self._is_waited_for(batch)
+        return not self._has_waiters(batch)
 
-    def _is_waited_for(self, batch: Batch) -> bool:
-        """Return whether an order key, delivery, producer, group or consumer waits for the
-        batch."""
+    def _has_waiters(self, batch: Batch) -> bool:
+        """Return whether a key, delivery, producer, group or consumer waits for the batch."""
         if batch.ended or batch.handed or batch.staged or self._core.held_back:
             return True
         return any(subscriber.credit <= 0 for subscriber in batch.credits)
@@ -181,7 +179,7 @@ class Committer:
         returns."""
         batch = self._core.open
         if self._gathering is not None and _measure(batch) == self._gathered:
-            if not self._is_waited_for(batch):
+            if not self._has_waiters(batch):
                 return
         if not batch.is_empty():
             self.kick()
@@ -199,30 +197,29 @@ class Committer:
             sink.give(answer)
             sink.flush()
 
-    def answer(self, ask: Ask[Any], value: object) -> None:
+    def answer(self, call: Call[Any], value: object) -> None:
         """Reply to the request's witness, if any, and then to its caller."""
-        if ask.witness is not None:
-            self.reply(ask.witness, ask.number, value)
-        self.reply(ask.caller.replies, ask.number, value)
+        if call.witness is not None:
+            self.reply(call.witness, call.number, value)
+        self.reply(call.caller.replies, call.number, value)
 
     def _put(self, batch: Batch, sink: ReplySink, answer: Sized) -> None:
         size_bytes = len(answer) + REPLY_BYTES
         batch.replies.append((sink, answer))
         self.replies_bytes += size_bytes
-        self._replies_of[sink] = self._replies_of.get(sink, 0) + size_bytes
+        self._bytes_by_sink[sink] = self._bytes_by_sink.get(sink, 0) + size_bytes
 
     def is_behind(self, sink: ReplySink) -> bool:
-        """Return whether the waiting answers of this caller, or of all callers, have reached a
-        limit."""
+        """Return whether the waiting answers of this caller, or of all, have reached a limit."""
         if not self.replies_bytes:
             return False
         if self.replies_bytes >= self._replies_all_bytes_max:
             return True
-        return self._replies_of.get(sink, 0) >= self._replies_bytes_max
+        return self._bytes_by_sink.get(sink, 0) >= self._replies_bytes_max
 
     def _uncount_replies(self, batch: Batch) -> None:
         """Subtract the replies of ``batch`` from the waiting bytes."""
-        waiting = self._replies_of
+        waiting = self._bytes_by_sink
         for sink, answer in batch.replies:
             size_bytes = len(answer) + REPLY_BYTES
             self.replies_bytes -= size_bytes
@@ -238,12 +235,12 @@ class Committer:
         if self.last_batch != number:
             self._marked = (self.last_batch, mono_ms)
         elif mono_ms - since_mono_ms >= MARK_TIME_MS and self._core.sealed is None:
-            self._put(self._core.open, _Turn(lambda: None), ())
+            self._put(self._core.open, _CallbackSink(lambda: None), ())
             self._wake.set()
 
     def after_all(self, act: Callable[[], None]) -> None:
         """Call ``act`` once all answers that are waiting now have been sent."""
-        self.reply(_Turn(act), 0, None)
+        self.reply(_CallbackSink(act), 0, None)
 
     async def barrier(self) -> None:
         """Wait until everything accepted so far is durable."""
@@ -296,7 +293,7 @@ class Committer:
             if landing is not None:
                 await landing
         if refused is not None:
-            await self._refused(batch, refused)
+            await self._handle_refusal(batch, refused)
             return None, None
         failpoints.hit("commit.after")
         self.last_batch += 1
@@ -335,7 +332,7 @@ class Committer:
             while True:
                 try:
                     await self._store.commit(self._epoch, self._owner, number, batch.effects)
-                    self._committed(batch, time.monotonic() - began_s)
+                    self._record_commit(batch, time.monotonic() - began_s)
                     return
                 except CommitUnknown as error:
                     self._set_trouble(error)
@@ -347,7 +344,7 @@ class Committer:
             if timer is not None:
                 timer.cancel()
 
-    def _committed(self, batch: Batch, elapsed_s: float) -> None:
+    def _record_commit(self, batch: Batch, elapsed_s: float) -> None:
         self._observed.committed(batch.effects, elapsed_s)
         if self._tracing is not None:
             self._tracing.committed(batch.effects, self.last_batch + 1, elapsed_s)
@@ -374,7 +371,7 @@ class Committer:
             if address is not None:
                 refuse(address, answer[0], error)
 
-    async def _refused(self, batch: Batch, error: CommitRefused) -> None:
+    async def _handle_refusal(self, batch: Batch, error: CommitRefused) -> None:
         self._set_trouble(error)
         self._engine.intake.refuse(batch)
         kind = StoreFull if error.full else Refused
@@ -465,7 +462,7 @@ def refuse(sink: ReplySink, request: int, error: TickwheelError) -> None:
     sink.flush()
 
 
-class _Turn(NullSink):
+class _CallbackSink(NullSink):
     """A sink that sends no answer, but calls ``act`` when the answer would be sent."""
 
     def __init__(self, act: Callable[[], None]) -> None:

@@ -25,7 +25,7 @@ from tickwheel.model.records import LINE_SETTINGS, GroupSettings
 from tickwheel.server import checks
 from tickwheel.server.shard.groups import OF_GROUPS, check_filter_room, find_room
 from tickwheel.server.shard.targets import check_no_target
-from tickwheel.server.shard.views import applied_lines, policy_map
+from tickwheel.server.shard.views import effective_order_settings, policy_map
 
 if TYPE_CHECKING:
     from tickwheel.clock import Now
@@ -39,9 +39,9 @@ if TYPE_CHECKING:
 SUBSCRIPTION_NUMBER_MAX = 2**32 - 1
 LOADING_WAIT_S = 1.0
 """How much longer a pull waits for tasks that are being read, in seconds."""
-IDLE_TOLD_MAX = 10
+IDLE_NAMED_MAX = 10
 """Maximum number of idle groups that the answer to creating a group names."""
-Tell = Callable[["dict[str, Any] | None"], None]
+OnCreated = Callable[["dict[str, Any] | None"], None]
 """Receives the description (``api.groups.MadeGroup``) of a group that was created, or None."""
 _ACKS = ("manual", "on_delivery")
 
@@ -114,7 +114,7 @@ class Consuming:
         if ack not in _ACKS:
             checks.wrong("ack", " or ".join(_ACKS), ack)
         retry = options.get("retry")
-        wanted = Wanted.of(options, self._limits)
+        wanted = RequestedSettings.of(options, self._limits)
         if retry is not None:
             retry = checks.policy(retry, "retry", self._core.policies)
             checks.storable_settings(NOTHING_SET._replace(retry=retry))
@@ -198,7 +198,7 @@ class Consuming:
         options: dict[str, Any],
         sink: DeliverySink,
         now: Now,
-        tell: Tell | None = None,
+        tell: OnCreated | None = None,
     ) -> None:
         """Deliver up to ``count`` tasks to ``sink`` once, as soon as a task is ready. If there is
         no delivery within ``wait_ms``, the answer is ``(epoch, now_ms, ())``. ``options`` are
@@ -208,7 +208,7 @@ class Consuming:
         Refused, Draining."""
         checks.integer(count, "max", 1, self._limits.pull_max)
         checks.integer(wait_ms, "wait_ms", 0, self._limits.lease_ms_max)
-        lease, wanted = self._lease_ms(options), Wanted.of(options, self._limits)
+        lease, wanted = self._lease_ms(options), RequestedSettings.of(options, self._limits)
         if caller.quota is not None:
             caller.quota.check_subscription()
         subject = "pulls wait on this connection"
@@ -265,7 +265,7 @@ class Consuming:
         return checks.integer(lease_ms, "lease_ms", limits.lease_ms_min, limits.lease_ms_max)
 
     def _group(
-        self, topic: object, group: object, wanted: Wanted, now: Now
+        self, topic: object, group: object, wanted: RequestedSettings, now: Now
     ) -> tuple[Group, dict[str, Any] | None]:
         """Return (the group, created if necessary; the description of a new group or None). Raise
         Conflict if an existing group has different settings."""
@@ -300,14 +300,13 @@ def _describe_new(topic: Topic, targets: Container[tuple[str, str]]) -> dict[str
         has_target = (topic.name, group.name) in targets
         if group.holds_any and not is_used and not has_target:
             idle[group.name] = group.ready_count + len(group.flight) + len(group.waiting)
-            if len(idle) >= IDLE_TOLD_MAX:
+            if len(idle) >= IDLE_NAMED_MAX:
                 break
     return {"adopted": 0 if backlog is None else backlog.ready_count, "idle": idle}
 
 
-class Wanted(NamedTuple):
-    """The settings that a consumer requests for its group. An existing group must already have
-    them."""
+class RequestedSettings(NamedTuple):
+    """The settings that a consumer requests for its group. An existing group must have them."""
 
     filter: Filter | None
     """The filter of ``tags`` and ``where``; None if the consumer requests none."""
@@ -317,7 +316,7 @@ class Wanted(NamedTuple):
     """The retry policy that the consumer requests; a group without a policy gets it."""
 
     @classmethod
-    def of(cls, options: dict[str, Any], limits: Limits) -> Wanted:
+    def of(cls, options: dict[str, Any], limits: Limits) -> RequestedSettings:
         """Return the settings in the options. Raise BadRequest, LimitExceeded."""
         fields = _group_fields(options, limits)
         if not fields:
@@ -346,7 +345,7 @@ class Wanted(NamedTuple):
             if own != self.filter:
                 differs.append(f"the filter {own}, not {self.filter}")
                 options += _filter_options(own, self.filter)
-        lines = applied_lines(settings) if self.lines else self.lines
+        lines = effective_order_settings(settings) if self.lines else self.lines
         for name, wanted in self.lines.items():
             if lines[name] != wanted:
                 differs.append(f"{name} {shown(lines[name])}, not {shown(wanted)}")
@@ -368,12 +367,11 @@ class Wanted(NamedTuple):
             )
 
 
-_ANY = Wanted(None, {})
+_ANY = RequestedSettings(None, {})
 
 
 def _group_fields(options: dict[str, Any], limits: Limits) -> dict[str, Any]:
-    """Check the options that are settings of a group, and return them. Raise BadRequest,
-    LimitExceeded."""
+    """Check and return the options that are group settings. Raise BadRequest, LimitExceeded."""
     fields = {name: options[name] for name in OF_GROUPS if options.get(name) is not None}
     return GroupFields.checked(fields, limits).values() if fields else fields
 
@@ -414,7 +412,7 @@ class _Pull:
         self._request = request
         self._sink = sink
         self._timer: asyncio.TimerHandle | None = None
-        self._patience = 1
+        self._extensions_left = 1
         self.answer_end: tuple[dict[str, Any] | None, ...] = ()
         """Additional elements of an answer without deliveries."""
         self.check = sink.check
@@ -428,9 +426,9 @@ class _Pull:
         self.subscriber.blocked = self._caller.is_blocked
         self._parts.border.act().subscriptions.subscribe(self.subscriber)
         self._parts.wake()
-        self._later(wait_ms / 1000)
+        self._start_timer(wait_ms / 1000)
 
-    def _later(self, delay_s: float) -> None:
+    def _start_timer(self, delay_s: float) -> None:
         self._timer = asyncio.get_running_loop().call_later(delay_s, self._timed_out)
 
     def deliver(self, epoch: int, now_ms: int, items: Sequence[Item]) -> None:
@@ -443,9 +441,9 @@ class _Pull:
         parts, group = self._parts, self.subscriber.group
         is_blocked = group.is_held or group in parts.core.throttled
         is_loading = group.loading or group.ready_count > group.in_key_queues
-        if self._patience and is_loading and not is_blocked:
-            self._patience -= 1
-            self._later(LOADING_WAIT_S)
+        if self._extensions_left and is_loading and not is_blocked:
+            self._extensions_left -= 1
+            self._start_timer(LOADING_WAIT_S)
             return
         parts.engine.subscriptions.unsubscribe(self.subscriber)
         self._leave()
@@ -498,8 +496,7 @@ def _line_option(name: str, value: Any) -> list[str]:
 def _policy_differs(
     own: PolicyRef, wanted: PolicyRef, policies: Mapping[str, RetryPolicy]
 ) -> list[str]:
-    """Describe the fields in which two policies differ, or, if their kinds differ, both
-    policies."""
+    """Describe the fields in which two policies differ, or both policies if their kinds differ."""
     own_fields = policy_map(own, policies) or {}
     wanted_fields = policy_map(wanted, policies) or {}
     if own_fields.get("kind") != wanted_fields.get("kind"):

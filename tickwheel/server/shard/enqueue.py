@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from tickwheel.server.shard.parts import Parts
     from tickwheel.server.shard.reads import View
 
-LOOK_AGAIN_MS = 1_000
+SEARCH_GAP_MS = 1_000
 """Milliseconds between two searches for sessions to forget if the first has found none."""
 
 
@@ -90,7 +90,7 @@ class Producing:
         self._window_max = parts.limits.window_max
         self._outcomes_max = parts.core.config.outcomes_per_session_max
         self._staged_bytes_max = parts.settings.staged_bytes_max
-        self._look_again_ms = 0
+        self._next_search_ms = 0
         self.plain_tasks = PlainTasks(
             parts.core.topics,
             parts.limits.body_bytes_max,
@@ -115,7 +115,7 @@ class Producing:
         if placed:
             new_tasks = intake.place(new_tasks, now.now_ms)
         if rules is not None:
-            self._coalesce(caller, request, new_tasks, rules, size, answered=True)
+            self._queue_with_rules(caller, request, new_tasks, rules, size, answered=True)
             return
         sink, session = caller.replies, caller.session
         intake.enqueue(sink, session, request, new_tasks, size, now.now_ms, placed=placed)
@@ -195,7 +195,7 @@ class Producing:
         value = accepted_ms, ids, {"outcomes": outcomes}
         self._committer.reply(caller.replies, request, value)
 
-    def _coalesce(
+    def _queue_with_rules(
         self,
         caller: Caller,
         request: int,
@@ -217,7 +217,7 @@ class Producing:
                 self._check_outcomes(caller.session, parts.clock.read().now_ms, len(new_tasks))
 
         self._coalescing.put(
-            Waiting(caller, request, new_tasks, rules, size_bytes, check, answered=answered)
+            WaitingRequest(caller, request, new_tasks, rules, size_bytes, check, answered=answered)
         )
 
     def enqueue_columns(
@@ -262,7 +262,7 @@ class Producing:
             if self._is_repeat(caller, session, request, floor, tasks, topic):
                 return True
             self._check_outcomes(session, now.now_ms)
-        self.check_door()
+        self.check_accepting()
         if caller.quota is not None:
             caller.quota.check(self._core, now.mono_ms)
         return False
@@ -275,7 +275,7 @@ class Producing:
 
     def enqueue_unanswered(self, caller: Caller, tasks: Sequence[Any], now: Now) -> None:
         """Do ``enqueue`` without an answer and without protection against resends."""
-        self.check_door()
+        self.check_accepting()
         if caller.quota is not None:
             caller.quota.check(self._core, now.mono_ms)
         new_tasks, size, rules = self._parse(self.checked(tasks), now.now_ms)
@@ -284,7 +284,7 @@ class Producing:
         if self._new_tasks.has_windows:
             new_tasks = intake.place(new_tasks, now.now_ms)
         if rules is not None:
-            self._coalesce(caller, 0, new_tasks, rules, size, answered=False)
+            self._queue_with_rules(caller, 0, new_tasks, rules, size, answered=False)
             return
         intake.enqueue(None, None, 0, new_tasks, size, now.now_ms, caller.replies)
 
@@ -305,7 +305,7 @@ class Producing:
         ascend and be above ``session.last``, so that none is a resend. ``floor`` is that of the
         last request, and ``keyed`` says whether any task has a key."""
         session, core = caller.session, self._core
-        if session is None or not self._is_clear():
+        if session is None or not self._accepts_plain():
             return 0
         if keyed and core.ruled_topics:
             return 0
@@ -336,8 +336,7 @@ class Producing:
         caller.session = self._session(session, now_ms)
 
     def _session(self, key: bytes, now_ms: int) -> Session:
-        """Return the session with this key, and count one more connection. Raise
-        TooManySessions."""
+        """Return this session with one more connection counted. Raise TooManySessions."""
         engine = self._parts.border.act()
         sessions = self._core.sessions
         session = sessions.open(key, now_ms)
@@ -377,7 +376,7 @@ class Producing:
         self.end_session(caller, for_good=True)
         self._committer.reply(caller.replies, request, None)
 
-    def _is_clear(self) -> bool:
+    def _accepts_plain(self) -> bool:
         """Return whether the shard currently has no reason to refuse any enqueue."""
         core = self._core
         return not (
@@ -389,7 +388,7 @@ class Producing:
             or self._intake.inflight_bytes >= self._staged_bytes_max
         )
 
-    def check_door(self) -> None:
+    def check_accepting(self) -> None:
         """Raise an error if new tasks are currently refused."""
         self._check_open()
         if self._intake.inflight_bytes >= self._staged_bytes_max:
@@ -439,7 +438,7 @@ class Producing:
                     self._answer_again(caller, answer)
             return True
         if request in session.undecided:
-            self._coalescing.follow(caller, session, request, _all_named(tasks, topic))
+            self._coalescing.add_follower(caller, session, request, _sent_contents(tasks, topic))
             return True
         if request < session.floor:
             raise RequestForgotten(
@@ -459,18 +458,18 @@ class Producing:
         the number of tasks, the topics and keys of tasks in memory, and the bodies of tasks that
         are not durable."""
         request, first, count, _ = answer
-        named = _all_named(tasks, topic)
-        is_same = len(named) == count
+        contents = _sent_contents(tasks, topic)
+        is_same = len(contents) == count
         if is_same and request not in session.merged:  # else ids may be of other requests
             core = self._core
             staged = [batch.effects.enqueued for batch in core.batches]
-            for task_id, sent in zip(count_from(first, ID_STEP), named, strict=False):
+            for task_id, sent in zip(count_from(first, ID_STEP), contents, strict=False):
                 row, length = core.resident_rows.get(task_id), 2
                 for rows in staged:
                     if task_id in rows:
                         row, length = rows[task_id], 3
                 if row is not None:
-                    is_same &= sent[:length] == _name(row[2], row[4], row[3])[:length]
+                    is_same &= sent[:length] == _content(row[2], row[4], row[3])[:length]
         if not is_same:
             raise Conflict(
                 f"request {request} of this session was already answered, for {count} different"
@@ -483,8 +482,7 @@ class Producing:
         self._committer.reply(caller.replies, request, (accepted_ms, ids))
 
     def _answer_with_dues(self, caller: Caller, answer: StoredAnswer) -> None:
-        """Answer with the chosen due times, which are read from the tasks; a task that has ended
-        gets None."""
+        """Answer with the chosen due times, read from the tasks; an ended task gets None."""
         request, first, count, accepted_ms = answer
         ids = tuple(range(first, first + count * ID_STEP, ID_STEP))
         dues_ms: list[int | None] = [None] * count
@@ -514,11 +512,11 @@ class Producing:
                 f" more would exceed the limit {self._outcomes_max} (outcomes_per_session_max):"
                 " raise the floor"
             )
-        while self._room_for_outcomes() < count and now_ms >= self._look_again_ms:
+        while self._room_for_outcomes() < count and now_ms >= self._next_search_ms:
             unused = core.sessions.make_room(now_ms, core.config.session_evict_idle_ms_min)
             if unused is None:
                 # A search without a result has visited all sessions.
-                self._look_again_ms = now_ms + LOOK_AGAIN_MS
+                self._next_search_ms = now_ms + SEARCH_GAP_MS
                 break
             self._parts.engine.forget_session(unused)
         if self._room_for_outcomes() < count:
@@ -528,23 +526,22 @@ class Producing:
             )
 
 
-def _all_named(tasks: object, topic: object) -> list[tuple[object, object, object]]:
-    """Return (topic, key, body) of each unchecked task. ``topic`` is set if ``tasks`` are only
-    bodies."""
+def _sent_contents(tasks: object, topic: object) -> list[tuple[object, object, object]]:
+    """Return (topic, key, body) of each unchecked task. With ``topic``, ``tasks`` are bodies."""
     items = tasks if type(tasks) is tuple else ()
     if topic is not None:
         return [(topic, None, body) for body in items]
-    return [_named(task) for task in items]
+    return [_sent_content(task) for task in items]
 
 
-def _named(task: Any) -> tuple[object, object, object]:
+def _sent_content(task: Any) -> tuple[object, object, object]:
     if type(task) is not tuple or len(task) not in (3, 4):
         return None, None, None
     options = task[3] if len(task) == 4 else None
     return task[0], options.get("key") if type(options) is dict else None, task[1]
 
 
-def _name(topic: str, options: TaskOptions | None, body: bytes) -> tuple[object, object, object]:
+def _content(topic: str, options: TaskOptions | None, body: bytes) -> tuple[object, object, object]:
     return topic, None if options is None else options.key, body
 
 
@@ -556,7 +553,7 @@ def _has_window(task: Any) -> bool:
 # --- rules for pending keys ----------------------------------------------------------------------
 
 REQUESTS_PER_READ_MAX = 1_024
-TRIES_MAX = 64
+ATTEMPTS_MAX = 64
 """Number of reads and waits after which a request with rules is refused."""
 _WORDS = {int(outcome): outcome.word for outcome in Merging}
 
@@ -590,8 +587,7 @@ class MergedSink:
 
 
 def merged_answer(accepted_ms: int, merged: Merged) -> tuple[object, ...]:
-    """Return the answer to an enqueue with rules: time, ids, a map with (word, due_ms) of each
-    task."""
+    """Return the answer to an enqueue with rules: time, ids, (word, due_ms) of each task."""
     outcomes = tuple((_WORDS[outcome], due_ms) for outcome, _, due_ms in merged)
     return accepted_ms, tuple(task_id for _, task_id, _ in merged), {"outcomes": outcomes}
 
@@ -615,7 +611,7 @@ def _former_answer(part: OncePart) -> FormerAnswer:
 
 
 @dataclass(slots=True, eq=False)
-class Waiting:
+class WaitingRequest:
     """A queued request with rules."""
 
     caller: Caller
@@ -628,7 +624,7 @@ class Waiting:
     answered: bool
     """Whether the caller expects an answer."""
     session: Session | None = field(init=False)
-    tries: int = 0
+    attempts: int = 0
     followers: list[Caller] = field(default_factory=list)
     """Callers that have sent the same request again."""
 
@@ -636,7 +632,7 @@ class Waiting:
         self.session = self.caller.session if self.answered else None
 
 
-def _keeps_bodies(request: Waiting) -> bool:
+def _keeps_bodies(request: WaitingRequest) -> bool:
     """Return whether the request can change the due time of a task without replacing its body."""
     return any(rule is not None and rule.replaces == DUE for rule in request.rules)
 
@@ -651,13 +647,13 @@ class Coalescing:
         self._committer = parts.committer
         self._ids_max = parts.limits.key_tasks_max
         """Maximum number of tasks with the keys of one request."""
-        self._waiting: deque[Waiting] = deque()
-        self._first: dict[tuple[Session, int], Waiting] = {}
+        self._waiting: deque[WaitingRequest] = deque()
+        self._by_number: dict[tuple[Session, int], WaitingRequest] = {}
         """(session, number) → waiting request."""
         self._followers = 0
         self._wake = asyncio.Event()
 
-    def put(self, request: Waiting) -> None:
+    def put(self, request: WaitingRequest) -> None:
         """Decide a request now, or queue it. Raise Overloaded if the queue is full, or the error
         that refuses the request."""
         if (
@@ -666,7 +662,7 @@ class Coalescing:
             and self._parts.has_room(request.caller)
         ):
             needed = self._needed_records(request)
-            if not needed.must_wait and not needed.ids and self._decide(request, _nothing):
+            if not needed.must_wait and not needed.ids and self._decide(request, _empty_view):
                 return
         self._check_room()
         self._intake.inflight_bytes += request.size_bytes
@@ -675,21 +671,21 @@ class Coalescing:
         if session is not None:
             session.undecided.add(number)
             session.last = max(session.last, number)
-            self._first[session, number] = request
+            self._by_number[session, number] = request
         self._wake.set()
 
-    def follow(
+    def add_follower(
         self,
         caller: Caller,
         session: Session,
         number: int,
-        named: list[tuple[object, object, object]],
+        sent: list[tuple[object, object, object]],
     ) -> None:
         """Let ``caller`` wait for the answer to the waiting request with this number. ``sent``
         contains the topics, keys and bodies of the resend. Raise Conflict if they differ,
         Overloaded if too many requests wait."""
-        first = self._first[session, number]
-        if named != [_name(topic, options, body) for topic, _, body, options in first.new_tasks]:
+        first = self._by_number[session, number]
+        if sent != [_content(topic, options, body) for topic, _, body, options in first.new_tasks]:
             raise Conflict(
                 f"request {number} of this session is already waiting, and has different tasks; use"
                 " a new number for a different request"
@@ -713,9 +709,9 @@ class Coalescing:
         """Read once, and decide as many of the first requests as these rows suffice for."""
         head = self._waiting[0]
         if not self._parts.has_room(head.caller) or self._needed_records(head).must_wait:
-            head.tries += 1
+            head.attempts += 1
             await self._committer.barrier()
-            if head.tries <= TRIES_MAX:
+            if head.attempts <= ATTEMPTS_MAX:
                 return
         ids: dict[int, None] = {}
         count = 0
@@ -730,32 +726,32 @@ class Coalescing:
         bodies = any(map(_keeps_bodies, islice(self._waiting, count)))
         async with self._parts.reader.read_some(list(ids), NO_LIMIT, bodies=bodies) as (view, _):
             for _ in range(count):
-                if not self._is_over(self._waiting[0], view, ids.keys()):
-                    self._waiting[0].tries += 1
+                if not self._process(self._waiting[0], view, ids.keys()):
+                    self._waiting[0].attempts += 1
                     break
                 self._uncount(self._waiting.popleft())
 
-    def _uncount(self, request: Waiting) -> None:
+    def _uncount(self, request: WaitingRequest) -> None:
         self._intake.inflight_bytes -= request.size_bytes
         self._followers -= len(request.followers)
         session, number = request.session, request.number
         if session is not None:
             session.undecided.discard(number)
-            self._first.pop((session, number), None)
+            self._by_number.pop((session, number), None)
 
-    def _needed_records(self, request: Waiting) -> NeededRecords:
+    def _needed_records(self, request: WaitingRequest) -> NeededRecords:
         now_ms = self._parts.clock.read().now_ms
         return self._coalescer.needed_records(request.new_tasks, request.rules, now_ms)
 
-    def _is_over(self, request: Waiting, view: View, read_ids: Collection[int]) -> bool:
+    def _process(self, request: WaitingRequest, view: View, read_ids: Collection[int]) -> bool:
         """Decide or refuse the request. Return False if it has to wait. ``view`` contains the tasks
         ``read_ids``."""
         self._parts.border.begin()
         try:
-            if request.tries > TRIES_MAX:
+            if request.attempts > ATTEMPTS_MAX:
                 raise Overloaded(
-                    f"tasks with the keys of this request changed during each of {TRIES_MAX} tries;"
-                    " nothing was stored"
+                    f"tasks with the keys of this request changed during each of {ATTEMPTS_MAX}"
+                    " tries; nothing was stored"
                 )
             needed = self._needed_records(request)
             if len(needed.ids) > self._ids_max:
@@ -777,12 +773,12 @@ class Coalescing:
         return True
 
     @staticmethod
-    def _refuse(request: Waiting, error: TickwheelError) -> None:
+    def _refuse(request: WaitingRequest, error: TickwheelError) -> None:
         if request.answered:
             for caller in (request.caller, *request.followers):
                 caller.refuse(request.number, error)
 
-    def _decide(self, request: Waiting, view: View) -> bool:
+    def _decide(self, request: WaitingRequest, view: View) -> bool:
         """Decide the request. Return False if it has to wait. Raise the error that refuses it."""
         caller, session = request.caller, request.session
         if session is not None:
@@ -822,6 +818,6 @@ class Coalescing:
             self._committer.reply(caller.replies, request, value)
 
 
-def _nothing(ids: Sequence[int]) -> Mapping[int, TaskSnapshot]:
+def _empty_view(ids: Sequence[int]) -> Mapping[int, TaskSnapshot]:
     """Return an empty view, for a request that needs no rows."""
     return {}

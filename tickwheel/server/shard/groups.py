@@ -49,16 +49,15 @@ if TYPE_CHECKING:
     from tickwheel.model.filters import Filter
     from tickwheel.model.records import TaskRow, TaskSnapshot
     from tickwheel.server.shard.background import Upkeep
-    from tickwheel.server.shard.callers import Ask
+    from tickwheel.server.shard.callers import Call
     from tickwheel.server.shard.parts import Parts
 
-HELD = ("scheduled", "ready", "in_flight", "waiting", "dead")
-TOPICS_PER_LOOK = 1_000
-"""Number of topics that are examined at a time for idle ones if there is no room for a new
-topic."""
+COUNTED_STATES = ("scheduled", "ready", "in_flight", "waiting", "dead")
+TOPICS_EXAMINED = 1_000
+"""Topics that are examined at a time for idle ones if there is no room for a new topic."""
 NAMED_MAX = 5
 """Maximum number of schedules that a message names."""
-OF_TOPICS = ("if_pending", "broadcast_only")
+TOPIC_SETTINGS = ("if_pending", "broadcast_only")
 OF_GROUPS = tuple(field.name for field in GroupFields.fields())
 
 
@@ -74,11 +73,11 @@ class Grouping:
     def _grouping(self) -> GroupVerbs:
         return self._parts.border.act().grouping
 
-    def create_group(self, ask: Ask[NewGroup]) -> None:
+    def create_group(self, call: Call[NewGroup]) -> None:
         """Create a group with its settings, or answer with the existing group unchanged. Raise
         BadRequest, LimitExceeded, Refused."""
-        topic_name, name, now = ask.request.topic, ask.request.group, ask.now
-        since_ms, options = _since(ask.request.since), ask.request.values(NewGroupFields)
+        topic_name, name, now = call.request.topic, call.request.group, call.now
+        since_ms, options = _since(call.request.since), call.request.values(NewGroupFields)
         core = self._core
         settings = checks.settings(options, NOTHING_SET, core.policies, now.now_ms)
         checks.storable_settings(settings)
@@ -89,12 +88,12 @@ class Grouping:
             group = make_group(self._grouping, topic, name, since_ms, now, settings)
         answer = {"topic": topic_name, "group": name}
         answer |= settings_map(group.settings, core.policies)
-        self._parts.committer.answer(ask, answer | {"created": created})
+        self._parts.committer.answer(call, answer | {"created": created})
         self._parts.wake()
 
-    def delete_group(self, ask: Ask[GroupDeletion]) -> None:
+    def delete_group(self, call: Call[GroupDeletion]) -> None:
         """Delete a group with its tasks, and answer with their counts. Raise NotFound, Conflict."""
-        topic_name, name, force = ask.request.topic, ask.request.group, ask.request.force
+        topic_name, name, force = call.request.topic, call.request.group, call.request.force
         group = find_group(self._core, topic_name, name)
         held = {
             "ready": group.ready_count,
@@ -111,22 +110,22 @@ class Grouping:
         self._parts.border.act()
         self._upkeep.end_group(group)
         targets_changed(self._parts)
-        self._parts.committer.answer(ask, held)
+        self._parts.committer.answer(call, held)
         self._parts.wake()
 
-    def delete_topic(self, ask: Ask[Deletion]) -> None:
+    def delete_topic(self, call: Call[Deletion]) -> None:
         """Delete a topic with its groups, settings, dead letters and tasks, and answer with the
         counts. The tasks end as deleted. Raise NotFound, Refused, Overloaded; Conflict if a
         schedule enqueues to the topic, or if it has tasks or subscribers and ``force`` is not
         set."""
 
         def done() -> None:
-            held = self._delete_topic(ask.request.topic, ask.now, force=ask.request.force)
-            self._parts.committer.answer(ask, held)
+            held = self._delete_topic(call.request.topic, call.now, force=call.request.force)
+            self._parts.committer.answer(call, held)
             self._parts.wake()
 
         # Commands run after every stored task is in memory, so the counts are complete.
-        self._parts.commands.put_last(ask, done)
+        self._parts.commands.put_last(call, done)
 
     def _delete_topic(self, name: str, now: Now, *, force: bool) -> dict[str, int]:
         topic = self._core.topics.get(name)
@@ -138,8 +137,8 @@ class Grouping:
         held = closing.held(topic)
         subscribers = sum(len(group.subscribers) for group in topic.groups.values())
         subscribers += len(topic.broadcasters)
-        if not force and (subscribers or any(held[state] for state in HELD)):
-            counts = ", ".join(f"{held[state]} {state}" for state in HELD)
+        if not force and (subscribers or any(held[state] for state in COUNTED_STATES)):
+            counts = ", ".join(f"{held[state]} {state}" for state in COUNTED_STATES)
             raise Conflict(
                 f"topic {name} holds {counts} and has {subscribers} subscribers; use force to"
                 " delete it anyway"
@@ -152,7 +151,7 @@ class Grouping:
         return held
 
     def _check_unscheduled(self, topic: str) -> None:
-        """Raise Conflict if a schedule enqueues to the topic, because it would create the topic
+        """Raise Conflict if a schedule enqueues to the topic, as it would create the topic
         again."""
         known = self._core.schedule_heap.by_name
         names = sorted(n for n, planned in known.items() if planned.row.schedule.topic == topic)
@@ -163,11 +162,11 @@ class Grouping:
                 " delete them first"
             )
 
-    def configure(self, ask: Ask[Settings]) -> None:
+    def configure(self, call: Call[Settings]) -> None:
         """Change settings of a group, or of the topic if no group is named. Answer with all
         settings. Raise BadRequest, LimitExceeded, NotFound."""
-        topic_name, name, now = ask.request.topic, ask.request.group, ask.now
-        settings = ask.request.values(SettingsFields)
+        topic_name, name, now = call.request.topic, call.request.group, call.now
+        settings = call.request.values(SettingsFields)
         core, is_ordered = self._core, False
         if name is None:
             for field in OF_GROUPS:
@@ -182,7 +181,7 @@ class Grouping:
         else:
             group = find_group(self._core, topic_name, name)
             is_ordered = group.is_ordered
-            _check_of_group(settings)
+            _check_group_settings(settings)
             after = checks.settings(settings, group.settings, core.policies, now.now_ms)
             checks.storable_settings(after)
             after = with_filter(self._parts, group, after, now.now_ms)
@@ -190,7 +189,7 @@ class Grouping:
                 self._grouping.set(group, after, now.mono_ms)
         answer = {"topic": topic_name, "group": name}
         answer |= settings_map(after, core.policies, is_ordered=is_ordered)
-        self._parts.committer.answer(ask, answer)
+        self._parts.committer.answer(call, answer)
         self._parts.wake()
 
 
@@ -243,16 +242,15 @@ def find_room(parts: Parts, topic_name: str, name: str | None) -> tuple[Topic, G
 
 
 def reserve_topics(parts: Parts, names: Iterable[str]) -> None:
-    """Make room for those of these topics that do not exist. Raise LimitExceeded if there is
-    none."""
+    """Make room for those of these topics that do not exist. Raise LimitExceeded."""
     topics, topics_max = parts.core.topics, parts.core.config.topics_max
-    fresh = [name for name in names if name not in topics]
-    while len(topics) + len(fresh) > topics_max and parts.core.maybe_idle:
-        if not forget_topics(parts, TOPICS_PER_LOOK):
+    new_names = [name for name in names if name not in topics]
+    while len(topics) + len(new_names) > topics_max and parts.core.maybe_idle:
+        if not forget_topics(parts, TOPICS_EXAMINED):
             break
-    if len(topics) + len(fresh) > topics_max:
+    if len(topics) + len(new_names) > topics_max:
         raise LimitExceeded(
-            f"cannot create topic {fresh[0]}: there are already {len(topics)} topics;"
+            f"cannot create topic {new_names[0]}: there are already {len(topics)} topics;"
             f" the limit is {topics_max} (topics_max)"
         )
 
@@ -321,7 +319,7 @@ def set_topic(
     """Replace the settings of a topic."""
     grouping.set_topic(topic, settings, now.mono_ms)
     if settings.broadcast_only:
-        upkeep.let_go(topic)
+        upkeep.end_backlog(topic)
 
 
 def make_group(
@@ -347,15 +345,14 @@ def begin_group(
     now_ms: int,
     settings: GroupSettings = NOTHING_SET,
 ) -> Group:
-    """Create a group that begins at ``since_ms`` (None: now) and has only the filter of
-    ``settings``."""
+    """Create a group with only the filter of ``settings``, from ``since_ms`` on (None: now)."""
     if since_ms is None:
         return grouping.create_now(topic, name, now_ms, settings)
     return grouping.create(topic, name, since_ms, settings, by_due=since_ms > now_ms)
 
 
-def _check_of_group(settings: dict[str, Any]) -> None:
-    for name in OF_TOPICS:
+def _check_group_settings(settings: dict[str, Any]) -> None:
+    for name in TOPIC_SETTINGS:
         if settings.get(name):
             raise BadRequest(f"{name} is a setting of a topic, not of a group")
 
@@ -377,23 +374,21 @@ Verb = Callable[["Group", "TaskSnapshot", int], str]
 
 
 class Lining:
-    """The operations on order keys and fair shares of a group. Without a name, they use the default
-    group."""
+    """The operations on order keys and fair shares of a group, by default the default group."""
 
     def __init__(self, parts: Parts, value_bytes: ValueBytes) -> None:
         self._parts = parts
         self._key_control = parts.engine.key_control
         self._value_bytes = value_bytes
 
-    def held_keys(self, ask: Ask[KeysPage]) -> None:
-        """Answer with held order keys, oldest first, their total number, and paused keys. Raise
-        NotFound, Overloaded."""
-        limit = ask.request.limit
+    def held_keys(self, call: Call[KeysPage]) -> None:
+        """Answer with held keys, oldest first, and paused keys. Raise NotFound, Overloaded."""
+        limit = call.request.limit
 
         def answer(group: Group, maps: list[dict[str, Any]]) -> dict[str, Any]:
             return {"keys": maps, "held": group.held, "paused": self._paused(group, limit)}
 
-        self._show(ask, lambda group: self._key_control.held_keys(group, limit), _held_map, answer)
+        self._show(call, lambda group: self._key_control.held_keys(group, limit), _held_map, answer)
 
     def _paused(self, group: Group, limit: int) -> list[dict[str, Any]]:
         """Return as many paused keys as fit into an answer that also contains held keys."""
@@ -407,28 +402,30 @@ class Lining:
             maps.append(line)
         return maps
 
-    def key_lines(self, ask: Ask[KeysPage]) -> None:
+    def key_lines(self, call: Call[KeysPage]) -> None:
         """Answer with the order keys and fair-share values that have the most waiting tasks, and
         the number of all waiting tasks. Raise NotFound, Overloaded."""
-        limit = ask.request.limit
+        limit = call.request.limit
 
         def answer(group: Group, maps: list[dict[str, Any]]) -> dict[str, Any]:
             return {"lines": maps, "waiting": group.in_key_queues}
 
         self._show(
-            ask, lambda group: self._key_control.longest_queues(group, limit), _line_map, answer
+            call,
+            lambda group: self._key_control.longest_queues(group, limit),
+            _key_queue_map,
+            answer,
         )
 
     def _show(
         self,
-        ask: Ask[KeysPage],
+        call: Call[KeysPage],
         list_keys: Callable[[Group], Sequence[Any]],
         describe: Callable[[Any, TaskSnapshot, Group], dict[str, Any]],
         answer: Callable[[Group, list[dict[str, Any]]], dict[str, Any]],
     ) -> None:
-        """Answer with as many keys as fit, without keys whose task has left since they were
-        listed."""
-        parts, names = self._parts, _names(ask.request)
+        """Answer with as many keys as fit, without keys whose task has left since the listing."""
+        parts, names = self._parts, _names(call.request)
         self._find(names)
         bytes_left = parts.limits.frame_bytes_max // 2
         keys: list[Any] = []
@@ -450,23 +447,23 @@ class Lining:
                     maps.append(line)
 
         def done() -> None:
-            parts.committer.answer(ask, answer(self._find(names), maps))
+            parts.committer.answer(call, answer(self._find(names), maps))
 
-        parts.commands.put(ask.caller, ask.refuse, find, act, done, lambda: ask.caller.is_open)
+        parts.commands.put(call.caller, call.refuse, find, act, done, lambda: call.caller.is_open)
 
-    def release_key(self, ask: Ask[HeldTasks]) -> None:
+    def release_key(self, call: Call[HeldTasks]) -> None:
         """Retry held tasks, by id or by ``key``, at once, and reset their failures. Answer with
         (id, "released" or "not_held") for each. Raise NotFound, Overloaded."""
-        self._act(ask, self._key_control.release)
+        self._act(call, self._key_control.release)
 
-    def skip_key(self, ask: Ask[HeldTasks]) -> None:
+    def skip_key(self, call: Call[HeldTasks]) -> None:
         """Turn held tasks into dead letters, which unblocks their keys. Answer with (id, "skipped"
         or "not_held") for each. Raise NotFound, Overloaded."""
-        self._act(ask, self._key_control.skip)
+        self._act(call, self._key_control.skip)
 
-    def _act(self, ask: Ask[HeldTasks], verb: Verb) -> None:
-        parts, names = self._parts, _names(ask.request)
-        ids, key = ask.request.ids or (), ask.request.key
+    def _act(self, call: Call[HeldTasks], verb: Verb) -> None:
+        parts, names = self._parts, _names(call.request)
+        ids, key = call.request.ids or (), call.request.key
         self._find(names)
         candidates: list[int] = []
         words: dict[int, str] = {}
@@ -491,17 +488,16 @@ class Lining:
             answer: list[tuple[int | None, str]] = list(words.items())
             if key is None:
                 answer = [(task_id, words.get(task_id, NOT_HELD)) for task_id in ids]
-            parts.committer.answer(ask, answer or [(None, NOT_HELD)])
+            parts.committer.answer(call, answer or [(None, NOT_HELD)])
             parts.wake()
 
-        parts.commands.put(ask.caller, ask.refuse, find, act, done)
+        parts.commands.put(call.caller, call.refuse, find, act, done)
 
-    def pause_key(self, ask: Ask[OneKey]) -> None:
-        """Stop deliveries of a key's tasks until the key is resumed. Raise NotFound, Conflict,
-        LimitExceeded."""
-        group, fair_by, value = self._key(ask.request)
-        by = ask.caller.principal.name or "anonymous"
-        key = PausedKey(group.topic.name, group.name, fair_by, value, ask.now.now_ms, by)
+    def pause_key(self, call: Call[OneKey]) -> None:
+        """Stop deliveries of a key until it is resumed. Raise NotFound, Conflict, LimitExceeded."""
+        group, fair_by, value = self._key(call.request)
+        by = call.caller.principal.name or "anonymous"
+        key = PausedKey(group.topic.name, group.name, fair_by, value, call.now.now_ms, by)
         count, most = len(group.paused_keys), self._parts.limits.paused_keys_max
         if count >= most and mark_of_key(fair_by, value) not in group.paused_keys:
             raise LimitExceeded(
@@ -509,13 +505,13 @@ class Lining:
                 f" is {most} (paused_keys_max)"
             )
         paused_key = self._parts.border.act().key_control.pause(group, key)
-        self._answer_pause(ask, paused_key, paused=True, changed=paused_key is key)
+        self._answer_with_pause(call, paused_key, paused=True, changed=paused_key is key)
 
-    def resume_key(self, ask: Ask[OneKey]) -> None:
+    def resume_key(self, call: Call[OneKey]) -> None:
         """Resume deliveries of a paused key's tasks. Raise NotFound, Conflict."""
-        group_and_key = self._key(ask.request)
-        paused_key = self._parts.border.act().key_control.resume(*group_and_key, ask.now.now_ms)
-        self._answer_pause(ask, paused_key, paused=False, changed=paused_key is not None)
+        group_and_key = self._key(call.request)
+        paused_key = self._parts.border.act().key_control.resume(*group_and_key, call.now.now_ms)
+        self._answer_with_pause(call, paused_key, paused=False, changed=paused_key is not None)
 
     def _key(self, request: OneKey) -> tuple[Group, str | None, Any]:
         """Return (the group, its ``fair_by`` or None for an order key, the value of the key)."""
@@ -529,12 +525,12 @@ class Lining:
             )
         return group, group.settings.shares.fair_by, request.value
 
-    def _answer_pause(
-        self, ask: Ask[OneKey], paused_key: PausedKey | None, *, paused: bool, changed: bool
+    def _answer_with_pause(
+        self, call: Call[OneKey], paused_key: PausedKey | None, *, paused: bool, changed: bool
     ) -> None:
         since_ms, by = (None, None) if paused_key is None else (paused_key.since_ms, paused_key.by)
         answer = {"paused": paused, "changed": changed, "since_ms": since_ms, "by": by}
-        self._parts.committer.answer(ask, answer)
+        self._parts.committer.answer(call, answer)
         self._parts.wake()
 
     def _find(self, names: tuple[str, str]) -> Group:
@@ -574,7 +570,7 @@ def _paused_map(paused: PausedKeyState) -> dict[str, Any]:
     }
 
 
-def _line_map(line: KeyQueueState, task: TaskSnapshot, group: Group) -> dict[str, Any]:
+def _key_queue_map(line: KeyQueueState, task: TaskSnapshot, group: Group) -> dict[str, Any]:
     return {
         "id": line.task_id,
         "kind": line.kind,

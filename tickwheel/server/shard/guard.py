@@ -42,7 +42,7 @@ from tickwheel.api.verbs import VERBS
 from tickwheel.errors import Forbidden, InternalError, OutcomeUnknown, TickwheelError, shown
 from tickwheel.log_writer import LogWriter
 from tickwheel.server import checks
-from tickwheel.server.shard.callers import PRINCIPALS_KEPT_MAX, Ask, NullSink, Principal, Topics
+from tickwheel.server.shard.callers import PRINCIPALS_KEPT_MAX, Call, NullSink, Principal, Topics
 from tickwheel.server.shard.operations import table
 
 if TYPE_CHECKING:
@@ -156,13 +156,13 @@ class AuditStage:
         if verb.name not in AUDITED:
             return operation
 
-        def audited(ask: Ask[Any]) -> None:
-            if verb.name in DECISIONS and self._is_own(ask.caller, ask.request.transaction):
-                operation(ask)
+        def audited(call: Call[Any]) -> None:
+            if verb.name in DECISIONS and self._is_own(call.caller, call.request.transaction):
+                operation(call)
                 return
-            line = _Line(self._log, caller_fields(ask.caller, verb.name, _named(ask.request)))
+            line = _Line(self._log, caller_fields(call.caller, verb.name, _named(call.request)))
             try:
-                operation(ask._replace(witness=line))
+                operation(call._replace(witness=line))
             except TickwheelError as error:
                 line.write(error.code)
                 raise
@@ -313,7 +313,11 @@ class RightsStage:
     def plain_tasks(self, plain: PlainTasks) -> PlainTasks:
         """Restrict ``plain`` to the topics to which the principal may produce."""
         topics = self._principal.topics(Right.PRODUCE)
-        return plain if topics.matches_all else plain._replace(topics=_Both(plain.topics, topics))
+        return (
+            plain
+            if topics.matches_all
+            else plain._replace(topics=_Intersection(plain.topics, topics))
+        )
 
     def before(self, verb: Verb, operation: Operation) -> Operation:
         """Wrap the operation so that the verb's right is checked first."""
@@ -330,19 +334,18 @@ class RightsStage:
         if not verb.has_custom_arguments:
             return self._for_request(need, topics, operation)
         if need.of is Of.FOUND:  # the verb by which a client answers check-backs
-            return partial(operation, only=topics)
+            return partial(operation, topic_filter=topics)
         return self._for_arguments(need, topics, operation)
 
     def _for_request(self, need: Need, topics: Topics, operation: Operation) -> Operation:
-        """Wrap the operation so that it first checks the request's topic, or limit it to
-        ``topics``."""
+        """Wrap the operation so that it checks the request's topic, or limit it to ``topics``."""
 
-        def checked(ask: Ask[Any]) -> None:
-            if need.of is Of.FOUND or (need.of is Of.SELECTED and ask.request.topic is None):
-                ask = ask._replace(only=topics)
+        def checked(call: Call[Any]) -> None:
+            if need.of is Of.FOUND or (need.of is Of.SELECTED and call.request.topic is None):
+                call = call._replace(topic_filter=topics)
             else:
-                self._check(need, topics, ask.request.topic)
-            operation(ask)
+                self._check(need, topics, call.request.topic)
+            operation(call)
 
         return checked
 
@@ -375,7 +378,7 @@ class RightsStage:
         raise Forbidden(f"{self._principal.name} may not do this: {why}")
 
 
-class _Both:
+class _Intersection:
     """The intersection of two sets of topics."""
 
     def __init__(self, known: Container[str], topics: Topics) -> None:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from tickwheel.api.schedules import ClaimName
     from tickwheel.engine.state import Core
     from tickwheel.model.kinds import RecordKey
-    from tickwheel.server.shard.callers import Ask
+    from tickwheel.server.shard.callers import Call
     from tickwheel.server.shard.parts import Parts
 
 CLAIMS_MAX: Final = 1_000_000
@@ -90,34 +90,34 @@ class Naming:
         self._core = parts.core
         self._versions = parts.core.versions
 
-    def claim_schedule(self, ask: Ask[ClaimName]) -> None:
+    def claim_schedule(self, call: Call[ClaimName]) -> None:
         """Claim the name of a schedule and answer with its shard. Raise Conflict, Forbidden,
         Overloaded."""
-        self._claim(SCHEDULE_NAMES, ask)
+        self._claim(SCHEDULE_NAMES, call)
 
-    def claim_transaction(self, ask: Ask[ClaimName]) -> None:
+    def claim_transaction(self, call: Call[ClaimName]) -> None:
         """Claim the name of a transaction and answer with its shard. Raise Conflict, Forbidden,
         Overloaded."""
-        self._claim(TRANSACTION_NAMES, ask)
+        self._claim(TRANSACTION_NAMES, call)
 
-    def _claim(self, kind: str, ask: Ask[ClaimName]) -> None:
-        request, own = ask.request, self._versions.shard
+    def _claim(self, kind: str, call: Call[ClaimName]) -> None:
+        request, own = call.request, self._versions.shard
         if request.shard >= self._versions.shards:
             raise BadRequest(f"shard must be below {self._versions.shards}, not {request.shard}")
         home = self._versions.home_of(request.name)
-        if ask.only is not None and not ask.only(request.topic):
+        if call.topic_filter is not None and not call.topic_filter(request.topic):
             raise Forbidden(f"this caller may not claim names of topic {request.topic}")
         if home == own:
-            answer = self._end(kind, ask) if request.over else self._at_home(kind, ask)
+            answer = self._end(kind, call) if request.over else self._at_home(kind, call)
         elif request.shard == own and request.number:
-            answer = self._elsewhere(kind, ask)
+            answer = self._elsewhere(kind, call)
         else:
             raise Conflict(f"the name of {kind} {request.name} belongs to shard {home}, not {own}")
         shard, number = answer
-        self._parts.committer.answer(ask, {"shard": shard, "number": number})
+        self._parts.committer.answer(call, {"shard": shard, "number": number})
 
-    def _at_home(self, kind: str, ask: Ask[ClaimName]) -> tuple[int, int]:
-        request, now_ms, own = ask.request, ask.now.now_ms, self._versions.shard
+    def _at_home(self, kind: str, call: Call[ClaimName]) -> tuple[int, int]:
+        request, now_ms, own = call.request, call.now.now_ms, self._versions.shard
         if is_in_use(self._core, kind, request.name):
             return own, 0
         row = self._core.claims.get((kind, request.name))
@@ -128,23 +128,23 @@ class Naming:
             number = self._parts.border.act().core.ids.take(1, now_ms)
             row = ClaimRow(kind, request.name, request.topic, request.shard, number, now_ms)
             self._put(row)
-        elif self._is_old(row, ask):
+        elif self._is_old(row, call):
             self._put(row._replace(at_ms=now_ms))
         return row.shard, row.number
 
-    def _end(self, kind: str, ask: Ask[ClaimName]) -> tuple[int, int]:
+    def _end(self, kind: str, call: Call[ClaimName]) -> tuple[int, int]:
         """End a claim at home, unless it has ended already."""
-        row = self._core.claims.get((kind, ask.request.name))
-        if row is not None and row.number == ask.request.number:
-            if ask.only is not None and not ask.only(row.topic):
+        row = self._core.claims.get((kind, call.request.name))
+        if row is not None and row.number == call.request.number:
+            if call.topic_filter is not None and not call.topic_filter(row.topic):
                 raise Forbidden(f"this caller may not end the claim of {kind} {row.name}")
             self._drop(row)
-        return ask.request.shard, 0
+        return call.request.shard, 0
 
-    def _elsewhere(self, kind: str, ask: Ask[ClaimName]) -> tuple[int, int]:
+    def _elsewhere(self, kind: str, call: Call[ClaimName]) -> tuple[int, int]:
         """Record a claim for this shard, or its end. Return a number other than 0 to refuse the end
         of a claim that was used."""
-        request, own = ask.request, self._versions.shard
+        request, own = call.request, self._versions.shard
         row = self._core.claims.get((kind, request.name))
         if is_in_use(self._core, kind, request.name):
             return own, request.number
@@ -155,18 +155,18 @@ class Naming:
                 )
             return own, 0
         new_row = ClaimRow(
-            kind, request.name, request.topic, own, request.number, ask.now.now_ms, request.over
+            kind, request.name, request.topic, own, request.number, call.now.now_ms, request.over
         )
         if row is None:
             self._check_room()
-        if row is None or row != new_row._replace(at_ms=row.at_ms) or self._is_old(row, ask):
+        if row is None or row != new_row._replace(at_ms=row.at_ms) or self._is_old(row, call):
             self._put(new_row)
         return own, 0 if request.over else request.number
 
     @staticmethod
-    def _is_old(row: ClaimRow, ask: Ask[ClaimName]) -> bool:
+    def _is_old(row: ClaimRow, call: Call[ClaimName]) -> bool:
         """Return whether the claim has to be written again before it expires."""
-        return ask.now.now_ms - row.at_ms > CLAIM_KEPT_MS // 2
+        return call.now.now_ms - row.at_ms > CLAIM_KEPT_MS // 2
 
     def _check_room(self) -> None:
         count = len(self._core.claims)

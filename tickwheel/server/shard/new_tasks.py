@@ -39,11 +39,11 @@ if TYPE_CHECKING:
 
 CHARACTER_BYTES_MAX = 4
 """Maximum bytes of a character in UTF-8."""
-_given_key = itemgetter("key")
+_key_of = itemgetter("key")
 _new_options: Callable[..., TaskOptions] = tuple.__new__
 _NOTHING = TaskOptions()
 _PLAIN = _NOTHING[1:]
-_NOTHING_MORE = [repeat(default) for default in _PLAIN]
+_PLAIN_COLUMNS = [repeat(default) for default in _PLAIN]
 
 
 def key_alone(task: tuple[Any, ...], length_max: int) -> TaskOptions | None:
@@ -59,14 +59,14 @@ def key_alone(task: tuple[Any, ...], length_max: int) -> TaskOptions | None:
     return _new_options(TaskOptions, (key, *_PLAIN))
 
 
-_KEPT = {
+_STORED = {
     field.name: (TaskOptions._fields.index(field.name), field.kind.check, field.may_be_none)
     for field, _ in kept_options()
 }
 """Name of an option that is stored with a task → (its index in ``TaskOptions``, its check, whether
 None means unset)."""
-_RETRY = _KEPT["retry"][0]
-_OPTIONS = ("due_ms", "delay_level", *_KEPT)
+_RETRY = _STORED["retry"][0]
+_OPTIONS = ("due_ms", "delay_level", *_STORED)
 _RULE = "if_pending"
 _OPTIONS_AND_RULE = (*_OPTIONS, _RULE)
 _DELAY_LEVEL = TaskFields.field("delay_level").kind
@@ -105,7 +105,7 @@ class NewTasks:
         the first invalid task."""
         rules: dict[int, Coalescing] = {}
         self.has_windows = False
-        if len(tasks) > 1 and (keyed := self._all_keyed(tasks, now_ms)) is not None:
+        if len(tasks) > 1 and (keyed := self._lone_key_tasks(tasks, now_ms)) is not None:
             self.check_room(keyed[0])
             return *keyed, self._rules(keyed[0], rules)
         limits, topics = self._limits, self._topics
@@ -127,10 +127,10 @@ class NewTasks:
                     new_tasks.append((topic, now_ms + delay_ms, body, None))
                     size += len(body)
                     continue
-            new_task = self._keyed(task, now_ms)
+            new_task = self._lone_key_task(task, now_ms)
             if new_task is None:
                 field = f"tasks[{index}]"
-                new_task = self.careful(task, field, now_ms, _OPTIONS_AND_RULE)
+                new_task = self.check_task(task, field, now_ms, _OPTIONS_AND_RULE)
                 if len(task) == 4 and task[3] and task[3].get(_RULE) is not None:
                     rules[index] = _rule(task[3][_RULE], new_task, f"{field}.{_RULE}")
             if new_task[0] not in topics:
@@ -145,8 +145,7 @@ class NewTasks:
         return new_tasks, size, self._rules(new_tasks, rules)
 
     def _rules(self, new_tasks: Sequence[NewTask], rules: dict[int, Coalescing]) -> Rules | None:
-        """Return the rule of each task, or None if all tasks are stored regardless of their
-        keys."""
+        """Return the rule of each task, or None if all are stored regardless of their keys."""
         ruled = self._core.ruled_topics
         if ruled:
             for index, (topic, _, _, options) in enumerate(new_tasks):
@@ -168,7 +167,7 @@ class NewTasks:
             )
         return [rules.get(index) for index in range(len(new_tasks))]
 
-    def _keyed(self, task: Any, now_ms: int) -> NewTask | None:
+    def _lone_key_task(self, task: Any, now_ms: int) -> NewTask | None:
         """Return a task whose only option is a key, or None for any other task. A lone key is the
         most common option, and this path takes a third of the time."""
         options = key_alone(task, self.key_alone_max) if type(task) is tuple else None
@@ -187,7 +186,9 @@ class NewTasks:
             return topic, now_ms + delay_ms, body, options
         return None
 
-    def _all_keyed(self, tasks: Sequence[Any], now_ms: int) -> tuple[list[NewTask], int] | None:
+    def _lone_key_tasks(
+        self, tasks: Sequence[Any], now_ms: int
+    ) -> tuple[list[NewTask], int] | None:
         """Parse tasks whose only option is a key, by column, in a third of the time. Return None if
         any task is different."""
         if type(tasks[0]) is not tuple or len(tasks[0]) != 4:
@@ -199,7 +200,7 @@ class NewTasks:
         if kinds != [{str}, {bytes}, {int}, {dict}] or set(map(len, options_column)) != {1}:
             return None
         try:
-            keys = list(map(_given_key, options_column))
+            keys = list(map(_key_of, options_column))
         except KeyError:
             return None
         if set(map(type, keys)) != {str} or max(map(len, keys)) > self.key_alone_max:
@@ -212,7 +213,7 @@ class NewTasks:
             or max(map(len, bodies)) > limits.body_bytes_max
         ):
             return None
-        options = map(_new_options, repeat(TaskOptions), zip(keys, *_NOTHING_MORE, strict=False))
+        options = map(_new_options, repeat(TaskOptions), zip(keys, *_PLAIN_COLUMNS, strict=False))
         dues_ms = [now_ms + delay_ms for delay_ms in delays_ms]
         new_tasks: list[NewTask] = list(zip(topics, dues_ms, bodies, options, strict=True))
         try:
@@ -224,8 +225,8 @@ class NewTasks:
     def columns(
         self, topic: object, bodies: Sequence[Any], delays_ms: object, now_ms: int
     ) -> tuple[list[NewTask], int]:
-        """Return (new tasks of one topic, their size in bytes). Raise the error of the first
-        invalid task."""
+        """Return (new tasks of one topic, their bytes). Raise the error of the first invalid
+        task."""
         name, limits = checks.name(topic, "topic"), self._limits
         if set(map(type, bodies)) != {bytes}:
             index = next(i for i, body in enumerate(bodies) if type(body) is not bytes)
@@ -296,7 +297,7 @@ class NewTasks:
                         " which is the limit (backlog_max)"
                     )
 
-    def careful(
+    def check_task(
         self, task: Any, field: str, now_ms: int, allowed: Sequence[str] = _OPTIONS
     ) -> NewTask:
         """Check a task completely, and return it. ``allowed`` names the options that it may have.
@@ -341,8 +342,8 @@ class NewTasks:
         limits = self._limits
         values = list(_NOTHING)
         for name, value in options.items():
-            if name in _KEPT:
-                index, check, may_be_none = _KEPT[name]
+            if name in _STORED:
+                index, check, may_be_none = _STORED[name]
                 if value is not None or not may_be_none:
                     values[index] = check(value, f"{field}.{name}", limits)
         if values[_RETRY] is not None:  # it may be the name of a policy

@@ -1,6 +1,6 @@
 """The operations of the daemon, one per verb, which every transport calls.
 
-An operation receives an ``Ask`` with the caller, the number of the answer, and a request whose
+An operation receives an ``Call`` with the caller, the number of the answer, and a request whose
 values were checked individually (``tickwheel.api``). It checks combinations of values, settings and
 existing objects, executes the request, and gives the answer to the caller's ``ReplySink`` after
 everything that the answer depends on is durable. Errors are raised. Verbs with handwritten decoding
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from tickwheel.limits import Limits
     from tickwheel.persistence.contract import Leader
     from tickwheel.server.settings import Settings
-    from tickwheel.server.shard.callers import Ask, Caller, OnEvent
+    from tickwheel.server.shard.callers import Call, Caller, OnEvent
     from tickwheel.server.shard.enqueue import PlainTasks
     from tickwheel.server.shard.parts import Directory, Listings, Parts
     from tickwheel.server.shard.shard import Shard
@@ -71,34 +71,34 @@ class Placing:
         self._parts = parts
         self._listings = listings
 
-    def nodes(self, ask: Ask[Nothing]) -> None:
+    def nodes(self, call: Call[Nothing]) -> None:
         """Answer with all nodes and shards, as last read by this daemon's node. Raise Conflict."""
-        ask.answer(directory_of(self._parts.directory).listing())
+        call.answer(directory_of(self._parts.directory).listing())
 
-    def move_shard(self, ask: Ask[MoveShard]) -> None:
+    def move_shard(self, call: Call[MoveShard]) -> None:
         """Record which node must lead a shard, and answer. Raise Conflict, Overloaded."""
         directory, shard, node = (
             directory_of(self._parts.directory),
-            ask.request.shard,
-            ask.request.node,
+            call.request.shard,
+            call.request.node,
         )
 
         async def work() -> dict[str, Any]:
             await directory.place(shard, node)
             return {"shard": shard, "node": node}
 
-        self._listings.answer(ask, work, at_once=True)
+        self._listings.answer(call, work, at_once=True)
 
-    def drain_node(self, ask: Ask[DrainNode]) -> None:
+    def drain_node(self, call: Call[DrainNode]) -> None:
         """Record whether a node must give up its shards, and answer. Raise Conflict, Overloaded."""
-        directory, node = directory_of(self._parts.directory), ask.request.node
-        draining = ask.request.draining
+        directory, node = directory_of(self._parts.directory), call.request.node
+        draining = call.request.draining
 
         async def work() -> dict[str, Any]:
             await directory.drain(node, draining=draining)
             return {"node": node, "draining": draining}
 
-        self._listings.answer(ask, work, at_once=True)
+        self._listings.answer(call, work, at_once=True)
 
 
 class ShardInterface(Protocol):
@@ -196,7 +196,7 @@ class Operations:
         new_tasks, checkbacks, listings = shard.new_tasks, shard.checkbacks, shard.listings
         lags = shard.upkeep.lags
         produce = Producing(shard, new_tasks, shard.coalescing)
-        door, tasks = produce.check_door, produce.checked
+        door, tasks = produce.check_accepting, produce.checked
         self.join, self._end_session = produce.join, produce.end_session
         settling = Settling(shard)
         self.targeting = Targeting(shard, settling)
@@ -274,7 +274,11 @@ class Operations:
         shard = self.shard
         # The outbound process runs no user code, so no task can be the cause of its death.
         is_ours = caller.principal == OUTBOUND
-        death = caller.death(broke) if broke and not shard.draining and not is_ours else ""
+        death = (
+            caller.describe_disconnection(broke)
+            if broke and not shard.draining and not is_ours
+            else ""
+        )
         caller.close()
         shard.callers.discard(caller)
         for queue in shard.request_queues:
@@ -303,8 +307,7 @@ class Operations:
         return self.shard.committer.is_behind(caller.replies)
 
     def handled(self) -> None:
-        """Commit the changes of the requests that were handled together, and deliver their
-        tasks."""
+        """Commit the changes of requests handled together, and deliver their tasks."""
         self.shard.committer.begin()
         if self.shard.core.runnable:
             self.shard.wake()
@@ -373,17 +376,17 @@ class StandbyOperations:
         leader = self._active()
         return (None, None) if leader is None else (leader.address, leader.http or None)
 
-    def ping(self, ask: Ask[Nothing]) -> None:
+    def ping(self, call: Call[Nothing]) -> None:
         """Answer without a value."""
-        ask.answer(None)
+        call.answer(None)
 
-    def status(self, ask: Ask[Nothing]) -> None:
+    def status(self, call: Call[Nothing]) -> None:
         """Answer with the daemon's status."""
-        ask.answer(self._status())
+        call.answer(self._status())
 
-    def nodes(self, ask: Ask[Nothing]) -> None:
+    def nodes(self, call: Call[Nothing]) -> None:
         """Answer with all nodes and shards, as last read by this daemon's node. Raise Conflict."""
-        ask.answer(directory_of(self.directory).listing())
+        call.answer(directory_of(self.directory).listing())
 
     def leave(self, caller: Caller, request: int, now: Now) -> None:
         """Acknowledge the goodbye of a caller. A standby keeps no state of callers."""

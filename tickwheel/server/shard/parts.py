@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from tickwheel.persistence.contract import Store
     from tickwheel.server.metrics.observed import Observed
     from tickwheel.server.settings import Settings
-    from tickwheel.server.shard.callers import Ask, Border, Caller, OnEvent
+    from tickwheel.server.shard.callers import Border, Call, Caller, OnEvent
     from tickwheel.server.shard.committer import Committer
     from tickwheel.server.shard.reads import Commands, Reader
 
@@ -140,16 +140,15 @@ class Parts(Protocol):
         """Request a tick."""
         ...
 
-    def takes_more(self, caller: Caller) -> bool:
+    def can_receive(self, caller: Caller) -> bool:
         """Return whether the caller can be sent another answer."""
         ...
 
     def has_room(self, caller: Caller) -> bool:
-        """Return whether changes by commands, and answers to this caller, are within their
-        limits."""
+        """Return whether changes by commands and answers to this caller are within limits."""
         ...
 
-    def takes_tasks(self) -> bool:
+    def accepts_tasks(self) -> bool:
         """Return whether schedules and resets can currently create tasks."""
         ...
 
@@ -175,7 +174,7 @@ class Listings:
 
     def answer(
         self,
-        ask: Ask[Any],
+        call: Call[Any],
         work: Callable[[], Coroutine[Any, Any, dict[str, Any]]],
         *,
         at_once: bool = False,
@@ -196,13 +195,13 @@ class Listings:
                     error = Overloaded(error.message)
                 elif isinstance(error, StoreError):
                     error = Refused(f"the store could not execute the request: {error.message}")
-                ask.refuse(error)
+                call.refuse(error)
             except Exception as error:
-                ask.refuse(parts.border.survive(f"a look-up of {ask.caller.address}", error))
+                call.refuse(parts.border.survive(f"a look-up of {call.caller.address}", error))
             else:
-                parts.committer.answer(ask, result)
+                parts.committer.answer(call, result)
 
-        self._put(ask.caller, run)
+        self._put(call.caller, run)
 
     def _put(self, caller: Caller, work: Work) -> None:
         queue = self._waiting.get(caller)
@@ -231,7 +230,7 @@ class Listings:
             self._parts.spawn(self._do(caller, work))
 
     def _may_begin(self, caller: Caller) -> bool:
-        return caller not in self._busy and self._parts.takes_more(caller)
+        return caller not in self._busy and self._parts.can_receive(caller)
 
     def closed(self, caller: Caller) -> None:
         """Drop the waiting requests of a disconnected caller."""

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from tickwheel.clock import Clock
     from tickwheel.engine.engine import Engine
     from tickwheel.engine.state import Core
-    from tickwheel.server.shard.callers import Ask, Border, Caller, OnEvent
+    from tickwheel.server.shard.callers import Border, Call, Caller, OnEvent
 
 
 AWAY_RETRY_S, BACK_RETRY_S = 0.2, 0.5
@@ -62,7 +62,7 @@ work."""
 READS_MAX = 64
 """Maximum number of running reads; others wait, because every landing batch is compared with all
 reads."""
-SCANS_AT_A_TIME = 4
+SCANS_MAX = 4
 """Maximum number of running scans of listings and replays; each can return a large page."""
 BULK_READS_MAX = 2
 """Maximum number of running reads of bulk operations, so that one slice is read while another is
@@ -70,14 +70,14 @@ processed. They are limited separately, so that other reads never wait for them.
 BULK_READ_BYTES_MAX = 2 << 20
 """Maximum bytes of rows that all bulk operations together hold in memory. A store decodes the rows
 of a read without interruption."""
-BULK_SCANS_AT_A_TIME = 1
+BULK_SCANS_MAX = 1
 """Maximum number of running scans of bulk operations, which read rows to find a page of ids."""
 BULK_SCAN_BYTES, BULK_SCAN_FIRST = 1 << 20, 64
 """Target size of a bulk operation's page, estimated from the rows of the previous page; and the
 number of rows of the first page."""
-READS_AGAIN_MAX = 4
+REREADS_MAX = 4
 """Maximum number of further reads before an absent row counts as missing."""
-AGAIN_S = 0.05
+REREAD_S = 0.05
 IDS_LOGGED_MAX = 10
 NO_LIMIT = 1 << 62
 
@@ -175,9 +175,9 @@ class Reader:
         self._on_event = on_event
         self._running: set[_RunningRead] = set()
         self._places = asyncio.Semaphore(READS_MAX)
-        self._scans = asyncio.Semaphore(SCANS_AT_A_TIME)
+        self._scans = asyncio.Semaphore(SCANS_MAX)
         self._bulk_places = asyncio.Semaphore(BULK_READS_MAX)
-        self._bulk_scans = asyncio.Semaphore(BULK_SCANS_AT_A_TIME)
+        self._bulk_scans = asyncio.Semaphore(BULK_SCANS_MAX)
         self._bulk_rows = BULK_SCAN_FIRST
         """Maximum rows of a bulk operation's next page."""
 
@@ -231,7 +231,7 @@ class Reader:
         self, ids: Sequence[int], bytes_max: int, *, bodies: bool
     ) -> AsyncIterator[tuple[View, Sequence[int]]]:
         """Perform a read that ``_places`` or ``_bulk_places`` has admitted."""
-        with self._noting(ids, bodies=bodies) as read:
+        with self._recording(ids, bodies=bodies) as read:
             stored, rest = await self._stored(read, ids, bytes_max) if ids else (Heads(), ())
             rest = await self._read_absent_again(read, stored, ids, rest, bytes_max)
             yield lambda ids: self._overlay(read, stored, ids), rest
@@ -266,7 +266,7 @@ class Reader:
             return [task.row.id for task in stored], len(stored) < rows and not is_cut(stored)
 
     @contextmanager
-    def _noting(self, ids: Iterable[int], *, bodies: bool) -> Iterator[_RunningRead]:
+    def _recording(self, ids: Iterable[int], *, bodies: bool) -> Iterator[_RunningRead]:
         """Record effects on these tasks that land during a read."""
         read = _RunningRead(ids, bodies=bodies)
         self._running.add(read)
@@ -306,9 +306,9 @@ class Reader:
         absent = self._unexplained(read, stored.absent(read_ids))
         # Read all of them once more, because some may have ended without a trace in memory.
         turn = 0
-        while absent and turn <= READS_AGAIN_MAX:
+        while absent and turn <= REREADS_MAX:
             if turn:
-                await asyncio.sleep(AGAIN_S)
+                await asyncio.sleep(REREAD_S)
             wanted = [task_id for task_id in read_ids if task_id in absent]
             heads, left = await self._stored(read, wanted, bytes_max)
             stored.add(heads)
@@ -338,17 +338,19 @@ class Reader:
 
     def _update_missing(self, read_ids: set[int], absent: set[int]) -> None:
         missing = self._core.missing
-        again = (read_ids & missing.keys()) - absent
-        for task_id in again:
+        found_ids = (read_ids & missing.keys()) - absent
+        for task_id in found_ids:
             del missing[task_id]
-        if again:
-            self._on_event("rows_found_again", _described(again, "were found again or have ended"))
-        fresh = absent - missing.keys()
-        if fresh:
-            missing.update(dict.fromkeys(fresh))
-            self._core.totals.rows_missing += len(fresh)
+        if found_ids:
+            self._on_event(
+                "rows_found_again", _described(found_ids, "were found again or have ended")
+            )
+        new_ids = absent - missing.keys()
+        if new_ids:
+            missing.update(dict.fromkeys(new_ids))
+            self._core.totals.rows_missing += len(new_ids)
             why = "have no row in the store and wait for it"
-            self._on_event("rows_missing", _described(fresh, why))
+            self._on_event("rows_missing", _described(new_ids, why))
 
     def missing(self, ids: Iterable[int]) -> list[int]:
         """Return the ids of tasks that have not ended but had no row in the last read."""
@@ -380,7 +382,7 @@ class Reader:
             if not any(task_id in dues_ms for dues_ms in plain.values()):
                 snapshots.setdefault(task_id, TaskSnapshot(read.since.enqueued[task_id], {}, {}))
         for effects in batches:
-            self._lay_over(snapshots, wanted, effects)
+            self._apply(snapshots, wanted, effects)
         return Records(snapshots, plain, stored.keys) if plain else snapshots
 
     def _plain_now(
@@ -420,7 +422,7 @@ class Reader:
         entry = self._core.topics.get(topic)
         return NOTHING if entry is None else entry.groups
 
-    def _lay_over(
+    def _apply(
         self, snapshots: dict[int, TaskSnapshot], wanted: frozenset[int], effects: Effects
     ) -> None:
         """Apply one batch to ``snapshots``. Tasks that are only staged stay invisible."""
@@ -563,10 +565,10 @@ class Commands:
         )
         self._wake.set()
 
-    def put_last(self, ask: Ask[Any], done: Callable[[], None]) -> None:
+    def put_last(self, call: Call[Any], done: Callable[[], None]) -> None:
         """Queue a command without ids. ``done`` is called at its turn, when every stored task is in
         memory. Raise Overloaded."""
-        self.put(ask.caller, ask.refuse, (), lambda indexes, snapshots: None, done)
+        self.put(call.caller, call.refuse, (), lambda indexes, snapshots: None, done)
 
     async def run(self) -> None:
         while True:
@@ -594,12 +596,12 @@ class Commands:
                     break
                 if unread:
                     stop = next((i for i in range(command.at, stop) if ids[i] in unread), stop)
-                if not self._is_over(command, stop, view):
+                if not self._process(command, stop, view):
                     break
                 self._waiting.popleft()
                 self._ids -= len(ids)
 
-    def _is_over(self, command: Command, stop: int, view: View) -> bool:
+    def _process(self, command: Command, stop: int, view: View) -> bool:
         """Act on a command's ids up to ``stop``. Return whether it was answered or refused."""
         indexes, command.at = range(command.at, stop), stop
         self._border.begin()
@@ -671,7 +673,7 @@ class Loader:
         self._core, self._firing, self._delivery = engine.core, engine.firing, engine.delivery
         self._bytes_max = load_bytes(self._core.config.resident_bytes_max)
         self._turn = asyncio.Lock()
-        self._loads = self._looks = False
+        self._is_loading = self._is_searching = False
         self._due: list[int] = []
         self._expired: list[int] = []
         """Ids of tasks whose time to live has expired."""
@@ -679,16 +681,16 @@ class Loader:
         """Group → ids of ready tasks; the group that was served least recently is first."""
 
     @property
-    def reads_most(self) -> bool:
+    def is_full(self) -> bool:
         """Whether firing waits because the maximum number of rows is being read for it."""
         core = self._core
         return len(core.firing) >= core.config.loading_max + core.uncounted_missing
 
     def load(self) -> None:
         core = self._core
-        if core.missing and not self._looks:
-            self._looks = True
-            self._spawn(self._look_for_missing())
+        if core.missing and not self._is_searching:
+            self._is_searching = True
+            self._spawn(self._search_missing())
         if not (core.rows_to_read or core.lapsed_rows_to_read or core.ready_rows_to_read):
             return
         self._due += core.rows_to_read
@@ -696,14 +698,14 @@ class Loader:
         for group, ids in core.ready_rows_to_read.items():
             self._ready.setdefault(group, []).extend(ids)
         core.rows_to_read, core.lapsed_rows_to_read, core.ready_rows_to_read = [], [], {}
-        if not self._loads:
-            self._loads = True
+        if not self._is_loading:
+            self._is_loading = True
             self._spawn(self._load())
 
     async def _load(self) -> None:
         while self._due or self._expired or self._ready:
             await self._load_some()
-        self._loads = False
+        self._is_loading = False
 
     async def _load_some(self) -> None:
         """Load some rows: due and expired tasks first, but reserve half of the load for groups."""
@@ -732,7 +734,7 @@ class Loader:
         for group, ids in group_parts:
             self._delivery.reading.process_rows(group, [i for i in ids if i not in left], rows)
         del tasks, rows
-        await self._let_go()
+        await self._let_tick_run()
         for group, ids in group_parts:
             self._load_more(group, [i for i in ids if i in left])
 
@@ -755,12 +757,12 @@ class Loader:
                 self._core.ledger.daemon.add(Cause.STORE, began_ms, now_ms)
             return view(wanted[: len(wanted) - len(left)]), set(left)
 
-    async def _let_go(self) -> None:
+    async def _let_tick_run(self) -> None:
         """Let a tick deliver the loaded tasks before more are loaded."""
         self._wake()
         await asyncio.sleep(0)
 
-    async def _look_for_missing(self) -> None:
+    async def _search_missing(self) -> None:
         """Search for missing rows in rounds. Rows that stay missing move to the end."""
         missing = self._core.missing
         while missing:
@@ -773,5 +775,5 @@ class Loader:
                 if task_id in missing and task_id not in left:
                     del missing[task_id]
                     missing[task_id] = None
-            await self._let_go()
-        self._looks = False
+            await self._let_tick_run()
+        self._is_searching = False

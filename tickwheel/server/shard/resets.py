@@ -51,15 +51,15 @@ if TYPE_CHECKING:
     from tickwheel.model.kinds import BulkRow, Place
     from tickwheel.model.records import TaskRow
     from tickwheel.server.shard.bulk import Runner, Work
-    from tickwheel.server.shard.callers import Ask
+    from tickwheel.server.shard.callers import Call
     from tickwheel.server.shard.parts import Listings, Parts
     from tickwheel.server.shard.reads import BulkReads
 
 T = TypeVar("T")
-GIVE_BYTES = 4 << 20
+STEP_BYTES_MAX = 4 << 20
 """Maximum bytes of tasks in one step. A single task can exceed it."""
 NO_ROOM_RETRY_S = 0.25
-LOOK_S = 0.25
+CHECK_S = 0.25
 """Seconds between two checks whether a plan in progress is still needed."""
 
 
@@ -67,7 +67,7 @@ class CannotPlan(Exception):
     """The plan of a reset cannot be created. The text is the reason."""
 
 
-class Planned:
+class PlanThread:
     """A plan of a reset, and the only thread that uses it. Its callers can be cancelled."""
 
     def __init__(self, path: str, bytes_max: int) -> None:
@@ -94,7 +94,7 @@ class Resets:
         self._engine = runner.engine
         self._settings = runner.parts.settings
         self.previews = previews
-        self._making = asyncio.Lock()
+        self._plan_lock = asyncio.Lock()
         self.plans = 0
         """Number of existing plans."""
 
@@ -105,19 +105,18 @@ class Resets:
         group = self._group(work)
         if group is None:
             return
-        wanted = wanted_of(work.bulk, group, work.bulk.id)
+        wanted = scope_of(work.bulk, group, work.bulk.id)
         try:
             async with self.plan(wanted, work.bulk.until_id, lambda: work.is_running) as plan:
                 if gaps := (await plan.do(Plan.count)).incomplete:
                     work.note = incomplete(gaps)
-                while work.is_running and await self._give_some(work, plan):
+                while work.is_running and await self._enqueue_some(work, plan):
                     pass
         except CannotPlan as error:
             self._fail(work, f"its tasks cannot be determined: {error}")
 
     def _group(self, work: Work) -> Group | None:
-        """Return the group of a reset. If it was deleted, fail the bulk operation and return
-        None."""
+        """Return the group of a reset. If it was deleted, fail the operation and return None."""
         name = str(work.bulk.argument("group"))
         group = self._engine.core.find_group(work.bulk.topic, name)
         if group is None or group.is_closed:
@@ -131,16 +130,16 @@ class Resets:
             self._engine.bulks.end(work.bulk.id, BulkState.FAILED, now_ms, note)
             self._runner.committer.kick()
 
-    async def _give_some(self, work: Work, plan: Planned) -> bool:
+    async def _enqueue_some(self, work: Work, plan: PlanThread) -> bool:
         """Enqueue some tasks in one step. Return False if the plan contains no more tasks."""
         await work.wait_for_rate()
         room = self._engine.core.room
-        if room <= 0 or not self._runner.parts.takes_tasks():
+        if room <= 0 or not self._runner.parts.accepts_tasks():
             await asyncio.sleep(NO_ROOM_RETRY_S)
             return True
-        after, most = after_of(work.row.place), max(1, work.allowed(min(PAGE, room)))
+        after, most = place_after(work.row.place), max(1, work.allowed(min(PAGE, room)))
         async with self._runner.reader.bulk_turn() as read:
-            kept = await plan.do(Plan.read, after, most, GIVE_BYTES)
+            kept = await plan.do(Plan.read, after, most, STEP_BYTES_MAX)
             if not kept:
                 return False
             tasks, originals = await self._originals(kept, read)
@@ -157,8 +156,8 @@ class Resets:
     ) -> Step:
         now_ms, lost = self._runner.clock.read().now_ms, len(tasks) - len(originals)
         place = place_of(tasks[-1])
-        give = self._engine.resets.repeat
-        return give(bulk, group.name, originals, place, len(tasks), lost, now_ms)
+        repeat = self._engine.resets.repeat
+        return repeat(bulk, group.name, originals, place, len(tasks), lost, now_ms)
 
     async def _originals(
         self, kept: list[PlannedTask], reads: BulkReads
@@ -192,12 +191,12 @@ class Resets:
     @asynccontextmanager
     async def plan(
         self, wanted: ResetScope, until_id: int, is_wanted: Callable[[], bool]
-    ) -> AsyncIterator[Planned]:
+    ) -> AsyncIterator[PlanThread]:
         """Create a plan, one at a time, and close it after use. Raise CannotPlan, even during
         use."""
         self.plans += 1
         try:
-            async with self._making:
+            async with self._plan_lock:
                 plan = await self._from_history(wanted, is_wanted)
                 try:
                     await self._from_store(plan, wanted, until_id, is_wanted)
@@ -210,20 +209,20 @@ class Resets:
             finally:
                 plan.close()
         except sqlite3.Error as error:
-            raise self._cannot(str(error)) from error
+            raise self._as_cannot_plan(str(error)) from error
         finally:
             self.plans -= 1
 
-    def _cannot(self, why: str) -> CannotPlan:
+    def _as_cannot_plan(self, why: str) -> CannotPlan:
         if "full" in why:
             why += f"; the limit of a plan is {self._settings.reset_plan_bytes_max} bytes"
             why += " (reset_plan_bytes_max)"
         return CannotPlan(why)
 
-    async def _from_history(self, wanted: ResetScope, is_wanted: Callable[[], bool]) -> Planned:
+    async def _from_history(self, wanted: ResetScope, is_wanted: Callable[[], bool]) -> PlanThread:
         settings = self._settings
         if settings.history_dir is None:
-            return Planned("", settings.reset_plan_bytes_max)
+            return PlanThread("", settings.reset_plan_bytes_max)
         shard, folder = self._engine.core.config.shard, Path(settings.history_dir) / STATE
         prefix = f"reset-{safe_node(settings.node)}-s{shard}-"
         try:
@@ -242,8 +241,8 @@ class Resets:
             try:
                 await _make_file(request, is_wanted)
             except CannotPlan as error:
-                raise self._cannot(str(error)) from None
-            return Planned(path, settings.reset_plan_bytes_max)
+                raise self._as_cannot_plan(str(error)) from None
+            return PlanThread(path, settings.reset_plan_bytes_max)
         finally:
             # The file is open. Its space is freed when it is closed, no matter how this process
             # ends.
@@ -251,7 +250,7 @@ class Resets:
                 os.unlink(path)
 
     async def _from_store(
-        self, plan: Planned, wanted: ResetScope, until_id: int, is_wanted: Callable[[], bool]
+        self, plan: PlanThread, wanted: ResetScope, until_id: int, is_wanted: Callable[[], bool]
     ) -> None:
         """Add the stored tasks of the topic to the plan."""
         after, is_last = 0, False
@@ -263,11 +262,11 @@ class Resets:
             rest: Sequence[int] = [task_id for task_id in ids if task_id <= until_id]
             while rest:
                 async with self._runner.reader.bulk_turn() as read:
-                    stored, rest = await self._look(wanted, rest, read)
+                    stored, rest = await self._examine(wanted, rest, read)
                 if stored:
                     await plan.do(Plan.add_stored, wanted, stored)
 
-    async def _look(
+    async def _examine(
         self, wanted: ResetScope, ids: Sequence[int], reads: BulkReads
     ) -> tuple[list[tuple[TaskRow, bool]], Sequence[int]]:
         """Return (the first of these tasks that came due in the period, each with whether it can be
@@ -297,7 +296,7 @@ async def _make_file(request: bytes, is_wanted: Callable[[], bool]) -> None:
     ending = asyncio.create_task(process.communicate(request))
     try:
         while not ending.done():
-            await asyncio.wait((ending,), timeout=LOOK_S)
+            await asyncio.wait((ending,), timeout=CHECK_S)
             if not is_wanted():
                 raise CannotPlan("the reset was cancelled")
         output, errors = ending.result()
@@ -316,7 +315,7 @@ def incomplete(gaps: int) -> str:
     return f"incomplete: the history has {count} in that time, so tasks may be left out"
 
 
-def wanted_of(bulk: Bulk, group: Group, bulk_id: str | None = None) -> ResetScope:
+def scope_of(bulk: Bulk, group: Group, bulk_id: str | None = None) -> ResetScope:
     """Return the conditions that the tasks in the plan of a reset must meet."""
     from_ms = bulk.argument("from_ms")
     return ResetScope(
@@ -338,7 +337,7 @@ def place_of(kept: PlannedTask) -> Place:
     return kept.due_ms, f"{kept.id:020d}"
 
 
-def after_of(place: Place) -> tuple[int, int]:
+def place_after(place: Place) -> tuple[int, int]:
     due_ms, task_id = place
     return due_ms, int(task_id or -1)
 
@@ -355,12 +354,12 @@ class Resetting:
         self._runner = runner
         self._resets = resets
 
-    def reset_group(self, ask: Ask[Reset]) -> None:
+    def reset_group(self, call: Call[Reset]) -> None:
         """Start a reset of the group to ``to``, and answer when its record is durable. Raise
         BadRequest; answer with Conflict, NotFound, Overloaded, Refused when the queued request is
         processed."""
-        wanted = self._checked(ask.request, ask.request.id, ask.request.rate, ask.now)
-        wanted = wanted._replace(by=ask.caller.principal.name or "anonymous")
+        wanted = self._checked(call.request, call.request.id, call.request.rate, call.now)
+        wanted = wanted._replace(by=call.caller.principal.name or "anonymous")
         checks.storable_bulk(wanted)
 
         def make() -> BulkRow:
@@ -369,20 +368,20 @@ class Resetting:
             bulk = wanted._replace(until_id=parts.core.ids.last)
             return parts.border.act().resets.begin(group, bulk, from_ms_of(bulk))
 
-        submit(self._parts, self._runner, ask, wanted, make)
+        submit(self._parts, self._runner, call, wanted, make)
 
-    def preview_reset(self, ask: Ask[ResetTrial]) -> None:
+    def preview_reset(self, call: Call[ResetTrial]) -> None:
         """Answer with the result of a dry run: the number of tasks, and the due times of the first
         and the last. ``lost`` counts additional tasks whose bodies are lost, ``incomplete`` the
         gaps of the history in that time. Raise BadRequest, Overloaded; answer with NotFound,
         Refused when the queued request is processed."""
-        wanted = self._checked(ask.request, None, None, ask.now)
+        wanted = self._checked(call.request, None, None, call.now)
 
         async def count() -> dict[str, Any]:
             parts = self._parts
             await parts.committer.barrier()
             bulk = wanted._replace(until_id=parts.core.ids.last)
-            conditions = wanted_of(bulk, self._find_group(bulk))
+            conditions = scope_of(bulk, self._find_group(bulk))
             try:
                 counts = await self._resets.count(conditions, bulk.until_id)
             except CannotPlan as error:
@@ -393,7 +392,7 @@ class Resetting:
                 "until_ms": bulk.made_ms,
             }
 
-        self._resets.previews.answer(ask, count)
+        self._resets.previews.answer(call, count)
 
     def _checked(
         self, request: ResetTrial, chosen_id: str | None, rate: float | None, now: Now

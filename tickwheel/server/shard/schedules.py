@@ -3,7 +3,7 @@
 A command on a schedule waits, for at most one commit, until the schedule's newest run is durable,
 because the run can still be undone.
 
-A caller's topic filter (``only``) hides the schedules of other topics, but their names stay
+A caller's topic filter (``topic_filter``) hides the schedules of other topics, but their names stay
 reserved.
 """
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from tickwheel.engine.timetables import LoadedSchedule
     from tickwheel.model.kinds import ScheduleRow
     from tickwheel.model.records import TaskSnapshot
-    from tickwheel.server.shard.callers import Ask, TopicFilter
+    from tickwheel.server.shard.callers import Call, TopicFilter
     from tickwheel.server.shard.new_tasks import NewTasks
     from tickwheel.server.shard.parts import Parts
     from tickwheel.server.shard.views import ValueBytes
@@ -65,31 +65,30 @@ class Scheduling:
 
     # --- put -----------------------------------------------------------------------------------
 
-    def put_schedule(self, ask: Ask[NewSchedule]) -> None:
+    def put_schedule(self, call: Call[NewSchedule]) -> None:
         """Create or replace a schedule. The answer's ``outcome`` is "created", "updated" or
         "unchanged". Raise BadRequest, LimitExceeded, BodyTooLarge, Forbidden."""
 
         def put() -> None:
-            self._check_seen(ask.request, ask.only)
-            self._put(ask)
+            self._check_seen(call.request, call.topic_filter)
+            self._put(call)
 
-        self._when_settled(ask, ask.request.name, put)
+        self._when_settled(call, call.request.name, put)
 
-    def _check_seen(self, request: NewSchedule, only: TopicFilter | None) -> None:
-        """Raise Forbidden if the caller may not use the existing or the new topic of the
-        schedule."""
-        if only is None:
+    def _check_seen(self, request: NewSchedule, topic_filter: TopicFilter | None) -> None:
+        """Raise Forbidden if the caller may not use the old or the new topic of the schedule."""
+        if topic_filter is None:
             return
         name, topic = request.name, request.topic
         existing = self._schedule_heap.by_name.get(name)
-        if not only(topic):
+        if not topic_filter(topic):
             raise Forbidden(f"this caller may not create schedules for topic {topic}")
-        if existing is not None and not only(existing.row.schedule.topic):
+        if existing is not None and not topic_filter(existing.row.schedule.topic):
             raise Forbidden(f"this caller may not change schedule {name}; choose another name")
 
-    def _put(self, ask: Ask[NewSchedule]) -> None:
+    def _put(self, call: Call[NewSchedule]) -> None:
         schedules, limit = self._schedule_heap.by_name, self._parts.settings.schedules_max
-        name, now_ms = ask.request.name, ask.now.now_ms
+        name, now_ms = call.request.name, call.now.now_ms
         if name not in schedules and len(schedules) >= limit:
             raise LimitExceeded(
                 f"cannot create schedule {name}: there are already {len(schedules)} schedules;"
@@ -97,20 +96,19 @@ class Scheduling:
             )
         if name not in schedules:
             check_new_name(self._core, SCHEDULE_NAMES, name)
-        schedule = self._checked(ask.request, now_ms)
+        schedule = self._checked(call.request, now_ms)
         check_stays(self._core, schedule.topic)
         table = self._timetable(schedule, now_ms)
         checks.storable_schedule(schedule)
         outcome = self._parts.border.act().schedules.put(schedule, table, now_ms)
         answer = self._map(schedules[name].row) | {"outcome": outcome}
-        self._parts.committer.answer(ask, answer)
+        self._parts.committer.answer(call, answer)
         self._parts.wake()
 
     def _checked(self, request: NewSchedule, now_ms: int) -> Schedule:
-        """Check the request, and return its schedule. Raise the error of the first invalid
-        field."""
+        """Check the request, return its schedule. Raise the error of the first invalid field."""
         task = (request.topic, b"" if request.body is None else request.body, 0, request.task)
-        topic, _, body, task_options = self._new_tasks.careful(task, "schedule", now_ms)
+        topic, _, body, task_options = self._new_tasks.check_task(task, "schedule", now_ms)
         if task_options is not None and task_options.within_ms is not None:
             task_options = task_options._replace(asked_ms=None)  # each occurrence sets its own
         self._check_size(body, task_options)
@@ -202,20 +200,24 @@ class Scheduling:
 
     # --- reads ---------------------------------------------------------------------------------
 
-    def list_schedules(self, ask: Ask[NamesPage]) -> None:
+    def list_schedules(self, call: Call[NamesPage]) -> None:
         """Answer with a page of schedules, sorted by name."""
-        after, only = ask.request.after, ask.only
+        after, topic_filter = call.request.after, call.topic_filter
         names = sorted(n for n in self._schedule_heap.by_name if after is None or n > after)
         rows = (self._schedule_heap.by_name[name].row for name in names)
-        maps = (self._map(row) for row in rows if only is None or only(row.schedule.topic))
-        page = Page(self._parts, ask.request.limit, self._value_bytes)
-        self._parts.committer.answer(ask, page.answer(maps, "schedules", "name"))
+        maps = (
+            self._map(row)
+            for row in rows
+            if topic_filter is None or topic_filter(row.schedule.topic)
+        )
+        page = Page(self._parts, call.request.limit, self._value_bytes)
+        self._parts.committer.answer(call, page.answer(maps, "schedules", "name"))
 
-    def show_schedule(self, ask: Ask[ScheduleLook]) -> None:
+    def show_schedule(self, call: Call[ScheduleLook]) -> None:
         """Answer with a schedule, its next planned times, and its newest runs with the states of
         their tasks. Raise NotFound, Overloaded."""
-        schedule = self._find(ask.request.name, ask.only)
-        row, table, count = schedule.row, schedule.table, ask.request.next
+        schedule = self._find(call.request.name, call.topic_filter)
+        row, table, count = schedule.row, schedule.table, call.request.next
         first_ms = row.next_ms
         planned_ms: list[int] = []
         if first_ms is not None:
@@ -240,55 +242,55 @@ class Scheduling:
                     for run in row.recent
                 ],
             }
-            self._parts.committer.answer(ask, answer)
+            self._parts.committer.answer(call, answer)
 
-        self._parts.commands.put(ask.caller, ask.refuse, ids, act, done)
+        self._parts.commands.put(call.caller, call.refuse, ids, act, done)
 
     # --- changes -------------------------------------------------------------------------------
 
-    def pause_schedule(self, ask: Ask[ScheduleName]) -> None:
+    def pause_schedule(self, call: Call[ScheduleName]) -> None:
         """Pause a schedule, so that it does not fire. Raise NotFound."""
-        self._pause(ask, paused=True)
+        self._pause(call, paused=True)
 
-    def resume_schedule(self, ask: Ask[ScheduleName]) -> None:
+    def resume_schedule(self, call: Call[ScheduleName]) -> None:
         """Resume a schedule. Its catch-up setting determines what happens to missed runs. Raise
         NotFound."""
-        self._pause(ask, paused=False)
+        self._pause(call, paused=False)
 
-    def _pause(self, ask: Ask[ScheduleName], *, paused: bool) -> None:
+    def _pause(self, call: Call[ScheduleName], *, paused: bool) -> None:
         def act(entry: LoadedSchedule) -> None:
             self._parts.border.act().schedules.pause(entry, paused=paused)
-            self._parts.committer.answer(ask, self._map(entry.row))
+            self._parts.committer.answer(call, self._map(entry.row))
             self._parts.wake()
 
-        self._on(ask, act)
+        self._on(call, act)
 
-    def delete_schedule(self, ask: Ask[ScheduleName]) -> None:
+    def delete_schedule(self, call: Call[ScheduleName]) -> None:
         """Delete a schedule, but not its tasks. Raise NotFound."""
 
         def act(entry: LoadedSchedule) -> None:
             self._parts.border.act().schedules.delete(entry)
-            self._parts.committer.answer(ask, self._map(entry.row))
+            self._parts.committer.answer(call, self._map(entry.row))
 
-        self._on(ask, act)
+        self._on(call, act)
 
-    def run_schedule(self, ask: Ask[ScheduleName]) -> None:
+    def run_schedule(self, call: Call[ScheduleName]) -> None:
         """Enqueue a task of a schedule at once; the sink's ``accepted`` gets its id. Raise
         NotFound, or any error of an enqueue."""
 
         def act(entry: LoadedSchedule) -> None:
             self._check_room(1)
             schedules = self._parts.border.act().schedules
-            schedules.run(entry, ask.replies, ask.number, ask.now.now_ms)
+            schedules.run(entry, call.replies, call.number, call.now.now_ms)
             self._parts.wake()
 
-        self._on(ask, act)
+        self._on(call, act)
 
-    def backfill_schedule(self, ask: Ask[Backfill]) -> None:
+    def backfill_schedule(self, call: Call[Backfill]) -> None:
         """Enqueue a task for each occurrence from ``from_ms`` up to but excluding ``to_ms``. The
         sink's ``accepted`` gets their ids. Raise NotFound, or any error of an enqueue."""
-        from_ms = checks.moment(ask.request.from_ms, "from_ms")
-        to_ms = checks.moment(ask.request.to_ms, "to_ms", from_ms)
+        from_ms = checks.moment(call.request.from_ms, "from_ms")
+        to_ms = checks.moment(call.request.to_ms, "to_ms", from_ms)
 
         def act(entry: LoadedSchedule) -> None:
             table, most = entry.table, BACKFILL_MAX + 1
@@ -305,10 +307,10 @@ class Scheduling:
                 raise BadRequest("no occurrence is planned between from_ms and to_ms")
             self._check_room(len(times_ms))
             schedules = self._parts.border.act().schedules
-            schedules.backfill(entry, times_ms, ask.replies, ask.number, ask.now.now_ms)
+            schedules.backfill(entry, times_ms, call.replies, call.number, call.now.now_ms)
             self._parts.wake()
 
-        self._on(ask, act)
+        self._on(call, act)
 
     def _check_room(self, count: int) -> None:
         self._check_accepting()
@@ -317,24 +319,26 @@ class Scheduling:
 
     # --- shared --------------------------------------------------------------------------------
 
-    def _find(self, name: str, only: TopicFilter | None) -> LoadedSchedule:
+    def _find(self, name: str, topic_filter: TopicFilter | None) -> LoadedSchedule:
         entry = self._schedule_heap.by_name.get(name)
-        if entry is None or (only is not None and not only(entry.row.schedule.topic)):
+        if entry is None or (
+            topic_filter is not None and not topic_filter(entry.row.schedule.topic)
+        ):
             raise NotFound(f"there is no schedule {name}")
         return entry
 
-    def _on(self, ask: Ask[Any], act: Callable[[LoadedSchedule], None]) -> None:
+    def _on(self, call: Call[Any], act: Callable[[LoadedSchedule], None]) -> None:
         """Call ``act`` with the schedule once its newest run is durable. Raise NotFound."""
-        name, only = ask.request.name, ask.only
-        self._find(name, only)
-        self._when_settled(ask, name, lambda: act(self._find(name, only)))
+        name, topic_filter = call.request.name, call.topic_filter
+        self._find(name, topic_filter)
+        self._when_settled(call, name, lambda: act(self._find(name, topic_filter)))
 
-    def _when_settled(self, ask: Ask[Any], name: str, act: Callable[[], None]) -> None:
+    def _when_settled(self, call: Call[Any], name: str, act: Callable[[], None]) -> None:
         def is_free() -> bool:
             entry = self._schedule_heap.by_name.get(name)
             return entry is None or not entry.staged
 
-        when_free(self._parts, ask.caller, "a command on a schedule", is_free, act, ask.refuse)
+        when_free(self._parts, call.caller, "a command on a schedule", is_free, act, call.refuse)
 
     def _map(self, row: ScheduleRow) -> dict[str, Any]:
         """Return a schedule as the map that all answers use."""

@@ -57,12 +57,12 @@ class Settling:
         """Finish tasks. ``may_gather`` means that the caller does not wait for the answer. Raise
         BadRequest, LimitExceeded, Overloaded."""
         self._check_receipts(epoch, ids, attempts)
-        of_group = self._group(topic, group)
-        if of_group is None:
+        group_or_none = self._group(topic, group)
+        if group_or_none is None:
             unresolved: Sequence[int] = range(len(ids))
         else:
             settlement = self._parts.border.act().settlement
-            unresolved = settlement.ack(of_group, epoch, ids, attempts)
+            unresolved = settlement.ack(group_or_none, epoch, ids, attempts)
         if not unresolved:
             committer = self._parts.committer
             if may_gather:
@@ -81,11 +81,11 @@ class Settling:
                 ended = self._core.outcomes.get(task_id) is not None
                 task = None if ended else snapshots.get(task_id)
                 attempt = attempts[index]
-                words[index] = ack_by_record(engine, of_group, epoch, task_id, attempt, task)
+                words[index] = ack_by_record(engine, group_or_none, epoch, task_id, attempt, task)
 
         def done() -> None:
-            fine = all(word in ("acked", "done") for word in words)
-            self._parts.committer.reply(caller.replies, request, None if fine else words)
+            are_usual = all(word in ("acked", "done") for word in words)
+            self._parts.committer.reply(caller.replies, request, None if are_usual else words)
 
         self._parts.commands.put(
             caller, partial(caller.refuse, request), unresolved_ids, settle_rest, done
@@ -177,13 +177,13 @@ class Settling:
         limits = self._parts.limits
         checks.integer(lease_ms, "lease_ms", limits.lease_ms_min, limits.lease_ms_max)
 
-        def prolong(lease: Lease, index: int) -> str:
+        def extend_lease(lease: Lease, index: int) -> str:
             self._settlement.extend(lease, lease_ms, now.mono_ms)
             return "extended"
 
         receipts = [(i, epoch, a) for i, a in zip(ids, attempts, strict=True)]
-        of_group = self._group(topic, group)
-        self._settle(caller, request, of_group, receipts, prolong, "extended")
+        group_or_none = self._group(topic, group)
+        self._settle(caller, request, group_or_none, receipts, extend_lease, "extended")
 
     def release(
         self,
@@ -200,13 +200,15 @@ class Settling:
         Overloaded."""
         self._check_receipts(epoch, ids, attempts)
 
-        def give_back(lease: Lease, index: int) -> str:
+        def release_lease(lease: Lease, index: int) -> str:
             return self._settlement.release(lease, now.now_ms)
 
         # Each task goes to the front of the queue, so the last one is released first.
         receipts = [(i, epoch, a) for i, a in zip(ids, attempts, strict=True)]
-        of_group = self._group(topic, group)
-        self._settle(caller, request, of_group, receipts, give_back, "released", backwards=True)
+        group_or_none = self._group(topic, group)
+        self._settle(
+            caller, request, group_or_none, receipts, release_lease, "released", backwards=True
+        )
 
     # --- shared --------------------------------------------------------------------------------
 
@@ -221,8 +223,7 @@ class Settling:
         *,
         backwards: bool = False,
     ) -> None:
-        """Call ``act`` for current receipts. For the others, answer with the states of their
-        tasks."""
+        """Call ``act`` for current receipts. For others, answer with the states of their tasks."""
         words: list[str] = [""] * len(receipts)
         unresolved: list[int] = []
         order = range(len(receipts))
@@ -245,8 +246,8 @@ class Settling:
                 words[unresolved[position]] = word
 
         def done() -> None:
-            fine = usual is not None and all(word == usual for word in words)
-            self._parts.committer.reply(caller.replies, request, None if fine else words)
+            are_usual = usual is not None and all(word == usual for word in words)
+            self._parts.committer.reply(caller.replies, request, None if are_usual else words)
 
         if unresolved:
             self._parts.commands.put(

@@ -177,7 +177,7 @@ class Shard:
     def _begin_ledger(self, opened: Opened) -> None:
         """Start to record the causes that delay the whole daemon."""
         self._jumps, self._held = self.clock.jumps, self.clock.held
-        self._barred_ms: int | None = None
+        self._forbidden_since_ms: int | None = None
         """Wall time since which the leader's lease has forbidden deliveries; None while they are
         allowed."""
         if not opened.created:
@@ -292,7 +292,7 @@ class Shard:
         for queue in self.request_queues:
             queue.begin_waiting()
 
-    def takes_more(self, caller: Caller) -> bool:
+    def can_receive(self, caller: Caller) -> bool:
         return not (caller.is_blocked or self.committer.is_behind(caller.replies))
 
     def has_room(self, caller: Caller) -> bool:
@@ -320,7 +320,7 @@ class Shard:
             now = self.clock.read()
             if self.clock.jumps != self._jumps:
                 self._report_jump(now)
-            if self._may_deliver is not None and self._is_barred(now, self._may_deliver):
+            if self._may_deliver is not None and self._is_forbidden(now, self._may_deliver):
                 return  # the renewal of the lease requests a tick
             more = self.engine.firing.fire(now.now_ms, FIRE_PER_TICK)
             more |= self._fire_schedules(now)
@@ -332,7 +332,7 @@ class Shard:
                 self._delivering.write(dispatch, now.now_ms)
             if dispatches:
                 failpoints.hit("deliver.before_checkpoint")
-            self._delivering.end_cut()
+            self._delivering.report_ended()
             self._report_faults()
             self._loader.load()
             if self.engine.ownership.replays:
@@ -353,7 +353,7 @@ class Shard:
 
     def _fire_schedules(self, now: Now) -> bool:
         schedules = self.engine.schedules
-        more = schedules.fire(now.now_ms, SCHEDULES_PER_TICK, accepts=self.takes_tasks())
+        more = schedules.fire(now.now_ms, SCHEDULES_PER_TICK, accepts=self.accepts_tasks())
         schedule_heap = self.core.schedule_heap
         if schedule_heap.late_ms:
             self.observed.schedules_late(schedule_heap.late_ms)
@@ -362,7 +362,7 @@ class Shard:
             self.upkeep.cancel_previous()
         return more
 
-    def takes_tasks(self) -> bool:
+    def accepts_tasks(self) -> bool:
         return not (
             self.committer.full
             or self.committer.stalled
@@ -400,15 +400,15 @@ class Shard:
             with traced(trace):
                 self.border.report(operation, error)
 
-    def _is_barred(self, now: Now, may_deliver: Callable[[int], bool]) -> bool:
+    def _is_forbidden(self, now: Now, may_deliver: Callable[[int], bool]) -> bool:
         """Return whether deliveries are forbidden because the leader's lease may have expired."""
         if not may_deliver(now.mono_ms):
-            if self._barred_ms is None:
-                self._barred_ms = now.now_ms
+            if self._forbidden_since_ms is None:
+                self._forbidden_since_ms = now.now_ms
             return True
-        if self._barred_ms is not None:
-            self.core.ledger.daemon.add(Cause.STORE, self._barred_ms, now.now_ms)
-            self._barred_ms = None
+        if self._forbidden_since_ms is not None:
+            self.core.ledger.daemon.add(Cause.STORE, self._forbidden_since_ms, now.now_ms)
+            self._forbidden_since_ms = None
         return False
 
     def _record_busy_loop(self, busy_ms: int) -> None:
@@ -433,25 +433,25 @@ class Shard:
         is_late = checkpoint_mono_ms is not None and checkpoint_mono_ms <= now.mono_ms
         # The next batch contains a late checkpoint. While the store does not answer, a timer would
         # fire continuously.
-        is_late = is_late and self.committer.is_asked
+        is_late = is_late and self.committer.will_seal
         other_ms = self.engine.wake_in_ms(*now, has_checkpoints=not is_late)
         if other_ms is not None:
             wake_ms = min(wake_ms, other_ms)
         due_ms = self.core.wheel.next_due_ms(now.now_ms)
-        if due_ms is not None and due_ms - now.now_ms <= wake_ms and not self._loader.reads_most:
+        if due_ms is not None and due_ms - now.now_ms <= wake_ms and not self._loader.is_full:
             wake_ms = due_ms - now.now_ms
             into_ns = self.clock.into_ms_ns() - AFTER_DUE_NS
         # The tick after that batch determines the time of the next checkpoint.
         self.next_tick_mono_ms = now.mono_ms + (0 if is_late else wake_ms)
         if self._alarm is None:
-            self._alarm = Alarm(self.timer_over)
+            self._alarm = Alarm(self.on_timer)
         self._alarm.set(wake_ms * NS_PER_MS - into_ns)
 
     def _close_alarm(self) -> None:
         if self._alarm is not None:
             self._alarm.close()
 
-    def timer_over(self) -> None:
+    def on_timer(self) -> None:
         """Run a tick, and commit a checkpoint that is due."""
         checkpoint_mono_ms = self.engine.next_checkpoint_mono_ms()
         if checkpoint_mono_ms is not None and checkpoint_mono_ms <= self.clock.read().mono_ms:
@@ -488,11 +488,11 @@ class Delivering:
         try:
             sink.deliver(self._core.epoch, now_ms, items)
         except Exception:
-            fit = [item for item in items if self._is_fit(sink, dispatch, item, now_ms)]
-            if len(fit) == len(items):
+            sendable = [item for item in items if self._can_be_sent(sink, dispatch, item, now_ms)]
+            if len(sendable) == len(items):
                 raise  # no single delivery causes the error
-            if fit or subscriber.once:
-                sink.deliver(self._core.epoch, now_ms, fit)
+            if sendable or subscriber.once:
+                sink.deliver(self._core.epoch, now_ms, sendable)
         else:
             if self._tracing is not None:
                 self._tracing.delivered(dispatch, now_ms, causes)
@@ -515,7 +515,7 @@ class Delivering:
             lateness.note_causes(items, causes, now_ms)
         return causes
 
-    def _is_fit(self, sink: DeliverySink, dispatch: Dispatch, item: Item, now_ms: int) -> bool:
+    def _can_be_sent(self, sink: DeliverySink, dispatch: Dispatch, item: Item, now_ms: int) -> bool:
         """Return whether the delivery can be written. If it cannot, its task becomes a dead letter,
         unless the task ended with this delivery. The other deliveries of the frame are still sent,
         and the daemon keeps running."""
@@ -542,7 +542,7 @@ class Delivering:
             else:
                 self.write(dispatch, now_ms)
 
-    def end_cut(self) -> None:
+    def report_ended(self) -> None:
         """Tell the sinks about subscriptions that the engine has ended."""
         cut, self._core.cut = self._core.cut, []
         for subscriber, code, message in cut:
@@ -569,14 +569,14 @@ class Recovering:
         self._opened = opened
         self._clock = clock
         self._grace_ms = grace_ms
-        self._special: set[int] = set()
+        self._ids_with_history: set[int] = set()
         self._chunks: AsyncIterator[Handles] | None = None
         self.loaded = 0
         """Number of loaded handles."""
         self.rows_missing = 0
         """Number of tasks that have progress or dead letters but no row, which means a damaged
         store."""
-        self.schedules_held: list[str] = []
+        self.schedules_paused: list[str] = []
         """Schedules that were paused because this machine cannot compute their times, with
         reasons."""
 
@@ -596,21 +596,21 @@ class Recovering:
             except BadTiming as error:
                 # This machine does not know the schedule's time zone, which an operator has to
                 # install.
-                self.schedules_held.append(f"{row.schedule.name}: {error.field} {error}")
+                self.schedules_paused.append(f"{row.schedule.name}: {error.field} {error}")
                 stopped = row._replace(paused=True)
                 schedules.restore(stopped, Timetable(row.schedule._replace(**_NO_TIMING)))
-        self._special = {row.id for row in small.progress} | {row[0] for row in small.dead}
+        self._ids_with_history = {row.id for row in small.progress} | {row[0] for row in small.dead}
         # After a crash, consumers may be gone. After a clean stop, they have received GOODBYE and
         # wait.
         grace_ms = None if self._opened.clean else self._grace_ms
-        ids = sorted(self._special)
+        ids = sorted(self._ids_with_history)
         for start in range(0, len(ids), IDS_PER_READ):
             # A task without a row (damage) stays in the handles.
-            self._special -= set(ids[start : start + IDS_PER_READ])
+            self._ids_with_history -= set(ids[start : start + IDS_PER_READ])
             for task in (await self._store.read(ids[start : start + IDS_PER_READ])).values():
-                self._special.add(task.row.id)
+                self._ids_with_history.add(task.row.id)
                 recovery.with_history(_snapshot(task), *self._clock.read(), grace_ms)
-        self.rows_missing = len(ids) - len(self._special)
+        self.rows_missing = len(ids) - len(self._ids_with_history)
         recovery.make_arrivals_ready(self._clock.read().now_ms)
         await self._restore_runs()
         self._chunks = aiter(self._store.recover_handles(FIRST_CHUNK))
@@ -635,7 +635,7 @@ class Recovering:
         """Log the result of ``begin``: recovered state, missing rows and paused schedules."""
         if self.rows_missing:
             log.error("rows_missing", store=store, tasks=self.rows_missing, see="tickwheel check")
-        for held in self.schedules_held:
+        for held in self.schedules_paused:
             log.error("schedule_paused", schedule=held)
         core, is_clean = self._engine.core, self._opened.clean
         groups = [group for topic in core.topics.values() for group in topic.groups.values()]
@@ -656,11 +656,11 @@ class Recovering:
         return self.loaded < FIRST_CHUNK
 
     @property
-    def found_nothing(self) -> bool:
+    def is_empty(self) -> bool:
         """Whether the store contains no task, not even a dead letter."""
-        return self.is_small and not self.loaded and not self._special
+        return self.is_small and not self.loaded and not self._ids_with_history
 
-    async def rest(self) -> None:
+    async def load_rest(self) -> None:
         """Load the tasks that ``begin`` did not load. Raise StoreError."""
         if not self.is_small:
             await self._load()
@@ -683,7 +683,7 @@ class Recovering:
             # indexed.
             kept = [index for index, task_id in enumerate(ids) if task_id <= mark]
             ids, hashes = [ids[index] for index in kept], [hashes[index] for index in kept]
-        self._engine.recovery.keys(ids, hashes, self._special, expected)
+        self._engine.recovery.keys(ids, hashes, self._ids_with_history, expected)
 
     def _add(self, chunk: Handles) -> None:
         ids, dues_ms, topics = chunk.ids, chunk.dues_ms, chunk.topics
@@ -695,7 +695,7 @@ class Recovering:
             ids = [ids[index] for index in kept]
             dues_ms = [dues_ms[index] for index in kept]
             topics = [topics[index] for index in kept]
-        self._engine.recovery.handles(ids, dues_ms, topics, self._special)
+        self._engine.recovery.handles(ids, dues_ms, topics, self._ids_with_history)
         if chunk.dues_ms:
             self._engine.recovery.handles_loaded(chunk.dues_ms[-1])
         self.loaded += len(ids)
@@ -748,7 +748,7 @@ class Alarm:
         if fd < 0:
             raise OSError(ctypes.get_errno(), "timerfd_create")
         try:
-            self._loop.add_reader(fd, self._rings)
+            self._loop.add_reader(fd, self._on_readable)
         except BaseException:
             os.close(fd)
             raise
@@ -766,7 +766,7 @@ class Alarm:
         value.seconds, value.nanoseconds = divmod(max(1, after_ns), NS_PER_SECOND)
         self._set_time(self._fd, 0, ctypes.byref(self._spec), None)
 
-    def _rings(self) -> None:
+    def _on_readable(self) -> None:
         assert self._fd is not None, "only an open timerfd is watched"
         try:
             os.read(self._fd, 8)

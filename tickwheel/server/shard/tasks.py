@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from tickwheel.engine.tasks import Done
     from tickwheel.history.read import Answer as Story
     from tickwheel.model.records import TaskSnapshot
-    from tickwheel.server.shard.callers import Ask, TopicFilter
+    from tickwheel.server.shard.callers import Call, TopicFilter
     from tickwheel.server.shard.parts import Listings, Parts
 
 UNKNOWN = "unknown"
@@ -66,7 +66,7 @@ bodies."""
 DUE = frozenset(("ready", "in_flight", "waiting"))
 UNDELIVERED = DUE | {"scheduled"}
 """The states of due tasks, and of all tasks that must still be delivered."""
-NEWEST_LOOKED_AT = 100
+NEWEST_EXAMINED_MAX = 100
 """Number of the newest ids with a key's hash that are examined to find one with the key."""
 
 
@@ -78,39 +78,43 @@ class Controlling:
         self._control = parts.engine.control
         self._value_bytes = value_bytes
 
-    def cancel(self, ask: Ask[Selection]) -> None:
+    def cancel(self, call: Call[Selection]) -> None:
         """Cancel tasks. Raise LimitExceeded, Overloaded."""
-        self._change(ask, "cancel")
+        self._change(call, "cancel")
 
-    def reschedule(self, ask: Ask[Move]) -> None:
+    def reschedule(self, call: Call[Move]) -> None:
         """Move tasks. Raise BadRequest, DueTooFar, LimitExceeded, Overloaded."""
-        self._change(ask, "reschedule")
+        self._change(call, "reschedule")
 
-    def spread(self, ask: Ask[Spread]) -> None:
+    def spread(self, call: Call[Spread]) -> None:
         """Move scheduled tasks to the emptiest ticks of a due window. Raise BadRequest, DueTooFar,
         LimitExceeded, Overloaded."""
-        self._change(ask, "spread")
+        self._change(call, "spread")
 
-    def run_now(self, ask: Ask[Selection]) -> None:
+    def run_now(self, call: Call[Selection]) -> None:
         """Make tasks due now. Raise LimitExceeded, Overloaded."""
-        self._change(ask, "run_now")
+        self._change(call, "run_now")
 
-    def _change(self, ask: Ask[Any], kind: str) -> None:
+    def _change(self, call: Call[Any], kind: str) -> None:
         """Change the selected tasks like a bulk operation of this kind, and answer with their
         outcomes. A task that is named twice is changed once, and its outcome appears twice in the
         answer."""
-        parts, chosen, only = self._parts, _Chosen(self._parts, ask.request), ask.only
-        now_ms = ask.now.now_ms
-        change = at_once(kind, checks.moved(kind, ask.request, now_ms, parts.limits), now_ms)
+        parts, selected, topic_filter = (
+            self._parts,
+            _Selected(self._parts, call.request),
+            call.topic_filter,
+        )
+        now_ms = call.now.now_ms
+        change = at_once(kind, checks.moved(kind, call.request, now_ms, parts.limits), now_ms)
         done: dict[int, Done] = {}
 
         def act(indexes: range, snapshots: Mapping[int, TaskSnapshot]) -> None:
             parts.border.act()
             now_ms, most_ms = parts.clock.read().now_ms, parts.limits.delay_ms_max
-            wanted = [i for i in chosen.ids_of(indexes, snapshots) if i not in done]
+            wanted = [i for i in selected.ids_of(indexes, snapshots) if i not in done]
             if isinstance(snapshots, Records):
                 for topic, dues_ms in snapshots.plain.items():
-                    if only is None or only(topic):
+                    if topic_filter is None or topic_filter(topic):
                         plain = {i: dues_ms[i] for i in wanted if i in dues_ms}
                         keys = snapshots.keys_of
                         done.update(bulks.act(change, (), topic, plain, keys, now_ms, most_ms))
@@ -119,7 +123,7 @@ class Controlling:
                 if task_id in done:
                     continue
                 task = snapshots.get(task_id)
-                if not _is_seen(task, only):
+                if not _is_visible(task, topic_filter):
                     done[task_id] = UNKNOWN, None
                 elif task is None:
                     done[task_id] = self._control.too_late(task_id), None
@@ -129,25 +133,30 @@ class Controlling:
 
         def answer() -> None:
             outcomes = [
-                _outcome(task_id, *done[task_id]) for task_id in chosen.ids if task_id in done
+                _outcome(task_id, *done[task_id]) for task_id in selected.ids if task_id in done
             ]
-            if not outcomes and chosen.topic_and_key is not None:
-                ended = chosen.ended
+            if not outcomes and selected.topic_and_key is not None:
+                ended = selected.ended
                 word = UNKNOWN if ended is None else self._control.too_late(ended)
                 outcomes = [(ended, word)]
-            parts.committer.answer(ask, outcomes)
+            parts.committer.answer(call, outcomes)
             parts.wake()
 
         bulks = parts.engine.bulks
         most = TASKS_PER_STEP_MAX.get(kind, IDS_PER_READ_MAX)
-        parts.commands.put(ask.caller, ask.refuse, chosen.to_read, act, answer, at_once=most)
+        parts.commands.put(call.caller, call.refuse, selected.to_read, act, answer, at_once=most)
 
-    def look_up(self, ask: Ask[LookUp]) -> None:
+    def look_up(self, call: Call[LookUp]) -> None:
         """Answer with a map for each id, or for each unfinished task with the key, newest first. If
         no unfinished task has the key, answer with the newest remembered task that has ended, if
         any. Raise LimitExceeded, Overloaded."""
-        request, only, caller, parts = ask.request, ask.only, ask.caller, self._parts
-        chosen = _Chosen(parts, request)
+        request, topic_filter, caller, parts = (
+            call.request,
+            call.topic_filter,
+            call.caller,
+            self._parts,
+        )
+        selected = _Selected(parts, request)
         until_ms = ID_MAX if request.until_ms is None else request.until_ms
         end_id, bytes_max = id_floor(until_ms + 1, 0), parts.limits.frame_bytes_max // 2
         maps: list[dict[str, Any]] = []
@@ -155,17 +164,17 @@ class Controlling:
         is_cut = False
 
         def find() -> Sequence[int]:
-            chosen.ids = [i for i in reversed(chosen.find()) if i < end_id]
+            selected.ids = [i for i in reversed(selected.find()) if i < end_id]
             if request.newest:
-                chosen.ids = chosen.ids[:NEWEST_LOOKED_AT]
-            return chosen.ids
+                selected.ids = selected.ids[:NEWEST_EXAMINED_MAX]
+            return selected.ids
 
         def act(indexes: range, snapshots: Mapping[int, TaskSnapshot]) -> None:
             nonlocal size, is_cut
-            for task_id in chosen.ids_of(indexes, snapshots):
-                if request.newest and maps and chosen.topic_and_key is not None:
+            for task_id in selected.ids_of(indexes, snapshots):
+                if request.newest and maps and selected.topic_and_key is not None:
                     return
-                task = self._described(task_id, snapshots.get(task_id), only)
+                task = self._described(task_id, snapshots.get(task_id), topic_filter)
                 task, task_bytes = fitting(task, bytes_max, self._value_bytes)
                 size += task_bytes
                 is_cut = is_cut or (size > bytes_max and bool(maps))
@@ -175,30 +184,30 @@ class Controlling:
 
         def done() -> None:
             if is_cut:
-                subject, fewer = chosen.described
-                ask.refuse(
+                subject, fewer = selected.described
+                call.refuse(
                     LimitExceeded(
                         f"the answer for {subject} has at least {size} bytes; the limit is"
                         f" {bytes_max} (half of frame_bytes_max): ask for {fewer}"
                     )
                 )
                 return
-            ended = None if maps else chosen.ended
+            ended = None if maps else selected.ended
             if ended is not None and ended < end_id:
                 maps.append({"id": ended, "state": self._control.absent(ended)})
             if caller.is_open:
-                parts.committer.answer(ask, maps)
+                parts.committer.answer(call, maps)
 
         def is_wanted() -> bool:
             return caller.is_open and not is_cut
 
-        to_read = chosen.ids if chosen.topic_and_key is None else find
-        parts.commands.put(caller, ask.refuse, to_read, act, done, is_wanted, bodies=True)
+        to_read = selected.ids if selected.topic_and_key is None else find
+        parts.commands.put(caller, call.refuse, to_read, act, done, is_wanted, bodies=True)
 
     def _described(
-        self, task_id: int, task: TaskSnapshot | None, only: TopicFilter | None
+        self, task_id: int, task: TaskSnapshot | None, topic_filter: TopicFilter | None
     ) -> dict[str, Any]:
-        if not _is_seen(task, only):
+        if not _is_visible(task, topic_filter):
             return {"id": task_id, "state": UNKNOWN}
         if task is None:
             return {"id": task_id, "state": self._control.absent(task_id)}
@@ -206,19 +215,19 @@ class Controlling:
 
     # --- dead letters --------------------------------------------------------------------------
 
-    def requeue_dead(self, ask: Ask[Requeue]) -> None:
+    def requeue_dead(self, call: Call[Requeue]) -> None:
         """Requeue dead letters ``(id, group)``. Raise Overloaded."""
-        self._dead(ask, "requeue", ask.request.ttl_ms)
+        self._settle_dead(call, "requeue", call.request.ttl_ms)
 
-    def delete_dead(self, ask: Ask[Letters]) -> None:
+    def delete_dead(self, call: Call[Letters]) -> None:
         """Delete dead letters ``(id, group)``. Raise Overloaded."""
-        self._dead(ask, "delete")
+        self._settle_dead(call, "delete")
 
-    def _dead(self, ask: Ask[Any], kind: str, ttl_ms: int | None = None) -> None:
+    def _settle_dead(self, call: Call[Any], kind: str, ttl_ms: int | None = None) -> None:
         """Change dead letters like a bulk operation of this kind, and answer with a word for each.
         A dead letter that is named twice is changed once, and its word appears twice in the
         answer."""
-        parts, pairs, only = self._parts, ask.request.pairs, ask.only
+        parts, pairs, topic_filter = self._parts, call.request.pairs, call.topic_filter
         words: dict[tuple[int, str], str] = {}
 
         def act(indexes: range, snapshots: Mapping[int, TaskSnapshot]) -> None:
@@ -228,17 +237,17 @@ class Controlling:
                 task_id, group = pair = pairs[index]
                 if pair not in words:
                     task, words[pair] = snapshots.get(task_id), UNKNOWN
-                    if _is_seen(task, only):
+                    if _is_visible(task, topic_filter):
                         words[pair] = self._control.settle_dead(
                             kind, task_id, group, task, now_ms, ttl_ms
                         )
 
         def done() -> None:
             answer = [words[pair] for pair in pairs]
-            parts.committer.answer(ask, answer)
+            parts.committer.answer(call, answer)
             parts.wake()
 
-        parts.commands.put(ask.caller, ask.refuse, [pair[0] for pair in pairs], act, done)
+        parts.commands.put(call.caller, call.refuse, [pair[0] for pair in pairs], act, done)
 
 
 OTHERS_MAX = 32
@@ -258,66 +267,73 @@ class Explaining:
         self._story = story
         self._lookups = lookups
 
-    def explain(self, ask: Ask[TaskToExplain]) -> None:
+    def explain(self, call: Call[TaskToExplain]) -> None:
         """Answer with the cause, a sentence and a command. Raise LimitExceeded, Overloaded."""
-        parts, chosen, only = self._parts, _Chosen(self._parts, ask.request), ask.only
+        parts, selected, topic_filter = (
+            self._parts,
+            _Selected(self._parts, call.request),
+            call.topic_filter,
+        )
         explanations: list[dict[str, Any]] = []
 
         def find() -> Sequence[int]:
-            chosen.ids = list(reversed(chosen.find()))[:NEWEST_LOOKED_AT]
-            return chosen.ids
+            selected.ids = list(reversed(selected.find()))[:NEWEST_EXAMINED_MAX]
+            return selected.ids
 
         def act(indexes: range, snapshots: Mapping[int, TaskSnapshot]) -> None:
-            for task_id in chosen.ids_of(indexes, snapshots):
+            for task_id in selected.ids_of(indexes, snapshots):
                 task = snapshots.get(task_id)
-                if explanations or task is None or not _is_seen(task, only):
+                if explanations or task is None or not _is_visible(task, topic_filter):
                     continue
-                reasons = explain(parts.core, parts.engine.control, task, self._around(only))
+                reasons = explain(
+                    parts.core, parts.engine.control, task, self._context(topic_filter)
+                )
                 explanations.append(_explained(task_id, task.row.topic, reasons))
 
         def done() -> None:
             if explanations:
-                parts.committer.answer(ask, explanations[0])
+                parts.committer.answer(call, explanations[0])
             else:
-                self._explain_absent(ask, chosen)
+                self._explain_absent(call, selected)
 
-        to_read = chosen.ids if chosen.topic_and_key is None else find
-        parts.commands.put(ask.caller, ask.refuse, to_read, act, done, lambda: ask.caller.is_open)
+        to_read = selected.ids if selected.topic_and_key is None else find
+        parts.commands.put(
+            call.caller, call.refuse, to_read, act, done, lambda: call.caller.is_open
+        )
 
-    def _around(self, only: TopicFilter | None) -> ExplainContext:
+    def _context(self, topic_filter: TopicFilter | None) -> ExplainContext:
         clock = self._parts.clock
         now = clock.read()
-        around = ExplainContext(now.now_ms, now.mono_ms, only or _any_topic)
+        context = ExplainContext(now.now_ms, now.mono_ms, topic_filter or _any_topic)
         if not clock.held:
-            return around
+            return context
         command = CLOCK_COMMAND.format(pid=os.getpid())
-        return around._replace(clock_ms=now.now_ms + clock.ahead_ms, accept_clock=command)
+        return context._replace(clock_ms=now.now_ms + clock.ahead_ms, accept_clock=command)
 
-    def _explain_absent(self, ask: Ask[TaskToExplain], chosen: _Chosen) -> None:
-        """Answer with the explanation of a task that is not stored or that the caller may not
-        see."""
-        parts, only, topic_and_key = self._parts, ask.only, chosen.topic_and_key
+    def _explain_absent(self, call: Call[TaskToExplain], selected: _Selected) -> None:
+        """Answer with the explanation of a task that is not stored or that is hidden."""
+        parts, topic_filter, topic_and_key = self._parts, call.topic_filter, selected.topic_and_key
         core, control = parts.core, parts.engine.control
-        task_id, topic = ask.request.id, None
+        task_id, topic = call.request.id, None
         if topic_and_key is not None:
             topic, key = topic_and_key
-            may_see = only is None or only(topic)
+            may_see = topic_filter is None or topic_filter(topic)
             reason = explain_half(core, topic, key) if may_see else None
-            task_id = chosen.ended if may_see and reason is None else None
+            task_id = selected.ended if may_see and reason is None else None
             if task_id is None:
-                reason = reason or explain_no_key(core, topic, key, self._around(only))
-                parts.committer.answer(ask, _explained(None, topic, [reason]))
+                reason = reason or explain_no_key(core, topic, key, self._context(topic_filter))
+                parts.committer.answer(call, _explained(None, topic, [reason]))
                 return
         assert task_id is not None
         reason = explain_absent(core, control, task_id)
-        if only is not None and topic_and_key is None:  # the topic is no longer recorded
+        if topic_filter is not None and topic_and_key is None:  # the topic is no longer recorded
             reason = Reason(Explained.NOT_FOUND, f"No task {task_id} is known.", "tickwheel list")
         if self._story is None:
-            parts.committer.answer(ask, _explained(task_id, topic, [reason]))
+            parts.committer.answer(call, _explained(task_id, topic, [reason]))
             return
         look_up = partial(self._story, task_id)
-        with_history = partial(self._with_history, look_up, task_id, topic, reason, only)
-        self._lookups.answer(ask, with_history)
+        with_history = partial(self._with_history, look_up, task_id, topic, reason, topic_filter)
+        self._lookups.answer(call, with_history)
 
     async def _with_history(
         self,
@@ -325,11 +341,15 @@ class Explaining:
         task_id: int,
         topic: str | None,
         reason: Reason,
-        only: TopicFilter | None,
+        topic_filter: TopicFilter | None,
     ) -> dict[str, Any]:
         """Return the explanation, completed with details from the history."""
         events, _ = await look_up()
-        events = [event for event in events if only is None or only(str(event.get("topic", "")))]
+        events = [
+            event
+            for event in events
+            if topic_filter is None or topic_filter(str(event.get("topic", "")))
+        ]
         if not events:
             if reason.cause in (Explained.GONE, Explained.NOT_FOUND):
                 reason = reason._replace(detail=f"{reason.detail} The history does not contain it.")
@@ -339,7 +359,7 @@ class Explaining:
         text = f"{str(last['event']).replace('_', ' ')} {shown_time(int(last['time_ms']))}"
         text += "".join(f", {name} {last[name]}" for name in ("group", "attempt") if last.get(name))
         if last.get("reason"):
-            text += f", because {str(last['reason'])[:REASON_SHOWN]}"
+            text += f", because {str(last['reason'])[:REASON_LENGTH]}"
         topic = task.get("topic") or topic
         if state != UNFINISHED and state in set(Explained):
             reason = reason._replace(cause=Explained(state))
@@ -359,7 +379,7 @@ def _past_row(task_id: int, topic: str, task: Mapping[str, Any]) -> TaskRow:
     return TaskRow(task_id, task["due_ms"] or 0, topic, NO_BODY, TaskOptions(**options))
 
 
-REASON_SHOWN = 200
+REASON_LENGTH = 200
 """Number of characters of a reason that are shown."""
 
 
@@ -378,7 +398,7 @@ def _explained(task_id: int | None, topic: str | None, reasons: Sequence[Reason]
     }
 
 
-class _Chosen:
+class _Selected:
     """The tasks of a selection. It finds the ids for a key."""
 
     def __init__(self, parts: Parts, selection: Selection | TaskToExplain) -> None:
@@ -451,9 +471,9 @@ def _outcome(task_id: int, word: str, due_ms: int | None) -> tuple[Any, ...]:
     return (task_id, word) if due_ms is None else (task_id, word, due_ms)
 
 
-def _is_seen(task: TaskSnapshot | None, only: TopicFilter | None) -> bool:
+def _is_visible(task: TaskSnapshot | None, topic_filter: TopicFilter | None) -> bool:
     """Return whether the caller may see the task."""
-    return only is None or (task is not None and only(task.row.topic))
+    return topic_filter is None or (task is not None and topic_filter(task.row.topic))
 
 
 # --- pages ---------------------------------------------------------------------------------------
@@ -467,15 +487,15 @@ class TaskPages:
         self._listings = listings
         self._value_bytes = value_bytes
 
-    def list_tasks(self, ask: Ask[TasksPage]) -> None:
+    def list_tasks(self, call: Call[TasksPage]) -> None:
         """Answer with a page of unfinished tasks. Raise BadRequest, Overloaded. ``next`` is the
         ``after`` of the next page."""
-        wanted, limit = _Wanted.of(ask.request, ask.only), ask.request.limit
-        self._listings.answer(ask, lambda: self._page(wanted, limit))
+        wanted, limit = _Conditions.of(call.request, call.topic_filter), call.request.limit
+        self._listings.answer(call, lambda: self._page(wanted, limit))
 
-    def peek(self, ask: Ask[PeekPage]) -> None:
+    def peek(self, call: Call[PeekPage]) -> None:
         """Answer with a page of the tasks that a topic must still deliver. Raise Overloaded."""
-        request = ask.request
+        request = call.request
         page = TasksPage(
             topic=request.topic,
             key=request.key,
@@ -483,10 +503,10 @@ class TaskPages:
             after=request.after,
             until_ms=None,
         )
-        wanted = replace(_Wanted.of(page), states=DUE if request.due else UNDELIVERED)
-        self._listings.answer(ask, lambda: self._page(wanted, request.limit))
+        wanted = replace(_Conditions.of(page), states=DUE if request.due else UNDELIVERED)
+        self._listings.answer(call, lambda: self._page(wanted, request.limit))
 
-    async def _page(self, wanted: _Wanted, limit: int) -> dict[str, Any]:
+    async def _page(self, wanted: _Conditions, limit: int) -> dict[str, Any]:
         parts = self._parts
         bytes_left = bytes_max = parts.limits.frame_bytes_max // 2
         tasks: list[dict[str, Any]] = []
@@ -528,7 +548,7 @@ class TaskPages:
             step = min(4 * step, 1 + step * STEP_BYTES // (page_bytes + 1))
             step = min(step, SCANNED_PER_REQUEST_MAX - scanned)
 
-    def _ids_of_key(self, wanted: _Wanted) -> list[int] | None:
+    def _ids_of_key(self, wanted: _Conditions) -> list[int] | None:
         """Return the ids of the tasks that may have the key, in the order of the listing. Return
         None if the store has to be searched, because there is no topic, or because sorting the ids
         of the key's tasks would block the loop."""
@@ -552,19 +572,19 @@ class TaskPages:
         page = [tasks[task_id] for task_id in read_ids if task_id in tasks]
         return page, read_ids[-1] if ids else None
 
-    def list_dead(self, ask: Ask[DeadPage]) -> None:
+    def list_dead(self, call: Call[DeadPage]) -> None:
         """Answer with a page of dead letters, sorted by id and group. Raise Overloaded."""
-        request, only = ask.request, ask.only
+        request, topic_filter = call.request, call.topic_filter
         since_ms = 0 if request.since_ms is None else request.since_ms
         until_ms = ID_MAX if request.until_ms is None else request.until_ms
         reason = (request.reason or "").casefold()
 
         def fits(row: DeadRow) -> bool:
-            is_seen = only is None or only(row.topic)
+            is_seen = topic_filter is None or topic_filter(row.topic)
             in_time = since_ms <= row.died_ms <= until_ms
             return is_seen and in_time and reason in row.reason.casefold()
 
-        self._listings.answer(ask, partial(self._dead_page, request, fits))
+        self._listings.answer(call, partial(self._dead_page, request, fits))
 
     async def _dead_page(
         self, request: DeadPage, fits: Callable[[DeadRow], bool]
@@ -593,7 +613,7 @@ class TaskPages:
 
 
 @dataclass(frozen=True, slots=True)
-class _Wanted:
+class _Conditions:
     """The conditions of a LIST request."""
 
     topic: str | None
@@ -605,10 +625,10 @@ class _Wanted:
     """The page begins after this id, or, if the newest tasks come first, below it."""
     end_id: int
     """Tasks with this id or a higher one were enqueued after ``until_ms``."""
-    only: TopicFilter | None
+    topic_filter: TopicFilter | None
 
     @classmethod
-    def of(cls, request: TasksPage, only: TopicFilter | None = None) -> _Wanted:
+    def of(cls, request: TasksPage, topic_filter: TopicFilter | None = None) -> _Conditions:
         """Return the conditions of a request. Raise BadRequest."""
         if request.key == "":
             raise BadRequest("key must be a string of 1 to 255 characters, not ''")
@@ -622,11 +642,13 @@ class _Wanted:
             start_id = after_id or 0
         has = _Has.of(request)
         states = None if request.state is None else frozenset((request.state,))
-        return cls(request.topic, states, request.key, has, request.newest, start_id, end_id, only)
+        return cls(
+            request.topic, states, request.key, has, request.newest, start_id, end_id, topic_filter
+        )
 
     @property
     def is_selective(self) -> bool:
-        is_partial = self.only is not None and self.topic is None
+        is_partial = self.topic_filter is not None and self.topic is None
         conditions = self.key, self.states, self.has
         return is_partial or any(condition is not None for condition in conditions)
 
@@ -639,7 +661,7 @@ class _Wanted:
     def fits(self, task: TaskSnapshot) -> bool:
         """Return whether the task meets all conditions except the state."""
         row = task.row
-        if self.only is not None and not self.only(row.topic):
+        if self.topic_filter is not None and not self.topic_filter(row.topic):
             return False
         if self.key is not None and (row.options is None or row.options.key != self.key):
             return False

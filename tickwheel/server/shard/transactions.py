@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from tickwheel.clock import Now
     from tickwheel.engine.transaction_registry import Transaction
     from tickwheel.model.records import NewTask
-    from tickwheel.server.shard.callers import Ask, Principal, TopicFilter
+    from tickwheel.server.shard.callers import Call, Principal, TopicFilter
     from tickwheel.server.shard.new_tasks import NewTasks
     from tickwheel.server.shard.parts import Listings, Parts
     from tickwheel.server.shard.views import ValueBytes
@@ -171,7 +171,7 @@ class Transacting:
         at_ms = former.prepared_ms  # so that delays end at the same times as before
         halves = [
             _half(
-                self._new_tasks.careful(task, f"tasks[{index}]", at_ms),
+                self._new_tasks.check_task(task, f"tasks[{index}]", at_ms),
                 at_ms,
                 counted=from_commit and not _has_moment(task),
             )
@@ -235,14 +235,14 @@ class Transacting:
 
     # --- decisions -------------------------------------------------------------------------------
 
-    def commit_transaction(self, ask: Ask[TransactionName]) -> None:
+    def commit_transaction(self, call: Call[TransactionName]) -> None:
         """Turn the half tasks into tasks, and answer with their ids in the order of the parts. A
         repeated commit has the same answer. Raise UnknownTransaction, TransactionRolledBack, and
         the retryable errors of an enqueue."""
-        name = ask.request.transaction
+        name = call.request.transaction
 
         def act() -> None:
-            entry = self._find(name, ask.only)
+            entry = self._find(name, call.topic_filter)
             row = entry.row
             if row.state is TransactionState.ROLLED_BACK:
                 raise TransactionRolledBack(
@@ -250,15 +250,15 @@ class Transacting:
                 )
             if row.state is TransactionState.COMMITTED:
                 ids = tuple(range(row.first_id, row.first_id + row.tasks * ID_STEP, ID_STEP))
-                self._parts.committer.answer(ask, (row.decided_ms, ids))
+                self._parts.committer.answer(call, (row.decided_ms, ids))
                 return
             self._check_accepting()
             self._check_topics(row)
             transactions = self._parts.border.act().transactions
-            transactions.commit(entry, ask.replies, ask.number, *ask.now)
+            transactions.commit(entry, call.replies, call.number, *call.now)
             self._checkbacks.decided(name)
 
-        self._when_free(ask.caller, name, act, ask.refuse)
+        self._when_free(call.caller, name, act, call.refuse)
 
     def _check_topics(self, row: TransactionRow) -> None:
         """Check the topics of a prepared transaction, and create those that no longer exist."""
@@ -268,26 +268,26 @@ class Transacting:
         for topic in row.topics:
             self._core.topic(topic)
 
-    def rollback_transaction(self, ask: Ask[TransactionName]) -> None:
+    def rollback_transaction(self, call: Call[TransactionName]) -> None:
         """Drop the half tasks. A repeated rollback has the same answer. Raise UnknownTransaction,
         TransactionCommitted."""
-        name = ask.request.transaction
+        name = call.request.transaction
 
         def act() -> None:
-            entry = self._find(name, ask.only)
+            entry = self._find(name, call.topic_filter)
             row = entry.row
             if row.state is TransactionState.COMMITTED:
                 raise TransactionCommitted(
                     f"transaction {name} was committed; its {row.tasks} tasks exist"
                 )
             if row.state is TransactionState.ROLLED_BACK:
-                self._parts.committer.answer(ask, (row.decided_ms, ()))
+                self._parts.committer.answer(call, (row.decided_ms, ()))
                 return
             transactions = self._parts.border.act().transactions
-            transactions.rollback(entry, ask.replies, ask.number, *ask.now)
+            transactions.rollback(entry, call.replies, call.number, *call.now)
             self._checkbacks.decided(name)
 
-        self._when_free(ask.caller, name, act, ask.refuse)
+        self._when_free(call.caller, name, act, call.refuse)
 
     # --- check-backs -----------------------------------------------------------------------------
 
@@ -298,7 +298,7 @@ class Transacting:
         groups: object,
         sink: CheckSink,
         *,
-        only: TopicFilter | None = None,
+        topic_filter: TopicFilter | None = None,
     ) -> None:
         """Send the caller check-backs for these producer groups, and no longer for any others. It
         is asked at once about transactions whose last check-back did not reach their owner. Raise
@@ -308,7 +308,7 @@ class Transacting:
             for index, group in enumerate(checks.array(groups, "groups", CHECKED_GROUPS_MAX))
         ]
         transactions = self._parts.border.act().transactions
-        self._checkbacks.register(caller, names, sink, only)
+        self._checkbacks.register(caller, names, sink, topic_filter)
         for name in dict.fromkeys(names):
             transactions.member_connected(name)
         self._parts.wake()
@@ -316,15 +316,17 @@ class Transacting:
 
     # --- reads -----------------------------------------------------------------------------------
 
-    def list_transactions(self, ask: Ask[TransactionsPage]) -> None:
+    def list_transactions(self, call: Call[TransactionsPage]) -> None:
         """Answer with a page of transactions, sorted by name; by default only undecided ones. Raise
         Overloaded."""
-        state, request = ask.request.state, ask.request
-        wanted = _Wanted(None if state is None else STATES[state], request.group, ask.only)
+        state, request = call.request.state, call.request
+        wanted = _Conditions(
+            None if state is None else STATES[state], request.group, call.topic_filter
+        )
         page = partial(self._page, request.after or "", request.limit, wanted)
-        self._listings.answer(ask, page, at_once=True)
+        self._listings.answer(call, page, at_once=True)
 
-    async def _page(self, after: str, limit: int, wanted: _Wanted) -> dict[str, Any]:
+    async def _page(self, after: str, limit: int, wanted: _Conditions) -> dict[str, Any]:
         """Return a page of matching transactions, searching in steps between which the loop
         runs."""
         page = Page(self._parts, limit, self._value_bytes)
@@ -341,10 +343,10 @@ class Transacting:
             after = names[-1]
             await asyncio.sleep(0)
 
-    def show_transaction(self, ask: Ask[TransactionName]) -> None:
+    def show_transaction(self, call: Call[TransactionName]) -> None:
         """Answer with a transaction and its half tasks without bodies. Raise UnknownTransaction."""
-        name = ask.request.transaction
-        self._find(name, ask.only)
+        name = call.request.transaction
+        self._find(name, call.topic_filter)
         transaction = self._registry.durable_state(name)
         if transaction is None:
             raise _unknown(name)
@@ -357,13 +359,13 @@ class Transacting:
                 if bytes_left >= 0:
                     halves.append(fields)
         answer = transaction_map(transaction.row) | {"halves": halves}
-        self._parts.committer.answer(ask, answer)
+        self._parts.committer.answer(call, answer)
 
     # --- shared ----------------------------------------------------------------------------------
 
-    def _find(self, name: str, only: TopicFilter | None) -> Transaction:
+    def _find(self, name: str, topic_filter: TopicFilter | None) -> Transaction:
         entry = self._registry.by_name.get(name)
-        if entry is None or not _is_seen(entry.row, only):
+        if entry is None or not _is_visible(entry.row, topic_filter):
             raise _unknown(name)
         return entry
 
@@ -412,21 +414,23 @@ def _half_map(half: Half) -> dict[str, Any]:
     }
 
 
-def _is_seen(row: TransactionRow, only: TopicFilter | None) -> bool:
-    return only is None or all(map(only, row.topics))
+def _is_visible(row: TransactionRow, topic_filter: TopicFilter | None) -> bool:
+    return topic_filter is None or all(map(topic_filter, row.topics))
 
 
-class _Wanted(NamedTuple):
+class _Conditions(NamedTuple):
     """The conditions of a listing of transactions."""
 
     state: TransactionState | None
     """The state of the listed transactions; None lists undecided ones."""
     group: str | None
-    only: TopicFilter | None
+    topic_filter: TopicFilter | None
 
     def fits(self, row: TransactionRow) -> bool:
         """Return whether a transaction with the listed state meets the other conditions."""
-        return (self.group is None or row.group == self.group) and _is_seen(row, self.only)
+        return (self.group is None or row.group == self.group) and _is_visible(
+            row, self.topic_filter
+        )
 
 
 def _unknown(name: str) -> UnknownTransaction:
@@ -472,16 +476,16 @@ class _Members:
     """The members of one producer group that have the same principal, and therefore the same
     rights."""
 
-    __slots__ = ("only", "sinks")
+    __slots__ = ("sinks", "topic_filter")
 
-    def __init__(self, only: TopicFilter | None) -> None:
-        self.only = only
+    def __init__(self, topic_filter: TopicFilter | None) -> None:
+        self.topic_filter = topic_filter
         self.sinks: dict[Caller, CheckSink] = {}
         """Caller → sink of each member; the most recently asked caller is last."""
 
     def may_decide(self, row: TransactionRow) -> bool:
         """Return whether these members may decide the transaction."""
-        return self.only is None or all(map(self.only, row.topics))
+        return self.topic_filter is None or all(map(self.topic_filter, row.topics))
 
     def next(self, preparer: Caller | None) -> Caller | None:
         """Return the member to ask next, preferably the preparer, or None if no member is
@@ -503,7 +507,11 @@ class CheckBacks:
         self._waiting: dict[tuple[Caller, str], list[TransactionRow]] = {}
 
     def register(
-        self, caller: Caller, groups: Sequence[str], sink: CheckSink, only: TopicFilter | None
+        self,
+        caller: Caller,
+        groups: Sequence[str],
+        sink: CheckSink,
+        topic_filter: TopicFilter | None,
     ) -> None:
         """Register the caller as a member of these producer groups, and of no others."""
         self.closed(caller)
@@ -512,7 +520,7 @@ class CheckBacks:
             by_principal = self._members.setdefault(group, {})
             members = by_principal.get(principal)
             if members is None:
-                members = by_principal[principal] = _Members(only)
+                members = by_principal[principal] = _Members(topic_filter)
             members.sinks[caller] = sink
         if groups:
             self._groups[caller] = tuple(groups)

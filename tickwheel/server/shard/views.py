@@ -40,8 +40,10 @@ def task_map(
     row = task.row
     options = row.options or TaskOptions()
     replayed = options.replayed
-    again = {} if replayed is None else {"replay_of": replayed.id, "replay_to": replayed.group}
-    return again | {
+    replay_fields = (
+        {} if replayed is None else {"replay_of": replayed.id, "replay_to": replayed.group}
+    )
+    return replay_fields | {
         "id": row.id,
         "state": state,
         "topic": row.topic,
@@ -121,25 +123,27 @@ def dead_map(row: DeadRow) -> dict[str, Any]:
 # --- counts --------------------------------------------------------------------------------------
 
 STATES = ("ready", "in_flight", "waiting")
-_OF_TOPICS = ("scheduled", *STATES, "dead", "enqueued", "delivered", "acked", "cancelled")
-_OF_GROUPS = ("nacked", "snoozed", "deaths", "expired", "filtered", "subscribers")
-_COUNTED = ("delivered", "acked", *_OF_GROUPS[:-1])
-_OF_TOTALS = (
+_TOPIC_COUNTS = ("scheduled", *STATES, "dead", "enqueued", "delivered", "acked", "cancelled")
+_GROUP_COUNTS = ("nacked", "snoozed", "deaths", "expired", "filtered", "subscribers")
+_COUNTED = ("delivered", "acked", *_GROUP_COUNTS[:-1])
+_TOTALS = (
     "dropped_once", "enqueued", "delivered", "acked", "nacked", "snoozed", "deaths", "retried",
     "expired", "filtered", "cancelled", "leases_over", "early",
 )  # fmt: skip
 
 
 def stats_map(
-    parts: Parts, now: Now, value_bytes: ValueBytes, only: TopicFilter | None = None
+    parts: Parts, now: Now, value_bytes: ValueBytes, topic_filter: TopicFilter | None = None
 ) -> dict[str, Any]:
     """Return the counts of ``tickwheel stats``; ``docs/protocol.md`` lists the fields. With a topic
     filter, counts include only its topics, and counts of the whole daemon are left out."""
     core = parts.core
-    visible = (topic for topic in core.topics.values() if only is None or only(topic.name))
+    visible = (
+        topic for topic in core.topics.values() if topic_filter is None or topic_filter(topic.name)
+    )
     topics = {topic.name: topic_map(core, topic, now) for topic in visible}
-    counts = _whole(parts, topics) if only is None else _of(topics)
-    shown, left_out = _that_fit(topics, parts.settings.out_room_bytes // 2, value_bytes)
+    counts = _daemon_counts(parts, topics) if topic_filter is None else _topic_sums(topics)
+    shown, left_out = _fitting_topics(topics, parts.settings.out_room_bytes // 2, value_bytes)
     return {
         "node": parts.settings.node,
         "version": __version__,
@@ -152,20 +156,20 @@ def stats_map(
         "position_ms": core.wheel.position_ms,
         "store_ok": parts.committer.trouble is None,
         **counts,
-        "partial": only is not None,
+        "partial": topic_filter is not None,
         "topics": shown,
         "topics_left_out": left_out,
     }
 
 
-def _of(topics: dict[str, dict[str, Any]]) -> dict[str, Any]:
+def _topic_sums(topics: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """Return the sums over some topics and their groups."""
     groups = [group for topic in topics.values() for group in topic["groups"].values()]
-    sums = {name: sum(topic[name] for topic in topics.values()) for name in _OF_TOPICS}
-    return sums | {name: sum(group[name] for group in groups) for name in _OF_GROUPS}
+    sums = {name: sum(topic[name] for topic in topics.values()) for name in _TOPIC_COUNTS}
+    return sums | {name: sum(group[name] for group in groups) for name in _GROUP_COUNTS}
 
 
-def _whole(parts: Parts, topics: dict[str, dict[str, Any]]) -> dict[str, Any]:
+def _daemon_counts(parts: Parts, topics: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """Return the counts of the whole daemon."""
     core = parts.core
     wheel, totals, registry = core.wheel, core.totals, core.transaction_registry
@@ -178,7 +182,7 @@ def _whole(parts: Parts, topics: dict[str, dict[str, Any]]) -> dict[str, Any]:
         "dead": core.dead,
         "dead_total": totals.dead,
         "dead_expired": totals.dead_expired,
-        **{name: getattr(totals, name) for name in _OF_TOTALS},
+        **{name: getattr(totals, name) for name in _TOTALS},
         "batches": parts.committer.last_batch,
         "connections": len(parts.callers),
         "subscribers": sum(
@@ -220,7 +224,7 @@ class Page:
         return {name: self.items, "next": None if is_all else self.items[-1][key]}
 
 
-def _that_fit(
+def _fitting_topics(
     topics: dict[str, dict[str, Any]], bytes_max: int, value_bytes: ValueBytes
 ) -> tuple[dict[str, dict[str, Any]], int]:
     """Return (the first topics, as many as fit into ``bytes_max``; the number of the others)."""
@@ -262,7 +266,7 @@ def group_map(core: Core, group: Group, now: Now) -> dict[str, Any]:
         "waiting": len(group.waiting),
         "retrying": len(group.waiting),
         "dead": group.dead,
-        **_lined(group),
+        **_key_counts(group),
         "subscribers": len(group.subscribers),
         **{name: getattr(group, name) for name in _COUNTED},
         "since_ms": group.since_ms,
@@ -273,7 +277,7 @@ def group_map(core: Core, group: Group, now: Now) -> dict[str, Any]:
     }
 
 
-def _lined(group: Group) -> dict[str, int]:
+def _key_counts(group: Group) -> dict[str, int]:
     """Return the counts for order keys and fair shares, if the group has had such tasks."""
     if not group.is_ordered:
         return {}
@@ -318,11 +322,11 @@ def settings_map(
         "rate": settings.rate,
         "burst": settings.burst,
         "retry": policy_map(settings.retry, policies),
-        **where_set(settings, is_ordered=is_ordered),
+        **specific_settings(settings, is_ordered=is_ordered),
     }
 
 
-def where_set(settings: GroupSettings, *, is_ordered: bool) -> dict[str, Any]:
+def specific_settings(settings: GroupSettings, *, is_ordered: bool) -> dict[str, Any]:
     """Return those settings that only topics or only groups have and that were changed. Settings of
     order keys are complete if any is changed or the group has had a task with an order key
     (``is_ordered``)."""
@@ -332,18 +336,18 @@ def where_set(settings: GroupSettings, *, is_ordered: bool) -> dict[str, Any]:
         "tags": settings.tags,
     }
     named |= {"where": settings.where, "paused_ms": settings.paused_ms}
-    lines = set_lines(settings)
+    lines = order_settings(settings)
     is_ordered |= settings.order != OrderSettings()
-    named |= applied_lines(settings) if is_ordered else lines
+    named |= effective_order_settings(settings) if is_ordered else lines
     return rule | {name: value for name, value in named.items() if value is not None}
 
 
-def set_lines(settings: GroupSettings) -> dict[str, Any]:
+def order_settings(settings: GroupSettings) -> dict[str, Any]:
     """Return a group's settings of order keys and fair shares by name; None means unset."""
     return dict(zip(LINE_SETTINGS, (*settings.order, *settings.shares), strict=True))
 
 
-def applied_lines(settings: GroupSettings) -> dict[str, Any]:
+def effective_order_settings(settings: GroupSettings) -> dict[str, Any]:
     """Return the effective settings of order keys and fair shares, including defaults."""
     rules = OrderRules.of(settings.order)
-    return set_lines(settings) | dict(zip(ORDER_SETTINGS, rules, strict=True))
+    return order_settings(settings) | dict(zip(ORDER_SETTINGS, rules, strict=True))
