@@ -94,7 +94,7 @@ async def test_transaction_pages_read_a_bounded_number_of_rows(
         looked_at.append(name)
         return durable(name)
 
-    monkeypatch.setattr(registry, "durable", look)
+    monkeypatch.setattr(registry, "durable_state", look)
     page = await get(rig, "/v1/transactions?limit=2&after=x15", shape)
     assert ([transaction["id"] for transaction in page["transactions"]], page["next"]) == (
         ["x20", "x30"],
