@@ -79,9 +79,7 @@ def in_key_queues(core: Core, group: Group) -> list[int]:
     task_ids += kept
     assert group.in_key_queues == len(task_ids)
     coming = {i for comes in ordering.keys._rejoining.values() for i, _, _ in comes}
-    assert ordering.keys.rejoining_ids <= coming & group.loading.keys(), (
-        "one that comes again does not"
-    )
+    assert ordering.keys.rejoining_ids <= coming & group.loading.keys(), "one does not rejoin"
     assert group.held == len(ordering.held) == sum(at == NEVER_MS for at in group.waiting.values())
     return task_ids
 

@@ -70,12 +70,12 @@ class Scheduling:
         "unchanged". Raise BadRequest, LimitExceeded, BodyTooLarge, Forbidden."""
 
         def put() -> None:
-            self._check_seen(call.request, call.topic_filter)
+            self._check_topics_allowed(call.request, call.topic_filter)
             self._put(call)
 
         self._when_settled(call, call.request.name, put)
 
-    def _check_seen(self, request: NewSchedule, topic_filter: TopicFilter | None) -> None:
+    def _check_topics_allowed(self, request: NewSchedule, topic_filter: TopicFilter | None) -> None:
         """Raise Forbidden if the caller may not use the old or the new topic of the schedule."""
         if topic_filter is None:
             return
@@ -263,7 +263,7 @@ class Scheduling:
             self._parts.committer.answer(call, self._map(entry.row))
             self._parts.wake()
 
-        self._on(call, act)
+        self._change_when_settled(call, act)
 
     def delete_schedule(self, call: Call[ScheduleName]) -> None:
         """Delete a schedule, but not its tasks. Raise NotFound."""
@@ -272,7 +272,7 @@ class Scheduling:
             self._parts.border.act().schedules.delete(entry)
             self._parts.committer.answer(call, self._map(entry.row))
 
-        self._on(call, act)
+        self._change_when_settled(call, act)
 
     def run_schedule(self, call: Call[ScheduleName]) -> None:
         """Enqueue a task of a schedule at once; the sink's ``accepted`` gets its id. Raise
@@ -284,7 +284,7 @@ class Scheduling:
             schedules.run(entry, call.replies, call.number, call.now.now_ms)
             self._parts.wake()
 
-        self._on(call, act)
+        self._change_when_settled(call, act)
 
     def backfill_schedule(self, call: Call[Backfill]) -> None:
         """Enqueue a task for each occurrence from ``from_ms`` up to but excluding ``to_ms``. The
@@ -310,7 +310,7 @@ class Scheduling:
             schedules.backfill(entry, times_ms, call.replies, call.number, call.now.now_ms)
             self._parts.wake()
 
-        self._on(call, act)
+        self._change_when_settled(call, act)
 
     def _check_room(self, count: int) -> None:
         self._check_accepting()
@@ -327,7 +327,7 @@ class Scheduling:
             raise NotFound(f"there is no schedule {name}")
         return entry
 
-    def _on(self, call: Call[Any], act: Callable[[LoadedSchedule], None]) -> None:
+    def _change_when_settled(self, call: Call[Any], act: Callable[[LoadedSchedule], None]) -> None:
         """Call ``act`` with the schedule once its newest run is durable. Raise NotFound."""
         name, topic_filter = call.request.name, call.topic_filter
         self._find(name, topic_filter)
