@@ -137,7 +137,7 @@ class Jumping:
 
     def takes(self, count: int) -> None:
         self.consumer.prefetch = count
-        self.rig.core.regained(self.consumer)
+        self.rig.core.reconsider(self.consumer)
 
     def tick(self) -> None:
         for got in self.rig.tick():

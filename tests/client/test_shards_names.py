@@ -43,7 +43,7 @@ NOT_UNIQUE = {
 
 @pytest.fixture
 async def shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Shards]:
-    monkeypatch.setattr(following, "LOOK_S", 3_600.0)
+    monkeypatch.setattr(following, "READ_S_MIN", 3_600.0)
     backups = tmp_path / "backups"
     backups.mkdir()
     async with Shards(COUNT, tmp_path, backup_dir=str(backups)) as found:
@@ -98,7 +98,7 @@ async def race_for_a_schedule(shards: Shards, pairs: list[tuple[Client, str]]) -
         know._ask = wait_for_the_other(one, know._ask)  # type: ignore[union-attr, method-assign]
     for n in range(ROUNDS):
         await ends_of(*(put(one, f"s{n}") for one in range(len(pairs))))
-        there = [f"s{n}" in shards.shard(one).core.schedule_heap.known for one in range(COUNT)]
+        there = [f"s{n}" in shards.shard(one).core.schedule_heap.by_name for one in range(COUNT)]
         assert sum(there) == 1
         for event in are_there:
             event.clear()
@@ -108,7 +108,7 @@ async def race_of_putting_and_deleting(shards: Shards, pairs: list[tuple[Client,
     async def change(client: Client, key: str) -> None:
         for _ in range(ROUNDS):
             await ends_of(client.put_schedule("s", topic="t", every=HOUR, key=key))
-            there = ["s" in shards.shard(one).core.schedule_heap.known for one in range(COUNT)]
+            there = ["s" in shards.shard(one).core.schedule_heap.by_name for one in range(COUNT)]
             assert sum(there) <= 1
             with suppress(errors.NotFound):
                 await client.delete_schedule("s")
@@ -125,7 +125,7 @@ async def race_for_a_transaction(shards: Shards, pairs: list[tuple[Client, str]]
 
     for n in range(ROUNDS):
         ends = await ends_of(*(begin(client, f"x{n}", key) for client, key in pairs))
-        known = [shards.shard(one).core.transaction_registry.known for one in range(COUNT)]
+        known = [shards.shard(one).core.transaction_registry.by_name for one in range(COUNT)]
         assert [f"x{n}" in one for one in known].count(True) == 1
         assert ends.count(None) >= 1
         client = pairs[0][0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from support.engine_rig import Rig
-from tickwheel.engine.timetables import Planned, Timetable
+from tickwheel.engine.timetables import LoadedSchedule, Timetable
 from tickwheel.model.kinds import NAME_PROPERTY, PLANNED_PROPERTY, Schedule
 from tickwheel.model.records import TaskRow
 
@@ -25,14 +25,14 @@ class ScheduleRig(Rig):
         schedule = Schedule(name, **given)
         return self.engine.schedules.put(schedule, Timetable(schedule), self.now_ms)
 
-    def planned(self, name: str = "s") -> Planned:
-        return self.core.schedule_heap.known[name]
+    def planned(self, name: str = "s") -> LoadedSchedule:
+        return self.core.schedule_heap.by_name[name]
 
     def plan(self, *, accepts: bool = True) -> None:
         """One look at what is due, uncommitted; what has to be cancelled before is."""
         schedules, schedule_heap = self.engine.schedules, self.core.schedule_heap
         schedules.fire(self.now_ms, 100, accepts=accepts)
-        wanted, schedule_heap.wants_cancel = schedule_heap.wants_cancel, []
+        wanted, schedule_heap.to_cancel = schedule_heap.to_cancel, []
         for planned in wanted:
             task_id = planned.row.last_id
             schedules.replace(planned, task_id, self.known([task_id]).get(task_id))

@@ -204,10 +204,10 @@ class CoalescingMachine(RuleBasedStateMachine):
             tasks.append((topic, now_ms + delay_ms, b"%d" % self.tokens, TaskOptions(key)))
         asked = [by for *_, by in frame]
         for _ in range(TRIES_MAX):
-            wanted = rig.engine.coalescer.wanted(tasks, asked, now_ms)
+            wanted = rig.engine.coalescer.needed_records(tasks, asked, now_ms)
             session = rig.session(SESSION)
             request = Request(None, session, self.request, tasks, asked)
-            if not wanted.waits:
+            if not wanted.must_wait:
                 staged = self.staged_in(rig.core.open)
                 before = {
                     n: self.landed_hit(task[0], str(task[3] and task[3].key), by)

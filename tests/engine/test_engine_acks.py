@@ -65,7 +65,7 @@ def test_an_earlier_receipt_acks_a_ready_task(rig: Rig) -> None:
     assert rig.state(got.id) == "ready"
     assert rig.ack(got) == "acked"
     subscriber.prefetch = 100
-    rig.core.regained(subscriber)
+    rig.core.reconsider(subscriber)
     assert rig.tick() == []
     rig.commit()
     assert rig.rows.is_empty()

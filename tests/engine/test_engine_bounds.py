@@ -269,7 +269,7 @@ def test_a_subscriber_with_new_credit_gets_a_turn(rig: Rig) -> None:
     for one, change in ((blocked, {"blocked": False}), (paused, {"prefetch": 1})):
         for name, value in change.items():
             setattr(one, name, value)
-        rig.core.regained(one)
+        rig.core.reconsider(one)
         assert rig.one().subscriber is one
     rig.ack(first)
     assert rig.tick() == []
@@ -337,10 +337,10 @@ def test_groups_settings_and_tasks_keep_a_topic(rig: Rig) -> None:
     rig.apply()
     assert rig.core.sealed is not None
     batch = rig.core.sealed
-    rig.engine.intake.durable(batch)
+    rig.engine.intake.mark_durable(batch)
     rig.core.maybe_idle["staged"] = None
     assert forget(rig) == [], "it is on its way to the wheel"
-    rig.engine.intake.landed(batch, rig.now_ms)
+    rig.engine.intake.land(batch, rig.now_ms)
     rig.core.maybe_idle["staged"] = None
     assert forget(rig) == [] and rig.core.topics["staged"] is staged
     rig.configure("set", paused=False)

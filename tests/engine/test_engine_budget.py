@@ -35,7 +35,7 @@ def block(rig: Rig, subscribers: list[Subscriber], rnd: random.Random) -> None:
     for subscriber in subscribers:
         subscriber.blocked = rnd.random() < 0.3
         if not subscriber.blocked:
-            rig.core.regained(subscriber)
+            rig.core.reconsider(subscriber)
 
 
 @pytest.mark.parametrize("prefetch", [1, 7, 300])
@@ -78,7 +78,7 @@ def test_a_row_that_is_missing_does_not_stop_the_others() -> None:
     (missing,) = rig.group().loading
     rig.core.ready_rows_to_read.clear()
     rig.core.missing[missing] = None
-    rig.engine.delivery.reading.loaded_ready(rig.group(), [missing], {})
+    rig.engine.delivery.reading.process_rows(rig.group(), [missing], {})
     got = rig.dispatch()
     assert len(got) == 1 and got[0].id != missing
     assert rig.group().ready_count == 9, "it is counted still"
@@ -141,7 +141,7 @@ def test_a_returned_task_keeps_its_priority() -> None:
         rig.engine.delivery.dispatch(*rig.now, 4_096)
     group = rig.group()
     assert set(group.loading.values()) <= {5, 9}
-    rig.engine.delivery.reading.not_loaded(group, list(group.loading))
+    rig.engine.delivery.reading.return_unread(group, list(group.loading))
     levels = {len(level) for level in group.ready.levels()}
     assert levels == {10, 30, 0}, "nothing plain"
 

@@ -26,8 +26,8 @@ def test_reasons_beyond_the_limit_are_counted_together() -> None:
     bulks = engine().bulks
     bulks.make(bulk("a"))
     for n in range(REFUSALS_MAX + 5):
-        bulks.stepped("a", Step((n, ""), 2, 2, {f"reason-{n:02}": 1, "cancelled": 1}))
-    row = bulks.stepped("a", Step((99, ""), 1, 1, {"reason-00": 1}))
+        bulks.record_step("a", Step((n, ""), 2, 2, {f"reason-{n:02}": 1, "cancelled": 1}))
+    row = bulks.record_step("a", Step((99, ""), 1, 1, {"reason-00": 1}))
     refused = dict(row.refused)
     assert len(refused) == REFUSALS_MAX + 1
     assert (refused["reason-00"], refused["reason-31"], refused["other"]) == (2, 1, 5)
@@ -42,8 +42,8 @@ def test_a_refused_batch_keeps_the_progress_of_a_bulk() -> None:
     sealed = ours.seal(NOW_MS, 0)
     assert sealed is not None and sealed.effects.records.keys() == {(BULK, "a")}
     ours.bulks.make(bulk("b"))
-    later = ours.bulks.stepped("a", Step((7, ""), 1, 0, {}))
-    ours.intake.refused(sealed)
+    later = ours.bulks.record_step("a", Step((7, ""), 1, 0, {}))
+    ours.intake.refuse(sealed)
     again = ours.seal(NOW_MS, 0)
     assert again is not None
     assert again.effects.of_kind(BULK) == {"a": later, "b": BulkRow(bulk("b"))}
@@ -57,7 +57,7 @@ def test_bulk_rows_are_recovered_in_creation_order() -> None:
         BulkRow(bulk("c", 1), BulkState.FAILED, ended_ms=4, note="why"),
     ]
     ours.bulks.restore(rows)
-    assert list(ours.bulks.known) == ["c", "b", "a"]
+    assert list(ours.bulks.rows) == ["c", "b", "a"]
     assert ours.core.bulk_running == 1
     assert ours.core.open.is_empty()
 
@@ -68,9 +68,9 @@ def test_running_bulk_operations_are_never_forgotten() -> None:
         ours.bulks.make(bulk(name))
     ours.bulks.end("b", BulkState.DONE, NOW_MS)
     ours.bulks.end("a", BulkState.CANCELLED, NOW_MS + 1)
-    assert list(ours.bulks.known) == ["a", "c"]
+    assert list(ours.bulks.rows) == ["a", "c"]
     ours.sweep(NOW_MS + 100, 0)
-    assert list(ours.bulks.known) == ["c"]
+    assert list(ours.bulks.rows) == ["c"]
     assert ours.core.open.effects.of_kind(BULK)["a"] is None
 
 

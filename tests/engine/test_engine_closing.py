@@ -69,7 +69,7 @@ def test_replaying_a_page_twice_changes_nothing(rig: Rig) -> None:
     assert known is not None
     replay = rig.core.topics["t"].replays[group]
     for following in (task_id - 1, None, None):
-        rig.engine.ownership.replayed(replay, [known], following, rig.now_ms)
+        rig.engine.ownership.examine_page(replay, [known], following, rig.now_ms)
     assert group.ready_count == 1
 
 

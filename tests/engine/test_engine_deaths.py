@@ -327,7 +327,7 @@ def test_a_suspect_task_waiting_for_a_connection_can_end(how: str) -> None:
     rig.enqueue()
     handed_out(rig)
     assert after(rig, 1_000) == []
-    assert list(rig.group().apart) == [task_id]
+    assert list(rig.group().isolated) == [task_id]
     if how == "cancel":
         assert rig.cancel(task_id) == "cancelled"
     elif how == "expire":
@@ -373,7 +373,7 @@ def test_an_order_key_with_a_poison_task_follows_its_policy(failure: str) -> Non
         rig.commit()
     rig.subscribe()
     if failure == "hold":
-        (held,) = rig.engine.key_control.held(rig.group())
+        (held,) = rig.engine.key_control.held_keys(rig.group())
         assert held.task_id == task_id
         assert rig.rows.progress[task_id, "default"].deaths == 3
         known = rig.find(task_id)

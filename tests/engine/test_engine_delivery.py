@@ -158,7 +158,7 @@ def test_a_blocked_subscriber_gets_no_tasks(rig: Rig) -> None:
     rig.enqueue()
     assert rig.tick() == []
     subscriber.blocked = False
-    rig.core.regained(subscriber)
+    rig.core.reconsider(subscriber)
     assert len(rig.tick()) == 1
 
 

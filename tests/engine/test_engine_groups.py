@@ -187,7 +187,7 @@ def test_the_last_group_decides_how_a_task_ended(rig: Rig) -> None:
     rig.ack(got)
     rig.pass_time(101)
     slow.prefetch = 1
-    rig.core.regained(slow)
+    rig.core.reconsider(slow)
     assert rig.tick() == []
     assert rig.state(task_id) == "expired"
     rig.commit()

@@ -164,7 +164,7 @@ def test_a_slow_broadcast_is_ended_at_its_task_limit() -> None:
     rig.fire()
     ((cut, code, message),) = rig.core.cut
     assert (cut, code) == (slow, "limit_exceeded")
-    assert "6 tasks wait for it; the limit is 5 (broadcast_tasks_max)" in message
+    assert "has 6 unsent tasks; the limit is 5 (broadcast_tasks_max)" in message
     assert not slow.is_subscribed
     assert not slow.buffer
     assert [got.subscriber for got in rig.tick()] == [fast]
@@ -302,9 +302,9 @@ def test_many_ttls_end_in_bounded_steps() -> None:
     rig.fire()
     rig.pass_time(11)
     firing = rig.engine.firing
-    assert firing.lapse(rig.now_ms, 100)
+    assert firing.request_lapsed(rig.now_ms, 100)
     assert len(rig.core.lapsed_rows_to_read) == 10
-    assert not firing.lapse(rig.now_ms, 100), "as many are being looked up as may be"
+    assert not firing.request_lapsed(rig.now_ms, 100), "as many are being looked up as may be"
     recount(rig)
     rig.fire()
     assert rig.core.totals.expired == 35
@@ -328,7 +328,7 @@ def test_a_cancel_during_an_expiry_read_wins(rig: Rig) -> None:
     task_id = rig.enqueue(ttl_ms=5)
     rig.fire()
     rig.pass_time(6)
-    rig.engine.firing.lapse(rig.now_ms, 10)
+    rig.engine.firing.request_lapsed(rig.now_ms, 10)
     assert rig.cancel(task_id) == "cancelled"
     rig.load()
     assert rig.state(task_id) == "cancelled"
@@ -339,7 +339,7 @@ def test_a_clock_set_back_during_an_expiry_read_keeps_the_task(rig: Rig) -> None
     task_id = rig.enqueue(ttl_ms=5)
     rig.fire()
     rig.pass_time(6)
-    rig.engine.firing.lapse(rig.now_ms, 10)
+    rig.engine.firing.request_lapsed(rig.now_ms, 10)
     rig.now_ms -= 3
     rig.load()
     assert rig.state(task_id) == "ready"

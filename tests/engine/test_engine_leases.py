@@ -246,7 +246,7 @@ def test_a_frozen_consumer_gets_tasks_after_a_sign_of_life(rig: Rig) -> None:
     slow = frozen(rig, prefetch=1)
     got = delivered(rig)
     assert rig.after(LEASE_MS).tick() == []
-    rig.engine.subscriptions.heard(slow.presence, [slow])
+    rig.engine.subscriptions.consumer_responded(slow.presence, [slow])
     again = rig.one()
     assert (again.id, again.attempt) == (got.id, 2)
     rig.pass_time(LEASE_MS + GAP_MS)
@@ -265,7 +265,7 @@ def test_subscriptions_of_a_connection_freeze_together() -> None:
         rig.stage(topic)
     rig.commit()
     assert [got.subscriber for got in rig.tick()] == [elsewhere]
-    rig.engine.subscriptions.heard(one.presence, [one, other, pull])
+    rig.engine.subscriptions.consumer_responded(one.presence, [one, other, pull])
     assert {got.subscriber for got in rig.tick()} == {one, other, pull}
 
 

@@ -81,7 +81,7 @@ class EngineMachine(DeliveryRules):
         subscriber = chosen([s for s in self.subscribers if s in self.rig.frozen], pick)
         self.rig.frozen.remove(subscriber)
         self.doubted.discard(subscriber)
-        self.rig.engine.subscriptions.heard(subscriber.presence, [subscriber])
+        self.rig.engine.subscriptions.consumer_responded(subscriber.presence, [subscriber])
 
     # --- what consumers send -------------------------------------------------------------------
 

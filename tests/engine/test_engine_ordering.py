@@ -360,9 +360,9 @@ def test_a_task_due_again_during_its_read_waits_for_the_commit(
     rig.engine.firing.fire(rig.now_ms, 100)
     rows = {i: known.row for i, known in rig.known(asked).items()}
     if has_room:
-        rig.engine.delivery.reading.loaded_ready(ledger, asked, rows)
+        rig.engine.delivery.reading.process_rows(ledger, asked, rows)
     else:
-        rig.engine.delivery.reading.not_loaded(ledger, asked)
+        rig.engine.delivery.reading.return_unread(ledger, asked)
     if is_looked_at:
         assert rig.ids() == []
     rig.commit()
@@ -401,7 +401,7 @@ def test_a_held_key_waits_for_an_operator(restart: Any, what: str) -> None:
         rig.subscribe()
     rig.pass_time(10_000_000)
     assert rig.ids() == []
-    (held,) = rig.engine.key_control.held(rig.group())
+    (held,) = rig.engine.key_control.held_keys(rig.group())
     assert (held.task_id, held.since_ms, held.attempt, held.waiting) == (a1, held_ms, 1, 1)
     assert rig.views(a1) == {"default": ("held", 1)}
     known = rig.find(a1)
@@ -419,7 +419,7 @@ def test_a_held_key_waits_for_an_operator(restart: Any, what: str) -> None:
         assert rig.ids() == []
         rig.commit()
         assert rig.state(a1) == "dead"
-    assert control.held(group) == []
+    assert control.held_keys(group) == []
     assert rig.ids() == [a2]
 
 
@@ -432,7 +432,7 @@ def test_a_rejected_task_holds_its_key() -> None:
     assert rig.cancel(a1) == "cancelled"
     rig.commit()
     assert rig.ids() == [a2]
-    assert rig.engine.key_control.held(rig.group()) == []
+    assert rig.engine.key_control.held_keys(rig.group()) == []
 
 
 @pytest.mark.parametrize("what", ["cancel", "reschedule", "expire"])
@@ -602,7 +602,7 @@ def test_a_replay_skips_tasks_that_return_after_a_commit(rig: OrderRig) -> None:
     rig.subscribe(group="late")
     assert rig.reschedule(first, 0) == "scheduled"
     assert rig.tick() == []
-    assert first in rig.core.orderings.coming(group)
+    assert first in rig.core.orderings.rejoining_ids(group)
     rig.replay(group)
     rig.commit()
     recount(rig)
@@ -681,8 +681,8 @@ def test_a_million_heads_leave_the_dictionary() -> None:
         assert order.head(mark) == n
         assert not order.claim(mark, n + 1)
         order.queue(mark, n + 10**9, 5, n + 10**9)
-        assert order.follow([mark]) == ([n + 10**9], [5])
-        assert order.follow([mark]) == ([], [])
+        assert order.promote([mark]) == ([n + 10**9], [5])
+        assert order.promote([mark]) == ([], [])
         assert order.head(mark) == 0
     assert len(order) == 0
 
@@ -709,7 +709,7 @@ def test_arriving_together_equals_arriving_in_turn(
         assert (many.waiting, len(many)) == (one.waiting, len(one))
         for mark in range(1, 7):
             for _ in range(60):
-                assert many.follow([mark]) == one.follow([mark])
+                assert many.promote([mark]) == one.promote([mark])
 
 
 def test_two_returning_tasks_of_a_key_both_run(rig: OrderRig) -> None:
@@ -883,7 +883,7 @@ def test_order_lines_show_which_task_blocks() -> None:
     ids = [rig.put(None, tenant="a") for _ in range(5)]
     rig.subscribe()
     rig.tick()
-    queues = rig.engine.key_control.queues(rig.group(), 10)
+    queues = rig.engine.key_control.longest_queues(rig.group(), 10)
     assert [(queue.kind, queue.state, queue.in_flight, queue.waiting) for queue in queues] == [
         ("fair", "limited", 1, 4),
         ("order", "in_flight", 1, 2),
@@ -993,7 +993,7 @@ def test_many_that_wait_for_their_share_can_leave() -> None:
     rig = fair_rig(limit_each=1)
     ids = [rig.put(None, tenant="a", lands=n == 4_999) for n in range(5_000)]
     rig.fire()
-    (share,) = rig.core.orderings.of[rig.group()].shares.of.values()
+    (share,) = rig.core.orderings.by_group[rig.group()].shares.by_mark.values()
     for task_id in ids[1:-1]:
         assert rig.cancel(task_id) == "cancelled"
         assert share.queue is not None

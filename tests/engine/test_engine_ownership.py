@@ -218,7 +218,7 @@ def test_handles_that_are_not_loaded_count_as_scheduled(rig: Rig) -> None:
     rig.create_group("t", "g")
     far = rig.enqueue(delay_ms=5_000)
     rig.pass_time(10_000)
-    rig.engine.recovery.has_handles(rig.now_ms - 6_000)
+    rig.engine.recovery.handles_loaded(rig.now_ms - 6_000)
     group = rig.close_group("t", "g")
     known = rig.find(far)
     assert known is not None and not owes(group, known.row)
@@ -366,10 +366,10 @@ def test_a_replay_leaves_unfired_tasks_to_their_due_time(rig: Rig) -> None:
     batch = rig.seal()
     assert batch is not None
     rig.apply()
-    rig.engine.intake.durable(batch)
+    rig.engine.intake.mark_durable(batch)
     group = rig.create_group("t", "b", 0)
     assert group.ready_count == 0
-    rig.engine.intake.landed(batch, rig.now_ms)
+    rig.engine.intake.land(batch, rig.now_ms)
     rig.fire()
     recount(rig)
     assert [group.ready_count for group in rig.core.topics["t"].groups.values()] == [1, 1]

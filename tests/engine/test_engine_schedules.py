@@ -12,11 +12,11 @@ from engine.schedule_rig import DAY_MS, ScheduleRig
 from support.engine_recount import recounted
 from support.engine_rig import CONFIG, NOW_MS
 from tickwheel.engine.schedules import (
-    AT_ONCE_MAX,
     COUNTED_MAX,
     CURRENT_MS_MAX,
     FIRE_BYTES_MAX,
     FIRE_STEPS_MAX,
+    FIRED_MAX,
     TASK_STEPS,
     jitter_of,
 )
@@ -240,7 +240,7 @@ def test_catch_up_after_a_clock_jump_is_sliced(
     def work() -> int:
         return sum(table.steps for table in tables) + len(made) * TASK_STEPS
 
-    of_one = AT_ONCE_MAX * (TASK_STEPS + 4) + 200
+    of_one = FIRED_MAX * (TASK_STEPS + 4) + 200
     calls, more = 0, True
     while more:
         before = work()
@@ -329,15 +329,15 @@ def test_a_weekly_occurrence_survives_a_restart_at_its_time(rig: ScheduleRig) ->
 def test_a_long_absence_is_caught_up_in_batches(
     rig: ScheduleRig,
 ) -> None:
-    rig.put(catch_up="all", catch_up_ms=10_000 * (AT_ONCE_MAX + 1) - 1)
+    rig.put(catch_up="all", catch_up_ms=10_000 * (FIRED_MAX + 1) - 1)
     rig.settle()
-    rig.crash(down_ms=10_000 * (COUNTED_MAX + AT_ONCE_MAX + 50))
+    rig.crash(down_ms=10_000 * (COUNTED_MAX + FIRED_MAX + 50))
     rig.plan()
     rig.commit()
-    assert len(rig.tasks_of()) == AT_ONCE_MAX
+    assert len(rig.tasks_of()) == FIRED_MAX
     assert rig.core.totals.schedules_missed == COUNTED_MAX
     rig.settle()
-    assert len(rig.tasks_of()) == AT_ONCE_MAX + 1
+    assert len(rig.tasks_of()) == FIRED_MAX + 1
 
 
 def test_the_newest_runs_are_remembered(rig: ScheduleRig) -> None:

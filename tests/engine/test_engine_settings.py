@@ -152,7 +152,7 @@ def test_undeliverable_tasks_use_no_rate(rig: Rig) -> None:
     assert rig.cancel(cancelled) == "cancelled"
     rig.pass_time(11)
     subscriber.prefetch = 100
-    rig.core.regained(subscriber)
+    rig.core.reconsider(subscriber)
     assert rig.one().id == left
     assert rig.state(gone) == "expired"
 

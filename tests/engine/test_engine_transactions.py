@@ -40,7 +40,7 @@ def test_a_commit_makes_all_prepared_tasks_at_once(rig: TransactionRig) -> None:
     rig.commit()
     assert rig.answered[-1] == "c"
     assert rig.bodies() == [b"1", b"2", b"3"]
-    row = rig.core.transaction_registry.known["x"].row
+    row = rig.core.transaction_registry.by_name["x"].row
     ids = sorted(rig.rows.tasks)
     assert (row.state, row.first_id, row.tasks) == (TransactionState.COMMITTED, ids[0], 3)
     assert ids == [ids[0] + n * ID_STEP for n in range(3)]
@@ -116,7 +116,7 @@ def test_a_refused_transaction_batch_has_no_effect(rig: TransactionRig, end: str
     assert refused == ["prepare", "new", "commit"]
     rig.commit()
     assert (rig.standing("new"), rig.bodies()) == (None, [])
-    assert list(rig.core.transaction_registry.known["old"].parts) == [1]
+    assert list(rig.core.transaction_registry.by_name["old"].parts) == [1]
     recount(rig)
     rig.commit_of("other")
     rig.commit()
@@ -142,14 +142,14 @@ def test_an_uncommitted_transaction_cannot_be_decided(rig: TransactionRig) -> No
 
 def test_an_uncommitted_decision_is_not_shown(rig: TransactionRig) -> None:
     rig.prepare("x", 1, half())
-    assert rig.core.transaction_registry.durable("x") is None
+    assert rig.core.transaction_registry.durable_state("x") is None
     rig.commit()
     rig.commit_of("x")
-    before = rig.core.transaction_registry.durable("x")
+    before = rig.core.transaction_registry.durable_state("x")
     assert before is not None
     assert (before.row.state, list(before.parts)) == (TransactionState.OPEN, [1])
     rig.commit()
-    after = rig.core.transaction_registry.durable("x")
+    after = rig.core.transaction_registry.durable_state("x")
     assert after is not None and after.row.state is TransactionState.COMMITTED
 
 
@@ -237,11 +237,11 @@ def test_decided_transactions_expire_by_age_and_number(rig: TransactionRig) -> N
         rig.roll_back(f"x{n:02}")
         rig.commit()
     kept = [f"x{n:02}" for n in range(5, 25)]
-    assert sorted(rig.core.transaction_registry.known) == kept
+    assert sorted(rig.core.transaction_registry.by_name) == kept
     rig.prepare("open", 1, half())
     rig.pass_time(600_001)
     rig.engine.sweep(*rig.now)
     rig.commit()
-    assert list(rig.core.transaction_registry.known) == ["open"]
+    assert list(rig.core.transaction_registry.by_name) == ["open"]
     assert sorted(rig.rows.transactions) == [("open", 0), ("open", 1)]
     recount(rig)

@@ -72,7 +72,7 @@ def test_removing_topic_settings_raises_the_counter(rig: OfShards) -> None:
 def test_other_shards_assign_no_versions(rig: OfShards) -> None:
     group = rig.create_group(THEIRS, "g")
     assert rig.stored(THEIRS, "g") == 0
-    rig.engine.grouping.followed(group, 7)
+    rig.engine.grouping.adopt_version(group, 7)
     rig.configure(THEIRS, "g", paused=True)
     assert rig.stored(THEIRS, "g") == 7
     rig.delete_group(THEIRS, "g")
@@ -91,7 +91,7 @@ def test_versions_and_the_counter_survive_a_crash(rig: OfShards) -> None:
     rig.create_group(OURS, "g")
     rig.configure(OURS, paused=True)
     rig.configure(THEIRS, paused=True)
-    rig.engine.grouping.followed_topic(rig.core.topics[THEIRS], 9)
+    rig.engine.grouping.adopt_topic_version(rig.core.topics[THEIRS], 9)
     rig.commit()
     rig.crash()
     topics = rig.core.topics

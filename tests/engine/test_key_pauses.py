@@ -11,7 +11,7 @@ from engine.test_engine_ordering import OrderRig, fair_rig, rig_with
 from support.engine_recount import recount, recounted
 from support.engine_rig import CONFIG, Rig
 from tickwheel.engine.ordering import REMEMBERED_MAX
-from tickwheel.engine.tasks import KeyOfPause
+from tickwheel.engine.tasks import PausedKeyState
 from tickwheel.model.kinds import PAUSED_KEY, Bulk, PausedKey, Selection
 from tickwheel.model.lateness import Cause
 
@@ -28,8 +28,8 @@ def resume(rig: OrderRig, value: Any, fair_by: str | None = None) -> PausedKey |
     return rig.engine.key_control.resume(rig.group(), fair_by, value, rig.now_ms)
 
 
-def paused(rig: OrderRig) -> list[KeyOfPause]:
-    return rig.engine.key_control.paused(rig.group())
+def paused(rig: OrderRig) -> list[PausedKeyState]:
+    return rig.engine.key_control.paused_keys(rig.group())
 
 
 @pytest.mark.parametrize("restart", RESTARTS)
@@ -44,9 +44,9 @@ def test_tasks_of_a_paused_key_wait_for_its_resume(restart: Any) -> None:
     a2 = rig.put("a")
     rig.pass_time(60_000)
     rig.fire()
-    assert paused(rig) == [KeyOfPause(key, 2)], "also those that nobody has tried to hand out"
+    assert paused(rig) == [PausedKeyState(key, 2)], "also those that nobody has tried to hand out"
     assert set(rig.ids()) <= {b1, plain}
-    assert paused(rig) == [KeyOfPause(key, 2)]
+    assert paused(rig) == [PausedKeyState(key, 2)]
     assert resume(rig, "a") == key
     got = rig.one()
     assert got.id == a1
@@ -406,7 +406,7 @@ def test_order_lines_show_paused_keys() -> None:
         rig.put("k", tenant="b")
         rig.put(None, tenant="a")
     rig.tick()
-    found = rig.engine.key_control.queues(rig.group(), 10)
+    found = rig.engine.key_control.longest_queues(rig.group(), 10)
     assert [(one.kind, one.state, one.waiting) for one in found] == [
         ("fair", "paused", 3),
         ("order", "paused", 2),

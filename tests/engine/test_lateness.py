@@ -139,7 +139,7 @@ def test_an_expired_lease_is_the_cause(rig: Rig) -> None:
     task_id = rig.after(LEASE_MS).enqueue()
     rig.tick()
     rig.pass_time(5_000)
-    rig.engine.subscriptions.heard(hanging.presence, [hanging])
+    rig.engine.subscriptions.consumer_responded(hanging.presence, [hanging])
     assert cause(rig, task_id) is Cause.LEASE_OVER
 
 
@@ -176,7 +176,7 @@ def test_a_stopped_daemon_is_the_cause(rig: Rig) -> None:
     task_id = rig.enqueue(delay_ms=1_000)
     stopped_ms = rig.now_ms
     rig.crash(down_ms=5_000)
-    rig.core.ledger.began(stopped_ms, rig.now_ms)
+    rig.core.ledger.begin(stopped_ms, rig.now_ms)
     rig.tick()
     rig.after(STARTING_MS - 1).subscribe()
     assert cause(rig, task_id) is Cause.DAEMON_DOWN
@@ -189,7 +189,7 @@ def test_a_wait_before_a_restart_has_an_unknown_cause(rig: Rig) -> None:
     rig.pass_time(60_000)
     stopped_ms = rig.now_ms
     rig.crash(down_ms=1_000)
-    rig.core.ledger.began(stopped_ms, rig.now_ms)
+    rig.core.ledger.begin(stopped_ms, rig.now_ms)
     rig.subscribe()
     assert cause(rig, task_id) is Cause.UNKNOWN
 
@@ -199,7 +199,7 @@ def test_consumers_absent_after_a_start_are_the_cause(rig: Rig) -> None:
     task_id = rig.enqueue(delay_ms=1_000)
     stopped_ms = rig.now_ms
     rig.crash(down_ms=1_000)
-    rig.core.ledger.began(stopped_ms, rig.now_ms)
+    rig.core.ledger.begin(stopped_ms, rig.now_ms)
     rig.tick()
     rig.after(60_000).subscribe()
     assert cause(rig, task_id) is Cause.NO_SUBSCRIBER
@@ -311,7 +311,7 @@ def test_returning_consumers_end_the_start_phase(rig: Rig) -> None:
     rig.enqueue(delay_ms=500)
     stopped_ms = rig.now_ms
     rig.crash(down_ms=1_000)
-    rig.core.ledger.began(stopped_ms, rig.now_ms)
+    rig.core.ledger.begin(stopped_ms, rig.now_ms)
     rig.tick()
     rig.after(LATE).subscribe()
     assert rig.causes[rig.one().id] is Cause.DAEMON_DOWN

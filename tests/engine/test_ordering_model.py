@@ -19,7 +19,7 @@ from engine.test_engine_ordering import OrderRig
 from support.engine_recount import recount
 from support.engine_rig import CONFIG, RETRY, Got
 from tickwheel.engine.ordering import shared_value
-from tickwheel.engine.tasks import KINDS, OF_TASKS, RESET
+from tickwheel.engine.tasks import KINDS, RESET, TASK_KINDS
 from tickwheel.engine.topics import Group
 from tickwheel.model.kinds import Bulk, PausedKey, Selection
 from tickwheel.model.records import (
@@ -257,7 +257,7 @@ class OrderMachine(RuleBasedStateMachine):
         rig, bulks = self.rig, self.rig.engine.bulks
         if kind == RESET:
             return  # makes other tasks, without order keys' places: see ``test_resets``
-        if kind not in OF_TASKS:
+        if kind not in TASK_KINDS:
             for task_id, name in sorted(rig.rows.dead)[:count]:
                 rig.engine.control.settle_dead(kind, task_id, name, rig.find(task_id), rig.now_ms)
             return
@@ -326,7 +326,7 @@ class OrderMachine(RuleBasedStateMachine):
             group = self.rig.core.find_group("t", name)
             if group is None:
                 continue
-            for at, held in enumerate(self.rig.engine.key_control.held(group)):
+            for at, held in enumerate(self.rig.engine.key_control.held_keys(group)):
                 known = self.rig.find(held.task_id)
                 assert known is not None
                 act = (
@@ -493,9 +493,9 @@ class OrderMachine(RuleBasedStateMachine):
                 if options is not None and options.order_key is not None:
                     key = options.order_key
                     assert flying.setdefault(key, lease.id) == lease.id, "two of a key in flight"
-            ordering = self.rig.core.orderings.of.get(group)
+            ordering = self.rig.core.orderings.by_group.get(group)
             if ordering is not None:
-                for share in ordering.shares.of.values():
+                for share in ordering.shares.by_mark.values():
                     assert share.in_flight + share.called <= max(LIMIT_EACH, share.in_flight)
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tickwheel.engine.queues import Bucket, changed
+from tickwheel.engine.queues import Bucket, adjusted_bucket
 
 
 def test_a_bucket_starts_full_and_refills() -> None:
@@ -49,8 +49,8 @@ def test_a_bucket_never_exceeds_its_rate(
 def test_a_changed_rate_gives_no_second_burst() -> None:
     bucket = Bucket(10.0, 10, 0)
     bucket.take(10)
-    slower = changed(bucket, 1.0, 5, 0)
+    slower = adjusted_bucket(bucket, 1.0, 5, 0)
     assert slower is not None
     assert slower.left(0) == 0
     assert slower.left(1_000) == 1
-    assert changed(slower, None, None, 0) is None
+    assert adjusted_bucket(slower, None, None, 0) is None

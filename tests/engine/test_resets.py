@@ -9,7 +9,7 @@ from engine.filter_rig import FilterRig
 from support.engine_recount import recount
 from support.engine_rig import Got
 from tickwheel.engine.firing import Broadcaster
-from tickwheel.engine.groups import Original, again
+from tickwheel.engine.groups import Original, repeated_task
 from tickwheel.engine.ordering import shared_value
 from tickwheel.model.records import Outcome, Replayed, TaskOptions, size_of
 
@@ -19,7 +19,7 @@ class ResetRig(FilterRig):
 
     def again(self, group: str, of: int = 3, *, lands: bool = True, **options: object) -> int:
         original = Original(of, TaskOptions(**options), b"b")  # type: ignore[arg-type]  # as a test says
-        task = again(original, "t", group, self.now_ms)
+        task = repeated_task(original, "t", group, self.now_ms)
         self.engine.intake.stage([task], size_of(task[2], task[3]), self.now_ms, None)
         if lands:
             self.commit()
@@ -118,7 +118,7 @@ def test_the_state_in_a_group_decides_a_replay(rig: ResetRig, way: str, crashes:
     recount(rig)
     known = rig.find(task_id)
     assert known is not None
-    assert rig.engine.resets.may_have(rig.group("t", "a"), known) is WAYS[way]
+    assert rig.engine.resets.can_repeat(rig.group("t", "a"), known) is WAYS[way]
 
 
 def test_unfired_tasks_after_a_restart_are_replayed(rig: ResetRig) -> None:
@@ -130,9 +130,9 @@ def test_unfired_tasks_after_a_restart_are_replayed(rig: ResetRig) -> None:
     rig.stop_and_start()
     known = rig.find(task_id)
     assert known is not None and rig.state(task_id) == "scheduled"
-    may_have = rig.engine.resets.may_have
-    assert may_have(rig.group("t", late.name), known), "it was never owed it"
-    assert not may_have(rig.group("t", "a"), known), "it comes to it anyway"
+    can_repeat = rig.engine.resets.can_repeat
+    assert can_repeat(rig.group("t", late.name), known), "it was never owed it"
+    assert not can_repeat(rig.group("t", "a"), known), "it comes to it anyway"
 
 
 def test_a_group_with_a_future_start_gets_a_replayed_task(rig: ResetRig) -> None:

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from engine.test_timetables import ALL, ms, schedule
 from support.odd_values import almost
-from tickwheel.engine.timetables import YEARS_MAX, BadTiming, Timetable, _Walls
+from tickwheel.engine.timetables import YEARS_MAX, BadTiming, Timetable, _WallTimes
 
 SECOND, HOUR = timedelta(seconds=1), timedelta(hours=1)
 AROUND = 3 * HOUR
@@ -75,7 +75,7 @@ def first_of(text: str, wall: datetime) -> datetime | None:
 def test_the_next_wall_time_equals_cronsims(text: str, wall: datetime) -> None:
     wall = wall.replace(microsecond=0)
     try:
-        walls = _Walls(text)
+        walls = _WallTimes(text)
     except Exception:  # no such day in these months, which is said when it is put
         return
     found = walls.at_or_after(wall, wall.year + YEARS_MAX)

@@ -218,7 +218,7 @@ class TransactionsMachine(RuleBasedStateMachine):
         self._look()
         for name in [
             n
-            for n, one in rig.core.transaction_registry.known.items()
+            for n, one in rig.core.transaction_registry.by_name.items()
             if not one.row.state.is_decided
         ]:
             rig.commit_of(name, ("decided", name, "commit"))
@@ -318,7 +318,7 @@ class AskingMachine(RuleBasedStateMachine):
         assert set(self.rig.check()) == expected
         self.rig.commit()
         for name, one in self.open.items():
-            row = self.rig.core.transaction_registry.known[name].row
+            row = self.rig.core.transaction_registry.by_name[name].row
             assert (row.checks, row.reached) == (one.checks, one.reached)
             assert (row.state is TransactionState.PARKED) == one.is_parked
             assert row.asked <= row.checks

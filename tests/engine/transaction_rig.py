@@ -44,7 +44,7 @@ class TransactionRig(Rig):
         """The nearest of the members that can be asked."""
 
     def at(self, name: str) -> Transaction | None:
-        return self.core.transaction_registry.known.get(name)
+        return self.core.transaction_registry.by_name.get(name)
 
     def standing(self, name: str) -> TransactionState | None:
         found = self.at(name)
@@ -83,7 +83,7 @@ class TransactionRig(Rig):
     def comes(self, who: Reach) -> None:
         """A member of the group, who is as near as this."""
         self.there = max(self.there, who)
-        self.engine.transactions.came(GROUP)
+        self.engine.transactions.member_connected(GROUP)
 
     def bodies(self) -> list[bytes]:
         """Return the bodies of stored tasks, by id."""

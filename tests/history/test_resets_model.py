@@ -21,7 +21,7 @@ from tickwheel.engine.groups import Original
 from tickwheel.history.lines import Renderer
 from tickwheel.history.reset_plan import Plan, ResetScope, fill
 from tickwheel.model.kinds import Bulk, BulkState, Selection
-from tickwheel.server.shard.resets import after_of, place_of, wanted_of
+from tickwheel.server.shard.resets import place_after, place_of, scope_of
 
 STEADY = replace(CONFIG, slots=8, retry=replace(RETRY, base_ms=50, retries_max=10_000))
 NAMES = ("a", "b")
@@ -208,7 +208,7 @@ class ResetMachine(RuleBasedStateMachine):
         assert self.bulk is not None
         rig, bulk, bulks = self.rig, self.bulk, self.rig.engine.bulks
         plan = self.made()
-        kept = plan.read(after_of(bulks.known[bulk.id].place), limit, 1 << 20)
+        kept = plan.read(place_after(bulks.rows[bulk.id].place), limit, 1 << 20)
         if not kept:
             rig.engine.bulks.end(bulk.id, BulkState.DONE, rig.now_ms)
             rig.commit()
@@ -222,9 +222,9 @@ class ResetMachine(RuleBasedStateMachine):
             for one in kept
             if one.body is not None or one.id in stored
         ]
-        give = partial(rig.engine.resets.give, bulk, str(bulk.argument("group")), originals)
+        give = partial(rig.engine.resets.repeat, bulk, str(bulk.argument("group")), originals)
         lost = len(kept) - len(originals)
-        bulks.stepped(bulk.id, give(place_of(kept[-1]), len(kept), lost, rig.now_ms))
+        bulks.record_step(bulk.id, give(place_of(kept[-1]), len(kept), lost, rig.now_ms))
         if fate == "crash":
             rig.crash()
             self.plan = None
@@ -239,7 +239,7 @@ class ResetMachine(RuleBasedStateMachine):
             rig, bulk = self.rig, self.bulk
             assert bulk is not None
             group = rig.group(name=str(bulk.argument("group")))
-            wanted = wanted_of(bulk, group, bulk.id)
+            wanted = scope_of(bulk, group, bulk.id)
             self.plan = Plan()
             fill(self.plan, lambda: iter(self.lines() if self.HAS_HISTORY else []), wanted)
             self.meet(self.plan, wanted, bulk.until_id)
@@ -249,8 +249,8 @@ class ResetMachine(RuleBasedStateMachine):
     def meet(self, plan: Plan, wanted: ResetScope, until_id: int) -> None:
         rig, group = self.rig, self.rig.group(name=wanted.group)
         known = rig.known([i for i in rig.rows.tasks if i <= until_id])
-        may_have = rig.engine.resets.may_have
-        plan.add_stored(wanted, [(one.row, may_have(group, one)) for one in known.values()])
+        can_repeat = rig.engine.resets.can_repeat
+        plan.add_stored(wanted, [(one.row, can_repeat(group, one)) for one in known.values()])
         # Without a history a task is judged when it is looked at.
         self.possible |= self.owed_again(wanted.group, wanted.from_ms)
 
@@ -283,7 +283,7 @@ class ResetMachine(RuleBasedStateMachine):
             assert set(found) == expected
         else:
             assert expected & self.rig.rows.tasks.keys() <= set(found) <= self.possible
-        row = self.rig.engine.bulks.known[self.bulk.id]
+        row = self.rig.engine.bulks.rows[self.bulk.id]
         assert row.changed == len(pairs)
         self.bulk, self.plan, self.expected, self.possible = None, None, set(), set()
 

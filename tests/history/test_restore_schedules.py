@@ -171,7 +171,7 @@ class RestoreSchedulesMachine(SchedulesMachine):
 
     @rule(every_ms=st.sampled_from([5_000, 11_000]), deleted=st.booleans())
     def put_again(self, every_ms: int, deleted: bool) -> None:
-        planned = self.rig.core.schedule_heap.known.get("again")
+        planned = self.rig.core.schedule_heap.by_name.get("again")
         if planned is not None and planned.staged:
             return
         if planned is not None and deleted:

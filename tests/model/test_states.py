@@ -116,7 +116,7 @@ class Life:
     def lapse(self) -> None:
         """Its ttl ends, and nobody asks for it."""
         self.rig.pass_time(100_001)
-        while self.rig.engine.firing.lapse(self.rig.now_ms, 100):
+        while self.rig.engine.firing.request_lapsed(self.rig.now_ms, 100):
             pass
         self.rig.load()
 

@@ -116,7 +116,7 @@ LOST = (
     Bug(
         "acks-of-a-refused-batch-forgotten",
         "what is not an enqueue has to be committed again",
-        {"Intake.refused": (dropped("core.open"),)},
+        {"Intake.refuse": (dropped("core.open"),)},
         (COMMITTER + "a_refused_batch_keeps_its_acks_for_the_next_one",),
     ),
     Bug(
@@ -227,13 +227,13 @@ DELIVERED = (
     Bug(
         "another-connection-is-kept-free",
         "a connection is kept free for a lone task while another one is",
-        {"Apart.keep_free": (condition("keep", "presence.kept_for is None"),)},
+        {"Isolation.keep_free": (condition("keep", "presence.kept_for is None"),)},
         ("tests/engine/test_engine_deaths.py::test_a_suspect_being_read_reserves_one_connection",),
     ),
     Bug(
         "once-is-not-finished-first",
         "an at-most-once delivery is written at once and stays unfinished",
-        {"Leasing._handed": (condition("at_most_once", "False"),)},
+        {"Leasing._send_frame": (condition("at_most_once", "False"),)},
         ("tests/engine/test_engine_kinds.py::test_at_most_once_ends_durably_before_the_delivery",),
     ),
     Bug(
@@ -316,7 +316,7 @@ FENCED = (
     Bug(
         "receipts-begin-anew-with-a-requeue",
         "a late answer to a delivery of before ends the work of whoever has the task now",
-        {"DeadLetters.requeue": (dropped("begins_anew"),)},
+        {"DeadLetters.requeue": (dropped("forget_deliveries"),)},
         ("tests/engine/test_engine_receipts.py::test_receipts_are_unique",),
     ),
 )
@@ -352,7 +352,7 @@ OWED = (
         "the-next-one-before-the-end-is-durable",
         "a crash brings the earlier one back after the later one was handed out",
         {
-            "KeyHolders.done": (replaced("call_when_durable", "self.durable(marks, 0)"),),
+            "KeyHolders.finish": (replaced("call_when_durable", "self.durable(marks, 0)"),),
         },
         (ORDERING + "the_next_task_of_a_key_waits_for_the_durable_ack",),
     ),
@@ -380,7 +380,7 @@ OWED = (
     Bug(
         "lease-batches-take-paused-keys",
         "tasks that are handed out in one step are not looked at",
-        {"Ordering.takes": (without("pauses"),)},
+        {"Ordering.can_lease_together": (without("pauses"),)},
         (KEY_PAUSES + "lease_batches_leave_paused_keys_out[one]",),
     ),
     Bug(
@@ -406,7 +406,7 @@ OWED = (
     Bug(
         "a-replay-is-no-owner",
         "what a replay has not reached ends with the last group that had it",
-        {"Ownership._goes_on": (condition("claiming", "True"),)},
+        {"Ownership._give_to_replays": (condition("claiming", "True"),)},
         (
             OWNERSHIP + "unreplayed_tasks_outlive_their_other_groups",
             "tests/engine/test_ownership_model.py::TestOwnershipAtLength",
@@ -453,7 +453,7 @@ OWED = (
         "a-decision-rests-on-what-may-be-refused",
         "a task that is with the store counts as nothing: two of a key become pending",
         {
-            "Coalescer.wanted": (without("_is_landing"),),
+            "Coalescer.needed_records": (without("_is_landing"),),
             "Coalescer._plan_task": (dropped("_is_landing"),),
         },
         (COALESCING_MODEL,),
@@ -462,7 +462,7 @@ OWED = (
     Bug(
         "an-answer-without-its-mark",
         "what became of tasks is answered before it is remembered durably",
-        {"Coalescer._do": (dropped("has_marks"),)},
+        {"Coalescer._execute": (dropped("has_marks"),)},
         ("tests/server/shard/test_coalescing.py::test_coalescing_answers_are_durable",),
     ),
 )
@@ -533,8 +533,8 @@ TOGETHER = (
         {
             "Bulks._write": (
                 replaced(
-                    "self.known",
-                    "before = self.known.get(row.bulk.id, row); self.known[row.bulk.id] = row",
+                    "self.rows",
+                    "before = self.rows.get(row.bulk.id, row); self.rows[row.bulk.id] = row",
                 ),
                 replaced("put", "self._core.open.effects.put(BULK, before)"),
             ),
@@ -634,7 +634,7 @@ ALLOWED = (
         "ids-of-other-topics-are-found",
         "what is named by an id is not asked for its topic",
         {
-            "shard/tasks:_is_seen": (returning("True"),),
+            "shard/tasks:_is_visible": (returning("True"),),
             "shard/tasks:Controlling._change.act": (condition("topic", "True"),),
         },
         ("tests/server/test_guard.py::test_ids_of_other_topics_are_unknown",),
@@ -973,7 +973,7 @@ WHOLE = (
     Bug(
         "an-explanation-that-ignores-a-pause",
         "a task of a paused topic or group is said to wait for the next subscriber",
-        {"explanation:_pause": (returning("None"),)},
+        {"explanation:_reason_of_pause": (returning("None"),)},
         (
             EXPLAINED + "[topic_paused-of_a_paused_topic]",
             EXPLAINED + "[group_paused-of_a_paused_group]",

@@ -21,7 +21,7 @@ from tickwheel.errors import Overloaded
 from tickwheel.model.records import ID_STEP, TaskRow
 from tickwheel.protocol import encode
 from tickwheel.server import logs
-from tickwheel.server.shard.callers import Ask
+from tickwheel.server.shard.callers import Call
 from tickwheel.server.tcp import connection
 
 DAY_MS = 86_400_000
@@ -41,8 +41,8 @@ async def make() -> AsyncIterator[Make]:
         await rig.stop()
 
 
-def asking(rig: ShardRig, peer: Peer, number: int, request: Any) -> Ask[Any]:
-    return Ask(peer.connection.caller, number, request, rig.shard.clock.read())
+def asking(rig: ShardRig, peer: Peer, number: int, request: Any) -> Call[Any]:
+    return Call(peer.connection.caller, number, request, rig.shard.clock.read())
 
 
 def ok(frame: Any) -> Any:

@@ -63,7 +63,7 @@ async def times_to_ask(rig: AccessRig, count: int) -> None:
 
 
 def row(rig: AccessRig, name: str = "x") -> Any:
-    return rig.core.transaction_registry.known[name].row
+    return rig.core.transaction_registry.by_name[name].row
 
 
 async def test_another_tokens_member_does_not_change_checkbacks(rig: AccessRig) -> None:

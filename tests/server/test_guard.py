@@ -120,7 +120,7 @@ async def test_hidden_schedules_still_reserve_their_names(
     for name, topic in (("theirs", "ours.a"), ("ours", "theirs"), ("new", "theirs")):
         answer = await peer.call(T.SCHEDULE_PUT, name, every | {"topic": topic})
         assert answer[2] == "forbidden", (name, topic)
-    known = rig.core.schedule_heap.known
+    known = rig.core.schedule_heap.by_name
     assert {n: known[n].row.schedule.topic for n in known} == {"theirs": "theirs", "ours": "ours.a"}
     assert (await words(peer, T.SCHEDULE, "ours", "delete", {}))["name"] == "ours"
 
@@ -175,7 +175,7 @@ async def test_hidden_transactions_still_reserve_their_names(
     for name, topic in (("theirs", "ours.a"), ("both", "ours.a"), ("new", "theirs")):
         answer = await peer.call(T.PREPARE, name, "g", 2, [(topic, b"", 0)], None)
         assert answer[2] == "forbidden", (name, topic)
-    assert {name: one.row.tasks for name, one in rig.core.transaction_registry.known.items()} == {
+    assert {name: one.row.tasks for name, one in rig.core.transaction_registry.by_name.items()} == {
         "theirs": 1, "both": 2, "ours": 1,
     }  # fmt: skip
     assert len((await words(peer, T.COMMIT, "ours"))[1]) == 1

@@ -132,7 +132,7 @@ async def test_tcp_requests_without_rights_change_nothing(rig: AccessRig) -> Non
         need = VERBS[operation].need
         if need is not None and need.right is not Right.PRODUCE:
             assert code == "forbidden", operation
-    assert rig.core.tasks == 0 and not rig.core.topics and not rig.core.schedule_heap.known
+    assert rig.core.tasks == 0 and not rig.core.topics and not rig.core.schedule_heap.by_name
     assert rig.core.open.is_empty() == changes
     assert rig.observed.forbidden > 20
 

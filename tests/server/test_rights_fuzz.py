@@ -41,7 +41,7 @@ def state(rig: AccessRig) -> tuple[Any, ...]:
         name: (topic.settings, topic.scheduled, {g: topic.groups[g].settings for g in topic.groups})
         for name, topic in core.topics.items()
     }
-    schedules = {name: planned.row for name, planned in core.schedule_heap.known.items()}
+    schedules = {name: planned.row for name, planned in core.schedule_heap.by_name.items()}
     return core.tasks, core.dead, len(core.wheel), topics, schedules, core.subscribers
 
 

@@ -310,7 +310,7 @@ async def test_an_unencodable_value_is_refused_alone(
     await rig.lives(kind)
     assert (
         rig.core.tasks == 3
-        and not rig.core.schedule_heap.known
-        and not rig.core.transaction_registry.known
+        and not rig.core.schedule_heap.by_name
+        and not rig.core.transaction_registry.by_name
     )
     await rig.stop()

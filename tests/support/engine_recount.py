@@ -50,7 +50,7 @@ def ready_ids(core: Core, group: Group) -> list[int]:
 
 def in_key_queues(core: Core, group: Group) -> list[int]:
     """Return the ids that wait for their turn in a key's line."""
-    ordering = core.orderings.of.get(group)
+    ordering = core.orderings.by_group.get(group)
     assert group.is_ordered == (ordering is not None)
     if ordering is None:
         assert group.in_key_queues == group.held == 0
@@ -63,7 +63,7 @@ def in_key_queues(core: Core, group: Group) -> list[int]:
     )
     for mark, queue in ordering.keys.order.queues.items():
         assert _is_first(core, group, mark, queue), "a head that nobody has had is overtaken"
-    for share in ordering.shares.of.values():
+    for share in ordering.shares.by_mark.values():
         queue = share.queue or ReadyQueue()
         entries = Counter(queued(queue))
         assert all(entries[i] >= n > 0 for i, n in queue.stale.items()), "stale without an entry"
@@ -73,20 +73,20 @@ def in_key_queues(core: Core, group: Group) -> list[int]:
         flying = [one for one in group.flight.values() if one.traits.share is share]
         assert share.in_flight == len(flying), "in flight of a value"
         assert not share.is_idle or share.bucket is not None, "a value with nothing is remembered"
-    kept = ordering.pauses.kept
+    kept = ordering.pauses.kept_back
     assert {one.mark for one in kept.values()} <= group.paused_keys.keys() or group.is_closed
     assert group.paused_keys.keys() <= group.key_intervals.keys()
     task_ids += kept
     assert group.in_key_queues == len(task_ids)
-    coming = {i for comes in ordering.keys._again.values() for i, _, _ in comes}
-    assert ordering.keys.coming <= coming & group.loading.keys(), "one that comes again does not"
+    coming = {i for comes in ordering.keys._rejoining.values() for i, _, _ in comes}
+    assert ordering.keys.rejoining_ids <= coming & group.loading.keys(), "one does not rejoin"
     assert group.held == len(ordering.held) == sum(at == NEVER_MS for at in group.waiting.values())
     return task_ids
 
 
 def _is_first(core: Core, group: Group, mark: int, queue: KeyQueue) -> bool:
     """Return whether the head of a key precedes the tasks behind it."""
-    ordering, row = core.orderings.of[group], core.resident_rows.get(queue.head)
+    ordering, row = core.orderings.by_group[group], core.resident_rows.get(queue.head)
     is_looked_at = mark in ordering.keys.order.overtaken or mark in ordering.keys.notes
     if (
         is_looked_at
@@ -166,7 +166,7 @@ def _unfinished(core: Core, known: dict[int, TaskSnapshot], wanted: set[int]) ->
     staged = Counter(row.topic for batch in batches for row in batch.effects.enqueued.values())
     halves = Counter(
         half.topic
-        for one in core.transaction_registry.known.values()
+        for one in core.transaction_registry.by_name.values()
         for part in one.parts.values()
         for half in part.halves
     )
@@ -226,10 +226,10 @@ def _settings(rig: Rig) -> None:
     targets, counter = dict(rig.rows.targets), dict(rig.rows.counter)
     sealed = [core.sealed.effects] if core.sealed is not None else []
     for effects in (*sealed, core.open.effects):
-        _lay_over(stored, effects.of_kind(GROUP))
-        _lay_over(paused, effects.of_kind(PAUSED_KEY))
-        _lay_over(targets, effects.of_kind(TARGET))
-        _lay_over(counter, effects.of_kind(COUNTER))
+        _apply(stored, effects.of_kind(GROUP))
+        _apply(paused, effects.of_kind(PAUSED_KEY))
+        _apply(targets, effects.of_kind(TARGET))
+        _apply(counter, effects.of_kind(COUNTER))
     groups = [group for t in core.topics.values() for group in t.groups.values()]
     keys = [key for group in groups for key in group.paused_keys.values()]
     assert paused == {PAUSED_KEY.key(key): key for key in keys}
@@ -246,7 +246,7 @@ def _settings(rig: Rig) -> None:
             assert one.bucket is None or one.bucket.rate == rate
 
 
-def _lay_over(stored: dict[Any, Any], changes: dict[Any, Any]) -> None:
+def _apply(stored: dict[Any, Any], changes: dict[Any, Any]) -> None:
     for key, row in changes.items():
         stored.pop(key, None)
         if row is not None:
@@ -312,14 +312,14 @@ def _is_of(known: TaskSnapshot, group: Group) -> bool:
 def _transactions(rig: Rig) -> None:
     """Check the sums and rows of open transactions."""
     registry = rig.core.transaction_registry
-    open_ = [one for one in registry.known.values() if not one.row.state.is_decided]
+    open_ = [one for one in registry.by_name.values() if not one.row.state.is_decided]
     halves = [half for one in open_ for part in one.parts.values() for half in part.halves]
     assert registry.tasks == len(halves)
     assert registry.size_bytes == sum(half.size_bytes for half in halves)
     assert registry.undecided == len(open_)
     assert registry.parked == sum(one.row.state is TransactionState.PARKED for one in open_)
     batches = (rig.core.sealed, rig.core.open)
-    for name, one in registry.known.items():
+    for name, one in registry.by_name.items():
         assert one.staged is None or one.staged in batches, f"{name} is staged in no batch"
         if one.staged is None:
             assert rig.rows.transactions[name, HEADER_PART] == one.row
@@ -336,7 +336,7 @@ def _asked_and_listed(rig: Rig) -> None:
     registry = rig.core.transaction_registry
     waiting: dict[str, set[str]] = {}
     shares: dict[str, tuple[int, int, int]] = {}
-    for name, one in registry.known.items():
+    for name, one in registry.by_name.items():
         if one.row.waits_for_members:
             waiting.setdefault(one.row.group, set()).add(name)
         if not one.row.state.is_decided:

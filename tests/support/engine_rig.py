@@ -157,7 +157,7 @@ class Rig(RigBase):
         page, following = ids[:limit], ids[limit - 1] if len(ids) >= limit else None
         known = self.known([i for i in page if i <= core.landed_id])
         looked_at = [known[i] for i in page if i in known]
-        self.engine.ownership.replayed(replay, looked_at, following, self.now_ms)
+        self.engine.ownership.examine_page(replay, looked_at, following, self.now_ms)
         return True
 
     def close_group(self, topic: str, name: str) -> Group:
@@ -173,7 +173,7 @@ class Rig(RigBase):
         if closing.is_drained(group):
             closing.finish(group)
             return True
-        ids = closing.some(group, limit)
+        ids = closing.take_some_tasks(group, limit)
         if not ids:
             dead = self.rows.dead | self.core.open.effects.dead
             ids = [i for (i, name), row in dead.items() if row is not None and name == group.name]

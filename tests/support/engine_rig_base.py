@@ -80,7 +80,7 @@ class RigBase:
         special = {key[0] for key in (*rows.progress, *rows.dead)}
         for known in rows.known(special).values():
             recovery.with_history(known, self.now_ms, self.mono_ms, None if clean else GRACE_MS)
-        recovery.arrived(self.now_ms)
+        recovery.make_arrivals_ready(self.now_ms)
         for schedule in rows.schedules.values():
             self.engine.schedules.restore(schedule, Timetable(schedule.schedule))
         watched = self.core.schedule_heap.watched_ids()
@@ -140,7 +140,7 @@ class RigBase:
     def land(self) -> None:
         batch = self.core.sealed
         assert batch is not None
-        self.engine.intake.landed(batch, self.now_ms)
+        self.engine.intake.land(batch, self.now_ms)
         self.handed += self.take(batch.handed)
         self.answered += [address for address, _, _ in batch.staged]
 
@@ -152,7 +152,7 @@ class RigBase:
         """Refuse the sealed batch. Return the addresses that must get an error."""
         batch = self.core.sealed
         assert batch is not None
-        self.engine.intake.refused(batch)
+        self.engine.intake.refuse(batch)
         refused = [address for address, _, _ in batch.staged]
         batch.staged = []
         return refused
@@ -253,7 +253,7 @@ class RigBase:
         """Hand due tasks to their groups."""
         for _ in range(PASSES_MAX):
             more = self.engine.firing.fire(self.now_ms, 1_000)
-            more |= self.engine.firing.lapse(self.now_ms, 1_000)
+            more |= self.engine.firing.request_lapsed(self.now_ms, 1_000)
             if not more and not self.core.rows_to_read and not self.core.lapsed_rows_to_read:
                 return
             self.load()
@@ -263,12 +263,12 @@ class RigBase:
         """Read the rows that the engine asked for."""
         core, firing = self.core, self.engine.firing
         wants, core.rows_to_read = core.rows_to_read, []
-        firing.loaded(wants, {i: k.row for i, k in self.known(wants).items()}, self.now_ms)
+        firing.process_rows(wants, {i: k.row for i, k in self.known(wants).items()}, self.now_ms)
         lapsed, core.lapsed_rows_to_read = core.lapsed_rows_to_read, []
-        firing.lapsed(lapsed, self.known(lapsed), self.now_ms)
+        firing.expire_lapsed(lapsed, self.known(lapsed), self.now_ms)
         ready_rows_to_read, core.ready_rows_to_read = core.ready_rows_to_read, {}
         for group, ids in ready_rows_to_read.items():
-            self.engine.delivery.reading.loaded_ready(
+            self.engine.delivery.reading.process_rows(
                 group, ids, {i: k.row for i, k in self.known(ids).items()}
             )
 
@@ -276,7 +276,7 @@ class RigBase:
         before = {lease.subscriber for group in self.core.leased for lease in group.flight.values()}
         over = self.engine.settlement.expire(self.now_ms, self.mono_ms)
         for subscriber in before - self.frozen:
-            self.engine.subscriptions.heard(subscriber.presence, [subscriber])
+            self.engine.subscriptions.consumer_responded(subscriber.presence, [subscriber])
         return over
 
     def dispatch(self, limit: int = 1_000) -> list[Got]:

@@ -132,7 +132,7 @@ class InProcess:
                 "runnable": core.runnable,
                 "schedules": [
                     planned.name
-                    for planned in core.schedule_heap.known.values()
+                    for planned in core.schedule_heap.by_name.values()
                     if planned.cancelling or planned.staged
                 ],
             }

@@ -327,8 +327,8 @@ class Python(Way):
 def _called(client: Any, method: str, named: Values) -> Any:
     function = getattr(client, method)
     parameters = inspect.signature(function).parameters
-    takes_more = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-    if not takes_more and named.keys() - parameters.keys():
+    can_receive = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    if not can_receive and named.keys() - parameters.keys():
         raise Unsayable
     return function(**named)
 

@@ -1,26 +1,28 @@
-"""Delivery of ready tasks to subscribers with credit.
+"""Delivers ready tasks to subscribers with credit.
 
 * ``Delivery`` serves groups in turn, and the subscribers of a group in turn, within credit, pauses
   and rates.
 * ``Leasing`` leases one frame to one subscriber, task by task, or with the same result in one step
-  if no task needs a decision of its own (``LeaseBatch``).
-* ``RowReading``: rows that must be read before their tasks can be delivered.
-* ``Apart``: tasks that are delivered alone, because one more death of a consumer ends them.
-* ``Subscriptions``: the consumers that can get deliveries.
+  if no task needs an individual decision (``LeaseBatch``).
+* ``RowReading`` tracks the rows that must be read before their tasks can be delivered.
+* ``Isolation`` selects connections for tasks that must be delivered alone, because one more death
+  of a consumer would make them dead letters.
+* ``Subscriptions`` tracks the consumers that can get deliveries.
 
 Invariants:
 
-* A task is delivered only if it is due at the ``now_ms`` of the call. A held group gets no
+* A task is delivered only if it is due at the ``now_ms`` of the call. A group that is held gets no
   deliveries, and rates are not exceeded.
 * An at-most-once delivery is settled in the open batch, and sent when that batch is durable.
 
-Alone: a task must not become a dead letter because another task killed its consumer. After earlier
-deaths it is delivered together with others, because any of thousands of tasks might be the cause.
-Before the last death it waits in ``Group.loading`` for a connection without other deliveries. If
-there is none, one connection is kept free: it gets no deliveries until its present ones are
-settled, for at most ``KEEP_MS``. After that no connection is kept free for the same time, so that
-long work does not block a connection permanently. After a delivery alone, a connection gets other
-deliveries, if there are any, before the next delivery alone.
+Isolation: a task must not become a dead letter because another task killed its consumer. After the
+first deaths of its consumers, a task is still delivered together with others, because any of
+thousands of tasks might be the cause. When one more death would make it a dead letter, it waits in
+``Group.loading`` for a connection without other deliveries. If there is none, one connection is
+kept free: it gets no deliveries until its present ones are settled, for at most ``KEEP_MS``. For
+the same time after that, no connection is kept free, so that long work does not block a connection
+permanently. After an isolated delivery, a connection gets other deliveries, if there are any,
+before the next isolated one.
 """
 
 from __future__ import annotations
@@ -71,14 +73,14 @@ if TYPE_CHECKING:
     from tickwheel.engine.settlement import Settlement
 
 PREFERRED_MAX = 64
-"""Maximum subscribers that are considered for the preferences of order keys."""
+"""Maximum number of subscribers among which the preferences of order keys choose."""
 DISPATCHED_MAX = 1 << 30
 READ_AHEAD_TASKS = 1_000
-"""Maximum rows of a backlog that are read beyond the credit of the group's subscribers."""
+"""Maximum number of backlog rows that are read beyond the credit of the group's subscribers."""
 KEEP_MS = 60_000
 """Maximum time for which a connection is kept free, and minimum time until the next one."""
-LOOKED_AT_MAX = 64
-"""Maximum subscribers, and maximum tasks that wait to be alone, that are examined at once."""
+EXAMINED_MAX = 64
+"""Maximum number of subscribers, and of tasks that wait for isolation, examined at once."""
 
 
 class Delivery:
@@ -96,23 +98,23 @@ class Delivery:
         self._firing = firing
         self._broadcasts = firing.broadcasts
         self._leasing = leasing = Leasing(core, ownership, settlement, firing, subscriptions)
-        self.reading, self._apart = leasing.reading, leasing.apart
+        self.reading, self._isolation = leasing.reading, leasing.isolation
 
     def resume_missing(self, snapshot: TaskSnapshot, now_ms: int) -> None:
         """Continue all work that waited for the row of a missing task."""
         row, core = snapshot.row, self._core
         rows = {row.id: row}
         if row.id in core.firing:
-            self._firing.loaded([row.id], rows, now_ms)
+            self._firing.process_rows([row.id], rows, now_ms)
         if row.id in core.lifetimes.fired:
-            self._firing.lapsed([row.id], {row.id: snapshot}, now_ms)
+            self._firing.expire_lapsed([row.id], {row.id: snapshot}, now_ms)
         for group in core.topic(row.topic).groups.values():
             if row.id in group.loading:
-                self.reading.loaded_ready(group, [row.id], rows)
+                self.reading.process_rows(group, [row.id], rows)
 
     def dispatch(self, now_ms: int, mono_ms: int, limit: int) -> tuple[list[Dispatch], bool]:
-        """Return (deliveries of about ``limit`` tasks, whether more can be delivered at once)."""
-        core, leasing, looked_at = self._core, self._leasing, 0
+        """Deliver about ``limit`` tasks. Return (their frames, whether more can follow at once)."""
+        core, leasing, examined = self._core, self._leasing, 0
         leasing.begin(now_ms, mono_ms)
         core.steps_left = STEPS_PER_TICK
         if core.ledger.changed:
@@ -121,24 +123,24 @@ class Delivery:
             self._unthrottle(mono_ms)
         core.orderings.tick(limit, now_ms, mono_ms)
         if core.kept_connections:
-            self._apart.tick(mono_ms)
+            self._isolation.tick(mono_ms)
         leasing.bytes_left -= self._broadcasts.flush(leasing.out, leasing.bytes_left, now_ms)
-        while core.runnable and looked_at < limit and leasing.bytes_left > 0 and self._may_lease:
+        while core.runnable and examined < limit and leasing.bytes_left > 0 and self._may_lease:
             if core.steps_left <= 0:
                 break
             group = next(iter(core.runnable))
             # Move to the end, so that no group waits for another group's backlog.
             del core.runnable[group]
             count = self._dispatch_group(group)
-            looked_at += max(1, count)  # a group without deliveries counts, which bounds the tick
+            examined += max(1, count)  # a group without deliveries counts, which bounds the tick
             if not count or (group.hold_intervals is not None and not len(group.ready)):
                 core.ledger.judge(group, now_ms)
             if count:
                 core.wake(group)
-        core.ledger.could_go_on(core.runnable, now_ms)
+        core.ledger.judge_runnable(core.runnable, now_ms)
         unfinished = bool(core.orderings.to_advance) or (bool(core.runnable) and self._may_lease)
         out, leasing.out = leasing.out, []
-        return out, unfinished or self._broadcasts.can_go_on
+        return out, unfinished or self._broadcasts.can_send
 
     @property
     def _may_lease(self) -> bool:
@@ -148,7 +150,7 @@ class Delivery:
         """Lease at most one frame to each subscriber. Return how many ready entries were used."""
         core, able, leasing = self._core, group.able, self._leasing
         waiting = allowed = len(group.ready)
-        if not able or not (waiting or group.apart) or group.is_held:
+        if not able or not (waiting or group.isolated) or group.is_held:
             return 0
         buckets = _buckets(group)
         if buckets:
@@ -156,16 +158,16 @@ class Delivery:
             if allowed <= 0:
                 core.throttled[group] = max(bucket.next_mono_ms() for bucket in buckets)
                 return 0
-        used = self._dispatch_alone(group) if group.apart else 0
+        used = self._dispatch_alone(group) if group.isolated else 0
         allowed -= used
         if not waiting or not able or allowed <= 0:
             return used
         share = min(-(-waiting // len(able)), core.config.delivery_frame_tasks_max)
         allowed = min(
-            allowed, core.config.in_flight_max - core.in_flight, self._judged_at_once(group)
+            allowed, core.config.in_flight_max - core.in_flight, self._judgeable_count(group)
         )
         self.reading.begin(allowed)
-        if group.is_ordered and core.orderings.of[group].has_preferences:
+        if group.is_ordered and core.orderings.by_group[group].has_preferences:
             return used + self._dispatch_preferred(group, allowed)
         for _ in range(len(able)):
             if not len(group.ready) or min(allowed, leasing.bytes_left, core.steps_left) <= 0:
@@ -181,11 +183,11 @@ class Delivery:
             used += len(ids) - back
             allowed -= items
             if back and not items:
-                break  # the next task must be read first
-        self.reading.ahead(group)
+                break  # the row of the next task must be read first
+        self.reading.read_ahead(group)
         return used
 
-    def _judged_at_once(self, group: Group) -> int:
+    def _judgeable_count(self, group: Group) -> int:
         """Return how many tasks the group's filter can judge in this dispatch."""
         if not group.unjudged_id or group.judge is None:
             return DISPATCHED_MAX
@@ -193,31 +195,31 @@ class Delivery:
 
     def _dispatch_alone(self, group: Group) -> int:
         """Lease a task whose consumers have died to a connection without other deliveries. Return
-        how many tasks were tried."""
+        the number of tasks that were tried, 0 or 1."""
         mono_ms = self._leasing.mono_ms
-        pair = self._apart.next(group, mono_ms)
+        pair = self._isolation.next(group, mono_ms)
         if pair is None:
             return 0
         task_id, subscriber = pair
         if task_id not in self._core.resident_rows:
-            self._apart.keep_free(group, subscriber.presence, mono_ms)
-            if not group.apart[task_id]:
-                group.apart[task_id] = True
+            self._isolation.keep_free(group, subscriber.presence, mono_ms)
+            if not group.isolated[task_id]:
+                group.isolated[task_id] = True
                 self._core.ready_rows_to_read.setdefault(group, []).append(task_id)
             return 0
-        del group.apart[task_id]
+        del group.isolated[task_id]
         priorities = {task_id: group.loading.pop(task_id)}
         self.reading.begin(1)
         items, _ = self._leasing.hand_out_picked(
             group, subscriber, [task_id], priorities, is_alone=True
         )
         if items:
-            self._apart.handed_out(group, subscriber)
+            self._isolation.reserve(group, subscriber)
         return 1
 
     def _dispatch_preferred(self, group: Group, allowed: int) -> int:
         """Dispatch to a group in which order keys prefer subscribers with credit."""
-        ordering, room = self._core.orderings.of[group], self._room(group)
+        ordering, room = self._core.orderings.by_group[group], self._room(group)
         ids = group.ready.take(min(allowed, sum(room.values())))
         lease_batch = self._leasing.lease_batch(group, ids)
         if lease_batch is None:
@@ -239,7 +241,8 @@ class Delivery:
     def _divide(
         self, group: Group, ordering: Ordering, ids: list[int], room: dict[Subscriber, int]
     ) -> int:
-        """Lease tasks from the ready queue, some of which need individual decisions."""
+        """Lease tasks from the ready queue to their preferred subscribers if some tasks need
+        individual decisions. Return how many tasks were used."""
         resident, used = self._core.resident_rows, 0
         priorities = group.ready.priorities(ids)
         marks = [0 if (row := resident.get(i)) is None else mark_of(row) for i in ids]
@@ -253,11 +256,12 @@ class Delivery:
                 continue
             _, back = self._leasing.hand_out_picked(group, subscriber, some, priorities)
             used += len(some) - back
-        self.reading.ahead(group)
+        self.reading.read_ahead(group)
         return used
 
     def _room(self, group: Group) -> dict[Subscriber, int]:
-        """Return how many tasks each of the group's subscribers can take now in one frame."""
+        """Return how many tasks each of the group's subscribers can take now in one frame, for at
+        most ``PREFERRED_MAX`` subscribers."""
         config = self._core.config
         room: dict[Subscriber, int] = {}
         for subscriber in group.able:
@@ -270,16 +274,16 @@ class Delivery:
         return room
 
     def _unthrottle(self, mono_ms: int) -> None:
-        """Wake groups that have a token again, the longest waiting first."""
+        """Wake the groups that have a token again, in the order in which they were throttled."""
         core = self._core
         for group in [g for g, at_ms in core.throttled.items() if at_ms <= mono_ms]:
             del core.throttled[group]
             core.wake(group)
 
     def next_token_mono_ms(self) -> int | None:
-        """Return when the next token allows a delivery (steady clock), or None if no rate delays
+        """Return when the next token allows a delivery (steady clock); None if no rate delays
         one."""
-        times = chain(self._core.throttled.values(), self._core.orderings.paced.values())
+        times = chain(self._core.throttled.values(), self._core.orderings.next_tokens.values())
         return min(times, default=None)
 
 
@@ -294,19 +298,19 @@ class Leasing:
     _subscriptions: Subscriptions
 
     def __post_init__(self) -> None:
-        self.reading, self.apart = RowReading(self._core), Apart(self._core)
+        self.reading, self.isolation = RowReading(self._core), Isolation(self._core)
         self._is_alone = False
-        """Whether the task that is being leased can be one that must be alone."""
+        """Whether the task that is being leased has the connection alone."""
         self.now_ms = self.mono_ms = self.bytes_left = 0
         """The times of this dispatch, and the bytes that it can still deliver."""
         self.out: list[Dispatch] = []
         """The frames of this dispatch."""
         self._picked: dict[int, int] | None = None
-        """Id → priority of picked tasks that are being leased. None means that the tasks were just
-        taken from the ready queue."""
+        """Id → priority of the tasks that are being leased; None if they were just taken from the
+        ready queue, which then knows their priorities."""
 
     def begin(self, now_ms: int, mono_ms: int) -> None:
-        """Begin a dispatch at these times."""
+        """Begin a dispatch at the given times."""
         self.now_ms, self.mono_ms = now_ms, mono_ms
         self.bytes_left = self._core.config.dispatch_bytes_max
 
@@ -320,7 +324,7 @@ class Leasing:
         is_alone: bool = False,
     ) -> tuple[int, int]:
         """Call ``hand_out`` for tasks that are not exactly those last taken from the ready queue.
-        ``is_alone`` means that the single task has the connection alone."""
+        ``is_alone`` means that ``ids`` is a single task that has the connection alone."""
         self._picked, self._is_alone = priorities, is_alone
         items, back = self.hand_out(group, subscriber, ids)
         self._picked, self._is_alone = None, False
@@ -332,25 +336,24 @@ class Leasing:
         if lease_batch is None:
             items, back = self._lease_all(group, subscriber, ids)
             if items:
-                self._handed(group, subscriber, items)
+                self._send_frame(group, subscriber, items)
             return len(items), back
         self.take(group, lease_batch)
         if lease_batch.marks is not None:
-            self._core.orderings.of[group].preferences.remember(lease_batch.marks, subscriber)
+            self._core.orderings.by_group[group].preferences.remember(lease_batch.marks, subscriber)
         self.lease_as_batch(group, subscriber, lease_batch)
         return len(ids), 0
 
     def lease_batch(self, group: Group, ids: Sequence[int]) -> LeaseBatch | None:
-        """Return these tasks as a lease batch, or None if they need individual decisions or do not
-        fit into a frame."""
+        """Return these tasks as a batch, or None if one needs a decision or they exceed a frame."""
         core = self._core
-        ordering = core.orderings.of[group] if group.is_ordered else None
-        if self._ownership.may_share(group) or (
-            ordering is not None and ordering.shares.are_looked_at
-        ):
+        ordering = core.orderings.by_group[group] if group.is_ordered else None
+        if self._ownership.may_share(group) or (ordering is not None and ordering.shares.may_apply):
             return None
         lease_batch = lease_batch_of(core.resident_rows, group, ids, self.now_ms)
-        if lease_batch is None or (ordering is not None and not ordering.takes(lease_batch.marks)):
+        if lease_batch is None or (
+            ordering is not None and not ordering.can_lease_together(lease_batch.marks)
+        ):
             return None
         size_bytes = lease_batch.size_bytes + len(ids) * DELIVERY_BYTES
         return lease_batch if size_bytes <= core.config.delivery_frame_bytes_max else None
@@ -363,7 +366,7 @@ class Leasing:
         core.resident_bytes -= lease_batch.size_bytes + count * ROW_OVERHEAD_BYTES
         self.bytes_left -= lease_batch.size_bytes + count * DELIVERY_BYTES
         if group.is_ordered:
-            ordering = core.orderings.of[group]
+            ordering = core.orderings.by_group[group]
             lease_batch.traits = ordering.hand_out_all(lease_batch.ids, lease_batch.traits)
 
     def lease_as_batch(self, group: Group, subscriber: Subscriber, lease_batch: LeaseBatch) -> None:
@@ -373,10 +376,10 @@ class Leasing:
         group.flight |= leases
         subscriber.held |= leases
         self._core.unsaved += leases.values()
-        self._handed(group, subscriber, [(row, 1, NO_PAST) for row in lease_batch.rows])
+        self._send_frame(group, subscriber, [(row, 1, NO_PAST) for row in lease_batch.rows])
 
-    def _handed(self, group: Group, subscriber: Subscriber, items: list[Item]) -> None:
-        """Make a frame of leased deliveries, at least one, for one subscriber."""
+    def _send_frame(self, group: Group, subscriber: Subscriber, items: list[Item]) -> None:
+        """Count leased deliveries, at least one, and put them into a frame for the subscriber."""
         core = self._core
         for bucket in _buckets(group):
             bucket.take(len(items))
@@ -393,7 +396,7 @@ class Leasing:
             self._subscriptions.unsubscribe(subscriber)
 
     def _finish_now(self, group: Group, dispatch: Dispatch) -> None:
-        """Settle at-most-once deliveries. Their frame is sent when that is durable."""
+        """Settle at-most-once deliveries. Their frame is sent when the settlement is durable."""
         core = self._core
         size_bytes = sum(task_bytes(row) + DELIVERY_BYTES for row, _, _ in dispatch.items)
         core.handed_bytes += size_bytes
@@ -407,14 +410,14 @@ class Leasing:
     def _lease_all(
         self, group: Group, subscriber: Subscriber, ids: list[int]
     ) -> tuple[list[Item], int]:
-        """Lease the tasks of ``ids`` that can be delivered. Return them, and how many tasks were
-        put back for lack of room."""
+        """Lease the tasks of ``ids`` that can be delivered. Return (their deliveries, number of
+        tasks that were put back for lack of room)."""
         core, now_ms, mono_ms = self._core, self.now_ms, self.mono_ms
         resident, flight, unsaved = core.resident_rows, group.flight, core.unsaved
         held = subscriber.held
         unjudged_id = group.unjudged_id
-        ordering = core.orderings.of[group] if group.is_ordered else None
-        shared = self._ownership.shared()
+        ordering = core.orderings.by_group[group] if group.is_ordered else None
+        shared = self._ownership.shared_ids()
         deadline_ms = mono_ms + subscriber.lease_ms
         items: list[Item] = []
         size_left, mark = core.config.delivery_frame_bytes_max, 0
@@ -426,10 +429,10 @@ class Leasing:
                 or task_id <= unjudged_id
                 or group.delivery_attempts
             ):
-                if row is None and self.reading.left_to_set_aside(group) <= 0:
+                if row is None and self.reading.room_to_set_aside(group) <= 0:
                     self._put_back(group, ids[index:])
                     break
-                row = self._looked_at(group, task_id, row, index)
+                row = self._leasable_row(group, task_id, row, index)
                 if row is None:
                     continue
             _, due_ms, _, body, options = row
@@ -438,7 +441,7 @@ class Leasing:
                 self._put_back(group, ids[index:])
                 break
             is_mortal = options is not None and options.ttl_ms is not None
-            if due_ms > now_ms or (is_mortal and _is_over(row, now_ms)):
+            if due_ms > now_ms or (is_mortal and _is_expired(row, now_ms)):
                 self._withhold(group, row)
                 continue
             attempts = group.delivery_attempts.get(task_id) if group.delivery_attempts else None
@@ -449,7 +452,7 @@ class Leasing:
                 mark, is_first = mark_of(row), attempts is None or not attempts.was_attempted
                 traits = ordering.hand_out(row, mark, subscriber, mono_ms, is_first=is_first)
             if traits is None:
-                continue  # its key is paused, or it gave way to an earlier task of its key
+                continue  # its key is paused, or an earlier task of its key goes first
             if is_mortal:
                 core.lifetimes.end(row)
             attempt, past = core.next_delivery(group, task_id)
@@ -477,34 +480,34 @@ class Leasing:
         self.bytes_left -= core.config.delivery_frame_bytes_max - size_left
         return items, len(ids) - index
 
-    def _looked_at(
+    def _leasable_row(
         self, group: Group, task_id: int, row: TaskRow | None, index: int
     ) -> TaskRow | None:
-        """Return the row of a task that can be leased now. Return None if the task has left, must
-        be read, is excluded by the filter, or must be alone."""
+        """Return the row of a task that can be leased now. Return None if the task has left, its
+        row must be read, the filter excludes it, or it must be isolated."""
         if group.ready.stale and group.ready.is_stale(task_id):
             return None
         if row is None:
             self.reading.set_aside(group, task_id, self._priority_at(group, index, task_id))
             return None
-        is_left_out = task_id <= group.unjudged_id and self._is_left_out(group, row)
+        is_left_out = task_id <= group.unjudged_id and self._is_excluded(group, row)
         return None if is_left_out or self._waits_to_be_alone(group, task_id, index) else row
 
     def _waits_to_be_alone(self, group: Group, task_id: int, index: int) -> bool:
         attempts = group.delivery_attempts.get(task_id)
-        if attempts is None or self._is_alone or not self.apart.is_last(attempts.past.deaths):
+        if attempts is None or self._is_alone or not self.isolation.is_last(attempts.past.deaths):
             return False
-        self.apart.set_aside(group, task_id, self._priority_at(group, index, task_id))
+        self.isolation.set_aside(group, task_id, self._priority_at(group, index, task_id))
         return True
 
-    def _is_left_out(self, group: Group, row: TaskRow) -> bool:
+    def _is_excluded(self, group: Group, row: TaskRow) -> bool:
         """Judge a task by the group's filter for the first time. Return whether it is excluded."""
         self._core.steps_left -= 0 if group.judge is None else group.judge.steps
         if wants(group, row):
             return False
         if group.is_ordered:
-            self._core.orderings.of[group].taken(row)
-        self._ownership.leave_out(group, row)
+            self._core.orderings.by_group[group].drop_undelivered(row)
+        self._ownership.exclude(group, row)
         return True
 
     def _count_delivered(self, group: Group, subscriber: Subscriber, count: int) -> None:
@@ -519,20 +522,20 @@ class Leasing:
 
     def _withhold(self, group: Group, row: TaskRow) -> None:
         """Delay or expire a task that was taken from the ready queue and must not be delivered."""
-        ordering, must_wait = self._core.orderings.of.get(group), row.due_ms > self.now_ms
+        ordering, must_wait = self._core.orderings.by_group.get(group), row.due_ms > self.now_ms
         if ordering is not None:
-            ordering.taken(row, stays_holder=must_wait)
+            ordering.drop_undelivered(row, stays_holder=must_wait)
         if must_wait:
-            # The clock went back below its due time, so it waits as if for a retry.
+            # The clock went back to before the due time, so the task waits as if for a retry.
             self._core.wait(group, row.id, row.due_ms)
             if ordering is not None:
-                ordering.waits(row)
+                ordering.note_wait(row)
             return
         self._core.lifetimes.end(row)
         self._firing.expire(group, row)
 
     def _put_back(self, group: Group, ids: list[int]) -> None:
-        """Put the last tasks of ``_lease_all`` back into the ready queue, for lack of room."""
+        """Put the tasks for which ``_lease_all`` has no room back into the ready queue."""
         if self._picked is None:
             group.ready.put_back(ids)
         else:
@@ -547,7 +550,7 @@ class Leasing:
 @dataclass(slots=True, eq=False)
 class LeaseBatch:
     """Tasks that are leased in one step: due tasks just taken from a group's ready queue, with rows
-    in memory, without earlier attempts and without a time to live. Not a batch of the store."""
+    in memory, without earlier attempts or a time to live. It is not a batch of the store."""
 
     ids: Sequence[int]
     rows: list[TaskRow]
@@ -594,8 +597,8 @@ def lease_batch_of(
     resident: Mapping[int, TaskRow], group: Group, ids: Sequence[int], now_ms: int
 ) -> LeaseBatch | None:
     """Return these ready tasks of a group as a batch, or None if some need individual decisions.
-    ``resident`` has the rows in memory."""
-    if not ids or group.ready.stale or not _all_first(group, ids):
+    ``resident`` contains the rows in memory."""
+    if not ids or group.ready.stale or not _are_first_attempts(group, ids):
         return None
     if group.unjudged_id and min(ids) <= group.unjudged_id:
         return None
@@ -621,7 +624,7 @@ def lease_batch_of(
     return LeaseBatch(ids, rows, size_bytes + columns_bytes(columns, options), marks, traits)
 
 
-def _all_first(group: Group, ids: Sequence[int]) -> bool:
+def _are_first_attempts(group: Group, ids: Sequence[int]) -> bool:
     """Return whether none of these tasks has had an attempt in the group."""
     attempts, numbers = group.delivery_attempts, group.numbers
     return (not attempts or attempts.keys().isdisjoint(ids)) and (
@@ -632,9 +635,9 @@ def _all_first(group: Group, ids: Sequence[int]) -> bool:
 def share_out(
     preferred: Sequence[Subscriber | None], room: Mapping[Subscriber, int]
 ) -> tuple[dict[Subscriber, list[int]], bool]:
-    """Distribute the indexes of ``preferred`` among subscribers: to the preferred one if it has
-    room, otherwise to others. Return (subscriber → indexes, whether an index went to others).
-    ``room`` must be enough for all."""
+    """Distribute the indexes of ``preferred`` among subscribers: each goes to its preferred
+    subscriber if that has room, otherwise to another one. Return (subscriber → indexes, whether an
+    index went to others). ``room`` must suffice for all indexes."""
     numbers: dict[Any, int] = {subscriber: number for number, subscriber in enumerate(room)}
     choices: Any = list(map(numbers.get, preferred, repeat(len(room))))
     places = sorted(range(len(preferred)), key=choices.__getitem__)
@@ -658,23 +661,21 @@ def share_out(
 
 
 class RowReading:
-    """The reading of rows of ready tasks that are not in memory."""
+    """Reads the rows of ready tasks that are not in memory."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
         self._aside_left: int | None = None
-        """How many more tasks of the current group can be set aside for reading; None until
-        counted."""
+        """How many more tasks of the current group can be set aside; None if not yet computed."""
         self._allowed = 0
         """How many deliveries the rates of the current group allow now."""
 
     def begin(self, allowed: int) -> None:
-        """Begin with another group, which can get ``allowed`` deliveries now."""
+        """Begin with a new current group, which can get ``allowed`` deliveries now."""
         self._aside_left, self._allowed = None, allowed
 
-    def left_to_set_aside(self, group: Group) -> int:
-        """Return how many more rows can be read, within the group's credit. Missing rows do not
-        count."""
+    def room_to_set_aside(self, group: Group) -> int:
+        """Return how many more rows can be read within the group's credit, missing rows aside."""
         if self._aside_left is None:
             config, reading = self._core.config, self._being_read(group)
             limit = min(
@@ -685,12 +686,12 @@ class RowReading:
 
     def _being_read(self, group: Group) -> int:
         missing, replay = self._core.missing, group.topic.replays.get(group)
-        if not missing and replay is None and not group.apart:
+        if not missing and replay is None and not group.isolated:
             return len(group.loading)
         # Tasks that a replay has not reached, and tasks that wait to be alone, are not being read.
         return sum(
             task_id not in missing
-            and task_id not in group.apart
+            and task_id not in group.isolated
             and not (replay is not None and replay.is_ahead(task_id))
             for task_id in group.loading
         )
@@ -702,9 +703,9 @@ class RowReading:
         group.loading[task_id] = priority
         self._core.ready_rows_to_read.setdefault(group, []).append(task_id)
 
-    def ahead(self, group: Group) -> None:
-        """Read further rows of the current group's backlog before subscribers have credit for them,
-        if rows of the group must be read and there is room."""
+    def read_ahead(self, group: Group) -> None:
+        """Read more rows of the current group's backlog than its subscribers have credit for, if
+        rows of the group must be read and there is room."""
         if self._aside_left is None or not self._core.reads_ahead:
             return
         ids = group.ready.take(max(0, READ_AHEAD_TASKS - self._being_read(group)))
@@ -716,20 +717,19 @@ class RowReading:
                 return
             self.set_aside(group, task_id, group.ready.priority_at(index))
 
-    def loaded_ready(self, group: Group, ids: Iterable[int], rows: dict[int, TaskRow]) -> None:
-        """Make tasks that were set aside ready again, with the rows that were read.
-
+    def process_rows(self, group: Group, ids: Iterable[int], rows: dict[int, TaskRow]) -> None:
+        """Make tasks that were set aside ready again. ``rows`` contains the rows that were read.
         Rows of tasks that can be delivered at once stay in memory regardless of the budget, because
-        a load is bounded; other rows stay while there is room. A task without a row is missing and
+        a read is bounded; other rows stay while there is room. A task without a row is missing and
         stays set aside until its row is found."""
         core, ids = self._core, list(ids)
-        credit, coming = group.credit_up_to(len(ids)), core.orderings.coming(group)
+        credit, coming = group.credit_up_to(len(ids)), core.orderings.rejoining_ids(group)
         core.make_room()
         back: list[tuple[int, int]] = []
         for task_id in ids:
             row = rows.get(task_id)
-            if row is not None and task_id in group.apart:
-                group.apart[task_id] = False
+            if row is not None and task_id in group.isolated:
+                group.isolated[task_id] = False
                 core.keep(row)
                 continue
             if row is None or task_id in coming or group.loading.pop(task_id, None) is None:
@@ -742,12 +742,13 @@ class RowReading:
             group.ready.push_front(task_id, priority)
         core.wake(group)
 
-    def not_loaded(self, group: Group, ids: Sequence[int]) -> None:
-        """Make tasks that no subscriber can take now ready again without reading their rows."""
-        coming = self._core.orderings.coming(group)
+    def return_unread(self, group: Group, ids: Sequence[int]) -> None:
+        """Make tasks that were set aside ready again without reading their rows, because no
+        subscriber can take them now."""
+        coming = self._core.orderings.rejoining_ids(group)
         for task_id in reversed(ids):
-            if task_id in group.apart:
-                group.apart[task_id] = False
+            if task_id in group.isolated:
+                group.isolated[task_id] = False
                 continue
             priority = None if task_id in coming else group.loading.pop(task_id, None)
             if priority is not None:
@@ -755,23 +756,22 @@ class RowReading:
         self._core.wake(group)
 
 
-class Apart:
-    """Deliveries that must be alone on a connection. ``Core.kept_connections`` has the connections
-    that are kept free for them."""
+class Isolation:
+    """Selects connections for deliveries that must be alone on a connection.
+    ``Core.kept_connections`` contains the connections that are kept free for them."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
         self._deaths_alone = core.config.deaths_alone
 
     def is_last(self, deaths: int) -> bool:
-        """Return whether one more death of a consumer makes a task with ``deaths`` a dead
-        letter."""
+        """Return whether one more death makes a task with ``deaths`` a dead letter."""
         return deaths >= self._deaths_alone
 
     def set_aside(self, group: Group, task_id: int, priority: int) -> None:
-        """Set a task aside until a connection can have it alone."""
+        """Set a task aside until a connection can take it alone."""
         group.loading[task_id] = priority
-        group.apart[task_id] = False
+        group.isolated[task_id] = False
 
     def next(self, group: Group, mono_ms: int) -> tuple[int, Subscriber] | None:
         """Return the next task and a subscriber with a free connection, or None."""
@@ -783,17 +783,17 @@ class Apart:
         return None if subscriber is None else (task_id, subscriber)
 
     def _first(self, group: Group) -> int | None:
-        """Return the task that has waited longest to be alone, and drop tasks that have left."""
-        for task_id in list(islice(group.apart, LOOKED_AT_MAX)):
+        """Return the task that has waited longest for isolation. Drop tasks that have left."""
+        for task_id in list(islice(group.isolated, EXAMINED_MAX)):
             if task_id not in group.loading:
-                del group.apart[task_id]
+                del group.isolated[task_id]
             elif task_id not in self._core.missing:
                 return task_id
         return None
 
     def _free(self, group: Group, mono_ms: int) -> Subscriber | None:
         keep, best = self._core.kept_connections.get(group), None
-        for subscriber in islice(group.able, LOOKED_AT_MAX):
+        for subscriber in islice(group.able, EXAMINED_MAX):
             presence = subscriber.presence
             is_kept = keep is not None and keep.presence is presence
             if subscriber.room <= 0 or (presence.kept_for is not None and not is_kept):
@@ -809,14 +809,14 @@ class Apart:
         return None
 
     def keep_free(self, group: Group, presence: Presence, mono_ms: int) -> None:
-        """Keep a connection free for the group's next task that must be alone, for at most
-        ``KEEP_MS``. The group keeps at most one connection free."""
+        """Keep a connection free for the group's next isolated task, for at most ``KEEP_MS``. The
+        group keeps at most one connection free."""
         keep = self._core.kept_connections.get(group)
         if presence.kept_for is None and (keep is None or keep.presence is None):
             presence.kept_for = group
             self._core.kept_connections[group] = Keep(presence, mono_ms + KEEP_MS)
 
-    def handed_out(self, group: Group, subscriber: Subscriber) -> None:
+    def reserve(self, group: Group, subscriber: Subscriber) -> None:
         """Reserve the connection for the task until its delivery is settled."""
         self._core.stop_keeping_free(group)
         presence = subscriber.presence
@@ -824,12 +824,12 @@ class Apart:
             presence.kept_for = group
 
     def tick(self, mono_ms: int) -> None:
-        """Stop keeping connections free after ``KEEP_MS``."""
+        """Stop keeping connections free that have been kept free for ``KEEP_MS``."""
         core = self._core
         kept = core.kept_connections
         for group, keep in [(g, k) for g, k in kept.items() if k.until_mono_ms <= mono_ms]:
             core.stop_keeping_free(group)
-            if keep.presence is not None and group.apart:
+            if keep.presence is not None and group.isolated:
                 kept[group] = Keep(None, mono_ms + KEEP_MS)
             core.wake(group)
 
@@ -848,14 +848,14 @@ class Subscriptions:
         subscriber.group.subscribers[subscriber] = None
         subscriber.presence.subscribers[subscriber] = None
         if subscriber.group.is_ordered:
-            self._core.orderings.of[subscriber.group].preferences.join(subscriber)
+            self._core.orderings.by_group[subscriber.group].preferences.join(subscriber)
         self._core.ledger.changed[subscriber.group] = None
         self._core.subscribers += 1
-        self._core.regained(subscriber)
+        self._core.reconsider(subscriber)
         subscriber.group.was_used = True
 
     def unsubscribe(self, subscriber: Subscriber) -> None:
-        """End a subscription. It gets no more deliveries; its leases stay."""
+        """End a subscription. It gets no more deliveries, but keeps its leases."""
         if isinstance(subscriber, Broadcaster):
             self._broadcasts.leave(subscriber)
             return
@@ -865,7 +865,7 @@ class Subscriptions:
             del group.subscribers[subscriber]
             group.able.pop(subscriber, None)
             if group.is_ordered:
-                self._core.orderings.of[group].preferences.part(subscriber)
+                self._core.orderings.by_group[group].preferences.part(subscriber)
             self._core.ledger.changed[group] = None
             self._core.subscribers -= 1
 
@@ -875,15 +875,14 @@ class Subscriptions:
             self.unsubscribe(broadcaster)
             self._core.cut.append((broadcaster, "not_found", message))
 
-    def heard(self, presence: Presence, subscribers: Iterable[Subscriber]) -> None:
-        """Note that a connection's consumer has responded, so its subscribers get deliveries
-        again."""
+    def consumer_responded(self, presence: Presence, subscribers: Iterable[Subscriber]) -> None:
+        """Resume deliveries to the subscribers of a connection whose consumer has responded."""
         presence.doubted = False
         for subscriber in subscribers:
-            self._core.regained(subscriber)
+            self._core.reconsider(subscriber)
 
     def disconnected(self, subscriber: Subscriber, mono_ms: int, death: str = "") -> None:
-        """Note that the subscriber's connection broke. Its leases end after the grace time unless
+        """End the subscription of a broken connection. Its leases end after the grace time unless
         they are settled on another connection. ``death`` describes the cause if the connection was
         not closed deliberately."""
         self.unsubscribe(subscriber)
@@ -902,12 +901,13 @@ def _buckets(group: Group) -> list[Bucket]:
 
 
 def _next_able(group: Group) -> Subscriber | None:
-    """Return the next subscriber if it has credit, otherwise None."""
+    """Return the next subscriber if it has credit, otherwise None. Rotate it, or remove it if
+    full."""
     subscriber, _ = group.able.popitem(last=False)
     if subscriber.room <= 0:
-        return None  # until it regains credit
+        return None  # it is added again when it regains credit
     group.able[subscriber] = None
-    return subscriber if subscriber.credit > 0 else None  # it is kept free for a task alone
+    return subscriber if subscriber.credit > 0 else None  # else it is kept free
 
 
 def _put_back(group: Group, ids: Sequence[int], priorities: Mapping[int, int]) -> None:
@@ -915,6 +915,6 @@ def _put_back(group: Group, ids: Sequence[int], priorities: Mapping[int, int]) -
         group.ready.push_front(task_id, priorities[task_id])
 
 
-def _is_over(row: TaskRow, now_ms: int) -> bool:
+def _is_expired(row: TaskRow, now_ms: int) -> bool:
     end_ms = ttl_end_ms(row.due_ms, row.options)
     return end_ms is not None and now_ms >= end_ms

@@ -3,7 +3,7 @@ rows at the start.
 
 Commands and times are the input; outcomes, deliveries and effects are the output. The engine reads
 no clock, performs no I/O, awaits nothing and logs nothing. The shard seals the open batch, commits
-it, and calls ``landed`` or ``refused``; meanwhile commands fill the next batch.
+it, and calls ``landed`` or ``refused``. During the commit, commands fill the next batch.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Engine:
         recorder: Recorder | None = None,
         key_seed: bytes = b"",
     ) -> None:
-        """``key_seed`` is the store's seed of key hashes."""
+        """``key_seed`` is the store's seed for key hashes."""
         self.core = core = Core(config, epoch, id_mark, now_ms, recorder, key_seed)
         self.intake = Intake(core)
         self.ownership = ownership = Ownership(core)
@@ -109,12 +109,12 @@ class Engine:
         core = self.core
         limit_ms = mono_ms if everything else mono_ms - core.config.lease_checkpoint_ms
         progress, unsaved = core.open.effects.progress, core.unsaved
-        written, core.replaced_leases = core.replaced_leases, []
+        to_write, core.replaced_leases = core.replaced_leases, []
         while unsaved and unsaved[0].since_mono_ms <= limit_ms:
             lease = unsaved.popleft()
             if not lease.checkpointed:
-                written.append(lease)
-        for lease in written:
+                to_write.append(lease)
+        for lease in to_write:
             if not lease.live:
                 continue
             lease.checkpointed = True
@@ -129,7 +129,7 @@ class Engine:
             )
 
     def next_checkpoint_mono_ms(self) -> int | None:
-        """Return when the oldest unrecorded delivery must be written, or None if there is none."""
+        """Return the time by which the oldest unrecorded delivery, if any, must be written."""
         unsaved = self.core.unsaved
         while unsaved and (not unsaved[0].live or unsaved[0].checkpointed):
             unsaved.popleft()
@@ -138,11 +138,13 @@ class Engine:
         return unsaved[0].since_mono_ms + self.core.config.lease_checkpoint_ms
 
     def wake_in_ms(self, now_ms: int, mono_ms: int, *, has_checkpoints: bool = True) -> int | None:
-        """Return the milliseconds until the next step that is not the wheel's, or None. Without
-        ``has_checkpoints``, unrecorded deliveries are ignored."""
+        """Return the milliseconds until the next step that does not depend on the wheel, or None if
+        there is none. Without ``has_checkpoints``, unrecorded deliveries are ignored."""
         core = self.core
-        kept = core.kept_connections
-        times = [keep.until_mono_ms - mono_ms for keep in kept.values()] if kept else []
+        connections = core.kept_connections
+        times = (
+            [keep.until_mono_ms - mono_ms for keep in connections.values()] if connections else []
+        )
         if core.expiry_mono_ms is not None:
             times.append(core.expiry_mono_ms - mono_ms)
         checkpoint_mono_ms = self.next_checkpoint_mono_ms() if has_checkpoints else None
@@ -154,18 +156,18 @@ class Engine:
         planned_ms = core.schedule_heap.next_ms()
         if planned_ms is not None:
             times.append(planned_ms - now_ms)
-        asked_ms = core.transaction_registry.wait_ms(mono_ms)
-        if asked_ms is not None:
-            times.append(asked_ms)
+        check_in_ms = core.transaction_registry.wait_ms(mono_ms)
+        if check_in_ms is not None:
+            times.append(check_in_ms)
         end_ms = core.lifetimes.next_ms(now_ms)
-        looked_up_max = core.config.lapsing_max + core.missing_apart
+        looked_up_max = core.config.lapsing_max + core.uncounted_missing
         if end_ms is not None and len(core.lifetimes.fired) < looked_up_max:
             times.append(end_ms - now_ms)
         return min(times, default=None)
 
     def sweep(self, now_ms: int, mono_ms: int) -> None:
-        """Forget expired producer sessions, and deliveries that no longer need a checkpoint. To be
-        called from time to time."""
+        """Forget expired sessions, decided transactions, ended bulk operations, and deliveries that
+        no longer need a checkpoint. Call this periodically."""
         core = self.core
         for key in core.sessions.expired(now_ms):
             self.forget_session(key)
@@ -173,7 +175,8 @@ class Engine:
         self.bulks.sweep(now_ms)
         core.orderings.sweep()
         if len(core.unsaved) > 2 * core.in_flight:
-            # While the store is unavailable, many deliveries can end after a long one.
+            # While the store is unavailable, many ended deliveries can queue up behind one that is
+            # still running.
             live = (lease for lease in core.unsaved if lease.live and not lease.checkpointed)
             core.unsaved = deque(live)
 
@@ -191,10 +194,10 @@ class Recovery:
         self._ownership = engine.ownership
         self._dead_letters = engine.dead_letters
         self._arrivals: list[tuple[Group, TaskRow]] = []
-        """Due tasks that enter their key's order once all tasks in flight are restored."""
+        """Due tasks that join the queues of their keys once all tasks in flight are restored."""
         self.leases_kept = 0
         self.stopped_ms = 0
-        """The wheel's position at the last stop, by the clock of the leases' ends."""
+        """The wheel's position at the last stop, on the same clock as the ends of leases."""
 
     def records(self, of_kind: Callable[[Kind[Any]], Iterable[Any]], mono_ms: int) -> None:
         """Restore the records of every kind except schedules, which need timetables. ``of_kind``
@@ -218,7 +221,7 @@ class Recovery:
     def with_history(
         self, snapshot: TaskSnapshot, now_ms: int, mono_ms: int, lease_ms_max: int | None
     ) -> None:
-        """Restore a task that a group has had. Its leases last at most ``lease_ms_max``."""
+        """Restore a task delivered to a group. Its leases last at most ``lease_ms_max``."""
         core, row = self._core, snapshot.row
         topic = core.topic(row.topic)
         self._dead_letters.restore(snapshot)
@@ -231,7 +234,7 @@ class Recovery:
         groups = self._ownership.restore(snapshot)
         if topic.default_backlog is not None:
             # The groups in its records do not exist, so it waits for the topic's first group.
-            self._arrives(topic.default_backlog, row, now_ms)
+            self._make_ready_later(topic.default_backlog, row, now_ms)
             core.lifetimes.begin(row)
             return
         if not groups and not self._ownership.keepers(snapshot):
@@ -255,16 +258,16 @@ class Recovery:
     ) -> None:
         core, task_id, priority = self._core, snapshot.row.id, priority_of(snapshot.row)
         if progress is None:
-            self._arrives(group, snapshot.row, now_ms)
+            self._make_ready_later(group, snapshot.row, now_ms)
             core.lifetimes.begin(snapshot.row)
             return
         ordering = core.ordering_for(group, snapshot.row)
         if progress.state is ProgressState.IN_FLIGHT or progress.replaced_by:
-            # A task that was replaced in flight gives way at once if it is released now.
+            # If a task that was replaced in flight is released, its replacement takes over at once.
             # A clock that was set back in the meantime does not extend a lease.
-            left_ms = max(0, progress.at_ms - max(now_ms, self.stopped_ms))
+            remaining_ms = max(0, progress.at_ms - max(now_ms, self.stopped_ms))
             if lease_ms_max is not None:
-                left_ms = min(left_ms, lease_ms_max)
+                remaining_ms = min(remaining_ms, lease_ms_max)
             mark, traits = 0, traits_of(snapshot.row)
             if ordering is not None:
                 mark, traits = ordering.restored(snapshot.row)
@@ -275,7 +278,7 @@ class Recovery:
                 progress.attempt,
                 progress.epoch,
                 mono_ms,
-                mono_ms + left_ms,
+                mono_ms + remaining_ms,
                 snapshot.row.due_ms,
                 traits,
                 progress.past,
@@ -296,26 +299,26 @@ class Recovery:
             ordering.claim(snapshot.row)
         if progress.state is ProgressState.HELD and ordering is not None:  # not being deleted
             core.hold_key(group, task_id, group.delivery_attempts[task_id], progress.at_ms)
-            ordering.held_since(task_id, progress.at_ms)
-            ordering.waits(snapshot.row, is_new=False)
+            ordering.set_held(task_id, progress.at_ms)
+            ordering.note_wait(snapshot.row, is_new=False)
             return
         if progress.state is ProgressState.WAITING:
             if ordering is not None:
-                ordering.waits(snapshot.row, is_new=False)
+                ordering.note_wait(snapshot.row, is_new=False)
             group.waiting[task_id] = progress.at_ms
             core.retrying.setdefault(task_id, []).append(group)
             core.wheel.add(task_id, progress.at_ms)
         else:
-            self._arrives(group, snapshot.row, now_ms)
+            self._make_ready_later(group, snapshot.row, now_ms)
 
-    def _arrives(self, group: Group, row: TaskRow, now_ms: int) -> None:
+    def _make_ready_later(self, group: Group, row: TaskRow, now_ms: int) -> None:
         if self._core.ordering_for(group, row) is None:
             self._core.add_due(group, row, now_ms)
         else:
             self._arrivals.append((group, row._replace(body=NO_BODY)))
 
-    def arrived(self, now_ms: int) -> None:
-        """Make due tasks ready after all tasks with a history were restored."""
+    def make_arrivals_ready(self, now_ms: int) -> None:
+        """Make the due tasks of order keys ready after all tasks with a history were restored."""
         arrivals, self._arrivals = self._arrivals, []
         arrivals.sort(key=lambda arrival: (arrival[1].due_ms, order_of(arrival[1])))
         for group, row in arrivals:
@@ -326,12 +329,14 @@ class Recovery:
         ids: Sequence[int],
         dues_ms: Sequence[int],
         topics: Sequence[str],
-        special: set[int],
+        ids_with_history: set[int],
     ) -> None:
-        """Put a chunk of pending tasks, except the ``special`` ones, onto the wheel."""
+        """Put a chunk of scheduled tasks, except those in ``ids_with_history``, onto the wheel."""
         core = self._core
-        if special and not special.isdisjoint(ids):
-            rows = [r for r in zip(ids, dues_ms, topics, strict=True) if r[0] not in special]
+        if ids_with_history and not ids_with_history.isdisjoint(ids):
+            rows = [
+                r for r in zip(ids, dues_ms, topics, strict=True) if r[0] not in ids_with_history
+            ]
             ids, dues_ms = [r[0] for r in rows], [r[1] for r in rows]
             topics = [r[2] for r in rows]
         core.wheel.add_many(ids, dues_ms)
@@ -343,12 +348,16 @@ class Recovery:
         core.scheduled += len(ids)
 
     def keys(
-        self, ids: Sequence[int], hashes: Sequence[int], special: set[int], expected: int = 0
+        self,
+        ids: Sequence[int],
+        hashes: Sequence[int],
+        ids_with_history: set[int],
+        expected: int = 0,
     ) -> None:
-        """Load the keys of tasks that are not ``special``. ``expected`` is the maximum number of
-        keys to come, or 0 if it is unknown."""
-        self._core.keys.load(ids, hashes, special, expected)
+        """Load the keys of tasks that are not in ``ids_with_history``. ``expected`` is the maximum
+        number of keys to come, or 0 if it is unknown."""
+        self._core.keys.load(ids, hashes, ids_with_history, expected)
 
-    def has_handles(self, until_ms: int | None) -> None:
-        """Note that all handles due before ``until_ms``, or all handles (None), were loaded."""
+    def handles_loaded(self, until_ms: int | None) -> None:
+        """Record that all handles due before ``until_ms`` (None: all handles) have been loaded."""
         self._ownership.unloaded_ms = until_ms

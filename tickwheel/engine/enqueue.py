@@ -1,23 +1,24 @@
-"""Enqueue requests, which are staged and land when durable, or are refused; and the rules for tasks
-whose key is pending: store, keep, replace or reject.
+"""Stages enqueue requests, which land when they are durable or are refused, and applies the rules
+for tasks whose key is pending: store, keep, replace or reject.
 
 Invariants: a staged task cannot be delivered. A refused request leaves no trace, so that its resend
-is a new request. A repeated request gets the first outcome; its answer waits for, and fails with,
-the batch of the first request.
+is a new request. A repeated request gets the outcome of the first one; its answer waits for the
+batch of the first request, and fails with that batch.
 
 A request with rules for pending keys is decided as a whole (``Coalescer``), in one step, with the
-*present* records of all tasks that might have one of its keys. The caller reads the records first,
-and repeats that if something has changed in between. Invariants:
+*current* records of all tasks that might have one of its keys. The caller reads the records first,
+and reads them again if they have changed before the decision. Invariants:
 
 * **No decision rests on tasks that can be refused**, with one exception: a task staged in the open
   batch excludes the tasks of a request that replaces nothing, because both are refused together.
-  The request waits for any other task that is not durable (``Wanted.waits``).
+  The request waits for any other task that is not durable (``NeededRecords.must_wait``).
 * **A replacement is never undone.** A request that has replaced a durable task is *accepted*: if
-  the store refuses its batch, all its effects join the next batch, and its answer waits for that.
-* **A body that is not durable is not delivered.** Until it is, its task is off the wheel
-  (``Core.hold``).
-* **A receipt settles the body that was delivered.** A task without an attempt keeps its id when it
-  is replaced. A task that has had an attempt, and waits for its retry or for other groups, is
+  the store refuses its batch, all its effects join the next batch, and its answer waits for that
+  batch.
+* **A body that is not durable is not delivered.** Until the body is durable, its task is off the
+  wheel (``Core.hold``).
+* **A receipt settles the body that was delivered.** A task that has no attempts keeps its id when
+  it is replaced. A task that was attempted, and waits for its retry or for other groups, is
   cancelled, and the new task has a new id.
 * **A task that is replaced in flight gets no further attempt.** Its delivery is marked with the
   newer task's id, in the batch that makes the newer task durable (``Control.give_way``).
@@ -79,7 +80,7 @@ class Intake:
         self.undo_bulks: Callable[[Batch], None] = lambda batch: None
         """Undoes the steps of bulk operations in a refused batch."""
         self.inflight_bytes = 0
-        """Bytes, with overhead, of the staged tasks of all batches."""
+        """Size of the staged tasks of all batches in bytes, with overhead."""
 
     def enqueue(
         self,
@@ -94,11 +95,9 @@ class Intake:
         placed: bool = False,
     ) -> int:
         """Stage the tasks of a request. ``address`` gets the outcome when they have landed. Return
-        the first id; the others follow in steps of ``ID_STEP``.
-
-        ``source`` names the origin of the tasks if there is no ``address``. ``placed`` means that
-        due times of some tasks were chosen by ``place``.
-        """
+        the first id; the other ids follow in steps of ``ID_STEP``. ``source`` is the origin of the
+        tasks if there is no ``address``. ``placed`` means that ``place`` has chosen some due
+        times."""
         core = self._core
         ids = self.stage(new_tasks, size_bytes, now_ms, address or source)
         first = ids[0]
@@ -114,8 +113,7 @@ class Intake:
         return first
 
     def remember(self, address: ReplySink, session: Session, request: int, now_ms: int) -> None:
-        """Remember a request without tasks on this shard. ``address`` gets the outcome when that is
-        durable."""
+        """Remember a request without tasks here. ``address`` gets the outcome once durable."""
         answer = (request, 0, 0, now_ms)
         session.remember({request: answer})
         session.last = max(session.last, request)
@@ -132,7 +130,7 @@ class Intake:
         *,
         keyless: bool = False,
     ) -> range:
-        """Stage new tasks in the open batch, and return their ids. The caller takes care of the
+        """Stage new tasks in the open batch, and return their ids. The caller must arrange the
         answer. ``keyless`` means that no task has a key."""
         core, count = self._core, len(new_tasks)
         first = core.ids.take(count, now_ms)
@@ -174,8 +172,8 @@ class Intake:
         keyed: bool,
     ) -> None:
         """Enqueue many requests of one task each, all above ``session.last``. ``keyed`` means that
-        some tasks have a key. The code repeats parts of ``enqueue``, because a common function
-        would add 0.6 µs to its 11.4 µs."""
+        some tasks have a key. The code repeats parts of ``enqueue``, because sharing a function
+        would add 0.6 µs to the 11.4 µs of ``enqueue``."""
         core = self._core
         ids = self.stage(new_tasks, size_bytes, now_ms, address, keyless=not keyed)
         answers = [(r, task_id, 1, now_ms) for r, task_id in zip(requests, ids, strict=True)]
@@ -186,7 +184,7 @@ class Intake:
         core.open.staged += [(address, session, answer) for answer in answers]
 
     def stage_bytes(self, size_bytes: int) -> None:
-        """Count bytes that the open batch holds for half tasks."""
+        """Count bytes of half tasks in the open batch."""
         self._core.open.staged_bytes += size_bytes
         self.inflight_bytes += size_bytes
 
@@ -219,8 +217,8 @@ class Intake:
         self._core.open.effects.hashes.update(zip(ids, hashes, strict=True))
 
     def repeat(self, address: ReplySink, session: Session, answer: StoredAnswer) -> bool:
-        """Return True if a repeated request can be answered at once. Otherwise ``address`` waits
-        for the batch of the first request."""
+        """Return True if the caller can answer a repeated request at once. Otherwise return False;
+        ``address`` gets the answer with the batch of the first request."""
         core = self._core
         if answer[1] <= core.landed_id:
             return True
@@ -231,9 +229,8 @@ class Intake:
         holder.staged.append((address, session, answer))
         return False
 
-    def durable(self, batch: Batch) -> None:
-        """Note that the batch is durable, so that the next batch can be sealed. ``landed``
-        follows."""
+    def mark_durable(self, batch: Batch) -> None:
+        """Record that the batch is durable; the next one can be sealed. Then call ``land``."""
         core = self._core
         core.sealed, core.landing = None, batch
         if batch.effects.enqueued:
@@ -248,12 +245,12 @@ class Intake:
             core.totals.transactions_committed += committed
             core.totals.transactions_rolled_back += rolled_back
 
-    def landed(self, batch: Batch, now_ms: int) -> int:
+    def land(self, batch: Batch, now_ms: int) -> int:
         """Put the tasks of a durable batch onto the wheel, and return credit to its consumers.
-        Return in how many ms, at the earliest, the batch causes work."""
+        Return the number of milliseconds after which the batch can cause work at the earliest."""
         core = self._core
         if core.sealed is batch:
-            self.durable(batch)
+            self.mark_durable(batch)
         rows = batch.effects.enqueued
         until_ms = NEVER_MS if _is_plain(batch) and not core.held_back else 0
         if rows:
@@ -266,11 +263,11 @@ class Intake:
         core.landing = None
         self.inflight_bytes -= batch.staged_bytes
         for holders, ended in batch.ended:
-            holders.durable(ended, now_ms)
+            holders.advance(ended, now_ms)
         for subscriber, count in batch.credits.items():
             subscriber.outstanding -= count
             subscriber.unconfirmed -= count
-            core.regained(subscriber)
+            core.reconsider(subscriber)
         core.handed_bytes -= batch.handed_bytes
         if core.held_back:
             groups, core.held_back = core.held_back, {}
@@ -279,7 +276,7 @@ class Intake:
         return 0 if core.runnable else max(0, until_ms - now_ms)
 
     def _to_wheel(self, batch: Batch, rows: dict[int, TaskRow], now_ms: int) -> int:
-        """Put new tasks onto the wheel. Return the first due time, or 0 if bodies must be read."""
+        """Put new tasks onto the wheel. Return the first due time; 0 if bodies are needed soon."""
         core = self._core
         dues = [row[1] for row in rows.values()]
         for name, count in batch.topics.items():
@@ -313,12 +310,9 @@ class Intake:
                 del core.replaced[task_id]
                 core.put_on_wheel(row, now_ms)
 
-    def refused(self, batch: Batch) -> None:
+    def refuse(self, batch: Batch) -> None:
         """Forget the tasks of a batch that was certainly not applied, and move its other effects to
-        the open batch.
-
-        The caller answers every address in ``batch.staged`` and then drops the list.
-        """
+        the open batch. The caller must answer all addresses in ``batch.staged``."""
         core = self._core
         core.sealed = None
         accepted = self._accepted(batch)
@@ -328,8 +322,8 @@ class Intake:
         self._restage(accepted)
 
     def withdraw(self) -> list[Staged]:
-        """Forget the staged tasks of the open batch, which the store does not have. The caller
-        answers the returned addresses."""
+        """Forget the staged tasks of the open batch, which was not sent to the store. The caller
+        must answer the returned addresses."""
         batch = self._core.open
         accepted = self._accepted(batch)
         self._forget(batch)
@@ -357,7 +351,7 @@ class Intake:
         topics = Counter(row.topic for row in accepted.values())
         batch.topics += topics
         self._core.tallies.count_all(topics, 1)
-        # Ids must ascend in a batch, and these are the oldest.
+        # Ids must ascend in a batch, and the accepted tasks are the oldest.
         effects.enqueued = accepted | effects.enqueued
         effects.hashes = self._core.keys.hash.of_rows(accepted.values()) | effects.hashes
 
@@ -382,12 +376,12 @@ class Intake:
         batch.accepted, batch.merged = set(), Counter()
 
     def _forget_answers(self, batch: Batch) -> None:
-        """Remove the session rows of a refused batch; still valid rows are written again."""
+        """Remove the session rows of a refused batch. Rows that are valid are written again."""
         sessions, dirty = self._core.sessions, self._core.dirty_sessions
         effects = batch.effects
         for key, row in effects.of_kind(SESSION).items():
             session = sessions.get(key[0])
-            if session is not None and session.takes_back(key, row):
+            if session is not None and session.undo_change(key, row):
                 dirty[key[0]] = None
                 del effects.records[SESSION, key]
             elif row is not None:
@@ -404,13 +398,13 @@ class Intake:
 
 
 Rules = Sequence[Coalescing | None]
-"""The rule of each task of a request; None stores the task in any case."""
-Named = tuple[str, str]
+"""The rule of each task of a request; None means that the task is stored in any case."""
+TopicKey = tuple[str, str]
 """(topic, key)"""
 
 
 class Request(NamedTuple):
-    """An enqueue request with rules."""
+    """An enqueue request whose tasks have rules."""
 
     address: ReplySink | None
     session: Session | None
@@ -418,34 +412,33 @@ class Request(NamedTuple):
     new_tasks: Sequence[NewTask]
     rules: Rules
     source: object = None
-    """The origin of the tasks, for the history, if there is no ``address``."""
+    """The origin of the tasks in the history if there is no ``address``."""
 
 
-class Wanted(NamedTuple):
+class NeededRecords(NamedTuple):
     """The records that a request with rules needs, and whether it must wait."""
 
     ids: Collection[int]
     """The ids of tasks whose records are needed."""
-    waits: bool
+    must_wait: bool
     """Whether the request depends on a task that is not durable."""
 
 
 class Answer(NamedTuple):
-    """The outcome of a request, for an answer that waits for the open batch."""
+    """The outcome of a request, which is answered when the open batch is durable."""
 
     accepted_ms: int
     merged: Merged
     is_certain: bool
-    """Whether the answer does not depend on tasks that can be refused. Otherwise it is in
-    ``Batch.staged``."""
+    """Whether no task of the answer can be refused. If False, ``Batch.staged`` contains it."""
 
 
 @dataclass(slots=True, eq=False)
 class _New:
-    """A task of the request that the plan stores."""
+    """A new task that the plan stores."""
 
     place: int
-    """The index of the task among those that will be stored."""
+    """The index of the task in ``_Plan.new``."""
     draft: NewTask
 
 
@@ -456,7 +449,7 @@ class _Old:
     snapshot: TaskSnapshot
     due_ms: int
     task: NewTask | None = None
-    """The new task whose body and options replace the old ones, or None if they stay."""
+    """The new task whose body and options replace the old ones, or None if the old ones stay."""
 
 
 class StagedKeys:
@@ -469,7 +462,7 @@ class StagedKeys:
         self._by_hash: dict[int, list[int]] = {}
         self._count = 0
 
-    def find(self, batch: Batch, hashed: int) -> list[int]:
+    def find(self, batch: Batch, key_hash: int) -> list[int]:
         """Return the ids of the batch's tasks with this key hash, ascending."""
         hashes = batch.effects.hashes
         if hashes is not self._hashes or len(hashes) < self._count:
@@ -478,39 +471,39 @@ class StagedKeys:
             for task_id, value in islice(hashes.items(), self._count, None):
                 self._by_hash.setdefault(value, []).append(task_id)
             self._count = len(hashes)
-        return self._by_hash.get(hashed, [])
+        return self._by_hash.get(key_hash, [])
 
 
 @dataclass(slots=True, eq=False)
 class _Plan:
-    """The effects of a request, computed before anything is changed."""
+    """The effects of a request, which are computed before anything is changed."""
 
     new: list[_New] = field(default_factory=list)
     old: dict[int, _Old] = field(default_factory=dict)
     cancels: list[TaskSnapshot] = field(default_factory=list)
     """The pending tasks that tasks of ``new`` replace."""
-    instead: dict[int, _New] = field(default_factory=dict)
+    replacements: dict[int, _New] = field(default_factory=dict)
     """Id of a cancelled task → the task of ``new`` that replaces it."""
     outcomes: list[tuple[Merging, _New | _Old | TaskRow]] = field(default_factory=list)
-    """(outcome, task with the id and the due time for the answer) of each task."""
-    newest: dict[Named, _New] = field(default_factory=dict)
+    """Of each task: (outcome, task whose id and due time the answer contains)."""
+    newest: dict[TopicKey, _New] = field(default_factory=dict)
     """(topic, key) → newest task with the key that the request stores."""
     overtaken: dict[int, tuple[TaskSnapshot, _New | _Old]] = field(default_factory=dict)
-    """Id → (task that groups have or have had and that is not pending, its replacement)."""
+    """Id → (task that groups have received and that is no longer pending, its replacement)."""
     staged_id: int = 0
     """Id of the newest staged task that excludes a task of the request, or 0."""
-    waits: bool = False
+    must_wait: bool = False
 
     @property
     def is_accepted(self) -> bool:
         """Whether the request replaces a task and so is never undone."""
         return bool(self.old or self.cancels or self.overtaken)
 
-    def standing(self, of: _New | _Old | TaskRow, ids: Sequence[int]) -> tuple[int, int]:
-        """Return (id, due_ms) of a task after the plan is done. ``ids`` are those of ``new``."""
+    def final_state(self, of: _New | _Old | TaskRow, ids: Sequence[int]) -> tuple[int, int]:
+        """Return (id, due_ms) of a task once the plan is executed. ``ids`` are those of ``new``."""
         if not isinstance(of, _New):
             task_id = of.snapshot.row.id if isinstance(of, _Old) else of.id
-            of = self.instead.get(task_id, of)
+            of = self.replacements.get(task_id, of)
         if isinstance(of, _New):
             return ids[of.place], of.draft[1]
         old = self.old.get(task_id)
@@ -525,7 +518,7 @@ class _Plan:
 
 
 class Coalescer:
-    """Decides requests with rules and carries the decisions out."""
+    """Decides requests with rules, and executes the decisions."""
 
     def __init__(self, core: Core, ownership: Ownership, intake: Intake, control: Control) -> None:
         self._core = core
@@ -536,54 +529,56 @@ class Coalescer:
 
     # --- the needed records --------------------------------------------------------------------
 
-    def wanted(self, new_tasks: Sequence[NewTask], rules: Rules, now_ms: int) -> Wanted:
+    def needed_records(
+        self, new_tasks: Sequence[NewTask], rules: Rules, now_ms: int
+    ) -> NeededRecords:
         """Return the records that a request needs, and whether it must wait. The result is valid
-        only in this step of the event loop."""
+        only during the current step of the event loop."""
         ids: dict[int, None] = {}
-        waits = False
+        must_wait = False
         for task, rule in zip(new_tasks, rules, strict=True):
             if rule is None or rule.action == ADD:
                 continue
-            named = _named(task)
-            staged = self._staged_now(named, rule, now_ms)
+            topic_key = _topic_key(task)
+            staged = self._newest_staged(topic_key, rule, now_ms)
             if staged is not None and rule.action != REPLACE:
                 continue
-            waits = waits or staged is not None or self._is_landing(named, rule, now_ms)
-            ids.update(dict.fromkeys(self._landed(named, rule, now_ms)))
-        return Wanted(ids.keys(), waits)
+            must_wait = must_wait or staged is not None or self._is_landing(topic_key, rule, now_ms)
+            ids.update(dict.fromkeys(self._landed_ids(topic_key, rule, now_ms)))
+        return NeededRecords(ids.keys(), must_wait)
 
-    def _landed(self, named: Named, rule: Coalescing, now_ms: int) -> Iterator[int]:
+    def _landed_ids(self, topic_key: TopicKey, rule: Coalescing, now_ms: int) -> Iterator[int]:
         """Return the ids of landed tasks that might have the key, newest first."""
-        ids = reversed(self._core.keys.find(*named))
+        ids = reversed(self._core.keys.find(*topic_key))
         return (i for i in ids if _is_within(rule, i, now_ms))
 
-    def _staged_now(self, named: Named, rule: Coalescing, now_ms: int) -> TaskRow | None:
+    def _newest_staged(self, topic_key: TopicKey, rule: Coalescing, now_ms: int) -> TaskRow | None:
         """Return the newest task of the open batch with the key, or None."""
-        return next(self._staged_in("open", self._core.open, named, rule, now_ms), None)
+        return next(self._staged_in("open", self._core.open, topic_key, rule, now_ms), None)
 
-    def _is_landing(self, named: Named, rule: Coalescing, now_ms: int) -> bool:
-        """Return whether a sealed or landing batch has a task with the key."""
+    def _is_landing(self, topic_key: TopicKey, rule: Coalescing, now_ms: int) -> bool:
+        """Return whether a sealed or landing batch contains a task with the key."""
         core = self._core
         batches = (("sealed", core.sealed), ("landing", core.landing))
         return any(
             True
             for name, batch in batches
             if batch is not None
-            for _ in self._staged_in(name, batch, named, rule, now_ms)
+            for _ in self._staged_in(name, batch, topic_key, rule, now_ms)
         )
 
     def _staged_in(
-        self, name: str, batch: Batch, named: Named, rule: Coalescing, now_ms: int
+        self, name: str, batch: Batch, topic_key: TopicKey, rule: Coalescing, now_ms: int
     ) -> Iterator[TaskRow]:
         rows = batch.effects.enqueued
         if not batch.effects.hashes:
             return iter(())
-        ids = self._staged[name].find(batch, self._core.keys.hash(*named))
+        ids = self._staged[name].find(batch, self._core.keys.hash(*topic_key))
         newest_first = (rows[task_id] for task_id in reversed(ids))
         return (
             row
             for row in newest_first
-            if _name_of(row) == named and _is_within(rule, row.id, now_ms)
+            if _topic_key_of(row) == topic_key and _is_within(rule, row.id, now_ms)
         )
 
     # --- the decision --------------------------------------------------------------------------
@@ -594,17 +589,17 @@ class Coalescer:
         view: Callable[[Sequence[int]], Mapping[int, TaskSnapshot]],
         now_ms: int,
     ) -> Answer | None:
-        """Apply the rules. ``view`` returns the records of ids in ``wanted``. Return None without
-        any change if the request must wait."""
+        """Apply the rules. ``view`` returns the records of the ids that ``needed_records``
+        returned. Return None without any change if the request must wait."""
         plan = _Plan()
         for task, rule in zip(request.new_tasks, request.rules, strict=True):
             if rule is None or rule.action == ADD:
                 plan.outcomes.append((Merging.STORED, plan.store(task)))
             else:
                 plan.outcomes.append(self._plan_task(plan, task, rule, view, now_ms))
-        if plan.waits or (plan.is_accepted and plan.staged_id):
+        if plan.must_wait or (plan.is_accepted and plan.staged_id):
             return None
-        return self._do(plan, request, now_ms)
+        return self._execute(plan, request, now_ms)
 
     def _plan_task(
         self,
@@ -614,20 +609,20 @@ class Coalescer:
         view: Callable[[Sequence[int]], Mapping[int, TaskSnapshot]],
         now_ms: int,
     ) -> tuple[Merging, _New | _Old | TaskRow]:
-        named = _named(task)
-        own = plan.newest.get(named)
+        topic_key = _topic_key(task)
+        own = plan.newest.get(topic_key)
         if own is not None:
             if rule.action == REPLACE:
                 own.draft = _merged_draft(own.draft, task, rule, now_ms, now_ms)
                 return Merging.REPLACED, own
             return _verdict(rule), own
-        staged = self._staged_now(named, rule, now_ms)
+        staged = self._newest_staged(topic_key, rule, now_ms)
         if staged is not None:
-            plan.waits |= rule.action == REPLACE
+            plan.must_wait |= rule.action == REPLACE
             plan.staged_id = max(plan.staged_id, staged.id)
             return _verdict(rule), staged
-        plan.waits |= self._is_landing(named, rule, now_ms)
-        same_key = list(self._with_key(named, rule, view, now_ms))
+        plan.must_wait |= self._is_landing(topic_key, rule, now_ms)
+        same_key = list(self._with_key(topic_key, rule, view, now_ms))
         pending = next((each for each in same_key if self.is_pending(each, rule)), None)
         if pending is None:
             new = plan.store(task)
@@ -643,32 +638,34 @@ class Coalescer:
 
     def _with_key(
         self,
-        named: Named,
+        topic_key: TopicKey,
         rule: Coalescing,
         view: Callable[[Sequence[int]], Mapping[int, TaskSnapshot]],
         now_ms: int,
     ) -> Iterator[TaskSnapshot]:
         """Yield the durable, unfinished tasks with the key in the rule's window, newest first."""
-        ids = list(self._landed(named, rule, now_ms))
+        ids = list(self._landed_ids(topic_key, rule, now_ms))
         snapshots = view(ids) if ids else {}
         for task_id in ids:
             snapshot = snapshots.get(task_id)
             # Equal hashes do not imply equal keys.
-            if snapshot is not None and _name_of(snapshot.row) == named:
+            if snapshot is not None and _topic_key_of(snapshot.row) == topic_key:
                 yield snapshot
 
     def _overtake(
         self, plan: _Plan, same_key: Iterable[TaskSnapshot], rule: Coalescing, newest: _New | _Old
     ) -> None:
-        """Plan that ``newest`` replaces tasks that are in flight, or that a group has finished, and
-        that could be delivered again."""
+        """Plan that ``newest`` replaces the tasks of ``same_key`` that could be delivered again
+        although they are no longer pending."""
         for snapshot in same_key:
-            if not self.is_pending(snapshot, rule) and not self._control.gives_way(snapshot):
+            if not self.is_pending(snapshot, rule) and not self._control.is_fully_replaced(
+                snapshot
+            ):
                 plan.overtaken.setdefault(snapshot.row.id, (snapshot, newest))
 
     def is_pending(self, snapshot: TaskSnapshot, rule: Coalescing) -> bool:
-        """Return whether the rule counts a durable, unfinished task as pending. A dead letter that
-        is owed to no group is never pending."""
+        """Return whether the rule counts a durable, unfinished task as pending. A task of which
+        only dead letters are left is never pending."""
         if self._core.is_scheduled(snapshot.row):
             return True
         groups = self._ownership.groups_of(snapshot)
@@ -694,7 +691,7 @@ class Coalescer:
             plan.old.pop(row.id, None)
             plan.cancels.append(snapshot)
             new = plan.store(_merged_draft(former, task, rule, now_ms, now_ms))
-            plan.instead[row.id] = new
+            plan.replacements[row.id] = new
             return new
         if old is None:
             old = plan.old[row.id] = _Old(snapshot, row.due_ms)
@@ -705,7 +702,7 @@ class Coalescer:
 
     # --- its effects ---------------------------------------------------------------------------
 
-    def _do(self, plan: _Plan, request: Request, now_ms: int) -> Answer:
+    def _execute(self, plan: _Plan, request: Request, now_ms: int) -> Answer:
         core, source = self._core, request.address or request.source
         for snapshot in plan.cancels:
             self._control.cancel(snapshot.row.id, snapshot)
@@ -723,11 +720,11 @@ class Coalescer:
             if plan.is_accepted:
                 core.open.accepted.update(ids)
         for snapshot, newest in plan.overtaken.values():
-            self._control.give_way(snapshot, plan.standing(newest, ids)[0])
-        rests_on = 0 if plan.is_accepted else max((*ids[-1:], plan.staged_id))
-        merged = tuple((int(outcome), *plan.standing(of, ids)) for outcome, of in plan.outcomes)
-        self._count(request, merged, now_ms, is_certain=not rests_on)
-        answer = (request.number, rests_on, len(merged), now_ms)
+            self._control.give_way(snapshot, plan.final_state(newest, ids)[0])
+        depends_on_id = 0 if plan.is_accepted else max((*ids[-1:], plan.staged_id))
+        merged = tuple((int(outcome), *plan.final_state(of, ids)) for outcome, of in plan.outcomes)
+        self._count(request, merged, now_ms, is_certain=not depends_on_id)
+        answer = (request.number, depends_on_id, len(merged), now_ms)
         session = request.session
         if session is not None:
             session.remember_merged(answer, merged)
@@ -735,9 +732,9 @@ class Coalescer:
             session.seen_ms = now_ms
             core.dirty_sessions[session.key] = None
             core.open.has_marks = True
-        if rests_on:
+        if depends_on_id:
             core.open.staged.append((request.address, session, answer))
-        return Answer(now_ms, merged, is_certain=not rests_on)
+        return Answer(now_ms, merged, is_certain=not depends_on_id)
 
     def _change(self, old: _Old, source: object, now_ms: int) -> None:
         row = old.snapshot.row
@@ -748,7 +745,7 @@ class Coalescer:
             self._control.replace(old.snapshot, old.due_ms, body, options, source, now_ms)
 
     def _count(self, request: Request, merged: Merged, now_ms: int, *, is_certain: bool) -> None:
-        """Count the tasks that were not stored, in the open batch if that can be refused."""
+        """Count tasks that were not stored; if that is uncertain, in the open batch."""
         core, source = self._core, request.address or request.source
         for (topic, *_), (number, task_id, _) in zip(request.new_tasks, merged, strict=True):
             outcome = Merging(number)
@@ -762,19 +759,20 @@ class Coalescer:
                 core.recorder.merged(source, topic, outcome.word, task_id, now_ms)
 
 
-def _named(task: NewTask) -> Named:
+def _topic_key(task: NewTask) -> TopicKey:
     options = task[3]
     if options is None or options.key is None:
         raise AssertionError("a task with a rule must have a key")
     return task[0], options.key
 
 
-def _name_of(row: TaskRow) -> tuple[str, str | None]:
+def _topic_key_of(row: TaskRow) -> tuple[str, str | None]:
     return row.topic, None if row.options is None else row.options.key
 
 
 def _is_within(rule: Coalescing, task_id: int, now_ms: int) -> bool:
-    """Return whether the task is in the rule's window. A clock set back makes tasks younger."""
+    """Return whether the task is within the rule's window, for which a clock set back makes it
+    younger."""
     return rule.window_ms is None or now_ms < id_time_ms(task_id) + rule.window_ms
 
 
@@ -783,7 +781,7 @@ def _verdict(rule: Coalescing) -> Merging:
 
 
 def _chosen_ms(former_ms: int, new_ms: int, rule: Coalescing, enqueued_ms: int, now_ms: int) -> int:
-    """Return the due time of a replaced task, in ms."""
+    """Return the due time that a replaced task gets, in ms."""
     if rule.replaces == BODY:
         return max(now_ms, former_ms)
     if rule.due == LATER:
@@ -805,7 +803,7 @@ def _merged_draft(
 
 
 def _is_plain(batch: Batch) -> bool:
-    """Return whether a batch has only new tasks and ends of tasks, and so causes no other work."""
+    """Return whether a batch contains only new and ended tasks, and so causes no other work."""
     effects = batch.effects
     if effects.updated or effects.moved or effects.progress or effects.dead:
         return False

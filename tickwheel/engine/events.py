@@ -1,20 +1,20 @@
-"""Reports of the engine: every change of a task's state, for the history, and the causes of late
-deliveries.
+"""The reports of the engine: every change of a task's state, for the history, and the causes of
+late deliveries.
 
 The engine calls a ``Recorder`` at each change; a recorder only takes notes. Notes belong to the
-open batch. ``seal`` takes them along, and they are written once that batch is durable. Without a
-history, the recorder keeps nothing.
+open batch and are written once that batch is durable. Without a history, the recorder keeps
+nothing.
 
-If a group has ready tasks and cannot deliver them, it is *held back* by one cause at a time.
-``Ledger.judge`` records the changes, so each cause has a *hold interval* with a start and an end.
-The daemon also has hold intervals: it was down, its store was slow, its event loop was busy. A late
-delivery gets the cause whose interval covers most of its wait. If intervals overlap, the order of
-``Cause`` decides; time that no interval covers counts as loop time.
+If a group has ready tasks but cannot deliver them, it is *held back* by one cause at a time.
+``Ledger.judge`` records each change of the cause, so each cause has a *hold interval* with a start
+and an end. The daemon also has hold intervals: it was down, its store was slow, its event loop was
+busy. A late delivery gets the cause whose interval covers most of its wait. If intervals overlap,
+the order of ``Cause`` decides; time that no interval covers counts as loop time.
 
-A delivery in time costs nothing; a frame of late deliveries costs two lookups of the intervals.
+A frame of late deliveries costs two lookups of the intervals; deliveries in time cost nothing.
 
 Only the last interval of a cause is kept. It continues across gaps while the group still has some
-of the delayed tasks, so that a backlog is one interval until it is delivered.
+of the delayed tasks, so that a backlog has one interval until it is delivered.
 """
 
 from __future__ import annotations
@@ -47,12 +47,11 @@ class Recorder(Protocol):
     # --- batches -----------------------------------------------------------------------------
 
     def cut(self) -> object:
-        """Return the notes of the batch that is being sealed. Later notes belong to the next
-        batch."""
+        """Return the notes of the batch that is being sealed, and begin those of the next one."""
 
     def rejoin(self, notes: object, accepted: Container[int]) -> None:
         """Report that the batch with these notes was refused. Forget its arrivals, except those of
-        ``accepted`` tasks, and put the rest before later notes."""
+        ``accepted`` tasks, and put the other notes before later ones."""
 
     def forget_arrivals(self, accepted: Container[int]) -> None:
         """Report that the staged tasks of the open batch, including runs of schedules, were
@@ -66,14 +65,14 @@ class Recorder(Protocol):
         """Report that tasks of ``source`` were staged."""
 
     def replaced(self, source: object, row: TaskRow, now_ms: int) -> None:
-        """Report that a pending task got another body, options and due time."""
+        """Report that the body, options and due time of a pending task were replaced."""
 
     def merged(self, source: object, topic: str, what: str, task_id: int, now_ms: int) -> None:
-        """Report that a task of ``source`` was not stored because this task was pending: "kept" or
-        "rejected"."""
+        """Report that a task of ``source`` was not stored because the task ``task_id`` was pending.
+        ``what`` is "kept" or "rejected"."""
 
     def overtaken(self, lease: Lease) -> None:
-        """Report that a newer task with its key has replaced a task in flight."""
+        """Report that a newer task with the same key has replaced a task in flight."""
 
     def delivered(
         self,
@@ -83,14 +82,14 @@ class Recorder(Protocol):
         now_ms: int,
         causes: Causes | None = None,
     ) -> None:
-        """Report deliveries to a subscriber. A broadcast has a group without a name. ``causes`` are
-        the causes of late deliveries, or None if none is late."""
+        """Report deliveries to a subscriber. For a broadcast, ``group`` has no name. ``causes`` are
+        the causes of late deliveries, or None if all are in time."""
 
     def acked(self, group: Group, leases: Sequence[Lease], kept: AbstractSet[int]) -> None:
         """Report acks. Other groups have not finished the tasks in ``kept``."""
 
     def acked_idle(self, group: Group, task_id: int, attempt: int, *, ended: bool) -> None:
-        """Report an ack with the receipt of an earlier delivery."""
+        """Report an ack whose receipt was that of an earlier delivery."""
 
     def nacked(self, lease: Lease, reason: str, next_ms: int, now_ms: int) -> None:
         """Report a failed attempt; the next attempt is at ``next_ms``."""
@@ -99,7 +98,7 @@ class Recorder(Protocol):
         self, lease: Lease, reason: str, now_ms: int, until_ms: int | None = None
     ) -> None:
         """Report a lease that ended without an answer. If its consumer died, the task waits until
-        ``until_ms``; otherwise it is ready."""
+        ``until_ms``; otherwise it is ready at once."""
 
     def released(self, lease: Lease, until_ms: int | None, now_ms: int) -> None:
         """Report a task that was returned without being counted, or postponed to ``until_ms``."""
@@ -138,7 +137,7 @@ class Recorder(Protocol):
         """Report a new group."""
 
     def group_reset(self, group: Group, bulk: str, from_ms: int, until_ms: int) -> None:
-        """Report a reset, which gives a group the tasks again that came due in this time."""
+        """Report a reset: the tasks due from ``from_ms`` to ``until_ms`` are repeated."""
 
     def group_closed(self, group: Group) -> None:
         """Report that a group is being deleted."""
@@ -166,9 +165,8 @@ class Recorder(Protocol):
         now_ms: int,
         added: Halves | None = None,
     ) -> None:
-        """Report that a transaction, whose new row is ``row``, was PREPARED (with the ``added``
-        half tasks), COMMITTED, ROLLED_BACK, CHECKED or PARKED. The report is forgotten if the open
-        batch is refused."""
+        """Report that a transaction, now ``row``, was PREPARED (with the ``added`` half tasks),
+        COMMITTED, ROLLED_BACK, CHECKED or PARKED. If the open batch is refused, forget this."""
 
 
 class _Unrecorded(Recorder):
@@ -182,27 +180,27 @@ UNRECORDED: Recorder = _Unrecorded()  # type: ignore[abstract]  # methods that d
 """The recorder of an engine without a history."""
 
 STARTING_MS = 5_000
-"""Milliseconds after a start in which missing consumers count as the daemon's downtime."""
-SUBSCRIBERS_LOOKED_AT = 8
+"""How long after a start missing consumers count as the daemon's downtime, in milliseconds."""
+SUBSCRIBERS_EXAMINED_MAX = 8
 
 
 class Ledger:
     """Determines the causes that hold groups back, and the causes of late deliveries."""
 
     def __init__(self, throttled: Collection[Group], targets: Container[tuple[str, str]]) -> None:
-        """``throttled`` are the groups that a rate delays; ``targets`` has (topic, group) of pushed
-        and forwarded groups. Both are live views."""
+        """``throttled`` contains the groups that a rate delays, ``targets`` the (topic, group) of
+        pushed and forwarded groups. Both are live views."""
         self._throttled = throttled
         self._targets = targets
         self.daemon = HoldIntervals()
-        """The intervals in which the whole daemon was held back, which the shard adds."""
+        """The intervals in which the whole daemon was held back. The shard adds them."""
         self._back_ms = 0
-        """Until this time consumers can be missing because the daemon was down."""
+        """The time until which consumers may be missing because the daemon was down."""
         self.changed: dict[Group, None] = {}
         """Groups with changed settings or subscribers, which are judged at the next dispatch."""
 
-    def began(self, stopped_ms: int, now_ms: int) -> None:
-        """Note that the engine was recovered and has delivered nothing since ``stopped_ms``."""
+    def begin(self, stopped_ms: int, now_ms: int) -> None:
+        """Record that the engine was recovered and has delivered nothing since ``stopped_ms``."""
         stopped_ms = min(stopped_ms, now_ms)
         self.daemon.add(Cause.UNKNOWN, 0, stopped_ms)
         self.daemon.add(Cause.DAEMON_DOWN, stopped_ms, now_ms)
@@ -217,7 +215,7 @@ class Ledger:
             if group.hold_intervals is not None or group.ready_count:
                 self.judge(group, now_ms)
 
-    def could_go_on(self, groups: Iterable[Group], now_ms: int) -> None:
+    def judge_runnable(self, groups: Iterable[Group], now_ms: int) -> None:
         """Judge groups that are held back only by the daemon's other work."""
         for group in groups:
             if group.hold_intervals is not None and group.hold_intervals.current is not None:
@@ -225,7 +223,7 @@ class Ledger:
 
     def judge(self, group: Group, now_ms: int) -> None:
         """Record the cause that holds ``group`` back now."""
-        hold_intervals, cause = group.hold_intervals, self._holds_back(group)
+        hold_intervals, cause = group.hold_intervals, self._current_cause(group)
         if hold_intervals is None:
             if cause is None:
                 return
@@ -237,21 +235,21 @@ class Ledger:
             else:
                 hold_intervals.cut(Cause.DAEMON_DOWN, now_ms)
 
-    def waits_for_connection(self, group: Group, now_ms: int) -> None:
-        """Note that a broadcast subscription has a due task that its connection does not accept.
+    def note_blocked(self, group: Group, now_ms: int) -> None:
+        """Record that the connection of a broadcast subscription does not accept a due task.
         ``group`` is the subscription's placeholder."""
         if group.hold_intervals is None:
             group.hold_intervals = HoldIntervals()
         if group.hold_intervals.current is None:
             group.hold_intervals.set_current(Cause.NO_CREDIT, now_ms, now_ms)
 
-    def sent(self, group: Group, now_ms: int) -> None:
-        """Note that a broadcast connection, with ``group`` as its placeholder, has accepted all
-        tasks."""
+    def note_unblocked(self, group: Group, now_ms: int) -> None:
+        """Record that the connection of a broadcast subscription, whose placeholder is ``group``,
+        has accepted all tasks."""
         if group.hold_intervals is not None:
             group.hold_intervals.set_current(None, now_ms, None)
 
-    def _holds_back(self, group: Group) -> Cause | None:
+    def _current_cause(self, group: Group) -> Cause | None:
         if not group.ready_count:
             return None
         if group.is_held:
@@ -262,7 +260,7 @@ class Ledger:
             return Cause.RATE
         if any(subscriber.credit > 0 for subscriber in group.able):
             return None
-        cause = _without_credit(group.subscribers)
+        cause = _cause_without_credit(group.subscribers)
         if cause is Cause.NO_CREDIT and (group.topic.name, group.name) in self._targets:
             return Cause.ENDPOINT
         return cause
@@ -273,8 +271,8 @@ class Ledger:
         self, group: Group, items: Sequence[Item], now_ms: int, *, all_late: bool = False
     ) -> Causes | None:
         """Return the causes of a frame's late deliveries, or None if all are in time. Deliveries
-        between two deliveries with the same cause get that cause. ``all_late`` means that all are
-        late first deliveries."""
+        between two deliveries with the same cause are assumed to have that cause. ``all_late``
+        means that all are late first deliveries."""
         due_before_ms = now_ms - LATE_MS
         if not all_late:
             dues_ms = [row[1] for row, _, _ in items]
@@ -292,8 +290,9 @@ class Ledger:
             return max(by_cause, key=by_cause.__getitem__)
 
         def cause_in_line(index: int) -> Cause:
-            # Other causes of the group come first; only the rest counts as waiting for its turn.
-            own = _of_keys(group, items[index][0][0]) if group.key_intervals else ()
+            # Other causes of the group take precedence; only the remaining time counts as waiting
+            # for the key.
+            own = _key_intervals_of(group, items[index][0][0]) if group.key_intervals else ()
             return cause_of(index, Cause.KEY_BUSY, own)
 
         def same(ask: Callable[[int], Cause]) -> Cause | None:
@@ -302,7 +301,8 @@ class Ledger:
             return cause if is_same else None
 
         if all_late and group.is_ordered:
-            # A settled at-most-once delivery no longer has the information that it waited.
+            # An at-most-once delivery is already settled, so it has no lease that says whether it
+            # waited.
             leases = [group.flight.get(row[0]) for row, _, _ in items]
             traits = [PLAIN if lease is None else lease.traits for lease in leases]
             are_alike = traits.count(WAITED) == len(traits) and not group.key_intervals
@@ -327,7 +327,7 @@ class Ledger:
         return by_index
 
 
-def _of_keys(group: Group, task_id: int) -> list[HoldIntervals]:
+def _key_intervals_of(group: Group, task_id: int) -> list[HoldIntervals]:
     """Return the intervals in which the keys of a task that was just delivered were paused."""
     lease, intervals = group.flight.get(task_id), group.key_intervals
     if lease is None:
@@ -340,7 +340,7 @@ def _of_keys(group: Group, task_id: int) -> list[HoldIntervals]:
 def _fill(
     by_index: list[Cause | None], indexes: Sequence[int], cause_of: Callable[[int], Cause]
 ) -> None:
-    """Set the cause at each of ``indexes``, calling ``cause_of`` for few of them."""
+    """Set the cause at each of ``indexes``, calling ``cause_of`` for as few of them as possible."""
     if not indexes:
         return
     first, last = cause_of(indexes[0]), cause_of(indexes[-1])
@@ -354,11 +354,11 @@ def _fill(
     _fill(by_index, indexes[half:], cause_of)
 
 
-def _without_credit(subscribers: Iterable[Subscriber]) -> Cause:
-    """Return the cause if no subscriber has credit. Only a sample is examined, because there can be
-    thousands."""
+def _cause_without_credit(subscribers: Iterable[Subscriber]) -> Cause:
+    """Return the cause if no subscriber has credit. Only a sample of the subscribers is examined,
+    because there can be thousands."""
     cause = Cause.LEASE_OVER
-    for subscriber in islice(subscribers, SUBSCRIBERS_LOOKED_AT):
+    for subscriber in islice(subscribers, SUBSCRIBERS_EXAMINED_MAX):
         if subscriber.presence.doubted:
             continue
         if (

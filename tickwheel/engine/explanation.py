@@ -1,14 +1,14 @@
-"""Why a task is where it is: one cause, a sentence, and the command that resolves it.
+"""Explains why a task is in its state: one cause, a sentence, and the command that resolves it.
 
 ``explain`` covers stored tasks, ``explain_absent`` tasks without a record, and ``explain_half``
-half tasks of a transaction. They read the engine's memory and change nothing. The engine records
-nothing for them.
+half tasks of a transaction. They only read the engine's memory. The engine records nothing for
+them.
 
 A task that is owed to several groups has a cause in each of them. The answer is about the group
 whose cause comes first in ``Explained``: causes that need an operator, then causes that pass by
 themselves, then ends.
 
-This module knows no clock and no history; the caller passes the time.
+This module reads no clock and no history; the caller passes the time.
 """
 
 from __future__ import annotations
@@ -33,25 +33,25 @@ if TYPE_CHECKING:
     from tickwheel.model.records import TaskRow, TaskSnapshot
 
 NAMED_MAX = 3
-"""Maximum consumers, tasks or transactions that a sentence names."""
-LOOKED_AT_MAX = 64
+"""Maximum number of consumers, tasks or transactions that a sentence names."""
+EXAMINED_MAX = 64
 """Maximum subscribers of a group that are examined."""
-LEASES_LOOKED_AT = 4_096
-"""Maximum deliveries in flight that are searched for a value."""
-TOPICS_LOOKED_AT = 10_000
-"""Maximum topics that are searched for consumers."""
+LEASES_EXAMINED_MAX = 4_096
+"""Maximum number of deliveries in flight that are searched for a value."""
+TOPICS_EXAMINED_MAX = 10_000
+"""Maximum number of topics that are searched for consumers."""
 COMPARED_MAX = 1_000
-"""Maximum topics whose names are compared."""
-HALVES_LOOKED_AT = 10_000
-"""Maximum half tasks that are searched for a key."""
-SIMILAR = 0.8
+"""Maximum number of topics whose names are compared."""
+HALVES_EXAMINED_MAX = 10_000
+"""Maximum number of half tasks that are searched for a key."""
+SIMILARITY_MIN = 0.8
 """Minimum similarity, 0 to 1, of two topic names for one to be a likely misspelling."""
 SHOWN_MAX = 200
 """Maximum characters of a reason, or of a user's text, in a sentence."""
 
 
 class Explained(StrEnum):
-    """Why a task is where it is, in the order of precedence among groups."""
+    """Why a task is in its state, in the order of precedence among groups."""
 
     TOPIC_PAUSED = "topic_paused"
     GROUP_PAUSED = "group_paused"
@@ -93,7 +93,7 @@ class Reason(NamedTuple):
     cause: Explained
     detail: str
     command: str | None = None
-    """The command that resolves the cause or shows more; None if nothing has to be done."""
+    """The command that resolves the cause or shows more; None if there is nothing to do."""
     group: str | None = None
     behind: int | None = None
     """The task that this one waits for."""
@@ -101,15 +101,15 @@ class Reason(NamedTuple):
     """When the task proceeds by itself (wall ms); None if that is unknown."""
 
 
-class Around(NamedTuple):
-    """The caller's context."""
+class ExplainContext(NamedTuple):
+    """The context of a request for an explanation."""
 
     now_ms: int
     mono_ms: int
     may_see: Callable[[str], bool]
     """Returns whether the caller may see a topic."""
     clock_ms: int | None = None
-    """The time of a wall clock that is not trusted; None if it is trusted."""
+    """The time of the wall clock if it is not trusted; None if it is trusted."""
     accept_clock: str | None = None
     """The command that makes the daemon trust the clock."""
 
@@ -120,32 +120,34 @@ class Around(NamedTuple):
 # --- a task that is stored -----------------------------------------------------------------------
 
 
-def explain(core: Core, control: Control, snapshot: TaskSnapshot, around: Around) -> list[Reason]:
-    """Return why a stored task is where it is: the answer, then the reasons in its other groups."""
+def explain(
+    core: Core, control: Control, snapshot: TaskSnapshot, context: ExplainContext
+) -> list[Reason]:
+    """Return why a stored task is in its state, then the reasons in its other groups."""
     row, state = snapshot.row, control.state(snapshot)
     if state is State.SCHEDULED:
-        return [_of_scheduled(core, row, around)]
+        return [_reason_of_scheduled(core, row, context)]
     topic = core.topic(row.topic)
     backlog = topic.default_backlog
     if backlog is not None and state is State.READY:
-        return [_of_ready(core, backlog, row, around)]
-    views = control.view(snapshot, around.now_ms - around.mono_ms)
+        return [_reason_of_ready(core, backlog, row, context)]
+    views = control.view(snapshot, context.now_ms - context.mono_ms)
     reasons = [
-        _of_group(core, topic, name, view, row, around)._replace(group=name)
+        _reason_in_group(core, topic, name, view, row, context)._replace(group=name)
         for name, view in views.items()
     ]
     reasons.sort(key=lambda reason: RANKS[reason.cause])
     return reasons or [Reason(Explained.QUEUED, "It is due and about to reach its groups.")]
 
 
-def _of_scheduled(core: Core, row: TaskRow, around: Around) -> Reason:
+def _reason_of_scheduled(core: Core, row: TaskRow, context: ExplainContext) -> Reason:
     due_ms, shown = row.due_ms, shown_time(row.due_ms)
-    if around.clock_ms is not None and due_ms <= around.clock_ms:
+    if context.clock_ms is not None and due_ms <= context.clock_ms:
         return Reason(
             Explained.CLOCK_HELD,
-            f"It is due {shown}. The wall clock shows {shown_time(around.clock_ms)}, which is too"
-            f" far ahead to be trusted; the daemon's time is {shown_time(around.now_ms)}.",
-            around.accept_clock,
+            f"It is due {shown}. The wall clock shows {shown_time(context.clock_ms)}, which is too"
+            f" far ahead to be trusted; the daemon's time is {shown_time(context.now_ms)}.",
+            context.accept_clock,
         )
     if row.id in core.topic(row.topic).deferred:
         return Reason(
@@ -153,59 +155,62 @@ def _of_scheduled(core: Core, row: TaskRow, around: Around) -> Reason:
             f"It came due while the last group of topic {row.topic} was being deleted, and waits"
             " until the deletion is finished.",
         )
-    if due_ms > around.now_ms:
-        left = _duration(due_ms - around.now_ms)
+    if due_ms > context.now_ms:
+        left = _duration(due_ms - context.now_ms)
         return Reason(
             Explained.SCHEDULED,
-            f"It is not due yet: its time is {shown}, in {left}.{_held_then(core, row, around)}",
+            f"It is not due yet: its time is {shown}, in {left}."
+            + _delay_if_due(core, row, context),
             f"tickwheel run-now {row.id}",
             next_ms=due_ms,
         )
     return Reason(Explained.QUEUED, f"It has been due since {shown} and is being read.")
 
 
-def _held_then(core: Core, row: TaskRow, around: Around) -> str:
-    """Return a further sentence about a pause or a missing consumer that would delay the task if it
-    were due now, for the group with the worst cause; "" if there is none."""
+def _delay_if_due(core: Core, row: TaskRow, context: ExplainContext) -> str:
+    """Return a sentence about the worst pause or missing consumer that would delay the task if it
+    were due now, or "" if there is none."""
     topic = core.topic(row.topic)
     backlog = topic.default_backlog
     groups = topic.live_groups if backlog is None else [backlog]
-    reasons = [_pause(group) or _absence(core, group, around) for group in groups]
+    reasons = [
+        _reason_of_pause(group) or _reason_of_absence(core, group, context) for group in groups
+    ]
     delays = [reason for reason in reasons if reason is not None]
     worst = min(delays, key=lambda reason: RANKS[reason.cause], default=None)
     return "" if worst is None else f" If it were due now, it would wait. {worst.detail}"
 
 
-def _of_group(
-    core: Core, topic: Topic, name: str, view: GroupView, row: TaskRow, around: Around
+def _reason_in_group(
+    core: Core, topic: Topic, name: str, view: GroupView, row: TaskRow, context: ExplainContext
 ) -> Reason:
-    """Return the reason in one group, by the task's state there."""
+    """Return the reason in one group, according to the task's state there."""
     of = f"group {name} of topic {topic.name}"
     group = topic.groups.get(name)
     if group is not None:
         match view.state:
             case "ready":
-                return _of_ready(core, group, row, around)
+                return _reason_of_ready(core, group, row, context)
             case "in_flight":
-                return _of_lease(group, row.id, view, of)
+                return _reason_of_lease(group, row.id, view, of)
             case "waiting":
-                return _of_wait(row.id, view, around, of)
+                return _reason_of_wait(row.id, view, context, of)
             case "held":
-                return _of_held(group, row.id, row.id, _failure(view), of)
+                return _reason_of_held(group, row.id, row.id, _failure(view), of)
             case "filtered":
-                return _left_out(group, row)
+                return _reason_of_filter(group, row)
     if view.state == "dead":
         return Reason(
             Explained.DEAD,
             f"It is a dead letter of {of} since {shown_time(view.at_ms)}, after"
-            f" {_many(view.attempt, 'attempt', 'attempts')}: {_failure(view)}.",
+            f" {_plural(view.attempt, 'attempt', 'attempts')}: {_failure(view)}.",
             f"tickwheel dead requeue {row.id} --group {name}",
         )
     cause = Explained(view.state)
     return Reason(cause, f"It was {cause.value} in {of}.")
 
 
-def _left_out(group: Group, row: TaskRow) -> Reason:
+def _reason_of_filter(group: Group, row: TaskRow) -> Reason:
     why = "" if group.judge is None else group.judge.why_not(row)
     return Reason(
         Explained.FILTERED,
@@ -220,34 +225,34 @@ def explain_filtered(core: Core, row: TaskRow) -> list[Reason]:
     """Return why each filter of the topic excluded an ended task, whose last row is ``row``."""
     topic = core.topics.get(row.topic)
     groups = [] if topic is None else topic.live_groups
-    return [_left_out(group, row) for group in groups if group.judge is not None]
+    return [_reason_of_filter(group, row) for group in groups if group.judge is not None]
 
 
-def _of_lease(group: Group, task_id: int, view: GroupView, of: str) -> Reason:
+def _reason_of_lease(group: Group, task_id: int, view: GroupView, of: str) -> Reason:
     lease = group.flight[task_id]
     by = lease.subscriber.label or "a consumer from before the daemon's restart"
     return Reason(
         Explained.LEASED,
-        f"It is with {_cut(by)}, which got it from {of} as attempt {view.attempt}. Its lease ends"
+        f"It is with {_short(by)}, which got it from {of} as attempt {view.attempt}. Its lease ends"
         f" {shown_time(view.at_ms)}; without an ack it is then delivered again.",
         f"tickwheel consumers --topic {group.topic.name} --group {group.name}",
         next_ms=view.at_ms,
     )
 
 
-def _of_wait(task_id: int, view: GroupView, around: Around, of: str) -> Reason:
+def _reason_of_wait(task_id: int, view: GroupView, context: ExplainContext, of: str) -> Reason:
     if view.failures:
         last = view.failures[-1]
         has_died = last.reason.startswith(CONSUMER_DIED)
         event = f"attempt {last.attempt} failed"
         if has_died:
             event = f"the consumer of attempt {last.attempt} died"
-        why = f"{event}: {_line(last.reason)}"
+        why = f"{event}: {_first_line(last.reason)}"
     elif view.snoozes:
-        why = f"its consumers have postponed it {_many(view.snoozes, 'time', 'times')}"
+        why = f"its consumers have postponed it {_plural(view.snoozes, 'time', 'times')}"
     else:
         why = "it was rescheduled"
-    left = max(0, view.at_ms - around.now_ms)
+    left = max(0, view.at_ms - context.now_ms)
     return Reason(
         Explained.RETRY_WAIT,
         f"It is delivered to {of} again {shown_time(view.at_ms)}, in {_duration(left)}, because"
@@ -257,7 +262,7 @@ def _of_wait(task_id: int, view: GroupView, around: Around, of: str) -> Reason:
     )
 
 
-def _of_held(group: Group, task_id: int, head: int, why: str, of: str) -> Reason:
+def _reason_of_held(group: Group, task_id: int, head: int, why: str, of: str) -> Reason:
     topic, is_head = group.topic.name, head == task_id
     command = f"tickwheel groups release-key {topic} {group.name} {head}"
     if is_head:
@@ -271,19 +276,19 @@ def _of_held(group: Group, task_id: int, head: int, why: str, of: str) -> Reason
 # --- a task that is ready ------------------------------------------------------------------------
 
 
-def _of_ready(core: Core, group: Group, row: TaskRow, around: Around) -> Reason:
+def _reason_of_ready(core: Core, group: Group, row: TaskRow, context: ExplainContext) -> Reason:
     """Return what prevents the delivery of a ready task, by precedence."""
-    topic, key = group.topic, _key(core, group, row)
+    topic, key = group.topic, _reason_of_key(core, group, row)
     # The reason of a ready key holder is also the reason of the tasks that wait for it.
     waits_for_ready = key is not None and _is_ready(group, key.behind)
     for reason in (
-        _pause(group),
+        _reason_of_pause(group),
         None if waits_for_ready else key,
-        _absence(core, group, around),
-        _share(core, group, row),
-        _rate(core, group, around),
-        _alone(group, row.id),
-        _credit(core, group),
+        _reason_of_absence(core, group, context),
+        _reason_of_share(core, group, row),
+        _reason_of_rate(core, group, context),
+        _reason_of_isolation(group, row.id),
+        _reason_of_credit(core, group),
         key,
     ):
         if reason is not None:
@@ -292,12 +297,12 @@ def _of_ready(core: Core, group: Group, row: TaskRow, around: Around) -> Reason:
     return Reason(
         Explained.QUEUED,
         f"It is ready in group {group.name} of topic {topic.name}, whose consumers have credit;"
-        f" {_many(before, 'task is', 'tasks are')} in the queue, including it.",
+        f" {_plural(before, 'task is', 'tasks are')} in the queue, including it.",
         f"tickwheel consumers --topic {topic.name} --group {group.name}",
     )
 
 
-def _pause(group: Group) -> Reason | None:
+def _reason_of_pause(group: Group) -> Reason | None:
     topic, of = group.topic, f"Group {group.name} of topic {group.topic.name}"
     if topic.settings.paused:
         return Reason(
@@ -316,9 +321,12 @@ def _pause(group: Group) -> Reason | None:
     return None
 
 
-def _key(core: Core, group: Group, row: TaskRow) -> Reason | None:
+def _reason_of_key(core: Core, group: Group, row: TaskRow) -> Reason | None:
     """Return why the task's order key, or its value of ``fair_by``, delays it."""
-    ordering, of = core.orderings.of.get(group), f"group {group.name} of topic {group.topic.name}"
+    ordering, of = (
+        core.orderings.by_group.get(group),
+        f"group {group.name} of topic {group.topic.name}",
+    )
     if ordering is None:
         return None
     order = mark_of(row)
@@ -331,7 +339,7 @@ def _key(core: Core, group: Group, row: TaskRow) -> Reason | None:
         text = paused.value if isinstance(paused.value, str) else repr(paused.value)
         return Reason(
             Explained.KEY_PAUSED,
-            f"{noun} {_cut(text)} has been paused in {of} since {shown_time(paused.since_ms)}.",
+            f"{noun} {_short(text)} has been paused in {of} since {shown_time(paused.since_ms)}.",
             f"tickwheel groups resume-key {group.topic.name} {group.name} {option}"
             f" {shlex.quote(text)}",
         )
@@ -350,11 +358,11 @@ def _key(core: Core, group: Group, row: TaskRow) -> Reason | None:
     if head in ordering.held:
         attempts = group.delivery_attempts.get(head)
         failures = () if attempts is None else attempts.past.failures
-        return _of_held(
+        return _reason_of_held(
             group,
             row.id,
             head,
-            _line(failures[-1].reason) if failures else "no reason was given",
+            _first_line(failures[-1].reason) if failures else "no reason was given",
             of,
         )
     return Reason(
@@ -370,15 +378,15 @@ def _is_ready(group: Group, head: int | None) -> bool:
 
 
 def _state_of(group: Group, task_id: int) -> str:
-    """Return the state of the holder of an order key, in words."""
+    """Return what the holder of an order key is doing, in words."""
     lease = group.flight.get(task_id)
     if lease is not None:
-        return f"is with {_cut(lease.subscriber.label or 'a consumer')}"
+        return f"is with {_short(lease.subscriber.label or 'a consumer')}"
     at_ms = group.waiting.get(task_id)
     return "is ready" if at_ms is None else f"is tried again {shown_time(at_ms)}"
 
 
-def _absence(core: Core, group: Group, around: Around) -> Reason | None:
+def _reason_of_absence(core: Core, group: Group, context: ExplainContext) -> Reason | None:
     """Return the reason if there is no consumer for the task."""
     topic = group.topic
     if group.subscribers:
@@ -396,7 +404,7 @@ def _absence(core: Core, group: Group, around: Around) -> Reason | None:
         if is_backlog
         else f"Group {group.name} of topic {topic.name} has no subscriber"
     )
-    similar = similar_topic(core, topic.name, around)
+    similar = similar_topic(core, topic.name, context)
     if similar is not None:
         return Reason(
             Explained.SIMILAR_TOPIC,
@@ -414,19 +422,19 @@ def _absence(core: Core, group: Group, around: Around) -> Reason | None:
     )
 
 
-def similar_topic(core: Core, name: str, around: Around) -> str | None:
-    """Return a topic with consumers whose name is so similar that one may be a typing error."""
+def similar_topic(core: Core, name: str, context: ExplainContext) -> str | None:
+    """Return a topic with consumers and a name so similar that one may be a typing error."""
     consumed = [
         topic.name
-        for topic in islice(core.topics.values(), TOPICS_LOOKED_AT)
+        for topic in islice(core.topics.values(), TOPICS_EXAMINED_MAX)
         if topic.name != name
         and (topic.broadcasters or any(group.subscribers for group in topic.groups.values()))
-        and around.may_see(topic.name)
+        and context.may_see(topic.name)
     ]
     folded: dict[str, str] = {}
     for topic_name in consumed[:COMPARED_MAX]:
         folded.setdefault(_folded(topic_name), topic_name)
-    matches = get_close_matches(_folded(name), folded, 1, SIMILAR)
+    matches = get_close_matches(_folded(name), folded, 1, SIMILARITY_MIN)
     return folded[matches[0]] if matches else None
 
 
@@ -438,23 +446,23 @@ def _folded(name: str) -> str:
 _SIGNS = str.maketrans("_-:/", "....")
 
 
-def _share(core: Core, group: Group, row: TaskRow) -> Reason | None:
+def _reason_of_share(core: Core, group: Group, row: TaskRow) -> Reason | None:
     """Return the reason if the limits of the task's value of ``fair_by`` delay it."""
-    by, ordering = group.settings.shares.fair_by, core.orderings.of.get(group)
+    by, ordering = group.settings.shares.fair_by, core.orderings.by_group.get(group)
     if by is None or ordering is None:
         return None
     value, shares = shared_value(row, by), ordering.shares
-    share = shares.of.get(mark_of_key(by, value))
+    share = shares.by_mark.get(mark_of_key(by, value))
     is_called = row.id in shares.called or row.id in group.loading
     if share is None or share.queue is None or is_called:
         return None
     of = f"group {group.name} of topic {group.topic.name}"
-    shown_value, limit = f"{by} {_cut(str(value))}", group.settings.shares.limit_each
+    shown_value, limit = f"{by} {_short(str(value))}", group.settings.shares.limit_each
     if limit is not None and share.called + share.in_flight >= limit:
-        leases = islice(group.flight.values(), LEASES_LOOKED_AT)
+        leases = islice(group.flight.values(), LEASES_EXAMINED_MAX)
         ids = [lease.id for lease in leases if lease.traits.share is share]
         named = ", ".join(map(str, ids[:NAMED_MAX])) + (" …" if len(ids) > NAMED_MAX else "")
-        count = _many(share.in_flight, "task is", "tasks are")
+        count = _plural(share.in_flight, "task is", "tasks are")
         return Reason(
             Explained.SHARE_LIMIT,
             f"{count} in flight in {of} with {shown_value}{f' ({named})' if ids else ''}; its"
@@ -466,13 +474,13 @@ def _share(core: Core, group: Group, row: TaskRow) -> Reason | None:
         return Reason(
             Explained.RATE,
             f"The rate_each of {of} allows {group.settings.shares.rate_each:g} tasks per second"
-            f" with {shown_value}, and {_many(share.waiting, 'task waits', 'tasks wait')}.",
+            f" with {shown_value}, and {_plural(share.waiting, 'task waits', 'tasks wait')}.",
             f"tickwheel groups set {group.topic.name} {group.name} --rate-each N",
         )
     return None
 
 
-def _rate(core: Core, group: Group, around: Around) -> Reason | None:
+def _reason_of_rate(core: Core, group: Group, context: ExplainContext) -> Reason | None:
     at_mono_ms = core.throttled.get(group)
     if at_mono_ms is None:
         return None
@@ -484,14 +492,14 @@ def _rate(core: Core, group: Group, around: Around) -> Reason | None:
     return Reason(
         Explained.RATE,
         f"The rate of {of} is {rate or 0:g} per second, and"
-        f" {_many(group.ready_count, 'ready task waits', 'ready tasks wait')} for it.",
+        f" {_plural(group.ready_count, 'ready task waits', 'ready tasks wait')} for it.",
         f"tickwheel rate {topic.name} none{option}",
-        next_ms=around.wall_ms(at_mono_ms),
+        next_ms=context.wall_ms(at_mono_ms),
     )
 
 
-def _alone(group: Group, task_id: int) -> Reason | None:
-    if task_id not in group.apart:
+def _reason_of_isolation(group: Group, task_id: int) -> Reason | None:
+    if task_id not in group.isolated:
         return None
     return Reason(
         Explained.ALONE,
@@ -501,34 +509,34 @@ def _alone(group: Group, task_id: int) -> Reason | None:
     )
 
 
-def _credit(core: Core, group: Group) -> Reason | None:
+def _reason_of_credit(core: Core, group: Group) -> Reason | None:
     """Return the reason if no consumer has credit."""
     if any(subscriber.credit > 0 for subscriber in group.able):
         return None
-    topic, sample = group.topic.name, list(islice(group.subscribers, LOOKED_AT_MAX))
+    topic, sample = group.topic.name, list(islice(group.subscribers, EXAMINED_MAX))
     if (topic, group.name) in core.targets:
         return Reason(
             Explained.ENDPOINT,
             f"The tasks of group {group.name} of topic {topic} are sent to another system, which is"
-            f" slow or unreachable; {_many(len(group.flight), 'task waits', 'tasks wait')} for its"
-            " answer.",
+            f" slow or unreachable; {_plural(len(group.flight), 'task waits', 'tasks wait')} for"
+            " its answer.",
             f"tickwheel push log {topic} {group.name}",
         )
     sample.sort(key=lambda subscriber: -subscriber.in_flight)
     named = "; ".join(map(_consumer, sample[:NAMED_MAX]))
     more = len(group.subscribers) - len(sample[:NAMED_MAX])
     named += f"; and {more} more" if more > 0 else ""
-    count = _many(len(group.subscribers), "consumer", "consumers")
-    have = "has" if len(group.subscribers) == 1 else "have"
+    count = _plural(len(group.subscribers), "consumer", "consumers")
+    verb = "has" if len(group.subscribers) == 1 else "have"
     return Reason(
         Explained.SLOW_CONSUMERS,
-        f"{count} of group {group.name} of topic {topic} {have} no credit: {named}.",
+        f"{count} of group {group.name} of topic {topic} {verb} no credit: {named}.",
         f"tickwheel consumers --topic {topic} --group {group.name}",
     )
 
 
 def _consumer(subscriber: Subscriber) -> str:
-    label = _cut(subscriber.label or "a consumer")
+    label = _short(subscriber.label or "a consumer")
     if subscriber.presence.doubted:
         return f"{label} let a lease end and has not responded since"
     if subscriber.blocked:
@@ -542,7 +550,7 @@ def _consumer(subscriber: Subscriber) -> str:
 
 
 def explain_absent(core: Core, control: Control, task_id: int) -> Reason:
-    """Return the reason from memory for a task without a record."""
+    """Return the reason for a task that has no record, from memory."""
     word = control.absent(task_id)
     if word == "unknown":
         return Reason(
@@ -568,12 +576,12 @@ ENDS = {
     Explained.DELETED: "It was deleted from the dead letters, or with its group or topic.",
     Explained.FILTERED: "The filters of all groups of its topic excluded it.",
 }
-"""End of a task → sentence."""
+"""How a task ended → sentence."""
 
 
 def explain_half(core: Core, topic: str, key: str) -> Reason | None:
     """Return the reason if an undecided transaction has a half task with this key."""
-    for row, half_topic, half_key in islice(_halves(core), HALVES_LOOKED_AT):
+    for row, half_topic, half_key in islice(_halves(core), HALVES_EXAMINED_MAX):
         if (half_topic, half_key) == (topic, key):
             return Reason(
                 Explained.TRANSACTION,
@@ -585,7 +593,7 @@ def explain_half(core: Core, topic: str, key: str) -> Reason | None:
 
 
 def _halves(core: Core) -> Iterator[tuple[TransactionRow, str, str | None]]:
-    for transaction in core.transaction_registry.known.values():
+    for transaction in core.transaction_registry.by_name.values():
         for part in transaction.parts.values():
             for half in part.halves:
                 yield (
@@ -595,12 +603,12 @@ def _halves(core: Core) -> Iterator[tuple[TransactionRow, str, str | None]]:
                 )
 
 
-def explain_no_key(core: Core, topic: str, key: str, around: Around) -> Reason:
+def explain_no_key(core: Core, topic: str, key: str, context: ExplainContext) -> Reason:
     """Return the reason if no task of the topic has the key."""
-    text = f"No present or recent task of topic {topic} has the key {_cut(key)!r}"
+    text = f"No present or recent task of topic {topic} has the key {_short(key)!r}"
     if topic not in core.topics:
-        names = [name for name in islice(core.topics, COMPARED_MAX) if around.may_see(name)]
-        matches = get_close_matches(topic, names, 1, SIMILAR)
+        names = [name for name in islice(core.topics, COMPARED_MAX) if context.may_see(name)]
+        matches = get_close_matches(topic, names, 1, SIMILARITY_MIN)
         text += "; there is no such topic" + (f", but there is {matches[0]}" if matches else "")
     return Reason(Explained.NOT_FOUND, f"{text}.", f"tickwheel list --key {shlex.quote(key)}")
 
@@ -609,18 +617,18 @@ def explain_no_key(core: Core, topic: str, key: str, around: Around) -> Reason:
 
 
 def _failure(view: GroupView) -> str:
-    return _line(view.failures[-1].reason) if view.failures else "no reason was given"
+    return _first_line(view.failures[-1].reason) if view.failures else "no reason was given"
 
 
-def _line(text: str) -> str:
-    return _cut(text.partition("\n")[0]) or "no reason was given"
+def _first_line(text: str) -> str:
+    return _short(text.partition("\n")[0]) or "no reason was given"
 
 
-def _cut(text: str) -> str:
+def _short(text: str) -> str:
     return text if len(text) <= SHOWN_MAX else f"{text[:SHOWN_MAX]}…"
 
 
-def _many(count: int, singular: str, plural: str) -> str:
+def _plural(count: int, singular: str, plural: str) -> str:
     return f"{count:,} {singular if count == 1 else plural}"
 
 

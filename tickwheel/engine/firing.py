@@ -1,13 +1,13 @@
-"""Due tasks become ready or expire, and are broadcast to connected broadcast subscriptions.
+"""Makes due tasks ready or expires them, and broadcasts them to connected broadcast subscriptions.
 
 ``Firing`` takes due handles from the wheel, task by task. Successive tasks of one topic that need
-no decisions of their own become ready in one step with the same result (``DueBatch``).
+no individual decisions become ready in one step with the same result (``DueBatch``).
 
 Invariants of broadcasts (``Broadcasts``): a broadcast has no group, lease, ack or retry. It is owed
 no tasks, so it does not affect how a task ends. Tasks that its connection cannot take at once wait
-in a buffer with two limits. A subscription that reaches a limit is ended, because slow clients must
-not make memory grow. Tasks that come due while the topic is paused are not broadcast. Rates apply
-to groups only.
+in a buffer that is limited in tasks and bytes. A subscription that reaches a limit is ended,
+because slow clients must not make memory grow. Tasks that come due while the topic is paused are
+not broadcast. Rates apply to groups only.
 """
 
 from __future__ import annotations
@@ -58,14 +58,14 @@ class Firing:
         self.broadcasts = Broadcasts(core)
 
     def fire(self, now_ms: int, limit: int) -> bool:
-        """Give up to ``limit`` due tasks to their groups. Return whether to call again at once."""
+        """Give up to ``limit`` due tasks to their groups. Return whether to repeat this at once."""
         core = self._core
         core.steps_left = STEPS_PER_TICK
-        more_behind = bool(core.orderings.behind) and self._catch_up(now_ms)
-        room = core.config.loading_max + core.missing_apart - len(core.firing)
+        has_delayed = bool(core.orderings.delayed) and self._catch_up(now_ms)
+        room = core.config.loading_max + core.uncounted_missing - len(core.firing)
         if room <= 0:
-            return more_behind
-        ids, dues, more = core.wheel.advance(now_ms, min(limit, room))
+            return has_delayed
+        ids, dues, has_more = core.wheel.advance(now_ms, min(limit, room))
         resident, retrying = core.resident_rows, core.retrying
         firing = core.firing
         is_unloaded = self._ownership.unloaded_ms is not None
@@ -80,10 +80,10 @@ class Firing:
                 firing[task_id] = due_ms
                 core.rows_to_read.append(task_id)
             elif row[1] == due_ms:
-                # A task with an order key could precede a task that is due before it.
+                # A task with an order key could overtake a task that is due before it.
                 is_early = (firing or is_unloaded) and row[4] is not None and has_order(row)
                 if is_early or core.steps_left <= 0:
-                    core.orderings.behind[task_id] = row
+                    core.orderings.delayed[task_id] = row
                     firing[task_id] = due_ms
                 elif not due_batch.add(row):
                     due_batch.flush()
@@ -93,14 +93,13 @@ class Firing:
         if upcoming and core.has_room:
             not_resident = filterfalse(resident.__contains__, upcoming)
             core.rows_to_read += [task_id for task_id in not_resident if task_id not in retrying]
-        return more or more_behind or core.steps_left <= 0
+        return has_more or has_delayed or core.steps_left <= 0
 
-    def loaded(self, asked: Iterable[int], rows: dict[int, TaskRow], now_ms: int) -> None:
-        """Process the rows of ``Core.rows_to_read``. A due task with a missing row waits until the
-        row is found."""
+    def process_rows(self, requested: Iterable[int], rows: dict[int, TaskRow], now_ms: int) -> None:
+        """Process the rows of ``Core.rows_to_read``. A due task waits until its row is found."""
         core = self._core
         core.steps_left = STEPS_PER_TICK
-        for task_id in asked:
+        for task_id in requested:
             row = rows.get(task_id)
             if row is None:
                 continue
@@ -109,40 +108,41 @@ class Firing:
                 if core.has_room and row.due_ms > now_ms and core.is_scheduled(row):
                     core.keep(row)
             elif row.due_ms == due_ms and (has_order(row) or core.steps_left <= 0):
-                self._fall_behind(row)
+                self._delay(row)
             else:
                 del core.firing[task_id]
                 if row.due_ms == due_ms:
                     self._due(row, now_ms)
-        if core.orderings.behind:
+        if core.orderings.delayed:
             self._catch_up(now_ms)
 
-    def _fall_behind(self, row: TaskRow) -> None:
-        """Delay a fired task that has its row. Without room, its body is read again later."""
+    def _delay(self, row: TaskRow) -> None:
+        """Delay a fired task whose row was read. Without room, its body is read again later."""
         core = self._core
         if core.has_room:
             core.keep(row)
         elif not core.topic(row.topic).broadcasters:
             row = row._replace(body=NO_BODY)
-        core.orderings.behind[row.id] = row
+        core.orderings.delayed[row.id] = row
 
     def _catch_up(self, now_ms: int) -> bool:
-        """Process delayed tasks in order. A task with an order key waits until all earlier tasks
-        have their rows, so that it does not overtake them. Return whether filters ran out of
-        steps."""
+        """Process delayed tasks in order. A task with an order key waits until the rows of all
+        earlier tasks have been read. Return whether filters ran out of steps."""
         core = self._core
-        firing, behind, missing = core.firing, core.orderings.behind, core.missing
-        for task_id in [i for i, row in behind.items() if firing.get(i) != row.due_ms]:
-            del behind[task_id]  # the task has left in another way
-        reading = (at for i, at in firing.items() if i not in behind and i not in missing)
-        until_ms = min(reading, default=ID_MAX)
+        firing, delayed, missing = core.firing, core.orderings.delayed, core.missing
+        for task_id in [i for i, row in delayed.items() if firing.get(i) != row.due_ms]:
+            del delayed[task_id]  # the task has left in another way
+        unread_ms = (at for i, at in firing.items() if i not in delayed and i not in missing)
+        until_ms = min(unread_ms, default=ID_MAX)
         if self._ownership.unloaded_ms is not None:
             until_ms = min(until_ms, self._ownership.unloaded_ms)
-        ready = [row for row in behind.values() if row.due_ms < until_ms or not has_order(row)]
-        for row in sorted(ready, key=lambda row: (row.due_ms, order_of(row))):
+        to_process = [
+            row for row in delayed.values() if row.due_ms < until_ms or not has_order(row)
+        ]
+        for row in sorted(to_process, key=lambda row: (row.due_ms, order_of(row))):
             if core.steps_left <= 0:
                 return True
-            del behind[row.id]
+            del delayed[row.id]
             if row.body is NO_BODY and core.topic(row.topic).broadcasters:
                 core.rows_to_read.append(row.id)  # the body is needed now
                 continue
@@ -157,7 +157,11 @@ class Firing:
             core.wheel.add(row.id, row.due_ms)
             return
         topic = core.topic(row.topic)
-        if topic.closing and not topic.live_groups and not self._ownership.was_closed(topic, row):
+        if (
+            topic.closing
+            and not topic.live_groups
+            and not self._ownership.owners_are_closed(topic, row)
+        ):
             topic.deferred[row.id] = row.due_ms
             core.drop(row.id)
             return
@@ -184,7 +188,7 @@ class Firing:
             replayed = row.options.replayed is not None
             core.lifetimes.begin(row)
         if replayed:
-            groups = self._ownership.assign_again(topic, row)
+            groups = self._ownership.assign_replayed(topic, row)
         elif topic.default_backlog is not None:
             self._wait_for_group(topic.default_backlog, row, now_ms)
             return
@@ -197,7 +201,7 @@ class Firing:
                 core.add_due(group, row, now_ms)
             else:
                 group.ready.push(row.id, priority, now_ms)
-            _has_more(core, group, now_ms)
+            _wake_or_judge(core, group, now_ms)
 
     def _wait_for_group(self, default_backlog: Group, row: TaskRow, now_ms: int) -> None:
         """Put a due task into the default backlog of its topic, which has no group."""
@@ -209,8 +213,8 @@ class Firing:
             core.full_topics[default_backlog.topic.name] = None
 
     def _retry_due(self, task_id: int, at_ms: int, now_ms: int) -> bool:
-        """Make a task ready in groups whose wait ends with this handle. Return whether there was
-        such a group."""
+        """Make a task ready in a group that is waiting to retry it at ``at_ms``. Return whether
+        there was such a group."""
         core = self._core
         for group in core.retrying[task_id]:
             if group.waiting.get(task_id) == at_ms:
@@ -218,11 +222,11 @@ class Firing:
         else:
             return False
         del group.waiting[task_id]
-        core.waited(group, task_id)
+        core.stop_waiting(group, task_id)
         attempts = group.delivery_attempts.get(task_id)
         priority = attempts.priority if attempts else 0
         if group.is_ordered:
-            core.orderings.of[group].retry(task_id, priority, now_ms)
+            core.orderings.by_group[group].retry(task_id, priority, now_ms)
         else:
             group.ready.push(task_id, priority, now_ms)
         group.retried += 1
@@ -232,24 +236,27 @@ class Firing:
 
     # --- times to live ---------------------------------------------------------------------
 
-    def lapse(self, now_ms: int, limit: int) -> bool:
+    def request_lapsed(self, now_ms: int, limit: int) -> bool:
         """Request the records of up to ``limit`` undelivered tasks whose time to live has passed.
-        Return whether to call again at once."""
+        Return whether to call this again at once."""
         core = self._core
-        ids, more = core.lifetimes.fire(now_ms, limit, core.config.lapsing_max + core.missing_apart)
+        ids, has_more = core.lifetimes.fire(
+            now_ms, limit, core.config.lapsing_max + core.uncounted_missing
+        )
         core.lapsed_rows_to_read += ids
-        return more
+        return has_more
 
-    def lapsed(
+    def expire_lapsed(
         self, ids: Iterable[int], snapshots: Mapping[int, TaskSnapshot], now_ms: int
     ) -> None:
-        """Expire ready and waiting tasks, with the records of ``Core.lapsed_rows_to_read``."""
+        """Expire the ready and waiting ones among these tasks. ``snapshots`` contains the records
+        of ``Core.lapsed_rows_to_read``."""
         core = self._core
         lifetimes = core.lifetimes
         for task_id in ids:
             snapshot = snapshots.get(task_id)
             if task_id not in lifetimes.fired or snapshot is None:
-                # The task has left in another way, or its row is missing and it stays.
+                # The task has left in another way, or stays because its row is missing.
                 continue
             end_ms = ttl_end_ms(snapshot.row.due_ms, snapshot.row.options)
             if end_ms is None or now_ms < end_ms:
@@ -265,7 +272,7 @@ class Firing:
                         group.delivery_attempts[task_id] = attempts
                     self.expire(group, snapshot.row)
 
-    def let_go(self, snapshot: TaskSnapshot) -> None:
+    def expire_backlogged(self, snapshot: TaskSnapshot) -> None:
         """End a task that came due before its topic became ``broadcast_only``."""
         topic = self._core.topic(snapshot.row.topic)
         if topic.default_backlog is None or self._core.is_scheduled(snapshot.row):
@@ -274,22 +281,22 @@ class Firing:
         self.expire(topic.default_backlog, snapshot.row)
 
     def expire(self, group: Group, row: TaskRow) -> None:
-        """Finish an expired task for ``group``. The task was already taken out."""
+        """Finish an expired task for ``group``, from whose queues it must have been removed."""
         core, task_id = self._core, row.id
         core.totals.expired += 1
         group.expired += 1
         attempts = group.delivery_attempts.pop(task_id, None)
         attempt = core.number(group, task_id) if attempts is None else attempts.attempt
-        last = self._ownership.finish(group, row, Outcome.EXPIRED)
+        is_last = self._ownership.finish(group, row, Outcome.EXPIRED)
         core.lost_task(group.topic)
-        if not last:
+        if not is_last:
             core.note_done(task_id, group, attempt, 0, ProgressState.EXPIRED)
-        core.recorder.ended(group.topic.name, group.name, EXPIRED, task_id, last=last)
+        core.recorder.ended(group.topic.name, group.name, EXPIRED, task_id, last=is_last)
 
 
 class DueBatch:
-    """Due tasks of a topic with a single group, which gets all tasks that its filter selects. It is
-    part of a tick of the shard, and not a batch of the store."""
+    """Due tasks of a topic with a single group, which gets all tasks that its filter selects. A due
+    batch is part of a tick of the shard, and not a batch of the store."""
 
     __slots__ = ("_core", "_group", "_now_ms", "_ownership", "_rows", "_steps", "_topic")
 
@@ -298,15 +305,14 @@ class DueBatch:
         self._ownership = ownership
         self._now_ms = now_ms
         self._steps = 0
-        """Steps for judging a task of the topic."""
+        """The number of filter steps that a task of the topic takes."""
         self._topic = ""
         self._group: Group | None = None
         """The only group of the topic; None if its tasks need individual decisions."""
         self._rows: list[TaskRow] = []
 
     def add(self, row: TaskRow) -> bool:
-        """Add a due task to the batch. Return False if it needs an individual decision after the
-        batch is flushed."""
+        """Add a due task, or return False if it needs an individual decision after ``flush``."""
         _, due_ms, name, _, options = row
         if name != self._topic:
             self.flush()
@@ -330,16 +336,16 @@ class DueBatch:
         core, now_ms = self._core, self._now_ms
         core.scheduled -= len(rows)
         group.topic.scheduled -= len(rows)
-        rows = self._ownership.divide(group, rows)
+        rows = self._ownership.exclude_by_filter(group, rows)
         if not core.has_room:
             for row in rows:
                 if not core.has_room:
                     core.drop(row.id)
         core.add_due_all(group, rows, now_ms)
-        _has_more(core, group, now_ms)
+        _wake_or_judge(core, group, now_ms)
 
 
-def _has_more(core: Core, group: Group, now_ms: int) -> None:
+def _wake_or_judge(core: Core, group: Group, now_ms: int) -> None:
     """Wake a group that has new ready tasks, or judge why it cannot deliver."""
     if group.able:
         core.runnable[group] = None
@@ -348,8 +354,7 @@ def _has_more(core: Core, group: Group, now_ms: int) -> None:
 
 
 def _only_group(topic: Topic) -> Group | None:
-    """Return the group that is owed every due task of the topic, if there is no other decision,
-    otherwise None."""
+    """Return the group that is owed every due task of the topic; None if tasks need decisions."""
     if topic.default_backlog is not None or topic.closing or topic.broadcasters:
         return None
     groups = topic.live_groups
@@ -357,7 +362,7 @@ def _only_group(topic: Topic) -> Group | None:
 
 
 class Broadcaster(Subscriber):
-    """A broadcast subscription. Its group is a placeholder without tasks."""
+    """A broadcast subscription. Its ``group`` is a placeholder without tasks."""
 
     __slots__ = ("buffer", "filter", "offered_ms", "size_bytes")
 
@@ -367,10 +372,10 @@ class Broadcaster(Subscriber):
         topic: Topic,
         prefetch: int,
         label: str = "",
-        wanted: Filter | None = None,
+        task_filter: Filter | None = None,
     ) -> None:
         super().__init__(sink, Group(topic, "", 0), prefetch, 0, label=label)
-        self.filter = wanted
+        self.filter = task_filter
         """The subscription's filter, or None for all tasks."""
         self.buffer: deque[TaskRow] = deque()
         self.offered_ms = 0
@@ -397,9 +402,9 @@ class Broadcasts:
     def __init__(self, core: Core) -> None:
         self._core = core
         self._waiting: dict[Broadcaster, None] = {}
-        """Broadcasters with rows in their buffers."""
+        """Broadcasters whose buffers contain rows."""
         self.waiting_bytes = 0
-        """Bytes in all buffers. A row in several buffers counts in each, but is in memory once."""
+        """Total bytes of all buffers. A row in several buffers counts in each."""
 
     def join(self, broadcaster: Broadcaster) -> None:
         broadcaster.group.topic.broadcasters[broadcaster] = None
@@ -425,7 +430,7 @@ class Broadcasts:
         for broadcaster in list(topic.broadcasters):
             assert isinstance(broadcaster, Broadcaster)
             if not broadcaster.is_subscribed:
-                continue  # it was ended to make room
+                continue  # the subscription was ended to make room
             if broadcaster.filter is not None:
                 self._core.steps_left -= broadcaster.filter_steps
                 if not broadcaster.filter.passes(row):
@@ -438,11 +443,11 @@ class Broadcasts:
             self.waiting_bytes += size_bytes
             self._waiting[broadcaster] = None
             if not broadcaster.is_open:
-                self._core.ledger.waits_for_connection(broadcaster.group, now_ms)
+                self._core.ledger.note_blocked(broadcaster.group, now_ms)
             if len(broadcaster.buffer) > config.broadcast_tasks_max:
                 self._cut(
                     broadcaster,
-                    f"{len(broadcaster.buffer)} tasks wait for it",
+                    f"has {len(broadcaster.buffer)} unsent tasks",
                     "broadcast_tasks_max",
                 )
             elif (
@@ -450,7 +455,7 @@ class Broadcasts:
             ):
                 self._cut(
                     broadcaster,
-                    f"{broadcaster.size_bytes} bytes wait for it",
+                    f"has {broadcaster.size_bytes} unsent bytes",
                     "broadcast_bytes_max",
                 )
             elif self.waiting_bytes > config.broadcasts_bytes_max:
@@ -460,19 +465,21 @@ class Broadcasts:
         """End the broadcast subscription with the largest buffer, to make room for the others."""
         largest = max(self._waiting, key=lambda broadcaster: broadcaster.size_bytes)
         if len(largest.buffer) > 1:
-            excess = f"{self.waiting_bytes} bytes wait for it and others"
+            excess = f"is one of several that have {self.waiting_bytes} unsent bytes"
             self._cut(largest, excess, "broadcasts_bytes_max")
 
     def _cut(self, broadcaster: Broadcaster, excess: str, limit: str) -> None:
         self.leave(broadcaster)
         allowed = getattr(self._core.config, limit)
         message = (
-            f"the broadcast of {broadcaster.group.topic.name}: {excess}; the limit is {allowed}"
+            f"the broadcast subscription to {broadcaster.group.topic.name} {excess}; the limit is"
+            f" {allowed}"
         )
         self._core.cut.append((broadcaster, "limit_exceeded", f"{message} ({limit})"))
 
     def flush(self, out: list[Dispatch], bytes_max: int, now_ms: int) -> int:
-        """Add frames for broadcasters whose connections accept them. Return their bytes."""
+        """Append frames for broadcasters whose connections accept them to ``out``. Return the size
+        of the frames in bytes."""
         total_bytes = 0
         for broadcaster in [broadcaster for broadcaster in self._waiting if broadcaster.is_open]:
             while broadcaster.buffer and total_bytes < bytes_max:
@@ -486,8 +493,8 @@ class Broadcasts:
                 out.append(Dispatch(broadcaster, items, broadcaster.offered_ms, causes))
                 total_bytes += size_bytes
             if not broadcaster.buffer:
-                self._core.ledger.sent(broadcaster.group, now_ms)
-            # If the bytes did not suffice for all, the others come first next time.
+                self._core.ledger.note_unblocked(broadcaster.group, now_ms)
+            # If ``bytes_max`` was reached, the remaining broadcasters come first next time.
             del self._waiting[broadcaster]
             if broadcaster.buffer:
                 self._waiting[broadcaster] = None
@@ -513,6 +520,6 @@ class Broadcasts:
         return items, size_bytes
 
     @property
-    def can_go_on(self) -> bool:
+    def can_send(self) -> bool:
         """Whether a buffer has rows that its connection accepts now."""
         return any(broadcaster.is_open for broadcaster in self._waiting)

@@ -1,21 +1,21 @@
-"""Creating, setting, restoring, resetting and deleting groups and topics. A topic is created by its
+"""Creates, configures, restores, resets and deletes groups and topics. A topic is created by its
 first use, and forgotten when it is empty.
 
-The first group of a topic gets all waiting tasks, for any requested start, so that creating a group
-discards nothing. A further group is owed tasks that come due from its start on. If the start is in
-the past, the shard passes the stored tasks of the topic to ``Ownership.replayed``.
+The first group of a topic gets all waiting tasks, whatever start was requested, so that creating a
+group discards nothing. A further group is owed the tasks that come due from its start on. If the
+start is in the past, the shard passes the stored tasks of the topic to ``Ownership.examine_page``.
 
-A group is deleted in bounded steps, because a million tasks must not be in one batch.
+A group is deleted in bounded steps, because a million tasks do not fit into one batch.
 ``Closing.close`` marks the group durably; from then on it gets no deliveries and is owed no new
-tasks. The shard repeatedly takes some of its tasks (``some``), reads their records, and passes them
-to ``drop``: a task that no other group is owed ends as deleted, and others leave only this group.
-``finish`` removes the empty group. After a crash, the marked group and its remaining tasks are
-restored, and the shard continues.
+tasks. The shard repeatedly takes some of its tasks (``take_some_tasks``), reads their records, and
+passes them to ``drop``: a task that no other group is owed ends as deleted; any other task leaves
+only this group. ``finish`` removes the empty group. After a crash, the marked group and its
+remaining tasks are restored, and the shard continues.
 
-Until then the group keeps its position in ``Topic.groups``, because tasks that are not in
-``Core.owed`` belong to the first group. Tasks that come due in the meantime name their groups in
-``owed``, even a single group. While the last group of a topic is being deleted, due tasks wait in
-``Topic.deferred`` for the next first group.
+Until ``finish`` removes it, the group keeps its position in ``Topic.groups``, because tasks that
+are not in ``Core.owed`` belong to the first group. The groups of tasks that come due in the
+meantime are recorded in ``owed``, even if there is only one. While the last group of a topic is
+being deleted, due tasks wait in ``Topic.deferred`` until a new group is created.
 
 A topic is also deleted in bounded steps. ``TopicClosing.close`` marks the topic and all its groups
 in one batch; from then on the topic takes no tasks and delivers none. The shard deletes its groups
@@ -23,14 +23,14 @@ and passes its remaining tasks, page by page, to ``withdraw``, which ends them a
 ``finish`` removes the mark and all settings, and forgets the topic. After a crash the marked topic
 is restored, and the shard continues. A topic that a schedule enqueues to is never deleted.
 
-A reset (``Resets``) gives a group the tasks again that it has finished or missed since a moment.
-For each of them it makes a new task, due now, with ``TaskOptions.replayed``, which names the
-original and the only group that is owed it (``ownership.py``, rule 7). The new task has separate
-attempts, retries, dead letters and end, and does not affect other groups.
+A reset (``Resets``) gives a group again the tasks that it has finished or missed since a given
+moment. For each of them it creates a new task, due now, with ``TaskOptions.replayed``, which names
+the original and the only group that is owed the new task (``ownership.py``, rule 7). The new task
+has its own attempts, retries, dead letters and end, and does not affect other groups.
 
 A reset is a bulk operation (``tasks.py``). Its new tasks can be refused; then the progress of the
-bulk operation is restored in the same step (``Bulks.undo``). So each task is given exactly once,
-also after refusals and crashes.
+bulk operation is restored in the same step (``Bulks.undo``). So each task is repeated exactly once,
+even after refusals and crashes.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from tickwheel.engine.events import DELETED
 from tickwheel.engine.ownership import is_done, owing
-from tickwheel.engine.queues import Bucket, changed
+from tickwheel.engine.queues import Bucket, adjusted_bucket
 from tickwheel.engine.sessions import Source
 from tickwheel.engine.tasks import RESET, Step
 from tickwheel.engine.topics import NOTHING_SET, Group, Topic
@@ -75,7 +75,7 @@ if TYPE_CHECKING:
 
 
 class Grouping:
-    """The verbs on groups and topics. Each change is in the open batch."""
+    """The verbs on groups and topics. Each change is recorded in the open batch."""
 
     def __init__(self, core: Core, ownership: Ownership) -> None:
         self._core = core
@@ -84,14 +84,14 @@ class Grouping:
     # --- create ----------------------------------------------------------------------------
 
     def group(self, topic: Topic, name: str, now_ms: int) -> Group:
-        """Return the group, which can be closed, and create it if it does not exist."""
+        """Return the group, creating it if it does not exist. It may be in deletion."""
         return topic.groups.get(name) or self.create_now(topic, name, now_ms)
 
     def create_now(
         self, topic: Topic, name: str, now_ms: int, settings: GroupSettings = NOTHING_SET
     ) -> Group:
         """Create a group that is owed tasks that come due from now on."""
-        return self.create(topic, name, self._ownership.from_now_ms(now_ms), settings)
+        return self.create(topic, name, self._ownership.start_from_now_ms(now_ms), settings)
 
     def create(
         self,
@@ -102,15 +102,15 @@ class Grouping:
         *,
         by_due: bool = False,
     ) -> Group:
-        """Create a group that is owed tasks due from ``since_ms`` on and tasks enqueued from now
-        on. ``by_due`` means that the start is in the future, and only due times count. The group
-        gets only the filter of ``settings``; ``set`` sets the rest."""
-        core, waits = self._core, 0
+        """Create a group that is owed the tasks due from ``since_ms`` on and the tasks enqueued
+        from now on. With ``by_due`` the start is in the future, and only due times count. Of
+        ``settings``, only the filter is applied; ``set`` applies the rest."""
+        core, last_waiting_id = self._core, 0
         if topic.default_backlog is not None:
             group, topic.default_backlog = topic.default_backlog, None
             core.full_topics.pop(topic.name, None)
             group.name = name
-            waits = core.wheel_id
+            last_waiting_id = core.wheel_id
             self._ownership.begin_first(group, 0)
         else:
             group = Group(topic, name, since_ms)
@@ -124,8 +124,8 @@ class Grouping:
         topic.groups[name] = group
         filter_only = NOTHING_SET._replace(tags=settings.tags, where=settings.where)
         self._filter(group, filter_only)
-        group.unjudged_id = waits if group.judge is not None else 0
-        group.version = self.changed(topic.name, 0)
+        group.unjudged_id = last_waiting_id if group.judge is not None else 0
+        group.version = self.record_change(topic.name, 0)
         core.group_count += 1
         core.open.effects.put(GROUP, group.row())
         core.recorder.group_created(group)
@@ -134,15 +134,15 @@ class Grouping:
         return group
 
     def _filter(self, group: Group, settings: GroupSettings) -> None:
-        """Give the group settings with another filter."""
+        """Set the group's settings, whose filter has changed."""
         self._core.filters_length += length_of(settings) - length_of(group.settings)
         group.settings, group.judge = settings, judge_of(settings)
         topic = group.topic
-        topic.known_steps = None
+        topic.cached_steps = None
         topic.filtering = any(each.judge is not None for each in topic.groups.values())
 
     def release(self, topic: Topic) -> None:
-        """Fire the tasks again that waited for the deletion of the topic's last group."""
+        """Fire again the tasks that waited for the deletion of the topic's last group."""
         core, deferred = self._core, topic.deferred
         core.firing.update(deferred)
         core.rows_to_read += deferred
@@ -150,28 +150,28 @@ class Grouping:
 
     # --- set -------------------------------------------------------------------------------
 
-    def changed(self, topic: str, version: int) -> int:
-        """Record a change of a group or of a topic's settings. Return its new version if this shard
-        is its home, otherwise ``version``."""
+    def record_change(self, topic: str, version: int) -> int:
+        """Record a change of a group or of a topic's settings. Return the new version if this shard
+        is the topic's home, otherwise ``version``."""
         core = self._core
         if not core.versions.numbers(topic):
             return version
-        self.count_on(core.versions.counter)
+        self.set_counter(core.versions.counter)
         return core.versions.counter
 
-    def count_on(self, number: int) -> None:
-        """Set the number of the last change."""
+    def set_counter(self, number: int) -> None:
+        """Set the number of the last change of settings."""
         versions = self._core.versions
         versions.counter = number
         self._core.open.effects.put(COUNTER, SettingsCounter(number, versions.number_at_start))
 
-    def followed(self, group: Group, version: int) -> None:
-        """Note that the group has adopted this version of its home's settings."""
+    def adopt_version(self, group: Group, version: int) -> None:
+        """Record that the group has adopted this version of the settings at its topic's home."""
         group.version = version
         self._core.open.effects.put(GROUP, group.row())
 
-    def followed_topic(self, topic: Topic, version: int) -> None:
-        """Note that the topic has adopted this version of its home's settings."""
+    def adopt_topic_version(self, topic: Topic, version: int) -> None:
+        """Record that the topic has adopted this version of the settings at its home."""
         topic.version = version
         self._core.open.effects.change(GROUP, {(topic.name, TOPIC_ITSELF): topic.row()})
 
@@ -183,13 +183,12 @@ class Grouping:
         where: str | None,
         now_ms: int,
     ) -> GroupSettings:
-        """Return ``settings`` with another filter for tasks that come due from now on."""
-        former = self._ownership.former(group, now_ms)
+        """Return ``settings`` with a new filter for the tasks that come due from now on."""
+        former = self._ownership.former_filters(group, now_ms)
         return settings._replace(tags=tags, where=where, former=former)
 
     def set(self, group: Group, settings: GroupSettings, mono_ms: int) -> None:
-        """Set the group's settings. They are durable with the open batch, and apply from the next
-        dispatch on."""
+        """Set the group's settings, in the open batch too. They apply from the next dispatch on."""
         core = self._core
         if (settings.rate, settings.burst) != (group.settings.rate, group.settings.burst):
             group.bucket = self._bucket(group.bucket, settings, mono_ms)
@@ -197,7 +196,7 @@ class Grouping:
         if filters_of(settings) != filters_of(group.settings):
             self._filter(group, settings)
         former, group.settings = group.settings, settings
-        group.version = self.changed(group.topic.name, group.version)
+        group.version = self.record_change(group.topic.name, group.version)
         self._share(group, former, mono_ms)
         core.ledger.changed[group] = None
         core.open.effects.put(GROUP, group.row())
@@ -208,13 +207,15 @@ class Grouping:
         self, old: Bucket | None, settings: GroupSettings, mono_ms: int
     ) -> Bucket | None:  # fmt: skip
         """Return a bucket with this shard's part of the rate and burst, which are totals."""
-        return changed(old, settings.rate, settings.burst, mono_ms, self._core.config.shards)
+        return adjusted_bucket(
+            old, settings.rate, settings.burst, mono_ms, self._core.config.shards
+        )
 
     def _share(self, group: Group, former: GroupSettings, mono_ms: int) -> None:
         """Rearrange the fair shares of the group if their settings have changed."""
         if _sharing(group.settings) == _sharing(former):
             return
-        for paused in self._core.orderings.begin(group).shared_by(former, mono_ms):
+        for paused in self._core.orderings.begin(group).apply_settings(former, mono_ms):
             self._core.open.effects.drop(PAUSED_KEY, PAUSED_KEY.key(paused))
 
     def set_topic(self, topic: Topic, settings: GroupSettings, mono_ms: int) -> None:
@@ -229,10 +230,10 @@ class Grouping:
             core.wake(group)
 
     def note_settings(self, topic: Topic, settings: GroupSettings) -> None:
-        """Set a topic's settings, durable with the open batch."""
+        """Set a topic's settings in memory and in the open batch."""
         core = self._core
         self.set_settings(topic, settings)
-        version = self.changed(topic.name, topic.version)
+        version = self.record_change(topic.name, topic.version)
         topic.version = 0 if settings == NOTHING_SET else version
         core.open.effects.change(GROUP, {(topic.name, TOPIC_ITSELF): topic.row()})
         core.recorder.configured(topic, None)
@@ -267,14 +268,11 @@ class Grouping:
     # --- forget ----------------------------------------------------------------------------
 
     def forget_idle(self, limit: int) -> list[str]:
-        """Forget idle topics, examining at most ``limit``, and return their names.
-
-        No object refers to an idle topic, because it has no groups, broadcasters or tasks. Its
-        counts are part of the totals.
-        """
+        """Forget idle topics, examining at most ``limit``, and return their names. No object refers
+        to an idle topic, because it has no groups, broadcasters or tasks."""
         core, forgotten = self._core, list[str]()
         for name in list(islice(core.maybe_idle, limit)):
-            # A topic that is not idle is added again when it might be.
+            # A topic that is not idle now is added again when it might be idle.
             del core.maybe_idle[name]
             topic = core.topics.get(name)
             if topic is not None and self.is_idle(topic):
@@ -305,7 +303,7 @@ class Grouping:
     # --- restore ---------------------------------------------------------------------------
 
     def restore(self, row: GroupRow) -> None:
-        """Restore a group or topic settings. Rows must be passed oldest first. Buckets are full."""
+        """Restore a group or a topic's settings, oldest row first. Rate buckets start full."""
         topic, settings = self._core.topic(row.topic), row.settings or NOTHING_SET
         bucket = self._bucket(None, settings, 0)
         if row.group == TOPIC_ITSELF:
@@ -317,14 +315,14 @@ class Grouping:
         group.settings, group.bucket, group.judge = settings, bucket, judge_of(settings)
         group.version = row.version
         topic.filtering |= group.judge is not None
-        topic.known_steps = None
+        topic.cached_steps = None
         self._core.filters_length += length_of(settings)
         if settings.shares.fair_by is not None and not group.is_closed:
             self._core.orderings.begin(group)
         group.was_restored = group.is_closed
         topic.default_backlog = None
         topic.closing += group.is_closed
-        if self._ownership.begin_again(group, row.since_id):
+        if self._ownership.restore_start(group, row.since_id):
             self._core.open.effects.put(GROUP, group.row())
 
 
@@ -346,7 +344,7 @@ class Closing:
         """Mark the group as being deleted, and end its subscriptions."""
         core, topic = self._core, group.topic
         self._ownership.end(group)
-        self._grouping.changed(topic.name, group.version)
+        self._grouping.record_change(topic.name, group.version)
         core.open.effects.put(GROUP, group.row())
         for paused in group.paused_keys.values():
             core.open.effects.drop(PAUSED_KEY, PAUSED_KEY.key(paused))
@@ -363,22 +361,24 @@ class Closing:
         group.subscribers.clear()
         group.able.clear()
 
-    def some(self, group: Group, limit: int) -> list[int]:
-        """Return up to ``limit`` tasks that the group holds, without dead letters and tasks with
-        missing rows."""
+    def take_some_tasks(self, group: Group, limit: int) -> list[int]:
+        """Return the ids of up to ``limit`` tasks that the group holds, except dead letters and
+        tasks with missing rows. Ready tasks leave their queues."""
         missing = self._core.missing
-        held = chain(group.flight, group.waiting, group.loading)
-        ids = list(islice((i for i in held if i not in missing), limit))
-        taken = [i for i in group.ready.take(limit - len(ids)) if not group.ready.is_stale(i)]
+        held_ids = chain(group.flight, group.waiting, group.loading)
+        ids = list(islice((i for i in held_ids if i not in missing), limit))
+        ready_ids = [i for i in group.ready.take(limit - len(ids)) if not group.ready.is_stale(i)]
         if group.is_ordered:
-            taken += self._core.orderings.of[group].some(limit - len(ids) - len(taken))
-        for task_id in taken:
-            # Cancels and acks find it here while its record is read.
+            ready_ids += self._core.orderings.by_group[group].take_some(
+                limit - len(ids) - len(ready_ids)
+            )
+        for task_id in ready_ids:
+            # Cancels and acks find the task here while its record is read.
             group.loading[task_id] = 0
-        return ids + taken
+        return ids + ready_ids
 
     def drop(self, group: Group, ids: Iterable[int], snapshots: Mapping[int, TaskSnapshot]) -> None:
-        """Take these tasks out of the group if it still holds them."""
+        """Remove these tasks from the group if it still holds them."""
         for task_id in ids:
             snapshot = snapshots.get(task_id)
             if snapshot is None or not self._take_out(group, snapshot):
@@ -405,15 +405,14 @@ class Closing:
 
     def _forget(self, group: Group, row: TaskRow) -> None:
         core = self._core
-        last = self._ownership.finish(group, row, Outcome.DELETED)
-        if not last:
+        is_last = self._ownership.finish(group, row, Outcome.DELETED)
+        if not is_last:
             core.open.effects.progress[row.id, group.name] = None
-        core.recorder.ended(group.topic.name, group.name, DELETED, row.id, last=last)
+        core.recorder.ended(group.topic.name, group.name, DELETED, row.id, last=is_last)
 
     def is_drained(self, group: Group) -> bool:
-        """Return whether the group is empty, and no task from before a restart can still fire for
-        it."""
-        return not group.holds_any and self._ownership.is_past(group)
+        """Return whether the group is empty, and no restored task can still fire for it."""
+        return not group.holds_any and self._ownership.has_fired_all(group)
 
     def finish(self, group: Group) -> None:
         """Forget a drained group."""
@@ -421,7 +420,7 @@ class Closing:
         if group.holds_any:
             raise AssertionError(f"group {group.name} of {topic.name} holds tasks")
         del topic.groups[group.name]
-        topic.known_steps = None
+        topic.cached_steps = None
         topic.filtering = any(each.judge is not None for each in topic.groups.values())
         core.filters_length -= length_of(group.settings)
         topic.closing -= 1
@@ -464,30 +463,30 @@ class TopicClosing:
         return closed
 
     def withdraw(self, page: Iterable[TaskSnapshot]) -> int:
-        """End these tasks of a topic without groups. Return how many ended."""
+        """End these tasks of a topic that has no groups. Return how many ended."""
         return sum(self._control.delete(snapshot) for snapshot in page)
 
     def finish(self, topic: Topic) -> None:
-        """End the deletion of a topic without groups and tasks."""
+        """Complete the deletion of a topic that has no groups and no tasks."""
         self._set(topic, None)
         topic.bucket = None
         if self._grouping.is_empty(topic):
             self._grouping.forget(topic)
 
     def _set(self, topic: Topic, closed_ms: int | None) -> None:
-        """Mark the topic as being deleted since ``closed_ms``, or (None) remove its settings."""
+        """Mark the topic as being deleted since ``closed_ms``. With None, remove its settings."""
         settings = NOTHING_SET
         if closed_ms is not None:
             settings = topic.settings._replace(closed_ms=closed_ms)
         self._grouping.note_settings(topic, settings)
 
 
-GIVEN, NO_BODY = "given", "no_body"
-"""Outcomes of a reset's items: given to the group again, or impossible without a body."""
+REPEATED, NO_BODY = "repeated", "no_body"
+"""Outcomes of a reset's items: given to the group again, or refused because the body is lost."""
 
 
 class Original(NamedTuple):
-    """The original of a task that a reset makes."""
+    """A task that a reset repeats."""
 
     id: int
     options: TaskOptions | None
@@ -503,14 +502,14 @@ class Resets:
         self._bulks = bulks
 
     def begin(self, group: Group, bulk: Bulk, from_ms: int) -> BulkRow:
-        """Create the bulk operation of a reset, and record its moment in the history."""
+        """Create the bulk operation of a reset that begins at ``from_ms``, and report it."""
         self._core.recorder.group_reset(group, bulk.id, from_ms, bulk.made_ms)
         return self._bulks.make(bulk)
 
-    def may_have(self, group: Group, snapshot: TaskSnapshot) -> bool:
+    def can_repeat(self, group: Group, snapshot: TaskSnapshot) -> bool:
         """Return whether a stored due task can be given to the group again, because the group has
-        finished it (unless it expired) or was never owed it. The rules of ownership also cover
-        tasks that have not fired again after a restart."""
+        finished it (unless it expired) or was never owed it. The rules of ownership also apply to
+        tasks that have not yet fired again after a restart."""
         row, topic = snapshot.row, group.topic
         if row.id > self._core.wheel_id:
             return False
@@ -522,30 +521,32 @@ class Resets:
             topic.groups, row, snapshot.progress.keys() | snapshot.dead.keys()
         )
 
-    def give(
+    def repeat(
         self,
         bulk: Bulk,
         group: str,
         originals: Sequence[Original],
         place: Place,
-        looked_at: int,
+        examined: int,
         lost: int,
         now_ms: int,
     ) -> Step:
-        """Stage a new task for each of ``originals``. Its ``BulkRow`` must be written in the same
-        step. ``lost`` is the number of ``looked_at`` tasks without a body."""
+        """Stage a new task for each of ``originals``. The ``BulkRow`` of ``bulk`` must be written
+        in the same step. ``lost`` is the number of examined tasks without a body."""
         if originals:
-            self._bulks.may_be_refused(bulk.id)
-            new_tasks = [again(original, bulk.topic, group, now_ms) for original in originals]
+            self._bulks.save_before_step(bulk.id)
+            new_tasks = [
+                repeated_task(original, bulk.topic, group, now_ms) for original in originals
+            ]
             size_bytes = sum(size_of(task[2], task[3]) for task in new_tasks)
             source = Source(f"{RESET} {bulk.id}")
             ids = self._intake.stage(new_tasks, size_bytes, now_ms, source)
             self._core.open.staged.append((None, None, (0, ids[0], len(ids), now_ms)))
         matched = len(originals) + lost
-        return Step(place, looked_at, matched, {GIVEN: len(originals), NO_BODY: lost})
+        return Step(place, examined, matched, {REPEATED: len(originals), NO_BODY: lost})
 
 
-def again(original: Original, topic: str, group: str, now_ms: int) -> NewTask:
+def repeated_task(original: Original, topic: str, group: str, now_ms: int) -> NewTask:
     """Return the new task that gives ``original`` to the group again."""
     options = original.options or TaskOptions()
     options = options._replace(

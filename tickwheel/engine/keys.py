@@ -1,7 +1,7 @@
 """The index of keys: (topic, key) → ids of unfinished tasks.
 
 The index stores 16 bytes per task, a hash and the id, in one of many small buckets. A bucket is a
-bytearray, which C code searches and which frees memory that it does not need. The number of buckets
+bytearray, which is searched in C and returns memory that it does not need. The number of buckets
 follows the number of tasks in small steps (linear hashing), so that growth never stops the event
 loop. With overhead this takes 18 to 28 bytes per task with a key.
 
@@ -12,8 +12,8 @@ Hashes are 64 bits of a secret function (``model/key_hash.py``). Two keys can ha
 ``find`` can return ids of another key; the caller compares the key in the row before it changes a
 task. Invariant: after loading, ``find`` returns every unfinished task that landed with the key.
 
-For keys of recently ended tasks, the index remembers the newest id, within a bound, so that
-"finished" and "unknown" are different answers. A restart forgets them.
+For the keys of a bounded number of recently ended tasks, the index remembers the newest id, so that
+"finished" and "unknown" are different answers. A restart forgets these ids.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ FILL_MAX = 128
 FILL_MIN = 8
 """Average entries per bucket at which buckets are united. A bucket has 100 bytes of overhead."""
 ADDS_PER_DIVISION = 16
-"""New entries per divided bucket. All buckets are divided before there are an eighth more."""
+"""New entries per divided bucket. All buckets are divided before entries grow by an eighth."""
 RESERVED_AT_ONCE = 512
-"""Maximum buckets that one call of ``reserve`` divides, which takes a few milliseconds."""
+"""Maximum number of buckets that a call of ``reserve`` divides in a few milliseconds."""
 BUCKETS_MIN = 8
 LONG_BYTES = 1 << 14
 """A bucket is searched for a crowd when it reaches a multiple of this size (1,024 entries)."""
 CROWD_MIN = 256
-"""Minimum tasks of a key for a separate table."""
+"""Minimum number of tasks of a key for a separate table."""
 _SPREAD = 0x9E37_79B9_7F4A_7C15
 _MASK = 2**64 - 1
 
@@ -56,8 +56,8 @@ _entries = Struct(f"{ENTRY_BYTES}s").iter_unpack
 
 
 class Table:
-    """Pairs (place, id) of 64 bits each. A place can have several ids. The low bits of places must
-    be evenly distributed."""
+    """Pairs (place, id) of 64-bit numbers. A place can have several ids. The low bits of places
+    must be evenly distributed."""
 
     __slots__ = ("_count", "_directory", "_low", "_next")
 
@@ -145,7 +145,7 @@ class Table:
         return self._directory[place & len(self._directory) - 1]
 
     def _grow(self, added: int) -> None:
-        """Divide some buckets once the average reaches ``FILL_MAX``, until all are divided."""
+        """Divide some buckets if the average has reached ``FILL_MAX``, until all are divided."""
         steps = -(-added // ADDS_PER_DIVISION)
         while True:
             full = self._low * FILL_MAX
@@ -184,8 +184,8 @@ class Table:
 
 
 def _passed_long(grown: Iterable[bytearray]) -> list[bytearray]:
-    """Return the buckets of ``grown`` that have passed a multiple of ``LONG_BYTES``. ``grown`` has
-    a bucket once for each entry that was added to it."""
+    """Return the buckets of ``grown`` that have passed a multiple of ``LONG_BYTES``. ``grown``
+    contains a bucket once for each entry that was added to it."""
     buckets: dict[int, bytearray] = {}
     added: Counter[int] = Counter()
     for bucket in grown:
@@ -199,8 +199,7 @@ def _passed_long(grown: Iterable[bytearray]) -> list[bytearray]:
 
 
 def _index(bucket: bytearray, wanted: bytes, start: int = 0) -> int:
-    """Return the index of an entry that begins with ``wanted``, or -1. Hits across two entries are
-    skipped."""
+    """Return the index of an entry that begins with ``wanted``, or -1."""
     at = bucket.find(wanted, start)
     while at > 0 and at % ENTRY_BYTES:
         at = bucket.find(wanted, at + 1)
@@ -226,13 +225,13 @@ class Finished:
         self._half = max(1, bound // 2)
         self._young, self._old = Table(), Table()
 
-    def add(self, hashed: int, task_id: int) -> None:
-        self._young.put(hashed, task_id)
+    def add(self, key_hash: int, task_id: int) -> None:
+        self._young.put(key_hash, task_id)
         if len(self._young) >= self._half:
             self._young, self._old = Table(), self._young
 
-    def get(self, hashed: int) -> int | None:
-        return max((*self._young.find(hashed), *self._old.find(hashed)), default=None)
+    def get(self, key_hash: int) -> int | None:
+        return max((*self._young.find(key_hash), *self._old.find(key_hash)), default=None)
 
 
 class KeyIndex:
@@ -246,7 +245,7 @@ class KeyIndex:
         self._crowded = 0
         self._finished = Finished(finished_max)
         self._ended_early: set[int] | None = None
-        """During a recovery, ids of tasks that ended before they were loaded."""
+        """During a recovery, the ids of tasks that ended before they were loaded."""
 
     def __len__(self) -> int:
         return len(self._table) + self._crowded
@@ -258,24 +257,24 @@ class KeyIndex:
     def _add(self, ids: Sequence[int], hashes: Sequence[int]) -> None:
         crowds = self._crowds
         if crowds and not crowds.keys().isdisjoint(hashes):
-            for task_id, hashed in zip(ids, hashes, strict=True):
-                if hashed in crowds:
-                    crowds[hashed].put(_place_of(task_id), task_id)
+            for task_id, key_hash in zip(ids, hashes, strict=True):
+                if key_hash in crowds:
+                    crowds[key_hash].put(_place_of(task_id), task_id)
                     self._crowded += 1
-            alone = [at for at, hashed in enumerate(hashes) if hashed not in crowds]
+            alone = [at for at, key_hash in enumerate(hashes) if key_hash not in crowds]
             ids, hashes = [ids[at] for at in alone], [hashes[at] for at in alone]
         for bucket in self._table.add(hashes, ids):
             self._part_crowd(bucket)
 
     def _part_crowd(self, bucket: bytearray) -> None:
         """Move the most frequent hash of a long bucket to a separate table if it is a crowd."""
-        if len(bucket) < LONG_BYTES:  # its crowd was already moved
+        if len(bucket) < LONG_BYTES:  # the bucket's crowd was already moved
             return
-        ((hashed, count),) = Counter(_words(bucket)[::2]).most_common(1)
-        if count < CROWD_MIN or hashed in self._crowds:
+        ((key_hash, count),) = Counter(_words(bucket)[::2]).most_common(1)
+        if count < CROWD_MIN or key_hash in self._crowds:
             return
-        ids = self._table.take(hashed)
-        crowd = self._crowds[hashed] = Table()
+        ids = self._table.take(key_hash)
+        crowd = self._crowds[key_hash] = Table()
         crowd.add([_place_of(task_id) for task_id in ids], ids)
         self._crowded += len(ids)
 
@@ -286,33 +285,33 @@ class KeyIndex:
     def ended_many(self, topic: str, keys: Mapping[int, str]) -> None:
         """Remove ended tasks of a topic. ``keys`` maps id to key."""
         hashes = self.hash.of_many([topic] * len(keys), list(keys.values()))
-        for task_id, hashed in zip(keys, hashes, strict=True):
-            self._ended(hashed, task_id)
+        for task_id, key_hash in zip(keys, hashes, strict=True):
+            self._ended(key_hash, task_id)
 
-    def _ended(self, hashed: int, task_id: int) -> None:
-        crowd = self._crowds.get(hashed)
+    def _ended(self, key_hash: int, task_id: int) -> None:
+        crowd = self._crowds.get(key_hash)
         if crowd is None:
-            was_here = self._table.remove(hashed, task_id)
+            was_here = self._table.remove(key_hash, task_id)
         else:
             was_here = crowd.remove(_place_of(task_id), task_id)
             self._crowded -= was_here
             if not len(crowd):
-                del self._crowds[hashed]
+                del self._crowds[key_hash]
         if not was_here and self._ended_early is not None:
             self._ended_early.add(task_id)
-        self._finished.add(hashed, task_id)
+        self._finished.add(key_hash, task_id)
 
     def count(self, topic: str, key: str) -> int:
         """Return the number of ids that ``find`` returns."""
-        hashed = self.hash(topic, key)
-        crowd = self._crowds.get(hashed)
-        return len(self._table.find(hashed)) if crowd is None else len(crowd)
+        key_hash = self.hash(topic, key)
+        crowd = self._crowds.get(key_hash)
+        return len(self._table.find(key_hash)) if crowd is None else len(crowd)
 
     def find(self, topic: str, key: str) -> list[int]:
-        """Return the ids of tasks with the key, ascending, and possibly some of another key."""
-        hashed = self.hash(topic, key)
-        crowd = self._crowds.get(hashed)
-        return sorted(self._table.find(hashed) if crowd is None else crowd.ids())
+        """Return the ids of tasks with the key, ascending, and possibly some of other keys."""
+        key_hash = self.hash(topic, key)
+        crowd = self._crowds.get(key_hash)
+        return sorted(self._table.find(key_hash) if crowd is None else crowd.ids())
 
     def finished(self, topic: str, key: str) -> int | None:
         """Return the id of the newest recently ended task with the key, or None."""
@@ -331,8 +330,8 @@ class KeyIndex:
         without: AbstractSet[int] = frozenset(),
         expected: int = 0,
     ) -> None:
-        """Add stored tasks, except those in ``without`` and those that have ended since.
-        ``expected`` is the maximum total to be loaded, or 0 if it is unknown."""
+        """Add stored tasks, except those in ``without`` and those that have ended since
+        ``begin_loading``. ``expected`` is the maximum total to load, or 0 if unknown."""
         self._table.reserve(expected)
         ended = self._ended_early or frozenset[int]()
         if not (without or ended) or (without.isdisjoint(ids) and ended.isdisjoint(ids)):

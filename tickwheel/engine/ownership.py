@@ -1,8 +1,8 @@
 """The rules that determine which groups are owed a task.
 
-Engine, recovery, restore and tests use these functions; no other code compares a group with a
-task. The rules use no clock. They use the order of ids, which never goes back, neither with the
-next daemon nor after a clock was set back.
+Engine, recovery, restore and tests use these functions; no other code compares a group with a task.
+The rules use no clock, but the order of ids, which ascend even across restarts and after a clock
+was set back.
 
 Rules for durable rows of groups and tasks:
 
@@ -15,26 +15,28 @@ Rules for durable rows of groups and tasks:
    the future is owed tasks by due time only (``BY_DUE_ALONE``), until a restart after its start.
 3. **End.** A group that is being deleted is owed no task after ``closed_id``, and no task due after
    ``closed_ms``. These tasks had not fired, so scheduled tasks never end with a group.
-4. **Unowned.** A task that no group is owed by 2 and 3 goes to the live groups with the earliest
-   start by due time. When a group with an earlier start is created, the former earliest groups
-   move their start before it, so that they stay the earliest.
+4. **Unowned.** A task that no group is owed by rules 2 and 3 is owed to the live groups with the
+earliest start by due time. When a group with an earlier start is created, the start of the groups
+that were earliest is moved before it, so that they stay the earliest.
 5. **First.** The first group of a topic begins at 0. The only group of a topic gets all tasks.
-6. **Filter.** A group's filter excludes tasks that it is owed by 1 to 5. The task's due time and
-   place determine the filter (``model.filters``). A rescheduled task that a former filter would
-   wrongly judge gets a new place. A group with a record of a task was owed it. A task that the
-   filters of all groups exclude ends.
-7. **Again.** A task that a reset has made (``TaskOptions.replayed``) is owed only to the group that
-   it names, for any start of that group. The filter applies. Without the group the task ends.
+6. **Filter.** A group's filter excludes some of the tasks that the group is owed by rules 1 to 5.
+The task's due time and place determine which filter applies (``model.filters``). A rescheduled task
+that a former filter would wrongly judge gets a new place. A group with a record of a task was owed
+it. A task that the filters of all groups exclude ends.
+7. **Resets.** A task that a reset has created (``TaskOptions.replayed``) is owed only to the group
+that it names, whatever the start of that group. The filter applies. If the group does not exist,
+the task ends.
 
 Rules for memory:
 
 8. **Firing.** When a task fires, the groups that are owed it by the rules get it. ``Core.owed``
-   names them, unless it is only the topic's first group. After a crash, a task without a record
-   fires again; a task with records is owed to the groups of the rules and of its records.
+names them, unless only the topic's first group is owed it. After a crash, a task without a record
+fires again; a task with records is owed to the groups of the rules and of its records.
 9. **Replay.** A group that begins in the past is owed tasks that have fired without it. Every task
-   with an id up to ``Replay.mark`` is examined in the background. Until then the replay is an
-   owner: a task that the last other group ends becomes the replay's group's alone. Replays are not
-   stored, because rule 8 and the row of the group give the same result after a crash.
+   with an id up to ``Replay.mark`` is examined in the background. Until its task is examined, the
+   replay is an owner: if the last other group finishes the task, the replay's group alone is owed
+   it. Replays are not stored, because rule 8 and the row of the group give the same result after a
+   crash.
 """
 
 from __future__ import annotations
@@ -96,7 +98,7 @@ def is_closed(member: Member) -> bool:
 
 
 def owes(member: Member, row: TaskRow) -> bool:
-    """Return whether the group is owed the task, by its start and its end."""
+    """Return whether the group is owed the task according to the group's start and end."""
     order, settings = order_of(row), member.settings
     if settings is not None and settings.closed_ms is not None:
         if row.due_ms > settings.closed_ms or order > settings.closed_id:
@@ -108,7 +110,7 @@ def owes(member: Member, row: TaskRow) -> bool:
 
 
 def named_group(row: TaskRow) -> str | None:
-    """Return the only group that is owed a task made by a reset; None for other tasks."""
+    """Return the only group that is owed a task created by a reset, or None for any other task."""
     options = row.options
     return None if options is None or options.replayed is None else options.replayed.group
 
@@ -127,15 +129,14 @@ def earliest(members: Iterable[M]) -> list[M]:
 
 
 def moved_before(members: Iterable[M], since_ms: int) -> tuple[list[M], int]:
-    """Return (the earliest groups if a new group that begins at ``since_ms`` would be earlier,
-    their new start)."""
+    """Return (the earliest groups if a new group begins before them, their new start)."""
     later = [member for member in earliest(members) if member.since_ms > since_ms]
     return later, max(0, since_ms - 1)
 
 
 def owing(members: Mapping[str, M], row: TaskRow, recorded: Collection[str]) -> list[M]:
     """Return the groups that are or were owed the task, including groups that have finished it or
-    are being deleted. ``recorded`` are the names of groups with a record of it."""
+    are being deleted. ``recorded`` contains the names of groups with a record of the task."""
     owed = list(members.values())
     if named_group(row) is not None:
         owed = [member for member in owed if owes(member, row)]
@@ -146,8 +147,8 @@ def owing(members: Mapping[str, M], row: TaskRow, recorded: Collection[str]) -> 
 
 
 def needs_place(members: Iterable[Member], row: TaskRow) -> bool:
-    """Return whether a rescheduled task would wrongly miss a group, be held by a group that is
-    being deleted, or be judged by a former filter."""
+    """Return whether a rescheduled task needs a new place, because it would wrongly miss a group,
+    be held by a group that is being deleted, or be judged by a former filter."""
     named = named_group(row)
     return any(
         owes(member, row)
@@ -171,7 +172,7 @@ def keeps_place(members: Iterable[Member], first_id: int) -> bool:
 
 
 def is_done(snapshot: TaskSnapshot, group: Group) -> bool:
-    """Return whether the group has finished the task, which other groups have not finished."""
+    """Return whether the group has finished a task that other groups have not finished."""
     progress = snapshot.progress.get(group.name)
     return progress is not None and progress.state.is_over
 
@@ -180,16 +181,16 @@ def is_done(snapshot: TaskSnapshot, group: Group) -> bool:
 
 
 class Ownership:
-    """Decides where groups start and end, which groups get a firing task, and when a task ends."""
+    """Decides where groups start and end, which groups get a task, and when a task ends."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
         self.unloaded_ms: int | None = None
-        """Stored tasks due from this time on are not on the wheel yet; None if all are."""
+        """Stored tasks due from this time on have not been put on the wheel; None if all have."""
         self.replays: list[Replay] = []
         """Replays that the shard has not begun."""
         self.stopped_ms = 0
-        """The wheel's position before this start."""
+        """The wheel's position before this start of the daemon."""
 
     # --- where groups begin and end ----------------------------------------------------------
 
@@ -204,7 +205,7 @@ class Ownership:
         )
         return min((at_ms for at_ms in times if at_ms is not None), default=ID_MAX)
 
-    def from_now_ms(self, now_ms: int) -> int:
+    def start_from_now_ms(self, now_ms: int) -> int:
         """Return the start of a group that is owed tasks that come due from now on: the first due
         time that has not fired, or now if the clock is behind it."""
         core = self._core
@@ -214,7 +215,7 @@ class Ownership:
         return min(position_ms + 1, max(now_ms, first_ms))
 
     def begin(self, group: Group, since_ms: int, *, by_due: bool) -> None:
-        """Begin a further group of a topic. ``by_due`` means that its start is in the future."""
+        """Set the start of a further group. ``by_due`` means that the start is in the future."""
         core, topic = self._core, group.topic
         group.since_ms = since_ms
         group.since_id = BY_DUE_ALONE if by_due else core.ids.last
@@ -228,13 +229,12 @@ class Ownership:
             self.replays.append(replay)
 
     def begin_first(self, group: Group, since_ms: int) -> None:
-        """Begin the first group of a topic, which is owed tasks that fired before it existed."""
+        """Set the start of a topic's first group, which is owed tasks that have already fired."""
         group.since_ms, group.since_id = since_ms, self._core.ids.last
         group.topic.made += 1
 
-    def begin_again(self, group: Group, since_id: int) -> bool:
-        """Begin a group after a restart. Return whether its start was in the future and has now
-        passed."""
+    def restore_start(self, group: Group, since_id: int) -> bool:
+        """Restore the start of a group. Return whether a start in the future has now passed."""
         core = self._core
         group.topic.made += 1
         has_come = group.since_ms <= core.wheel.position_ms and not group.is_closed
@@ -245,20 +245,20 @@ class Ownership:
         return False
 
     def end(self, group: Group) -> None:
-        """Mark the group as being deleted, with its place in the order."""
+        """Mark the group as being deleted, and record its place in the order."""
         core = self._core
         closed_ms = min(core.wheel.position_ms, self.unfired_ms() - 1)
         group.settings = group.settings._replace(closed_ms=closed_ms, closed_id=core.wheel_id)
         group.topic.closing += 1
         group.topic.replays.pop(group, None)
 
-    def is_past(self, group: Group) -> bool:
+    def has_fired_all(self, group: Group) -> bool:
         """Return whether no task that the group held before a restart can still fire again."""
         closed_ms = group.settings.closed_ms
         return not group.was_restored or closed_ms is None or self.unfired_ms() > closed_ms
 
-    def moved(self, row: TaskRow, now_ms: int) -> TaskRow:
-        """Return the row of a task with a new due time, with a new place if it needs one."""
+    def with_place(self, row: TaskRow, now_ms: int) -> TaskRow:
+        """Return the row of a rescheduled task, with a new place if it needs one."""
         core = self._core
         if not needs_place(core.topic(row.topic).groups.values(), row):
             return row
@@ -266,14 +266,13 @@ class Ownership:
         return row._replace(options=options._replace(order_id=core.ids.take(1, now_ms)))
 
     def forget(self, task_id: int) -> None:
-        """Forget the groups of a rescheduled task, which are determined again when it fires."""
+        """Forget the groups of a rescheduled task. They are determined again when it fires."""
         self._core.owed.pop(task_id, None)
 
     # --- filters -----------------------------------------------------------------------------
 
-    def former(self, group: Group, now_ms: int) -> tuple[FormerFilter, ...]:
-        """Return the former filters of a group whose filter changes now, or none if no task needs
-        them."""
+    def former_filters(self, group: Group, now_ms: int) -> tuple[FormerFilter, ...]:
+        """Return the former filters of a group whose filter changes now, if a task needs them."""
         core, topic = self._core, group.topic
         due_ms = max(core.wheel.position_ms, self.stopped_ms, now_ms)
         # ``wheel_id`` is not enough: a rescheduled task on the wheel can have a later place.
@@ -285,23 +284,23 @@ class Ownership:
         return former_filters
 
     def _wanting(self, topic: Topic, groups: list[Group], row: TaskRow) -> list[Group]:
-        """Return the groups whose filters select the task. If there is none, end the task."""
+        """Return the groups whose filters select the task. If no filter does, end the task."""
         self._core.steps_left -= topic.steps()
         wanting = [group for group in groups if group.judge is None or group.judge.wants(row)]
         if len(wanting) == len(groups):
             return wanting
         others = [group for group in groups if group not in wanting]
         for group in others:
-            self._count_left_out(group, row, last=not wanting and group is others[-1])
+            self._count_excluded(group, row, last=not wanting and group is others[-1])
         if not wanting:
             core = self._core
             core.lifetimes.end(row)
             core.end(row.id, Outcome.FILTERED, topic.name, key_of(row))
         return wanting
 
-    def divide(self, group: Group, rows: list[TaskRow]) -> list[TaskRow]:
+    def exclude_by_filter(self, group: Group, rows: list[TaskRow]) -> list[TaskRow]:
         """Return the rows that the group's filter selects, and end the other tasks. The tasks must
-        be the group's alone, without a time to live, and not made by a reset."""
+        be owed to this group alone, have no time to live, and not be created by a reset."""
         core, topic = self._core, group.topic.name
         if group.judge is None:
             return rows
@@ -318,12 +317,13 @@ class Ownership:
             core.end_plain([row.id for row in others], Outcome.FILTERED, topic, keys)
         return ours
 
-    def leave_out(self, group: Group, row: TaskRow) -> None:
-        """Finish a task for ``group``, whose filter excludes it. The task was already taken out."""
+    def exclude(self, group: Group, row: TaskRow) -> None:
+        """Finish a task for ``group``, whose filter excludes it. It must already have been removed
+        from the group's queues."""
         self._core.lifetimes.end(row)
-        self._count_left_out(group, row, last=self.finish(group, row, Outcome.FILTERED))
+        self._count_excluded(group, row, last=self.finish(group, row, Outcome.FILTERED))
 
-    def _count_left_out(self, group: Group, row: TaskRow, *, last: bool) -> None:
+    def _count_excluded(self, group: Group, row: TaskRow, *, last: bool) -> None:
         core = self._core
         group.filtered += 1
         core.totals.filtered += 1
@@ -332,15 +332,15 @@ class Ownership:
     # --- a task fires ------------------------------------------------------------------------
 
     def assign(self, topic: Topic, live: list[Group], row: TaskRow) -> list[Group]:
-        """Return the groups of ``live`` that get a fired task on a topic with several groups or
-        filters. If there is none, end the task."""
+        """Return the groups of ``live`` that get a fired task of a topic with several groups or
+        filters. If no group gets it, end the task."""
         core = self._core
         order, due_ms = row.id if row.options is None else order_of(row), row.due_ms
         groups = live
         if len(live) > 1:
             groups = [group for group in live if order > group.since_id or due_ms >= group.since_ms]
             groups = groups or earliest(live)
-        if topic.closing and self.was_closed(topic, row):
+        if topic.closing and self.owners_are_closed(topic, row):
             core.lifetimes.end(row)
             core.end_unowed(row)
             return []
@@ -352,9 +352,8 @@ class Ownership:
             core.lifetimes.begin(row)
         return groups
 
-    def assign_again(self, topic: Topic, row: TaskRow) -> list[Group]:
-        """Return the group that a task made by a reset names. If it does not exist, end the
-        task."""
+    def assign_replayed(self, topic: Topic, row: TaskRow) -> list[Group]:
+        """Return the group that a reset's task names. If no group gets the task, end it."""
         core = self._core
         group = topic.groups.get(named_group(row) or "")
         if group is None or group.is_closed:
@@ -368,14 +367,14 @@ class Ownership:
             core.owed[row.id] = PendingGroups({group.name}, topic.made)
         return groups
 
-    def was_closed(self, topic: Topic, row: TaskRow) -> bool:
-        """Return whether a task that fired again after a restart is owed only to groups that are
-        being deleted."""
+    def owners_are_closed(self, topic: Topic, row: TaskRow) -> bool:
+        """Return whether a task fired again after a restart is owed only to groups being
+        deleted."""
         owed = [group for group in topic.groups.values() if owes(group, row)]
         return bool(owed) and all(group.was_restored for group in owed)
 
     def restore(self, snapshot: TaskSnapshot) -> list[Group]:
-        """Return the groups that have not finished a task that fired before a restart."""
+        """Restore a task that has fired. Return the groups that have not finished it."""
         core, row = self._core, snapshot.row
         topic = core.topic(row.topic)
         groups = owing(topic.groups, row, snapshot.progress.keys() | snapshot.dead.keys())
@@ -407,22 +406,22 @@ class Ownership:
         return [groups[name] for name in snapshot.dead if name in groups]
 
     def is_owed(self, group: Group, task_id: int) -> bool:
-        """Return whether the group has not finished a fired task that is not a dead letter."""
+        """Return whether the group must still finish a fired task. Dead letters do not count."""
         owed = self._core.owed.get(task_id)
         return group is group.topic.first_group if owed is None else group.name in owed.remaining
 
-    def shared(self) -> Container[int]:
-        """Return the ids of tasks that groups other than the topic's first might be owed."""
+    def shared_ids(self) -> Container[int]:
+        """Return the ids of tasks that may be owed to groups other than their topic's first."""
         return self._core.owed
 
     def may_share(self, group: Group) -> bool:
-        """Return whether the group might be owed tasks that other groups are owed as well."""
+        """Return whether the group's tasks might be owed to other groups as well."""
         return bool(self._core.owed or group.topic.replays)
 
     # --- a group finishes a task -------------------------------------------------------------
 
     def finish(self, group: Group, of: Lease | TaskRow, outcome: Outcome = Outcome.ACKED) -> bool:
-        """Finish a task for ``group``. Return whether that ended the task."""
+        """Finish a task for ``group``. Return whether the task has ended."""
         core, task_id, made = self._core, of.id, 0
         owed = core.owed.get(task_id)
         if owed is not None:
@@ -435,7 +434,7 @@ class Ownership:
                     core.count_unfinished(group.topic.name, -1)
                 return False
             made = owed.made
-        if group.topic.replays and self._goes_on(group, of, made):
+        if group.topic.replays and self._give_to_replays(group, of, made):
             return False
         key = of.traits.key if isinstance(of, Lease) else key_of(of)
         core.end(task_id, outcome, group.topic.name, key)
@@ -444,8 +443,8 @@ class Ownership:
     def give_way(
         self, group: Group, of: Lease | TaskRow, attempt: int, by: int, after: str = ""
     ) -> None:
-        """Finish a task for ``group`` that the newer task ``by`` replaces. The task was already
-        taken out. ``after`` tells how its last delivery ended."""
+        """Finish a task for ``group`` that the newer task ``by`` replaces. It must already have
+        been removed from the group's queues. ``after`` describes how its last delivery ended."""
         core, topic = self._core, group.topic
         last = self.finish(group, of, Outcome.CANCELLED)
         if last:
@@ -457,7 +456,7 @@ class Ownership:
         core.recorder.ended(topic.name, group.name, CANCELLED, of.id, last=last, reason=reason)
 
     def to_dead_letters(self, group: Group, task_id: int) -> None:
-        """Note that the task is a dead letter of the group, which is no longer owed it."""
+        """Record that the task is a dead letter of the group, which is no longer owed it."""
         owed = self._core.owed.get(task_id)
         if owed is not None:
             owed.remaining.discard(group.name)
@@ -469,8 +468,8 @@ class Ownership:
             self._core.count_unfinished(group.topic.name, -1)
 
     def from_dead_letters(self, group: Group, task_id: int, *, owes_it: bool) -> None:
-        """Note that the task is no longer a dead letter of the group. ``owes_it`` means that the
-        group is owed it again; otherwise the caller finishes it."""
+        """Record that the task is no longer a dead letter of the group. ``owes_it`` means that the
+        group is owed it again; otherwise the caller must finish it."""
         owed = self._core.owed.get(task_id)
         if owed is None:
             self._core.count_unfinished(group.topic.name, 1)
@@ -483,12 +482,10 @@ class Ownership:
 
     # --- replays -----------------------------------------------------------------------------
 
-    def _goes_on(self, group: Group, of: Lease | TaskRow, made: int) -> bool:
-        """Give a task to replays that have not examined it, when its last group finishes it. Return
-        whether a replay claims it.
-
-        The task stays in ``loading``, where acks and cancels find it, until the replay reaches it.
-        """
+    def _give_to_replays(self, group: Group, of: Lease | TaskRow, made: int) -> bool:
+        """Give a task that its last group finishes to the replays that have not examined it. Return
+        whether a replay claims it. The task waits in ``loading``, where acks and cancels find it,
+        until the replay reaches it."""
         core, topic, task_id = self._core, group.topic, of.id
         traits = of.traits if isinstance(of, Lease) else traits_of(of)
         if traits.is_replayed:
@@ -509,39 +506,39 @@ class Ownership:
                 core.lifetimes.add(task_id, traits.ttl_end_ms)
         return True
 
-    def replayed(
+    def examine_page(
         self, replay: Replay, page: Sequence[TaskSnapshot], following: int | None, now_ms: int
     ) -> None:
         """Examine the next page of tasks, by id, for a replay. ``following`` is the last id of the
-        page, or None for the last page."""
+        page, or None if the page is the last one."""
         group, replays = replay.group, replay.group.topic.replays
         if replays.get(group) is not replay:
             return
         for snapshot in page:
             if snapshot.row.id <= replay.mark:
-                self._look_at(replay, snapshot, now_ms)
-        replay.passed(page[0].row.id if page else 0, len(page), following)
+                self._examine(replay, snapshot, now_ms)
+        replay.note_page(page[0].row.id if page else 0, len(page), following)
         if replay.is_over:
             del replays[group]
             if group.is_ordered:
-                self._core.orderings.of[group].keys.replay_ended()
+                self._core.orderings.by_group[group].keys.replay_ended()
         self._core.wake(group)
 
-    def look_ahead(self, snapshot: TaskSnapshot, now_ms: int) -> None:
-        """Let replays examine a task before a change that must apply to all of its groups."""
+    def examine_ahead(self, snapshot: TaskSnapshot, now_ms: int) -> None:
+        """Let replays examine a task ahead of a change that must apply to all of its groups."""
         for replay in self._core.topic(snapshot.row.topic).replays.values():
             if replay.is_ahead(snapshot.row.id):
-                self._look_at(replay, snapshot, now_ms)
+                self._examine(replay, snapshot, now_ms)
                 replay.seen.add(snapshot.row.id)
 
-    def _look_at(self, replay: Replay, snapshot: TaskSnapshot, now_ms: int) -> None:
+    def _examine(self, replay: Replay, snapshot: TaskSnapshot, now_ms: int) -> None:
         """Give a task to a replay's group if the group is owed it and missed its firing."""
         core, row, group = self._core, snapshot.row, replay.group
         owed = core.owed.get(row.id)
         if row.id in replay.seen or (owed is not None and owed.made >= replay.made):
-            # It fired, or reached this group, after the group was created.
-            if row.id in core.orderings.coming(group):
-                return  # it becomes ready when its notes are durable
+            # The task fired, or reached this group, after the group was created.
+            if row.id in core.orderings.rejoining_ids(group):
+                return  # the task becomes ready when the notes of its key are durable
             if group.loading.pop(row.id, None) is not None:
                 self._settle(group, snapshot, now_ms)
             return
@@ -554,10 +551,10 @@ class Ownership:
         if group in owners:
             return
         if not wants(group, row):
-            self._count_left_out(group, row, last=False)
+            self._count_excluded(group, row, last=False)
             return
         if not owners:
-            core.count_unfinished(row.topic, 1)  # so far it was only a dead letter of other groups
+            core.count_unfinished(row.topic, 1)  # it was only a dead letter elsewhere
         if owed is None:
             owed = core.owed[row.id] = PendingGroups({owner.name for owner in owners}, 0)
             owed.dead_lettered = len(self.keepers(snapshot))
@@ -576,14 +573,14 @@ class Ownership:
             if wants(group, row):
                 core.add_due(group, row, now_ms)
             else:
-                self.leave_out(group, row)
+                self.exclude(group, row)
             return
         core.lifetimes.end(row)
         self.finish_done(group, snapshot)
 
     def finish_done(self, group: Group, snapshot: TaskSnapshot) -> None:
-        """Finish a task for a group if a former group of the same name had finished it: as acked if
-        any group has acked it, otherwise as it ended there."""
+        """Finish a task for a group because a former group of the same name had finished it. The
+        task ends as acked if any group has acked it, otherwise as it ended in the former group."""
         task_id, progress = snapshot.row.id, snapshot.progress[group.name]
         is_acked = any(each.is_acked for each in snapshot.progress.values())
         last = self.finish(group, snapshot.row, Outcome.ACKED if is_acked else progress.outcome)

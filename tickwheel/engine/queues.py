@@ -1,10 +1,10 @@
-"""The queues in which a group's due tasks wait for their delivery.
+"""The queues in which a group's due tasks wait for delivery.
 
-* ``ReadyQueue``: tasks that can be delivered, with eight bytes each. Higher priorities come first
-  without starving lower ones: while lower priorities wait, one of every ``FAIR_EVERY`` tasks taken
-  comes from the lower priority that has waited longest for its turn. With n waiting priorities,
-  each gets at least one of every ``FAIR_EVERY * (n - 1)`` tasks. Within a priority, tasks are taken
-  in order of arrival.
+* ``ReadyQueue``: tasks that can be delivered, at eight bytes each. Higher priorities come first
+  without starving lower ones: while lower priorities wait, one of every ``FAIR_EVERY`` tasks comes
+  from the lower priority that has waited longest for its turn. With n waiting priorities, each gets
+  at least one of every ``FAIR_EVERY * (n - 1)`` tasks. Within a priority, tasks are taken in order
+  of arrival.
 * ``Bucket``: a rate limit.
 * ``Order``: the tasks of an order key are delivered one at a time. One task of each key is the *key
   holder*, its *head*; the others wait in its *key queue* by due time, then by their place in the
@@ -14,12 +14,12 @@
   but keeps their order.
 * ``Share``: a value of ``fair_by``. A few of its tasks are *called*, which means that they are in
   the ready queue; the others wait here in order of arrival. So each value has about the same number
-  of places in the ready queue, independent of its number of tasks.
+  of places in the ready queue, however many tasks it has.
 * ``KeyPartitions``: the assignment of keys to consumers.
 * ``DueNames``: the names of schedules or transactions, by the time of their next check.
 
-Pure: this module knows no groups, tasks or stores and reads no clock. ``ordering.py`` has the rules
-that use these queues.
+This module is pure: it knows no groups, tasks or stores and reads no clock. The rules that use
+these queues are in ``ordering.py``.
 """
 
 from __future__ import annotations
@@ -43,16 +43,14 @@ FAIR_EVERY = 16
 MARK_GAP_MS = 100
 MARKS_MAX = 512
 STALE_MIN = 1_024
-"""Minimum stale entries for which the queue is scanned to drop them."""
+"""Number of stale entries above which the queue may be scanned to drop them."""
 
 
 class PriorityLevel(IdQueue):
-    """The ready tasks of one priority, with the approximate age of the first entry.
-
-    Instead of a time per entry, the queue keeps marks (number of an entry, time of its arrival),
-    one every 100 ms, and drops every second mark when there are too many. The reported age is
-    accurate within 100 ms or 1%, and never too low.
-    """
+    """The ready tasks of one priority, with the approximate age of the first entry. Instead of a
+    time per entry, the queue keeps marks (number of an entry, time of its arrival), one every 100
+    ms, and drops every second mark when there are too many. The reported age is accurate within 100
+    ms or 1%, and never too low."""
 
     __slots__ = ("_gap_ms", "_marks", "_next_ms", "_taken")
 
@@ -118,18 +116,17 @@ class PriorityLevel(IdQueue):
 
     @property
     def since_ms(self) -> int | None:
-        """When the first entry arrived, or shortly before; if the queue is empty, when the entry
-        arrived that left last."""
+        """When the first entry arrived, or shortly before. If the queue is empty, the arrival of
+        the entry that left last."""
         return self._marks[0][1] if self._marks else None
 
 
 class ReadyQueue:
-    """The ids of ready tasks. An id can have several entries.
-
-    A task that leaves other than by ``take`` (cancel, reschedule, ack by an earlier receipt) is
-    withdrawn: its entry stays and is *stale*. Stale entries are dropped before they outnumber the
-    others. A task that has left and returned has two entries. The first counts as the stale one, so
-    that the task is delivered once."""
+    """The ids of ready tasks. An id can have several entries. A task that leaves other than by
+    ``take`` (cancel, reschedule, ack by an earlier receipt) is withdrawn: its entry stays and is
+    *stale*. Stale entries are dropped before they outnumber the others. A task that has left and
+    returned has two entries. The first counts as the stale one, so that the task is delivered
+    once."""
 
     __slots__ = (
         "_by_priority",
@@ -147,14 +144,14 @@ class ReadyQueue:
         self._plain = PriorityLevel()
         self._by_priority: dict[int, PriorityLevel] = {}
         self._turn = 0
-        """Number of tasks taken from the highest priority since the last turn of a lower one."""
+        """Number of tasks taken from the highest priority since a lower one last had its turn."""
         self._picks = 0
         self._served: dict[int, int] = {}
-        """Priority → number of the pick of its last turn."""
+        """Priority → value of ``_picks`` at its last turn."""
         self._runs: list[tuple[int, int]] = []
         """(priority, count) of the ids taken last; empty if none had a priority."""
         self.emptied_since_ms: int | None = None
-        """When the last entry of the level that was emptied last had arrived, about."""
+        """The approximate arrival of the last entry of the level that was emptied last."""
         self.stale: dict[int, int] = {}
         """Id → number of its first entries that are stale; ``stale_count`` is the sum."""
         self.stale_count = 0
@@ -198,7 +195,7 @@ class ReadyQueue:
         (self._level(priority) if priority else self._plain).push_front((task_id,))
 
     def take(self, limit: int) -> list[int]:
-        """Remove up to ``limit`` ids in the order of delivery, and return them."""
+        """Remove and return up to ``limit`` ids in the order of delivery."""
         self._runs = []
         if not self._by_priority:
             return self._plain.take(limit)
@@ -284,16 +281,16 @@ class ReadyQueue:
         """Append all ids of another queue."""
         for priority, level in (*other._by_priority.items(), (0, other._plain)):
             if len(level):
-                mine = self._level(priority) if priority else self._plain
+                own_level = self._level(priority) if priority else self._plain
                 (first,) = level.take(1)
-                mine.arrive(first, now_ms)
-                mine.extend(level)
+                own_level.arrive(first, now_ms)
+                own_level.extend(level)
         for task_id, count in other.stale.items():
             self.stale[task_id] = self.stale.get(task_id, 0) + count
         self.stale_count += other.stale_count
 
     def holds(self, task_id: int) -> bool:
-        """Return whether the queue has an entry of this id. Scans all entries."""
+        """Return whether the queue contains an entry of this id. This scans all entries."""
         return any(task_id in level for level in self.levels())
 
     def peek(self) -> int:
@@ -304,8 +301,7 @@ class ReadyQueue:
         return 0
 
     def levels(self) -> list[PriorityLevel]:
-        """Return the levels with tasks, the highest priority first; the level without a priority
-        is last."""
+        """Return the levels by descending priority; the level without a priority is last."""
         priorities = sorted(self._by_priority, reverse=True)
         return [*(self._by_priority[priority] for priority in priorities), self._plain]
 
@@ -328,10 +324,8 @@ _ROUNDING = 1e-6
 
 
 class Bucket:
-    """A token bucket with ``rate`` tokens per second and at most ``burst`` tokens; full at first.
-
-    A delivery takes a token. By default ``burst`` is the tokens of a second, at least 1.
-    """
+    """A token bucket with ``rate`` tokens per second and at most ``burst`` tokens; full at first. A
+    delivery takes a token. By default ``burst`` equals the tokens of a second, but at least 1."""
 
     __slots__ = ("_at_mono_ms", "_tokens", "burst", "rate")
 
@@ -354,16 +348,16 @@ class Bucket:
         self._tokens -= count
 
     def next_mono_ms(self) -> int:
-        """Return when the next token is available (steady clock), if ``left`` has returned 0."""
+        """Return when the next token is available (steady clock) if ``left`` has returned 0."""
         lacking = max(0.0, 1.0 - _ROUNDING - self._tokens)
         return self._at_mono_ms + max(1, ceil(lacking * 1000 / self.rate))
 
 
-def changed(
+def adjusted_bucket(
     old: Bucket | None, rate: float | None, burst: int | None, mono_ms: int, shards: int = 1
 ) -> Bucket | None:
-    """Return a bucket with another rate and burst, no fuller than the old one, or None without a
-    rate. The rate and the burst are divided equally among ``shards`` buckets."""
+    """Return a bucket with a new rate and burst, no fuller than ``old``, or None if ``rate`` is
+    None. The rate and the burst are divided equally among ``shards`` buckets."""
     if rate is None:
         return None
     fresh = Bucket(rate / shards, None if burst is None else burst / shards, mono_ms)
@@ -383,7 +377,7 @@ class DueNames:
         """(time, name). An entry is stale if its name has another time now."""
 
     def set(self, name: str, at_ms: int | None) -> None:
-        """Set the time of a name, or remove the name (None)."""
+        """Set the time of a name. None removes the name."""
         if at_ms == self._times_ms.get(name):
             return
         if at_ms is None:
@@ -395,7 +389,7 @@ class DueNames:
             self._heap = sorted((at_ms, name) for name, at_ms in self._times_ms.items())
 
     def next_ms(self) -> int | None:
-        """Return the time of the next name, or None."""
+        """Return the time of the next name, or None if there are no names."""
         heap = self._heap
         while heap and self._times_ms.get(heap[0][1]) != heap[0][0]:
             heappop(heap)
@@ -413,14 +407,13 @@ class DueNames:
 
 M = TypeVar("M", bound=Hashable)
 DUE_STALE_MAX = 64
-"""Maximum stale entries of a heap of names, in addition to one per name."""
+"""Maximum number of stale entries of a heap of names, in addition to one per name."""
 FEW_MAX = 65_536
-"""Maximum key holders in a dictionary, which is faster than the table but takes five times the
-memory."""
+"""Maximum key holders in the dictionary, which is faster than the table but five times as large."""
 SPENT_MIN = 128
-"""Maximum spent entries of a key queue's array before it is compacted."""
+"""Number of spent entries of a key queue's array above which it may be compacted."""
 NOBODY = -1
-"""The head of a key without a holder whose queue must wait."""
+"""The head of a key that has no holder but whose queue must wait."""
 PARTITIONS = 64
 """Number of partitions of keys."""
 _MASK = 2**64 - 1
@@ -434,11 +427,9 @@ else:
 
 
 class KeyQueue(_Numbers):
-    """The tasks of a key: its head (or ``NOBODY``), and due time and id of each queued task,
-    ascending by due time and place. The class is an array itself, because one memory access instead
-    of two halves the time.
-
-    ``Order`` accesses the array directly when it works on many keys."""
+    """The tasks of a key: its head (or ``NOBODY``), and the due time and id of each queued task,
+    ascending by due time and place. The class is an array itself, which saves half of the time. For
+    many keys, ``Order`` accesses the array directly."""
 
     __slots__ = ("begin", "head")
 
@@ -464,7 +455,7 @@ class KeyQueue(_Numbers):
         return self[self.begin], self[self.begin + 1]
 
     def add(self, task_id: int, due_ms: int, places: dict[int, int]) -> None:
-        """Queue a task. ``places`` has the places of tasks whose place is not their id."""
+        """Queue a task. ``places`` contains the places of tasks whose place is not their id."""
         last_ms = self[-2] if len(self) else -1
         if last_ms > due_ms or (last_ms == due_ms and (places or self[-1] > task_id)):
             at = self._where(task_id, due_ms, places)
@@ -495,7 +486,7 @@ class KeyQueue(_Numbers):
             self.begin = 0
 
     def _where(self, task_id: int, due_ms: int, places: dict[int, int]) -> int:
-        """Return the index of a task in the array, or where to insert it."""
+        """Return the index of a task in the array, or the index at which to insert it."""
 
         def key(at: int) -> tuple[int, int]:
             return self[at], places.get(self[at + 1], self[at + 1])
@@ -556,15 +547,14 @@ class Order:
             self.queue(mark, task_id, due_ms, place)
             return False
         self._newest = max(self._newest, (due_ms, place))
-        if mark in self.queues:  # the task can be the head already
+        if mark in self.queues:  # the task may already have been the head
             self.overtaken.add(mark)
         return True
 
     def arrive_all(
         self, marks: Sequence[int], ids: Sequence[int], dues_ms: Sequence[int]
     ) -> list[int]:
-        """Call ``arrive`` for tasks, at least one, whose place is their id. Return the ids of the
-        holders."""
+        """Call ``arrive`` for tasks, at least one, whose place is their id. Return the holders."""
         few, holders = self._few, list[int]()
         arrivals = zip(marks, ids, dues_ms, strict=True)
         if (
@@ -578,7 +568,7 @@ class Order:
                 if self.arrive(mark, task_id, due_ms, task_id):
                     holders.append(task_id)
             return holders
-        # Each task comes after all present tasks.
+        # Each task is due after all tasks that arrived before.
         self._newest = (dues_ms[-1], ids[-1])
         get, alone, waiting = self.queues.get, few.setdefault, 0
         for mark, task_id, due_ms in arrivals:
@@ -601,7 +591,7 @@ class Order:
         return holders
 
     def queue(self, mark: int, task_id: int, due_ms: int, place: int) -> None:
-        """Queue a task. If the key is free, it gets no holder."""
+        """Queue a task. If the key is free, it stays without a holder."""
         queue = self.queues.get(mark)
         if queue is None:
             queue = self.queues[mark] = KeyQueue(self._forget(mark) or NOBODY)
@@ -628,11 +618,11 @@ class Order:
         return was_queued
 
     def park(self, mark: int, head: int, due_ms: int, place: int) -> None:
-        """Put the head back into the queue of its key, which then has no holder."""
+        """Put the head of a key back into the key's queue. The key then has no holder."""
         self.queue(mark, head, due_ms, place)
         self.queues[mark].head = NOBODY
 
-    def follow(self, marks: Sequence[int]) -> tuple[list[int], list[int]]:
+    def promote(self, marks: Sequence[int]) -> tuple[list[int], list[int]]:
         """Make the next task the head of each key whose head has ended. Return the new heads' ids
         and due times. A key without a queue becomes free."""
         queues, few = self.queues, self._few
@@ -667,8 +657,7 @@ class Order:
         return heads, dues_ms
 
     def exchange(self, mark: int, head: int, due_ms: int, place: int) -> int:
-        """Return the head of a key whose ``head`` has had no attempt. If an earlier task is queued,
-        it becomes the head, and ``head`` is queued."""
+        """Exchange ``head`` (unattempted) with a queued earlier task. Return the key's head."""
         queue = self.queues.get(mark)
         if queue is None or queue.head != head:
             return head
@@ -698,8 +687,8 @@ class Order:
             return head
         return (self._many.take(mark & _MASK) or [0])[0] if len(self._many) else 0
 
-    def pop_some(self, limit: int) -> list[int]:
-        """Take up to ``limit`` tasks out of the queues of any keys."""
+    def take_some(self, limit: int) -> list[int]:
+        """Remove and return up to ``limit`` tasks from the queues of any keys."""
         taken: list[int] = []
         while self.queues and len(taken) < limit:
             mark, queue = next(iter(self.queues.items()))
@@ -724,7 +713,7 @@ class Share:
     """Number of tasks of the value in the ready queue."""
     in_flight: int = 0
     queue: ReadyQueue | None = None
-    """The tasks of the value that wait to be called, or None if none waits."""
+    """The tasks of the value that wait to be called, or None if there are none."""
     is_paced: bool = False
     """Whether the value waits for a token of its rate."""
 
@@ -766,9 +755,9 @@ class Share:
 
 
 class KeyPartitions(Generic[M]):
-    """The assignment of keys to members. Keys are divided into ``PARTITIONS`` partitions. Each
-    partition belongs to the member for which a hash of both is highest (rendezvous hashing: Thaler
-    and Ravishankar, 1998). A joining member takes partitions from all others; the partitions of a
+    """Assigns keys to members. Keys are divided into ``PARTITIONS`` partitions. Each partition
+    belongs to the member for which a hash of both is highest (rendezvous hashing: Thaler and
+    Ravishankar, 1998). A joining member takes partitions from all others; the partitions of a
     leaving member go to all others."""
 
     __slots__ = ("_best", "_members", "_number")
@@ -811,8 +800,8 @@ class KeyPartitions(Generic[M]):
         return self._members.keys() >= set(some)
 
     def of(self, marks: Sequence[int], known: Mapping[int, M]) -> list[M | None]:
-        """Return the member for each mark: that of ``known`` if it is a member, otherwise that of
-        the key's partition; None for mark 0."""
+        """Return for each mark the object that ``preferred`` maps it to if that is a member,
+        otherwise the member of the mark's partition. For mark 0, return None."""
         members = self._members
         owners = [None if best is None else best[1] for best in self._best]
         return [

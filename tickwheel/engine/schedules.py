@@ -1,8 +1,9 @@
-"""Decisions about the occurrences of schedules: each makes one task, or is skipped for a reason.
+"""Decides the occurrences of schedules: each creates one task, or is skipped for a reason.
 
-The task of an occurrence and the advance of its schedule are in the same effects, so that a store
-has both or neither. So each occurrence makes exactly one task, also after kills and failovers.
-Pure; ``timetables`` computes planned times and keeps the state of schedules.
+The task of an occurrence and the advance of its schedule are in the same effects, so a store
+contains both or neither, and each occurrence creates exactly one task, even after kills and
+failovers. The module is pure; ``timetables`` computes planned times and holds the state of
+schedules.
 
 An occurrence is decided when it is due. If several have come due while the daemon was down or the
 schedule was paused, the newest is current, and the others were missed. The newest also counts as
@@ -22,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from tickwheel.engine.events import DELETED, PAUSED, PUT, RESUMED
 from tickwheel.engine.sessions import Source
-from tickwheel.engine.timetables import Planned, Timetable, Undo
+from tickwheel.engine.timetables import LoadedSchedule, Timetable, Undo
 from tickwheel.model.kinds import (
     BACKFILLED,
     FIRED,
@@ -51,19 +52,19 @@ if TYPE_CHECKING:
 
 CURRENT_MS_MAX = 60_000
 """Age from which an undecided occurrence counts as missed."""
-AT_ONCE_MAX = 100
-"""Maximum missed occurrences of a schedule that fire in one batch."""
+FIRED_MAX = 100
+"""Maximum occurrences of a schedule that fire in one batch."""
 COUNTED_MAX = 1_000
-"""Maximum count of missed occurrences. Above it, the count is a lower bound."""
+"""Limit up to which missed occurrences are counted. A count that reaches it is a lower bound."""
 FIRE_BYTES_MAX = 8 << 20
-"""Maximum bytes of tasks per call of ``fire``, plus those of one schedule."""
+"""Bytes after which a call of ``fire`` stops. It can exceed this by the tasks of one schedule."""
 FIRE_STEPS_MAX = 2_048
-"""Maximum steps per call of ``fire``, plus those of one schedule: planning steps, and
-``TASK_STEPS`` per task."""
+"""Steps (planning steps, and ``TASK_STEPS`` per task) after which a call of ``fire`` stops. It can
+exceed this by the steps of one schedule."""
 TASK_STEPS = 4
-"""Cost of making a task, in steps of planning."""
-HELD_MS = 1_000
-"""Milliseconds that schedules wait if tasks are not accepted."""
+"""Cost of creating a task, in planning steps."""
+RETRY_MS = 1_000
+"""How long schedules wait after new tasks were refused, in milliseconds."""
 _MIX = 0x9E37_79B9_7F4A_7C15
 
 
@@ -80,12 +81,12 @@ class Schedules:
 
     def put(self, schedule: Schedule, table: Timetable, now_ms: int) -> str:
         """Create or change a schedule. Return "created", "updated" or "unchanged". A new timing
-        begins after ``now_ms``; earlier runs still count."""
-        existing = self._schedule_heap.known.get(schedule.name)
+        begins after ``now_ms``; earlier runs still count towards ``runs_max``."""
+        existing = self._schedule_heap.by_name.get(schedule.name)
         if existing is None:
             row = ScheduleRow(schedule, next_ms=table.after(now_ms))
-            planned = self._schedule_heap.known[schedule.name] = Planned(row, table)
-            self._changed(planned, row, PUT)
+            entry = self._schedule_heap.by_name[schedule.name] = LoadedSchedule(row, table)
+            self._record_change(entry, row, PUT)
             return "created"
         before = existing.row
         if before.schedule == schedule:
@@ -100,76 +101,73 @@ class Schedules:
             next_ms = table.after(now_ms)
         queued_ms = before.queued_ms if schedule.overlap == "queue_one" else None
         row = before._replace(schedule=schedule, next_ms=next_ms, queued_ms=queued_ms)
-        self._changed(existing, row, PUT, same_body=schedule.body == before.schedule.body)
+        self._record_change(existing, row, PUT, same_body=schedule.body == before.schedule.body)
         return "updated"
 
-    def pause(self, planned: Planned, *, paused: bool) -> None:
-        """Pause or resume a schedule. A paused schedule does not fire; when it is resumed, its
-        catch-up applies."""
-        if planned.row.paused != paused:
-            row = planned.row._replace(paused=paused)
-            self._changed(planned, row, PAUSED if paused else RESUMED)
+    def pause(self, entry: LoadedSchedule, *, paused: bool) -> None:
+        """Pause a schedule, so that it does not fire, or resume it; its catch-up then applies."""
+        if entry.row.paused != paused:
+            row = entry.row._replace(paused=paused)
+            self._record_change(entry, row, PAUSED if paused else RESUMED)
 
-    def delete(self, planned: Planned) -> None:
-        """Delete a schedule. Its tasks stay."""
-        self._schedule_heap.forget(planned)
-        self._core.open.effects.drop(SCHEDULE, planned.name)
-        self._core.recorder.schedule_changed(planned.row, DELETED)
+    def delete(self, entry: LoadedSchedule) -> None:
+        """Delete a schedule, but not its tasks."""
+        self._schedule_heap.forget(entry)
+        self._core.open.effects.drop(SCHEDULE, entry.name)
+        self._core.recorder.schedule_changed(entry.row, DELETED)
 
     def restore(self, row: ScheduleRow, table: Timetable) -> None:
-        """Restore a schedule. The caller then looks its newest task up and calls ``found``."""
-        planned = self._schedule_heap.known[row.schedule.name] = Planned(row, table)
+        """Restore a schedule. Then look up its newest task and call ``unwatch_ended``."""
+        entry = self._schedule_heap.by_name[row.schedule.name] = LoadedSchedule(row, table)
         if row.last_id and row.schedule.overlap != "allow":
-            self._schedule_heap.watch(planned)
-        self._schedule_heap.arm(planned)
+            self._schedule_heap.watch(entry)
+        self._schedule_heap.arm(entry)
 
-    def unwatch_ended(self, asked: Iterable[int], known: dict[int, TaskSnapshot]) -> None:
-        """Stop watching tasks that were looked up after a restart and have ended."""
-        over = [
-            i for i in asked
-            if i not in known or (known[i].dead and not self._control.is_wanted(known[i]))
+    def unwatch_ended(self, requested: Iterable[int], snapshots: dict[int, TaskSnapshot]) -> None:
+        """Stop watching ``requested`` tasks that have ended. ``snapshots`` are the stored ones."""
+        ended = [
+            i for i in requested
+            if i not in snapshots or (snapshots[i].dead and not self._control.is_owed(snapshots[i]))
         ]  # fmt: skip
-        self._schedule_heap.ended(over)
+        self._schedule_heap.ended(ended)
 
     # --- occurrences -----------------------------------------------------------------------
 
     def fire(self, now_ms: int, limit: int, *, accepts: bool) -> bool:
-        """Decide the due occurrences of up to ``limit`` schedules. Return whether to call again at
-        once.
-
-        ``accepts`` means that tasks are accepted now; otherwise the occurrences wait.
-        """
+        """Decide the due occurrences of up to ``limit`` schedules. Return whether to call this
+        again at once. Without ``accepts``, new tasks are currently refused, and the occurrences
+        wait."""
         core, schedule_heap = self._core, self._schedule_heap
         # A clock that was set back must not extend the wait.
-        schedule_heap.held_until_ms = min(schedule_heap.held_until_ms, now_ms + HELD_MS)
+        schedule_heap.blocked_until_ms = min(schedule_heap.blocked_until_ms, now_ms + RETRY_MS)
         bytes_max = self._intake.inflight_bytes + FIRE_BYTES_MAX
         steps_left = FIRE_STEPS_MAX
         for _ in range(limit):
             if self._intake.inflight_bytes > bytes_max or steps_left <= 0:
                 return True
-            planned = schedule_heap.pop(now_ms)
-            if planned is None:
+            entry = schedule_heap.pop(now_ms)
+            if entry is None:
                 return False
-            room = min(core.room, AT_ONCE_MAX)
-            if not accepts or room <= 0 or planned.row.schedule.topic in core.full_topics:
-                schedule_heap.held_until_ms = now_ms + HELD_MS
-                schedule_heap.arm(planned)
+            room = min(core.room, FIRED_MAX)
+            if not accepts or room <= 0 or entry.row.schedule.topic in core.full_topics:
+                schedule_heap.blocked_until_ms = now_ms + RETRY_MS
+                schedule_heap.arm(entry)
                 return False
-            table, made = planned.table, core.open.effects.enqueued
-            before = table.steps + len(made) * TASK_STEPS
-            self._decide(planned, now_ms, room)
-            steps_left -= table.steps + len(made) * TASK_STEPS - before
-            schedule_heap.arm(planned)
+            table, enqueued = entry.table, core.open.effects.enqueued
+            before = table.steps + len(enqueued) * TASK_STEPS
+            self._decide(entry, now_ms, room)
+            steps_left -= table.steps + len(enqueued) * TASK_STEPS - before
+            schedule_heap.arm(entry)
         return True
 
-    def _decide(self, planned: Planned, now_ms: int, room: int) -> None:
+    def _decide(self, entry: LoadedSchedule, now_ms: int, room: int) -> None:
         """Decide the due occurrences of a schedule, at most ``room``. Missed occurrences are
         counted without iterating over them."""
-        decision = _Decision(planned, now_ms)
+        decision = _Decision(entry, now_ms)
         decision.queued()
-        row = planned.row
+        row = entry.row
         if row.next_ms is not None and row.next_ms <= now_ms:
-            due, missed, newest_ms = _current(row, planned.table, now_ms, room)
+            due, missed, newest_ms = _due_occurrences(row, entry.table, now_ms, room)
             if missed:
                 decision.miss(newest_ms, missed)
             for planned_ms in due:
@@ -177,41 +175,41 @@ class Schedules:
                     break
                 if not decision.take(planned_ms):
                     # The task to replace is looked up first; then the occurrence is decided again.
-                    planned.cancelling = True
-                    self._schedule_heap.wants_cancel.append(planned)
+                    entry.cancelling = True
+                    self._schedule_heap.to_cancel.append(entry)
                     return
-            next_ms = planned.table.after(due[-1] if due else now_ms)
+            next_ms = entry.table.after(due[-1] if due else now_ms)
             decision.row = decision.row._replace(next_ms=next_ms)
-        self._advance(planned, decision, now_ms)
+        self._advance(entry, decision, now_ms)
 
-    def _advance(self, planned: Planned, decision: _Decision, now_ms: int) -> None:
+    def _advance(self, entry: LoadedSchedule, decision: _Decision, now_ms: int) -> None:
         """Write the schedule's row after a decision, and stage the tasks that fired."""
         totals, fired = self._core.totals, decision.fired
         if decision.is_over:
             decision.row = decision.row._replace(next_ms=None, queued_ms=None)
         row = decision.row
         if fired:
-            ids = self._stage(planned, row.schedule, fired, now_ms)
+            ids = self._stage(entry, row.schedule, fired, now_ms)
             for planned_ms, task_id in zip(fired, ids, strict=True):
                 decision.note(Run(planned_ms, now_ms, FIRED, task_id))
             row = decision.row._replace(runs=row.runs + len(fired), last_id=ids[-1])
-            undo = self._core.open.runs[planned]
+            undo = self._core.open.runs[entry]
             undo.missed, undo.overlapped = decision.missed, decision.overlapped
             undo.late_ms = [now_ms - planned_ms for planned_ms in fired]
-            self._schedule_heap.unwatch(planned)
+            self._schedule_heap.unwatch(entry)
         else:
             totals.schedules_missed += decision.missed
             totals.schedules_overlapped += decision.overlapped
-        planned.row = row
+        entry.row = row
         self._core.open.effects.put(SCHEDULE, row)
-        if decision.happened:
-            self._core.recorder.occurred(row, decision.happened, now_ms, staged=bool(fired))
+        if decision.outcomes:
+            self._core.recorder.occurred(row, decision.outcomes, now_ms, staged=bool(fired))
         if fired and row.schedule.overlap != "allow":
-            self._schedule_heap.watch(planned)
+            self._schedule_heap.watch(entry)
 
     def _stage(
         self,
-        planned: Planned,
+        entry: LoadedSchedule,
         schedule: Schedule,
         times_ms: Sequence[int],
         now_ms: int,
@@ -219,78 +217,78 @@ class Schedules:
         request: int = 0,
     ) -> range:
         """Stage the tasks of these occurrences in the open batch. Return their ids."""
-        tasks = [_task(schedule, planned_ms, now_ms) for planned_ms in times_ms]
+        tasks = [_new_task(schedule, planned_ms, now_ms) for planned_ms in times_ms]
         if schedule.options is not None and schedule.options.within_ms is not None:
             tasks = self._intake.place(tasks, now_ms)
         size_bytes = sum(size_of(task[2], task[3]) for task in tasks)
         source = Source(f"schedule {schedule.name}")
         first = self._intake.enqueue(address, None, request, tasks, size_bytes, now_ms, source)
-        self._core.open.runs.setdefault(planned, Undo(planned.row))
-        planned.staged = True
-        self._schedule_heap.arm(planned)  # not checked before the batch is durable
+        self._core.open.runs.setdefault(entry, Undo(entry.row))
+        entry.staged = True
+        self._schedule_heap.arm(entry)  # not checked before the batch is durable
         return range(first, first + len(tasks) * ID_STEP, ID_STEP)
 
-    def replace(self, planned: Planned, task_id: int, known: TaskSnapshot | None) -> None:
-        """Cancel the task of the previous run (``cancel_previous``), with its stored record. A task
-        in flight is not cancelled."""
-        planned.cancelling = False
-        row = planned.row
-        if planned.unfinished and row.last_id == task_id and not row.paused:
-            self._schedule_heap.unwatch(planned)
-            self._control.cancel(task_id, known)
-        if self._schedule_heap.known.get(planned.name) is planned:
-            self._schedule_heap.arm(planned)
+    def replace(self, entry: LoadedSchedule, task_id: int, snapshot: TaskSnapshot | None) -> None:
+        """Cancel the task of the previous run (``cancel_previous``). ``snapshot`` is its stored
+        record. A task in flight is not cancelled."""
+        entry.cancelling = False
+        row = entry.row
+        if entry.unfinished and row.last_id == task_id and not row.paused:
+            self._schedule_heap.unwatch(entry)
+            self._control.cancel(task_id, snapshot)
+        if self._schedule_heap.by_name.get(entry.name) is entry:
+            self._schedule_heap.arm(entry)
 
     # --- on demand -------------------------------------------------------------------------
 
-    def run(self, planned: Planned, address: ReplySink, request: int, now_ms: int) -> None:
-        """Make a task now, independent of planned times. ``address`` gets its id when it is
+    def run(self, entry: LoadedSchedule, address: ReplySink, request: int, now_ms: int) -> None:
+        """Create a task now, independently of planned times. ``address`` gets its id when it is
         durable. The task does not count as a run and does not overlap with runs."""
-        (task_id,) = self._stage(planned, planned.row.schedule, [now_ms], now_ms, address, request)
+        (task_id,) = self._stage(entry, entry.row.schedule, [now_ms], now_ms, address, request)
         run = Run(now_ms, now_ms, RUN, task_id)
-        row = _noted(planned.row, run)
-        planned.row = row
+        row = _with_run(entry.row, run)
+        entry.row = row
         self._core.open.effects.put(SCHEDULE, row)
         self._core.recorder.occurred(row, [run], now_ms, staged=True)
 
     def backfill(
         self,
-        planned: Planned,
+        entry: LoadedSchedule,
         times_ms: Sequence[int],
         address: ReplySink,
         request: int,
         now_ms: int,
     ) -> None:
-        """Make a task, due now, for each of these occurrences. ``address`` gets the ids."""
-        ids = self._stage(planned, planned.row.schedule, times_ms, now_ms, address, request)
+        """Create a task, due now, for each occurrence. ``address`` gets the durable ids."""
+        ids = self._stage(entry, entry.row.schedule, times_ms, now_ms, address, request)
         runs = [
             Run(planned_ms, now_ms, BACKFILLED, task_id)
             for planned_ms, task_id in zip(times_ms, ids, strict=True)
         ]
-        self._core.recorder.occurred(planned.row, runs, now_ms, staged=True)
+        self._core.recorder.occurred(entry.row, runs, now_ms, staged=True)
 
-    def _changed(
-        self, planned: Planned, row: ScheduleRow, what: str, *, same_body: bool = False
+    def _record_change(
+        self, entry: LoadedSchedule, row: ScheduleRow, event: str, *, same_body: bool = False
     ) -> None:
-        planned.row = row
+        entry.row = row
         self._core.open.effects.put(SCHEDULE, row)
-        self._core.recorder.schedule_changed(row, what, same_body=same_body)
-        watches = row.last_id and row.schedule.overlap != "allow"
-        if planned.unfinished and not watches:
-            self._schedule_heap.unwatch(planned)
-        self._schedule_heap.arm(planned)
+        self._core.recorder.schedule_changed(row, event, same_body=same_body)
+        must_watch = row.last_id and row.schedule.overlap != "allow"
+        if entry.unfinished and not must_watch:
+            self._schedule_heap.unwatch(entry)
+        self._schedule_heap.arm(entry)
 
 
 class _Decision:
     """The decision about the due occurrences of a schedule, and its new row."""
 
-    def __init__(self, planned: Planned, now_ms: int) -> None:
-        self.row = planned.row
+    def __init__(self, entry: LoadedSchedule, now_ms: int) -> None:
+        self.row = entry.row
         self.fired: list[int] = []
-        self.happened: list[Run] = []
-        """All outcomes, for the history."""
+        self.outcomes: list[Run] = []
+        """All outcomes of occurrences, for the history."""
         self.missed = self.overlapped = 0
-        self._unfinished = planned.unfinished
+        self._unfinished = entry.unfinished
         self._now_ms = now_ms
 
     @property
@@ -300,7 +298,7 @@ class _Decision:
         return runs_max is not None and self.row.runs + len(self.fired) >= runs_max
 
     def queued(self) -> None:
-        """Fire the occurrence that waited for the previous task, if that has ended."""
+        """Fire the queued occurrence if the task for which it waited has ended."""
         queued_ms = self.row.queued_ms
         if queued_ms is not None and not self._unfinished:
             self.fired.append(queued_ms)
@@ -312,7 +310,7 @@ class _Decision:
         self.note(Run(newest_ms, self._now_ms, MISSED, occurrences=count))
 
     def take(self, planned_ms: int) -> bool:
-        """Decide an occurrence. Return False if the last task must be cancelled first."""
+        """Decide an occurrence. Return False if the previous task must be cancelled first."""
         overlap = self.row.schedule.overlap
         overlaps = overlap != "allow" and (self._unfinished or self.fired)
         if not overlaps:
@@ -325,7 +323,7 @@ class _Decision:
             self.fired.append(planned_ms)
         elif overlap == "queue_one" and self.row.queued_ms is None:
             self.row = self.row._replace(queued_ms=planned_ms)
-            self.happened.append(Run(planned_ms, self._now_ms, QUEUED))
+            self.outcomes.append(Run(planned_ms, self._now_ms, QUEUED))
         else:
             self._skip(planned_ms)
         return True
@@ -336,21 +334,21 @@ class _Decision:
 
     def note(self, run: Run) -> None:
         """Add a run to the schedule's remembered runs, and to the history."""
-        self.row = _noted(self.row, run)
-        self.happened.append(run)
+        self.row = _with_run(self.row, run)
+        self.outcomes.append(run)
 
 
-def _current(
-    row: ScheduleRow, table: Timetable, now_ms: int, most: int
+def _due_occurrences(
+    row: ScheduleRow, table: Timetable, now_ms: int, limit: int
 ) -> tuple[list[int], int, int]:
-    """Return (at most ``most`` occurrences to decide now, number of missed occurrences before them,
-    the newest missed occurrence)."""
+    """Return (at most ``limit`` occurrences to decide now, number of missed occurrences before
+    them, the newest missed occurrence)."""
     schedule, first_ms = row.schedule, row.next_ms
     assert first_ms is not None
     window_ms = 0 if schedule.catch_up == "skip" else schedule.catch_up_ms
     oldest_ms = max(first_ms, now_ms - max(window_ms, CURRENT_MS_MAX))
     if schedule.catch_up == "all":
-        due = list(islice(table.between(oldest_ms, now_ms), most))
+        due = list(islice(table.between(oldest_ms, now_ms), limit))
     else:
         newest_ms = table.newest(first_ms, now_ms)
         due = [newest_ms] if newest_ms >= oldest_ms else []
@@ -368,11 +366,11 @@ def _timing(schedule: Schedule) -> tuple[object, ...]:
     )  # fmt: skip
 
 
-def _noted(row: ScheduleRow, run: Run) -> ScheduleRow:
+def _with_run(row: ScheduleRow, run: Run) -> ScheduleRow:
     return row._replace(recent=(*row.recent, run)[-RECENT_MAX:])
 
 
-def _task(schedule: Schedule, planned_ms: int, now_ms: int) -> NewTask:
+def _new_task(schedule: Schedule, planned_ms: int, now_ms: int) -> NewTask:
     options = schedule.options or TaskOptions()
     properties = dict(options.properties or {})
     properties[NAME_PROPERTY] = schedule.name
@@ -385,7 +383,7 @@ def _task(schedule: Schedule, planned_ms: int, now_ms: int) -> NewTask:
 
 
 def jitter_of(schedule: Schedule, planned_ms: int) -> int:
-    """Return the jitter of an occurrence in ms, which is always the same."""
+    """Return the jitter of an occurrence in ms, a function of the name and the planned time."""
     if not schedule.jitter_ms:
         return 0
     mixed = planned_ms

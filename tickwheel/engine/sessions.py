@@ -1,17 +1,17 @@
-"""Producer sessions, which make the resend of a request harmless.
+"""Producer sessions, which make resending a request harmless.
 
 A session remembers the answers to requests that its client can still repeat: requests at or above
 ``floor``, at most ``window_max`` of them. The total of all sessions is bounded as well. Answers are
 part of the same commit as their tasks; a refused request leaves no trace. This module knows no
 connection and no clock.
 
-A request that cannot be decided when it arrives is *under way*. Its number is used from then on,
+A request that cannot be decided when it arrives is *undecided*. Its number is used from then on,
 and it counts like an answered request.
 
-A store has one row per session and batch in which requests of the session were answered. Rows are
+A store contains one row for each batch in which requests of a session were answered. Rows are
 written only once, so that a batch costs only its own answers. A row is dropped when all of its
-requests are below the floor. Rows of several requests do not overlap, so at most one of them is
-partly below the floor; a request that arrives after a higher one has a separate row.
+requests are below the floor. Rows with several requests do not overlap, so at most one of them is
+partly below the floor; a request that arrives after a higher one gets a separate row.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from typing import NamedTuple, Protocol
 from tickwheel.model.policies import Merged
 from tickwheel.model.records import NOT_ONCE, SessionKey, SessionRow
 
-UNUSED_KEPT = 1_000
-"""Number of the longest unused sessions that a scan of all sessions returns."""
-LOOK_AGAIN_MS = 500
-"""Minimum time between two scans if the first has found no session to forget."""
+UNUSED_MAX = 1_000
+"""Maximum number of the longest unused sessions that a scan of all sessions keeps."""
+SCAN_GAP_MS = 500
+"""Minimum time between two scans if the first has not found the maximum number of sessions."""
 StoredAnswer = tuple[int, int, int, int]
-"""(request, first id, number of ids, accepted_ms). For a request with rules, ``Session.merged`` has
-the outcomes, and the first id is the newest id that the decision depends on and that was not
-durable, or 0."""
+"""(request, first id, number of ids, accepted_ms). For a request with rules, ``Session.merged``
+contains the outcomes, and the first id is the newest id that was not durable and on which the
+decision depends, or 0."""
 
 
 class ReplySink(Protocol):
-    """The destination of the answers to a caller's requests, which a transport provides. Its
-    methods are called synchronously and must not block. If the caller has disconnected, they do
-    nothing. ``flush`` sends all given answers as one piece. ``answer_to`` encodes an answer at
-    once; it can then wait for the store without taking more memory than its ``len``."""
+    """The destination of the answers to a caller's requests. A transport provides it. Its methods
+    are called synchronously and must not block. If the caller has disconnected, they do nothing.
+    ``answer_to`` encodes an answer at once, so that it takes no more memory than its ``len`` while
+    it waits for the store."""
 
     @property
     def label(self) -> str:
@@ -49,22 +49,22 @@ class ReplySink(Protocol):
         """Answer enqueue requests whose tasks are durable."""
 
     def answer_to(self, request: int, value: object) -> Sized:
-        """Encode the answer to any other request. ``len`` of the result is about its bytes. A value
-        that cannot be encoded becomes an ``error``."""
+        """Encode the answer to any other request. The ``len`` of the result is its approximate size
+        in bytes. A value that cannot be encoded becomes an ``error``."""
         ...
 
     def give(self, answer: Sized) -> None:
-        """Give an answer of ``answer_to`` once it is durable."""
+        """Queue an answer from ``answer_to``, once it is durable, for the next ``flush``."""
 
     def error(self, request: int, code: str, message: str) -> None:
-        """Answer that the request was refused or failed, with a code of the error table."""
+        """Answer that the request was refused or failed. ``code`` is one of the error table."""
 
     def flush(self) -> None:
-        """Send all answers that were given since the last flush."""
+        """Send all answers since the last flush as one piece."""
 
 
 class Source(NamedTuple):
-    """The origin of tasks without a waiting caller, for the history."""
+    """The origin, as shown in the history, of tasks that no caller has enqueued."""
 
     label: str
 
@@ -72,46 +72,60 @@ class Source(NamedTuple):
 class Session:
     """A producer session. It is not forgotten while ``connections`` > 0."""
 
-    __slots__ = ("_all", "_fresh", "_rows", "_written", "answers", "connections", "floor", "key",
-                 "last", "merged", "once", "seen_ms", "under_way", "weight")  # fmt: skip
+    __slots__ = (
+        "_all",
+        "_rows",
+        "_unwritten",
+        "_written",
+        "answers",
+        "connections",
+        "floor",
+        "key",
+        "last",
+        "merged",
+        "once",
+        "seen_ms",
+        "undecided",
+        "weight",
+    )  # fmt: skip
 
-    def __init__(self, key: bytes, now_ms: int, every: Sessions) -> None:
-        self._all = every
+    def __init__(self, key: bytes, now_ms: int, sessions: Sessions) -> None:
+        self._all = sessions
         self.key = key
         self.floor = 0
         self.last = 0
         """The highest request number so far."""
         self.answers: dict[int, StoredAnswer] = {}
         self.merged: dict[int, Merged] = {}
-        """Answered request with rules → outcome of each task."""
+        """Number of an answered request with rules → outcome of each of its tasks."""
         self.once = NOT_ONCE
-        """The record of its only request, if that has an idempotency key."""
-        self.under_way: set[int] = set()
+        """The record of the session's only request, if the request has an idempotency key."""
+        self.undecided: set[int] = set()
         """Requests whose keys are being read."""
         self.seen_ms = now_ms
         self.connections = 0
         self.weight = 0
-        """The number of answers that the session counts as."""
-        self._fresh: list[int] = []
+        """Number of answers of the session; a request with rules counts once per task."""
+        self._unwritten: list[int] = []
         """Requests that were answered since the last batch was sealed."""
         self._rows: list[tuple[int, int]] = []
         """A heap of (last request, first request) of the session's stored and sealed rows."""
         self._written = 0
-        """The highest request number in one of those rows."""
+        """The highest request number in those rows."""
 
     @property
     def requests(self) -> int:
         """Number of requests that count against ``window_max``."""
-        return len(self.answers) + len(self.under_way)
+        return len(self.answers) + len(self.undecided)
 
     def knows(self, request: int) -> bool:
         """Return whether the request was answered, or its keys are being read."""
-        return request in self.answers or request in self.under_way
+        return request in self.answers or request in self.undecided
 
     def remember(self, answers: Mapping[int, StoredAnswer]) -> None:
         """Remember the answers to new requests."""
         self.answers.update(answers)
-        self._fresh += answers
+        self._unwritten += answers
         self._count(len(answers))
 
     def _count(self, more: int) -> None:
@@ -136,7 +150,7 @@ class Session:
             self._count(1 - len(merged))
 
     def raise_floor(self, floor: int) -> None:
-        """Forget the answers below ``floor``, all of which the client has received."""
+        """Forget the answers to requests below ``floor``. The client has received all of them."""
         if floor <= self.floor:
             return
         before = len(self.answers)
@@ -153,12 +167,12 @@ class Session:
     # --- stored rows ---------------------------------------------------------------------------
 
     def changes(self) -> dict[SessionKey, SessionRow | None]:
-        """Return the changed rows for the batch that is being sealed: new answers with the floor,
-        and None for rows whose answers the client has all received."""
+        """Return the changed rows for the batch that is being sealed: rows with new answers and the
+        floor, and None for rows whose answers the client has all received."""
         changes: dict[SessionKey, SessionRow | None] = {}
         answers, rows = self.answers, self._rows
-        fresh = sorted(dict.fromkeys(request for request in self._fresh if request in answers))
-        self._fresh = []
+        fresh = sorted(dict.fromkeys(request for request in self._unwritten if request in answers))
+        self._unwritten = []
         while fresh and rows and rows[0][0] < self.floor:
             changes[self.key, heappop(rows)[1]] = None
         late = bisect(fresh, self._written)
@@ -179,9 +193,9 @@ class Session:
             merged = tuple((a[0], self.merged[a[0]]) for a in answers if a[0] in self.merged)
         return SessionRow(self.key, self.floor, self.seen_ms, answers, merged, self.once)
 
-    def takes_back(self, key: SessionKey, row: SessionRow | None) -> bool:
-        """Take back a refused change of a row, so that its valid part is written again. Return
-        False for the dropped row of a forgotten session, which must still be dropped."""
+    def undo_change(self, key: SessionKey, row: SessionRow | None) -> bool:
+        """Undo a refused change of a row, so that its valid part is written again. Return False if
+        the row was dropped with its session and must still be dropped."""
         _, first = key
         if row is None:
             if first < self.floor:
@@ -190,11 +204,11 @@ class Session:
         self._rows = [span for span in self._rows if span[1] != first]
         heapify(self._rows)
         self._written = max((last for last, _ in self._rows), default=0)
-        self._fresh += [answer[0] for answer in row.answers]
+        self._unwritten += [answer[0] for answer in row.answers]
         return True
 
     def restore(self, row: SessionRow) -> None:
-        """Restore a stored row. ``restored`` must be called after the last row."""
+        """Restore a stored row. Call ``finish_restore`` after the last row."""
         self.remember({answer[0]: answer for answer in row.answers})
         for request, merged in row.merged:
             self.merged[request] = merged
@@ -206,16 +220,15 @@ class Session:
         self.last = max(self.last, last)
         self.seen_ms = max(self.seen_ms, row.seen_ms)
 
-    def restored(self, floor: int) -> None:
-        self._fresh = []
+    def finish_restore(self, floor: int) -> None:
+        self._unwritten = []
         self.raise_floor(floor)
         self.last = max(self.last, floor)
 
-    def forgotten(self) -> list[SessionKey]:
-        """End the session and return the keys of its rows. A later refusal of one of its requests
-        has no effect on counts."""
+    def end(self) -> list[SessionKey]:
+        """End the session and return the keys of its rows. Later refusals change no count."""
         self._count(-self.weight)
-        self.answers, self.merged, self._fresh = {}, {}, []
+        self.answers, self.merged, self._unwritten = {}, {}, []
         return [(self.key, first) for _, first in self._rows]
 
 
@@ -224,13 +237,13 @@ class Sessions:
 
     def __init__(self, sessions_max: int, idle_ms_max: int) -> None:
         self.answers = 0
-        """Number of answers of all sessions."""
+        """Number of remembered answers of all sessions."""
         self._all: dict[bytes, Session] = {}
         self._unused: list[tuple[bytes, int]] = []
-        """(key, last use) of the longest unused sessions at the last scan, the longest last."""
-        self._looked_ms = -LOOK_AGAIN_MS
+        """(key, last use) of the longest unused sessions at the last scan, most recent first."""
+        self._scanned_ms = -SCAN_GAP_MS
         self._found_many = False
-        """Whether the last scan has returned the maximum, so that more sessions can follow."""
+        """Whether the last scan has found the maximum number of sessions."""
         self._sessions_max = sessions_max
         self._idle_ms_max = idle_ms_max
 
@@ -253,11 +266,10 @@ class Sessions:
             session.restore(row)
             floors[session] = max(floors.get(session, 0), row.floor)
         for session, floor in floors.items():
-            session.restored(floor)
+            session.finish_restore(floor)
 
     def open(self, key: bytes, now_ms: int) -> Session | None:
-        """Return the session of ``key``, and create it if necessary. Return None if there is no
-        room."""
+        """Return the session of ``key``, creating it if there is room. Otherwise return None."""
         session = self._all.get(key)
         if session is None:
             if len(self._all) >= self._sessions_max:
@@ -268,10 +280,10 @@ class Sessions:
     def forget(self, key: bytes) -> list[SessionKey]:
         """Forget a session and return the keys of its stored rows."""
         session = self._all.pop(key, None)
-        return [] if session is None else session.forgotten()
+        return [] if session is None else session.end()
 
     def expired(self, now_ms: int) -> list[bytes]:
-        """Return the keys of sessions without a connection that are unused for too long."""
+        """Return the keys of sessions that have no connection and have been unused for too long."""
         limit = now_ms - self._idle_ms_max
         return [s.key for s in self._all.values() if not s.connections and s.seen_ms < limit]
 
@@ -287,12 +299,12 @@ class Sessions:
                     continue
                 if seen_ms < limit:
                     return key
-            if 0 <= now_ms - self._looked_ms < LOOK_AGAIN_MS and not self._found_many:
+            if 0 <= now_ms - self._scanned_ms < SCAN_GAP_MS and not self._found_many:
                 return None
-            self._looked_ms = now_ms
+            self._scanned_ms = now_ms
             idle = ((s.seen_ms, s.key) for s in self._all.values() if not s.connections)
-            unused = nsmallest(UNUSED_KEPT, (entry for entry in idle if entry[0] < limit))
-            self._found_many = len(unused) == UNUSED_KEPT
+            unused = nsmallest(UNUSED_MAX, (entry for entry in idle if entry[0] < limit))
+            self._found_many = len(unused) == UNUSED_MAX
             self._unused = [(key, seen_ms) for seen_ms, key in reversed(unused)]
             if not unused:
                 return None

@@ -8,24 +8,23 @@
 | release | ahead of the commit | ready, before other tasks; nothing is counted |
 | snooze | ahead of the commit | waits as long as its consumer wants; no failure is counted |
 | lease over | at once, in doubt | ready, after other tasks; or a dead letter |
-| consumer died | at once | waits, and might be alone at its next attempt; or a dead letter |
-| group deleted | at once | leaves the group; see ``groups`` |
+| consumer died | at once | waits, and might be isolated at its next attempt; or a dead letter | |
+group deleted | at once | leaves the group; see ``groups`` |
 
 If a newer task with the same key has replaced the task (``Past.replaced_by``), the task gets no
-further attempt and does not become a dead letter: it is cancelled, except after an ack and when the
-group is deleted.
+further attempt and does not become a dead letter: unless it is acked or its group is deleted, it is
+cancelled.
 
 "Ahead of the commit" applies to ``acks_ahead_max`` ends of a subscription that are not durable;
 further credit returns with the commit (``topics.Subscriber``).
 
-Only ``Settlement.end`` removes leases from ``Group.flight``. Invariants: an ack takes effect in
+Invariants: only ``Settlement.end`` removes leases from ``Group.flight``. An ack takes effect in
 memory at once, so a lease cannot end while its ack is being committed. Acks are never undone.
 
-Dead letters (``DeadLetters``) are tasks that a group has given up, until an operator requeues or
-deletes them. The body stays in the task's row, which exists as long as a group keeps the task as a
-dead letter or has not finished it. Memory only has counts of dead letters (``Group.dead``,
-``Core.dead``), which only this module changes. ``ownership`` determines the groups that have not
-finished a task.
+Dead letters (``DeadLetters``) are tasks on which a group has given up; an operator can requeue or
+delete them. The body stays in the task's row, which exists as long as a group keeps the task as a
+dead letter or has not finished it. Memory contains only counts of dead letters (``Group.dead``,
+``Core.dead``), which only this module changes. See also ``ownership``.
 """
 
 from __future__ import annotations
@@ -69,11 +68,11 @@ EXPIRY_SCAN_LEASES_PER_MS = 10_000
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LeaseEnd:
-    """Why a lease ends, and the direct effects: one of the constants below."""
+    """The reason for the end of a lease, and its direct effects: one of the constants below."""
 
     why: str
     is_confirmed: bool = True
-    """Whether credit waits until the end is durable. False if the consumer did not request it."""
+    """Whether credit waits until the end is durable. Not if the consumer did not request it."""
     raises_doubt: bool = False
     """Whether the consumer of the lease might be dead."""
 
@@ -93,9 +92,9 @@ class Verdict(NamedTuple):
 
     failure: Failure
     wait_ms: int | None
-    """Time until the next attempt; None without one, so that the task becomes a dead letter."""
+    """Time until the next attempt; None if there is none."""
     holds_key: bool = False
-    """Whether the order key is held instead of the task becoming a dead letter."""
+    """Whether the order key is held, instead of making the task a dead letter."""
 
 
 class Snooze(NamedTuple):
@@ -124,7 +123,7 @@ class Settlement:
             return unresolved
         for index, task_id in enumerate(ids):
             lease, attempt = flight.get(task_id), attempts[index]
-            # Epochs and attempts begin at 1. A receipt out of this range was never issued.
+            # Epochs and attempts begin at 1. A receipt with a lower number was never issued.
             if (
                 lease is None
                 or not 0 < epoch <= lease.epoch
@@ -143,10 +142,8 @@ class Settlement:
     def ack_idle(
         self, group: Group, epoch: int, task_id: int, attempt: int, snapshot: TaskSnapshot
     ) -> str:
-        """Ack an unfinished task that ``ack`` could not finish.
-
-        The receipt is an earlier one, or a crash has lost the delivery.
-        """
+        """Ack an unfinished task for which ``ack`` could not judge the receipt, because the receipt
+        is not the newest or a crash has lost the delivery. Return the outcome word."""
         core, row = self._core, snapshot.row
         if row.topic != group.topic.name or epoch < 1 or not 0 < attempt <= ATTEMPT_MAX:
             return "stale"
@@ -166,8 +163,8 @@ class Settlement:
         # A crash can lose deliveries, so receipts of earlier epochs are accepted.
         if epoch >= core.epoch and (epoch, attempt) > newest:
             return "stale"
-        # With an order key they are not, because there may have been a later delivery. No receipt
-        # is valid for a task that was returned unstarted or reset.
+        # With an order key they are refused, because there may have been a later delivery. No
+        # receipt is valid for a task that was returned unstarted or reset.
         is_sure = (
             attempts is not None and attempts.epoch >= core.epoch and (epoch, attempt) == newest
         )
@@ -189,7 +186,7 @@ class Settlement:
         return "acked"
 
     def current(self, group: Group, task_id: int, epoch: int, attempt: int) -> Lease | None:
-        """Return the lease of this receipt if it is current, otherwise None."""
+        """Return the lease of the receipt if the receipt is current, otherwise None."""
         lease = group.flight.get(task_id)
         if lease is None or lease.attempt != attempt or lease.epoch != epoch:
             return None
@@ -208,7 +205,8 @@ class Settlement:
         )
 
     def nack(self, lease: Lease, delay_ms: int | None, reason: str | None, now_ms: int) -> str:
-        """Record a failed attempt: the task waits for the next one, or becomes a dead letter."""
+        """Record a failed attempt: the task waits for the next one, becomes a dead letter, or its
+        key is held. Return the outcome word."""
         verdict = self._judge(lease, delay_ms, _reason(reason, "nack"), now_ms)
         self._end_one(NACKED, lease, now_ms, verdict)
         if lease.past.replaced_by:
@@ -234,7 +232,7 @@ class Settlement:
         return Verdict(self._core.failure(lease, reason, now_ms), delay_ms)
 
     def reject(self, lease: Lease, reason: str | None, now_ms: int) -> str:
-        """Make the task a dead letter at once, or hold its key, depending on its group."""
+        """Make the task a dead letter or hold its key, as its group says. Return the outcome."""
         failure = self._core.failure(lease, _reason(reason, "rejected"), now_ms)
         rules = OrderRules.of(lease.group.settings.order)
         holds_key = bool(lease.order) and rules.failure == ORDER_HOLD
@@ -244,13 +242,13 @@ class Settlement:
         return "held" if holds_key else "dead"
 
     def unfit(self, lease: Lease, error: Exception, now_ms: int, trace: str | None = None) -> None:
-        """Make a task that cannot be sent to any subscriber a dead letter with the error. ``trace``
-        is the task's trace context."""
+        """Make a task that cannot be sent to any subscriber a dead letter, with the error as its
+        reason. ``trace`` is the task's trace context."""
         failure = self._core.fault(lease, "delivery", error, now_ms, trace)
         self._end_one(UNFIT, lease, now_ms, Verdict(failure, None))
 
     def release(self, lease: Lease, now_ms: int) -> str:
-        """Return an unstarted task, which is ready at once. Nothing is counted."""
+        """Make an unstarted task ready at once. No attempt is counted. Return the outcome word."""
         self._end_one(RELEASED, lease, now_ms)
         return "cancelled" if lease.past.replaced_by else "released"
 
@@ -266,8 +264,8 @@ class Settlement:
             self.end(RELEASED, group, {lease.id: lease for lease in reversed(leases)}, now_ms)
 
     def snooze(self, lease: Lease, delay_ms: int, now_ms: int) -> str:
-        """Postpone a task by ``delay_ms`` without counting a failure. Above ``snoozes_max`` the
-        lease does not end."""
+        """Postpone a task by ``delay_ms`` without counting a failure. Once ``snoozes_max`` is
+        reached, the lease does not end. Return the outcome word."""
         if lease.past.snoozes >= self._core.config.snoozes_max:
             return "too_often"
         lease.past = lease.past._replace(snoozes=lease.past.snoozes + 1)
@@ -275,14 +273,13 @@ class Settlement:
         return "cancelled" if lease.past.replaced_by else "snoozed"
 
     def group_closed(self, lease: Lease) -> None:
-        """End a lease of a group that is being deleted. The caller finishes the task."""
+        """End a lease of a group that is being deleted. The caller must finish the task."""
         self._end_one(GROUP_CLOSED, lease)
 
     def extend(self, lease: Lease, lease_ms: int, mono_ms: int) -> None:
-        """Set the end of the lease to ``lease_ms`` from now. The consumer is assumed to be
-        alive."""
+        """Set the end of the lease to ``lease_ms`` from now, which proves its consumer alive."""
         lease.deadline_mono_ms = mono_ms + lease_ms
-        if lease.checkpointed:  # otherwise it already waits for its checkpoint
+        if lease.checkpointed:  # otherwise the lease is already in ``unsaved``
             lease.checkpointed = False
             self._core.unsaved.append(lease)
         if lease.subscriber.gone_mono_ms is not None:
@@ -300,18 +297,16 @@ class Settlement:
         now_ms: int = 0,
         verdict: Verdict | Snooze | None = None,
     ) -> None:
-        """End leases of ``group``, by task id. No other code ends leases.
-
-        ``verdict`` has the consequences of a failed or postponed attempt.
-        """
+        """End leases of ``group``, by task id. No other code ends leases. ``verdict`` contains the
+        consequences of a failed or postponed attempt."""
         core, flight = self._core, group.flight
         is_confirmed = why.is_confirmed
         ended: dict[Subscriber, int] = {}
         for task_id, lease in leases.items():
             del flight[task_id]
-            lease.live = False  # an unrecorded delivery need not be written any more
+            lease.live = False  # an unrecorded delivery no longer needs to be written
             subscriber = lease.subscriber
-            subscriber.held.pop(task_id, None)  # a lease from before a restart has no subscriber
+            subscriber.held.pop(task_id, None)  # absent after a restart
             if is_confirmed:
                 ended[subscriber] = ended.get(subscriber, 0) + 1
                 continue
@@ -321,7 +316,7 @@ class Settlement:
                 subscriber.presence.doubt(lease)
             core.give_back(subscriber, 1)
         if group.is_ordered:
-            core.orderings.of[group].returned(leases.values(), done=why is ACKED)
+            core.orderings.by_group[group].leases_ended(leases.values(), done=why is ACKED)
         for subscriber, count in ended.items():
             core.unconfirmed(subscriber, count)
             core.settled(subscriber.presence, count)
@@ -370,7 +365,7 @@ class Settlement:
                     core.note_done(task_id, group, lease.attempt, lease.epoch)
                     kept.add(task_id)
         else:
-            # No other group was owed them, so memory only has their keys.
+            # No other group was owed these tasks, so memory contains only their keys.
             keys = {i: key for i, lease in leases.items() if (key := lease.traits.key) is not None}
             core.end_plain(leases, Outcome.ACKED, group.topic.name, keys)
         if core.is_recorded:
@@ -400,7 +395,7 @@ class Settlement:
                 self._hold_key(lease, failure, now_ms)
                 return
             if lease.group.is_ordered:
-                self._core.orderings.of[lease.group].died(lease)
+                self._core.orderings.by_group[lease.group].end_dead(lease)
             self._dead_letters.to_dead_letters(lease, failure, now_ms)
             return
         if why is NACKED or why is DIED:
@@ -419,7 +414,7 @@ class Settlement:
         """Finish a task that a newer task has replaced."""
         group = lease.group
         if group.is_ordered:
-            self._core.orderings.of[group].died(lease)
+            self._core.orderings.by_group[group].end_dead(lease)
         after = verdict.failure.summary if isinstance(verdict, Verdict) else why.why
         by = lease.past.replaced_by
         self._ownership.give_way(group, lease, lease.attempt, by, after)
@@ -427,14 +422,14 @@ class Settlement:
     def _wait(self, lease: Lease, until_ms: int) -> None:
         self._core.wait(lease.group, lease.id, until_ms)
         if lease.group.is_ordered:
-            self._core.orderings.of[lease.group].waits(lease)
+            self._core.orderings.by_group[lease.group].note_wait(lease)
 
     def _hold_key(self, lease: Lease, failure: Failure, now_ms: int) -> None:
         """Hold the task's order key until an operator acts."""
         core = self._core
         self._keep_attempts(lease)
         core.hold_key(lease.group, lease.id, lease.group.delivery_attempts[lease.id], now_ms)
-        core.orderings.of[lease.group].hold(lease, now_ms)
+        core.orderings.by_group[lease.group].hold(lease, now_ms)
         core.recorder.nacked(lease, failure.reason, now_ms, now_ms)
 
     def _ready_again(self, lease: Lease, now_ms: int, *, front: bool) -> None:
@@ -446,7 +441,7 @@ class Settlement:
         else:
             core.open.effects.progress[task_id, group.name] = None
         if group.is_ordered:
-            core.orderings.of[group].again(lease, now_ms, front=front)
+            core.orderings.by_group[group].make_ready_again(lease, now_ms, front=front)
         elif front:
             group.ready.push_front(task_id, lease.traits.priority)
         else:
@@ -454,13 +449,13 @@ class Settlement:
         core.wake(group)
 
     def _keep_attempts(self, lease: Lease, *, counts: bool = True) -> None:
-        """Keep the attempts of an ended lease. ``counts`` means that this delivery counts. If none
-        counts, only the delivery's number is kept."""
+        """Keep the attempts of an ended lease. ``counts`` means that this delivery counts as an
+        attempt. If no delivery of the task counts, only the delivery's number is kept."""
         core, traits = self._core, lease.traits
         if traits.ttl_end_ms is not None:
             core.lifetimes.add(lease.id, traits.ttl_end_ms)
         if lease.past == NO_PAST:
-            core.begins_anew(lease.group, lease.id, lease.attempt)
+            core.forget_deliveries(lease.group, lease.id, lease.attempt)
             return
         # With an order key, no earlier receipt is valid after a delivery was returned unstarted.
         epoch = lease.epoch if counts or not lease.order else 0
@@ -471,7 +466,7 @@ class Settlement:
     # --- leases that time out --------------------------------------------------------------
 
     def expire(self, now_ms: int, mono_ms: int) -> int:
-        """End leases that have timed out. Return how many."""
+        """End leases that have timed out. Return the number of ended leases."""
         core = self._core
         if core.expiry_mono_ms is None or core.expiry_mono_ms > mono_ms:
             return 0
@@ -507,14 +502,15 @@ class Settlement:
                 self._end_one(DIED, lease, now_ms, self._judge_death(lease, now_ms))
                 continue
             is_gone = lease.subscriber.gone_mono_ms is not None
-            # The task is ready at once; only the verdict about another attempt matters.
+            # The task is ready at once, so of the verdict only whether there is another attempt
+            # matters.
             verdict = self._judge(lease, 0, "connection lost" if is_gone else "lease over", now_ms)
             self._end_one(LAPSED, lease, now_ms, verdict)
         return len(over)
 
     def _judge_death(self, lease: Lease, now_ms: int) -> Verdict:
-        """Return the verdict on the death of a consumer. A death counts as a failure of the task
-        only if it happens too often."""
+        """Return the verdict on the death of a consumer. Deaths count as a failure of the task only
+        if they happen too often."""
         config, deaths = self._core.config, lease.past.deaths + 1
         reason = f"{CONSUMER_DIED}: {lease.subscriber.death}"
         failure = self._core.failure(lease, reason, now_ms)
@@ -528,7 +524,7 @@ class Settlement:
 
 
 def _reason(reason: str | None, by_default: str) -> str:
-    """Return the consumer's reason, or the default. A consumer must not claim that a consumer died,
+    """Return the consumer's reason, or the default. A reason must not claim that a consumer died,
     because a task could then fail without limit."""
     if reason is not None and reason.startswith(CONSUMER_DIED):
         return f"{by_default}: {reason}"
@@ -538,8 +534,8 @@ def _reason(reason: str | None, by_default: str) -> str:
 def _current(
     flight: Mapping[int, Lease], epoch: int, ids: Sequence[int], attempts: Sequence[int]
 ) -> dict[int, Lease]:
-    """Return the leases of these receipts if all are current and of different tasks, otherwise
-    an empty map."""
+    """Return the leases of these receipts if all receipts are current and for different tasks,
+    otherwise an empty map."""
     leases: list[Any] = list(map(flight.get, ids))
     if not all(leases) or [lease.attempt for lease in leases] != list(attempts):
         return {}
@@ -561,7 +557,7 @@ TTL_OVER = "ttl_over"
 
 
 class DeadLetters:
-    """The dead letters of all groups. ``requeue`` and ``delete`` answer with protocol words."""
+    """The dead letters of all groups. ``requeue`` and ``delete`` return words of the protocol."""
 
     def __init__(self, core: Core, ownership: Ownership) -> None:
         self._core = core
@@ -570,8 +566,7 @@ class DeadLetters:
     # --- adding ----------------------------------------------------------------------------
 
     def to_dead_letters(self, lease: Lease, failure: Failure, now_ms: int) -> None:
-        """Make the task of an ended delivery a dead letter. Its past already has ``failure``
-        without the trace."""
+        """Make an ended delivery's task a dead letter, with ``failure`` as its last attempt."""
         core, group, key = self._core, lease.group, (lease.id, lease.group.name)
         core.open.effects.dead[key] = DeadRow(
             lease.id,
@@ -600,14 +595,13 @@ class DeadLetters:
     # --- removing --------------------------------------------------------------------------
 
     def is_over(self, snapshot: TaskSnapshot, ttl_ms: int | None, now_ms: int) -> bool:
-        """Return whether the task would expire at once if it were requeued with ``ttl_ms``, or with
-        its own time to live."""
+        """Return whether the task, requeued with ``ttl_ms`` or its own, would expire at once."""
         end_ms = ttl_end_ms(snapshot.row.due_ms, self._options(snapshot.row))
         return ttl_ms is None and end_ms is not None and now_ms >= end_ms
 
     def requeue(self, snapshot: TaskSnapshot, name: str, now_ms: int, ttl_ms: int | None) -> str:
         """Make a dead letter ready in its group and reset its failures. ``ttl_ms`` is a new time to
-        live. A dead letter that would expire at once stays."""
+        live. A dead letter that would expire at once is not requeued. Return the outcome word."""
         core, row, group = self._core, snapshot.row, self._keeper(snapshot, name)
         if group is None:
             return "unknown"
@@ -618,7 +612,7 @@ class DeadLetters:
             new_ms = max(0, now_ms - row.due_ms) + ttl_ms  # the option counts from the due time
             row = self._live_on(snapshot, new_ms)
         self._take_out(group, row.id, owes_it=True)
-        core.begins_anew(group, row.id, snapshot.dead[name].attempt)
+        core.forget_deliveries(group, row.id, snapshot.dead[name].attempt)
         core.add_due(group, row, now_ms)
         core.lifetimes.begin(row)
         core.wake(group)
@@ -626,7 +620,7 @@ class DeadLetters:
         return "requeued"
 
     def _live_on(self, snapshot: TaskSnapshot, ttl_ms: int) -> TaskRow:
-        """Give a task another time to live in all of its groups, and return its new row."""
+        """Set a new time to live of a task in all of its groups, and return its new row."""
         core, former = self._core, snapshot.row._replace(options=self._options(snapshot.row))
         options = (former.options or TaskOptions())._replace(ttl_ms=ttl_ms)
         row, end_ms = former._replace(options=options), ttl_end_ms(former.due_ms, options)
@@ -644,12 +638,12 @@ class DeadLetters:
         return row
 
     def _options(self, row: TaskRow) -> TaskOptions | None:
-        """Return the options of the task. Another dead letter of it can have changed them in the
-        open batch."""
+        """Return the options of the task. Requeuing another dead letter of the task can have
+        changed them in the open batch."""
         return self._core.open.effects.updated.get(row.id, row).options
 
     def delete(self, snapshot: TaskSnapshot, name: str) -> str:
-        """Delete a dead letter. The task ends when no group keeps it or is owed it."""
+        """Delete a dead letter. The task ends with its last group. Return the outcome word."""
         core, row, group = self._core, snapshot.row, self._keeper(snapshot, name)
         if group is None:
             return "unknown"
@@ -661,11 +655,11 @@ class DeadLetters:
         return "deleted"
 
     def drop(self, group: Group, task_id: int) -> None:
-        """Drop a dead letter of a group that is being deleted. The caller finishes the task."""
+        """Drop a dead letter of a group that is being deleted. The caller must finish the task."""
         self._take_out(group, task_id, owes_it=False)
 
     def task_ends(self, snapshot: TaskSnapshot) -> None:
-        """Note that an ended task's dead letters are gone."""
+        """Uncount the dead letters of a task that ends."""
         for group in self._ownership.keepers(snapshot):
             self._count(group, -1)
 

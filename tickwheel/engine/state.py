@@ -6,14 +6,14 @@ is a small class with the verbs of one concern. Its components are:
 * ``EngineConfig`` and ``Totals``: the settings of an engine, and its counters since the start.
 * ``IdSource``: ids are (milliseconds since 2025, 12-bit sequence, 10-bit shard), below 2**63 until
   2094. Ids of one daemon differ by ``ID_STEP``. A burst of more than 4,096 ids in a millisecond
-  uses ids of the next milliseconds. Ids never decrease, even if the clock is set back during a
-  restart, because the source starts above the stored mark.
+  uses ids of the next milliseconds. Ids ascend even if the clock is set back during a restart,
+  because the source starts above the stored mark.
 * ``Outcomes``: how recently finished tasks ended. When the young generation is full, it replaces
-  the old one. So the last ``bound / 2`` to ``bound`` outcomes are known, at O(1) per task.
-* ``Lifetimes``: when waiting tasks expire. A task with a ttl has one handle for each group in
-  which it is ready, being loaded or waiting, on a separate wheel or in ``fired``; a task in flight
-  has no handle. This costs 16 to 24 bytes per task, and two O(1) steps per delivery in time.
-* ``Batch``: the effects, and the steps to do when they are durable or refused.
+  the old one. So the last ``bound / 2`` to ``bound`` outcomes are kept, at O(1) per task.
+* ``Lifetimes``: when waiting tasks expire. A task with a ttl has one handle for each group in which
+  it is ready, loading or waiting, on a separate wheel or in ``fired``; a task in flight has no
+  handle. A handle takes 16 to 24 bytes, and a delivery in time takes two O(1) steps.
+* ``Batch``: the effects, and what must be done when they are durable or refused.
 
 This module reads no clock.
 """
@@ -29,7 +29,7 @@ from tickwheel.engine.events import DELETED, UNRECORDED, Ledger
 from tickwheel.engine.keys import KeyIndex
 from tickwheel.engine.ordering import NEVER_MS, Ended, Ordering, Orderings, mark_of
 from tickwheel.engine.sessions import ReplySink, Session, Sessions, StoredAnswer
-from tickwheel.engine.timetables import Planned, ScheduleHeap, Undo
+from tickwheel.engine.timetables import LoadedSchedule, ScheduleHeap, Undo
 from tickwheel.engine.topics import (
     DeliveryAttempts,
     Dispatch,
@@ -97,16 +97,16 @@ class EngineConfig:
     """The row of a new task that is due within this time stays in memory."""
     resident_bytes_max: int = 256 * 1024 * 1024
     loading_max: int = 20_000
-    """Maximum rows that are being read for firing."""
+    """Maximum number of rows that are being read for firing."""
     lease_checkpoint_ms: int = 100
-    """A delivery that is finished sooner is never written to the PrepareQueue."""
+    """A delivery that is settled within this time is never written to the PrepareQueue."""
     reconnect_grace_ms: int = 5_000
     endings_max: int = 100_000
     sessions_max: int = 100_000
     session_outcomes_max: int = 1_000_000
     outcomes_per_session_max: int = 131_072
-    """Maximum remembered answers per session. Above ``session_outcomes_max`` in total, sessions
-    that were unused longest are forgotten first."""
+    """Maximum remembered answers per session. If the total exceeds ``session_outcomes_max``, the
+    longest unused sessions are forgotten first."""
     session_idle_ms_max: int = 86_400_000
     session_evict_idle_ms_min: int = 60_000
     topics_max: int = 100_000
@@ -121,12 +121,12 @@ class EngineConfig:
     delivery_frame_tasks_max: int = 512
     delivery_frame_bytes_max: int = 1024 * 1024
     dispatch_bytes_max: int = 16 * 1024 * 1024
-    """Maximum bytes delivered by one call of ``dispatch``, plus one frame."""
+    """Bytes after which a call of ``dispatch`` stops. It can exceed this by one frame."""
     handed_bytes_max: int = 16 * 1024 * 1024
-    """Maximum bytes of at-most-once deliveries that wait for their commit, plus one frame."""
+    """Bytes of at-most-once deliveries waiting for their commit that stop further frames."""
     acks_ahead_max: int = 4_096
-    """Maximum settled deliveries of a subscription whose credit returns before they are durable;
-    none of an at-most-once subscription."""
+    """Maximum number of settled deliveries of a subscription whose credit returns before the
+    settlement is durable; 0 for an at-most-once subscription."""
     deaths_max: int = 3
     """Number of deaths of consumers after which a task is a dead letter, or its key is held."""
     death_retry_base_ms: int = 1_000
@@ -140,7 +140,7 @@ class EngineConfig:
     in_flight_max: int = 2_000_000
     """Maximum unfinished deliveries of all groups."""
     lapsing_max: int = 10_000
-    """Maximum tasks with a passed time to live that are being looked up."""
+    """Maximum number of tasks with a passed time to live that are being looked up."""
     broadcast_tasks_max: int = 10_000
     broadcast_bytes_max: int = 32 * 1024 * 1024
     """Maximum bytes that wait for a broadcast subscription with a slow connection."""
@@ -156,11 +156,11 @@ class EngineConfig:
     transaction_bytes_max: int = 4 * 1024 * 1024
     """Maximum bytes of the half tasks of a transaction."""
     transaction_check_ms: int = 60_000
-    """Time from the last activity of a transaction to the first question to its producer group."""
+    """Time from the last activity of a transaction to its first check."""
     transaction_check_every_ms: int = 60_000
-    """Time between two questions about a transaction."""
+    """Time between two checks of a transaction."""
     transaction_checks_max: int = 15
-    """Maximum questions about a transaction. Then it is parked."""
+    """Number of checks after which a transaction is parked."""
     transactions_remembered_max: int = 100_000
     """Maximum decided transactions that are remembered for repeated commits and rollbacks."""
     transactions_remembered_ms: int = 3_600_000
@@ -175,7 +175,7 @@ class EngineConfig:
     @property
     def deaths_alone(self) -> int:
         """Number of deaths from which a task is delivered alone: one below ``deaths_max``, but at
-        least 1, because the first delivery has no death before it."""
+        least 1, because no consumer has died before the first delivery."""
         return max(1, self.deaths_max - 1)
 
 
@@ -189,7 +189,7 @@ class Totals:
     nacked: int = 0
     snoozed: int = 0
     deaths: int = 0
-    """Deliveries whose consumer died."""
+    """Number of deliveries whose consumer died."""
     retried: int = 0
     expired: int = 0
     filtered: int = 0
@@ -200,21 +200,21 @@ class Totals:
     dead_expired: int = 0
     """Dead letters that were deleted at the end of their retention."""
     rows_missing: int = 0
-    """Unfinished tasks whose rows the store did not have. Must stay 0."""
+    """Number of unfinished tasks whose rows the store did not contain. It must stay 0."""
     schedules_fired: int = 0
     schedules_missed: int = 0
     schedules_overlapped: int = 0
     transactions_committed: int = 0
     transactions_rolled_back: int = 0
     transactions_checked: int = 0
-    """Questions to producers about transactions."""
+    """Number of checks about transactions that reached a producer."""
     transactions_parked: int = 0
     windows: int = 0
     """Due times chosen in the due windows of tasks."""
     dropped_once: int = 0
     """At-most-once deliveries whose consumer had disconnected before they could be sent."""
     early: int = 0
-    """Deliveries that the last check stopped because they were not due. Must stay 0."""
+    """Number of deliveries that the last check stopped as not due. It must stay 0."""
 
 
 class IdSource:
@@ -231,7 +231,7 @@ class IdSource:
         """The newest assigned id, or the mark rounded up to this shard."""
 
     def take(self, count: int, now_ms: int) -> int:
-        """Assign ``count`` ids. Return the first; the others follow in steps of ``ID_STEP``."""
+        """Assign ``count`` ids, in steps of ``ID_STEP``. Return the first."""
         first = max(self.last + ID_STEP, id_floor(now_ms, self.shard))
         self.last = first + (count - 1) * ID_STEP
         return first
@@ -262,7 +262,7 @@ class Outcomes:
 
 
 class Lifetimes:
-    """The ends of tasks' times to live. ``Delivery.lapsed`` expires the tasks."""
+    """The ends of tasks' times to live. ``Firing.expire_lapsed`` expires the tasks."""
 
     def __init__(self, now_ms: int, slots: int, tick_ms: int) -> None:
         self.wheel = TimingWheel(now_ms, slots=slots, tick_ms=tick_ms)
@@ -294,8 +294,8 @@ class Lifetimes:
             self.fired[task_id] = left - 1
 
     def fire(self, now_ms: int, limit: int, looked_up_max: int) -> tuple[list[int], bool]:
-        """Return (up to ``limit`` tasks to look up, whether more have passed their time to live).
-        At most ``looked_up_max`` tasks are being looked up at the same time."""
+        """Return (up to ``limit`` tasks to look up, whether the time to live of more tasks has
+        passed). At most ``looked_up_max`` tasks are looked up at the same time."""
         room = looked_up_max - len(self.fired)
         if not len(self.wheel) or room <= 0:
             return [], False
@@ -318,7 +318,7 @@ Staged = tuple[ReplySink | None, Session | None, StoredAnswer]
 
 
 Reply = tuple[ReplySink, Sized]
-"""(sink, answer in the sink's form) that waits for a batch."""
+"""(sink, encoded answer) that waits for a batch."""
 
 
 @dataclass(slots=True)
@@ -332,33 +332,33 @@ class Batch:
     traces_length: int = 0
     """Characters of the traces of failures in the batch."""
     updated_bytes: int = 0
-    """Upper bound of the bytes of ``effects.updated`` and ``effects.moved``."""
+    """Upper bound on the bytes of ``effects.updated`` and ``effects.moved``."""
     topics: Counter[str] = field(default_factory=Counter)
     """Topic → number of its tasks in ``effects.enqueued``."""
     credits: dict[Subscriber, int] = field(default_factory=dict)
-    """Subscriber → number of its deliveries whose end this batch confirms."""
+    """Subscriber → number of its deliveries whose end becomes durable with this batch."""
     handed: list[Dispatch] = field(default_factory=list)
-    """At-most-once deliveries, which are sent before the replies once their end is durable."""
+    """At-most-once deliveries, which are sent before the replies once they are durable."""
     handed_bytes: int = 0
     placed: list[int] = field(default_factory=list)
-    """Ticks that were chosen for tasks with a due window."""
+    """The ticks that were chosen for tasks with a due window."""
     chosen: dict[int, list[int]] = field(default_factory=dict)
     """First id of a request with due windows → due times of all its tasks."""
-    runs: dict[Planned, Undo] = field(default_factory=dict)
-    """Schedules with tasks in ``effects.enqueued`` → how to undo them if the batch is refused."""
+    runs: dict[LoadedSchedule, Undo] = field(default_factory=dict)
+    """Schedule with tasks in ``effects.enqueued`` → how to undo its runs."""
     transactions: dict[str, Transaction | None] = field(default_factory=dict)
-    """Transactions that this batch changes → their former state; None if the batch made them."""
+    """Transaction that this batch changes → its previous state, or None if the batch created it."""
     bulks_before: dict[str, BulkRow] = field(default_factory=dict)
-    """Bulk operations that have made tasks in ``effects.enqueued`` → their former state."""
+    """Bulk operation that has created tasks in ``effects.enqueued`` → its previous state."""
     accepted: set[int] = field(default_factory=set)
-    """Ids in ``effects.enqueued`` that stay even if the batch is refused, because their request has
-    replaced a task, which is never undone."""
+    """Ids in ``effects.enqueued`` that are kept even if the batch is refused, because their request
+    has replaced a task, and a replacement is never undone."""
     replaced: dict[int, TaskRow] = field(default_factory=dict)
     """Scheduled tasks with a new body, which are off the wheel until the batch is durable."""
     merged: Counter[tuple[str, Merging]] = field(default_factory=Counter)
     """(topic, outcome) → number of tasks of ``staged`` that were not stored."""
     has_marks: bool = False
-    """Whether the batch only remembers answers for resends."""
+    """Whether the batch contains answers that are remembered for resends."""
     ended: list[Ended] = field(default_factory=list)
     """Order keys whose next task can become holder when the batch is durable."""
     replies: list[Reply] = field(default_factory=list)
@@ -393,10 +393,8 @@ def strip_ended(effects: Effects) -> None:
 
 
 def rejoin(older: Batch, newer: Batch) -> None:
-    """Merge the rest of a refused batch into the batch that followed it.
-
-    ``newer`` overrides ``older`` for every key, because states are absolute.
-    """
+    """Merge the rest of a refused batch into the following batch. ``newer`` overrides ``older`` for
+    every key, because states are absolute."""
     a, b = older.effects, newer.effects
     for task_id in a.updated.keys() & b.moved.keys():
         b.updated[task_id] = a.updated[task_id]._replace(due_ms=b.moved.pop(task_id))
@@ -421,17 +419,17 @@ def rejoin(older: Batch, newer: Batch) -> None:
 
 
 ROW_OVERHEAD_BYTES = 250
-"""Bytes of a resident row in addition to its body and options."""
+"""Size of a resident row in addition to its body and options."""
 MOVE_BYTES = 150
-"""Bytes of a new due time in a batch."""
+"""Size of a new due time in a batch."""
 MISSING_MAX = 100_000
-"""Maximum tasks with missing rows that do not count against the limits of reading."""
+"""Maximum number of missing rows that do not count against the limits on reading."""
 
 
 class Core:
     """The state of a shard's engine."""
 
-    # Present counts.
+    # Current counts.
     tasks = 0
     """Number of durable, unfinished tasks."""
     scheduled = 0
@@ -443,7 +441,7 @@ class Core:
     """Bytes of at-most-once deliveries that wait for their commit."""
     group_count = 0
     steps_left = STEPS_PER_TICK
-    """Steps that filters can still take in this tick of the shard."""
+    """Number of steps that filters can still take in this tick of the shard."""
     bulk_running = 0
     filters_length = 0
     """Characters of the filters of all groups."""
@@ -456,8 +454,8 @@ class Core:
     expiry_mono_ms: int | None = None
     """No lease of any group ends before this."""
     acted_ms = 0
-    """The newest due time of the tasks that were recovered with a history. They are not on the
-    wheel, even if the clock went back during the restart."""
+    """The latest due time of the tasks that were recovered with a history. These tasks are not on
+    the wheel, even if the clock went back during the restart."""
 
     def __init__(
         self,
@@ -471,7 +469,8 @@ class Core:
         self.config, self.epoch, self.ids = config, epoch, IdSource(config.shard, id_mark)
         self.recorder, self.is_recorded = recorder or UNRECORDED, recorder is not None
         self.landed_id = self.wheel_id = id_mark
-        """Every id up to ``landed_id`` is durable or refused; up to ``wheel_id`` on the wheel."""
+        """Ids up to ``landed_id`` are durable or refused; up to ``wheel_id`` they were on the
+        wheel."""
         self.wheel = TimingWheel(now_ms, slots=config.slots, tick_ms=config.tick_ms)
         self.open, self.windows = Batch(), Windows(self.wheel, self._placed)
         self.sessions = Sessions(config.sessions_max, config.session_idle_ms_max)
@@ -481,9 +480,9 @@ class Core:
         # ``claims``: (kind of the named object, name) → the shard that uses the name.
         self.topics, self.targets = dict[str, Topic](), dict[tuple[str, str], TargetRow]()
         self.claims, self.maybe_idle = dict[tuple[str, str], ClaimRow](), dict[str, None]()
-        """All idle topics, and topics that might be idle; see ``Grouping.forget_idle``."""
+        """All idle topics, and some that might be idle; see ``Grouping.forget_idle``."""
         self.resident_rows: dict[int, TaskRow] = {}
-        """Rows in memory of tasks that are ready or scheduled soon."""
+        """Id → row of tasks that are ready or will soon be due, if it is in memory."""
         # ``numbered``: groups that might have ``numbers``.
         self.owed, self.numbered = dict[int, PendingGroups](), dict[Group, None]()
         self.retrying: dict[int, list[Group]] = {}
@@ -503,29 +502,31 @@ class Core:
         """Unfinished tasks whose rows the store does not have. They keep their state, and the shard
         continues to look for the rows."""
         self.rows_to_read: list[int] = []
-        """Ids whose rows the shard must read and pass to ``Delivery.loaded``."""
+        """Ids whose rows the shard must read and pass to ``Firing.process_rows``."""
         self.ready_rows_to_read: dict[Group, list[int]] = {}
-        """Ids of ready tasks without a row in memory, for ``Delivery.loaded_ready``."""
+        """Ids of ready tasks whose rows the shard must read and pass to
+        ``RowReading.process_rows``."""
         self.leased: dict[Group, None] = {}
         """Groups that might have deliveries in flight."""
         self.full_topics: dict[str, None] = {}
         """Topics without a group whose backlog is at its limit."""
         self.lifetimes = Lifetimes(now_ms, config.slots, config.tick_ms)
         self.lapsed_rows_to_read: list[int] = []
-        """Ids of tasks whose time to live has passed, for ``Delivery.lapsed``."""
+        """Ids of tasks whose time to live has passed. Their records must be passed to
+        ``Firing.expire_lapsed``."""
         self.schedule_heap = ScheduleHeap()
         self.orderings = Orderings(self.wake, self._call_when_durable)
         self.transaction_registry, self.tallies = TransactionRegistry(tallies := Tallies()), tallies
-        # ``kept_connections``: groups for whose tasks a connection is kept free, see ``Apart``.
+        # ``kept_connections``: groups for whose tasks a connection is kept free, see ``Isolation``.
         self.kept_connections, self.throttled = dict[Group, Keep](), dict[Group, int]()
-        """Groups delayed by a rate → when the next token is available, by the steady clock."""
+        """Group delayed by a rate → when the next token is available (steady clock)."""
         self.cut: list[tuple[Subscriber, str, str]] = []
-        """Subscriptions ended by the engine, each with an error code and a sentence."""
+        """Subscriptions ended by the engine, each with an error code and a message."""
         self.faults: list[tuple[str, Exception, str | None]] = []
-        """Processing errors of single tasks (see ``fault``), for the shard to report."""
+        """Processing errors of single tasks (see ``fault``), which the shard reports."""
         self.policies = {**BUILT_IN, **config.policies, DEFAULT: config.retry}
         self.totals, self.versions = Totals(), Versions(config.shard, config.shards)
-        # ``held_back``: groups that wait only for the commit of at-most-once deliveries.
+        # ``held_back``: groups that wait only for at-most-once deliveries to be committed.
         self.ledger, self.held_back = Ledger(self.throttled, self.targets), dict[Group, None]()
 
     @property
@@ -550,7 +551,7 @@ class Core:
 
     @property
     def room(self) -> int:
-        """How many more tasks fit. Half tasks take up room."""
+        """The number of tasks that can still be accepted. Half tasks take up room."""
         config = self.config
         left = min(config.tasks_max - self.tasks, config.scheduled_max - self.scheduled)
         return left - self.staged - self.transaction_registry.tasks
@@ -558,7 +559,7 @@ class Core:
     # --- resident rows -------------------------------------------------------------------
 
     def keep(self, row: TaskRow) -> None:
-        """Keep a row resident. Callers check ``has_room`` first."""
+        """Keep a row resident. Callers must check ``has_room`` first."""
         former = self.resident_rows.get(row.id)
         if former is not None:
             self.resident_bytes -= task_bytes(former) + ROW_OVERHEAD_BYTES
@@ -578,12 +579,12 @@ class Core:
 
     @property
     def reads_ahead(self) -> bool:
-        """Whether there is enough room to read rows before a consumer can take them."""
+        """Whether there is enough room to read rows ahead of the consumers' credit."""
         return self.resident_bytes < self.config.resident_bytes_max * 3 // 4
 
     def make_room(self) -> None:
-        """Release resident rows, the newest first, until their bytes are within the budget. They
-        are read again when they are needed."""
+        """Release resident rows, the newest first, until the others are within the budget. Released
+        rows are read again when they are needed."""
         resident = self.resident_rows
         while resident and self.resident_bytes > self.config.resident_bytes_max:
             _, row = resident.popitem()
@@ -598,8 +599,8 @@ class Core:
         return 0 < task_id <= self.landed_id and is_ours
 
     def held(self, ids: set[int]) -> set[int]:
-        """Return those of ``ids`` that are in a collection of unfinished tasks, and so have
-        certainly not ended. The wheel and the ready queues are too large to search."""
+        """Return those of ``ids`` that are found among unfinished tasks, and so have certainly not
+        ended. The wheel and the ready queues are not searched, because they are too large."""
         lifetimes = self.lifetimes
         unfinished: set[int] = set()
         for holder in (
@@ -619,14 +620,14 @@ class Core:
         return unfinished
 
     @property
-    def missing_apart(self) -> int:
+    def uncounted_missing(self) -> int:
         """Number of missing rows that do not count against the limits of reading."""
         return min(len(self.missing), MISSING_MAX)
 
     # --- names ---------------------------------------------------------------------------
 
     def topic(self, name: str) -> Topic:
-        """Return the topic, and create it if it does not exist."""
+        """Return the topic, creating it if it does not exist."""
         topic = self.topics.get(name)
         if topic is None:
             topic = self.topics[name] = Topic(name)
@@ -634,7 +635,7 @@ class Core:
         return topic
 
     def lost_task(self, topic: Topic) -> None:
-        """Note that a topic might be idle, because a task that no group held has ended."""
+        """Record that a topic might be idle, because a task that no group held has ended."""
         if not topic.groups:
             self.maybe_idle[topic.name] = None
 
@@ -643,10 +644,8 @@ class Core:
         return topic.groups.get(group or DEFAULT_GROUP) if topic is not None else None
 
     def policy(self, own: PolicyRef | None, group: Group) -> RetryPolicy:
-        """Return the first of the task's own policy, its group's, its topic's and the daemon's.
-
-        A name that the settings no longer define means the daemon's policy.
-        """
+        """Return the first policy that is set: the task's own, its group's, its topic's or the
+        daemon's. A name that the settings no longer define means the daemon's policy."""
         policy = own or group.settings.retry or group.topic.settings.retry
         if policy is None:
             return self.config.retry
@@ -657,16 +656,14 @@ class Core:
     def fault(
         self, lease: Lease, reason: str, error: Exception, now_ms: int, trace: str | None = None
     ) -> Failure:
-        """Return a failure for an unexpected error in a computation for a single task.
-
-        The computation must not have changed memory, because a half-done change must stop the
-        daemon. The task becomes a dead letter, because after a stop the error would occur again.
-        """
+        """Return a failure for an unexpected error in a computation for a single task, which then
+        becomes a dead letter, because the error would recur after a restart. The computation must
+        not have changed memory, because a half-done change must stop the daemon."""
         self.faults.append((f"task {lease.id} of group {lease.group.name}", error, trace))
         return self.failure(lease, f"internal: {error!r:.150}; after: {reason}", now_ms)
 
     def failure(self, lease: Lease, reason: str, now_ms: int) -> Failure:
-        """Return the failed attempt, with reason and trace cut to the lengths that are stored."""
+        """Return the failure of an attempt, with reason and trace cut to the stored lengths."""
         summary, _, trace = reason.partition("\n")
         summary = summary[:REASON_LENGTH_MAX]
         if trace:
@@ -698,8 +695,8 @@ class Core:
     # --- the end of a task ---------------------------------------------------------------
 
     def end(self, task_id: int, outcome: Outcome, topic: str, key: str | None) -> None:
-        """End a task. Sealing removes its other rows from the batch. The code for a single task
-        repeats ``end_plain``, because that makes an ack of a task of two groups 5% faster."""
+        """End a task. Sealing removes its other rows from the batch. The code repeats ``end_plain``
+        for a single task, which makes an ack of a task of two groups 5% faster."""
         self.tasks -= 1
         self.count_unfinished(topic, -1)
         if key is not None:
@@ -734,9 +731,9 @@ class Core:
             self._forget_numbers(topic, ids)
 
     def is_scheduled(self, row: TaskRow) -> bool:
-        """Return whether a task is not due, or is due and has not reached its groups."""
+        """Return whether a task is not yet due, or is due but has not reached its groups."""
         if row.id in self.retrying:
-            # The task can wait for its due time again after the clock went back.
+            # After the clock went back, such a task can be waiting for its due time again.
             return False
         return (
             row.due_ms > max(self.wheel.position_ms, self.acted_ms)
@@ -763,15 +760,15 @@ class Core:
             self.hold_order(row)
 
     def hold_order(self, row: TaskRow) -> None:
-        """Delay later tasks of a scheduled task's order key until its leaving is durable, because
-        a crash would put it back."""
+        """Delay later tasks of a scheduled task's order key until its removal is durable, because a
+        crash would undo the removal."""
         for group in self.topic(row.topic).holders:
             ordering = self.ordering_for(group, row)
             if ordering is not None:
                 ordering.keys.hold_until_durable(mark_of(row))
 
     def schedule(self, row: TaskRow, now_ms: int) -> None:
-        """Put a durable or recorded task on the wheel."""
+        """Schedule a task that is durable, or recorded in the open batch."""
         self.topic(row.topic).scheduled += 1
         self.scheduled += 1
         self.put_on_wheel(row, now_ms)
@@ -790,7 +787,7 @@ class Core:
             self.keep(row)
 
     def write(self, row: TaskRow, *, is_moved: bool) -> None:
-        """Write the row into the open batch. ``is_moved`` means that only the due time is new."""
+        """Write the row into the open batch. ``is_moved``: only the due time has changed."""
         effects, task_id = self.open.effects, row.id
         if not is_moved or row.body is not NO_BODY:
             effects.moved.pop(task_id, None)
@@ -804,7 +801,7 @@ class Core:
         self.open.updated_bytes += MOVE_BYTES
 
     def expires(self, group: Group, at_mono_ms: int) -> None:
-        """Note that a lease of ``group`` ends at ``at_mono_ms``."""
+        """Record that a lease of ``group`` ends at ``at_mono_ms``."""
         self.leased[group] = None
         if group.expiry_mono_ms is None or group.expiry_mono_ms > at_mono_ms:
             group.expiry_mono_ms = at_mono_ms
@@ -812,13 +809,13 @@ class Core:
             self.expiry_mono_ms = at_mono_ms
 
     def _call_when_durable(self, ended: Ended) -> None:
-        """Call ``durable`` for these order keys when the open batch is durable."""
+        """Advance these order keys when the open batch is durable."""
         self.open.ended.append(ended)
 
     # --- steps of several parts ----------------------------------------------------------
 
     def add_due(self, group: Group, row: TaskRow, now_ms: int) -> None:
-        """Give a due task to ``group``. It is ready as soon as it is the key holder."""
+        """Give a due task to ``group``. It becomes ready when it is its key's holder."""
         ordering = self.ordering_for(group, row)
         if ordering is None:
             group.ready.push(row.id, priority_of(row), now_ms)
@@ -826,7 +823,7 @@ class Core:
             ordering.arrive(row, now_ms)
 
     def add_due_all(self, group: Group, rows: Sequence[TaskRow], now_ms: int) -> None:
-        """Call ``add_due`` for each of these tasks, which can be none."""
+        """Call ``add_due`` for each of these tasks. ``rows`` may be empty."""
         if not rows:
             return
         if not group.is_ordered:
@@ -865,30 +862,32 @@ class Core:
         task_id = row.id
         group.delivery_attempts.pop(task_id, None)
         self.lifetimes.end(row)
-        if group.is_ordered and self.orderings.of[group].leave(row, stays_holder=stays_holder):
+        if group.is_ordered and self.orderings.by_group[group].leave(
+            row, stays_holder=stays_holder
+        ):
             return
         at_ms = group.waiting.pop(task_id, None)
         if at_ms is not None:
             if at_ms != NEVER_MS:
                 self.wheel.cancel(task_id, at_ms)
-            self.waited(group, task_id)
+            self.stop_waiting(group, task_id)
             return
         group.withdraw(task_id)
-        if task_id in group.apart:
-            self.not_apart(group, task_id)
+        if task_id in group.isolated:
+            self.end_isolation(group, task_id)
         topic = group.topic
         if topic.default_backlog is group and group.ready_count < self.config.backlog_max:
             self.full_topics.pop(topic.name, None)
 
     def hold_key(self, group: Group, task_id: int, attempts: DeliveryAttempts, now_ms: int) -> None:
-        """Keep the task waiting in ``group`` until an operator acts on its order key."""
+        """Keep the task waiting in ``group`` until an operator resolves its held key."""
         group.delivery_attempts[task_id] = attempts
         group.waiting[task_id] = NEVER_MS
         self.retrying.setdefault(task_id, []).append(group)
         self.note_attempts(group, task_id, ProgressState.HELD, now_ms)
 
-    def waited(self, group: Group, task_id: int) -> None:
-        """Note that ``group`` no longer waits for this task's next attempt."""
+    def stop_waiting(self, group: Group, task_id: int) -> None:
+        """Record that ``group`` no longer waits for the task's next attempt."""
         groups = self.retrying[task_id]
         groups.remove(group)
         if not groups:
@@ -910,22 +909,22 @@ class Core:
         state: ProgressState = ProgressState.DONE,
     ) -> None:
         """Record that the group has finished a task that other groups have not finished. ``epoch``
-        is that of the acked delivery, or 0 without an ack."""
+        is the one of the acked delivery, or 0 if there was no ack."""
         self.open.effects.progress[task_id, group.name] = ProgressRow(
             task_id, group.name, state, attempt, 0, epoch
         )
 
     # --- numbers of deliveries -----------------------------------------------------------
 
-    def begins_anew(self, group: Group, task_id: int, attempt: int) -> None:
+    def forget_deliveries(self, group: Group, task_id: int, attempt: int) -> None:
         """Forget earlier deliveries of the task, except the newest number ``attempt``, which must
-        not be reused. It is not stored, because a restart has another epoch."""
+        not be reused. It is not stored, because a restart has a new epoch."""
         if attempt:
             group.numbers[task_id] = attempt
             self.numbered[group] = None
 
     def number(self, group: Group, task_id: int) -> int:
-        """Remove and return the newest number of the task's forgotten deliveries, or 0."""
+        """Remove and return the newest number of the task's forgotten deliveries, or return 0."""
         return group.numbers.pop(task_id, 0) if group.numbers else 0
 
     def _forget_numbers(self, topic: str, ended: Collection[int]) -> None:
@@ -937,7 +936,7 @@ class Core:
                 del self.numbered[group]
 
     def next_delivery(self, group: Group, task_id: int) -> tuple[int, Past]:
-        """Remove and return (attempt, past) for the lease of the next delivery."""
+        """Remove from the group and return (attempt, past) for the next delivery."""
         attempts = group.delivery_attempts.pop(task_id, None) if group.delivery_attempts else None
         if attempts is None:
             return self.number(group, task_id) + 1, NO_PAST
@@ -946,17 +945,17 @@ class Core:
     # --- credits -------------------------------------------------------------------------
 
     def unconfirmed(self, subscriber: Subscriber, count: int) -> None:
-        """Count ended deliveries that the open batch will confirm."""
+        """Count ended deliveries whose end becomes durable with the open batch."""
         credits = self.open.credits
         credits[subscriber] = credits.get(subscriber, 0) + count
         subscriber.unconfirmed += count
         if subscriber.acks_ahead_max:
-            self.regained(subscriber)
+            self.reconsider(subscriber)
 
     def give_back(self, subscriber: Subscriber, count: int) -> None:
-        """Return credit at once, because this consumer awaits no confirmation."""
+        """Return credit at once, because the consumer did not request the end."""
         subscriber.outstanding -= count
-        self.regained(subscriber)
+        self.reconsider(subscriber)
 
     def settled(self, presence: Presence, count: int) -> None:
         """Count ended deliveries on one connection."""
@@ -965,32 +964,32 @@ class Core:
         if group is None or presence.unsettled:
             return
         if not self.is_kept_free(presence):
-            presence.kept_for = None  # the delivery that was alone has ended
+            presence.kept_for = None  # the isolated delivery has ended
             presence.was_alone = True
         for subscriber in presence.subscribers:
-            self.regained(subscriber)
+            self.reconsider(subscriber)
 
     def is_kept_free(self, presence: Presence) -> bool:
-        """Return whether the connection is kept free for a task that must be alone on it."""
+        """Return whether the connection is kept free for an isolated task."""
         keep = None if presence.kept_for is None else self.kept_connections.get(presence.kept_for)
         return keep is not None and keep.presence is presence
 
-    def not_apart(self, group: Group, task_id: int) -> None:
-        """Note that the task no longer waits to be alone on a connection."""
-        del group.apart[task_id]
-        if not group.apart:
+    def end_isolation(self, group: Group, task_id: int) -> None:
+        """Record that the task no longer waits for isolation."""
+        del group.isolated[task_id]
+        if not group.isolated:
             self.stop_keeping_free(group)
 
     def stop_keeping_free(self, group: Group) -> None:
-        """Stop keeping a connection free for ``group``."""
+        """Stop keeping a connection free for the group's isolated tasks."""
         keep = self.kept_connections.pop(group, None)
         if keep is not None and keep.presence is not None:
             keep.presence.kept_for = None
             for subscriber in keep.presence.subscribers:
-                self.regained(subscriber)
+                self.reconsider(subscriber)
 
-    def regained(self, subscriber: Subscriber) -> None:
-        """Consider a subscriber again, because it might have credit now."""
+    def reconsider(self, subscriber: Subscriber) -> None:
+        """Consider a subscriber for deliveries again, because it might have credit now."""
         group = subscriber.group
         if subscriber in group.subscribers:
             group.able[subscriber] = None

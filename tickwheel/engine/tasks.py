@@ -1,29 +1,29 @@
-"""Commands on existing tasks: on named tasks, on all tasks of a selection, and on the tasks of held
+"""Commands on existing tasks: on tasks by id, on all tasks of a selection, and on the tasks of held
 order keys.
 
-Named tasks (``Control``): cancel, reschedule, run now, look up; dead letters by id. The shard reads
-the records of the ids from the store, overlays changes that are not committed, and passes the
-result as ``TaskSnapshot``. The rest of a task's state is in the engine's memory.
+Tasks by id (``Control``): cancel, reschedule, run now and look up tasks, settle dead letters. The
+shard reads the records of the ids from the store, overlays changes that are not committed, and
+passes the results as ``TaskSnapshot``. The rest of a task's state is in the engine's memory.
 
 Bulk operations (``Bulks``): their rows, their progress, and the effect of a step on tasks. The
 caller (``server/shard/bulk.py``) reads the tasks of a step and bounds its time. This module matches
 a selection, applies the kind's effect, and writes the row of the bulk operation in the same batch.
-Like acks, these changes stay even if a batch is refused. Only a kind that makes new tasks can be
-refused; it calls ``may_be_refused`` before each step.
+Like acks, these changes stay even if a batch is refused. Only a kind that creates new tasks can be
+refused; it calls ``save_before_step`` before each step.
 
 | kind | items | effect | refused states and reasons |
 |---|---|---|---|
 | cancel | tasks | end | in_flight, dead |
-| reschedule | tasks | another due time (``_dues``) | in_flight, dead, due_too_far |
+| reschedule | tasks | another due time (``_new_due_times``) | in_flight, dead, due_too_far |
 | spread | tasks | the emptiest ticks of a due window (``_spread``) | all except scheduled |
 | run_now | tasks | due now | in_flight, dead |
 | requeue | dead letters | delivered again, failures reset | ttl_over |
 | delete | dead letters | deleted | |
 | reset | tasks due since a moment | given to the group again (``groups.Resets``) | no_body |
 
-Held keys (``KeyControl``): unless the group's ``order_failure`` differs, an order key is held when
-its task has failed for good. Its later tasks wait until an operator releases, skips, cancels or
-reschedules the task. A paused key waits until an operator resumes it. See ``ordering.py``.
+Held keys (``KeyControl``): with ``order_failure=hold`` (the default), an order key is held when its
+task has failed for good. Its later tasks wait until an operator releases, skips, cancels or
+reschedules the failed task. A paused key waits until an operator resumes it. See ``ordering.py``.
 """
 
 from __future__ import annotations
@@ -81,12 +81,12 @@ __all__ = ["Control", "GroupView", "TaskSnapshot"]
 
 Done = tuple[str, int | None]
 """(outcome word, new due time if the task was moved)"""
-DuesOf = Callable[[Mapping[int, int]], Mapping[int, int]]
-"""Maps id → next due time to id → new due time, without tasks that are not moved."""
+ReschedulePlan = Callable[[Mapping[int, int]], Mapping[int, int]]
+"""Maps id → time of the next attempt to id → new due time, without tasks that are not moved."""
 
 
 class GroupView(NamedTuple):
-    """The state of a task in a group, for an answer."""
+    """The state of a task in a group, as answers show it."""
 
     state: str
     attempt: int
@@ -108,7 +108,7 @@ class Control:
     # --- states ------------------------------------------------------------------------------
 
     def absent(self, task_id: int) -> str:
-        """Return the state of a task without a record."""
+        """Return the state of a task that has no record, as a word of the protocol."""
         outcome = self._core.outcomes.get(task_id)
         if outcome is not None:
             return outcome.name.lower()
@@ -128,13 +128,12 @@ class Control:
             return State.SCHEDULED
         return State.READY
 
-    def is_wanted(self, snapshot: TaskSnapshot) -> bool:
+    def is_owed(self, snapshot: TaskSnapshot) -> bool:
         """Return whether a group is still owed the task. Dead letters do not count."""
         return bool(self._ownership.groups_of(snapshot))
 
     def view(self, snapshot: TaskSnapshot, mono_to_wall_ms: int) -> dict[str, GroupView]:
-        """Return the task's state in each group. ``mono_to_wall_ms`` converts the ends of leases to
-        wall time."""
+        """Return the task's state in each group; ``mono_to_wall_ms`` converts lease ends."""
         task_id = snapshot.row.id
         own = snapshot.row.options.retry if snapshot.row.options is not None else None
         views: dict[str, GroupView] = {}
@@ -160,7 +159,7 @@ class Control:
                 at_ms = group.waiting.get(task_id)
                 state = "ready" if at_ms is None else "waiting"
                 if at_ms == NEVER_MS:
-                    state, at_ms = "held", self._core.orderings.of[group].held[task_id]
+                    state, at_ms = "held", self._core.orderings.by_group[group].held[task_id]
             views[group.name] = GroupView(
                 state,
                 attempt,
@@ -193,21 +192,21 @@ class Control:
     def cancel(self, task_id: int, snapshot: TaskSnapshot | None) -> str:
         if snapshot is None:
             return self.too_late(task_id)
-        kept = self._end(snapshot, Outcome.CANCELLED, CANCELLED)
-        if kept is not None:
-            return kept.value
+        blocking_state = self._end(snapshot, Outcome.CANCELLED, CANCELLED)
+        if blocking_state is not None:
+            return blocking_state.value
         self._core.totals.cancelled += 1
         self._core.topic(snapshot.row.topic).cancelled += 1
         return "cancelled"
 
     def delete(self, snapshot: TaskSnapshot) -> bool:
-        """End a task of a topic that is being deleted. Return False if it is in flight or dead."""
+        """End a task of a topic in deletion. Return False if the task is in flight or dead."""
         return self._end(snapshot, Outcome.DELETED, DELETED) is None
 
-    def _end(self, snapshot: TaskSnapshot, outcome: Outcome, how: str) -> State | None:
+    def _end(self, snapshot: TaskSnapshot, outcome: Outcome, event: str) -> State | None:
         """End a task. Return the state that prevents it, or None."""
         core, topic = self._core, self._core.topic(snapshot.row.topic)
-        state = State.SCHEDULED if self._is_far(snapshot) else self.state(snapshot)
+        state = State.SCHEDULED if self._is_only_on_wheel(snapshot) else self.state(snapshot)
         if state in (State.IN_FLIGHT, State.DEAD):
             return state
         if state is State.SCHEDULED:
@@ -217,17 +216,18 @@ class Control:
         self._dead_letters.task_ends(snapshot)
         core.end(snapshot.row.id, outcome, topic.name, key_of(snapshot.row))
         core.lost_task(topic)
-        core.recorder.ended(topic.name, None, how, snapshot.row.id, last=True)
+        core.recorder.ended(topic.name, None, event, snapshot.row.id, last=True)
         return None
 
     def reschedule(
         self, task_id: int, due_ms: int, snapshot: TaskSnapshot | None, now_ms: int
     ) -> tuple[str, int | None]:
-        """Move the next delivery to ``due_ms``, which is not in the past."""
+        """Move the next delivery to ``due_ms``, which must not be in the past. Return (state, new
+        due time), or (state, None) if the task was not moved."""
         if snapshot is None:
             return self.too_late(task_id), None
         core = self._core
-        if self._is_far(snapshot):
+        if self._is_only_on_wheel(snapshot):
             self._move(snapshot.row, due_ms, now_ms)
             return "scheduled", due_ms
         state = self.state(snapshot)
@@ -235,8 +235,8 @@ class Control:
             return state.value, None
         if state is State.SCHEDULED or not self.has_history(snapshot):
             is_held = task_id in core.replaced
-            self._take_back(snapshot, state)
-            row = self._ownership.moved(snapshot.row._replace(due_ms=due_ms), now_ms)
+            self._unplace(snapshot, state)
+            row = self._ownership.with_place(snapshot.row._replace(due_ms=due_ms), now_ms)
             core.write(row, is_moved=row.options is snapshot.row.options)
             if is_held:
                 core.hold(row)
@@ -244,9 +244,9 @@ class Control:
                 core.schedule(row, now_ms)
             core.recorder.rescheduled(row, due_ms)
         else:
-            self._ownership.look_ahead(snapshot, now_ms)
+            self._ownership.examine_ahead(snapshot, now_ms)
             if task_id in core.open.effects.ended:
-                # Looking ahead found that every group has acked it.
+                # Looking ahead found that every group has acked the task.
                 return self.absent(task_id), None
             self._postpone(snapshot, due_ms)
             core.recorder.rescheduled(snapshot.row, due_ms)
@@ -261,38 +261,38 @@ class Control:
         source: object,
         now_ms: int,
     ) -> None:
-        """Replace the body, options and due time of a task without an attempt, for ``source``. The
-        task is not delivered before that is durable."""
+        """Replace the body, options and due time of a task that has no attempts, for ``source``.
+        The task is not delivered before the change is durable."""
         core = self._core
-        self._take_back(snapshot, self.state(snapshot))
+        self._unplace(snapshot, self.state(snapshot))
         former = snapshot.row.options
         if former is not None and former.order_id is not None:
             options = (options or TaskOptions())._replace(order_id=former.order_id)
         row = TaskRow(snapshot.row.id, due_ms, snapshot.row.topic, body, options)
-        row = self._ownership.moved(row, now_ms)
+        row = self._ownership.with_place(row, now_ms)
         core.write(row, is_moved=False)
         core.hold(row)
         core.recorder.replaced(source, row, now_ms)
 
-    def give_way(self, snapshot: TaskSnapshot, by: int) -> None:
-        """Let the newer task ``by`` replace a task that groups have had. The task ends at once in
-        groups where it is not in flight, and elsewhere when its delivery ends without an ack."""
+    def give_way(self, snapshot: TaskSnapshot, newer_id: int) -> None:
+        """Let the newer task ``by`` replace a task that groups have already received. Where it is
+        in flight, it ends when its delivery ends without an ack; elsewhere at once."""
         core, row = self._core, snapshot.row
         for group in self._ownership.groups_of(snapshot):
             lease = group.flight.get(row.id)
             if group.is_closed:
                 continue
             if lease is not None:
-                lease.past = lease.past._replace(replaced_by=by)
+                lease.past = lease.past._replace(replaced_by=newer_id)
                 core.replaced_leases.append(lease)
                 core.recorder.overtaken(lease)
                 continue
             attempts = group.delivery_attempts.get(row.id)
             attempt = core.number(group, row.id) if attempts is None else attempts.attempt
             core.leave(group, row)
-            self._ownership.give_way(group, row, attempt, by)
+            self._ownership.give_way(group, row, attempt, newer_id)
 
-    def gives_way(self, snapshot: TaskSnapshot) -> bool:
+    def is_fully_replaced(self, snapshot: TaskSnapshot) -> bool:
         """Return whether a newer task has replaced this task in every group that is owed it."""
         groups = [group for group in self._ownership.groups_of(snapshot) if not group.is_closed]
         leases = [group.flight.get(snapshot.row.id) for group in groups]
@@ -301,12 +301,12 @@ class Control:
     def next_ms(self, snapshot: TaskSnapshot) -> int:
         """Return the earliest next attempt (wall ms) of a task that is not in flight."""
         task_id = snapshot.row.id
-        waits = (group.waiting.get(task_id) for group in self._ownership.groups_of(snapshot))
-        times = (at_ms for at_ms in waits if at_ms is not None and at_ms != NEVER_MS)
+        waits_ms = (group.waiting.get(task_id) for group in self._ownership.groups_of(snapshot))
+        times = (at_ms for at_ms in waits_ms if at_ms is not None and at_ms != NEVER_MS)
         return min(times, default=snapshot.row.due_ms)
 
-    def _take_back(self, snapshot: TaskSnapshot, state: State) -> None:
-        """Remove a task without an attempt from its place, so that it can be scheduled again."""
+    def _unplace(self, snapshot: TaskSnapshot, state: State) -> None:
+        """Remove a task that has no attempts from the wheel or its groups."""
         if state is State.SCHEDULED:
             self._core.unschedule(snapshot.row)
         else:
@@ -314,7 +314,7 @@ class Control:
             self._ownership.forget(snapshot.row.id)
             self._core.drop(snapshot.row.id)
 
-    def _is_far(self, snapshot: TaskSnapshot) -> bool:
+    def _is_only_on_wheel(self, snapshot: TaskSnapshot) -> bool:
         """Return whether the task is only on the wheel, and so has certainly not fired."""
         row, core = snapshot.row, self._core
         return (
@@ -327,7 +327,7 @@ class Control:
         )
 
     def _move(self, row: TaskRow, due_ms: int, now_ms: int) -> None:
-        """Move a task that ``_is_far`` to another due time."""
+        """Move a task that ``_is_only_on_wheel`` to another due time."""
         core = self._core
         core.wheel.cancel(row.id, row.due_ms)
         if row.id in core.resident_rows:
@@ -336,52 +336,51 @@ class Control:
             core.hold_order(row)
         moved = TaskRow(row.id, due_ms, row.topic, row.body, row.options)
         if core.topics[row.topic].groups:
-            moved = self._ownership.moved(moved, now_ms)
+            moved = self._ownership.with_place(moved, now_ms)
         core.write(moved, is_moved=moved.options is row.options)
         core.put_on_wheel(moved, now_ms)
         core.recorder.rescheduled(moved, due_ms)
 
     # --- many at once ------------------------------------------------------------------------
     #
-    # For tasks with only a due time, a body and a key. Tasks that might have fired, and other
-    # special tasks, are left to the verbs above.
+    # These verbs change tasks that have only a due time, a body and a key. They skip tasks that
+    # might have fired or have more state; the verbs above change those.
 
     def cancel_many(
         self, name: str, dues_ms: Mapping[int, int], keys: Mapping[int, str]
     ) -> Collection[int]:
         """Cancel those tasks of ``dues_ms`` (id → due_ms, of the topic ``name``) that are certainly
-        only on the wheel. Return their ids. ``keys`` (id → key) has the keys of all of them, and
-        possibly more."""
+        only on the wheel. Return their ids. ``keys`` (id → key) contains at least their keys."""
         core, topic = self._core, self._core.topic(name)
-        far = self._far(dues_ms)
-        if not far:
+        unfired = self._only_on_wheel(dues_ms)
+        if not unfired:
             return ()
-        core.wheel.cancel_many(list(far), list(far.values()))
-        for task_id in far.keys() & core.resident_rows.keys():
+        core.wheel.cancel_many(list(unfired), list(unfired.values()))
+        for task_id in unfired.keys() & core.resident_rows.keys():
             core.drop(task_id)
-        topic.scheduled -= len(far)
-        core.scheduled -= len(far)
+        topic.scheduled -= len(unfired)
+        core.scheduled -= len(unfired)
         if keys:
-            keys = {task_id: keys[task_id] for task_id in far if task_id in keys}
-        core.end_plain(far, Outcome.CANCELLED, name, keys)
-        core.totals.cancelled += len(far)
-        topic.cancelled += len(far)
+            keys = {task_id: keys[task_id] for task_id in unfired if task_id in keys}
+        core.end_plain(unfired, Outcome.CANCELLED, name, keys)
+        core.totals.cancelled += len(unfired)
+        topic.cancelled += len(unfired)
         core.lost_task(topic)
-        core.recorder.ended_many(name, CANCELLED, list(far))
-        return far
+        core.recorder.ended_many(name, CANCELLED, list(unfired))
+        return unfired
 
     def reschedule_many(
-        self, name: str, dues_ms: Mapping[int, int], dues_of: DuesOf
+        self, name: str, dues_ms: Mapping[int, int], new_due_times: ReschedulePlan
     ) -> Mapping[int, int]:
         """Move those tasks of ``dues_ms`` that ``cancel_many`` would cancel and for which
-        ``dues_of`` returns new times. Return id → due_ms of the moved tasks."""
+        ``new_due_times`` returns new times. Return id → due_ms of the moved tasks."""
         core = self._core
-        far = self._far(dues_ms)
-        if not far or not keeps_place(core.topic(name).groups.values(), min(far)):
+        unfired = self._only_on_wheel(dues_ms)
+        if not unfired or not keeps_place(core.topic(name).groups.values(), min(unfired)):
             return {}
-        moved = dues_of(far)
+        moved = new_due_times(unfired)
         ids, new_ms = list(moved), list(moved.values())
-        core.wheel.cancel_many(ids, [far[task_id] for task_id in ids])
+        core.wheel.cancel_many(ids, [unfired[task_id] for task_id in ids])
         for task_id in moved.keys() & core.resident_rows.keys():
             core.drop(task_id)
         core.open.effects.moved |= moved
@@ -390,8 +389,8 @@ class Control:
         core.recorder.rescheduled_many(name, ids, new_ms)
         return moved
 
-    def _far(self, dues_ms: Mapping[int, int]) -> Mapping[int, int]:
-        """Return the tasks of ``dues_ms`` that have certainly not fired, as in ``_is_far``."""
+    def _only_on_wheel(self, dues_ms: Mapping[int, int]) -> Mapping[int, int]:
+        """Return the tasks of ``dues_ms`` that have certainly not fired."""
         core = self._core
         after_ms = max(core.wheel.position_ms, core.acted_ms)
         if min(dues_ms.values(), default=0) > after_ms and core.retrying.keys().isdisjoint(dues_ms):
@@ -399,11 +398,11 @@ class Control:
         return {i: at for i, at in dues_ms.items() if at > after_ms and i not in core.retrying}
 
     def has_history(self, snapshot: TaskSnapshot) -> bool:
-        """Return whether a group has attempts, an ack or a dead letter of the task."""
+        """Return whether a group has attempts or a dead letter of the task, or has finished it."""
         if snapshot.dead or any(p.state.is_over for p in snapshot.progress.values()):
             return True
         task_id = snapshot.row.id
-        # A task that waits without an attempt waits because the clock went back.
+        # A task without attempts can be waiting only because the clock went back.
         return any(
             task_id in group.delivery_attempts for group in self._ownership.groups_of(snapshot)
         )
@@ -422,13 +421,13 @@ class Control:
                 attempts = DeliveryAttempts(
                     core.number(group, task_id), 0, priority_of(snapshot.row)
                 )
-            # A task with an attempt that counts stays the holder of its order key.
+            # A task that was attempted remains the holder of its order key.
             core.leave(group, snapshot.row, stays_holder=attempts.was_attempted)
             group.delivery_attempts[task_id] = attempts
             core.lifetimes.begin(snapshot.row)
             core.wait(group, task_id, due_ms)
             if group.is_ordered:
-                self._core.orderings.of[group].waits(snapshot.row)
+                self._core.orderings.by_group[group].note_wait(snapshot.row)
 
     # --- dead letters ------------------------------------------------------------------------
 
@@ -442,14 +441,14 @@ class Control:
         ttl_ms: int | None = None,
     ) -> str:
         """Requeue or delete a dead letter of the group ``name``. Return the outcome word.
-        ``ttl_ms`` is the new time to live of a requeued task."""
+        ``ttl_ms`` is the new time to live of a requeued task, or None to keep its own."""
         if snapshot is None:
             return self.absent(task_id)
         if kind == "requeue":
             return self._dead_letters.requeue(snapshot, name, now_ms, ttl_ms)
         return self._dead_letters.delete(snapshot, name)
 
-    def says_no_to_dead(
+    def dead_letter_refusal_reason(
         self, kind: str, snapshot: TaskSnapshot, now_ms: int, ttl_ms: int | None
     ) -> str | None:
         """Return why ``settle_dead`` would not change a dead letter, or None if it would."""
@@ -458,18 +457,18 @@ class Control:
         return None
 
 
-OF_TASKS = ("cancel", "reschedule", "spread", "run_now")
-OF_DEAD_LETTERS = ("requeue", "delete")
+TASK_KINDS = ("cancel", "reschedule", "spread", "run_now")
+DEAD_LETTER_KINDS = ("requeue", "delete")
 RESET = "reset"
-KINDS = (*OF_TASKS, *OF_DEAD_LETTERS, RESET)
-_DONE = frozenset(("cancelled", "scheduled", "requeued", "deleted", "given"))
-"""Outcome words of changed items. Every other word is the reason for a refusal."""
+KINDS = (*TASK_KINDS, *DEAD_LETTER_KINDS, RESET)
+_DONE = frozenset(("cancelled", "scheduled", "requeued", "deleted", "repeated"))
+"""Outcome words of items that were changed. Every other word is the reason for a refusal."""
 TOO_FAR = "due_too_far"
 _CANCELLED: Done = ("cancelled", None)
-_BUSY = frozenset((State.IN_FLIGHT, State.DEAD))
+_NOT_CHANGEABLE = frozenset((State.IN_FLIGHT, State.DEAD))
 _NOT_SCHEDULED = frozenset(State) - {State.SCHEDULED}
 FORGET_MAX = 1_000
-"""Maximum ended bulk operations that are forgotten at a time."""
+"""Maximum number of ended bulk operations that are forgotten in one step."""
 
 
 class Step(NamedTuple):
@@ -489,7 +488,7 @@ class Bulks:
     def __init__(self, core: Core, control: Control) -> None:
         self._core = core
         self._control = control
-        self.known: dict[str, BulkRow] = {}
+        self.rows: dict[str, BulkRow] = {}
         """Running and recently ended bulk operations by id, oldest first."""
 
     # --- start and end -----------------------------------------------------------------------
@@ -502,15 +501,15 @@ class Bulks:
     def end(self, name: str, state: BulkState, now_ms: int, note: str = "") -> BulkRow:
         """End a running bulk operation."""
         self._core.bulk_running -= 1
-        row = self._write(self.known[name]._replace(state=state, ended_ms=now_ms, note=note))
-        over = len(self.known) - self._core.bulk_running - self._core.config.bulk_remembered_max
-        if over > 0:
-            self._forget(now_ms, min(over, FORGET_MAX))
+        row = self._write(self.rows[name]._replace(state=state, ended_ms=now_ms, note=note))
+        excess = len(self.rows) - self._core.bulk_running - self._core.config.bulk_remembered_max
+        if excess > 0:
+            self._forget(now_ms, min(excess, FORGET_MAX))
         return row
 
-    def stepped(self, name: str, step: Step) -> BulkRow:
+    def record_step(self, name: str, step: Step) -> BulkRow:
         """Record a step of a running bulk operation in the open batch."""
-        row, refused = self.known[name], {}
+        row, refused = self.rows[name], {}
         changed = sum(count for word, count in step.words.items() if word in _DONE)
         if changed < step.matched:
             refused = {word: n for word, n in step.words.items() if word not in _DONE}
@@ -520,22 +519,22 @@ class Bulks:
                 looked_at=row.looked_at + step.looked_at,
                 matched=row.matched + step.matched,
                 changed=row.changed + changed,
-                refused=_added(row.refused, refused) if refused else row.refused,
+                refused=_merged_refusals(row.refused, refused) if refused else row.refused,
             )
         )
 
-    def may_be_refused(self, name: str) -> None:
-        """Remember the state of a bulk operation whose next step makes tasks, so that ``undo`` can
-        restore it if they are refused."""
-        self._core.open.bulks_before.setdefault(name, self.known[name])
+    def save_before_step(self, name: str) -> None:
+        """Save the state of a bulk operation whose next step creates tasks, so that ``undo`` can
+        restore it if the tasks are refused."""
+        self._core.open.bulks_before.setdefault(name, self.rows[name])
 
     def undo(self, batch: Batch) -> None:
-        """Restore the progress of bulk operations whose new tasks were refused with the batch. Ends
-        since then stay."""
+        """Restore the progress of bulk operations whose new tasks were refused with the batch.
+        Operations that have ended since then stay ended."""
         before, batch.bulks_before = batch.bulks_before, {}
         for name, old in before.items():
             batch.effects.records.pop((BULK, name), None)
-            row = self.known.get(name)
+            row = self.rows.get(name)
             if row is None:
                 continue
             self._write(old._replace(state=row.state, ended_ms=row.ended_ms, note=row.note))
@@ -543,41 +542,40 @@ class Bulks:
     def restore(self, rows: Iterable[BulkRow]) -> None:
         """Restore bulk operations from stored rows."""
         for row in sorted(rows, key=lambda row: (row.bulk.made_ms, row.bulk.id)):
-            self.known[row.bulk.id] = row
+            self.rows[row.bulk.id] = row
             self._core.bulk_running += not row.state.is_over
 
     def sweep(self, now_ms: int) -> None:
-        """Forget bulk operations that ended too long ago. To be called from time to time."""
+        """Forget bulk operations that ended too long ago. Call this periodically."""
         self._forget(now_ms - self._core.config.bulk_remembered_ms, FORGET_MAX)
 
     def _forget(self, until_ms: int, limit: int) -> None:
-        over = (row for row in self.known.values() if row.state.is_over)
-        ended = sorted((row.ended_ms, row.bulk.id) for row in over)
+        ended_rows = (row for row in self.rows.values() if row.state.is_over)
+        ended = sorted((row.ended_ms, row.bulk.id) for row in ended_rows)
         for ended_ms, name in ended[:limit]:
             if ended_ms > until_ms:
                 return
-            del self.known[name]
+            del self.rows[name]
             self._core.open.effects.drop(BULK, name)
 
     def _write(self, row: BulkRow) -> BulkRow:
-        self.known[row.bulk.id] = row
+        self.rows[row.bulk.id] = row
         self._core.open.effects.put(BULK, row)
         return row
 
     # --- effects on tasks, of a command or a bulk operation ----------------------------------
 
-    def says_no(
+    def refusal_reason(
         self, bulk: Bulk, snapshot: TaskSnapshot, now_ms: int, delay_ms_max: int
     ) -> str | None:
-        """Return why the bulk operation would not change a matching task now, or None if it
-        would."""
+        """Return why the operation would not change a matching task now, or None if it would."""
         state = self._control.state(snapshot)
-        if state in (_BUSY if bulk.kind != "spread" else _NOT_SCHEDULED):
+        if state in (_NOT_CHANGEABLE if bulk.kind != "spread" else _NOT_SCHEDULED):
             return state.value
         if bulk.argument("shift_ms") is None:
             return None
         times_ms = {snapshot.row.id: self._control.next_ms(snapshot)}
-        return None if self._dues(bulk, times_ms, now_ms, delay_ms_max) else TOO_FAR
+        return None if self._new_due_times(bulk, times_ms, now_ms, delay_ms_max) else TOO_FAR
 
     def act(
         self,
@@ -590,15 +588,15 @@ class Bulks:
         delay_ms_max: int,
     ) -> dict[int, Done]:
         """Apply the bulk operation to tasks. Return id → outcome. ``plain`` (id → due_ms) are tasks
-        of ``topic`` without other records than ``keys``, which can be changed together without
-        their snapshots."""
-        done: dict[int, Done] = {}
+        of ``topic`` that have no records except those in ``keys``, and can be changed together
+        without their snapshots."""
+        results: dict[int, Done] = {}
         if plain:
-            done = self._act_plain(bulk, topic, plain, keys, now_ms, delay_ms_max)
+            results = self._act_plain(bulk, topic, plain, keys, now_ms, delay_ms_max)
         for snapshot in matched:
-            if snapshot.row.id not in done:
-                done[snapshot.row.id] = self._act_one(bulk, snapshot, now_ms, delay_ms_max)
-        return done
+            if snapshot.row.id not in results:
+                results[snapshot.row.id] = self._act_one(bulk, snapshot, now_ms, delay_ms_max)
+        return results
 
     def _act_plain(
         self,
@@ -612,30 +610,30 @@ class Bulks:
         if bulk.kind == "cancel":
             return dict.fromkeys(self._control.cancel_many(topic, plain, keys), _CANCELLED)
 
-        def dues_of(times_ms: Mapping[int, int]) -> dict[int, int]:
-            return self._dues(bulk, times_ms, now_ms, delay_ms_max)
+        def new_due_times(times_ms: Mapping[int, int]) -> dict[int, int]:
+            return self._new_due_times(bulk, times_ms, now_ms, delay_ms_max)
 
-        moved = self._control.reschedule_many(topic, plain, dues_of)
+        moved = self._control.reschedule_many(topic, plain, new_due_times)
         return {task_id: ("scheduled", due_ms) for task_id, due_ms in moved.items()}
 
     def _act_one(self, bulk: Bulk, snapshot: TaskSnapshot, now_ms: int, delay_ms_max: int) -> Done:
         task_id = snapshot.row.id
         if bulk.kind == "cancel":
             return self._control.cancel(task_id, snapshot), None
-        reason = bulk.kind == "spread" and self.says_no(bulk, snapshot, now_ms, delay_ms_max)
+        reason = bulk.kind == "spread" and self.refusal_reason(bulk, snapshot, now_ms, delay_ms_max)
         if reason:
-            return reason, None  # before a tick is chosen
+            return reason, None  # no tick is chosen for this task
         times_ms = {task_id: self._control.next_ms(snapshot)}
-        dues_ms = self._dues(bulk, times_ms, now_ms, delay_ms_max)
+        dues_ms = self._new_due_times(bulk, times_ms, now_ms, delay_ms_max)
         if dues_ms:
             return self._control.reschedule(task_id, dues_ms[task_id], snapshot, now_ms)
-        return self.says_no(bulk, snapshot, now_ms, delay_ms_max) or TOO_FAR, None
+        return self.refusal_reason(bulk, snapshot, now_ms, delay_ms_max) or TOO_FAR, None
 
-    def _dues(
+    def _new_due_times(
         self, bulk: Bulk, times_ms: Mapping[int, int], now_ms: int, delay_ms_max: int
     ) -> dict[int, int]:
-        """Return id → new due time for tasks whose next attempt is at ``times_ms``, without tasks
-        that would be due too far in the future."""
+        """Return id → new due time for the tasks of ``times_ms`` (id → time of the next attempt),
+        without tasks that would be due too far in the future."""
         if bulk.kind == "spread":
             return self._spread(bulk, times_ms, now_ms)
         shift_ms, delay_ms = bulk.argument("shift_ms"), bulk.argument("delay_ms")
@@ -647,8 +645,8 @@ class Bulks:
         return dict.fromkeys(times_ms, now_ms if due_ms is None else max(now_ms, int(due_ms)))
 
     def _spread(self, bulk: Bulk, times_ms: Mapping[int, int], now_ms: int) -> dict[int, int]:
-        """Choose one of the emptiest ticks of the window for each task. The window is common, or
-        begins at each task's due time. Its past part is ignored."""
+        """Choose one of the emptiest ticks of the window for each task. All tasks share one window,
+        or each window begins at its task's due time. The past part of a window is ignored."""
         core, dues_ms = self._core, dict[int, int]()
         start_ms, within_ms = bulk.argument("start_ms"), int(bulk.argument("within_ms") or 1)
         by_begin: dict[int, list[int]] = {}
@@ -664,17 +662,17 @@ class Bulks:
         return dues_ms
 
 
-def _added(
-    before: tuple[tuple[str, int], ...], more: Mapping[str, int]
+def _merged_refusals(
+    before: tuple[tuple[str, int], ...], added: Mapping[str, int]
 ) -> tuple[tuple[str, int], ...]:
-    words = Counter(dict(before))
-    for word, count in more.items():
-        words[word if word in words or len(words) < REFUSALS_MAX else "other"] += count
-    return tuple(sorted(words.items()))
+    counts = Counter(dict(before))
+    for word, count in added.items():
+        counts[word if word in counts or len(counts) < REFUSALS_MAX else "other"] += count
+    return tuple(sorted(counts.items()))
 
 
-AT_ONCE: Mapping[str, int] = {"spread": 500}
-"""Kind → maximum tasks per step, for kinds that search for each task. Other kinds have no limit."""
+TASKS_PER_STEP_MAX: Mapping[str, int] = {"spread": 500}
+"""Kind → maximum tasks of a step, for kinds that search a window for each task."""
 
 
 class Selector:
@@ -692,7 +690,7 @@ class Selector:
             self._filter = Filter(selection.tags, selection.where)
 
     def fits(self, row: TaskRow) -> bool:
-        """Return whether the task matches the selection, apart from the state."""
+        """Return whether the task matches the selection, ignoring its state."""
         if self._from_ms is not None and row.due_ms < self._from_ms:
             return False
         if self._to_ms is not None and row.due_ms >= self._to_ms:
@@ -705,10 +703,10 @@ class Selector:
 
 
 HELD_SHOWN_MAX = 1_000
-QUEUES_LOOKED_AT = 50_000
-"""Maximum key queues that are searched for those with the most tasks."""
-FIRST_LOOKED_AT = 256
-"""Maximum key queues that are searched for a failing key."""
+QUEUES_RANKED_MAX = 50_000
+"""Maximum number of key queues that are searched for those with the most tasks."""
+QUEUES_CHECKED_MAX = 256
+"""Maximum number of key queues that are searched for a failing key."""
 
 
 class KeyQueueState(NamedTuple):
@@ -734,8 +732,8 @@ class HeldKey(NamedTuple):
     """Number of tasks that wait for the held task."""
 
 
-class KeyOfPause(NamedTuple):
-    """A paused key and the number of its waiting due tasks."""
+class PausedKeyState(NamedTuple):
+    """A paused key, and the number of its due tasks that are waiting."""
 
     key: PausedKey
     waiting: int
@@ -760,9 +758,9 @@ class KeyControl:
         self._core = core
         self._dead_letters = dead_letters
 
-    def held(self, group: Group, limit: int = HELD_SHOWN_MAX) -> list[HeldKey]:
+    def held_keys(self, group: Group, limit: int = HELD_SHOWN_MAX) -> list[HeldKey]:
         """Return up to ``limit`` held order keys, oldest first."""
-        ordering, keys = self._core.orderings.of.get(group), list[HeldKey]()
+        ordering, keys = self._core.orderings.by_group.get(group), list[HeldKey]()
         if ordering is None:
             return keys
         for task_id, since_ms in islice(ordering.held.items(), limit):
@@ -772,14 +770,14 @@ class KeyControl:
             keys.append(HeldKey(task_id, since_ms, attempt, 0 if queue is None else queue.waiting))
         return keys
 
-    def queues(self, group: Group, limit: int) -> list[KeyQueueState]:
+    def longest_queues(self, group: Group, limit: int) -> list[KeyQueueState]:
         """Return the order keys and values with the most waiting tasks among the first
-        ``QUEUES_LOOKED_AT`` of each."""
-        ordering = self._core.orderings.of.get(group)
+        ``QUEUES_RANKED_MAX`` of each."""
+        ordering = self._core.orderings.by_group.get(group)
         if ordering is None:
             return []
-        queues = islice(ordering.keys.order.queues.items(), QUEUES_LOOKED_AT)
-        shares = islice(ordering.shares.of.values(), QUEUES_LOOKED_AT)
+        queues = islice(ordering.keys.order.queues.items(), QUEUES_RANKED_MAX)
+        shares = islice(ordering.shares.by_mark.values(), QUEUES_RANKED_MAX)
         states = [
             KeyQueueState(
                 queue.head, _state(group, ordering, mark, queue.head), 0, queue.waiting, "order"
@@ -798,12 +796,12 @@ class KeyControl:
         return sorted(states, key=lambda state: -state.waiting)[:limit]
 
     def release(self, group: Group, snapshot: TaskSnapshot, now_ms: int) -> str:
-        """Try the task of a held order key again at once, and reset its failures."""
+        """Make the task of a held order key ready again at once, and reset its failures."""
         core, task_id = self._core, snapshot.row.id
-        ordering = core.orderings.of.get(group)
+        ordering = core.orderings.by_group.get(group)
         if ordering is None or task_id not in ordering.held:
             return "not_held"
-        core.begins_anew(group, task_id, self._take_out(group, task_id).attempt)
+        core.forget_deliveries(group, task_id, self._take_out(group, task_id).attempt)
         core.open.effects.progress[task_id, group.name] = None
         ordering.release(task_id, priority_of(snapshot.row), now_ms)
         core.wake(group)
@@ -813,12 +811,12 @@ class KeyControl:
     def skip(self, group: Group, snapshot: TaskSnapshot, now_ms: int) -> str:
         """Make the task of a held order key a dead letter, so that the key can advance."""
         core, row = self._core, snapshot.row
-        ordering = core.orderings.of.get(group)
+        ordering = core.orderings.by_group.get(group)
         if ordering is None or row.id not in ordering.held:
             return "not_held"
         attempts = self._take_out(group, row.id)
         core.lifetimes.end(row)
-        ordering.let_go(row.id)
+        ordering.skip_held(row.id)
         failure = Failure(attempts.attempt, now_ms, "skipped: its key was held", "")
         lease = Lease(
             row.id,
@@ -838,8 +836,8 @@ class KeyControl:
     # --- paused keys -------------------------------------------------------------------------
 
     def pause(self, group: Group, key: PausedKey) -> PausedKey:
-        """Pause a key of the group, durable with the open batch. Return ``key``, or the former
-        pause if the key is already paused."""
+        """Pause a key of the group. The pause becomes durable with the open batch. Return ``key``,
+        or the existing pause if the key is already paused."""
         mark = mark_of_key(key.fair_by, key.value)
         if mark not in group.paused_keys:
             self._core.orderings.begin(group).pauses.pause(mark, key)
@@ -853,31 +851,31 @@ class KeyControl:
         core, mark = self._core, mark_of_key(fair_by, value)
         paused_key = group.paused_keys.get(mark)
         if paused_key is not None:
-            core.orderings.of[group].pauses.resume(mark, now_ms)
+            core.orderings.by_group[group].pauses.resume(mark, now_ms)
             core.open.effects.drop(PAUSED_KEY, PAUSED_KEY.key(paused_key))
             core.wake(group)
         return paused_key
 
-    def paused(self, group: Group) -> list[KeyOfPause]:
+    def paused_keys(self, group: Group) -> list[PausedKeyState]:
         """Return the paused keys of the group, oldest first."""
         if not group.paused_keys:
             return []
-        ordering = self._core.orderings.of[group]
-        kept = Counter(task.mark for task in ordering.pauses.kept.values())
-        keys: list[KeyOfPause] = []
+        ordering = self._core.orderings.by_group[group]
+        kept_back = Counter(task.mark for task in ordering.pauses.kept_back.values())
+        keys: list[PausedKeyState] = []
         for mark, key in group.paused_keys.items():
             if key.fair_by is None:
                 queue, head = ordering.keys.order.queues.get(mark), ordering.keys.order.head(mark)
                 waiting = int(head > 0 and head not in group.flight)
                 waiting += 0 if queue is None else queue.waiting
             else:
-                share = ordering.shares.of.get(mark)
-                waiting = kept[mark] + (0 if share is None else share.waiting + share.called)
-            keys.append(KeyOfPause(key, waiting))
+                share = ordering.shares.by_mark.get(mark)
+                waiting = kept_back[mark] + (0 if share is None else share.waiting + share.called)
+            keys.append(PausedKeyState(key, waiting))
         return sorted(keys, key=lambda paused: paused.key.since_ms)
 
     def restore(self, rows: Iterable[PausedKey]) -> None:
-        """Restore the paused keys of groups that exist and have the same ``fair_by``."""
+        """Restore the paused keys of groups that still have the same ``fair_by``; drop others."""
         for row in sorted(rows, key=lambda row: row.since_ms):
             group = self._core.find_group(row.topic, row.group)
             if (
@@ -892,7 +890,7 @@ class KeyControl:
 
     def _take_out(self, group: Group, task_id: int) -> DeliveryAttempts:
         del group.waiting[task_id]
-        self._core.waited(group, task_id)
+        self._core.stop_waiting(group, task_id)
         return group.delivery_attempts.pop(task_id)
 
 
@@ -917,12 +915,12 @@ def _held_back(group: Group, share: Share) -> str:
 
 def failing_key(core: Core, group: Group, failures_min: int) -> FailingKey | None:
     """Return the key with the most waiting tasks among the keys whose first task has at least
-    ``failures_min`` failures and is not held. Only the ``FIRST_LOOKED_AT`` oldest queues are
-    examined, which include a stuck key."""
-    ordering, worst = core.orderings.of.get(group), None
+    ``failures_min`` failures and is not held. Only the ``QUEUES_CHECKED_MAX`` oldest queues are
+    examined; a stuck key is always among them."""
+    ordering, worst = core.orderings.by_group.get(group), None
     if ordering is None:
         return None
-    for queue in islice(ordering.keys.order.queues.values(), FIRST_LOOKED_AT):
+    for queue in islice(ordering.keys.order.queues.values(), QUEUES_CHECKED_MAX):
         head = queue.head
         if head in ordering.held or (worst is not None and queue.waiting <= worst.waiting):
             continue

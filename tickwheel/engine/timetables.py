@@ -1,24 +1,25 @@
 """Planned times of schedules, and the heap of schedules that are due next.
 
 ``Timetable`` computes planned times, for cron in a time zone or for an interval. It is pure: the
-time is an argument, and the data of time zones is constant. ``cronsim`` parses the fields of a cron
+time is an argument, and time zone data is constant. ``cronsim`` parses the fields of a cron
 expression. This module finds matching wall times by arithmetic on months, days and times of day, so
 that a rare match costs one step per month. It follows a time zone's clock from one change of its
 offset to the next:
 
-* A *fixed time* (no ``*`` at the start of second, minute and hour) that the clock skips is planned
-  at the end of the gap or not at all (``gap``). A repeated fixed time is planned at its first or
-  second occurrence, or at both (``fold``).
+* A *fixed time* (none of the fields second, minute and hour begins with ``*``) that the clock skips
+  is planned at the end of the gap or not at all (``gap``). A repeated fixed time is planned at its
+  first or second occurrence, or at both (``fold``).
 * Any other time means "every n". It is planned whenever the wall clock matches.
 
-A planned time is a whole number of milliseconds, or of seconds with cron. No method iterates over
-planned times, and ``Timetable.steps`` counts the work.
+A planned time is a whole number of milliseconds, or of seconds with cron. Only ``between`` iterates
+over planned times. ``Timetable.steps`` counts the work.
 
-``ScheduleHeap`` has the schedules of an engine, which of them is due next, and which wait for the
-end of a task. It has state and shared steps; ``schedules`` has the rules. Invariants:
+``ScheduleHeap`` holds the schedules of an engine, and knows which is due next and which are waiting
+for a task to end. It holds the state and the common operations on it; the rules are in
+``schedules.py``. Invariants:
 
 * A schedule with a run in a batch that is not durable is *staged*, and does not change until the
-  batch has landed, or was refused and the run was undone. So undoing a run restores the schedule
+  batch has landed, or has been refused and the run undone. So undoing a run restores the schedule
   exactly.
 * Every schedule that is due and not staged has exactly one valid entry on the heap.
 """
@@ -53,20 +54,20 @@ MACROS = {
 _BLANKS = " \t\r\n"
 CRON_LENGTH_MAX = 255
 YEARS_MAX = 50
-"""Maximum years ahead for which a match is searched."""
+"""How many years ahead to search for a match."""
 _DAY_S = 86_400
 _HALF_YEAR_S = 183 * _DAY_S
 _STRIDE_S = 7 * _DAY_S
 """Minimum time between two changes of a zone's offset, except in a few zones before 1972."""
-_NEAR_S = 26 * 3_600
-"""Upper bound of a change of a zone's offset."""
+_OFFSET_CHANGE_MAX_S = 26 * 3_600
+"""Upper bound on a change of a zone's offset."""
 _FAR_S = int(datetime(9900, 1, 1, tzinfo=UTC).timestamp())
 _EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 (a wall clock, of any zone)
 _EPOCH_UTC = _EPOCH.replace(tzinfo=UTC)
 
 
 def shown_time(at_ms: int) -> str:
-    """Return a time in UTC for a sentence, with milliseconds if it has any."""
+    """Return a time in UTC as text for messages, with milliseconds if it has any."""
     try:
         moment = _EPOCH_UTC + timedelta(seconds=at_ms // 1000)
     except OverflowError:
@@ -81,8 +82,8 @@ _SOME_DAY = datetime(2024, 1, 1)  # noqa: DTZ001
 class BadTiming(ValueError):
     """A cron expression, a zone or an interval is not valid. ``field`` names it."""
 
-    def __init__(self, field: str, why: str) -> None:
-        super().__init__(why)
+    def __init__(self, field: str, reason: str) -> None:
+        super().__init__(reason)
         self.field = field
 
 
@@ -91,7 +92,7 @@ class Timetable:
 
     def __init__(self, schedule: Schedule, *, is_new: bool = False) -> None:
         """Raise BadTiming for an invalid cron expression or zone. With ``is_new``, also refuse
-        values that earlier versions accepted and that a store can have."""
+        values that earlier versions accepted and that a store may contain."""
         self._start_ms = schedule.start_ms
         self._end_ms = schedule.end_ms
         self._every_ms, self._anchor_ms = schedule.every_ms, schedule.anchor_ms
@@ -122,8 +123,8 @@ class Timetable:
         return planned_ms
 
     def newest(self, first_ms: int, until_ms: int) -> int:
-        """Return the last planned time up to ``until_ms``. ``first_ms`` must be a planned time that
-        is not later. The search goes back in doubling steps, and then bisects the last step."""
+        """Return the last planned time up to ``until_ms``. ``first_ms`` must be an earlier planned
+        time. The search goes back in doubling steps, and then bisects the last step."""
         newest_ms = low_ms = first_ms
         high_ms, back_ms = until_ms, 1_000
         while high_ms > first_ms:
@@ -142,9 +143,9 @@ class Timetable:
                 high_ms = middle_ms
         return newest_ms
 
-    def count(self, first_ms: int, until_ms: int, most: int) -> int:
+    def count(self, first_ms: int, until_ms: int, limit: int) -> int:
         """Return the number of planned times from ``first_ms`` to ``until_ms``, both inclusive, at
-        most ``most``, within ``YEARS_MAX`` years."""
+        most ``limit``, within ``YEARS_MAX`` years."""
         first_ms = max(first_ms, self._start_ms or 0)
         if self._end_ms is not None:
             until_ms = min(until_ms, self._end_ms)
@@ -152,10 +153,10 @@ class Timetable:
             return 0
         self._calls += 1
         if self._cron is not None:
-            return min(most, self._cron.count(-(-first_ms // 1000), until_ms // 1000, most))
+            return min(limit, self._cron.count(-(-first_ms // 1000), until_ms // 1000, limit))
         assert self._every_ms is not None
-        before = (first_ms - 1 - self._anchor_ms) // self._every_ms
-        return min(most, (until_ms - self._anchor_ms) // self._every_ms - before)
+        passed = (first_ms - 1 - self._anchor_ms) // self._every_ms
+        return min(limit, (until_ms - self._anchor_ms) // self._every_ms - passed)
 
     def between(self, first_ms: int, until_ms: int) -> Iterator[int]:
         """Yield the planned times from ``first_ms`` to ``until_ms``, both inclusive."""
@@ -167,7 +168,7 @@ class Timetable:
 
 def zone_of(name: str, *, is_new: bool = False) -> ZoneInfo:
     """Return the time zone with this name. Raise BadTiming if it is unknown. With ``is_new``, also
-    refuse other files in the folder of the zones, whose names are not IANA names."""
+    refuse files in the zone folder whose names are not IANA names."""
     try:
         zone = ZoneInfo(name)
     except (KeyError, ValueError, OSError):
@@ -190,14 +191,14 @@ class _Cron:
 
     def __init__(self, fields: list[str], zone: ZoneInfo, schedule: Schedule) -> None:
         _check(fields)
-        self._walls = _Walls(" ".join(fields))
+        self._walls = _WallTimes(" ".join(fields))
         self._zone = zone
         is_fixed = not any(field.startswith("*") for field in fields[:-3])
         self._fires_after_gap = is_fixed and schedule.gap == "after"
         self._fold = schedule.fold if is_fixed else "both"
         self._steps = 0
-        self._even = 0, -1, 0
-        """(first, last, offset) of the last examined span of constant offset, as a cache."""
+        self._constant_span = 0, -1, 0
+        """(first, last, offset) of the last examined span of constant offset, kept as a cache."""
 
     @property
     def steps(self) -> int:
@@ -211,7 +212,7 @@ class _Cron:
         return None if planned is None else planned * 1000
 
     def _offset(self, at: int) -> int:
-        first, last, offset = self._even
+        first, last, offset = self._constant_span
         if first <= at <= last:
             return offset
         moment = _EPOCH_UTC + timedelta(seconds=at)
@@ -232,14 +233,14 @@ class _Cron:
             if match is None:
                 return None
             candidate = at + _seconds(match - wall)
-            change = self._change(at, min(candidate, at + 2 * _NEAR_S))
+            change = self._change(at, min(candidate, at + 2 * _OFFSET_CHANGE_MAX_S))
             if change is not None:
                 if self._fires_after_gap and candidate < change + self._offset(change) - offset:
                     return change  # the clock skips the match
                 at = change
-            elif candidate - at > 2 * _NEAR_S:
-                # No wall time before the match can match, even if the offset changes once.
-                at = candidate - _NEAR_S
+            elif candidate - at > 2 * _OFFSET_CHANGE_MAX_S:
+                # No wall time before ``match`` can match, even if the offset changes once.
+                at = candidate - _OFFSET_CHANGE_MAX_S
             else:
                 skips_to = self._end_of_repeat(candidate, match)
                 if skips_to is None:
@@ -247,9 +248,11 @@ class _Cron:
                 at = skips_to
 
     def _end_of_repeat(self, at: int, wall: datetime) -> int | None:
-        """Return where to continue if ``at`` is in the half of a repeated time that does not count;
-        None if it counts. ``wall`` is the wall time at ``at``."""
-        if self._fold == "both" or self._is_even(at - _NEAR_S, at + _NEAR_S):
+        """If ``at`` is in the occurrence of a repeated hour that ``fold`` ignores, return the
+        moment at which to continue; otherwise return None. ``wall`` is the wall time at ``at``."""
+        if self._fold == "both" or self._has_constant_offset(
+            at - _OFFSET_CHANGE_MAX_S, at + _OFFSET_CHANGE_MAX_S
+        ):
             return None
         first = int(wall.replace(tzinfo=self._zone, fold=0).timestamp())
         second = int(wall.replace(tzinfo=self._zone, fold=1).timestamp())
@@ -260,8 +263,8 @@ class _Cron:
         return change if at == first else change + second - first
 
     def _change(self, at: int, until: int) -> int | None:
-        """Return the first moment after ``at`` and up to ``until`` with another offset, or None."""
-        if self._is_even(at, until):
+        """Return the first moment after ``at`` and up to ``until`` with a new offset, or None."""
+        if self._has_constant_offset(at, until):
             return None
         offset, low = self._offset(at), at
         while low < until:
@@ -269,18 +272,18 @@ class _Cron:
             high = low + _STRIDE_S
             if self._offset(high) != offset:
                 change = self._bisected(low, high)
-                self._even = low, change - 1, offset
+                self._constant_span = low, change - 1, offset
                 return change if change <= until else None
-            self._even = at, high, offset
+            self._constant_span = at, high, offset
             low = high
         return None
 
-    def _is_even(self, at: int, until: int) -> bool:
-        first, last, _ = self._even
+    def _has_constant_offset(self, at: int, until: int) -> bool:
+        first, last, _ = self._constant_span
         return first <= at and until <= last
 
     def _bisected(self, low: int, high: int) -> int:
-        """Return the first second with the offset of ``high``, which differs at ``low``."""
+        """Return the first second with the offset of ``high``, which must differ at ``low``."""
         offset = self._offset(high)
         while high - low > 1:
             middle = (low + high) // 2
@@ -290,18 +293,18 @@ class _Cron:
                 low = middle
         return high
 
-    def count(self, at: int, until: int, most: int) -> int:
+    def count(self, at: int, until: int, limit: int) -> int:
         """Return the number of planned moments from ``at`` to ``until``, within ``YEARS_MAX``
-        years. The count can stop once it reaches ``most``."""
+        years. The count can stop once it reaches ``limit``."""
         total, until = 0, min(until, at + YEARS_MAX * 366 * _DAY_S, _FAR_S)
-        while at <= until and total < most:
+        while at <= until and total < limit:
             end = min(until, at + _HALF_YEAR_S)
             change = self._change(at, end)
-            total += self._count_even(at, end if change is None else change - 1, most)
+            total += self._count_constant(at, end if change is None else change - 1, limit)
             at = end + 1 if change is None else change
         return total
 
-    def _count_even(self, at: int, end: int, most: int) -> int:
+    def _count_constant(self, at: int, end: int, limit: int) -> int:
         """Return the number of planned moments in a span of constant offset."""
         offset = self._offset(at)
         if self._fold == "first":
@@ -312,13 +315,13 @@ class _Cron:
                 end = change - 1 - (offset - self._offset(change))
         if at > end:
             return 0
-        count = self._walls.count(_wall(at + offset), _wall(end + offset), most)
+        count = self._walls.count(_wall(at + offset), _wall(end + offset), limit)
         if self._fires_after_gap and self._jumps_over(at):
             count += not self._walls.matches(_wall(at + offset))
         return count
 
     def _jumps_over(self, at: int) -> bool:
-        """Return whether the clock goes forward at that moment and skips a match."""
+        """Return whether the clock goes forward at ``at`` and skips a match."""
         before, offset = self._offset(at - 1), self._offset(at)
         if offset <= before:
             return False
@@ -326,7 +329,7 @@ class _Cron:
         return match is not None and match < _wall(at + offset)
 
 
-class _Walls:
+class _WallTimes:
     """The wall times that match an expression, ascending."""
 
     def __init__(self, text: str) -> None:
@@ -340,8 +343,7 @@ class _Walls:
         self.steps = 0
 
     def at_or_after(self, wall: datetime, until_year: int) -> datetime | None:
-        """Return the first matching wall time from ``wall`` on, or None if there is none up to
-        ``until_year``."""
+        """Return the first matching wall time from ``wall`` to ``until_year``, or None."""
         year, month, day = wall.year, wall.month, wall.day
         time = self._time(wall.hour, wall.minute, wall.second)
         days = self._days_of(year, month) >> day << day
@@ -361,14 +363,14 @@ class _Walls:
     def matches(self, wall: datetime) -> bool:
         return self.at_or_after(wall, wall.year) == wall
 
-    def count(self, first: datetime, last: datetime, most: int) -> int:
+    def count(self, first: datetime, last: datetime, limit: int) -> int:
         """Return the number of matching wall times from ``first`` to ``last``. The count can stop
-        once it reaches ``most``."""
+        once it reaches ``limit``."""
         total = self._before(last + timedelta(seconds=1)) - self._before(first)
         times = self._hours.bit_count() * self._minutes.bit_count() * self._seconds.bit_count()
         year, month, day = first.year, first.month, first.day
         last += timedelta(seconds=1)
-        while total < most + times and (year, month) <= (last.year, last.month):
+        while total < limit + times and (year, month) <= (last.year, last.month):
             days = self._days_of(year, month) >> day << day
             if (year, month) == (last.year, last.month):
                 days &= (1 << last.day) - 1
@@ -377,7 +379,7 @@ class _Walls:
         return total
 
     def _before(self, wall: datetime) -> int:
-        """Return the number of matching wall times on the same day before ``wall``."""
+        """Return the number of matching wall times before ``wall`` on its day."""
         if not self._days_of(wall.year, wall.month) >> wall.day & 1:
             return 0
         minutes, seconds = self._minutes.bit_count(), self._seconds.bit_count()
@@ -403,7 +405,7 @@ class _Walls:
         return None if next_hour < 0 else (next_hour, first_minute, first_second)
 
     def _days_of(self, year: int, month: int) -> int:
-        """Return bits of the matching days of a month."""
+        """Return the matching days of a month as bits."""
         self.steps += 1
         if not self._months >> month & 1:
             return 0
@@ -443,9 +445,9 @@ def _count_below(bits: int, end: int) -> int:
 
 
 class _Part(NamedTuple):
-    """The allowed values of a field of an expression."""
+    """A field of cron expressions, and its allowed values."""
 
-    called: str
+    label: str
     low: int
     high: int
     names: tuple[str, ...] = ()
@@ -453,7 +455,7 @@ class _Part(NamedTuple):
     special: tuple[str, ...] = ()
 
     def number(self, text: str) -> int:
-        """Return the value of a number or a name. Raise BadTiming if it is neither."""
+        """Return the value of ``text``, a number or a name. Raise BadTiming if it is neither."""
         if text in self.names:
             return self.low + self.names.index(text)
         if not _is_number(text) or not self.low <= int(text) <= self.high:
@@ -467,14 +469,14 @@ class _Part(NamedTuple):
             text += f" or a name from {self.names[0]} to {self.names[-1]}"
         return " or ".join([text, *self.special])
 
-    def wrong(self, text: str, why: str) -> BadTiming:
-        return BadTiming("cron", f"cannot be read: {self.called} {text or '(nothing)'} {why}")
+    def wrong(self, text: str, reason: str) -> BadTiming:
+        return BadTiming("cron", f"cannot be read: {self.label} {text or '(nothing)'} {reason}")
 
 
 _MONTHS = ("JAN", "FEB", "MAR", "APR", "MAY", "JUN", "JUL", "AUG", "SEP", "OCT", "NOV", "DEC")
 _WEEKDAYS = ("SUN", "MON", "TUE", "WED", "THU", "FRI", "SAT")
 _SUNDAY = 7
-"""Sunday at the end of a range. At the beginning Sunday is 0."""
+"""The number of Sunday at the end of a range. At the beginning of a range it is 0."""
 _WEEKDAY = "day of week"
 _PARTS = (
     _Part("second", 0, 59),
@@ -490,8 +492,8 @@ def _fields(expression: str, *, is_new: bool) -> list[str]:
     """Return the five fields of a cron expression, or six with seconds first, in a form that
     ``cronsim`` reads correctly. Raise BadTiming with the field and the value if one is invalid."""
     if len(expression) > CRON_LENGTH_MAX:
-        why = f"has {len(expression)} characters; the limit is {CRON_LENGTH_MAX}"
-        raise BadTiming("cron", why)
+        reason = f"has {len(expression)} characters; the limit is {CRON_LENGTH_MAX}"
+        raise BadTiming("cron", reason)
     words = _words(expression, is_new=is_new)
     if words and words[0] == "@EVERY":
         raise BadTiming("cron", "is an interval; use every instead of cron (--every 1h, every_ms)")
@@ -507,7 +509,7 @@ def _fields(expression: str, *, is_new: bool) -> list[str]:
 
 def _words(expression: str, *, is_new: bool) -> list[str]:
     """Return the fields of an expression or a macro in capitals. As in crontab, only ASCII blanks
-    separate fields, and only ASCII letters form names."""
+    separate fields, and names consist of ASCII letters."""
     if not is_new:
         return MACROS.get(expression.strip().lower(), expression).upper().split()
     text = expression.strip(_BLANKS)
@@ -523,14 +525,14 @@ def _term(part: _Part, text: str, *, is_new: bool) -> str:
     if "?" in text:
         raise part.wrong(text, "has a ?, which is not supported; write * for any value")
     is_last = _is_number(text[:-1]) and text.endswith("L")
-    if part.called == _WEEKDAY and (is_last or "#" in text):
+    if part.label == _WEEKDAY and (is_last or "#" in text):
         return _nth_weekday(part, text)
     span, slash, step = text.partition("/")
     low, dash, high = span.partition("-")
     is_single = False
     if dash:
         first, last = part.number(low), part.number(high)
-        if part.called == _WEEKDAY and high == _WEEKDAYS[0] and first:
+        if part.label == _WEEKDAY and high == _WEEKDAYS[0] and first:
             last, span = _SUNDAY, f"{first}-{_SUNDAY}"
         if last < first:
             hint = "; Sunday is 7 at the end of a range" if high == "0" and part.names else ""
@@ -546,13 +548,14 @@ def _term(part: _Part, text: str, *, is_new: bool) -> str:
         raise part.wrong(text, f"must not have a step, because {span} is a single day")
     if is_new and int(step) > part.high:
         raise part.wrong(text, f"has the step {step}; the limit is {part.high}")
-    # crontab(5): a step applies within its range. cronsim leaves a range of one value.
+    # crontab(5): a step applies within its range. With a range of one value, cronsim steps past the
+    # end of the range.
     return low if is_single else f"{span}/{step}"
 
 
 def _nth_weekday(part: _Part, text: str) -> str:
-    """Check ``5L``, the last Friday of a month, or ``FRI#2``, its second. Raise BadTiming if it is
-    not valid."""
+    """Check a term such as ``5L`` (the last Friday of a month) or ``FRI#2`` (the second). Raise
+    BadTiming if it is not valid."""
     day, mark, nth = text.partition("#")
     part.number(day if mark else text[:-1])
     if mark and not (_is_number(nth) and 1 <= int(nth) <= 5):
@@ -570,7 +573,7 @@ def _check(fields: list[str]) -> None:
     """Raise BadTiming for an expression that never matches."""
     text = " ".join(fields)
     try:
-        walls = _Walls(text)
+        walls = _WallTimes(text)
     except CronSimError:  # the syntax is valid, because ``_fields`` has checked it
         raise BadTiming("cron", "never runs: there is no such day in these months") from None
     if walls.at_or_after(_SOME_DAY, _SOME_DAY.year + YEARS_MAX) is None:
@@ -579,7 +582,7 @@ def _check(fields: list[str]) -> None:
 
 @dataclass(slots=True)
 class Undo:
-    """The changes of a schedule by a batch with its tasks."""
+    """What is needed to undo the changes that a batch has made to a schedule."""
 
     before: ScheduleRow
     missed: int = 0
@@ -590,15 +593,15 @@ class Undo:
 
 
 @dataclass(slots=True, eq=False)
-class Planned:
-    """A schedule in memory."""
+class LoadedSchedule:
+    """A schedule that is loaded into memory."""
 
     row: ScheduleRow
     table: Timetable
     staged: bool = False
-    """Whether a batch that is not durable has a run of the schedule."""
+    """Whether a batch that is not durable contains a run of the schedule."""
     cancelling: bool = False
-    """Whether the task of the previous run is being looked up, to be cancelled."""
+    """Whether the task of the previous run is being looked up in order to cancel it."""
     unfinished: bool = False
     """Whether the task of the newest run has not ended."""
 
@@ -607,8 +610,8 @@ class Planned:
         return self.row.schedule.name
 
     @property
-    def wanted_ms(self) -> int | None:
-        """When the schedule must be checked next; None if it waits for an event."""
+    def next_check_ms(self) -> int | None:
+        """The time at which the schedule must be checked next; None if it waits for an event."""
         if self.row.paused or self.staged or self.cancelling:
             return None
         if self.row.queued_ms is not None and not self.unfinished:
@@ -617,83 +620,82 @@ class Planned:
 
 
 class ScheduleHeap:
-    """All schedules of an engine, with a heap of the schedules that wait for a time."""
+    """All schedules of an engine, and a heap of those that wait for a time."""
 
     def __init__(self) -> None:
-        self.known: dict[str, Planned] = {}
+        self.by_name: dict[str, LoadedSchedule] = {}
         self._due = DueNames()
-        self._watched: dict[int, Planned] = {}
+        self._watched: dict[int, LoadedSchedule] = {}
         """Id of the unfinished task of a schedule's newest run → schedule."""
-        self.wants_cancel: list[Planned] = []
-        """Schedules whose unfinished task must be looked up for ``Schedules.replace``."""
-        self.held_until_ms = 0
-        """No schedule fires before this moment, because tasks are not accepted."""
+        self.to_cancel: list[LoadedSchedule] = []
+        """Schedules whose unfinished task must be looked up and passed to ``Schedules.replace``."""
+        self.blocked_until_ms = 0
+        """No schedule fires before this moment, because new tasks were refused."""
         self.late_ms: list[int] = []
-        """Lateness of fired occurrences. The caller that counts them replaces the list."""
+        """Lateness of fired occurrences in ms. The caller that records it replaces the list."""
 
     # --- times -----------------------------------------------------------------------------
 
-    def arm(self, planned: Planned) -> None:
-        """Update the heap after a change of a schedule."""
-        self._due.set(planned.name, planned.wanted_ms)
+    def arm(self, entry: LoadedSchedule) -> None:
+        """Update the heap after a schedule has changed."""
+        self._due.set(entry.name, entry.next_check_ms)
 
-    def forget(self, planned: Planned) -> None:
+    def forget(self, entry: LoadedSchedule) -> None:
         """Forget a deleted schedule."""
-        self.unwatch(planned)
-        self._due.set(planned.name, None)
-        del self.known[planned.name]
+        self.unwatch(entry)
+        self._due.set(entry.name, None)
+        del self.by_name[entry.name]
 
     def next_ms(self) -> int | None:
-        """Return when the next schedule must be checked, or None."""
+        """Return the time at which the next schedule must be checked, or None."""
         due_ms = self._due.next_ms()
-        return None if due_ms is None else max(due_ms, self.held_until_ms)
+        return None if due_ms is None else max(due_ms, self.blocked_until_ms)
 
-    def pop(self, now_ms: int) -> Planned | None:
-        """Remove and return the next schedule that is due by ``now_ms``. The caller must ``arm`` it
-        again."""
-        name = None if now_ms < self.held_until_ms else self._due.pop(now_ms)
-        return None if name is None else self.known[name]
+    def pop(self, now_ms: int) -> LoadedSchedule | None:
+        """Remove and return the next schedule due by ``now_ms``. The caller ``arm``s it again."""
+        name = None if now_ms < self.blocked_until_ms else self._due.pop(now_ms)
+        return None if name is None else self.by_name[name]
 
     # --- durable and refused runs ----------------------------------------------------------
 
-    def landed(self, runs: Mapping[Planned, Undo]) -> None:
-        """Note that the batch with these runs is durable."""
-        for planned, undo in runs.items():
+    def landed(self, runs: Mapping[LoadedSchedule, Undo]) -> None:
+        """Record that the batch with these runs is durable."""
+        for entry, undo in runs.items():
             self.late_ms += undo.late_ms
-            planned.staged = False
-            self.arm(planned)
+            entry.staged = False
+            self.arm(entry)
 
-    def undo(self, runs: Mapping[Planned, Undo]) -> None:
+    def undo(self, runs: Mapping[LoadedSchedule, Undo]) -> None:
         """Restore schedules whose runs were refused with their batch. An unfinished earlier task
         stays watched, because a run on demand does not affect it."""
-        for planned, undo in runs.items():
-            if planned.row.last_id != undo.before.last_id:
-                # The newest task is forgotten. It was made when no earlier task was unfinished.
-                self.unwatch(planned)
-            planned.row = undo.before
-            planned.staged = False
-            self.arm(planned)
+        for entry, undo in runs.items():
+            if entry.row.last_id != undo.before.last_id:
+                # The newest task is forgotten. When it was created, all earlier tasks had ended.
+                self.unwatch(entry)
+            entry.row = undo.before
+            entry.staged = False
+            self.arm(entry)
 
     def row(self, name: str) -> ScheduleRow | None:
-        """Return the row of the schedule for the store, or None if it is deleted."""
-        planned = self.known.get(name)
-        return None if planned is None else planned.row
+        """Return the row of a schedule for the store, or None if the schedule has been deleted."""
+        entry = self.by_name.get(name)
+        return None if entry is None else entry.row
 
     # --- the task of the newest run --------------------------------------------------------
 
-    def watch(self, planned: Planned) -> None:
-        """Note that the newest task of the schedule has not ended."""
-        self.unwatch(planned)
-        planned.unfinished = True
-        self._watched[planned.row.last_id] = planned
+    def watch(self, entry: LoadedSchedule) -> None:
+        """Record that the newest task of the schedule has not ended."""
+        self.unwatch(entry)
+        entry.unfinished = True
+        self._watched[entry.row.last_id] = entry
 
-    def unwatch(self, planned: Planned) -> None:
-        """Note that the newest task of the schedule has ended or no longer matters."""
-        planned.unfinished = False
-        self._watched.pop(planned.row.last_id, None)
+    def unwatch(self, entry: LoadedSchedule) -> None:
+        """Record that the newest task of the schedule has ended or no longer matters."""
+        entry.unfinished = False
+        self._watched.pop(entry.row.last_id, None)
 
     def ended(self, ids: Collection[int]) -> None:
-        """Note that these tasks have ended, or have only dead letters left."""
+        """Record that these tasks have ended, or that only dead letters of them are left."""
         watched = self._watched
         if not watched:
             return
@@ -703,10 +705,10 @@ class ScheduleHeap:
         else:
             newest_ids = [i for i in watched if i in ids]
         for task_id in newest_ids:
-            planned = watched.pop(task_id)
-            planned.unfinished = False
-            self.arm(planned)
+            entry = watched.pop(task_id)
+            entry.unfinished = False
+            self.arm(entry)
 
     def watched_ids(self) -> list[int]:
-        """Return the ids of unfinished tasks of schedules, which a restart must look up."""
+        """Return the ids of the watched tasks, which must be looked up after a restart."""
         return list(self._watched)

@@ -4,12 +4,12 @@ Invariants:
 
 * A task is in at most one of a group's ``ready``, ``loading``, ``waiting``, ``flight`` and key
   queues.
-* ``delivery_attempts`` has the earlier deliveries of tasks that are ready or waiting. The lease has
-  those of a task in flight.
+* ``delivery_attempts`` summarizes the earlier deliveries of tasks that are ready or waiting. For a
+  task in flight, the lease does.
 * The number of a delivery, its attempt, is unique for the task and group while the daemon runs. It
-  is in the lease, in ``delivery_attempts`` or in the dead letter. If no delivery counts (it was
-  returned unstarted, or an operator reset the task), it is in ``numbers``. After a restart receipts
-  have another epoch.
+  is recorded in the lease, in ``delivery_attempts`` or in the dead letter, or, if no delivery
+  counts (it was returned unstarted, or an operator reset the task), in ``numbers``. After a restart
+  receipts have another epoch.
 """
 
 from __future__ import annotations
@@ -60,55 +60,53 @@ class Group:
     judge: Judge | None = None
     """The filters of the group; None if it has none."""
     unjudged_id: int = 0
-    """Tasks up to this id came due before the group was created, and its filter has not judged
-    them."""
+    """Tasks up to this id came due before the group was created; its filter must judge them."""
     was_restored: bool = False
-    """Whether its deletion began before this start of the engine."""
+    """Whether the group's deletion began before this start of the engine."""
     was_used: bool = True
     """Whether a consumer has subscribed, or the group was created, since the last check."""
     used_mono_ms: int = 0
-    """When the group was last known to be used."""
+    """When the group was last found to be in use (steady ms)."""
     is_unused: bool = False
     """Whether the group has been unused long enough to be reported."""
     bucket: Bucket | None = None
     """The rate limit of the group."""
     ready: ReadyQueue = field(default_factory=ReadyQueue)
     loading: dict[int, int] = field(default_factory=dict)
-    """Id → priority of tasks taken from ``ready`` whose rows are being read, and of tasks that a
-    replay has not reached yet."""
+    """Id → priority of tasks taken from ``ready`` whose rows are being read or that wait for
+    isolation, and of tasks that wait for a replay or a commit."""
     waiting: dict[int, int] = field(default_factory=dict)
-    """Id → next attempt of a waiting task (wall ms)."""
+    """Id → time of the next attempt of a waiting task (wall ms)."""
     delivery_attempts: dict[int, DeliveryAttempts] = field(default_factory=dict)
     numbers: dict[int, int] = field(default_factory=dict)
     """Id → attempt of the newest delivery, if it is recorded nowhere else. Only ``Core`` changes
-    it, and forgets ended tasks."""
+    this map; it removes ended tasks."""
     flight: dict[int, Lease] = field(default_factory=dict)
-    apart: dict[int, bool] = field(default_factory=dict)
-    """Id of a task in ``loading`` that must be alone on a connection → whether its row is being
-    read."""
+    isolated: dict[int, bool] = field(default_factory=dict)
+    """Id of a task in ``loading`` that must be isolated → whether its row is being read."""
     subscribers: dict[Subscriber, None] = field(default_factory=dict)
     able: OrderedDict[Subscriber, None] = field(default_factory=OrderedDict)
-    """Subscribers in turn, the next first: all with credit, and some that have lost it since."""
+    """Subscribers in their turn, the next one first: all with credit, and some without."""
     detached: Subscriber = field(init=False)
     """A placeholder for the consumers of leases from before a restart."""
     expiry_mono_ms: int | None = None
-    """No lease ends before this (steady ms). At this time a scan finds the next end."""
+    """No lease ends before this time (steady ms), at which leases are scanned for the next end."""
     is_ordered: bool = False
-    """Whether some of its tasks must wait for others; see ``ordering.py``."""
+    """Whether some of the group's tasks must wait for others; see ``ordering.py``."""
     key_queues_since_ms: Callable[[], int] | None = None
-    """Returns about when the longest waiting of those tasks began to wait."""
+    """Returns the approximate time at which the longest waiting of those tasks began to wait."""
     in_key_queues: int = 0
     """Number of due tasks that wait in key queues, or for a place of their value."""
     held: int = 0
     """Number of order keys that wait for an operator."""
     hold_intervals: HoldIntervals | None = None
-    """The intervals in which causes have delayed the group; None if there are none."""
+    """The intervals in which the group was held back, by cause; None if there are none."""
     paused_keys: dict[int, PausedKey] = field(default_factory=dict)
     """Mark → key that an operator has paused."""
     key_intervals: dict[int, HoldIntervals] = field(default_factory=dict)
     """Mark → intervals in which a paused or recently resumed key was paused."""
     dead: int = 0
-    """Number of dead letters of the group. The counts below begin at the start."""
+    """Number of dead letters of the group. The counts below begin at 0 when the daemon starts."""
     delivered: int = 0
     acked: int = 0
     nacked: int = 0
@@ -124,8 +122,8 @@ class Group:
 
     @property
     def is_held(self) -> bool:
-        """Whether the group gets no deliveries, because it or its topic is paused, or because it is
-        being deleted."""
+        """Whether the group gets no deliveries: it or its topic is paused, or it is being
+        deleted."""
         return (
             self.settings.paused
             or self.topic.settings.paused
@@ -149,13 +147,13 @@ class Group:
         )
 
     def unused_ms(self, mono_ms: int) -> int | None:
-        """Return how long the group has been unused, or None if that is not to be reported."""
+        """Return how long the group has been unused in ms, or None if it is not to be reported."""
         if not self.is_unused or self.was_used or self.subscribers:
             return None
         return mono_ms - self.used_mono_ms
 
     def oldest_since_ms(self) -> int | None:
-        """Return since when the longest waiting ready task waits, or None if none is ready."""
+        """Return when the longest waiting ready task became ready, or None if there is none."""
         if not self.ready_count:
             return None
         times_ms: list[int] = []
@@ -169,8 +167,8 @@ class Group:
         return min(times_ms, default=self.ready.emptied_since_ms)
 
     def credit_up_to(self, limit: int) -> int:
-        """Return the total credit of the subscribers, at most ``limit``. The limit bounds the work,
-        because there can be thousands of subscribers."""
+        """Return the total credit of the subscribers, at most ``limit``, which bounds the work if
+        there are thousands of subscribers."""
         credit = 0
         for subscriber in self.able:
             if credit >= limit:
@@ -194,7 +192,7 @@ class PendingGroups:
 
     remaining: set[str]
     made: int
-    """``Topic.made`` when the groups were determined; 0 if it is no longer known."""
+    """``Topic.made`` when the groups were determined, or 0 if that is no longer known."""
     dead_lettered: int = 0
     """Number of groups that keep the task as a dead letter."""
 
@@ -205,18 +203,18 @@ class Replay:
 
     group: Group
     mark: int
-    """The newest id when the group was created. Later tasks fire for the group anyway."""
+    """The newest id when the group was created. Later tasks fire for the group without a replay."""
     made: int
     """``Topic.made`` when the group was created."""
     reached: int = 0
     """Every task up to this id has been examined."""
     seen: set[int] = field(default_factory=set)
-    """Ids above ``reached`` that were examined out of turn."""
+    """Ids above ``reached`` that were already examined."""
     first: int = 0
     """The first examined id, or 0."""
     looked_at: int = 0
     given: int = 0
-    """Number of tasks that the group got from the replay."""
+    """Number of tasks that the replay has given to the group."""
     is_over: bool = False
 
     def is_ahead(self, task_id: int) -> bool:
@@ -224,8 +222,8 @@ class Replay:
         return self.reached < task_id <= self.mark
 
     def claims(self, task_id: int, due_ms: int, made: int) -> bool:
-        """Return whether the group is owed a task that fired without it. For ``made`` see
-        ``PendingGroups``."""
+        """Return whether the replay has yet to examine a task that fired without the group and that
+        the group might be owed. ``made`` is the one of ``PendingGroups``."""
         return (
             made < self.made
             and self.is_ahead(task_id)
@@ -233,8 +231,8 @@ class Replay:
             and task_id not in self.seen
         )
 
-    def passed(self, first: int, count: int, following: int | None) -> None:
-        """Note that a page of ``count`` tasks from ``first`` to ``following`` was examined."""
+    def note_page(self, first: int, count: int, following: int | None) -> None:
+        """Record that a page of ``count`` tasks from ``first`` to ``following`` was examined."""
         self.first = self.first or first
         self.looked_at += count
         if following is None or following >= self.mark:
@@ -252,7 +250,7 @@ class Replay:
 
 @dataclass(slots=True, eq=False, repr=False)
 class Topic:
-    """A topic. Until its first group exists, due tasks wait in its ``default_backlog``."""
+    """A topic. While it has no groups, due tasks wait in its ``default_backlog``."""
 
     name: str
     settings: GroupSettings = NOTHING_SET
@@ -270,14 +268,13 @@ class Topic:
     """Number of groups that are being deleted."""
     filtering: bool = False
     """Whether a group has a filter."""
-    known_steps: int | None = None
-    """Cached steps for judging a task by all groups, or None."""
+    cached_steps: int | None = None
+    """The number of steps for judging a task by all groups, if it is cached."""
     deferred: dict[int, int] = field(default_factory=dict)
     """Id → due_ms of tasks that came due while the last group was being deleted. They wait until
     the deletion is finished, and count as scheduled."""
     default_backlog: Group | None = field(init=False)
-    """A group without a name that holds due tasks and becomes the topic's first group; None while
-    the topic has groups."""
+    """The nameless group of due tasks that becomes the first group; None while groups exist."""
     broadcasters: dict[Subscriber, None] = field(default_factory=dict)
     """Broadcast subscribers, which get all due tasks and are owed none."""
     scheduled: int = 0
@@ -324,14 +321,14 @@ class Topic:
         }
 
     def steps(self) -> int:
-        """Return the maximum steps for judging a task by all groups of the topic."""
-        if self.known_steps is None:
+        """Return the maximum number of steps for judging a task by all groups of the topic."""
+        if self.cached_steps is None:
             judges = (group.judge for group in self.groups.values())
-            self.known_steps = sum(judge.steps for judge in judges if judge is not None)
-        return self.known_steps
+            self.cached_steps = sum(judge.steps for judge in judges if judge is not None)
+        return self.cached_steps
 
     def broadcast_steps(self) -> int:
-        """Return the maximum steps for judging a task by all broadcasts of the topic."""
+        """Return the maximum number of steps for judging a task by all broadcasts of the topic."""
         return sum(broadcaster.filter_steps for broadcaster in self.broadcasters)
 
     def row(self) -> GroupRow | None:
@@ -343,13 +340,11 @@ class Topic:
 
 @dataclass(slots=True)
 class Versions:
-    """The versions of the settings of groups and topics among several shards.
-
-    The home shard of a topic numbers the changes of its settings and of its groups' settings. A row
-    has the number of its last change. The counter has the number of the newest change, so that it
-    also grows with a deletion. Other shards follow the home and record the versions that they have
-    adopted. A change on another shard than the home is a stray until that shard reads the home.
-    """
+    """The versions of the settings of groups and topics among several shards. The home shard of a
+    topic numbers the changes of its settings and of its groups' settings. A row contains the number
+    of its last change; the counter contains the number of the newest change, and so also grows with
+    a deletion. Other shards follow the home and record the versions that they have adopted. A
+    change made in another shard than the home is a stray until that shard reads the home."""
 
     shard: int
     shards: int
@@ -358,17 +353,17 @@ class Versions:
     number_at_start: int | None = None
     """``SettingsCounter.number_at_start`` of this shard."""
     follows: bool = False
-    """Whether the present changes were already made at their home."""
+    """Whether the current changes were already made at their home."""
     strays: Counter[int] = field(default_factory=Counter)
-    """Home shard → number of stray changes of its topics here since the start."""
+    """Home shard → number of stray changes of its topics in this shard since the start."""
 
     def home_of(self, topic: str) -> int:
         """Return the home shard of the settings of a topic and its groups."""
         return shard_of(topic, self.shards)
 
     def numbers(self, topic: str) -> bool:
-        """Record a change on this shard. Return whether this is the home; then ``counter`` is the
-        number of the change."""
+        """Record a change in this shard. Return whether this shard is the home; if so, ``counter``
+        is the number of the change."""
         if self.shards == 1:
             return False
         home = self.home_of(topic)
@@ -381,8 +376,7 @@ class Versions:
 
 
 class Traits(NamedTuple):
-    """Properties of a task in flight that are needed after its row is released. Most tasks have
-    the defaults."""
+    """Properties of a task in flight that are needed after its row is released, often ``PLAIN``."""
 
     priority: int
     retry: PolicyRef | None
@@ -392,7 +386,7 @@ class Traits(NamedTuple):
     share: Share | None = None
     """The share of the task's value of ``fair_by``."""
     is_replayed: bool = False
-    """Whether the task was made by a reset, for one group only."""
+    """Whether a reset created the task, for one group only."""
     waited: bool = False
     """Whether the task became late while it waited for other tasks of its key or value."""
 
@@ -406,18 +400,18 @@ Item = tuple[TaskRow, int, Past]
 
 
 class DeliverySink(Protocol):
-    """The destination of a subscription's deliveries, or of a pull's answer, which a transport
-    provides. Its methods are called synchronously and must not block. If the peer has disconnected,
-    they do nothing."""
+    """The destination of a subscription's deliveries, or of a pull's answer. A transport provides
+    it. Its methods are called synchronously and must not block. If the peer has disconnected, they
+    do nothing."""
 
     def deliver(self, epoch: int, now_ms: int, items: Sequence[Item]) -> None:
-        """Send all deliveries. Raise an error before any is written if one cannot be sent."""
+        """Send all deliveries. If one cannot be sent, raise an error before any is written."""
 
     def check(self, item: Item) -> None:
-        """Raise the error that prevents the sending of this delivery."""
+        """Raise an error if this delivery cannot be sent."""
 
     def ended(self, code: str, message: str) -> None:
-        """Report that the shard has ended the subscription, with a code of the error table."""
+        """Report that the shard has ended the subscription. ``code`` is one of the error table."""
 
     def closed(self) -> None:
         """Report that the subscription's caller has disconnected."""
@@ -435,9 +429,9 @@ class Dispatch(NamedTuple):
     subscriber: Subscriber
     items: list[Item]
     taken_ms: int = 0
-    """When the deliveries were made (wall ms), if they are sent later."""
+    """When the deliveries were leased (wall ms), if they are sent later."""
     causes: Causes | None = None
-    """The causes of late deliveries, if they were already determined for the history."""
+    """The causes of late deliveries, if they have been determined for the history."""
 
 
 def priority_of(row: TaskRow) -> int:
@@ -457,14 +451,14 @@ def traits_of(row: TaskRow) -> Traits:
     options = row.options
     if options is None:
         return PLAIN
-    key, priority, ttl_ms, retry, replayed = _of_traits(options)
+    key, priority, ttl_ms, retry, replayed = _trait_fields(options)
     if key is None and ttl_ms is None and retry is None and replayed is None and not priority:
         return PLAIN  # the usual case for tasks with a tag or properties
     end_ms = ttl_end_ms(row.due_ms, options)
     return Traits(priority, retry, end_ms, key, is_replayed=replayed is not None)
 
 
-_of_traits = itemgetter(
+_trait_fields = itemgetter(
     *map(TaskOptions._fields.index, ("key", "priority", "ttl_ms", "retry", "replayed"))
 )
 
@@ -477,10 +471,8 @@ def ttl_end_ms(due_ms: int, options: TaskOptions | None) -> int | None:
 
 
 class DeliveryAttempts(NamedTuple):
-    """The earlier deliveries of a task to a group, while the task is not in flight.
-
-    An *attempt* is the number of one delivery; this object summarizes all of them.
-    """
+    """The earlier deliveries of a task to a group, while the task is not in flight. An *attempt* is
+    the number of one delivery; this object summarizes all of them."""
 
     attempt: int
     """The number of the newest delivery."""
@@ -515,29 +507,28 @@ class Lease:
     """The mark of the task's order key, or 0 if it has none."""
     live: bool = True
     checkpointed: bool = False
-    """Whether a sealed batch has this delivery's progress row."""
+    """Whether a sealed batch contains this delivery's progress row."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class Presence:
-    """Whether the consumer of a connection, with all its subscribers, is alive.
-
-    An open connection does not prove that, because its peer can be stopped or without power. A
-    timed-out lease puts the connection in doubt; any message from the peer ends the doubt.
-    """
+    """Whether the consumer of a connection, with all its subscribers, is alive. An open connection
+    does not prove it, because the peer can be stopped or without power. A timed-out lease puts the
+    connection in doubt; any message from the peer ends the doubt."""
 
     subscribers: dict[Subscriber, None] = field(default_factory=dict)
     """The connection's subscribers that can get deliveries."""
     unsettled: int = 0
     """Number of unsettled deliveries of the connection."""
     kept_for: Group | None = None
-    """The group of the task that the connection has alone, or is kept free for; see ``Apart``."""
+    """The group of the isolated task that is on the connection, or for which the connection is kept
+    free; see ``Isolation``."""
     was_alone: bool = False
-    """Whether its last delivery was alone."""
+    """Whether the connection's last delivery was isolated."""
     doubted: bool = False
-    """Whether a lease has timed out without a later message. Then it gets no deliveries."""
+    """Whether a lease has timed out without a later message, which stops deliveries."""
     doubted_mono_ms: int = 0
-    """When the newest delivery with a timed-out lease was made (steady ms)."""
+    """When the newest of the timed-out leases began (steady ms)."""
 
     def doubt(self, lease: Lease) -> None:
         """Put the connection in doubt, because this lease has timed out."""
@@ -546,22 +537,20 @@ class Presence:
 
 
 class Keep(NamedTuple):
-    """The connection that is kept free for a group; see ``Apart``."""
+    """The connection that is kept free for a group; see ``Isolation``."""
 
     presence: Presence | None
-    """The connection, or None if no connection is kept free until then."""
+    """The connection, or None if no connection may be kept free before ``until_mono_ms``."""
     until_mono_ms: int
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class Subscriber:
-    """A consumer of a group: a subscription of a connection, or a pull.
-
-    The engine passes ``sink`` on without using it. ``outstanding`` counts deliveries whose end is
-    not durable; ``unconfirmed`` is the part of them that is settled. Up to ``acks_ahead_max``
-    unconfirmed deliveries do not count against ``prefetch``. So a consumer does not wait for each
-    commit, and still stops if the store does.
-    """
+    """A consumer of a group: a subscription of a connection, or a pull. The engine passes ``sink``
+    on without using it. ``outstanding`` counts deliveries whose end is not durable; ``unconfirmed``
+    is the part of them that is settled. Up to ``acks_ahead_max`` unconfirmed deliveries do not
+    count against ``prefetch``. So a consumer does not wait for each commit, but stops if the store
+    does."""
 
     sink: DeliverySink | None
     group: Group
@@ -576,7 +565,7 @@ class Subscriber:
     label: str = ""
     """The name of the consumer in the records of failed attempts."""
     asked_mono_ms: int | None = None
-    """When a pull was requested (steady ms), which is a sign of life."""
+    """When a pull was requested (steady ms), which proves that its consumer was alive."""
     presence: Presence = field(default_factory=Presence)
     """The presence of the connection, shared by all of its subscribers."""
     held: dict[int, Lease] = field(default_factory=dict)
@@ -586,9 +575,10 @@ class Subscriber:
     blocked: bool = False
     """Whether the connection's buffer is full."""
     gone_mono_ms: int | None = None
-    """Latest end of its leases after the connection broke (steady ms); None while it is open."""
+    """The time (steady ms) by which the subscriber's leases end after its connection broke; None
+    while the connection is open."""
     death: str = ""
-    """The cause of the consumer's death, for people; "" if it is not known to have died."""
+    """The cause of the consumer's death as text; "" if it is not known to have died."""
 
     def __post_init__(self) -> None:
         self.label = self.label[:SUBSCRIBER_LENGTH_MAX]
@@ -611,7 +601,7 @@ class Subscriber:
 
     @property
     def room(self) -> int:
-        """The credit, ignoring that the connection is kept free for a task alone."""
+        """The credit, ignoring whether the connection is kept free for an isolated task."""
         if self.blocked or (self.presence.doubted and not self._asked_since):
             return 0
         return self.prefetch - self.in_flight
@@ -629,17 +619,15 @@ class Subscriber:
 
 
 NAMES_MAX = 100_000
-"""Maximum topics whose tallies are cached."""
+"""Maximum number of topics whose tallies are cached."""
 
 
 @dataclass(slots=True, eq=False)
 class Tally:
-    """The number of unfinished tasks of some topics.
-
-    It counts staged tasks, durable tasks that a group is or will be owed, and half tasks, but no
-    dead letters. It is updated with every staged batch and every ended task, so reading it costs
-    nothing, and it is exact right after a restart. Without tallies nothing is updated.
-    """
+    """The number of unfinished tasks of some topics. It counts staged tasks, durable tasks that a
+    group is or will be owed, and half tasks, but no dead letters. It is updated with every staged
+    batch and every ended task, so reading it costs nothing, and it is exact right after a
+    restart."""
 
     has: Callable[[str], bool]
     """Returns whether a topic is counted."""
@@ -654,7 +642,7 @@ class Tallies:
         self._of: dict[str, tuple[Tally, ...]] = {}
 
     def add(self, tally: Tally) -> None:
-        """Keep ``tally``, which is exact now, up to date."""
+        """Keep ``tally``, which must be exact now, up to date."""
         self.all.append(tally)
         self._of.clear()
 

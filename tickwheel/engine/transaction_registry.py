@@ -1,17 +1,19 @@
-"""The transactions of an engine, and when to ask their producer groups about them.
+"""The transactions of an engine, and the times at which their producer groups must be asked about
+them.
 
-This module has the state and shared steps; ``transactions`` has the rules. Invariants:
+This module holds the state and the common operations on it; the rules are in ``transactions.py``.
+Invariants:
 
 * A transaction that was changed in a batch that is not durable is *staged* in it.
-  ``Batch.transactions`` has its former state, which is restored if the batch is refused. Nothing
-  may depend on a change that can be undone.
-* The sums, in total and per owner, are those of the transactions in ``known``. ``listed`` yields
-  the names of durable transactions by their durable states.
-* The time of a question depends only on the steady clock and is not stored. After a restart the
-  whole time must pass again, so that no producer is asked too early.
+  ``Batch.transactions`` contains its previous state, which is restored if the batch is refused.
+  Nothing may depend on a change that can be undone.
+* The sums, in total and per owner, are those of the transactions in ``by_name``. ``listed`` yields
+  the names of durable transactions according to their durable states.
+* The time of a check depends only on the steady clock and is not stored. After a restart the full
+  interval must pass again, so that no producer is asked too early.
 
-``SortedNames``: sorted names that can be read from any name on, as pages of listings need. Names
-are in runs of at most ``RUN_MAX``, so that a change moves only a part of one run. Adding and
+``SortedNames`` is a sorted set that can be read from any name on, as paged listings require. Names
+are stored in runs of at most ``RUN_MAX``, so that a change moves only a part of one run. Adding and
 removing take O(log n) comparisons.
 """
 
@@ -81,7 +83,7 @@ class SortedNames:
             del self._runs[place], self._lasts[place]
 
     def after(self, name: str) -> Iterator[str]:
-        """Yield the names after this name, in order. The set must not change meanwhile."""
+        """Yield the names after this one, in order. The set must not change during iteration."""
         place = bisect_right(self._lasts, name)
         for index in range(place, len(self._runs)):
             run = self._runs[index]
@@ -89,7 +91,7 @@ class SortedNames:
 
 
 NAMES_MAX = 10_000
-"""Maximum topic names that transactions share as objects."""
+"""Maximum number of topic names that transactions share as objects."""
 
 
 class Changes(Protocol):
@@ -101,18 +103,18 @@ class Changes(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Transaction:
-    """A transaction in memory. Its times are of the steady clock."""
+    """A transaction in memory. Its times are read from the steady clock."""
 
     row: TransactionRow
     parts: dict[int, Halves]
     """Part → half tasks; empty once decided."""
     check_ms: int
-    """When to ask about an open transaction (steady ms)."""
+    """When the next check of an open transaction is due (steady ms)."""
     decided_ms: int = 0
     """When the transaction was decided, or restored as decided (steady ms)."""
     staged: Changes | None = None
-    """The batch with its change that is not durable, or None."""
-    is_returned: bool = False
+    """The batch that contains a change of the transaction and is not durable, or None."""
+    has_returning_member: bool = False
     """Whether a member connected while the transaction was staged."""
 
     def copy(self) -> Transaction:
@@ -133,11 +135,11 @@ NO_SHARE = Share()
 
 
 class TransactionRegistry:
-    """All transactions of an engine by name, by owner, by state, and by the time of a question."""
+    """All transactions of an engine by name, by owner, by state, and by their next check."""
 
     def __init__(self, tallies: Tallies) -> None:
         self._tallies = tallies
-        self.known: dict[str, Transaction] = {}
+        self.by_name: dict[str, Transaction] = {}
         self.decided: dict[str, None] = {}
         """Names of decided transactions in the order of the decisions."""
         self.unasked: dict[str, dict[str, None]] = {}
@@ -158,9 +160,8 @@ class TransactionRegistry:
         self._names: dict[str, str] = {}
         self._due = DueNames()
 
-    def with_topics(self, known: tuple[str, ...], more: Iterable[str]) -> tuple[str, ...]:
-        """Return the names of ``known`` and ``more`` without duplicates. All transactions share one
-        object per name."""
+    def with_names(self, known: tuple[str, ...], more: Iterable[str]) -> tuple[str, ...]:
+        """Return the names of ``known`` and ``more`` without duplicates, one object per name."""
         if len(self._names) >= NAMES_MAX:
             self._names.clear()
         return tuple(dict.fromkeys((*known, *(self._names.setdefault(n, n) for n in more))))
@@ -168,7 +169,7 @@ class TransactionRegistry:
     @property
     def undecided(self) -> int:
         """Number of transactions that are neither committed nor rolled back."""
-        return len(self.known) - len(self.decided)
+        return len(self.by_name) - len(self.decided)
 
     def share(self, owner: str) -> Share:
         """Return the size of an owner's undecided transactions. The caller must not change it."""
@@ -177,8 +178,8 @@ class TransactionRegistry:
     # --- changes ---------------------------------------------------------------------------
 
     def put(self, name: str, transaction: Transaction | None) -> None:
-        """Set the transaction of this name, or forget it (None)."""
-        before = self.known.pop(name, None)
+        """Set the transaction of this name. None forgets it."""
+        before = self.by_name.pop(name, None)
         if before is not None:
             self._count(before.row, -1)
             self._count_halves(before.parts.values(), -1)
@@ -186,7 +187,7 @@ class TransactionRegistry:
         if transaction is None:
             self._due.set(name, None)
             return
-        self.known[name] = transaction
+        self.by_name[name] = transaction
         self._count(transaction.row, 1)
         self._count_halves(transaction.parts.values(), 1)
         if transaction.row.state.is_decided:
@@ -203,12 +204,12 @@ class TransactionRegistry:
         self.arm(transaction)
 
     def add_part(self, transaction: Transaction, halves: Halves) -> None:
-        """Add half tasks. The caller then changes the row."""
+        """Add half tasks. The caller must then change the row."""
         transaction.parts[halves.part] = halves
         self._count_halves((halves,), 1)
 
     def drop_parts(self, transaction: Transaction) -> None:
-        """Drop the half tasks. The caller then changes the row."""
+        """Drop the half tasks. The caller must then change the row."""
         self._count_halves(transaction.parts.values(), -1)
         transaction.parts = {}
 
@@ -244,9 +245,9 @@ class TransactionRegistry:
 
     # --- durable states --------------------------------------------------------------------
 
-    def durable(self, name: str) -> Transaction | None:
-        """Return the transaction in its durable state, or None."""
-        transaction = self.known.get(name)
+    def durable_state(self, name: str) -> Transaction | None:
+        """Return the transaction in its durable state, or None if it has none."""
+        transaction = self.by_name.get(name)
         return (
             transaction
             if transaction is None or transaction.staged is None
@@ -255,7 +256,7 @@ class TransactionRegistry:
 
     def listed(self, after: str, state: TransactionState | None) -> Iterator[str]:
         """Yield the names after ``after``, in order, of durable transactions in ``state``, or of
-        undecided transactions (None). The registry must not change meanwhile."""
+        undecided transactions (None). The registry must not change during the iteration."""
         if state is not None:
             return self._listed[state].after(after)
         undecided = (state for state in TransactionState if not state.is_decided)
@@ -269,20 +270,19 @@ class TransactionRegistry:
     # --- durable and refused changes -------------------------------------------------------
 
     def landed(self, batch: Changes) -> tuple[int, int]:
-        """Note that the batch is durable. Return (number of its commits, number of its
-        rollbacks)."""
+        """Record that the batch is durable. Return its numbers of commits and rollbacks."""
         committed = rolled_back = 0
         for name, before in batch.transactions.items():
-            transaction = self.known.get(name)
+            transaction = self.by_name.get(name)
             if before is not None:
                 self._listed[before.row.state].discard(name)
             if transaction is None or transaction.staged is not batch:
-                continue  # it was forgotten, and its name can be in use again
+                continue  # the transaction was forgotten, and its name may be in use again
             self._listed[transaction.row.state].add(name)
             transaction.staged = None
             self.arm(transaction)
-            if transaction.is_returned:
-                transaction.is_returned = False
+            if transaction.has_returning_member:
+                transaction.has_returning_member = False
                 self.returning[name] = None
             if before is None or not before.row.state.is_decided:
                 committed += transaction.row.state is TransactionState.COMMITTED
@@ -290,49 +290,47 @@ class TransactionRegistry:
         return committed, rolled_back
 
     def undo(self, batch: Changes) -> None:
-        """Restore the former states of the transactions that a refused batch changed."""
+        """Restore the previous states of the transactions that a refused batch changed."""
         for name, before in batch.transactions.items():
-            transaction = self.known.get(name)
+            transaction = self.by_name.get(name)
             if transaction is None or transaction.staged is batch:
                 self.put(name, before)
 
     # --- times -----------------------------------------------------------------------------
 
     def arm(self, transaction: Transaction) -> None:
-        """Update the heap after a change of a transaction."""
+        """Update the heap after a transaction has changed."""
         is_open = transaction.row.state is TransactionState.OPEN
         wanted_ms = transaction.check_ms if is_open and transaction.staged is None else None
         self._due.set(transaction.row.id, wanted_ms)
 
     def wait_ms(self, mono_ms: int) -> int | None:
-        """Return the time until the next question in ms, or None."""
+        """Return the time until the next check in ms, or None if there is none."""
         if self.returning:
             return 0
         due_ms = self._due.next_ms()
         return None if due_ms is None else due_ms - mono_ms
 
     def pop(self, mono_ms: int) -> Transaction | None:
-        """Remove and return the next transaction whose time has come. The caller changes it or arms
-        it again."""
+        """Remove and return the next transaction due for a check. Then change or ``arm`` it."""
         name = self._due.pop(mono_ms)
-        return None if name is None else self.known[name]
+        return None if name is None else self.by_name[name]
 
     # --- members connect -------------------------------------------------------------------
 
-    def came(self, group: str) -> None:
-        """Note that a member of this producer group has connected."""
+    def member_connected(self, group: str) -> None:
+        """Record that a member of this producer group has connected."""
         self.returning.update(self.unasked.get(group, {}))
 
     def pop_returning(self) -> Transaction | None:
-        """Remove and return the next transaction for which a member has connected and that is not
-        staged."""
+        """Remove and return the next unstaged transaction for which a member has connected."""
         while self.returning:
             name = next(iter(self.returning))
             del self.returning[name]
-            transaction = self.known.get(name)
+            transaction = self.by_name.get(name)
             if transaction is None or not transaction.row.waits_for_members:
                 continue
             if transaction.staged is None:
                 return transaction
-            transaction.is_returned = True  # the question is sent when the batch is durable
+            transaction.has_returning_member = True  # the member is asked when the batch is durable
         return None

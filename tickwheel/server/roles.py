@@ -354,7 +354,7 @@ class Roles:
     def _log_held(self, recovering: Recovering) -> None:
         if not self.clock.held_at_start:
             return
-        if recovering.found_nothing:
+        if recovering.is_empty:
             self.clock.accept()  # the store has no task that could fire
         else:
             self.on_event("clock_held", why_held(self.clock))
@@ -394,7 +394,7 @@ class Roles:
         return facts
 
     async def _load_rest(self, shard: Shard, recovering: Recovering, started_s: float) -> None:
-        await recovering.rest()
+        await recovering.load_rest()
         if self._has_process:
             gc.collect()
             gc.freeze()

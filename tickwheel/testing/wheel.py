@@ -333,7 +333,7 @@ class TestWheel:
                 return "a listing"
         self._wait_ms = self._next_wait_ms()
         if core.runnable or (self._wait_ms is not None and self._wait_ms <= 0):
-            asyncio.get_running_loop().call_soon(shard.timer_over)
+            asyncio.get_running_loop().call_soon(shard.on_timer)
             return "a due task"
         return ""
 

@@ -88,13 +88,13 @@ async def test_transaction_pages_read_a_bounded_number_of_rows(
         if n % 10:
             await rig.post(f"/v1/transactions/x{n:02}/rollback")
     registry, looked_at = rig.core.transaction_registry, list[str]()
-    durable = registry.durable
+    durable = registry.durable_state
 
     def look(name: str) -> object:
         looked_at.append(name)
         return durable(name)
 
-    monkeypatch.setattr(registry, "durable", look)
+    monkeypatch.setattr(registry, "durable_state", look)
     page = await get(rig, "/v1/transactions?limit=2&after=x15", shape)
     assert ([transaction["id"] for transaction in page["transactions"]], page["next"]) == (
         ["x20", "x30"],

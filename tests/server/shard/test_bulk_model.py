@@ -143,7 +143,7 @@ class Play:
         shard = self.daemon.shard
         await shard.bulks.slices.acquire()
         self.peer = self.daemon.connect()
-        stepped, seal, commit = shard.engine.bulks.stepped, shard.engine.seal, self.store.commit
+        stepped, seal, commit = shard.engine.bulks.record_step, shard.engine.seal, self.store.commit
 
         def noted(name: str, step: Step) -> Any:
             wanted = self.naive.stepped(name, step.place[0], self.daemon.sources.now_ms)
@@ -163,7 +163,7 @@ class Play:
             self.durable = self.sealed.pop(id(effects))
             return done
 
-        shard.engine.bulks.stepped = noted  # type: ignore[method-assign]  # it is watched
+        shard.engine.bulks.record_step = noted  # type: ignore[method-assign]  # it is watched
         shard.engine.seal = sealing  # type: ignore[method-assign]
         self.store.commit = committing  # type: ignore[method-assign]
 

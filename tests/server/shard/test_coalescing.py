@@ -620,15 +620,15 @@ async def test_a_resend_during_the_first_attempt_gets_its_answer(
     if end == "forgotten":
         peer.send(T.ENQUEUE, number + 1, (task("add", key="next"),))
     (found,) = rig.core.sessions
-    assert found.under_way == {number}
+    assert found.undecided == {number}
     rig.shard.draining = end == "draining"
     rig.store.go_on()
     answers = await both(peer, again, number)
     if second == "the same":
         assert answers[0][2:] == answers[1][2:]
     else:
-        assert answers[1][2] == "conflict" and "is waiting with other tasks" in answers[1][3]
-    assert not found.under_way and not rig.shard.coalescing._first
+        assert answers[1][2] == "conflict" and "has different tasks" in answers[1][3]
+    assert not found.undecided and not rig.shard.coalescing._by_number
     if end == "done":
         assert answers[0][2][2]["outcomes"][0][0] == "replaced"
         assert [one.row.body for one in await rig.store.scan(0, 10, None)] == [b"one"]

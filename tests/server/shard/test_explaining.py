@@ -18,7 +18,7 @@ from support.shard_rig import NOW_MS, Peer
 from tickwheel.api.frames import FrameType as T
 from tickwheel.api.tasks import EXPLAINED
 from tickwheel.client.merging import ENDED, NOWHERE
-from tickwheel.engine.explanation import Around, Explained, Reason, explain
+from tickwheel.engine.explanation import ExplainContext, Explained, Reason, explain
 from tickwheel.model.records import ID_STEP, TaskSnapshot
 from tickwheel.server.shard.operations import Operations
 from tickwheel.server.shard.tasks import Explaining
@@ -453,7 +453,7 @@ async def asked_now(daemon: InProcess, task_id: int) -> Reason:
     row = (await daemon.store.read([task_id]))[task_id].row
     known = TaskSnapshot(row, {}, {})
     now = daemon.daemon.roles.clock.read()
-    around = Around(now.now_ms, now.mono_ms, lambda topic: True)
+    around = ExplainContext(now.now_ms, now.mono_ms, lambda topic: True)
     return explain(daemon.shard.core, daemon.shard.engine.control, known, around)[0]
 
 

@@ -29,7 +29,7 @@ TOPIC = key_in(HOME, COUNT, "t")
 @pytest.fixture
 async def shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Shards]:
     """Shards that look at each other when a test says so, and at a start."""
-    monkeypatch.setattr(following, "LOOK_S", 3_600.0)
+    monkeypatch.setattr(following, "READ_S_MIN", 3_600.0)
     async with Shards(COUNT, tmp_path) as found:
         await look(found)
         yield found
@@ -94,8 +94,8 @@ def versions(shards: Shards, name: str = "g") -> list[int | None]:
     ("others", "pause_s"), [(1, 2.0), (128, 2.0), (256, 4.0), (1_023, 1_023 / 64)]
 )
 def test_many_shards_look_at_each_other_less_often(others: int, pause_s: float) -> None:
-    assert following.look_pause_s(others) == pytest.approx(pause_s)
-    assert others / following.look_pause_s(others) <= 64
+    assert following.read_pause_s(others) == pytest.approx(pause_s)
+    assert others / following.read_pause_s(others) <= 64
 
 
 async def test_groups_of_the_home_shard_are_created_in_the_others(shards: Shards) -> None:
@@ -445,11 +445,11 @@ async def test_a_restored_home_shard_adopts_the_newest_version(shards: Shards) -
     old = GroupRow(TOPIC, "g", 0, NOTHING_SET._replace(tags="eu"), 0, 40)
     new = old._replace(settings=NOTHING_SET._replace(tags="us"), version=57)
     rows = [new, old, old._replace(group="h", version=41)]
-    follows._take_back({OTHER: SiblingSettings(SettingsCounter(), rows)})
+    follows._recover({OTHER: SiblingSettings(SettingsCounter(), rows)})
     assert {name: one.settings.tags for name, one in topic(shards, HOME).groups.items()} == {
         "g": "us", "h": "eu",
     }  # fmt: skip
     assert shards.shard(HOME).core.versions.counter > 57
     late = old._replace(group="late", version=50)
-    follows._take_back({THIRD: SiblingSettings(SettingsCounter(), [late])})
+    follows._recover({THIRD: SiblingSettings(SettingsCounter(), [late])})
     assert "late" not in topic(shards, HOME).groups, "57 is newer, and does not know it"

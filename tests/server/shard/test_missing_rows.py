@@ -52,7 +52,7 @@ class House:
 async def house(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[House]:
     store = HoleyStore()
     monkeypatch.setattr(roles, "open_store", lambda settings: (store, settings.engine()))
-    monkeypatch.setattr(reader, "AGAIN_S", PAUSE_S)
+    monkeypatch.setattr(reader, "REREAD_S", PAUSE_S)
     monkeypatch.setattr(loading, "MISSING_RETRY_S", PAUSE_S)
     settings = Settings(store="memory:", listen="tcp://127.0.0.1:0", resident_bytes_max=1)
     daemon = Daemon(settings, configure("json", "critical"))

@@ -18,7 +18,7 @@ from tickwheel.model.records import NO_BODY, DeadRow, Outcome, ProgressRow, Prog
 from tickwheel.persistence.contract import Heads, StoredTask
 from tickwheel.persistence.memory import MemoryStore
 from tickwheel.server.shard import reads as reader_module
-from tickwheel.server.shard.reads import NO_LIMIT, READS_AGAIN_MAX, READS_MAX, Reader, Records
+from tickwheel.server.shard.reads import NO_LIMIT, READS_MAX, REREADS_MAX, Reader, Records
 
 NOW_MS = 1_800_000_000_000
 SHARD_STEP = 1024
@@ -287,7 +287,7 @@ async def test_a_page_shows_batches_committed_during_its_scan() -> None:
 
 
 async def holey(monkeypatch: pytest.MonkeyPatch) -> tuple[Engine, HoleyStore, Reader, list[str]]:
-    monkeypatch.setattr(reader_module, "AGAIN_S", 0.0)
+    monkeypatch.setattr(reader_module, "REREAD_S", 0.0)
     store, notices = HoleyStore(), list[str]()
     opened = await store.open("me", NOW_MS)
     rows = {row(n).id: row(n) for n in range(1, 4)}
@@ -306,7 +306,7 @@ async def holey(monkeypatch: pytest.MonkeyPatch) -> tuple[Engine, HoleyStore, Re
 
 async def test_a_row_that_memory_holds_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
     engine, store, reader, notices = await holey(monkeypatch)
-    for missed in range(1, READS_AGAIN_MAX + 1):
+    for missed in range(1, REREADS_MAX + 1):
         store.reads_left = missed
         assert set(await reader.known([1024, 2048])) == {1024, 2048}
     assert not engine.core.missing and not notices

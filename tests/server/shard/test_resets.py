@@ -172,7 +172,7 @@ async def test_a_reset_skips_tasks_acked_after_it_started(tmp_path: Path) -> Non
         await take(daemon, peer)
         after = await put(peer, 0)
         await daemon.settle()
-        async with daemon.shard.resets._making:
+        async with daemon.shard.resets._plan_lock:
             made = await peer.do(T.GROUP_RESET, "t", "g", {"to": "first"})
             assert [one for one, _ in await take(daemon, peer)] == [after]
         assert (await over(daemon, peer, made["id"]))["changed"] == 1
@@ -354,7 +354,7 @@ async def test_a_cancelled_reset_stops_enqueuing(tmp_path: Path) -> None:
         await peer.do(T.GROUP_RESET, "t", "g", {"to": "first", "rate": 0.001, "id": "r"})
         answer = await peer.do(T.BULK, "r", "cancel")
         assert answer["state"] == "cancelled"
-        async with daemon.shard.resets._making:  # its plan is not made any more
+        async with daemon.shard.resets._plan_lock:  # its plan is not made any more
             pass
         assert len(await take(daemon, peer)) == answer["changed"] <= 1
 
@@ -365,7 +365,7 @@ async def test_a_reset_without_its_group_fails(tmp_path: Path) -> None:
         await make(peer, "g", "other")
         await put(peer, 0)
         await take(daemon, peer)
-        async with daemon.shard.resets._making:
+        async with daemon.shard.resets._plan_lock:
             await peer.do(T.GROUP_RESET, "t", "g", {"to": "first", "id": "r"})
             await peer.do(T.GROUP_DELETE, "t", "g", True)
             await daemon.settle()
@@ -427,7 +427,7 @@ async def test_resets_need_a_history_and_are_limited(tmp_path: Path) -> None:
             assert (await peer.refused(kind, "t", "g", {"to": "first"}))[0] == "not_found"
         await make(peer, "g", "h", "i")
         slow = {"to": "first", "rate": 0.001}
-        async with daemon.shard.resets._making:
+        async with daemon.shard.resets._plan_lock:
             made = await peer.do(T.GROUP_RESET, "t", "g", {**slow, "id": "r"})
             assert await peer.do(T.GROUP_RESET, "t", "g", {**slow, "id": "r"}) == made
             code, message = await peer.refused(T.GROUP_RESET, "t", "g", slow)

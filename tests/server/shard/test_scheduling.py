@@ -90,7 +90,7 @@ async def test_a_command_waits_for_the_run_under_way(tmp_path: Path) -> None:
         await rig.put()
         daemon.sources.now_ms += 10_000
         daemon.shard.engine.schedules.fire(daemon.sources.now_ms, 1, accepts=True)
-        planned = daemon.shard.core.schedule_heap.known["s"]
+        planned = daemon.shard.core.schedule_heap.by_name["s"]
         assert planned.staged
         numbers = [
             rig.send(T.SCHEDULE, "s", "pause", None),
@@ -120,7 +120,7 @@ async def test_schedules_are_limited(tmp_path: Path) -> None:
         assert (await rig.put("a", body=b"x"))["outcome"] == "updated"
         await rig.do("b", "delete")
         assert (await rig.put("c"))["outcome"] == "created"
-        assert daemon.shard.core.schedule_heap.known.keys() == {"a", "c"}
+        assert daemon.shard.core.schedule_heap.by_name.keys() == {"a", "c"}
 
 
 async def test_bytes_of_a_schedule_are_limited(tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ async def test_bytes_of_a_schedule_are_limited(tmp_path: Path) -> None:
         assert code == "limit_exceeded" and "101 bytes" in message
         code, message = await rig.put("o", task={"properties": {str(n): 1 for n in range(63)}})
         assert code == "limit_exceeded"
-        assert daemon.shard.core.schedule_heap.known.keys() == {"s"}
+        assert daemon.shard.core.schedule_heap.by_name.keys() == {"s"}
 
 
 @pytest.mark.parametrize("count", [BACKFILL_MAX, BACKFILL_MAX + 1])

@@ -77,7 +77,7 @@ async def test_a_long_spread_yields_between_its_parts(
     """A tick is looked for, for each task: that must not hold everybody up."""
     peer, steps, choose = daemon.connect(), list[int](), daemon.shard.core.windows.choose
     ids = [await put(peer) for _ in range(25)]
-    monkeypatch.setattr("tickwheel.server.shard.tasks.AT_ONCE", {"spread": 10})
+    monkeypatch.setattr("tickwheel.server.shard.tasks.TASKS_PER_STEP_MAX", {"spread": 10})
     loop, turn = asyncio.get_running_loop(), [0]
 
     def turned() -> None:

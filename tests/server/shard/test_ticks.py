@@ -90,7 +90,7 @@ async def test_a_task_that_is_due_before_the_timer_sets_another(ticks: Ticks) ->
     await ticks.enqueue(("t", b"", 700))
     assert ticks.count == 2
     ticks.daemon.sources.now_ms += 100
-    ticks.daemon.shard.timer_over()
+    ticks.daemon.shard.on_timer()
     assert len(ticks.delivered()) == 1
 
 
@@ -154,7 +154,7 @@ async def test_a_slow_store_does_not_repeat_ticks(
     assert len(ticks.delivered()) == 2
     ticks.daemon.sources.now_ms += 40  # the first of them has waited for 100 ms, the other for 40
     before = ticks.count
-    shard.timer_over()
+    shard.on_timer()
     set_ms: list[int] = []
     assert shard._alarm is not None
     monkeypatch.setattr(shard._alarm, "set", set_ms.append)

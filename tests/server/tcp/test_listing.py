@@ -15,7 +15,7 @@ from tickwheel.server.shard.tasks import (
     STEP_BYTES,
     STEP_FIRST,
     TaskPages,
-    _Wanted,
+    _Conditions,
 )
 from tickwheel.server.tcp.listener import value_bytes
 
@@ -57,7 +57,7 @@ def listing_of(reads: Reads) -> TaskPages:
 
 
 async def request(reads: Reads, limit: int, **options: Any) -> dict[str, Any]:
-    return await listing_of(reads)._page(_Wanted.of(TasksPage(**options)), limit)
+    return await listing_of(reads)._page(_Conditions.of(TasksPage(**options)), limit)
 
 
 async def test_small_rows_are_read_in_large_steps() -> None:

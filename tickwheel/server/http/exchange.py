@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tickwheel.errors import BY_CODE, InternalError, NotFound, Overloaded, TickwheelError
 from tickwheel.model.records import DEFAULT_GROUP
-from tickwheel.server.shard.callers import Ask, Caller, Principal
+from tickwheel.server.shard.callers import Call, Caller, Principal
 
 if TYPE_CHECKING:
     from tickwheel.api.shapes import Request
@@ -226,7 +226,7 @@ class ShardExchange(Exchange):
 
     def ask(self, verb: str, request: Request, render: Render | None = None) -> Answer:
         act, caller, now = getattr(self._verbs, verb), self.caller, self.clock.read()
-        return self._act(lambda number: act(Ask(caller, number, request, now)), render)
+        return self._act(lambda number: act(Call(caller, number, request, now)), render)
 
     def enqueue(self, tasks: tuple[Any, ...]) -> Answer:
         enqueue, caller, now = self._verbs.enqueue, self.caller, self.clock.read()

@@ -228,9 +228,10 @@ ENGINE: tuple[Metric[Core], ...] = (
            lambda c, _: c.totals.dropped_once),
     Metric("tickwheel_dead_expired_total", "Dead letters deleted after their retention.",
            lambda c, _: c.totals.dead_expired),
-    Metric("tickwheel_schedules", "Recurring schedules.", lambda c, _: len(c.schedule_heap.known)),
+    Metric("tickwheel_schedules", "Recurring schedules.",
+           lambda c, _: len(c.schedule_heap.by_name)),
     Metric("tickwheel_schedules_paused", "Paused recurring schedules.",
-           lambda c, _: sum(planned.row.paused for planned in c.schedule_heap.known.values())),
+           lambda c, _: sum(planned.row.paused for planned in c.schedule_heap.by_name.values())),
     Metric("tickwheel_schedule_planned_total",
            "Occurrences of schedules that became due: fired, missed and overlapping.",
            lambda c, _: (c.totals.schedules_fired + c.totals.schedules_missed

@@ -1,21 +1,24 @@
-"""Background work in bounded steps: deletions, replays, expiry of dead letters, checks of groups.
+"""Runs background work in bounded steps: deletions, replays, the expiry of dead letters, checks of
+groups.
 
 Each kind of work runs as a separate asyncio task, a chunk at a time with a commit in between. So it
-makes no large batches and delays deliveries only briefly. It can be interrupted anywhere, and a
-restart continues it.
+creates no large batches and delays deliveries only briefly. It can be interrupted at any point, and
+continues after a restart.
 
-Unused groups are reported after a while and, if configured, deleted. A group is in use while it has
-a subscriber, a waiting pull or a delivery in flight. Times are measured by the steady clock of this
-tenure and begin again after a start or takeover. So a group can be reported late, but is never
-deleted early. Use between two checks is recorded in ``Group.was_used``.
+Unused groups are reported after ``group_unused_report_s`` and, if configured, deleted. A group is
+in use while it has a subscriber, a waiting pull or a delivery in flight. Times are measured by the
+steady clock, from the start or takeover of this daemon. So a group can be reported late, but is
+never deleted early. ``Group.was_used`` records use between two checks.
 
-The console draws the lag of each group in the last hour: the number of ready tasks and the age of
-the oldest, every ten seconds. A group without ready tasks takes no memory. Invariants:
+The console displays the lag of each group in the last hour: the number of ready tasks and the age
+of the oldest one, sampled every ten seconds. A group without ready tasks takes no memory.
+Invariants:
 
-* At most ``GROUPS_KEPT_MAX`` groups are kept, each with ``SAMPLES`` samples of 12 bytes: 4 MiB.
-* An unknown value is None and never 0. This includes groups for which there was no room, or may
-  have been none.
-* Samples begin again with each tenure.
+* Samples of at most ``GROUPS_KEPT_MAX`` groups are kept, ``SAMPLES`` samples of 12 bytes each: 4
+  MiB.
+* An unknown value is None and never 0. This includes the values of groups for which there may have
+  been no room.
+* Sampling restarts with each start or takeover.
 """
 
 from __future__ import annotations
@@ -40,7 +43,7 @@ if TYPE_CHECKING:
 
     from tickwheel.clock import Clock
     from tickwheel.engine.state import Core
-    from tickwheel.engine.timetables import Planned
+    from tickwheel.engine.timetables import LoadedSchedule
     from tickwheel.engine.topics import Group, Replay, Topic
     from tickwheel.model.kinds import ProgressKey
     from tickwheel.model.records import TaskSnapshot
@@ -48,24 +51,22 @@ if TYPE_CHECKING:
 
 CHUNK = 500
 READ_BYTES = 16 << 20
-"""Maximum bytes of a read of rows with their bodies; the last row can exceed them."""
+"""Bytes after which a read of rows with their bodies stops. The last row can exceed them."""
 READS_AT_A_TIME = 4
-"""Maximum running reads for all groups that are being deleted."""
-COMING_DUE_S = 0.05
-"""Seconds before a deletion checks again for tasks of the group that have come due."""
+"""Maximum number of running reads for all groups that are being deleted."""
+RECHECK_S = 0.05
+"""Seconds after which a deletion checks again whether tasks of the group have come due."""
 DISK_S = 15.0
 """Seconds between two measurements of the disk."""
 SWEEP_S_MIN = 1.0
 SWEEP_S_MAX = 600.0
-SOON, AGAIN = 0.25, 0.005
-"""Shares of the retention: in the last quarter, the oldest dead letter is searched for at intervals
-of 1/200 (every 1.7 hours for 14 days)."""
+LAST_SHARE, INTERVAL_SHARE = 0.25, 0.005
+"""Shares of the retention: in its last quarter, the oldest dead letter is looked up at intervals of
+1/200 of it (every 1.7 hours for 14 days)."""
 
 
 class Upkeep:
-    """Deletes groups and topics, replays tasks and sweeps dead letters.
-
-    Call ``start`` after every task is loaded."""
+    """Deletes groups and topics, replays tasks, sweeps dead letters; ``start`` after loading."""
 
     def __init__(self, parts: Parts, backup_folder: Path) -> None:
         self._parts = parts
@@ -85,7 +86,7 @@ class Upkeep:
             if topic.settings.closed_ms is not None:
                 self.withdraw(topic)
             elif topic.settings.broadcast_only:
-                self.let_go(topic)
+                self.end_backlog(topic)
         self._parts.spawn(self._sweep_forever())
         self._parts.observed.groups_unused = 0
         self._parts.spawn(self.unused.run())
@@ -98,7 +99,7 @@ class Upkeep:
             self._parts.spawn(DailyBackups(self._parts, self._backup_folder, hour).run())
 
     async def _measure_disk_forever(self) -> None:
-        """Record how full the disk with the database is. A disk that hangs blocks one thread."""
+        """Record how full the database's disk is. If it hangs, only one thread is blocked."""
         store, observed = self._parts.store, self._parts.observed
         while isinstance(store, OnDisk):
             with contextlib.suppress(OSError):
@@ -127,13 +128,13 @@ class Upkeep:
         await self._parts.loaded.wait()
         place = (0, "")
         while not closing.is_drained(group):
-            ids = closing.some(group, CHUNK)
+            ids = closing.take_some_tasks(group, CHUNK)
             if not ids and group.dead:
                 ids = await self._some_dead(group, place)
-                # Start again at the end, since tasks may have died at earlier positions.
+                # Start again after the last page, because tasks may have died at earlier positions.
                 place = (ids[-1], group.name) if ids else (0, "")
             if not ids:
-                await asyncio.sleep(COMING_DUE_S)
+                await asyncio.sleep(RECHECK_S)
                 continue
             async with self._reads, self._parts.reader.read_some(ids, READ_BYTES) as (view, rest):
                 read_ids = ids[: len(ids) - len(rest)]
@@ -155,15 +156,15 @@ class Upkeep:
         closing, grouping = self._parts.engine.topic_closing, self._parts.engine.grouping
         await self._parts.loaded.wait()
         await asyncio.gather(*(self._drains[group] for group in topic.groups.values()))
-        seen = 1
-        while seen and not grouping.is_empty(topic):
-            # Tasks that were staged when the topic was closed are stored after this.
+        found = 1
+        while found and not grouping.is_empty(topic):
+            # After this, tasks that were staged when the topic was closed are stored.
             await self._parts.committer.barrier()
-            seen = 0
+            found = 0
             after: int | None = 0
             while after is not None:
                 page, after = await self._page(after, topic.name)
-                seen += len(page)
+                found += len(page)
                 closing.withdraw(page)
                 self._parts.committer.kick()
                 await self._parts.committer.barrier()
@@ -173,19 +174,19 @@ class Upkeep:
 
     # --- topics for broadcasts only ------------------------------------------------------------
 
-    def let_go(self, topic: Topic) -> None:
-        """End due tasks of a topic that has become broadcast-only, which wait for a group."""
+    def end_backlog(self, topic: Topic) -> None:
+        """End the due tasks that wait for a group of a topic that has become broadcast-only."""
         if topic.default_backlog is not None and topic.default_backlog.ready_count:
-            self._parts.spawn(self._let_go(topic))
+            self._parts.spawn(self._end_backlog(topic))
 
-    async def _let_go(self, topic: Topic) -> None:
+    async def _end_backlog(self, topic: Topic) -> None:
         await self._parts.loaded.wait()
         after: int | None = 0
         while after is not None and topic.settings.broadcast_only:
             page, after = await self._page(after, topic.name)
             for task in page:
                 if topic.settings.broadcast_only:
-                    self._parts.engine.firing.let_go(task)
+                    self._parts.engine.firing.expire_backlogged(task)
             self._parts.committer.kick()
             await self._parts.committer.barrier()
 
@@ -196,7 +197,7 @@ class Upkeep:
         return await when_back(partial(self._parts.reader.scan, after, limit, topic))
 
     async def _some_dead(self, group: Group, after: ProgressKey) -> list[int]:
-        """Return the ids of the group's next dead letters, which are only in the store."""
+        """Return the ids of the group's next dead letters, of which only the store has a list."""
         await self._parts.committer.barrier()
         scan = self._parts.store.scan_dead
         rows = await when_back(partial(scan, after, CHUNK, group.topic.name, group.name))
@@ -219,7 +220,7 @@ class Upkeep:
             limit = CHUNK if judge is None else min(CHUNK, max(1, STEPS_PER_TICK // judge.steps))
             page, following = await self._page(replay.reached, topic.name, limit)
             now_ms = self._parts.clock.read().now_ms
-            self._parts.engine.ownership.replayed(replay, page, following, now_ms)
+            self._parts.engine.ownership.examine_page(replay, page, following, now_ms)
             self._parts.wake()
             await asyncio.sleep(0)
 
@@ -228,40 +229,38 @@ class Upkeep:
     def cancel_previous(self) -> None:
         """Cancel unfinished tasks of schedules whose next occurrence replaces them."""
         schedule_heap = self._parts.core.schedule_heap
-        wanted, schedule_heap.wants_cancel = schedule_heap.wants_cancel, []
-        for planned in wanted:
-            self._parts.spawn(self._cancel_previous(planned))
+        wanted, schedule_heap.to_cancel = schedule_heap.to_cancel, []
+        for entry in wanted:
+            self._parts.spawn(self._cancel_previous(entry))
 
-    async def _cancel_previous(self, planned: Planned) -> None:
+    async def _cancel_previous(self, entry: LoadedSchedule) -> None:
         await self._parts.loaded.wait()
-        task_id = planned.row.last_id
+        task_id = entry.row.last_id
         async with self._reads, self._parts.reader.read_some([task_id], READ_BYTES) as (view, _):
-            self._parts.engine.schedules.replace(planned, task_id, view([task_id]).get(task_id))
+            self._parts.engine.schedules.replace(entry, task_id, view([task_id]).get(task_id))
         self._parts.committer.kick()
         self._parts.wake()
 
     # --- dead letters --------------------------------------------------------------------------
 
     async def _sweep_forever(self) -> None:
-        """Sweep when the oldest dead letter may have expired, and sometimes earlier.
-
-        The oldest may have been requeued, and then nobody must be warned of its expiry."""
+        """Sweep when the oldest dead letter may have expired, and sometimes earlier: if the oldest
+        one was requeued, no warning of its expiry must be given."""
         pause_s = min(SWEEP_S_MAX, max(SWEEP_S_MIN, self._retention_ms / 10_000))
-        next_ms = looked_ms = 0
+        next_ms = swept_ms = 0
         while True:
             now_ms = self._parts.clock.read().now_ms
-            soon = next_ms - now_ms < self._retention_ms * SOON
-            again = soon and now_ms - looked_ms >= self._retention_ms * AGAIN
-            if self._parts.core.dead and (now_ms >= next_ms or again):
-                looked_ms = now_ms
+            is_near = next_ms - now_ms < self._retention_ms * LAST_SHARE
+            is_early_sweep = is_near and now_ms - swept_ms >= self._retention_ms * INTERVAL_SHARE
+            if self._parts.core.dead and (now_ms >= next_ms or is_early_sweep):
+                swept_ms = now_ms
                 next_ms = await self.sweep_dead(now_ms) + self._retention_ms
             self._parts.observed.dead_expire_s = next_ms / 1000 if self._parts.core.dead else 0.0
             await asyncio.sleep(pause_s)
 
     async def sweep_dead(self, now_ms: int) -> int:
-        """Delete dead letters that are older than the retention at ``now_ms``.
-
-        Return the time when the oldest remaining letter died, or ``now_ms`` without any."""
+        """Delete dead letters that are older than the retention at ``now_ms``. Return the time at
+        which the oldest remaining one died, or ``now_ms`` if none remains."""
         oldest_ms = now_ms
         await self._parts.committer.barrier()
         after = (0, "")
@@ -272,8 +271,8 @@ class Upkeep:
             after = rows[-1].id, rows[-1].group
             limit_ms = now_ms - self._retention_ms
             expired = [(row.id, row.group) for row in rows if row.died_ms <= limit_ms]
-            kept_ms = (row.died_ms for row in rows if row.died_ms > limit_ms)
-            oldest_ms = min([oldest_ms, *kept_ms])
+            remaining_ms = (row.died_ms for row in rows if row.died_ms > limit_ms)
+            oldest_ms = min([oldest_ms, *remaining_ms])
             if expired:
                 await self._delete_expired(expired, limit_ms)
 
@@ -286,7 +285,8 @@ class Upkeep:
                 for task_id, group in keys:
                     if task_id in unread:
                         continue
-                    # View each task again, since a letter of another group may have changed it.
+                    # View each task again, because deleting another dead letter may have changed
+                    # it.
                     task = view([task_id]).get(task_id)
                     dead = None if task is None else task.dead.get(group)
                     if task is None or dead is None or dead.died_ms > limit_ms:
@@ -300,9 +300,9 @@ class Upkeep:
 
 # --- unused groups -------------------------------------------------------------------------------
 
-LOOK_S_MIN, LOOK_S_MAX = 0.1, 60.0
-LOOKS = 10
-"""Minimum checks in the shorter of the two configured times."""
+CHECK_S_MIN, CHECK_S_MAX = 0.1, 60.0
+CHECKS = 10
+"""Number of checks within ``group_unused_report_s``."""
 GROUPS_AT_A_TIME = 1_000
 
 
@@ -317,7 +317,7 @@ class UnusedGroups:
         report_s, end_s = settings.group_unused_report_s, settings.group_unused_end_s
         self._report_ms = int(report_s * 1000)
         self._end_ms = None if end_s is None else int(end_s * 1000)
-        self._pause_s = min(LOOK_S_MAX, max(LOOK_S_MIN, report_s / LOOKS))
+        self._pause_s = min(CHECK_S_MAX, max(CHECK_S_MIN, report_s / CHECKS))
 
     async def run(self) -> None:
         """Check all groups repeatedly, forever."""
@@ -327,13 +327,13 @@ class UnusedGroups:
 
     async def look(self) -> None:
         """Check every group once."""
-        unused = looked_at = 0
+        unused = examined = 0
         for topic in list(self._parts.core.topics.values()):
             for group in topic.live_groups:
                 if not group.is_closed:
                     unused += self._is_unused(group, self._parts.clock.read().mono_ms)
-                looked_at += 1
-                if looked_at % GROUPS_AT_A_TIME == 0:
+                examined += 1
+                if examined % GROUPS_AT_A_TIME == 0:
                     await asyncio.sleep(0)
         self._parts.observed.groups_unused = unused
 
@@ -366,7 +366,7 @@ class UnusedGroups:
         return True
 
     def _follows(self, group: Group) -> bool:
-        """Return whether the settings of the group belong to another shard, which deletes it."""
+        """Return whether another shard is the home of the group's settings, and so deletes it."""
         versions = self._parts.core.versions
         return group.version > 0 and versions.home_of(group.topic.name) != versions.shard
 
@@ -378,9 +378,9 @@ SAMPLES: Final = 360
 GROUPS_KEPT_MAX: Final = 1_000
 SAMPLED_AT_A_TIME: Final = 100
 READY_SHOWN_MAX: Final = 2**32 - 1
-"""Maximum of the displayed backlog; larger ones are displayed as this number."""
+"""Maximum backlog that is displayed. Larger ones are displayed as this number."""
 _SLOTS: Final = SAMPLES + 1
-"""Slots for samples: one more than are shown, so that an incomplete sample is never read."""
+"""Number of slots for samples: one more than those shown, so that no incomplete one is read."""
 
 
 class _Samples:
@@ -395,7 +395,7 @@ class _Samples:
         self.ages_ms = array("Q", [0]) * _SLOTS
 
     def take(self, number: int, ready: int, since_ms: int | None, now_ms: int) -> None:
-        """Record a sample; ``since_ms`` is the time when the oldest ready task became ready."""
+        """Record a sample. ``since_ms`` is the time at which the oldest ready task became ready."""
         if ready:
             self.last = number
         index = number % _SLOTS
@@ -414,7 +414,7 @@ class Lags:
         """The number of the newest complete sample; numbers begin with 1."""
         self._samples: dict[Group, _Samples] = {}
         self._crowded = 0
-        """The number of the last sample in which there was no room for a group."""
+        """The number of the last sample for which a group had no room."""
 
     async def run(self) -> None:
         """Take a sample every ``SAMPLE_S`` seconds, forever."""
@@ -425,13 +425,13 @@ class Lags:
     async def look(self) -> None:
         """Take a sample of every group."""
         now, number = self._clock.read(), self._number + 1
-        looked_at = 0
+        examined = 0
         room = GROUPS_KEPT_MAX - len(self._samples)
         kept: dict[Group, _Samples] = {}
         for topic in list(self._core.topics.values()):
             for group in topic.live_groups:
-                looked_at += 1
-                if looked_at % SAMPLED_AT_A_TIME == 0:
+                examined += 1
+                if examined % SAMPLED_AT_A_TIME == 0:
                     await asyncio.sleep(0)
                 ready = group.ready_count
                 samples = self._samples.get(group)
@@ -449,7 +449,7 @@ class Lags:
         self._taken_ms.append(now.now_ms)
 
     def of(self, group: Group) -> dict[str, Any]:
-        """Return the group's samples, oldest first, in the form of the answer."""
+        """Return the group's samples, oldest first, as the answer contains them."""
         samples, newest = self._samples.get(group), self._number
         numbers = range(newest - len(self._taken_ms) + 1, newest + 1)
         ready: list[int | None] = []

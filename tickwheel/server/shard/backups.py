@@ -1,18 +1,18 @@
-"""Backups of the store, and restores.
+"""Creates backups of the store, and runs restores.
 
-Backups are made on request or daily at a configured hour. A limited number of daily backups is
-kept, each with a mark for the history. A missed backup (the daemon was down, or the copy failed) is
-made later. Only files with the names of daily backups are removed, and only after a newer one is
-complete.
+Backups are created on request, or daily at a configured hour. A limited number of daily backups is
+kept; the history is told about each (``write_last_backup``). A missed backup (the daemon was down,
+or the copy failed) is created later. Only files named like daily backups are removed, and only once
+a newer backup is complete.
 
-A restore runs in a separate process, one at a time. It reads a backup and the history and fills a
-new file next to the backups. It does not touch the served store, and the event loop reads only its
-progress. Invariants:
+A restore runs in a separate process, one at a time. The process reads a backup and the history and
+fills a new file next to the backups. It does not touch the served store, and the event loop reads
+only its progress. Invariants:
 
-* The process ends with this daemon and its tenure, because its standard input is a pipe of the
-  daemon.
-* The new file exists completely or not at all.
-* A bounded number of restores is remembered, only in memory.
+* The process ends when this daemon ends or stops serving, because its standard input is a pipe of
+  the daemon.
+* The new file is complete or does not exist.
+* A bounded number of restores is remembered, in memory only.
 """
 
 from __future__ import annotations
@@ -41,28 +41,27 @@ from tickwheel.persistence import sqlite_url
 from tickwheel.persistence.contract import StoreError
 
 if TYPE_CHECKING:
-    from tickwheel.server.shard.callers import Ask
+    from tickwheel.server.shard.callers import Call
     from tickwheel.server.shard.parts import Listings, Parts
 
 BACKUP_NAME_BYTES_MAX: Final = 200
-"""Maximum bytes of a backup's name. Most file systems allow 255, and an unfinished copy has a
-longer name."""
+"""Maximum bytes of a backup's name. Most file systems allow 255; an unfinished copy needs more."""
 RESTORES_AT_A_TIME: Final = 1
 RESTORES_KEPT_MAX: Final = 16
 """Number of the newest restores that are remembered."""
 LINE_BYTES_MAX: Final = 4 * 1024 * 1024
 COMMAND: Final = (sys.executable, "-m", "tickwheel.history.restore")
-LOOK_S = 60.0
+CHECK_S = 60.0
 """Seconds between two reads of the clock, which an operator can change."""
 RETRY_S = 600.0
 _STAMP = "%Y%m%dT%H%M%SZ"
 
 
 class DailyBackups:
-    """Makes daily backups while ``run`` is active."""
+    """Creates daily backups while ``run`` is active."""
 
     def __init__(self, parts: Parts, folder: Path, hour: int) -> None:
-        """``hour`` is in local time of this machine."""
+        """``hour`` is in the local time of this machine."""
         self._parts = parts
         self._folder = folder
         self._hour = hour
@@ -74,24 +73,22 @@ class DailyBackups:
         return self._parts.clock.read().now_ms
 
     async def run(self) -> None:
-        """Make a backup each day, forever."""
+        """Create a backup each day, forever."""
         self._report_newest()
         while True:
-            pause_s = LOOK_S
+            pause_s = CHECK_S
             if self.is_due() and not await self.once():
                 pause_s = RETRY_S
             await asyncio.sleep(pause_s)
 
     def is_due(self) -> bool:
-        """Return whether the hour has passed since the newest backup, or the last backup failed.
-
-        A backup without its mark for the history counts as failed."""
-        backups = self._made()
+        """Return whether the configured hour has passed since the newest backup, or the last backup
+        failed. A backup of which the history was not told counts as failed."""
+        backups = self._existing()
         return self._failed or not backups or backups[-1][0] < self._last_hour()
 
     async def once(self) -> bool:
-        """Make a backup now and return whether it succeeded. Errors of disk and store are
-        logged."""
+        """Create a backup now, and return whether it succeeded. Log errors of disk and store."""
         begun_ms = self._now_ms()
         at = datetime.fromtimestamp(begun_ms // 1000, UTC)
         path = self._folder / f"tickwheel-s{self._shard}-{at.strftime(_STAMP)}.db"
@@ -112,16 +109,16 @@ class DailyBackups:
         return True
 
     def _report_newest(self) -> None:
-        backups = self._made()
+        backups = self._existing()
         if backups:
             self._parts.observed.backed_up(backups[-1][0].timestamp())
 
     def _rotate(self) -> None:
-        for _, path in self._made()[: -self._parts.settings.backup_keep]:
+        for _, path in self._existing()[: -self._parts.settings.backup_keep]:
             with contextlib.suppress(OSError):
                 path.unlink()
 
-    def _made(self) -> list[tuple[datetime, Path]]:
+    def _existing(self) -> list[tuple[datetime, Path]]:
         """Return (time, path) of the backups in the folder, oldest first."""
         backups = []
         with contextlib.suppress(OSError):
@@ -134,14 +131,14 @@ class DailyBackups:
         return sorted(backups)
 
     def _last_hour(self) -> datetime:
-        """Return the last time of the configured hour in local time."""
+        """Return the last time at which the configured hour began, in local time."""
         now = datetime.fromtimestamp(self._now_ms() / 1000, UTC).astimezone()
         at = now.replace(hour=self._hour, minute=0, second=0, microsecond=0)
         return at if at <= now else at - timedelta(days=1)
 
 
 class BackingUp:
-    """The operation that makes a backup on request."""
+    """The operation that creates a backup on request."""
 
     def __init__(self, parts: Parts, backups: Listings, folder: Path) -> None:
         """``backups`` is the queue of requests."""
@@ -149,14 +146,13 @@ class BackingUp:
         self._backups = backups
         self._folder = folder
 
-    def backup(self, ask: Ask[BackupName]) -> None:
-        """Copy the store to a new file in the folder for backups. Raise BadRequest, LimitExceeded,
-        Overloaded."""
-        path = self._folder / file_name(ask.request.name, "name")
-        self._backups.answer(ask, lambda: self._backup(path))
+    def backup(self, call: Call[BackupName]) -> None:
+        """Copy the store to a new file for backups. Raise BadRequest, LimitExceeded, Overloaded."""
+        path = self._folder / file_name(call.request.name, "name")
+        self._backups.answer(call, lambda: self._backup(path))
 
     async def _backup(self, path: Path) -> dict[str, Any]:
-        """Write the backup. Convert errors of the file system to answers."""
+        """Write the backup. Convert errors of the file system to errors for the client."""
         try:
             check_folder(self._folder)
             if os.path.lexists(path):
@@ -169,21 +165,20 @@ class BackingUp:
 
 
 def check_folder(folder: Path) -> None:
-    """Raise Conflict if the folder for backups does not exist.
-
-    It is never created: if its volume is not mounted, the backups would go to another disk."""
+    """Raise Conflict if the folder for backups does not exist. It is never created, because backups
+    would go to another disk if its volume is not mounted."""
     if not folder.is_dir():
         raise Conflict(f"backup_dir {folder} is not a folder; is its volume mounted?")
 
 
 async def _copy(parts: Parts, path: Path) -> int:
-    """Copy the store with everything accepted so far. Return the bytes of the copy."""
+    """Copy the store with everything accepted so far. Return the size of the copy in bytes."""
     await parts.committer.barrier()
     return await parts.store.backup(str(path))
 
 
 def file_name(name: str, field: str) -> str:
-    """Return ``name`` if it is valid in the folder for backups. Raise BadRequest, LimitExceeded."""
+    """Return ``name`` if it is a valid file name for a backup. Raise BadRequest, LimitExceeded."""
     if not name or name in (".", "..") or Path(name).name != name or "\0" in name:
         raise BadRequest(f"{field} must be a file name without a folder, not {shown(name)}")
     size_bytes = len(os.fsencode(name))
@@ -203,20 +198,19 @@ class Restore:
     wanted: NewRestore
     began_ms: int
     state: str = "running"
-    """``running``, then ``done``, ``refused`` (nothing was written; see the report), ``failed`` or
-    ``cancelled``."""
+    """``running``, then ``done``, ``refused`` (nothing written), ``failed`` or ``cancelled``."""
     ended_ms: int | None = None
     step: str = "backup"
     done: int = 0
-    of: int | None = None
+    total: int | None = None
     report: dict[str, Any] | None = None
     error: dict[str, str] | None = None
     process: Process | None = None
-    is_unwanted: bool = False
+    is_cancelled: bool = False
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
     def view(self) -> dict[str, Any]:
-        """Return the restore in the form of all answers."""
+        """Return the restore as the map that all answers use."""
         return {
             "id": self.id,
             "state": self.state,
@@ -226,14 +220,14 @@ class Restore:
             "of_shards": self.wanted.of_shards,
             "began_ms": self.began_ms,
             "ended_ms": self.ended_ms,
-            "progress": {"step": self.step, "done": self.done, "total": self.of},
+            "progress": {"step": self.step, "done": self.done, "total": self.total},
             "report": self.report,
             "error": self.error,
         }
 
 
 class Restores:
-    """The restores of one tenure of the daemon."""
+    """The restores since this daemon began to serve."""
 
     def __init__(self, parts: Parts, folder: Path) -> None:
         """``folder`` is the folder for backups."""
@@ -255,13 +249,15 @@ class Restores:
         """Return the restore with this id. Raise NotFound."""
         restore = self._known.get(restore_id)
         if restore is None:
-            raise NotFound(f"there is no restore {restore_id}, or it is forgotten")
+            raise NotFound(
+                f"there is no restore {restore_id}, or it ended so long ago that its record was"
+                " removed"
+            )
         return restore
 
     async def begin(self, wanted: NewRestore) -> Restore:
-        """Begin a restore.
-
-        Raise Conflict if another one runs or the file or id exists, NotFound without the backup."""
+        """Begin a restore. Raise Conflict if another restore is running, or if the file or id
+        exists; NotFound if there is no such backup."""
         await asyncio.to_thread(self._check_files, wanted)
         running = [restore for restore in self.all() if restore.state == "running"]
         if len(running) >= RESTORES_AT_A_TIME:
@@ -277,8 +273,7 @@ class Restores:
         return restore
 
     def _new_id(self, wanted: NewRestore, now_ms: int) -> int:
-        """Return the requested id, or by default the next unused id from ``now_ms`` on. Raise
-        Conflict."""
+        """Return the requested id, or the first unused one from ``now_ms`` on. Raise Conflict."""
         if wanted.id is None:
             return next(number for number in count(now_ms) if number not in self._known)
         if wanted.id in self._known:
@@ -296,7 +291,7 @@ class Restores:
         """Cancel a restore and wait for its end. Do nothing if it has ended."""
         if restore.state != "running":
             return
-        restore.is_unwanted = True
+        restore.is_cancelled = True
         process = restore.process
         if process is not None and process.stdin is not None:
             process.stdin.close()
@@ -334,7 +329,7 @@ class Restores:
     def _end(self, restore: Restore, code: int | None) -> None:
         if restore.report is not None:
             restore.state = "refused" if restore.report["refused"] else "done"
-        elif restore.is_unwanted and restore.error is None:
+        elif restore.is_cancelled and restore.error is None:
             restore.state = "cancelled"
         else:
             restore.state = "failed"
@@ -351,7 +346,7 @@ class Restores:
         process = await start_process(COMMAND, answers=True, line_bytes_max=LINE_BYTES_MAX)
         restore.process = process
         assert process.stdin is not None and process.stdout is not None
-        if restore.is_unwanted:
+        if restore.is_cancelled:
             process.stdin.close()
         else:
             process.stdin.write(self._plan(restore.wanted))
@@ -382,7 +377,7 @@ def _update(restore: Restore, message: dict[str, Any]) -> None:
     elif "error" in message:
         restore.error = message["error"]
     else:
-        restore.step, restore.done, restore.of = message["step"], message["done"], message["of"]
+        restore.step, restore.done, restore.total = message["step"], message["done"], message["of"]
 
 
 class Restoring:
@@ -393,10 +388,10 @@ class Restoring:
         self._restores = restores
         self._listings = listings
 
-    def restore(self, ask: Ask[NewRestore]) -> None:
+    def restore(self, call: Call[NewRestore]) -> None:
         """Begin a restore, and answer when it is running. Raise BadRequest, LimitExceeded,
-        Overloaded; answer Conflict, NotFound."""
-        request = ask.request
+        Overloaded; answer with Conflict, NotFound."""
+        request = call.request
         if request.ids is not None and not request.ids:
             raise BadRequest("ids has 0 elements; leave it out to restore all")
         file_name(request.into, "into")
@@ -404,25 +399,25 @@ class Restoring:
             file_name(request.backup, "backup")
         if request.backup is None and not (request.history and self._restores.has_history):
             raise BadRequest("a restore needs a backup or a history (history_dir)")
-        self._listings.answer(ask, partial(self._begin, request))
+        self._listings.answer(call, partial(self._begin, request))
 
     async def _begin(self, wanted: NewRestore) -> dict[str, Any]:
         return (await self._restores.begin(wanted)).view()
 
-    def list_restores(self, ask: Ask[Nothing]) -> None:
-        """Answer the remembered restores, newest first."""
+    def list_restores(self, call: Call[Nothing]) -> None:
+        """Answer with the remembered restores, newest first."""
         views = [restore.view() for restore in self._restores.all()]
-        self._parts.committer.answer(ask, {"restores": views})
+        self._parts.committer.answer(call, {"restores": views})
 
-    def show_restore(self, ask: Ask[RestoreId]) -> None:
-        """Answer the progress or result of a restore. Raise NotFound."""
-        restore = self._restores.find(ask.request.id)
-        self._parts.committer.answer(ask, restore.view())
+    def show_restore(self, call: Call[RestoreId]) -> None:
+        """Answer with the progress or result of a restore. Raise NotFound."""
+        restore = self._restores.find(call.request.id)
+        self._parts.committer.answer(call, restore.view())
 
-    def cancel_restore(self, ask: Ask[RestoreId]) -> None:
+    def cancel_restore(self, call: Call[RestoreId]) -> None:
         """Cancel a restore and answer when it has ended. Raise NotFound, Overloaded."""
-        restore = self._restores.find(ask.request.id)
-        self._listings.answer(ask, partial(self._cancel, restore))
+        restore = self._restores.find(call.request.id)
+        self._listings.answer(call, partial(self._cancel, restore))
 
     async def _cancel(self, restore: Restore) -> dict[str, Any]:
         await self._restores.cancel(restore)

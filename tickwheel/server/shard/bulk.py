@@ -1,23 +1,24 @@
-"""Bulk operations: create, dry run, list, show and cancel them, and run them in the background.
+"""Bulk operations: handles requests to create, preview, list, show and cancel them, and runs them
+in the background.
 
 The caller chooses the id of a bulk operation, so that a resend finds it: the same request is
-answered with the current state, and a different request with the same id is a conflict. ``only``
-hides bulk operations on other topics.
+answered with the current state, and a different request with the same id is a conflict. A caller's
+topic filter (``topic_filter``) hides bulk operations on other topics.
 
-A bulk operation runs in *turns*. A turn reads a few tasks, examines them in one slice, and drops
-them. A slice is bounded by rows and time, so that even an expensive filter blocks the event loop
-for only ``SLICE_S`` plus one task. All bulk operations together run one slice at a time and share a
-few reads, which are limited separately from other reads (``Reader.bulk_turn``). They take turns in
-order of arrival. A bulk operation that waits for its turn, rate or commit occupies no read and
-keeps no rows.
+A bulk operation runs in *turns*. A turn reads a few tasks, examines them in one slice, and then
+releases them from memory. A slice is bounded by rows and time, so that even an expensive filter
+blocks the event loop for only ``SLICE_S`` plus one task. All bulk operations together run one slice
+at a time and share a few reads, which are limited separately from other reads
+(``Reader.bulk_turn``). They take turns in order of arrival. A bulk operation that waits for its
+turn, its rate or a commit occupies no read and keeps no rows in memory.
 
 The changes of a slice and the new position of the bulk operation are in the same batch. After
-``PAGE`` tasks the bulk operation waits until its batch is durable. So it continues from its
-position after a restart or failover.
+``PAGE`` tasks the bulk operation waits until its batch is durable. After a restart or failover it
+continues from the stored position.
 
-A kind of bulk operation is a ``BulkKind``. It receives a ``Work`` with the request, the position
-and the means to continue: turns, the rate, steps and their durability. ``Runner.kinds`` lists the
-kinds.
+A kind of bulk operation is a ``BulkKind``. It receives a ``Work``, which holds the request and the
+current position, and has methods to wait for the rate, record a step, and wait until it is durable.
+``Runner.kinds`` lists the kinds.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from tickwheel.api.bulk import BulkFields, options_of
 from tickwheel.engine.queues import Bucket
-from tickwheel.engine.tasks import OF_DEAD_LETTERS, OF_TASKS, Selector, Step
+from tickwheel.engine.tasks import DEAD_LETTER_KINDS, TASK_KINDS, Selector, Step
 from tickwheel.errors import BadRequest, Conflict, NotFound, Overloaded
 from tickwheel.model.kinds import START, Bulk, BulkState, Place, Selection
 from tickwheel.persistence.contract import StoreError
@@ -50,21 +51,21 @@ if TYPE_CHECKING:
     from tickwheel.engine.state import Core
     from tickwheel.model.kinds import BulkRow
     from tickwheel.model.records import DeadRow, TaskSnapshot
-    from tickwheel.server.shard.callers import Ask, TopicFilter
+    from tickwheel.server.shard.callers import Call, TopicFilter
     from tickwheel.server.shard.parts import Listings, Parts
     from tickwheel.server.shard.reads import View
     from tickwheel.server.shard.views import ValueBytes
 
 PAGE = 500
-"""Tasks or dead letters that a bulk operation changes before it waits for its commit."""
+"""Number of tasks or dead letters after which a bulk operation waits for its commit."""
 SLICE = 128
-"""Maximum tasks that a turn reads and its slice examines."""
+"""Maximum number of tasks that a turn reads and its slice examines."""
 SLICE_S = 0.003
-"""Seconds that a slice examines tasks, plus one task and 2 ms for changes."""
+"""Maximum seconds that a slice examines tasks, exceeded by at most one task and 2 ms of changes."""
 PACE_S_MAX = 0.25
 """Maximum seconds between checks for cancellation while a bulk operation waits for its rate."""
 BURSTS_PER_S = 10
-"""Bursts per second of a rate. A burst has at least one task."""
+"""Number of bursts per second into which a rate is divided. A burst has at least one task."""
 PREVIEW_ROWS_MAX, PREVIEW_S_MAX = 20_000, 1.0
 """Rows and seconds after which a dry run answers with a partial result."""
 EXAMPLES_MAX = 10
@@ -74,9 +75,9 @@ class BulkKind(Protocol):
     """Executes bulk operations of one kind."""
 
     async def run(self, work: Work) -> None:
-        """Continue from ``work.row.place`` until the bulk operation is complete or cancelled.
-
-        An error inside ``work.change`` ends the daemon; another error fails the bulk operation."""
+        """Continue from ``work.row.place`` until the bulk operation is complete or cancelled. An
+        error inside ``work.change`` ends the daemon; any other error fails only the bulk
+        operation."""
         ...
 
 
@@ -95,41 +96,41 @@ class Work:
         self.is_half_changed = False
         """Whether an error has interrupted ``change``."""
         self.note = ""
-        """A remark for display that is kept with the completed bulk operation."""
+        """A remark that is stored with the completed bulk operation and shown to users."""
 
     @property
     def row(self) -> BulkRow:
-        return self._runner.engine.bulks.known[self._name]
+        return self._runner.engine.bulks.rows[self._name]
 
     @property
-    def is_wanted(self) -> bool:
-        """Whether the bulk operation has not been ended."""
-        row = self._runner.engine.bulks.known.get(self._name)
+    def is_running(self) -> bool:
+        """Whether the bulk operation has neither completed nor been cancelled."""
+        row = self._runner.engine.bulks.rows.get(self._name)
         return row is not None and not row.state.is_over
 
-    def left(self, most: int) -> int:
-        """Return the number of changes that the rate allows now, at most ``most``."""
+    def allowed(self, limit: int) -> int:
+        """Return the number of changes that the rate allows now, at most ``limit``."""
         if self._bucket is None:
-            return most
-        return min(most, self._bucket.left(self._runner.clock.read().mono_ms))
+            return limit
+        return min(limit, self._bucket.left(self._runner.clock.read().mono_ms))
 
-    async def paced(self) -> None:
-        """Wait until the rate allows a change or the bulk operation has been ended."""
-        while self.is_wanted and self._bucket is not None and not self.left(1):
+    async def wait_for_rate(self) -> None:
+        """Wait until the rate allows a change or the bulk operation has ended."""
+        while self.is_running and self._bucket is not None and not self.allowed(1):
             wait_ms = self._bucket.next_mono_ms() - self._runner.clock.read().mono_ms
             await asyncio.sleep(min(PACE_S_MAX, max(1, wait_ms) / 1000))
 
     def change(self, act: Callable[[], Step]) -> None:
-        """Run ``act``, which returns the new position, and record both in one batch."""
+        """Run ``act``, and record its changes and the position that it returns in one batch."""
         self.is_half_changed, before = True, self.row.changed
-        row = self._runner.engine.bulks.stepped(self._name, act())
+        row = self._runner.engine.bulks.record_step(self._name, act())
         self.is_half_changed = False
         changed = row.changed - before
         self._runner.parts.observed.bulk_changes[self.bulk.kind] += changed
         if self._bucket is not None:
             self._bucket.take(changed)
 
-    async def durable(self) -> None:
+    async def wait_until_durable(self) -> None:
         """Wait until all changes so far are durable."""
         self._runner.parts.wake()
         self._runner.committer.kick()
@@ -151,10 +152,10 @@ class Preview:
     """The ids of the first tasks that would be changed."""
 
 
-class Seen(NamedTuple):
+class SliceResult(NamedTuple):
     """The results of one slice."""
 
-    done: int
+    examined: int
     """Number of keys that were examined before the slice ended."""
     looked_at: int
     """Number of these keys that exist."""
@@ -172,16 +173,16 @@ class Runner:
         self.committer = parts.committer
         self.clock = parts.clock
         self.slices = asyncio.Lock()
-        tasks, letters = OverTasks(self), OverDeadLetters(self)
+        tasks, dead_letters = TaskSearch(self), DeadLetterSearch(self)
         self.searches: dict[str, Search] = {
-            **dict.fromkeys(OF_TASKS, tasks),
-            **dict.fromkeys(OF_DEAD_LETTERS, letters),
+            **dict.fromkeys(TASK_KINDS, tasks),
+            **dict.fromkeys(DEAD_LETTER_KINDS, dead_letters),
         }
         self.kinds: dict[str, BulkKind] = dict(self.searches)
 
     def start(self) -> None:
         """Continue the bulk operations that were running when the daemon last ended."""
-        for row in list(self.engine.bulks.known.values()):
+        for row in list(self.engine.bulks.rows.values()):
             if not row.state.is_over:
                 self.begin(row.bulk.id)
 
@@ -198,7 +199,7 @@ class Runner:
 
     async def _run(self, name: str) -> None:
         await self.committer.barrier()
-        row = self.engine.bulks.known.get(name)
+        row = self.engine.bulks.rows.get(name)
         if row is None or row.state.is_over:
             return
         work, state, note = Work(self, row.bulk), BulkState.DONE, ""
@@ -219,7 +220,7 @@ class Runner:
                 raise
             self.parts.border.report(f"bulk operation {name}", error)
             state, note = BulkState.FAILED, f"{type(error).__name__}; see the daemon's log"
-        if work.is_wanted:
+        if work.is_running:
             row = self.engine.bulks.end(name, state, self.clock.read().now_ms, note)
             self.committer.kick()
             counts = f"looked at {row.looked_at}, changed {row.changed} of {row.matched}"
@@ -227,38 +228,40 @@ class Runner:
             self.parts.on_event("bulk_ended", f"{outcome}, {counts}")
 
     async def preview(self, bulk: Bulk, place: Place) -> Preview:
-        """Return the results of a dry run from ``place`` on, for a large topic only partly."""
+        """Return the results of a dry run from ``place`` on, for a large topic partial ones."""
         search, selector = self.searches[bulk.kind], Selector(bulk.selection)
         preview, until_s = Preview(place), time.monotonic() + PREVIEW_S_MAX
         while preview.looked_at < PREVIEW_ROWS_MAX and time.monotonic() < until_s:
             keys, is_last = await search.page(bulk, preview.place)
             while keys and time.monotonic() < until_s:
-                keys = keys[await self._preview_some(search, bulk, selector, keys, preview) :]
+                keys = keys[await self._preview_slice(search, bulk, selector, keys, preview) :]
             preview.is_over = is_last and not keys
             if preview.is_over:
                 break
         return preview
 
-    async def _preview_some(
+    async def _preview_slice(
         self, search: Search, bulk: Bulk, selector: Selector, keys: list[Place], preview: Preview
     ) -> int:
         """Run one turn of a dry run. Return the number of examined keys."""
         async with self.reader.bulk_turn() as read, read(_ids(keys[:SLICE])) as (view, rest):
-            some = _read(keys[:SLICE], rest)
+            keys_read = _read(keys[:SLICE], rest)
             async with self.slice():
-                seen = search.look(bulk, selector, some, view, SLICE)
-                no = search.words(bulk, seen)
-        preview.place = some[seen.done - 1]
-        preview.looked_at += seen.looked_at
-        preview.matched += len(seen.matched)
-        preview.refused.update(filter(None, no))
-        yes = (key[0] for key, why in zip(seen.matched, no, strict=True) if not why)
-        preview.examples += islice(yes, EXAMPLES_MAX - len(preview.examples))
-        return seen.done
+                result = search.examine(bulk, selector, keys_read, view, SLICE)
+                reasons = search.refusals(bulk, result)
+        preview.place = keys_read[result.examined - 1]
+        preview.looked_at += result.looked_at
+        preview.matched += len(result.matched)
+        preview.refused.update(filter(None, reasons))
+        changeable_ids = (
+            key[0] for key, why in zip(result.matched, reasons, strict=True) if not why
+        )
+        preview.examples += islice(changeable_ids, EXAMPLES_MAX - len(preview.examples))
+        return result.examined
 
 
 class Search:
-    """A kind of bulk operation on stored tasks or letters, in pages of ascending keys."""
+    """A kind of bulk operation on stored tasks or dead letters, read in pages of ascending keys."""
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
@@ -270,25 +273,25 @@ class Search:
         raise NotImplementedError
 
     def judge(self, bulk: Bulk, selector: Selector, task: TaskSnapshot, key: Place) -> bool | None:
-        """Return whether the task or letter at ``key`` matches; None if it no longer exists."""
+        """Return whether the task or dead letter at ``key`` matches; None if it has left."""
         raise NotImplementedError
 
-    def words(self, bulk: Bulk, seen: Seen) -> list[str | None]:
-        """Why each one that matched would not be changed; None: it would."""
+    def refusals(self, bulk: Bulk, result: SliceResult) -> list[str | None]:
+        """Return why each match would not be changed, or None if it would be."""
         raise NotImplementedError
 
-    def act(self, bulk: Bulk, seen: Seen, view: View) -> Counter[str]:
-        """Change the matching tasks or letters. Return the number of each outcome."""
+    def act(self, bulk: Bulk, result: SliceResult, view: View) -> Counter[str]:
+        """Change the matching tasks or dead letters. Return outcome word → number of matches."""
         raise NotImplementedError
 
-    def look(
-        self, bulk: Bulk, selector: Selector, keys: Sequence[Place], view: View, most: int
-    ) -> Seen:
-        """Examine keys until ``most`` match or the time of a slice is used up."""
+    def examine(
+        self, bulk: Bulk, selector: Selector, keys: Sequence[Place], view: View, limit: int
+    ) -> SliceResult:
+        """Examine keys until ``limit`` match or the time of a slice is used up."""
         tasks, until_s = view(_ids(keys)), time.monotonic() + SLICE_S
-        done, looked_at, matched, judge = 0, 0, list[Place](), self.judge
+        examined, looked_at, matched, judge = 0, 0, list[Place](), self.judge
         for key in keys:
-            done += 1
+            examined += 1
             task = tasks.get(key[0])
             fits = None if task is None else judge(bulk, selector, task, key)
             if fits is None:
@@ -296,26 +299,29 @@ class Search:
             looked_at += 1
             if fits:
                 matched.append(key)
-                if len(matched) >= most:
+                if len(matched) >= limit:
                     break
             if time.monotonic() >= until_s:
                 break
-        return Seen(done, looked_at, matched, tasks)
+        return SliceResult(examined, looked_at, matched, tasks)
 
     async def run(self, work: Work) -> None:
         """See ``BulkKind``."""
-        selector, reach = Selector(work.bulk.selection), SLICE if work.bulk.rate is None else 1
-        while work.is_wanted:
+        selector, batch_size = Selector(work.bulk.selection), SLICE if work.bulk.rate is None else 1
+        while work.is_running:
             keys, is_last = await self.page(work.bulk, work.row.place)
-            while keys and work.is_wanted:
-                await work.paced()
-                done = await self._turn(work, selector, keys[:reach])
-                # Adapt the read to the slice, so that few rows are read twice and reads stay large.
-                reach = min(SLICE, 2 * reach) if done >= reach else max(1, done)
-                keys = keys[done:]
+            while keys and work.is_running:
+                await work.wait_for_rate()
+                examined = await self._turn(work, selector, keys[:batch_size])
+                # Adapt the size of the read to the slice, so that few rows are read twice and reads
+                # stay large.
+                batch_size = (
+                    min(SLICE, 2 * batch_size) if examined >= batch_size else max(1, examined)
+                )
+                keys = keys[examined:]
                 if work.bulk.rate is not None:
-                    await work.durable()
-            await work.durable()
+                    await work.wait_until_durable()
+            await work.wait_until_durable()
             if is_last:
                 return
 
@@ -324,19 +330,19 @@ class Search:
         async with self._runner.reader.bulk_turn() as read, read(_ids(keys)) as (view, rest):
             keys = _read(keys, rest)
             async with self._runner.slice():
-                most = work.left(len(keys))
-                if not most or not work.is_wanted:
+                limit = work.allowed(len(keys))
+                if not limit or not work.is_running:
                     return 0
-                seen = self.look(work.bulk, selector, keys, view, most)
-                work.change(partial(self._step, work.bulk, keys, seen, view))
-        return seen.done
+                result = self.examine(work.bulk, selector, keys, view, limit)
+                work.change(partial(self._step, work.bulk, keys, result, view))
+        return result.examined
 
-    def _step(self, bulk: Bulk, keys: Sequence[Place], seen: Seen, view: View) -> Step:
-        words = self.act(bulk, seen, view) if seen.matched else Counter[str]()
-        return Step(keys[seen.done - 1], seen.looked_at, len(seen.matched), words)
+    def _step(self, bulk: Bulk, keys: Sequence[Place], result: SliceResult, view: View) -> Step:
+        outcomes = self.act(bulk, result, view) if result.matched else Counter[str]()
+        return Step(keys[result.examined - 1], result.looked_at, len(result.matched), outcomes)
 
 
-class OverTasks(Search):
+class TaskSearch(Search):
     """Bulk operations on unfinished tasks."""
 
     async def page(self, bulk: Bulk, place: Place) -> tuple[list[Place], bool]:
@@ -349,24 +355,26 @@ class OverTasks(Search):
         state = selector.state
         return selector.fits(task.row) and (state is None or self._control.state(task) == state)
 
-    def words(self, bulk: Bulk, seen: Seen) -> list[str | None]:
+    def refusals(self, bulk: Bulk, result: SliceResult) -> list[str | None]:
         now_ms, latest_ms = self._runner.clock.read().now_ms, self._runner.parts.limits.delay_ms_max
-        tasks = seen.tasks
-        return [self._bulks.says_no(bulk, tasks[i], now_ms, latest_ms) for i, _ in seen.matched]
+        tasks = result.tasks
+        return [
+            self._bulks.refusal_reason(bulk, tasks[i], now_ms, latest_ms) for i, _ in result.matched
+        ]
 
-    def act(self, bulk: Bulk, seen: Seen, view: View) -> Counter[str]:
-        snapshots, plain = seen.tasks, dict[int, int]()
+    def act(self, bulk: Bulk, result: SliceResult, view: View) -> Counter[str]:
+        snapshots, plain = result.tasks, dict[int, int]()
         keys: Mapping[int, str] = {}
         if isinstance(snapshots, Records):
             dues_ms, keys = snapshots.plain.get(bulk.topic, {}), snapshots.keys_of
-            plain = {i: dues_ms[i] for i, _ in seen.matched if i in dues_ms}
-        tasks = [snapshots[task_id] for task_id, _ in seen.matched]
+            plain = {i: dues_ms[i] for i, _ in result.matched if i in dues_ms}
+        tasks = [snapshots[task_id] for task_id, _ in result.matched]
         now_ms, latest_ms = self._runner.clock.read().now_ms, self._runner.parts.limits.delay_ms_max
-        done = self._bulks.act(bulk, tasks, bulk.topic, plain, keys, now_ms, latest_ms)
-        return Counter(word for word, _ in done.values())
+        results = self._bulks.act(bulk, tasks, bulk.topic, plain, keys, now_ms, latest_ms)
+        return Counter(word for word, _ in results.values())
 
 
-class OverDeadLetters(Search):
+class DeadLetterSearch(Search):
     """Bulk operations on the dead letters of one group or of all groups."""
 
     async def page(self, bulk: Bulk, place: Place) -> tuple[list[Place], bool]:
@@ -382,28 +390,31 @@ class OverDeadLetters(Search):
         return keys, len(keys) < PAGE
 
     def judge(self, bulk: Bulk, selector: Selector, task: TaskSnapshot, key: Place) -> bool | None:
-        letter = task.dead.get(key[1])
-        if letter is None or letter.newest_id >= bulk.until_id:
+        dead_letter = task.dead.get(key[1])
+        if dead_letter is None or dead_letter.newest_id >= bulk.until_id:
             return None
-        return selector.reason in letter.reason.casefold() and selector.fits(task.row)
+        return selector.reason in dead_letter.reason.casefold() and selector.fits(task.row)
 
-    def words(self, bulk: Bulk, seen: Seen) -> list[str | None]:
+    def refusals(self, bulk: Bulk, result: SliceResult) -> list[str | None]:
         now_ms, ttl_ms = self._runner.clock.read().now_ms, _ttl_ms(bulk)
-        says_no = self._control.says_no_to_dead
-        return [says_no(bulk.kind, seen.tasks[i], now_ms, ttl_ms) for i, _ in seen.matched]
+        refusal_reason = self._control.dead_letter_refusal_reason
+        return [
+            refusal_reason(bulk.kind, result.tasks[i], now_ms, ttl_ms) for i, _ in result.matched
+        ]
 
-    def act(self, bulk: Bulk, seen: Seen, view: View) -> Counter[str]:
-        words, now_ms = Counter[str](), self._runner.clock.read().now_ms
+    def act(self, bulk: Bulk, result: SliceResult, view: View) -> Counter[str]:
+        outcomes, now_ms = Counter[str](), self._runner.clock.read().now_ms
         settle, ttl_ms = self._control.settle_dead, _ttl_ms(bulk)
-        for task_id, group in seen.matched:
-            # View each task again, since a letter of another group may have changed it.
+        for task_id, group in result.matched:
+            # View each task again, because settling the dead letter of another group may have
+            # changed it.
             task = view([task_id]).get(task_id)
-            words[settle(bulk.kind, task_id, group, task, now_ms, ttl_ms)] += 1
-        return words
+            outcomes[settle(bulk.kind, task_id, group, task, now_ms, ttl_ms)] += 1
+        return outcomes
 
 
 def _ttl_ms(bulk: Bulk) -> int | None:
-    """Return the new time to live of requeued tasks in ms."""
+    """Return the new time to live of requeued tasks in ms, or None to keep their own."""
     ttl_ms = bulk.argument("ttl_ms")
     return None if ttl_ms is None else int(ttl_ms)
 
@@ -414,7 +425,7 @@ def _ids(keys: Sequence[Place]) -> list[int]:
 
 
 def _read(keys: Sequence[Place], rest: Sequence[int]) -> list[Place]:
-    """Return the keys before the first that is left for another read."""
+    """Return the keys that precede the first one in ``rest``, which this read did not return."""
     unread = frozenset(rest)
     return list(takewhile(lambda key: key[0] not in unread, keys))
 
@@ -425,7 +436,7 @@ STATES = {state.name.lower(): state for state in BulkState}
 
 
 class Bulks:
-    """The operations on bulk operations."""
+    """Handles requests to create, preview, cancel, show and list bulk operations."""
 
     def __init__(
         self, parts: Parts, runner: Runner, listings: Listings, value_bytes: ValueBytes
@@ -436,19 +447,19 @@ class Bulks:
         self._listings = listings
         self._value_bytes = value_bytes
 
-    def make_bulk(self, ask: Ask[NewBulk]) -> None:
-        """Start a bulk operation in the background, and answer when its record is durable.
-
-        Raise BadRequest, LimitExceeded, DueTooFar; answer Conflict, NotFound, Overloaded when its
-        turn comes."""
-        core, now = self._parts.core, ask.now
-        wanted = self._checked(ask.request, ask.request.id, now)
-        # Fix the selection now, so that tasks enqueued before its turn comes are not affected.
+    def make_bulk(self, call: Call[NewBulk]) -> None:
+        """Start a bulk operation in the background, and answer when its record is durable. Raise
+        BadRequest, LimitExceeded, DueTooFar; answer with Conflict, NotFound, Overloaded when the
+        queued request is processed."""
+        core, now = self._parts.core, call.now
+        wanted = self._checked(call.request, call.request.id, now)
+        # Fix the selection now, so that tasks enqueued while the request is queued are not
+        # affected.
         until_id = core.ids.last
-        if wanted.kind in OF_DEAD_LETTERS:
-            # Take an id, so that letters of tasks that die from now on have a higher one.
+        if wanted.kind in DEAD_LETTER_KINDS:
+            # Take an id, so that dead letters created from now on have a higher ``behind_id``.
             until_id = core.ids.take(1, now.now_ms)
-        wanted = wanted._replace(by=ask.caller.principal.name or "anonymous", until_id=until_id)
+        wanted = wanted._replace(by=call.caller.principal.name or "anonymous", until_id=until_id)
         checks.storable_bulk(wanted)
 
         def make() -> BulkRow:
@@ -457,17 +468,16 @@ class Bulks:
             check_room(core)
             return self._parts.border.act().bulks.make(wanted)
 
-        begin(self._parts, self._runner, ask, wanted, make)
+        submit(self._parts, self._runner, call, wanted, make)
 
-    def preview_bulk(self, ask: Ask[BulkTrial]) -> None:
-        """Answer a part of a dry run, which begins after ``after``; ``next`` continues it.
-
-        ``until_id`` and ``until_ms`` from the answer of the first part keep the selection the same.
-        Raise BadRequest, LimitExceeded, DueTooFar, Overloaded."""
-        bulk = self._checked(ask.request, ask.request.id, ask.now)
-        place, until_id = ask.request.after or START, ask.request.until_id
-        if ask.request.until_ms is not None:
-            bulk = bulk._replace(made_ms=ask.request.until_ms)
+    def preview_bulk(self, call: Call[BulkTrial]) -> None:
+        """Answer with one part of a dry run, beginning after ``after``. Pass ``next`` from the
+        answer to get the next part. Passing ``until_id`` and ``until_ms`` from the first answer
+        keeps the selection the same. Raise BadRequest, LimitExceeded, DueTooFar, Overloaded."""
+        bulk = self._checked(call.request, call.request.id, call.now)
+        place, until_id = call.request.after or START, call.request.until_id
+        if call.request.until_ms is not None:
+            bulk = bulk._replace(made_ms=call.request.until_ms)
 
         async def part() -> dict[str, Any]:
             parts = self._parts
@@ -487,55 +497,57 @@ class Bulks:
                 "next": None if preview.is_over else preview.place,
             }
 
-        self._listings.answer(ask, part)
+        self._listings.answer(call, part)
 
-    def cancel_bulk(self, ask: Ask[BulkName]) -> None:
-        """End a bulk operation; its changes stay. Do nothing if it has ended. Raise NotFound."""
-        name = ask.request.bulk
+    def cancel_bulk(self, call: Call[BulkName]) -> None:
+        """Cancel a bulk operation that has not ended, keeping its changes. Raise NotFound."""
+        name = call.request.bulk
 
-        def done() -> None:
-            row = self._find(name, ask.only)
+        def process() -> None:
+            row = self._find(name, call.topic_filter)
             if not row.state.is_over:
                 bulks = self._parts.border.act().bulks
-                row = bulks.end(name, BulkState.CANCELLED, ask.now.now_ms)
-            self._parts.committer.answer(ask, bulk_map(row))
+                row = bulks.end(name, BulkState.CANCELLED, call.now.now_ms)
+            self._parts.committer.answer(call, bulk_map(row))
 
-        self._parts.commands.put_last(ask, done)
+        self._parts.commands.put_last(call, process)
 
-    def show_bulk(self, ask: Ask[BulkName]) -> None:
-        """Answer a bulk operation with its progress. Raise NotFound."""
-        row = self._find(ask.request.bulk, ask.only)
-        self._parts.committer.answer(ask, bulk_map(row))
+    def show_bulk(self, call: Call[BulkName]) -> None:
+        """Answer with a bulk operation and its progress. Raise NotFound."""
+        row = self._find(call.request.bulk, call.topic_filter)
+        self._parts.committer.answer(call, bulk_map(row))
 
-    def list_bulk(self, ask: Ask[BulkPage]) -> None:
-        """Answer a page of bulk operations, newest first. Raise NotFound."""
-        request, only = ask.request, ask.only
+    def list_bulk(self, call: Call[BulkPage]) -> None:
+        """Answer with a page of bulk operations, newest first. Raise NotFound."""
+        request, topic_filter = call.request, call.topic_filter
         topic, state = request.topic, request.state
-        rows = list(reversed(self._bulks.known.values()))
+        rows = list(reversed(self._bulks.rows.values()))
         if request.after is not None:
-            rows = rows[rows.index(self._find(request.after, only)) + 1 :]
+            rows = rows[rows.index(self._find(request.after, topic_filter)) + 1 :]
         maps = (
             bulk_map(row)
             for row in rows
-            if _is_seen(row, only)
+            if _is_visible(row, topic_filter)
             and topic in (None, row.bulk.topic)
             and (state is None or row.state is STATES[state])
         )
         page = Page(self._parts, request.limit, self._value_bytes)
-        self._parts.committer.answer(ask, page.answer(maps, "bulk", "id"))
+        self._parts.committer.answer(call, page.answer(maps, "bulk", "id"))
 
-    def _find(self, name: str, only: TopicFilter | None) -> BulkRow:
-        row = self._bulks.known.get(name)
-        if row is None or not _is_seen(row, only):
+    def _find(self, name: str, topic_filter: TopicFilter | None) -> BulkRow:
+        row = self._bulks.rows.get(name)
+        if row is None or not _is_visible(row, topic_filter):
             raise NotFound(
-                f"there is no bulk operation {name}, or it ended so long ago that it is forgotten"
+                f"there is no bulk operation {name}, or it ended so long ago that its record was"
+                " removed"
             )
         return row
 
     # --- checks of requests ----------------------------------------------------------------------
 
     def _checked(self, fields: BulkFields, chosen_id: str | None, now: Now) -> Bulk:
-        """Return the checked bulk operation. Raise BadRequest, LimitExceeded, DueTooFar."""
+        """Check the fields, and return the bulk operation. Raise BadRequest, LimitExceeded,
+        DueTooFar."""
         kind, options = fields.kind, options_of(fields.kind)
         for name in fields.values(BulkFields):
             if name not in options and name not in ("topic", "kind"):
@@ -545,7 +557,7 @@ class Bulks:
             kind=kind,
             topic=fields.topic,
             selection=_selection(fields),
-            # Keep the arguments of the request, so that a resend has the same.
+            # Keep the arguments as requested, so that a resend can be recognized by them.
             arguments=tuple(checks.moved(kind, fields, now.now_ms, self._parts.limits).items()),
             rate=fields.rate,
             made_ms=now.now_ms,
@@ -554,32 +566,32 @@ class Bulks:
 
 
 def check_room(core: Core) -> None:
-    """Raise Overloaded at the limit of running bulk operations."""
+    """Raise Overloaded if the maximum number of bulk operations is running."""
     subject = "bulk operations are running"
     checks.check_limit(Overloaded, core.bulk_running, subject, core.config, "bulk_max")
 
 
-def begin(
-    parts: Parts, runner: Runner, ask: Ask[Any], wanted: Bulk, make: Callable[[], BulkRow]
+def submit(
+    parts: Parts, runner: Runner, call: Call[Any], wanted: Bulk, make: Callable[[], BulkRow]
 ) -> None:
-    """When its turn comes, ``make`` and run the bulk operation unless its id is known. Answer it.
+    """Queue the request. When it is processed, create the bulk operation with ``make`` and run it,
+    unless its id is known; then answer with the bulk operation. The answer is Conflict if a
+    different bulk operation has the id, or the error of ``make``."""
 
-    The answer is Conflict if a different bulk operation has the id, or the error of ``make``."""
-
-    def done() -> None:
-        row = parts.engine.bulks.known.get(wanted.id)
+    def process() -> None:
+        row = parts.engine.bulks.rows.get(wanted.id)
         if row is not None and not row.bulk.is_same(wanted):
             raise Conflict(f"another bulk operation has the id {wanted.id}; choose a new id")
         if row is None:
             row = make()
             runner.begin(wanted.id)
-        parts.committer.answer(ask, bulk_map(row))
+        parts.committer.answer(call, bulk_map(row))
 
-    parts.commands.put_last(ask, done)
+    parts.commands.put_last(call, process)
 
 
 def bulk_map(row: BulkRow) -> dict[str, Any]:
-    """Return a bulk operation in the form of all answers."""
+    """Return a bulk operation as the map that all answers use."""
     bulk = row.bulk
     selected = {
         name: value
@@ -614,7 +626,7 @@ def _selection(request: BulkFields) -> Selection:
 def _unknown_field(kind: str, name: str) -> str:
     options = ", ".join(options_of(kind))
     hint = ""
-    if kind in OF_DEAD_LETTERS and name == "state":
+    if kind in DEAD_LETTER_KINDS and name == "state":
         hint = f"; {kind} changes dead letters: use cancel for pending tasks"
     return (
         f"a bulk operation of kind {kind} has no field {checks.shown(name)}; its fields are"
@@ -622,5 +634,5 @@ def _unknown_field(kind: str, name: str) -> str:
     )
 
 
-def _is_seen(row: BulkRow, only: TopicFilter | None) -> bool:
-    return only is None or only(row.bulk.topic)
+def _is_visible(row: BulkRow, topic_filter: TopicFilter | None) -> bool:
+    return topic_filter is None or topic_filter(row.bulk.topic)

@@ -4,9 +4,9 @@ A caller is the state of one connection or request, independent of the transport
 the border is reported to the client. An error after it leaves memory half changed, so the daemon
 must stop.
 
-A ``Quota`` tracks the use of one principal. Tokens with the same name share it over both
-transports. It is checked once per request or run of plain requests, never per task. Callers without
-limits have none. A quota reads no clock: its callers pass the time. Invariants:
+A ``Quota`` tracks how much one principal has used. Tokens with the same name share a quota over
+both transports. It is checked once per request or run of plain requests, never per task. Callers
+without limits have no quota. A quota reads no clock: the time is passed to it. Invariants:
 
 * A rate is a bucket that holds one second's allowance. While the bucket is not empty, a request of
   any size is accepted; later requests wait until the bucket has refilled. So every request that
@@ -14,8 +14,8 @@ limits have none. A quota reads no clock: its callers pass the time. Invariants:
 * ``pending`` counts the unfinished tasks, no matter who enqueued them, of all topics to which a
   token with this name may produce (``Scopes``). Staged and half tasks are included. The engine
   keeps this tally (``engine/topics.py``), which is always exact, even after a restart.
-* The undecided transactions of one token take at most half of the room that others leave. So a
-  single token cannot shut out the others.
+* The undecided transactions of one token may take at most half of the room that the others leave.
+  So a single token cannot shut out the others.
 * A refusal changes nothing and states when to try again.
 
 A ``Principal`` has a name and rights for topics. The declaration of a verb names the right that it
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 ALL_TOPICS: Final = "*"
 PRINCIPALS_KEPT_MAX: Final = 1_024
-"""Maximum number of principals whose checked operations are cached. More only cost time."""
+"""Maximum number of principals whose checked operations are cached. Others only cost time."""
 
 
 TopicFilter = Callable[[str], bool]
@@ -89,7 +89,7 @@ class Quotas(NamedTuple):
     connections: int | None = None
     subscriptions: int | None = None
     transactions: int | None = None
-    """Undecided transactions; None allows as many as are left for others afterwards."""
+    """Undecided transactions; None allows a token to use at most half of the free ones."""
 
 
 class Principal(NamedTuple):
@@ -99,7 +99,7 @@ class Principal(NamedTuple):
     grants: Grants | None
     """The principal's rights; None grants all."""
     token_id: str = ""
-    """The id of its token in the token file, or an empty string."""
+    """The id of the principal's token in the token file, or an empty string."""
     quotas: Quotas | None = None
 
     @property
@@ -107,7 +107,7 @@ class Principal(NamedTuple):
         return self.grants is not None
 
     def topics(self, right: Right) -> Topics:
-        """The topics for which the principal has ``right``."""
+        """Return the topics for which the principal has ``right``."""
         return _topics(self, right)
 
 
@@ -131,11 +131,11 @@ OUTBOUND: Final = Principal("outbound process", None)
 R = TypeVar("R")
 HOST_SHOWN_MAX = 64
 ENDED_SUBSCRIBERS_MIN = 64
-"""Number of ended subscribers from which those without leases are dropped."""
+"""Number of ended subscribers at which those without leases are dropped."""
 
 
 class NullSink:
-    """A sink that drops answers, for example of a disconnected caller."""
+    """A sink that drops answers, for example those to a disconnected caller."""
 
     label = ""
 
@@ -174,7 +174,7 @@ class Caller:
         self.replies = replies
         self.principal = principal
         self.quota: Quota | None = None
-        """The quota of the caller's principal after admission; None without limits."""
+        """The quota of the caller's principal, set at admission; None if it has no limits."""
         self.name = ""
         """The name that the caller has given."""
         self.address = address
@@ -192,30 +192,28 @@ class Caller:
         """The session of the caller's enqueues, which makes resends harmless."""
         self.presence = Presence()
         self.subscribers: dict[int, Subscriber] = {}
-        """The caller's subscriptions by the number that the caller has chosen."""
+        """Number chosen by the caller → its subscription."""
         self.pulls: dict[Subscriber, None] = {}
         """The caller's unanswered pulls."""
         self.ended_subscribers: list[Subscriber] = []
-        """Ended pulls and subscriptions that may have deliveries in flight."""
+        """Ended pulls and subscriptions that may still have deliveries in flight."""
         self._ended_max = ENDED_SUBSCRIBERS_MIN
 
     def close(self) -> None:
-        """Drop the sink of the caller's answers.
-
-        A connection and its caller must not refer to each other: the connection's buffers would
-        stay until the next garbage collection, which an idle daemon may never run."""
+        """Drop the sink of the caller's answers. A connection and its caller must not refer to each
+        other: otherwise the connection's buffers stay until the next garbage collection, which an
+        idle daemon may never run."""
         self.is_open = False
         self.replies = _NULL_SINK
 
     @property
     def label(self) -> str:
-        """The name and address that failed attempts are attributed to."""
+        """The name and address to which failed attempts are attributed."""
         return f"{self.name} {self.address}".strip()
 
-    def death(self, reason: str) -> str:
-        """Describe an unexpected disconnection, with the transport's ``reason``.
-
-        Return an empty string after a goodbye."""
+    def describe_disconnection(self, reason: str) -> str:
+        """Describe an unexpected disconnection, with the transport's ``reason``. Return an empty
+        string after a goodbye."""
         if self.has_left:
             return ""
         host, pid, _ = self.process
@@ -229,7 +227,7 @@ class Caller:
         return (*self.subscribers.values(), *self.pulls, *self.ended_subscribers)
 
     def remember(self, subscriber: Subscriber) -> None:
-        """Keep a subscriber that receives no more deliveries but can hold leases."""
+        """Keep a subscriber that gets no more deliveries but may hold leases."""
         if len(self.ended_subscribers) >= self._ended_max:
             self.ended_subscribers = [s for s in self.ended_subscribers if s.outstanding > 0]
             # Doubling bounds the number of times that each subscriber is examined.
@@ -247,16 +245,16 @@ class Caller:
         self.replies.flush()
 
 
-class Ask(NamedTuple, Generic[R]):
-    """A checked request for an operation, with its caller and the number for the answer."""
+class Call(NamedTuple, Generic[R]):
+    """A checked request for an operation, with its caller and the number of the answer."""
 
     caller: Caller
     number: int
     request: R
     now: Now
     """The time of arrival."""
-    only: TopicFilter | None = None
-    """The topics that the caller may use; the operation hides all others. None allows all."""
+    topic_filter: TopicFilter | None = None
+    """Selects the topics that the caller may use; all others are hidden. None allows all."""
     witness: ReplySink | None = None
     """A sink that receives the answer before the caller."""
 
@@ -274,7 +272,7 @@ class Ask(NamedTuple, Generic[R]):
 
     @property
     def replies(self) -> ReplySink:
-        """The sink for an answer of the engine to the witness and the caller."""
+        """The sink through which the engine answers the witness and the caller."""
         replies = self.caller.replies
         return replies if self.witness is None else _TwoSinks(self.witness, replies)
 
@@ -318,26 +316,26 @@ class _Answers(tuple[Sized, ...]):
 # --- quotas --------------------------------------------------------------------------------------
 
 FULL_WAIT_S: Final = 1.0
-"""Seconds before the next try if it is not known when the limit will allow one."""
+"""Seconds until the next try if it is not known when the limit will allow one."""
 QUOTAS_KEPT_MAX: Final = 10_000
 """Maximum number of quotas that are remembered; those without callers are forgotten first."""
 
 
-def share_of_limit(most: int, core: Core) -> int:
+def share_of_limit(limit: int, core: Core) -> int:
     """Return this shard's part, at least 1, of a limit for all shards together."""
-    each, extra = divmod(most, core.config.shards)
+    each, extra = divmod(limit, core.config.shards)
     return max(1, each + (core.config.shard < extra))
 
 
-def _described_part(most: int, core: Core) -> str:
-    """Return this shard's part of a limit as a text for messages."""
+def _part_text(limit: int, core: Core) -> str:
+    """Return this shard's part of a limit as text for messages."""
     if core.config.shards == 1:
-        return str(most)
-    return f"{share_of_limit(most, core)} in this shard, of {most} in all"
+        return str(limit)
+    return f"{share_of_limit(limit, core)} in this shard, of {limit} in all"
 
 
 class Allowance:
-    """A quota per second. Unlike the bucket of a group's rate, it can be overdrawn."""
+    """A quota per second. Unlike the token bucket of a group's rate, it can be overdrawn."""
 
     def __init__(self, name: str, rate: float) -> None:
         self._name = name
@@ -346,7 +344,7 @@ class Allowance:
         self._at_ms = 0
 
     def wait_s(self, mono_ms: int) -> float:
-        """Return the seconds until something is left; 0 if something is left now."""
+        """Return the seconds until part of the allowance is available, or 0 if some is now."""
         elapsed_ms, self._at_ms = mono_ms - self._at_ms, mono_ms
         self._left = min(self._rate, self._left + max(0, elapsed_ms) * self._rate / 1000)
         return 0.0 if self._left > 0 else max(0.001, -self._left / self._rate)
@@ -358,23 +356,22 @@ class Allowance:
         return overloaded(f"{who} has used its {self._name} ({self._rate:g})", wait_s)
 
 
-def overloaded(why: str, wait_s: float) -> Overloaded:
-    """Return the error ``overloaded`` with the seconds until the next try."""
-    error = Overloaded(f"{why}; try again in {wait_s:.3f} s")
+def overloaded(reason: str, wait_s: float) -> Overloaded:
+    """Return an ``overloaded`` error that names the seconds until the next try."""
+    error = Overloaded(f"{reason}; try again in {wait_s:.3f} s")
     error.after_s = wait_s
     return error
 
 
 class Scopes:
     """For each token name with the quota ``pending``: the topics to which its tokens may produce.
-
-    So tasks enqueued with one token also count for a token of that name with other topics."""
+    So tasks enqueued with one token also count for other tokens of that name."""
 
     def __init__(self) -> None:
         self._topics: Mapping[str, Topics] = {}
 
     def put(self, principals: Iterable[Principal]) -> None:
-        """Replace all principals, in one step because other threads read concurrently."""
+        """Replace all principals in one step, because other threads read concurrently."""
         patterns: dict[str, dict[str, None]] = {}
         for principal in principals:
             if principal.quotas is None or principal.quotas.pending is None:
@@ -387,7 +384,7 @@ class Scopes:
         self._topics = {n: before[n] if before.get(n) == t else t for n, t in topics.items()}
 
     def of(self, name: str) -> Topics:
-        """Return the topics of a name: the same object until they change."""
+        """Return the topics of a name. The object stays the same until the topics change."""
         return self._topics.get(name, NO_TOPICS)
 
 
@@ -395,7 +392,7 @@ NO_TOPICS: Final = Topics(())
 
 
 class Quota:
-    """The limits of one principal and its use."""
+    """The limits of one principal, and how much of them it has used."""
 
     def __init__(self, who: str, quotas: Quotas, scopes: Scopes) -> None:
         self.quotas = quotas
@@ -412,11 +409,11 @@ class Quota:
     # --- connections and subscriptions -----------------------------------------------------------
 
     def enter(self, caller: Caller) -> None:
-        """Count a new caller. Raise Overloaded at the limit of connections."""
-        most = self.quotas.connections
-        if most is not None and len(self.callers) >= most:
+        """Count a new caller. Raise Overloaded if the limit of connections is reached."""
+        limit = self.quotas.connections
+        if limit is not None and len(self.callers) >= limit:
             raise overloaded(
-                f"{self._who} already has {most} connections (connections)", FULL_WAIT_S
+                f"{self._who} already has {limit} connections (connections)", FULL_WAIT_S
             )
         self.callers.add(caller)
         caller.quota = self
@@ -426,38 +423,38 @@ class Quota:
         self.callers.discard(caller)
 
     def check_subscription(self) -> None:
-        """Raise Overloaded at the limit of subscriptions."""
-        most = self.quotas.subscriptions
-        if most is None:
+        """Raise Overloaded if the limit of subscriptions is reached."""
+        limit = self.quotas.subscriptions
+        if limit is None:
             return
         count = sum(len(caller.subscribers) + len(caller.pulls) for caller in self.callers)
-        if count >= most:
+        if count >= limit:
             raise overloaded(
-                f"{self._who} already has {most} subscriptions (subscriptions)", FULL_WAIT_S
+                f"{self._who} already has {limit} subscriptions (subscriptions)", FULL_WAIT_S
             )
 
     # --- enqueues --------------------------------------------------------------------------------
 
     def check(self, core: Core, mono_ms: int) -> None:
-        """Raise Overloaded if the quota admits no task at the moment."""
+        """Raise Overloaded if the quota currently admits no task."""
         if self._allowances is None:
-            self._allowances = self._allowed(core.config.shards)
+            self._allowances = self._new_allowances(core.config.shards)
         for allowance in self._allowances.values():
             if wait_s := allowance.wait_s(mono_ms):
                 raise allowance.refusal(self._who, wait_s)
-        most = self.quotas.pending
-        if most is None:
+        limit = self.quotas.pending
+        if limit is None:
             return
         count = self._pending(core)
-        if count >= share_of_limit(most, core):
+        if count >= share_of_limit(limit, core):
             raise overloaded(
                 f"{self._who} has {count} unfinished tasks; the limit is"
-                f" {_described_part(most, core)} (pending)",
+                f" {_part_text(limit, core)} (pending)",
                 FULL_WAIT_S,
             )
 
-    def _allowed(self, shards: int) -> dict[str, Allowance]:
-        """Return the quotas per second; each shard has an equal part."""
+    def _new_allowances(self, shards: int) -> dict[str, Allowance]:
+        """Return the quotas per second. Each shard gets an equal part of them."""
         quotas = {"tasks_per_s": self.quotas.tasks_per_s, "bytes_per_s": self.quotas.bytes_per_s}
         rates = {name: rate for name, rate in quotas.items() if rate is not None}
         return {name: Allowance(name, rate / shards) for name, rate in rates.items()}
@@ -468,20 +465,20 @@ class Quota:
             self.check(core, mono_ms)
         except Overloaded:
             return 0
-        most = self.quotas.pending
+        limit = self.quotas.pending
         return (
             core.config.tasks_max
-            if most is None
-            else share_of_limit(most, core) - self._pending(core)
+            if limit is None
+            else share_of_limit(limit, core) - self._pending(core)
         )
 
     def check_count(self, core: Core, count: int) -> None:
         """Raise Overloaded if ``count`` more tasks exceed ``pending``. Call it after ``check``."""
-        most = self.quotas.pending
-        if most is not None and self._pending(core) + count > share_of_limit(most, core):
+        limit = self.quotas.pending
+        if limit is not None and self._pending(core) + count > share_of_limit(limit, core):
             raise overloaded(
                 f"{self._who} has {self._pending(core)} unfinished tasks; {count} more would"
-                f" exceed the limit {_described_part(most, core)} (pending)",
+                f" exceed the limit {_part_text(limit, core)} (pending)",
                 FULL_WAIT_S,
             )
 
@@ -508,9 +505,9 @@ class Quota:
 def check_share(
     principal: Principal, core: Core, transaction: Transaction | None, halves: Sequence[Half]
 ) -> None:
-    """Raise Overloaded if half tasks may not begin a transaction or join ``transaction``.
-
-    Only tokens from the token file are checked: only they share the daemon with strangers."""
+    """Raise Overloaded if half tasks may not begin a transaction or join ``transaction``. Only
+    tokens from the token file are checked, because other callers do not share the daemon with
+    untrusted users."""
     if not principal.token_id:
         return
     config, registry, owner = core.config, core.transaction_registry, principal.name
@@ -519,19 +516,20 @@ def check_share(
             registry.share(owner).count,
             principal.quotas and principal.quotas.transactions,
         )
-        most = (
+        limit = (
             share_of_limit(own_limit, core)
             if own_limit
             else config.transactions_max - registry.undecided
         )
-        if count >= most:
-            limit = (
-                _described_part(own_limit, core)
+        if count >= limit:
+            limit_text = (
+                _part_text(own_limit, core)
                 if own_limit
-                else f"{most}, so that as many remain for others"
+                else f"{limit}, so that as many remain for others"
             )
             raise overloaded(
-                f"{owner} has {count} undecided transactions; the limit is {limit} (transactions)",
+                f"{owner} has {count} undecided transactions; the limit is {limit_text}"
+                " (transactions)",
                 FULL_WAIT_S,
             )
     owner = owner if transaction is None else transaction.row.owner
@@ -564,7 +562,7 @@ class QuotaBook:
 
     def enter(self, caller: Caller) -> None:
         """Count a caller in its principal's quota. Raise Overloaded."""
-        quota = self._of(caller.principal)
+        quota = self._quota_of(caller.principal)
         if quota is not None:
             quota.enter(caller)
 
@@ -574,7 +572,7 @@ class QuotaBook:
         if caller.quota is not None:
             caller.quota.leave(caller)
 
-    def _of(self, principal: Principal) -> Quota | None:
+    def _quota_of(self, principal: Principal) -> Quota | None:
         """Return the quota of the principal; None if it has no limits."""
         quotas = principal.quotas
         if quotas is None:
@@ -596,10 +594,8 @@ OnEvent = Callable[[str, str], None]
 
 
 class Border:
-    """Separates the checks of a command from its changes.
-
-    Call ``begin`` before a command, ``act`` before its first change, and ``contain`` for an
-    unexpected error."""
+    """Separates the checks of a command from its changes. Call ``begin`` before a command, ``act``
+    before its first change, and ``contain`` with an unexpected error."""
 
     def __init__(self, engine: Engine, on_event: OnEvent) -> None:
         self._engine = engine
@@ -611,7 +607,7 @@ class Border:
         self.failed.add_done_callback(lambda failed: failed.cancelled() or failed.exception())
 
     def begin(self) -> None:
-        """Begin a command that has not changed anything."""
+        """Begin a command, which has not changed anything yet."""
         self._acting = False
 
     def act(self) -> Engine:
@@ -627,7 +623,7 @@ class Border:
     def run(
         self, what: str, act: Callable[[], None], refuse: Callable[[TickwheelError], None]
     ) -> None:
-        """Run a command that was queued. Pass an error to ``refuse``."""
+        """Run a command that was queued. Pass its error, if any, to ``refuse``."""
         self.begin()
         try:
             act()
@@ -637,9 +633,8 @@ class Border:
             refuse(self.contain(what, error))
 
     def contain(self, what: str, error: Exception) -> TickwheelError:
-        """Log an unexpected error of a command, and return the answer to its caller.
-
-        If the command may have changed something, stop the daemon and raise ``error``."""
+        """Log an unexpected error of a command, and return the answer to its caller. If the command
+        may have changed something, stop the daemon and raise ``error``."""
         if self._acting:
             self.fail(error)
             raise error

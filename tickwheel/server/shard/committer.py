@@ -1,17 +1,18 @@
-"""The committer gives the store one batch at a time and releases replies after their batch.
+"""The committer gives the store one batch at a time, and releases replies once their batch is
+durable.
 
 Changes that arrive during a commit form the next batch, which begins as soon as that commit ends.
 While the store is idle, the first change begins a batch. The only changes that wait are acks whose
-callers do not need an answer (``gather``): they begin no batch but join the next, which begins at
-most ``gather_s`` later. Invariants:
+callers do not wait for an answer (``gather``): they do not begin a batch but join the next one,
+which begins at most ``gather_s`` later. Invariants:
 
 * Only gathered acks wait for a timer: a batch with any other change begins at once.
 * A reply is released when the newest batch that its command could see is durable.
-* After ``CommitRefused`` the enqueues of the batch are answered ``refused`` and forgotten. Its
+* After ``CommitRefused`` the enqueues of the batch are answered with ``refused`` and forgotten. Its
   other changes join the next batch under the same number.
 * After ``CommitUnknown`` the batch is sent again under the same number before any later batch.
-  Producers wait ``outcome_timeout_s`` at most.
-* Any other failure stops the daemon: it never continues in memory only.
+  Producers wait at most ``outcome_timeout_s``.
+* Any other failure stops the daemon, which never continues from memory alone.
 """
 
 from __future__ import annotations
@@ -37,32 +38,32 @@ from tickwheel.server.shard.reads import Reader
 
 if TYPE_CHECKING:
     from tickwheel.clock import Now
-    from tickwheel.server.shard.callers import Ask
+    from tickwheel.server.shard.callers import Call
     from tickwheel.server.tracing import Tracing
 
 UNKNOWN_RETRY_S = REFUSED_RETRY_S = 0.2
 MARK_TIME_MS = 3_600_000
-"""Maximum age in ms of the newest time in the store while the shard is idle."""
+"""Maximum age, in ms, of the newest time in the store while the shard is idle."""
 ROOM_PROBE_S = 0.5
 REPLY_BYTES = 150
 """Overhead of a waiting answer in bytes."""
 GATHERED_MAX = 256
-"""Maximum gathered changes in a batch. A larger batch hardly lowers the cost per change."""
+"""Maximum number of gathered changes in a batch. More would hardly lower the cost of each."""
 STALLED = "the store does not answer; nothing was stored"
 
 
 class HistorySink(Protocol):
-    """Keeps a history of the batches."""
+    """Records the history of batches."""
 
     def prepare(self, number: int, notes: object) -> None:
-        """Prepare for a batch that is about to be committed."""
+        """Prepare the notes of a batch that is about to be committed."""
 
     def keep(self, number: int, notes: object) -> None:
-        """Keep the notes of a durable batch."""
+        """Record the notes of a durable batch."""
 
 
 class Committer:
-    """Owns the open and the sealed batch; ``run`` is its life."""
+    """Owns the open and the sealed batch. ``run`` commits them."""
 
     def __init__(
         self,
@@ -88,15 +89,15 @@ class Committer:
         self._gather_s = gather_s
         """Maximum seconds that acks gather; 0 disables gathering."""
         self._gathering: asyncio.TimerHandle | None = None
-        """Begins the open batch; None while it does not gather."""
+        """The timer that commits the open batch; None while no acks gather."""
         self._gathered: tuple[int, ...] = ()
-        """Size of the open batch when the newest gathered ack joined (``_measure``)."""
+        """The sizes (``_measure``) of the open batch when the newest gathered ack joined."""
         self._replies_bytes_max = replies_bytes_max
         self._replies_all_bytes_max = replies_all_bytes_max
         self.replies_bytes = 0
         """Bytes of all answers that wait for the store."""
-        self._replies_of: dict[ReplySink, int] = {}
-        """Bytes of the waiting answers by caller."""
+        self._bytes_by_sink: dict[ReplySink, int] = {}
+        """Sink of a caller → bytes of its waiting answers."""
         self._engine = engine
         self._core = engine.core
         self._store = store
@@ -117,13 +118,14 @@ class Committer:
         self._refusals = 0
         self.last_batch = last_batch
         self._marked = (-1, 0)
-        """The newest batch that ``mark_time`` saw, and the steady time when it first saw it."""
+        """The newest batch at the last change seen by ``mark_time``, and that call's steady
+        time."""
         self.full = False
         """Whether enqueues are refused because the store has no room."""
         self.stalled = False
         """Whether enqueues are refused because a batch's outcome has been unknown for too long."""
         self.trouble: str | None = None
-        """Why commits currently fail; None while they succeed."""
+        """The reason why commits currently fail; None while they succeed."""
 
     def start_full(self, why: str) -> None:
         """Start with a store that had no room for enqueues when it was opened."""
@@ -139,15 +141,14 @@ class Committer:
         self._wake.set()
 
     @property
-    def is_asked(self) -> bool:
+    def will_seal(self) -> bool:
         """Whether the open batch will be sealed as soon as the store is free."""
         return self._wake.is_set()
 
     def gather(self, sink: ReplySink, request: int) -> None:
-        """``reply`` to acks whose caller does not wait for the answer.
-
-        The open batch begins with the next other change or after ``gather_s``. It begins at once if
-        these acks unblock a delivery, a producer or another operation."""
+        """``reply`` to acks whose caller does not wait for the answer. The open batch is committed
+        with the next other change or after ``gather_s``, or at once if these acks unblock a
+        delivery, a producer or another operation."""
         open_batch = self._core.open
         if not self._may_gather(open_batch):
             self.reply(sink, request, None)
@@ -164,28 +165,27 @@ class Committer:
         effects = batch.effects
         if len(effects.ended) + len(effects.progress) >= GATHERED_MAX:
             return False
-        return not self._is_waited_for(batch)
+        return not self._has_waiters(batch)
 
-    def _is_waited_for(self, batch: Batch) -> bool:
-        """Return whether an order key, delivery, producer, group or consumer waits for it."""
+    def _has_waiters(self, batch: Batch) -> bool:
+        """Return whether a key, delivery, producer, group or consumer waits for the batch."""
         if batch.ended or batch.handed or batch.staged or self._core.held_back:
             return True
         return any(subscriber.credit <= 0 for subscriber in batch.credits)
 
     def begin(self) -> None:
-        """Commit the open batch, unless it consists of gathered acks that nothing waits for.
-
-        Deliveries made since the acks joined may have used up a consumer's credit, which only this
-        batch returns."""
+        """Commit the open batch, unless it consists of gathered acks for which nothing waits.
+        Deliveries since the acks joined may have used up a consumer's credit, which only this batch
+        returns."""
         batch = self._core.open
         if self._gathering is not None and _measure(batch) == self._gathered:
-            if not self._is_waited_for(batch):
+            if not self._has_waiters(batch):
                 return
         if not batch.is_empty():
             self.kick()
 
     def reply(self, sink: ReplySink, request: int, value: object) -> None:
-        """Give ``sink`` the answer after everything that the command saw or changed is durable."""
+        """Give ``sink`` the answer once everything that the command saw or changed is durable."""
         core = self._core
         answer = sink.answer_to(request, value)
         if not core.open.is_empty():
@@ -197,29 +197,29 @@ class Committer:
             sink.give(answer)
             sink.flush()
 
-    def answer(self, ask: Ask[Any], value: object) -> None:
+    def answer(self, call: Call[Any], value: object) -> None:
         """Reply to the request's witness, if any, and then to its caller."""
-        if ask.witness is not None:
-            self.reply(ask.witness, ask.number, value)
-        self.reply(ask.caller.replies, ask.number, value)
+        if call.witness is not None:
+            self.reply(call.witness, call.number, value)
+        self.reply(call.caller.replies, call.number, value)
 
     def _put(self, batch: Batch, sink: ReplySink, answer: Sized) -> None:
         size_bytes = len(answer) + REPLY_BYTES
         batch.replies.append((sink, answer))
         self.replies_bytes += size_bytes
-        self._replies_of[sink] = self._replies_of.get(sink, 0) + size_bytes
+        self._bytes_by_sink[sink] = self._bytes_by_sink.get(sink, 0) + size_bytes
 
     def is_behind(self, sink: ReplySink) -> bool:
-        """Whether the waiting answers of this caller, or of all callers, have reached a limit."""
+        """Return whether the waiting answers of this caller, or of all, have reached a limit."""
         if not self.replies_bytes:
             return False
         if self.replies_bytes >= self._replies_all_bytes_max:
             return True
-        return self._replies_of.get(sink, 0) >= self._replies_bytes_max
+        return self._bytes_by_sink.get(sink, 0) >= self._replies_bytes_max
 
     def _uncount_replies(self, batch: Batch) -> None:
         """Subtract the replies of ``batch`` from the waiting bytes."""
-        waiting = self._replies_of
+        waiting = self._bytes_by_sink
         for sink, answer in batch.replies:
             size_bytes = len(answer) + REPLY_BYTES
             self.replies_bytes -= size_bytes
@@ -229,19 +229,18 @@ class Committer:
                 del waiting[sink]
 
     def mark_time(self, mono_ms: int) -> None:
-        """Commit an empty batch every ``MARK_TIME_MS`` while the shard is idle.
-
-        The next start compares its clock with the newest time in the store."""
+        """Commit an empty batch every ``MARK_TIME_MS`` while the shard is idle. The next start
+        compares its clock with the newest time in the store."""
         number, since_mono_ms = self._marked
         if self.last_batch != number:
             self._marked = (self.last_batch, mono_ms)
         elif mono_ms - since_mono_ms >= MARK_TIME_MS and self._core.sealed is None:
-            self._put(self._core.open, _Turn(lambda: None), ())
+            self._put(self._core.open, _CallbackSink(lambda: None), ())
             self._wake.set()
 
     def after_all(self, act: Callable[[], None]) -> None:
-        """Call ``act`` after all answers that wait now."""
-        self.reply(_Turn(act), 0, None)
+        """Call ``act`` once all answers that are waiting now have been sent."""
+        self.reply(_CallbackSink(act), 0, None)
 
     async def barrier(self) -> None:
         """Wait until everything accepted so far is durable."""
@@ -249,7 +248,7 @@ class Committer:
         self.after_all(done.set)
         await done.wait()
 
-    # --- life --------------------------------------------------------------------------------
+    # --- lifecycle ---------------------------------------------------------------------------
 
     async def run(self) -> None:
         """Commit until ``stop``. Raise the error that must stop the daemon."""
@@ -281,12 +280,10 @@ class Committer:
     async def _commit(
         self, batch: Batch, landing: asyncio.Task[None] | None
     ) -> tuple[Batch | None, asyncio.Task[None] | None]:
-        """Commit ``batch`` after the previous ``landing``. Return the next batch and its landing.
-
-        Memory is updated and replies are written (the landing) in a separate asyncio task while the
+        """Commit ``batch`` after the previous ``landing``. Return (the next batch, the landing of
+        this one). A separate asyncio task updates memory and writes replies (the landing) while the
         store commits the next batch. If the store's commit were the separate task, its result would
-        arrive only after the loop had read from all connections again.
-        """
+        arrive only after the loop had read from all connections again."""
         refused: CommitRefused | None = None
         try:
             await self._store_batch(batch)
@@ -296,7 +293,7 @@ class Committer:
             if landing is not None:
                 await landing
         if refused is not None:
-            await self._refused(batch, refused)
+            await self._handle_refusal(batch, refused)
             return None, None
         failpoints.hit("commit.after")
         self.last_batch += 1
@@ -305,7 +302,7 @@ class Committer:
             self.trouble = None
             self._on_event("store_works_again", "commits go through")
         self._reader.landed(batch.effects)
-        self._engine.intake.durable(batch)
+        self._engine.intake.mark_durable(batch)
         following = self._seal() if self._wake.is_set() or self._stopping else None
         if following is None:
             await self._land(batch, self.last_batch)
@@ -314,7 +311,7 @@ class Committer:
 
     async def _land(self, batch: Batch, number: int) -> None:
         now = self._clock.read()
-        wait_ms = self._engine.intake.landed(batch, now.now_ms)
+        wait_ms = self._engine.intake.land(batch, now.now_ms)
         if self._history is not None:
             self._history.keep(number, batch.notes)
         if batch.handed and self._hand_over is not None:
@@ -324,7 +321,7 @@ class Committer:
         self._landed(now, wait_ms)
 
     async def _store_batch(self, batch: Batch) -> None:
-        """Commit the batch, and repeat that until its outcome is known."""
+        """Commit the batch, repeating the commit until its outcome is known."""
         loop = asyncio.get_running_loop()
         patience = loop.time() + self._outcome_timeout_s
         number, began_s = self.last_batch + 1, time.monotonic()
@@ -335,7 +332,7 @@ class Committer:
             while True:
                 try:
                     await self._store.commit(self._epoch, self._owner, number, batch.effects)
-                    self._committed(batch, time.monotonic() - began_s)
+                    self._record_commit(batch, time.monotonic() - began_s)
                     return
                 except CommitUnknown as error:
                     self._set_trouble(error)
@@ -347,7 +344,7 @@ class Committer:
             if timer is not None:
                 timer.cancel()
 
-    def _committed(self, batch: Batch, elapsed_s: float) -> None:
+    def _record_commit(self, batch: Batch, elapsed_s: float) -> None:
         self._observed.committed(batch.effects, elapsed_s)
         if self._tracing is not None:
             self._tracing.committed(batch.effects, self.last_batch + 1, elapsed_s)
@@ -357,8 +354,7 @@ class Committer:
             self._core.ledger.daemon.add(Cause.STORE, now_ms - elapsed_ms, now_ms)
 
     def _give_up_waiting(self, batch: Batch) -> None:
-        """Answer producers while the outcome of ``batch`` is unknown. Acks keep waiting.
-
+        """Answer producers although the outcome of ``batch`` is unknown. Acks keep waiting.
         Producers of ``batch`` receive ``OutcomeUnknown``; their session keeps the outcome for a
         resend. Producers of the open batch receive ``Refused``, and their tasks are dropped."""
         self.stalled = True
@@ -375,9 +371,9 @@ class Committer:
             if address is not None:
                 refuse(address, answer[0], error)
 
-    async def _refused(self, batch: Batch, error: CommitRefused) -> None:
+    async def _handle_refusal(self, batch: Batch, error: CommitRefused) -> None:
         self._set_trouble(error)
-        self._engine.intake.refused(batch)
+        self._engine.intake.refuse(batch)
         kind = StoreFull if error.full else Refused
         refusal = kind(f"the store refused the batch: {error.message}")
         self._refuse_staged(batch.staged, refusal)
@@ -386,7 +382,7 @@ class Committer:
             self.full = True
             self._on_event("store_full", error.message)
         if self._refusals:
-            # Retry at once only after the first refusal: the acks alone may succeed.
+            # Retry at once only after the first refusal, because the acks alone may succeed.
             await asyncio.sleep(REFUSED_RETRY_S)
         self._refusals += 1
         self._wake.set()
@@ -408,7 +404,7 @@ class Committer:
 
 
 def _measure(batch: Batch) -> tuple[int, ...]:
-    """Return the sizes of the batch's parts. Any addition changes the result."""
+    """Return the sizes of the batch's parts. Every addition to the batch changes the result."""
     effects = batch.effects
     return (
         len(effects.ended),
@@ -448,7 +444,7 @@ def release(batch: Batch) -> None:
 def _without_chosen(
     batch: Batch, accepted: dict[ReplySink, list[StoredAnswer]]
 ) -> Iterable[Staged]:
-    """Answer requests that have due windows with the chosen times. Yield the other requests."""
+    """Answer requests that have due windows, with the chosen times. Yield the other requests."""
     for staged in batch.staged:
         sink, _, (request, first, count, accepted_ms) = staged
         dues_ms = batch.chosen.get(first)
@@ -466,8 +462,8 @@ def refuse(sink: ReplySink, request: int, error: TickwheelError) -> None:
     sink.flush()
 
 
-class _Turn(NullSink):
-    """A sink without answers, which calls ``act`` when its answer would be sent."""
+class _CallbackSink(NullSink):
+    """A sink that sends no answer, but calls ``act`` when the answer would be sent."""
 
     def __init__(self, act: Callable[[], None]) -> None:
         self._act = act

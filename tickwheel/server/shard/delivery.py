@@ -25,7 +25,7 @@ from tickwheel.model.records import LINE_SETTINGS, GroupSettings
 from tickwheel.server import checks
 from tickwheel.server.shard.groups import OF_GROUPS, check_filter_room, find_room
 from tickwheel.server.shard.targets import check_no_target
-from tickwheel.server.shard.views import applied_lines, policy_map
+from tickwheel.server.shard.views import effective_order_settings, policy_map
 
 if TYPE_CHECKING:
     from tickwheel.clock import Now
@@ -38,11 +38,11 @@ if TYPE_CHECKING:
 
 SUBSCRIPTION_NUMBER_MAX = 2**32 - 1
 LOADING_WAIT_S = 1.0
-"""Seconds that a pull waits longer for tasks that are being read."""
-IDLE_TOLD_MAX = 10
-"""Maximum idle groups named in the answer that creates a group."""
-Tell = Callable[["dict[str, Any] | None"], None]
-"""Receives the description of a group that was created (``api.groups.MadeGroup``), or None."""
+"""How much longer a pull waits for tasks that are being read, in seconds."""
+IDLE_NAMED_MAX = 10
+"""Maximum number of idle groups that the answer to creating a group names."""
+OnCreated = Callable[["dict[str, Any] | None"], None]
+"""Receives the description (``api.groups.MadeGroup``) of a group that was created, or None."""
 _ACKS = ("manual", "on_delivery")
 
 
@@ -67,13 +67,11 @@ class Consuming:
         sink: DeliverySink,
         now: Now,
     ) -> None:
-        """Subscribe ``sink`` to a topic, with at most ``prefetch`` deliveries in flight.
-
-        ``number`` is the caller's name for the subscription. ``options`` are ``lease_ms``,
-        ``retry``, ``ack`` (manual or on_delivery), ``broadcast``, and the settings of ``Wanted``.
-        The answer contains the lease. Raise BadRequest, Conflict, LimitExceeded, Overloaded,
-        Refused, Draining.
-        """
+        """Subscribe ``sink`` to a topic, with at most ``prefetch`` deliveries in flight. ``number``
+        is chosen by the caller and identifies the subscription. ``options`` are ``lease_ms``,
+        ``retry``, ``ack`` (manual or on_delivery), ``broadcast``, and the settings of
+        ``RequestedSettings``. The answer contains the lease. Raise BadRequest, Conflict,
+        LimitExceeded, Overloaded, Refused, Draining."""
         checks.integer(number, "sub", 0, SUBSCRIPTION_NUMBER_MAX)
         checks.integer(prefetch, "prefetch", 0, self._limits.prefetch_max)
         if caller.quota is not None:
@@ -116,7 +114,7 @@ class Consuming:
         if ack not in _ACKS:
             checks.wrong("ack", " or ".join(_ACKS), ack)
         retry = options.get("retry")
-        wanted = Wanted.of(options, self._limits)
+        wanted = RequestedSettings.of(options, self._limits)
         if retry is not None:
             retry = checks.policy(retry, "retry", self._core.policies)
             checks.storable_settings(NOTHING_SET._replace(retry=retry))
@@ -147,7 +145,7 @@ class Consuming:
         prefetch: int,
         options: dict[str, Any],
     ) -> Subscriber:
-        """Return a new broadcast subscriber, which owns no tasks."""
+        """Return a new broadcast subscriber, which is owed no tasks."""
         if options["broadcast"] is not True:
             checks.wrong("broadcast", "true or false", options["broadcast"])
         others = [name for name in ("retry", "ack") if options.get(name) not in (None, "manual")]
@@ -167,13 +165,12 @@ class Consuming:
     def set_prefetch(
         self, caller: Caller, request: int, number: object, prefetch: int, *, tell: bool = False
     ) -> None:
-        """Set the maximum deliveries in flight of a subscription. Raise NotFound, BadRequest.
-
-        The answer is None, or with ``tell`` the number of deliveries in flight and of tasks that
-        its group could deliver now (``ready``)."""
+        """Set the maximum number of deliveries in flight of a subscription. Raise NotFound,
+        BadRequest. The answer is None, or, with ``tell``, the number of its deliveries in flight
+        and of tasks that its group could deliver now (``ready``)."""
         subscriber = self._subscriber(caller, number)
         subscriber.prefetch = checks.integer(prefetch, "prefetch", 0, self._limits.prefetch_max)
-        self._core.regained(subscriber)
+        self._core.reconsider(subscriber)
         self._parts.wake()
         answer: dict[str, int] | None = None
         if tell:
@@ -183,7 +180,7 @@ class Consuming:
         self._parts.committer.reply(caller.replies, request, answer)
 
     def unsubscribe(self, caller: Caller, request: int, number: object) -> None:
-        """End a subscription; its deliveries in flight can still be settled. Raise NotFound."""
+        """End a subscription. Its deliveries in flight can still be settled. Raise NotFound."""
         subscriber = self._subscriber(caller, number)
         del caller.subscribers[checks.integer(number, "sub", 0, SUBSCRIPTION_NUMBER_MAX)]
         self._parts.border.act().subscriptions.unsubscribe(subscriber)
@@ -201,18 +198,17 @@ class Consuming:
         options: dict[str, Any],
         sink: DeliverySink,
         now: Now,
-        tell: Tell | None = None,
+        tell: OnCreated | None = None,
     ) -> None:
-        """Deliver up to ``count`` tasks to ``sink`` once, as soon as a task is ready.
-
-        After ``wait_ms`` without a delivery the answer is ``(epoch, now_ms, ())``. ``options`` are
-        ``lease_ms`` and the settings of ``Wanted``. ``tell`` is called first with the description
-        of the group if the pull has created it, or None; the answer then has that as its last
-        element. Raise BadRequest, Conflict, LimitExceeded, Overloaded, Refused, Draining.
-        """
+        """Deliver up to ``count`` tasks to ``sink`` once, as soon as a task is ready. If there is
+        no delivery within ``wait_ms``, the answer is ``(epoch, now_ms, ())``. ``options`` are
+        ``lease_ms`` and the settings of ``RequestedSettings``. ``tell``, if set, is called first,
+        with the description of the group if the pull has created it, otherwise with None; the
+        answer then ends with the same value. Raise BadRequest, Conflict, LimitExceeded, Overloaded,
+        Refused, Draining."""
         checks.integer(count, "max", 1, self._limits.pull_max)
         checks.integer(wait_ms, "wait_ms", 0, self._limits.lease_ms_max)
-        lease, wanted = self._lease_ms(options), Wanted.of(options, self._limits)
+        lease, wanted = self._lease_ms(options), RequestedSettings.of(options, self._limits)
         if caller.quota is not None:
             caller.quota.check_subscription()
         subject = "pulls wait on this connection"
@@ -234,7 +230,7 @@ class Consuming:
             return
 
         async def start_when_durable() -> None:
-            # If a crash lost the new group, a delivery from it could not be acked.
+            # If a crash lost the new group, deliveries from it could not be acked.
             await self._parts.committer.barrier()
             if not caller.is_open:
                 return
@@ -258,7 +254,7 @@ class Consuming:
         checked = checks.integer(number, "sub", 0, SUBSCRIPTION_NUMBER_MAX)
         subscriber = caller.subscribers.get(checked)
         if subscriber is None:
-            raise NotFound(f"this connection has no subscription with sub {checked}")
+            raise NotFound(f"this connection has no subscription {checked} (sub)")
         return subscriber
 
     def _lease_ms(self, options: dict[str, Any]) -> int:
@@ -269,11 +265,10 @@ class Consuming:
         return checks.integer(lease_ms, "lease_ms", limits.lease_ms_min, limits.lease_ms_max)
 
     def _group(
-        self, topic: object, group: object, wanted: Wanted, now: Now
+        self, topic: object, group: object, wanted: RequestedSettings, now: Now
     ) -> tuple[Group, dict[str, Any] | None]:
-        """Return the group, which is created if necessary, and the description of a new group.
-
-        Raise Conflict if an existing group has other settings."""
+        """Return (the group, created if necessary; the description of a new group or None). Raise
+        Conflict if an existing group has different settings."""
         topic_name = checks.name(topic, "topic")
         group_name = checks.group_name(group)
         self._check_draining()
@@ -297,32 +292,31 @@ class Consuming:
 
 
 def _describe_new(topic: Topic, targets: Container[tuple[str, str]]) -> dict[str, Any]:
-    """Describe a group that is about to be created (``api.groups.MadeGroup``).
-
-    Groups with targets never count as idle."""
+    """Describe a group that is about to be created (``api.groups.MadeGroup``). Groups with targets
+    never count as idle."""
     backlog, idle = topic.default_backlog, {}
     for group in topic.live_groups:
         is_used = group.subscribers or group.acked or group.nacked or group.snoozed or group.dead
         has_target = (topic.name, group.name) in targets
         if group.holds_any and not is_used and not has_target:
             idle[group.name] = group.ready_count + len(group.flight) + len(group.waiting)
-            if len(idle) >= IDLE_TOLD_MAX:
+            if len(idle) >= IDLE_NAMED_MAX:
                 break
     return {"adopted": 0 if backlog is None else backlog.ready_count, "idle": idle}
 
 
-class Wanted(NamedTuple):
+class RequestedSettings(NamedTuple):
     """The settings that a consumer requests for its group. An existing group must have them."""
 
     filter: Filter | None
-    """The filter of ``tags`` and ``where``; None if the consumer names none."""
+    """The filter of ``tags`` and ``where``; None if the consumer requests none."""
     lines: dict[str, Any]
-    """The settings among ``LINE_SETTINGS`` that the consumer names."""
+    """The settings among ``LINE_SETTINGS`` that the consumer requests."""
     retry: PolicyRef | None = None
-    """The policy that the consumer names; a group without one gets it."""
+    """The retry policy that the consumer requests; a group without a policy gets it."""
 
     @classmethod
-    def of(cls, options: dict[str, Any], limits: Limits) -> Wanted:
+    def of(cls, options: dict[str, Any], limits: Limits) -> RequestedSettings:
         """Return the settings in the options. Raise BadRequest, LimitExceeded."""
         fields = _group_fields(options, limits)
         if not fields:
@@ -340,8 +334,8 @@ class Wanted(NamedTuple):
         return settings._replace(tags=self.filter.tags, where=self.filter.where)
 
     def check(self, group: Group, policies: Mapping[str, RetryPolicy]) -> None:
-        """Raise Conflict if the group has other settings, with the differences and the commands
-        that change the group."""
+        """Raise Conflict if the group has different settings. The error names the differences and
+        the commands that change the group."""
         settings = group.settings
         differs: list[str] = []
         options: list[str] = []
@@ -351,7 +345,7 @@ class Wanted(NamedTuple):
             if own != self.filter:
                 differs.append(f"the filter {own}, not {self.filter}")
                 options += _filter_options(own, self.filter)
-        lines = applied_lines(settings) if self.lines else self.lines
+        lines = effective_order_settings(settings) if self.lines else self.lines
         for name, wanted in self.lines.items():
             if lines[name] != wanted:
                 differs.append(f"{name} {shown(lines[name])}, not {shown(wanted)}")
@@ -373,26 +367,24 @@ class Wanted(NamedTuple):
             )
 
 
-_ANY = Wanted(None, {})
+_ANY = RequestedSettings(None, {})
 
 
 def _group_fields(options: dict[str, Any], limits: Limits) -> dict[str, Any]:
-    """Return the options that are settings of a group, after a check of each.
-
-    Raise BadRequest, LimitExceeded."""
+    """Check and return the options that are group settings. Raise BadRequest, LimitExceeded."""
     fields = {name: options[name] for name in OF_GROUPS if options.get(name) is not None}
     return GroupFields.checked(fields, limits).values() if fields else fields
 
 
 class _Subscription:
-    """The sink of a subscription, which removes the subscription if the shard ends it."""
+    """The sink of a subscription. It removes the subscription if the shard ends it."""
 
     def __init__(self, caller: Caller, number: int, sink: DeliverySink) -> None:
         self._caller = caller
         self._number = number
         self._sink = sink
         self.answer_fields: dict[str, Any] = {}
-        """Further fields of the answer."""
+        """Additional fields of the answer."""
         self.deliver = sink.deliver
         self.check = sink.check
         self.closed = sink.closed
@@ -403,7 +395,7 @@ class _Subscription:
 
 
 class _Pull:
-    """A subscriber that ends with its first delivery or after its waiting time."""
+    """A subscriber that ends with its first delivery or when its waiting time is over."""
 
     def __init__(
         self,
@@ -420,9 +412,9 @@ class _Pull:
         self._request = request
         self._sink = sink
         self._timer: asyncio.TimerHandle | None = None
-        self._patience = 1
+        self._extensions_left = 1
         self.answer_end: tuple[dict[str, Any] | None, ...] = ()
-        """Further elements of an answer without deliveries."""
+        """Additional elements of an answer without deliveries."""
         self.check = sink.check
         self.subscriber = Subscriber(self, group, count, lease_ms, once=True, label=caller.label)
         self.subscriber.presence = caller.presence
@@ -434,9 +426,9 @@ class _Pull:
         self.subscriber.blocked = self._caller.is_blocked
         self._parts.border.act().subscriptions.subscribe(self.subscriber)
         self._parts.wake()
-        self._later(wait_ms / 1000)
+        self._start_timer(wait_ms / 1000)
 
-    def _later(self, delay_s: float) -> None:
+    def _start_timer(self, delay_s: float) -> None:
         self._timer = asyncio.get_running_loop().call_later(delay_s, self._timed_out)
 
     def deliver(self, epoch: int, now_ms: int, items: Sequence[Item]) -> None:
@@ -449,9 +441,9 @@ class _Pull:
         parts, group = self._parts, self.subscriber.group
         is_blocked = group.is_held or group in parts.core.throttled
         is_loading = group.loading or group.ready_count > group.in_key_queues
-        if self._patience and is_loading and not is_blocked:
-            self._patience -= 1
-            self._later(LOADING_WAIT_S)
+        if self._extensions_left and is_loading and not is_blocked:
+            self._extensions_left -= 1
+            self._start_timer(LOADING_WAIT_S)
             return
         parts.engine.subscriptions.unsubscribe(self.subscriber)
         self._leave()
@@ -473,7 +465,7 @@ class _Pull:
         self._caller.pulls.pop(self.subscriber, None)
 
     def closed(self) -> None:
-        # Break the reference cycle, which would keep a closed connection in memory.
+        # Break the reference cycle, because it would keep a closed connection in memory.
         self.subscriber.sink = None
         if self._timer is not None:
             self._timer.cancel()
@@ -481,7 +473,8 @@ class _Pull:
 
 
 def _filter_options(own: Filter, wanted: Filter) -> list[str]:
-    """Return the options of ``tickwheel groups set`` that change one filter into the other."""
+    """Return the options of ``tickwheel groups set`` that change the filter ``own`` into
+    ``wanted``."""
     if wanted == checks.NO_FILTER:
         return ["--all"]
     options = []

@@ -1,14 +1,15 @@
-"""Enqueues: the hot path of producers, and the queue of enqueues with rules for pending keys.
+"""Handles enqueues: the hot path of producers, and the queue of enqueues with rules for pending
+keys.
 
-Requests with rules are decided in order of arrival, each in one step of the loop and with all the
-rows that it depends on. The index of keys finds the pending tasks, but their rows have to be read,
-so these requests wait in a separate queue and plain ones overtake them. A request that needs no row
-and has none before it is decided at once. The rows are read again if another change came between
-the read and the decision. While a task with the key is in a batch that is not durable, the request
-waits for that batch.
+Requests with rules are decided in order of arrival, each in one step of the loop and with all rows
+on which the decision depends. The index of keys finds the pending tasks, but their rows have to be
+read, so these requests wait in a separate queue and plain ones overtake them. A request that needs
+no row is decided at once if no request is waiting. The rows are read again if another change came
+between the read and the decision. While a batch that is not durable contains a task with the key,
+the request waits for that batch.
 
 Invariants: ``inflight_bytes`` includes waiting requests as if they were staged. A waiting request
-reserves its number (``Session.under_way``): the same request under that number gets the same
+reserves its number (``Session.undecided``): the same request under that number gets the same
 answer, and a different one is refused.
 """
 
@@ -51,7 +52,7 @@ from tickwheel.server.shard.reads import IDS_PER_READ_MAX, NO_LIMIT
 
 if TYPE_CHECKING:
     from tickwheel.clock import Now
-    from tickwheel.engine.enqueue import Rules, Wanted
+    from tickwheel.engine.enqueue import NeededRecords, Rules
     from tickwheel.engine.sessions import ReplySink, Session, StoredAnswer
     from tickwheel.model.records import NewTask, OncePart, TaskOptions, TaskSnapshot
     from tickwheel.server.shard.callers import Caller, Quota
@@ -59,13 +60,13 @@ if TYPE_CHECKING:
     from tickwheel.server.shard.parts import Parts
     from tickwheel.server.shard.reads import View
 
-LOOK_AGAIN_MS = 1_000
-"""Ms between two searches for sessions to forget, after a search that found none."""
+SEARCH_GAP_MS = 1_000
+"""Milliseconds between two searches for sessions to forget if the first has found none."""
 
 
 class PlainTasks(NamedTuple):
-    """The limits of tasks that a transport can pass to ``enqueue_plain``: a body for a known topic,
-    a delay and optionally a key (``new_tasks.key_alone``)."""
+    """The limits of the tasks that a transport can pass to ``enqueue_plain``. Such a task has a
+    body, an existing topic, a delay and optionally a key (``new_tasks.key_alone``)."""
 
     topics: Container[str]
     body_bytes_max: int
@@ -89,7 +90,7 @@ class Producing:
         self._window_max = parts.limits.window_max
         self._outcomes_max = parts.core.config.outcomes_per_session_max
         self._staged_bytes_max = parts.settings.staged_bytes_max
-        self._look_again_ms = 0
+        self._next_search_ms = 0
         self.plain_tasks = PlainTasks(
             parts.core.topics,
             parts.limits.body_bytes_max,
@@ -100,13 +101,12 @@ class Producing:
     def enqueue(
         self, caller: Caller, request: int, floor: object, tasks: Sequence[Any], now: Now
     ) -> None:
-        """Stage all tasks or none. The sink's ``accepted`` gets their ids when they are durable.
-
-        A task is ``(topic, body, delay_ms)``, optionally followed by a map of options. Ascending
-        numbers in ``request`` make resends harmless for a caller with a session; the caller has
-        seen every answer below ``floor``. Raise BadRequest, LimitExceeded, BodyTooLarge, DueTooFar,
-        BacklogFull, WindowFull, RequestForgotten, StoreFull, Refused, Overloaded, Draining.
-        """
+        """Stage all tasks or none. The sink's ``accepted`` gets the ids of the tasks when they are
+        durable. A task is ``(topic, body, delay_ms)``, optionally followed by a map of options. For
+        a caller with a session, ascending numbers in ``request`` make resends harmless; the caller
+        has received all answers to requests below ``floor``. Raise BadRequest, LimitExceeded,
+        BodyTooLarge, DueTooFar, BacklogFull, WindowFull, RequestForgotten, StoreFull, Refused,
+        Overloaded, Draining."""
         if self._was_answered(caller, request, floor, now, tasks):
             return
         new_tasks, size, rules = self._parse(self.checked(tasks), now.now_ms)
@@ -115,7 +115,7 @@ class Producing:
         if placed:
             new_tasks = intake.place(new_tasks, now.now_ms)
         if rules is not None:
-            self._coalesce(caller, request, new_tasks, rules, size, answered=True)
+            self._queue_with_rules(caller, request, new_tasks, rules, size, answered=True)
             return
         sink, session = caller.replies, caller.session
         intake.enqueue(sink, session, request, new_tasks, size, now.now_ms, placed=placed)
@@ -130,15 +130,14 @@ class Producing:
         *,
         is_part: bool = False,
     ) -> None:
-        """``enqueue`` with an idempotency key, by a caller without a session.
-
-        ``key`` names a session for this one request. The ``fingerprint`` of the payload serves as
-        the request number, so the same payload is a resend. ``is_part`` marks the tasks of one
-        shard of several; the home of the key remembers the request even without tasks. Raise as
-        ``enqueue``, and TooManySessions, IdempotencyKeyReused."""
+        """Do ``enqueue`` with an idempotency key, for a caller without a session. ``key`` names a
+        session for this one request. The ``fingerprint`` of the payload serves as the request
+        number, so the same payload is a resend. ``is_part`` means that the tasks are one shard's
+        part of the request; the home shard of the key remembers the request even without tasks.
+        Raise TooManySessions, IdempotencyKeyReused, or any error of ``enqueue``."""
         session_key, core = key, self._core
-        # A request sent to only one of several shards keeps the plain key, and so does a request
-        # that an earlier release has remembered under it.
+        # A request sent to only one of several shards keeps the plain key. So does a request that
+        # an earlier release has remembered under the plain key.
         if is_part or (core.versions.shards == 1 and core.sessions.get(key) is None):
             session_key = _once_session(caller, key)
         caller.session = session = self._session(session_key, now.now_ms)
@@ -161,10 +160,9 @@ class Producing:
     def _answer_of_former_shards(
         self, caller: Caller, request: int, once: Once, tasks: Sequence[Any], *, is_part: bool
     ) -> None:
-        """Answer a request that was accepted before the number of shards changed.
-
-        A part of a request gets the answers of all former shards, for its client to combine. Raise
-        Conflict if the former shards have not accepted all tasks."""
+        """Answer a request that was accepted before the number of shards changed. A part of a
+        request gets the answers of all former shards, which its client combines. Raise Conflict if
+        the former shards have not accepted all tasks."""
         if is_part:
             parts = tuple((part.shard, *_former_answer(part)) for part in once.parts)
             before = {"shards": once.shards, "parts": parts}
@@ -197,7 +195,7 @@ class Producing:
         value = accepted_ms, ids, {"outcomes": outcomes}
         self._committer.reply(caller.replies, request, value)
 
-    def _coalesce(
+    def _queue_with_rules(
         self,
         caller: Caller,
         request: int,
@@ -219,7 +217,7 @@ class Producing:
                 self._check_outcomes(caller.session, parts.clock.read().now_ms, len(new_tasks))
 
         self._coalescing.put(
-            Waiting(caller, request, new_tasks, rules, size_bytes, check, answered=answered)
+            WaitingRequest(caller, request, new_tasks, rules, size_bytes, check, answered=answered)
         )
 
     def enqueue_columns(
@@ -232,9 +230,9 @@ class Producing:
         delays_ms: object,
         now: Now,
     ) -> None:
-        """``enqueue`` of tasks of one topic that differ only in body and delay.
-
-        ``delays_ms`` is one delay for all tasks or a delay for each. Raise as ``enqueue``."""
+        """Do ``enqueue`` with tasks of one topic that differ only in body and delay. ``delays_ms``
+        is one delay for all tasks, or a list with a delay for each. Raise any error of
+        ``enqueue``."""
         if self._was_answered(caller, request, floor, now, bodies, topic):
             return
         checked_bodies = self.checked(bodies, "bodies")
@@ -252,10 +250,8 @@ class Producing:
         tasks: object,
         topic: object = None,
     ) -> bool:
-        """Answer the request if it is a resend, and return whether it was.
-
-        Raise the reason why a new request is refused. ``topic`` is given if ``tasks`` are only
-        bodies."""
+        """Answer the request if it is a resend, and return whether it was. Raise an error if a new
+        request is currently refused. ``topic`` is set if ``tasks`` are only bodies."""
         session = caller.session
         if session is not None:
             if type(floor) is not int or not 0 <= floor <= request:
@@ -266,20 +262,20 @@ class Producing:
             if self._is_repeat(caller, session, request, floor, tasks, topic):
                 return True
             self._check_outcomes(session, now.now_ms)
-        self.check_door()
+        self.check_accepting()
         if caller.quota is not None:
             caller.quota.check(self._core, now.mono_ms)
         return False
 
     def _charge(self, quota: Quota | None, count: int, size_bytes: int) -> None:
-        """Charge a quota, as the last check before tasks are staged. Raise Overloaded."""
+        """Charge a quota. This must be the last check before tasks are staged. Raise Overloaded."""
         if quota is not None:
             quota.check_count(self._core, count)
             quota.charge(count, size_bytes)
 
     def enqueue_unanswered(self, caller: Caller, tasks: Sequence[Any], now: Now) -> None:
-        """``enqueue`` without an answer or protection against resends."""
-        self.check_door()
+        """Do ``enqueue`` without an answer and without protection against resends."""
+        self.check_accepting()
         if caller.quota is not None:
             caller.quota.check(self._core, now.mono_ms)
         new_tasks, size, rules = self._parse(self.checked(tasks), now.now_ms)
@@ -288,7 +284,7 @@ class Producing:
         if self._new_tasks.has_windows:
             new_tasks = intake.place(new_tasks, now.now_ms)
         if rules is not None:
-            self._coalesce(caller, 0, new_tasks, rules, size, answered=False)
+            self._queue_with_rules(caller, 0, new_tasks, rules, size, answered=False)
             return
         intake.enqueue(None, None, 0, new_tasks, size, now.now_ms, caller.replies)
 
@@ -303,15 +299,13 @@ class Producing:
         *,
         keyed: bool = False,
     ) -> int:
-        """``enqueue`` many requests, each with one plain task (``PlainTasks``).
-
-        This takes 3.6 µs per frame instead of the 12 µs of ``enqueue``. The request numbers ascend
-        and are above ``session.last``, so none is a resend. ``floor`` is that of the last request,
-        and ``keyed`` says whether any task has a key. Return the number of accepted requests;
-        ``enqueue`` of the next one raises the reason for its refusal.
-        """
+        """Enqueue many requests, each with one plain task (``PlainTasks``). Return the number of
+        accepted requests; passing the next one to ``enqueue`` raises the error that refuses it.
+        This takes 3.6 µs per frame instead of the 12 µs of ``enqueue``. The request numbers must
+        ascend and be above ``session.last``, so that none is a resend. ``floor`` is that of the
+        last request, and ``keyed`` says whether any task has a key."""
         session, core = caller.session, self._core
-        if session is None or not self._is_clear():
+        if session is None or not self._accepts_plain():
             return 0
         if keyed and core.ruled_topics:
             return 0
@@ -337,11 +331,12 @@ class Producing:
     # --- sessions ------------------------------------------------------------------------------
 
     def join(self, caller: Caller, session: bytes, now_ms: int) -> None:
-        """Remember the caller's enqueues in a session, for resends. Raise TooManySessions."""
+        """Remember the caller's enqueues in a session, so that resends are recognized. Raise
+        TooManySessions."""
         caller.session = self._session(session, now_ms)
 
     def _session(self, key: bytes, now_ms: int) -> Session:
-        """Return the session with this key for one more connection. Raise TooManySessions."""
+        """Return this session with one more connection counted. Raise TooManySessions."""
         engine = self._parts.border.act()
         sessions = self._core.sessions
         session = sessions.open(key, now_ms)
@@ -359,10 +354,8 @@ class Producing:
         return session
 
     def end_session(self, caller: Caller, *, for_good: bool = False) -> None:
-        """Detach the caller from its session.
-
-        Forget a session that was never used or is left ``for_good``; the next batch records
-        that."""
+        """Detach the caller from its session. Forget a session that was never used or that the
+        caller leaves ``for_good``."""
         session, caller.session = caller.session, None
         if session is None:
             return
@@ -374,7 +367,7 @@ class Producing:
     def leave(self, caller: Caller, request: int, now: Now) -> None:
         """Disconnect a caller that will not resend: release its leases and forget its session."""
         caller.has_left = True
-        # Leases of the outbound process stay, because they can wait for a callback.
+        # The outbound process keeps its leases, because they can wait for a callback.
         if caller.principal != OUTBOUND:
             engine = self._parts.border.act()
             for subscriber in caller.consumers:
@@ -383,8 +376,8 @@ class Producing:
         self.end_session(caller, for_good=True)
         self._committer.reply(caller.replies, request, None)
 
-    def _is_clear(self) -> bool:
-        """Return whether the shard has no reason to refuse enqueues."""
+    def _accepts_plain(self) -> bool:
+        """Return whether the shard currently has no reason to refuse any enqueue."""
         core = self._core
         return not (
             self._parts.draining
@@ -395,8 +388,8 @@ class Producing:
             or self._intake.inflight_bytes >= self._staged_bytes_max
         )
 
-    def check_door(self) -> None:
-        """Raise the reason if every new task is refused at the moment."""
+    def check_accepting(self) -> None:
+        """Raise an error if new tasks are currently refused."""
         self._check_open()
         if self._intake.inflight_bytes >= self._staged_bytes_max:
             raise Overloaded(
@@ -405,7 +398,7 @@ class Producing:
             )
 
     def _check_open(self) -> None:
-        """Raise the reason if tasks are refused even for requests that have waited."""
+        """Raise an error if tasks are currently refused even for requests that have waited."""
         if self._parts.draining:
             raise Draining("the daemon is shutting down; nothing was stored")
         if self._committer.full:
@@ -414,7 +407,7 @@ class Producing:
             raise Refused(f"{STALLED}: {self._committer.trouble}")
 
     def checked(self, tasks: object, field: str = "tasks") -> Sequence[Any]:
-        """Return ``tasks`` after a check of their number. Raise BadRequest, LimitExceeded."""
+        """Check the number of ``tasks``, and return them. Raise BadRequest, LimitExceeded."""
         if type(tasks) is not tuple or not 0 < len(tasks) <= self._tasks_max:
             elements = checks.array(tasks, field, self._tasks_max)
             raise BadRequest(f"{field} has {len(elements)} elements; the minimum is 1")
@@ -444,8 +437,8 @@ class Producing:
                 else:
                     self._answer_again(caller, answer)
             return True
-        if request in session.under_way:
-            self._coalescing.follow(caller, session, request, _all_named(tasks, topic))
+        if request in session.undecided:
+            self._coalescing.add_follower(caller, session, request, _sent_contents(tasks, topic))
             return True
         if request < session.floor:
             raise RequestForgotten(
@@ -461,27 +454,26 @@ class Producing:
     def _check_same(
         self, session: Session, answer: StoredAnswer, tasks: object, topic: object
     ) -> None:
-        """Raise Conflict if a resend differs from the request that was answered.
-
-        Compare the number of tasks, the topics and keys of tasks in memory, and the bodies of tasks
-        that are not durable yet."""
+        """Raise Conflict if a resend differs from the request that was answered. The check compares
+        the number of tasks, the topics and keys of tasks in memory, and the bodies of tasks that
+        are not durable."""
         request, first, count, _ = answer
-        named = _all_named(tasks, topic)
-        is_same = len(named) == count
-        if is_same and request not in session.merged:  # merged tasks can have ids of others
+        contents = _sent_contents(tasks, topic)
+        is_same = len(contents) == count
+        if is_same and request not in session.merged:  # else ids may be of other requests
             core = self._core
             staged = [batch.effects.enqueued for batch in core.batches]
-            for task_id, sent in zip(count_from(first, ID_STEP), named, strict=False):
+            for task_id, sent in zip(count_from(first, ID_STEP), contents, strict=False):
                 row, length = core.resident_rows.get(task_id), 2
                 for rows in staged:
                     if task_id in rows:
                         row, length = rows[task_id], 3
                 if row is not None:
-                    is_same &= sent[:length] == _name(row[2], row[4], row[3])[:length]
+                    is_same &= sent[:length] == _content(row[2], row[4], row[3])[:length]
         if not is_same:
             raise Conflict(
-                f"request {request} of this session was answered and had {count} other tasks;"
-                " a different request needs a new number"
+                f"request {request} of this session was already answered, for {count} different"
+                " tasks; use a new number for a different request"
             )
 
     def _answer_again(self, caller: Caller, answer: StoredAnswer) -> None:
@@ -490,7 +482,7 @@ class Producing:
         self._committer.reply(caller.replies, request, (accepted_ms, ids))
 
     def _answer_with_dues(self, caller: Caller, answer: StoredAnswer) -> None:
-        """Answer with the chosen due times, read from the tasks; None for tasks that have ended."""
+        """Answer with the chosen due times, read from the tasks; an ended task gets None."""
         request, first, count, accepted_ms = answer
         ids = tuple(range(first, first + count * ID_STEP, ID_STEP))
         dues_ms: list[int | None] = [None] * count
@@ -511,9 +503,8 @@ class Producing:
         return core.config.session_outcomes_max - core.sessions.answers
 
     def _check_outcomes(self, session: Session, now_ms: int, count: int = 1) -> None:
-        """Make room to remember ``count`` more answers. Raise Overloaded if there is none.
-
-        Idle sessions are forgotten if necessary."""
+        """Make room to remember ``count`` more answers, forgetting idle sessions if necessary.
+        Raise Overloaded if there is no room."""
         core = self._core
         if session.weight + count > self._outcomes_max:
             raise Overloaded(
@@ -521,11 +512,11 @@ class Producing:
                 f" more would exceed the limit {self._outcomes_max} (outcomes_per_session_max):"
                 " raise the floor"
             )
-        while self._room_for_outcomes() < count and now_ms >= self._look_again_ms:
+        while self._room_for_outcomes() < count and now_ms >= self._next_search_ms:
             unused = core.sessions.make_room(now_ms, core.config.session_evict_idle_ms_min)
             if unused is None:
-                # A search without a result visits all sessions.
-                self._look_again_ms = now_ms + LOOK_AGAIN_MS
+                # A search without a result has visited all sessions.
+                self._next_search_ms = now_ms + SEARCH_GAP_MS
                 break
             self._parts.engine.forget_session(unused)
         if self._room_for_outcomes() < count:
@@ -535,24 +526,22 @@ class Producing:
             )
 
 
-def _all_named(tasks: object, topic: object) -> list[tuple[object, object, object]]:
-    """Return topic, key and body of each unchecked task.
-
-    ``topic`` is given if the tasks are only bodies."""
+def _sent_contents(tasks: object, topic: object) -> list[tuple[object, object, object]]:
+    """Return (topic, key, body) of each unchecked task. With ``topic``, ``tasks`` are bodies."""
     items = tasks if type(tasks) is tuple else ()
     if topic is not None:
         return [(topic, None, body) for body in items]
-    return [_named(task) for task in items]
+    return [_sent_content(task) for task in items]
 
 
-def _named(task: Any) -> tuple[object, object, object]:
+def _sent_content(task: Any) -> tuple[object, object, object]:
     if type(task) is not tuple or len(task) not in (3, 4):
         return None, None, None
     options = task[3] if len(task) == 4 else None
     return task[0], options.get("key") if type(options) is dict else None, task[1]
 
 
-def _name(topic: str, options: TaskOptions | None, body: bytes) -> tuple[object, object, object]:
+def _content(topic: str, options: TaskOptions | None, body: bytes) -> tuple[object, object, object]:
     return topic, None if options is None else options.key, body
 
 
@@ -564,13 +553,13 @@ def _has_window(task: Any) -> bool:
 # --- rules for pending keys ----------------------------------------------------------------------
 
 REQUESTS_PER_READ_MAX = 1_024
-TRIES_MAX = 64
-"""Maximum reads and waits of a request with rules before it is refused."""
+ATTEMPTS_MAX = 64
+"""Number of reads and waits after which a request with rules is refused."""
 _WORDS = {int(outcome): outcome.word for outcome in Merging}
 
 
 class MergedSink:
-    """A sink for the answer of a request with rules, which adds the outcome of each task."""
+    """A sink for the answer to a request with rules. It adds the outcome of each task."""
 
     def __init__(self, sink: ReplySink, merged: Merged = ()) -> None:
         self._sink = sink
@@ -598,19 +587,19 @@ class MergedSink:
 
 
 def merged_answer(accepted_ms: int, merged: Merged) -> tuple[object, ...]:
-    """Return the answer of an enqueue with rules: time, ids, a map with (word, due_ms) by task."""
+    """Return the answer to an enqueue with rules: time, ids, (word, due_ms) of each task."""
     outcomes = tuple((_WORDS[outcome], due_ms) for outcome, _, due_ms in merged)
     return accepted_ms, tuple(task_id for _, task_id, _ in merged), {"outcomes": outcomes}
 
 
 def _once_session(caller: Caller, key: bytes) -> bytes:
-    """Return the session of an idempotency key. Principals do not share keys."""
+    """Return the key of an idempotency key's session. Principals do not share idempotency keys."""
     name = blake2b(caller.principal.name.encode()).digest()
     return blake2b(key, key=name, digest_size=SESSION_BYTES).digest()
 
 
 FormerAnswer = tuple[int, tuple[int, ...], tuple[tuple[str, int | None], ...]]
-"""(time, ids, (word, due_ms) by task); due_ms is None if time and delay determine it."""
+"""(time, ids, (word, due_ms) of each task); due_ms is None if it follows from time and delay."""
 
 
 def _former_answer(part: OncePart) -> FormerAnswer:
@@ -622,8 +611,8 @@ def _former_answer(part: OncePart) -> FormerAnswer:
 
 
 @dataclass(slots=True, eq=False)
-class Waiting:
-    """A request with rules in the queue."""
+class WaitingRequest:
+    """A queued request with rules."""
 
     caller: Caller
     number: int
@@ -631,11 +620,11 @@ class Waiting:
     rules: Rules
     size_bytes: int
     check: Callable[[], None]
-    """Raises the reason if new tasks are refused."""
+    """Raises an error if new tasks are refused."""
     answered: bool
     """Whether the caller expects an answer."""
     session: Session | None = field(init=False)
-    tries: int = 0
+    attempts: int = 0
     followers: list[Caller] = field(default_factory=list)
     """Callers that have sent the same request again."""
 
@@ -643,13 +632,13 @@ class Waiting:
         self.session = self.caller.session if self.answered else None
 
 
-def _keeps_bodies(request: Waiting) -> bool:
-    """Return whether the request can change the due time of a task and keep its body."""
+def _keeps_bodies(request: WaitingRequest) -> bool:
+    """Return whether the request can change the due time of a task without replacing its body."""
     return any(rule is not None and rule.replaces == DUE for rule in request.rules)
 
 
 class Coalescing:
-    """The queue of enqueues with rules. ``run`` works on it after all keys are in memory."""
+    """The queue of enqueues with rules. ``run`` processes it once all keys are in memory."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
@@ -657,50 +646,49 @@ class Coalescing:
         self._intake = parts.engine.intake
         self._committer = parts.committer
         self._ids_max = parts.limits.key_tasks_max
-        """Maximum tasks with the keys of one request."""
-        self._waiting: deque[Waiting] = deque()
-        self._first: dict[tuple[Session, int], Waiting] = {}
-        """The waiting request by (session, number)."""
+        """Maximum number of tasks with the keys of one request."""
+        self._waiting: deque[WaitingRequest] = deque()
+        self._by_number: dict[tuple[Session, int], WaitingRequest] = {}
+        """(session, number) → waiting request."""
         self._followers = 0
         self._wake = asyncio.Event()
 
-    def put(self, request: Waiting) -> None:
-        """Decide a request now or queue it. Raise Overloaded if the queue is full, or the error
+    def put(self, request: WaitingRequest) -> None:
+        """Decide a request now, or queue it. Raise Overloaded if the queue is full, or the error
         that refuses the request."""
         if (
             not self._waiting
             and self._parts.loaded.is_set()
             and self._parts.has_room(request.caller)
         ):
-            wanted = self._wanted(request)
-            if not wanted.waits and not wanted.ids and self._decide(request, _nothing):
+            needed = self._needed_records(request)
+            if not needed.must_wait and not needed.ids and self._decide(request, _empty_view):
                 return
         self._check_room()
         self._intake.inflight_bytes += request.size_bytes
         self._waiting.append(request)
         session, number = request.session, request.number
         if session is not None:
-            session.under_way.add(number)
+            session.undecided.add(number)
             session.last = max(session.last, number)
-            self._first[session, number] = request
+            self._by_number[session, number] = request
         self._wake.set()
 
-    def follow(
+    def add_follower(
         self,
         caller: Caller,
         session: Session,
         number: int,
-        named: list[tuple[object, object, object]],
+        sent: list[tuple[object, object, object]],
     ) -> None:
-        """Give ``caller`` the answer of the waiting request with this number.
-
-        ``named`` has the topics, keys and bodies of the resend. Raise Conflict if they differ,
+        """Let ``caller`` wait for the answer to the waiting request with this number. ``sent``
+        contains the topics, keys and bodies of the resend. Raise Conflict if they differ,
         Overloaded if too many requests wait."""
-        first = self._first[session, number]
-        if named != [_name(topic, options, body) for topic, _, body, options in first.new_tasks]:
+        first = self._by_number[session, number]
+        if sent != [_content(topic, options, body) for topic, _, body, options in first.new_tasks]:
             raise Conflict(
-                f"request {number} of this session is waiting with other tasks; a different request"
-                " needs a new number"
+                f"request {number} of this session is already waiting, and has different tasks; use"
+                " a new number for a different request"
             )
         self._check_room()
         first.followers.append(caller)
@@ -718,17 +706,17 @@ class Coalescing:
                 await self._decide_first()
 
     async def _decide_first(self) -> None:
-        """Read once, and decide the first requests as far as these rows suffice."""
+        """Read once, and decide as many of the first requests as these rows suffice for."""
         head = self._waiting[0]
-        if not self._parts.has_room(head.caller) or self._wanted(head).waits:
-            head.tries += 1
+        if not self._parts.has_room(head.caller) or self._needed_records(head).must_wait:
+            head.attempts += 1
             await self._committer.barrier()
-            if head.tries <= TRIES_MAX:
+            if head.attempts <= ATTEMPTS_MAX:
                 return
         ids: dict[int, None] = {}
         count = 0
         for request in islice(self._waiting, REQUESTS_PER_READ_MAX):
-            request_ids = self._wanted(request).ids
+            request_ids = self._needed_records(request).ids
             if len(request_ids) > self._ids_max:
                 request_ids = ()  # the request will be refused
             if count and len(ids) + len(request_ids) > IDS_PER_READ_MAX:
@@ -738,43 +726,42 @@ class Coalescing:
         bodies = any(map(_keeps_bodies, islice(self._waiting, count)))
         async with self._parts.reader.read_some(list(ids), NO_LIMIT, bodies=bodies) as (view, _):
             for _ in range(count):
-                if not self._is_over(self._waiting[0], view, ids.keys()):
-                    self._waiting[0].tries += 1
+                if not self._process(self._waiting[0], view, ids.keys()):
+                    self._waiting[0].attempts += 1
                     break
                 self._uncount(self._waiting.popleft())
 
-    def _uncount(self, request: Waiting) -> None:
+    def _uncount(self, request: WaitingRequest) -> None:
         self._intake.inflight_bytes -= request.size_bytes
         self._followers -= len(request.followers)
         session, number = request.session, request.number
         if session is not None:
-            session.under_way.discard(number)
-            self._first.pop((session, number), None)
+            session.undecided.discard(number)
+            self._by_number.pop((session, number), None)
 
-    def _wanted(self, request: Waiting) -> Wanted:
+    def _needed_records(self, request: WaitingRequest) -> NeededRecords:
         now_ms = self._parts.clock.read().now_ms
-        return self._coalescer.wanted(request.new_tasks, request.rules, now_ms)
+        return self._coalescer.needed_records(request.new_tasks, request.rules, now_ms)
 
-    def _is_over(self, request: Waiting, view: View, read_ids: Collection[int]) -> bool:
-        """Decide or refuse the request. Return False if it has to wait.
-
-        ``view`` shows the tasks ``read_ids``."""
+    def _process(self, request: WaitingRequest, view: View, read_ids: Collection[int]) -> bool:
+        """Decide or refuse the request. Return False if it has to wait. ``view`` contains the tasks
+        ``read_ids``."""
         self._parts.border.begin()
         try:
-            if request.tries > TRIES_MAX:
+            if request.attempts > ATTEMPTS_MAX:
                 raise Overloaded(
-                    f"tasks with the keys of this request changed during each of {TRIES_MAX} tries;"
-                    " nothing was stored"
+                    f"tasks with the keys of this request changed during each of {ATTEMPTS_MAX}"
+                    " tries; nothing was stored"
                 )
-            wanted = self._wanted(request)
-            if len(wanted.ids) > self._ids_max:
+            needed = self._needed_records(request)
+            if len(needed.ids) > self._ids_max:
                 raise LimitExceeded(
-                    f"{len(wanted.ids)} tasks have the keys of this request; the limit is"
+                    f"{len(needed.ids)} tasks have the keys of this request; the limit is"
                     f" {self._ids_max} (key_tasks_max); nothing was stored"
                 )
-            if wanted.waits or not all(task_id in read_ids for task_id in wanted.ids):
+            if needed.must_wait or not all(task_id in read_ids for task_id in needed.ids):
                 return False
-            missing = self._parts.reader.missing(wanted.ids)
+            missing = self._parts.reader.missing(needed.ids)
             if missing:
                 raise RowMissing(f"task {missing[0]} has not ended, but has no row in the store")
             return self._decide(request, view)
@@ -786,12 +773,12 @@ class Coalescing:
         return True
 
     @staticmethod
-    def _refuse(request: Waiting, error: TickwheelError) -> None:
+    def _refuse(request: WaitingRequest, error: TickwheelError) -> None:
         if request.answered:
             for caller in (request.caller, *request.followers):
                 caller.refuse(request.number, error)
 
-    def _decide(self, request: Waiting, view: View) -> bool:
+    def _decide(self, request: WaitingRequest, view: View) -> bool:
         """Decide the request. Return False if it has to wait. Raise the error that refuses it."""
         caller, session = request.caller, request.session
         if session is not None:
@@ -822,7 +809,7 @@ class Coalescing:
         return True
 
     def repeat(self, caller: Caller, session: Session, answer: StoredAnswer) -> None:
-        """Answer a resend like the original request."""
+        """Answer a resend as the original request was answered."""
         request, _, _, accepted_ms = answer
         merged = session.merged.get(request, ())
         sink = MergedSink(caller.replies, merged)
@@ -831,6 +818,6 @@ class Coalescing:
             self._committer.reply(caller.replies, request, value)
 
 
-def _nothing(ids: Sequence[int]) -> Mapping[int, TaskSnapshot]:
-    """Return the empty view of a request that needs no rows."""
+def _empty_view(ids: Sequence[int]) -> Mapping[int, TaskSnapshot]:
+    """Return an empty view, for a request that needs no rows."""
     return {}

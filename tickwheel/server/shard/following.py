@@ -2,16 +2,16 @@
 
 The home of a topic numbers the changes of its settings and groups (``engine/topics.py:Versions``).
 This shard reads the committed settings of all other shards before it serves, and then every
-``LOOK_S``, less often with many shards. It applies missed changes like the verbs do. It also ends
-claims of names (``names.py``) that their target shard does not use. Invariants:
+``READ_S_MIN``, or less often if there are many shards. It applies missed changes as the verbs do.
+It also ends claims of names (``names.py``) that their target shard does not use. Invariants:
 
 * A change is applied completely, together with its version. An older version is never applied.
-* A group that its home does not have ends here only if the home's counter has reached the version
-  followed here, and the group is not in use here. So a home that was set back to an older state
-  ends nothing.
-* Such a home first recovers from the other shards the changes beyond its counter, and creates the
-  groups of its topics that began elsewhere while it was away. Then it continues counting.
-* A read delays the shard only during its start, for at most ``CATCH_UP_S``.
+* A group that no longer exists at its home is deleted here only if the home's counter has reached
+  the version adopted here, and the group is not in use here. So a home that was set back to an
+  older state causes no deletion.
+* Such a home first recovers the changes beyond its counter from the other shards, and creates the
+  groups of its topics that began elsewhere while it was unreachable. Then it continues counting.
+* Reads delay the shard only during its start, for at most ``CATCH_UP_S``.
 """
 
 from __future__ import annotations
@@ -45,27 +45,26 @@ if TYPE_CHECKING:
 
 CATCH_UP_S: Final = 2.0
 """Maximum seconds that a start waits for the settings of other shards."""
-LOOK_S: Final = 2.0
-LOOKS_A_SECOND: Final = 64
-"""Maximum shards that are read in a second. With N shards the store gets N times as many reads."""
-CLAIMS_LOOK_MS: Final = 60_000
-"""Ms between two checks for old claims of names."""
+READ_S_MIN: Final = 2.0
+READS_PER_S_MAX: Final = 64
+"""Maximum shards read per second. With N shards the store gets N times as many reads."""
+CLAIMS_CHECK_MS: Final = 60_000
+"""Milliseconds between two checks for old claims of names."""
 ROWS_AT_A_TIME: Final = 200
-"""Maximum rows that are applied in one step of the event loop."""
+"""Maximum number of rows that are applied in one step of the event loop."""
 LOGGED_MAX: Final = 20
-"""Maximum changes of one read that are logged individually; of more only the number is logged."""
+"""Maximum changes of one read that are logged individually. Of more, the number is logged."""
 Name = tuple[str, str]
 """(topic, group) of a row."""
 
 
-def look_pause_s(others: int) -> float:
-    """Return the seconds between two reads of this number of shards."""
-    return max(LOOK_S, others / LOOKS_A_SECOND)
+def read_pause_s(others: int) -> float:
+    """Return the seconds between two reads of ``others`` shards."""
+    return max(READ_S_MIN, others / READS_PER_S_MAX)
 
 
 class Following:
-    """Applies the settings of other shards. Call ``catch_up`` before the shard serves, then
-    ``run``."""
+    """Applies the settings of other shards: ``catch_up`` before the shard serves, then ``run``."""
 
     def __init__(self, parts: Parts, upkeep: Upkeep, siblings: Siblings) -> None:
         self._parts = parts
@@ -74,26 +73,26 @@ class Following:
         self._versions = parts.core.versions
         self._others = [n for n in range(self._versions.shards) if n != self._versions.shard]
         self._known: dict[int, tuple[int, int]] = {}
-        """By shard: its counter and the number of local changes to its objects, as of the last read
-        after which everything was applied."""
-        self._unseen = set(self._others)
-        """Shards that were not read since the start."""
+        """Shard → (its counter, number of stray changes to its objects here) at the last read after
+        which everything was applied."""
+        self._unread = set(self._others)
+        """Shards that have not been read since the start."""
         before = self._versions.number_at_start
-        self._numbered = self._versions.counter if before is None else before
-        """The highest number that this shard had assigned before it could have been set back."""
-        self._versions.number_at_start = self._numbered
+        self._numbered_max = self._versions.counter if before is None else before
+        """The highest number that this shard has certainly assigned, even if it was set back."""
+        self._versions.number_at_start = self._numbered_max
         self._unfired_ms: int | None = parts.engine.recovery.stopped_ms + 1
-        """Tasks due from this time on have not fired; None while the shard serves."""
+        """Tasks due from this time on have not fired; None once the shard serves."""
         self._reasons: dict[int, str] = {}
-        """By shard: the last logged reason why it is not followed."""
+        """Shard → the last logged reason why it is not followed."""
         self._claims_mono_ms = 0
-        """Steady time of the next check of claims."""
+        """Steady time of the next check for old claims."""
         self._changes: list[str] = []
-        """Changes of the current read, for the log."""
+        """Changes of the current read, which are logged at its end."""
 
     async def catch_up(self) -> None:
-        """Apply the settings of the other shards and recover lost settings of this one, before it
-        serves. Shards that do not answer in time are read later."""
+        """Apply the settings of the other shards, and recover lost settings of this shard, before
+        it serves. Shards that do not answer in time are read later."""
         reading = {asyncio.ensure_future(self._read(shard)): shard for shard in self._others}
         done, late = await asyncio.wait(reading, timeout=CATCH_UP_S)
         for task in late:
@@ -114,7 +113,7 @@ class Following:
                 "settings_not_followed", f"of shards {names}: {why}; they follow later"
             )
             self._reasons |= unread
-        self._take_back(answers)
+        self._recover(answers)
         for shard, answer in sorted(answers.items()):
             await self._follow(shard, answer)
         self._unfired_ms = None
@@ -122,16 +121,16 @@ class Following:
     async def run(self) -> None:
         """Read the other shards repeatedly, forever."""
         while True:
-            await asyncio.sleep(look_pause_s(len(self._others)))
+            await asyncio.sleep(read_pause_s(len(self._others)))
             await asyncio.gather(*map(self.look, self._others))
             await self.end_claims()
 
     async def end_claims(self) -> None:
-        """End old claims whose names are not used, here or in their target shard."""
+        """End old claims whose names are not used in their target shard."""
         now = self._parts.clock.read()
         if now.mono_ms < self._claims_mono_ms:
             return
-        self._claims_mono_ms = now.mono_ms + CLAIMS_LOOK_MS
+        self._claims_mono_ms = now.mono_ms + CLAIMS_CHECK_MS
         here, elsewhere = old_claims(self._parts.core, now.now_ms)
         drop_claims(self._parts, here)
         for shard, rows in elsewhere.items():
@@ -159,9 +158,9 @@ class Following:
             self._reasons.pop(shard, None)
             return
         if self._versions.strays[shard] != strays:
-            return  # changed here since the read: the next one sees that
-        if shard in self._unseen:
-            self._take_back({shard: answer})
+            return  # changed here since the read; the next read sees the change
+        if shard in self._unread:
+            self._recover({shard: answer})
         await self._follow(shard, answer)
         targets_changed(self._parts)
         self._parts.committer.kick()
@@ -174,7 +173,7 @@ class Following:
             return error
 
     def _log_reason(self, shard: int, why: str) -> None:
-        """Log once why a shard is not followed completely."""
+        """Log why a shard is not followed completely, unless that was the last reason logged."""
         if self._reasons.get(shard) != why:
             self._reasons[shard] = why
             self._parts.on_event("settings_not_followed", f"of shard {shard}: {why}; retrying")
@@ -204,8 +203,8 @@ class Following:
         ordered = sorted(rows.values(), key=lambda row: row.version)
         for start in range(0, len(ordered), ROWS_AT_A_TIME):
             if versions.strays[shard] != strays:
-                break  # changed here since the read: the next one applies it
-            reasons += self._take_all(ordered[start : start + ROWS_AT_A_TIME])
+                break  # changed here since the read; the next read is applied instead
+            reasons += self._apply_all(ordered[start : start + ROWS_AT_A_TIME])
             await asyncio.sleep(0)
         self._log_changes()
         if reasons:
@@ -217,8 +216,8 @@ class Following:
     def _missing_at_home(
         self, shard: int, rows: dict[Name, GroupRow]
     ) -> tuple[list[tuple[Topic, Group | None]], int]:
-        """Return (topic, group or None for the topic itself) that the home no longer has, and the
-        highest version of this home here."""
+        """Return (list of (topic, group or None for the topic itself) that no longer exist at the
+        home, highest version of this home here)."""
         deleted: list[tuple[Topic, Group | None]] = []
         highest = 0
         for topic in self._parts.core.topics.values():
@@ -236,7 +235,7 @@ class Following:
         return deleted, highest
 
     def _end(self, deleted: Sequence[tuple[Topic, Group | None]]) -> list[str]:
-        """Delete groups and reset settings of topics. Return the reasons why some stay."""
+        """Delete groups and reset settings of topics. Return why some were not deleted."""
         reasons = []
         for topic, group in deleted:
             self._versions.follows = True
@@ -252,27 +251,26 @@ class Following:
                     self._upkeep.end_group(group)
             finally:
                 self._versions.follows = False
-            self._changed(topic.name, None if group is None else group.name, "gone")
+            self._note_change(topic.name, None if group is None else group.name, "gone")
         return reasons
 
-    def _take_all(self, rows: Iterable[GroupRow]) -> list[str]:
-        """Apply these rows of a home. Return the errors of those that cannot be applied."""
+    def _apply_all(self, rows: Iterable[GroupRow]) -> list[str]:
+        """Apply these rows of a home. Return the errors of rows that cannot be applied."""
         reasons = []
         self._versions.follows = True
         try:
             for row in rows:
                 try:
-                    self._take(row)
+                    self._apply(row)
                 except TickwheelError as error:
                     reasons.append(error.message)
         finally:
             self._versions.follows = False
         return reasons
 
-    def _take(self, row: GroupRow) -> None:
-        """Apply a row to a group or to the settings of a topic, unless it has an older version.
-
-        Raise TickwheelError without having changed anything."""
+    def _apply(self, row: GroupRow) -> None:
+        """Apply a row to a group or to the settings of a topic, unless its version is older. Raise
+        TickwheelError before anything is changed."""
         name = None if row.group == TOPIC_ITSELF else row.group
         topic, group = find_room(self._parts, row.topic, name)
         settings = (row.settings or NOTHING_SET)._replace(former=())
@@ -284,14 +282,14 @@ class Following:
             if topic.settings != settings:
                 check_broadcast_only(topic, settings)
                 set_topic(grouping, self._upkeep, topic, settings, now)
-                self._changed(row.topic, None, f"version {row.version}")
-            if self._is_followed(row) and topic.version != row.version:
-                grouping.followed_topic(topic, row.version)
+                self._note_change(row.topic, None, f"version {row.version}")
+            if self._is_elsewhere(row) and topic.version != row.version:
+                grouping.adopt_topic_version(topic, row.version)
             return
         if group is None:
             check_filter(parts.core, topic, settings)
             group = make_group(grouping, topic, name, self._since_ms(row, now), now, settings)
-            self._changed(row.topic, name, f"version {row.version}, created")
+            self._note_change(row.topic, name, f"version {row.version}, created")
         elif row.version < group.version:
             return
         else:
@@ -299,52 +297,49 @@ class Following:
             after = with_filter(parts, group, after, now.now_ms)
             if after != group.settings:
                 grouping.set(group, after, now.mono_ms)
-                self._changed(row.topic, name, f"version {row.version}")
-        if self._is_followed(row) and group.version != row.version:
-            grouping.followed(group, row.version)
+                self._note_change(row.topic, name, f"version {row.version}")
+        if self._is_elsewhere(row) and group.version != row.version:
+            grouping.adopt_version(group, row.version)
 
     def _since_ms(self, row: GroupRow, now: Now) -> int | None:
-        """Return the start of a group here; None means now.
-
-        Tasks that came due while this shard was away and the group existed are owed to it."""
+        """Return the start of a group here; None means now. The group is owed tasks that came due
+        while it existed and this shard was down."""
         if row.since_id == BY_DUE_ALONE and row.since_ms > now.now_ms:
             return row.since_ms
         return None if self._unfired_ms is None else max(row.since_ms, self._unfired_ms)
 
-    def _is_followed(self, row: GroupRow) -> bool:
-        """Return whether the home of the row is another shard, which numbers its versions."""
+    def _is_elsewhere(self, row: GroupRow) -> bool:
+        """Return whether another shard is the home of the row, and so numbers its versions."""
         return self._versions.home_of(row.topic) != self._versions.shard
 
     # --- recovery of this home -------------------------------------------------------------------
 
-    def _take_back(self, answers: Mapping[int, SiblingSettings]) -> None:
+    def _recover(self, answers: Mapping[int, SiblingSettings]) -> None:
         """Recover settings of this home from other shards after it was set back to an older state,
-        and create groups of its topics that began elsewhere while it was away.
-
-        A version above all numbers that this shard had assigned before its start was lost, unless
-        it was changed here since. The recovery is one step, so that no other shard sees a part of
-        it. Afterwards the counter is above all lost versions, and the others follow it again.
-        """
+        and create groups of its topics that began elsewhere while it was unreachable. A version
+        above all numbers that this shard had assigned before its start was lost, unless the object
+        was changed here since. The recovery is one step, so that no other shard sees a part of it.
+        Afterwards the counter is above all lost versions, and the other shards follow it again."""
         newest: dict[Name, GroupRow] = {}
         for row in (row for answer in answers.values() for row in answer.rows or ()):
-            if row.is_closed or self._is_followed(row):
+            if row.is_closed or self._is_elsewhere(row):
                 continue
             name = row.topic, row.group
             if name not in newest or row.version > newest[name].version:
                 newest[name] = row
         wanted = sorted(filter(self._is_missing, newest.values()), key=lambda row: row.version)
         lost = max((row.version for row in newest.values()), default=0)
-        versions, count_on = self._versions, self._parts.engine.grouping.count_on
-        self._unseen.difference_update(answers)
-        if not self._unseen:
+        versions, set_counter = self._versions, self._parts.engine.grouping.set_counter
+        self._unread.difference_update(answers)
+        if not self._unread:
             versions.number_at_start = None
-        if wanted and lost > self._numbered:
+        if wanted and lost > self._numbered_max:
             detail = f"other shards know version {lost} of this shard: it was set back"
             self._parts.on_event("settings_taken_back", detail)
-        if versions.counter > self._numbered or lost > self._numbered:
-            count_on(max(lost, versions.counter))
-        self._numbered = max(lost, self._numbered)
-        for why in self._take_all(row._replace(version=self._versions.counter) for row in wanted):
+        if versions.counter > self._numbered_max or lost > self._numbered_max:
+            set_counter(max(lost, versions.counter))
+        self._numbered_max = max(lost, self._numbered_max)
+        for why in self._apply_all(row._replace(version=self._versions.counter) for row in wanted):
             self._parts.on_event(
                 "settings_not_followed", f"of this shard, as other shards have it: {why}"
             )
@@ -360,11 +355,11 @@ class Following:
             if row.version == 0:
                 return group is None
             version = 0 if group is None else group.version
-        return row.version > self._numbered >= version
+        return row.version > self._numbered_max >= version
 
     # --- log -------------------------------------------------------------------------------------
 
-    def _changed(self, topic: str, group: str | None, what: str) -> None:
+    def _note_change(self, topic: str, group: str | None, what: str) -> None:
         self._parts.observed.settings_followed += 1
         label = f"topic {topic}" if group is None else f"group {group} of topic {topic}"
         self._changes.append(f"{label}: {what}")

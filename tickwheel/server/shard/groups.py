@@ -1,7 +1,8 @@
 """Operations on groups, on settings of groups and topics, and on order keys and fair shares.
 
-Each answer waits until the change is durable. The engine knows only the hash of a key. The text of
-a key and the reason of a failure are in the row of one of its tasks, which is read first.
+Each answer waits until the change is durable. The engine knows only the hash of an order key. The
+text of a key and the reason for a failure are stored in the row of one of its tasks, which is read
+first.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from tickwheel.api.groups import (
     SettingsFields,
 )
 from tickwheel.engine.ordering import mark_of_key, shared_value
-from tickwheel.engine.tasks import HeldKey, KeyOfPause, KeyQueueState
+from tickwheel.engine.tasks import HeldKey, KeyQueueState, PausedKeyState
 from tickwheel.engine.topics import NOTHING_SET, Group, Topic
 from tickwheel.errors import BadRequest, Conflict, LimitExceeded, NotFound, Refused
 from tickwheel.limits import KEY_TASKS_MAX
@@ -49,15 +50,15 @@ if TYPE_CHECKING:
     from tickwheel.model.filters import Filter
     from tickwheel.model.records import TaskRow, TaskSnapshot
     from tickwheel.server.shard.background import Upkeep
-    from tickwheel.server.shard.callers import Ask
+    from tickwheel.server.shard.callers import Call
     from tickwheel.server.shard.parts import Parts
 
-HELD = ("scheduled", "ready", "in_flight", "waiting", "dead")
-TOPICS_PER_LOOK = 1_000
+COUNTED_STATES = ("scheduled", "ready", "in_flight", "waiting", "dead")
+TOPICS_EXAMINED = 1_000
 """Topics that are examined at a time for idle ones if there is no room for a new topic."""
 NAMED_MAX = 5
-"""Maximum schedules that a message names."""
-OF_TOPICS = ("if_pending", "broadcast_only")
+"""Maximum number of schedules that a message names."""
+TOPIC_SETTINGS = ("if_pending", "broadcast_only")
 OF_GROUPS = tuple(field.name for field in GroupFields.fields())
 assert set(OF_GROUPS) == {"tags", "where", *LINE_SETTINGS}, "delivery.Wanted has each of them"
 
@@ -74,12 +75,11 @@ class Grouping:
     def _grouping(self) -> GroupVerbs:
         return self._parts.border.act().grouping
 
-    def create_group(self, ask: Ask[NewGroup]) -> None:
-        """Create a group with its settings, or answer the existing group unchanged.
-
-        Raise BadRequest, LimitExceeded, Refused."""
-        topic_name, name, now = ask.request.topic, ask.request.group, ask.now
-        since_ms, options = _since(ask.request.since), ask.request.values(NewGroupFields)
+    def create_group(self, call: Call[NewGroup]) -> None:
+        """Create a group with its settings, or answer with the existing group unchanged. Raise
+        BadRequest, LimitExceeded, Refused."""
+        topic_name, name, now = call.request.topic, call.request.group, call.now
+        since_ms, options = _since(call.request.since), call.request.values(NewGroupFields)
         core = self._core
         settings = checks.settings(options, NOTHING_SET, core.policies, now.now_ms)
         checks.storable_settings(settings)
@@ -90,12 +90,12 @@ class Grouping:
             group = make_group(self._grouping, topic, name, since_ms, now, settings)
         answer = {"topic": topic_name, "group": name}
         answer |= settings_map(group.settings, core.policies)
-        self._parts.committer.answer(ask, answer | {"created": created})
+        self._parts.committer.answer(call, answer | {"created": created})
         self._parts.wake()
 
-    def delete_group(self, ask: Ask[GroupDeletion]) -> None:
-        """Delete a group with its tasks, and answer their counts. Raise NotFound, Conflict."""
-        topic_name, name, force = ask.request.topic, ask.request.group, ask.request.force
+    def delete_group(self, call: Call[GroupDeletion]) -> None:
+        """Delete a group with its tasks, and answer with their counts. Raise NotFound, Conflict."""
+        topic_name, name, force = call.request.topic, call.request.group, call.request.force
         group = find_group(self._core, topic_name, name)
         held = {
             "ready": group.ready_count,
@@ -112,22 +112,22 @@ class Grouping:
         self._parts.border.act()
         self._upkeep.end_group(group)
         targets_changed(self._parts)
-        self._parts.committer.answer(ask, held)
+        self._parts.committer.answer(call, held)
         self._parts.wake()
 
-    def delete_topic(self, ask: Ask[Deletion]) -> None:
-        """Delete a topic with its groups, settings, dead letters and tasks, and answer the counts.
-
-        The tasks end as deleted. Raise NotFound, Refused, Overloaded; Conflict if it has tasks or
-        subscribers, unless ``force`` is set, or if a schedule enqueues to it."""
+    def delete_topic(self, call: Call[Deletion]) -> None:
+        """Delete a topic with its groups, settings, dead letters and tasks, and answer with the
+        counts. The tasks end as deleted. Raise NotFound, Refused, Overloaded; Conflict if a
+        schedule enqueues to the topic, or if it has tasks or subscribers and ``force`` is not
+        set."""
 
         def done() -> None:
-            held = self._delete_topic(ask.request.topic, ask.now, force=ask.request.force)
-            self._parts.committer.answer(ask, held)
+            held = self._delete_topic(call.request.topic, call.now, force=call.request.force)
+            self._parts.committer.answer(call, held)
             self._parts.wake()
 
         # Commands run after every stored task is in memory, so the counts are complete.
-        self._parts.commands.put_last(ask, done)
+        self._parts.commands.put_last(call, done)
 
     def _delete_topic(self, name: str, now: Now, *, force: bool) -> dict[str, int]:
         topic = self._core.topics.get(name)
@@ -139,8 +139,8 @@ class Grouping:
         held = closing.held(topic)
         subscribers = sum(len(group.subscribers) for group in topic.groups.values())
         subscribers += len(topic.broadcasters)
-        if not force and (subscribers or any(held[state] for state in HELD)):
-            counts = ", ".join(f"{held[state]} {state}" for state in HELD)
+        if not force and (subscribers or any(held[state] for state in COUNTED_STATES)):
+            counts = ", ".join(f"{held[state]} {state}" for state in COUNTED_STATES)
             raise Conflict(
                 f"topic {name} holds {counts} and has {subscribers} subscribers; use force to"
                 " delete it anyway"
@@ -153,8 +153,9 @@ class Grouping:
         return held
 
     def _check_unscheduled(self, topic: str) -> None:
-        """Raise Conflict if a schedule enqueues to the topic, which would create it again."""
-        known = self._core.schedule_heap.known
+        """Raise Conflict if a schedule enqueues to the topic, as it would create the topic
+        again."""
+        known = self._core.schedule_heap.by_name
         names = sorted(n for n, planned in known.items() if planned.row.schedule.topic == topic)
         if names:
             more = f" and {len(names) - NAMED_MAX} more" if len(names) > NAMED_MAX else ""
@@ -163,12 +164,11 @@ class Grouping:
                 " delete them first"
             )
 
-    def configure(self, ask: Ask[Settings]) -> None:
-        """Change settings of a group, or of the topic if no group is named. Answer all settings.
-
-        Raise BadRequest, LimitExceeded, NotFound."""
-        topic_name, name, now = ask.request.topic, ask.request.group, ask.now
-        settings = ask.request.values(SettingsFields)
+    def configure(self, call: Call[Settings]) -> None:
+        """Change settings of a group, or of the topic if no group is named. Answer with all
+        settings. Raise BadRequest, LimitExceeded, NotFound."""
+        topic_name, name, now = call.request.topic, call.request.group, call.now
+        settings = call.request.values(SettingsFields)
         core, is_ordered = self._core, False
         if name is None:
             for field in OF_GROUPS:
@@ -183,7 +183,7 @@ class Grouping:
         else:
             group = find_group(self._core, topic_name, name)
             is_ordered = group.is_ordered
-            _check_of_group(settings)
+            _check_group_settings(settings)
             after = checks.settings(settings, group.settings, core.policies, now.now_ms)
             checks.storable_settings(after)
             after = with_filter(self._parts, group, after, now.now_ms)
@@ -191,7 +191,7 @@ class Grouping:
                 self._grouping.set(group, after, now.mono_ms)
         answer = {"topic": topic_name, "group": name}
         answer |= settings_map(after, core.policies, is_ordered=is_ordered)
-        self._parts.committer.answer(ask, answer)
+        self._parts.committer.answer(call, answer)
         self._parts.wake()
 
 
@@ -210,11 +210,9 @@ def find_group(core: Core, topic: str, name: str) -> Group:
 
 
 def find_room(parts: Parts, topic_name: str, name: str | None) -> tuple[Topic, Group | None]:
-    """Return the topic, which is created if necessary, and the group if it exists.
-
-    Raise LimitExceeded without room for a new topic or group, Conflict if the topic is for
-    broadcasts only, and Refused while the topic or group is being deleted.
-    """
+    """Return (the topic, created if necessary; the group, or None if it does not exist). Raise
+    LimitExceeded if there is no room for a new topic or group, Conflict if the topic is for
+    broadcasts only, and Refused while the topic or group is being deleted."""
     core = parts.core
     check_stays(core, topic_name)
     config, topic = core.config, core.topics.get(topic_name)
@@ -246,29 +244,30 @@ def find_room(parts: Parts, topic_name: str, name: str | None) -> tuple[Topic, G
 
 
 def reserve_topics(parts: Parts, names: Iterable[str]) -> None:
-    """Make room for the new ones among these topics. Raise LimitExceeded if there is none."""
+    """Make room for those of these topics that do not exist. Raise LimitExceeded."""
     topics, topics_max = parts.core.topics, parts.core.config.topics_max
-    fresh = [name for name in names if name not in topics]
-    while len(topics) + len(fresh) > topics_max and parts.core.maybe_idle:
-        if not forget_topics(parts, TOPICS_PER_LOOK):
+    new_names = [name for name in names if name not in topics]
+    while len(topics) + len(new_names) > topics_max and parts.core.maybe_idle:
+        if not forget_topics(parts, TOPICS_EXAMINED):
             break
-    if len(topics) + len(fresh) > topics_max:
+    if len(topics) + len(new_names) > topics_max:
         raise LimitExceeded(
-            f"cannot create topic {fresh[0]}: there are already {len(topics)} topics;"
+            f"cannot create topic {new_names[0]}: there are already {len(topics)} topics;"
             f" the limit is {topics_max} (topics_max)"
         )
 
 
 def forget_topics(parts: Parts, looked_at: int) -> int:
-    """Examine ``looked_at`` topics and forget the idle ones. Return their number."""
+    """Examine up to ``limit`` topics and forget the idle ones. Return how many were forgotten."""
     forgotten = parts.engine.grouping.forget_idle(looked_at)
     parts.observed.lateness.forget(forgotten)
     return len(forgotten)
 
 
 def check_filter_room(core: Core, topic: Topic, wanted: Filter, own_steps: int = 0) -> None:
-    """Raise LimitExceeded if the filters of the topic take too many steps, or those of all groups
-    are too long. ``own_steps`` are the steps of the filter that ``wanted`` replaces."""
+    """Raise LimitExceeded if ``wanted`` would make the topic's filters take too many steps, or all
+    filters together too long. ``own_steps`` are the steps of the filter that ``wanted``
+    replaces."""
     steps = topic.steps() + topic.broadcast_steps() - own_steps + wanted.steps
     if steps > TOPIC_STEPS_MAX and not wanted.is_open:
         raise LimitExceeded(
@@ -289,9 +288,8 @@ def check_filter(core: Core, topic: Topic, settings: GroupSettings) -> None:
 
 
 def with_filter(parts: Parts, group: Group, after: GroupSettings, now_ms: int) -> GroupSettings:
-    """Return new settings of a group. Raise LimitExceeded.
-
-    If the filter changes, they keep the former filter for tasks that have come due already."""
+    """Return new settings of a group. Raise LimitExceeded. If the filter changes, the settings keep
+    the former filter for tasks that have already come due."""
     before = group.settings
     wanted = checks.filter_of(after.tags, after.where)
     if wanted == checks.filter_of(before.tags, before.where):
@@ -309,7 +307,7 @@ def with_filter(parts: Parts, group: Group, after: GroupSettings, now_ms: int) -
 
 
 def check_broadcast_only(topic: Topic, after: GroupSettings) -> None:
-    """Raise Conflict if the settings are for broadcasts only and the topic has groups."""
+    """Raise Conflict if the settings make the topic broadcast-only although it has groups."""
     if after.broadcast_only and topic.groups:
         raise Conflict(
             f"topic {topic.name} has {len(topic.groups)} groups, which are owed its tasks; delete"
@@ -323,7 +321,7 @@ def set_topic(
     """Replace the settings of a topic."""
     grouping.set_topic(topic, settings, now.mono_ms)
     if settings.broadcast_only:
-        upkeep.let_go(topic)
+        upkeep.end_backlog(topic)
 
 
 def make_group(
@@ -334,7 +332,7 @@ def make_group(
     now: Now,
     settings: GroupSettings,
 ) -> Group:
-    """Create a group with these settings, which begins like that of ``begin_group``."""
+    """Create a group with all these settings. ``since_ms`` is the one of ``begin_group``."""
     group = begin_group(grouping, topic, name, since_ms, now.now_ms, settings)
     if settings != group.settings:
         grouping.set(group, settings, now.mono_ms)
@@ -349,15 +347,14 @@ def begin_group(
     now_ms: int,
     settings: GroupSettings = NOTHING_SET,
 ) -> Group:
-    """Create a group that begins at ``since_ms``, or now for None, with the filter of
-    ``settings``."""
+    """Create a group with only the filter of ``settings``, from ``since_ms`` on (None: now)."""
     if since_ms is None:
         return grouping.create_now(topic, name, now_ms, settings)
     return grouping.create(topic, name, since_ms, settings, by_due=since_ms > now_ms)
 
 
-def _check_of_group(settings: dict[str, Any]) -> None:
-    for name in OF_TOPICS:
+def _check_group_settings(settings: dict[str, Any]) -> None:
+    for name in TOPIC_SETTINGS:
         if settings.get(name):
             raise BadRequest(f"{name} is a setting of a topic, not of a group")
 
@@ -379,28 +376,27 @@ Verb = Callable[["Group", "TaskSnapshot", int], str]
 
 
 class Lining:
-    """The operations on order keys and fair shares of a group; None names the default group."""
+    """The operations on order keys and fair shares of a group, by default the default group."""
 
     def __init__(self, parts: Parts, value_bytes: ValueBytes) -> None:
         self._parts = parts
         self._key_control = parts.engine.key_control
         self._value_bytes = value_bytes
 
-    def held_keys(self, ask: Ask[KeysPage]) -> None:
-        """Answer held order keys, oldest first, with their number, and paused keys. Raise NotFound,
-        Overloaded."""
-        limit = ask.request.limit
+    def held_keys(self, call: Call[KeysPage]) -> None:
+        """Answer with held keys, oldest first, and paused keys. Raise NotFound, Overloaded."""
+        limit = call.request.limit
 
         def answer(group: Group, maps: list[dict[str, Any]]) -> dict[str, Any]:
             return {"keys": maps, "held": group.held, "paused": self._paused(group, limit)}
 
-        self._show(ask, lambda group: self._key_control.held(group, limit), _held_map, answer)
+        self._show(call, lambda group: self._key_control.held_keys(group, limit), _held_map, answer)
 
     def _paused(self, group: Group, limit: int) -> list[dict[str, Any]]:
-        """Return as many paused keys as fit into an answer with held keys."""
+        """Return as many paused keys as fit into an answer that also contains held keys."""
         bytes_left = self._parts.limits.frame_bytes_max // 4
         maps: list[dict[str, Any]] = []
-        for paused in self._key_control.paused(group)[:limit]:
+        for paused in self._key_control.paused_keys(group)[:limit]:
             line = _paused_map(paused)
             bytes_left -= self._value_bytes(line)
             if bytes_left <= 0:
@@ -408,25 +404,30 @@ class Lining:
             maps.append(line)
         return maps
 
-    def key_lines(self, ask: Ask[KeysPage]) -> None:
-        """Answer the order keys and fair-share values with the most waiting tasks, and the number
-        of all waiting tasks. Raise NotFound, Overloaded."""
-        limit = ask.request.limit
+    def key_lines(self, call: Call[KeysPage]) -> None:
+        """Answer with the order keys and fair-share values that have the most waiting tasks, and
+        the number of all waiting tasks. Raise NotFound, Overloaded."""
+        limit = call.request.limit
 
         def answer(group: Group, maps: list[dict[str, Any]]) -> dict[str, Any]:
             return {"lines": maps, "waiting": group.in_key_queues}
 
-        self._show(ask, lambda group: self._key_control.queues(group, limit), _line_map, answer)
+        self._show(
+            call,
+            lambda group: self._key_control.longest_queues(group, limit),
+            _key_queue_map,
+            answer,
+        )
 
     def _show(
         self,
-        ask: Ask[KeysPage],
+        call: Call[KeysPage],
         list_keys: Callable[[Group], Sequence[Any]],
         describe: Callable[[Any, TaskSnapshot, Group], dict[str, Any]],
         answer: Callable[[Group, list[dict[str, Any]]], dict[str, Any]],
     ) -> None:
-        """Answer as many keys as fit, without keys whose task has left since they were listed."""
-        parts, names = self._parts, _names(ask.request)
+        """Answer with as many keys as fit, without keys whose task has left since the listing."""
+        parts, names = self._parts, _names(call.request)
         self._find(names)
         bytes_left = parts.limits.frame_bytes_max // 2
         keys: list[Any] = []
@@ -448,32 +449,30 @@ class Lining:
                     maps.append(line)
 
         def done() -> None:
-            parts.committer.answer(ask, answer(self._find(names), maps))
+            parts.committer.answer(call, answer(self._find(names), maps))
 
-        parts.commands.put(ask.caller, ask.refuse, find, act, done, lambda: ask.caller.is_open)
+        parts.commands.put(call.caller, call.refuse, find, act, done, lambda: call.caller.is_open)
 
-    def release_key(self, ask: Ask[HeldTasks]) -> None:
-        """Retry held tasks, by id or by ``key``, at once and reset their failures.
+    def release_key(self, call: Call[HeldTasks]) -> None:
+        """Retry held tasks, by id or by ``key``, at once, and reset their failures. Answer with
+        (id, "released" or "not_held") for each. Raise NotFound, Overloaded."""
+        self._act(call, self._key_control.release)
 
-        Answer (id, "released" or "not_held") for each. Raise NotFound, Overloaded."""
-        self._act(ask, self._key_control.release)
+    def skip_key(self, call: Call[HeldTasks]) -> None:
+        """Turn held tasks into dead letters, which unblocks their keys. Answer with (id, "skipped"
+        or "not_held") for each. Raise NotFound, Overloaded."""
+        self._act(call, self._key_control.skip)
 
-    def skip_key(self, ask: Ask[HeldTasks]) -> None:
-        """Turn held tasks into dead letters, which unblocks their keys.
-
-        Answer (id, "skipped" or "not_held") for each. Raise as ``release_key``."""
-        self._act(ask, self._key_control.skip)
-
-    def _act(self, ask: Ask[HeldTasks], verb: Verb) -> None:
-        parts, names = self._parts, _names(ask.request)
-        ids, key = ask.request.ids or (), ask.request.key
+    def _act(self, call: Call[HeldTasks], verb: Verb) -> None:
+        parts, names = self._parts, _names(call.request)
+        ids, key = call.request.ids or (), call.request.key
         self._find(names)
         candidates: list[int] = []
         words: dict[int, str] = {}
 
         def find() -> Sequence[int]:
             group = self._find(names)
-            held = (held.task_id for held in self._key_control.held(group, KEY_TASKS_MAX))
+            held = (held.task_id for held in self._key_control.held_keys(group, KEY_TASKS_MAX))
             candidates[:] = dict.fromkeys(ids) if key is None else held
             return candidates
 
@@ -491,17 +490,16 @@ class Lining:
             answer: list[tuple[int | None, str]] = list(words.items())
             if key is None:
                 answer = [(task_id, words.get(task_id, NOT_HELD)) for task_id in ids]
-            parts.committer.answer(ask, answer or [(None, NOT_HELD)])
+            parts.committer.answer(call, answer or [(None, NOT_HELD)])
             parts.wake()
 
-        parts.commands.put(ask.caller, ask.refuse, find, act, done)
+        parts.commands.put(call.caller, call.refuse, find, act, done)
 
-    def pause_key(self, ask: Ask[OneKey]) -> None:
-        """Stop deliveries of a key's tasks until it is resumed. Raise NotFound, Conflict,
-        LimitExceeded."""
-        group, fair_by, value = self._key(ask.request)
-        by = ask.caller.principal.name or "anonymous"
-        key = PausedKey(group.topic.name, group.name, fair_by, value, ask.now.now_ms, by)
+    def pause_key(self, call: Call[OneKey]) -> None:
+        """Stop deliveries of a key until it is resumed. Raise NotFound, Conflict, LimitExceeded."""
+        group, fair_by, value = self._key(call.request)
+        by = call.caller.principal.name or "anonymous"
+        key = PausedKey(group.topic.name, group.name, fair_by, value, call.now.now_ms, by)
         count, most = len(group.paused_keys), self._parts.limits.paused_keys_max
         if count >= most and mark_of_key(fair_by, value) not in group.paused_keys:
             raise LimitExceeded(
@@ -509,16 +507,16 @@ class Lining:
                 f" is {most} (paused_keys_max)"
             )
         paused_key = self._parts.border.act().key_control.pause(group, key)
-        self._answer_pause(ask, paused_key, paused=True, changed=paused_key is key)
+        self._answer_with_pause(call, paused_key, paused=True, changed=paused_key is key)
 
-    def resume_key(self, ask: Ask[OneKey]) -> None:
+    def resume_key(self, call: Call[OneKey]) -> None:
         """Resume deliveries of a paused key's tasks. Raise NotFound, Conflict."""
-        group_and_key = self._key(ask.request)
-        paused_key = self._parts.border.act().key_control.resume(*group_and_key, ask.now.now_ms)
-        self._answer_pause(ask, paused_key, paused=False, changed=paused_key is not None)
+        group_and_key = self._key(call.request)
+        paused_key = self._parts.border.act().key_control.resume(*group_and_key, call.now.now_ms)
+        self._answer_with_pause(call, paused_key, paused=False, changed=paused_key is not None)
 
     def _key(self, request: OneKey) -> tuple[Group, str | None, Any]:
-        """Return the group, its ``fair_by`` or None for an order key, and the value of the key."""
+        """Return (the group, its ``fair_by`` or None for an order key, the value of the key)."""
         group = self._find(_names(request))
         if request.value is None:
             return group, None, request.key
@@ -529,12 +527,12 @@ class Lining:
             )
         return group, group.settings.shares.fair_by, request.value
 
-    def _answer_pause(
-        self, ask: Ask[OneKey], paused_key: PausedKey | None, *, paused: bool, changed: bool
+    def _answer_with_pause(
+        self, call: Call[OneKey], paused_key: PausedKey | None, *, paused: bool, changed: bool
     ) -> None:
         since_ms, by = (None, None) if paused_key is None else (paused_key.since_ms, paused_key.by)
         answer = {"paused": paused, "changed": changed, "since_ms": since_ms, "by": by}
-        self._parts.committer.answer(ask, answer)
+        self._parts.committer.answer(call, answer)
         self._parts.wake()
 
     def _find(self, names: tuple[str, str]) -> Group:
@@ -563,7 +561,7 @@ def _held_map(held: HeldKey, task: TaskSnapshot, group: Group) -> dict[str, Any]
     }
 
 
-def _paused_map(paused: KeyOfPause) -> dict[str, Any]:
+def _paused_map(paused: PausedKeyState) -> dict[str, Any]:
     key = paused.key
     return {
         "kind": "order" if key.fair_by is None else "fair",
@@ -574,7 +572,7 @@ def _paused_map(paused: KeyOfPause) -> dict[str, Any]:
     }
 
 
-def _line_map(line: KeyQueueState, task: TaskSnapshot, group: Group) -> dict[str, Any]:
+def _key_queue_map(line: KeyQueueState, task: TaskSnapshot, group: Group) -> dict[str, Any]:
     return {
         "id": line.task_id,
         "kind": line.kind,
@@ -586,7 +584,7 @@ def _line_map(line: KeyQueueState, task: TaskSnapshot, group: Group) -> dict[str
 
 
 def _value(kind: str, row: TaskRow, settings: GroupSettings) -> Any:
-    """Return the order key of the task or its fair-share value; None without one."""
+    """Return the task's order key or fair-share value, or None if it has none."""
     if kind == "order":
         return _order_key(row)
     return None if settings.shares.fair_by is None else shared_value(row, settings.shares.fair_by)

@@ -1,6 +1,6 @@
 """The stages between a request and its verb: the audit log and the rights.
 
-A stage takes a declared verb and its operation and returns an operation that performs the stage
+A stage takes a declared verb and its operation, and returns an operation that performs the stage
 first. ``Pipeline`` builds the chain of stages once for each principal. An operation that needs
 neither a check nor a log line stays unwrapped. The rights check guarantees:
 
@@ -8,17 +8,19 @@ neither a check nor a log line stays unwrapped. The rights check guarantees:
 * A principal learns nothing about topics outside its rights. A request that names such a topic is
   refused before the topic is looked up, and tasks found by id or name are treated as absent.
 
-The audit log records the operations of operators: who, when, the named objects and the outcome,
-with one JSON object per line. A thread writes the file (``AuditLog``), because the event loop must
-not wait for a disk. The audit stage comes first, so the log includes refused requests. Invariants:
+The audit log records the operations of operators: the caller, the time, the named objects and the
+outcome, as one JSON object per line. A thread writes the file (``AuditLog``), because the event
+loop must not wait for a disk. The audit stage comes first, so the log includes refused requests.
+Invariants:
 
 * A line is queued for the thread before its answer is sent. A clean stop waits for all queued
   lines; a killed daemon loses them.
-* The queue is bounded. Lines that did not fit or could not be written are counted, and the next
-  line states their number.
+* The queue is bounded. Lines that do not fit or cannot be written are counted, and the next line
+  states their number.
 * A line contains the fields of the request, each cut to a maximum length. It never contains a body,
   properties of a task, the task of a schedule or a token.
-* Operations continue if the log cannot be written. That is logged once and shown by a metric.
+* Operations continue if the log cannot be written. The failure is logged once and shown by a
+  metric.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ from tickwheel.api.verbs import VERBS
 from tickwheel.errors import Forbidden, InternalError, OutcomeUnknown, TickwheelError, shown
 from tickwheel.log_writer import LogWriter
 from tickwheel.server import checks
-from tickwheel.server.shard.callers import PRINCIPALS_KEPT_MAX, Ask, NullSink, Principal, Topics
+from tickwheel.server.shard.callers import PRINCIPALS_KEPT_MAX, Call, NullSink, Principal, Topics
 from tickwheel.server.shard.operations import table
 
 if TYPE_CHECKING:
@@ -55,11 +57,12 @@ if TYPE_CHECKING:
 
 TEXT_LENGTH_MAX: Final = 255
 IDS_MAX: Final = 10
-"""Maximum ids in a line of the log, which also has the count of all ids."""
+"""Maximum number of ids in a line of the log. The line also contains the count of all ids."""
 AUDITED: Final = frozenset(verb.name for verb in VERBS.values() if verb.audit is not Audit.NEVER)
 """The verbs that are logged."""
 DECISIONS: Final = frozenset(n for n in AUDITED if VERBS[n].audit is Audit.OF_OTHERS)
-"""Decisions that are logged unless the owner makes them (``CheckBacks.is_own``)."""
+"""Decisions on transactions, which are logged unless the owner makes them
+(``CheckBacks.is_own``)."""
 
 
 class AuditLog(LogWriter):
@@ -75,12 +78,12 @@ class AuditLog(LogWriter):
         self._on_event = on_event
         self._observed = observed
         self._loop: asyncio.AbstractEventLoop | None = None
-        # used only by the thread
+        # the following are used only by the thread
         self._fd: int | None = None
         self._bytes = 0
 
     def write(self, fields: Mapping[str, object]) -> None:
-        """Queue a line with the time and ``fields``. Never wait."""
+        """Queue a line with the time and ``fields``. This never waits."""
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
         self.put(self._line(fields))
@@ -124,7 +127,7 @@ class AuditLog(LogWriter):
 
 
 def caller_fields(caller: Caller, operation: str, named: Mapping[str, object]) -> dict[str, object]:
-    """Return the first fields of a line: caller, address, operation and named objects."""
+    """Return the fields with which a line begins: caller, address, operation and named objects."""
     principal = caller.principal
     return {
         "who": principal.name or "anonymous",
@@ -144,7 +147,7 @@ class AuditStage:
         log: AuditLog,
         is_own: Callable[[Caller, str], bool] = lambda caller, transaction: False,
     ) -> None:
-        """``is_own`` returns whether a caller decides its own transaction."""
+        """``is_own`` returns whether the caller decides a transaction of its own."""
         self._log = log
         self._is_own = is_own
 
@@ -153,13 +156,13 @@ class AuditStage:
         if verb.name not in AUDITED:
             return operation
 
-        def audited(ask: Ask[Any]) -> None:
-            if verb.name in DECISIONS and self._is_own(ask.caller, ask.request.transaction):
-                operation(ask)
+        def audited(call: Call[Any]) -> None:
+            if verb.name in DECISIONS and self._is_own(call.caller, call.request.transaction):
+                operation(call)
                 return
-            line = _Line(self._log, caller_fields(ask.caller, verb.name, _named(ask.request)))
+            line = _Line(self._log, caller_fields(call.caller, verb.name, _named(call.request)))
             try:
-                operation(ask._replace(witness=line))
+                operation(call._replace(witness=line))
             except TickwheelError as error:
                 line.write(error.code)
                 raise
@@ -169,10 +172,8 @@ class AuditStage:
     async def relayed(
         self, caller: Caller, verb: str, request: Request, answer: Awaitable[Any]
     ) -> Any:
-        """Await another process's answer, log the request, and return or raise what ``answer``
-        does.
-
-        If the wait is cancelled, the outcome in the line is ``outcome_unknown``, because the other
+        """Await another process's ``answer``, log the request, and return or raise the result. If
+        the wait is cancelled, the outcome in the line is ``outcome_unknown``, because the other
         process may have executed the request."""
         if verb not in AUDITED:
             return await answer
@@ -189,13 +190,13 @@ class AuditStage:
         return value
 
     def unreadable(self, caller: Caller, verb: str, error: TickwheelError) -> None:
-        """Log a request with invalid values, without these values."""
+        """Log a request that contains invalid values, without its values."""
         if verb in AUDITED:
             _Line(self._log, caller_fields(caller, verb, {})).write(error.code)
 
 
 class _Line(NullSink):
-    """The line of one request: a sink that receives the answer before the caller."""
+    """The line of one request. It is a sink that gets the answer before the caller."""
 
     def __init__(self, log: AuditLog, fields: Mapping[str, object]) -> None:
         self._log = log
@@ -221,7 +222,7 @@ class _Line(NullSink):
 
 
 def _counts(value: object) -> dict[str, int]:
-    """Return the counts in an answer: ids by outcome, or new tasks. Other answers have none."""
+    """Return the counts in an answer: ids by outcome, or new tasks. Other answers contain none."""
     if not isinstance(value, (tuple, list)):
         return {}
     if len(value) > 1 and type(value[0]) is int and isinstance(value[1], tuple):
@@ -287,7 +288,7 @@ class Pipeline:
         self._limited = lru_cache(maxsize=PRINCIPALS_KEPT_MAX)(self._checked)
 
     def of(self, principal: Principal) -> Verbs:
-        """Return the principal's verbs: the same object while it is cached."""
+        """Return the principal's verbs. The object is the same while it is cached."""
         return self._limited(principal) if principal.is_limited else self._unlimited
 
     def _checked(self, principal: Principal) -> Verbs:
@@ -310,9 +311,13 @@ class RightsStage:
         self._count_refused = refused
 
     def plain_tasks(self, plain: PlainTasks) -> PlainTasks:
-        """Restrict ``plain`` to the topics that the principal may produce to."""
+        """Restrict ``plain`` to the topics to which the principal may produce."""
         topics = self._principal.topics(Right.PRODUCE)
-        return plain if topics.matches_all else plain._replace(topics=_Both(plain.topics, topics))
+        return (
+            plain
+            if topics.matches_all
+            else plain._replace(topics=_Intersection(plain.topics, topics))
+        )
 
     def before(self, verb: Verb, operation: Operation) -> Operation:
         """Wrap the operation so that the verb's right is checked first."""
@@ -328,19 +333,19 @@ class RightsStage:
             return partial(self._refuse, f"{name} needs the right {need.right} for all topics")
         if not verb.has_custom_arguments:
             return self._for_request(need, topics, operation)
-        if need.of is Of.FOUND:  # a client's answers to check-backs of transactions
-            return partial(operation, only=topics)
+        if need.of is Of.FOUND:  # the verb by which a client answers check-backs
+            return partial(operation, topic_filter=topics)
         return self._for_arguments(need, topics, operation)
 
     def _for_request(self, need: Need, topics: Topics, operation: Operation) -> Operation:
-        """Wrap the operation: check the request's topic first, or limit it to ``topics``."""
+        """Wrap the operation so that it checks the request's topic, or limit it to ``topics``."""
 
-        def checked(ask: Ask[Any]) -> None:
-            if need.of is Of.FOUND or (need.of is Of.SELECTED and ask.request.topic is None):
-                ask = ask._replace(only=topics)
+        def checked(call: Call[Any]) -> None:
+            if need.of is Of.FOUND or (need.of is Of.SELECTED and call.request.topic is None):
+                call = call._replace(topic_filter=topics)
             else:
-                self._check(need, topics, ask.request.topic)
-            operation(ask)
+                self._check(need, topics, call.request.topic)
+            operation(call)
 
         return checked
 
@@ -373,7 +378,7 @@ class RightsStage:
         raise Forbidden(f"{self._principal.name} may not do this: {why}")
 
 
-class _Both:
+class _Intersection:
     """The intersection of two sets of topics."""
 
     def __init__(self, known: Container[str], topics: Topics) -> None:
@@ -391,7 +396,7 @@ def _argument(operation: Operation, names: tuple[str, ...]) -> tuple[str, int]:
 
 
 def _check_each(tasks: object, field: str, check: Callable[[str], None]) -> None:
-    """Check the topic of each task. Refuse values that are not shaped like tasks."""
+    """Check the topic of each task. Raise BadRequest for values that are not shaped like tasks."""
     if not isinstance(tasks, (tuple, list)):
         checks.wrong(field, "an array", tasks)
     for index, task in enumerate(tasks):

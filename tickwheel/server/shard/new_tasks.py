@@ -1,6 +1,7 @@
 """Converts and checks the tasks of an enqueue against the limits of the daemon.
 
-Runs of plain tasks use the faster ``enqueue_plain`` and come here only for their errors.
+Runs of plain tasks use the faster ``enqueue_plain``, and this module only if one of them is
+refused.
 """
 
 from __future__ import annotations
@@ -38,15 +39,15 @@ if TYPE_CHECKING:
 
 CHARACTER_BYTES_MAX = 4
 """Maximum bytes of a character in UTF-8."""
-_given_key = itemgetter("key")
+_key_of = itemgetter("key")
 _new_options: Callable[..., TaskOptions] = tuple.__new__
 _NOTHING = TaskOptions()
 _PLAIN = _NOTHING[1:]
-_NOTHING_MORE = [repeat(default) for default in _PLAIN]
+_PLAIN_COLUMNS = [repeat(default) for default in _PLAIN]
 
 
 def key_alone(task: tuple[Any, ...], length_max: int) -> TaskOptions | None:
-    """Return the options of a task that has only a valid key, or None for any other options."""
+    """Return the options of a task whose only option is a valid key, or None for any other task."""
     if len(task) != 4:
         return None
     options = task[3]
@@ -58,14 +59,14 @@ def key_alone(task: tuple[Any, ...], length_max: int) -> TaskOptions | None:
     return _new_options(TaskOptions, (key, *_PLAIN))
 
 
-_KEPT = {
+_STORED = {
     field.name: (TaskOptions._fields.index(field.name), field.kind.check, field.may_be_none)
     for field, _ in kept_options()
 }
-"""By name of an option that is kept with a task: its index in ``TaskOptions``, its check, and
-whether None means unset."""
-_RETRY = _KEPT["retry"][0]
-_OPTIONS = ("due_ms", "delay_level", *_KEPT)
+"""Name of an option that is stored with a task → (its index in ``TaskOptions``, its check, whether
+None means unset)."""
+_RETRY = _STORED["retry"][0]
+_OPTIONS = ("due_ms", "delay_level", *_STORED)
 _RULE = "if_pending"
 _OPTIONS_AND_RULE = (*_OPTIONS, _RULE)
 _DELAY_LEVEL = TaskFields.field("delay_level").kind
@@ -95,17 +96,16 @@ class NewTasks:
         longest_bytes = EXTRAS_BYTES + CHARACTER_BYTES_MAX * limits.key_length_max
         fits = limits.body_bytes_max + longest_bytes <= limits.task_bytes_max
         self.key_alone_max = limits.key_length_max if fits else -1
-        """Maximum characters of a key with which no other limit of the task can be exceeded."""
+        """Maximum characters of a key that cannot make the task exceed any other limit."""
         self.has_windows = False
         """Whether any of the most recently parsed tasks has a due window."""
 
     def parse(self, tasks: Sequence[Any], now_ms: int) -> tuple[list[NewTask], int, Rules | None]:
-        """Return (new tasks, their bytes, their rules for pending keys).
-
-        Raise the error of the first invalid task."""
+        """Return (new tasks, their size in bytes, their rules for pending keys). Raise the error of
+        the first invalid task."""
         rules: dict[int, Coalescing] = {}
         self.has_windows = False
-        if len(tasks) > 1 and (keyed := self._all_keyed(tasks, now_ms)) is not None:
+        if len(tasks) > 1 and (keyed := self._lone_key_tasks(tasks, now_ms)) is not None:
             self.check_room(keyed[0])
             return *keyed, self._rules(keyed[0], rules)
         limits, topics = self._limits, self._topics
@@ -127,10 +127,10 @@ class NewTasks:
                     new_tasks.append((topic, now_ms + delay_ms, body, None))
                     size += len(body)
                     continue
-            new_task = self._keyed(task, now_ms)
+            new_task = self._lone_key_task(task, now_ms)
             if new_task is None:
                 field = f"tasks[{index}]"
-                new_task = self.careful(task, field, now_ms, _OPTIONS_AND_RULE)
+                new_task = self.check_task(task, field, now_ms, _OPTIONS_AND_RULE)
                 if len(task) == 4 and task[3] and task[3].get(_RULE) is not None:
                     rules[index] = _rule(task[3][_RULE], new_task, f"{field}.{_RULE}")
             if new_task[0] not in topics:
@@ -145,7 +145,7 @@ class NewTasks:
         return new_tasks, size, self._rules(new_tasks, rules)
 
     def _rules(self, new_tasks: Sequence[NewTask], rules: dict[int, Coalescing]) -> Rules | None:
-        """Return the rule of each task, or None if all tasks are added regardless of keys."""
+        """Return the rule of each task, or None if all are stored regardless of their keys."""
         ruled = self._core.ruled_topics
         if ruled:
             for index, (topic, _, _, options) in enumerate(new_tasks):
@@ -167,10 +167,9 @@ class NewTasks:
             )
         return [rules.get(index) for index in range(len(new_tasks))]
 
-    def _keyed(self, task: Any, now_ms: int) -> NewTask | None:
-        """Return a task whose only option is a key, or None for any other task.
-
-        This is the most common kind of options, and this path takes a third of the time."""
+    def _lone_key_task(self, task: Any, now_ms: int) -> NewTask | None:
+        """Return a task whose only option is a key, or None for any other task. A lone key is the
+        most common option, and this path takes a third of the time."""
         options = key_alone(task, self.key_alone_max) if type(task) is tuple else None
         if options is None:
             return None
@@ -187,10 +186,11 @@ class NewTasks:
             return topic, now_ms + delay_ms, body, options
         return None
 
-    def _all_keyed(self, tasks: Sequence[Any], now_ms: int) -> tuple[list[NewTask], int] | None:
-        """``parse`` tasks whose only option is a key, by column, in a third of the time.
-
-        Return None if any task is different."""
+    def _lone_key_tasks(
+        self, tasks: Sequence[Any], now_ms: int
+    ) -> tuple[list[NewTask], int] | None:
+        """Parse tasks whose only option is a key, by column, in a third of the time. Return None if
+        any task is different."""
         if type(tasks[0]) is not tuple or len(tasks[0]) != 4:
             return None
         if set(map(type, tasks)) != {tuple} or set(map(len, tasks)) != {4}:
@@ -200,7 +200,7 @@ class NewTasks:
         if kinds != [{str}, {bytes}, {int}, {dict}] or set(map(len, options_column)) != {1}:
             return None
         try:
-            keys = list(map(_given_key, options_column))
+            keys = list(map(_key_of, options_column))
         except KeyError:
             return None
         if set(map(type, keys)) != {str} or max(map(len, keys)) > self.key_alone_max:
@@ -213,7 +213,7 @@ class NewTasks:
             or max(map(len, bodies)) > limits.body_bytes_max
         ):
             return None
-        options = map(_new_options, repeat(TaskOptions), zip(keys, *_NOTHING_MORE, strict=False))
+        options = map(_new_options, repeat(TaskOptions), zip(keys, *_PLAIN_COLUMNS, strict=False))
         dues_ms = [now_ms + delay_ms for delay_ms in delays_ms]
         new_tasks: list[NewTask] = list(zip(topics, dues_ms, bodies, options, strict=True))
         try:
@@ -225,7 +225,7 @@ class NewTasks:
     def columns(
         self, topic: object, bodies: Sequence[Any], delays_ms: object, now_ms: int
     ) -> tuple[list[NewTask], int]:
-        """Return (new tasks, their bytes) of one topic. Raise the error of the first invalid
+        """Return (new tasks of one topic, their bytes). Raise the error of the first invalid
         task."""
         name, limits = checks.name(topic, "topic"), self._limits
         if set(map(type, bodies)) != {bytes}:
@@ -275,7 +275,8 @@ class NewTasks:
         return delay_ms
 
     def check_room(self, new_tasks: Sequence[NewTask]) -> None:
-        """Raise BacklogFull without room for these tasks, Refused if a topic is being deleted."""
+        """Raise BacklogFull if there is no room for these tasks, Refused if a topic is being
+        deleted."""
         core = self._core
         if len(new_tasks) > core.room:
             count, limit = core.scheduled + core.staged, "scheduled_max"
@@ -296,10 +297,11 @@ class NewTasks:
                         " which is the limit (backlog_max)"
                     )
 
-    def careful(
+    def check_task(
         self, task: Any, field: str, now_ms: int, allowed: Sequence[str] = _OPTIONS
     ) -> NewTask:
-        """Return a task with ``allowed`` options after all checks. Raise its error."""
+        """Check a task completely, and return it. ``allowed`` names the options that it may have.
+        Raise the error of the first invalid field."""
         if type(task) is not tuple or len(task) not in (3, 4):
             raise BadRequest(
                 f"{field} must be an array [topic, body, delay_ms] or one with options,"
@@ -340,11 +342,11 @@ class NewTasks:
         limits = self._limits
         values = list(_NOTHING)
         for name, value in options.items():
-            if name in _KEPT:
-                index, check, may_be_none = _KEPT[name]
+            if name in _STORED:
+                index, check, may_be_none = _STORED[name]
                 if value is not None or not may_be_none:
                     values[index] = check(value, f"{field}.{name}", limits)
-        if values[_RETRY] is not None:  # it can be the name of a policy
+        if values[_RETRY] is not None:  # it may be the name of a policy
             policy = checks.policy(values[_RETRY], f"{field}.retry", self._core.policies)
             values[_RETRY] = policy
         check_options(options, field)
@@ -354,13 +356,13 @@ class NewTasks:
 
 
 def _check_in_shard_of_key(options: TaskOptions | None, field: str) -> None:
-    """Raise BadRequest if a task with a rule for its key is not in the shard of that key."""
+    """Raise BadRequest if a task with a rule for its key is not stored in the shard of that key."""
     if options is None or basis_of(options.shard_by, options.order_key, options.key) == options.key:
         return
     name = "order_key" if options.shard_by is None else "shard_by"
     raise BadRequest(
-        f"{field} has a rule for a pending key (if_pending, its own or its topic's), but {name}"
-        f" determines its shard: with such a rule {name} must equal the key"
+        f"{field} is subject to if_pending (its own or its topic's), so {name}, which determines"
+        " its shard, must equal its key"
     )
 
 

@@ -1,6 +1,6 @@
 """The operations of the daemon, one per verb, which every transport calls.
 
-An operation receives an ``Ask`` with the caller, the number for the answer, and a request whose
+An operation receives an ``Call`` with the caller, the number of the answer, and a request whose
 values were checked individually (``tickwheel.api``). It checks combinations of values, settings and
 existing objects, executes the request, and gives the answer to the caller's ``ReplySink`` after
 everything that the answer depends on is durable. Errors are raised. Verbs with handwritten decoding
@@ -8,10 +8,10 @@ receive plain values and check them. Deliveries go to the ``DeliverySink`` of th
 module knows no bytes, frames or connections. ``api.verbs.VERBS`` names the right that each
 operation needs.
 
-A transport calls ``begin()`` and then the operation. A ``TickwheelError`` is the answer; any other
-exception goes to ``contain``.
+A transport calls ``begin()`` and then the operation. If the operation raises a ``TickwheelError``,
+that is the answer; any other exception must be passed to ``contain``.
 
-The verbs about nodes are here as well. Their data is in the store that all nodes share, and a
+The verbs on nodes are here as well. Their data is in the store that all nodes share; a
 ``Directory`` reads and writes it.
 """
 
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from tickwheel.limits import Limits
     from tickwheel.persistence.contract import Leader
     from tickwheel.server.settings import Settings
-    from tickwheel.server.shard.callers import Ask, Caller, OnEvent
+    from tickwheel.server.shard.callers import Call, Caller, OnEvent
     from tickwheel.server.shard.enqueue import PlainTasks
     from tickwheel.server.shard.parts import Directory, Listings, Parts
     from tickwheel.server.shard.shard import Shard
@@ -65,44 +65,44 @@ def directory_of(directory: Directory | None) -> Directory:
 
 
 class Placing:
-    """The operations about nodes."""
+    """The operations on nodes."""
 
     def __init__(self, parts: Parts, listings: Listings) -> None:
         self._parts = parts
         self._listings = listings
 
-    def nodes(self, ask: Ask[Nothing]) -> None:
-        """Answer all nodes and shards, as last read by this daemon's node. Raise Conflict."""
-        ask.answer(directory_of(self._parts.directory).listing())
+    def nodes(self, call: Call[Nothing]) -> None:
+        """Answer with all nodes and shards, as last read by this daemon's node. Raise Conflict."""
+        call.answer(directory_of(self._parts.directory).listing())
 
-    def move_shard(self, ask: Ask[MoveShard]) -> None:
-        """Record the wanted node of a shard and answer. Raise Conflict, Overloaded."""
+    def move_shard(self, call: Call[MoveShard]) -> None:
+        """Record which node must lead a shard, and answer. Raise Conflict, Overloaded."""
         directory, shard, node = (
             directory_of(self._parts.directory),
-            ask.request.shard,
-            ask.request.node,
+            call.request.shard,
+            call.request.node,
         )
 
         async def work() -> dict[str, Any]:
             await directory.place(shard, node)
             return {"shard": shard, "node": node}
 
-        self._listings.answer(ask, work, at_once=True)
+        self._listings.answer(call, work, at_once=True)
 
-    def drain_node(self, ask: Ask[DrainNode]) -> None:
-        """Record whether a node shall give up its shards and answer. Raise Conflict, Overloaded."""
-        directory, node = directory_of(self._parts.directory), ask.request.node
-        draining = ask.request.draining
+    def drain_node(self, call: Call[DrainNode]) -> None:
+        """Record whether a node must give up its shards, and answer. Raise Conflict, Overloaded."""
+        directory, node = directory_of(self._parts.directory), call.request.node
+        draining = call.request.draining
 
         async def work() -> dict[str, Any]:
             await directory.drain(node, draining=draining)
             return {"node": node, "draining": draining}
 
-        self._listings.answer(ask, work, at_once=True)
+        self._listings.answer(call, work, at_once=True)
 
 
 class ShardInterface(Protocol):
-    """The interface of a leader or standby for transports, with its verbs."""
+    """What transports use of a leader or standby, including its verbs."""
 
     role: str
     settings: Settings
@@ -157,13 +157,13 @@ Unreadable = Callable[["Caller", str, TickwheelError], None]
 def table(
     operations: Mapping[str, Operation], plain_tasks: PlainTasks | None, unreadable: Unreadable
 ) -> Verbs:
-    """Return the verbs that consist of these operations by name."""
+    """Return an object with these operations, by name, as its verbs."""
     verbs = SimpleNamespace(**operations, plain_tasks=plain_tasks, unreadable=unreadable)
     return cast("Verbs", verbs)  # generated from the same declarations
 
 
 def collect_verbs(parts: Iterable[object], plain_tasks: PlainTasks) -> Verbs:
-    """Collect the verbs from the parts of a shard, exactly one of which has each verb."""
+    """Collect the verbs from the parts of a shard. Exactly one part must have each verb."""
     operations: dict[str, Operation] = {}
     for name in VERBS:
         [operations[name]] = [getattr(part, name) for part in parts if hasattr(part, name)]
@@ -175,9 +175,8 @@ def _ignore_unreadable(caller: Caller, verb: str, error: TickwheelError) -> None
 
 
 class Operations:
-    """The interface of one shard for transports, with its verbs.
-
-    ``value_bytes`` returns the size of a value in an answer."""
+    """What transports use of one shard, including its verbs. ``value_bytes`` returns the size of a
+    value in an answer."""
 
     role = "active"
 
@@ -197,7 +196,7 @@ class Operations:
         new_tasks, checkbacks, listings = shard.new_tasks, shard.checkbacks, shard.listings
         lags = shard.upkeep.lags
         produce = Producing(shard, new_tasks, shard.coalescing)
-        door, tasks = produce.check_door, produce.checked
+        door, tasks = produce.check_accepting, produce.checked
         self.join, self._end_session = produce.join, produce.end_session
         settling = Settling(shard)
         self.targeting = Targeting(shard, settling)
@@ -225,7 +224,7 @@ class Operations:
 
     @property
     def directory(self) -> Directory | None:
-        """The locations of all shards, if they move between nodes."""
+        """The locations of all shards; None if shards do not move between nodes."""
         return self.shard.directory
 
     # --- callers ---------------------------------------------------------------------------------
@@ -236,13 +235,13 @@ class Operations:
         self.shard.callers.add(caller)
 
     def heard(self, caller: Caller) -> None:
-        """Record a sign of life from the caller."""
+        """Record that the caller has sent something, which proves that it is alive."""
         if caller.presence.doubted:
-            self.shard.engine.subscriptions.heard(caller.presence, caller.consumers)
+            self.shard.engine.subscriptions.consumer_responded(caller.presence, caller.consumers)
             self.shard.wake()
 
     def blocked(self, caller: Caller) -> None:
-        """Stop deliveries to a caller that does not read, until ``unblocked``."""
+        """Stop deliveries to a caller that does not read, until ``unblocked`` is called."""
         caller.is_blocked = True
         for subscriber in (*caller.subscribers.values(), *caller.pulls):
             subscriber.blocked = True
@@ -252,17 +251,15 @@ class Operations:
         caller.is_blocked = False
         for subscriber in (*caller.subscribers.values(), *caller.pulls):
             subscriber.blocked = False
-            self.shard.core.regained(subscriber)
+            self.shard.core.reconsider(subscriber)
         for group in self.shard.checkbacks.groups_of(caller):
-            self.shard.engine.transactions.came(group)
+            self.shard.engine.transactions.member_connected(group)
         self.shard.wake()
         self.shard.begin_listings()
 
     def finished(self, caller: Caller) -> None:
-        """End a caller that sends no more requests.
-
-        Unlike after ``closed``, its leases last until their deadlines, because the client can
-        settle them as another caller."""
+        """End a caller that sends no more requests. Unlike after ``closed``, its leases last until
+        their deadlines, because the client can settle them through another caller."""
         caller.ended_subscribers.clear()
         if caller.subscribers or caller.pulls:
             self.closed(caller)
@@ -273,12 +270,15 @@ class Operations:
 
     def closed(self, caller: Caller, broke: str = "") -> None:
         """End a disconnected caller: its leases end soon, and its waiting requests never begin.
-
-        ``broke`` describes a connection that neither side has closed."""
+        ``broke`` describes the failure of a connection that neither side has closed."""
         shard = self.shard
         # The outbound process runs no user code, so no task can be the cause of its death.
         is_ours = caller.principal == OUTBOUND
-        death = caller.death(broke) if broke and not shard.draining and not is_ours else ""
+        death = (
+            caller.describe_disconnection(broke)
+            if broke and not shard.draining and not is_ours
+            else ""
+        )
         caller.close()
         shard.callers.discard(caller)
         for queue in shard.request_queues:
@@ -299,7 +299,7 @@ class Operations:
 
     def is_own(self, caller: Caller, transaction: str) -> bool:
         """Return whether the caller decides the transaction as its owner."""
-        entry = self.shard.core.transaction_registry.known.get(transaction)
+        entry = self.shard.core.transaction_registry.by_name.get(transaction)
         return entry is not None and self.shard.checkbacks.is_own(caller, entry.row)
 
     def is_behind(self, caller: Caller) -> bool:
@@ -307,13 +307,13 @@ class Operations:
         return self.shard.committer.is_behind(caller.replies)
 
     def handled(self) -> None:
-        """Commit the changes of requests that were handled together, and deliver their tasks."""
+        """Commit the changes of requests handled together, and deliver their tasks."""
         self.shard.committer.begin()
         if self.shard.core.runnable:
             self.shard.wake()
 
     def after_all(self, act: Callable[[], None]) -> None:
-        """Call ``act`` after all answers that wait now."""
+        """Call ``act`` once all answers that are waiting now have been sent."""
         self.shard.committer.after_all(act)
 
     def mistake(self, caller: Caller, error: TickwheelError, *, quiet: bool) -> None:
@@ -331,13 +331,12 @@ class Operations:
 # --- standby -------------------------------------------------------------------------------------
 
 FRAME_BYTES_MAX = 64 * 1024
-"""Maximum bytes of a request to a standby; clients that know its role send no larger ones."""
+"""Maximum bytes of a request to a standby. Clients that know its role do not send larger ones."""
 
 
 class StandbyOperations:
-    """The operations of a standby: ``ping``, ``status``, ``nodes`` and ``leave``.
-
-    All others are answered ``not_active``."""
+    """The operations of a standby: ``ping``, ``status``, ``nodes`` and ``leave``. All others are
+    answered with ``not_active``."""
 
     role = "standby"
     frame_bytes_max = FRAME_BYTES_MAX
@@ -353,7 +352,7 @@ class StandbyOperations:
         on_event: OnEvent,
         directory: Directory | None = None,
     ) -> None:
-        """``active`` returns the known leader, or None."""
+        """``active`` returns the leader, or None if it is unknown."""
         self.settings = settings
         self.limits = limits
         self.clock = clock
@@ -377,20 +376,20 @@ class StandbyOperations:
         leader = self._active()
         return (None, None) if leader is None else (leader.address, leader.http or None)
 
-    def ping(self, ask: Ask[Nothing]) -> None:
+    def ping(self, call: Call[Nothing]) -> None:
         """Answer without a value."""
-        ask.answer(None)
+        call.answer(None)
 
-    def status(self, ask: Ask[Nothing]) -> None:
-        """Answer the daemon's status."""
-        ask.answer(self._status())
+    def status(self, call: Call[Nothing]) -> None:
+        """Answer with the daemon's status."""
+        call.answer(self._status())
 
-    def nodes(self, ask: Ask[Nothing]) -> None:
-        """Answer all nodes and shards, as last read by this daemon's node. Raise Conflict."""
-        ask.answer(directory_of(self.directory).listing())
+    def nodes(self, call: Call[Nothing]) -> None:
+        """Answer with all nodes and shards, as last read by this daemon's node. Raise Conflict."""
+        call.answer(directory_of(self.directory).listing())
 
     def leave(self, caller: Caller, request: int, now: Now) -> None:
-        """Acknowledge the goodbye of a caller, for which a standby keeps no state."""
+        """Acknowledge the goodbye of a caller. A standby keeps no state of callers."""
         caller.answer(request, None)
 
     def greeting(self) -> dict[str, Any]:

@@ -1,13 +1,14 @@
-"""Reads for the console: overview, counts, lag of a group, consumers, history and the last report.
+"""Operations that read for the console: overview, counts, lag of a group, consumers, history and
+the last report.
 
 Invariants:
 
 * An overview is computed at most once in ``FRESH_MS``, no matter how many clients read it, and in
   steps, so that no delivery waits for it.
-* A separate process reads the history (``history/read.py``). It starts with the first query, stays
-  for a while, and ends with this daemon's tenure. A process that dies or does not answer is
-  replaced. It gets one query at a time; the shard's ``lookups`` limit and order the queries. Its
-  answers are bounded.
+* A separate process reads the history (``history/read.py``). The process starts with the first
+  query, stays for ``IDLE_S`` after its last answer, and ends when this daemon stops serving. A
+  process that dies or does not answer is replaced. It gets one query at a time; the shard's queue
+  ``lookups`` limits and orders the queries. Its answers are bounded.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
     from tickwheel.engine.topics import Group, Subscriber, Topic
     from tickwheel.history.read import Answer, Query
     from tickwheel.server.shard.background import Lags
-    from tickwheel.server.shard.callers import Ask, Caller, TopicFilter
+    from tickwheel.server.shard.callers import Call, Caller, TopicFilter
     from tickwheel.server.shard.parts import Listings, Parts
     from tickwheel.server.shard.views import ValueBytes
 
@@ -55,20 +56,20 @@ LOAD_STEPS_DEFAULT: Final = 60
 TOPICS_PER_STEP: Final = 64
 CALLERS_PER_STEP: Final = 512
 CELLS_MAX: Final = 3_600
-"""Maximum cells of the displayed ring. With more slots, a cell stands for several."""
+"""Maximum cells of the displayed ring. If there are more slots, a cell represents several."""
 TROUBLES_MAX: Final = 20
 WAITS_LONG_MS: Final = 60_000
 """Age in ms from which a ready task is reported as waiting."""
 STUCK_FAILURES: Final = 3
-"""Failures of its first task after which an order key counts as stuck."""
+"""Number of failures of its first task from which an order key counts as stuck."""
 BACKUP_OLD_MS: Final = 26 * 3_600_000
 """Maximum age in ms of the newest daily backup."""
-DISK_NEAR: Final = 0.05
-"""Distance below ``disk_refuse`` from which the use of the disk is reported."""
-REASON_SHOWN: Final = 80
-"""Characters of the last failure's reason that are shown."""
+DISK_MARGIN: Final = 0.05
+"""Disk usage is reported from this distance below ``disk_refuse`` on."""
+REASON_LENGTH: Final = 80
+"""Number of characters of the last failure's reason that are shown."""
 MARK_MS, MARKS_MAX = 10_000, 6
-"""Ms between two records of lateness, and the records that are kept: about a minute."""
+"""Milliseconds between records of lateness, and the number that is kept, for about a minute."""
 REPORT_BYTES_MAX: Final = 64 * 1024 * 1024
 _LEVELS = ("error", "warning", "note")
 
@@ -98,23 +99,23 @@ class Watching:
     def __post_init__(self) -> None:
         self._last_overview: dict[str, Any] | None = None
         self._overview_mono_ms = 0
-        self._marks: deque[tuple[int, list[int]]] = deque(maxlen=MARKS_MAX)
+        self._lateness_records: deque[tuple[int, list[int]]] = deque(maxlen=MARKS_MAX)
 
     # --- the daemon itself -----------------------------------------------------------------------
 
-    def ping(self, ask: Ask[Nothing]) -> None:
+    def ping(self, call: Call[Nothing]) -> None:
         """Answer without waiting for the store."""
-        ask.answer(None)
+        call.answer(None)
 
-    def status(self, ask: Ask[Nothing]) -> None:
-        """Answer the daemon's status without waiting for the store."""
-        ask.answer(self._parts.status())
+    def status(self, call: Call[Nothing]) -> None:
+        """Answer with the daemon's status, without waiting for the store."""
+        call.answer(self._parts.status())
 
     # --- the overview ----------------------------------------------------------------------------
 
-    def overview(self, ask: Ask[Nothing]) -> None:
-        """Answer the wheel, counts and troubles. Raise Overloaded."""
-        self._listings.answer(ask, self._overview)
+    def overview(self, call: Call[Nothing]) -> None:
+        """Answer with the wheel, counts and troubles. Raise Overloaded."""
+        self._listings.answer(call, self._overview)
 
     async def _overview(self) -> dict[str, Any]:
         now = self._parts.clock.read()
@@ -127,9 +128,9 @@ class Watching:
         parts = self._parts
         core, status = parts.core, parts.status()
         sums, troubles = await self._walk(now)
-        troubles += list(_of_daemon(parts, status))
-        troubles += list(_of_others(parts, status))
-        troubles += list(_of_targets(parts))
+        troubles += list(_daemon_troubles(parts, status))
+        troubles += list(_peer_troubles(parts, status))
+        troubles += list(_target_troubles(parts))
         lateness = parts.observed.lateness.summary() | self._recent(now)
         if lateness["recent_p99_ms"] > LATE_MS:
             late = _duration(_at_least_ms(lateness["recent_p99_ms"]))
@@ -157,7 +158,7 @@ class Watching:
                 "groups": sums.groups,
                 "subscribers": core.subscribers,
                 "connections": len(parts.callers),
-                "schedules": len(core.schedule_heap.known),
+                "schedules": len(core.schedule_heap.by_name),
                 "transactions": core.transaction_registry.undecided,
                 "bulk": core.bulk_running,
             },
@@ -174,9 +175,7 @@ class Watching:
         }  # fmt: skip
 
     async def _walk(self, now: Now) -> tuple[_Sums, list[dict[str, Any]]]:
-        """Return the sums over all groups and the worst of their troubles.
-
-        Visit a few topics in a step of the loop."""
+        """Return the sums and the worst troubles of all groups; visit a few topics per step."""
         sums, waits = _Sums(), list[tuple[int, str, str, dict[str, Any]]]()
         core, idle = self._parts.core, list[dict[str, Any]]()
         for step, topic in enumerate(list(core.topics.values())):
@@ -188,8 +187,10 @@ class Watching:
                 sums.ready += group.ready_count
                 sums.waiting += len(group.waiting)
                 if group.held:
-                    waits.append((0, topic.name, group.name, _held(topic, group, group.held)))
-                stuck = _stuck(core, topic, group)
+                    waits.append(
+                        (0, topic.name, group.name, _held_trouble(topic, group, group.held))
+                    )
+                stuck = _stuck_trouble(core, topic, group)
                 if stuck is not None:
                     waits.append((0, topic.name, group.name, stuck))
                 if not group.ready_count:
@@ -197,13 +198,13 @@ class Watching:
                 oldest_ms = age_ms(group, now)
                 sums.oldest_ready_ms = max(sums.oldest_ready_ms, oldest_ms)
                 if group.paused_keys and group.in_key_queues:
-                    waits.append((0, topic.name, group.name, _paused_keys(topic, group)))
+                    waits.append((0, topic.name, group.name, _paused_keys_trouble(topic, group)))
                 is_known = stuck is not None or group.held or group.paused_keys
                 if is_known and group.ready_count == group.in_key_queues:
-                    continue  # the trouble that was added explains the wait
-                trouble = _of_group(topic, group, oldest_ms)
+                    continue  # the trouble that was just added explains the wait
+                trouble = _group_trouble(topic, group, oldest_ms)
                 if trouble is not None:
-                    # Below, the longest waits are kept and the others counted.
+                    # Below, the longest waits are kept and the others are counted.
                     waits.append((oldest_ms, topic.name, group.name, trouble))
         longest = heapq.nlargest(TROUBLES_MAX, waits, key=lambda wait: wait[:3])
         troubles = [wait[3] for wait in longest]
@@ -238,16 +239,15 @@ class Watching:
         }
 
     def _recent(self, now: Now) -> dict[str, int]:
-        """Return the lateness of deliveries in about the last minute.
-
-        It covers the time since the oldest record, which only overviews make."""
-        lateness, marks = self._parts.observed.lateness, self._marks
+        """Return the lateness of deliveries in about the last minute, since the oldest record. Only
+        overviews create records."""
+        lateness, records = self._parts.observed.lateness, self._lateness_records
         counts = lateness.counts
-        if not marks:
-            marks.append((now.mono_ms, counts))
-        recent = [count - before for count, before in zip(counts, marks[0][1], strict=True)]
-        if now.mono_ms - marks[-1][0] >= MARK_MS:
-            marks.append((now.mono_ms, counts))
+        if not records:
+            records.append((now.mono_ms, counts))
+        recent = [count - before for count, before in zip(counts, records[0][1], strict=True)]
+        if now.mono_ms - records[-1][0] >= MARK_MS:
+            records.append((now.mono_ms, counts))
         return {
             "recent_p50_ms": lateness.percentile_ms(0.50, recent),
             "recent_p99_ms": lateness.percentile_ms(0.99, recent),
@@ -256,42 +256,43 @@ class Watching:
 
     # --- counts ----------------------------------------------------------------------------------
 
-    def stats(self, ask: Ask[Nothing]) -> None:
-        """Answer the daemon's counts. Raise Overloaded."""
-        parts, only = self._parts, ask.only
+    def stats(self, call: Call[Nothing]) -> None:
+        """Answer with the daemon's counts. Raise Overloaded."""
+        parts, topic_filter = self._parts, call.topic_filter
         self._when_loaded(
-            ask, lambda: stats_map(parts, parts.clock.read(), self._value_bytes, only)
+            call, lambda: stats_map(parts, parts.clock.read(), self._value_bytes, topic_filter)
         )
 
-    def _when_loaded(self, ask: Ask[Any], compute: Callable[[], dict[str, Any]]) -> None:
-        """Answer the result of ``compute`` as soon as every task is in memory."""
+    def _when_loaded(self, call: Call[Any], compute: Callable[[], dict[str, Any]]) -> None:
+        """Answer with the result of ``compute`` as soon as every task is in memory."""
         if self._parts.loaded.is_set():
-            self._parts.committer.answer(ask, compute())
+            self._parts.committer.answer(call, compute())
             return
 
         async def later() -> dict[str, Any]:
             return compute()
 
-        self._listings.answer(ask, later)
+        self._listings.answer(call, later)
 
-    def list_topics(self, ask: Ask[NamesPage]) -> None:
-        """Answer a page of topics with their counts, by name. Raise Overloaded.
+    def list_topics(self, call: Call[NamesPage]) -> None:
+        """Answer with a page of topics and their counts, sorted by name. Raise Overloaded. ``next``
+        is the ``after`` of the next page."""
+        after, limit = call.request.after or "", call.request.limit
+        self._listings.answer(call, partial(self._topics, after, limit, call.topic_filter))
 
-        ``next`` is the ``after`` of the next page."""
-        after, limit = ask.request.after or "", ask.request.limit
-        self._listings.answer(ask, partial(self._topics, after, limit, ask.only))
-
-    async def _topics(self, after: str, limit: int, only: TopicFilter | None) -> dict[str, Any]:
+    async def _topics(
+        self, after: str, limit: int, topic_filter: TopicFilter | None
+    ) -> dict[str, Any]:
         parts = self._parts
         core, now = parts.core, parts.clock.read()
-        seen = core.topics if only is None else filter(only, core.topics)
+        seen = core.topics if topic_filter is None else filter(topic_filter, core.topics)
         names = heapq.nsmallest(limit + 1, (name for name in seen if name > after))
         maps = ({"topic": name} | topic_map(core, core.topics[name], now) for name in names)
         return Page(parts, limit, self._value_bytes).answer(maps, "topics", "topic")
 
-    def show_topic(self, ask: Ask[OfTopic]) -> None:
-        """Answer a topic's counts, settings and groups, or NotFound. Raise Overloaded."""
-        self._listings.answer(ask, partial(self._topic, ask.request.topic))
+    def show_topic(self, call: Call[OfTopic]) -> None:
+        """Answer with a topic's counts, settings and groups, or with NotFound. Raise Overloaded."""
+        self._listings.answer(call, partial(self._topic, call.request.topic))
 
     async def _topic(self, name: str) -> dict[str, Any]:
         core = self._parts.core
@@ -300,12 +301,11 @@ class Watching:
             raise NotFound(f"there is no topic {name}")
         return {"topic": name} | topic_map(core, topic, self._parts.clock.read())
 
-    def load(self, ask: Ask[LoadSpans]) -> None:
-        """Answer the number of tasks on the wheel in each of ``steps`` spans of ``step_ms``.
-
+    def load(self, call: Call[LoadSpans]) -> None:
+        """Answer with the number of tasks on the wheel in each of ``steps`` spans of ``step_ms``.
         The first span contains ``from_ms``. Raise BadRequest, Overloaded."""
         tick_ms, delay_max_ms = self._parts.settings.tick_ms, self._parts.limits.delay_ms_max
-        request, now_ms = ask.request, ask.now.now_ms
+        request, now_ms = call.request, call.now.now_ms
         steps = LOAD_STEPS_DEFAULT if request.steps is None else request.steps
         default_ms = max(tick_ms, LOAD_STEP_MS_DEFAULT // tick_ms * tick_ms)
         step_ms = default_ms if request.step_ms is None else request.step_ms
@@ -324,69 +324,72 @@ class Watching:
                 "scheduled": len(wheel),
             }  # fmt: skip
 
-        self._when_loaded(ask, answer)
+        self._when_loaded(call, answer)
 
     # --- the lag of a group ----------------------------------------------------------------------
 
-    def group_lag(self, ask: Ask[OfGroup]) -> None:
-        """Answer the number of ready tasks in the last hour and the age of the oldest. Raise
-        NotFound."""
-        group = find_group(self._parts.core, ask.request.topic, ask.request.group)
-        self._parts.committer.answer(ask, self._lags.of(group))
+    def group_lag(self, call: Call[OfGroup]) -> None:
+        """Answer with samples, from the last hour, of the number of ready tasks and the age of the
+        oldest. Raise NotFound."""
+        group = find_group(self._parts.core, call.request.topic, call.request.group)
+        self._parts.committer.answer(call, self._lags.of(group))
 
     # --- consumers -------------------------------------------------------------------------------
 
-    def consumers(self, ask: Ask[ConsumersPage]) -> None:
-        """Answer a page of subscriptions and waiting pulls, in order of connection. Raise
-        Overloaded.
-
-        A page includes all consumers of its last connection."""
-        request = ask.request
-        is_wanted = partial(_is_wanted, request.topic, request.group, ask.only)
-        self._listings.answer(
-            ask, partial(self._consumers, is_wanted, request.after, request.limit)
-        )
+    def consumers(self, call: Call[ConsumersPage]) -> None:
+        """Answer with a page of subscriptions and waiting pulls, in order of connection. Raise
+        Overloaded. A page includes all consumers of its last connection."""
+        request = call.request
+        matches = partial(_matches, request.topic, request.group, call.topic_filter)
+        self._listings.answer(call, partial(self._consumers, matches, request.after, request.limit))
 
     async def _consumers(
-        self, is_wanted: Callable[[Group], bool], after: int, limit: int
+        self, matches: Callable[[Group], bool], after: int, limit: int
     ) -> dict[str, Any]:
         callers: list[Caller] = []
         for step, caller in enumerate(list(self._parts.callers)):
             if step % CALLERS_PER_STEP == CALLERS_PER_STEP - 1:
                 await asyncio.sleep(0)
-            if caller.number > after and any(is_wanted(sub.group) for sub in _subscribers(caller)):
+            if caller.number > after and any(matches(sub.group) for sub in _subscribers(caller)):
                 callers.append(caller)
         rows: list[dict[str, Any]] = []
         last: int | None = None
         for caller in heapq.nsmallest(limit, callers, key=lambda caller: caller.number):
             if len(rows) >= limit:
                 break
-            rows += [_consumer(caller, sub) for sub in _subscribers(caller) if is_wanted(sub.group)]
+            rows += [_consumer(caller, sub) for sub in _subscribers(caller) if matches(sub.group)]
             last = caller.number
         is_all = last is None or last == max(caller.number for caller in callers)
         return {"consumers": rows, "next": None if is_all else last}
 
     # --- the history of a task -------------------------------------------------------------------
 
-    def task_history(self, ask: Ask[OfTask]) -> None:
-        """Answer the events of a task in order. Raise Overloaded."""
-        # The newest events may not be in the files yet. The answer does not wait for them.
-        look_up = partial(self._stories.of, ask.request.id)
-        self._lookups.answer(ask, partial(self._from_history, "events", look_up, ask.only))
+    def task_history(self, call: Call[OfTask]) -> None:
+        """Answer with the events of a task in order. Raise Overloaded."""
+        # The newest events may not have been written yet. The answer does not wait for them.
+        look_up = partial(self._stories.of, call.request.id)
+        self._lookups.answer(
+            call, partial(self._from_history, "events", look_up, call.topic_filter)
+        )
 
     async def _from_history(
-        self, name: str, look_up: Callable[[], Awaitable[Answer]], only: TopicFilter | None
+        self, name: str, look_up: Callable[[], Awaitable[Answer]], topic_filter: TopicFilter | None
     ) -> dict[str, Any]:
-        """Return an answer with the visible results of a look-up in the history as ``name``."""
+        """Return an answer that contains the visible results of a look-up in the history as
+        ``name``."""
         if not self._stories.is_kept:
             return {name: [], "is_kept": False, "complete": True}
         results, is_complete = await look_up()
-        visible = [item for item in results if only is None or only(str(item.get("topic", "")))]
+        visible = [
+            item
+            for item in results
+            if topic_filter is None or topic_filter(str(item.get("topic", "")))
+        ]
         return {name: visible, "is_kept": True, "complete": is_complete}
 
-    def history_tasks(self, ask: Ask[HistoryPage]) -> None:
-        """Answer past tasks with their outcomes, newest first. Raise Overloaded."""
-        request = ask.request
+    def history_tasks(self, call: Call[HistoryPage]) -> None:
+        """Answer with past tasks and their outcomes, newest first. Raise Overloaded."""
+        request = call.request
         query = read.Query(
             key=request.key,
             topic=request.topic,
@@ -394,13 +397,14 @@ class Watching:
             until_ms=request.until_ms,
         )
         look_up = partial(self._stories.tasks, query, request.limit)
-        self._lookups.answer(ask, partial(self._outlines, look_up, ask.only))
+        self._lookups.answer(call, partial(self._outlines, look_up, call.topic_filter))
 
     async def _outlines(
-        self, look_up: Callable[[], Awaitable[Answer]], only: TopicFilter | None
+        self, look_up: Callable[[], Awaitable[Answer]], topic_filter: TopicFilter | None
     ) -> dict[str, Any]:
-        """Return ``_from_history`` of tasks, with ids and bodies in the types of other answers."""
-        answer = await self._from_history("tasks", look_up, only)
+        """Return ``_from_history`` for tasks, with ids and bodies of the same types as in other
+        answers."""
+        answer = await self._from_history("tasks", look_up, topic_filter)
         for task in answer["tasks"]:
             task["id"] = int(task["id"])
             if "body_base64" in task:
@@ -411,9 +415,9 @@ class Watching:
 
     # --- the last report -------------------------------------------------------------------------
 
-    def report(self, ask: Ask[Nothing]) -> None:
-        """Answer the page of the last report, or NotFound. Raise Overloaded."""
-        self._listings.answer(ask, self._report)
+    def report(self, call: Call[Nothing]) -> None:
+        """Answer with the page of the last report, or with NotFound. Raise Overloaded."""
+        self._listings.answer(call, self._report)
 
     async def _report(self) -> dict[str, Any]:
         folder = self._parts.settings.report_dir
@@ -427,14 +431,14 @@ def _subscribers(caller: Caller) -> list[Subscriber]:
     return [*caller.subscribers.values(), *caller.pulls]
 
 
-def _is_wanted(
-    topic_name: str | None, group_name: str | None, only: TopicFilter | None, group: Group
+def _matches(
+    topic_name: str | None, group_name: str | None, topic_filter: TopicFilter | None, group: Group
 ) -> bool:
     name = group.topic.name
     return (
         (topic_name is None or name == topic_name)
         and (group_name is None or group.name == group_name)
-        and (only is None or only(name))
+        and (topic_filter is None or topic_filter(name))
     )
 
 
@@ -478,7 +482,7 @@ def _trouble(
 
 
 def _since(paused: Topic | Group) -> str:
-    """Return the time of the pause as a text; an empty string if it is unknown."""
+    """Return the time of the pause as text, or an empty string if it is unknown."""
     at_ms = paused.settings.paused_ms
     if at_ms is None:
         return ""
@@ -499,8 +503,8 @@ def _idle_pauses(topic: Topic) -> Iterator[dict[str, Any]]:
             yield _trouble("note", text, "groups", topic.name, group.name)
 
 
-def _of_group(topic: Topic, group: Group, oldest_ms: int) -> dict[str, Any] | None:
-    """Return the trouble of ready tasks that wait long or for an operator; otherwise None."""
+def _group_trouble(topic: Topic, group: Group, oldest_ms: int) -> dict[str, Any] | None:
+    """Return a trouble if ready tasks have waited long or wait for an operator, otherwise None."""
     many = _counted(group.ready_count, "ready task", "ready tasks")
     name, label = group.name or None, f"Group {group.name} of {topic.name}"
     if not group.name:
@@ -526,21 +530,21 @@ def _of_group(topic: Topic, group: Group, oldest_ms: int) -> dict[str, Any] | No
     return _trouble("warning", text, "groups", topic.name, name)
 
 
-def _held(topic: Topic, group: Group, count: int) -> dict[str, Any]:
+def _held_trouble(topic: Topic, group: Group, count: int) -> dict[str, Any]:
     keys = _counted(count, "order key is", "order keys are")
     text = f"{keys} held in group {group.name} of {topic.name}: release or skip the failed tasks"
     return _trouble("warning", text, "groups", topic.name, group.name)
 
 
-def _paused_keys(topic: Topic, group: Group) -> dict[str, Any]:
+def _paused_keys_trouble(topic: Topic, group: Group) -> dict[str, Any]:
     keys = _counted(len(group.paused_keys), "key is", "keys are")
     tasks = _counted(group.in_key_queues, "task waits for its turn", "tasks wait for their turn")
     text = f"{keys} paused in group {group.name} of {topic.name}; {tasks}"
     return _trouble("warning", text, "groups", topic.name, group.name)
 
 
-def _stuck(core: Core, topic: Topic, group: Group) -> dict[str, Any] | None:
-    """Return the trouble of an order key whose first task fails repeatedly, if there is one."""
+def _stuck_trouble(core: Core, topic: Topic, group: Group) -> dict[str, Any] | None:
+    """Return a trouble if the first task of an order key fails repeatedly, otherwise None."""
     failing = failing_key(core, group, STUCK_FAILURES)
     if failing is None:
         return None
@@ -550,12 +554,12 @@ def _stuck(core: Core, topic: Topic, group: Group) -> dict[str, Any] | None:
         f" {failing.task_id}, which has failed {failing.failures} times"
     )
     if failing.reason:
-        text += f" ({failing.reason[:REASON_SHOWN]})"
+        text += f" ({failing.reason[:REASON_LENGTH]})"
     return _trouble("warning", text, "groups", topic.name, group.name)
 
 
-def _of_targets(parts: Parts) -> Iterator[dict[str, Any]]:
-    """Yield the troubles of groups with targets whose sending has ended or fails."""
+def _target_troubles(parts: Parts) -> Iterator[dict[str, Any]]:
+    """Yield a trouble for each group whose target has ended or fails."""
     sender = parts.outbound
     for (topic, group), row in parts.core.targets.items():
         label = f"Group {group} of {topic}"
@@ -564,7 +568,7 @@ def _of_targets(parts: Parts) -> Iterator[dict[str, Any]]:
             yield _trouble("error", text, "targets", topic, group)
             continue
         state = {} if sender is None else sender.state(topic, group)
-        why = f": {state['last_error']:.{REASON_SHOWN}}" if state.get("last_error") else ""
+        why = f": {state['last_error']:.{REASON_LENGTH}}" if state.get("last_error") else ""
         if state.get("state") == "open":
             text = f"{label} is waiting for a failing host{why}"
             yield _trouble("warning", text, "targets", topic, group)
@@ -574,7 +578,7 @@ def _of_targets(parts: Parts) -> Iterator[dict[str, Any]]:
             )
 
 
-def _of_daemon(parts: Parts, status: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def _daemon_troubles(parts: Parts, status: dict[str, Any]) -> Iterator[dict[str, Any]]:
     core, observed = parts.core, parts.observed
     state, detail = status.get("state", "ready"), status.get("detail")
     if state not in ("ready", "loading"):
@@ -606,10 +610,10 @@ def _of_daemon(parts: Parts, status: dict[str, Any]) -> Iterator[dict[str, Any]]
         if count:
             text = f"{_counted(count, singular, plural)} {predicate}"
             yield _trouble("warning", text, "daemon")
-    yield from _of_decisions(core)
-    yield from _of_backups(parts)
+    yield from _decision_troubles(core)
+    yield from _backup_troubles(parts)
     refuse = parts.settings.disk_refuse
-    if observed.disk_used > refuse - DISK_NEAR:
+    if observed.disk_used > refuse - DISK_MARGIN:
         text = (
             f"The disk with the database is {observed.disk_used:.0%} full; above"
             f" {refuse:.0%} (disk_refuse) new tasks are refused"
@@ -622,7 +626,7 @@ def _of_daemon(parts: Parts, status: dict[str, Any]) -> Iterator[dict[str, Any]]
         yield _trouble("note", text, "groups")
 
 
-def _of_others(parts: Parts, status: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def _peer_troubles(parts: Parts, status: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield troubles about expected standbys and nodes that are absent."""
     expected, seen = parts.settings.expect_standbys, len(status.get("standbys", ()))
     if seen < expected:
@@ -632,15 +636,15 @@ def _of_others(parts: Parts, status: dict[str, Any]) -> Iterator[dict[str, Any]]
         yield _trouble("warning", text, "daemon")
     expected, directory = parts.settings.expect_nodes, parts.directory
     if directory is not None and directory.shard:
-        return  # shard 0 reports it for all
+        return  # shard 0 reports this for all shards
     seen = 0 if directory is None else len(directory.listing()["nodes"])
     if seen < expected:
         text = f"{seen} of {_counted(expected, 'expected node is', 'expected nodes are')} seen"
         yield _trouble("warning", text, "daemon")
 
 
-def _of_backups(parts: Parts) -> Iterator[dict[str, Any]]:
-    """Yield a trouble if daily backups are configured and the newest is old or absent."""
+def _backup_troubles(parts: Parts) -> Iterator[dict[str, Any]]:
+    """Yield a trouble if daily backups are configured but the newest is old or absent."""
     if parts.settings.backup_daily_hour is None:
         return
     now, made_s = parts.clock.read(), parts.observed.backup_s
@@ -654,7 +658,7 @@ def _of_backups(parts: Parts) -> Iterator[dict[str, Any]]:
         yield _trouble("warning", text, "daemon")
 
 
-def _of_decisions(core: Core) -> Iterator[dict[str, Any]]:
+def _decision_troubles(core: Core) -> Iterator[dict[str, Any]]:
     """Yield troubles that stay until an operator decides."""
     if parked := core.transaction_registry.parked:
         many = _counted(parked, "transaction is", "transactions are")
@@ -680,32 +684,31 @@ def _duration(ms: int) -> str:
 
 
 def _at_least_ms(bound_ms: int) -> int:
-    """Return the minimum lateness in ms of deliveries in the bucket up to ``bound_ms``.
-
-    From 1,024 ms on, a bucket reaches from a power of two to the next."""
+    """Return the minimum lateness in ms of deliveries in the bucket that ends at ``bound_ms``. From
+    1,024 ms on, a bucket extends from one power of two to the next."""
     return bound_ms if bound_ms < 1_024 else 1 << (bound_ms.bit_length() - 1)
 
 
 # --- the process that reads the history ----------------------------------------------------------
 
 PATIENCE_S: Final = 3 * S_MAX
-"""Seconds without an answer after which the process is killed, since its disk may hang forever."""
+"""Seconds without an answer after which the process is killed, as its disk may hang forever."""
 IDLE_S: Final = 60.0
-"""Seconds that the process is kept after its last answer."""
+"""How long the process is kept after its last answer, in seconds."""
 STOP_S: Final = 1.0
 """Maximum seconds to wait for the end of a killed process, which may wait for a disk."""
 TRIES_MAX: Final = 2
 
 
 class Stories:
-    """Looks up tasks in the history during one tenure, one query at a time."""
+    """Looks up tasks in the history while this daemon serves, one query at a time."""
 
     def __init__(self, folder: str | None) -> None:
         """``folder`` is the folder of the history, or None if no history is kept."""
         self._folder = folder
         self._process: Process | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._endings: set[asyncio.Task[int]] = set()
+        self._exits: set[asyncio.Task[int]] = set()
         self._is_over = False
 
     @property
@@ -732,9 +735,9 @@ class Stories:
                     answer = await self._ask(question)
             except (OSError, ValueError, TimeoutError) as error:
                 why = str(error) or type(error).__name__
-                await self._ended()
+                await self._end_and_wait()
             except BaseException:
-                await self._ended()  # its answer would be mistaken for that of the next question
+                await self._end_and_wait()  # its answer would be mistaken for the next question's
                 raise
             else:
                 self._timer = asyncio.get_running_loop().call_later(IDLE_S, self._end)
@@ -767,18 +770,18 @@ class Stories:
             dismiss(ended)
             kill(ended)
             ending = asyncio.create_task(ended.wait())
-            self._endings.add(ending)
-            ending.add_done_callback(self._endings.discard)
+            self._exits.add(ending)
+            ending.add_done_callback(self._exits.discard)
 
     async def stop(self) -> None:
-        """End the process at the end of the tenure and wait for its exit."""
+        """End the process permanently, and wait for its exit."""
         self._is_over = True
         if self._timer is not None:
             self._timer.cancel()
-        await self._ended()
+        await self._end_and_wait()
 
-    async def _ended(self) -> None:
+    async def _end_and_wait(self) -> None:
         """End the process and wait up to ``STOP_S`` for its exit, so that the loop can close."""
         self._end()
-        if self._endings:
-            await asyncio.wait(self._endings, timeout=STOP_S)
+        if self._exits:
+            await asyncio.wait(self._exits, timeout=STOP_S)

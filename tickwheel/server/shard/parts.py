@@ -1,11 +1,11 @@
 """The parts of a shard that its operations and background work use.
 
-``Shard`` creates and connects them. Operations depend on the protocol ``Parts`` and never on
+``Shard`` creates and connects these parts. Operations depend on the protocol ``Parts`` and never on
 ``Shard``, so they do not know how a shard starts, ticks and stops.
 
-``Listings`` queues slow requests and sends their answers. It runs one request of each caller at a
-time and a few in the whole daemon. Callers take turns; a caller that cannot receive more answers is
-passed over. It knows nothing about the requests themselves. Invariant: a waiting request of a
+``Listings`` queues slow requests and sends their answers. It runs one request per caller at a time,
+and a few in the whole daemon. Callers take turns; a caller that cannot receive more answers is
+skipped. The queue knows nothing about the requests themselves. Invariant: a waiting request of a
 disconnected caller never begins.
 """
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from tickwheel.persistence.contract import Store
     from tickwheel.server.metrics.observed import Observed
     from tickwheel.server.settings import Settings
-    from tickwheel.server.shard.callers import Ask, Border, Caller, OnEvent
+    from tickwheel.server.shard.callers import Border, Call, Caller, OnEvent
     from tickwheel.server.shard.committer import Committer
     from tickwheel.server.shard.reads import Commands, Reader
 
@@ -41,11 +41,11 @@ class Sender(Protocol):
 
     @property
     def callbacks(self) -> str | None:
-        """The URL for callbacks of endpoints; None if this daemon has no HTTP."""
+        """The URL for callbacks of endpoints; None if this daemon does not serve HTTP."""
         ...
 
     def changed(self) -> None:
-        """Take note that targets were set or removed."""
+        """Reload the targets, because some were set or removed."""
         ...
 
     def state(self, topic: str, group: str) -> Mapping[str, Any]:
@@ -53,16 +53,15 @@ class Sender(Protocol):
         ...
 
     restarts: int
-    """Number of restarts of its process."""
+    """Number of restarts of the outbound process."""
 
     def count(self, word: str) -> int:
         """Return the number of targets in a state, or of all targets if ``word`` is empty."""
         ...
 
     def total(self, name: str) -> int:
-        """Return the attempts of all targets since the daemon's start.
-
-        ``name`` is ``sent``, ``acked`` or ``failed``."""
+        """Return the attempts of all targets since the daemon's start. ``name`` is ``sent``,
+        ``acked`` or ``failed``."""
         ...
 
     async def ask(self, what: str, **said: Any) -> dict[str, Any]:
@@ -74,7 +73,7 @@ class Directory(Protocol):
     """All nodes that share the store, and the locations of the shards."""
 
     shard: int | None
-    """The shard of this daemon; None for a node's front door, which has no shard."""
+    """The shard of this daemon; None for a node's HTTP gateway, which has no shard."""
 
     def whereabouts(self, shard: int) -> tuple[str, str]:
         """Return (TCP address, HTTP address) of the shard's leader; empty strings if unknown."""
@@ -85,21 +84,20 @@ class Directory(Protocol):
         ...
 
     def doors(self) -> tuple[str, ...]:
-        """Return front doors of live nodes; only some if there are many."""
+        """Return the addresses of HTTP gateways of live nodes; only some if there are many."""
         ...
 
     def listing(self) -> dict[str, Any]:
-        """Return the newest known answer of the verb ``nodes``."""
+        """Return the latest answer to the verb ``nodes``."""
         ...
 
     async def place(self, shard: int, node: str | None) -> None:
-        """Record the node that shall lead a shard; None allows any.
-
-        Raise BadRequest, NotFound, StoreError."""
+        """Record the node that must lead a shard. None allows any node. Raise BadRequest, NotFound,
+        StoreError."""
         ...
 
     async def drain(self, node: str, *, draining: bool) -> None:
-        """Record whether a node shall give up its shards. Raise NotFound, StoreError."""
+        """Record whether a node must give up its shards. Raise NotFound, StoreError."""
         ...
 
 
@@ -120,7 +118,7 @@ class Parts(Protocol):
     commands: Commands
     history: History | None
     outbound: Sender | None
-    """Sends the tasks of groups with targets; None if nothing does."""
+    """Sends the tasks of groups with targets; None if this daemon sends none."""
     directory: Directory | None
     """All nodes; None if this daemon does not belong to a node."""
     observed: Observed
@@ -129,29 +127,29 @@ class Parts(Protocol):
     """Returns the answer to STATUS."""
     callers: set[Caller]
     loaded: asyncio.Event
-    """Set when every stored task is in memory; then commands that name tasks run."""
+    """Set when every stored task is in memory. Commands on tasks wait for it."""
     draining: bool
     """Whether the daemon is shutting down and refuses new tasks."""
     started_mono_ms: int
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run ``work`` in the background. An error ends the daemon."""
+        """Run ``work`` in the background. An error stops the daemon."""
         ...
 
     def wake(self) -> None:
         """Request a tick."""
         ...
 
-    def takes_more(self, caller: Caller) -> bool:
+    def can_receive(self, caller: Caller) -> bool:
         """Return whether the caller can be sent another answer."""
         ...
 
     def has_room(self, caller: Caller) -> bool:
-        """Return whether changes by commands and this caller's answers are within their limits."""
+        """Return whether changes by commands and answers to this caller are within limits."""
         ...
 
-    def takes_tasks(self) -> bool:
-        """Return whether schedules and resets can create tasks now."""
+    def accepts_tasks(self) -> bool:
+        """Return whether schedules and resets can currently create tasks."""
         ...
 
 
@@ -159,7 +157,7 @@ Work = Callable[[], Coroutine[Any, Any, None]]
 
 
 class Listings:
-    """A queue of slow requests. Each one that ends begins the next."""
+    """A queue of slow requests. When a request ends, the next one begins."""
 
     def __init__(
         self, parts: Parts, caller_max: str, all_max: str = "", *, at_a_time: int = 1
@@ -176,14 +174,13 @@ class Listings:
 
     def answer(
         self,
-        ask: Ask[Any],
+        call: Call[Any],
         work: Callable[[], Coroutine[Any, Any, dict[str, Any]]],
         *,
         at_once: bool = False,
     ) -> None:
-        """Queue ``work``, and answer with its result. Raise Overloaded if the queue is full.
-
-        With ``at_once`` it does not wait until a start has loaded all tasks."""
+        """Queue ``work``, and answer with its result. Raise Overloaded if the queue is full. With
+        ``at_once``, the request does not wait until all tasks are loaded after a start."""
         parts = self._parts
 
         async def run() -> None:
@@ -198,13 +195,13 @@ class Listings:
                     error = Overloaded(error.message)
                 elif isinstance(error, StoreError):
                     error = Refused(f"the store could not execute the request: {error.message}")
-                ask.refuse(error)
+                call.refuse(error)
             except Exception as error:
-                ask.refuse(parts.border.survive(f"a look-up of {ask.caller.address}", error))
+                call.refuse(parts.border.survive(f"a look-up of {call.caller.address}", error))
             else:
-                parts.committer.answer(ask, result)
+                parts.committer.answer(call, result)
 
-        self._put(ask.caller, run)
+        self._put(call.caller, run)
 
     def _put(self, caller: Caller, work: Work) -> None:
         queue = self._waiting.get(caller)
@@ -220,7 +217,7 @@ class Listings:
         self.begin_waiting()
 
     def begin_waiting(self) -> None:
-        """Begin waiting requests while there is room for more."""
+        """Begin waiting requests while more can run."""
         while self._waiting and len(self._busy) < self._at_a_time:
             caller = next((caller for caller in self._waiting if self._may_begin(caller)), None)
             if caller is None:
@@ -228,12 +225,12 @@ class Listings:
             queue = self._waiting.pop(caller)
             work = queue.popleft()
             if queue:
-                self._waiting[caller] = queue  # after the other callers
+                self._waiting[caller] = queue  # its next turn comes last
             self._busy.add(caller)
             self._parts.spawn(self._do(caller, work))
 
     def _may_begin(self, caller: Caller) -> bool:
-        return caller not in self._busy and self._parts.takes_more(caller)
+        return caller not in self._busy and self._parts.can_receive(caller)
 
     def closed(self, caller: Caller) -> None:
         """Drop the waiting requests of a disconnected caller."""
@@ -256,9 +253,8 @@ def when_free(
     act: Callable[[], None],
     refuse: Callable[[TickwheelError], None],
 ) -> None:
-    """Call ``act`` as soon as ``is_free`` returns True, which a batch that lands can change.
-
-    Do nothing if the caller has disconnected by then. ``what`` names the command in the log."""
+    """Call ``act`` as soon as ``is_free`` returns True, which a batch that lands can change. Do
+    nothing if the caller has disconnected by then. ``what`` names the command in the log."""
     if is_free():
         act()
         return

@@ -1,24 +1,25 @@
-"""Reads of a shard: the current records of tasks, commands that need them, and due rows.
+"""Reads the current records of tasks, runs commands that need records, and loads due rows.
 
-``Reader`` reads during commits. Effects are absolute and idempotent. Applying all batches that were
-not durable when a read began to its result, in order, therefore gives the current state, whether or
+``Reader`` reads during commits. Effects are absolute and idempotent, so applying to the result of a
+read, in order, all batches that were not durable when it began gives the current state, whether or
 not the read saw them. Each running read records the effects of landing batches on its own ids only,
-so these notes are bounded by the ids and end with the read.
+which bounds the recorded effects.
 
 ``Reader`` also detects missing rows. A task in memory has not ended, so a read without its row is
-wrong. The row is read again a few times; if it stays missing, that is logged, counted and shown by
-``/readyz``. The caller learns that the row is missing, never that the task has ended. Invariant: an
-id that a read neither returned nor added to ``Core.missing`` has ended, as far as memory knows.
+wrong. The row is read again a few times; if it stays missing, this is logged, counted and shown by
+``/readyz``. The caller learns that the row is missing, never that the task has ended. Invariant: as
+far as memory knows, a task whose id a read neither returned nor added to ``Core.missing`` has
+ended.
 
-``Commands`` runs cancel, reschedule, look-up, acks by earlier receipts and similar commands, with
-one read for all that wait, in order of arrival over all connections. A read ends at a limit of
-bytes, possibly within the ids of a command; the remaining ids are read next. A command by key asks
-the index of keys for its ids when its turn comes. Invariant: a command changes a task in the same
-step of the loop in which its record was overlaid, so no other change can come between.
+``Commands`` runs cancel, reschedule, look-up, acks by earlier receipts and similar commands in
+order of arrival over all connections, with one read for all waiting commands. A read stops at a
+limit of bytes, possibly within the ids of a command; the remaining ids are read next. A command by
+key asks the index of keys for its ids when its turn comes. Invariant: a command changes a task in
+the same step of the loop in which its record was overlaid, so no other change can come in between.
 
 ``Loader`` reads due rows that are not in memory and gives them to the engine. One load runs at a
-time, bounded in rows and bytes, which come on top of the memory budget. Missing rows are looked for
-at a bounded rate until they are found or their tasks have ended.
+time. Its rows and bytes are bounded, and are not part of the memory budget. Missing rows are
+searched for at a bounded rate until they are found or their tasks have ended.
 """
 
 from __future__ import annotations
@@ -52,30 +53,31 @@ if TYPE_CHECKING:
     from tickwheel.clock import Clock
     from tickwheel.engine.engine import Engine
     from tickwheel.engine.state import Core
-    from tickwheel.server.shard.callers import Ask, Border, Caller, OnEvent
+    from tickwheel.server.shard.callers import Border, Call, Caller, OnEvent
 
 
 AWAY_RETRY_S, BACK_RETRY_S = 0.2, 0.5
-"""Seconds between two tries while the store is away: for waiting callers, and for background
+"""Seconds between two tries while the store is unreachable: for waiting callers, and for background
 work."""
 READS_MAX = 64
-"""Maximum running reads; others wait, because every landing batch is compared with all reads."""
-SCANS_AT_A_TIME = 4
-"""Maximum running scans of listings and replays; each can return a large page."""
+"""Maximum number of running reads; others wait, because every landing batch is compared with all
+reads."""
+SCANS_MAX = 4
+"""Maximum number of running scans of listings and replays; each can return a large page."""
 BULK_READS_MAX = 2
-"""Maximum running reads of bulk operations, so that one is read while another is processed. They
-are limited separately, so other reads never wait for them."""
+"""Maximum number of running reads of bulk operations, so that one slice is read while another is
+processed. They are limited separately, so that other reads never wait for them."""
 BULK_READ_BYTES_MAX = 2 << 20
-"""Maximum bytes of rows that all bulk operations have in memory. A store decodes the rows of a read
-without interruption."""
-BULK_SCANS_AT_A_TIME = 1
-"""Maximum running scans of bulk operations, which read rows to find a page of ids."""
+"""Maximum bytes of rows that all bulk operations together hold in memory. A store decodes the rows
+of a read without interruption."""
+BULK_SCANS_MAX = 1
+"""Maximum number of running scans of bulk operations, which read rows to find a page of ids."""
 BULK_SCAN_BYTES, BULK_SCAN_FIRST = 1 << 20, 64
-"""Target bytes of a bulk operation's page, from the row size of the previous page; rows of the
-first page."""
-READS_AGAIN_MAX = 4
-"""Maximum further reads before an absent row counts as missing."""
-AGAIN_S = 0.05
+"""Target size of a bulk operation's page, estimated from the rows of the previous page; and the
+number of rows of the first page."""
+REREADS_MAX = 4
+"""Maximum number of further reads before an absent row counts as missing."""
+REREAD_S = 0.05
 IDS_LOGGED_MAX = 10
 NO_LIMIT = 1 << 62
 
@@ -84,7 +86,7 @@ T = TypeVar("T")
 
 
 async def when_back(query: Callable[[], Awaitable[T]]) -> T:
-    """Query the store for background work. While it is away, wait and try again."""
+    """Query the store for background work. While it is unreachable, wait and try again."""
     while True:
         try:
             return await query()
@@ -105,9 +107,9 @@ class Records(Mapping[int, TaskSnapshot]):
     ) -> None:
         self._whole = whole
         self.plain = plain
-        """Topic → id → due_ms of tasks that have no other fields than a body and a key."""
+        """Topic → id → due_ms of tasks that have no fields except a body and a key."""
         self.keys_of = keys_of
-        """Id → key of the tasks of ``plain`` that have a key, and possibly of others."""
+        """Id → key of the tasks of ``plain`` that have a key, and possibly of other tasks."""
 
     def __getitem__(self, task_id: int) -> TaskSnapshot:
         for topic, dues_ms in self.plain.items():
@@ -128,7 +130,7 @@ View = Callable[[Sequence[int]], Mapping[int, TaskSnapshot]]
 
 
 class BulkReads(Protocol):
-    """``Reader.read_some`` with a bulk operation's share of bytes as the limit."""
+    """Calls ``Reader.read_some`` with a bulk operation's share of bytes as the limit."""
 
     def __call__(
         self, ids: Sequence[int], *, bodies: bool = False
@@ -136,7 +138,7 @@ class BulkReads(Protocol):
 
 
 class _RunningRead:
-    """A running read, and the effects on its tasks that landed since it began."""
+    """A running read, and the effects on its tasks that have landed since it began."""
 
     __slots__ = ("bodies", "since", "wanted")
 
@@ -146,7 +148,7 @@ class _RunningRead:
         self.since = Effects()
 
     def landed(self, effects: Effects) -> None:
-        """Record a landed batch; later states replace earlier ones."""
+        """Record the effects of a landed batch. Later states replace earlier ones."""
         wanted, since = self.wanted, self.since
         for task_id in wanted & effects.enqueued.keys():
             since.enqueued[task_id] = effects.enqueued[task_id]
@@ -173,19 +175,19 @@ class Reader:
         self._on_event = on_event
         self._running: set[_RunningRead] = set()
         self._places = asyncio.Semaphore(READS_MAX)
-        self._scans = asyncio.Semaphore(SCANS_AT_A_TIME)
+        self._scans = asyncio.Semaphore(SCANS_MAX)
         self._bulk_places = asyncio.Semaphore(BULK_READS_MAX)
-        self._bulk_scans = asyncio.Semaphore(BULK_SCANS_AT_A_TIME)
+        self._bulk_scans = asyncio.Semaphore(BULK_SCANS_MAX)
         self._bulk_rows = BULK_SCAN_FIRST
         """Maximum rows of a bulk operation's next page."""
 
     def landed(self, effects: Effects) -> None:
-        """Record a durable batch in the running reads, which may or may not have seen it."""
+        """Record a durable batch in the running reads, because they may not have seen it."""
         for read in self._running:
             read.landed(effects)
 
     async def known(self, ids: Sequence[int]) -> Mapping[int, TaskSnapshot]:
-        """Return the current records of those ``ids`` that exist."""
+        """Return the current records of those tasks of ``ids`` that exist."""
         async with self.read(ids) as view:
             return view(ids)
 
@@ -200,10 +202,9 @@ class Reader:
     async def read_some(
         self, ids: Sequence[int], bytes_max: int, *, bodies: bool = True
     ) -> AsyncIterator[tuple[View, Sequence[int]]]:
-        """``read`` the first of the distinct ``ids`` until their rows reach ``bytes_max``.
-
-        Yield the view and the ids that are left for another read. Without ``bodies``, rows can have
-        ``NO_BODY`` and the view can return ``Records``."""
+        """Do ``read`` for the first of the distinct ``ids``, until their rows reach ``bytes_max``.
+        Yield the view and the ids that are left for another read. Without ``bodies``, rows may have
+        ``NO_BODY`` and the view may return ``Records``."""
         async with self._places, self._read(ids, bytes_max, bodies=bodies) as view_and_rest:
             yield view_and_rest
 
@@ -216,7 +217,7 @@ class Reader:
 
     @asynccontextmanager
     async def bulk_scan(self) -> AsyncIterator[None]:
-        """Wait for the turn to scan for a bulk operation."""
+        """Wait for a bulk operation's turn to scan."""
         async with self._bulk_scans:
             yield
 
@@ -229,8 +230,8 @@ class Reader:
     async def _read(
         self, ids: Sequence[int], bytes_max: int, *, bodies: bool
     ) -> AsyncIterator[tuple[View, Sequence[int]]]:
-        """Read after ``_places`` or ``_bulk_places`` has admitted the read."""
-        with self._noting(ids, bodies=bodies) as read:
+        """Perform a read that ``_places`` or ``_bulk_places`` has admitted."""
+        with self._recording(ids, bodies=bodies) as read:
             stored, rest = await self._stored(read, ids, bytes_max) if ids else (Heads(), ())
             rest = await self._read_absent_again(read, stored, ids, rest, bytes_max)
             yield lambda ids: self._overlay(read, stored, ids), rest
@@ -238,12 +239,10 @@ class Reader:
     async def scan(
         self, after_id: int, limit: int, topic: str | None, *, back: bool = False
     ) -> tuple[list[TaskSnapshot], int | None]:
-        """Return a page of tasks by id, and the id after which the next page begins, or None.
-
-        With ``back``, return tasks below ``after_id``, the highest first. The ids are unknown until
-        the store answers, so changes that landed during the scan are not recorded. The tasks are
-        therefore read again by id.
-        """
+        """Return a page of tasks by id, and the id after which the next page begins, or None. With
+        ``back``, return tasks below ``after_id``, the highest first. Before the store answers, the
+        ids are unknown, so changes that land during the scan are not recorded. The tasks are
+        therefore read again by id."""
         scan = self._store.scan_back if back else self._store.scan
         async with self._scans:
             stored = await scan(after_id, limit, topic)
@@ -256,7 +255,8 @@ class Reader:
     async def ids_after(
         self, after_id: int, limit: int, topic: str | None
     ) -> tuple[list[int], bool]:
-        """Return the ids of a bulk operation's page of stored tasks, and whether it is the last."""
+        """Return the ids of a page of stored tasks for a bulk operation, and whether the page is
+        the last."""
         async with self.bulk_scan():
             rows = min(limit, self._bulk_rows)
             stored = await self._store.scan(after_id, rows, topic)
@@ -266,8 +266,8 @@ class Reader:
             return [task.row.id for task in stored], len(stored) < rows and not is_cut(stored)
 
     @contextmanager
-    def _noting(self, ids: Iterable[int], *, bodies: bool) -> Iterator[_RunningRead]:
-        """Record the effects on these tasks that land during the read."""
+    def _recording(self, ids: Iterable[int], *, bodies: bool) -> Iterator[_RunningRead]:
+        """Record effects on these tasks that land during a read."""
         read = _RunningRead(ids, bodies=bodies)
         self._running.add(read)
         try:
@@ -278,7 +278,7 @@ class Reader:
     async def _stored(
         self, read: _RunningRead, ids: Sequence[int], bytes_max: int
     ) -> tuple[Heads, Sequence[int]]:
-        """Read from the store. While it is away, wait and try again."""
+        """Read from the store. While it is unreachable, wait and try again."""
         while True:
             try:
                 if self._moves is not None and not read.bodies:
@@ -300,20 +300,19 @@ class Reader:
         rest: Sequence[int],
         bytes_max: int,
     ) -> Sequence[int]:
-        """Read absent tasks that must exist again, add them to ``stored``, and record missing ones.
-
-        Return the ids that are left for another read."""
+        """Read again those tasks that are absent although they must exist, add them to ``stored``,
+        and record the missing ones. Return the ids that are left for another read."""
         read_ids = ids[: len(ids) - len(rest)]
         absent = self._unexplained(read, stored.absent(read_ids))
-        # Read all of them once more, since some may have ended without a trace in memory.
+        # Read all of them once more, because some may have ended without a trace in memory.
         turn = 0
-        while absent and turn <= READS_AGAIN_MAX:
+        while absent and turn <= REREADS_MAX:
             if turn:
-                await asyncio.sleep(AGAIN_S)
+                await asyncio.sleep(REREAD_S)
             wanted = [task_id for task_id in read_ids if task_id in absent]
             heads, left = await self._stored(read, wanted, bytes_max)
             stored.add(heads)
-            if left:  # the ids from the first of these on wait for another read
+            if left:  # the first of these ids and all later ones wait for another read
                 index = read_ids.index(left[0])
                 stored.drop(frozenset(read_ids[index:]))
                 read_ids = read_ids[:index]
@@ -326,7 +325,7 @@ class Reader:
         return ids[len(read_ids) :]
 
     def _unexplained(self, read: _RunningRead, absent: set[int]) -> set[int]:
-        """Return the absent tasks whose end memory does not know."""
+        """Return the absent tasks of whose end memory has no record."""
         core = self._core
         return {
             task_id
@@ -339,20 +338,22 @@ class Reader:
 
     def _update_missing(self, read_ids: set[int], absent: set[int]) -> None:
         missing = self._core.missing
-        again = (read_ids & missing.keys()) - absent
-        for task_id in again:
+        found_ids = (read_ids & missing.keys()) - absent
+        for task_id in found_ids:
             del missing[task_id]
-        if again:
-            self._on_event("rows_found_again", _described(again, "were found again or have ended"))
-        fresh = absent - missing.keys()
-        if fresh:
-            missing.update(dict.fromkeys(fresh))
-            self._core.totals.rows_missing += len(fresh)
+        if found_ids:
+            self._on_event(
+                "rows_found_again", _described(found_ids, "were found again or have ended")
+            )
+        new_ids = absent - missing.keys()
+        if new_ids:
+            missing.update(dict.fromkeys(new_ids))
+            self._core.totals.rows_missing += len(new_ids)
             why = "have no row in the store and wait for it"
-            self._on_event("rows_missing", _described(fresh, why))
+            self._on_event("rows_missing", _described(new_ids, why))
 
     def missing(self, ids: Iterable[int]) -> list[int]:
-        """Return those ``ids`` whose tasks have not ended but had no row in the last read."""
+        """Return the ids of tasks that have not ended but had no row in the last read."""
         missing = self._core.missing
         return [task_id for task_id in ids if task_id in missing] if missing else []
 
@@ -367,7 +368,7 @@ class Reader:
             if progress or dead
             else TaskSnapshot(row, NOTHING, NOTHING)
             for row, progress, dead in (others[i] for i in ids if i in others)
-            # The store can be ahead of memory: tasks whose batch has not landed stay invisible.
+            # The store can be ahead of memory. Tasks whose batch has not landed stay invisible.
             if row.id <= landed_id
         }
         batches = [read.since, self._core.open.effects]
@@ -381,7 +382,7 @@ class Reader:
             if not any(task_id in dues_ms for dues_ms in plain.values()):
                 snapshots.setdefault(task_id, TaskSnapshot(read.since.enqueued[task_id], {}, {}))
         for effects in batches:
-            self._lay_over(snapshots, wanted, effects)
+            self._apply(snapshots, wanted, effects)
         return Records(snapshots, plain, stored.keys) if plain else snapshots
 
     def _plain_now(
@@ -392,8 +393,8 @@ class Reader:
         batches: Sequence[Effects],
         snapshots: dict[int, TaskSnapshot],
     ) -> dict[int, int]:
-        """Return id → due_ms of those ``ids`` that are still plain. Add the others, as stored, to
-        ``snapshots``."""
+        """Return id → due_ms of those tasks of ``ids`` that are still plain. Add the others, as
+        stored, to ``snapshots``."""
         landed_id, stored = self._core.landed_id, heads.plain[topic]
         plain = {i: stored[i] for i in ids if i in stored and i <= landed_id}
         groups = self._groups_of(topic)
@@ -421,10 +422,10 @@ class Reader:
         entry = self._core.topics.get(topic)
         return NOTHING if entry is None else entry.groups
 
-    def _lay_over(
+    def _apply(
         self, snapshots: dict[int, TaskSnapshot], wanted: frozenset[int], effects: Effects
     ) -> None:
-        """Apply one batch to ``snapshots``; tasks that are only staged stay invisible."""
+        """Apply one batch to ``snapshots``. Tasks that are only staged stay invisible."""
         for task_id in wanted & effects.updated.keys():
             if task_id in snapshots:
                 row = effects.updated[task_id]
@@ -437,7 +438,7 @@ class Reader:
                 snapshots[task_id] = snapshots[task_id]._replace(row=row)
         if effects.progress or effects.dead:
             for task_id, task in snapshots.items():
-                # Include deleted groups, which the rows that were read can still contain.
+                # Include deleted groups, because the rows that were read can still contain them.
                 for group in {**self._groups_of(task.row.topic), **task.progress, **task.dead}:
                     task = _with_group(task, (task_id, group), effects)
                 snapshots[task_id] = task
@@ -469,7 +470,7 @@ def _with_group(task: TaskSnapshot, key: ProgressKey, effects: Effects) -> TaskS
 
 IDS_PER_READ_MAX = 16_384
 BYTES_PER_READ_MAX = 16 << 20
-"""Bytes of one read of rows with their bodies."""
+"""Maximum bytes of one read of rows with their bodies."""
 
 Act = Callable[[range, Mapping[int, TaskSnapshot]], None]
 Find = Callable[[], Sequence[int]]
@@ -477,29 +478,27 @@ Find = Callable[[], Sequence[int]]
 
 @dataclass(slots=True, eq=False)
 class Command:
-    """A command that needs records.
-
-    ``act`` gets successive ranges of indexes into ``ids`` with the records of those that exist.
-    ``done`` answers at the end, ``refuse`` answers with an error. No more records are read after
-    ``wanted`` returns False."""
+    """A command that needs records. ``act`` is called with successive ranges of indexes into
+    ``ids`` and the records of the tasks that exist. ``done`` answers at the end, ``refuse`` answers
+    with an error. Once ``is_wanted`` returns False, no more records are read."""
 
     caller: Caller
     refuse: Callable[[TickwheelError], None]
     ids: Sequence[int]
     find: Find | None
-    """Finds the ids when the command's turn comes; None if ``ids`` has them."""
+    """Finds the ids when the command's turn comes; None if ``ids`` contains them."""
     act: Act
     done: Callable[[], None]
     wanted: Callable[[], bool]
     bodies: bool
     at_once: int
-    """Maximum ids on which it acts in one turn of the event loop."""
+    """Maximum number of ids on which the command acts in one turn of the event loop."""
     error: TickwheelError | None = None
     at: int = 0
     """Number of processed ids."""
 
     def resolve(self) -> int:
-        """Find the ids, now that the command's turn has come. Return how many were added."""
+        """Find the ids, now that the command's turn has come. Return how many were found."""
         find, self.find = self.find, None
         if find is None:
             return 0
@@ -516,15 +515,15 @@ class Command:
 
 @dataclass(eq=False)
 class Commands:
-    """The queue of commands that need records. ``run`` works on it."""
+    """The queue of commands that need records. ``run`` processes it."""
 
     _reader: Reader
     _border: Border
     _commands_max: int
     _ids_max: int
     _has_room: Callable[[Caller], bool]
-    """Whether changes of commands and answers to this caller are within their limits; if not, the
-    next command waits for ``_durable``."""
+    """Returns whether changes of commands and answers to this caller are within their limits. If
+    not, the next command waits for ``_barrier``."""
     _durable: Callable[[], Awaitable[None]]
 
     def __post_init__(self) -> None:
@@ -544,11 +543,10 @@ class Commands:
         bodies: bool = False,
         at_once: int = IDS_PER_READ_MAX,
     ) -> None:
-        """Queue a command. Raise Overloaded if the queue is full.
-
-        ``ids`` can be a function that returns the ids when they can be read; an error that it
-        raises is the answer. ``bodies`` says whether the command needs bodies, and ``at_once`` is
-        the maximum of ids on which it acts in one turn of the event loop."""
+        """Queue a command. Raise Overloaded if the queue is full. ``ids`` can be a function that
+        returns the ids when they can be read; an error that it raises is the answer. ``bodies``
+        says whether the command needs bodies. ``ids_per_turn`` is the maximum number of ids on
+        which it acts in one turn of the event loop."""
         if len(self._waiting) >= self._commands_max:
             raise Overloaded(
                 f"{len(self._waiting)} commands are waiting; the limit is {self._commands_max}"
@@ -567,10 +565,10 @@ class Commands:
         )
         self._wake.set()
 
-    def put_last(self, ask: Ask[Any], done: Callable[[], None]) -> None:
-        """Queue a command without ids. ``done`` is called when its turn comes and every stored task
-        is in memory. Raise Overloaded."""
-        self.put(ask.caller, ask.refuse, (), lambda indexes, snapshots: None, done)
+    def put_last(self, call: Call[Any], done: Callable[[], None]) -> None:
+        """Queue a command without ids. ``done`` is called at its turn, when every stored task is in
+        memory. Raise Overloaded."""
+        self.put(call.caller, call.refuse, (), lambda indexes, snapshots: None, done)
 
     async def run(self) -> None:
         while True:
@@ -583,7 +581,7 @@ class Commands:
                 await asyncio.sleep(0)  # the read may not have waited
 
     async def _run_first(self) -> None:
-        """Read once for the first commands, and run them as far as the read suffices."""
+        """Read once for the first commands, and run them as far as the rows suffice."""
         parts = self._parts()
         wanted = dict.fromkeys(i for command, stop in parts for i in command.ids[command.at : stop])
         bodies = any(command.bodies for command, _ in parts)
@@ -592,18 +590,18 @@ class Commands:
             unread = frozenset(rest)
             for command, stop in parts:
                 ids = command.ids
-                # The first command has waited for room. Later requests of its caller must not
-                # delay the commands after it.
+                # The first command has already waited for room. Later requests of its caller must
+                # not delay the commands after it.
                 if command is not parts[0][0] and not self._has_room(command.caller):
                     break
                 if unread:
                     stop = next((i for i in range(command.at, stop) if ids[i] in unread), stop)
-                if not self._is_over(command, stop, view):
+                if not self._process(command, stop, view):
                     break
                 self._waiting.popleft()
                 self._ids -= len(ids)
 
-    def _is_over(self, command: Command, stop: int, view: View) -> bool:
+    def _process(self, command: Command, stop: int, view: View) -> bool:
         """Act on a command's ids up to ``stop``. Return whether it was answered or refused."""
         indexes, command.at = range(command.at, stop), stop
         self._border.begin()
@@ -623,7 +621,7 @@ class Commands:
         return True
 
     def _check(self, ids: Sequence[int]) -> None:
-        """Raise RowMissing for a missing row, which would look like an ended task."""
+        """Raise RowMissing if a row is missing, because the task would appear to have ended."""
         missing = self._reader.missing(ids)
         if missing:
             raise RowMissing(f"task {missing[0]} has not ended, but has no row in the store")
@@ -648,21 +646,21 @@ ROWS_PER_LOAD = 1_000
 LOAD_BYTES_MAX = 8 << 20
 LOAD_BYTES_MIN = 1 << 20
 LOAD_SHARE = 8
-"""Divisor of ``resident_bytes_max`` that gives the bytes of a load, within the bounds above."""
+"""Divisor of ``resident_bytes_max`` that determines the bytes of a load, within the bounds
+above."""
 MISSING_RETRY_S = 1.0
 MISSING_PER_ROUND = 1_000
 
 
 def load_bytes(resident_bytes_max: int) -> int:
-    """Return the bytes of bodies that one load reads; the last body can exceed them."""
+    """Return the bytes of bodies after which a load stops. The last body can exceed them."""
     return max(LOAD_BYTES_MIN, min(LOAD_BYTES_MAX, resident_bytes_max // LOAD_SHARE))
 
 
 @dataclass(eq=False)
 class Loader:
-    """Reads the rows that the engine wants.
-
-    Each load requests a tick. Rows wanted during a load are read by the next one."""
+    """Reads the rows that the engine requests. Each load requests a tick. Rows requested during a
+    load are read by the next one."""
 
     _engine: Engine
     _reader: Reader
@@ -675,24 +673,24 @@ class Loader:
         self._core, self._firing, self._delivery = engine.core, engine.firing, engine.delivery
         self._bytes_max = load_bytes(self._core.config.resident_bytes_max)
         self._turn = asyncio.Lock()
-        self._loads = self._looks = False
+        self._is_loading = self._is_searching = False
         self._due: list[int] = []
         self._expired: list[int] = []
         """Ids of tasks whose time to live has expired."""
         self._ready: dict[Group, list[int]] = {}
-        """Ids of ready tasks by group; the group served least recently is first."""
+        """Group → ids of ready tasks; the group that was served least recently is first."""
 
     @property
-    def reads_most(self) -> bool:
-        """Whether firing waits because the maximum of rows is being read for it."""
+    def is_full(self) -> bool:
+        """Whether firing waits because the maximum number of rows is being read for it."""
         core = self._core
-        return len(core.firing) >= core.config.loading_max + core.missing_apart
+        return len(core.firing) >= core.config.loading_max + core.uncounted_missing
 
     def load(self) -> None:
         core = self._core
-        if core.missing and not self._looks:
-            self._looks = True
-            self._spawn(self._look_for_missing())
+        if core.missing and not self._is_searching:
+            self._is_searching = True
+            self._spawn(self._search_missing())
         if not (core.rows_to_read or core.lapsed_rows_to_read or core.ready_rows_to_read):
             return
         self._due += core.rows_to_read
@@ -700,17 +698,17 @@ class Loader:
         for group, ids in core.ready_rows_to_read.items():
             self._ready.setdefault(group, []).extend(ids)
         core.rows_to_read, core.lapsed_rows_to_read, core.ready_rows_to_read = [], [], {}
-        if not self._loads:
-            self._loads = True
+        if not self._is_loading:
+            self._is_loading = True
             self._spawn(self._load())
 
     async def _load(self) -> None:
         while self._due or self._expired or self._ready:
             await self._load_some()
-        self._loads = False
+        self._is_loading = False
 
     async def _load_some(self) -> None:
-        """Load some rows: due and expired tasks first, but groups get half of the load."""
+        """Load some rows: due and expired tasks first, but reserve half of the load for groups."""
         share = ROWS_PER_LOAD // 2 if self._ready else ROWS_PER_LOAD
         due, self._due = self._due[:share], self._due[share:]
         share -= len(due)
@@ -731,27 +729,27 @@ class Loader:
         rows = {task_id: task.row for task_id, task in tasks.items()}
         self._due = [*(i for i in due if i in left), *self._due]
         self._expired = [*(i for i in expired if i in left), *self._expired]
-        self._firing.loaded([i for i in due if i not in left], rows, now_ms)
-        self._firing.lapsed([i for i in expired if i not in left], tasks, now_ms)
+        self._firing.process_rows([i for i in due if i not in left], rows, now_ms)
+        self._firing.expire_lapsed([i for i in expired if i not in left], tasks, now_ms)
         for group, ids in group_parts:
-            self._delivery.reading.loaded_ready(group, [i for i in ids if i not in left], rows)
+            self._delivery.reading.process_rows(group, [i for i in ids if i not in left], rows)
         del tasks, rows
-        await self._let_go()
+        await self._let_tick_run()
         for group, ids in group_parts:
             self._load_more(group, [i for i in ids if i in left])
 
     def _load_more(self, group: Group, ids: list[int]) -> None:
-        """Queue the remaining rows of a group that can be delivered or kept after the last load."""
+        """Queue the remaining rows of a group, unless they could neither be delivered nor kept."""
         ids += self._ready.pop(group, ())
         if not ids:
             return
         if group.is_held or not (group.credit_up_to(1) or self._core.reads_ahead):
-            self._delivery.reading.not_loaded(group, ids)
+            self._delivery.reading.return_unread(group, ids)
         else:
             self._ready[group] = ids
 
     async def _next(self, ids: list[int]) -> tuple[Mapping[int, TaskSnapshot], set[int]]:
-        """Return the records of as many ids as one load can read, and the ids that are left."""
+        """Return the records of as many ids as one load can read, and the remaining ids."""
         wanted, began_ms = list(dict.fromkeys(ids)), self._clock.read().now_ms
         async with self._turn, self._reader.read_some(wanted, self._bytes_max) as (view, left):
             now_ms = self._clock.read().now_ms
@@ -759,13 +757,13 @@ class Loader:
                 self._core.ledger.daemon.add(Cause.STORE, began_ms, now_ms)
             return view(wanted[: len(wanted) - len(left)]), set(left)
 
-    async def _let_go(self) -> None:
-        """Let the next tick deliver the loaded tasks before more are loaded."""
+    async def _let_tick_run(self) -> None:
+        """Let a tick deliver the loaded tasks before more are loaded."""
         self._wake()
         await asyncio.sleep(0)
 
-    async def _look_for_missing(self) -> None:
-        """Look for missing rows in rounds; rows that stay missing move to the end."""
+    async def _search_missing(self) -> None:
+        """Search for missing rows in rounds. Rows that stay missing move to the end."""
         missing = self._core.missing
         while missing:
             await asyncio.sleep(MISSING_RETRY_S)
@@ -777,5 +775,5 @@ class Loader:
                 if task_id in missing and task_id not in left:
                     del missing[task_id]
                     missing[task_id] = None
-            await self._let_go()
-        self._looks = False
+            await self._let_tick_run()
+        self._is_searching = False

@@ -1,13 +1,13 @@
-"""Resets of groups, which give a group its past tasks again, and their dry runs.
+"""Runs resets of groups, which give a group its past tasks again, and their dry runs.
 
-A reset is a bulk operation (``bulk.py`` lists, shows and cancels it). It first makes a *plan*
-(``history/reset_plan.py``). If a history is kept, a separate process reads it up to the event of
+A reset is a bulk operation (``bulk.py`` lists, shows and cancels it). It first creates a *plan*
+(``history/reset_plan.py``). If a history is kept, a separate process reads the history up to the event of
 this reset. Then the daemon adds stored tasks of the topic that the history does not contain. The
-plan is an unlinked file, which ends with the daemon. After a restart a new plan is made, with the
-same tasks from the history. The reset then enqueues the tasks of the plan by due time at the bulk
-operation's rate. The tasks of a step and the new position are in one commit.
+plan is an unlinked file, which disappears with the daemon. After a restart a new plan is created,
+with the same tasks from the history. The reset then enqueues the tasks of the plan by due time at
+the bulk operation's rate. The tasks of a step and the new position are in one commit.
 
-A dry run makes the same plan, up to now, and counts it.
+A dry run creates the same plan, up to now, and counts its tasks.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from tickwheel.history.reset_plan import Plan, ResetScope
 from tickwheel.history.segments import STATE, safe_node
 from tickwheel.model.kinds import Bulk, BulkState, Selection
 from tickwheel.server import checks
-from tickwheel.server.shard.bulk import PAGE, SLICE, begin, check_room
+from tickwheel.server.shard.bulk import PAGE, SLICE, check_room, submit
 from tickwheel.server.shard.groups import find_group
 from tickwheel.server.shard.reads import when_back
 
@@ -51,24 +51,24 @@ if TYPE_CHECKING:
     from tickwheel.model.kinds import BulkRow, Place
     from tickwheel.model.records import TaskRow
     from tickwheel.server.shard.bulk import Runner, Work
-    from tickwheel.server.shard.callers import Ask
+    from tickwheel.server.shard.callers import Call
     from tickwheel.server.shard.parts import Listings, Parts
     from tickwheel.server.shard.reads import BulkReads
 
 T = TypeVar("T")
-GIVE_BYTES = 4 << 20
-"""Maximum bytes of tasks in one step; a single task can exceed them."""
+STEP_BYTES_MAX = 4 << 20
+"""Maximum bytes of tasks in one step. A single task can exceed it."""
 NO_ROOM_RETRY_S = 0.25
-LOOK_S = 0.25
+CHECK_S = 0.25
 """Seconds between two checks whether a plan in progress is still needed."""
 
 
 class CannotPlan(Exception):
-    """The plan of a reset failed; the text gives the reason."""
+    """The plan of a reset cannot be created. The text is the reason."""
 
 
-class Planned:
-    """A plan of a reset with the only thread that uses it, so that callers can be cancelled."""
+class PlanThread:
+    """A plan of a reset, and the only thread that uses it. Its callers can be cancelled."""
 
     def __init__(self, path: str, bytes_max: int) -> None:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="reset")
@@ -80,7 +80,7 @@ class Planned:
         return await loop.run_in_executor(self._thread, act, self._plan, *args)
 
     def close(self) -> None:
-        """Close the plan after the running call."""
+        """Close the plan once the running call has ended."""
         self._thread.submit(self._plan.close)
         self._thread.shutdown(wait=False)
 
@@ -94,7 +94,7 @@ class Resets:
         self._engine = runner.engine
         self._settings = runner.parts.settings
         self.previews = previews
-        self._making = asyncio.Lock()
+        self._plan_lock = asyncio.Lock()
         self.plans = 0
         """Number of existing plans."""
 
@@ -105,19 +105,18 @@ class Resets:
         group = self._group(work)
         if group is None:
             return
-        wanted = wanted_of(work.bulk, group, work.bulk.id)
+        wanted = scope_of(work.bulk, group, work.bulk.id)
         try:
-            async with self.plan(wanted, work.bulk.until_id, lambda: work.is_wanted) as plan:
+            async with self.plan(wanted, work.bulk.until_id, lambda: work.is_running) as plan:
                 if gaps := (await plan.do(Plan.count)).incomplete:
                     work.note = incomplete(gaps)
-                while work.is_wanted and await self._give_some(work, plan):
+                while work.is_running and await self._enqueue_some(work, plan):
                     pass
         except CannotPlan as error:
             self._fail(work, f"its tasks cannot be determined: {error}")
 
     def _group(self, work: Work) -> Group | None:
-        """Return the group of a reset. If it was deleted, fail the bulk operation and return
-        None."""
+        """Return the group of a reset. If it was deleted, fail the operation and return None."""
         name = str(work.bulk.argument("group"))
         group = self._engine.core.find_group(work.bulk.topic, name)
         if group is None or group.is_closed:
@@ -126,30 +125,30 @@ class Resets:
         return group
 
     def _fail(self, work: Work, note: str) -> None:
-        if work.is_wanted:
+        if work.is_running:
             now_ms = self._runner.clock.read().now_ms
             self._engine.bulks.end(work.bulk.id, BulkState.FAILED, now_ms, note)
             self._runner.committer.kick()
 
-    async def _give_some(self, work: Work, plan: Planned) -> bool:
-        """Enqueue some tasks in one step. Return False if the plan has no more."""
-        await work.paced()
+    async def _enqueue_some(self, work: Work, plan: PlanThread) -> bool:
+        """Enqueue some tasks in one step. Return False if the plan contains no more tasks."""
+        await work.wait_for_rate()
         room = self._engine.core.room
-        if room <= 0 or not self._runner.parts.takes_tasks():
+        if room <= 0 or not self._runner.parts.accepts_tasks():
             await asyncio.sleep(NO_ROOM_RETRY_S)
             return True
-        after, most = after_of(work.row.place), max(1, work.left(min(PAGE, room)))
+        after, most = place_after(work.row.place), max(1, work.allowed(min(PAGE, room)))
         async with self._runner.reader.bulk_turn() as read:
-            kept = await plan.do(Plan.read, after, most, GIVE_BYTES)
+            kept = await plan.do(Plan.read, after, most, STEP_BYTES_MAX)
             if not kept:
                 return False
             tasks, originals = await self._originals(kept, read)
             async with self._runner.slice():
                 group = self._group(work)
-                if not work.is_wanted or group is None:
+                if not work.is_running or group is None:
                     return False
                 work.change(partial(self._step, work.bulk, group, tasks, originals))
-        await work.durable()
+        await work.wait_until_durable()
         return True
 
     def _step(
@@ -157,13 +156,14 @@ class Resets:
     ) -> Step:
         now_ms, lost = self._runner.clock.read().now_ms, len(tasks) - len(originals)
         place = place_of(tasks[-1])
-        give = self._engine.resets.give
-        return give(bulk, group.name, originals, place, len(tasks), lost, now_ms)
+        repeat = self._engine.resets.repeat
+        return repeat(bulk, group.name, originals, place, len(tasks), lost, now_ms)
 
     async def _originals(
         self, kept: list[PlannedTask], reads: BulkReads
     ) -> tuple[list[PlannedTask], list[Original]]:
-        """Return the tasks whose bodies could be read now, and the originals of those with one."""
+        """Return (the first tasks, as many as one read suffices for; the originals of those that
+        have a body)."""
         without_body = [task.id for task in kept if task.body is None]
         rows: dict[int, TaskRow] = {}
         if without_body:
@@ -191,11 +191,12 @@ class Resets:
     @asynccontextmanager
     async def plan(
         self, wanted: ResetScope, until_id: int, is_wanted: Callable[[], bool]
-    ) -> AsyncIterator[Planned]:
-        """Make a plan, one at a time, and close it after use. Raise CannotPlan, also during use."""
+    ) -> AsyncIterator[PlanThread]:
+        """Create a plan, one at a time, and close it after use. Raise CannotPlan, even during
+        use."""
         self.plans += 1
         try:
-            async with self._making:
+            async with self._plan_lock:
                 plan = await self._from_history(wanted, is_wanted)
                 try:
                     await self._from_store(plan, wanted, until_id, is_wanted)
@@ -208,24 +209,25 @@ class Resets:
             finally:
                 plan.close()
         except sqlite3.Error as error:
-            raise self._cannot(str(error)) from error
+            raise self._as_cannot_plan(str(error)) from error
         finally:
             self.plans -= 1
 
-    def _cannot(self, why: str) -> CannotPlan:
+    def _as_cannot_plan(self, why: str) -> CannotPlan:
         if "full" in why:
             why += f"; the limit of a plan is {self._settings.reset_plan_bytes_max} bytes"
             why += " (reset_plan_bytes_max)"
         return CannotPlan(why)
 
-    async def _from_history(self, wanted: ResetScope, is_wanted: Callable[[], bool]) -> Planned:
+    async def _from_history(self, wanted: ResetScope, is_wanted: Callable[[], bool]) -> PlanThread:
         settings = self._settings
         if settings.history_dir is None:
-            return Planned("", settings.reset_plan_bytes_max)
+            return PlanThread("", settings.reset_plan_bytes_max)
         shard, folder = self._engine.core.config.shard, Path(settings.history_dir) / STATE
         prefix = f"reset-{safe_node(settings.node)}-s{shard}-"
         try:
-            # Plans are made one at a time and unlinked, so these files remain from a killed daemon.
+            # Plans are created one at a time and unlinked, so these files were left by a killed
+            # daemon.
             for leftover in folder.glob(f"{prefix}*.plan"):
                 leftover.unlink(missing_ok=True)
             handle, path = tempfile.mkstemp(".plan", prefix, folder)
@@ -239,15 +241,16 @@ class Resets:
             try:
                 await _make_file(request, is_wanted)
             except CannotPlan as error:
-                raise self._cannot(str(error)) from None
-            return Planned(path, settings.reset_plan_bytes_max)
+                raise self._as_cannot_plan(str(error)) from None
+            return PlanThread(path, settings.reset_plan_bytes_max)
         finally:
-            # The file is open. Its space is freed when it is closed, however this process ends.
+            # The file is open. Its space is freed when it is closed, no matter how this process
+            # ends.
             with contextlib.suppress(OSError):
                 os.unlink(path)
 
     async def _from_store(
-        self, plan: Planned, wanted: ResetScope, until_id: int, is_wanted: Callable[[], bool]
+        self, plan: PlanThread, wanted: ResetScope, until_id: int, is_wanted: Callable[[], bool]
     ) -> None:
         """Add the stored tasks of the topic to the plan."""
         after, is_last = 0, False
@@ -259,23 +262,23 @@ class Resets:
             rest: Sequence[int] = [task_id for task_id in ids if task_id <= until_id]
             while rest:
                 async with self._runner.reader.bulk_turn() as read:
-                    stored, rest = await self._look(wanted, rest, read)
+                    stored, rest = await self._examine(wanted, rest, read)
                 if stored:
                     await plan.do(Plan.add_stored, wanted, stored)
 
-    async def _look(
+    async def _examine(
         self, wanted: ResetScope, ids: Sequence[int], reads: BulkReads
     ) -> tuple[list[tuple[TaskRow, bool]], Sequence[int]]:
-        """Return the first of these tasks that came due in the period, each with whether the group
-        may have it, and the ids that are left."""
+        """Return (the first of these tasks that came due in the period, each with whether it can be
+        repeated; the ids that are left)."""
         slice_ids, later = ids[:SLICE], ids[SLICE:]
         async with reads(slice_ids) as (view, rest), self._runner.slice():
             group = self._engine.core.find_group(wanted.topic, wanted.group)
             if group is None:
                 return [], ()
-            may_have = self._engine.resets.may_have
+            can_repeat = self._engine.resets.can_repeat
             rows = [
-                (task.row, may_have(group, task))
+                (task.row, can_repeat(group, task))
                 for task in view(slice_ids[: len(slice_ids) - len(rest)]).values()
                 if wanted.covers(task.row.due_ms)
             ]
@@ -283,7 +286,7 @@ class Resets:
 
 
 async def _make_file(request: bytes, is_wanted: Callable[[], bool]) -> None:
-    """Run the process that makes the plan's file. Raise CannotPlan."""
+    """Run the process that creates the plan's file. Raise CannotPlan."""
     try:
         process = await asyncio.create_subprocess_exec(
             *reset_plan.command(), stdin=PIPE, stdout=PIPE, stderr=PIPE
@@ -293,7 +296,7 @@ async def _make_file(request: bytes, is_wanted: Callable[[], bool]) -> None:
     ending = asyncio.create_task(process.communicate(request))
     try:
         while not ending.done():
-            await asyncio.wait((ending,), timeout=LOOK_S)
+            await asyncio.wait((ending,), timeout=CHECK_S)
             if not is_wanted():
                 raise CannotPlan("the reset was cancelled")
         output, errors = ending.result()
@@ -307,13 +310,13 @@ async def _make_file(request: bytes, is_wanted: Callable[[], bool]) -> None:
 
 
 def incomplete(gaps: int) -> str:
-    """Return the note of a reset about gaps in the history."""
+    """Return the note that a reset gets if the history has gaps."""
     count = "a gap" if gaps == 1 else f"{gaps} gaps"
     return f"incomplete: the history has {count} in that time, so tasks may be left out"
 
 
-def wanted_of(bulk: Bulk, group: Group, bulk_id: str | None = None) -> ResetScope:
-    """Return the conditions of the tasks in the plan of a reset."""
+def scope_of(bulk: Bulk, group: Group, bulk_id: str | None = None) -> ResetScope:
+    """Return the conditions that the tasks in the plan of a reset must meet."""
     from_ms = bulk.argument("from_ms")
     return ResetScope(
         bulk.topic,
@@ -329,11 +332,12 @@ def wanted_of(bulk: Bulk, group: Group, bulk_id: str | None = None) -> ResetScop
 
 
 def place_of(kept: PlannedTask) -> Place:
-    """Return the position of a task in the bulk operation's row, which ascends with due times."""
+    """Return the position of a task for the bulk operation's row. Positions ascend with due
+    times."""
     return kept.due_ms, f"{kept.id:020d}"
 
 
-def after_of(place: Place) -> tuple[int, int]:
+def place_after(place: Place) -> tuple[int, int]:
     due_ms, task_id = place
     return due_ms, int(task_id or -1)
 
@@ -350,12 +354,12 @@ class Resetting:
         self._runner = runner
         self._resets = resets
 
-    def reset_group(self, ask: Ask[Reset]) -> None:
-        """Start a reset of the group to ``to``, and answer when its record is durable.
-
-        Raise BadRequest; answer Conflict, NotFound, Overloaded, Refused when its turn comes."""
-        wanted = self._checked(ask.request, ask.request.id, ask.request.rate, ask.now)
-        wanted = wanted._replace(by=ask.caller.principal.name or "anonymous")
+    def reset_group(self, call: Call[Reset]) -> None:
+        """Start a reset of the group to ``to``, and answer when its record is durable. Raise
+        BadRequest; answer with Conflict, NotFound, Overloaded, Refused when the queued request is
+        processed."""
+        wanted = self._checked(call.request, call.request.id, call.request.rate, call.now)
+        wanted = wanted._replace(by=call.caller.principal.name or "anonymous")
         checks.storable_bulk(wanted)
 
         def make() -> BulkRow:
@@ -364,20 +368,20 @@ class Resetting:
             bulk = wanted._replace(until_id=parts.core.ids.last)
             return parts.border.act().resets.begin(group, bulk, from_ms_of(bulk))
 
-        begin(self._parts, self._runner, ask, wanted, make)
+        submit(self._parts, self._runner, call, wanted, make)
 
-    def preview_reset(self, ask: Ask[ResetTrial]) -> None:
-        """Answer a dry run: the number of tasks, and the due times of the first and last.
-
-        ``lost`` counts further tasks without a known body, ``incomplete`` the gaps of the history
-        in that time. Raise BadRequest, Overloaded; answer NotFound, Refused when its turn comes."""
-        wanted = self._checked(ask.request, None, None, ask.now)
+    def preview_reset(self, call: Call[ResetTrial]) -> None:
+        """Answer with the result of a dry run: the number of tasks, and the due times of the first
+        and the last. ``lost`` counts additional tasks whose bodies are lost, ``incomplete`` the
+        gaps of the history in that time. Raise BadRequest, Overloaded; answer with NotFound,
+        Refused when the queued request is processed."""
+        wanted = self._checked(call.request, None, None, call.now)
 
         async def count() -> dict[str, Any]:
             parts = self._parts
             await parts.committer.barrier()
             bulk = wanted._replace(until_id=parts.core.ids.last)
-            conditions = wanted_of(bulk, self._find_group(bulk))
+            conditions = scope_of(bulk, self._find_group(bulk))
             try:
                 counts = await self._resets.count(conditions, bulk.until_id)
             except CannotPlan as error:
@@ -388,12 +392,12 @@ class Resetting:
                 "until_ms": bulk.made_ms,
             }
 
-        self._resets.previews.answer(ask, count)
+        self._resets.previews.answer(call, count)
 
     def _checked(
         self, request: ResetTrial, chosen_id: str | None, rate: float | None, now: Now
     ) -> Bulk:
-        """Return the checked bulk operation of a reset. Raise BadRequest."""
+        """Check a request, and return the bulk operation of the reset. Raise BadRequest."""
         to = request.to
         if to != "first" and type(to) is not int:
             checks.wrong("to", "'first' or milliseconds", to)
@@ -419,7 +423,7 @@ class Resetting:
     def _check_room(self, bulk: Bulk) -> None:
         check_room(self._parts.core)
         resets = 0
-        for name, row in self._bulks.known.items():
+        for name, row in self._bulks.rows.items():
             if row.state.is_over or row.bulk.kind != RESET:
                 continue
             resets += 1

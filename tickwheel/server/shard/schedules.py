@@ -3,7 +3,8 @@
 A command on a schedule waits, for at most one commit, until the schedule's newest run is durable,
 because the run can still be undone.
 
-``only`` hides schedules of other topics, but their names stay reserved.
+A caller's topic filter (``topic_filter``) hides the schedules of other topics, but their names stay
+reserved.
 """
 
 from __future__ import annotations
@@ -33,19 +34,19 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from tickwheel.api.schedules import Backfill, NamesPage, NewSchedule, ScheduleLook, ScheduleName
-    from tickwheel.engine.timetables import Planned
+    from tickwheel.engine.timetables import LoadedSchedule
     from tickwheel.model.kinds import ScheduleRow
     from tickwheel.model.records import TaskSnapshot
-    from tickwheel.server.shard.callers import Ask, TopicFilter
+    from tickwheel.server.shard.callers import Call, TopicFilter
     from tickwheel.server.shard.new_tasks import NewTasks
     from tickwheel.server.shard.parts import Parts
     from tickwheel.server.shard.views import ValueBytes
 
 CATCH_UP_MS = 86_400_000
 BACKFILL_MAX = 1_000
-"""Maximum occurrences that one request backfills."""
-LOOKED_AT = 50
-"""Planned times of a new schedule that are checked against the minimum interval."""
+"""Maximum number of occurrences that one request backfills."""
+TIMES_CHECKED = 50
+"""Number of planned times of a new schedule that are checked against the minimum interval."""
 
 
 @dataclass(eq=False)
@@ -55,8 +56,8 @@ class Scheduling:
     _parts: Parts
     _new_tasks: NewTasks
     _value_bytes: ValueBytes
-    _check_door: Callable[[], None]
-    """Raises the reason if every new task is refused at the moment."""
+    _check_accepting: Callable[[], None]
+    """Raises an error if new tasks are currently refused."""
 
     def __post_init__(self) -> None:
         self._core = self._parts.core
@@ -64,30 +65,30 @@ class Scheduling:
 
     # --- put -----------------------------------------------------------------------------------
 
-    def put_schedule(self, ask: Ask[NewSchedule]) -> None:
+    def put_schedule(self, call: Call[NewSchedule]) -> None:
         """Create or replace a schedule. The answer's ``outcome`` is "created", "updated" or
         "unchanged". Raise BadRequest, LimitExceeded, BodyTooLarge, Forbidden."""
 
         def put() -> None:
-            self._check_seen(ask.request, ask.only)
-            self._put(ask)
+            self._check_topics_allowed(call.request, call.topic_filter)
+            self._put(call)
 
-        self._when_settled(ask, ask.request.name, put)
+        self._when_settled(call, call.request.name, put)
 
-    def _check_seen(self, request: NewSchedule, only: TopicFilter | None) -> None:
-        """Raise Forbidden if the caller may not use the old or new topic of the schedule."""
-        if only is None:
+    def _check_topics_allowed(self, request: NewSchedule, topic_filter: TopicFilter | None) -> None:
+        """Raise Forbidden if the caller may not use the old or the new topic of the schedule."""
+        if topic_filter is None:
             return
         name, topic = request.name, request.topic
-        existing = self._schedule_heap.known.get(name)
-        if not only(topic):
+        existing = self._schedule_heap.by_name.get(name)
+        if not topic_filter(topic):
             raise Forbidden(f"this caller may not create schedules for topic {topic}")
-        if existing is not None and not only(existing.row.schedule.topic):
+        if existing is not None and not topic_filter(existing.row.schedule.topic):
             raise Forbidden(f"this caller may not change schedule {name}; choose another name")
 
-    def _put(self, ask: Ask[NewSchedule]) -> None:
-        schedules, limit = self._schedule_heap.known, self._parts.settings.schedules_max
-        name, now_ms = ask.request.name, ask.now.now_ms
+    def _put(self, call: Call[NewSchedule]) -> None:
+        schedules, limit = self._schedule_heap.by_name, self._parts.settings.schedules_max
+        name, now_ms = call.request.name, call.now.now_ms
         if name not in schedules and len(schedules) >= limit:
             raise LimitExceeded(
                 f"cannot create schedule {name}: there are already {len(schedules)} schedules;"
@@ -95,21 +96,21 @@ class Scheduling:
             )
         if name not in schedules:
             check_new_name(self._core, SCHEDULE_NAMES, name)
-        schedule = self._checked(ask.request, now_ms)
+        schedule = self._checked(call.request, now_ms)
         check_stays(self._core, schedule.topic)
         table = self._timetable(schedule, now_ms)
         checks.storable_schedule(schedule)
         outcome = self._parts.border.act().schedules.put(schedule, table, now_ms)
         answer = self._map(schedules[name].row) | {"outcome": outcome}
-        self._parts.committer.answer(ask, answer)
+        self._parts.committer.answer(call, answer)
         self._parts.wake()
 
     def _checked(self, request: NewSchedule, now_ms: int) -> Schedule:
-        """Return the checked schedule. Raise the error of the first invalid field."""
+        """Check the request, return its schedule. Raise the error of the first invalid field."""
         task = (request.topic, b"" if request.body is None else request.body, 0, request.task)
-        topic, _, body, task_options = self._new_tasks.careful(task, "schedule", now_ms)
+        topic, _, body, task_options = self._new_tasks.check_task(task, "schedule", now_ms)
         if task_options is not None and task_options.within_ms is not None:
-            task_options = task_options._replace(asked_ms=None)  # each occurrence has its own
+            task_options = task_options._replace(asked_ms=None)  # each occurrence sets its own
         self._check_size(body, task_options)
         if (request.cron is None) == (request.every_ms is None):
             raise BadRequest("a schedule must have either cron or every_ms")
@@ -166,13 +167,13 @@ class Scheduling:
             )
 
     def _anchor(self, request: NewSchedule, now_ms: int) -> int:
-        """Return the time from which an interval counts; by default the time of its first
-        request."""
+        """Return the time from which intervals are counted; by default, the time at which a
+        schedule with this interval was first put."""
         if request.every_ms is None:
             return 0
         if request.anchor_ms is not None:
             return checks.moment(request.anchor_ms, "anchor_ms")
-        existing = self._schedule_heap.known.get(request.name)
+        existing = self._schedule_heap.by_name.get(request.name)
         if existing is not None and existing.row.schedule.every_ms == request.every_ms:
             return existing.row.schedule.anchor_ms
         return now_ms
@@ -188,7 +189,7 @@ class Scheduling:
             raise BadRequest("the schedule never runs: no time is planned between now and its end")
         least_ms = int(self._parts.settings.schedule_interval_min_s * 1000)
         if schedule.cron is not None and least_ms > 1_000:
-            times = islice(table.between(first_ms, MOMENT_MS_MAX), LOOKED_AT)
+            times = islice(table.between(first_ms, MOMENT_MS_MAX), TIMES_CHECKED)
             apart_ms = min((b - a for a, b in pairwise(times)), default=least_ms)
             if apart_ms < least_ms:
                 raise BadRequest(
@@ -199,20 +200,24 @@ class Scheduling:
 
     # --- reads ---------------------------------------------------------------------------------
 
-    def list_schedules(self, ask: Ask[NamesPage]) -> None:
-        """Answer a page of schedules by name."""
-        after, only = ask.request.after, ask.only
-        names = sorted(n for n in self._schedule_heap.known if after is None or n > after)
-        rows = (self._schedule_heap.known[name].row for name in names)
-        maps = (self._map(row) for row in rows if only is None or only(row.schedule.topic))
-        page = Page(self._parts, ask.request.limit, self._value_bytes)
-        self._parts.committer.answer(ask, page.answer(maps, "schedules", "name"))
+    def list_schedules(self, call: Call[NamesPage]) -> None:
+        """Answer with a page of schedules, sorted by name."""
+        after, topic_filter = call.request.after, call.topic_filter
+        names = sorted(n for n in self._schedule_heap.by_name if after is None or n > after)
+        rows = (self._schedule_heap.by_name[name].row for name in names)
+        maps = (
+            self._map(row)
+            for row in rows
+            if topic_filter is None or topic_filter(row.schedule.topic)
+        )
+        page = Page(self._parts, call.request.limit, self._value_bytes)
+        self._parts.committer.answer(call, page.answer(maps, "schedules", "name"))
 
-    def show_schedule(self, ask: Ask[ScheduleLook]) -> None:
-        """Answer a schedule, its next planned times, and its newest runs with the states of their
-        tasks. Raise NotFound, Overloaded."""
-        schedule = self._find(ask.request.name, ask.only)
-        row, table, count = schedule.row, schedule.table, ask.request.next
+    def show_schedule(self, call: Call[ScheduleLook]) -> None:
+        """Answer with a schedule, its next planned times, and its newest runs with the states of
+        their tasks. Raise NotFound, Overloaded."""
+        schedule = self._find(call.request.name, call.topic_filter)
+        row, table, count = schedule.row, schedule.table, call.request.next
         first_ms = row.next_ms
         planned_ms: list[int] = []
         if first_ms is not None:
@@ -237,59 +242,59 @@ class Scheduling:
                     for run in row.recent
                 ],
             }
-            self._parts.committer.answer(ask, answer)
+            self._parts.committer.answer(call, answer)
 
-        self._parts.commands.put(ask.caller, ask.refuse, ids, act, done)
+        self._parts.commands.put(call.caller, call.refuse, ids, act, done)
 
     # --- changes -------------------------------------------------------------------------------
 
-    def pause_schedule(self, ask: Ask[ScheduleName]) -> None:
+    def pause_schedule(self, call: Call[ScheduleName]) -> None:
         """Pause a schedule, so that it does not fire. Raise NotFound."""
-        self._pause(ask, paused=True)
+        self._pause(call, paused=True)
 
-    def resume_schedule(self, ask: Ask[ScheduleName]) -> None:
-        """Resume a schedule. Its catch-up setting decides about missed runs. Raise NotFound."""
-        self._pause(ask, paused=False)
+    def resume_schedule(self, call: Call[ScheduleName]) -> None:
+        """Resume a schedule. Its catch-up setting determines what happens to missed runs. Raise
+        NotFound."""
+        self._pause(call, paused=False)
 
-    def _pause(self, ask: Ask[ScheduleName], *, paused: bool) -> None:
-        def act(planned: Planned) -> None:
-            self._parts.border.act().schedules.pause(planned, paused=paused)
-            self._parts.committer.answer(ask, self._map(planned.row))
+    def _pause(self, call: Call[ScheduleName], *, paused: bool) -> None:
+        def act(entry: LoadedSchedule) -> None:
+            self._parts.border.act().schedules.pause(entry, paused=paused)
+            self._parts.committer.answer(call, self._map(entry.row))
             self._parts.wake()
 
-        self._on(ask, act)
+        self._change_when_settled(call, act)
 
-    def delete_schedule(self, ask: Ask[ScheduleName]) -> None:
-        """Delete a schedule; its tasks stay. Raise NotFound."""
+    def delete_schedule(self, call: Call[ScheduleName]) -> None:
+        """Delete a schedule, but not its tasks. Raise NotFound."""
 
-        def act(planned: Planned) -> None:
-            self._parts.border.act().schedules.delete(planned)
-            self._parts.committer.answer(ask, self._map(planned.row))
+        def act(entry: LoadedSchedule) -> None:
+            self._parts.border.act().schedules.delete(entry)
+            self._parts.committer.answer(call, self._map(entry.row))
 
-        self._on(ask, act)
+        self._change_when_settled(call, act)
 
-    def run_schedule(self, ask: Ask[ScheduleName]) -> None:
-        """Enqueue a task of a schedule at once; the sink's ``accepted`` gets its id. Raise as an
-        enqueue, and NotFound."""
+    def run_schedule(self, call: Call[ScheduleName]) -> None:
+        """Enqueue a task of a schedule at once; the sink's ``accepted`` gets its id. Raise
+        NotFound, or any error of an enqueue."""
 
-        def act(planned: Planned) -> None:
+        def act(entry: LoadedSchedule) -> None:
             self._check_room(1)
             schedules = self._parts.border.act().schedules
-            schedules.run(planned, ask.replies, ask.number, ask.now.now_ms)
+            schedules.run(entry, call.replies, call.number, call.now.now_ms)
             self._parts.wake()
 
-        self._on(ask, act)
+        self._change_when_settled(call, act)
 
-    def backfill_schedule(self, ask: Ask[Backfill]) -> None:
-        """Enqueue a task for each occurrence from ``from_ms`` to before ``to_ms``.
+    def backfill_schedule(self, call: Call[Backfill]) -> None:
+        """Enqueue a task for each occurrence from ``from_ms`` up to but excluding ``to_ms``. The
+        sink's ``accepted`` gets their ids. Raise NotFound, or any error of an enqueue."""
+        from_ms = checks.moment(call.request.from_ms, "from_ms")
+        to_ms = checks.moment(call.request.to_ms, "to_ms", from_ms)
 
-        The sink's ``accepted`` gets their ids. Raise as an enqueue, and NotFound."""
-        from_ms = checks.moment(ask.request.from_ms, "from_ms")
-        to_ms = checks.moment(ask.request.to_ms, "to_ms", from_ms)
-
-        def act(planned: Planned) -> None:
-            table, most = planned.table, BACKFILL_MAX + 1
-            # Counting is cheaper than computing the times, and bounded in years.
+        def act(entry: LoadedSchedule) -> None:
+            table, most = entry.table, BACKFILL_MAX + 1
+            # Counting is cheaper than computing the times, and is limited to ``YEARS_MAX`` years.
             count, times_ms = table.count(from_ms, to_ms - 1, most), list[int]()
             if count < most:
                 times_ms = list(islice(table.between(from_ms, to_ms - 1), most))
@@ -302,39 +307,41 @@ class Scheduling:
                 raise BadRequest("no occurrence is planned between from_ms and to_ms")
             self._check_room(len(times_ms))
             schedules = self._parts.border.act().schedules
-            schedules.backfill(planned, times_ms, ask.replies, ask.number, ask.now.now_ms)
+            schedules.backfill(entry, times_ms, call.replies, call.number, call.now.now_ms)
             self._parts.wake()
 
-        self._on(ask, act)
+        self._change_when_settled(call, act)
 
     def _check_room(self, count: int) -> None:
-        self._check_door()
+        self._check_accepting()
         if count > self._core.room:
             raise BacklogFull(f"there is no room for {count} more tasks (tasks_max, scheduled_max)")
 
     # --- shared --------------------------------------------------------------------------------
 
-    def _find(self, name: str, only: TopicFilter | None) -> Planned:
-        planned = self._schedule_heap.known.get(name)
-        if planned is None or (only is not None and not only(planned.row.schedule.topic)):
+    def _find(self, name: str, topic_filter: TopicFilter | None) -> LoadedSchedule:
+        entry = self._schedule_heap.by_name.get(name)
+        if entry is None or (
+            topic_filter is not None and not topic_filter(entry.row.schedule.topic)
+        ):
             raise NotFound(f"there is no schedule {name}")
-        return planned
+        return entry
 
-    def _on(self, ask: Ask[Any], act: Callable[[Planned], None]) -> None:
-        """Call ``act`` with an existing schedule after its newest run is durable."""
-        name, only = ask.request.name, ask.only
-        self._find(name, only)
-        self._when_settled(ask, name, lambda: act(self._find(name, only)))
+    def _change_when_settled(self, call: Call[Any], act: Callable[[LoadedSchedule], None]) -> None:
+        """Call ``act`` with the schedule once its newest run is durable. Raise NotFound."""
+        name, topic_filter = call.request.name, call.topic_filter
+        self._find(name, topic_filter)
+        self._when_settled(call, name, lambda: act(self._find(name, topic_filter)))
 
-    def _when_settled(self, ask: Ask[Any], name: str, act: Callable[[], None]) -> None:
+    def _when_settled(self, call: Call[Any], name: str, act: Callable[[], None]) -> None:
         def is_free() -> bool:
-            planned = self._schedule_heap.known.get(name)
-            return planned is None or not planned.staged
+            entry = self._schedule_heap.by_name.get(name)
+            return entry is None or not entry.staged
 
-        when_free(self._parts, ask.caller, "a command on a schedule", is_free, act, ask.refuse)
+        when_free(self._parts, call.caller, "a command on a schedule", is_free, act, call.refuse)
 
     def _map(self, row: ScheduleRow) -> dict[str, Any]:
-        """Return a schedule in the form of all answers."""
+        """Return a schedule as the map that all answers use."""
         schedule = row.schedule._asdict()
         options = schedule.pop("options") or TaskOptions()
         kept = {field.name: getattr(options, field.name) for field, _ in kept_options()}

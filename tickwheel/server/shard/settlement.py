@@ -1,6 +1,7 @@
 """Operations that settle deliveries: ack, nack, reject, snooze, extend and release.
 
-Receipts with a current lease are settled at once. The others wait for one read of the store.
+Receipts with a current lease are settled at once. The other receipts wait for one read of the
+store.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 EPOCH_MAX = 2**63 - 1
 REASON_CHARACTERS_MAX = 64 * 1024
-"""Maximum characters of a reason. Characters above ``REASON_LENGTH_MAX`` are cut."""
+"""Maximum characters of a reason. It is cut to ``REASON_LENGTH_MAX``."""
 
 Receipts = Sequence[tuple[int, int, int]]
 """(id, epoch, attempt) of each settled delivery."""
@@ -30,9 +31,8 @@ Settle = Callable[["Lease", Sequence[Any]], str]
 
 
 class Settling:
-    """The operations that settle deliveries.
-
-    The answer is None if all receipts had the usual outcome, otherwise a word for each in order."""
+    """The operations that settle deliveries. The answer is None if all receipts had the usual
+    outcome, otherwise a word for each receipt, in order."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
@@ -54,16 +54,15 @@ class Settling:
         *,
         may_gather: bool = False,
     ) -> None:
-        """Finish tasks. With ``may_gather`` the caller does not wait for the answer.
-
-        Raise BadRequest, LimitExceeded, Overloaded."""
+        """Finish tasks. ``may_gather`` means that the caller does not wait for the answer. Raise
+        BadRequest, LimitExceeded, Overloaded."""
         self._check_receipts(epoch, ids, attempts)
-        of_group = self._group(topic, group)
-        if of_group is None:
+        group_or_none = self._group(topic, group)
+        if group_or_none is None:
             unresolved: Sequence[int] = range(len(ids))
         else:
             settlement = self._parts.border.act().settlement
-            unresolved = settlement.ack(of_group, epoch, ids, attempts)
+            unresolved = settlement.ack(group_or_none, epoch, ids, attempts)
         if not unresolved:
             committer = self._parts.committer
             if may_gather:
@@ -78,15 +77,15 @@ class Settling:
             engine = self._parts.border.act()
             for position in indexes:
                 index, task_id = unresolved[position], unresolved_ids[position]
-                # An id that is named twice may have been ended by its first receipt.
+                # If an id is named twice, its first receipt may have ended the task.
                 ended = self._core.outcomes.get(task_id) is not None
                 task = None if ended else snapshots.get(task_id)
                 attempt = attempts[index]
-                words[index] = ack_by_record(engine, of_group, epoch, task_id, attempt, task)
+                words[index] = ack_by_record(engine, group_or_none, epoch, task_id, attempt, task)
 
         def done() -> None:
-            fine = all(word in ("acked", "done") for word in words)
-            self._parts.committer.reply(caller.replies, request, None if fine else words)
+            are_usual = all(word in ("acked", "done") for word in words)
+            self._parts.committer.reply(caller.replies, request, None if are_usual else words)
 
         self._parts.commands.put(
             caller, partial(caller.refuse, request), unresolved_ids, settle_rest, done
@@ -108,7 +107,7 @@ class Settling:
     def reject(
         self, caller: Caller, request: int, topic: object, group: object, items: object, now: Now
     ) -> None:
-        """Give up tasks that will never succeed. ``items`` are ``(id, epoch, attempt, reason or
+        """Give up on tasks that will never succeed. ``items`` are ``(id, epoch, attempt, reason or
         None)``. Raise BadRequest, LimitExceeded, Overloaded."""
 
         def settle(lease: Lease, item: Sequence[Any]) -> str:
@@ -119,9 +118,8 @@ class Settling:
     def snooze(
         self, caller: Caller, request: int, topic: object, group: object, items: object, now: Now
     ) -> None:
-        """Postpone tasks without a failure. ``items`` are ``(id, epoch, attempt, delay_ms)``.
-
-        Raise BadRequest, LimitExceeded, Overloaded."""
+        """Postpone tasks without a failure. ``items`` are ``(id, epoch, attempt, delay_ms)``. Raise
+        BadRequest, LimitExceeded, Overloaded."""
 
         def settle(lease: Lease, item: Sequence[Any]) -> str:
             return self._settlement.snooze(lease, item[3], now.now_ms)
@@ -149,7 +147,8 @@ class Settling:
                 checks.integer(value, f"{field}.{name}", 0, EPOCH_MAX)
             if "reason" in fields and item[-1] is not None:
                 checks.text(item[-1], f"{field}.reason", REASON_CHARACTERS_MAX)
-            # An item with a reason can leave the delay to the retry policy.
+            # In an item with a reason, the delay can be None, so that the retry policy determines
+            # it.
             if "delay_ms" in fields and not ("reason" in fields and item[3] is None):
                 checks.integer(item[3], f"{field}.delay_ms", 0, self._parts.limits.delay_ms_max)
         receipts = [(item[0], item[1], item[2]) for item in checked]
@@ -178,13 +177,13 @@ class Settling:
         limits = self._parts.limits
         checks.integer(lease_ms, "lease_ms", limits.lease_ms_min, limits.lease_ms_max)
 
-        def prolong(lease: Lease, index: int) -> str:
+        def extend_lease(lease: Lease, index: int) -> str:
             self._settlement.extend(lease, lease_ms, now.mono_ms)
             return "extended"
 
         receipts = [(i, epoch, a) for i, a in zip(ids, attempts, strict=True)]
-        of_group = self._group(topic, group)
-        self._settle(caller, request, of_group, receipts, prolong, "extended")
+        group_or_none = self._group(topic, group)
+        self._settle(caller, request, group_or_none, receipts, extend_lease, "extended")
 
     def release(
         self,
@@ -197,16 +196,19 @@ class Settling:
         attempts: Sequence[int],
         now: Now,
     ) -> None:
-        """Return tasks that were not started, without a failure. Raise as ``ack``."""
+        """Return tasks that were not started, without a failure. Raise BadRequest, LimitExceeded,
+        Overloaded."""
         self._check_receipts(epoch, ids, attempts)
 
-        def give_back(lease: Lease, index: int) -> str:
+        def release_lease(lease: Lease, index: int) -> str:
             return self._settlement.release(lease, now.now_ms)
 
-        # Each task goes to the front of the queue, so the last is released first.
+        # Each task goes to the front of the queue, so the last one is released first.
         receipts = [(i, epoch, a) for i, a in zip(ids, attempts, strict=True)]
-        of_group = self._group(topic, group)
-        self._settle(caller, request, of_group, receipts, give_back, "released", backwards=True)
+        group_or_none = self._group(topic, group)
+        self._settle(
+            caller, request, group_or_none, receipts, release_lease, "released", backwards=True
+        )
 
     # --- shared --------------------------------------------------------------------------------
 
@@ -221,8 +223,7 @@ class Settling:
         *,
         backwards: bool = False,
     ) -> None:
-        """Call ``act`` for current receipts, and answer the others with the states of their
-        tasks."""
+        """Call ``act`` for current receipts. For others, answer with the states of their tasks."""
         words: list[str] = [""] * len(receipts)
         unresolved: list[int] = []
         order = range(len(receipts))
@@ -245,8 +246,8 @@ class Settling:
                 words[unresolved[position]] = word
 
         def done() -> None:
-            fine = usual is not None and all(word == usual for word in words)
-            self._parts.committer.reply(caller.replies, request, None if fine else words)
+            are_usual = usual is not None and all(word == usual for word in words)
+            self._parts.committer.reply(caller.replies, request, None if are_usual else words)
 
         if unresolved:
             self._parts.commands.put(
@@ -273,9 +274,8 @@ def ack_by_record(
     attempt: int,
     task: TaskSnapshot | None,
 ) -> str:
-    """Return the word for an ack of a task without a lease.
-
-    An earlier receipt can finish the task, which its records decide."""
+    """Ack a task that has no lease, and return the word for the answer. The task's records
+    determine whether an earlier receipt finishes it."""
     if task is None:
         word = engine.control.absent(task_id)
         return "done" if word == "acked" else word

@@ -1,12 +1,12 @@
 """A shard: its engine, committer and reader, the tick that drives them, and its recovery.
 
-A tick fires due tasks, takes back expired leases and dispatches, gives the deliveries to the sinks
-of their subscriptions, and sets one timer for the next due time. Every change that could make a
-task due asks for a tick; several requests in one step of the loop cause a single tick.
+A tick fires due tasks, ends expired leases, dispatches ready tasks, gives the deliveries to the
+sinks of their subscriptions, and sets one timer for the next due time. Every change that could make
+a task due requests a tick; several requests in one step of the loop cause a single tick.
 
 ``Recovering.begin`` restores groups, sessions, tasks that were delivered before, and the first
-handles in due order. Then the shard can serve. ``rest`` loads the other handles and the keys while
-deliveries, enqueues and acks continue. Commands that name tasks or keys wait until it has finished
+handles in due order. Then the shard can serve. ``load_rest`` loads the other handles and the keys
+while deliveries, enqueues and acks continue. Commands on tasks or keys wait until it has finished
 (``Shard.loaded``), because they cannot change a task that is not in memory.
 """
 
@@ -65,23 +65,23 @@ NS_PER_MS = 1_000_000
 NS_PER_SECOND = 1_000_000_000
 AFTER_DUE_NS = 20_000
 """Delay of a tick after the beginning of its millisecond. The timer uses the steady clock: if that
-is slightly ahead of the wall clock, a tick without this delay would find nothing due."""
+clock is slightly ahead of the wall clock, a tick without this delay would find nothing due."""
 FIRE_PER_TICK = 4_096
 DISPATCH_PER_TICK = 4_096
 SCHEDULES_PER_TICK = 64
-"""Maximum schedules that one tick fires; each can have a hundred tasks."""
+"""Maximum number of schedules that one tick fires; each can create a hundred tasks."""
 SLEEP_MS_MAX = 1_000
-"""Maximum sleep between ticks. A jump of the clock is noticed within this time."""
+"""Maximum time between ticks, within which a jump of the clock is noticed."""
 SWEEP_MS = 60_000
 TOPICS_PER_SWEEP = 10_000
 
 LISTINGS_AT_A_TIME = 4
-"""Maximum listings at the same time. A store has few threads for them, and each can read several
-MiB."""
+"""Maximum number of concurrent listings. A store has few threads for them, and each listing can
+read several MiB."""
 
 
 class Shard:
-    """A running shard. Call ``start`` after the recovery; ``stop`` commits the open batch."""
+    """A running shard. Call ``start`` after the recovery. ``stop`` commits the open batch."""
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ class Shard:
         tracing: Tracing | None = None,
         siblings: Siblings | None = None,
     ) -> None:
-        """``siblings`` are the other shards, whose settings this one follows, or None."""
+        """``siblings`` are the other shards, whose settings this shard follows, or None."""
         self.settings = settings
         self.limits = settings.limits()
         self.engine = engine
@@ -112,7 +112,8 @@ class Shard:
         self.on_event = on_event
         self.status = status
         self._may_deliver = may_deliver
-        """Whether the leader's lease is valid at a steady time; None if no other node can lead."""
+        """Returns whether the leader's lease is valid at a steady time; None if no other node can
+        lead."""
         self.loaded = asyncio.Event()
         self.reader = Reader(self.core, store, on_event)
         self.border = Border(engine, on_event)
@@ -144,7 +145,7 @@ class Shard:
         if siblings is not None:
             self.following = Following(self, self.upkeep, siblings)
         self.on_landed: Callable[[], None] = lambda: None
-        """Called after waiting answers were sent: the transport can read more requests."""
+        """Called after waiting answers were sent, so that the transport can read more requests."""
         self._woken = self._stopped = self._paused = False
         self._alarm: Alarm | None = None
         self.next_tick_mono_ms = 0
@@ -174,12 +175,13 @@ class Shard:
         self.checkbacks = CheckBacks()
 
     def _begin_ledger(self, opened: Opened) -> None:
-        """Begin to record the causes that delay the whole daemon."""
+        """Start to record the causes that delay the whole daemon."""
         self._jumps, self._held = self.clock.jumps, self.clock.held
-        self._barred_ms: int | None = None
-        """Wall time since when the leader's lease has forbidden deliveries; None while allowed."""
+        self._forbidden_since_ms: int | None = None
+        """Wall time since which the leader's lease has forbidden deliveries; None while they are
+        allowed."""
         if not opened.created:
-            self.core.ledger.began(opened.position_ms, self.clock.read().now_ms)
+            self.core.ledger.begin(opened.position_ms, self.clock.read().now_ms)
         self.observed.loop_busy = self._record_busy_loop
 
     def _new_committer(self, owner: str, opened: Opened) -> Committer:
@@ -204,12 +206,11 @@ class Shard:
             tracing=self._tracing,
         )
 
-    # --- life --------------------------------------------------------------------------------
+    # --- lifecycle ---------------------------------------------------------------------------
 
     def start(self, load_rest: Coroutine[Any, Any, None]) -> None:
-        """Begin to serve; ``load_rest`` loads the tasks that are not in memory.
-
-        Call it after ``following`` has caught up."""
+        """Begin to serve. ``load_rest`` loads the tasks that are not in memory. Call this after
+        ``following`` has caught up."""
         self._committing = self.spawn(self.committer.run())
         self.spawn(self._load(load_rest))
         self.spawn(self.committer.watch_room())
@@ -273,10 +274,9 @@ class Shard:
         return self._stopped or self._paused or self.failed.done()
 
     def _landed(self, now: Now, wait_ms: int) -> None:
-        """Continue after a batch has landed and its replies were sent.
-
-        ``wait_ms`` is the time until the batch's earliest task is due. A tick is requested only if
-        needed: an idle tick costs as much as one that delivers."""
+        """Continue after a batch has landed and its replies were sent. ``wait_ms`` is the time
+        until the batch's earliest task is due. A tick is requested only if it is needed, because an
+        idle tick costs as much as one that delivers."""
         timer_ms = self.next_tick_mono_ms - now.mono_ms
         is_early = wait_ms <= timer_ms or timer_ms <= 0 or self.clock.jumps != self._jumps
         if is_early or self.engine.ownership.replays:
@@ -288,11 +288,11 @@ class Shard:
         self.on_landed()
 
     def begin_listings(self) -> None:
-        """Begin slow requests of callers that can receive answers again."""
+        """Begin queued slow requests whose callers can receive answers again."""
         for queue in self.request_queues:
             queue.begin_waiting()
 
-    def takes_more(self, caller: Caller) -> bool:
+    def can_receive(self, caller: Caller) -> bool:
         return not (caller.is_blocked or self.committer.is_behind(caller.replies))
 
     def has_room(self, caller: Caller) -> bool:
@@ -320,19 +320,19 @@ class Shard:
             now = self.clock.read()
             if self.clock.jumps != self._jumps:
                 self._report_jump(now)
-            if self._may_deliver is not None and self._is_barred(now, self._may_deliver):
+            if self._may_deliver is not None and self._is_forbidden(now, self._may_deliver):
                 return  # the renewal of the lease requests a tick
             more = self.engine.firing.fire(now.now_ms, FIRE_PER_TICK)
             more |= self._fire_schedules(now)
             more |= self._check_transactions(now)
-            more |= self.engine.firing.lapse(now.now_ms, FIRE_PER_TICK)
+            more |= self.engine.firing.request_lapsed(now.now_ms, FIRE_PER_TICK)
             self.engine.settlement.expire(*now)
             dispatches, unfinished = self.engine.delivery.dispatch(*now, DISPATCH_PER_TICK)
             for dispatch in dispatches:
                 self._delivering.write(dispatch, now.now_ms)
             if dispatches:
                 failpoints.hit("deliver.before_checkpoint")
-            self._delivering.end_cut()
+            self._delivering.report_ended()
             self._report_faults()
             self._loader.load()
             if self.engine.ownership.replays:
@@ -353,16 +353,16 @@ class Shard:
 
     def _fire_schedules(self, now: Now) -> bool:
         schedules = self.engine.schedules
-        more = schedules.fire(now.now_ms, SCHEDULES_PER_TICK, accepts=self.takes_tasks())
+        more = schedules.fire(now.now_ms, SCHEDULES_PER_TICK, accepts=self.accepts_tasks())
         schedule_heap = self.core.schedule_heap
         if schedule_heap.late_ms:
             self.observed.schedules_late(schedule_heap.late_ms)
             schedule_heap.late_ms = []
-        if schedule_heap.wants_cancel:
+        if schedule_heap.to_cancel:
             self.upkeep.cancel_previous()
         return more
 
-    def takes_tasks(self) -> bool:
+    def accepts_tasks(self) -> bool:
         return not (
             self.committer.full
             or self.committer.stalled
@@ -400,15 +400,15 @@ class Shard:
             with traced(trace):
                 self.border.report(operation, error)
 
-    def _is_barred(self, now: Now, may_deliver: Callable[[int], bool]) -> bool:
-        """Whether deliveries are forbidden because the leader's lease may have expired."""
+    def _is_forbidden(self, now: Now, may_deliver: Callable[[int], bool]) -> bool:
+        """Return whether deliveries are forbidden because the leader's lease may have expired."""
         if not may_deliver(now.mono_ms):
-            if self._barred_ms is None:
-                self._barred_ms = now.now_ms
+            if self._forbidden_since_ms is None:
+                self._forbidden_since_ms = now.now_ms
             return True
-        if self._barred_ms is not None:
-            self.core.ledger.daemon.add(Cause.STORE, self._barred_ms, now.now_ms)
-            self._barred_ms = None
+        if self._forbidden_since_ms is not None:
+            self.core.ledger.daemon.add(Cause.STORE, self._forbidden_since_ms, now.now_ms)
+            self._forbidden_since_ms = None
         return False
 
     def _record_busy_loop(self, busy_ms: int) -> None:
@@ -431,39 +431,39 @@ class Shard:
         wake_ms, into_ns = SLEEP_MS_MAX, 0
         checkpoint_mono_ms = self.engine.next_checkpoint_mono_ms()
         is_late = checkpoint_mono_ms is not None and checkpoint_mono_ms <= now.mono_ms
-        # The next batch brings a late checkpoint. A timer would fire all the time while the store
-        # does not answer.
-        is_late = is_late and self.committer.is_asked
+        # The next batch contains a late checkpoint. While the store does not answer, a timer would
+        # fire continuously.
+        is_late = is_late and self.committer.will_seal
         other_ms = self.engine.wake_in_ms(*now, has_checkpoints=not is_late)
         if other_ms is not None:
             wake_ms = min(wake_ms, other_ms)
         due_ms = self.core.wheel.next_due_ms(now.now_ms)
-        if due_ms is not None and due_ms - now.now_ms <= wake_ms and not self._loader.reads_most:
+        if due_ms is not None and due_ms - now.now_ms <= wake_ms and not self._loader.is_full:
             wake_ms = due_ms - now.now_ms
             into_ns = self.clock.into_ms_ns() - AFTER_DUE_NS
-        # The tick after that batch looks for the next checkpoint.
+        # The tick after that batch determines the time of the next checkpoint.
         self.next_tick_mono_ms = now.mono_ms + (0 if is_late else wake_ms)
         if self._alarm is None:
-            self._alarm = Alarm(self.timer_over)
+            self._alarm = Alarm(self.on_timer)
         self._alarm.set(wake_ms * NS_PER_MS - into_ns)
 
     def _close_alarm(self) -> None:
         if self._alarm is not None:
             self._alarm.close()
 
-    def timer_over(self) -> None:
-        """Tick, and commit a checkpoint that is due."""
+    def on_timer(self) -> None:
+        """Run a tick, and commit a checkpoint that is due."""
         checkpoint_mono_ms = self.engine.next_checkpoint_mono_ms()
         if checkpoint_mono_ms is not None and checkpoint_mono_ms <= self.clock.read().mono_ms:
             self.committer.kick()
         if not self._woken:
-            # Tick now, to save due tasks another turn of the loop.
+            # Tick now, so that due tasks do not wait for another turn of the loop.
             self._woken = True
             self._tick()
 
 
 class Delivering:
-    """Writes deliveries and records their lateness; an early one is counted as an error."""
+    """Writes deliveries and records their lateness. An early delivery is counted as an error."""
 
     def __init__(
         self, engine: Engine, clock: Clock, lateness: Lateness, tracing: Tracing | None = None
@@ -476,7 +476,7 @@ class Delivering:
 
     def write(self, dispatch: Dispatch, now_ms: int) -> None:
         subscriber, items, taken_ms, _ = dispatch
-        # The tasks were due when they were taken; the clock may have been set back since then.
+        # The tasks were due when they were leased; the clock may have been set back since then.
         now_ms = max(now_ms, taken_ms)
         late_ms = [now_ms - row[1] for row, attempt, _ in items if attempt == 1 or row[1] > now_ms]
         if late_ms and min(late_ms) < 0:
@@ -488,11 +488,11 @@ class Delivering:
         try:
             sink.deliver(self._core.epoch, now_ms, items)
         except Exception:
-            fit = [item for item in items if self._is_fit(sink, dispatch, item, now_ms)]
-            if len(fit) == len(items):
-                raise  # no single task causes the error
-            if fit or subscriber.once:
-                sink.deliver(self._core.epoch, now_ms, fit)
+            sendable = [item for item in items if self._can_be_sent(sink, dispatch, item, now_ms)]
+            if len(sendable) == len(items):
+                raise  # no single delivery causes the error
+            if sendable or subscriber.once:
+                sink.deliver(self._core.epoch, now_ms, sendable)
         else:
             if self._tracing is not None:
                 self._tracing.delivered(dispatch, now_ms, causes)
@@ -515,11 +515,10 @@ class Delivering:
             lateness.note_causes(items, causes, now_ms)
         return causes
 
-    def _is_fit(self, sink: DeliverySink, dispatch: Dispatch, item: Item, now_ms: int) -> bool:
-        """Return whether the delivery can be written.
-
-        Otherwise its task becomes a dead letter, unless the task ended with this delivery. The
-        other deliveries of the frame are still made, and the daemon keeps running."""
+    def _can_be_sent(self, sink: DeliverySink, dispatch: Dispatch, item: Item, now_ms: int) -> bool:
+        """Return whether the delivery can be written. If it cannot, its task becomes a dead letter,
+        unless the task ended with this delivery. The other deliveries of the frame are still sent,
+        and the daemon keeps running."""
         row, attempt, _ = item
         try:
             sink.check(item)
@@ -543,7 +542,7 @@ class Delivering:
             else:
                 self.write(dispatch, now_ms)
 
-    def end_cut(self) -> None:
+    def report_ended(self) -> None:
         """Tell the sinks about subscriptions that the engine has ended."""
         cut, self._core.cut = self._core.cut, []
         for subscriber, code, message in cut:
@@ -570,17 +569,20 @@ class Recovering:
         self._opened = opened
         self._clock = clock
         self._grace_ms = grace_ms
-        self._special: set[int] = set()
+        self._ids_with_history: set[int] = set()
         self._chunks: AsyncIterator[Handles] | None = None
         self.loaded = 0
-        """Number of handles loaded."""
+        """Number of loaded handles."""
         self.rows_missing = 0
-        """Tasks with progress or dead letters but without a row, which means a damaged store."""
-        self.schedules_held: list[str] = []
-        """Schedules paused because this machine cannot compute their times, with the reasons."""
+        """Number of tasks that have progress or dead letters but no row, which means a damaged
+        store."""
+        self.schedules_paused: list[str] = []
+        """Schedules that were paused because this machine cannot compute their times, with
+        reasons."""
 
     async def begin(self) -> None:
-        """Load everything that serving needs; ``rest`` loads the remainder. Raise StoreError."""
+        """Load everything that serving requires. ``load_rest`` loads the remainder. Raise
+        StoreError."""
         recovery = self._engine.recovery
         self._engine.core.keys.begin_loading()
         recovery.stopped_ms = self._opened.position_ms
@@ -592,22 +594,24 @@ class Recovering:
             try:
                 schedules.restore(row, Timetable(row.schedule))
             except BadTiming as error:
-                # This machine does not know its time zone: an operator has to install that.
-                self.schedules_held.append(f"{row.schedule.name}: {error.field} {error}")
+                # This machine does not know the schedule's time zone, which an operator has to
+                # install.
+                self.schedules_paused.append(f"{row.schedule.name}: {error.field} {error}")
                 stopped = row._replace(paused=True)
                 schedules.restore(stopped, Timetable(row.schedule._replace(**_NO_TIMING)))
-        self._special = {row.id for row in small.progress} | {row[0] for row in small.dead}
-        # After a crash consumers may be gone. At a clean stop they received GOODBYE and wait.
+        self._ids_with_history = {row.id for row in small.progress} | {row[0] for row in small.dead}
+        # After a crash, consumers may be gone. After a clean stop, they have received GOODBYE and
+        # wait.
         grace_ms = None if self._opened.clean else self._grace_ms
-        ids = sorted(self._special)
+        ids = sorted(self._ids_with_history)
         for start in range(0, len(ids), IDS_PER_READ):
             # A task without a row (damage) stays in the handles.
-            self._special -= set(ids[start : start + IDS_PER_READ])
+            self._ids_with_history -= set(ids[start : start + IDS_PER_READ])
             for task in (await self._store.read(ids[start : start + IDS_PER_READ])).values():
-                self._special.add(task.row.id)
+                self._ids_with_history.add(task.row.id)
                 recovery.with_history(_snapshot(task), *self._clock.read(), grace_ms)
-        self.rows_missing = len(ids) - len(self._special)
-        recovery.arrived(self._clock.read().now_ms)
+        self.rows_missing = len(ids) - len(self._ids_with_history)
+        recovery.make_arrivals_ready(self._clock.read().now_ms)
         await self._restore_runs()
         self._chunks = aiter(self._store.recover_handles(FIRST_CHUNK))
         async for chunk in self._chunks:
@@ -631,7 +635,7 @@ class Recovering:
         """Log the result of ``begin``: recovered state, missing rows and paused schedules."""
         if self.rows_missing:
             log.error("rows_missing", store=store, tasks=self.rows_missing, see="tickwheel check")
-        for held in self.schedules_held:
+        for held in self.schedules_paused:
             log.error("schedule_paused", schedule=held)
         core, is_clean = self._engine.core, self._opened.clean
         groups = [group for topic in core.topics.values() for group in topic.groups.values()]
@@ -652,11 +656,11 @@ class Recovering:
         return self.loaded < FIRST_CHUNK
 
     @property
-    def found_nothing(self) -> bool:
-        """Whether the store has no task, not even a dead letter."""
-        return self.is_small and not self.loaded and not self._special
+    def is_empty(self) -> bool:
+        """Whether the store contains no task, not even a dead letter."""
+        return self.is_small and not self.loaded and not self._ids_with_history
 
-    async def rest(self) -> None:
+    async def load_rest(self) -> None:
         """Load the tasks that ``begin`` did not load. Raise StoreError."""
         if not self.is_small:
             await self._load()
@@ -666,7 +670,7 @@ class Recovering:
         async for chunk in self._chunks:
             self._add(chunk)
             await asyncio.sleep(0)
-        self._engine.recovery.has_handles(None)
+        self._engine.recovery.handles_loaded(None)
         async for ids, hashes, expected in self._store.recover_keys():
             self._add_keys(ids, hashes, expected)
             await asyncio.sleep(0)
@@ -675,23 +679,25 @@ class Recovering:
     def _add_keys(self, ids: Sequence[int], hashes: Sequence[int], expected: int) -> None:
         mark = self._opened.id_mark
         if ids and max(ids) > mark:
-            # Ids above the mark were enqueued since this recovery began and are already indexed.
+            # Tasks with ids above the mark were enqueued since this recovery began and are already
+            # indexed.
             kept = [index for index, task_id in enumerate(ids) if task_id <= mark]
             ids, hashes = [ids[index] for index in kept], [hashes[index] for index in kept]
-        self._engine.recovery.keys(ids, hashes, self._special, expected)
+        self._engine.recovery.keys(ids, hashes, self._ids_with_history, expected)
 
     def _add(self, chunk: Handles) -> None:
         ids, dues_ms, topics = chunk.ids, chunk.dues_ms, chunk.topics
         mark = self._opened.id_mark
         if ids and max(ids) > mark:
-            # Ids above the mark were enqueued since this recovery began and are on the wheel.
+            # Tasks with ids above the mark were enqueued since this recovery began and are on the
+            # wheel.
             kept = [index for index, task_id in enumerate(ids) if task_id <= mark]
             ids = [ids[index] for index in kept]
             dues_ms = [dues_ms[index] for index in kept]
             topics = [topics[index] for index in kept]
-        self._engine.recovery.handles(ids, dues_ms, topics, self._special)
+        self._engine.recovery.handles(ids, dues_ms, topics, self._ids_with_history)
         if chunk.dues_ms:
-            self._engine.recovery.has_handles(chunk.dues_ms[-1])
+            self._engine.recovery.handles_loaded(chunk.dues_ms[-1])
         self.loaded += len(ids)
 
 
@@ -715,16 +721,13 @@ class _TimerSpec(ctypes.Structure):
 
 
 class Alarm:
-    """Calls ``ring`` once after a delay in nanoseconds. Call ``close`` at the end.
-
+    """Calls ``ring`` once after a delay in nanoseconds. Call ``close`` when it is no longer needed.
     Timers of an event loop count whole milliseconds of the steady clock, while a task is due at the
-    beginning of a millisecond of the wall clock. With them a delivery left half a millisecond late
-    on average and two at most. A timerfd becomes readable with microsecond precision
-    (timerfd_create(2)), and the event loop waits for it as for a socket. Where none can be created
-    (not Linux, no free descriptor, a loop that cannot watch files), the loop's timer is used.
-
-    Each ``set`` causes at most one call.
-    """
+    beginning of a millisecond of the wall clock. With such a timer, a delivery was half a
+    millisecond late on average and two at most. A timerfd becomes readable with microsecond
+    precision (timerfd_create(2)), and the event loop waits for it as for a socket. Where no timerfd
+    can be created (not Linux, no free descriptor, a loop that cannot watch files), the loop's timer
+    is used. Each ``set`` causes at most one call."""
 
     def __init__(self, ring: Callable[[], None]) -> None:
         self._ring = ring
@@ -737,7 +740,7 @@ class Alarm:
             self._open()
 
     def _open(self) -> None:
-        """Create the timerfd and watch it. Raise OSError if that fails."""
+        """Create a timerfd and watch it. Raise OSError if that fails."""
         libc = _libc()
         make, self._set_time = libc.timerfd_create, libc.timerfd_settime
         # Both flags have the values of open(2).
@@ -745,7 +748,7 @@ class Alarm:
         if fd < 0:
             raise OSError(ctypes.get_errno(), "timerfd_create")
         try:
-            self._loop.add_reader(fd, self._rings)
+            self._loop.add_reader(fd, self._on_readable)
         except BaseException:
             os.close(fd)
             raise
@@ -763,16 +766,16 @@ class Alarm:
         value.seconds, value.nanoseconds = divmod(max(1, after_ns), NS_PER_SECOND)
         self._set_time(self._fd, 0, ctypes.byref(self._spec), None)
 
-    def _rings(self) -> None:
+    def _on_readable(self) -> None:
         assert self._fd is not None, "only an open timerfd is watched"
         try:
             os.read(self._fd, 8)
         except BlockingIOError:
-            return  # set again in this turn of the loop
+            return  # the alarm was set again in this turn of the loop
         self._ring()
 
     def close(self) -> None:
-        """Cancel the alarm for good. A second call does nothing."""
+        """Cancel the alarm permanently. A second call does nothing."""
         if self._handle is not None:
             self._handle.cancel()
         if self._fd is not None:

@@ -1,7 +1,8 @@
 """Operations on targets of groups: set, remove, list, test, log and resend.
 
 A group has either a target or subscribers. Forbidden addresses are refused here if their host can
-be resolved, and the outbound process (``server/outbound.py``) checks them at every connection.
+be resolved; the outbound process (``server/outbound.py``) checks addresses again at every
+connection.
 """
 
 from __future__ import annotations
@@ -42,15 +43,15 @@ if TYPE_CHECKING:
     from tickwheel.api.targets import TestPush
     from tickwheel.engine.sessions import ReplySink
     from tickwheel.engine.topics import Group
-    from tickwheel.server.shard.callers import Ask
+    from tickwheel.server.shard.callers import Call
     from tickwheel.server.shard.parts import Parts, Sender
     from tickwheel.server.shard.settlement import Settling
 
 PUSH, FORWARD = "push", "forward"
-LOOK_UP_S: Final = 3.0
-"""Maximum seconds to resolve a host when a target is set; the outbound process does it again."""
+RESOLVE_S_MAX: Final = 3.0
+"""Maximum seconds to resolve a host when a target is set; it is resolved again later."""
 LOOK_UPS_MAX: Final = 64
-"""Maximum hosts that are being resolved."""
+"""Maximum number of hosts that are being resolved."""
 PORTS: Final = {"http": 80, "https": 443}
 PUSH_OPTIONS: Final = (
     "format", "concurrency", "request_timeout_ms", "connect_timeout_ms", "callback_lease_ms",
@@ -67,14 +68,14 @@ class Targeting:
         self._settling = settling
         self._core = parts.core
         self._guard = Guard.of(parts.settings.push_networks)
-        self._looking = 0
+        self._resolving = 0
         """Number of hosts that are being resolved."""
 
     # --- set and remove --------------------------------------------------------------------------
 
-    def set_push(self, ask: Ask[SetPush]) -> None:
+    def set_push(self, call: Call[SetPush]) -> None:
         """Push the tasks of a group to a URL. Raise BadRequest, Conflict, LimitExceeded."""
-        request = ask.request
+        request = call.request
         if find_spec("aiohttp") is None:
             raise lacks_extra("push", "push", "aiohttp")
         before = self._core.targets.get((request.topic, request.group))
@@ -89,17 +90,18 @@ class Targeting:
         sender = self._parts.outbound
         if request.callback_lease_ms is not None and sender is not None and not sender.callbacks:
             raise BadRequest("callback_lease_ms needs a daemon that serves HTTP (setting http)")
-        self._set(ask, PUSH, tuple(secrets), PUSH_OPTIONS)
+        self._set(call, PUSH, tuple(secrets), PUSH_OPTIONS)
 
-    def set_forward(self, ask: Ask[SetForward]) -> None:
-        """Forward the tasks of a group to another broker. Raise as ``set_push``."""
-        secret = ask.request.secret
-        self._set(ask, FORWARD, () if secret is None else (secret,), FORWARD_OPTIONS)
+    def set_forward(self, call: Call[SetForward]) -> None:
+        """Forward the tasks of a group to another broker. Raise BadRequest, Conflict,
+        LimitExceeded."""
+        secret = call.request.secret
+        self._set(call, FORWARD, () if secret is None else (secret,), FORWARD_OPTIONS)
 
     def _set(
-        self, ask: Ask[Any], kind: str, secrets: tuple[str, ...], names: tuple[str, ...]
+        self, call: Call[Any], kind: str, secrets: tuple[str, ...], names: tuple[str, ...]
     ) -> None:
-        request = ask.request
+        request = call.request
         self._check_room(request.topic, request.group)
         options = ((name, getattr(request, name)) for name in names)
         row = TargetRow(
@@ -109,12 +111,12 @@ class Targeting:
             request.url,
             secrets,
             tuple((name, value) for name, value in options if value is not None),
-            ask.now.now_ms,
-            ask.caller.principal.name or ask.caller.label,
+            call.now.now_ms,
+            call.caller.principal.name or call.caller.label,
         )
         is_asked = kind == FORWARD and self._parts.outbound is not None
         check = partial(self._check_forward, row) if is_asked else None
-        self._after_guard(ask, request.url, partial(self._put, ask, row), check)
+        self._after_guard(call, request.url, partial(self._put, call, row), check)
 
     async def _check_forward(self, row: TargetRow) -> TickwheelError | None:
         """Return the outbound process's error for the address of a forwarder, or None."""
@@ -123,75 +125,76 @@ class Targeting:
         except BadRequest as error:
             return error
         except TickwheelError:
-            pass  # the process reports it when it starts the target
+            pass  # the process reports the error when it starts the target
         return None
 
     def _after_guard(
         self,
-        ask: Ask[Any],
+        call: Call[Any],
         url: str,
         act: Callable[[], None],
         also: Callable[[], Coroutine[Any, Any, TickwheelError | None]] | None = None,
     ) -> None:
-        """Call ``act`` after the host of a URL was resolved and is allowed. ``also`` returns a
-        further error, or None."""
+        """Call ``act`` once the host of a URL was resolved and is allowed. ``also`` performs
+        another check and returns its error, or None."""
         parts = self._parts
-        if self._looking >= LOOK_UPS_MAX:
+        if self._resolving >= LOOK_UPS_MAX:
             raise Overloaded(
-                f"the hosts of {self._looking} targets are being resolved; the limit is"
+                f"the hosts of {self._resolving} targets are being resolved; the limit is"
                 f" {LOOK_UPS_MAX} (LOOK_UPS_MAX)"
             )
-        self._looking += 1
+        self._resolving += 1
 
         async def check() -> None:
             problem: TickwheelError | None = None
             try:
                 forbidden = await why_forbidden(self._guard, url)
             finally:
-                self._looking -= 1
+                self._resolving -= 1
             if forbidden is not None:
                 problem = BadRequest(f"url: {forbidden}")
             elif also is not None:
                 problem = await also()
             if problem is not None:
-                ask.refuse(problem)
+                call.refuse(problem)
                 return
-            if not ask.caller.is_open:
+            if not call.caller.is_open:
                 return
-            parts.border.run(f"a target of {ask.caller.address}", act, ask.refuse)
+            parts.border.run(f"a target of {call.caller.address}", act, call.refuse)
             parts.committer.begin()
 
         parts.spawn(check())
 
-    def _put(self, ask: Ask[Any], row: TargetRow) -> None:
+    def _put(self, call: Call[Any], row: TargetRow) -> None:
         self._check_room(row.topic, row.group)
         topic, group = find_room(self._parts, row.topic, row.group)
         grouping = self._parts.border.act().grouping
         if group is None:
-            begin_group(grouping, topic, row.group, None, ask.now.now_ms)
+            begin_group(grouping, topic, row.group, None, call.now.now_ms)
         created = (row.topic, row.group) not in self._core.targets
         grouping.set_target(row)
         targets_changed(self._parts)
         answer = target_map(row, self._state(row)) | {"created": created}
-        self._parts.committer.answer(ask, answer)
+        self._parts.committer.answer(call, answer)
         self._parts.wake()
 
     def _check_room(self, topic: str, name: str) -> None:
-        """Raise Conflict if the group has subscribers, LimitExceeded at the limit of targets."""
+        """Raise Conflict if the group has subscribers, LimitExceeded if the limit of targets is
+        reached."""
         core = self._core
         if (topic, name) not in core.targets and len(core.targets) >= TARGETS_MAX:
             raise LimitExceeded(
                 f"there are {len(core.targets)} targets; the limit is {TARGETS_MAX} (TARGETS_MAX)"
             )
         group = core.find_group(topic, name)
-        others = 0 if group is None else len(self._others(group))
+        others = 0 if group is None else len(self._other_subscribers(group))
         if others:
             raise Conflict(
                 f"group {name} of topic {topic} has {others} subscribers; a group has a target or"
                 " subscribers, not both"
             )
 
-    def _others(self, group: Group) -> set[Any]:
+    def _other_subscribers(self, group: Group) -> set[Any]:
         """Return the subscribers of a group except the outbound process."""
         ours = {
             subscriber
@@ -201,12 +204,12 @@ class Targeting:
         }
         return set(group.subscribers) - ours
 
-    def remove_target(self, ask: Ask[OfGroup]) -> None:
+    def remove_target(self, call: Call[OfGroup]) -> None:
         """Remove the target of a group. Raise NotFound."""
-        row = self._row(ask.request.topic, ask.request.group)
+        row = self._row(call.request.topic, call.request.group)
         self._parts.border.act().grouping.drop_target(row.topic, row.group)
         targets_changed(self._parts)
-        self._parts.committer.answer(ask, {"kind": row.kind, "url": shown_url(row.url)})
+        self._parts.committer.answer(call, {"kind": row.kind, "url": shown_url(row.url)})
 
     def end(self, topic: str, group: str, reason: str, since_ms: int) -> None:
         """End a push whose endpoint answered 410, unless it was set again since ``since_ms``."""
@@ -227,16 +230,16 @@ class Targeting:
 
     # --- reads -----------------------------------------------------------------------------------
 
-    def targets(self, ask: Ask[OfTargets]) -> None:
-        """Answer the targets of a topic, or of all topics."""
-        topic, only = ask.request.topic, ask.only
+    def targets(self, call: Call[OfTargets]) -> None:
+        """Answer with the targets of a topic, or of all topics."""
+        topic, topic_filter = call.request.topic, call.topic_filter
         rows = [
             row
             for _, row in sorted(self._core.targets.items())
-            if topic in (None, row.topic) and (only is None or only(row.topic))
+            if topic in (None, row.topic) and (topic_filter is None or topic_filter(row.topic))
         ]
         targets = [target_map(row, self._state(row)) for row in rows]
-        self._parts.committer.answer(ask, {"targets": targets})
+        self._parts.committer.answer(call, {"targets": targets})
 
     def _state(self, row: TargetRow) -> Mapping[str, Any]:
         sender = self._parts.outbound
@@ -251,31 +254,30 @@ class Targeting:
 
     # --- requests to the outbound process --------------------------------------------------------
 
-    def test_push(self, ask: Ask[TestPush]) -> None:
-        """Send a test request to a URL and answer its result. Raise BadRequest, Conflict."""
-        request, sender = ask.request, self._sender()
+    def test_push(self, call: Call[TestPush]) -> None:
+        """Send a test request to a URL, and answer with its result. Raise BadRequest, Conflict."""
+        request, sender = call.request, self._sender()
         fields = {"url": request.url, "secrets": request.secrets or (), "format": request.format}
-        self._after_guard(ask, request.url, lambda: self._ask(ask, sender, "test", fields))
+        self._after_guard(call, request.url, lambda: self._ask(call, sender, "test", fields))
 
-    def push_log(self, ask: Ask[PushLogPage]) -> None:
-        """Answer the recent requests of a push. Raise NotFound, Conflict."""
-        row = self._push(ask.request.topic, ask.request.group)
-        fields = {"topic": row.topic, "group": row.group, "limit": ask.request.limit}
-        self._ask(ask, self._sender(), "log", fields)
+    def push_log(self, call: Call[PushLogPage]) -> None:
+        """Answer with the recent requests of a push. Raise NotFound, Conflict."""
+        row = self._push(call.request.topic, call.request.group)
+        fields = {"topic": row.topic, "group": row.group, "limit": call.request.limit}
+        self._ask(call, self._sender(), "log", fields)
 
-    def resend(self, ask: Ask[Resend]) -> None:
-        """Send a recent request again and answer its result. Raise NotFound, Conflict."""
-        row = self._push(ask.request.topic, ask.request.group)
-        fields = {"topic": row.topic, "group": row.group, "number": ask.request.number}
-        self._ask(ask, self._sender(), "resend", fields)
+    def resend(self, call: Call[Resend]) -> None:
+        """Send a recent request again, and answer with its result. Raise NotFound, Conflict."""
+        row = self._push(call.request.topic, call.request.group)
+        fields = {"topic": row.topic, "group": row.group, "number": call.request.number}
+        self._ask(call, self._sender(), "resend", fields)
 
     # --- requests of endpoints -------------------------------------------------------------------
 
-    def settle_callback(self, ask: Ask[SettleCallback]) -> None:
-        """Settle the task of a callback. Raise NotFound.
-
-        The token proves that the caller has received the task."""
-        request = ask.request
+    def settle_callback(self, call: Call[SettleCallback]) -> None:
+        """Settle the task of a callback, whose token proves that the caller has received the task.
+        Raise NotFound."""
+        request = call.request
         callback, is_signed_by = read_token(request.token)
         topic, group, task_id, epoch, attempt = callback
         row = self._core.targets.get((topic, group))
@@ -283,32 +285,32 @@ class Targeting:
             raise NotFound("there is no such callback, or it has ended")
         receipt = (task_id, epoch, attempt)
         caller = Caller(
-            _Worded(ask.replies, USUAL[request.result]),
+            _ResultSink(call.replies, USUAL[request.result]),
             principal=OUTBOUND,
-            address=ask.caller.address,
+            address=call.caller.address,
         )
-        of_group, settling = (caller, ask.number, topic, group), self._settling
+        of_group, settling = (caller, call.number, topic, group), self._settling
         if request.result == "ack" and not self._is_newest(callback):
-            self._parts.committer.answer(ask, {"result": "stale"})
+            self._parts.committer.answer(call, {"result": "stale"})
         elif request.result == "ack":
             settling.ack(*of_group, epoch, (task_id,), (attempt,))
         elif request.result == "nack":
             item = (*receipt, request.delay_ms, request.reason)
-            settling.nack(*of_group, (item,), ask.now)
+            settling.nack(*of_group, (item,), call.now)
         elif request.result == "reject":
-            settling.reject(*of_group, ((*receipt, request.reason),), ask.now)
+            settling.reject(*of_group, ((*receipt, request.reason),), call.now)
         else:
             lease_ms = request.lease_ms or row.option("callback_lease_ms")
             if type(lease_ms) is not int:
                 raise BadRequest(
                     "lease_ms is required because this push no longer has a callback_lease_ms"
                 )
-            settling.extend(*of_group, epoch, (task_id,), (attempt,), lease_ms, ask.now)
+            settling.extend(*of_group, epoch, (task_id,), (attempt,), lease_ms, call.now)
         self._parts.wake()
 
     def _is_newest(self, callback: Callback) -> bool:
-        """Return whether the task was not sent again since, because a token is valid for a single
-        delivery."""
+        """Return whether the task has not been sent again since, because a token is valid only for
+        one delivery."""
         group = self._core.find_group(callback.topic, callback.group)
         return group is None or self._parts.border.act().settlement.is_newest(
             group, callback.id, callback.epoch, callback.attempt
@@ -326,22 +328,22 @@ class Targeting:
             raise Conflict(f"group {group} of topic {topic} is forwarded, not pushed")
         return row
 
-    def _ask(self, ask: Ask[Any], sender: Sender, what: str, fields: dict[str, Any]) -> None:
+    def _ask(self, call: Call[Any], sender: Sender, what: str, fields: dict[str, Any]) -> None:
         async def wait() -> None:
             try:
                 answer = await sender.ask(what, **fields)
             except TickwheelError as error:
-                ask.refuse(error)
+                call.refuse(error)
             except Exception as error:
-                ask.refuse(self._parts.border.survive(f"{what} of {ask.caller.address}", error))
+                call.refuse(self._parts.border.survive(f"{what} of {call.caller.address}", error))
             else:
-                ask.answer(answer)
+                call.answer(answer)
 
         self._parts.spawn(wait())
 
 
-class _Worded:
-    """A sink for the answer of one settled delivery, which converts its word to a map."""
+class _ResultSink:
+    """A sink for the answer about one settled delivery. It converts the word to a map."""
 
     def __init__(self, replies: ReplySink, usual: str) -> None:
         self._replies = replies
@@ -358,9 +360,9 @@ class _Worded:
 
 
 USUAL: Final = {"ack": "acked", "nack": "retrying", "reject": "dead", "extend": "extended"}
-"""The word of an answer without words, by the result that a callback requests."""
+"""Result that a callback requests → the word that an answer of None means."""
 TARGETS_MAX: Final = 1_000
-"""Maximum targets of a daemon."""
+"""Maximum number of targets of a daemon."""
 
 
 def check_no_target(parts: Parts, caller: Caller, topic: object, group: object) -> None:
@@ -378,13 +380,13 @@ def check_no_target(parts: Parts, caller: Caller, topic: object, group: object) 
 
 
 async def why_forbidden(guard: Guard, url: str) -> ForbiddenAddress | None:
-    """Return why a URL is forbidden; None if it is allowed or its host cannot be resolved now."""
+    """Return why a URL is forbidden; None if it is allowed or its host is not resolved now."""
     parts = urlsplit(url)
     for place in parts.netloc.split(","):
         host = urlsplit(f"//{place}").hostname or ""
         port = urlsplit(f"//{place}").port or PORTS.get(parts.scheme, 0)
         try:
-            async with asyncio.timeout(LOOK_UP_S):
+            async with asyncio.timeout(RESOLVE_S_MAX):
                 await guard.resolve(host, port)
         except ForbiddenAddress as error:
             return error
@@ -394,7 +396,7 @@ async def why_forbidden(guard: Guard, url: str) -> ForbiddenAddress | None:
 
 
 def target_map(row: TargetRow, state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a target in the form of all answers."""
+    """Return a target as the map that all answers use."""
     fields: dict[str, Any] = {
         "topic": row.topic,
         "group": row.group,

@@ -1,13 +1,13 @@
 """Operations on selected tasks and dead letters: cancel, move, look up, explain, list.
 
-A selection consists of ids, or of a topic and a key. By key it contains every unfinished task of
-the topic with that key when its turn comes, which includes all tasks that landed before the request
-was sent. Each task has its own outcome. If no task has the key, the answer describes the newest
-known task with the key that has ended, or none. The change is that of a bulk operation of the same
-kind.
+A selection consists of ids, or of a topic and a key. By key it contains every unfinished task that
+has the key when the request is processed, which includes all tasks that landed before the request
+was sent. Each task has its own outcome. If no unfinished task has the key, the answer describes the
+newest remembered task with the key that has ended, if there is one. A change has the same effect as
+a bulk operation of the same kind.
 
-With ``only``, tasks of other topics are unknown. Ended tasks are unknown as well, because their
-topics are no longer recorded.
+To a caller with a topic filter, tasks of other topics appear as unknown. So do ended tasks, because
+their topics are no longer recorded.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tickwheel.api.tasks import PAGE, DeadPage, Letters, PeekPage, Requeue, TasksPage, TaskToExplain
 from tickwheel.engine.explanation import (
-    Around,
+    ExplainContext,
     Explained,
     Reason,
     explain,
@@ -30,7 +30,7 @@ from tickwheel.engine.explanation import (
     explain_half,
     explain_no_key,
 )
-from tickwheel.engine.tasks import AT_ONCE
+from tickwheel.engine.tasks import TASKS_PER_STEP_MAX
 from tickwheel.engine.timetables import shown_time
 from tickwheel.errors import BadRequest, LimitExceeded, shown
 from tickwheel.history.read import UNFINISHED, outline
@@ -53,18 +53,20 @@ if TYPE_CHECKING:
     from tickwheel.engine.tasks import Done
     from tickwheel.history.read import Answer as Story
     from tickwheel.model.records import TaskSnapshot
-    from tickwheel.server.shard.callers import Ask, TopicFilter
+    from tickwheel.server.shard.callers import Call, TopicFilter
     from tickwheel.server.shard.parts import Listings, Parts
 
 UNKNOWN = "unknown"
 SCANNED_PER_REQUEST_MAX, BYTES_PER_REQUEST_MAX = 20_000, 256 << 20
-"""Maximum tasks and bytes that one request examines; ``next`` of a shorter page continues it."""
+"""Maximum number of tasks and bytes that one request examines; ``next`` of a shorter page continues
+it."""
 STEP_FIRST, STEP_BYTES = 100, 16 << 20
-"""Rows of the first read, and target bytes of each later one. Rows are read with their bodies."""
+"""Number of rows of the first read, and target bytes of each later read. Rows are read with their
+bodies."""
 DUE = frozenset(("ready", "in_flight", "waiting"))
 UNDELIVERED = DUE | {"scheduled"}
-"""The states of due tasks, and of all tasks that still have to be delivered."""
-NEWEST_LOOKED_AT = 100
+"""The states of due tasks, and of all tasks that must still be delivered."""
+NEWEST_EXAMINED_MAX = 100
 """Number of the newest ids with a key's hash that are examined to find one with the key."""
 
 
@@ -76,40 +78,43 @@ class Controlling:
         self._control = parts.engine.control
         self._value_bytes = value_bytes
 
-    def cancel(self, ask: Ask[Selection]) -> None:
+    def cancel(self, call: Call[Selection]) -> None:
         """Cancel tasks. Raise LimitExceeded, Overloaded."""
-        self._change(ask, "cancel")
+        self._change(call, "cancel")
 
-    def reschedule(self, ask: Ask[Move]) -> None:
+    def reschedule(self, call: Call[Move]) -> None:
         """Move tasks. Raise BadRequest, DueTooFar, LimitExceeded, Overloaded."""
-        self._change(ask, "reschedule")
+        self._change(call, "reschedule")
 
-    def spread(self, ask: Ask[Spread]) -> None:
-        """Move scheduled tasks to the emptiest ticks of a due window.
+    def spread(self, call: Call[Spread]) -> None:
+        """Move scheduled tasks to the emptiest ticks of a due window. Raise BadRequest, DueTooFar,
+        LimitExceeded, Overloaded."""
+        self._change(call, "spread")
 
-        Raise BadRequest, DueTooFar, LimitExceeded, Overloaded."""
-        self._change(ask, "spread")
-
-    def run_now(self, ask: Ask[Selection]) -> None:
+    def run_now(self, call: Call[Selection]) -> None:
         """Make tasks due now. Raise LimitExceeded, Overloaded."""
-        self._change(ask, "run_now")
+        self._change(call, "run_now")
 
-    def _change(self, ask: Ask[Any], kind: str) -> None:
-        """Change the selected tasks like a bulk operation of this kind, and answer their outcomes.
-
-        A task that is named twice is changed once and has its outcome twice in the answer."""
-        parts, chosen, only = self._parts, _Chosen(self._parts, ask.request), ask.only
-        now_ms = ask.now.now_ms
-        change = at_once(kind, checks.moved(kind, ask.request, now_ms, parts.limits), now_ms)
+    def _change(self, call: Call[Any], kind: str) -> None:
+        """Change the selected tasks like a bulk operation of this kind, and answer with their
+        outcomes. A task that is named twice is changed once, and its outcome appears twice in the
+        answer."""
+        parts, selected, topic_filter = (
+            self._parts,
+            _Selected(self._parts, call.request),
+            call.topic_filter,
+        )
+        now_ms = call.now.now_ms
+        change = at_once(kind, checks.moved(kind, call.request, now_ms, parts.limits), now_ms)
         done: dict[int, Done] = {}
 
         def act(indexes: range, snapshots: Mapping[int, TaskSnapshot]) -> None:
             parts.border.act()
             now_ms, most_ms = parts.clock.read().now_ms, parts.limits.delay_ms_max
-            wanted = [i for i in chosen.ids_of(indexes, snapshots) if i not in done]
+            wanted = [i for i in selected.ids_of(indexes, snapshots) if i not in done]
             if isinstance(snapshots, Records):
                 for topic, dues_ms in snapshots.plain.items():
-                    if only is None or only(topic):
+                    if topic_filter is None or topic_filter(topic):
                         plain = {i: dues_ms[i] for i in wanted if i in dues_ms}
                         keys = snapshots.keys_of
                         done.update(bulks.act(change, (), topic, plain, keys, now_ms, most_ms))
@@ -118,7 +123,7 @@ class Controlling:
                 if task_id in done:
                     continue
                 task = snapshots.get(task_id)
-                if not _is_seen(task, only):
+                if not _is_visible(task, topic_filter):
                     done[task_id] = UNKNOWN, None
                 elif task is None:
                     done[task_id] = self._control.too_late(task_id), None
@@ -128,26 +133,30 @@ class Controlling:
 
         def answer() -> None:
             outcomes = [
-                _outcome(task_id, *done[task_id]) for task_id in chosen.ids if task_id in done
+                _outcome(task_id, *done[task_id]) for task_id in selected.ids if task_id in done
             ]
-            if not outcomes and chosen.topic_and_key is not None:
-                ended = chosen.ended
+            if not outcomes and selected.topic_and_key is not None:
+                ended = selected.ended
                 word = UNKNOWN if ended is None else self._control.too_late(ended)
                 outcomes = [(ended, word)]
-            parts.committer.answer(ask, outcomes)
+            parts.committer.answer(call, outcomes)
             parts.wake()
 
         bulks = parts.engine.bulks
-        most = AT_ONCE.get(kind, IDS_PER_READ_MAX)
-        parts.commands.put(ask.caller, ask.refuse, chosen.to_read, act, answer, at_once=most)
+        most = TASKS_PER_STEP_MAX.get(kind, IDS_PER_READ_MAX)
+        parts.commands.put(call.caller, call.refuse, selected.to_read, act, answer, at_once=most)
 
-    def look_up(self, ask: Ask[LookUp]) -> None:
-        """Answer a map for each id, or for each unfinished task with the key, newest first.
-
-        If no unfinished task has the key, answer the newest known task that has ended, or none.
-        Raise LimitExceeded, Overloaded."""
-        request, only, caller, parts = ask.request, ask.only, ask.caller, self._parts
-        chosen = _Chosen(parts, request)
+    def look_up(self, call: Call[LookUp]) -> None:
+        """Answer with a map for each id, or for each unfinished task with the key, newest first. If
+        no unfinished task has the key, answer with the newest remembered task that has ended, if
+        any. Raise LimitExceeded, Overloaded."""
+        request, topic_filter, caller, parts = (
+            call.request,
+            call.topic_filter,
+            call.caller,
+            self._parts,
+        )
+        selected = _Selected(parts, request)
         until_ms = ID_MAX if request.until_ms is None else request.until_ms
         end_id, bytes_max = id_floor(until_ms + 1, 0), parts.limits.frame_bytes_max // 2
         maps: list[dict[str, Any]] = []
@@ -155,17 +164,17 @@ class Controlling:
         is_cut = False
 
         def find() -> Sequence[int]:
-            chosen.ids = [i for i in reversed(chosen.find()) if i < end_id]
+            selected.ids = [i for i in reversed(selected.find()) if i < end_id]
             if request.newest:
-                chosen.ids = chosen.ids[:NEWEST_LOOKED_AT]
-            return chosen.ids
+                selected.ids = selected.ids[:NEWEST_EXAMINED_MAX]
+            return selected.ids
 
         def act(indexes: range, snapshots: Mapping[int, TaskSnapshot]) -> None:
             nonlocal size, is_cut
-            for task_id in chosen.ids_of(indexes, snapshots):
-                if request.newest and maps and chosen.topic_and_key is not None:
+            for task_id in selected.ids_of(indexes, snapshots):
+                if request.newest and maps and selected.topic_and_key is not None:
                     return
-                task = self._described(task_id, snapshots.get(task_id), only)
+                task = self._described(task_id, snapshots.get(task_id), topic_filter)
                 task, task_bytes = fitting(task, bytes_max, self._value_bytes)
                 size += task_bytes
                 is_cut = is_cut or (size > bytes_max and bool(maps))
@@ -175,30 +184,30 @@ class Controlling:
 
         def done() -> None:
             if is_cut:
-                subject, fewer = chosen.described
-                ask.refuse(
+                subject, fewer = selected.described
+                call.refuse(
                     LimitExceeded(
                         f"the answer for {subject} has at least {size} bytes; the limit is"
                         f" {bytes_max} (half of frame_bytes_max): ask for {fewer}"
                     )
                 )
                 return
-            ended = None if maps else chosen.ended
+            ended = None if maps else selected.ended
             if ended is not None and ended < end_id:
                 maps.append({"id": ended, "state": self._control.absent(ended)})
             if caller.is_open:
-                parts.committer.answer(ask, maps)
+                parts.committer.answer(call, maps)
 
         def is_wanted() -> bool:
             return caller.is_open and not is_cut
 
-        to_read = chosen.ids if chosen.topic_and_key is None else find
-        parts.commands.put(caller, ask.refuse, to_read, act, done, is_wanted, bodies=True)
+        to_read = selected.ids if selected.topic_and_key is None else find
+        parts.commands.put(caller, call.refuse, to_read, act, done, is_wanted, bodies=True)
 
     def _described(
-        self, task_id: int, task: TaskSnapshot | None, only: TopicFilter | None
+        self, task_id: int, task: TaskSnapshot | None, topic_filter: TopicFilter | None
     ) -> dict[str, Any]:
-        if not _is_seen(task, only):
+        if not _is_visible(task, topic_filter):
             return {"id": task_id, "state": UNKNOWN}
         if task is None:
             return {"id": task_id, "state": self._control.absent(task_id)}
@@ -206,19 +215,19 @@ class Controlling:
 
     # --- dead letters --------------------------------------------------------------------------
 
-    def requeue_dead(self, ask: Ask[Requeue]) -> None:
+    def requeue_dead(self, call: Call[Requeue]) -> None:
         """Requeue dead letters ``(id, group)``. Raise Overloaded."""
-        self._dead(ask, "requeue", ask.request.ttl_ms)
+        self._settle_dead(call, "requeue", call.request.ttl_ms)
 
-    def delete_dead(self, ask: Ask[Letters]) -> None:
+    def delete_dead(self, call: Call[Letters]) -> None:
         """Delete dead letters ``(id, group)``. Raise Overloaded."""
-        self._dead(ask, "delete")
+        self._settle_dead(call, "delete")
 
-    def _dead(self, ask: Ask[Any], kind: str, ttl_ms: int | None = None) -> None:
-        """Change dead letters like a bulk operation of this kind, and answer a word for each.
-
-        A letter that is named twice is changed once and has its word twice in the answer."""
-        parts, pairs, only = self._parts, ask.request.pairs, ask.only
+    def _settle_dead(self, call: Call[Any], kind: str, ttl_ms: int | None = None) -> None:
+        """Change dead letters like a bulk operation of this kind, and answer with a word for each.
+        A dead letter that is named twice is changed once, and its word appears twice in the
+        answer."""
+        parts, pairs, topic_filter = self._parts, call.request.pairs, call.topic_filter
         words: dict[tuple[int, str], str] = {}
 
         def act(indexes: range, snapshots: Mapping[int, TaskSnapshot]) -> None:
@@ -228,27 +237,27 @@ class Controlling:
                 task_id, group = pair = pairs[index]
                 if pair not in words:
                     task, words[pair] = snapshots.get(task_id), UNKNOWN
-                    if _is_seen(task, only):
+                    if _is_visible(task, topic_filter):
                         words[pair] = self._control.settle_dead(
                             kind, task_id, group, task, now_ms, ttl_ms
                         )
 
         def done() -> None:
             answer = [words[pair] for pair in pairs]
-            parts.committer.answer(ask, answer)
+            parts.committer.answer(call, answer)
             parts.wake()
 
-        parts.commands.put(ask.caller, ask.refuse, [pair[0] for pair in pairs], act, done)
+        parts.commands.put(call.caller, call.refuse, [pair[0] for pair in pairs], act, done)
 
 
 OTHERS_MAX = 32
-"""Maximum other groups of a task in an explanation."""
+"""Maximum number of other groups of a task in an explanation."""
 CLOCK_COMMAND = "kill -USR1 {pid}"
 """The shell command that makes the daemon accept its clock."""
 
 
 class Explaining:
-    """Explains the states of tasks, for ended tasks with the help of the history if it is kept."""
+    """Explains the states of tasks. Ended tasks are explained from the history if one is kept."""
 
     def __init__(
         self, parts: Parts, story: Callable[[int], Awaitable[Story]] | None, lookups: Listings
@@ -258,65 +267,73 @@ class Explaining:
         self._story = story
         self._lookups = lookups
 
-    def explain(self, ask: Ask[TaskToExplain]) -> None:
-        """Answer the cause, a sentence and a command. Raise LimitExceeded, Overloaded."""
-        parts, chosen, only = self._parts, _Chosen(self._parts, ask.request), ask.only
+    def explain(self, call: Call[TaskToExplain]) -> None:
+        """Answer with the cause, a sentence and a command. Raise LimitExceeded, Overloaded."""
+        parts, selected, topic_filter = (
+            self._parts,
+            _Selected(self._parts, call.request),
+            call.topic_filter,
+        )
         explanations: list[dict[str, Any]] = []
 
         def find() -> Sequence[int]:
-            chosen.ids = list(reversed(chosen.find()))[:NEWEST_LOOKED_AT]
-            return chosen.ids
+            selected.ids = list(reversed(selected.find()))[:NEWEST_EXAMINED_MAX]
+            return selected.ids
 
         def act(indexes: range, snapshots: Mapping[int, TaskSnapshot]) -> None:
-            for task_id in chosen.ids_of(indexes, snapshots):
+            for task_id in selected.ids_of(indexes, snapshots):
                 task = snapshots.get(task_id)
-                if explanations or task is None or not _is_seen(task, only):
+                if explanations or task is None or not _is_visible(task, topic_filter):
                     continue
-                reasons = explain(parts.core, parts.engine.control, task, self._around(only))
+                reasons = explain(
+                    parts.core, parts.engine.control, task, self._context(topic_filter)
+                )
                 explanations.append(_explained(task_id, task.row.topic, reasons))
 
         def done() -> None:
             if explanations:
-                parts.committer.answer(ask, explanations[0])
+                parts.committer.answer(call, explanations[0])
             else:
-                self._explain_absent(ask, chosen)
+                self._explain_absent(call, selected)
 
-        to_read = chosen.ids if chosen.topic_and_key is None else find
-        parts.commands.put(ask.caller, ask.refuse, to_read, act, done, lambda: ask.caller.is_open)
+        to_read = selected.ids if selected.topic_and_key is None else find
+        parts.commands.put(
+            call.caller, call.refuse, to_read, act, done, lambda: call.caller.is_open
+        )
 
-    def _around(self, only: TopicFilter | None) -> Around:
+    def _context(self, topic_filter: TopicFilter | None) -> ExplainContext:
         clock = self._parts.clock
         now = clock.read()
-        around = Around(now.now_ms, now.mono_ms, only or _any_topic)
+        context = ExplainContext(now.now_ms, now.mono_ms, topic_filter or _any_topic)
         if not clock.held:
-            return around
+            return context
         command = CLOCK_COMMAND.format(pid=os.getpid())
-        return around._replace(clock_ms=now.now_ms + clock.ahead_ms, accept_clock=command)
+        return context._replace(clock_ms=now.now_ms + clock.ahead_ms, accept_clock=command)
 
-    def _explain_absent(self, ask: Ask[TaskToExplain], chosen: _Chosen) -> None:
-        """Answer about a task that is not stored or that the caller may not see."""
-        parts, only, topic_and_key = self._parts, ask.only, chosen.topic_and_key
+    def _explain_absent(self, call: Call[TaskToExplain], selected: _Selected) -> None:
+        """Answer with the explanation of a task that is not stored or that is hidden."""
+        parts, topic_filter, topic_and_key = self._parts, call.topic_filter, selected.topic_and_key
         core, control = parts.core, parts.engine.control
-        task_id, topic = ask.request.id, None
+        task_id, topic = call.request.id, None
         if topic_and_key is not None:
             topic, key = topic_and_key
-            may_see = only is None or only(topic)
+            may_see = topic_filter is None or topic_filter(topic)
             reason = explain_half(core, topic, key) if may_see else None
-            task_id = chosen.ended if may_see and reason is None else None
+            task_id = selected.ended if may_see and reason is None else None
             if task_id is None:
-                reason = reason or explain_no_key(core, topic, key, self._around(only))
-                parts.committer.answer(ask, _explained(None, topic, [reason]))
+                reason = reason or explain_no_key(core, topic, key, self._context(topic_filter))
+                parts.committer.answer(call, _explained(None, topic, [reason]))
                 return
         assert task_id is not None
         reason = explain_absent(core, control, task_id)
-        if only is not None and topic_and_key is None:  # the topic is no longer recorded
+        if topic_filter is not None and topic_and_key is None:  # the topic is no longer recorded
             reason = Reason(Explained.NOT_FOUND, f"No task {task_id} is known.", "tickwheel list")
         if self._story is None:
-            parts.committer.answer(ask, _explained(task_id, topic, [reason]))
+            parts.committer.answer(call, _explained(task_id, topic, [reason]))
             return
         look_up = partial(self._story, task_id)
-        with_history = partial(self._with_history, look_up, task_id, topic, reason, only)
-        self._lookups.answer(ask, with_history)
+        with_history = partial(self._with_history, look_up, task_id, topic, reason, topic_filter)
+        self._lookups.answer(call, with_history)
 
     async def _with_history(
         self,
@@ -324,11 +341,15 @@ class Explaining:
         task_id: int,
         topic: str | None,
         reason: Reason,
-        only: TopicFilter | None,
+        topic_filter: TopicFilter | None,
     ) -> dict[str, Any]:
-        """Return the explanation, completed from the history."""
+        """Return the explanation, completed with details from the history."""
         events, _ = await look_up()
-        events = [event for event in events if only is None or only(str(event.get("topic", "")))]
+        events = [
+            event
+            for event in events
+            if topic_filter is None or topic_filter(str(event.get("topic", "")))
+        ]
         if not events:
             if reason.cause in (Explained.GONE, Explained.NOT_FOUND):
                 reason = reason._replace(detail=f"{reason.detail} The history does not contain it.")
@@ -338,7 +359,7 @@ class Explaining:
         text = f"{str(last['event']).replace('_', ' ')} {shown_time(int(last['time_ms']))}"
         text += "".join(f", {name} {last[name]}" for name in ("group", "attempt") if last.get(name))
         if last.get("reason"):
-            text += f", because {str(last['reason'])[:REASON_SHOWN]}"
+            text += f", because {str(last['reason'])[:REASON_LENGTH]}"
         topic = task.get("topic") or topic
         if state != UNFINISHED and state in set(Explained):
             reason = reason._replace(cause=Explained(state))
@@ -358,8 +379,8 @@ def _past_row(task_id: int, topic: str, task: Mapping[str, Any]) -> TaskRow:
     return TaskRow(task_id, task["due_ms"] or 0, topic, NO_BODY, TaskOptions(**options))
 
 
-REASON_SHOWN = 200
-"""Characters of a reason that are shown."""
+REASON_LENGTH = 200
+"""Number of characters of a reason that are shown."""
 
 
 def _any_topic(name: str) -> bool:
@@ -377,13 +398,14 @@ def _explained(task_id: int | None, topic: str | None, reasons: Sequence[Reason]
     }
 
 
-class _Chosen:
+class _Selected:
     """The tasks of a selection. It finds the ids for a key."""
 
     def __init__(self, parts: Parts, selection: Selection | TaskToExplain) -> None:
         self._parts = parts
         self.ids: Sequence[int] = selection.ids or ()
-        """The ids of the selection, or after ``find`` all that may have its key."""
+        """The ids of the selection, or, after ``find``, the ids of all tasks that may have its
+        key."""
         self.topic_and_key: tuple[str, str] | None = None
         """The topic and key; None if the selection has ids."""
         if selection.topic is not None and selection.key is not None:
@@ -408,34 +430,35 @@ class _Chosen:
         return self.ids
 
     def ids_of(self, indexes: range, snapshots: Mapping[int, TaskSnapshot]) -> Sequence[int]:
-        """Return the ids at ``indexes``; by key only those of unfinished tasks that have it."""
+        """Return the ids at ``indexes``. For a key, return only those of unfinished tasks that have
+        the key."""
         ids = self.ids[indexes.start : indexes.stop]
         if self.topic_and_key is None:
             return ids
         return [i for i in ids if (task := snapshots.get(i)) is not None and self._has_key(task)]
 
     def _has_key(self, task: TaskSnapshot) -> bool:
-        """Return whether the task has the key, since different keys can have the same hash."""
+        """Return whether the task has the key. Different keys can have the same hash."""
         row = task.row
         return row.options is not None and (row.topic, row.options.key) == self.topic_and_key
 
     @property
     def ended(self) -> int | None:
-        """The known task with the key that ended last, or None."""
+        """The remembered task with the key that ended last, or None."""
         if self.topic_and_key is None:
             return None
         return self._parts.core.keys.finished(*self.topic_and_key)
 
     @property
     def described(self) -> tuple[str, str]:
-        """The selection and a smaller one as texts for messages."""
+        """The selection, and a smaller one, as texts for messages."""
         if self.topic_and_key is None:
             return f"the {len(self.ids)} ids", "fewer"
         return "the tasks with this key", "the newest"
 
 
 def described(parts: Parts, task: TaskSnapshot) -> dict[str, Any]:
-    """Return a live task in the form of LOOKUP and LIST."""
+    """Return an unfinished task as the map that LOOKUP and LIST use."""
     now = parts.clock.read()
     control, wheel = parts.engine.control, parts.core.wheel
     groups = control.view(task, now.now_ms - now.mono_ms)
@@ -448,9 +471,9 @@ def _outcome(task_id: int, word: str, due_ms: int | None) -> tuple[Any, ...]:
     return (task_id, word) if due_ms is None else (task_id, word, due_ms)
 
 
-def _is_seen(task: TaskSnapshot | None, only: TopicFilter | None) -> bool:
+def _is_visible(task: TaskSnapshot | None, topic_filter: TopicFilter | None) -> bool:
     """Return whether the caller may see the task."""
-    return only is None or (task is not None and only(task.row.topic))
+    return topic_filter is None or (task is not None and topic_filter(task.row.topic))
 
 
 # --- pages ---------------------------------------------------------------------------------------
@@ -464,16 +487,15 @@ class TaskPages:
         self._listings = listings
         self._value_bytes = value_bytes
 
-    def list_tasks(self, ask: Ask[TasksPage]) -> None:
-        """Answer a page of live tasks. Raise BadRequest, Overloaded.
+    def list_tasks(self, call: Call[TasksPage]) -> None:
+        """Answer with a page of unfinished tasks. Raise BadRequest, Overloaded. ``next`` is the
+        ``after`` of the next page."""
+        wanted, limit = _Conditions.of(call.request, call.topic_filter), call.request.limit
+        self._listings.answer(call, lambda: self._page(wanted, limit))
 
-        ``next`` is the ``after`` of the next page."""
-        wanted, limit = _Wanted.of(ask.request, ask.only), ask.request.limit
-        self._listings.answer(ask, lambda: self._page(wanted, limit))
-
-    def peek(self, ask: Ask[PeekPage]) -> None:
-        """Answer a page of the tasks that a topic still has to deliver. Raise Overloaded."""
-        request = ask.request
+    def peek(self, call: Call[PeekPage]) -> None:
+        """Answer with a page of the tasks that a topic must still deliver. Raise Overloaded."""
+        request = call.request
         page = TasksPage(
             topic=request.topic,
             key=request.key,
@@ -481,10 +503,10 @@ class TaskPages:
             after=request.after,
             until_ms=None,
         )
-        wanted = replace(_Wanted.of(page), states=DUE if request.due else UNDELIVERED)
-        self._listings.answer(ask, lambda: self._page(wanted, request.limit))
+        wanted = replace(_Conditions.of(page), states=DUE if request.due else UNDELIVERED)
+        self._listings.answer(call, lambda: self._page(wanted, request.limit))
 
-    async def _page(self, wanted: _Wanted, limit: int) -> dict[str, Any]:
+    async def _page(self, wanted: _Conditions, limit: int) -> dict[str, Any]:
         parts = self._parts
         bytes_left = bytes_max = parts.limits.frame_bytes_max // 2
         tasks: list[dict[str, Any]] = []
@@ -526,11 +548,10 @@ class TaskPages:
             step = min(4 * step, 1 + step * STEP_BYTES // (page_bytes + 1))
             step = min(step, SCANNED_PER_REQUEST_MAX - scanned)
 
-    def _ids_of_key(self, wanted: _Wanted) -> list[int] | None:
-        """Return the ids of the tasks that may have the key, in the order of the listing.
-
-        Return None if the store has to be searched: no topic is given, or sorting the ids of the
-        key's tasks would block the loop."""
+    def _ids_of_key(self, wanted: _Conditions) -> list[int] | None:
+        """Return the ids of the tasks that may have the key, in the order of the listing. Return
+        None if the store has to be searched, because there is no topic, or because sorting the ids
+        of the key's tasks would block the loop."""
         if wanted.key is None or wanted.topic is None:
             return None
         parts, keys = self._parts, self._parts.core.keys
@@ -542,7 +563,7 @@ class TaskPages:
         return ids[bisect_right(ids, wanted.start_id) :]
 
     async def _indexed(self, ids: list[int], step: int) -> tuple[list[TaskSnapshot], int | None]:
-        """Remove the first ids from the list, and return a page of them like ``Reader.scan``."""
+        """Remove the first ids from the list, and return their page as ``Reader.scan`` does."""
         step_ids = ids[:step]
         async with self._parts.reader.read_some(step_ids, STEP_BYTES) as (view, rest):
             read_ids = step_ids[: len(step_ids) - len(rest)]
@@ -551,19 +572,19 @@ class TaskPages:
         page = [tasks[task_id] for task_id in read_ids if task_id in tasks]
         return page, read_ids[-1] if ids else None
 
-    def list_dead(self, ask: Ask[DeadPage]) -> None:
-        """Answer a page of dead letters, by id and group. Raise Overloaded."""
-        request, only = ask.request, ask.only
+    def list_dead(self, call: Call[DeadPage]) -> None:
+        """Answer with a page of dead letters, sorted by id and group. Raise Overloaded."""
+        request, topic_filter = call.request, call.topic_filter
         since_ms = 0 if request.since_ms is None else request.since_ms
         until_ms = ID_MAX if request.until_ms is None else request.until_ms
         reason = (request.reason or "").casefold()
 
         def fits(row: DeadRow) -> bool:
-            is_seen = only is None or only(row.topic)
+            is_seen = topic_filter is None or topic_filter(row.topic)
             in_time = since_ms <= row.died_ms <= until_ms
             return is_seen and in_time and reason in row.reason.casefold()
 
-        self._listings.answer(ask, partial(self._dead_page, request, fits))
+        self._listings.answer(call, partial(self._dead_page, request, fits))
 
     async def _dead_page(
         self, request: DeadPage, fits: Callable[[DeadRow], bool]
@@ -592,8 +613,8 @@ class TaskPages:
 
 
 @dataclass(frozen=True, slots=True)
-class _Wanted:
-    """The conditions of a LIST."""
+class _Conditions:
+    """The conditions of a LIST request."""
 
     topic: str | None
     states: frozenset[str] | None
@@ -601,13 +622,13 @@ class _Wanted:
     has: _Has | None
     newest: bool
     start_id: int
-    """The page begins after this id, or below it if the newest come first."""
+    """The page begins after this id, or, if the newest tasks come first, below it."""
     end_id: int
-    """Tasks with this id or a higher one were enqueued too late."""
-    only: TopicFilter | None
+    """Tasks with this id or a higher one were enqueued after ``until_ms``."""
+    topic_filter: TopicFilter | None
 
     @classmethod
-    def of(cls, request: TasksPage, only: TopicFilter | None = None) -> _Wanted:
+    def of(cls, request: TasksPage, topic_filter: TopicFilter | None = None) -> _Conditions:
         """Return the conditions of a request. Raise BadRequest."""
         if request.key == "":
             raise BadRequest("key must be a string of 1 to 255 characters, not ''")
@@ -621,23 +642,26 @@ class _Wanted:
             start_id = after_id or 0
         has = _Has.of(request)
         states = None if request.state is None else frozenset((request.state,))
-        return cls(request.topic, states, request.key, has, request.newest, start_id, end_id, only)
+        return cls(
+            request.topic, states, request.key, has, request.newest, start_id, end_id, topic_filter
+        )
 
     @property
     def is_selective(self) -> bool:
-        is_partial = self.only is not None and self.topic is None
+        is_partial = self.topic_filter is not None and self.topic is None
         conditions = self.key, self.states, self.has
         return is_partial or any(condition is not None for condition in conditions)
 
     @property
     def store_topic(self) -> str | None:
-        """The topic that the store filters by; None with a key, so that skipped rows count."""
+        """The topic by which the store filters. None if there is a key, so that skipped rows
+        count."""
         return None if self.key is not None else self.topic
 
     def fits(self, task: TaskSnapshot) -> bool:
-        """Return whether the task fulfils all conditions except the state."""
+        """Return whether the task meets all conditions except the state."""
         row = task.row
-        if self.only is not None and not self.only(row.topic):
+        if self.topic_filter is not None and not self.topic_filter(row.topic):
             return False
         if self.key is not None and (row.options is None or row.options.key != self.key):
             return False
@@ -656,7 +680,7 @@ class _Has(NamedTuple):
 
     @classmethod
     def of(cls, request: TasksPage) -> _Has | None:
-        """Return the conditions of a request, or None without any. Raise BadRequest."""
+        """Return the conditions of a request, or None if it has none. Raise BadRequest."""
         prefix, wanted = request.key_prefix or "", None
         if request.property is not None:
             name, equals, value = request.property.partition("=")

@@ -1,14 +1,15 @@
 """Transactions: prepare, commit, roll back, list and show them, and send check-backs.
 
 A command on a transaction waits, for at most one commit, until its decision is durable, because the
-decision can still be undone. ``only`` hides transactions that have a task of another topic.
+decision can still be undone. A caller's topic filter hides transactions that have a task of another
+topic.
 
-A producer announces the producer groups that it answers for, and receives check-backs until it
-disconnects. A *member* for a transaction has announced its group and may produce to every topic of
-its tasks, so it could decide the transaction anyway. Other callers receive no check-backs. The
-owner is asked first: the connection that prepared the transaction, then other connections with the
-owner's name, in turn. The other members follow, in turn. Due check-backs are sent with the tick, in
-frames of several.
+A producer announces the producer groups for which it answers, and receives check-backs until it
+disconnects. A *member* for a transaction has announced the transaction's group and may produce to
+every topic of its tasks, so it could decide the transaction without a check-back. Other callers
+receive no check-backs. The owner is asked first: the connection that prepared the transaction, then
+other connections with the owner's name, in turn. The other members follow, in turn. Each tick sends
+the due check-backs, several per frame.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ if TYPE_CHECKING:
     from tickwheel.clock import Now
     from tickwheel.engine.transaction_registry import Transaction
     from tickwheel.model.records import NewTask
-    from tickwheel.server.shard.callers import Ask, Principal, TopicFilter
+    from tickwheel.server.shard.callers import Call, Principal, TopicFilter
     from tickwheel.server.shard.new_tasks import NewTasks
     from tickwheel.server.shard.parts import Listings, Parts
     from tickwheel.server.shard.views import ValueBytes
@@ -70,11 +71,11 @@ COUNTED_FROM = ("enqueue", "commit")
 STATES = {state.name.lower(): state for state in TransactionState}
 NO_OPTIONS = TaskOptions()
 NAMES_PER_STEP = 500
-"""Transactions that a listing examines in one step of the loop."""
+"""Number of transactions that a listing examines in one step of the loop."""
 TRANSACTION_TOPICS_MAX = 100
-"""Maximum topics of the tasks of a transaction."""
+"""Maximum number of topics of a transaction's tasks."""
 CHECKED_GROUPS_MAX = 1_000
-"""Maximum producer groups that a connection answers for."""
+"""Maximum number of producer groups for which a connection answers."""
 
 
 @dataclass(eq=False)
@@ -86,10 +87,10 @@ class Transacting:
     _new_tasks: NewTasks
     _listings: Listings
     _value_bytes: ValueBytes
-    _check_door: Callable[[], None]
-    """Raises the reason if every new task is refused at the moment."""
+    _check_accepting: Callable[[], None]
+    """Raises an error if new tasks are currently refused."""
     _checked: Callable[[object], Sequence[Any]]
-    """Returns the tasks of a request after a check of their number."""
+    """Checks the number of a request's tasks, and returns them."""
 
     def __post_init__(self) -> None:
         self._core, self._config = self._parts.core, self._parts.core.config
@@ -109,12 +110,11 @@ class Transacting:
         options: dict[str, Any],
         now: Now,
     ) -> None:
-        """Store half tasks of a transaction, which its first part creates.
-
-        The sink's ``accepted`` gets no ids. ``part`` numbers the parts of the transaction from 1;
-        the same part with the same tasks is a resend. The option ``from`` states whether delays
-        count from "enqueue" or "commit". Raise as an enqueue, and Conflict, Forbidden,
-        TransactionCommitted, TransactionRolledBack."""
+        """Store half tasks of a transaction. The first part creates the transaction. The sink's
+        ``accepted`` gets no ids. ``part`` numbers the parts of the transaction from 1; the same
+        part with the same tasks is a resend. The option ``from`` states whether delays count from
+        "enqueue" or "commit". Raise Conflict, Forbidden, TransactionCommitted,
+        TransactionRolledBack, or any error of an enqueue."""
         name = checks.name(transaction, "transaction")
         members = checks.name(group, "group")
         number = checks.integer(part, "part", 1, PART_MAX)
@@ -126,7 +126,7 @@ class Transacting:
             claim = checks.integer(claim, "claim", 1, INTEGER_MAX)
 
         def act() -> None:
-            existing = self._registry.known.get(name)
+            existing = self._registry.by_name.get(name)
             if existing is not None:
                 self._check_open(existing, members, caller)
             else:
@@ -135,7 +135,7 @@ class Transacting:
             if existing is not None and (former := existing.parts.get(number)) is not None:
                 self._check_same(former, tasks, from_commit=counted_from == "commit")
             else:
-                self._check_door()
+                self._check_accepting()
                 if caller.quota is not None:
                     caller.quota.check(self._core, now.mono_ms)
                 halves = self._halves(tasks, now.now_ms, from_commit=counted_from == "commit")
@@ -148,7 +148,7 @@ class Transacting:
             transactions.prepare(
                 name, members, number, halves, caller.replies, request, *now, owner
             )
-            self._checkbacks.prepared(self._registry.known[name].row, caller)
+            self._checkbacks.prepared(self._registry.by_name[name].row, caller)
 
         self._when_free(caller, name, act, partial(caller.refuse, request))
 
@@ -166,12 +166,12 @@ class Transacting:
             raise TransactionRolledBack(f"transaction {row.id} was rolled back")
 
     def _check_same(self, former: Halves, tasks: object, *, from_commit: bool) -> None:
-        """Raise Conflict if a resent part has other tasks than before."""
+        """Raise Conflict if a resent part has different tasks."""
         checked_tasks = self._checked(tasks)
-        at_ms = former.prepared_ms  # so that delays end at the same times
+        at_ms = former.prepared_ms  # so that delays end at the same times as before
         halves = [
             _half(
-                self._new_tasks.careful(task, f"tasks[{index}]", at_ms),
+                self._new_tasks.check_task(task, f"tasks[{index}]", at_ms),
                 at_ms,
                 counted=from_commit and not _has_moment(task),
             )
@@ -179,8 +179,8 @@ class Transacting:
         ]
         if _contents(former.transaction, halves) != _contents(former.transaction, former.halves):
             raise Conflict(
-                f"part {former.part} of transaction {former.transaction} has other tasks; a resend"
-                " must have the same tasks, and a new request needs a new part"
+                f"part {former.part} of transaction {former.transaction} was already sent with"
+                " different tasks; resend the same tasks, or use a new part number"
             )
 
     def _halves(self, tasks: object, now_ms: int, *, from_commit: bool) -> tuple[Half, ...]:
@@ -189,9 +189,9 @@ class Transacting:
         if rules is not None:
             index = next(i for i, rule in enumerate(rules) if rule is not None)
             raise BadRequest(
-                f"tasks[{index}] has a rule for a pending key (if_pending, its own or its topic's),"
-                " which a half task cannot have because the pending tasks can change before the"
-                " commit; enqueue it without a transaction"
+                f"tasks[{index}] is subject to if_pending (its own or its topic's), which does not"
+                " apply to half tasks because pending tasks can change before the commit; enqueue"
+                " it without a transaction"
             )
         return tuple(
             _half(new_task, now_ms, counted=from_commit and not _has_moment(task))
@@ -235,15 +235,14 @@ class Transacting:
 
     # --- decisions -------------------------------------------------------------------------------
 
-    def commit_transaction(self, ask: Ask[TransactionName]) -> None:
-        """Turn the half tasks into tasks, and answer their ids in the order of the parts.
-
-        A repeated commit has the same answer. Raise UnknownTransaction, TransactionRolledBack, and
+    def commit_transaction(self, call: Call[TransactionName]) -> None:
+        """Turn the half tasks into tasks, and answer with their ids in the order of the parts. A
+        repeated commit has the same answer. Raise UnknownTransaction, TransactionRolledBack, and
         the retryable errors of an enqueue."""
-        name = ask.request.transaction
+        name = call.request.transaction
 
         def act() -> None:
-            entry = self._find(name, ask.only)
+            entry = self._find(name, call.topic_filter)
             row = entry.row
             if row.state is TransactionState.ROLLED_BACK:
                 raise TransactionRolledBack(
@@ -251,15 +250,15 @@ class Transacting:
                 )
             if row.state is TransactionState.COMMITTED:
                 ids = tuple(range(row.first_id, row.first_id + row.tasks * ID_STEP, ID_STEP))
-                self._parts.committer.answer(ask, (row.decided_ms, ids))
+                self._parts.committer.answer(call, (row.decided_ms, ids))
                 return
-            self._check_door()
+            self._check_accepting()
             self._check_topics(row)
             transactions = self._parts.border.act().transactions
-            transactions.commit(entry, ask.replies, ask.number, *ask.now)
+            transactions.commit(entry, call.replies, call.number, *call.now)
             self._checkbacks.decided(name)
 
-        self._when_free(ask.caller, name, act, ask.refuse)
+        self._when_free(call.caller, name, act, call.refuse)
 
     def _check_topics(self, row: TransactionRow) -> None:
         """Check the topics of a prepared transaction, and create those that no longer exist."""
@@ -269,27 +268,26 @@ class Transacting:
         for topic in row.topics:
             self._core.topic(topic)
 
-    def rollback_transaction(self, ask: Ask[TransactionName]) -> None:
-        """Drop the half tasks. A repeated rollback has the same answer.
-
-        Raise UnknownTransaction, TransactionCommitted."""
-        name = ask.request.transaction
+    def rollback_transaction(self, call: Call[TransactionName]) -> None:
+        """Drop the half tasks. A repeated rollback has the same answer. Raise UnknownTransaction,
+        TransactionCommitted."""
+        name = call.request.transaction
 
         def act() -> None:
-            entry = self._find(name, ask.only)
+            entry = self._find(name, call.topic_filter)
             row = entry.row
             if row.state is TransactionState.COMMITTED:
                 raise TransactionCommitted(
                     f"transaction {name} was committed; its {row.tasks} tasks exist"
                 )
             if row.state is TransactionState.ROLLED_BACK:
-                self._parts.committer.answer(ask, (row.decided_ms, ()))
+                self._parts.committer.answer(call, (row.decided_ms, ()))
                 return
             transactions = self._parts.border.act().transactions
-            transactions.rollback(entry, ask.replies, ask.number, *ask.now)
+            transactions.rollback(entry, call.replies, call.number, *call.now)
             self._checkbacks.decided(name)
 
-        self._when_free(ask.caller, name, act, ask.refuse)
+        self._when_free(call.caller, name, act, call.refuse)
 
     # --- check-backs -----------------------------------------------------------------------------
 
@@ -300,39 +298,42 @@ class Transacting:
         groups: object,
         sink: CheckSink,
         *,
-        only: TopicFilter | None = None,
+        topic_filter: TopicFilter | None = None,
     ) -> None:
-        """Send the caller check-backs for these producer groups, and no longer for others.
-
-        Transactions whose owner the last check-back did not reach come first. Raise BadRequest,
-        LimitExceeded."""
+        """Send the caller check-backs for these producer groups, and no longer for any others. It
+        is asked at once about transactions whose last check-back did not reach their owner. Raise
+        BadRequest, LimitExceeded."""
         names = [
             checks.name(group, f"groups[{index}]")
             for index, group in enumerate(checks.array(groups, "groups", CHECKED_GROUPS_MAX))
         ]
         transactions = self._parts.border.act().transactions
-        self._checkbacks.register(caller, names, sink, only)
+        self._checkbacks.register(caller, names, sink, topic_filter)
         for name in dict.fromkeys(names):
-            transactions.came(name)
+            transactions.member_connected(name)
         self._parts.wake()
         caller.answer(request, None)
 
     # --- reads -----------------------------------------------------------------------------------
 
-    def list_transactions(self, ask: Ask[TransactionsPage]) -> None:
-        """Answer a page of transactions by name, by default of undecided ones. Raise Overloaded."""
-        state, request = ask.request.state, ask.request
-        wanted = _Wanted(None if state is None else STATES[state], request.group, ask.only)
+    def list_transactions(self, call: Call[TransactionsPage]) -> None:
+        """Answer with a page of transactions, sorted by name; by default only undecided ones. Raise
+        Overloaded."""
+        state, request = call.request.state, call.request
+        wanted = _Conditions(
+            None if state is None else STATES[state], request.group, call.topic_filter
+        )
         page = partial(self._page, request.after or "", request.limit, wanted)
-        self._listings.answer(ask, page, at_once=True)
+        self._listings.answer(call, page, at_once=True)
 
-    async def _page(self, after: str, limit: int, wanted: _Wanted) -> dict[str, Any]:
-        """Return a page of matching transactions. Search in steps, between which the loop runs."""
+    async def _page(self, after: str, limit: int, wanted: _Conditions) -> dict[str, Any]:
+        """Return a page of matching transactions, searching in steps between which the loop
+        runs."""
         page = Page(self._parts, limit, self._value_bytes)
         while True:
             names = list(islice(self._registry.listed(after, wanted.state), NAMES_PER_STEP))
             for name in names:
-                transaction = self._registry.durable(name)
+                transaction = self._registry.durable_state(name)
                 if transaction is None or not wanted.fits(transaction.row):
                     continue
                 if not page.take(transaction_map(transaction.row)):
@@ -342,11 +343,11 @@ class Transacting:
             after = names[-1]
             await asyncio.sleep(0)
 
-    def show_transaction(self, ask: Ask[TransactionName]) -> None:
-        """Answer a transaction and its half tasks without bodies. Raise UnknownTransaction."""
-        name = ask.request.transaction
-        self._find(name, ask.only)
-        transaction = self._registry.durable(name)
+    def show_transaction(self, call: Call[TransactionName]) -> None:
+        """Answer with a transaction and its half tasks without bodies. Raise UnknownTransaction."""
+        name = call.request.transaction
+        self._find(name, call.topic_filter)
+        transaction = self._registry.durable_state(name)
         if transaction is None:
             raise _unknown(name)
         bytes_left = self._parts.limits.frame_bytes_max // 2
@@ -358,13 +359,13 @@ class Transacting:
                 if bytes_left >= 0:
                     halves.append(fields)
         answer = transaction_map(transaction.row) | {"halves": halves}
-        self._parts.committer.answer(ask, answer)
+        self._parts.committer.answer(call, answer)
 
     # --- shared ----------------------------------------------------------------------------------
 
-    def _find(self, name: str, only: TopicFilter | None) -> Transaction:
-        entry = self._registry.known.get(name)
-        if entry is None or not _is_seen(entry.row, only):
+    def _find(self, name: str, topic_filter: TopicFilter | None) -> Transaction:
+        entry = self._registry.by_name.get(name)
+        if entry is None or not _is_visible(entry.row, topic_filter):
             raise _unknown(name)
         return entry
 
@@ -376,14 +377,14 @@ class Transacting:
         refuse: Callable[[TickwheelError], None],
     ) -> None:
         def is_free() -> bool:
-            transaction = self._registry.known.get(name)
+            transaction = self._registry.by_name.get(name)
             return transaction is None or self._transactions.is_free(transaction)
 
         when_free(self._parts, caller, "a command on a transaction", is_free, act, refuse)
 
 
 def transaction_map(row: TransactionRow) -> dict[str, Any]:
-    """Return a transaction in the form of all answers."""
+    """Return a transaction as the map that all answers use."""
     return {
         "id": row.id,
         "group": row.group,
@@ -413,26 +414,28 @@ def _half_map(half: Half) -> dict[str, Any]:
     }
 
 
-def _is_seen(row: TransactionRow, only: TopicFilter | None) -> bool:
-    return only is None or all(map(only, row.topics))
+def _is_visible(row: TransactionRow, topic_filter: TopicFilter | None) -> bool:
+    return topic_filter is None or all(map(topic_filter, row.topics))
 
 
-class _Wanted(NamedTuple):
+class _Conditions(NamedTuple):
     """The conditions of a listing of transactions."""
 
     state: TransactionState | None
-    """The listed state; None lists undecided transactions."""
+    """The state of the listed transactions; None lists undecided ones."""
     group: str | None
-    only: TopicFilter | None
+    topic_filter: TopicFilter | None
 
     def fits(self, row: TransactionRow) -> bool:
-        """Return whether a transaction with this state is listed."""
-        return (self.group is None or row.group == self.group) and _is_seen(row, self.only)
+        """Return whether a transaction with the listed state meets the other conditions."""
+        return (self.group is None or row.group == self.group) and _is_visible(
+            row, self.topic_filter
+        )
 
 
 def _unknown(name: str) -> UnknownTransaction:
     return UnknownTransaction(
-        f"there is no transaction {name}, or it was decided so long ago that it is forgotten"
+        f"there is no transaction {name}, or it was decided so long ago that its record was removed"
     )
 
 
@@ -447,7 +450,8 @@ def _half(new_task: NewTask, now_ms: int, *, counted: bool) -> Half:
 
 
 def _contents(name: str, halves: Iterable[Half]) -> bytes:
-    """Encode half tasks for comparison, without traces, which can belong to the request."""
+    """Encode half tasks for comparison, without traces, because a trace can belong to the
+    request."""
     traceless: list[Half] = []
     for half in halves:
         options = None if half.options is None else half.options._replace(trace=None)
@@ -458,7 +462,7 @@ def _contents(name: str, halves: Iterable[Half]) -> bytes:
 # --- check-backs ---------------------------------------------------------------------------------
 
 CHECKS_PER_TICK = 256
-"""Maximum check-backs of one tick."""
+"""Maximum number of check-backs in one tick."""
 
 
 class CheckSink(Protocol):
@@ -469,48 +473,54 @@ class CheckSink(Protocol):
 
 
 class _Members:
-    """The members of one producer group with the same principal and therefore the same rights."""
+    """The members of one producer group that have the same principal, and therefore the same
+    rights."""
 
-    __slots__ = ("only", "sinks")
+    __slots__ = ("sinks", "topic_filter")
 
-    def __init__(self, only: TopicFilter | None) -> None:
-        self.only = only
+    def __init__(self, topic_filter: TopicFilter | None) -> None:
+        self.topic_filter = topic_filter
         self.sinks: dict[Caller, CheckSink] = {}
-        """Members by caller; the most recently asked caller is last."""
+        """Caller → sink of each member; the most recently asked caller is last."""
 
     def may_decide(self, row: TransactionRow) -> bool:
         """Return whether these members may decide the transaction."""
-        return self.only is None or all(map(self.only, row.topics))
+        return self.topic_filter is None or all(map(self.topic_filter, row.topics))
 
     def next(self, preparer: Caller | None) -> Caller | None:
-        """Return the member to ask next, preferably the preparer; None if none is reachable."""
+        """Return the member to ask next, preferably the preparer, or None if no member is
+        reachable."""
         if preparer is not None and preparer in self.sinks and _is_reachable(preparer):
             return preparer
         return next(filter(_is_reachable, self.sinks), None)
 
 
 class CheckBacks:
-    """The members of producer groups on one shard, which receive check-backs."""
+    """The members of producer groups in one shard, which receive check-backs."""
 
     def __init__(self) -> None:
         self._members: dict[str, dict[Principal, _Members]] = {}
-        """Members by producer group and principal; the most recently asked principal is last."""
+        """Producer group → principal → members; the most recently asked principal is last."""
         self._groups: dict[Caller, tuple[str, ...]] = {}
         self._preparers: WeakValueDictionary[str, Caller] = WeakValueDictionary()
         """Transaction → the caller that prepared it as its owner."""
         self._waiting: dict[tuple[Caller, str], list[TransactionRow]] = {}
 
     def register(
-        self, caller: Caller, groups: Sequence[str], sink: CheckSink, only: TopicFilter | None
+        self,
+        caller: Caller,
+        groups: Sequence[str],
+        sink: CheckSink,
+        topic_filter: TopicFilter | None,
     ) -> None:
-        """Register the caller as a member of only these producer groups."""
+        """Register the caller as a member of these producer groups, and of no others."""
         self.closed(caller)
         principal = caller.principal
         for group in groups:
             by_principal = self._members.setdefault(group, {})
             members = by_principal.get(principal)
             if members is None:
-                members = by_principal[principal] = _Members(only)
+                members = by_principal[principal] = _Members(topic_filter)
             members.sinks[caller] = sink
         if groups:
             self._groups[caller] = tuple(groups)
@@ -529,7 +539,7 @@ class CheckBacks:
                 del self._members[group]
 
     def groups_of(self, caller: Caller) -> Sequence[str]:
-        """The producer groups that the caller is a member of."""
+        """Return the producer groups of which the caller is a member."""
         return self._groups.get(caller, ())
 
     def prepared(self, row: TransactionRow, caller: Caller) -> None:
@@ -542,10 +552,9 @@ class CheckBacks:
         self._preparers.pop(name, None)
 
     def is_own(self, caller: Caller, row: TransactionRow) -> bool:
-        """Return whether the caller decides as the owner.
-
-        The owner has the name of the preparer, and its connection has prepared the transaction or
-        is a member of its producer group. A check-back alone makes no caller the owner."""
+        """Return whether the caller decides as the owner. The owner has the name of the preparer,
+        and its connection has prepared the transaction or is a member of its producer group.
+        Receiving a check-back does not make a caller the owner."""
         if caller.principal.name != row.owner:
             return False
         return self._preparers.get(row.id) is caller or row.group in self.groups_of(caller)
@@ -556,9 +565,8 @@ class CheckBacks:
         return len(self._groups)
 
     def ask(self, row: TransactionRow, above: Reach) -> Reach:
-        """Choose the member that the next ``flush`` asks about the transaction.
-
-        Only a member with a higher reach than ``above`` is chosen. Return its reach, or NOBODY."""
+        """Choose the member that the next ``flush`` asks about the transaction. Only a member with
+        a higher reach than ``above`` is chosen. Return its reach, or NOBODY."""
         by_principal = self._members.get(row.group, {})
         for reach in (Reach.OWN, Reach.ANOTHER):
             if reach <= above:
@@ -576,7 +584,8 @@ class CheckBacks:
         return Reach.NOBODY
 
     def flush(self, failed: Callable[[Exception], None]) -> None:
-        """Send the check-backs. One that cannot be written is passed to ``failed`` and repeated."""
+        """Send the check-backs. Pass the error of one that cannot be written to ``failed``; it is
+        repeated later."""
         waiting, self._waiting = self._waiting, {}
         for (caller, group), rows in waiting.items():
             members = self._members.get(group, {}).get(caller.principal)

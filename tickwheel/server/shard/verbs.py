@@ -67,8 +67,8 @@ from tickwheel.clock import Now
 from tickwheel.engine.topics import DeliverySink
 from tickwheel.errors import TickwheelError
 from tickwheel.model.records import NewTask
-from tickwheel.server.shard.callers import Ask, Caller, TopicFilter
-from tickwheel.server.shard.delivery import Tell
+from tickwheel.server.shard.callers import Call, Caller, TopicFilter
+from tickwheel.server.shard.delivery import OnCreated
 from tickwheel.server.shard.enqueue import PlainTasks
 from tickwheel.server.shard.transactions import CheckSink
 
@@ -107,7 +107,7 @@ class Verbs(Protocol):
     def unsubscribe(self, caller: Caller, request: int, number: object) -> None: ...
     def pull(
         self, caller: Caller, request: int, topic: object, group: object, count: int, wait_ms: int,
-        options: dict[str, Any], sink: DeliverySink, now: Now, tell: Tell | None = None,
+        options: dict[str, Any], sink: DeliverySink, now: Now, tell: OnCreated | None = None,
     ) -> None: ...  # fmt: skip
     def ack(
         self, caller: Caller, request: int, topic: object, group: object, epoch: int,
@@ -132,85 +132,85 @@ class Verbs(Protocol):
     ) -> None: ...  # fmt: skip
     def leave(self, caller: Caller, request: int, now: Now) -> None: ...
 
-    cancel: Callable[[Ask[Selection]], None]
-    reschedule: Callable[[Ask[Move]], None]
-    spread: Callable[[Ask[Spread]], None]
-    run_now: Callable[[Ask[Selection]], None]
-    look_up: Callable[[Ask[LookUp]], None]
-    explain: Callable[[Ask[TaskToExplain]], None]
-    list_tasks: Callable[[Ask[TasksPage]], None]
-    peek: Callable[[Ask[PeekPage]], None]
-    list_dead: Callable[[Ask[DeadPage]], None]
-    requeue_dead: Callable[[Ask[Requeue]], None]
-    delete_dead: Callable[[Ask[Letters]], None]
-    create_group: Callable[[Ask[NewGroup]], None]
-    configure: Callable[[Ask[Settings]], None]
-    delete_group: Callable[[Ask[GroupDeletion]], None]
-    delete_topic: Callable[[Ask[Deletion]], None]
-    reset_group: Callable[[Ask[Reset]], None]
-    preview_reset: Callable[[Ask[ResetTrial]], None]
-    held_keys: Callable[[Ask[KeysPage]], None]
-    key_lines: Callable[[Ask[KeysPage]], None]
-    release_key: Callable[[Ask[HeldTasks]], None]
-    skip_key: Callable[[Ask[HeldTasks]], None]
-    pause_key: Callable[[Ask[OneKey]], None]
-    resume_key: Callable[[Ask[OneKey]], None]
-    put_schedule: Callable[[Ask[NewSchedule]], None]
-    claim_schedule: Callable[[Ask[ClaimName]], None]
-    list_schedules: Callable[[Ask[NamesPage]], None]
-    show_schedule: Callable[[Ask[ScheduleLook]], None]
-    pause_schedule: Callable[[Ask[ScheduleName]], None]
-    resume_schedule: Callable[[Ask[ScheduleName]], None]
-    run_schedule: Callable[[Ask[ScheduleName]], None]
-    backfill_schedule: Callable[[Ask[Backfill]], None]
-    delete_schedule: Callable[[Ask[ScheduleName]], None]
+    cancel: Callable[[Call[Selection]], None]
+    reschedule: Callable[[Call[Move]], None]
+    spread: Callable[[Call[Spread]], None]
+    run_now: Callable[[Call[Selection]], None]
+    look_up: Callable[[Call[LookUp]], None]
+    explain: Callable[[Call[TaskToExplain]], None]
+    list_tasks: Callable[[Call[TasksPage]], None]
+    peek: Callable[[Call[PeekPage]], None]
+    list_dead: Callable[[Call[DeadPage]], None]
+    requeue_dead: Callable[[Call[Requeue]], None]
+    delete_dead: Callable[[Call[Letters]], None]
+    create_group: Callable[[Call[NewGroup]], None]
+    configure: Callable[[Call[Settings]], None]
+    delete_group: Callable[[Call[GroupDeletion]], None]
+    delete_topic: Callable[[Call[Deletion]], None]
+    reset_group: Callable[[Call[Reset]], None]
+    preview_reset: Callable[[Call[ResetTrial]], None]
+    held_keys: Callable[[Call[KeysPage]], None]
+    key_lines: Callable[[Call[KeysPage]], None]
+    release_key: Callable[[Call[HeldTasks]], None]
+    skip_key: Callable[[Call[HeldTasks]], None]
+    pause_key: Callable[[Call[OneKey]], None]
+    resume_key: Callable[[Call[OneKey]], None]
+    put_schedule: Callable[[Call[NewSchedule]], None]
+    claim_schedule: Callable[[Call[ClaimName]], None]
+    list_schedules: Callable[[Call[NamesPage]], None]
+    show_schedule: Callable[[Call[ScheduleLook]], None]
+    pause_schedule: Callable[[Call[ScheduleName]], None]
+    resume_schedule: Callable[[Call[ScheduleName]], None]
+    run_schedule: Callable[[Call[ScheduleName]], None]
+    backfill_schedule: Callable[[Call[Backfill]], None]
+    delete_schedule: Callable[[Call[ScheduleName]], None]
 
     def prepare(
         self, caller: Caller, request: int, transaction: object, group: object, part: object,
         tasks: Sequence[Any], options: dict[str, Any], now: Now,
     ) -> None: ...  # fmt: skip
 
-    claim_transaction: Callable[[Ask[ClaimName]], None]
-    commit_transaction: Callable[[Ask[TransactionName]], None]
-    rollback_transaction: Callable[[Ask[TransactionName]], None]
+    claim_transaction: Callable[[Call[ClaimName]], None]
+    commit_transaction: Callable[[Call[TransactionName]], None]
+    rollback_transaction: Callable[[Call[TransactionName]], None]
 
     def answer_checks(
-        self, caller: Caller, request: int, groups: object, sink: CheckSink, *, only: TopicFilter |
-        None = None,
+        self, caller: Caller, request: int, groups: object, sink: CheckSink, *,
+        topic_filter: TopicFilter | None = None,
     ) -> None: ...  # fmt: skip
 
-    list_transactions: Callable[[Ask[TransactionsPage]], None]
-    show_transaction: Callable[[Ask[TransactionName]], None]
-    make_bulk: Callable[[Ask[NewBulk]], None]
-    preview_bulk: Callable[[Ask[BulkTrial]], None]
-    list_bulk: Callable[[Ask[BulkPage]], None]
-    show_bulk: Callable[[Ask[BulkName]], None]
-    cancel_bulk: Callable[[Ask[BulkName]], None]
-    set_push: Callable[[Ask[SetPush]], None]
-    set_forward: Callable[[Ask[SetForward]], None]
-    remove_target: Callable[[Ask[OfGroup]], None]
-    targets: Callable[[Ask[OfTargets]], None]
-    test_push: Callable[[Ask[TestPush]], None]
-    push_log: Callable[[Ask[PushLogPage]], None]
-    resend: Callable[[Ask[Resend]], None]
-    settle_callback: Callable[[Ask[SettleCallback]], None]
-    nodes: Callable[[Ask[Nothing]], None]
-    move_shard: Callable[[Ask[MoveShard]], None]
-    drain_node: Callable[[Ask[DrainNode]], None]
-    ping: Callable[[Ask[Nothing]], None]
-    status: Callable[[Ask[Nothing]], None]
-    stats: Callable[[Ask[Nothing]], None]
-    load: Callable[[Ask[LoadSpans]], None]
-    list_topics: Callable[[Ask[NamesPage]], None]
-    show_topic: Callable[[Ask[OfTopic]], None]
-    consumers: Callable[[Ask[ConsumersPage]], None]
-    overview: Callable[[Ask[Nothing]], None]
-    group_lag: Callable[[Ask[OfGroup]], None]
-    task_history: Callable[[Ask[OfTask]], None]
-    history_tasks: Callable[[Ask[HistoryPage]], None]
-    report: Callable[[Ask[Nothing]], None]
-    backup: Callable[[Ask[BackupName]], None]
-    restore: Callable[[Ask[NewRestore]], None]
-    list_restores: Callable[[Ask[Nothing]], None]
-    show_restore: Callable[[Ask[RestoreId]], None]
-    cancel_restore: Callable[[Ask[RestoreId]], None]
+    list_transactions: Callable[[Call[TransactionsPage]], None]
+    show_transaction: Callable[[Call[TransactionName]], None]
+    make_bulk: Callable[[Call[NewBulk]], None]
+    preview_bulk: Callable[[Call[BulkTrial]], None]
+    list_bulk: Callable[[Call[BulkPage]], None]
+    show_bulk: Callable[[Call[BulkName]], None]
+    cancel_bulk: Callable[[Call[BulkName]], None]
+    set_push: Callable[[Call[SetPush]], None]
+    set_forward: Callable[[Call[SetForward]], None]
+    remove_target: Callable[[Call[OfGroup]], None]
+    targets: Callable[[Call[OfTargets]], None]
+    test_push: Callable[[Call[TestPush]], None]
+    push_log: Callable[[Call[PushLogPage]], None]
+    resend: Callable[[Call[Resend]], None]
+    settle_callback: Callable[[Call[SettleCallback]], None]
+    nodes: Callable[[Call[Nothing]], None]
+    move_shard: Callable[[Call[MoveShard]], None]
+    drain_node: Callable[[Call[DrainNode]], None]
+    ping: Callable[[Call[Nothing]], None]
+    status: Callable[[Call[Nothing]], None]
+    stats: Callable[[Call[Nothing]], None]
+    load: Callable[[Call[LoadSpans]], None]
+    list_topics: Callable[[Call[NamesPage]], None]
+    show_topic: Callable[[Call[OfTopic]], None]
+    consumers: Callable[[Call[ConsumersPage]], None]
+    overview: Callable[[Call[Nothing]], None]
+    group_lag: Callable[[Call[OfGroup]], None]
+    task_history: Callable[[Call[OfTask]], None]
+    history_tasks: Callable[[Call[HistoryPage]], None]
+    report: Callable[[Call[Nothing]], None]
+    backup: Callable[[Call[BackupName]], None]
+    restore: Callable[[Call[NewRestore]], None]
+    list_restores: Callable[[Call[Nothing]], None]
+    show_restore: Callable[[Call[RestoreId]], None]
+    cancel_restore: Callable[[Call[RestoreId]], None]

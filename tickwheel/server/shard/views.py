@@ -1,4 +1,4 @@
-"""Maps of tasks, dead letters, counts and settings, as the operations answer them.
+"""Creates the maps of tasks, dead letters, counts and settings that answers contain.
 
 Counts are read from the engine's memory in O(topics), without a scan.
 """
@@ -30,18 +30,20 @@ from tickwheel.server.shard.parts import Parts
 from tickwheel.version import __version__
 
 ValueBytes = Callable[[object], int]
-"""Returns the bytes that a plain value takes in an answer of the transport."""
+"""Returns the size in bytes of a plain value in an answer of the transport."""
 
 
 def task_map(
     task: TaskSnapshot, state: str, slot: int, cycles: int, groups: dict[str, GroupView]
 ) -> dict[str, Any]:
-    """Return a live task in the form of LOOKUP and LIST."""
+    """Return an unfinished task as the map that LOOKUP and LIST use."""
     row = task.row
     options = row.options or TaskOptions()
     replayed = options.replayed
-    again = {} if replayed is None else {"replay_of": replayed.id, "replay_to": replayed.group}
-    return again | {
+    replay_fields = (
+        {} if replayed is None else {"replay_of": replayed.id, "replay_to": replayed.group}
+    )
+    return replay_fields | {
         "id": row.id,
         "state": state,
         "topic": row.topic,
@@ -66,15 +68,14 @@ _LISTED = [
     for field, option in kept_options()
     if option.is_listed
 ]
-"""The displayed options of a task, with their indexes in ``TaskOptions``."""
+"""(name, index in ``TaskOptions``) of the options of a task that are shown."""
 
 
 def fitting(
     task: dict[str, Any], bytes_max: int, value_bytes: ValueBytes
 ) -> tuple[dict[str, Any], int]:
-    """Return the task's map and its bytes in an answer.
-
-    If the map is larger than ``bytes_max``, keep only the newest failure of each group, or none."""
+    """Return (the task's map, its size in bytes in an answer). If the map is larger than
+    ``bytes_max``, keep only the newest failure of each group, or none."""
     size = value_bytes(task)
     for kept in (1, 0):
         if size <= bytes_max or not task.get("groups"):
@@ -89,14 +90,14 @@ def fitting(
 
 
 class FailureView(NamedTuple):
-    """A failure in the form of all answers."""
+    """A failure as all answers contain it."""
 
     attempt: int
     at_ms: int
     reason: str
     subscriber: str
     trace: str
-    """The trace, or an empty string if it is not kept."""
+    """The trace, or an empty string if none is stored."""
 
 
 def failure_map(failure: Failure) -> FailureView:
@@ -122,26 +123,27 @@ def dead_map(row: DeadRow) -> dict[str, Any]:
 # --- counts --------------------------------------------------------------------------------------
 
 STATES = ("ready", "in_flight", "waiting")
-_OF_TOPICS = ("scheduled", *STATES, "dead", "enqueued", "delivered", "acked", "cancelled")
-_OF_GROUPS = ("nacked", "snoozed", "deaths", "expired", "filtered", "subscribers")
-_COUNTED = ("delivered", "acked", *_OF_GROUPS[:-1])
-_OF_TOTALS = (
+_TOPIC_COUNTS = ("scheduled", *STATES, "dead", "enqueued", "delivered", "acked", "cancelled")
+_GROUP_COUNTS = ("nacked", "snoozed", "deaths", "expired", "filtered", "subscribers")
+_COUNTED = ("delivered", "acked", *_GROUP_COUNTS[:-1])
+_TOTALS = (
     "dropped_once", "enqueued", "delivered", "acked", "nacked", "snoozed", "deaths", "retried",
     "expired", "filtered", "cancelled", "leases_over", "early",
 )  # fmt: skip
 
 
 def stats_map(
-    parts: Parts, now: Now, value_bytes: ValueBytes, only: TopicFilter | None = None
+    parts: Parts, now: Now, value_bytes: ValueBytes, topic_filter: TopicFilter | None = None
 ) -> dict[str, Any]:
-    """Return the counts of ``tickwheel stats``; ``docs/protocol.md`` lists the fields.
-
-    With ``only``, counts include only these topics, and counts of the whole daemon are left out."""
+    """Return the counts of ``tickwheel stats``; ``docs/protocol.md`` lists the fields. With a topic
+    filter, counts include only its topics, and counts of the whole daemon are left out."""
     core = parts.core
-    visible = (topic for topic in core.topics.values() if only is None or only(topic.name))
+    visible = (
+        topic for topic in core.topics.values() if topic_filter is None or topic_filter(topic.name)
+    )
     topics = {topic.name: topic_map(core, topic, now) for topic in visible}
-    counts = _whole(parts, topics) if only is None else _of(topics)
-    shown, left_out = _that_fit(topics, parts.settings.out_room_bytes // 2, value_bytes)
+    counts = _daemon_counts(parts, topics) if topic_filter is None else _topic_sums(topics)
+    shown, left_out = _fitting_topics(topics, parts.settings.out_room_bytes // 2, value_bytes)
     return {
         "node": parts.settings.node,
         "version": __version__,
@@ -154,20 +156,20 @@ def stats_map(
         "position_ms": core.wheel.position_ms,
         "store_ok": parts.committer.trouble is None,
         **counts,
-        "partial": only is not None,
+        "partial": topic_filter is not None,
         "topics": shown,
         "topics_left_out": left_out,
     }
 
 
-def _of(topics: dict[str, dict[str, Any]]) -> dict[str, Any]:
+def _topic_sums(topics: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """Return the sums over some topics and their groups."""
     groups = [group for topic in topics.values() for group in topic["groups"].values()]
-    sums = {name: sum(topic[name] for topic in topics.values()) for name in _OF_TOPICS}
-    return sums | {name: sum(group[name] for group in groups) for name in _OF_GROUPS}
+    sums = {name: sum(topic[name] for topic in topics.values()) for name in _TOPIC_COUNTS}
+    return sums | {name: sum(group[name] for group in groups) for name in _GROUP_COUNTS}
 
 
-def _whole(parts: Parts, topics: dict[str, dict[str, Any]]) -> dict[str, Any]:
+def _daemon_counts(parts: Parts, topics: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """Return the counts of the whole daemon."""
     core = parts.core
     wheel, totals, registry = core.wheel, core.totals, core.transaction_registry
@@ -180,14 +182,14 @@ def _whole(parts: Parts, topics: dict[str, dict[str, Any]]) -> dict[str, Any]:
         "dead": core.dead,
         "dead_total": totals.dead,
         "dead_expired": totals.dead_expired,
-        **{name: getattr(totals, name) for name in _OF_TOTALS},
+        **{name: getattr(totals, name) for name in _TOTALS},
         "batches": parts.committer.last_batch,
         "connections": len(parts.callers),
         "subscribers": sum(
             len(group.subscribers) for t in core.topics.values() for group in t.groups.values()
         ),
         "sessions": len(core.sessions),
-        "schedules": len(core.schedule_heap.known),
+        "schedules": len(core.schedule_heap.by_name),
         "transactions": {
             "open": registry.undecided - registry.parked,
             "parked": registry.parked,
@@ -199,7 +201,7 @@ def _whole(parts: Parts, topics: dict[str, dict[str, Any]]) -> dict[str, Any]:
 
 
 class Page:
-    """One page of a list: at most ``limit`` maps, as many as fit into an answer."""
+    """One page of a list: as many maps as fit into an answer, at most ``limit``."""
 
     def __init__(self, parts: Parts, limit: int, value_bytes: ValueBytes) -> None:
         self.items: list[dict[str, Any]] = []
@@ -216,17 +218,16 @@ class Page:
         return True
 
     def answer(self, maps: Iterable[dict[str, Any]], name: str, key: str) -> dict[str, Any]:
-        """Return the answer with as many ``maps`` as fit, as the field ``name``.
-
-        ``next`` is the ``key`` of the last map if there are more."""
+        """Return an answer whose field ``name`` contains as many of ``maps`` as fit. If there are
+        more, ``next`` is the ``key`` of the last map in the answer."""
         is_all = all(map(self.take, maps))
         return {name: self.items, "next": None if is_all else self.items[-1][key]}
 
 
-def _that_fit(
+def _fitting_topics(
     topics: dict[str, dict[str, Any]], bytes_max: int, value_bytes: ValueBytes
 ) -> tuple[dict[str, dict[str, Any]], int]:
-    """Return the first topics that fit into ``bytes_max``, and the number of the others."""
+    """Return (the first topics, as many as fit into ``bytes_max``; the number of the others)."""
     shown: dict[str, dict[str, Any]] = {}
     for name, counts in topics.items():
         bytes_max -= value_bytes((name, counts))
@@ -240,10 +241,8 @@ NOT_STORED = (Merging.KEPT, Merging.REPLACED, Merging.REJECTED)
 
 
 def topic_map(core: Core, topic: Topic, now: Now) -> dict[str, Any]:
-    """Return the counts of one topic.
-
-    Due tasks without a group count as ready. Tasks of a group that is being deleted count, although
-    the group is no longer listed."""
+    """Return the counts of one topic. Due tasks count as ready even if the topic has no group.
+    Tasks of a group that is being deleted count, although the group is not listed."""
     return {
         "scheduled": topic.scheduled,
         **topic.held(),
@@ -267,7 +266,7 @@ def group_map(core: Core, group: Group, now: Now) -> dict[str, Any]:
         "waiting": len(group.waiting),
         "retrying": len(group.waiting),
         "dead": group.dead,
-        **_lined(group),
+        **_key_counts(group),
         "subscribers": len(group.subscribers),
         **{name: getattr(group, name) for name in _COUNTED},
         "since_ms": group.since_ms,
@@ -278,8 +277,8 @@ def group_map(core: Core, group: Group, now: Now) -> dict[str, Any]:
     }
 
 
-def _lined(group: Group) -> dict[str, int]:
-    """Return the counts of order keys and fair shares of a group that has had such tasks."""
+def _key_counts(group: Group) -> dict[str, int]:
+    """Return the counts for order keys and fair shares, if the group has had such tasks."""
     if not group.is_ordered:
         return {}
     paused = len(group.paused_keys)
@@ -287,7 +286,7 @@ def _lined(group: Group) -> dict[str, int]:
 
 
 def replay_map(group: Group) -> dict[str, Any] | None:
-    """Return the progress of the group's replay of earlier tasks; None if it is complete."""
+    """Return the progress of the group's replay of earlier tasks, or None if none is running."""
     replay = group.topic.replays.get(group)
     if replay is None:
         return None
@@ -295,7 +294,7 @@ def replay_map(group: Group) -> dict[str, Any] | None:
 
 
 def age_ms(group: Group, now: Now) -> int:
-    """Return the age in ms of the oldest ready task, or 0 without any."""
+    """Return the age in ms of the oldest ready task, or 0 if no task is ready."""
     since_ms = group.oldest_since_ms()
     return max(0, now.now_ms - since_ms) if since_ms is not None else 0
 
@@ -316,39 +315,39 @@ def policy_map(ref: PolicyRef | None, policies: Mapping[str, RetryPolicy]) -> di
 def settings_map(
     settings: GroupSettings, policies: Mapping[str, RetryPolicy], *, is_ordered: bool = False
 ) -> dict[str, Any]:
-    """Return the settings of a topic or group; ``is_ordered`` is that of ``where_set``."""
+    """Return the settings of a topic or group. ``is_ordered`` is the one of
+    ``specific_settings``."""
     return {
         "paused": settings.paused,
         "rate": settings.rate,
         "burst": settings.burst,
         "retry": policy_map(settings.retry, policies),
-        **where_set(settings, is_ordered=is_ordered),
+        **specific_settings(settings, is_ordered=is_ordered),
     }
 
 
-def where_set(settings: GroupSettings, *, is_ordered: bool) -> dict[str, Any]:
-    """Return the changed settings that only topics or only groups have.
-
-    Settings of order keys are complete if any is changed or the group has had a task with an order
-    key (``is_ordered``)."""
+def specific_settings(settings: GroupSettings, *, is_ordered: bool) -> dict[str, Any]:
+    """Return those settings that only topics or only groups have and that were changed. Settings of
+    order keys are complete if any is changed or the group has had a task with an order key
+    (``is_ordered``)."""
     rule = {} if settings.if_pending is None else {"if_pending": settings.if_pending.to_map()}
     named: dict[str, Any] = {
         "broadcast_only": settings.broadcast_only or None,
         "tags": settings.tags,
     }
     named |= {"where": settings.where, "paused_ms": settings.paused_ms}
-    lines = set_lines(settings)
+    lines = order_settings(settings)
     is_ordered |= settings.order != OrderSettings()
-    named |= applied_lines(settings) if is_ordered else lines
+    named |= effective_order_settings(settings) if is_ordered else lines
     return rule | {name: value for name, value in named.items() if value is not None}
 
 
-def set_lines(settings: GroupSettings) -> dict[str, Any]:
+def order_settings(settings: GroupSettings) -> dict[str, Any]:
     """Return a group's settings of order keys and fair shares by name; None means unset."""
     return dict(zip(LINE_SETTINGS, (*settings.order, *settings.shares), strict=True))
 
 
-def applied_lines(settings: GroupSettings) -> dict[str, Any]:
+def effective_order_settings(settings: GroupSettings) -> dict[str, Any]:
     """Return the effective settings of order keys and fair shares, including defaults."""
     rules = OrderRules.of(settings.order)
-    return set_lines(settings) | dict(zip(ORDER_SETTINGS, rules, strict=True))
+    return order_settings(settings) | dict(zip(ORDER_SETTINGS, rules, strict=True))

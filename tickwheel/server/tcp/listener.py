@@ -33,7 +33,7 @@ from tickwheel.protocol import encode, encode_all
 from tickwheel.server import checks
 from tickwheel.server.generated import delivered
 from tickwheel.server.logins import REVOKED
-from tickwheel.server.shard.callers import PRINCIPALS_KEPT_MAX, Ask, Caller
+from tickwheel.server.shard.callers import PRINCIPALS_KEPT_MAX, Call, Caller
 from tickwheel.server.shard.groups import OF_GROUPS
 from tickwheel.server.shard.guard import Pipeline
 from tickwheel.server.shard.new_tasks import key_alone
@@ -649,7 +649,7 @@ def _handler(limits: Limits, verbs: Verbs, verb: Verb) -> Handler:
         except TickwheelError as error:
             verbs.unreadable(peer.caller, verb.name, error)
             raise
-        operation(Ask(peer.caller, number, values, now))
+        operation(Call(peer.caller, number, values, now))
 
     return handle
 
