@@ -1,5 +1,5 @@
 """The HTTP API of all shards, in the process that serves HTTP for them
-(``server/http/whole.py``).
+(``server/http/all_shards.py``).
 
 ``Gateway`` is an ASGI application with a daemon's API, OpenAPI document and console. Its handlers
 use an ``AllShardsExchange`` instead of the exchange with one shard. The gateway executes nothing
@@ -64,13 +64,13 @@ from tickwheel.errors import (
 from tickwheel.model.records import DEFAULT_GROUP
 from tickwheel.model.values import INTEGER_MAX, SHARD_BITS, shard_of
 from tickwheel.server import checks
+from tickwheel.server.http.all_shards import NoAnswer, fetch
 from tickwheel.server.http.api import Api
 from tickwheel.server.http.app import API_PREFIX
 from tickwheel.server.http.call import as_json
 from tickwheel.server.http.deliveries import DeliveredTask
-from tickwheel.server.http.exchange import Exchange, settled_fields
+from tickwheel.server.http.exchange import Exchange, settle_fields
 from tickwheel.server.http.pages import pages
-from tickwheel.server.http.whole import Silent, fetch
 from tickwheel.server.logins import LINK_PREFIX
 from tickwheel.server.settings import local_host, split_address
 from tickwheel.server.shard.callers import ANONYMOUS, NOBODY, Caller, NullSink
@@ -90,8 +90,8 @@ if TYPE_CHECKING:
     from tickwheel.clock import Clock
     from tickwheel.engine.topics import DeliverySink
     from tickwheel.server.http.call import Route
-    from tickwheel.server.http.exchange import Answer, DeliveryRequest, Pulled, Receipt, Render
-    from tickwheel.server.http.types import Once
+    from tickwheel.server.http.exchange import Answer, DeliveryRequest, Receipt, Render, RenderPull
+    from tickwheel.server.http.types import RequestIdentity
     from tickwheel.server.logins import Logins
     from tickwheel.server.metrics.observed import Observed
     from tickwheel.server.settings import Settings
@@ -324,7 +324,7 @@ class GatewayClient(Client):
         return await target.pull((topic, group), count, wait_ms, options, None, on_new_group)
 
     async def settle(
-        self, verb: str, receipts: Sequence[Receipt], more: tuple[Any, ...]
+        self, verb: str, receipts: Sequence[Receipt], arguments: tuple[Any, ...]
     ) -> list[str | None]:
         """Return the outcome of each delivery; None is the usual outcome."""
         frame = VERBS[verb].frame
@@ -336,7 +336,7 @@ class GatewayClient(Client):
                 parts.setdefault(shard, []).append(index)
 
         async def ask(shard: int, indexes: Sequence[int]) -> Sequence[str | None]:
-            fields = settled_fields(verb, [receipts[index] for index in indexes], more)
+            fields = settle_fields(verb, [receipts[index] for index in indexes], arguments)
             return await links[shard].ask(frame, *fields) or [None] * len(indexes)
 
         return await ask_in_parts(parts, ask)
@@ -413,15 +413,15 @@ class AllShardsExchange(Exchange):
     def enqueue_each(self, tasks: tuple[Any, ...]) -> Answer:
         return self._ask(lambda client: client.put_each(tasks))
 
-    def enqueue_once(self, once: Once, tasks: tuple[Any, ...]) -> Answer:
-        return self._ask(lambda client: client.put_once(*once, tasks))
+    def enqueue_once(self, identity: RequestIdentity, tasks: tuple[Any, ...]) -> Answer:
+        return self._ask(lambda client: client.put_once(*identity, tasks))
 
     def prepare(
         self, name: str, group: str, part: int, tasks: tuple[Any, ...], options: dict[str, Any]
     ) -> Answer:
         return self._ask(lambda client: client.prepare(name, group, part, tasks, options))
 
-    def pull(self, request: DeliveryRequest, wait_ms: int, render: Pulled) -> Answer:
+    def pull(self, request: DeliveryRequest, wait_ms: int, render: RenderPull) -> Answer:
         checks.integer(request.limit, "max", 1, self.limits.pull_max)
         topic = checks.name(request.topic, "topic")
         group = checks.name(request.group or DEFAULT_GROUP, "group")
@@ -451,11 +451,11 @@ class AllShardsExchange(Exchange):
 
         return self._ask(take)
 
-    def settle(self, verb: str, receipts: Sequence[Receipt], more: tuple[Any, ...]) -> Answer:
+    def settle(self, verb: str, receipts: Sequence[Receipt], arguments: tuple[Any, ...]) -> Answer:
         async def settle(client: GatewayClient) -> list[str | None]:
-            outcomes = await client.settle(verb, receipts, more)
+            outcomes = await client.settle(verb, receipts, arguments)
             if verb == "extend":
-                client.keep_for(more[-1] / 1000)
+                client.keep_for(arguments[-1] / 1000)
             return outcomes
 
         return self._ask(settle)
@@ -554,7 +554,7 @@ class AllShardsExchange(Exchange):
     def only_waits(self) -> bool:
         return self._pulls > 0 or super().only_waits
 
-    def heard(self) -> None:
+    def note_activity(self) -> None:
         """Do nothing: the shards see the settlements themselves."""
 
     def unreadable(self, verb: str, error: TickwheelError) -> None:
@@ -567,7 +567,7 @@ class AllShardsExchange(Exchange):
     def finished(self) -> None:
         self.closed()
 
-    def closed(self, broke: str = "") -> None:
+    def closed(self, reason: str = "") -> None:
         work, self._work = self._work, {}
         for task in work.values():
             task.cancel()
@@ -772,7 +772,7 @@ class Gateway:
         request = url.hostname, url.port, path, "application/json", ANSWER_BYTES_MAX, tls
         try:
             async with asyncio.timeout(ANSWER_S):
-                status, body = await fetch(*request, sent=as_json(fields))
+                status, body = await fetch(*request, body=as_json(fields))
             answer = json.loads(body)
             if status == HTTPStatus.OK:
                 return answer
@@ -782,7 +782,7 @@ class Gateway:
             ValueError,
             LookupError,
             TypeError,
-            Silent,
+            NoAnswer,
             RemoteProtocolError,
         ) as problem:
             cause = str(problem) or type(problem).__name__

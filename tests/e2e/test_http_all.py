@@ -23,7 +23,7 @@ from support.certificates import Authority
 from support.daemon import Daemon
 from support.http_asking import Answer, ask
 from support.waiting import until
-from tickwheel.server.http.whole import METRICS_S, READY_S
+from tickwheel.server.http.all_shards import METRICS_S, READY_S
 from tickwheel.server.metrics import catalogue
 
 LONG_S = 15.0
@@ -125,7 +125,7 @@ def test_metrics_of_all_shards_are_one_valid_text(running: Whole) -> None:
     answer = running.get("/metrics")
     assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
     found = {metric.name: metric for metric in families(answer.body.decode())}
-    of_door = {name.removesuffix("_total") for name, _, _ in catalogue.DOOR}
+    of_door = {name.removesuffix("_total") for name, _, _ in catalogue.CONNECTION_METRICS}
     for metric in found.values():
         also = {"http"} if metric.name in of_door else set()
         assert {sample.labels["shard"] for sample in metric.samples} <= {"0", "1"} | also

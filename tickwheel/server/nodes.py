@@ -78,9 +78,9 @@ def run(settings: Settings) -> int:
             node, lambda: say_ready(ready, LOOK), lambda: say_ready(ready, mine.number)
         )
     if mine.kind is ProcessKind.HTTP_ALL:
-        from tickwheel.server.http import whole as http_of_node
+        from tickwheel.server.http import all_shards
 
-        return http_of_node.run(
+        return all_shards.run(
             mine.settings,
             node.shards,
             node.board,

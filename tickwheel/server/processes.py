@@ -480,9 +480,11 @@ def run(settings: Settings) -> int:
     live_with(parent.lifeline)
     if mine.kind is ProcessKind.SHARD:
         return _serve(mine, parent.ready)
-    from tickwheel.server.http import whole  # processes of shards do not need it
+    from tickwheel.server.http import all_shards  # daemons do not need it
 
-    return whole.run(mine.settings, of_all, board, lambda: say_ready(parent.ready, mine.number))
+    return all_shards.run(
+        mine.settings, of_all, board, lambda: say_ready(parent.ready, mine.number)
+    )
 
 
 def init(settings: Settings) -> int:

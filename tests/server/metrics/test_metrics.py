@@ -267,14 +267,16 @@ def client_metric(family: Family) -> Metric:
     return numbers
 
 
-@pytest.mark.parametrize("is_open", [False, True])
-async def test_the_text_equals_that_of_prometheus_client(is_open: bool) -> None:
+@pytest.mark.parametrize("is_openmetrics", [False, True])
+async def test_the_text_equals_that_of_prometheus_client(is_openmetrics: bool) -> None:
     exposition = await full_exposition()
     registry = CollectorRegistry(auto_describe=False)
     families = await exposition.read()
     registry.register(Given(families))
-    ours = "".join(chunk for family in families for chunk in lines(family, is_open=is_open))
-    if is_open:
+    ours = "".join(
+        chunk for family in families for chunk in lines(family, is_openmetrics=is_openmetrics)
+    )
+    if is_openmetrics:
         theirs = generate_openmetrics(registry).decode()
         assert list(parse_openmetrics(ours + "# EOF\n")) == list(parse_openmetrics(theirs))
     else:

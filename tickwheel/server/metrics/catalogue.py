@@ -274,7 +274,7 @@ ENGINE: tuple[Metric[Core], ...] = (
 )  # fmt: skip
 """Metrics of the engine. Gauges exist while the daemon is active."""
 
-DOOR = (
+CONNECTION_METRICS = (
     (
         "tickwheel_login_failures_total",
         "Wrong or missing tokens, over TCP and HTTP.",
@@ -346,7 +346,7 @@ DAEMON: tuple[Plain, ...] = (
           lambda d: _seen(d).load_s),
     Plain("tickwheel_loaded_tasks", "Tasks loaded by the last recovery.", lambda d: d.roles.loaded),
     Plain("tickwheel_connections", "Open connections.", lambda d: d.connection_count),
-    *(Plain(name, text, partial(_noted, noted)) for name, text, noted in DOOR),
+    *(Plain(name, text, partial(_noted, noted)) for name, text, noted in CONNECTION_METRICS),
     Plain("tickwheel_log_dropped_total",
           "Log lines dropped because the reader of the log was blocked.",
           lambda d: logs.dropped()),

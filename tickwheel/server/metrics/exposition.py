@@ -84,18 +84,18 @@ class Exposition:
 
     async def render(self, accept: str) -> tuple[bytes, str]:
         """Return (body, content type) of a scrape. Only one scrape runs at a time."""
-        is_open = "application/openmetrics-text" in accept
+        is_openmetrics = "application/openmetrics-text" in accept
         async with self._busy:
             began_s = time.monotonic()
             chunks = []
             for family in await self._read():
-                for chunk in lines(family, is_open=is_open):
+                for chunk in lines(family, is_openmetrics=is_openmetrics):
                     chunks.append(chunk.encode())
                     await asyncio.sleep(0)
             self._observed.scrape_s = time.monotonic() - began_s
-        if is_open:
+        if is_openmetrics:
             chunks.append(b"# EOF\n")
-        return b"".join(chunks), OPENMETRICS_TYPE if is_open else TEXT_TYPE
+        return b"".join(chunks), OPENMETRICS_TYPE if is_openmetrics else TEXT_TYPE
 
     async def read(self) -> list[Family]:
         """Return all metrics with their series, including those of the process, read in slices."""
@@ -191,10 +191,10 @@ def _histogram(distribution: Distribution, observed: Observed) -> Family:
     return Family(distribution.name, "histogram", distribution.help, labels, keys, texts, states)
 
 
-def lines(family: Family, *, is_open: bool) -> Iterator[str]:
+def lines(family: Family, *, is_openmetrics: bool) -> Iterator[str]:
     """Yield a metric as text, in chunks that each take less than a millisecond."""
     name, kind = family.name, family.kind
-    title = name.removesuffix("_total") if is_open and kind == "counter" else name
+    title = name.removesuffix("_total") if is_openmetrics and kind == "counter" else name
     chunk = [f"# HELP {title} {family.help}", f"# TYPE {title} {kind}"]
     step = LINES_PER_CHUNK if kind != "histogram" else HISTOGRAMS_PER_CHUNK
     texts = family.texts
