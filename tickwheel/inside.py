@@ -198,7 +198,9 @@ class InProcessDaemon:
 
     async def start(self, store: Store | None = None) -> None:
         """Start a daemon, on ``store`` if given, else on the settings' store. Raise StoreError."""
-        daemon = Daemon(self._settings, cast("Log", _Log()), is_inside=True, sources=self._sources)
+        daemon = Daemon(
+            self._settings, cast("Log", _Log()), is_embedded=True, sources=self._sources
+        )
         if store is not None:
             daemon.roles.store = store
         self._opening = asyncio.ensure_future(self._open(daemon))

@@ -118,7 +118,7 @@ class LogWriter:
             unreported, self._unreported = self._unreported, 0
         if unreported:
             try:
-                self._write(self._line_of_dropped(unreported))
+                self._write(self._format_dropped(unreported))
             except OSError:
                 with self._changed:
                     self._unreported += unreported
@@ -131,7 +131,7 @@ class LogWriter:
         """Write a line. Raise OSError on failure."""
         raise NotImplementedError
 
-    def _line_of_dropped(self, count: int) -> bytes:
+    def _format_dropped(self, count: int) -> bytes:
         """Return the line that reports ``count`` dropped lines."""
         raise NotImplementedError
 
@@ -161,7 +161,7 @@ os.register_at_fork(after_in_child=_after_fork)
 # --- a descriptor --------------------------------------------------------------------------------
 
 
-def _line_of_dropped(count: int) -> bytes:
+def _format_dropped(count: int) -> bytes:
     return f"tickwheel: {count} lines of this log were dropped\n".encode()
 
 
@@ -170,7 +170,7 @@ class StreamWriter(LogWriter):
 
     def __init__(self, fd: int, name: str) -> None:
         super().__init__(name)
-        self.line_of_dropped: Callable[[int], bytes] = _line_of_dropped
+        self.format_dropped: Callable[[int], bytes] = _format_dropped
         """Makes the line that reports dropped lines. Called in the thread."""
         self.failed: Callable[[OSError], None] = lambda error: None
         """Called in the thread when lines could not be written."""
@@ -183,8 +183,8 @@ class StreamWriter(LogWriter):
             except BlockingIOError:  # another process that shares the file made it non-blocking
                 select.select((), (self._fd,), ())
 
-    def _line_of_dropped(self, count: int) -> bytes:
-        return self.line_of_dropped(count)
+    def _format_dropped(self, count: int) -> bytes:
+        return self.format_dropped(count)
 
     def _on_write_result(self, error: OSError | None) -> None:
         if error is not None:

@@ -157,7 +157,7 @@ async def test_invalid_embedded_options_are_refused(store: str) -> None:
 
 
 async def begin_daemon(store: str) -> None:
-    daemon = Served(Settings(store=store), cast("Any", _Log()), is_inside=True)
+    daemon = Served(Settings(store=store), cast("Any", _Log()), is_embedded=True)
     try:
         await daemon.start()
     finally:

@@ -684,7 +684,7 @@ BOUNDED = (
     Bug(
         "every-stranger-has-a-line-of-the-log",
         "a port scanner fills the log",
-        {"Sparing.note": (returning('""'),)},
+        {"LogRateLimit.note": (returning('""'),)},
         (
             "tests/server/test_bounds.py"
             "::test_log_lines_of_unauthenticated_connections_are_limited",
@@ -745,10 +745,11 @@ NODES = (
         "what-is-kept-counts-as-given",
         "a shard that a node keeps after all is given away without an heir when it moves again",
         {
-            "Registrar._act": (
+            "Registrar._decide": (
                 replaced(
-                    "given",
-                    "self._giving = {**dict.fromkeys(decision.given, now_s), **self._giving}",
+                    "handing_over",
+                    "self._handovers = dict.fromkeys(decision.handing_over, now_s)"
+                    " | self._handovers",
                 ),
             ),
         },
@@ -757,7 +758,7 @@ NODES = (
     Bug(
         "a-standby-never-hurries",
         "the lease that was given back waits for a standby that looks four times a second",
-        {"Member.hurries": (returning("False"),)},
+        {"Member.is_release_near": (returning("False"),)},
         (SIMULATED_NODES,),
     ),
     Bug(
@@ -778,7 +779,7 @@ NODES = (
         "a-node-that-lapsed-counts",
         "whoever was seen once has its part of the shards for ever",
         {
-            "Registrar._act": (
+            "Registrar._decide": (
                 preceded(
                     "monotonic",
                     'ever = self.__dict__.setdefault("ever", {}); ever.update(seen.nodes);'
@@ -791,7 +792,7 @@ NODES = (
     Bug(
         "decides-before-others-are-seen",
         "nodes that start together take all shards, and then give them to each other",
-        {"Registrar._act": (instead("now_s >= self._decides_s", "True"),)},
+        {"Registrar._decide": (instead("now_s >= self._decides_after_s", "True"),)},
         (SIMULATED_NODES,),
     ),
 )
@@ -890,7 +891,11 @@ RESHARDED = (
     Bug(
         "an-idempotency-key-that-stays-behind",
         "what was answered to a request with a key is not where its repeat is asked for",
-        {"_Move._add_once": (instead("self.shard_of(row.once.key.hex())", "self._stays(source)"),)},
+        {
+            "_Move._add_once": (
+                instead("self.shard_of(row.once.key.hex())", "self._shard_without_basis(source)"),
+            )
+        },
         ("tests/server/test_reshard.py::test_idempotency_answers_move_to_their_new_home_shard",),
     ),
 )

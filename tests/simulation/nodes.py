@@ -79,7 +79,7 @@ class StandIn:
             Clock(1_000_000, host),
             on_event=self._on_event,
             renewed=lambda: world.one_leads(host, shard),
-            hurries=self._member.hurries,
+            is_release_near=self._member.is_release_near,
         )
         host.licence = self._leadership.may_deliver
         self._leading: asyncio.Task[None] | None = None
@@ -302,7 +302,7 @@ class NodesWorld(Run):
                 address, _ = machine.member.whereabouts(shard)
                 if address != settings_of_shard(node, shard).advertise:
                     return f"the route of {machine.name} for shard {shard} is {address!r}"
-                part = machine.node.board.read_part(shard)
+                part = machine.node.board.read_role(shard)
                 if node == machine.name and (part is None or part.role is not Role.ACTIVE):
                     return f"the board of {machine.name} does not say that it leads {shard}"
         return ""

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tickwheel.errors import BadRequest, Overloaded, TickwheelError, Unauthorized
 from tickwheel.server import tokens as files
-from tickwheel.server.logs import Sparing
+from tickwheel.server.logs import LogRateLimit
 from tickwheel.server.shard.callers import (
     ANONYMOUS,
     OUTBOUND,
@@ -81,8 +81,8 @@ class Logins:
             self.audit = AuditLog(
                 settings.audit_file, settings.audit_bytes_max, clock, on_event, observed
             )
-        self._unauthenticated_log = Sparing()
-        self._former_tokens_log = Sparing()
+        self._unauthenticated_log = LogRateLimit()
+        self._former_tokens_log = LogRateLimit()
         self.quotas = QuotaBook()
         self.own = b""
         """Current secret of the daemon's outbound process; empty if there is none."""
@@ -102,7 +102,7 @@ class Logins:
         """Time of the last use of each token, by id, since the last write."""
         self._unwritable = False
         self._call_later: Callable[[float, Callable[[], None]], object] = _call_later
-        self._console_failures = Sparing()
+        self._console_failures = LogRateLimit()
         self.waiting = 0
         """Failures that are not yet answered."""
 

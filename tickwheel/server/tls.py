@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tickwheel.errors import BadRequest, TickwheelError, shown
-from tickwheel.server.logs import Sparing
+from tickwheel.server.logs import LogRateLimit
 
 if TYPE_CHECKING:
     from tickwheel.server.metrics.observed import Observed
@@ -242,7 +242,7 @@ class TlsServer:
         self._waiting: dict[asyncio.Task[None], socket.socket] = {}
         """Sockets of handshakes in progress, by task, oldest first."""
         self._again: asyncio.TimerHandle | None = None
-        self._failures = Sparing()
+        self._failures = LogRateLimit()
         self._is_open = False
 
     @property

@@ -12,7 +12,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as families
 
 from support.waiting import soon
-from tickwheel.server.board import Board, Seen, State
+from tickwheel.server.board import Board, ProcessState, State
 from tickwheel.server.http.all_shards import NoAnswer, SharedCalls, add_shard_metrics, fetch
 from tickwheel.server.metrics import catalogue
 
@@ -162,8 +162,8 @@ async def test_an_incomplete_answer_is_an_error(answer: bytes) -> None:
 
 def test_a_board_shows_the_last_entry_of_each_shard() -> None:
     board = Board(3)
-    assert board.read(2) == Seen(0, State.DOWN, 0, 0, 0)
+    assert board.read(2) == ProcessState(0, State.DOWN, 0, 0, 0)
     for pid in (5, 2**22):
-        board.write(1, Seen(pid, State.SERVES, 1_700_000_000_000, 3, -9))
-    assert board.read(1) == Seen(2**22, State.SERVES, 1_700_000_000_000, 3, -9)
-    assert board.read(0) == board.read(2) == Seen(0, State.DOWN, 0, 0, 0)
+        board.write(1, ProcessState(pid, State.SERVES, 1_700_000_000_000, 3, -9))
+    assert board.read(1) == ProcessState(2**22, State.SERVES, 1_700_000_000_000, 3, -9)
+    assert board.read(0) == board.read(2) == ProcessState(0, State.DOWN, 0, 0, 0)

@@ -37,7 +37,7 @@ from tickwheel.server import daemon
 from tickwheel.server.board import State, how_ended
 from tickwheel.server.http.app import NO_API, Http, refusal
 from tickwheel.server.logins import Entrance
-from tickwheel.server.logs import Log, configure, say
+from tickwheel.server.logs import Log, configure, log_event
 from tickwheel.server.metrics import catalogue
 from tickwheel.server.metrics.exposition import OPENMETRICS_TYPE, TEXT_TYPE, Family, lines
 from tickwheel.server.metrics.observed import Observed
@@ -46,7 +46,7 @@ from tickwheel.server.settings import local_host, split_address
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
-    from tickwheel.server.board import Board, Seen
+    from tickwheel.server.board import Board, ProcessState
     from tickwheel.server.settings import Settings
 
 READY_S: Final = 0.8
@@ -139,7 +139,7 @@ class ShardState(NamedTuple):
     """The state of a shard at the time of a request."""
 
     shard: int
-    seen: Seen
+    seen: ProcessState
     is_ready: bool
     state: str
     """The status of ``/readyz``, or ``down``, ``starting`` or ``silent``."""
@@ -224,7 +224,7 @@ class AllShardsServer:
         await self._entrance.stop()
 
     def _on_event(self, event: str, text: str) -> None:
-        say(self._log, event, text)
+        log_event(self._log, event, text)
 
     # --- readiness -------------------------------------------------------------------------------
 

@@ -49,7 +49,7 @@ from tickwheel.server.http.exchange import Exchange, ShardExchange
 from tickwheel.server.http.routes import ROUTES, SESSIONS_PATH, Router, allowed_by
 from tickwheel.server.http.types import Reader
 from tickwheel.server.logins import LINK_PREFIX, REVOKED, Logins, Sessions, cookie_of
-from tickwheel.server.logs import traced
+from tickwheel.server.logs import trace_bound
 from tickwheel.server.metrics.observed import Observed
 from tickwheel.server.shard.callers import NOBODY
 from tickwheel.server.shard.guard import Pipeline
@@ -170,7 +170,7 @@ class Api:
                 await self._turns.wait_for_turn()
             parents = [value for name, value in scope["headers"] if name == b"traceparent"]
             # W3C Trace Context: a repeated traceparent is ignored.
-            with traced(parents[0].decode("latin-1") if len(parents) == 1 else None):
+            with trace_bound(parents[0].decode("latin-1") if len(parents) == 1 else None):
                 await self._answer(scope, receive, client)
         finally:
             self._observed.http_under_way -= 1

@@ -75,7 +75,7 @@ class OtlpMetrics:
             try:
                 await self._send_all()
             except Exception as bug:
-                self._exports.ended("metrics", 0, sent=False, why=repr(bug))
+                self._exports.note_export("metrics", 0, sent=False, reason=repr(bug))
 
     async def _send_all(self) -> None:
         families = await self._exposition.read()
@@ -95,7 +95,7 @@ class OtlpMetrics:
             sent = result is MetricExportResult.SUCCESS
         except Exception as bug:
             why = repr(bug)
-        self._exports.ended("metrics", 0, sent=sent, why=why)
+        self._exports.note_export("metrics", 0, sent=sent, reason=why)
 
 
 def metric_of(family: Family, began_ms: int, now_ms: int) -> Metric:

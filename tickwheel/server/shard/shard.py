@@ -30,7 +30,7 @@ from tickwheel.model.kinds import SCHEDULE
 from tickwheel.model.lateness import LATE_MS, Cause
 from tickwheel.model.records import TaskSnapshot
 from tickwheel.persistence.contract import Handles, Opened, Store, StoredTask
-from tickwheel.server.logs import Log, traced
+from tickwheel.server.logs import Log, trace_bound
 from tickwheel.server.metrics.observed import Observed
 from tickwheel.server.shard.background import Upkeep
 from tickwheel.server.shard.backups import Restores
@@ -397,7 +397,7 @@ class Shard:
         """Report the tasks that became dead letters because processing them failed."""
         faults, self.core.faults = self.core.faults, []
         for operation, error, trace in faults:
-            with traced(trace):
+            with trace_bound(trace):
                 self.border.report(operation, error)
 
     def _is_barred(self, now: Now, may_deliver: Callable[[int], bool]) -> bool:
