@@ -835,7 +835,7 @@ BESIDE = (
     Bug(
         "a-lease-that-is-over-is-told-to-nobody",
         "clients of a node that is cut off from Redis wait until it reaches it again",
-        {"Listener.leased": (dropped("say_lease"),)},
+        {"Listener.set_lease": (dropped("send_lease"),)},
         ("tests/e2e/test_nodes_clients.py::test_clients_leave_a_node_cut_off_from_redis",),
     ),
 )

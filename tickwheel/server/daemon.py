@@ -102,7 +102,7 @@ class Daemon:
             on_role_change=self._role_changed,
             on_deposed=self._deposed,
             on_abort=self._abort,
-            on_lease_change=lambda held: self.listener.leased(held=held),
+            on_lease_change=lambda held: self.listener.set_lease(held=held),
             status=lambda: status_map(self),
             sources=sources,
             has_process=not is_embedded,
@@ -312,7 +312,7 @@ class Daemon:
             self._api.drain()
         successor = None if self.member is None else self.member.successor
         for connection in self.listener.connections:
-            connection.say_goodbye("draining", "the daemon is shutting down", successor)
+            connection.send_goodbye("draining", "the daemon is shutting down", successor)
         shard.pause()
         await self._wait_until_closed()
         timeout_s = self.settings.drain_timeout_s

@@ -54,7 +54,7 @@ def breaks(rig: ShardRig, peer: Peer) -> None:
 
 
 def falls_silent(rig: ShardRig, peer: Peer) -> None:
-    peer.connection.give_up_silent(30_000)
+    peer.connection.end_silent(30_000)
 
 
 def sends_nonsense(rig: ShardRig, peer: Peer) -> None:

@@ -141,7 +141,7 @@ class Member:
         self.turns, self.left = turns, frames
         self.shares: list[int] = []
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         used = 0
         while self.left and not self.turns.is_over(used):
             self.turns.take(FRAME_STEPS)
@@ -156,7 +156,7 @@ def test_waiting_connections_take_turns() -> None:
     soon: list[Callable[[], None]] = []
     turns = Turns[Any](soon.append)
     large, small = Member(turns, 10_000), [Member(turns, 10) for _ in range(6)]
-    large.go_on()
+    large.resume()
     for member in small:
         turns.wait(member)
     passed = 0
