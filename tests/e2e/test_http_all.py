@@ -139,7 +139,7 @@ def test_metrics_of_all_shards_are_one_valid_text(running: Whole) -> None:
     assert running.metric("tickwheel_serving") == {"0": 1, "1": 1}
     assert running.metric("tickwheel_shard_up") == {"0": 1, "1": 1}
     assert running.metric("tickwheel_shard_restarts_total") == {"0": 0, "1": 0}
-    assert {name for name, _ in catalogue.OF_SHARDS} == {
+    assert {name for name, _ in catalogue.SHARD_METRICS} == {
         "tickwheel_shard_up",
         "tickwheel_shard_restarts_total",
     }

@@ -187,7 +187,7 @@ def test_each_shard_has_addresses_and_files_of_its_own(tmp_path: Path) -> None:
 
 
 async def test_the_outbound_process_gets_no_route_to_other_shards(rig: ShardRig) -> None:
-    rig.logins.own = b"secret of the moment"
+    rig.logins.outbound_secret = b"secret of the moment"
     own = await rig.stranger().hello(token="secret of the moment")
     assert {"shard", "shards"}.isdisjoint(own[2])
     other = await rig.stranger().hello()

@@ -81,7 +81,7 @@ class Board:
         _PROCESS_STATE.pack_into(self._memory, shard * _PROCESS_STATE.size, *process)
 
     def read(self, shard: int) -> ProcessState:
-        """Return what the parent last wrote about a shard's daemon."""
+        """Return the parent's last report about a shard's daemon."""
         pid, state, *rest = self._read(_PROCESS_STATE, shard * _PROCESS_STATE.size)
         return ProcessState(pid, State(state), *rest)
 

@@ -37,7 +37,7 @@ from tickwheel.persistence.contract import (
     StoreUnreachable,
     StoreUnusable,
 )
-from tickwheel.waiting import to_its_end
+from tickwheel.waiting import finish_despite_cancellation
 
 # --- the identity of a process -------------------------------------------------------------------
 
@@ -145,7 +145,7 @@ STORE = "a reachable store"
 
 
 class _Wait(NamedTuple):
-    """What this daemon waits for before it can lead."""
+    """The event for which this daemon waits before it can lead."""
 
     subject: str
     left_ms: int | None
@@ -460,7 +460,7 @@ class Leadership:
             is_given = await self._election.acquire(me, instead_of)
         except asyncio.CancelledError:
             # The store may already have granted the lease.
-            await to_its_end(self._release(me))
+            await finish_despite_cancellation(self._release(me))
             raise
         if not is_given:
             return False

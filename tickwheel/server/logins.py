@@ -84,7 +84,7 @@ class Logins:
         self._unauthenticated_log = LogRateLimit()
         self._former_tokens_log = LogRateLimit()
         self.quotas = QuotaBook()
-        self.own = b""
+        self.outbound_secret = b""
         """Current secret of the daemon's outbound process; empty if there is no such process."""
         self._defaults = Quotas(
             tasks_per_s=settings.quota_tasks_per_s,
@@ -136,7 +136,7 @@ class Logins:
         verified. Raise Unauthorized if neither is valid. Log the id of a former token together with
         the caller's ``address``."""
         text, expected = sent if isinstance(sent, str) else "", self._expected_token
-        if self.own and hmac.compare_digest(_bytes(text), self.own):
+        if self.outbound_secret and hmac.compare_digest(_bytes(text), self.outbound_secret):
             return OUTBOUND
         self.check_certificate(peer)
         parts = parts_of(peer)

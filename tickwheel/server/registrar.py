@@ -254,7 +254,7 @@ class Registrar:
         self._ttl_ms = int(node.settings.leader_ttl_s * 1000)
         self._check_s = min(CHECK_S, self._ttl_ms / 1000 / RENEWALS_PER_TTL)
         before = node.bulletin.read()
-        """What an earlier process of this registrar wrote to the bulletin."""
+        """The last bulletin of an earlier process of this registrar; empty if there is none."""
         self._wanted = frozenset[int](before.get("wanted", ()))
         self._measured = {"handovers": 0, "handover_seconds": 0.0, **before.get("measured", {})}
         self._handovers: dict[int, float] = {}

@@ -104,7 +104,7 @@ class Roles:
         self._repeating: dict[str, LogRateLimit] = {}
         self.clock = Clock(int(settings.clock_hold_over_s * 1000), sources)
         self._has_process = has_process
-        if self.clock.steered:
+        if self.clock.is_steered:
             log.warning("test_clock", detail=f"{TEST_CLOCK_ENV} is set: a file controls the clock")
         self.store, config = open_store(settings)
         self._engine_config = config if member is None else replace(config, shards=member.count)
@@ -387,8 +387,8 @@ class Roles:
         return owner, opened
 
     def _evidence(self) -> list[Evidence]:
-        """Return what other sources know about the store. The store is checked against it before
-        anything is served."""
+        """Return facts that other sources know about the store. The store is checked against them
+        before anything is served."""
         facts = self.history.evidence() if self.history is not None else []
         if self.settings.expect_store:
             facts.append(Evidence("the setting expect_store"))
@@ -582,7 +582,7 @@ IDS_NAMED_MAX = 3
 
 
 class Running(Protocol):
-    """What STATUS and metrics read of a daemon."""
+    """The interface of a daemon that STATUS and metrics read."""
 
     settings: Settings
     roles: Roles

@@ -36,7 +36,7 @@ from tickwheel.persistence.contract import CommitRefused
 from tickwheel.persistence.memory import MemoryStore
 from tickwheel.protocol import Decoder
 from tickwheel.server.settings import Settings
-from tickwheel.waiting import to_its_end
+from tickwheel.waiting import finish_despite_cancellation
 
 if TYPE_CHECKING:
     from tickwheel.api.tasks import DeadLetter, TaskInfo
@@ -98,7 +98,7 @@ class TestWheel:
         """Reset the wheel to a stopped state, with the data of ``store`` or without data."""
         self._inside = InProcessDaemon(self._settings, self._sources)
         self._inside.first_store = store
-        self._inside.connected = self._watch
+        self._inside.on_connection = self._watch
         self._clients: list[_WheelClient] = []
         self._working: list[Worker] = []
         self._wait_ms: int | None = None
@@ -111,12 +111,12 @@ class TestWheel:
         try:
             await self.client.connect()
         except BaseException:
-            await to_its_end(self.close())
+            await finish_despite_cancellation(self.close())
             raise
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await to_its_end(self.close())
+        await finish_despite_cancellation(self.close())
 
     async def close(self) -> None:
         """Close the clients and stop the daemon."""
@@ -455,7 +455,7 @@ class TestWheel:
         return cast(MemoryStore, self._inside.daemon.roles.store)
 
     def _watch(self, end: End) -> None:
-        end.loses = self._faults_of_a_connection()
+        end.is_lost = self._faults_of_a_connection()
 
     def _faults_of_a_connection(self) -> Callable[[bytes], bool]:
         """Return a function that injects faults into the data written to one connection.
@@ -614,7 +614,7 @@ class SyncTestWheel:
         try:
             yield self._wheel
         finally:
-            await to_its_end(self._wheel._rest())
+            await finish_despite_cancellation(self._wheel._rest())
             self.client._current = None  # the next call starts a thread
 
     def _leave_thread(self) -> None:

@@ -1040,7 +1040,7 @@ async def test_operators_and_logins_leave_the_same_lines_at_both_doors(
 
 async def test_idle_clients_are_closed(guarded: Guarded, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gateways, "IDLE_S", 0.0)
-    monkeypatch.setattr(gateways, "LOOK_S", 0.01)
+    monkeypatch.setattr(gateways, "CHECK_S", 0.01)
     hall = guarded.hall
     all_of = {"authorization": bearer(guarded.all)}
     await hall.call("PUT", "/v1/topics/t/groups/g", {}, **all_of)
@@ -1048,7 +1048,7 @@ async def test_idle_clients_are_closed(guarded: Guarded, monkeypatch: pytest.Mon
     await hall.get("/v1/stats", authorization=bearer(guarded.reader))
     taken = await hall.post("/v1/topics/t/pull", {"group": "g"}, **all_of)
     assert len(taken["deliveries"]) == 1
-    hall.gateway._closing_idle.cancel()  # type: ignore[union-attr]  # one with the new pause
+    hall.gateway._idle_closer.cancel()  # type: ignore[union-attr]  # one with the new pause
     hall.gateway.start()
     await comes(lambda: len(hall.gateway._clients) == 1)
     [left] = hall.gateway._clients

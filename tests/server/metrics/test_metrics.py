@@ -36,9 +36,9 @@ from tickwheel.server.metrics import catalogue as metrics
 from tickwheel.server.metrics.exposition import (
     OPENMETRICS_TYPE,
     TEXT_TYPE,
-    Distributed,
     Exposition,
     Family,
+    HistogramState,
     lines,
 )
 from tickwheel.server.metrics.observed import (
@@ -98,8 +98,8 @@ def test_metrics_and_manual_list_the_same_names() -> None:
     rows = re.findall(r"^\| `((?:tickwheel|process)_\w+)` \|([^|]*)\|", _manual(), re.MULTILINE)
     documented = {name: tuple(re.findall(r"`(\w+)`", labels)) for name, labels in rows}
     assert len(documented) == len(rows), "a name stands there twice"
-    of_shards = dict.fromkeys(dict(metrics.OF_SHARDS), ("shard",))
-    of_nodes = {name: ("node",) for name, _, _ in metrics.OF_NODES}
+    of_shards = dict.fromkeys(dict(metrics.SHARD_METRICS), ("shard",))
+    of_nodes = {name: ("node",) for name, _, _ in metrics.NODE_METRICS}
     assert documented == metrics.names() | of_shards | of_nodes | dict.fromkeys(metrics.PROCESS, ())
 
 
@@ -255,14 +255,14 @@ def client_metric(family: Family) -> Metric:
     if family.kind == "histogram":
         histograms = HistogramMetricFamily(name, about, labels=labels)
         for key, value in zip(family.keys, family.values, strict=True):
-            assert isinstance(value, Distributed)
+            assert isinstance(value, HistogramState)
             buckets = list(zip(value.bounds, value.cumulative, strict=True))
             histograms.add_metric(key, buckets, value.sum)
         return histograms
     kind = CounterMetricFamily if family.kind == "counter" else GaugeMetricFamily
     numbers = kind(name, about, labels=labels)
     for key, value in zip(family.keys, family.values, strict=True):
-        assert not isinstance(value, Distributed)
+        assert not isinstance(value, HistogramState)
         numbers.add_metric(key, value)
     return numbers
 

@@ -196,7 +196,7 @@ class AllShardsServer:
         settings = self._settings
         await self._entrance.start()
         self._entrance.watch(
-            lambda: () if self._api is None else self._api.present,
+            lambda: () if self._api is None else self._api.active_principals,
             lambda: None if self._api is None else self._api.dismiss(),
         )
         host, port = split_address(str(settings.http), "http_all")
@@ -301,7 +301,7 @@ class AllShardsServer:
         ups = [int(text is not None) for text in texts]
         restarts = [self._board.read(shard).restarts for shard in numbers]
         own = []
-        for (name, about), values in zip(catalogue.OF_SHARDS, (ups, restarts), strict=True):
+        for (name, about), values in zip(catalogue.SHARD_METRICS, (ups, restarts), strict=True):
             kind = catalogue.kind_of(name)
             family = Family(name, kind, about, ("shard",), keys, labels, values)
             own += [chunk.encode() for chunk in lines(family, is_openmetrics=is_openmetrics)]

@@ -424,7 +424,7 @@ class Shard:
         self.on_event("clock_jumped", f"by {self.clock.last_jump_ms} ms{held}")
 
     def _sleep(self, now: Now) -> None:
-        if self.clock.stands:
+        if self.clock.is_standing:
             # The owner of a manual clock requests the ticks.
             self.next_tick_mono_ms = now.mono_ms + SLEEP_MS_MAX
             return
@@ -440,7 +440,7 @@ class Shard:
         due_ms = self.core.wheel.next_due_ms(now.now_ms)
         if due_ms is not None and due_ms - now.now_ms <= wake_ms and not self._loader.reads_most:
             wake_ms = due_ms - now.now_ms
-            into_ns = self.clock.into_ms_ns() - AFTER_DUE_NS
+            into_ns = self.clock.ns_within_ms() - AFTER_DUE_NS
         # The tick after that batch looks for the next checkpoint.
         self.next_tick_mono_ms = now.mono_ms + (0 if is_late else wake_ms)
         if self._alarm is None:

@@ -583,7 +583,7 @@ PROBES = 3
 
 
 class Peer(Protocol):
-    """What ``Heartbeats`` uses of a connection."""
+    """The interface of a connection that ``Heartbeats`` uses."""
 
     answers_heartbeats: bool
     last_data_mono_ms: int

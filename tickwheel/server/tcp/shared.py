@@ -37,7 +37,7 @@ the next run is short, because frames that are not handled in a run are examined
 
 
 class Member(Protocol):
-    """What ``Turns`` uses of a connection."""
+    """The interface of a connection that ``Turns`` uses."""
 
     def resume(self) -> None:
         """Handle the kept frames if the connection no longer has to wait."""
@@ -94,7 +94,7 @@ class Turns(Generic[M]):
 
 
 class Peer(Protocol):
-    """What handlers use of a connection."""
+    """The interface of a connection that handlers use."""
 
     caller: Caller
 
