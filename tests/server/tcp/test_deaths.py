@@ -62,7 +62,7 @@ def sends_nonsense(rig: ShardRig, peer: Peer) -> None:
 
 
 def is_dismissed(rig: ShardRig, peer: Peer) -> None:
-    peer.connection.part("unauthorized", "its token was revoked")
+    peer.connection.end("unauthorized", "its token was revoked")
 
 
 def does_not_read(rig: ShardRig, peer: Peer) -> None:
