@@ -449,8 +449,8 @@ class AllShardsExchange(Exchange):
             new_group = MadeGroup.joined(new_groups)
             return render(
                 [
-                    (_delivered_task(it), topic, group, it.epoch, it.delivered_ms)
-                    for it in deliveries
+                    (_delivered_task(delivery), topic, group, delivery.epoch, delivery.delivered_ms)
+                    for delivery in deliveries
                 ],
                 None if new_group is None else dict(new_group.raw),
             )

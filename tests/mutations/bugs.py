@@ -270,7 +270,7 @@ FENCED = (
     Bug(
         "a-lost-lease-is-over",
         "whoever finds no lease behind a failover leads, though its owner knows more and lives",
-        {"Leadership._owner_had_time": (instead("seen.leased_here", "True"),)},
+        {"Leadership._owner_had_time": (instead("state.leased_here", "True"),)},
         (
             "tests/server/test_leadership.py::test_a_returning_store_waits_for_its_owner_first",
             "tests/server/test_leadership.py::test_a_promoted_replica_waits_for_its_owner_first",
@@ -782,8 +782,8 @@ NODES = (
             "Registrar._decide": (
                 preceded(
                     "monotonic",
-                    'ever = self.__dict__.setdefault("ever", {}); ever.update(seen.nodes);'
-                    " seen.seen_ms.update(dict.fromkeys(ever, 0)); seen.nodes.update(ever)",
+                    'ever = self.__dict__.setdefault("ever", {}); ever.update(cluster.nodes);'
+                    " cluster.seen_ms.update(dict.fromkeys(ever, 0)); cluster.nodes.update(ever)",
                 ),
             ),
         },

@@ -55,7 +55,7 @@ def test_a_valid_number_of_processes_is_accepted(value: Any, read: object) -> No
         ),
         (
             {"listen": "tcp://0.0.0.0:7355", "insecure": True},
-            r"^listen \(tcp://0.0.0.0:7355\) means every address .*the address that clients use$",
+            r"^listen \(tcp://0.0.0.0:7355\) binds every address .* that clients connect to$",
         ),
         (
             {"http": "127.0.0.1:7356", "listen": "tcp://127.0.0.1:7355"},

@@ -170,7 +170,7 @@ def test_a_tls_port_with_its_files_is_accepted(given: dict[str, object]) -> None
 
 
 def test_handshakes_per_second_are_limited() -> None:
-    pace = Pace(per_s=10, most=5)
+    pace = Pace(per_s=10, in_progress_max=5)
     for _ in range(5):
         assert pace.wait_s(1.0) == 0
         pace.begun()

@@ -97,8 +97,7 @@ class Board:
         return self.count * _PROCESS_STATE.size + shard * _ROLE_REPORT.size
 
     def _read(self, form: struct.Struct, offset: int) -> tuple[int, ...]:
-        """Return the fields at an offset: read until two reads agree, as a process may be
-        writing."""
+        """Read until two reads agree, because another process may be writing."""
         fields = None
         while fields != (fields := form.unpack_from(self._memory, offset)):
             pass
@@ -133,8 +132,7 @@ class Bulletin:
         _HEAD.pack_into(self._memory, 0, number, len(data), crc32(data))
 
     def read(self) -> dict[str, Any]:
-        """Return the newest map, or an empty map before the first write. The caller must not change
-        the map."""
+        """Return the newest map, or an empty map before the first write. It must not be changed."""
         head = None
         while head != (head := _HEAD.unpack_from(self._memory)):
             number, size, check = head

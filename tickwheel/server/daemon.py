@@ -282,8 +282,7 @@ class Daemon:
             self._running.result()
 
     async def stop(self) -> None:
-        """Drain and stop the daemon. This also works if it was never started or has already
-        stopped."""
+        """Drain and stop the daemon. It need not have been started, and can have stopped."""
         self.draining = True
         if self._running is not None:
             self._running.cancel()

@@ -188,7 +188,7 @@ class Leadership:
         """Subject of the last logged wait, and the steady time of the log line."""
         self._gives_up = False
         self.http = ""
-        """URL of this daemon's HTTP server for other machines, or "". It is set before the first
+        """URL of this daemon's HTTP server for other machines, or "". Set it before the first
         campaign."""
         self._as_standby: Standby | None = None
         """This daemon's announcement while another daemon leads."""
@@ -273,24 +273,24 @@ class Leadership:
     async def can_lead(self) -> bool:
         """Check the store once, and return whether this daemon can lead. Raise StoreError on
         failure."""
-        seen = await self._election.look(self._announcement())
-        if seen.is_replica:
+        state = await self._election.look(self._announcement())
+        if state.is_replica:
             # After its promotion, a replica can lack data that the owner still has in memory.
             self._connection, self._first_connection = self._election.connections, False
             self._since_mono_ms = self._clock.read().mono_ms
             raise StoreAway("the server is a replica, which accepts no writes")
         self._note_recovery()
-        self._stored_leader, self.leader = seen.leader, seen.known_leader
-        self._report_namesake(seen.leader)
-        if seen.incarnation:
-            self.incarnation = seen.incarnation
-        if seen.leader is not None or not (seen.rewriting or seen.lost_by):
+        self._stored_leader, self.leader = state.leader, state.known_leader
+        self._report_namesake(state.leader)
+        if state.incarnation:
+            self.incarnation = state.incarnation
+        if state.leader is not None or not (state.rewriting or state.lost_by):
             self._partial_since_mono_ms, self._partial = None, ""
         self._wait = None
-        if seen.leader is None:
-            return self._may_lead(seen)
-        held = f"the lease of {seen.leader.owner} at {seen.leader.address}"
-        self._wait = _Wait(held, seen.ttl_ms, ", unless it is renewed", is_repeated=False)
+        if state.leader is None:
+            return self._may_lead(state)
+        held = f"the lease of {state.leader.owner} at {state.leader.address}"
+        self._wait = _Wait(held, state.ttl_ms, ", unless it is renewed", is_repeated=False)
         return False
 
     def _announcement(self) -> Standby | None:
@@ -342,21 +342,21 @@ class Leadership:
             until = f"{wait.left_ms / 1000:.1f} s, until {at:%H:%M:%S} UTC"
         self._on_event("waiting", f"for {wait.subject}: {until}{wait.unless}")
 
-    def _may_lead(self, seen: ElectionState) -> bool:
+    def _may_lead(self, state: ElectionState) -> bool:
         mono_ms = self._clock.read().mono_ms
         if self._election.connections != self._connection:
             self._first_connection = self._connection == 0
             self._connection, self._since_mono_ms = self._election.connections, mono_ms
-        if seen.incarnation:
+        if state.incarnation:
             self._empty_since_mono_ms, self._logged_empty = None, False
-            if seen.lost_by:
-                self._wait_for_restore(seen.lost_by)
+            if state.lost_by:
+                self._wait_for_restore(state.lost_by)
                 return False
-            if seen.rewriting:
-                self._wait_for_rewriter(seen, mono_ms)
-                self._wait = _Wait(f"{seen.rewriting}, which is rewriting the store", None)
+            if state.rewriting:
+                self._wait_for_rewriter(state, mono_ms)
+                self._wait = _Wait(f"{state.rewriting}, which is rewriting the store", None)
                 return False
-            return seen.clean or self._owner_had_time(seen, mono_ms)
+            return state.clean or self._owner_had_time(state, mono_ms)
         if self._empty_since_mono_ms is None:
             self._empty_since_mono_ms = mono_ms
         if self.incarnation:
@@ -373,14 +373,14 @@ class Leadership:
         self._wait = _Wait("a possible owner of the empty store", left_ms)
         return left_ms <= 0
 
-    def _owner_had_time(self, seen: ElectionState, mono_ms: int) -> bool:
+    def _owner_had_time(self, state: ElectionState, mono_ms: int) -> bool:
         """Return whether the owner, if it is alive, has had enough time to return. A restarted
         store may have lost its newest batches and the lease; the owner must write them back before
         another daemon leads. A store in which the lease expired has lost nothing. Its owner, whose
         connection may be broken, gets only the time of two renewals, because it does not have to
         read the store."""
-        left_ms, time_ms = self._ttl_ms + 1000 - seen.up_s * 1000, self._ttl_ms
-        if seen.leased_here:
+        left_ms, time_ms = self._ttl_ms + 1000 - state.up_s * 1000, self._ttl_ms
+        if state.leased_here:
             left_ms, time_ms = 0, 2 * self._ttl_ms // RENEWALS_PER_TTL
         if not self._first_connection:
             left_ms = max(left_ms, self._since_mono_ms + time_ms - mono_ms)
@@ -388,15 +388,15 @@ class Leadership:
         self._wait = _Wait(subject, left_ms)
         return left_ms <= 0
 
-    def _wait_for_rewriter(self, seen: ElectionState, mono_ms: int) -> None:
+    def _wait_for_rewriter(self, state: ElectionState, mono_ms: int) -> None:
         """Wait for the owner that is rewriting the store: only its memory contains all data."""
         if self._partial_since_mono_ms is None:
             self._partial_since_mono_ms = mono_ms
         if not self._partial and mono_ms - self._partial_since_mono_ms >= self._ttl_ms:
             self._partial = (
-                f"{seen.rewriting} was rewriting it from memory and has disappeared; if it is still"
-                " running, it continues once it reaches the store, otherwise use tickwheel init"
-                " --force and restore a backup"
+                f"{state.rewriting} was rewriting it from memory and has disappeared; if it is"
+                " still running, it continues once it reaches the store, otherwise use tickwheel"
+                " init --force and restore a backup"
             )
             self._on_event("store_is_partial", self._partial)
 
@@ -515,9 +515,9 @@ class Leadership:
     async def _regain(self, me: Leader) -> None:
         """Reacquire a lease that expired while the store or this process was suspended."""
         if me.epoch and await self._election.acquire(me):
-            seen = await self._election.look()
-            stranger = seen.owner != me.owner and seen.epoch >= me.epoch
-            if not (seen.incarnation and stranger):
+            state = await self._election.look()
+            stranger = state.owner != me.owner and state.epoch >= me.epoch
+            if not (state.incarnation and stranger):
                 return
             await self._election.release(me)
         raise Deposed("the lease has expired, and another daemon leads or has led since then")

@@ -291,8 +291,9 @@ class Parent:
 
     def _wait(self, now_s: float) -> None:
         """Wait for a signal, a message of a daemon, or the next start."""
-        dues_s = [it.due_s for it in self._processes if it.pid is None and it.is_wanted]
-        wait_s = None if self._is_ending or not dues_s else max(0.0, min(dues_s) - now_s)
+        waiting = [p for p in self._processes if p.pid is None and p.is_wanted]
+        next_s = min((process.due_s for process in waiting), default=None)
+        wait_s = None if self._is_ending or next_s is None else max(0.0, next_s - now_s)
         self._selector.select(wait_s)
         with contextlib.suppress(BlockingIOError):
             self._note_ready(os.read(self._ready_reader, 4_096))
@@ -380,21 +381,21 @@ class Parent:
 
     def _all_serve(self) -> None:
         """Log that all wanted processes serve, and write the ready file."""
-        urls = [it.settings.http_url for it in self._processes if it.kind is ProcessKind.HTTP_ALL]
-        more = {"http_all": urls[0]} if urls else {}
-        self._log.info("all_shards_serve", url=self._shards[0].settings.route, **more)
+        urls = [p.settings.http_url for p in self._processes if p.kind is ProcessKind.HTTP_ALL]
+        extra = {"http_all": urls[0]} if urls else {}
+        self._log.info("all_shards_serve", url=self._shards[0].settings.route, **extra)
         first = self._shards[0].settings
-        self._write_ready_file(str(first.advertise), first.http_url, **more)
+        self._write_ready_file(str(first.advertise), first.http_url, **extra)
 
-    def _write_ready_file(self, url: str, http: str | None, **more: object) -> None:
+    def _write_ready_file(self, url: str, http: str | None, **extra: object) -> None:
         if self._settings.ready_file is None:
             return
         shards = [
-            {"url": str(it.settings.advertise), "http": it.settings.http_url, "pid": it.pid}
-            for it in self._shards
-            if it.is_wanted
+            {"url": str(p.settings.advertise), "http": p.settings.http_url, "pid": p.pid}
+            for p in self._shards
+            if p.is_wanted
         ]
-        daemon.write_ready_file(Path(self._settings.ready_file), url, http, **more, shards=shards)
+        daemon.write_ready_file(Path(self._settings.ready_file), url, http, **extra, shards=shards)
 
 
 def _event_of(process: Process) -> tuple[str, dict[str, int]]:

@@ -124,19 +124,19 @@ class Decision(NamedTuple):
     """For each shard that is not yet on its planned node, the reason."""
 
 
-def eligible(seen: NodesSeen) -> dict[str, float]:
+def eligible(cluster: NodesSeen) -> dict[str, float]:
     """Return the capacities of the nodes that can have shards, by name. Leaving nodes are excluded.
     Drained nodes are excluded unless all remaining nodes are drained."""
-    staying = {name: node.capacity for name, node in seen.nodes.items() if not node.leaving}
-    free = {name: capacity for name, capacity in staying.items() if name not in seen.drained}
+    staying = {name: node.capacity for name, node in cluster.nodes.items() if not node.leaving}
+    free = {name: capacity for name, capacity in staying.items() if name not in cluster.drained}
     return free or staying
 
 
-def leaders(seen: NodesSeen) -> dict[int, tuple[str, Claim]]:
+def leaders(cluster: NodesSeen) -> dict[int, tuple[str, Claim]]:
     """Return the leading node of each shard and its claim. If two nodes claim a shard, the claim
     with the higher epoch is valid; the other node is deposed but does not know it yet."""
     led_by: dict[int, tuple[str, Claim]] = {}
-    for name, node in sorted(seen.nodes.items()):
+    for name, node in sorted(cluster.nodes.items()):
         for claim in node.claims:
             if claim.shard not in led_by or led_by[claim.shard][1].epoch < claim.epoch:
                 led_by[claim.shard] = name, claim
@@ -145,7 +145,7 @@ def leaders(seen: NodesSeen) -> dict[int, tuple[str, Claim]]:
 
 def decide(
     me: str,
-    seen: NodesSeen,
+    cluster: NodesSeen,
     target: Mapping[int, str],
     has: AbstractSet[int],
     unfinished: AbstractSet[int],
@@ -157,7 +157,7 @@ def decide(
     A node hands a shard over only to a node with a standby for it. The shard is then without a
     leader only while one daemon ends and the other takes over.
     """
-    led_by = leaders(seen)
+    led_by = leaders(cluster)
     has = {*has, *(shard for shard, (leader, _) in led_by.items() if leader == me)}
     wanted, expected, handing_over = set[int](), set[int](), set(unfinished)
     waits = dict[int, str]()
@@ -174,14 +174,14 @@ def decide(
             if leader not in (None, me):
                 waits[shard] = f"{leader} is handing it over to {me}"
         elif shard in has and shard not in unfinished and leader in (me, None):
-            stands_by = heir is not None and shard in seen.nodes[heir].standbys
+            stands_by = heir is not None and shard in cluster.nodes[heir].standbys
             if stands_by and (leader is None or len(handing_over) < HANDOVERS_MAX):
                 if leader == me:
                     handing_over.add(shard)
                 continue
             wanted.add(shard)
         if heir is not None and leader not in (None, heir) and shard not in waits:
-            is_there = shard in seen.nodes[heir].standbys
+            is_there = shard in cluster.nodes[heir].standbys
             waits[shard] = (
                 f"{leader} will hand it over to {heir} after other shards"
                 if is_there
@@ -290,7 +290,7 @@ class Registrar:
             self._wake.clear()
             pause_s = self._check_s
             try:
-                seen = await self._announce()
+                cluster = await self._announce()
             except StoreUnusable:
                 raise
             except StoreError as error:
@@ -299,9 +299,9 @@ class Registrar:
                     return
             else:
                 self._note_recovery()
-                if seen is not None:
-                    pause_s = self._decide(seen)
-                    if self._has_left(seen):
+                if cluster is not None:
+                    pause_s = self._decide(cluster)
+                    if self._has_left(cluster):
                         return
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):
@@ -325,13 +325,13 @@ class Registrar:
         Raise StoreUnusable if the other node cannot be an earlier process of this node, or
         StoreError on other failures."""
         me, began_s = self._record(), time.monotonic()
-        seen = await self._registry.beat(me)
-        other = seen.namesake
+        cluster = await self._registry.beat(me)
+        other = cluster.namesake
         if other is None:
             self._namesake_since_s = 0.0
             if self._decides_after_s == float("inf"):
                 self._decides_after_s = time.monotonic() + SETTLE_S
-            return seen
+            return cluster
         if is_over(other.life, Life.own()):
             await self._registry.beat(me, instead_of=other.run)
             return None
@@ -377,17 +377,17 @@ class Registrar:
             standbys=standbys,
         )
 
-    def _decide(self, seen: NodesSeen) -> float:
+    def _decide(self, cluster: NodesSeen) -> float:
         """Make a decision and write it to the bulletin. Return the seconds until the next round."""
         now_s = time.monotonic()
         me = self._node.settings.node
-        if me in seen.nodes:
+        if me in cluster.nodes:
             # One of the node's daemons may have begun to lead since the request was sent.
-            seen = replace(seen, nodes={**seen.nodes, me: self._record()})
-        self._note_handovers(seen, me, now_s)
-        self._note_shared_address(seen, me)
-        target = place(self._count, eligible(seen), seen.placed)
-        decision = decide(me, seen, target, self._wanted, self._handovers.keys())
+            cluster = replace(cluster, nodes={**cluster.nodes, me: self._record()})
+        self._note_handovers(cluster, me, now_s)
+        self._note_shared_address(cluster, me)
+        target = place(self._count, eligible(cluster), cluster.placed)
+        decision = decide(me, cluster, target, self._wanted, self._handovers.keys())
         may_decide = now_s >= self._decides_after_s
         if may_decide:
             # A shard that the node now keeps is no longer being handed over.
@@ -396,7 +396,7 @@ class Registrar:
             }
             self._log_changes(decision.wanted)
             self._wanted = decision.wanted
-        self._write(seen, target, decision)
+        self._write(cluster, target, decision)
         if may_decide and not self._has_decided:
             self._has_decided = True
             self._on_start()
@@ -404,9 +404,9 @@ class Registrar:
         until_s = max(0.01, self._decides_after_s - now_s) if not may_decide else self._check_s
         return min(HANDOVER_CHECK_S if is_moving else self._check_s, until_s)
 
-    def _note_handovers(self, seen: NodesSeen, me: str, now_s: float) -> None:
+    def _note_handovers(self, cluster: NodesSeen, me: str, now_s: float) -> None:
         """Finish the handover of each shard that another node leads, or that takes too long."""
-        led_by = leaders(seen)
+        led_by = leaders(cluster)
         for shard, since_s in list(self._handovers.items()):
             leader = led_by[shard][0] if shard in led_by else None
             if leader not in (None, me):
@@ -418,10 +418,10 @@ class Registrar:
             elif now_s - since_s > HANDOVER_S_MAX:
                 del self._handovers[shard]
 
-    def _note_shared_address(self, seen: NodesSeen, me: str) -> None:
+    def _note_shared_address(self, cluster: NodesSeen, me: str) -> None:
         """Log other nodes that announce the address of this one."""
         address = str(self._node.settings.advertise)
-        nodes = seen.nodes.items()
+        nodes = cluster.nodes.items()
         same_address = {name for name, node in nodes if name != me and node.address == address}
         for name in sorted(same_address - self._same_address):
             detail = f"node {name} also has the address {address}: clients look for its shards here"
@@ -429,49 +429,50 @@ class Registrar:
         self._same_address = frozenset(same_address)
 
     def _log_changes(self, wanted: frozenset[int]) -> None:
-        if more := sorted(wanted - self._wanted):
-            self._log.info("shards_wanted", shards=more)
-        if fewer := sorted(self._wanted - wanted):
-            self._log.info("shards_given_away", shards=fewer)
+        if added := sorted(wanted - self._wanted):
+            self._log.info("shards_wanted", shards=added)
+        if removed := sorted(self._wanted - wanted):
+            self._log.info("shards_given_away", shards=removed)
 
-    def _write(self, seen: NodesSeen, target: dict[int, str], decision: Decision) -> None:
+    def _write(self, cluster: NodesSeen, target: dict[int, str], decision: Decision) -> None:
         """Write the decision and the store's data to the bulletin."""
-        led_by = leaders(seen)
+        led_by = leaders(cluster)
         claims = {shard: claim for shard, (_, claim) in led_by.items()}
         shards = range(self._count)
         me = self._node.settings.node
         moving = decision.handing_over & target.keys()
-        heirs = {shard: seen.nodes[target[shard]].standbys.get(shard, "") for shard in moving}
+        heirs = {shard: cluster.nodes[target[shard]].standbys.get(shard, "") for shard in moving}
         before = self._node.bulletin.read().get("wanted")
         measured = {
             **self._measured,
-            "nodes": len(seen.nodes),
+            "nodes": len(cluster.nodes),
             "shards": sum(name == me for name, _ in led_by.values()),
             "unserved": self._count - len(led_by),
-            "route_version": seen.version,
+            "route_version": cluster.version,
         }
         self._node.bulletin.write(
             {
                 "wanted": sorted(self._wanted),
                 "expected": sorted(decision.expected),
                 "heirs": [heirs.get(shard, "") for shard in shards],
-                "version": seen.version,
+                "version": cluster.version,
                 "route": [claims[s].address if s in claims else "" for s in shards],
                 "http": [claims[s].http if s in claims else "" for s in shards],
                 "measured": measured,
-                "listing": _listing(seen, self._count, target, decision),
+                "listing": _listing(cluster, self._count, target, decision),
             }
         )
         if before != sorted(self._wanted):
             self._on_bulletin()
 
-    def _has_left(self, seen: NodesSeen) -> bool:
+    def _has_left(self, cluster: NodesSeen) -> bool:
         """Return whether a stopping node can end now."""
         if self._leaving_since_s is None:
             return False
         me = self._node.settings.node
-        has_heirs = any(not node.leaving for name, node in seen.nodes.items() if name != me)
-        has_shards = bool(self._handovers) or any(name == me for name, _ in leaders(seen).values())
+        has_heirs = any(not node.leaving for name, node in cluster.nodes.items() if name != me)
+        leading = {name for name, _ in leaders(cluster).values()}
+        has_shards = bool(self._handovers) or me in leading
         is_late = time.monotonic() - self._leaving_since_s > LEAVE_S
         return is_late or not has_heirs or not has_shards
 
@@ -495,10 +496,10 @@ class Registrar:
 
 
 def _listing(
-    seen: NodesSeen, count: int, target: dict[int, str], decision: Decision
+    cluster: NodesSeen, count: int, target: dict[int, str], decision: Decision
 ) -> dict[str, Any]:
     """Return the answer to the verb ``nodes``."""
-    led_by = leaders(seen)
+    led_by = leaders(cluster)
     nodes = [
         {
             "node": name,
@@ -507,12 +508,12 @@ def _listing(
             "version": node.version,
             "capacity": node.capacity,
             "since_ms": node.since_ms,
-            "seen_ms": seen.seen_ms[name],
-            "draining": node.leaving or name in seen.drained,
+            "seen_ms": cluster.seen_ms[name],
+            "draining": node.leaving or name in cluster.drained,
             "shards": sorted(shard for shard, (leader, _) in led_by.items() if leader == name),
             "standbys": list(node.standbys),
         }
-        for name, node in sorted(seen.nodes.items())
+        for name, node in sorted(cluster.nodes.items())
     ]
     shards = []
     for shard in range(count):
@@ -525,12 +526,12 @@ def _listing(
                 "epoch": 0 if claim is None else claim.epoch,
                 "since_ms": None if claim is None else claim.since_ms,
                 "wanted": target.get(shard),
-                "placed": seen.placed.get(shard),
+                "placed": cluster.placed.get(shard),
                 "waits": decision.wait_reasons.get(shard),
                 "http": None if claim is None else claim.http or None,
             }
         )
-    return {"nodes": nodes, "shards": shards, "route_version": seen.version}
+    return {"nodes": nodes, "shards": shards, "route_version": cluster.version}
 
 
 # --- the front door ------------------------------------------------------------------------------

@@ -414,8 +414,8 @@ class _Groups:
                 joined = merged if is_later else merged._replace(
                     since_ms=source.position_ms + 1, since_id=source.id_mark
                 )  # fmt: skip
-                seen = self._before[source.number].setdefault(topic, {})
-                seen[group] = own_rows.get(source.number, joined)
+                groups = self._before[source.number].setdefault(topic, {})
+                groups[group] = own_rows.get(source.number, joined)
             row = rows.get(source.number)
             if row is not None and row.settings is not None and row.settings.former:
                 self._former_filters[source.number].setdefault(topic, []).append(row)
@@ -441,20 +441,21 @@ class _Groups:
                     f"task {row.id} of topic {topic} became due before the filter of group"
                     f" {group.group} was changed: finish such tasks first"
                 )
-        seen = self._before[source.number].get(topic)
-        if not seen:
+        groups = self._before[source.number].get(topic)
+        if not groups:
             return []
-        recorded = {it.group for it in task.progress} | {letter.group for letter in task.dead}
-        before = {group.group for group in owing(seen, row, recorded)}
+        recorded = {progress.group for progress in task.progress}
+        recorded |= {letter.group for letter in task.dead}
+        before = {group.group for group in owing(groups, row, recorded)}
         after = {group.group for group in owing(self._after[topic], row, recorded)}
-        more = sorted(after - before)
-        if before - after or (more and row.due_ms > source.position_ms):
-            groups = ", ".join(sorted(before ^ after))
+        newly_owed = sorted(after - before)
+        if before - after or (newly_owed and row.due_ms > source.position_ms):
+            names = ", ".join(sorted(before ^ after))
             raise Conflict(
-                f"the change would affect which of the groups {groups} get task {row.id} of topic"
+                f"the change would affect which of the groups {names} get task {row.id} of topic"
                 f" {topic}: finish it first"
             )
-        return more
+        return newly_owed
 
 
 def _check_settled(row: GroupRow) -> None:
@@ -473,8 +474,8 @@ def _same_settings(rows: Sequence[GroupRow]) -> GroupSettings | None:
         (row.settings or _NO_SETTINGS)._replace(former=()) for row in rows if row.version == newest
     ]
     # Each shard recorded the time of a pause on its own clock.
-    paused_ms = min((it.paused_ms for it in versions if it.paused_ms is not None), default=None)
-    versions = [it._replace(paused_ms=paused_ms if it.paused else None) for it in versions]
+    paused_ms = min((v.paused_ms for v in versions if v.paused_ms is not None), default=None)
+    versions = [v._replace(paused_ms=paused_ms if v.paused else None) for v in versions]
     filters = {(settings.tags, settings.where) for row in rows if (settings := row.settings)}
     filters |= {(None, None) for row in rows if row.settings is None}
     if len(filters) > 1 or any(settings != versions[0] for settings in versions):
@@ -558,8 +559,7 @@ class _Move:
     # --- records ---------------------------------------------------------------------------------
 
     def _put(self, shard: int, kind: Kind[_T], row: _T) -> None:
-        """Add a record to a shard. Raise Conflict if it has a different record with the same
-        key."""
+        """Add a record to a shard. Raise Conflict if it has a different record with this key."""
         key = (kind, kind.key(row))
         if self.records[shard].setdefault(key, row) != row:
             raise Conflict(f"{kind.name} {kind.key(row)!r} is in two shards")

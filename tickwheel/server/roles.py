@@ -343,8 +343,7 @@ class Roles:
         recovering.log_summary(self.log, without_secrets(settings.store), self.observed.recovery_s)
 
     def _compare_clock(self, opened: Opened) -> None:
-        """Hold a clock that is far ahead of the store's last time, because all tasks would fire at
-        once."""
+        """Hold a clock that is far ahead of the store's last time: all tasks would fire at once."""
         settings = self.settings
         if settings.accept_clock:
             self.clock.accept()
@@ -387,8 +386,8 @@ class Roles:
         return owner, opened
 
     def _evidence(self) -> list[Evidence]:
-        """Return facts that other sources know about the store. The store is checked against them
-        before anything is served."""
+        """Return facts about the store from other sources. The store is first checked against
+        them."""
         facts = self.history.evidence() if self.history is not None else []
         if self.settings.expect_store:
             facts.append(Evidence("the setting expect_store"))

@@ -115,8 +115,7 @@ class Certificates:
 
 
 def _stamp(path: str | None) -> tuple[int, int, int] | None:
-    """Return the time, size and inode of the file, or None if it is unreadable; ``load`` reports
-    that."""
+    """Return the time, size and inode of the file, or None if it is unreadable."""
     try:
         status = None if path is None else Path(path).stat()
     except OSError:
@@ -202,8 +201,7 @@ def _until_s(context: ssl.SSLContext, cert: str, path: str) -> float:
 
 
 def parts_of(peer: Mapping[str, Any] | None) -> frozenset[str]:
-    """Return the names that a client's certificate contains, such as ``CN=billing`` or
-    ``URI=…``."""
+    """Return the names that a client's certificate contains, such as ``CN=billing``."""
     if not peer:
         return frozenset()
     subject: Iterable[Sequence[tuple[str, str]]] = peer.get("subject", ())
@@ -388,9 +386,9 @@ class TlsServer:
 class Pace:
     """Limits the rate of handshakes. A burst can consist of as many as can be in progress."""
 
-    def __init__(self, per_s: float, most: int) -> None:
+    def __init__(self, per_s: float, in_progress_max: int) -> None:
         self._per_s = per_s
-        self._left = self._burst = max(1.0, min(per_s, most))
+        self._left = self._burst = max(1.0, min(per_s, in_progress_max))
         self._at_s = 0.0
 
     def wait_s(self, now_s: float) -> float:

@@ -230,7 +230,7 @@ def _token(entry: Any, field: str) -> Token:
             raise BadRequest(f"{field}.certificate must be a string, not {shown(certificate)}")
         required_parts(certificate)
     scopes = entry["scopes"]
-    if type(scopes) is not dict or not all(type(it) is list for it in scopes.values()):
+    if type(scopes) is not dict or not all(type(texts) is list for texts in scopes.values()):
         raise BadRequest(f"{field}.scopes must be a map of arrays, not {shown(scopes)}")
     return Token(
         entry["id"],

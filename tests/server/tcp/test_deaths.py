@@ -66,7 +66,7 @@ def is_dismissed(rig: ShardRig, peer: Peer) -> None:
 
 
 def does_not_read(rig: ShardRig, peer: Peer) -> None:
-    peer.connection._too_slow()
+    peer.connection._abort_slow_reader()
 
 
 def while_the_daemon_stops(rig: ShardRig, peer: Peer) -> None:

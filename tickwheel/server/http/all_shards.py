@@ -139,7 +139,7 @@ class ShardState(NamedTuple):
     """The state of a shard at the time of a request."""
 
     shard: int
-    seen: ProcessState
+    process: ProcessState
     is_ready: bool
     state: str
     """The status of ``/readyz``, or ``down``, ``starting`` or ``silent``."""
@@ -229,8 +229,7 @@ class AllShardsServer:
     # --- readiness -------------------------------------------------------------------------------
 
     async def readiness(self) -> tuple[bool, dict[str, Any]]:
-        """Return whether all shards are ready, and details, which include the reason for each shard
-        that is not ready."""
+        """Return whether all shards are ready, and details with the reason for each that is not."""
         states = await self._states()
         not_ready = [str(state) for state in states if not state.is_ready]
         details: dict[str, Any] = {"status": "not_ready" if not_ready else "ready"}
@@ -243,19 +242,19 @@ class AllShardsServer:
         return await asyncio.gather(*map(self._state_of, self._local_shards()))
 
     async def _state_of(self, shard: int) -> ShardState:
-        seen = self._board.read(shard)
-        if not seen.pid:
-            reason = f"{how_ended(seen.ended)}; restarted {seen.restarts} times"
-            return ShardState(shard, seen, False, "down", reason)
+        process = self._board.read(shard)
+        if not process.pid:
+            reason = f"{how_ended(process.ended)}; restarted {process.restarts} times"
+            return ShardState(shard, process, False, "down", reason)
         try:
             status, body = await self._get(shard, self._ready_path, "*/*", READY_S, READY_BYTES_MAX)
             answer = json.loads(body)
-            return ShardState(shard, seen, status == 200, answer["status"], answer.get("reason"))
+            return ShardState(shard, process, status == 200, answer["status"], answer.get("reason"))
         except NoAnswer as error:
-            state = "starting" if seen.state is State.STARTING else "silent"
-            return ShardState(shard, seen, False, state, str(error))
+            state = "starting" if process.state is State.STARTING else "silent"
+            return ShardState(shard, process, False, state, str(error))
         except (ValueError, LookupError, TypeError, AttributeError):
-            return ShardState(shard, seen, False, "silent", "the answer of /readyz is not valid")
+            return ShardState(shard, process, False, "silent", "the answer of /readyz is not valid")
 
     async def _get(
         self, shard: int, path: str, accept: str, timeout_s: float, bytes_max: int
@@ -371,25 +370,25 @@ class AllShardsServer:
 
         async def page(request: Request) -> Response:
             items = [
-                f'<li><a href="{escape(self._http_of(it.shard))}/console/">shard {it.shard}</a>'
-                f": {escape(it.state)}</li>"
-                for it in await self._states()
+                f'<li><a href="{escape(self._http_of(shard))}/console/">shard {shard}</a>'
+                f": {escape(state)}</li>"
+                for shard, _, _, state, _ in await self._states()
             ]
             return HTMLResponse(_PAGE.format(shards="\n".join(items)), headers=_HEADERS)
 
         return [Route("/v1/shards", shards), Route("/", page)]
 
     def _fields(self, state: ShardState) -> dict[str, Any]:
-        shard, seen = state.shard, state.seen
+        shard, process = state.shard, state.process
         return {
             "shard": shard,
             "url": self._shards[shard].advertise,
             "http": self._http_of(shard),
-            "pid": seen.pid or None,
+            "pid": process.pid or None,
             "state": state.state,
             "reason": state.reason,
-            "since_ms": seen.since_ms,
-            "restarts": seen.restarts,
+            "since_ms": process.since_ms,
+            "restarts": process.restarts,
         }
 
     def _http_of(self, shard: int) -> str:

@@ -61,8 +61,7 @@ if TYPE_CHECKING:
 
 Scope = Message
 CONSOLE_HEADER = b"tickwheel-console"
-"""Header that every request with a cookie must have, because pages of other sites cannot send
-it."""
+"""Header required with a cookie, because pages of other sites cannot send it."""
 KEEP_ALIVE_S_MAX = 15.0
 AT_A_TIME = 8
 """Maximum requests begun and answers written in one turn of the event loop."""
@@ -73,8 +72,8 @@ _OWN_SITE = (b"same-origin", b"none")
 
 
 class Api:
-    """The API of a daemon. Call ``serve`` when the daemon becomes active and ``stand_by`` when it
-    stops leading."""
+    """The API of a daemon. Call ``serve`` when the daemon begins to lead, and ``stand_by`` when it
+    stops."""
 
     def __init__(
         self,
@@ -119,8 +118,7 @@ class Api:
         )
 
     def serve_with(self, begin: Callable[[Principal, str], Exchange]) -> None:
-        """Serve requests with the exchanges that ``begin`` creates for a principal at an
-        address."""
+        """Serve requests with exchanges that ``begin`` creates for a principal and address."""
         self._begin = begin
 
     def stand_by(self) -> None:

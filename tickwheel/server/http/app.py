@@ -46,8 +46,7 @@ Metrics = Callable[[str], Awaitable[tuple[bytes, str]]]
 
 
 MakeTls = Callable[[socket.socket, Callable[[], asyncio.Protocol], bytes], "TlsServer"]
-"""Creates a TLS server from a listening socket, a protocol factory and the answer to a request
-without TLS."""
+"""Creates a TLS server from a listening socket, a protocol factory and the answer to plain text."""
 
 
 SCRAPES_MAX = 8
@@ -195,8 +194,7 @@ class _Connection(H11Protocol):
         return cycle is None or cycle.response_complete
 
     def _check_idle(self) -> None:
-        """Close the connection if it is idle or its peer does not read. Otherwise, check it again
-        later."""
+        """Close the connection if it is idle or its peer does not read. Schedule the next check."""
         now_s = self.loop.time()
         is_unread = self.transport.get_write_buffer_size() > 0
         if self.cycle is not self._last_cycle:
@@ -318,8 +316,7 @@ class _TlsServer(_Server):
 
 
 class Http:
-    """The HTTP server. ``start`` binds its address; ``stop`` can be called at any time,
-    repeatedly."""
+    """The HTTP server. ``start`` binds its address; ``stop`` can always be called."""
 
     def __init__(
         self,

@@ -158,8 +158,8 @@ class Route:
 
 
 class Turns:
-    """Limits the work in one turn of the event loop. Before each piece of work, call ``try_take()``
-    or ``await wait_for_turn()``."""
+    """Limits the work in one turn of the event loop. Before each piece, await
+    ``wait_for_turn()``."""
 
     def __init__(self, at_a_time: int) -> None:
         self._at_a_time = self._left = at_a_time
@@ -175,8 +175,7 @@ class Turns:
         return True
 
     async def wait_for_turn(self) -> None:
-        """Wait for a place in a turn of the loop. Callers get places in the order of their
-        calls."""
+        """Wait for a place in a turn of the loop. Places are given in the order of the calls."""
         if self.try_take():
             return
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -267,14 +266,8 @@ class Body:
     """The body of one request. Call ``close`` when the request ends."""
 
     __slots__ = (
-        "_bytes_max",
-        "_bytes_read",
-        "_content_length",
-        "_decompressor",
-        "_has_arrived",
-        "_receive",
-        "_room",
-        "_timeout_s",
+        "_bytes_max", "_bytes_read", "_content_length", "_decompressor", "_has_arrived", "_receive",
+        "_room", "_timeout_s",
     )  # fmt: skip
 
     def __init__(
@@ -331,8 +324,7 @@ class Body:
         return b"".join(parts)
 
     async def parts(self) -> AsyncIterator[bytes]:
-        """Yield a body of any length in pieces. Raise RequestTimeout if the next piece takes too
-        long."""
+        """Yield a body of any length in pieces. Raise RequestTimeout if a piece takes too long."""
         more = True
         while more:
             try:
@@ -405,8 +397,7 @@ def _content(message: Message) -> bytes:
 
 
 def _new_decompressor(encoding: bytes) -> Any:
-    """Return a decompressor for the content encoding, or None for an uncompressed body. Raise
-    UnsupportedMediaType for an unknown encoding."""
+    """Return a decompressor for the content encoding, or None for an uncompressed body."""
     coding = encoding.strip().lower()
     if coding in (b"", b"identity"):
         return None
@@ -425,8 +416,7 @@ class ClientGone(ConnectionLost):
 
 
 WriteAnswer = Callable[[int, bytes, bytes], bool]
-"""Writes a whole answer with a status, content type and body. Returns False if it would have to
-wait."""
+"""Writes a whole answer: status, content type and body. Returns False if it would have to wait."""
 
 
 class Client:
@@ -548,16 +538,8 @@ class Call:
     input, ``answer`` sends its output."""
 
     __slots__ = (
-        "_query_string",
-        "body",
-        "client",
-        "common",
-        "content_type",
-        "exchange",
-        "headers",
-        "is_encrypted",
-        "path_values",
-        "route",
+        "_query_string", "body", "client", "common", "content_type", "exchange", "headers",
+        "is_encrypted", "path_values", "route",
     )  # fmt: skip
 
     def __init__(

@@ -141,8 +141,8 @@ def _field_writer(field: Field) -> Callable[[Any], Any]:
 
 
 def results(outcomes: Sequence[Any]) -> dict[str, Any]:
-    """Return the JSON for the outcomes of several tasks. An outcome consists of id, result and, for
-    a moved task, due time."""
+    """Return the JSON of outcomes for several tasks: id and result, and the due time of a moved
+    task."""
     names = ("id", "result", "due_ms")
     return {
         "results": [
@@ -181,10 +181,8 @@ def request_type(request: Any, excluded: frozenset[str], name: str = "") -> type
         if field.name in excluded:
             continue
         if isinstance(field.kind, Body):
-            fields.append(("body", annotated_type(str, field, UnsetType, type(None)), UNSET))
-            fields.append(
-                ("body_base64", annotated_type(bytes, field, UnsetType, type(None)), UNSET)
-            )
+            for form, python in (("body", str), ("body_base64", bytes)):
+                fields.append((form, annotated_type(python, field, UnsetType, type(None)), UNSET))
             continue
         is_block = isinstance(field.kind, Block)
         kind = request_type(field.kind.block, frozenset()) if is_block else field.kind.json

@@ -62,8 +62,7 @@ async def enqueue(call: Call) -> None:
 
 
 async def enqueue_raw(call: Call) -> None:
-    """Enqueue a task whose body is the request's body and whose fields are the request's
-    headers."""
+    """Enqueue a task whose body is the request's body. Headers contain its fields."""
     topic = call.path_values["topic"]
     if _is_cloudevent(call):
         await _enqueue_events(call, topic)
@@ -88,15 +87,13 @@ async def _enqueue_json(call: Call) -> None:
         await _enqueue_many(call, read_tasks)
 
 
-async def _prepare(
-    call: Call, transaction: types.TransactionRef, read_tasks: Sequence[ReadTask]
-) -> None:
+async def _prepare(call: Call, transaction: types.TransactionRef, many: Sequence[ReadTask]) -> None:
     """Store half tasks. The answer, which has no ids, is sent when they are durable."""
     if call.header(b"idempotency-key") is not None:
         raise BadRequest(
             "idempotency-key is not allowed with a transaction: its part identifies it"
         )
-    tasks, part = tuple(read_task.task for read_task in read_tasks), transaction.part
+    tasks, part = tuple(read_task.task for read_task in many), transaction.part
     options = {"from": transaction.count_from}
     await call.exchange.prepare(transaction.id, transaction.group, part, tasks, options)
     await call.answer({"transaction": transaction.id, "part": part, "tasks": len(tasks)})
@@ -250,7 +247,7 @@ def _task(call: Call, topic: str, attributes: dict[str, types.Property], body: b
 
 
 def _is_ignored(call: Call, field: Field, value: types.Property) -> bool:
-    """Return whether an attribute must be ignored. W3C Trace Context requires this of an invalid
+    """Return whether to ignore an attribute, as W3C Trace Context requires for an invalid
     traceparent."""
     if field.name != "trace":
         return False
@@ -309,9 +306,8 @@ class LineStream:
             failure = error
         while self._unanswered:
             await self._answer_first()
-        last = b""
-        if failure is not None:
-            last = _answer_line((self._lines_read + 1, None), failure) + b"\n"
+        next_line: Line = (self._lines_read + 1, None)
+        last = b"" if failure is None else _answer_line(next_line, failure) + b"\n"
         await call.piece(last, more=False)
 
     async def _take(self, part: bytes) -> None:
@@ -404,9 +400,7 @@ class LineStream:
         except TickwheelError as error:
             outcomes = [error] * len(lines)
         if isinstance(outcomes, list):
-            answer_lines = [
-                _answer_line(line, outcome) for line, outcome in zip(lines, outcomes, strict=True)
-            ]
+            answer_lines = [_answer_line(*pair) for pair in zip(lines, outcomes, strict=True)]
         else:
             answer_lines = stored_tasks(
                 outcomes, [read_task for _, read_task in lines if read_task is not None]
@@ -415,8 +409,7 @@ class LineStream:
 
 
 def _answer_line(line: Line, outcome: Any) -> bytes:
-    """Return the answer to a line. ``outcome`` is the answer to its enqueue, or the error with
-    which it was refused."""
+    """Return the answer to a line. ``outcome`` is the answer to its enqueue, or its error."""
     number, read_task = line
     if isinstance(outcome, TickwheelError):
         return as_json({"error": problem_line(outcome, number)})

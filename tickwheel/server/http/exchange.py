@@ -66,9 +66,9 @@ def settle_fields(
     """Return the frame fields of a verb that settles deliveries of one topic, group and epoch."""
     first = receipts[0]
     if verb in _BY_COLUMNS:
-        ids, attempts = tuple(it.id for it in receipts), tuple(it.attempt for it in receipts)
+        ids, attempts = zip(*((receipt.id, receipt.attempt) for receipt in receipts), strict=True)
         return first.topic, first.group, first.epoch, ids, attempts, *arguments
-    items = tuple((it.id, it.epoch, it.attempt, *arguments) for it in receipts)
+    items = tuple((receipt.id, receipt.epoch, receipt.attempt, *arguments) for receipt in receipts)
     return first.topic, first.group, items
 
 
@@ -182,8 +182,7 @@ class Exchange(ABC):
 
     @abstractmethod
     def closed(self, reason: str = "") -> None:
-        """End an exchange whose client has disconnected; ``reason`` tells how its connection
-        ended."""
+        """End an exchange whose client has disconnected. ``reason`` tells how it did."""
 
 
 class _RenderedAnswer:
@@ -306,8 +305,7 @@ class ShardExchange(Exchange):
         number: int | None = None,
     ) -> Answer:
         """Call an operation with a request number. Return the future of its answer, which
-        ``render`` converts, or of its error. Raise the error that the operation raises
-        immediately."""
+        ``render`` converts, or of its error. Raise the operation's error."""
         operations = self._operations
         if self.ended is not None:
             raise self.ended

@@ -67,8 +67,7 @@ POLICY = (
     " style-src 'self' 'unsafe-inline'; font-src 'self' data:; base-uri 'none';"
     " form-action 'none'; frame-ancestors 'none'"
 )
-"""Content security policy of Swagger UI, which sets inline styles but loads everything else from
-files."""
+"""Content security policy of Swagger UI, which sets inline styles and has no inline code."""
 _HEADERS = {
     "content-security-policy": POLICY,
     "x-content-type-options": "nosniff",
@@ -79,8 +78,7 @@ CONSOLE_POLICY = (
     " img-src 'self' data:; frame-src 'self'; base-uri 'none'; form-action 'none';"
     " frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
 )
-"""Content security policy of the console: it allows no inline code, and text of tasks cannot become
-code."""
+"""Content security policy of the console. Inline code and text of tasks are not executed."""
 _CONSOLE_HEADERS = _HEADERS | {
     "content-security-policy": CONSOLE_POLICY,
     "cross-origin-opener-policy": "same-origin",
@@ -307,18 +305,18 @@ def document(routes: Sequence[Route], *, wait_ms_max: int = 60_000) -> dict[str,
 def _reached(schemas: Iterable[Any], components: dict[str, Any]) -> set[str]:
     """Return the names of the components to which schemas refer, directly or indirectly."""
     names: set[str] = set()
-    left = list(schemas)
-    while left:
-        value = left.pop()
+    pending = list(schemas)
+    while pending:
+        value = pending.pop()
         if isinstance(value, list):
-            left += value
+            pending += value
         elif isinstance(value, dict):
-            left += value.values()
+            pending += value.values()
             reference = value.get("$ref", "")
             name = reference.removeprefix(_REF.format(name=""))
             if reference and name not in names:
                 names.add(name)
-                left.append(components.get(name, {}))
+                pending.append(components.get(name, {}))
     return names
 
 
@@ -343,15 +341,15 @@ def _field(schema: dict[str, Any], *, may_be_null: bool) -> dict[str, Any]:
     types in one union."""
     outer: dict[str, Any] = {}
     options: list[dict[str, Any]] = []
-    left = [schema]
-    while left:
-        option = dict(left.pop(0))
+    pending = [schema]
+    while pending:
+        option = dict(pending.pop(0))
         inner = option.pop("anyOf", None)
         outer = {k: option.pop(k) for k in _OUTERMOST if k in option} | outer
         if "$ref" in option:  # a named union
             options.append({"$ref": option["$ref"]})
         elif inner is not None:
-            left = [*({**option, **part} for part in inner), *left]
+            pending = [*({**option, **part} for part in inner), *pending]
         elif option not in options:
             options.append(option)
     for option in options:
@@ -363,14 +361,14 @@ def _field(schema: dict[str, Any], *, may_be_null: bool) -> dict[str, Any]:
     options = [option for option in options if option != _NULL]
     if len(options) > 1:
         return outer | {"anyOf": [*options, *([_NULL] if is_null else ())]}
-    [only] = options or [{}]
-    if is_null and "$ref" in only:
-        return outer | {"anyOf": [only, _NULL]}
-    if is_null and "type" in only:
-        only = only | {"type": [only["type"], "null"]}
-        if "enum" in only:
-            only = only | {"enum": [*only["enum"], None]}
-    return outer | only
+    [member] = options or [{}]
+    if is_null and "$ref" in member:
+        return outer | {"anyOf": [member, _NULL]}
+    if is_null and "type" in member:
+        member = member | {"type": [member["type"], "null"]}
+        if "enum" in member:
+            member = member | {"enum": [*member["enum"], None]}
+    return outer | member
 
 
 def _kinds(routes: Sequence[Route]) -> list[Any]:

@@ -232,8 +232,7 @@ def dead_letter_handler(verb: str) -> Handler:
 
 
 def change_handler(verb: str, selector: str) -> Handler:
-    """Return the handler of a command that the path applies to a "task" or to the tasks of a
-    "key"."""
+    """Return the handler of a command on the "task", or the tasks of the "key", in the path."""
 
     async def handle(call: Call) -> None:
         values = _move_values(await call.json(_move)) if verb == "reschedule" else {}
@@ -311,8 +310,7 @@ REPORT_POLICY = (
     b"sandbox allow-scripts; default-src 'none'; script-src 'unsafe-inline';"
     b" style-src 'unsafe-inline'; img-src data:; frame-ancestors 'self'"
 )
-"""Content security policy of a report's page, which has inline script and style and runs without an
-origin."""
+"""Content security policy of a report's page, which has inline code and runs without an origin."""
 REPORT_HEADERS = [
     (b"content-type", b"text/html; charset=utf-8"),
     (b"content-security-policy", REPORT_POLICY),

@@ -66,8 +66,7 @@ if TYPE_CHECKING:
 _S = TypeVar("_S", bound=Struct)
 REF = "#/components/schemas/{name}"
 NULL_REMOVES_SETTING = "x-null-removes-setting"
-"""Marks a request field in which null removes a setting. The document does not contain the
-mark."""
+"""Marks a field in which null removes a setting. The document does not contain the mark."""
 
 
 def _shape(description: str, **schema: Any) -> Meta:
@@ -232,8 +231,7 @@ def _tagged(
     fields: Mapping[str, Sequence[str]],
     field_schemas: Any,
 ) -> dict[str, Any]:
-    """Return the schemas of the objects ``kinds``, which the field ``tag`` distinguishes, and of
-    their union ``name``."""
+    """Return the schemas of objects that the field ``tag`` distinguishes, and of their union."""
     schemas: dict[str, Any] = {}
     for word, text in kinds.items():
         constant = {"description": f'Always "{word}".', "type": "string", "const": word}
@@ -248,20 +246,17 @@ def _tagged(
     schemas[name] = {
         "title": name,
         "description": f"One of these objects, distinguished by {tag}.",
-        "oneOf": [_ref(schema_name) for schema_name in mapping.values()],
+        "oneOf": [_ref(title) for title in mapping.values()],
         "discriminator": {
             "propertyName": tag,
-            "mapping": {
-                word: REF.format(name=schema_name) for word, schema_name in mapping.items()
-            },
+            "mapping": {word: REF.format(name=title) for word, title in mapping.items()},
         },
     }
     return schemas
 
 
 def _rule_fields() -> dict[str, list[str]]:
-    """Return the HTTP fields of a rule by its action. Each duration has two fields: in readable
-    form and in milliseconds."""
+    """Return the HTTP fields of a rule by its action. Each duration has two fields."""
     return {
         action: [
             form
@@ -344,8 +339,7 @@ def _field_type(field: Field) -> Any:
 
 
 def _option_fields() -> Iterable[tuple[str, Any, Any]]:
-    """Yield the fields of a task except topic, body and due time. Each duration has a second field
-    in readable form."""
+    """Yield the fields of a task except topic, body and due time. Each duration has two fields."""
     for field in tasks.TaskFields.fields():
         kind = _field_type(field)
         if field.kind.unit:
@@ -693,8 +687,7 @@ class Problem(Out, omit_defaults=True):
         str, _shape("The code for programs. Its meaning never changes; new codes can be added.")
     ]
     retryable: Annotated[
-        bool,
-        _shape("Whether the same request can succeed later. No part of the request was stored."),
+        bool, _shape("Whether the same request can succeed later. No part of it was stored.")
     ]
     active: (
         Annotated[str, _shape("The address of the active daemon; only for not_active.")] | UnsetType
@@ -714,10 +707,8 @@ PROPERTY_HEADER = b"tickwheel-property-"
 IDEMPOTENCY_KEY_LENGTH_MAX = 255
 MAPS = [field.name for field in tasks.TaskFields.fields() if isinstance(field.kind, (Policy, Rule))]
 """Fields whose value is a string or a map. In a header, the map is written as JSON."""
-_WHOLE_NUMBERS = [
-    field.name for field in tasks.TaskFields.fields() if isinstance(field.kind, Whole)
-]
-_NUMBERS = ("delay_ms", "due_ms", *_WHOLE_NUMBERS)
+_INTEGERS = [field.name for field in tasks.TaskFields.fields() if isinstance(field.kind, Whole)]
+_NUMBERS = ("delay_ms", "due_ms", *_INTEGERS)
 
 
 class ReadTask(NamedTuple):
@@ -755,7 +746,7 @@ class StoredTasks(NamedTuple):
 def stored_tasks(answer: tuple[Any, ...], tasks: Sequence[ReadTask]) -> StoredTasks:
     """Return the tasks that an exchange's answer to an enqueue describes. The answer contains the
     first id for a new request, all ids for a resend, or all ids and due times if the daemon chose
-    the due times."""
+    these."""
     accepted_ms, first = answer[:2]
     if isinstance(first, int):
         ids: Sequence[int] = range(first, first + answer[2] * ID_STEP, ID_STEP)

@@ -238,10 +238,10 @@ class Lateness:
         """Return the upper bound, in ms, of the bucket in which this share of the deliveries in
         ``counts``, or of all deliveries, is reached."""
         counts = self._counts if counts is None else counts
-        wanted, seen = share * sum(counts), 0
+        wanted, reached = share * sum(counts), 0
         for index, count in enumerate(counts):
-            seen += count
-            if count and seen >= wanted:
+            reached += count
+            if count and reached >= wanted:
                 if index < _EXACT_MS:
                     return index
                 return min(self.max_ms, (1 << (index - _EXACT_MS + 11)) - 1)
