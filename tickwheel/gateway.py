@@ -509,10 +509,10 @@ class AllShardsExchange(Exchange):
         finally:
             await client.close(0)  # without GOODBYE, so the daemons end its leases soon
 
-    def blocked(self) -> None:
+    def pause(self) -> None:
         self._is_read.clear()
 
-    def unblocked(self) -> None:
+    def resume(self) -> None:
         self._is_read.set()
 
     # --- the work --------------------------------------------------------------------------------
@@ -570,10 +570,10 @@ class AllShardsExchange(Exchange):
     def survive(self, what: str, error: Exception) -> TickwheelError:
         return self._gateway.standby.survive(what, error)
 
-    def finished(self) -> None:
-        self.closed()
+    def finish(self) -> None:
+        self.close()
 
-    def closed(self, reason: str = "") -> None:
+    def close(self, reason: str = "") -> None:
         work, self._work = self._work, {}
         for task in work.values():
             task.cancel()

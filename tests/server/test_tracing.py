@@ -59,7 +59,7 @@ class TracingRig:
         subscriber = Subscriber.__new__(Subscriber)
         subscriber.group, subscriber.label = group, "me"
         dispatch = Dispatch(subscriber, [(one, attempt, NO_PAST) for one, attempt in items])
-        self.tracing.delivered(dispatch, NOW_MS, causes)
+        self.tracing.note_deliveries(dispatch, NOW_MS, causes)
 
     async def spans(self) -> list[Any]:
         await self.tracing._convert_notes()
@@ -124,9 +124,9 @@ async def test_late_deliveries_of_a_frame_share_a_cause(rig: TracingRig) -> None
 
 async def test_a_commit_span_links_a_limited_number_of_producers(rig: TracingRig) -> None:
     many = {i: row(i, traceparent()) for i in range(1, 2 * LINKS_MAX)}
-    rig.tracing.committed(Effects(enqueued={1: row(1, None), **many}), 7, 0.25)
-    rig.tracing.committed(Effects(enqueued={1: row(1, None)}), 8, 0.25)
-    rig.tracing.committed(Effects(), 9, 0.25)
+    rig.tracing.note_commit(Effects(enqueued={1: row(1, None), **many}), 7, 0.25)
+    rig.tracing.note_commit(Effects(enqueued={1: row(1, None)}), 8, 0.25)
+    rig.tracing.note_commit(Effects(), 9, 0.25)
     (span,) = await rig.spans()
     assert len(span.links) == LINKS_MAX
     assert span.attributes["tickwheel.batch"] == 7

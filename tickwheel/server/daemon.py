@@ -185,9 +185,9 @@ class Daemon:
 
         if self._exposition is None:
             self._exposition = Exposition(self)
-            self.roles.observed.ended = self._exposition.ended
+            self.roles.observed.ended = self._exposition.detach
             if self.roles.shard is not None:
-                self._exposition.serves(self.roles.shard.core)
+                self._exposition.attach(self.roles.shard.core)
         return self._exposition
 
     async def _begin_to_listen(self) -> None:
@@ -355,7 +355,7 @@ class Daemon:
         if self._api is not None:
             self._api.serve(operations)
         if self._exposition is not None:
-            self._exposition.serves(shard.core)
+            self._exposition.attach(shard.core)
         if self.outbound is not None:
             self.outbound.serve(shard, operations)
 

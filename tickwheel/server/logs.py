@@ -82,7 +82,7 @@ _TRACEPARENT = re.compile(f"{TRACE_PATTERN[1:-1]}(?:(?<!^00.{{53}})-.*)?")
 """A valid traceparent. Versions after 00 can have further fields after another hyphen."""
 
 
-def trace_bound(traceparent: str | None) -> AbstractContextManager[Any]:
+def bind_trace(traceparent: str | None) -> AbstractContextManager[Any]:
     """Add ``trace_id`` and ``span_id`` to log records of the block if ``traceparent`` is valid."""
     if traceparent is None or not _TRACEPARENT.fullmatch(traceparent):
         return nullcontext()

@@ -474,7 +474,7 @@ class Roles:
         return f"{self.settings.node}/{uuid.uuid4().hex[:12]}"
 
     def on_event(self, event: str, text: str) -> None:
-        self.observed.notice(event)
+        self.observed.note_event(event)
         if event in REPEATING:
             rest = self._repeating.setdefault(event, LogRateLimit()).note(
                 self.clock.read().mono_ms / 1000

@@ -176,7 +176,7 @@ class Tracing:
         # The second half of the trace id, and the flags. This runs once per traced task.
         return int(trace[19:35], 16) < self._bound and int(trace[53:], 16) & 1 == 1
 
-    def committed(self, effects: Effects, number: int, elapsed_s: float) -> None:
+    def note_commit(self, effects: Effects, number: int, elapsed_s: float) -> None:
         """Note that a batch is durable; its commit took ``elapsed_s``."""
         traces = (
             row.options.trace
@@ -190,7 +190,7 @@ class Tracing:
             note = CommitNote(number, len(effects.enqueued), began_ns, ended_ns, sampled)
             self._commits.append(note)
 
-    def delivered(self, dispatch: Dispatch, now_ms: int, causes: Causes | None) -> None:
+    def note_deliveries(self, dispatch: Dispatch, now_ms: int, causes: Causes | None) -> None:
         """Note the deliveries of a frame that was written, with the causes of late deliveries."""
         subscriber = dispatch.subscriber
         for index, (row, attempt, history) in enumerate(dispatch.items):

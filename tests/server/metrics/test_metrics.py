@@ -118,7 +118,7 @@ async def test_the_counts_of_groups_and_topics_are_shown() -> None:
     core.topics["orders"].enqueued = 9
     core.topics["orders"].scheduled = 4
     core.totals.early = 0
-    exposition.serves(core)
+    exposition.attach(core)
     exposition._now_ms = lambda: NOW_MS  # type: ignore[method-assign]  # a clock that stands still
     found = await samples(exposition)
     pair = ("orders", "billing")
@@ -140,7 +140,7 @@ async def test_beyond_the_limit_topics_and_groups_are_summed() -> None:
     for number in range(5):
         add_group(core, f"t{number}", "g", delivered=10 + number)
         core.topics[f"t{number}"].enqueued = 100
-    exposition.serves(core)
+    exposition.attach(core)
     found = await samples(exposition)
     delivered = {k[1]: v for k, v in found.items() if k[0] == "tickwheel_delivered_total"}
     assert delivered == {("t0", "g"): 10, ("t1", "g"): 11, (OTHER, OTHER): 12 + 13 + 14}
@@ -153,7 +153,7 @@ async def test_summed_counters_never_fall() -> None:
     core = make_core()
     for number in range(4):
         add_group(core, f"t{number}", "g", delivered=10)
-    exposition.serves(core)
+    exposition.attach(core)
     assert (await samples(exposition))["tickwheel_delivered_total", (OTHER, OTHER)] == 20
 
     # One of those with a series of their own goes: those that are summed up stay where they are.
@@ -182,9 +182,9 @@ async def test_counters_continue_over_tenures() -> None:
     for number in range(3):
         add_group(first, f"more{number}", "g", delivered=1)
     first.totals.leases_over = 2
-    exposition.serves(first)
+    exposition.attach(first)
     await samples(exposition)
-    exposition.ended(first)
+    exposition.detach(first)
 
     standby = await samples(exposition)
     assert standby["tickwheel_delivered_total", ("t", "g")] == 7
@@ -195,7 +195,7 @@ async def test_counters_continue_over_tenures() -> None:
     second = make_core()
     add_group(second, "more1", "g", delivered=1)
     add_group(second, "t", "g", delivered=4, dead=1)
-    exposition.serves(second)
+    exposition.attach(second)
     again = await samples(exposition)
     assert again["tickwheel_delivered_total", ("t", "g")] == 11
     assert again["tickwheel_dead_tasks", ("t", "g")] == 1
@@ -208,11 +208,11 @@ async def test_a_tenure_that_ends_during_a_scrape_is_counted_once() -> None:
     core = make_core()
     for number in range(5_000):
         add_group(core, f"t{number}", "g", delivered=1)
-    exposition.serves(core)
+    exposition.attach(core)
     scrape = asyncio.create_task(exposition.render(""))
     await asyncio.sleep(0)
     assert not scrape.done()
-    exposition.ended(core)
+    exposition.detach(core)
     body, _ = await scrape
     values = [
         sample.value
@@ -233,9 +233,9 @@ async def full_exposition() -> Exposition:
     seen = daemon.roles.observed
     seen.lateness.note("t0", [0, 1, 2, 7_000, 5_000_000])
     seen.lateness.note("t1", [40])
-    seen.committed(Effects(), 0.0123)
+    seen.note_commit(Effects(), 0.0123)
     seen.loop_lag_s.observe(0.5)
-    exposition.serves(core)
+    exposition.attach(core)
     exposition._now_ms = lambda: NOW_MS  # type: ignore[method-assign]  # a clock that stands still
     return exposition
 
@@ -337,10 +337,10 @@ def test_lateness_begins_at_a_millisecond() -> None:
 
 def test_store_errors_are_counted_by_kind() -> None:
     seen = Observed()
-    seen.store_error(CommitRefused("no"))
-    seen.store_error(CommitRefused("no room", full=True))
-    seen.store_error(CommitUnknown("what?"))
-    seen.store_error(CommitUnknown("what?"))
+    seen.note_store_error(CommitRefused("no"))
+    seen.note_store_error(CommitRefused("no room", full=True))
+    seen.note_store_error(CommitUnknown("what?"))
+    seen.note_store_error(CommitUnknown("what?"))
     seen.notice("election_trouble")
     assert seen.election_trouble
     seen.notice("election_works_again")
@@ -357,8 +357,8 @@ async def test_history_and_backups_are_shown(tmp_path: Path) -> None:
     exposition, history = Exposition(daemon), daemon.roles.history
     assert history is not None
     history.dropped, history.writer_restarts = 7, 2
-    daemon.roles.observed.backed_up(1_800_000_000.0)
-    daemon.roles.observed.notice("backup_failed")
+    daemon.roles.observed.note_backup(1_800_000_000.0)
+    daemon.roles.observed.note_event("backup_failed")
     assert await shown_by(exposition, "history") == {
         "tickwheel_history_dropped_total": 7,
         "tickwheel_history_spool_bytes": 0,

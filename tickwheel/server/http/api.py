@@ -49,7 +49,7 @@ from tickwheel.server.http.exchange import Exchange, ShardExchange
 from tickwheel.server.http.routes import ROUTES, SESSIONS_PATH, Router, allowed_by
 from tickwheel.server.http.types import Reader
 from tickwheel.server.logins import LINK_PREFIX, REVOKED, Logins, Sessions, cookie_of
-from tickwheel.server.logs import trace_bound
+from tickwheel.server.logs import bind_trace
 from tickwheel.server.metrics.observed import Observed
 from tickwheel.server.shard.callers import NOBODY
 from tickwheel.server.shard.guard import Pipeline
@@ -168,7 +168,7 @@ class Api:
                 await self._turns.wait_for_turn()
             parents = [value for name, value in scope["headers"] if name == b"traceparent"]
             # W3C Trace Context: a repeated traceparent is ignored.
-            with trace_bound(parents[0].decode("latin-1") if len(parents) == 1 else None):
+            with bind_trace(parents[0].decode("latin-1") if len(parents) == 1 else None):
                 await self._answer(scope, receive, client)
         finally:
             self._observed.http_under_way -= 1
@@ -219,14 +219,14 @@ class Api:
                 await route.handler(call)
             self._finished(exchange, client)
         except TickwheelError as error:
-            exchange.closed()
+            exchange.close()
             await self._fail(client, error)
         except Exception as error:
-            exchange.closed()
+            exchange.close()
             request_text = f"{scope['method']} {route.path} from {address}"
             await self._fail(client, exchange.survive(request_text, error))
         except BaseException:
-            exchange.closed()
+            exchange.close()
             raise
         finally:
             self._exchanges.discard(exchange)
@@ -274,9 +274,9 @@ class Api:
     @staticmethod
     def _finished(exchange: Exchange, client: Client) -> None:
         if client.is_gone:
-            exchange.closed("its stream was interrupted")
+            exchange.close("its stream was interrupted")
         else:
-            exchange.finished()
+            exchange.finish()
 
     async def _fail(self, client: Client, error: TickwheelError) -> None:
         if client.status or isinstance(error, (ClientGone, SlowReader)):

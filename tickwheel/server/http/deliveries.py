@@ -216,7 +216,7 @@ class Stream:
         self._bytes += sum(map(len, pieces))
         if self._bytes > self._settings.out_bytes_stop and not self._blocked:
             self._blocked = True
-            self._call.exchange.blocked()
+            self._call.exchange.pause()
         self._wake.set()
 
     def check(self, item: Item) -> None:
@@ -243,7 +243,7 @@ class Stream:
             if self._blocked and not self._pieces:
                 self._blocked = False
                 if self._end is None:
-                    self._call.exchange.unblocked()
+                    self._call.exchange.resume()
 
     def _piece(self, item: AnyItem, epoch: int, now_ms: int) -> bytes:
         view = as_json(delivery_view(item, self._topic, self._group, epoch, now_ms, self._number))

@@ -150,11 +150,11 @@ class Exchange(ABC):
         """Subscribe, and send deliveries to ``sink`` until the exchange is closed."""
 
     @abstractmethod
-    def blocked(self) -> None:
-        """Stop the deliveries of a stream that its client does not read, until ``unblocked``."""
+    def pause(self) -> None:
+        """Stop the deliveries of a stream that its client does not read, until ``resume``."""
 
     @abstractmethod
-    def unblocked(self) -> None:
+    def resume(self) -> None:
         """Resume the deliveries of a stream."""
 
     @abstractmethod
@@ -177,11 +177,11 @@ class Exchange(ABC):
         """Log an unexpected error and return the error for the client."""
 
     @abstractmethod
-    def finished(self) -> None:
+    def finish(self) -> None:
         """End an exchange that was answered. Leases that it granted continue."""
 
     @abstractmethod
-    def closed(self, reason: str = "") -> None:
+    def close(self, reason: str = "") -> None:
         """End an exchange whose client has disconnected. ``reason`` tells how it did."""
 
 
@@ -286,10 +286,10 @@ class ShardExchange(Exchange):
             )
         )  # fmt: skip
 
-    def blocked(self) -> None:
+    def pause(self) -> None:
         self._operations.blocked(self.caller)
 
-    def unblocked(self) -> None:
+    def resume(self) -> None:
         self._operations.unblocked(self.caller)
 
     def settle(self, verb: str, receipts: Sequence[Receipt], arguments: tuple[Any, ...]) -> Answer:
@@ -343,10 +343,10 @@ class ShardExchange(Exchange):
     def survive(self, what: str, error: Exception) -> TickwheelError:
         return self._operations.survive(what, error)
 
-    def finished(self) -> None:
+    def finish(self) -> None:
         self._operations.finished(self.caller)
 
-    def closed(self, reason: str = "") -> None:
+    def close(self, reason: str = "") -> None:
         # The consumer of an answered pull is not tied to a connection.
         self._operations.closed(self.caller, reason if self.caller.subscribers else "")
 

@@ -62,7 +62,7 @@ class Family(NamedTuple):
 
 
 class Exposition:
-    """The metrics of a daemon. ``serves`` and ``ended`` set the engine that is read."""
+    """The metrics of a daemon. ``attach`` and ``detach`` set the engine that is read."""
 
     def __init__(self, daemon: Running) -> None:
         self._daemon = daemon
@@ -73,11 +73,11 @@ class Exposition:
         self._process = CollectorRegistry(auto_describe=False)
         ProcessCollector(registry=self._process)
 
-    def serves(self, core: Core) -> None:
+    def attach(self, core: Core) -> None:
         """Read this core from now on, because the daemon begins to lead."""
         self._core = core
 
-    def ended(self, core: Core) -> None:
+    def detach(self, core: Core) -> None:
         """Keep the counts of this core, because the daemon has stopped leading."""
         self._tables.end_tenure(core, self._now_ms())
         self._core = None

@@ -39,7 +39,7 @@ BUSY_SHARE = 0.9
 """Fraction of CPU time at which an event loop counts as busy, even if it is not late."""
 REFUSED, FULL, UNKNOWN, ELECTION = "refused", "full", "unknown", "election"
 STORE_ERROR_KINDS = (REFUSED, FULL, UNKNOWN, ELECTION)
-NOTICED = {
+EVENT_COUNTERS = {
     "deposed": "deposed", "same_node_name": "namesakes", "backup_failed": "backup_failures",
     "internal_error": "internal_errors",
 }  # fmt: skip
@@ -104,7 +104,7 @@ class Observed:
         self.ended: Callable[[Core], None] = lambda core: None
         """Called when the daemon stops leading, before its engine is released."""
 
-    def committed(self, effects: Effects, elapsed_s: float) -> None:
+    def note_commit(self, effects: Effects, elapsed_s: float) -> None:
         """Record that a batch is durable; its commit took ``elapsed_s``."""
         self.commit_s.observe(elapsed_s)
         self.batch_changes.observe(
@@ -117,12 +117,12 @@ class Observed:
             + len(effects.records)
         )
 
-    def schedules_late(self, late_ms: list[int]) -> None:
+    def note_late_schedules(self, late_ms: list[int]) -> None:
         """Record the lateness, in ms, of occurrences that became tasks."""
         for late in late_ms:
             self.schedule_late_ms.observe(max(0, late))
 
-    def store_error(self, error: StoreError) -> None:
+    def note_store_error(self, error: StoreError) -> None:
         """Count a commit whose first attempt failed."""
         if isinstance(error, CommitUnknown):
             kind = UNKNOWN
@@ -130,9 +130,9 @@ class Observed:
             kind = FULL if isinstance(error, CommitRefused) and error.full else REFUSED
         self.store_errors[kind] += 1
 
-    def notice(self, event: str) -> None:
+    def note_event(self, event: str) -> None:
         """Count an event of the shard."""
-        if (counter := NOTICED.get(event)) is not None:
+        if (counter := EVENT_COUNTERS.get(event)) is not None:
             setattr(self, counter, getattr(self, counter) + 1)
         elif event == "election_trouble":
             self.store_errors[ELECTION] += 1
@@ -140,7 +140,7 @@ class Observed:
         elif event == "election_works_again":
             self.election_trouble = False
 
-    def backed_up(self, begun_s: float) -> None:
+    def note_backup(self, begun_s: float) -> None:
         """Record that the daily backup that began at ``begun_s`` (Unix time) is complete."""
         self.backup_s = begun_s
 

@@ -114,7 +114,7 @@ class DailyBackups:
     def _report_newest(self) -> None:
         backups = self._made()
         if backups:
-            self._parts.observed.backed_up(backups[-1][0].timestamp())
+            self._parts.observed.note_backup(backups[-1][0].timestamp())
 
     def _rotate(self) -> None:
         for _, path in self._made()[: -self._parts.settings.backup_keep]:

@@ -30,7 +30,7 @@ from tickwheel.model.kinds import SCHEDULE
 from tickwheel.model.lateness import LATE_MS, Cause
 from tickwheel.model.records import TaskSnapshot
 from tickwheel.persistence.contract import Handles, Opened, Store, StoredTask
-from tickwheel.server.logs import Log, trace_bound
+from tickwheel.server.logs import Log, bind_trace
 from tickwheel.server.metrics.observed import Observed
 from tickwheel.server.shard.background import Upkeep
 from tickwheel.server.shard.backups import Restores
@@ -356,7 +356,7 @@ class Shard:
         more = schedules.fire(now.now_ms, SCHEDULES_PER_TICK, accepts=self.takes_tasks())
         schedule_heap = self.core.schedule_heap
         if schedule_heap.late_ms:
-            self.observed.schedules_late(schedule_heap.late_ms)
+            self.observed.note_late_schedules(schedule_heap.late_ms)
             schedule_heap.late_ms = []
         if schedule_heap.wants_cancel:
             self.upkeep.cancel_previous()
@@ -397,7 +397,7 @@ class Shard:
         """Report the tasks that became dead letters because processing them failed."""
         faults, self.core.faults = self.core.faults, []
         for operation, error, trace in faults:
-            with trace_bound(trace):
+            with bind_trace(trace):
                 self.border.report(operation, error)
 
     def _is_barred(self, now: Now, may_deliver: Callable[[int], bool]) -> bool:
@@ -495,7 +495,7 @@ class Delivering:
                 sink.deliver(self._core.epoch, now_ms, fit)
         else:
             if self._tracing is not None:
-                self._tracing.delivered(dispatch, now_ms, causes)
+                self._tracing.note_deliveries(dispatch, now_ms, causes)
 
     def _record_lateness(
         self, dispatch: Dispatch, late_ms: list[int], now_ms: int
