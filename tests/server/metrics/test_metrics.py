@@ -341,9 +341,9 @@ def test_store_errors_are_counted_by_kind() -> None:
     seen.note_store_error(CommitRefused("no room", full=True))
     seen.note_store_error(CommitUnknown("what?"))
     seen.note_store_error(CommitUnknown("what?"))
-    seen.notice("election_trouble")
+    seen.note_event("election_trouble")
     assert seen.election_trouble
-    seen.notice("election_works_again")
+    seen.note_event("election_works_again")
     assert not seen.election_trouble
     assert seen.store_errors == {"refused": 1, "full": 1, "unknown": 2, "election": 1}
 
