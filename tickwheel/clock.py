@@ -125,7 +125,7 @@ class Clock:
         if -JUMP_MS_MIN < jump_ms < JUMP_MS_MIN:
             self._follow(jump_ms)
             return Now(wall_ms, mono_ms)
-        return Now(self._jumped(wall_ms, mono_ms, jump_ms), mono_ms)
+        return Now(self._after_jump(wall_ms, mono_ms, jump_ms), mono_ms)
 
     def ns_within_ms(self) -> int:
         """Return how many nanoseconds of the current millisecond of wall time have passed, or 0 for
@@ -164,7 +164,7 @@ class Clock:
         """How many milliseconds the wall clock is ahead of the time that ``read`` returns."""
         return self._sources.wall_ms() - self._sources.mono_ms() - self._offset_ms
 
-    def _jumped(self, wall_ms: int, mono_ms: int, jump_ms: int) -> int:
+    def _after_jump(self, wall_ms: int, mono_ms: int, jump_ms: int) -> int:
         if jump_ms > self._limit_ms:
             if not self.held:
                 self.held = True

@@ -59,7 +59,7 @@ class Guard:
         self._allow = tuple(allow)
 
     @classmethod
-    def of(cls, texts: Iterable[str]) -> Guard:
+    def from_texts(cls, texts: Iterable[str]) -> Guard:
         """Return a guard that also allows networks such as 10.0.0.0/8. Raise ValueError if a text
         is not a network."""
         return cls([ip_network(text) for text in texts])

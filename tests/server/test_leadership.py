@@ -240,7 +240,7 @@ async def test_a_paused_process_asks_the_store_before_it_reports(rig: LeaderRig)
 
 async def test_an_expired_lease_is_retaken_and_the_store_checked(rig: LeaderRig) -> None:
     await rig.leadership.acquire(ME, ADDRESS)
-    rig.leadership.opened(4)
+    rig.leadership.set_epoch(4)
     rig.table.owner, rig.table.epoch = ME, 4
 
     def gone() -> None:
@@ -267,7 +267,7 @@ async def test_a_new_connection_checks_the_store(rig: LeaderRig) -> None:
 @pytest.mark.parametrize("how", ["leads", "led"])
 async def test_another_leader_deposes(rig: LeaderRig, how: str) -> None:
     await rig.leadership.acquire(ME, ADDRESS)
-    rig.leadership.opened(4)
+    rig.leadership.set_epoch(4)
 
     def other() -> None:
         rig.table.leader = OTHER if how == "leads" else None

@@ -129,7 +129,7 @@ class StandIn:
         opened = await self._line.call(
             "open", lambda: server.open(self._owner, host.wall_ms(), 1, may_create=True)
         )
-        self._leadership.opened(opened.epoch)
+        self._leadership.set_epoch(opened.epoch)
         self._note("active", opened.epoch)
         self._world.leads(host, self._shard)
         self._started()

@@ -497,12 +497,12 @@ async def _serve(
         await daemon.wait()
         log.info("stopping")
     except Exception as error:
-        code = 0 if daemon is not None and daemon.has_given_up(error) else _failed(log, error)
+        code = 0 if daemon is not None and daemon.has_given_up(error) else _log_failure(log, error)
     try:
         if daemon is not None:
             await daemon.stop()
     except Exception as error:
-        code = _failed(log, error)
+        code = _log_failure(log, error)
     if code == 0:
         log.info("stopped")
     return code
@@ -526,7 +526,7 @@ class LoopErrors:
             self._log.warning("no_file_descriptors", detail=f"{context.get('message')}: {error}")
 
 
-def _failed(log: Log, error: Exception) -> int:
+def _log_failure(log: Log, error: Exception) -> int:
     expected = isinstance(error, (TickwheelError, OSError))
     log.error("failed", detail=explain(error), exc_info=None if expected else error)
     return 1

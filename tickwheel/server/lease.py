@@ -470,7 +470,7 @@ class Leadership:
 
     # --- leading -----------------------------------------------------------------------------
 
-    def opened(self, epoch: int) -> None:
+    def set_epoch(self, epoch: int) -> None:
         """Record the epoch with which this daemon opened the store."""
         assert self.me is not None
         self.me = self.leader = replace(self.me, epoch=epoch)

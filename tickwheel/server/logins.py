@@ -1,6 +1,6 @@
 """Authentication: checks tokens, delays the answers to failures, and reloads the file of tokens.
 
-Every transport calls ``authenticate``, answers a failure through ``later``, and disconnects
+Every transport calls ``authenticate``, answers a failure through ``answer_later``, and disconnects
 principals for which ``is_valid`` is false. Invariants:
 
 * If the file becomes unreadable, the previous tokens stay valid, and the problem is logged and
@@ -95,7 +95,7 @@ class Logins:
             transactions=settings.quota_transactions,
         )
         self._tokens: dict[str, Token] = {}
-        self._certified: list[tuple[frozenset[str], Token]] = []
+        self._rules: list[tuple[frozenset[str], Token]] = []
         """For each token with a certificate rule, the parts that a certificate must have."""
         self._stamp: object = None
         self._used: dict[str, int] = {}
@@ -113,7 +113,7 @@ class Logins:
         """Whether callers need a token or a certificate."""
         return self._expected_token is not None or self._path is not None or self._needs_certificate
 
-    def failed(self) -> None:
+    def count_failure(self) -> None:
         """Count a failed login."""
         self._observed.login_failures += 1
 
@@ -141,7 +141,7 @@ class Logins:
         self.check_certificate(peer)
         parts = parts_of(peer)
         if expected is None and self._path is None:
-            return Principal(_named(parts), None) if parts else ANONYMOUS
+            return Principal(_name_of(parts), None) if parts else ANONYMOUS
         if parts and not text:
             return self._by_certificate(parts)
         if expected is not None and hmac.compare_digest(_bytes(text), _bytes(expected)):
@@ -160,10 +160,10 @@ class Logins:
         id is not secret. Ids can be forged, so if there are many, most uses are only counted."""
         if token_id is None or (token is None and token_id in self._tokens):
             return  # a guess: an existing id with a wrong secret
-        why = "is not in the file (revoked?)" if token is None else f"of {token.name} has expired"
+        state = "is not in the file (revoked?)" if token is None else f"of {token.name} has expired"
         rest = self._former_tokens_log.note(self._clock.read().mono_ms / 1000)
         if rest is not None:
-            self._on_event("token_refused", f"{address}: token {token_id} {why}{rest}")
+            self._on_event("token_refused", f"{address}: token {token_id} {state}{rest}")
 
     def _principal(self, token: Token) -> Principal:
         """Return the principal of a token. The token's quotas override those of the settings."""
@@ -174,31 +174,31 @@ class Logins:
         return token.principal._replace(quotas=limits)
 
     def _by_certificate(self, parts: frozenset[str]) -> Principal:
-        token = next((token for required, token in self._certified if required <= parts), None)
+        token = next((token for required, token in self._rules if required <= parts), None)
         if token is None:
-            raise self._refusal(f"a token is required: no rule matches the {_named(parts)}")
+            raise self._refusal(f"a token is required: no rule matches the {_name_of(parts)}")
         now_ms = self._clock.read().now_ms
         if token.is_over(now_ms):
-            raise self._refusal(f"the rule for the {_named(parts)} has expired")
+            raise self._refusal(f"the rule for the {_name_of(parts)} has expired")
         self._used[token.id] = now_ms
         return self._principal(token)
 
-    def _refusal(self, why: str) -> Unauthorized:
-        self.failed()
-        return Unauthorized(why)
+    def _refusal(self, reason: str) -> Unauthorized:
+        self.count_failure()
+        return Unauthorized(reason)
 
-    def later(self, answer: Callable[[], None]) -> None:
+    def answer_later(self, answer: Callable[[], None]) -> None:
         """Call ``answer`` after a delay, which slows down the guessing of tokens."""
         if not self._delay_s or self.waiting >= WAITING_MAX:
             answer()
             return
         self.waiting += 1
 
-        def over() -> None:
+        def finish() -> None:
             self.waiting -= 1
             answer()
 
-        self._call_later(self._delay_s, over)
+        self._call_later(self._delay_s, finish)
 
     def is_valid(self, principal: Principal) -> bool:
         """Return whether the principal's token is still valid and unchanged."""
@@ -208,7 +208,7 @@ class Logins:
         is_same = token is not None and self._principal(token) == principal
         return is_same and token is not None and not token.is_over(self._clock.read().now_ms)
 
-    def refused(self) -> None:
+    def note_forbidden(self) -> None:
         """Count a request for which the principal lacked a right."""
         self._observed.forbidden += 1
 
@@ -303,7 +303,7 @@ class Logins:
         tokens = files.read(path)
         self._tokens, self._stamp = tokens, stamp
         self.quotas.scopes.put(self._principal(token) for token in tokens.values())
-        self._certified = [
+        self._rules = [
             (required_parts(token.certificate), token)
             for token in tokens.values()
             if token.certificate is not None
@@ -342,7 +342,7 @@ def _call_later(delay_s: float, act: Callable[[], None]) -> object:
     return asyncio.get_running_loop().call_later(delay_s, act)
 
 
-def _named(parts: frozenset[str]) -> str:
+def _name_of(parts: frozenset[str]) -> str:
     """Return a short, stable name for a certificate."""
     part = next((part for part in sorted(parts) if part.startswith("CN=")), min(parts))
     return f"certificate {part:.80}"
@@ -452,7 +452,7 @@ class Sessions:
     def find(self, text: str | None) -> Session | None:
         """Return the session to which a cookie's text belongs, or None if it is not valid."""
         session = self._sessions.get(hash_of(text)) if text else None
-        return session if session is not None and self._lasts(session) else None
+        return session if session is not None and self._is_current(session) else None
 
     def end(self, text: str | None) -> None:
         """End the session to which a cookie's text belongs, if it exists."""
@@ -474,8 +474,8 @@ class Sessions:
         """Return the principal of a login link and invalidate the link. Raise Unauthorized if the
         link is used or expired."""
         link = self._links.pop(hash_of(code), None)
-        if link is None or not self._lasts(link):
-            self._logins.failed()
+        if link is None or not self._is_current(link):
+            self._logins.count_failure()
             raise Unauthorized("the login link was already used or has expired: create another")
         return link.principal
 
@@ -483,26 +483,26 @@ class Sessions:
 
     def _put(
         self,
-        among: dict[str, Session],
+        sessions: dict[str, Session],
         prefix: str,
         principal: Principal,
-        lasts_s: int,
+        lifetime_s: int,
         each_max: int,
         all_max: int,
     ) -> tuple[str, Session]:
-        for key in [key for key, session in among.items() if not self._lasts(session)]:
-            del among[key]
-        own = [key for key, session in among.items() if session.principal == principal]
+        for key in [key for key, session in sessions.items() if not self._is_current(session)]:
+            del sessions[key]
+        own = [key for key, session in sessions.items() if session.principal == principal]
         for key in own[: max(0, len(own) + 1 - each_max)]:
-            del among[key]
-        if len(among) >= all_max:
-            raise Overloaded(f"{len(among)} logins are open; the limit is {all_max}")
+            del sessions[key]
+        if len(sessions) >= all_max:
+            raise Overloaded(f"{len(sessions)} logins are open; the limit is {all_max}")
         text = prefix + secrets.token_urlsafe(SECRET_BYTES)
-        session = Session(principal, self._clock.read().now_ms + lasts_s * 1000)
-        among[hash_of(text)] = session
+        session = Session(principal, self._clock.read().now_ms + lifetime_s * 1000)
+        sessions[hash_of(text)] = session
         return text, session
 
-    def _lasts(self, session: Session) -> bool:
+    def _is_current(self, session: Session) -> bool:
         is_in_time = self._clock.read().now_ms < session.until_ms
         return is_in_time and self._logins.is_valid(session.principal)
 

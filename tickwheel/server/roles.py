@@ -382,7 +382,7 @@ class Roles:
         store = cast("SharedStore", self.store)
         may_create = not leadership.incarnation
         opened = await store.open(owner, now_ms, evidence=evidence, may_create=may_create)
-        leadership.opened(opened.epoch)
+        leadership.set_epoch(opened.epoch)
         return owner, opened
 
     def _evidence(self) -> list[Evidence]:

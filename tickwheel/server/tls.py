@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from tickwheel.server.settings import Settings
     from tickwheel.server.shard.callers import OnEvent
 
-LOOK_S: Final = 1.0
+CHECK_S: Final = 1.0
 """Seconds between checks of the files."""
 FILE_BYTES_MAX: Final = 1024 * 1024
 ACCEPTS_MAX: Final = 64
@@ -86,10 +86,10 @@ class Certificates:
     async def run(self) -> None:
         """Reload the files when they change, forever."""
         while True:
-            await asyncio.sleep(LOOK_S)
-            await self.look()
+            await asyncio.sleep(CHECK_S)
+            await self.reload_if_changed()
 
-    async def look(self) -> None:
+    async def reload_if_changed(self) -> None:
         """Reload the files if any of them has changed."""
         observed = self._observed
         try:
@@ -239,7 +239,7 @@ class TlsServer:
         self._loop = asyncio.get_running_loop()
         self._waiting: dict[asyncio.Task[None], socket.socket] = {}
         """Sockets of the handshakes in progress, by task; the oldest is first."""
-        self._again: asyncio.TimerHandle | None = None
+        self._resume_timer: asyncio.TimerHandle | None = None
         self._failures = LogRateLimit()
         self._is_open = False
 
@@ -259,8 +259,8 @@ class TlsServer:
         if not self._is_open:
             return
         self._is_open = False
-        if self._again is not None:
-            self._again.cancel()
+        if self._resume_timer is not None:
+            self._resume_timer.cancel()
         self._loop.remove_reader(self._listener)
         self._listener.close()
         for task in list(self._waiting):
@@ -284,16 +284,16 @@ class TlsServer:
             except OSError as error:
                 self._accept_later(error)
                 return
-            self._pace.begun()
+            self._pace.count()
             sock.setblocking(False)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if len(self._waiting) >= self._handshakes_max:
                 self._make_room()
-            task = self._loop.create_task(self._greet(sock, address))
+            task = self._loop.create_task(self._handshake(sock, address))
             self._waiting[task] = sock
-            task.add_done_callback(self._over)
+            task.add_done_callback(self._note_end)
 
-    def _over(self, task: asyncio.Task[None]) -> None:
+    def _note_end(self, task: asyncio.Task[None]) -> None:
         sock = self._waiting.pop(task, None)
         if sock is not None and task.cancelled():
             sock.close()  # the task may never have started
@@ -306,7 +306,7 @@ class TlsServer:
 
     def _pause(self, wait_s: float) -> None:
         self._loop.remove_reader(self._listener)
-        self._again = self._loop.call_later(
+        self._resume_timer = self._loop.call_later(
             wait_s, self._loop.add_reader, self._listener, self._accept
         )
 
@@ -314,12 +314,12 @@ class TlsServer:
         oldest = next(iter(self._waiting))
         oldest.cancel()
         self._waiting.pop(oldest).close()
-        self._failed(
+        self._log_failure(
             "?",
             f"replaced, because {self._handshakes_max} handshakes began later (tls_handshakes_max)",
         )
 
-    async def _greet(self, sock: socket.socket, address: Any) -> None:
+    async def _handshake(self, sock: socket.socket, address: Any) -> None:
         """Perform the handshake of an accepted connection."""
         handed_over = False
         try:
@@ -338,13 +338,13 @@ class TlsServer:
                 )
         except TimeoutError:
             limit = f"{self._timeout_s:g} s (tls_handshake_timeout_s)"
-            self._failed(address, f"the handshake did not finish within {limit}")
+            self._log_failure(address, f"the handshake did not finish within {limit}")
         except ssl.SSLCertVerificationError as error:
-            self._failed(address, f"the client's certificate: {error.verify_message}")
+            self._log_failure(address, f"the client's certificate: {error.verify_message}")
         except ssl.SSLError as error:
-            self._failed(address, _reason(error))
+            self._log_failure(address, _reason(error))
         except OSError as error:
-            self._failed(address, error.strerror or str(error))
+            self._log_failure(address, error.strerror or str(error))
         finally:
             if not handed_over:
                 sock.close()
@@ -357,7 +357,7 @@ class TlsServer:
             except (BlockingIOError, InterruptedError):
                 pass
             readable: asyncio.Future[None] = self._loop.create_future()
-            self._loop.add_reader(sock, _set, readable)
+            self._loop.add_reader(sock, _complete, readable)
             try:
                 await readable
             finally:
@@ -373,14 +373,14 @@ class TlsServer:
             sock.recv(65_536)
         except OSError:
             pass
-        self._failed(address, "the client does not use TLS")
+        self._log_failure(address, "the client does not use TLS")
 
-    def _failed(self, address: Any, why: str) -> None:
+    def _log_failure(self, address: Any, reason: str) -> None:
         self._observed.tls_failures += 1
         rest = self._failures.note(self._loop.time())
         if rest is not None:
             peer = f"{address[0]}:{address[1]}" if isinstance(address, tuple) else "a client"
-            self._on_event("tls_failed", f"{peer}: {why}{rest}")
+            self._on_event("tls_failed", f"{peer}: {reason}{rest}")
 
 
 class Pace:
@@ -397,11 +397,11 @@ class Pace:
         self._left, self._at_s = min(self._burst, left), now_s
         return max(0.0, (1.0 - self._left) / self._per_s)
 
-    def begun(self) -> None:
+    def count(self) -> None:
         self._left -= 1.0
 
 
-def _set(future: asyncio.Future[None]) -> None:
+def _complete(future: asyncio.Future[None]) -> None:
     if not future.done():
         future.set_result(None)
 

@@ -30,7 +30,7 @@ from tickwheel.gateway import Gateway
 from tickwheel.model.values import SHARD_BITS
 from tickwheel.server import tokens
 from tickwheel.server.http.declared import answer_type
-from tickwheel.server.http.pages import as_sent
+from tickwheel.server.http.pages import document_bytes
 from tickwheel.server.logins import REVOKED, Logins
 from tickwheel.server.metrics.observed import Observed
 from tickwheel.server.settings import Settings
@@ -420,7 +420,9 @@ async def test_history_without_a_store_is_empty(hall: Hall) -> None:
 
 
 async def test_console_files_and_openapi_are_served(hall: Hall) -> None:
-    assert (await hall.call("GET", "/openapi.json")).body == as_sent(60_000)[0]  # as of one shard
+    assert (await hall.call("GET", "/openapi.json")).body == document_bytes(60_000)[
+        0
+    ]  # as of one shard
     page = await hall.call("GET", "/console/")
     assert page.status == 200 and b"<title>" in page.body
     assert (await hall.get("/v1/limits"))["frame_bytes_max"] == 4 << 20

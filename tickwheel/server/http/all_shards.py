@@ -361,7 +361,7 @@ class AllShardsServer:
                 self._logins.authenticate(_token(request), state["certificate"], state["address"])
             except Unauthorized as error:
                 waited = asyncio.Event()
-                self._logins.later(waited.set)
+                self._logins.answer_later(waited.set)
                 await waited.wait()
                 answer = refusal(error, "Unauthorized")
                 answer.headers["www-authenticate"] = 'Bearer realm="tickwheel"'

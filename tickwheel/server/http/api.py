@@ -110,7 +110,7 @@ class Api:
 
     def serve(self, operations: Operations) -> None:
         """Serve requests as the active daemon."""
-        verbs_of = Pipeline(operations, self._logins.refused, self._logins.audit).of
+        verbs_of = Pipeline(operations, self._logins.note_forbidden, self._logins.audit).of
         self.serve_with(
             lambda principal, address: ShardExchange(
                 operations, verbs_of(principal), principal, address
@@ -194,7 +194,7 @@ class Api:
             route, path_values = self._router.find(scope["method"], scope["raw_path"])
             principal = self._principal(route, headers, connection.get("certificate"), address)
             _check_origin(headers)
-            exchange = self._for(route, principal, address)
+            exchange = self._new_exchange(route, principal, address)
         except Unauthorized as error:
             if (scope["method"], scope["path"]) == _LOGIN:
                 self._logins.note_failed_console(address, error)
@@ -217,7 +217,7 @@ class Api:
                 await call.reply(200, [(b"content-type", route.streams[0].encode())], b"")
             else:
                 await route.handler(call)
-            self._finished(exchange, client)
+            self._finish_exchange(exchange, client)
         except TickwheelError as error:
             exchange.close()
             await self._fail(client, error)
@@ -235,7 +235,7 @@ class Api:
             if body is not None:
                 body.close()
 
-    def _for(self, route: Route, principal: Principal, address: str) -> Exchange:
+    def _new_exchange(self, route: Route, principal: Principal, address: str) -> Exchange:
         if self._draining:
             raise Draining("the daemon is shutting down")
         if self._begin is not None:
@@ -272,7 +272,7 @@ class Api:
             raise
 
     @staticmethod
-    def _finished(exchange: Exchange, client: Client) -> None:
+    def _finish_exchange(exchange: Exchange, client: Client) -> None:
         if client.is_gone:
             exchange.close("its stream was interrupted")
         else:
@@ -281,13 +281,13 @@ class Api:
     async def _fail(self, client: Client, error: TickwheelError) -> None:
         if client.status or isinstance(error, (ClientGone, SlowReader)):
             # A partial answer must not look complete.
-            await client.cut_off()
+            await client.abort()
         else:
             await self._refuse(client, error)
 
     async def _refuse_slowly(self, client: Client, error: Unauthorized) -> None:
         waited = asyncio.Event()
-        self._logins.later(waited.set)
+        self._logins.answer_later(waited.set)
         await waited.wait()
         await self._refuse(client, error)
 

@@ -453,7 +453,7 @@ class Client:
     async def piece(self, data: bytes, *, more: bool) -> None:
         await self._send({"type": "http.response.body", "body": data, "more_body": more})
 
-    async def cut_off(self) -> None:
+    async def abort(self) -> None:
         """Close the connection, because the answer cannot be completed."""
         abort = self._connection.get("abort")
         if abort is not None:

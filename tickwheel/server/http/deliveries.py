@@ -167,7 +167,7 @@ class Stream:
         self._pieces: list[bytes] = []
         self._bytes = 0
         """Bytes of unwritten deliveries."""
-        self._blocked = False
+        self._is_blocked = False
         self._wake = asyncio.Event()
         self._end: TickwheelError | None = None
 
@@ -180,18 +180,18 @@ class Stream:
         disconnected = call.client.disconnection()
         disconnected.add_done_callback(lambda _: self._wake.set())
         # Send the head before the first delivery: it tells the client that the stream is open.
-        await call.piece(self._idle())
+        await call.piece(self._keep_alive())
         while not disconnected.done():
             if not self._pieces and self._end is None:
                 try:
                     async with asyncio.timeout(call.common.keep_alive_s):
                         await self._wake.wait()
                 except TimeoutError:
-                    await call.piece_in_time(self._idle())
+                    await call.piece_in_time(self._keep_alive())
             self._wake.clear()
             await self._flush()
             if self._end is not None:
-                await call.piece(self._last(self._end), more=False)
+                await call.piece(self._end_piece(self._end), more=False)
                 return
         raise ClientGone("the client has disconnected")
 
@@ -203,7 +203,7 @@ class Stream:
             options["lease_ms"] = query.lease_ms
         if query.broadcast:
             options["broadcast"] = True
-        exchange.on_end = self._ended
+        exchange.on_end = self._note_end
         request = DeliveryRequest(self._topic, query.group, query.credit, options)
         answer: dict[str, Any] = await exchange.subscribe(request, self)
         return answer
@@ -214,8 +214,8 @@ class Stream:
         pieces = [self._piece(item, epoch, now_ms) for item in items]
         self._pieces += pieces
         self._bytes += sum(map(len, pieces))
-        if self._bytes > self._settings.out_bytes_stop and not self._blocked:
-            self._blocked = True
+        if self._bytes > self._settings.out_bytes_stop and not self._is_blocked:
+            self._is_blocked = True
             self._call.exchange.pause()
         self._wake.set()
 
@@ -223,14 +223,14 @@ class Stream:
         self._piece(item, 0, 0)
 
     def ended(self, code: str, message: str) -> None:
-        self._ended(BY_CODE.get(code, InternalError)(message))
+        self._note_end(BY_CODE.get(code, InternalError)(message))
 
     def closed(self) -> None:
         """Do nothing: ``run`` already knows that the client has disconnected."""
 
     # --- writing ---------------------------------------------------------------------------------
 
-    def _ended(self, error: TickwheelError) -> None:
+    def _note_end(self, error: TickwheelError) -> None:
         self._end = error
         self._wake.set()
 
@@ -240,8 +240,8 @@ class Stream:
             data = b"".join(pieces)
             await self._call.piece_in_time(data)
             self._bytes -= len(data)
-            if self._blocked and not self._pieces:
-                self._blocked = False
+            if self._is_blocked and not self._pieces:
+                self._is_blocked = False
                 if self._end is None:
                     self._call.exchange.resume()
 
@@ -251,10 +251,10 @@ class Stream:
             return view + b"\n"
         return b"event: delivery\nid: %d\ndata: %b\n\n" % (_delivered_task(item).id, view)
 
-    def _idle(self) -> bytes:
+    def _keep_alive(self) -> bytes:
         return b"\n" if self._is_ndjson else b": still here\n\n"
 
-    def _last(self, error: TickwheelError) -> bytes:
+    def _end_piece(self, error: TickwheelError) -> bytes:
         data = as_json({"error": problem_line(error)})
         return data + b"\n" if self._is_ndjson else b"event: end\ndata: %b\n\n" % data
 
@@ -277,13 +277,13 @@ def settlement_handler(verb: str, body: type[types.AckIn], default: str) -> Hand
         request = await call.json(decoder)
         arguments = tuple(getattr(request, name) for name in options)
         settle = partial(call.exchange.settle, verb, arguments=arguments)
-        await call.answer({"results": await _settled(call, request.receipts, settle, default)})
+        await call.answer({"results": await _settle_all(call, request.receipts, settle, default)})
 
     handle.__name__ = verb
     return handle
 
 
-async def _settled(
+async def _settle_all(
     call: Call, texts: list[str], settle: Callable[[Sequence[Receipt]], Answer], default: str
 ) -> list[str]:
     checks.array(tuple(texts), "receipts", call.exchange.limits.ids_per_frame_max)

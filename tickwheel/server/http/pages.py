@@ -97,7 +97,7 @@ _KINDS = {
 def pages(*, wait_ms_max: int) -> list[PageRoute]:
     """Return the routes of ``/openapi.json``, ``/docs/`` and the console, which are public because
     they contain no data."""
-    text, packed = as_sent(wait_ms_max)
+    text, packed = document_bytes(wait_ms_max)
 
     async def openapi(request: Request) -> Response:
         headers = {"content-type": JSON_TYPE.decode(), "vary": "accept-encoding"}
@@ -117,7 +117,7 @@ def pages(*, wait_ms_max: int) -> list[PageRoute]:
 
 
 @cache
-def as_sent(wait_ms_max: int) -> tuple[bytes, bytes]:
+def document_bytes(wait_ms_max: int) -> tuple[bytes, bytes]:
     """Return the document as JSON, plain and compressed. The result is cached at the start, because
     creating the document blocks the event loop."""
     text = as_json(document(ROUTES, wait_ms_max=wait_ms_max))
@@ -261,7 +261,7 @@ def document(routes: Sequence[Route], *, wait_ms_max: int = 60_000) -> dict[str,
     schemas, components = msgspec.json.schema_components(kinds, ref_template=_REF)
     schema_of = dict(zip(map(repr, kinds), schemas, strict=True))
     components["PullIn"]["properties"]["wait_ms"]["maximum"] = wait_ms_max
-    in_requests = _reached(
+    in_requests = _referenced(
         [schema_of[repr(kind)] for route in routes for kind in (route.query, *_parts(route.body))],
         components,
     )
@@ -273,7 +273,7 @@ def document(routes: Sequence[Route], *, wait_ms_max: int = 60_000) -> dict[str,
     for route in routes:
         operation = _operation(route, schema_of, queries[route.query])
         paths.setdefault(route.path, {})[route.method.lower()] = operation
-    used = _reached([paths], components)  # queries are described by their parameters
+    used = _referenced([paths], components)  # queries are described by their parameters
     return {
         "openapi": "3.1.0",
         "info": {
@@ -302,7 +302,7 @@ def document(routes: Sequence[Route], *, wait_ms_max: int = 60_000) -> dict[str,
     }
 
 
-def _reached(schemas: Iterable[Any], components: dict[str, Any]) -> set[str]:
+def _referenced(schemas: Iterable[Any], components: dict[str, Any]) -> set[str]:
     """Return the names of the components to which schemas refer, directly or indirectly."""
     names: set[str] = set()
     pending = list(schemas)

@@ -112,7 +112,7 @@ class Connection(asyncio.Protocol):
         self._decoder = Decoder(min(HELLO_BYTES_MAX, self._operations.frame_bytes_max))
         self._greeted = self._has_waited = False
         self._ending = self._is_ended_here = self._is_silent = False
-        self._held: list[Frame] = []
+        self._frames: list[Frame] = []
         """Received frames that are not yet handled."""
         self._unread_bytes = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -156,8 +156,8 @@ class Connection(asyncio.Protocol):
         self._shared.connections.discard(self)
         self._shared.strangers.pop(self, None)
         self._stop_timer()
-        self._held.clear()
-        self._shared.held.pop(self, None)
+        self._frames.clear()
+        self._shared.waiting.pop(self, None)
         self._shared.turns.forget(self)
         self._shared.unread_bytes -= self._unread_bytes
         self._unread_bytes = 0
@@ -187,8 +187,8 @@ class Connection(asyncio.Protocol):
         if self.caller.presence.doubted:
             self._operations.heard(self.caller)
         self._count_unread()
-        if self._held:
-            self._held += frames
+        if self._frames:
+            self._frames += frames
         else:
             self._handle_all(frames, now)
 
@@ -236,10 +236,10 @@ class Connection(asyncio.Protocol):
             if self._ending:
                 break
             if not self._greeted:  # HELLO waits until this daemon leads
-                self._held += frames[index:]
+                self._frames += frames[index:]
                 break
         self._operations.handled()
-        if not self._held:
+        if not self._frames:
             self._end_if_broken()
 
     def _end_if_broken(self) -> None:
@@ -260,7 +260,7 @@ class Connection(asyncio.Protocol):
     @property
     def is_read(self) -> bool:
         """Whether requests of the peer are currently read."""
-        return not (self.paused or self._held)
+        return not (self.paused or self._frames)
 
     @property
     def must_wait(self) -> bool:
@@ -270,9 +270,9 @@ class Connection(asyncio.Protocol):
 
     def _hold(self, frames: list[Frame]) -> None:
         """Keep unhandled frames until the connection's next turn, or until answers are written."""
-        self._held = frames
+        self._frames = frames
         if self.must_wait:
-            self._shared.held[self] = None
+            self._shared.waiting[self] = None
         else:
             self._shared.turns.wait(self)
         if self._transport is not None and self.open:
@@ -280,18 +280,18 @@ class Connection(asyncio.Protocol):
 
     def resume(self) -> None:
         """Handle the held frames if the connection no longer has to wait."""
-        if not self._held:
+        if not self._frames:
             return
         if self.must_wait:
-            self._shared.held[self] = None
+            self._shared.waiting[self] = None
             return
-        frames, self._held = self._held, []
-        self._shared.held.pop(self, None)
+        frames, self._frames = self._frames, []
+        self._shared.waiting.pop(self, None)
         self._shared.turns.forget(self)
         now = self._clock.read()
         self.last_data_mono_ms = now.mono_ms
         self._handle_all(frames, now)
-        if not self._held and not self.paused and self._transport is not None and self.open:
+        if not self._frames and not self.paused and self._transport is not None and self.open:
             self._transport.resume_reading()
 
     def _handle(self, handler: Handler, frame: Frame, now: Now) -> None:
@@ -325,7 +325,7 @@ class Connection(asyncio.Protocol):
     def resume_writing(self) -> None:
         self._stop_timer()
         self.paused, self.last_data_mono_ms = False, self._clock.read().mono_ms
-        if self._transport is not None and self.open and not self._held:
+        if self._transport is not None and self.open and not self._frames:
             self._transport.resume_reading()
         # Read the peer's frames before sending more, because they can stop the deliveries.
         # Otherwise frames of a peer that reads as fast as deliveries arrive would never be read.
@@ -480,7 +480,7 @@ class Connection(asyncio.Protocol):
         """Delay the answer to HELLO until this daemon leads, because a client that is refused now
         would reconnect repeatedly."""
         self._has_waited = True
-        self._held = [hello]
+        self._frames = [hello]
         self._stop_timer()
         self._timer = asyncio.get_running_loop().call_later(LEAD_WAIT_S, self.resume)
         if self._transport is not None:
@@ -518,7 +518,7 @@ class Connection(asyncio.Protocol):
         if self._greeted:
             self._operations.after_all(send_error)
         elif isinstance(error, Unauthorized):
-            self._shared.logins.later(send_error)
+            self._shared.logins.answer_later(send_error)
         else:  # no request of this peer waits for the store, so the descriptor can be released now
             send_error()
 

@@ -481,7 +481,7 @@ class Listener:
     def serve(self, operations: Operations) -> None:
         """Serve new connections as the active daemon, with these operations."""
         settings = operations.settings
-        pipeline = Pipeline(operations, self._logins.refused, self._logins.audit)
+        pipeline = Pipeline(operations, self._logins.note_forbidden, self._logins.audit)
 
         @lru_cache(maxsize=PRINCIPALS_KEPT_MAX)
         def table_of(principal: Principal) -> Table:
@@ -489,7 +489,7 @@ class Listener:
 
         self._active = shared = Shared[Connection](operations, table_of, self._logins)
         shared.elsewhere, shared.is_leased = self._elsewhere, self._is_leased
-        operations.shard.on_landed = shared.landed
+        operations.shard.on_landed = shared.resume_waiting
         heartbeats = Heartbeats(
             shared.connections,
             operations.clock,

@@ -134,7 +134,7 @@ class Shared(Generic[M]):
         self.connections: set[M] = set()
         self.strangers: dict[M, None] = {}
         """Connections that have not sent HELLO."""
-        self.held: dict[M, None] = {}
+        self.waiting: dict[M, None] = {}
         """Connections whose frames wait until earlier requests are answered."""
         self.turns = Turns[M]()
         """Schedules the handling of frames."""
@@ -149,9 +149,9 @@ class Shared(Generic[M]):
         self.unread_bytes = 0
         """Bytes that unfinished frames of all connections take."""
 
-    def landed(self) -> None:
+    def resume_waiting(self) -> None:
         """Resume connections that waited for the answers to earlier requests."""
-        for connection in list(self.held):
+        for connection in list(self.waiting):
             connection.resume()
 
 
