@@ -201,7 +201,7 @@ DELIVERED = (
     Bug(
         "a-jump-far-ahead-is-followed",
         "a clock that jumps a year ahead fires what is due by then",
-        {"Clock._jumped": (condition("_limit_ms", "False"),)},
+        {"Clock._after_jump": (condition("_limit_ms", "False"),)},
         ("tests/test_clock.py::test_a_jump_ahead_above_the_limit_is_held_until_the_clock_is_back",),
     ),
     Bug(
