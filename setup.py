@@ -20,7 +20,7 @@ class WithDeployment(build_py):
         if self.editable_mode:
             return
         packed = Path(self.build_lib) / "tickwheel" / DEPLOYMENT["PACKED"]
-        for name, path in DEPLOYMENT["of_clone"](ROOT).items():
+        for name, path in DEPLOYMENT["clone_files"](ROOT).items():
             (packed / name).parent.mkdir(parents=True, exist_ok=True)
             copyfile(path, packed / name)
 

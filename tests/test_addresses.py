@@ -41,14 +41,14 @@ def test_other_addresses_are_forbidden(address: str) -> None:
     ],
 )
 def test_a_network_can_be_allowed(network: str, inside: str, outside: str) -> None:
-    guard = Guard.of([network])
+    guard = Guard.from_texts([network])
     guard.check("host", inside)
     with pytest.raises(ForbiddenAddress, match="push_allow"):
         guard.check("host", outside)
 
 
 def test_an_address_embedding_an_allowed_one_is_forbidden() -> None:
-    guard = Guard.of(["10.0.0.0/8"])
+    guard = Guard.from_texts(["10.0.0.0/8"])
     guard.check("host", "64:ff9b::a00:1")  # NAT64 of it leads there
     with pytest.raises(ForbiddenAddress):
         guard.check("host", "64:ff9b:1::a00:1")  # a network of its own
@@ -82,4 +82,4 @@ async def test_forbidden_addresses_are_left_out(monkeypatch: pytest.MonkeyPatch)
 
 def test_an_invalid_network_is_refused() -> None:
     with pytest.raises(ValueError, match="host bits"):
-        Guard.of(["10.0.0.1/8"])
+        Guard.from_texts(["10.0.0.1/8"])

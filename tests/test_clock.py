@@ -285,7 +285,7 @@ def test_a_clock_file_steps_only_the_wall_clock(
         steering.step(offset_ms - steering.offset_ms)
         assert ahead_ms(found) == offset_ms
     assert abs(found.mono_ms() - SystemSources().mono_ms()) < HOUR_MS
-    assert Clock(HOUR_MS).steered
+    assert Clock(HOUR_MS).is_steered
 
 
 def test_a_rate_change_keeps_a_steered_clocks_drift(tmp_path: Path) -> None:
@@ -307,7 +307,7 @@ def test_without_a_file_the_machines_clocks_are_read(
 ) -> None:
     monkeypatch.delenv(TEST_CLOCK_ENV, raising=False)
     assert type(sources()) is SystemSources
-    assert not Clock(HOUR_MS).steered
+    assert not Clock(HOUR_MS).is_steered
     monkeypatch.setenv(TEST_CLOCK_ENV, str(tmp_path / "none"))
     with pytest.raises(OSError, match="none"):
         sources()

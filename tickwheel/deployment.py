@@ -16,9 +16,9 @@ FOLDERS: Final = ("deploy", "grafana")
 DOCKERFILE: Final = "deploy/Dockerfile"
 
 
-def of_clone(root: Path) -> dict[str, Path]:
-    """Return the path of each file by its name relative to the root of a clone. The programs that
-    generate the dashboards are left out."""
+def clone_files(root: Path) -> dict[str, Path]:
+    """Return the path of each file by its name relative to the root of a clone, except the programs
+    that generate the dashboards."""
     return {
         path.relative_to(root).as_posix(): path
         for folder in FOLDERS
@@ -30,13 +30,13 @@ def of_clone(root: Path) -> dict[str, Path]:
 
 
 def files() -> dict[str, bytes]:
-    """Return the contents of each file by its name, usable without a clone."""
+    """Return the contents of each file by its name, changed so that no clone is needed."""
     package = Path(__file__).resolve().parent
     packed = package / PACKED
     if packed.is_dir():
         paths = {p.relative_to(packed).as_posix(): p for p in packed.rglob("*") if p.is_file()}
     else:
-        paths = of_clone(package.parent)
+        paths = clone_files(package.parent)
     contents = {name: path.read_bytes() for name, path in paths.items()}
     if DOCKERFILE in contents:
         contents[DOCKERFILE] = _without_a_clone(contents[DOCKERFILE].decode()).encode()

@@ -1,5 +1,5 @@
-"""Disk usage, which the store and the history compare with their limits; durable files; and the
-permissions of the files that this process creates."""
+"""Measures disk usage, which the store and the history compare with their limits, makes files
+durable, and restricts the permissions of the files that this process creates."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _withheld = 0
 
 
 class Use(NamedTuple):
-    """Disk usage as ``df`` shows it: ``bytes`` is the space available to ordinary users."""
+    """Disk usage as ``df`` shows it. ``bytes`` is the space that ordinary users can use."""
 
     used_bytes: int
     bytes: int
@@ -40,8 +40,8 @@ def measure(folder: str | Path) -> Use:
 
 
 def sync(path: str | Path) -> None:
-    """Make a file's contents durable, or the names of the files in a folder. Raise OSError on
-    failure."""
+    """Make a file's contents durable, or the names of the files in a folder. Raise OSError if that
+    fails."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
@@ -50,8 +50,8 @@ def sync(path: str | Path) -> None:
 
 
 def withhold(file_mode: str) -> None:
-    """Restrict new files of this process and its children to this mode, one of ``FILE_MODES``, and
-    new folders to the same mode plus the right to enter. A stricter umask stays in force."""
+    """Restrict new files of this process and its children to this mode, one of ``FILE_MODES``. New
+    folders also get execute permission. A stricter umask stays in force."""
     global _withheld  # noqa: PLW0603  # the umask, which it extends, belongs to the process
     mode = int(file_mode, 8)
     _withheld = 0o777 & ~(mode | mode >> 2 & 0o111)
@@ -59,8 +59,8 @@ def withhold(file_mode: str) -> None:
 
 
 def tighten(path: str) -> None:
-    """Apply the restriction of ``withhold`` to a file that an earlier process created. A missing
-    file, or a file of another user, is left unchanged."""
+    """Apply the restriction of ``withhold`` to an existing file. A file that is missing or belongs
+    to another user is not changed."""
     if not _withheld:
         return
     with contextlib.suppress(OSError):

@@ -1,7 +1,7 @@
 """Environment variables of the daemon and of clients.
 
 The daemon's variables are its settings; all other names are declared here. Unknown names that begin
-with ``TICKWHEEL_`` are refused. An empty variable counts as unset. The module needs only the
+with ``TICKWHEEL_`` are refused. An empty variable counts as unset. This module needs only the
 standard library.
 """
 
@@ -29,11 +29,11 @@ KNOWN: Final = frozenset(f"{PREFIX}{name}" for name in (*CLIENT, *OTHERS))
 SURROUNDING: Final = frozenset(
     f"{PREFIX}{name}" for name in ("DIR", "HOME", "IMAGE", "ROOT", "TAG", "USER", "VENV", "VERSION")
 )
-"""Variables of scripts and images around the product, which the product ignores."""
+"""Variables of scripts and images that are used with the product. The product ignores them."""
 _BARE: Final = (*CLIENT, *OTHERS)
 NEAR: Final = 0.85
-"""Similarity to a client's variable, from 0 to 1, at which an unknown name is refused when the
-settings are unavailable."""
+"""If the settings are unavailable, an unknown name is refused whose similarity to a client's
+variable, from 0 to 1, is at least this."""
 _LINK: Final = re.compile(
     r"TICKWHEEL_(?:[A-Z0-9_]+?_)??"
     r"(?:(?P<host>SERVICE_HOST|PORT_\d+_(?:TCP|UDP|SCTP)_ADDR)"
@@ -47,11 +47,11 @@ _LINKED: Final = {
     "url": re.compile(r"(?:tcp|udp|sctp)://\S+:\d+"),
     "proto": re.compile(r"tcp|udp|sctp"),
 }
-"""Pattern of the value that Kubernetes sets, by kind of variable."""
+"""Pattern of the values that Kubernetes sets, by kind of variable."""
 
 
 def value(name: str) -> str | None:
-    """Return the value of a variable; None when it is empty or not set."""
+    """Return the value of a variable, or None if it is empty or not set."""
     return os.environ.get(name) or None
 
 
@@ -81,14 +81,14 @@ def check(settings: Callable[[], Iterable[str] | None]) -> None:
 
 
 def unknown(what: str, name: str, near: str, known: Iterable[str]) -> BadRequest:
-    """Return the error for an unknown name, with the known name closest to ``near``."""
+    """Return the error for an unknown name, which suggests the known name closest to ``near``."""
     matches = get_close_matches(near, sorted(known), n=1)
     hint = f"; did you mean {matches[0]}?" if matches else ""
     return BadRequest(f"there is no {what} {name}{hint}")
 
 
 def _is_link(name: str, text: str) -> bool:
-    """Whether Kubernetes set the variable for a Service whose name begins with ``tickwheel``."""
+    """Return whether Kubernetes set the variable, for a Service named ``tickwheel…``."""
     match = _LINK.fullmatch(name)
     kind = None if match is None else match.lastgroup
     return kind is not None and _LINKED[kind].fullmatch(text) is not None

@@ -1,9 +1,9 @@
 """Named points at which a test can kill the process, to prove that nothing is lost there.
 
-Off unless ``TICKWHEEL_FAILPOINTS`` is set. With ``commit.before=3,recovery.middle=1``, the process
-kills itself (SIGKILL, no clean-up) when it passes ``commit.before`` for the third time or
-``recovery.middle`` for the first. The name of that point is appended to the file that
-``TICKWHEEL_FAILPOINTS_LOG`` names.
+They have no effect unless ``TICKWHEEL_FAILPOINTS`` is set. With
+``commit.before=3,recovery.middle=1``, the process kills itself (SIGKILL, no clean-up) when it
+passes ``commit.before`` for the third time or ``recovery.middle`` for the first time. The name of
+that point is appended to the file that ``TICKWHEEL_FAILPOINTS_LOG`` names.
 """
 
 from __future__ import annotations
@@ -44,19 +44,20 @@ def _parse(text: str) -> dict[str, int]:
     return armed
 
 
-def _opened(path: str) -> int:
-    """Open the log at the start, because a test may exhaust the file descriptors later."""
+def _open_log(path: str) -> int:
+    """Return a descriptor of the log. It is opened at the start, because a test may later exhaust
+    the file descriptors."""
     return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
 
 
 _armed = _parse(os.environ.get("TICKWHEEL_FAILPOINTS", ""))
 _log = os.environ.get("TICKWHEEL_FAILPOINTS_LOG", "")
-_log_fd = _opened(_log) if _armed and _log else -1
+_log_fd = _open_log(_log) if _armed and _log else -1
 
 
 def hit(name: str) -> None:
-    """Kill the process if the failpoint ``name`` is armed and its count is reached. Called at most
-    once for each batch, so a dictionary lookup is cheap enough."""
+    """Kill the process if the failpoint ``name`` is armed and its count is reached. This is called
+    at most once for each batch, so a dictionary lookup is cheap enough."""
     if not _armed or name not in _armed:
         return
     _armed[name] -= 1

@@ -1,15 +1,15 @@
 """The HTTP API of all shards, in the process that serves HTTP for them
-(``server/http/whole.py``).
+(``server/http/all_shards.py``).
 
 ``Gateway`` is an ASGI application with a daemon's API, OpenAPI document and console. Its handlers
 use an ``AllShardsExchange`` instead of the exchange with one shard. The gateway executes nothing
 itself: a ``GatewayClient``, an ordinary client, selects the shards for a request and combines their
 answers. Invariants:
 
-* This process has no rights. It sends the token of its caller, and the daemons decide. It keeps
-  tokens only in memory.
-* Each stream has a separate client, whose connections close when the stream ends. The daemons then
-  see that its consumer has gone.
+* This process has no rights. It sends the token of its caller, and the daemons check the caller's
+  rights. It keeps tokens only in memory.
+* Each stream has a separate client, whose connections close when the stream ends. The daemons
+  then see that its consumer has gone.
 """
 
 from __future__ import annotations
@@ -64,13 +64,13 @@ from tickwheel.errors import (
 from tickwheel.model.records import DEFAULT_GROUP
 from tickwheel.model.values import INTEGER_MAX, SHARD_BITS, shard_of
 from tickwheel.server import checks
+from tickwheel.server.http.all_shards import NoAnswer, fetch
 from tickwheel.server.http.api import Api
 from tickwheel.server.http.app import API_PREFIX
 from tickwheel.server.http.call import as_json
 from tickwheel.server.http.deliveries import DeliveredTask
-from tickwheel.server.http.exchange import Exchange, settled_fields
+from tickwheel.server.http.exchange import Exchange, settle_fields
 from tickwheel.server.http.pages import pages
-from tickwheel.server.http.whole import Silent, fetch
 from tickwheel.server.logins import LINK_PREFIX
 from tickwheel.server.settings import local_host, split_address
 from tickwheel.server.shard.callers import ANONYMOUS, NOBODY, Caller, NullSink
@@ -90,8 +90,8 @@ if TYPE_CHECKING:
     from tickwheel.clock import Clock
     from tickwheel.engine.topics import DeliverySink
     from tickwheel.server.http.call import Route
-    from tickwheel.server.http.exchange import Answer, DeliveryRequest, Pulled, Receipt, Render
-    from tickwheel.server.http.types import Once
+    from tickwheel.server.http.exchange import Answer, DeliveryRequest, Receipt, Render, RenderPull
+    from tickwheel.server.http.types import RequestIdentity
     from tickwheel.server.logins import Logins
     from tickwheel.server.metrics.observed import Observed
     from tickwheel.server.settings import Settings
@@ -101,12 +101,12 @@ CLIENTS_MAX: Final = 256
 """Maximum clients in use, one for each token. A client is in use while it has a request in progress
 or a lease from a pull. Clients of streams are not counted."""
 IDLE_MAX: Final = 64
-"""Maximum idle clients that are kept."""
+"""Maximum idle clients that stay open."""
 STREAM_BYTES_MAX: Final = 4 * 1024 * 1024
-"""Bytes of bodies buffered for a stream at which the shards stop sending."""
+"""Bytes of buffered bodies at which the shards stop sending to a stream."""
 IDLE_S: Final = 60.0
-"""Seconds after its last request until an unused client is closed."""
-LOOK_S: Final = 5.0
+"""Seconds after its last request when an unused client is closed."""
+CHECK_S: Final = 5.0
 """Seconds between searches for idle clients."""
 ANSWER_S: Final = 5.0
 """Seconds that the HTTP server of a shard has to answer."""
@@ -139,10 +139,10 @@ class GatewayClient(Client):
         self.requests = 0
         """Requests in progress."""
         self.leased_until_s = 0.0
-        """End of the last lease of a pull, by the loop's clock. Closing the client would end its
+        """End, on the loop's clock, of the last lease of a pull. Closing the client would end its
         leases."""
         self.idle_since_s = 0.0
-        """Time of the last request, by the loop's clock."""
+        """Time, on the loop's clock, of the last request."""
 
     def keep_for(self, lease_s: float) -> None:
         """Keep the client open for at least ``lease_s``."""
@@ -180,20 +180,20 @@ class GatewayClient(Client):
         return status_of(results, answers[0]["shards"])
 
     async def _preview(self, values: dict[str, Any]) -> dict[str, Any]:
-        """Return a dry run of a whole bulk operation: a page of it cannot span several shards."""
+        """Return a dry run of a whole bulk operation, because a page cannot span several shards."""
         values = {name: values[name] for name in values if name not in ("after", "until_id")}
         previews = [await link.preview(values, None) for link in self._links]
         total = reduce(BulkPreview.and_then, previews)
         return {field.name: getattr(total, field.name) for field in total.fields()} | {"next": None}
 
     async def put(self, tasks: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Enqueue tasks. The answer has an outcome for each task, as for an ENQUEUE with rules."""
+        """Enqueue tasks. The answer has an outcome for each, like that of an ENQUEUE with rules."""
         shards, size = await self._know_shards(), self._checked_size(tasks)
         producer = self._producer if shards is None else shards.producer
         if producer.is_full:
             await producer.wait_room()
         is_ruled = any(len(task) == 4 and "if_pending" in task[3] for task in tasks)
-        return _stored(await producer.put(list(tasks), len(tasks), size, is_ruled=is_ruled))
+        return _enqueue_answer(await producer.put(list(tasks), len(tasks), size, is_ruled=is_ruled))
 
     async def put_each(self, tasks: tuple[Any, ...]) -> tuple[Any, ...] | list[Any]:
         """Enqueue tasks, each independently of the others. Return the answer of ``put``, or, when
@@ -203,27 +203,32 @@ class GatewayClient(Client):
         except TickwheelError as error:
             if len(tasks) == 1 or (error.retryable and not isinstance(error, Partly)):
                 raise
-            ends: list[Any] = error.receipts if isinstance(error, Partly) else [error] * len(tasks)
-        ends = [end if isinstance(end, TickwheelError) else _stored([end]) for end in ends]
-        # The daemon refuses a whole frame because of one task, so the others are sent again.
-        again = [
-            index
-            for index, end in enumerate(ends)
-            if isinstance(end, TickwheelError) and not end.retryable
+            outcomes: list[Any] = [error] * len(tasks)
+            if isinstance(error, Partly):
+                outcomes = error.receipts
+        outcomes = [
+            outcome if isinstance(outcome, TickwheelError) else _enqueue_answer([outcome])
+            for outcome in outcomes
         ]
-        answers = (self.put((tasks[index],)) for index in again)
+        # One task can cause the daemon to refuse a whole frame, so each task is sent separately.
+        retried = [
+            index
+            for index, outcome in enumerate(outcomes)
+            if isinstance(outcome, TickwheelError) and not outcome.retryable
+        ]
+        answers = (self.put((tasks[index],)) for index in retried)
         for index, answer in zip(
-            again, await asyncio.gather(*answers, return_exceptions=True), strict=True
+            retried, await asyncio.gather(*answers, return_exceptions=True), strict=True
         ):
-            ends[index] = answer
-        return ends
+            outcomes[index] = answer
+        return outcomes
 
     def _checked_size(self, tasks: tuple[Any, ...]) -> int:
         """Return the maximum bytes that the tasks take in a frame. Raise BadRequest, DueTooFar or
-        LimitExceeded."""
+        LimitExceeded for tasks that the daemon would refuse."""
         limits, size = self.limits, size_of(tasks)
         for index, task in enumerate(tasks):
-            if type(task[2]) is int and task[2] > INTEGER_MAX:  # a frame could not hold it
+            if type(task[2]) is int and task[2] > INTEGER_MAX:  # a frame cannot contain it
                 checks.due(task[2], None, f"tasks[{index}]", 0, limits)
         if not checks.array(tasks, "tasks", limits.tasks_per_frame_max):
             raise BadRequest("tasks has 0 elements; the minimum is 1")
@@ -235,15 +240,15 @@ class GatewayClient(Client):
         return size
 
     async def put_once(self, key: bytes, fingerprint: int, tasks: Any) -> tuple[Any, ...]:
-        """Enqueue tasks under an idempotency key. The key's home shard is asked first even if none
-        of the tasks belongs there: it knows of earlier requests with the key, whichever shards
-        their tasks went to. Each shard remembers its part of the request."""
+        """Enqueue tasks under an idempotency key. The key's home shard is asked first, even if none
+        of the tasks belongs there, because it knows of earlier requests with the key. Each shard
+        remembers its part of the request."""
         shards = await self._know_shards()
         self._checked_size(tasks)
         if shards is not None:
             for task in tasks:
                 checked_basis(task[3] if len(task) == 4 else {})
-        return _stored(await self._put_once(key, fingerprint, tasks))
+        return _enqueue_answer(await self._put_once(key, fingerprint, tasks))
 
     async def _put_once(
         self, key: bytes, fingerprint: int, tasks: Sequence[Any]
@@ -256,14 +261,15 @@ class GatewayClient(Client):
             return await self._put_once_at(links[shard], key, fingerprint, part)
 
         async def ask(shard: int, indexes: Sequence[int]) -> Any:
-            return at_home if shard == home else await put(shard)
+            return home_result if shard == home else await put(shard)
 
-        at_home = await put(home)
-        if not isinstance(at_home, dict):
+        home_result = await put(home)
+        if not isinstance(home_result, dict):
             return await ask_in_parts(parts, ask)
-        # The request was first sent when the store had other shards. Tasks that these did not take
-        # are enqueued now, under a key derived from this one, which prevents duplicates as well.
-        by_index = self._former_receipts(at_home, key, tasks)
+        # The request was first sent when the store had another number of shards. Tasks that those
+        # shards did not accept are enqueued now, under a key derived from this one, which also
+        # prevents duplicates.
+        by_index = self._former_receipts(home_result, key, tasks)
         missing = [index for index in range(len(tasks)) if index not in by_index]
         if missing:
             part = [tasks[index] for index in missing]
@@ -274,7 +280,7 @@ class GatewayClient(Client):
     def _former_receipts(
         self, before: dict[str, Any], key: bytes, tasks: Sequence[Any]
     ) -> dict[int, TaskReceipt]:
-        """Return the receipts of the tasks that former shards took, by their indexes."""
+        """Return, by index, the receipts of the tasks that former shards accepted."""
         levels_ms, by_index = self._reconnector.delay_levels_ms, {}
         parts = indexes_by_shard(tasks, key, before["shards"])
         for shard, accepted_ms, ids, outcomes in before["parts"]:
@@ -288,8 +294,8 @@ class GatewayClient(Client):
     async def _put_once_at(
         self, link: Link, key: bytes, fingerprint: int, tasks: Any
     ) -> list[TaskReceipt] | dict[str, Any]:
-        """Enqueue the link's part of a request under an idempotency key. Return its receipts, or
-        the answers of former shards to the whole request."""
+        """Enqueue the tasks of a request that belong to the link's shard, under an idempotency key.
+        Return their receipts, or the answers of former shards to the whole request."""
         accepted_ms, ids, *rest = await link.ask(FrameType.ENQUEUE_ONCE, key, fingerprint, tasks)
         details = rest[0] if rest else {}
         if "before" in details:
@@ -305,7 +311,7 @@ class GatewayClient(Client):
         return stored
 
     async def prepare(self, name: str, group: str, part: int, tasks: Any, options: Any) -> Any:
-        """Store half tasks in the shard that holds the claim to the transaction's name."""
+        """Store half tasks in the shard to which the transaction belongs."""
         shards = await self._know_shards()
         self._checked_size(tasks)
         home = self._link
@@ -324,9 +330,9 @@ class GatewayClient(Client):
         return await target.pull((topic, group), count, wait_ms, options, None, on_new_group)
 
     async def settle(
-        self, verb: str, receipts: Sequence[Receipt], more: tuple[Any, ...]
+        self, verb: str, receipts: Sequence[Receipt], arguments: tuple[Any, ...]
     ) -> list[str | None]:
-        """Return the outcome of each delivery; None is the usual outcome."""
+        """Settle deliveries. Return the outcome of each, or None for the usual outcome."""
         frame = VERBS[verb].frame
         assert frame is not None
         shards, parts = await self._know_shards(), dict[int, list[int]]()
@@ -336,13 +342,13 @@ class GatewayClient(Client):
                 parts.setdefault(shard, []).append(index)
 
         async def ask(shard: int, indexes: Sequence[int]) -> Sequence[str | None]:
-            fields = settled_fields(verb, [receipts[index] for index in indexes], more)
+            fields = settle_fields(verb, [receipts[index] for index in indexes], arguments)
             return await links[shard].ask(frame, *fields) or [None] * len(indexes)
 
         return await ask_in_parts(parts, ask)
 
     def new_subscription(self, options: SubscribeOptions, prefetch: int) -> Any:
-        """Return a subscription that is not yet started."""
+        """Return a subscription, which the caller must start."""
         self._ready()
         subscriptions = self._link.subscriptions
         subscriptions.buffer_bytes_max = STREAM_BYTES_MAX
@@ -363,9 +369,9 @@ class AllShardsExchange(Exchange):
         self._work: dict[Answer, asyncio.Task[None]] = {}
         self._pulls = 0
         """Number of pulls that wait for a delivery."""
-        self._reads = asyncio.Event()
-        """Set while the client reads the stream."""
-        self._reads.set()
+        self._is_read = asyncio.Event()
+        """Set while the client of the stream reads it."""
+        self._is_read.set()
 
     def _unanswered(self) -> Sequence[Answer]:
         return list(self._work)
@@ -390,8 +396,8 @@ class AllShardsExchange(Exchange):
             return await client.execute(VERBS[verb], request)
 
     async def _report(self, client: GatewayClient) -> dict[str, bytes]:
-        """Return the page of the last report, a local file. The caller must have the right to read
-        all topics."""
+        """Return the page of the last report, which is a local file. Raise Forbidden unless the
+        caller may read all topics."""
         folder = self.settings.report_dir
         if folder is None:
             raise NotFound("there is no report: the setting report_dir is not set")
@@ -400,7 +406,7 @@ class AllShardsExchange(Exchange):
         return {"page": await asyncio.to_thread(report_page, Path(folder) / "report.html")}
 
     async def _settle_callback(self, request: Request) -> Any:
-        """Forward a callback to the shard of its task. The token proves that it is genuine, so it
+        """Forward a callback to the shard of its task. Its token proves that it is genuine, so it
         needs neither a client nor a right."""
         values = request.values()
         token = values.pop("token")
@@ -413,15 +419,15 @@ class AllShardsExchange(Exchange):
     def enqueue_each(self, tasks: tuple[Any, ...]) -> Answer:
         return self._ask(lambda client: client.put_each(tasks))
 
-    def enqueue_once(self, once: Once, tasks: tuple[Any, ...]) -> Answer:
-        return self._ask(lambda client: client.put_once(*once, tasks))
+    def enqueue_once(self, identity: RequestIdentity, tasks: tuple[Any, ...]) -> Answer:
+        return self._ask(lambda client: client.put_once(*identity, tasks))
 
     def prepare(
         self, name: str, group: str, part: int, tasks: tuple[Any, ...], options: dict[str, Any]
     ) -> Answer:
         return self._ask(lambda client: client.prepare(name, group, part, tasks, options))
 
-    def pull(self, request: DeliveryRequest, wait_ms: int, render: Pulled) -> Answer:
+    def pull(self, request: DeliveryRequest, wait_ms: int, render: RenderPull) -> Answer:
         checks.integer(request.limit, "max", 1, self.limits.pull_max)
         topic = checks.name(request.topic, "topic")
         group = checks.name(request.group or DEFAULT_GROUP, "group")
@@ -438,24 +444,24 @@ class AllShardsExchange(Exchange):
             finally:
                 self._pulls -= 1
             if deliveries:
-                # The leases of a pull end when its connection does.
+                # The leases of a pull end with the connection of its client.
                 client.keep_for(lease_s)
             new_group = MadeGroup.joined(new_groups)
             return render(
                 [
-                    (_delivered_task(it), topic, group, it.epoch, it.delivered_ms)
-                    for it in deliveries
+                    (_delivered_task(delivery), topic, group, delivery.epoch, delivery.delivered_ms)
+                    for delivery in deliveries
                 ],
                 None if new_group is None else dict(new_group.raw),
             )
 
         return self._ask(take)
 
-    def settle(self, verb: str, receipts: Sequence[Receipt], more: tuple[Any, ...]) -> Answer:
+    def settle(self, verb: str, receipts: Sequence[Receipt], arguments: tuple[Any, ...]) -> Answer:
         async def settle(client: GatewayClient) -> list[str | None]:
-            outcomes = await client.settle(verb, receipts, more)
+            outcomes = await client.settle(verb, receipts, arguments)
             if verb == "extend":
-                client.keep_for(more[-1] / 1000)
+                client.keep_for(arguments[-1] / 1000)
             return outcomes
 
         return self._ask(settle)
@@ -470,44 +476,44 @@ class AllShardsExchange(Exchange):
             "" if is_broadcast else checks.name(request.group or DEFAULT_GROUP, "group"),
             options.get("lease_ms"), ack=options["ack"], broadcast=is_broadcast, options=options,
         )  # fmt: skip
-        opened = self._new_answer()
+        subscribed = self._new_answer()
         client = self._gateway.new_client(self.caller.principal)
-        work = self._stream(opened, client, stream_options, request.limit, sink)
-        return self._keep(opened, work)
+        work = self._stream(subscribed, client, stream_options, request.limit, sink)
+        return self._keep(subscribed, work)
 
     async def _stream(
         self,
-        opened: Answer,
+        subscribed: Answer,
         client: GatewayClient,
         options: _StreamOptions,
         credit: int,
         sink: DeliverySink,
     ) -> None:
-        """Send deliveries of all shards to ``sink``, through the stream's separate client."""
+        """Send deliveries of all shards to ``sink``, through the client of the stream."""
         try:
             await client.connect()
             subscription = client.new_subscription(options, credit)
             await subscription.start()
             new_group = subscription.new_group
-            _settle(opened, {} if new_group is None else {"new_group": dict(new_group.raw)})
+            _complete(subscribed, {} if new_group is None else {"new_group": dict(new_group.raw)})
             async for batch in subscription.batches():
                 for delivery in batch:
                     items = cast("Any", [_delivered_task(delivery)])
                     sink.deliver(delivery.epoch, delivery.delivered_ms, items)
-                    await self._reads.wait()
+                    await self._is_read.wait()
         except TickwheelError as error:
-            if opened.done():
+            if subscribed.done():
                 sink.ended(error.code, error.message)
             else:
-                opened.set_exception(error)
+                subscribed.set_exception(error)
         finally:
             await client.close(0)  # without GOODBYE, so the daemons end its leases soon
 
-    def blocked(self) -> None:
-        self._reads.clear()
+    def pause(self) -> None:
+        self._is_read.clear()
 
-    def unblocked(self) -> None:
-        self._reads.set()
+    def resume(self) -> None:
+        self._is_read.set()
 
     # --- the work --------------------------------------------------------------------------------
 
@@ -532,12 +538,12 @@ class AllShardsExchange(Exchange):
                 value = error
             except Exception as error:
                 value = self.survive(f"a request over HTTP from {self.caller.address}", error)
-            _settle(answer, value)
+            _complete(answer, value)
 
         return self._keep(answer, end())
 
     def _new_answer(self) -> Answer:
-        """Return the future of a new answer. If the exchange was ended, raise the reason."""
+        """Return the future of a new answer. If the exchange has ended, raise the reason."""
         if self.ended is not None:
             raise self.ended
         return asyncio.get_running_loop().create_future()
@@ -554,28 +560,28 @@ class AllShardsExchange(Exchange):
     def only_waits(self) -> bool:
         return self._pulls > 0 or super().only_waits
 
-    def heard(self) -> None:
-        """Do nothing: the shards see the settlements themselves."""
+    def note_activity(self) -> None:
+        """Do nothing: the shards receive the settlements themselves."""
 
     def unreadable(self, verb: str, error: TickwheelError) -> None:
         if self._gateway.audit is not None:
             self._gateway.audit.unreadable(self.caller, verb, error)
 
     def survive(self, what: str, error: Exception) -> TickwheelError:
-        return self._gateway.nobody.survive(what, error)
+        return self._gateway.standby.survive(what, error)
 
-    def finished(self) -> None:
-        self.closed()
+    def finish(self) -> None:
+        self.close()
 
-    def closed(self, broke: str = "") -> None:
+    def close(self, reason: str = "") -> None:
         work, self._work = self._work, {}
         for task in work.values():
             task.cancel()
         self.caller.close()
 
 
-def _settle(answer: Answer, value: Any) -> None:
-    """Complete an answer with a value or an error, if it is still awaited."""
+def _complete(answer: Answer, value: Any) -> None:
+    """Complete the future of an answer with a value or an error, unless it is already complete."""
     if answer.done():
         return
     if isinstance(value, TickwheelError):
@@ -584,8 +590,8 @@ def _settle(answer: Answer, value: Any) -> None:
         answer.set_result(value)
 
 
-def _stored(task_receipts: Sequence[TaskReceipt]) -> tuple[Any, ...]:
-    """Return the answer to an ENQUEUE with rules, which has an outcome for each task."""
+def _enqueue_answer(task_receipts: Sequence[TaskReceipt]) -> tuple[Any, ...]:
+    """Return the receipts in the form of the answer to an ENQUEUE with rules."""
     outcomes = [(receipt.outcome, receipt.due_ms) for receipt in task_receipts]
     return 0, [receipt.id for receipt in task_receipts], {"outcomes": outcomes}
 
@@ -603,10 +609,10 @@ def _now_s() -> float:
 
 
 class _Api(Api):
-    """The API, extended to remember the token of each principal."""
+    """The API. It also remembers the token of each principal."""
 
     def __init__(self, gateway: Gateway, logins: Logins, observed: Observed) -> None:
-        super().__init__(gateway.settings, gateway.nobody, logins, observed)
+        super().__init__(gateway.settings, gateway.standby, logins, observed)
         self._gateway = gateway
 
     def _principal(
@@ -632,36 +638,36 @@ class Gateway:
         observed: Observed,
         on_event: OnEvent,
     ) -> None:
-        """``daemons``: settings with the addresses at which clients look for shards. ``http_of``
-        returns the current URL of a shard's HTTP server, or "" if it is unknown."""
+        """Clients find the shards at the addresses in ``daemons``. ``http_of`` returns the current
+        URL of a shard's HTTP server, or "" if it is unknown."""
         self.settings, self.limits, self.clock = settings, settings.limits(), clock
         self._logins = logins
         self.audit = None if logins.audit is None else AuditStage(logins.audit)
-        """Logs the callers' addresses: the shards only see the address of this process."""
+        """Logs the addresses of callers, because the shards only see that of this process."""
         self._url = ",".join(dict.fromkeys(url for daemon in daemons for url in urls_of(daemon)))
         self._http_of = http_of
         self._tls: tuple[int, ssl.SSLContext] | None = None
         """Modification time of the certificate file, in ns, and a context that trusts it."""
         self.tokens: dict[Principal, str] = {}
-        """The valid token that each principal has shown."""
+        """The valid token that each principal has sent."""
         self._clients: dict[Principal, GatewayClient] = {}
-        """The client of each token, ordered by last use, the most recent last."""
+        """The client of each principal; the most recently used is last."""
         self._closing: set[asyncio.Task[None]] = set()
-        self.nobody = StandbyOperations(
+        self.standby = StandbyOperations(
             settings, self.limits, clock, active=lambda: None, status=dict, on_event=on_event
         )
         self._api = _Api(self, logins, observed)
         self._api.serve_with(partial(AllShardsExchange, self))
         self._rest = Starlette(routes=pages(wait_ms_max=self._api.wait_ms_max))
-        self._closing_idle: asyncio.Task[None] | None = None
+        self._idle_closer: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        self._closing_idle = asyncio.get_running_loop().create_task(self._close_idle())
+        self._idle_closer = asyncio.get_running_loop().create_task(self._close_idle())
 
     async def stop(self) -> None:
         self._api.stop()
-        if self._closing_idle is not None:
-            self._closing_idle.cancel()
+        if self._idle_closer is not None:
+            self._idle_closer.cancel()
         clients, self._clients = self._clients, {}
         closing = (*map(GatewayClient.close, clients.values()), *self._closing)
         await asyncio.gather(*closing, return_exceptions=True)
@@ -673,7 +679,7 @@ class Gateway:
     # --- principals ------------------------------------------------------------------------------
 
     @property
-    def present(self) -> Sequence[Principal]:
+    def active_principals(self) -> Sequence[Principal]:
         """Principals with a request in progress, a remembered token or a client."""
         return (*self._api.principals, *self.tokens, *self._clients)
 
@@ -689,7 +695,7 @@ class Gateway:
 
     def new_client(self, principal: Principal) -> GatewayClient:
         """Return a new client with the token of a principal. Raise Forbidden if the principal has
-        shown only a certificate."""
+        only a certificate."""
         token = self.tokens.get(principal)
         if token is None:
             if principal not in (ANONYMOUS, NOBODY):
@@ -706,7 +712,7 @@ class Gateway:
         too many clients are in use."""
         client = self._clients.pop(principal, None)
         if client is None:
-            self._make_room()
+            self._close_excess_idle()
             client = self.new_client(principal)
         self._clients[principal] = client
         client.requests += 1
@@ -716,9 +722,9 @@ class Gateway:
             client.requests -= 1
             client.idle_since_s = _now_s()
 
-    def _make_room(self) -> None:
-        """Close the client that was idle longest if too many are idle. Raise Overloaded if too many
-        are in use: closing them would end their leases, and their tasks would be redelivered."""
+    def _close_excess_idle(self) -> None:
+        """If too many clients are idle, close the one that has been idle longest. Raise Overloaded
+        if too many are in use: closing one would end its leases and redeliver its tasks."""
         idle = [principal for principal, client in self._clients.items() if not client.is_in_use]
         in_use = len(self._clients) - len(idle)
         if in_use >= CLIENTS_MAX:
@@ -740,7 +746,7 @@ class Gateway:
     async def _close_idle(self) -> None:
         """Close clients that have been idle for ``IDLE_S``, forever."""
         while True:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(CHECK_S)
             now_s = _now_s()
             for principal, client in list(self._clients.items()):
                 if not client.is_in_use and client.idle_since_s + IDLE_S <= now_s:
@@ -750,8 +756,8 @@ class Gateway:
         return self._context() if self.settings.speaks_tls("listen") else None
 
     def _context(self) -> ssl.SSLContext:
-        """Return a context that trusts the certificates that clients on this machine trust, and the
-        daemons' own certificate even if it is self-signed."""
+        """Return a context that trusts the certificates that clients on this machine trust, and
+        also the daemons' own certificate, even if it is self-signed."""
         own = self.settings.tls_cert
         written_ns = 0 if own is None else os.stat(own).st_mtime_ns
         if self._tls is None or self._tls[0] != written_ns:
@@ -764,7 +770,7 @@ class Gateway:
 
     async def post(self, shard: int, path: str, fields: Mapping[str, Any]) -> Any:
         """POST to the HTTP server of a shard and return its answer. Raise Unreachable, or the error
-        that the shard answers."""
+        in the shard's answer."""
         url = urlsplit(self._http_of(shard))
         if url.hostname is None or url.port is None:
             raise Unreachable(f"the address of shard {shard} is not known")
@@ -772,7 +778,7 @@ class Gateway:
         request = url.hostname, url.port, path, "application/json", ANSWER_BYTES_MAX, tls
         try:
             async with asyncio.timeout(ANSWER_S):
-                status, body = await fetch(*request, sent=as_json(fields))
+                status, body = await fetch(*request, body=as_json(fields))
             answer = json.loads(body)
             if status == HTTPStatus.OK:
                 return answer
@@ -782,7 +788,7 @@ class Gateway:
             ValueError,
             LookupError,
             TypeError,
-            Silent,
+            NoAnswer,
             RemoteProtocolError,
         ) as problem:
             cause = str(problem) or type(problem).__name__
@@ -791,8 +797,8 @@ class Gateway:
 
 
 def urls_of(daemon: Settings) -> Sequence[str]:
-    """Return the URLs of a local daemon: its advertised address and, if it does not use TLS, its
-    listening address first. With TLS, the certificate is valid only for the advertised name."""
+    """Return the URLs of a local daemon: its advertised address and, before it, its listening
+    address unless it uses TLS, because the certificate is valid only for the advertised name."""
     urls = [daemon.advertise or daemon.listen]
     if not daemon.speaks_tls("listen"):
         host, port = split_address(daemon.listen, "listen")

@@ -1,15 +1,14 @@
-"""The daemon inside a program: ``embedded``, and the base of the test wheel.
+"""A daemon that runs in a program: ``embedded``, and the base of the test wheel.
 
 It opens no port or socket, and only the store uses threads.
 
-``End`` is one end of a connection inside a process. The other end reads its data in the next step
+``End`` is one end of a connection within a process. The other end reads its data in the next step
 of the event loop. As with TCP, bytes arrive in order or not at all. Bytes wait while the peer does
-not read, and the writer is paused above a limit. Data written before ``close`` arrives; data
-still waiting when ``abort`` is called is lost.
+not read, and the writer is paused above a limit. Data that was written before ``close`` arrives;
+data that still waits when ``abort`` is called is lost.
 
-The promises are those of a separate daemon, kept by the same code (lock file, epochs, a sync before
-each answer). A failed daemon never ends the program; every call then raises its
-error.
+The guarantees are those of a separate daemon, because the code is the same (lock file, epochs, a
+sync before each answer). A failed daemon never ends the program; every later call raises its error.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from tickwheel.client import Client
 from tickwheel.client.delivery import seen
 from tickwheel.errors import BadRequest, TickwheelError, module_needs_extra
 from tickwheel.persistence.contract import StoreBroken
-from tickwheel.waiting import to_its_end
+from tickwheel.waiting import finish_despite_cancellation
 
 with module_needs_extra("tickwheel.embedded", "server"):
     from tickwheel.server.daemon import Daemon
@@ -44,7 +43,7 @@ __all__ = ["Embedded", "StoreBroken", "embedded"]
 
 LOGGER = logging.getLogger("tickwheel.inside")
 NOWHERE = "tcp://127.0.0.1"
-"""A placeholder address for clients, which connect through ``open_to``."""
+"""A placeholder address of clients that connect through ``open_to``."""
 
 # --- connections ---------------------------------------------------------------------------------
 
@@ -54,7 +53,7 @@ HIGH_BYTES = 64 * 1024
 def join(
     loop: asyncio.AbstractEventLoop, here: asyncio.Protocol, there: asyncio.Protocol, name: str
 ) -> tuple[End, End]:
-    """Connect two protocols. Each end reports ``name`` as the address of its peer."""
+    """Connect two protocols, and return both ends. Each reports ``name`` as its peer's address."""
     first, second = End(loop, here, name), End(loop, there, name)
     first.peer, second.peer = second, first
     there.connection_made(second)
@@ -63,7 +62,7 @@ def join(
 
 
 class End(asyncio.Transport):
-    """One end of a connection: the transport of its protocol."""
+    """One end of a connection, which is the transport of its protocol."""
 
     peer: End
 
@@ -79,15 +78,15 @@ class End(asyncio.Transport):
         self._is_full = self._is_moving = self._is_closing = False
         self.is_over = False
         """Whether ``connection_lost`` was called."""
-        self.loses: Callable[[bytes], bool] | None = None
-        """Returns whether written data is lost together with the connection."""
+        self.is_lost: Callable[[bytes], bool] | None = None
+        """Returns whether the data to write is lost together with the connection."""
 
     # --- asyncio.Transport ---------------------------------------------------------------------
 
     def write(self, data: Any) -> None:
         if self._is_closing or self.is_over:
             return
-        if self.loses is not None and self.loses(bytes(data)):
+        if self.is_lost is not None and self.is_lost(bytes(data)):
             self.abort()
             return
         self._waiting += data
@@ -176,29 +175,33 @@ class InProcessDaemon:
         self.loop: asyncio.AbstractEventLoop | None = None
         """The event loop of the daemon."""
         self.first_store: Store | None = None
-        """The first daemon's store, if it is not the one in the settings."""
+        """The first daemon's store; None for the store that the settings name."""
         self.is_up = asyncio.Event()
         self.ends: list[End] = []
         """Both ends of each connection."""
-        self.connected: Callable[[End], None] = lambda end: None
-        """Called with the daemon's end of a new connection."""
-        self.failed: Callable[[TickwheelError], None] = lambda error: None
-        """Called after a failure of the daemon."""
+        self.on_connection: Callable[[End], None] = lambda end: None
+        """Is called with the daemon's end of a new connection."""
+        self.on_failure: Callable[[TickwheelError], None] = lambda error: None
+        """Is called after a failure of the daemon."""
         self._starting: asyncio.Task[None] | None = None
         self._opening: asyncio.Task[None] | None = None
-        """Opens a daemon. It survives a cancelled start, because a thread opens the store."""
+        """Opens a daemon. It continues after a cancelled start, because a thread opens the
+        store."""
         self._watching: asyncio.Task[None] | None = None
         self._numbers = count(1)
 
     async def begin(self) -> None:
-        """Start the first daemon, once. Raise StoreError."""
+        """Start the first daemon unless it was already started. Raise StoreError if it fails."""
         if self._starting is None:
             self._starting = asyncio.ensure_future(self.start(self.first_store))
         await asyncio.shield(self._starting)
 
     async def start(self, store: Store | None = None) -> None:
-        """Start a daemon, on ``store`` if given, else on the settings' store. Raise StoreError."""
-        daemon = Daemon(self._settings, cast("Log", _Log()), is_inside=True, sources=self._sources)
+        """Start a daemon on ``store``; None is the settings' store. Raise StoreError if it
+        fails."""
+        daemon = Daemon(
+            self._settings, cast("Log", _Log()), is_embedded=True, sources=self._sources
+        )
         if store is not None:
             daemon.roles.store = store
         self._opening = asyncio.ensure_future(self._open(daemon))
@@ -217,13 +220,13 @@ class InProcessDaemon:
         self.daemon, self.loop = daemon, asyncio.get_running_loop()
 
     async def _watch(self, daemon: Daemon) -> None:
-        """Wait for a failure of the daemon and report it."""
+        """Report a failure of the daemon."""
         try:
             await daemon.wait()
         except Exception as error:
             LOGGER.error("the daemon inside this program has failed: %s", error)
             failure = error if isinstance(error, TickwheelError) else StoreBroken(str(error))
-            self.failed(failure)
+            self.on_failure(failure)
 
     async def stop(self) -> None:
         """Drain and stop the running or starting daemon, if any. Raise the error of its stop."""
@@ -244,18 +247,18 @@ class InProcessDaemon:
     async def connect_client(
         self, connection: Connection, address: Address, tls: ssl.SSLContext | None
     ) -> None:
-        """Connect a client to the running daemon, starting it if necessary; see ``Client``."""
+        """Connect a client to the daemon, which is started if necessary. See ``Client``."""
         await self.begin()
         await self.is_up.wait()
         assert self.daemon is not None, "the daemon is up"
         name, loop = f"inside-{next(self._numbers)}", asyncio.get_running_loop()
         here, there = join(loop, connection, self.daemon.listener(), name)
         self.ends = [*(end for end in self.ends if not end.is_over), here, there]
-        self.connected(there)
+        self.on_connection(there)
 
 
 class InsideClient(Client):
-    """A client that connects inside the process."""
+    """A client of a daemon in the same process."""
 
     def __init__(self, inside: InProcessDaemon, **options: Any) -> None:
         super().__init__(NOWHERE, **options)
@@ -268,7 +271,7 @@ class InsideClient(Client):
         super()._ready()
 
     async def fail(self, error: TickwheelError) -> None:
-        """Make waiting and further calls raise ``error``."""
+        """Cause waiting calls and all later calls to raise ``error``."""
         self._failure = error
         if self._state == "open":
             await self._reconnector.stop(error)
@@ -278,16 +281,16 @@ class InsideClient(Client):
 
 
 def embedded(store: str = "sqlite:///tickwheel.db", **settings: Any) -> Embedded:
-    """Return a context manager that runs the daemon in this program and yields a connected client.
+    """Return a context manager that runs a daemon in this program and yields a connected client.
 
     ``async with embedded("sqlite:///app.db") as client`` runs it on the current event loop.
     ``with embedded(…) as client`` runs it in a thread, with the synchronous client. ``settings``
     are settings of the daemon (docs/settings.md), such as ``backlog_max=10``. The daemon opens no
-    port; only this client can use it. The store is locked meanwhile. Afterwards ``tickwheel serve``
-    can use the same store.
+    port; only this client can use it. The store stays locked until the context ends. Afterwards
+    ``tickwheel serve`` can use the same store.
 
     Raise StoreUnusable if another daemon uses the store. After a failed write that endangers
-    durability every call raises StoreBroken; the program continues.
+    durability, every call raises StoreBroken, and the program continues.
     """
     return Embedded(store, settings)
 
@@ -304,7 +307,7 @@ class Embedded:
         self._client: InsideClient | None = None
         self._blocking: _Blocking | None = None
         self._failing: asyncio.Future[None] | None = None
-        """The task that reports a failed daemon to the client."""
+        """The task that reports a failure of the daemon to the client."""
 
     def _new_client(self) -> InsideClient:
         """Return the client. Call this on the event loop of the daemon."""
@@ -314,22 +317,22 @@ class Embedded:
         def failed(error: TickwheelError) -> None:
             self._failing = asyncio.ensure_future(client.fail(error))
 
-        self._inside.failed = failed
+        self._inside.on_failure = failed
         return client
 
     async def __aenter__(self) -> Client:
         client = self._new_client()
         assert self._inside is not None, "_new_client sets it"
         try:
-            await self._inside.begin()  # raises the original error, unlike connecting
+            await self._inside.begin()  # connecting would not raise the original error
             return await client.connect()
         except BaseException:
-            # Complete this even if it is cancelled again, or the store would stay locked.
-            await to_its_end(self._close())
+            # Finish even if this is cancelled again, because the store would stay locked.
+            await finish_despite_cancellation(self._close())
             raise
 
     async def __aexit__(self, *_: object) -> None:
-        await to_its_end(self._close())
+        await finish_despite_cancellation(self._close())
 
     async def _close(self) -> None:
         if self._client is not None:
@@ -359,8 +362,8 @@ class _Blocking(sync.Client):
         self._make = make
 
     def _end(self, closing: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Run ``closing`` in the client's thread, then end the thread. This works without a
-        connection."""
+        """Run ``closing`` in the client's thread, and then end the thread. This also works without
+        a connection."""
         runtime = self._current
         try:
             if runtime is not None:

@@ -1,8 +1,8 @@
-"""Write log lines in a thread, because the reader of a log or its disk can block.
+"""Writes log lines in a thread, because the reader of a log or its disk can block.
 
-Logging never waits. ``LogWriter`` is a queue with its thread, ``StreamWriter`` writes to a file
-descriptor, and ``unblock_stderr`` installs one for ``sys.stderr``. This module knows no log format.
-Invariants:
+Logging never waits. ``LogWriter`` is a queue with its thread. ``StreamWriter`` writes to a file
+descriptor, and ``unblock_stderr`` installs a ``StreamWriter`` for ``sys.stderr``. This module does
+not know the format of a log. Invariants:
 
 * Lines keep their order. Each is written in one piece, because several processes can share a file.
 * The queue is bounded. Lines that do not fit or cannot be written are counted, and the next line
@@ -26,20 +26,20 @@ from collections.abc import Callable
 from typing import Final, TextIO
 
 WAITING_BYTES_MAX: Final = 4 * 1024 * 1024
-"""Maximum bytes of queued lines in each log."""
+"""Maximum bytes of lines that are queued for a log."""
 END_S: Final = 1.0
-"""Seconds that a process waits for its last lines when it ends."""
+"""Maximum seconds that a process waits for its last lines when it exits."""
 
 
 class LogWriter:
-    """Writes lines in a thread, which starts with the first line."""
+    """Writes lines in a thread, which is started for the first line."""
 
     def __init__(self, name: str) -> None:
         self.dropped = 0
-        """Lines that were never written."""
+        """Number of lines that were never written."""
         self._name = name
         self._unreported = 0
-        """Lines dropped since the last line that was written."""
+        """Number of lines that were dropped since the last line was written."""
         self._reset()
         _all.add(self)
 
@@ -49,7 +49,7 @@ class LogWriter:
         self._waiting_bytes = 0
         self._is_writing = self._is_closing = False
         self._changed = threading.Condition()
-        """Guards the fields above and notifies waiting threads of their changes."""
+        """Guards the fields above, and notifies waiting threads of changes."""
         self._thread: threading.Thread | None = None
 
     def put(self, line: bytes) -> None:
@@ -62,7 +62,8 @@ class LogWriter:
             self._waiting_bytes += len(line)
             if self._thread is None:
                 self._is_closing = False
-                # As a daemon thread, it does not keep the process alive while its reader blocks.
+                # A daemon thread does not keep the process alive while the reader of the log
+                # blocks.
                 self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
                 self._thread.start()
             self._changed.notify_all()
@@ -75,8 +76,8 @@ class LogWriter:
             )
 
     def close(self, timeout_s: float) -> bool:
-        """Write all lines and end the thread; a later line starts another. Return False if the
-        timeout expired first. Not for the event loop."""
+        """Write all lines and end the thread; a later line starts another thread. Return False if
+        the timeout expired first. This blocks, so the event loop must not call it."""
         with self._changed:
             thread, self._thread, self._is_closing = self._thread, None, True
             self._changed.notify_all()
@@ -103,7 +104,7 @@ class LogWriter:
         self._end()
 
     def _next(self) -> deque[bytes]:
-        """Wait for lines and return all of them; empty if the thread must end."""
+        """Wait for lines and return all of them, or none if the thread must end."""
         with self._changed:
             self._is_writing = False
             self._changed.notify_all()
@@ -113,12 +114,13 @@ class LogWriter:
             return lines
 
     def _write_all(self, lines: deque[bytes]) -> None:
-        """Write lines and remove them from ``lines``. After an error, unwritten lines remain."""
+        """Write the lines and remove them from ``lines``. After an error, unwritten lines
+        remain."""
         with self._changed:
             unreported, self._unreported = self._unreported, 0
         if unreported:
             try:
-                self._write(self._line_of_dropped(unreported))
+                self._write(self._format_dropped(unreported))
             except OSError:
                 with self._changed:
                     self._unreported += unreported
@@ -131,7 +133,7 @@ class LogWriter:
         """Write a line. Raise OSError on failure."""
         raise NotImplementedError
 
-    def _line_of_dropped(self, count: int) -> bytes:
+    def _format_dropped(self, count: int) -> bytes:
         """Return the line that reports ``count`` dropped lines."""
         raise NotImplementedError
 
@@ -161,7 +163,7 @@ os.register_at_fork(after_in_child=_after_fork)
 # --- a descriptor --------------------------------------------------------------------------------
 
 
-def _line_of_dropped(count: int) -> bytes:
+def _format_dropped(count: int) -> bytes:
     return f"tickwheel: {count} lines of this log were dropped\n".encode()
 
 
@@ -170,10 +172,10 @@ class StreamWriter(LogWriter):
 
     def __init__(self, fd: int, name: str) -> None:
         super().__init__(name)
-        self.line_of_dropped: Callable[[int], bytes] = _line_of_dropped
-        """Makes the line that reports dropped lines. Called in the thread."""
+        self.format_dropped: Callable[[int], bytes] = _format_dropped
+        """Formats the line that reports dropped lines. It is called in the thread."""
         self.failed: Callable[[OSError], None] = lambda error: None
-        """Called in the thread when lines could not be written."""
+        """Is called in the thread when lines could not be written."""
         self._fd = fd
 
     def _write(self, line: bytes) -> None:
@@ -183,8 +185,8 @@ class StreamWriter(LogWriter):
             except BlockingIOError:  # another process that shares the file made it non-blocking
                 select.select((), (self._fd,), ())
 
-    def _line_of_dropped(self, count: int) -> bytes:
-        return self.line_of_dropped(count)
+    def _format_dropped(self, count: int) -> bytes:
+        return self.format_dropped(count)
 
     def _on_write_result(self, error: OSError | None) -> None:
         if error is not None:
@@ -192,7 +194,7 @@ class StreamWriter(LogWriter):
 
 
 class _Buffer(io.BufferedIOBase):
-    """The buffer below a text stream, which writes to a ``StreamWriter``."""
+    """The buffer of a text stream. It writes to a ``StreamWriter``."""
 
     def __init__(self, writer: StreamWriter, stream: TextIO) -> None:
         self.writer = writer
@@ -213,8 +215,8 @@ class _Buffer(io.BufferedIOBase):
 
 
 def unblocked(stream: TextIO, name: str) -> TextIO:
-    """Return a stream to the same descriptor whose writes never wait. Return ``stream`` itself if
-    it has no descriptor."""
+    """Return a stream that writes to the same descriptor and never waits. Return ``stream`` itself
+    if it has no descriptor."""
     if writer_of(stream) is not None:
         return stream
     try:
@@ -231,13 +233,13 @@ def unblocked(stream: TextIO, name: str) -> TextIO:
 
 
 def writer_of(stream: TextIO | None) -> StreamWriter | None:
-    """Return the writer of a stream made by ``unblocked``; None for any other stream."""
+    """Return the writer of a stream that ``unblocked`` created, or None for any other stream."""
     buffer = getattr(stream, "buffer", None)
     return buffer.writer if isinstance(buffer, _Buffer) else None
 
 
 def unblock_stderr() -> None:
-    """Make writes to stderr non-waiting in this process and in processes forked from it."""
+    """Ensure that writes to stderr never wait, in this process and in processes forked from it."""
     if sys.stderr is not None:
         sys.stderr = unblocked(sys.stderr, "stderr")
 

@@ -2,20 +2,20 @@
 
     from tickwheel.otel import instrument, processing
 
-    client = instrument(Client())       # or of tickwheel.sync
+    client = instrument(Client())       # or tickwheel.sync.Client()
     worker = instrument(Worker(client))
 
     async for delivery in deliveries:   # without a Worker
         with processing(delivery):
             ...
 
-Needs the extra ``otel``, but uses only its API: without a configured SDK there are no spans, and
-tasks carry no trace. docs/tracing.md lists the attributes of spans.
+Requires the extra ``otel``, but uses only the OpenTelemetry API: without a configured SDK there are
+no spans, and tasks carry no trace. docs/tracing.md lists the attributes of spans.
 
 Invariants: recording never changes the outcome of a task. Methods are wrapped on a single client
-object, so others have no overhead. A task's ``trace`` carries the context of its producer's span,
-unless the caller sets it. An attempt is the root of a new trace with a link to the producer's,
-because it can run days later, and several times.
+object, so other clients have no overhead. A task's ``trace`` contains the context of its producer's
+span, unless the caller sets it. An attempt is the root of a new trace and has a link to the
+producer's span, because it can run days later, and several times.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ def instrument(
     """Trace the enqueues of a client, or the attempts of a worker and the enqueues of its client.
 
     Return the same object. A second call replaces the first. ``tracer_provider`` and
-    ``meter_provider`` default to the global ones. With ``parent``, an attempt is a child of the
-    producer's span in the same trace, instead of the root of a linked trace.
+    ``meter_provider`` default to the global providers. With ``parent``, an attempt is a child of
+    the producer's span in the same trace, instead of the root of a linked trace.
     """
     tracing = _tracing(tracer_provider, meter_provider, parent)
     uninstrument(target)
@@ -89,7 +89,7 @@ def uninstrument(target: Client | sync.Client | Worker) -> None:
         target = target.client
     if not callable(getattr(target, "enqueue_nowait", None)):
         raise BadRequest(f"target must be a Client or a Worker, not {shown(target)}")
-    for name in (*PREPARED, "transaction"):
+    for name in (*PREPARERS, "transaction"):
         vars(target).pop(name, None)
 
 
@@ -104,7 +104,7 @@ def processing(
     """Create a span for the processing of a delivery without a ``Worker``.
 
     The parameters are those of ``instrument``. An exception that leaves the block is recorded and
-    propagates. The caller settles the delivery."""
+    raised again. The caller must settle the delivery."""
     attempt = _tracing(tracer_provider, meter_provider, parent).begin(delivery)
     try:
         yield attempt.span
@@ -124,7 +124,7 @@ def _tracing(
 
 
 class Tracing:
-    """A tracer, its metrics, and the relation of attempts to producers."""
+    """A tracer with its metrics. ``parent`` is that of ``instrument``."""
 
     def __init__(
         self,
@@ -137,17 +137,20 @@ class Tracing:
         self.parent = parent
         meter = metrics.get_meter("tickwheel", __version__, meter_provider)
         self.sent = meter.create_counter(
-            "messaging.client.sent.messages", "{message}", "Tasks that were to be enqueued."
+            "messaging.client.sent.messages",
+            "{message}",
+            "Tasks passed to enqueue calls, including failed calls.",
         )
         self.send_s = meter.create_histogram(
-            "messaging.client.operation.duration", "s", "Enqueues, until they were answered.",
+            "messaging.client.operation.duration", "s", "Time from an enqueue call to its answer.",
             explicit_bucket_boundaries_advisory=BOUNDS_S,
         )  # fmt: skip
         self.consumed = meter.create_counter(
-            "messaging.client.consumed.messages", "{message}", "Deliveries that were worked on."
+            "messaging.client.consumed.messages", "{message}", "Deliveries processed."
         )
         self.process_s = meter.create_histogram(
-            "messaging.process.duration", "s", "Attempts, from begin to end of the handler.",
+            "messaging.process.duration", "s",
+            "Duration of attempts, from the start to the end of the handler.",
             explicit_bucket_boundaries_advisory=BOUNDS_S,
         )  # fmt: skip
 
@@ -162,8 +165,8 @@ class Tracing:
 class Sending:
     """The span of one enqueue.
 
-    It is never the current span, because background work that the client starts meanwhile, such as
-    its connection, would inherit it."""
+    It is never the current span, because background work that the client starts during the call,
+    such as its connection, would inherit it."""
 
     def __init__(
         self,
@@ -172,7 +175,7 @@ class Sending:
         count: int | None = None,
         body: Any = None,
     ) -> None:
-        """``count`` is the size of a batch, or None for a single task with this ``body``."""
+        """``count`` is the number of tasks in a batch, or None for a single task with ``body``."""
         self._tracing = tracing
         self.count = 1 if count is None else count
         names = {topic for topic in topics if isinstance(topic, str)}
@@ -196,7 +199,7 @@ class Sending:
 
     @property
     def trace(self) -> str | None:
-        """The ``trace`` of the tasks, or None without tracing."""
+        """The ``trace`` for the tasks, or None without tracing."""
         context = self._span.get_span_context()
         if not context.is_valid:  # without an SDK, pass on the caller's context
             context = trace.get_current_span().get_span_context()
@@ -205,7 +208,7 @@ class Sending:
         return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
 
     def end(self, error: BaseException | None, result: Any = None) -> None:
-        """End the span with the error or with the receipt of a single task."""
+        """End the span with an error, or with the receipt of a single task."""
         if error is None:
             task_id = getattr(result, "id", None)
             if task_id is not None:
@@ -213,14 +216,14 @@ class Sending:
             if (outcome := getattr(result, "outcome", "stored")) != "stored":
                 self._span.set_attribute("tickwheel.outcome", outcome)
         else:
-            self._labels["error.type"] = _failed(self._span, error)
+            self._labels["error.type"] = _record_error(self._span, error)
         self._span.end()
         tracing = self._tracing
         tracing.sent.add(self.count, self._labels)
         tracing.send_s.record(time.perf_counter() - self._began_s, self._labels)
 
-    def done(self, future: Any) -> None:
-        """End the span when an asyncio or threaded future is done."""
+    def end_with(self, future: Any) -> None:
+        """End the span with the result of a completed asyncio or threaded future."""
         if future.cancelled():
             self.end(None)
         else:
@@ -231,7 +234,7 @@ class Sending:
 Arguments = tuple[Any, ...]
 Named = dict[str, Any]
 Call = tuple[Arguments, Named]
-"""Positional and named arguments of a client's method, which checks them itself."""
+"""Positional and named arguments of a client's method. The method checks them itself."""
 
 
 def _prepare_one(tracing: Tracing, arguments: Arguments, named: Named) -> tuple[Sending, Call]:
@@ -256,7 +259,7 @@ def _prepare_many(tracing: Tracing, arguments: Arguments, named: Named) -> tuple
 
 
 def _prepare_columns(tracing: Tracing, arguments: Arguments, named: Named) -> tuple[Sending, Call]:
-    """Prepare columns, whose tasks have only bodies and delays and thus carry no context."""
+    """Prepare columns. Their tasks have only bodies and delays, and therefore carry no context."""
     positional = [*arguments, *(named.pop(name) for name in ("topic", "bodies") if name in named)]
     bodies = list(positional[1]) if len(positional) > 1 else []
     sending = Sending(tracing, positional[:1], len(bodies))
@@ -266,20 +269,20 @@ def _prepare_columns(tracing: Tracing, arguments: Arguments, named: Named) -> tu
     )
 
 
-PREPARED: Mapping[str, Callable[..., tuple[Sending, Call]]] = {
+PREPARERS: Mapping[str, Callable[..., tuple[Sending, Call]]] = {
     "enqueue": _prepare_one,
     "enqueue_nowait": _prepare_one,
     "oneway": _prepare_one,
     "enqueue_many": _prepare_many,
     "enqueue_columns": _prepare_columns,
 }
-"""The functions that begin a span, by the client's method for enqueues."""
+"""Client's method for enqueues → the function that begins its span."""
 
 
 def _wrap(tracing: Tracing, client: Any) -> None:
-    """Wrap the methods of a synchronous or asynchronous client with spans."""
+    """Wrap methods of a synchronous or asynchronous client so that they create spans."""
     is_awaited = isinstance(client, Client)
-    for name in PREPARED:
+    for name in PREPARERS:
         setattr(client, name, _traced(tracing, getattr(client, name), name, is_awaited=is_awaited))
     begin = client.transaction
 
@@ -300,7 +303,7 @@ def _wrap(tracing: Tracing, client: Any) -> None:
 def _traced(
     tracing: Tracing, method: Callable[..., Any], name: str, *, is_awaited: bool
 ) -> Callable[..., Any]:
-    prepare = PREPARED[name]
+    prepare = PREPARERS[name]
 
     @wraps(method)
     async def awaited(*arguments: Any, **named: Any) -> Any:
@@ -322,7 +325,7 @@ def _traced(
             sending.end(error)
             raise
         if name == "enqueue_nowait":
-            result.add_done_callback(sending.done)
+            result.add_done_callback(sending.end_with)
         else:
             sending.end(None, result)
         return result
@@ -350,7 +353,7 @@ class Attempt:
             context=root,
             kind=SpanKind.CONSUMER,
             links=[] if producer is None or tracing.parent else [Link(producer)],
-            attributes=_described(delivery),
+            attributes=_attributes(delivery),
         )
         self._current = contexts.attach(trace.set_span_in_context(self.span))
         self._began_s = time.perf_counter()
@@ -358,8 +361,8 @@ class Attempt:
     def end(self, outcome: str, error: BaseException | None = None) -> None:
         """End the span.
 
-        ``outcome`` tells how the delivery was settled, or is empty if unknown; ``error`` is the
-        exception of its handler."""
+        ``outcome`` tells how the delivery was settled; it is empty if this is unknown. ``error`` is
+        the exception that the handler raised."""
         contexts.detach(self._current)
         labels = _labels(self._delivery)
         if outcome == "nothing":
@@ -367,7 +370,7 @@ class Attempt:
             self.span.set_status(StatusCode.ERROR, "its lease was lost, or its worker ended")
             self.span.set_attribute("error.type", NOT_SETTLED)
         elif error is not None and outcome not in NOT_FAILED:
-            labels["error.type"] = _failed(self.span, error, self._delivery)
+            labels["error.type"] = _record_error(self.span, error, self._delivery)
         if outcome:
             self.span.set_attribute("tickwheel.outcome", outcome)
         self.span.end()
@@ -376,7 +379,7 @@ class Attempt:
 
 
 def _labels(delivery: Delivered) -> dict[str, Any]:
-    """Return the attributes that spans and metrics of attempts share."""
+    """Return the attributes that the spans and metrics of attempts share."""
     return {
         "messaging.system": SYSTEM,
         "messaging.operation.name": "process",
@@ -386,7 +389,7 @@ def _labels(delivery: Delivered) -> dict[str, Any]:
     }
 
 
-def _described(delivery: Delivered) -> dict[str, Any]:
+def _attributes(delivery: Delivered) -> dict[str, Any]:
     attributes = _labels(delivery)
     attributes |= {
         "messaging.message.id": str(delivery.id),
@@ -408,26 +411,26 @@ def _described(delivery: Delivered) -> dict[str, Any]:
 
 
 def _context_of(traceparent: str | None) -> SpanContext | None:
-    """Return the span context in a task's ``trace``, which the daemon has validated."""
+    """Return the span context that a task's ``trace`` contains. The daemon has validated it."""
     if traceparent is None:
         return None
     _, trace_id, span_id, flags = place_in_trace(traceparent)
     return SpanContext(trace_id, span_id, is_remote=True, trace_flags=TraceFlags(flags))
 
 
-def _failed(span: trace.Span, error: BaseException, delivery: Delivered | None = None) -> str:
+def _record_error(span: trace.Span, error: BaseException, delivery: Delivered | None = None) -> str:
     """Record an error in its span and return its type.
 
-    For an encrypted delivery record only types and lines, because texts can contain parts of the
-    body."""
-    word = error.code if isinstance(error, TickwheelError) else type(error).__qualname__
+    For an encrypted delivery, record only types and line numbers, because texts can contain parts
+    of the body."""
+    kind = error.code if isinstance(error, TickwheelError) else type(error).__qualname__
     is_bug = isinstance(error, Exception) and not isinstance(error, (Reject, RetryLater, Snooze))
     is_secret = delivery is not None and delivery.encrypted_with is not None
     if is_bug and delivery is not None and is_secret:
-        where = {"exception.type": word, "exception.stacktrace": reason_of(error, delivery)}
-        span.add_event("exception", where)
+        attributes = {"exception.type": kind, "exception.stacktrace": reason_of(error, delivery)}
+        span.add_event("exception", attributes)
     elif isinstance(error, Exception) and is_bug:
         span.record_exception(error)
-    span.set_status(StatusCode.ERROR, word if is_secret else text_of(error))
-    span.set_attribute("error.type", word)
-    return word
+    span.set_status(StatusCode.ERROR, kind if is_secret else text_of(error))
+    span.set_attribute("error.type", kind)
+    return kind

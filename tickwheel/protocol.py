@@ -1,16 +1,16 @@
-"""Convert bytes to frames and back, without I/O. A frame is a msgpack array ``[type, …]``.
+"""Converts bytes to frames and back, without I/O. A frame is a msgpack array ``[type, …]``.
 
 This module finds the end of each frame and checks that the frame is valid msgpack within the size
-limit and a non-empty array that begins with an int. It does not know what frames mean and reads no
-socket. The caller checks field types; integers can be as large as in msgpack (2^64 - 1).
+limit and a non-empty array that begins with an int. It does not know the meaning of frames and
+reads no socket. The caller checks field types; integers can be as large as in msgpack (2^64 - 1).
 
 Invariants:
 - The only exception that bytes can cause is ``ProtocolError``, or its subclass ``FrameTooLarge``.
 - Frames before invalid bytes are returned before the error is raised.
-- An unfinished frame costs its bytes and nothing else. Decoding therefore has two steps: the first
-  unpacker only *skips* to the ends of frames, and the second builds the objects of whole frames.
-  If objects were built from partial frames, a few nested array headers, each announcing thousands
-  of elements, could reserve hundreds of megabytes.
+- An unfinished frame takes only the memory of its bytes. Decoding therefore has two steps: the
+  first unpacker only *skips* to the ends of frames, and the second builds the objects of complete
+  frames. If objects were built from partial frames, a few nested array headers, each announcing
+  thousands of elements, could reserve hundreds of megabytes.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ def _refuse_extension(code: int, data: bytes) -> object:
 
 
 class _Pool:
-    """Shared unpackers. Each has an internal stack of 40 KB, which thousands of idle connections
-    must not hold."""
+    """Shared unpackers. Each has an internal stack of 40 KB, which would be too much for each of
+    thousands of idle connections."""
 
     IDLE_MAX = 16
-    """Maximum unpackers that are kept."""
+    """Maximum idle unpackers that are kept."""
     BYTES_MAX = 64 * 1024
-    """Maximum bytes that a kept unpacker has buffered: its buffer never shrinks."""
+    """Maximum bytes that a kept unpacker may have buffered, because its buffer never shrinks."""
 
     def __init__(self, make: Callable[[], msgpack.Unpacker]) -> None:
         self._make = make
@@ -84,9 +84,9 @@ _BUILDERS = _Pool(
 class Decoder:
     """Reads frames from a byte stream.
 
-    ``feed`` returns the frames that its bytes completed. If the stream is broken, ``feed`` raises
-    ProtocolError. If whole frames precede the broken bytes, it returns these frames and sets
-    ``error``, which every later ``feed`` raises. A caller writes::
+    ``feed`` returns the frames that its bytes complete. For invalid bytes it raises ProtocolError.
+    If complete frames precede the invalid bytes, it returns these frames and sets ``error``, which
+    every later ``feed`` raises. A caller writes::
 
         frames = decoder.feed(data)          # may raise ProtocolError
         ...                                  # handle the frames
@@ -111,7 +111,7 @@ class Decoder:
 
     @property
     def pending_bytes(self) -> int:
-        """Bytes of the unfinished frame that have arrived."""
+        """Number of bytes of the unfinished frame that have arrived."""
         return self._fed - self._end
 
     def feed(self, data: bytes) -> list[Frame]:
@@ -124,7 +124,7 @@ class Decoder:
             self._base = start - self._scanner.tell()
         self._is_large |= self._fed - start > _Pool.BYTES_MAX
         self._scanner.feed(data)
-        # If all unread bytes together are within the limit, so is every frame.
+        # If all unread bytes together are within the limit, then every frame is.
         if self._fed - start <= self.frame_bytes_max:
             self._scan()
         else:
@@ -150,7 +150,7 @@ class Decoder:
         except msgpack.OutOfData:
             pass
         except Exception as problem:
-            self.error = _broken(problem)
+            self.error = _invalid_msgpack(problem)
         self._end = self._base + end
 
     def _scan_checking_size(self) -> None:
@@ -168,7 +168,7 @@ class Decoder:
             if self._fed - self._end > limit:
                 self.error = _too_large(self._fed - self._end, limit)
         except Exception as problem:
-            self.error = _broken(problem)
+            self.error = _invalid_msgpack(problem)
 
     def _keep(self, data: bytes) -> list[Frame]:
         if data:
@@ -176,7 +176,7 @@ class Decoder:
         return []
 
     def _build(self, data: bytes, start: int) -> list[Frame]:
-        """Decode the whole frames, which end inside ``data``; keep the bytes after them."""
+        """Decode the complete frames, which end in ``data``, and keep the bytes after them."""
         cut = len(data) - (self._fed - self._end)
         unpacker = _BUILDERS.take()
         if self._chunks:
@@ -191,7 +191,7 @@ class Decoder:
         try:
             frames.extend(unpacker)  # keeps the frames before an exception
         except Exception as problem:
-            self.error = _broken(problem)
+            self.error = _invalid_msgpack(problem)
         else:
             if self._end - start <= _Pool.BYTES_MAX:
                 _BUILDERS.give_back(unpacker)
@@ -204,21 +204,21 @@ class Decoder:
         return frames
 
     def _until_malformed(self, frames: Sequence[object]) -> list[Frame]:
-        good: list[Frame] = []
+        valid_frames: list[Frame] = []
         for frame in frames:
             if type(frame) is not tuple or not frame or type(frame[0]) is not int:
                 self.error = ProtocolError(
                     f"a frame must be an array that begins with its type, not {shown(frame)}"
                 )
                 break
-            good.append(frame)
-        return good
+            valid_frames.append(frame)
+        return valid_frames
 
 
 def check_nesting(frame: Frame) -> None:
     """Raise LimitExceeded if a frame is nested deeper than ``NESTING_MAX``.
 
-    It works level by level, without recursion. ``feed`` does not call it, because frames with
+    This works level by level, without recursion. ``feed`` does not call it, because frames with
     thousands of tasks are checked value by value anyway.
     """
     level: list[Any] = [frame]
@@ -234,7 +234,7 @@ def check_nesting(frame: Frame) -> None:
     raise LimitExceeded(f"the frame is nested deeper than {NESTING_MAX} levels")
 
 
-def _broken(problem: Exception) -> ProtocolError:
+def _invalid_msgpack(problem: Exception) -> ProtocolError:
     if isinstance(problem, ProtocolError):
         return problem
     cause = f": {problem!s:.200}" if str(problem) else ""
@@ -251,8 +251,8 @@ _pack = msgpack.Packer(use_bin_type=True, autoreset=True).pack
 
 
 def encode(frame: Iterable[Any]) -> bytes:
-    """Return a frame (a list or a tuple), or any part of a frame, as msgpack. Raise BadRequest,
-    which names the value, if msgpack cannot represent it."""
+    """Return a frame (a list or a tuple), or any part of a frame, as msgpack. If msgpack cannot
+    represent a value, raise BadRequest, which names the value."""
     try:
         return _pack(frame)  # type: ignore[no-any-return]  # msgpack has no annotations for it
     except (TypeError, ValueError, OverflowError) as problem:
@@ -261,8 +261,8 @@ def encode(frame: Iterable[Any]) -> bytes:
 
 
 def _unencodable(frame: Any) -> str:
-    """Return the first value in ``frame`` that msgpack cannot represent, after the key of the map
-    that contains it; "a value" if each value can be encoded by itself."""
+    """Return a text with the first value in ``frame`` that msgpack cannot represent, and with its
+    key in a map; "a value" if each value can be encoded by itself."""
     values = [("", frame)]
     visited: set[int] = set()  # a list can contain itself
     for key, value in values:
@@ -279,6 +279,6 @@ def _unencodable(frame: Any) -> str:
 
 
 def encode_all(frames: Sequence[Any]) -> bytes:
-    """Return the frames as consecutive msgpack, encoded in one call."""
+    """Return the frames as consecutive msgpack. One call encodes all of them."""
     size = len(frames)
     return encode(frames)[1 if size < 16 else 3 if size < 65_536 else 5 :]

@@ -12,10 +12,10 @@ Invariants:
 * Every thread can use every object concurrently.
 * The first call connects. If that fails, the next call tries again; concurrent calls wait for the
   same attempt, each up to its own timeout.
-* A runtime belongs to the process that created it. After a fork the child has the object but not
-  its thread. There it leaves the event loop alone, and only ensures that the child does not hold
-  the connection open. An inherited client makes a new connection in the child; objects of the
-  parent's connection raise ClientClosed.
+* A runtime belongs to the process that created it. After a fork, the child has the object but not
+  its thread. In the child, the runtime does not use the event loop; it only ensures that the child
+  does not keep the connection open. An inherited client opens a new connection in the child, and
+  objects of the parent's connection raise ClientClosed.
 """
 
 from __future__ import annotations
@@ -58,13 +58,13 @@ T = TypeVar("T")
 H = TypeVar("H", bound=Callable[[Check], str | None])
 
 NAME = f"tickwheel-python-sync/{__version__}"
-"""The default client name."""
-PART = 256
-"""Items of a listing fetched from the client's thread at once."""
+"""The default name of a client."""
+PAGE_ITEMS = 256
+"""Number of items of a listing that one call fetches from the client's thread."""
 EXIT_S = 1.0
 """Maximum seconds that an unclosed client takes to disconnect when the program ends."""
 LEFT_S_MIN = 0.001
-"""Minimum seconds left for a call after connecting: the call then reports its timeout."""
+"""Minimum timeout of a call after connecting, so that the call itself reports the timeout."""
 STOP_S = 5.0
 """Maximum seconds to wait for the thread after the client was closed."""
 
@@ -73,7 +73,7 @@ STOP_S = 5.0
 
 
 class Runtime:
-    """Runs an asynchronous client in a thread: ``call`` from any thread, ``close`` once."""
+    """Runs an asynchronous client in a thread. Any thread can use ``call``; ``close`` ends it."""
 
     def __init__(self, make: Callable[[], AsyncClient]) -> None:
         self._pid = os.getpid()
@@ -83,8 +83,8 @@ class Runtime:
         self._connecting: asyncio.Task[AsyncClient] | None = None
         self._closed = False
         self._lock = threading.RLock()
-        """Held while a call is passed to the loop, so that every call gets an answer. Reentrant,
-        because a signal handler may make a call at that moment."""
+        """Held while a call is passed to the loop, so that every call gets an answer. It is
+        reentrant, because a signal handler may call the client at that moment."""
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._serve, name="tickwheel-client", daemon=True)
         self._thread.start()
@@ -94,7 +94,8 @@ class Runtime:
     def call(
         self, method: Callable[..., Coroutine[Any, Any, T]], *arguments: Any, **options: Any
     ) -> T:
-        """Return or raise the result of ``method(client, *arguments, **options)``."""
+        """Run ``method(client, *arguments, **options)`` in the thread. Return its result or raise
+        its error."""
         return self.call_or(None, method, *arguments, **options)
 
     def _check_thread(self) -> None:
@@ -106,13 +107,13 @@ class Runtime:
 
     def call_or(
         self,
-        unused: Callable[[T], None] | None,
+        on_unused: Callable[[T], None] | None,
         method: Callable[..., Coroutine[Any, Any, T]],
         *arguments: Any,
         **options: Any,
     ) -> T:
-        """Do the same as ``call``. If the caller is interrupted, ``unused`` gets the result in the
-        loop's thread."""
+        """Do the same as ``call``. If the caller is interrupted, ``on_unused`` is called with the
+        result, in the loop's thread."""
         self._check_thread()
         future = self.submit(method, *arguments, **options)
         try:
@@ -120,17 +121,17 @@ class Runtime:
         except CancelledError:
             raise ClientClosed("the client was closed during the call") from None
         except BaseException as error:
-            # The call's own error, or Ctrl-C while waiting for it.
+            # This is the error of the call, or an interruption by Ctrl-C.
             if not (future.done() and not future.cancelled() and future.exception() is error):
                 future.cancel()
-                if unused is not None:
-                    future.add_done_callback(_unless_failed(unused))
+                if on_unused is not None:
+                    future.add_done_callback(_unless_failed(on_unused))
             raise
 
     def submit(
         self, method: Callable[..., Coroutine[Any, Any, T]], *arguments: Any, **options: Any
     ) -> Future[T]:
-        """Do the same as ``call``, but return a future."""
+        """Do the same as ``call``, but return a future of the result."""
         if self._pid != os.getpid():
             raise ClientClosed(
                 "this object belongs to the parent process of a fork: subscriptions and deliveries"
@@ -148,7 +149,8 @@ class Runtime:
         return client is not None and client.connected
 
     def close(self, timeout_s: float | None) -> None:
-        """Close the client and end the thread. Does nothing if closed, or in another process."""
+        """Close the client and end the thread. Do nothing if it is closed, or in another
+        process."""
         if self._pid != os.getpid():
             return
         with self._lock:
@@ -160,7 +162,7 @@ class Runtime:
         self._thread.join(STOP_S)
 
     def forget(self) -> None:
-        """Abandon the connection in the child of a fork: only the parent uses it."""
+        """Abandon the connection in the child of a fork, because only the parent uses it."""
         client = self._client
         if client is None:
             return
@@ -171,8 +173,8 @@ class Runtime:
 
     @staticmethod
     def _replace_with_devnull(descriptor: int) -> None:
-        # Do not close the descriptor: the abandoned socket would later close the same number, which
-        # may then belong to another file. Closing it by the loop would change the shared epoll set.
+        # Do not close the descriptor: the abandoned socket will close the same number later, when
+        # it may belong to another file. Closing it in the loop would change the shared epoll set.
         nothing = os.open(os.devnull, os.O_RDWR)
         os.dup2(nothing, descriptor, inheritable=False)
         os.close(nothing)
@@ -200,15 +202,15 @@ class Runtime:
         if client is None:
             began_s, timeout = self._loop.time(), options.get("timeout")
             timeout_s = None if timeout is None else seconds(timeout, "timeout")
-            client = await self._connected(timeout_s)
+            client = await self._connected_client(timeout_s)
             if timeout_s is not None:
                 left_s = timeout_s - (self._loop.time() - began_s)
                 options["timeout"] = max(left_s, LEFT_S_MIN)
         return await method(client, *arguments, **options)
 
-    async def _connected(self, timeout_s: float | None) -> AsyncClient:
-        """Return the connected client. Raise the errors of ``Client.connect``, also after
-        ``timeout_s``."""
+    async def _connected_client(self, timeout_s: float | None) -> AsyncClient:
+        """Return the connected client. Raise the errors of ``Client.connect``, and Unreachable
+        after ``timeout_s``."""
         if self._connecting is None or self._connecting.done():
             self._connecting = self._loop.create_task(self._connect())
             self._connecting.add_done_callback(seen)
@@ -229,7 +231,7 @@ class Runtime:
             await asyncio.wait((self._connecting,))
         if self._client is not None:
             await self._client.close(timeout_s)
-        # The remaining tasks no longer wait for anything: the subscriptions have ended.
+        # The remaining tasks have nothing to wait for, because the subscriptions have ended.
         others = asyncio.all_tasks() - {asyncio.current_task()}
         if others:
             _, stuck = await asyncio.wait(others, timeout=1.0)
@@ -239,8 +241,8 @@ class Runtime:
 
 
 class ForeignLoop(Runtime):
-    """A runtime on an event loop and an asynchronous client that somebody else owns. It ends
-    neither of them."""
+    """A runtime that uses an event loop and an asynchronous client of the program. It ends neither
+    of them."""
 
     def __init__(self, client: AsyncClient, loop: asyncio.AbstractEventLoop) -> None:
         self._pid = os.getpid()
@@ -267,10 +269,10 @@ class ForeignLoop(Runtime):
         self._closed = True
 
 
-def _unless_failed(unused: Callable[[T], None]) -> Callable[[Future[T]], None]:
+def _unless_failed(on_unused: Callable[[T], None]) -> Callable[[Future[T]], None]:
     def pass_on(future: Future[T]) -> None:
         if not future.cancelled() and future.exception() is None:
-            unused(future.result())
+            on_unused(future.result())
 
     return pass_on
 
@@ -278,12 +280,12 @@ def _unless_failed(unused: Callable[[T], None]) -> Callable[[Future[T]], None]:
 # --- verbs of the asynchronous client ------------------------------------------------------------
 
 
-def _mirrored(
+def _mirror(
     method: Callable[Concatenate[Any, P], Any], call: Callable[..., R], suffix: str = ""
 ) -> Callable[Concatenate[Any, P], R]:
     """Return a verb with the docstring and parameters of ``method``. It returns the result of
     ``call`` with the object, ``method`` and the arguments. It raises TypeError at once for
-    arguments that do not fit, whatever the state of the daemon."""
+    arguments that do not fit, even if no daemon is available."""
     method = inspect.unwrap(
         method
     )  # without the check for a running loop, which is in another thread
@@ -313,7 +315,7 @@ def _mirrored(
 def _with_parameters_of(
     method: Callable[Concatenate[Any, P], None],
 ) -> Callable[[Callable[..., None]], Callable[Concatenate[Any, P], None]]:
-    """Copy the parameters of ``method`` to a function that passes its arguments on to it."""
+    """Copy the parameters of ``method`` to a function that calls it with the same arguments."""
 
     def decorate(function: Any) -> Any:
         *parameters, name = inspect.signature(method).parameters.values()
@@ -324,7 +326,7 @@ def _with_parameters_of(
 
 
 class Calling(Protocol):
-    """An object that can call its verbs."""
+    """An object that has verbs."""
 
     def _call(
         self, method: Callable[..., Coroutine[Any, Any, R]], /, *arguments: Any, **options: Any
@@ -335,56 +337,60 @@ class Calling(Protocol):
 
 
 def _wait(
-    own: Calling, method: Callable[..., Coroutine[Any, Any, R]], /, *arguments: Any, **options: Any
+    caller: Calling,
+    method: Callable[..., Coroutine[Any, Any, R]],
+    /,
+    *arguments: Any,
+    **options: Any,
 ) -> R:
-    return own._call(method, *arguments, **options)
+    return caller._call(method, *arguments, **options)
 
 
 def waits(
     method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]],
 ) -> Callable[Concatenate[Any, P], R]:
     """Return a verb that blocks until it is answered."""
-    return _mirrored(method, _wait)
+    return _mirror(method, _wait)
 
 
 def _submits(
     method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]],
 ) -> Callable[Concatenate[Any, P], Future[R]]:
-    """Return a verb that returns a future."""
+    """Return a verb that does not wait and returns a future."""
 
     def submit(client: Client, *arguments: Any, **options: Any) -> Future[R]:
         return client._runtime().submit(*arguments, **options)
 
-    return _mirrored(method, submit, "_nowait")
+    return _mirror(method, submit, "_nowait")
 
 
 def _iterates(
     method: Callable[Concatenate[Any, P], AsyncIterator[R]],
 ) -> Callable[Concatenate[Any, P], Iterator[R]]:
-    """Return a verb that iterates over a list."""
+    """Return a verb that iterates over a listing."""
 
     def iterate(client: Client, method: Any, *arguments: Any, **options: Any) -> Iterator[R]:
         runtime = client._runtime()
         source: AsyncIterator[R] | None = None
 
-        async def part(async_client: AsyncClient, **_: Any) -> list[R]:
+        async def read_page(async_client: AsyncClient, **_: Any) -> list[R]:
             nonlocal source
             source = source or method(async_client, *arguments, **options)
             items: list[R] = []
             async for item in source:
                 items.append(item)
-                if len(items) == PART:
+                if len(items) == PAGE_ITEMS:
                     break
             return items
 
         while True:
-            # The timeout applies to connecting here, and then to each page.
-            items = runtime.call(part, timeout=options.get("timeout"))
+            # The timeout applies to the connection, and then to each page.
+            items = runtime.call(read_page, timeout=options.get("timeout"))
             yield from items
-            if len(items) < PART:
+            if len(items) < PAGE_ITEMS:
                 return
 
-    return _mirrored(method, iterate)
+    return _mirror(method, iterate)
 
 
 def _make_in_thread(
@@ -416,7 +422,7 @@ def _pull(client: Client, *arguments: Any, **options: Any) -> list[Delivery]:
 
 
 class _Inner(Generic[T]):
-    """A wrapper of an object of the asynchronous client; its verbs call that object."""
+    """A wrapper of an object of the asynchronous client. Its verbs call that object."""
 
     __slots__ = ()
 
@@ -453,7 +459,7 @@ class Delivery(_Inner[AsyncDelivery], Delivered):
     snooze = waits(AsyncDelivery.snooze)
 
     def ack_nowait(self) -> Future[AckWord]:
-        """Ack, and return a future; acks at about the same time share a frame."""
+        """Ack, and return a future of the answer. Acks at about the same time share a frame."""
 
         async def work(_: AsyncClient) -> AckWord:
             return await self._inner.ack()
@@ -461,7 +467,7 @@ class Delivery(_Inner[AsyncDelivery], Delivered):
         return self._runtime.submit(work)
 
     def ack_unwatched(self) -> None:
-        """Ack without waiting; an answer that is not "acked" is logged."""
+        """Ack without waiting. An answer other than "acked" is logged."""
 
         async def work(_: AsyncClient) -> None:
             self._inner.ack_unwatched()
@@ -480,7 +486,7 @@ class Transaction(_Inner[AsyncTransaction]):
 
     @property
     def receipts(self) -> list[Receipt]:
-        """The receipts of the tasks, once the transaction is committed."""
+        """The receipts of the tasks; empty before the transaction is committed."""
         return self._inner.receipts
 
     enqueue = waits(AsyncTransaction.enqueue)
@@ -510,16 +516,16 @@ class Subscription:
         self._runtime = runtime
         self._inner = inner
         self._auto_ack = inner.auto_ack
-        self._held: dict[int, Delivery] = {}
-        """With ``auto_ack``: id of a thread → its current delivery."""
+        self._current_deliveries: dict[int, Delivery] = {}
+        """With ``auto_ack``, the current delivery of each thread, by the thread's id."""
 
     def start(self) -> Self:
-        """Subscribe. Raise the daemon's refusal. Does nothing when started."""
+        """Subscribe unless this was already done. Raise the error with which the daemon refuses."""
         self._runtime.call(lambda _: self._inner.start())
         return self
 
     def close(self) -> None:
-        """End the subscription and release unread deliveries. Does nothing when closed."""
+        """End the subscription and release unread deliveries. Do nothing if it has ended."""
         self._runtime.call(lambda _: self._inner.close())
 
     def __enter__(self) -> Self:
@@ -540,7 +546,7 @@ class Subscription:
         return delivery
 
     def get(self, timeout: Duration | None = None) -> Delivery | None:
-        """Return the next delivery; None after ``timeout`` seconds without one, or when the
+        """Return the next delivery, or None if none arrives within ``timeout`` seconds or the
         subscription has ended (``closed``)."""
         self._finish(None)
         timeout_s = None if timeout is None else seconds(timeout, "timeout")
@@ -549,7 +555,7 @@ class Subscription:
             return None
         delivery = Delivery(self._runtime, inner)
         if self._auto_ack:
-            self._held[threading.get_ident()] = delivery
+            self._current_deliveries[threading.get_ident()] = delivery
         return delivery
 
     @property
@@ -559,7 +565,7 @@ class Subscription:
 
     @property
     def new_group(self) -> MadeGroup | None:
-        """A description of the group, if this subscription created it."""
+        """A description of the group if this subscription created it, otherwise None."""
         return self._inner.new_group
 
     async def _take(self, _: AsyncClient, timeout_s: float | None) -> AsyncDelivery | None:
@@ -575,28 +581,28 @@ class Subscription:
                 self._runtime.submit(lambda _: inner.release())
 
     def _finish(self, error: BaseException | None) -> None:
-        """With ``auto_ack``: settle the delivery that this thread has finished."""
-        held = self._held.pop(threading.get_ident(), None)
-        if held is None or held.settled:
+        """With ``auto_ack``, settle the delivery that this thread has finished."""
+        delivery = self._current_deliveries.pop(threading.get_ident(), None)
+        if delivery is None or delivery.settled:
             return
         if error is None:
-            held.ack_unwatched()
+            delivery.ack_unwatched()
         else:
-            inner = held._inner
+            inner = delivery._inner
             with suppress(TickwheelError):
                 self._runtime.call(lambda _: settle_failed(inner, error))
 
 
 class Client:
-    """The client for programs without an event loop; every thread can use it concurrently.
+    """The client for programs without an event loop. All threads can use it concurrently.
 
     Arguments, verbs and errors are those of ``tickwheel.Client``. Each call blocks until it is
     answered, and takes ``timeout``. The first call (or ``connect``) connects, in a separate thread.
     A program needs one client for each daemon, kept for as long as it runs. ``close``, or the end
     of ``with``, disconnects; a client that is still open is closed when the program ends.
 
-    After a fork (gunicorn's ``preload_app``, multiprocessing) the child's first call makes a new
-    connection. Subscriptions and deliveries from before the fork stay with the parent: in the child
+    After a fork (gunicorn's ``preload_app``, multiprocessing) the child's first call opens a new
+    connection. Subscriptions and deliveries from before the fork belong to the parent; in the child
     they raise ClientClosed.
     """
 
@@ -615,11 +621,11 @@ class Client:
         self._lock = threading.RLock()
         self._current: Runtime | None = None
 
-    # --- life -----------------------------------------------------------------------------------
+    # --- lifecycle ------------------------------------------------------------------------------
 
     def connect(self) -> Self:
-        """Connect now instead of with the first call. Raise the errors of
-        ``tickwheel.Client.connect``; the caller can try again."""
+        """Connect now, instead of with the first call. Raise the errors of
+        ``tickwheel.Client.connect``; the caller can then try again."""
 
         async def nothing(_: AsyncClient) -> None: ...
 
@@ -627,8 +633,8 @@ class Client:
         return self
 
     def close(self, timeout: float | None = None) -> None:
-        """Flush acks and enqueues, release unread deliveries, and disconnect. Calls that other
-        threads wait for raise ClientClosed. Does nothing when closed."""
+        """Flush acks and enqueues, release unread deliveries, and disconnect. Calls for which other
+        threads wait raise ClientClosed. Do nothing if the client is closed."""
         with self._lock:
             self._closed = True
             runtime, self._current = self._current, None
@@ -668,13 +674,14 @@ class Client:
             client.on_check(group)(handler)
         return client
 
-    def _forked(self) -> None:
-        """Reset the client in the child of a fork: a thread of the parent may hold the lock."""
+    def _reset_after_fork(self) -> None:
+        """Reset the client in the child of a fork, because a thread of the parent may hold the
+        lock."""
         self._lock = threading.RLock()
         runtime, self._current = self._current, None
         if runtime is not None:
             runtime.forget()
-            _PARENTS.append(runtime)
+            _PARENT_RUNTIMES.append(runtime)
 
     # --- verbs ----------------------------------------------------------------------------------
 
@@ -750,14 +757,15 @@ class Client:
     task_history = waits(AsyncClient.task_history)
     list_consumers = _iterates(AsyncClient.list_consumers)
     backup = waits(AsyncClient.backup)
-    subscribe = _mirrored(AsyncClient.subscribe, _subscribe)
-    transaction = _mirrored(AsyncClient.transaction, _transact)
-    pull = _mirrored(AsyncClient.pull, _pull)
+    subscribe = _mirror(AsyncClient.subscribe, _subscribe)
+    transaction = _mirror(AsyncClient.transaction, _transact)
+    pull = _mirror(AsyncClient.pull, _pull)
 
     def on_check(self, group: str) -> Callable[[H], H]:
         """Register a function that decides transactions: ``@client.on_check("payments")``. See
         ``tickwheel.Client.on_check``. The function is called in a separate thread and can use the
-        client. It is asked while the client is connected; call ``connect`` if nothing else does."""
+        client. It is called only while the client is connected, so call ``connect`` if
+        necessary."""
 
         def register(handler: H) -> H:
             async def answer(check: Check) -> str | None:
@@ -777,8 +785,8 @@ class Client:
         return register
 
     def body_of(self, task: TaskInfo | ScheduleInfo) -> bytes | None:
-        """Return the unpacked body of a task that was looked up or listed, or of a schedule's
-        tasks. None: the task has ended, and its body is gone. Raise Undecodable like
+        """Return the decoded body of a task that was looked up or listed, or of a schedule's tasks.
+        Return None if the task has ended and its body was deleted. Raise Undecodable like
         ``Delivery.body``."""
         return body_of(self._codec, task)
 
@@ -802,14 +810,14 @@ class Client:
 
     @property
     def connected(self) -> bool:
-        """Whether a connection is open now; a call makes one, or waits for the next."""
+        """Whether a connection is open now. A call opens one or waits for it."""
         current = self._current
         return current is not None and current.connected
 
 
 def on_loop(client: AsyncClient, loop: asyncio.AbstractEventLoop) -> Client:
-    """Return a synchronous client for other threads that uses an asynchronous client on this event
-    loop, with the same connection and thread. Closing the asynchronous client ends it."""
+    """Return a synchronous client for other threads. It uses an asynchronous client on this event
+    loop, with the same connection and thread, and ends when the asynchronous client is closed."""
     client_for_threads = Client.__new__(Client)
     client_for_threads._set_up(lambda: client)
     client_for_threads._current = ForeignLoop(client, loop)
@@ -817,14 +825,14 @@ def on_loop(client: AsyncClient, loop: asyncio.AbstractEventLoop) -> Client:
 
 
 _CLIENTS: weakref.WeakSet[Client] = weakref.WeakSet()
-_PARENTS: list[Runtime] = []
-"""The parent's runtimes in a child. They are kept because deallocating them would close
+_PARENT_RUNTIMES: list[Runtime] = []
+"""In a child, the runtimes of the parent. They are kept because deallocating them would close
 descriptors that the parent uses."""
 
 
 def _after_fork() -> None:
     for client in list(_CLIENTS):
-        client._forked()
+        client._reset_after_fork()
 
 
 def _at_exit() -> None:

@@ -1,4 +1,4 @@
-"""Waiting that a cancellation does not cut short, for clients and daemon alike."""
+"""Waiting that is not cut short by a cancellation, for clients and the daemon."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TypeVar
 _T = TypeVar("_T")
 
 
-async def to_its_end(work: Awaitable[_T]) -> _T:
+async def finish_despite_cancellation(work: Awaitable[_T]) -> _T:
     """Run ``work`` to its end even if the caller is cancelled, once or repeatedly. Then raise the
     error of ``work`` or the cancellation, or return the result of ``work``."""
     task = asyncio.ensure_future(work)

@@ -1,12 +1,12 @@
-"""Allowed addresses, signatures of requests, and tokens of callbacks, for daemon and outbound
-process.
+"""Allowed addresses, signatures of requests, and tokens of callbacks, for the daemon and the
+outbound process.
 
-By default only public addresses are allowed. Otherwise a user who can set a target could make the
-daemon send requests to this machine or its private network.
+By default only public addresses are allowed, because a user who can set a target could otherwise
+cause the daemon to send requests to this machine or its private network.
 
 A name is resolved once, and the connection uses the checked addresses, so a DNS answer that changes
 in between (DNS rebinding) has no effect. An IPv6 address that contains an IPv4 address is allowed
-only if both are.
+only if both addresses are allowed.
 
 Requests are signed according to Standard Webhooks (https://www.standardwebhooks.com). A secret
 ``whsec_…`` signs with HMAC-SHA256 (``v1``), ``whsk_…`` with Ed25519 (``v1a``; needs the package
@@ -45,7 +45,7 @@ Network = IPv4Network | IPv6Network
 
 _NAT64: Final = (IPv6Network("64:ff9b::/96"), IPv6Network("64:ff9b:1::/48"))
 _COMPATIBLE: Final = IPv6Network("::/96")
-"""Addresses with an IPv4 address in the last 32 bits."""
+"""Addresses that contain an IPv4 address in the last 32 bits."""
 
 
 class ForbiddenAddress(OSError):
@@ -53,14 +53,15 @@ class ForbiddenAddress(OSError):
 
 
 class Guard:
-    """Decides whether an address is allowed. ``allow`` are networks besides the public ones."""
+    """Decides whether an address is allowed. ``allow`` are allowed networks that are not public."""
 
     def __init__(self, allow: Sequence[Network] = ()) -> None:
         self._allow = tuple(allow)
 
     @classmethod
-    def of(cls, texts: Iterable[str]) -> Guard:
-        """Return a guard that also allows these networks, such as 10.0.0.0/8. Raise ValueError."""
+    def from_texts(cls, texts: Iterable[str]) -> Guard:
+        """Return a guard that also allows networks such as 10.0.0.0/8. Raise ValueError if a text
+        is not a network."""
         return cls([ip_network(text) for text in texts])
 
     def check(self, host: str, address: str) -> None:
@@ -81,9 +82,9 @@ class Guard:
     async def resolve(
         self, host: str, port: int, family: int = socket.AF_UNSPEC
     ) -> list[tuple[int, str]]:
-        """Return (family, address) of the allowed addresses of ``host``.
+        """Return the family and text of each allowed address of ``host``.
 
-        Raise ForbiddenAddress if none is allowed, OSError if the host has none."""
+        Raise ForbiddenAddress if none is allowed, or OSError if the host has none."""
         literal = _literal(host)
         if literal is not None:
             self.check(host, str(literal))
@@ -109,7 +110,7 @@ class Guard:
 
 
 def _literal(host: str) -> Address | None:
-    """Return the address if ``host`` is one, or None for a name."""
+    """Return the address if ``host`` is an address, or None for a name."""
     try:
         return ip_address(host)
     except ValueError:
@@ -145,7 +146,7 @@ Sign = Callable[[bytes], str]
 
 
 class Signer:
-    """Signs with secrets. Raise BadRequest if a secret needs a package that is not installed."""
+    """Signs requests with secrets. Creating it raises BadRequest if a package is missing."""
 
     def __init__(self, secrets: Sequence[str]) -> None:
         self._signs: list[Sign] = [_sign_of(secret) for secret in secrets]
@@ -161,7 +162,7 @@ class Signer:
 
 def _sign_of(secret: str) -> Sign:
     if secret.startswith(PRIVATE):
-        return _of_private(private_key(secret))
+        return _private_sign(private_key(secret))
     key = base64.b64decode(secret.removeprefix(SYMMETRIC))
     if not key:
         raise ValueError("a secret must not be empty, since anyone could sign with it")
@@ -172,7 +173,7 @@ def _sign_of(secret: str) -> Sign:
     return sign
 
 
-def _of_private(key: Ed25519PrivateKey) -> Sign:
+def _private_sign(key: Ed25519PrivateKey) -> Sign:
     def sign(signed: bytes) -> str:
         return "v1a," + base64.b64encode(key.sign(signed)).decode()
 
@@ -180,11 +181,12 @@ def _of_private(key: Ed25519PrivateKey) -> Sign:
 
 
 NEEDS_EXTRA = f"a secret {PRIVATE}…", "encryption"
-"""The feature and the extra that it needs, for ``needs_extra``."""
+"""A feature and the extra that it needs, as arguments of ``needs_extra``."""
 
 
 def private_key(secret: str) -> Ed25519PrivateKey:
-    """Return the key of a secret ``whsk_…``. Raise BadRequest if cryptography is not installed."""
+    """Return the key that a secret ``whsk_…`` contains. Raise BadRequest if cryptography is not
+    installed."""
     with needs_extra(*NEEDS_EXTRA):
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     seed = base64.b64decode(secret.removeprefix(PRIVATE))[:SEED_BYTES]
@@ -210,9 +212,10 @@ def verify(
 ) -> str:
     """Verify a request, and return its ``webhook-id``, which is the same for every attempt.
 
-    ``body`` are the raw bytes. ``secrets`` are one or several of ``whsec_…``, or of ``whpk_…``, the
-    public key of a ``whsk_…`` (which needs the package cryptography). ``tolerance_s`` is the
-    maximum age in seconds. Raise InvalidSignature; ValueError for an empty or malformed secret.
+    ``body`` contains the raw bytes. ``secrets`` are one or several texts ``whsec_…``, or
+    ``whpk_…``, the public key of a ``whsk_…`` (which needs the package cryptography).
+    ``tolerance_s`` is the maximum age in seconds. Raise InvalidSignature, or ValueError for an
+    empty or malformed secret.
     """
     by_name = {name.lower(): value for name, value in headers.items()}
     try:
@@ -223,10 +226,10 @@ def verify(
         raise InvalidSignature(f"the request has no header {error.args[0]}") from None
     if not (at.isascii() and at.isdigit() and len(at) <= TIMESTAMP_DIGITS_MAX):
         raise InvalidSignature(f"webhook-timestamp must be whole seconds, not {shown(at)}")
-    away_s = (time.time() if now_s is None else now_s) - int(at)
-    if abs(away_s) > tolerance_s:
+    age_s = (time.time() if now_s is None else now_s) - int(at)
+    if abs(age_s) > tolerance_s:
         raise InvalidSignature(
-            f"the request was sent {away_s:.0f} s ago; the limit is {tolerance_s:g} s (tolerance_s)"
+            f"the request was sent {age_s:.0f} s ago; the limit is {tolerance_s:g} s (tolerance_s)"
         )
     signed = b"%b.%b.%b" % (message_id.encode(), at.encode(), body)
     signatures = signature.split(" ")
@@ -276,14 +279,14 @@ class Callback(NamedTuple):
 
 
 def callback_token(callback: Callback, secret: str) -> str:
-    """Return a URL-safe token, which only a holder of the push's secret can create."""
+    """Return a URL-safe token. Only a holder of the push's secret can create it."""
     data = json.dumps(callback, separators=(",", ":")).encode()
     return f"{_text(data)}.{_text(_mac(data, secret))}"
 
 
 def read_token(token: str) -> tuple[Callback, Callable[[Sequence[str]], bool]]:
-    """Return the callback in a token, and a function that returns whether one of some secrets has
-    created it. Raise NotFound for a malformed token."""
+    """Return the callback that a token contains, and a function that returns whether the token was
+    created with one of the secrets passed to it. Raise NotFound for a malformed token."""
     try:
         if len(token) > TOKEN_LENGTH_MAX:
             raise ValueError("the token is too long")
@@ -296,10 +299,10 @@ def read_token(token: str) -> tuple[Callback, Callable[[Sequence[str]], bool]]:
     except (ValueError, TypeError, RecursionError):
         raise NotFound("there is no such callback, or it has ended") from None
 
-    def is_of(secrets: Sequence[str]) -> bool:
+    def is_signed_by(secrets: Sequence[str]) -> bool:
         return any(hmac.compare_digest(_mac(data, secret), mac) for secret in secrets)
 
-    return callback, is_of
+    return callback, is_signed_by
 
 
 def _mac(data: bytes, secret: str) -> bytes:

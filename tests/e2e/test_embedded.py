@@ -25,7 +25,7 @@ from tickwheel.persistence.sqlite.store import SqliteStore
 from tickwheel.server.daemon import Daemon as Served
 from tickwheel.server.settings import Settings
 from tickwheel.testing import TestWheel
-from tickwheel.waiting import to_its_end
+from tickwheel.waiting import finish_despite_cancellation
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = """
@@ -157,11 +157,11 @@ async def test_invalid_embedded_options_are_refused(store: str) -> None:
 
 
 async def begin_daemon(store: str) -> None:
-    daemon = Served(Settings(store=store), cast("Any", _Log()), is_inside=True)
+    daemon = Served(Settings(store=store), cast("Any", _Log()), is_embedded=True)
     try:
         await daemon.start()
     finally:
-        await to_its_end(daemon.stop())
+        await finish_despite_cancellation(daemon.stop())
 
 
 async def begin_embedded(store: str) -> None:

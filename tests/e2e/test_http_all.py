@@ -23,7 +23,7 @@ from support.certificates import Authority
 from support.daemon import Daemon
 from support.http_asking import Answer, ask
 from support.waiting import until
-from tickwheel.server.http.whole import METRICS_S, READY_S
+from tickwheel.server.http.all_shards import METRICS_S, READY_S
 from tickwheel.server.metrics import catalogue
 
 LONG_S = 15.0
@@ -125,7 +125,7 @@ def test_metrics_of_all_shards_are_one_valid_text(running: Whole) -> None:
     answer = running.get("/metrics")
     assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
     found = {metric.name: metric for metric in families(answer.body.decode())}
-    of_door = {name.removesuffix("_total") for name, _, _ in catalogue.DOOR}
+    of_door = {name.removesuffix("_total") for name, _, _ in catalogue.CONNECTION_METRICS}
     for metric in found.values():
         also = {"http"} if metric.name in of_door else set()
         assert {sample.labels["shard"] for sample in metric.samples} <= {"0", "1"} | also
@@ -139,7 +139,7 @@ def test_metrics_of_all_shards_are_one_valid_text(running: Whole) -> None:
     assert running.metric("tickwheel_serving") == {"0": 1, "1": 1}
     assert running.metric("tickwheel_shard_up") == {"0": 1, "1": 1}
     assert running.metric("tickwheel_shard_restarts_total") == {"0": 0, "1": 0}
-    assert {name for name, _ in catalogue.OF_SHARDS} == {
+    assert {name for name, _ in catalogue.SHARD_METRICS} == {
         "tickwheel_shard_up",
         "tickwheel_shard_restarts_total",
     }

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from support.daemon import Daemon
-from tickwheel.server.http.pages import as_sent
+from tickwheel.server.http.pages import document_bytes
 
 ROOT = Path(__file__).parents[2]
 PYTHON = ROOT / ".venv/generator/bin/python"
@@ -125,7 +125,7 @@ NOT_GENERATED = ("application/x-ndjson", "text/plain")
 def folder(tmp_path: Path) -> Path:
     """A folder with the document, in which programs of Node.js find what is installed."""
     _installed(PYTHON, MODULES / "typescript")
-    (tmp_path / "openapi.json").write_bytes(as_sent(60_000)[0])
+    (tmp_path / "openapi.json").write_bytes(document_bytes(60_000)[0])
     (tmp_path / "node_modules").symlink_to(MODULES)
     (tmp_path / "package.json").write_text('{"type": "module"}')
     return tmp_path

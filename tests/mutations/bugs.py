@@ -201,7 +201,7 @@ DELIVERED = (
     Bug(
         "a-jump-far-ahead-is-followed",
         "a clock that jumps a year ahead fires what is due by then",
-        {"Clock._jumped": (condition("_limit_ms", "False"),)},
+        {"Clock._after_jump": (condition("_limit_ms", "False"),)},
         ("tests/test_clock.py::test_a_jump_ahead_above_the_limit_is_held_until_the_clock_is_back",),
     ),
     Bug(
@@ -270,7 +270,7 @@ FENCED = (
     Bug(
         "a-lost-lease-is-over",
         "whoever finds no lease behind a failover leads, though its owner knows more and lives",
-        {"Leadership._owner_had_time": (instead("seen.leased_here", "True"),)},
+        {"Leadership._owner_had_time": (instead("state.leased_here", "True"),)},
         (
             "tests/server/test_leadership.py::test_a_returning_store_waits_for_its_owner_first",
             "tests/server/test_leadership.py::test_a_promoted_replica_waits_for_its_owner_first",
@@ -684,7 +684,7 @@ BOUNDED = (
     Bug(
         "every-stranger-has-a-line-of-the-log",
         "a port scanner fills the log",
-        {"Sparing.note": (returning('""'),)},
+        {"LogRateLimit.note": (returning('""'),)},
         (
             "tests/server/test_bounds.py"
             "::test_log_lines_of_unauthenticated_connections_are_limited",
@@ -745,10 +745,11 @@ NODES = (
         "what-is-kept-counts-as-given",
         "a shard that a node keeps after all is given away without an heir when it moves again",
         {
-            "Registrar._act": (
+            "Registrar._decide": (
                 replaced(
-                    "given",
-                    "self._giving = {**dict.fromkeys(decision.given, now_s), **self._giving}",
+                    "handing_over",
+                    "self._handovers = dict.fromkeys(decision.handing_over, now_s)"
+                    " | self._handovers",
                 ),
             ),
         },
@@ -757,7 +758,7 @@ NODES = (
     Bug(
         "a-standby-never-hurries",
         "the lease that was given back waits for a standby that looks four times a second",
-        {"Member.hurries": (returning("False"),)},
+        {"Member.is_release_near": (returning("False"),)},
         (SIMULATED_NODES,),
     ),
     Bug(
@@ -778,11 +779,11 @@ NODES = (
         "a-node-that-lapsed-counts",
         "whoever was seen once has its part of the shards for ever",
         {
-            "Registrar._act": (
+            "Registrar._decide": (
                 preceded(
                     "monotonic",
-                    'ever = self.__dict__.setdefault("ever", {}); ever.update(seen.nodes);'
-                    " seen.seen_ms.update(dict.fromkeys(ever, 0)); seen.nodes.update(ever)",
+                    'ever = self.__dict__.setdefault("ever", {}); ever.update(cluster.nodes);'
+                    " cluster.seen_ms.update(dict.fromkeys(ever, 0)); cluster.nodes.update(ever)",
                 ),
             ),
         },
@@ -791,7 +792,7 @@ NODES = (
     Bug(
         "decides-before-others-are-seen",
         "nodes that start together take all shards, and then give them to each other",
-        {"Registrar._act": (instead("now_s >= self._decides_s", "True"),)},
+        {"Registrar._decide": (instead("now_s >= self._decides_after_s", "True"),)},
         (SIMULATED_NODES,),
     ),
 )
@@ -834,7 +835,7 @@ BESIDE = (
     Bug(
         "a-lease-that-is-over-is-told-to-nobody",
         "clients of a node that is cut off from Redis wait until it reaches it again",
-        {"Listener.leased": (dropped("say_lease"),)},
+        {"Listener.set_lease": (dropped("send_lease"),)},
         ("tests/e2e/test_nodes_clients.py::test_clients_leave_a_node_cut_off_from_redis",),
     ),
 )
@@ -890,7 +891,11 @@ RESHARDED = (
     Bug(
         "an-idempotency-key-that-stays-behind",
         "what was answered to a request with a key is not where its repeat is asked for",
-        {"_Move._add_once": (instead("self.shard_of(row.once.key.hex())", "self._stays(source)"),)},
+        {
+            "_Move._add_once": (
+                instead("self.shard_of(row.once.key.hex())", "self._shard_without_basis(source)"),
+            )
+        },
         ("tests/server/test_reshard.py::test_idempotency_answers_move_to_their_new_home_shard",),
     ),
 )

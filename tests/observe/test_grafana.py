@@ -182,8 +182,9 @@ def used_names() -> dict[str, str]:
 
 def test_every_metric_named_in_grafana_exists() -> None:
     recorded = set(re.findall(r"record: (\S+)", (RULES / "recording.yml").read_text()))
-    of_nodes = {name for name, _, _ in metrics.OF_NODES}
-    existing = {*metrics.names(), *metrics.PROCESS, *dict(metrics.OF_SHARDS), *recorded, *of_nodes}
+    of_nodes = {name for name, _, _ in metrics.NODE_METRICS}
+    existing = {*metrics.names(), *metrics.PROCESS, *recorded, *of_nodes}
+    existing |= dict(metrics.SHARD_METRICS).keys()
     for name, where in used_names().items():
         plain = re.sub(r"_(bucket|sum|count)$", "", name)
         assert name in existing or plain in existing, f"{where}: {name}"
@@ -191,8 +192,8 @@ def test_every_metric_named_in_grafana_exists() -> None:
 
 def test_every_metric_is_used_somewhere_in_grafana() -> None:
     used = {re.sub(r"_(bucket|sum|count)$", "", name) for name in used_names()}
-    of_nodes = {name for name, _, _ in metrics.OF_NODES}
-    named = {*metrics.names(), *dict(metrics.OF_SHARDS), *of_nodes}
+    of_nodes = {name for name, _, _ in metrics.NODE_METRICS}
+    named = {*metrics.names(), *dict(metrics.SHARD_METRICS), *of_nodes}
     assert named - used == {"tickwheel_topics"}
 
 

@@ -438,7 +438,7 @@ async def test_answers_are_read_up_to_a_limit(
 
 @pytest.fixture
 async def http() -> AsyncIterator[Http]:
-    made = Http(Guard.of([LOCAL]))
+    made = Http(Guard.from_texts([LOCAL]))
     yield made
     await made.close()
 
@@ -752,7 +752,7 @@ async def test_proxies_and_cookies_are_not_used(
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9/")
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9/")
     endpoint.headers = {"set-cookie": "a=b"}
-    http = Http(Guard.of([LOCAL]))
+    http = Http(Guard.from_texts([LOCAL]))
     try:
         for _ in range(2):
             request = Request(endpoint.url, "m", {}, b"")

@@ -7,20 +7,28 @@ import os
 import pytest
 
 from tickwheel.server import board
-from tickwheel.server.board import BULLETIN_BYTES, Board, Bulletin, Part, Role, Seen, State
+from tickwheel.server.board import (
+    BULLETIN_BYTES,
+    Board,
+    Bulletin,
+    ProcessState,
+    Role,
+    RoleReport,
+    State,
+)
 
 
 def test_a_boards_entry_is_valid_while_its_process_runs() -> None:
     board = Board(2)
-    part = Part(17, Role.ACTIVE, 3, 1_000)
-    board.write_part(1, part)
-    assert board.read_part(1) is None, "the parent does not know it yet"
-    board.write(1, Seen(17, State.STARTING, 900, 0, 0))
-    assert (board.read_part(1), board.read_part(0)) == (part, None)
-    board.write(1, Seen(18, State.STARTING, 1_100, 1, -9))
-    assert board.read_part(1) is None, "another one runs now"
-    board.write(1, Seen(0, State.DOWN, 1_200, 1, -9))
-    assert board.read_part(1) is None
+    part = RoleReport(17, Role.ACTIVE, 3, 1_000)
+    board.write_role(1, part)
+    assert board.read_role(1) is None, "the parent does not know it yet"
+    board.write(1, ProcessState(17, State.STARTING, 900, 0, 0))
+    assert (board.read_role(1), board.read_role(0)) == (part, None)
+    board.write(1, ProcessState(18, State.STARTING, 1_100, 1, -9))
+    assert board.read_role(1) is None, "another one runs now"
+    board.write(1, ProcessState(0, State.DOWN, 1_200, 1, -9))
+    assert board.read_role(1) is None
 
 
 def test_a_bulletin_is_read_by_another_process() -> None:

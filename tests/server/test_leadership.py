@@ -139,7 +139,7 @@ class LeaderRig:
             TTL_MS,
             Clock(10**12, self.sources),
             on_event=self._on_event,
-            renewed=self._renewed,
+            on_renewed=self._renewed,
             life=LIFE,
         )
 
@@ -219,7 +219,7 @@ async def test_watchers_hear_when_the_lease_ends_and_returns(rig: LeaderRig) -> 
 
     def renewed() -> None:
         assert told == [True, False]
-        rig.leadership._licensed(rig.sources.mono)
+        rig.leadership._extend_permission(rig.sources.mono)
 
     rig.script = [rig.later(2_500), rig.later(200), rig.later(200), rig.later(200), renewed]
     with pytest.raises(asyncio.CancelledError):
@@ -231,7 +231,7 @@ async def test_watchers_hear_when_the_lease_ends_and_returns(rig: LeaderRig) -> 
 async def test_a_paused_process_asks_the_store_before_it_reports(rig: LeaderRig) -> None:
     await rig.leadership.acquire(ME, ADDRESS)
     told: list[bool] = []
-    renewed = partial(rig.leadership._licensed, rig.sources.mono + 60_000)
+    renewed = partial(rig.leadership._extend_permission, rig.sources.mono + 60_000)
     rig.script = [rig.later(60_000), renewed]
     with pytest.raises(asyncio.CancelledError):
         await rig.leadership.watch(told.append)
@@ -240,7 +240,7 @@ async def test_a_paused_process_asks_the_store_before_it_reports(rig: LeaderRig)
 
 async def test_an_expired_lease_is_retaken_and_the_store_checked(rig: LeaderRig) -> None:
     await rig.leadership.acquire(ME, ADDRESS)
-    rig.leadership.opened(4)
+    rig.leadership.set_epoch(4)
     rig.table.owner, rig.table.epoch = ME, 4
 
     def gone() -> None:
@@ -267,7 +267,7 @@ async def test_a_new_connection_checks_the_store(rig: LeaderRig) -> None:
 @pytest.mark.parametrize("how", ["leads", "led"])
 async def test_another_leader_deposes(rig: LeaderRig, how: str) -> None:
     await rig.leadership.acquire(ME, ADDRESS)
-    rig.leadership.opened(4)
+    rig.leadership.set_epoch(4)
 
     def other() -> None:
         rig.table.leader = OTHER if how == "leads" else None
@@ -292,47 +292,47 @@ async def test_a_lease_lost_before_the_store_was_opened_is_lost(rig: LeaderRig) 
 
 async def test_an_empty_store_is_initialised_after_one_lease_time(rig: LeaderRig) -> None:
     rig.table.incarnation = ""
-    assert not await rig.leadership.look()
+    assert not await rig.leadership.can_lead()
     rig.sources.mono += TTL_MS - 1
-    assert not await rig.leadership.look()
+    assert not await rig.leadership.can_lead()
     rig.sources.mono += 1
-    assert await rig.leadership.look()
+    assert await rig.leadership.can_lead()
 
 
 async def test_a_store_seen_with_data_is_never_initialised_again(rig: LeaderRig) -> None:
     rig.table.leader = OTHER
-    assert not await rig.leadership.look()
+    assert not await rig.leadership.can_lead()
     rig.table.leader, rig.table.incarnation = None, ""
     for _ in range(3):
         rig.sources.mono += 10 * TTL_MS
-        assert not await rig.leadership.look()
+        assert not await rig.leadership.can_lead()
     assert rig.events == ["store_came_back_empty"]
     rig.table.incarnation = "written again by its owner, or laid out by an operator"
-    assert await rig.leadership.look()
+    assert await rig.leadership.can_lead()
 
 
 async def test_a_returning_store_waits_for_its_owner_first(rig: LeaderRig) -> None:
     """It may be older than what its owner, if it lives, has in memory."""
     rig.table.clean, rig.table.up_s = False, 3
-    assert not await rig.leadership.look()
+    assert not await rig.leadership.can_lead()
     rig.table.up_s = 4
-    assert await rig.leadership.look()
+    assert await rig.leadership.can_lead()
     rig.table.connections += 1  # a replica that was promoted, or a network that came back
-    assert not await rig.leadership.look()
+    assert not await rig.leadership.can_lead()
     rig.sources.mono += TTL_MS
-    assert await rig.leadership.look()
+    assert await rig.leadership.can_lead()
 
 
 async def test_a_lease_that_ended_at_this_server_was_not_lost(rig: LeaderRig) -> None:
     """However short it has been there: its owner was there too."""
     rig.table.clean, rig.table.up_s, rig.table.leased_here = False, 0, True
-    assert await rig.leadership.look()
+    assert await rig.leadership.can_lead()
     rig.table.connections += 1  # the store may have stood still: its owner tries again, too
-    assert not await rig.leadership.look()
+    assert not await rig.leadership.can_lead()
     rig.sources.mono += TTL_MS // 2 - 1
-    assert not await rig.leadership.look()
+    assert not await rig.leadership.can_lead()
     rig.sources.mono += 1
-    assert await rig.leadership.look()
+    assert await rig.leadership.can_lead()
 
 
 async def test_a_promoted_replica_waits_for_its_owner_first(rig: LeaderRig) -> None:
@@ -340,29 +340,29 @@ async def test_a_promoted_replica_waits_for_its_owner_first(rig: LeaderRig) -> N
     for _ in range(3):
         rig.sources.mono += TTL_MS
         with pytest.raises(StoreAway, match="replica"):
-            await rig.leadership.look()
+            await rig.leadership.can_lead()
     rig.table.is_replica = False
-    assert not await rig.leadership.look()
+    assert not await rig.leadership.can_lead()
     rig.sources.mono += TTL_MS - 1
-    assert not await rig.leadership.look()
+    assert not await rig.leadership.can_lead()
     rig.sources.mono += 1
-    assert await rig.leadership.look()
+    assert await rig.leadership.can_lead()
 
 
 async def test_a_store_being_rewritten_is_left_to_its_owner(rig: LeaderRig) -> None:
     # FLUSHALL took the lease too; taking it now would depose the only one who has everything.
     rig.table.rewriting, rig.table.clean, rig.table.up_s = OTHER.owner, False, 3_600
     for _ in range(10):
-        assert not await rig.leadership.look()
+        assert not await rig.leadership.can_lead()
         rig.sources.mono += TTL_MS
     assert rig.events == ["store_is_partial"], "its owner is not there: logged once"
     rig.table.leader = OTHER
-    assert not await rig.leadership.look()
+    assert not await rig.leadership.can_lead()
     rig.table.leader = None
-    assert not await rig.leadership.look()
+    assert not await rig.leadership.can_lead()
     assert rig.events == ["store_is_partial"], "it may come back"
     rig.table.rewriting = ""
-    assert await rig.leadership.look()
+    assert await rig.leadership.can_lead()
 
 
 async def test_a_start_on_a_partial_store_fails_without_its_owner(rig: LeaderRig) -> None:
@@ -377,7 +377,7 @@ async def test_a_store_whose_owner_has_no_copy_waits_for_an_operator(rig: Leader
     """There is nobody to wait for, so that is said at once, and it lasts until it is restored."""
     rig.table.lost_by = OTHER.owner
     for _ in range(10):
-        assert not await rig.leadership.look()
+        assert not await rig.leadership.can_lead()
         assert rig.events == ["store_is_partial"]
         rig.sources.mono += TTL_MS
     with pytest.raises(
@@ -386,22 +386,22 @@ async def test_a_store_whose_owner_has_no_copy_waits_for_an_operator(rig: Leader
         await rig.leadership.first_campaign(ME, ADDRESS)
     assert rig.table.leader is None, "its lease was never asked for"
     rig.table.lost_by = ""
-    assert await rig.leadership.look()
+    assert await rig.leadership.can_lead()
 
 
 async def test_a_cleanly_closed_store_needs_no_wait(rig: LeaderRig) -> None:
     rig.table.up_s = 0
-    assert await rig.leadership.look()
+    assert await rig.leadership.can_lead()
 
 
 async def test_a_new_leaders_epoch_is_known_after_it_opened_the_store(
     rig: LeaderRig,
 ) -> None:
     rig.table.leader, rig.table.owner, rig.table.epoch = replace(OTHER, epoch=0), "before/1", 6
-    await rig.leadership.look()
+    await rig.leadership.can_lead()
     assert rig.leadership.leader == replace(OTHER, epoch=0), "that was its predecessor's"
     rig.table.owner, rig.table.epoch = OTHER.owner, 7
-    await rig.leadership.look()
+    await rig.leadership.can_lead()
     assert rig.leadership.leader == OTHER
 
 
@@ -449,21 +449,21 @@ async def test_a_live_daemon_with_the_same_node_name_is_logged_once(rig: LeaderR
     rig.table.leader = former
     assert not await rig.leadership.first_campaign(ME, ADDRESS)
     rig.sources.mono += TTL_MS
-    await rig.leadership.look()
+    await rig.leadership.can_lead()
     assert not rig.events, "it may have been this node's former life, whose lease still ran"
     rig.table.leader = replace(former, owner="here/7")
-    await rig.leadership.look()
+    await rig.leadership.can_lead()
     rig.sources.mono += TTL_MS
-    await rig.leadership.look()
+    await rig.leadership.can_lead()
     assert not rig.events
     for _ in range(3):
         rig.sources.mono += 1
-        await rig.leadership.look()
+        await rig.leadership.can_lead()
     assert rig.events == ["same_node_name"]
     rig.table.leader = OTHER
     for _ in range(3):
         rig.sources.mono += TTL_MS
-        await rig.leadership.look()
+        await rig.leadership.can_lead()
     assert rig.events == ["same_node_name"]
 
 

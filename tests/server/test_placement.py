@@ -132,18 +132,21 @@ NONE = frozenset[int]()
 
 def test_a_node_starts_a_standby_for_each_assigned_shard() -> None:
     decision = decide("a", seen(node("a"), node("b", (0, 1))), {0: "a", 1: "a"}, NONE, NONE)
-    assert (decision.wanted, decision.given) == ({0, 1}, NONE)
+    assert (decision.wanted, decision.handing_over) == ({0, 1}, NONE)
     assert decision.expected == {0, 1}, "it looks often until it leads, also when b has just ended"
-    assert decision.waits == {0: "b is handing it over to a", 1: "no node leads it yet; a will"}
+    assert decision.wait_reasons == {
+        0: "b is handing it over to a",
+        1: "no node leads it yet; a will",
+    }
 
 
 def test_a_shard_is_handed_over_only_to_a_standby() -> None:
     a = node("a", (0, 1))
     decision = decide("a", seen(a, node("b")), {0: "b"}, {0}, NONE)
-    assert (decision.wanted, decision.given) == ({0}, NONE)
-    assert decision.waits == {0: "b has no standby for it yet"}
+    assert (decision.wanted, decision.handing_over) == ({0}, NONE)
+    assert decision.wait_reasons == {0: "b has no standby for it yet"}
     decision = decide("a", seen(a, node("b", standbys=(0,))), {0: "b"}, {0}, NONE)
-    assert (decision.wanted, decision.given) == (NONE, {0})
+    assert (decision.wanted, decision.handing_over) == (NONE, {0})
 
 
 def test_a_led_shard_counts_as_had() -> None:
@@ -156,15 +159,17 @@ def test_concurrent_handovers_are_limited() -> None:
     shards = range(5)
     a, b = node("a", *((s, 1) for s in shards)), node("b", standbys=tuple(shards))
     decision = decide("a", seen(a, b), dict.fromkeys(shards, "b"), set(shards), NONE)
-    assert len(decision.given) == HANDOVERS_MAX
-    assert decision.wanted == set(shards) - decision.given
-    decision = decide("a", seen(a, b), dict.fromkeys(shards, "b"), decision.wanted, decision.given)
-    assert len(decision.given) == HANDOVERS_MAX, "those that nobody leads yet count"
+    assert len(decision.handing_over) == HANDOVERS_MAX
+    assert decision.wanted == set(shards) - decision.handing_over
+    decision = decide(
+        "a", seen(a, b), dict.fromkeys(shards, "b"), decision.wanted, decision.handing_over
+    )
+    assert len(decision.handing_over) == HANDOVERS_MAX, "those that nobody leads yet count"
 
 
 def test_a_shard_assigned_back_during_a_handover_is_kept() -> None:
     decision = decide("a", seen(node("a", (0, 1)), node("b")), {0: "a"}, NONE, {0})
-    assert (decision.wanted, decision.given) == ({0}, NONE)
+    assert (decision.wanted, decision.handing_over) == ({0}, NONE)
 
 
 def test_an_unneeded_standby_ends() -> None:
@@ -207,7 +212,7 @@ def test_decisions_converge_to_the_placement(shards: int, data: st.DataObject) -
         for name in "abcd":
             giving[name] = {s for s in giving[name] if owners[s] == name}
             decision = decide(name, picture, target, has[name], giving[name])
-            giving[name] |= decision.given
+            giving[name] |= decision.handing_over
             assert len(giving[name]) <= HANDOVERS_MAX
             for shard in has[name] - decision.wanted:
                 if owners[shard] == name:

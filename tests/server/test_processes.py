@@ -55,7 +55,7 @@ def test_a_valid_number_of_processes_is_accepted(value: Any, read: object) -> No
         ),
         (
             {"listen": "tcp://0.0.0.0:7355", "insecure": True},
-            r"^listen \(tcp://0.0.0.0:7355\) means every address .*the address that clients use$",
+            r"^listen \(tcp://0.0.0.0:7355\) binds every address .* that clients connect to$",
         ),
         (
             {"http": "127.0.0.1:7356", "listen": "tcp://127.0.0.1:7355"},
@@ -187,7 +187,7 @@ def test_each_shard_has_addresses_and_files_of_its_own(tmp_path: Path) -> None:
 
 
 async def test_the_outbound_process_gets_no_route_to_other_shards(rig: ShardRig) -> None:
-    rig.logins.own = b"secret of the moment"
+    rig.logins.outbound_secret = b"secret of the moment"
     own = await rig.stranger().hello(token="secret of the moment")
     assert {"shard", "shards"}.isdisjoint(own[2])
     other = await rig.stranger().hello()

@@ -79,20 +79,20 @@ async def test_changed_certificates_apply_to_new_connections(
     certificates = Certificates(files(pair), lambda event, _: said.append(event), observed)
     await certificates.start()
     first = certificates.context
-    await certificates.look()
+    await certificates.reload_if_changed()
     assert certificates.context is first and said == []
     pair.cert.write_text("half a file")
     for _ in range(2):
-        await certificates.look()
+        await certificates.reload_if_changed()
     assert certificates.context is first and said == ["certificate_broken"]
     assert not observed.certificate_ok
     authority.sign("changing")
-    await certificates.look()
+    await certificates.reload_if_changed()
     assert certificates.context is not first and said[1:] == ["certificate_read"]
     assert observed.certificate_ok
     second = certificates.context
     pair.key.unlink()
-    await certificates.look()
+    await certificates.reload_if_changed()
     assert certificates.context is second and not observed.certificate_ok
 
 
@@ -170,16 +170,16 @@ def test_a_tls_port_with_its_files_is_accepted(given: dict[str, object]) -> None
 
 
 def test_handshakes_per_second_are_limited() -> None:
-    pace = Pace(per_s=10, most=5)
+    pace = Pace(per_s=10, in_progress_max=5)
     for _ in range(5):
         assert pace.wait_s(1.0) == 0
-        pace.begun()
+        pace.count()
     assert pace.wait_s(1.0) == pytest.approx(0.1)
     assert pace.wait_s(1.05) == pytest.approx(0.05)
     assert pace.wait_s(1.1001) == 0
-    pace.begun()
+    pace.count()
     assert pace.wait_s(1.1001) > 0.09
     assert pace.wait_s(1_000.0) == 0
     for _ in range(5):  # what nobody used is not kept for later
-        pace.begun()
+        pace.count()
     assert pace.wait_s(1_000.0) > 0

@@ -50,17 +50,19 @@ class TracingRig:
         provider = self.tracing._provider
         provider._active_span_processor.shutdown()
         provider._active_span_processor._span_processors = ()
-        provider.add_span_processor(SimpleSpanProcessor(module._Reporting(self.kept, self.exports)))
+        provider.add_span_processor(
+            SimpleSpanProcessor(module._ReportingExporter(self.kept, self.exports))
+        )
 
     def deliver(self, items: list[tuple[TaskRow, int]], causes: Any = None) -> None:
         group = Group(Topic("t"), "g", 0)
         subscriber = Subscriber.__new__(Subscriber)
         subscriber.group, subscriber.label = group, "me"
         dispatch = Dispatch(subscriber, [(one, attempt, NO_PAST) for one, attempt in items])
-        self.tracing.delivered(dispatch, NOW_MS, causes)
+        self.tracing.note_deliveries(dispatch, NOW_MS, causes)
 
     async def spans(self) -> list[Any]:
-        await self.tracing._make()
+        await self.tracing._convert_notes()
         await comes(lambda: not self.exports.spans_under_way)
         return list(self.kept.get_finished_spans())
 
@@ -122,9 +124,9 @@ async def test_late_deliveries_of_a_frame_share_a_cause(rig: TracingRig) -> None
 
 async def test_a_commit_span_links_a_limited_number_of_producers(rig: TracingRig) -> None:
     many = {i: row(i, traceparent()) for i in range(1, 2 * LINKS_MAX)}
-    rig.tracing.committed(Effects(enqueued={1: row(1, None), **many}), 7, 0.25)
-    rig.tracing.committed(Effects(enqueued={1: row(1, None)}), 8, 0.25)
-    rig.tracing.committed(Effects(), 9, 0.25)
+    rig.tracing.note_commit(Effects(enqueued={1: row(1, None), **many}), 7, 0.25)
+    rig.tracing.note_commit(Effects(enqueued={1: row(1, None)}), 8, 0.25)
+    rig.tracing.note_commit(Effects(), 9, 0.25)
     (span,) = await rig.spans()
     assert len(span.links) == LINKS_MAX
     assert span.attributes["tickwheel.batch"] == 7
@@ -139,7 +141,7 @@ async def test_waiting_spans_are_limited_and_dropped_ones_counted(
     rig.deliver([(row(task_id, traceparent()), 1) for task_id in range(5)])
     assert rig.exports.spans_dropped == 2
     rig.exports.spans_under_way = 2  # an endpoint that is slow
-    await rig.tracing._make()
+    await rig.tracing._convert_notes()
     assert rig.exports.spans_dropped == 4
     await comes(lambda: rig.exports.spans_under_way == 2)
     assert len(rig.kept.get_finished_spans()) == 1
@@ -154,13 +156,13 @@ async def test_waiting_spans_hold_no_bodies(rig: TracingRig) -> None:
 
 async def test_export_failures_are_logged_at_a_limited_rate(rig: TracingRig) -> None:
     for sent in (False, False, True, False, True):
-        rig.exports.ended("metrics", 0, sent=sent, why="it is away")
+        rig.exports.note_export("metrics", 0, sent=sent, reason="it is away")
     await asyncio.sleep(0)
     assert [event for event, _ in rig.events] == ["otlp_failed", "otlp_works_again"]
     assert rig.events[0][1] == f"{NOWHERE} did not accept metrics: it is away"
     assert rig.exports.failures == 3
     rig.exports._quiet_until_s = 0
-    rig.exports.ended("metrics", 0, sent=False)
+    rig.exports.note_export("metrics", 0, sent=False)
     await asyncio.sleep(0)
     assert rig.events[-1][0] == "otlp_failed"
 

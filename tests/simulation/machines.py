@@ -23,7 +23,7 @@ from simulation.world import DAEMON, PORT, TTL_S, Log
 from tickwheel.errors import TickwheelError
 from tickwheel.persistence.contract import NodeRecord, NodesSeen, StoreAway
 from tickwheel.server.board import Board, Bulletin, Member, Node, State
-from tickwheel.server.nodes import LOOK, NodeParent
+from tickwheel.server.nodes import BULLETIN_CHANGED, NodeParent
 from tickwheel.server.processes import Process, ProcessKind
 from tickwheel.server.registrar import Registrar
 from tickwheel.server.settings import Settings
@@ -164,9 +164,9 @@ class ProcessHost(Host):
 class SimNode(Node):
     """A node whose pipe is looked at by the simulation's loop."""
 
-    def say(self) -> None:
-        super().say()
-        cast(SimLoop, asyncio.get_running_loop()).is_readable(self.heard)
+    def wake_registrar(self) -> None:
+        super().wake_registrar()
+        cast(SimLoop, asyncio.get_running_loop()).is_readable(self.wake_reader)
 
 
 class SimParent(NodeParent):
@@ -246,11 +246,11 @@ class Machine:
         self.is_alive, self.is_leaving, self.is_gone, self.is_frozen = True, False, False, False
         self.hosts, self.seen, self.was_hit = {}, None, False
         self.parent_host = ProcessHost(self, "parent", next(world.pids))
-        heard, nudge = os.pipe()
-        for pipe in (heard, nudge):
+        wake_reader, wake_writer = os.pipe()
+        for pipe in (wake_reader, wake_writer):
             os.set_blocking(pipe, False)
-        self._pipes += (heard, nudge)
-        world.loop.pipes.add(heard)
+        self._pipes += (wake_reader, wake_writer)
+        world.loop.pipes.add(wake_reader)
         settings = settings_of(self.name, self.capacity)
         self.node = SimNode(
             settings=settings,
@@ -261,8 +261,8 @@ class Machine:
             run=f"run-{self.parent_host.pid}",
             life=f"{self.name}:{self.parent_host.pid}",
             since_ms=self.parent_host.wall_ms(),
-            heard=heard,
-            nudge=nudge,
+            wake_reader=wake_reader,
+            wake_writer=wake_writer,
         )
         self.member = Member(self.node, None)
         processes = [Process(one.shard, one, is_wanted=False) for one in self.node.shards]
@@ -301,7 +301,7 @@ class Machine:
         registrar = Registrar(
             self.node,
             cast(Any, Log(self.world, host)),
-            lambda: say(LOOK),
+            lambda: say(BULLETIN_CHANGED),
             lambda: say(process.number),
         )
         host.terminate = registrar.leave

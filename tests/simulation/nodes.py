@@ -79,7 +79,7 @@ class StandIn:
             Clock(1_000_000, host),
             on_event=self._on_event,
             renewed=lambda: world.one_leads(host, shard),
-            hurries=self._member.hurries,
+            is_release_near=self._member.is_release_near,
         )
         host.licence = self._leadership.may_deliver
         self._leading: asyncio.Task[None] | None = None
@@ -129,7 +129,7 @@ class StandIn:
         opened = await self._line.call(
             "open", lambda: server.open(self._owner, host.wall_ms(), 1, may_create=True)
         )
-        self._leadership.opened(opened.epoch)
+        self._leadership.set_epoch(opened.epoch)
         self._note("active", opened.epoch)
         self._world.leads(host, self._shard)
         self._started()
@@ -302,7 +302,7 @@ class NodesWorld(Run):
                 address, _ = machine.member.whereabouts(shard)
                 if address != settings_of_shard(node, shard).advertise:
                     return f"the route of {machine.name} for shard {shard} is {address!r}"
-                part = machine.node.board.read_part(shard)
+                part = machine.node.board.read_role(shard)
                 if node == machine.name and (part is None or part.role is not Role.ACTIVE):
                     return f"the board of {machine.name} does not say that it leads {shard}"
         return ""

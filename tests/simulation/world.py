@@ -164,7 +164,7 @@ def daemon_of(
         mock.patch.object(roles, "open_siblings", return_value=siblings),
     ):
         log = cast(Any, Log(run, host))
-        return Daemon(settings, log, is_inside=True, sources=host, member=member)
+        return Daemon(settings, log, is_embedded=True, sources=host, member=member)
 
 
 class Log:

@@ -301,13 +301,13 @@ def _make_once() -> None:
     import typer.main
 
     from tickwheel.cli.app import app
-    from tickwheel.server.http.pages import as_sent
+    from tickwheel.server.http.pages import document_bytes
     from tickwheel.server.settings import load
 
     parser = typer.main.get_command(app)
     parser.make_context("tickwheel", ["status"], resilient_parsing=True)
     typer.main.get_command = lambda asked: parser
-    as_sent(int(load().http_wait_max_s * 1_000))
+    document_bytes(int(load().http_wait_max_s * 1_000))
 
 
 def _main() -> None:

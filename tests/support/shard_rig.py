@@ -295,7 +295,7 @@ class ShardRig:
     def held(self) -> dict[Connection, None]:
         """Return the connections whose requests wait."""
         assert self.listener._active is not None
-        return self.listener._active.held
+        return self.listener._active.waiting
 
     @property
     def unread_bytes(self) -> int:

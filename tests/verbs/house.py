@@ -176,7 +176,7 @@ class House:
         )  # fmt: skip
         self._gateway.start()
         self._gateway_http = Http(
-            "127.0.0.1", 0, cast(Any, None), cast(Any, None), rest=(), beyond=self._gateway
+            "127.0.0.1", 0, cast(Any, None), cast(Any, None), routes=(), other_paths=self._gateway
         )
         await self._gateway_http.start()
         self.gateway_port = _port(self._gateway_http.url)

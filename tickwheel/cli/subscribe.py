@@ -704,7 +704,7 @@ class Lines(View):
                     loop.call_soon_threadsafe(worker.stop)
 
         writer.failed = failed
-        writer.line_of_dropped = lambda count: json.dumps({"dropped": count}).encode() + b"\n"
+        writer.format_dropped = lambda count: json.dumps({"dropped": count}).encode() + b"\n"
         yield
         writer.flush(END_S)
         if self._broken is not None:

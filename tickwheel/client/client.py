@@ -40,7 +40,7 @@ from tickwheel.errors import BadRequest, ClientClosed, TickwheelError, shown
 from tickwheel.limits import Limits
 from tickwheel.protocol import encode
 from tickwheel.version import __version__
-from tickwheel.waiting import to_its_end
+from tickwheel.waiting import finish_despite_cancellation
 
 if TYPE_CHECKING:
     from tickwheel.client.shards import Shards, SpreadProducer
@@ -183,7 +183,7 @@ class Client(HandwrittenVerbs):
             return await self.connect()
         except asyncio.CancelledError:
             # A call may have begun to connect, and nothing else would close that connection.
-            await to_its_end(self.close(0.0))
+            await finish_despite_cancellation(self.close(0.0))
             raise
 
     async def __aexit__(self, *_: object) -> None:

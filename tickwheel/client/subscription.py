@@ -48,7 +48,7 @@ from tickwheel.errors import (
     shown,
     text_of,
 )
-from tickwheel.waiting import to_its_end
+from tickwheel.waiting import finish_despite_cancellation
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Iterable, Iterator
@@ -433,7 +433,7 @@ class Subscription:
         try:
             return await self.start()
         except BaseException:
-            await to_its_end(self.close())  # ``__aexit__`` is not called
+            await finish_despite_cancellation(self.close())  # ``__aexit__`` is not called
             raise
 
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:

@@ -1,2 +1,2 @@
-"""Tickwheel in the hands of frameworks: a module for each, which imports that framework. Nothing
-else of Tickwheel imports these."""
+"""Support for frameworks: one module for each, which imports the framework. No other module of
+Tickwheel imports these modules."""

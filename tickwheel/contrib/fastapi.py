@@ -11,9 +11,9 @@
     def cancel(number: str, tickwheel: SyncTickwheelClient) -> None:
         tickwheel.cancel(topic="orders.close", key=number, timeout=2)
 
-Needs Starlette; ``TickwheelClient`` and ``SyncTickwheelClient`` need FastAPI. Invariants: the
-client connects before the application's lifespan begins and closes after it has ended. The worker
-begins last and ends first, so its handlers can use resources of that lifespan.
+This module needs Starlette; ``TickwheelClient`` and ``SyncTickwheelClient`` need FastAPI.
+Invariants: the client connects before the application's own lifespan begins and closes after it has
+ended. The worker starts last and stops first, so its handlers can use resources of that lifespan.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from tickwheel.client.worker import WAIT_S, Worker, joined
 from tickwheel.errors import NotActive, TickwheelError, Unreachable
 
 Lifespan = Callable[[Any], AbstractAsyncContextManager[Any]]
-"""A function of the application, as accepted by ``FastAPI(lifespan=…)``."""
+"""A function that ``FastAPI(lifespan=…)`` accepts."""
 LOGGER = logging.getLogger("tickwheel.worker")
 
 
@@ -56,7 +56,7 @@ def lifespan(
     end. ``inner`` is the application's own lifespan, which finds the client in
     ``app.state.tickwheel``. Without a daemon the application does not start (Unreachable). With
     ``wait`` it starts, calls raise Unreachable, and the worker waits until a daemon is available.
-    In a test, an application inside ``serving`` of a test wheel runs on that wheel.
+    In a test, an application runs on a test wheel in a block of the wheel's ``serving``.
     """
 
     @asynccontextmanager
@@ -92,7 +92,7 @@ def lifespan(
 def _wheel_of(app: Any) -> Any:
     """Return the test wheel of the application, or None in production.
 
-    A test sets it with ``serving`` or by overriding a dependency with a wheel's client."""
+    A test sets it with ``serving``, or overrides a dependency with a wheel's client."""
     wheel = getattr(app.state, "tickwheel_wheel", None)
     overrides = getattr(app, "dependency_overrides", {})
     for dependency in (client, sync_client):
@@ -103,8 +103,8 @@ def _wheel_of(app: Any) -> Any:
 
 
 def _is_plain(override: Any) -> bool:
-    """Return whether the override is a plain function without parameters. Only FastAPI can call
-    other kinds."""
+    """Return whether the override is a plain function without parameters. Other overrides can only
+    be called by FastAPI."""
     is_other = inspect.iscoroutinefunction(override) or inspect.isgeneratorfunction(override)
     return not (
         is_other or inspect.isasyncgenfunction(override) or inspect.signature(override).parameters
@@ -127,7 +127,7 @@ def sync_client(connection: HTTPConnection) -> sync.Client:
 
 
 def _of_application(connection: HTTPConnection, name: str) -> Any:
-    # A mounted application has only the first; a call without a server has only the second.
+    # In a mounted application only the scope has it; without a server only the application has it.
     client_of_app = connection.scope.get("state", {}).get(name)
     client_of_app = client_of_app or getattr(connection.app.state, name, None)
     if client_of_app is None:
@@ -141,7 +141,7 @@ def _of_application(connection: HTTPConnection, name: str) -> Any:
 
 try:
     from fastapi import Depends
-except ModuleNotFoundError:  # Starlette alone: its endpoints call client(request)
+except ModuleNotFoundError:  # endpoints of Starlette without FastAPI call client(request)
     pass
 else:
     TickwheelClient = Annotated[Client, Depends(client)]
@@ -167,7 +167,7 @@ async def _connect(client: Client) -> None:
 
 @asynccontextmanager
 async def _working(worker: Worker, client: Client, *, wait: bool) -> AsyncIterator[None]:
-    """Run the worker inside the context. Raise its error at the start or at the end."""
+    """Run the worker in the context. Raise the worker's error at the start or at the end."""
     running = asyncio.create_task(_work(worker, client), name="tickwheel-worker")
     try:
         if not wait:

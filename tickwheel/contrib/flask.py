@@ -8,8 +8,8 @@
 Configuration: TICKWHEEL_URL and TICKWHEEL_TOKEN (default: the environment variables),
 TICKWHEEL_CLIENT (a dict with other keywords of Client), TICKWHEEL_TIMEOUT (default timeout of an
 enqueue in seconds), TICKWHEEL_HANDLERS (``["module:worker"]``). Invariant: each process has one
-client per application, also after a fork. It is created on first use and closed when the process
-ends.
+client per application, even after a fork. The client is created on first use and closed when the
+process ends.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Tickwheel:
 
     def __init__(self, app: Flask | None = None) -> None:
         self._app = app
-        """The application that is used without an application context."""
+        """The application that is used outside an application context."""
         if app is not None:
             self.init_app(app)
 
@@ -60,7 +60,7 @@ class Tickwheel:
 
     @property
     def client(self) -> Client:
-        """The application's synchronous client in this process, which connects with its first call.
+        """The application's synchronous client in this process. It connects with its first call.
 
         Raise RuntimeError for an application without the extension."""
         app = self._served()
@@ -68,7 +68,7 @@ class Tickwheel:
         if clients is None:
             raise RuntimeError("the application has no Tickwheel: call tickwheel.init_app(app)")
         client = clients.get("client")
-        if client is None:  # concurrent threads use the same client; the other never connects
+        if client is None:  # concurrent threads get the same client; others never connect
             client = clients.setdefault("client", Client(**client_options(app)))
         return client
 
@@ -90,7 +90,7 @@ class Tickwheel:
         return client.enqueue(topic, body, delay=delay, at=at, timeout=timeout, **task)
 
     def _served(self) -> Flask:
-        """Return the application of the current context, or else that of the constructor."""
+        """Return the application of the current context, or else the constructor's application."""
         if self._app is None or has_app_context():
             return _current()
         return self._app
@@ -102,7 +102,7 @@ def _current() -> Flask:
 
 
 def client_options(app: Flask) -> dict[str, Any]:
-    """Return the keywords of Client in the configuration."""
+    """Return the keywords of Client that the configuration contains."""
     config = app.config
     return {
         "url": config["TICKWHEEL_URL"],

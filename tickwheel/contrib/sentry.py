@@ -3,8 +3,8 @@
     sentry_sdk.init(integrations=[TickwheelIntegration()])
 
 It wraps the attempts of all workers of the process. Invariants: an exception is captured once for
-each attempt that it ends. Bodies of tasks are never sent, nor are values of variables, which can
-contain parts of a body.
+each attempt that it ends. Bodies of tasks are never sent. Values of variables are not sent either,
+because they can contain parts of a body.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class TickwheelIntegration(Integration):
     """Captures exceptions of handlers, with the tags ``tickwheel.topic``, ``.group``, ``.attempt``
     and ``.task_id``. With tracing, each attempt is a transaction in the trace of its task.
 
-    ``verdicts`` also captures Reject, RetryLater and Snooze, by which handlers settle a task.
+    With ``verdicts``, it also captures Reject, RetryLater and Snooze, which settle a task.
     """
 
     identifier = "tickwheel"
@@ -84,8 +84,8 @@ def _about(delivery: Delivery) -> dict[str, str]:
 
 
 def _transaction(delivery: Delivery) -> Any:
-    """Return the transaction of an attempt as a context manager. Without tracing it sends
-    nothing."""
+    """Return the Sentry transaction of an attempt, which is a context manager. Without tracing, it
+    sends nothing."""
     headers = {}
     if delivery.trace is not None:  # convert the W3C format to Sentry's
         _, trace_id, span_id, flags = delivery.trace.split("-")[:4]
@@ -127,7 +127,7 @@ def _without_variables(event: Any, _: Any) -> Any:
     has_stack = not event.keys().isdisjoint(("exception", "stacktrace", "threads"))
     attaches = sentry_sdk.get_client().options["attach_stacktrace"]
     if attaches and not has_stack and event.get("type") is None:
-        # Otherwise Sentry would add the stack later, with variables.
+        # Sentry would otherwise add the stack later, with variables.
         stack = current_stacktrace(include_local_variables=False)
         here = {"stacktrace": stack, "crashed": False, "current": True}
         event["threads"] = {"values": [here]}

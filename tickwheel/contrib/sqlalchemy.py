@@ -37,15 +37,15 @@ if TYPE_CHECKING:
 
 TTL_S = 30 * 86_400.0
 SWEEP_EVERY = 100
-"""Claims between two removals of expired marks."""
+"""Number of claims between two removals of expired marks."""
 SWEPT_MAX = 1_000
-"""Maximum marks that are removed at a time."""
+"""Maximum number of expired marks that one removal deletes."""
 INSERTS: dict[str, Any] = {"postgresql": postgresql.insert, "sqlite": sqlite.insert}
-"""An INSERT that supports ON CONFLICT, by dialect."""
+"""Dialect → the function that creates an INSERT with ON CONFLICT."""
 
 
 class SqlOnce:
-    """Marks of completed work in a database table.
+    """Marks work as done in a database table.
 
     ``table`` and ``schema`` name the table. If it belongs to ``metadata``, ``metadata.create_all``
     and Alembic create it; ``once.table.create(engine, checkfirst=True)`` creates it alone. ``ttl``
@@ -86,18 +86,18 @@ class SqlOnce:
         rollback removes the mark. Raise BadRequest for a connection in autocommit mode or an
         unsupported database.
         """
-        target, mark = _connection(connection), self._mark(work, key)
+        open_connection, mark = _connection(connection), self._mark(work, key)
         now_ms = _now_ms()
         row = {"mark": mark, "until_ms": now_ms + self._ttl_ms}
-        insert = INSERTS[target.dialect.name](self.table).values(**row)
+        insert = INSERTS[open_connection.dialect.name](self.table).values(**row)
         upsert = insert.on_conflict_do_update(
             index_elements=["mark"],
             set_={"until_ms": row["until_ms"]},
             where=self.table.c.until_ms <= now_ms,  # an expired mark counts as absent
         )
-        is_first = target.execute(upsert).rowcount == 1
+        is_first = open_connection.execute(upsert).rowcount == 1
         if self._claims % SWEEP_EVERY == 0:  # includes the first, for short-lived programs
-            self._sweep(target, now_ms)
+            self._sweep(open_connection, now_ms)
         self._claims += 1
         return is_first
 
@@ -135,7 +135,8 @@ class SqlOnce:
 
 
 def _connection(value: Any) -> Connection:
-    """Return the connection of a Session or Connection, inside a transaction. Raise BadRequest."""
+    """Return the connection of a Session or Connection, in a transaction. Raise BadRequest if it is
+    in autocommit mode or not supported."""
     if isinstance(value, (Session, scoped_session)):
         connection = value.connection()
     elif isinstance(value, Connection):
@@ -150,7 +151,7 @@ def _connection(value: Any) -> Connection:
             f"SqlOnce supports {' and '.join(sorted(INSERTS))}, not {connection.dialect.name!r:.60}"
         )
     if not connection.in_transaction():
-        connection.begin()  # like its next statement
+        connection.begin()  # as its next statement would
     if _commits_by_itself(connection):
         raise BadRequest(
             "the connection is in AUTOCOMMIT mode, in which lost work could be marked as done:"
@@ -163,7 +164,7 @@ def _commits_by_itself(connection: Connection) -> bool:
     raw: Any = connection.connection
     if connection.dialect.name == "sqlite":
         driver = raw.driver_connection
-        # A program that sends BEGIN in an event handler has disabled that of the driver.
+        # A program that sends BEGIN in an event handler has disabled the driver's own BEGIN.
         return not driver.in_transaction and (
             driver.isolation_level is None or getattr(driver, "autocommit", None) is True
         )

@@ -2,8 +2,8 @@
 
 This module knows no framework and no command line. ``supervise`` runs the current command again as
 a child process that does the work, and restarts it after each change of the program. Invariants:
-one child runs at a time; each is stopped with SIGTERM, so that it releases the tasks that it has
-not started; the watch begins before the first child, so no change is missed.
+one child runs at a time; a child is stopped with SIGTERM, so that it releases the tasks that it has
+not started; files are watched before the first child starts, so that no change is missed.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ from tickwheel.log_writer import unblock_stderr
 LOGGER = logging.getLogger("tickwheel.worker")
 LOG_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 RELOAD_GRACE_S = 3.0
-"""Default seconds that running handlers may take before a restart."""
+"""Seconds, by default, that running handlers have to finish before a restart."""
 PARENT_CHECK_S = 0.5
 """Seconds between a child's checks that its parent is alive."""
 _CHILD = "TICKWHEEL_RELOADED"
-"""Set in the environment of the child of ``supervise``."""
+"""Environment variable that is set in the child of ``supervise``."""
 
 
 # --- loading -------------------------------------------------------------------------------------
 
 
 def load_worker(target: str) -> Worker:
-    """Return the worker of ``MODULE:WORKER``. Raise BadRequest, with the failing line of the
-    program if the import fails."""
+    """Return the worker that ``MODULE:WORKER`` names. Raise BadRequest, which names the failing
+    line of the program if the import fails."""
     module_name, colon, path = target.partition(":")
     names = path.split(".")
     if not colon or not all(name.isidentifier() for name in (*module_name.split("."), *names)):
@@ -75,7 +75,7 @@ def _import(name: str) -> Any:
 
 
 def _broken(name: str, error: Exception) -> BadRequest:
-    """Return the error of a failed import, with the failing line of the program."""
+    """Return the error for a failed import. It names the failing line of the program."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if "importlib" not in f.filename]
     place = f" at {frames[-1].filename}:{frames[-1].lineno}" if len(frames) > 1 else ""
     if isinstance(error, SyntaxError):
@@ -97,8 +97,8 @@ def run_workers(
 ) -> None:
     """Run the handlers of the named workers with this client until SIGTERM or SIGINT.
 
-    Each handler runs inside a new context of ``around``, in the handler's thread. ``coroutines``
-    says whether that includes ``async def`` handlers. Other parameters are those of ``Worker.run``.
+    Each handler runs in a new context of ``around``, in the handler's thread. ``coroutines`` tells
+    whether that includes ``async def`` handlers. Other parameters are those of ``Worker.run``.
     """
     worker = joined(client, map(load_worker, targets), signals=True)
     worker._routes = [
@@ -136,7 +136,7 @@ def _surrounded(route: Route, around: Callable[[], AbstractContextManager[Any]])
 def is_child() -> bool:
     """Return whether this process is the child of ``supervise``.
 
-    If it is, it receives SIGTERM when its parent dies."""
+    If it is, start a thread that sends it SIGTERM when the parent has ended."""
     if _CHILD not in os.environ:
         return False
     threading.Thread(target=_follow_parent, args=(os.getppid(),), daemon=True).start()
@@ -194,11 +194,11 @@ class _Supervisor:
 
     async def _run_child(self) -> int:
         """Run a child until it ends or a file changes. Return its exit code."""
-        # The child is in the same process group, so Ctrl-C and a debugger reach it as usual.
+        # The child is in the same process group, so that Ctrl-C and a debugger reach it as usual.
         self._child = child = await asyncio.create_subprocess_exec(
             sys.executable, *sys.orig_argv[1:], env={**os.environ, _CHILD: "1"}
         )
-        if self._stop_requested.is_set():  # stopped before the child existed
+        if self._stop_requested.is_set():  # the request came before the child existed
             self._terminate()
         ended = asyncio.create_task(child.wait())
         changed = asyncio.create_task(self._changed.wait())
@@ -211,8 +211,8 @@ class _Supervisor:
         return code
 
     async def _watch(self) -> None:
-        only, stop = self._watchfiles.PythonFilter(), self._stop_requested
-        watch = self._watchfiles.awatch(*self._folders, watch_filter=only, stop_event=stop)
+        python, stop = self._watchfiles.PythonFilter(), self._stop_requested
+        watch = self._watchfiles.awatch(*self._folders, watch_filter=python, stop_event=stop)
         async for changes in watch:
             path = Path(min(path for _, path in changes))
             LOGGER.info("%s has changed; restarting", path)

@@ -1,9 +1,9 @@
 """``tickwheel demo`` and ``tickwheel bench``.
 
 The demonstration runs for less than a minute. It starts a daemon with an SQLite store, a producer,
-and consumers that ack; a few tasks fail twice. Half way the daemon is killed with SIGKILL and
-restarted. The clients record confirmed tasks, deliveries and confirmed acks. At the end these
-records show whether a task was lost or early, and so does the exit code.
+and consumers that ack; a few tasks fail twice. Halfway through, the daemon is killed with SIGKILL
+and restarted. The clients record confirmed tasks, deliveries and confirmed acks. At the end the
+records and the exit code show whether a task was lost or early.
 
 ``tickwheel bench`` measures one daemon with producers and consumers, within bounds. Each run has a
 separate topic and consumes everything that it enqueues. The results include the work of this
@@ -170,7 +170,7 @@ def summary_table(summary: dict[str, Any]) -> Table:
 
 BENCH_GROUP = "bench"
 UNANSWERED_MAX = 512
-"""Maximum unanswered enqueues if each task is a separate call."""
+"""Maximum unanswered enqueues if each task is enqueued by a separate call."""
 BATCH_TASKS = 1_000
 PREFETCH = 2_048
 LEAD_S = 1.0
@@ -190,7 +190,7 @@ class Result:
 
 
 class Bench:
-    """A run against one daemon."""
+    """One measurement of a daemon."""
 
     def __init__(self, client: Client, topic: str, body_bytes: int) -> None:
         self._client = client
@@ -199,7 +199,8 @@ class Bench:
         self.result = Result()
 
     async def enqueue_single(self, count: int) -> None:
-        """Enqueue each task in a separate call, many concurrently; the client can merge calls."""
+        """Enqueue each task by a separate call. Many calls run concurrently, and the client can
+        merge them."""
         began = time.monotonic()
         waiting: deque[asyncio.Future[Receipt]] = deque()
         for _ in range(count):
@@ -255,7 +256,7 @@ class Bench:
         self.result.tasks += count
 
     async def clear(self) -> None:
-        """Delete the group with the remaining tasks of a failed run."""
+        """Delete the group, with the tasks that remain after a failed run."""
         with contextlib.suppress(NotFound):
             await self._client.delete_group(self._topic, BENCH_GROUP, force=True)
 
@@ -284,10 +285,10 @@ class Bench:
 
 async def _first(deliveries: AsyncIterator[Delivery], count: int) -> AsyncIterator[Delivery]:
     """Yield deliveries until ``count`` different tasks were delivered."""
-    seen: set[int] = set()
-    while len(seen) < count:
+    ids: set[int] = set()
+    while len(ids) < count:
         delivery = await anext(deliveries)
-        seen.add(delivery.id)
+        ids.add(delivery.id)
         yield delivery
 
 
@@ -296,7 +297,7 @@ def _rate(count: int, began: float) -> float:
 
 
 def percentile(values: list[int], share: float) -> int:
-    """Return the percentile by nearest rank, or 0 without values."""
+    """Return the percentile by nearest rank, or 0 if there are no values."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0
 
@@ -315,7 +316,7 @@ FINISH_TIMEOUT_S = 45.0
 REFRESH_S = 0.125
 SEED = 7355
 DOWN_S = 0.5
-"""Seconds that the daemon stays dead, so that tasks come due meanwhile."""
+"""Seconds that the daemon stays dead, so that tasks come due while it is."""
 RECENT_S = 2.0
 
 
@@ -327,14 +328,15 @@ class Demo:
         self._tasks = tasks
         self._view = view
         self._daemon = DemoDaemon(folder)
-        self._books = Books()
+        self._records = Records()
         self._picture = Picture()
         self._outage_ms = (0, 0)
         self._recovered_s = 0.0
         self._recent: list[tuple[float, int]] = []
 
     async def run(self) -> dict[str, Any]:
-        """Run and return the summary. Raise RuntimeError if the daemon does not start."""
+        """Run the demonstration and return its summary. Raise RuntimeError if the daemon does not
+        start."""
         await self._daemon.start()
         if self._daemon.console is not None:
             self._view.report(f"look at it in a browser: {self._daemon.console}")
@@ -347,12 +349,12 @@ class Demo:
             ):
                 watching = asyncio.create_task(self._watch(observer))
                 consuming = [
-                    asyncio.create_task(consume(consumer, self._books)) for _ in range(CONSUMERS)
+                    asyncio.create_task(consume(consumer, self._records)) for _ in range(CONSUMERS)
                 ]
                 killing = asyncio.create_task(self._kill_half_way())
                 try:
                     self._picture.phase = "producing"
-                    await produce(producer, self._books, self._tasks, self._seconds, SEED)
+                    await produce(producer, self._records, self._tasks, self._seconds, SEED)
                     await killing
                     self._picture.phase = "waiting for the last ones"
                     await self._finish(consuming)
@@ -378,7 +380,7 @@ class Demo:
 
     async def _finish(self, consuming: list[asyncio.Task[None]]) -> None:
         deadline = time.monotonic() + FINISH_TIMEOUT_S
-        while self._books.lost and time.monotonic() < deadline:
+        while self._records.lost and time.monotonic() < deadline:
             for task in consuming:
                 if task.done():
                     task.result()
@@ -395,38 +397,38 @@ class Demo:
             await asyncio.sleep(REFRESH_S)
 
     def _update(self, stats: Mapping[str, Any] | None) -> None:
-        picture, books, now_s = self._picture, self._books, time.monotonic()
+        picture, records, now_s = self._picture, self._records, time.monotonic()
         picture.elapsed_s = now_s - self._began
-        picture.enqueued, picture.acked = len(books.due_ms), len(books.acked)
-        picture.early = books.early
-        self._recent.append((now_s, sum(books.deliveries.values())))
+        picture.enqueued, picture.acked = len(records.due_ms), len(records.acked)
+        picture.early = records.early
+        self._recent.append((now_s, sum(records.deliveries.values())))
         while self._recent[0][0] < now_s - RECENT_S:
             self._recent.pop(0)
         (first_s, first), (last_s, last) = self._recent[0], self._recent[-1]
         picture.delivered_per_s = (last - first) / (last_s - first_s) if last_s > first_s else 0.0
-        recent = books.late_ms[-2000:]
+        recent = records.late_ms[-2000:]
         picture.p50_ms, picture.p99_ms = percentile(recent, 0.50), percentile(recent, 0.99)
         if stats is not None:
             for name in ("slot", "slots", "scheduled", "in_flight", "waiting"):
                 setattr(picture, name, stats[name])
 
     def _summary(self) -> dict[str, Any]:
-        books, (down_ms, up_ms) = self._books, self._outage_ms
-        pairs = zip(books.due_of_late, books.late_ms, strict=True)
+        records, (down_ms, up_ms) = self._records, self._outage_ms
+        pairs = zip(records.due_of_late, records.late_ms, strict=True)
         steady = [late for due, late in pairs if not down_ms - 50 <= due <= up_ms]
         return {
-            "enqueued": len(books.due_ms),
-            "acked": len(books.acked),
-            "lost": books.lost,
-            "early": books.early,
-            "duplicates": books.duplicates,
-            "failed_twice": books.nacked // 2,
-            "refused": books.refused,
+            "enqueued": len(records.due_ms),
+            "acked": len(records.acked),
+            "lost": records.lost,
+            "early": records.early,
+            "duplicates": records.duplicates,
+            "failed_twice": records.nacked // 2,
+            "refused": records.refused,
             "kills": 1,
             "restart_s": round(self._recovered_s, 3),
             "lateness_p50_ms": percentile(steady, 0.50),
             "lateness_p99_ms": percentile(steady, 0.99),
-            "lateness_max_ms": max(books.late_ms, default=0),
+            "lateness_max_ms": max(records.late_ms, default=0),
             "seconds": round(time.monotonic() - self._began, 1),
         }
 
@@ -449,8 +451,8 @@ def run_demo(
         print(json_.dumps(summary))
     else:
         console.print(summary_table(summary))
-    fine = summary["enqueued"] == tasks == summary["acked"]
-    return 0 if fine and not summary["lost"] and not summary["early"] else 1
+    is_complete = summary["enqueued"] == tasks == summary["acked"]
+    return 0 if is_complete and not summary["lost"] and not summary["early"] else 1
 
 
 # --- the daemon --------------------------------------------------------------------------------
@@ -463,7 +465,7 @@ class DemoDaemon:
         self.folder = folder
         self.port = 0
         self.http: str | None = None
-        """The URL of its HTTP API; None before the first start."""
+        """URL of the daemon's HTTP API; None before the first start."""
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -481,7 +483,8 @@ class DemoDaemon:
         return self._process.pid if self._process is not None else 0
 
     async def start(self) -> float:
-        """Start the daemon and return the seconds until it serves. Raise RuntimeError."""
+        """Start the daemon and return the seconds until it serves. Raise RuntimeError on
+        failure."""
         began = time.monotonic()
         ready = self.folder / "ready.json"
         ready.unlink(missing_ok=True)
@@ -532,26 +535,26 @@ class DemoDaemon:
 
 
 @dataclass
-class Books:
-    """The records of producer and consumers."""
+class Records:
+    """The records of the producer and the consumers."""
 
     due_ms: dict[int, int] = field(default_factory=dict)
-    """Due time by id of a confirmed task."""
+    """Due time of each confirmed task, by id."""
     deliveries: dict[int, int] = field(default_factory=dict)
     nacked: int = 0
     acked: set[int] = field(default_factory=set)
-    """Tasks whose ack was confirmed."""
+    """Ids of the tasks whose ack was confirmed."""
     early: int = 0
     late_ms: list[int] = field(default_factory=list)
     """The lateness of first deliveries, in ms."""
     due_of_late: list[int] = field(default_factory=list)
-    """The due times that belong to ``late_ms``."""
+    """The due times of the deliveries in ``late_ms``."""
     refused: int = 0
-    """Enqueues that failed with an error."""
+    """Number of enqueues that failed with an error."""
 
     @property
     def duplicates(self) -> int:
-        """Deliveries that were neither the first of a task nor caused by a nack."""
+        """Number of deliveries that were neither the first of a task nor caused by a nack."""
         return sum(self.deliveries.values()) - len(self.deliveries) - self.nacked
 
     @property
@@ -559,7 +562,7 @@ class Books:
         return len(self.due_ms.keys() - self.acked)
 
 
-async def produce(client: Client, books: Books, tasks: int, seconds: float, seed: int) -> None:
+async def produce(client: Client, records: Records, tasks: int, seconds: float, seed: int) -> None:
     """Enqueue ``tasks`` evenly over ``seconds``, each due 1 to 5 s later."""
     random_ = random.Random(seed)
     began = time.monotonic()
@@ -568,10 +571,10 @@ async def produce(client: Client, books: Books, tasks: int, seconds: float, seed
     def confirmed(future: asyncio.Future[Receipt]) -> None:
         waiting.discard(future)
         if future.cancelled() or future.exception() is not None:
-            books.refused += 1
+            records.refused += 1
         else:
             receipt = future.result()
-            books.due_ms[receipt.id] = receipt.due_ms
+            records.due_ms[receipt.id] = receipt.due_ms
 
     for number in range(tasks):
         wait_s = began + number * seconds / tasks - time.monotonic()
@@ -586,40 +589,40 @@ async def produce(client: Client, books: Books, tasks: int, seconds: float, seed
         await asyncio.wait(set(waiting))
 
 
-async def consume(client: Client, books: Books) -> None:
+async def consume(client: Client, records: Records) -> None:
     """Ack deliveries until cancelled. Nack tasks that are marked as failing twice."""
     async with client.subscribe(TOPIC, group=GROUP, prefetch=512) as deliveries:
         async for delivery in deliveries:
-            _note(books, delivery)
+            _note(records, delivery)
             if delivery.body.endswith(b"fails twice") and delivery.attempt <= 2:
-                books.nacked += 1
+                records.nacked += 1
                 _watch(asyncio.ensure_future(delivery.nack(reason="it always fails twice")))
             else:
-                _confirm(books, delivery)
+                _confirm(records, delivery)
 
 
-def _note(books: Books, delivery: Delivery) -> None:
-    seen = books.deliveries.get(delivery.id, 0)
-    books.deliveries[delivery.id] = seen + 1
+def _note(records: Records, delivery: Delivery) -> None:
+    earlier_deliveries = records.deliveries.get(delivery.id, 0)
+    records.deliveries[delivery.id] = earlier_deliveries + 1
     late_ms = delivery.delivered_ms - delivery.due_ms
     if late_ms < 0 or time.time_ns() // 1_000_000 < delivery.due_ms:
-        books.early += 1
-    if not seen:
-        books.late_ms.append(late_ms)
-        books.due_of_late.append(delivery.due_ms)
+        records.early += 1
+    if not earlier_deliveries:
+        records.late_ms.append(late_ms)
+        records.due_of_late.append(delivery.due_ms)
 
 
-def _confirm(books: Books, delivery: Delivery) -> None:
+def _confirm(records: Records, delivery: Delivery) -> None:
     def done(future: asyncio.Future[AckWord]) -> None:
         if not future.cancelled() and future.exception() is None:
             if future.result() in ("acked", "done"):
-                books.acked.add(delivery.id)
+                records.acked.add(delivery.id)
 
     delivery.ack_nowait().add_done_callback(done)
 
 
 def _watch(future: asyncio.Future[str]) -> None:
-    """Ignore a nack that is lost with its connection, since the lease ends and the task returns."""
+    """Ignore a nack that is lost with its connection, because the task is then delivered again."""
     future.add_done_callback(
         lambda f: None if f.cancelled() or isinstance(f.exception(), TickwheelError) else f.result()
     )

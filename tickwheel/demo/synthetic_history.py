@@ -1,12 +1,12 @@
 """Synthetic history: segments like those of a busy daemon, generated from a seed.
 
-It serves to try out and measure reports. It knows the names of segments, but no daemon, and reads
-no clock. Invariants:
+It is used to try out and measure reports. This module knows the names of segments, but no daemon,
+and reads no clock. Invariants:
 
-* Every line has ``"synthetic": true``, so that its figures are not mistaken for real ones.
+* Every line contains ``"synthetic": true``, so that its figures are not mistaken for real figures.
 * The same arguments generate the same bytes.
-* Memory holds pending tasks, not the whole history. Hours are generated in order, and a task waits
-  until the hour in which it is due.
+* Memory contains pending tasks, not the whole history. Hours are generated in order, and a task
+  waits until the hour in which it is due.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ LEASE_OVER, RELEASED, REQUEUED = 0.0008, 0.0006, 0.3
 STICKY = 0.6
 """The probability that a delivery fails again after a failure."""
 RESTART_EVERY_DAYS = 3
-"""Days between restarts of the daemon, each of which begins an epoch."""
+"""Days between restarts of the daemon. Each restart begins an epoch."""
 SLOW_TIMES_A_DAY = 1.2
-"""Times per day that a slow consumer falls behind."""
+"""How often per day a slow consumer falls behind."""
 GZIP_LEVEL = 1
-AHEAD = 2
-"""Maximum segments that wait for compression, to bound memory."""
+WAITING_SEGMENTS_MAX = 2
+"""Maximum segments that wait for compression, which bounds the memory."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The history to generate. ``start_ms`` is midnight of the first day, UTC."""
+    """The parameters of a history. ``start_ms`` is midnight of the first day, in UTC."""
 
     tasks: int
     days: int
@@ -57,8 +57,8 @@ class Plan:
 
 
 @dataclass
-class Made:
-    """The generated history. ``events`` counts lines by event."""
+class GeneratedHistory:
+    """Counts of a generated history. ``events`` contains the number of lines by event."""
 
     events: dict[str, int]
     segments: int = 0
@@ -69,24 +69,27 @@ class Made:
         return sum(self.events.values())
 
 
-def generate(plan: Plan, out: Path, on_hour: Callable[[int, int], None] | None = None) -> Made:
+def generate(
+    plan: Plan, out: Path, on_hour: Callable[[int, int], None] | None = None
+) -> GeneratedHistory:
     """Write the history below ``out``. Call ``on_hour(hours done, all hours)`` after each hour."""
-    maker = _Maker(plan)
-    made = Made(maker.counts)
+    generator = _Generator(plan)
+    history = GeneratedHistory(generator.counts)
     hours = plan.days * 24
-    with SegmentFiles(out, plan.segment_bytes, made) as files:
+    with SegmentFiles(out, plan.segment_bytes, history) as files:
         for hour in range(hours):
             start_ms = plan.start_ms + hour * HOUR_MS
             epoch = 1 + hour // (24 * RESTART_EVERY_DAYS)
-            lines = maker.hour(hour, last=hour == hours - 1)
+            lines = generator.hour(hour, last=hour == hours - 1)
             files.hour(start_ms, epoch, lines)
             if on_hour is not None:
                 on_hour(hour + 1, hours)
-    return made
+    return history
 
 
-class _Maker:
-    """Generates events by hour, as (time, line without its end); the end contains ``seq``."""
+class _Generator:
+    """Generates events by hour, as pairs of time and line. The end of the line, with ``seq``, is
+    added later."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
@@ -106,7 +109,7 @@ class _Maker:
         self._carry = [0.0] * len(LOADS)
 
     def hour(self, hour: int, *, last: bool) -> list[tuple[int, str]]:
-        """Return all events of one hour in order of time."""
+        """Return all events of one hour, in the order of their times."""
         start_ms = self._plan.start_ms + hour * HOUR_MS
         events = self._events[hour]
         if hour % (24 * RESTART_EVERY_DAYS) == 0:
@@ -172,7 +175,7 @@ class _Maker:
     # --- deliveries -------------------------------------------------------------------------
 
     def _deliver(self, load: Load, group: Group, task: int, due_ms: int) -> None:
-        """Generate all attempts of a task in a group, until its end or that of the history."""
+        """Generate all attempts of a task in a group, until the task or the history ends."""
         rng, put = self._random, self._put
         late_ms = self._late(load, group, due_ms)
         names = f'"task_id":"{task}","topic":"{load.topic}","group":"{group.name}"'
@@ -186,15 +189,15 @@ class _Maker:
             late = f',"lateness_ms":{at_ms - due_ms}' if attempt == 1 else ""
             put(at_ms, "delivered", f'{tail},"due_ms":{due_ms}{late}')
             took_ms = int(group.ack_ms * math.exp(rng.gauss(0.0, 0.6))) + 1
-            drawn = rng.random()
-            if failing <= drawn < 1 - LEASE_OVER - RELEASED:
+            draw = rng.random()
+            if failing <= draw < 1 - LEASE_OVER - RELEASED:
                 put(at_ms + took_ms, "acked", f'{tail},"ack_ms":{took_ms}')
                 return
-            if drawn >= 1 - RELEASED:
+            if draw >= 1 - RELEASED:
                 put(at_ms + took_ms, "released", tail)
                 at_ms += took_ms + 5
                 continue
-            failed = drawn < failing
+            failed = draw < failing
             at_ms += took_ms if failed else LEASE_MS
             reason = rng.choice(group.reasons) if failed else "lease over"
             if attempt > group.retries:
@@ -209,7 +212,7 @@ class _Maker:
                 delay_ms = min(RETRY_BASE_MS << (attempt - 1), RETRY_CAP_MS)
                 due_ms = at_ms + int(delay_ms * (1 + RETRY_JITTER * (2 * rng.random() - 1)))
                 put(at_ms, "nacked", f'{tail},"due_ms":{due_ms},"reason":"{reason}"')
-                # A task that has failed mostly fails again.
+                # A task that has failed is likely to fail again.
                 failing = max(group.failing, STICKY)
             else:
                 put(at_ms, "lease_over", f'{tail},"reason":"{reason}"')
@@ -232,7 +235,7 @@ class _Maker:
         return int(late)
 
     def _make_slow_times(self, group: Group) -> list[tuple[int, int, float]]:
-        """Return the times of slow consumers of this group: (from, until, growth of lateness)."""
+        """Return when consumers of this group are slow: (start, end, growth of lateness)."""
         if not group.slow:
             return []
         rng, slow_times = self._random, []
@@ -247,29 +250,29 @@ class _Maker:
 
 
 class SegmentFiles:
-    """Writes hours as sealed segments; ``made`` counts finished segments.
+    """Writes hours as sealed segments, and counts finished segments in ``history``.
 
-    A thread compresses them while the next hour is generated, since zlib releases the GIL.
+    A thread compresses them while the next hour is generated, because zlib releases the GIL.
     """
 
-    def __init__(self, out: Path, segment_bytes: int, made: Made) -> None:
-        self._out, self._segment_bytes, self._made = out, segment_bytes, made
+    def __init__(self, out: Path, segment_bytes: int, history: GeneratedHistory) -> None:
+        self._out, self._segment_bytes, self._history = out, segment_bytes, history
         self._number, self._seq, self._epoch = 0, 0, 0
         self._pool = ThreadPoolExecutor(1)
-        self._under_way: list[Future[int]] = []
+        self._compressions: list[Future[int]] = []
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         try:
-            while self._under_way:
+            while self._compressions:
                 self._finish()
         finally:
             self._pool.shutdown()
 
     def hour(self, start_ms: int, epoch: int, lines: list[tuple[int, str]]) -> None:
-        """Write one hour's events in order. ``seq`` starts again with each epoch."""
+        """Write the events of one hour in order. ``seq`` restarts with each epoch."""
         if epoch != self._epoch:
             self._epoch, self._seq = epoch, 0
         ends = f',"node":"{NODE}","shard":{SHARD},"epoch":{epoch},"seq":'
@@ -290,19 +293,19 @@ class SegmentFiles:
         self._number += 1
         folder = self._out / hour_folder(start_ms)
         name = str(SegmentName(NODE, SHARD, self._epoch, self._number, sealed=True))
-        while len(self._under_way) >= AHEAD:
+        while len(self._compressions) >= WAITING_SEGMENTS_MAX:
             self._finish()
-        self._under_way.append(self._pool.submit(_write, folder, name, texts))
+        self._compressions.append(self._pool.submit(_write, folder, name, texts))
 
     def _finish(self) -> None:
-        self._made.bytes += self._under_way.pop(0).result()
-        self._made.segments += 1
+        self._history.bytes += self._compressions.pop(0).result()
+        self._history.segments += 1
 
 
 def _write(folder: Path, name: str, texts: list[str]) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     part = folder / f"{PARTIAL_PREFIX}{name}"
-    # Without a timestamp, the same history has the same bytes.
+    # Without a timestamp in the file, the same history has the same bytes.
     part.write_bytes(gzip.compress("".join(texts).encode(), GZIP_LEVEL, mtime=0))
     part.rename(folder / name)
     return (folder / name).stat().st_size
@@ -321,7 +324,7 @@ NIGHTLY = (0, 0, 120, 60, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 
 
 @dataclass(frozen=True)
 class Group:
-    """A subscriber group with its speed, failure rate, and whether it falls behind by day."""
+    """A subscriber group: its speed, its failure rate, and whether it falls behind by day."""
 
     name: str
     subscribers: tuple[str, ...]

@@ -158,7 +158,7 @@ class Sending:
     """All targets of one daemon."""
 
     def __init__(self, config: Mapping[str, Any], out: TextIO) -> None:
-        self.guard = Guard.of(config["allow"])
+        self.guard = Guard.from_texts(config["allow"])
         self.callbacks: str | None = config["callbacks"]
         self.client = Client(
             config["url"], token=config["token"], name="tickwheel-outbound",

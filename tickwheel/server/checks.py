@@ -1,10 +1,10 @@
-"""Checks of clients' values, for every transport: of plain values, of retry policies, rules and
-group settings, and whether rows can be stored. Errors name the field, the limit and the value.
+"""Checks of clients' values, for every transport: plain values, retry policies, rules and group
+settings, and whether rows can be stored. Errors name the field, the limit and the value.
 
-The state in memory is authoritative, and a store that cannot encode a row ends the daemon. A row
-made of a client's values is therefore encoded once when they are checked, with the stores' codec. A
-value that cannot be encoded then fails only its own request, not the whole batch. Names, bounded
-whole numbers and bodies need no such test, because their checks guarantee that they can be encoded.
+The state in memory is authoritative, and a row that the store cannot encode ends the daemon. A row
+with a client's values is therefore encoded once, with the stores' codec, when the values are
+checked. A value that cannot be encoded then fails only its own request, not the whole batch. Names,
+bounded whole numbers and bodies need no such test: their checks ensure that they can be encoded.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ def refused() -> Iterator[None]:
 def check_limit(
     error: type[TickwheelError], count: int, noun: str, settings: object, limit: str
 ) -> None:
-    """Raise ``error`` if ``count`` has reached the ``limit`` of this name in ``settings``. ``noun``
-    describes the counted objects in the message."""
+    """Raise ``error`` if ``count`` has reached the limit that ``settings`` has under the name
+    ``limit``. ``noun`` names the counted objects in the message."""
     maximum = getattr(settings, limit)
     if count >= maximum:
         raise error(f"{count} {noun}; the limit is {maximum} ({limit})")
@@ -80,8 +80,8 @@ def options(value: object, allowed: Sequence[str], field: str = "options") -> di
         raise BadRequest(f"{field} must be a map, not {shown(value)}")
     for key in value:
         if key not in allowed:
-            known = ", ".join(allowed)
-            raise BadRequest(f"{field} has an unknown key {shown(key)}; known: {known}")
+            names = ", ".join(allowed)
+            raise BadRequest(f"{field} has an unknown key {shown(key)}; known: {names}")
     return value
 
 
@@ -96,7 +96,7 @@ def numbers(value: object, field: str, count: int) -> Sequence[int]:
 
 
 def due(delay_ms: object, due_ms: object, field: str, now_ms: int, limits: Limits) -> int:
-    """Return the due time, in ms, of a delay or an absolute time; a past time counts as now."""
+    """Return the due time, in ms, for a delay or an absolute time. A past time counts as now."""
     if (delay_ms is None) == (due_ms is None):
         raise BadRequest(f"{field} must have either delay_ms or due_ms")
     if delay_ms is not None:
@@ -120,7 +120,7 @@ def due(delay_ms: object, due_ms: object, field: str, now_ms: int, limits: Limit
 
 
 def moved(command: str, asked: Any, now_ms: int, limits: Limits) -> dict[str, int]:
-    """Return the checked fields with which a command moves tasks; empty for other commands. Raise
+    """Return the checked fields of a command that moves tasks, or nothing for other commands. Raise
     BadRequest or DueTooFar for invalid fields."""
     block = MOVES.get(command)
     if block is None:
@@ -139,12 +139,12 @@ def moved(command: str, asked: Any, now_ms: int, limits: Limits) -> dict[str, in
 
 _R = TypeVar("_R")
 _pack = msgpack.Packer().pack
-"""Packer of the event loop's thread; creating a packer takes longer than using it."""
+"""Packer for the thread of the event loop. Creating a packer takes longer than using it."""
 
 
 def storable_options(options: TaskOptions | None, field: str) -> None:
-    """Raise BadRequest if checked options cannot be stored. Texts and bounded numbers always can be
-    stored, so only properties and the task's own policy are encoded."""
+    """Raise BadRequest if checked options cannot be stored. Only properties and the task's own
+    policy are encoded, because texts and bounded numbers can always be stored."""
     if options is not None and (options.properties is not None or options.retry is not None):
         try:
             _pack(codec.extras_record(options))
@@ -183,8 +183,8 @@ def _refusal(field: str, error: Exception) -> BadRequest:
 
 
 def policy(value: Any, field: str, known: Mapping[str, RetryPolicy]) -> PolicyRef:
-    """Return a client's checked policy. ``known`` has the named policies, including the default,
-    whose numbers apply where a map omits them. Raise BadRequest for an invalid policy."""
+    """Return a client's checked policy. ``known`` contains the policies by name; a map that omits
+    numbers gets those of the default policy. Raise BadRequest for an invalid policy."""
     if isinstance(value, str):
         if value not in known:
             names = ", ".join(sorted(known))
@@ -205,8 +205,8 @@ def rule(value: Any, field: str) -> Coalescing:
 def settings(
     changes: Mapping[str, Any], before: GroupSettings, known: Mapping[str, RetryPolicy], now_ms: int
 ) -> GroupSettings:
-    """Return ``before`` with ``changes``, which their kinds have checked, applied at ``now_ms``.
-    Raise BadRequest or LimitExceeded for fields that contradict each other."""
+    """Return the settings ``before`` with ``changes`` applied at ``now_ms``. The changes must have
+    been checked by their kinds. Raise BadRequest or LimitExceeded for contradictory fields."""
     named = {name: value for name, value in changes.items() if name not in LINE_SETTINGS}
     for flag in ("paused", "broadcast_only"):
         if flag in named and named[flag] is None:
@@ -227,9 +227,9 @@ def settings(
 
 
 def lines(changes: Mapping[str, Any], before: GroupSettings) -> GroupSettings:
-    """Return ``before`` with those ``changes``, which their kinds have checked, that concern order
-    keys and fair shares. Removing a setting also removes the settings that need it. Raise
-    BadRequest for settings that contradict each other."""
+    """Return the settings ``before`` with those of the ``changes`` that concern order keys and fair
+    shares. Their kinds must have checked them. Removing a setting also removes the settings that
+    need it. Raise BadRequest for contradictory settings."""
     named = {name: changes[name] for name in LINE_SETTINGS if name in changes}
     if not named:
         return before
@@ -256,11 +256,11 @@ def lines(changes: Mapping[str, Any], before: GroupSettings) -> GroupSettings:
 
 KEPT = "kept"
 NEEDS = {"limit_each": "fair_by", "rate_each": "fair_by"}
-"""The other setting that each of these settings needs."""
+"""For some settings, the other setting that they need."""
 
 
 def consumer_lines(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a consumer's settings of order keys and fair shares, checked together."""
+    """Return a consumer's settings for order keys and fair shares, checked together."""
     line_settings = {name: options[name] for name in LINE_SETTINGS if options.get(name) is not None}
     if not line_settings:
         return line_settings
@@ -273,8 +273,8 @@ _NOTHING_SET = GroupSettings()
 
 
 def filter_of(tags: str | None, where: str | None) -> Filter:
-    """Return the filter of a client's texts, or ``NO_FILTER`` if it matches everything. Raise
-    BadRequest or LimitExceeded for invalid texts."""
+    """Return the filter that a client's texts describe, or ``NO_FILTER`` if it matches everything.
+    Raise BadRequest or LimitExceeded for invalid texts."""
     try:
         result = known_filter(tags, where)
     except FilterError as error:
@@ -283,8 +283,8 @@ def filter_of(tags: str | None, where: str | None) -> Filter:
 
 
 def check_can_hold(candidate: Filter) -> None:
-    """Raise BadRequest for a condition that no task can meet. ``filter_of`` accepts it, because old
-    stores can contain such conditions."""
+    """Raise BadRequest for a condition that no task can meet. ``filter_of`` accepts such
+    conditions, because old stores can contain them."""
     reason = why_never(candidate)
     if reason is not None:
         raise BadRequest(f"where: {reason}")

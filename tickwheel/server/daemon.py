@@ -1,6 +1,6 @@
 """The daemon: starts and stops the listener, the HTTP server and the role in order.
 
-``run`` takes a daemon from its settings to its exit code, including signals. The address is bound
+``run`` runs a daemon with given settings until a signal or an error ends it. The address is bound
 first and written to the ready file. A stop sends GOODBYE, stops accepting and delivering, commits
 the open batch together with the leases in flight, flushes, closes the store as clean, and releases
 the leader's lease.
@@ -35,7 +35,7 @@ from tickwheel.persistence.contract import (
 )
 from tickwheel.protocol import encode
 from tickwheel.server.logins import Entrance
-from tickwheel.server.logs import Log, Sparing, configure
+from tickwheel.server.logs import Log, LogRateLimit, configure
 from tickwheel.server.metrics.observed import probe_loop
 from tickwheel.server.outbound import Outbound
 from tickwheel.server.roles import Roles, check_folders, readiness, status_map
@@ -60,36 +60,37 @@ if TYPE_CHECKING:
 
 
 API_NEEDS = ("msgspec", "offapi")
-"""Modules that the HTTP API needs in addition to those for health and metrics."""
+"""Modules that the HTTP API needs in addition to those that serve health and metrics."""
 M_ARENA_MAX = -8
 """Parameter of glibc's ``mallopt`` for the number of heaps."""
 INSIDE_URL = "inside:"
-"""URL of a daemon inside another program, to which other processes cannot connect."""
+"""URL of a daemon that is embedded in a program; other processes cannot connect to it."""
 GOODBYE_WAIT_S = 1.0
 """Seconds after GOODBYE in which clients can still send frames."""
 HANDOVER_WAIT_S = 0.03
-"""Seconds after GOODBYE on a node, where another daemon waits for the shard. Clients answer GOODBYE
-within a millisecond and resend later frames to the shard's next daemon."""
+"""The same on a node, in seconds, because another daemon waits for the shard. Clients answer
+GOODBYE within a millisecond and resend later frames to the shard's next daemon."""
 
 
 class Daemon:
-    """One daemon: ``start`` it, ``wait`` until it should stop, then ``stop`` it."""
+    """One daemon. Call ``start``, then ``wait``, which returns when the daemon should stop, and
+    then ``stop``."""
 
     def __init__(
         self,
         settings: Settings,
         log: Log,
         *,
-        is_inside: bool = False,
+        is_embedded: bool = False,
         sources: Sources | None = None,
         member: Member | None = None,
     ) -> None:
-        """``is_inside``: it runs inside another program and does not listen; ``listener`` makes its
-        connections. ``sources`` replace the machine's clocks. ``member`` connects the daemon to its
-        node. Raise StoreUnusable or BadRequest for unusable settings."""
+        """``is_embedded``: it runs inside another program and does not listen; ``listener`` makes
+        its connections. ``sources`` replace the machine's clocks. ``member`` connects the daemon to
+        its node. Raise StoreUnusable or BadRequest for unusable settings."""
         self.settings = settings
         self.member = member
-        self._is_inside = is_inside
+        self._is_embedded = is_embedded
         self.log = log
         self.url: str | None = None
         self.draining = False
@@ -97,14 +98,14 @@ class Daemon:
         self.roles: Roles = Roles(
             settings,
             log,
-            serving=self._serving,
-            changed=self._role_changed,
-            deposed=self._deposed,
-            cut_off=self._cut_off,
-            leased=lambda held: self.listener.leased(held=held),
+            on_shard=self._serve_shard,
+            on_role_change=self._role_changed,
+            on_deposed=self._deposed,
+            on_abort=self._abort,
+            on_lease_change=lambda held: self.listener.set_lease(held=held),
             status=lambda: status_map(self),
             sources=sources,
-            has_process=not is_inside,
+            has_process=not is_embedded,
             member=member,
         )
         self._standby = StandbyOperations(
@@ -120,10 +121,10 @@ class Daemon:
         ports = ("listen", "http")
         self._entrance = Entrance(settings, roles.clock, roles.on_event, roles.observed, ports)
         self._logins = self._entrance.logins
-        hurries = None if member is None else member.hurries
-        self.listener = Listener(self._standby, self._logins, hurries)
+        is_release_near = None if member is None else member.is_release_near
+        self.listener = Listener(self._standby, self._logins, is_release_near)
         self.outbound: Outbound | None = None
-        if not is_inside:
+        if not is_embedded:
             self.outbound = Outbound(
                 settings,
                 self._logins,
@@ -140,13 +141,13 @@ class Daemon:
         self._probe: asyncio.Task[None] | None = None
         self._server: asyncio.Server | TlsServer | None = None
         self._running: asyncio.Task[None] | None = None
-        self._stop_asked = asyncio.Event()
+        self._stop_requested = asyncio.Event()
 
     # --- lifecycle -------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Start, and return once the daemon is active or a standby. Raise StoreError, BadRequest
-        for invalid files, or OSError if an address is in use."""
+        """Return once the daemon is active or a standby. Raise StoreError, BadRequest for invalid
+        files, or OSError if an address is in use."""
         settings, roles = self.settings, self.roles
         check_folders(settings)
         await self._entrance.start()
@@ -154,7 +155,7 @@ class Daemon:
             await self._start_http(*split_address(settings.http, "http"))
         if settings.http or settings.history_dir or settings.otlp_endpoint:
             self._probe = asyncio.create_task(probe_loop(roles.observed))
-        if self._is_inside:
+        if self._is_embedded:
             self.url = INSIDE_URL
             await roles.begin()
         else:
@@ -166,10 +167,10 @@ class Daemon:
             write_ready_file(Path(settings.ready_file), self.url, http)
         self._start_otlp()
         self._running = asyncio.create_task(roles.run())
-        self._entrance.watch(self._present, self._dismiss)
+        self._entrance.watch(self._principals, self._dismiss)
 
     def _start_otlp(self) -> None:
-        """Export metrics to the OpenTelemetry endpoint, if it is configured."""
+        """Begin to export metrics to the OpenTelemetry endpoint, if one is configured."""
         if self.roles.exports is None:
             return
         from tickwheel.server.metrics.otlp import OtlpMetrics
@@ -184,9 +185,9 @@ class Daemon:
 
         if self._exposition is None:
             self._exposition = Exposition(self)
-            self.roles.observed.ended = self._exposition.ended
+            self.roles.observed.ended = self._exposition.detach
             if self.roles.shard is not None:
-                self._exposition.serves(self.roles.shard.core)
+                self._exposition.attach(self.roles.shard.core)
         return self._exposition
 
     async def _begin_to_listen(self) -> None:
@@ -201,14 +202,14 @@ class Daemon:
                 listener, self.listener, settings, self._entrance.tls_server
             )
             if roles.shared:
-                # Until it leads, it answers clients with the address of the active daemon.
+                # Until this daemon leads, it tells clients the address of the active daemon.
                 await roles.begin()
         except BaseException:
             listener.close()
             raise
 
     async def _start_http(self, host: str, port: int) -> None:
-        # Imported only if metrics can be scraped.
+        # The module is imported only if there is an HTTP port.
         from tickwheel.server.http.app import Http
 
         exposition = self._expose()
@@ -250,13 +251,13 @@ class Daemon:
         return len(self.listener.connections)
 
     def ask_to_stop(self) -> None:
-        """Ask the daemon to stop; called by a signal handler."""
-        self._stop_asked.set()
+        """Ask the daemon to stop. A signal handler calls this."""
+        self._stop_requested.set()
         self.roles.give_up()
 
     @property
     def shall_stop(self) -> bool:
-        return self._stop_asked.is_set()
+        return self._stop_requested.is_set()
 
     def has_given_up(self, error: BaseException) -> bool:
         """Return whether ``start`` ended because the daemon was asked to stop while it waited for
@@ -271,18 +272,17 @@ class Daemon:
     async def wait(self) -> None:
         """Wait until ``ask_to_stop``. Raise the error that must end the daemon."""
         assert self._running is not None, "the daemon was not started"
-        asked = asyncio.ensure_future(self._stop_asked.wait())
-        either: set[asyncio.Future[Any]] = {asked, self._running}
+        asked = asyncio.ensure_future(self._stop_requested.wait())
+        futures: set[asyncio.Future[Any]] = {asked, self._running}
         try:
-            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
         finally:
             asked.cancel()
         if self._running.done():
             self._running.result()
 
     async def stop(self) -> None:
-        """Drain and stop; it works for a daemon that never started, and a second call does
-        nothing."""
+        """Drain and stop the daemon. It need not have been started, and can have stopped."""
         self.draining = True
         if self._running is not None:
             self._running.cancel()
@@ -309,11 +309,11 @@ class Daemon:
             self._server.close()
         if self._api is not None:
             self._api.drain()
-        heir = None if self.member is None else self.member.successor
+        successor = None if self.member is None else self.member.successor
         for connection in self.listener.connections:
-            connection.say_goodbye("draining", "the daemon is shutting down", heir)
+            connection.send_goodbye("draining", "the daemon is shutting down", successor)
         shard.pause()
-        await self._until_closed()
+        await self._wait_until_closed()
         timeout_s = self.settings.drain_timeout_s
         try:
             async with asyncio.timeout(timeout_s):
@@ -327,7 +327,7 @@ class Daemon:
             self._api.stop()
         for connection in self.listener.connections:
             connection.close()
-        await self._until_closed()
+        await self._wait_until_closed()
 
     async def _close(self, shard: Shard | None, clean: bool) -> None:
         if self._server is not None:
@@ -348,14 +348,14 @@ class Daemon:
 
     # --- connections -------------------------------------------------------------------------
 
-    def _serving(self, shard: Shard) -> None:
+    def _serve_shard(self, shard: Shard) -> None:
         shard.directory = self.member
         operations = Operations(shard, value_bytes)
         self.listener.serve(operations)
         if self._api is not None:
             self._api.serve(operations)
         if self._exposition is not None:
-            self._exposition.serves(shard.core)
+            self._exposition.attach(shard.core)
         if self.outbound is not None:
             self.outbound.serve(shard, operations)
 
@@ -369,14 +369,14 @@ class Daemon:
         if self._api is not None:
             self._api.stand_by()
 
-    def _cut_off(self) -> None:
+    def _abort(self) -> None:
         if self.outbound is not None:
             self.outbound.stand_by()
         self.listener.abort()
         if self._api is not None:
             self._api.stand_by()
 
-    def _present(self) -> list[Principal]:
+    def _principals(self) -> list[Principal]:
         """Return the principals that are connected."""
         principals = [connection.caller.principal for connection in self.listener.connections]
         return principals + (self._api.principals if self._api is not None else [])
@@ -386,17 +386,17 @@ class Daemon:
         if self._api is not None:
             self._api.dismiss()
 
-    async def _until_closed(self) -> None:
+    async def _wait_until_closed(self) -> None:
         wait_s = GOODBYE_WAIT_S if self.member is None else HANDOVER_WAIT_S
         deadline = time.monotonic() + wait_s
-        while self.listener.connections:  # polling is enough for such a short wait
+        while self.listener.connections:  # polling suffices for such a short wait
             if time.monotonic() >= deadline:
                 return
             await asyncio.sleep(0.01)
 
 
 def explain(error: BaseException) -> str:
-    """Return a line that tells an operator why the daemon ended."""
+    """Return one line that tells an operator why the daemon ended."""
     if isinstance(error, StoreBroken) and not isinstance(error, StoreForgot):
         return f"the store failed and cannot be trusted: {error}. The next start recovers."
     if isinstance(error, TickwheelError):
@@ -407,8 +407,8 @@ def explain(error: BaseException) -> str:
 
 
 def bind(address: str) -> socket.socket:
-    """Bind to ``HOST:PORT`` before the recovery, which reports an address in use immediately. Raise
-    OSError on failure."""
+    """Return a socket bound to ``HOST:PORT``. Raise OSError on failure. Binding before the recovery
+    reports immediately that an address is in use."""
     host, port = split_address(address, "listen")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
@@ -428,8 +428,8 @@ async def listen(
     settings: Settings,
     tls_server: MakeTls,
 ) -> asyncio.Server | TlsServer:
-    """Accept connections. ``make`` makes their protocols; ``tls_server`` makes the server that
-    accepts TLS connections."""
+    """Begin to accept connections, for which ``make`` creates the protocols. ``tls_server`` creates
+    the server that accepts TLS connections."""
     if not settings.speaks_tls("listen"):
         return await asyncio.get_running_loop().create_server(make, sock=sock, backlog=1024)
     message = "this port requires TLS: use tls://"
@@ -454,12 +454,12 @@ def write_ready_file(path: Path, url: str, http: str | None, **more: object) -> 
 
 
 SWITCH_INTERVAL_S = 0.000_1
-"""Maximum seconds that a store thread holds the interpreter while a task is due."""
+"""Maximum seconds that a store thread keeps the interpreter while a task is due."""
 FILES_RESERVED = 64
 """Descriptors reserved for the store, backups, history, logs and the event loop."""
 NO_FILES_QUIET_S = 60.0
 HTTP_FILES_MIN = 64
-"""Minimum descriptors of the HTTP server, which gets a sixteenth of all."""
+"""Minimum descriptors of the HTTP server, which otherwise gets a sixteenth of all."""
 HTTP_FILES_EXTRA = 16
 """Descriptors of the HTTP server for health checks while all its other connections are busy."""
 
@@ -497,26 +497,26 @@ async def _serve(
         await daemon.wait()
         log.info("stopping")
     except Exception as error:
-        code = 0 if daemon is not None and daemon.has_given_up(error) else _failed(log, error)
+        code = 0 if daemon is not None and daemon.has_given_up(error) else _log_failure(log, error)
     try:
         if daemon is not None:
             await daemon.stop()
     except Exception as error:
-        code = _failed(log, error)
+        code = _log_failure(log, error)
     if code == 0:
         log.info("stopped")
     return code
 
 
 class LoopErrors:
-    """Handles errors of the event loop. Without free file descriptors no connection can be
-    accepted, which asyncio would log a thousand times a second with a traceback. This handler logs
-    it at most once in ``NO_FILES_QUIET_S``."""
+    """Handles errors of the event loop. When no file descriptor is free, asyncio cannot accept
+    connections and logs this with a traceback a thousand times a second. This handler logs it at
+    most once in ``NO_FILES_QUIET_S``."""
 
     def __init__(self, log: Log, time_s: Callable[[], float]) -> None:
         self._log = log
         self._time_s = time_s
-        self._no_files = Sparing(1, NO_FILES_QUIET_S)
+        self._no_files = LogRateLimit(1, NO_FILES_QUIET_S)
 
     def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")
@@ -526,7 +526,7 @@ class LoopErrors:
             self._log.warning("no_file_descriptors", detail=f"{context.get('message')}: {error}")
 
 
-def _failed(log: Log, error: Exception) -> int:
+def _log_failure(log: Log, error: Exception) -> int:
     expected = isinstance(error, (TickwheelError, OSError))
     log.error("failed", detail=explain(error), exc_info=None if expected else error)
     return 1
@@ -545,9 +545,9 @@ def use_one_arena() -> None:
     """Make all threads share one heap, if the C library is glibc and ``MALLOC_ARENA_MAX`` is not
     set.
 
-    With a heap for each thread, the event loop could not reuse memory freed by the store's threads,
-    about a tenth of the daemon's memory in the long run. Contention for the shared heap does not
-    matter in a process with a global interpreter lock.
+    With a heap for each thread, the event loop could not reuse memory that the store's threads have
+    freed, about a tenth of the daemon's memory in the long run. Contention for the shared heap does
+    not matter in a process with a global interpreter lock.
     """
     if "MALLOC_ARENA_MAX" not in os.environ:
         with contextlib.suppress(AttributeError, OSError):
@@ -555,10 +555,8 @@ def use_one_arena() -> None:
 
 
 def within_file_limit(settings: Settings, log: Log) -> Settings:
-    """Return the settings with limits of connections that fit the allowed file descriptors.
-
-    Connections must never exhaust the descriptors that the store needs.
-    """
+    """Return the settings, with connection limits reduced to the allowed file descriptors, because
+    connections must never exhaust the descriptors that the store needs."""
     http = 0 if settings.http is None else settings.http_connections_max + HTTP_FILES_EXTRA
     handshakes = settings.tls_handshakes_max * sum(map(settings.speaks_tls, ("listen", "http")))
     reserved = FILES_RESERVED + handshakes

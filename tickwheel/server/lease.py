@@ -1,18 +1,19 @@
-"""Leadership of a shard: waiting for a turn, holding the lease, and detecting its end.
+"""Leadership of a shard: waiting to lead, holding the lease, and detecting its end.
 
 A daemon that sent its last renewal less than the lease's time to live ago (minus a margin, on a
 clock that also counts suspension) is the only leader. Deliveries are allowed only during that time
 (``may_deliver``). Writes to the store do not depend on the lease, because they are fenced.
 
 A daemon initializes an empty store only after the store was empty and without a leader for a whole
-time to live, and never if it has seen data there: a living owner writes its memory back. During
-that time no daemon takes the lease, which the store may have lost as well.
+time to live, and never if the daemon has seen data in it: if the owner of the data still runs, it
+writes the data back. During that time no daemon acquires the lease, because the store may have lost
+the owner's lease as well.
 
-``Life`` identifies the life of a process and detects whether another process has certainly ended.
-Node names and addresses are configured, and two machines can have the same (clones, a load
-balancer). Unique are the boot of the machine, the namespace of the process number, and the start
-time of the process. Only a process in the same boot and namespace can know that the process with
-that number and start time has ended.
+``Life`` identifies a process and detects whether another process has certainly ended. Node names
+and addresses are configured, and two machines can have the same (clones, a load balancer). The boot
+of the machine, the namespace of the process number, and the start time of the process are unique.
+Only a process in the same boot and namespace can know that the process with that number and start
+time has ended.
 """
 
 from __future__ import annotations
@@ -36,28 +37,28 @@ from tickwheel.persistence.contract import (
     StoreUnreachable,
     StoreUnusable,
 )
-from tickwheel.waiting import to_its_end
+from tickwheel.waiting import finish_despite_cancellation
 
-# --- the life of a process -----------------------------------------------------------------------
+# --- the identity of a process -------------------------------------------------------------------
 
 
 _BOOT = "/proc/sys/kernel/random/boot_id"
 _GONE = frozenset("ZXx")
-"""States of a process that has ended but was not yet reaped."""
+"""States of a process that has ended but whose parent has not yet waited for it."""
 _STATE, _START = 0, 19
-"""Indexes of the fields of /proc/PID/stat after the command's name."""
+"""Indexes of two fields of /proc/PID/stat, counted after the command's name."""
 
 
 class Life(NamedTuple):
-    """The life of one process, from its start to its end."""
+    """Identifies one process, even after its number is reused."""
 
     boot: str
     """Id that the kernel creates at each boot of the machine."""
     namespace: str
-    """Namespace of ``pid``: containers on one machine share the boot."""
+    """Namespace of ``pid``, because containers on one machine have the same boot."""
     pid: int
     start: int
-    """Start in clock ticks since the boot: process numbers are reused."""
+    """Start in clock ticks since the boot, because process numbers are reused."""
 
     @classmethod
     def own(cls) -> Self | None:
@@ -74,7 +75,7 @@ class Life(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Self | None:
-        """Return the life in a text made by ``str``, or None for any other text."""
+        """Return the life that ``str`` converted to this text, or None for any other text."""
         parts = text.split("/")
         if len(parts) != 4 or not all(parts) or not (parts[2] + parts[3]).isdecimal():
             return None
@@ -87,7 +88,7 @@ class Life(NamedTuple):
 def is_over(life: str, here: Life | None) -> bool:
     """Return whether the process with this ``life`` has certainly ended, as seen from ``here``.
 
-    False means that it may be alive, or on a machine or in a namespace that cannot be inspected.
+    False means that it may be alive, or that its machine or namespace cannot be inspected.
     """
     other = Life.parse(life)
     if other is None or here is None:
@@ -115,21 +116,21 @@ def _stat(pid: int) -> tuple[str, int] | None:
         return None
 
 
-# --- leading -------------------------------------------------------------------------------------
+# --- the election --------------------------------------------------------------------------------
 
 
 POLL_S_MAX = 0.25
 NOTICE_S = 0.05
-"""Seconds between a standby's checks of whether the leader is about to release the lease."""
+"""Seconds between checks by a standby of whether the leader is about to release the lease."""
 HURRY_S = 0.02
 """Seconds between a standby's attempts to lead while the leader is about to release the lease."""
 TROUBLE_RETRY_S = 0.2
 ANSWER_S = 0.2
-"""Seconds after the permission to deliver ends in which the store can still confirm the lease
-before clients are told. It answers a process that was suspended immediately."""
+"""Seconds that the store has to confirm the lease after the permission to deliver has ended, before
+clients are told. After a suspension of this process, the store answers at once."""
 RENEWALS_PER_TTL = 4
 MARGIN_PART = 6
-"""The permission to deliver ends this fraction (1/6) of the time to live before the lease."""
+"""The permission to deliver ends before the lease, by 1/6 of the lease's time to live."""
 LOG_AGAIN_MS = 60_000
 """Milliseconds after which a continuing wait is logged again."""
 
@@ -137,24 +138,24 @@ OnEvent = Callable[[str, str], None]
 
 
 class Deposed(StoreError):
-    """Another daemon leads or may lead: deliveries must stop immediately."""
+    """Another daemon leads or may lead, so deliveries must stop immediately."""
 
 
 STORE = "a reachable store"
 
 
 class _Wait(NamedTuple):
-    """The reason why this daemon does not lead yet."""
+    """The event for which this daemon waits before it can lead."""
 
-    what: str
+    subject: str
     left_ms: int | None
     unless: str = ""
-    again: bool = True
-    """Whether the reason is logged repeatedly."""
+    is_repeated: bool = True
+    """Whether the wait is logged repeatedly."""
 
 
 class Leadership:
-    """A daemon's part in the election of a shard's leader."""
+    """A daemon's participation in the election of a shard's leader."""
 
     def __init__(
         self,
@@ -163,65 +164,65 @@ class Leadership:
         clock: Clock,
         *,
         on_event: OnEvent,
-        renewed: Callable[[], None],
+        on_renewed: Callable[[], None],
         life: Life | None = None,
-        hurries: Callable[[], bool] | None = None,
+        is_release_near: Callable[[], bool] | None = None,
     ) -> None:
-        """``life`` is that of this process, if known. ``hurries`` returns whether the leader is
-        about to release the lease; None if this is never known."""
+        """``life`` identifies this process, if it can be identified. ``is_release_near`` returns
+        whether the leader is about to release the lease; None if this is never known."""
         self._election = election
         self._ttl_ms = ttl_ms
         self._poll_s = min(POLL_S_MAX, ttl_ms / 4000)
         self._clock = clock
         self._on_event = on_event
-        self._renewed = renewed
+        self._on_renewed = on_renewed
         self._life = life
-        self._hurries = hurries
+        self._is_release_near = is_release_near
         self._node = ""
-        """Name of this node, which must be unique; set by the first campaign."""
+        """Name of this node, which must be unique. The first campaign sets it."""
         self._namesake = ("", 0)
-        """Owner of another leader with this name, and the steady time when it was first seen."""
+        """Owner of another leader with this node's name, and the steady time when it was found."""
         self._logged_namesake = ""
         self._wait: _Wait | None = None
         self._logged_wait = ("", 0)
-        """Logged reason of the wait, and the steady time of the log line."""
+        """Subject of the last logged wait, and the steady time of the log line."""
         self._gives_up = False
         self.http = ""
-        """URL of this daemon's HTTP server for others, set before the first campaign; empty if it
-        has none."""
+        """URL of this daemon's HTTP server for other machines, or "". Set it before the first
+        campaign."""
         self._as_standby: Standby | None = None
         """This daemon's announcement while another daemon leads."""
-        self._said_mono_ms = 0
+        self._announced_mono_ms = 0
         self._until_mono_ms = 0
         self._empty_since_mono_ms: int | None = None
         self._trouble = False
         self._logged_empty = False
         self._partial_since_mono_ms: int | None = None
         self._partial = ""
-        """Why the store stays incomplete without an owner; empty if it does not."""
+        """Why the store is incomplete and no owner completes it; empty otherwise."""
         self._connection = 0
         self._first_connection = True
         self._since_mono_ms = 0
         self.me: Leader | None = None
-        """Set while this daemon leads."""
+        """This daemon as the leader; None while it does not lead."""
         self.leader: Leader | None = None
         """The last known leader."""
-        self._found: Leader | None = None
+        self._stored_leader: Leader | None = None
         """The leader recorded in the store."""
         self.incarnation = ""
-        """The last seen incarnation of the store's data."""
+        """The last known incarnation of the store's data."""
 
     def may_deliver(self, mono_ms: int) -> bool:
         return mono_ms < self._until_mono_ms
 
     @property
     def store_at(self) -> str:
-        """Address of the last used server of the store; empty if none was reached."""
+        """Address of the store's server that was used last; empty if none was reached."""
         return self._election.address
 
     @property
     def standbys(self) -> tuple[Standby, ...]:
-        """Standbys, without the leader, that announced themselves within the time to live."""
+        """The standbys, except the leader, that announced themselves within the time to live."""
         leader = self.leader
         return tuple(
             standby
@@ -232,7 +233,7 @@ class Leadership:
     # --- standing by -------------------------------------------------------------------------
 
     async def prepare(self, wait_s: float | None) -> None:
-        """Check the store, and wait up to ``wait_s`` (None: forever) until it is reachable, because
+        """Check the store. If it is unreachable, wait up to ``wait_s`` (None: forever), because
         machines that boot together become ready at different times. Raise StoreUnusable if the
         store must not be used, or StoreUnreachable after the wait."""
         began_mono_ms = self._clock.read().mono_ms
@@ -257,61 +258,59 @@ class Leadership:
         self._gives_up = True
 
     async def _pause(self) -> None:
-        """Wait until the next look at the store."""
-        if self._hurries is None:
+        """Wait until the store should be checked again."""
+        if self._is_release_near is None:
             await asyncio.sleep(self._poll_s)
             return
         waited_s = 0.0
         while waited_s < self._poll_s:
-            if self._hurries():
+            if self._is_release_near():
                 await asyncio.sleep(HURRY_S)
                 return
             await asyncio.sleep(NOTICE_S)
             waited_s += NOTICE_S
 
-    async def look(self) -> bool:
-        """Look at the store once and return whether this daemon can lead. Raise StoreError on
+    async def can_lead(self) -> bool:
+        """Check the store once, and return whether this daemon can lead. Raise StoreError on
         failure."""
-        seen = await self._election.look(self._announcement())
-        if seen.is_replica:
-            # After its promotion, a replica can lack data that its owner still has.
+        state = await self._election.look(self._announcement())
+        if state.is_replica:
+            # After its promotion, a replica can lack data that the owner still has in memory.
             self._connection, self._first_connection = self._election.connections, False
             self._since_mono_ms = self._clock.read().mono_ms
             raise StoreAway("the server is a replica, which accepts no writes")
-        self._well()
-        self._found, self.leader = seen.leader, seen.known_leader
-        self._look_for_a_namesake(seen.leader)
-        if seen.incarnation:
-            self.incarnation = seen.incarnation
-        if seen.leader is not None or not (seen.rewriting or seen.lost_by):
+        self._note_recovery()
+        self._stored_leader, self.leader = state.leader, state.known_leader
+        self._report_namesake(state.leader)
+        if state.incarnation:
+            self.incarnation = state.incarnation
+        if state.leader is not None or not (state.rewriting or state.lost_by):
             self._partial_since_mono_ms, self._partial = None, ""
         self._wait = None
-        if seen.leader is None:
-            return self._may_begin(seen)
-        held = f"the lease of {seen.leader.owner} at {seen.leader.address}"
-        self._wait = _Wait(held, seen.ttl_ms, ", unless it is renewed", again=False)
+        if state.leader is None:
+            return self._may_lead(state)
+        held = f"the lease of {state.leader.owner} at {state.leader.address}"
+        self._wait = _Wait(held, state.ttl_ms, ", unless it is renewed", is_repeated=False)
         return False
 
     def _announcement(self) -> Standby | None:
-        """Return this daemon's announcement for the next look, or None. It is sent as often as a
-        lease is renewed, and only while another daemon leads."""
+        """Return the announcement of this daemon for the next check of the store, or None. It is
+        sent as often as a lease is renewed, and only while another daemon leads."""
         mono_ms = self._clock.read().mono_ms
-        often_enough = mono_ms - self._said_mono_ms < self._ttl_ms // RENEWALS_PER_TTL
-        if self.leader is None or self._as_standby is None or often_enough:
+        is_recent = mono_ms - self._announced_mono_ms < self._ttl_ms // RENEWALS_PER_TTL
+        if self.leader is None or self._as_standby is None or is_recent:
             return None
-        self._said_mono_ms = mono_ms
+        self._announced_mono_ms = mono_ms
         return self._as_standby
 
-    def _takes_part(self, owner: str, address: str) -> None:
+    def _prepare_announcement(self, owner: str, address: str) -> None:
         node = owner.rpartition("/")[0]
         self._as_standby = Standby(node, address, self.http, self._clock.read().now_ms)
-        self._said_mono_ms = 0
+        self._announced_mono_ms = 0
 
-    def _look_for_a_namesake(self, leader: Leader | None) -> None:
-        """Report another living leader with this node's name.
-
-        A lease that was renewed since it was first seen belongs to a living daemon.
-        """
+    def _report_namesake(self, leader: Leader | None) -> None:
+        """Report another leader that has this node's name, once it has certainly renewed its lease
+        since it was first seen and is therefore alive."""
         if leader is None or not self._node or leader.node != self._node:
             return
         mono_ms = self._clock.read().mono_ms
@@ -327,37 +326,37 @@ class Leadership:
         )
 
     def _log_wait(self) -> None:
-        """Log the reason of the wait, and repeat it while the wait lasts."""
+        """Log what this daemon waits for, repeatedly while the wait lasts."""
         now, wait = self._clock.read(), self._wait
         logged, logged_mono_ms = self._logged_wait
         if wait is None:
             return
-        # A standby can wait for weeks while another daemon leads, which is logged once.
-        again = wait.again and now.mono_ms - logged_mono_ms >= LOG_AGAIN_MS
-        if wait.what == logged and not again:
+        # A wait for another leader's lease can last for weeks and is logged only once.
+        is_due = wait.is_repeated and now.mono_ms - logged_mono_ms >= LOG_AGAIN_MS
+        if wait.subject == logged and not is_due:
             return
-        self._logged_wait = (wait.what, now.mono_ms)
+        self._logged_wait = (wait.subject, now.mono_ms)
         until = "no time limit"
         if wait.left_ms is not None:
             at = datetime.fromtimestamp((now.now_ms + wait.left_ms) // 1000, UTC)
             until = f"{wait.left_ms / 1000:.1f} s, until {at:%H:%M:%S} UTC"
-        self._on_event("waiting", f"for {wait.what}: {until}{wait.unless}")
+        self._on_event("waiting", f"for {wait.subject}: {until}{wait.unless}")
 
-    def _may_begin(self, seen: ElectionState) -> bool:
+    def _may_lead(self, state: ElectionState) -> bool:
         mono_ms = self._clock.read().mono_ms
         if self._election.connections != self._connection:
             self._first_connection = self._connection == 0
             self._connection, self._since_mono_ms = self._election.connections, mono_ms
-        if seen.incarnation:
+        if state.incarnation:
             self._empty_since_mono_ms, self._logged_empty = None, False
-            if seen.lost_by:
-                self._wait_for_a_restore(seen.lost_by)
+            if state.lost_by:
+                self._wait_for_restore(state.lost_by)
                 return False
-            if seen.rewriting:
-                self._wait_for_the_rest(seen, mono_ms)
-                self._wait = _Wait(f"{seen.rewriting}, which is rewriting the store", None)
+            if state.rewriting:
+                self._wait_for_rewriter(state, mono_ms)
+                self._wait = _Wait(f"{state.rewriting}, which is rewriting the store", None)
                 return False
-            return seen.clean or self._owner_had_time(seen, mono_ms)
+            return state.clean or self._owner_had_time(state, mono_ms)
         if self._empty_since_mono_ms is None:
             self._empty_since_mono_ms = mono_ms
         if self.incarnation:
@@ -374,34 +373,35 @@ class Leadership:
         self._wait = _Wait("a possible owner of the empty store", left_ms)
         return left_ms <= 0
 
-    def _owner_had_time(self, seen: ElectionState, mono_ms: int) -> bool:
-        """Return whether a living owner had time to return. A restarted store may have lost its
-        newest batches and the lease; the owner must write them back before another daemon leads. A
-        store in which the lease expired has lost nothing. Its owner, whose connection may be
-        broken, then gets the time of two renewals, because it does not have to read the store."""
-        left_ms, time_ms = self._ttl_ms + 1000 - seen.up_s * 1000, self._ttl_ms
-        if seen.leased_here:
+    def _owner_had_time(self, state: ElectionState, mono_ms: int) -> bool:
+        """Return whether the owner, if it is alive, has had enough time to return. A restarted
+        store may have lost its newest batches and the lease; the owner must write them back before
+        another daemon leads. A store in which the lease expired has lost nothing. Its owner, whose
+        connection may be broken, gets only the time of two renewals, because it does not have to
+        read the store."""
+        left_ms, time_ms = self._ttl_ms + 1000 - state.up_s * 1000, self._ttl_ms
+        if state.leased_here:
             left_ms, time_ms = 0, 2 * self._ttl_ms // RENEWALS_PER_TTL
         if not self._first_connection:
             left_ms = max(left_ms, self._since_mono_ms + time_ms - mono_ms)
-        what = "the owner of the restarted store, which may have newer data"
-        self._wait = _Wait(what, left_ms)
+        subject = "the owner of the restarted store, which may have newer data"
+        self._wait = _Wait(subject, left_ms)
         return left_ms <= 0
 
-    def _wait_for_the_rest(self, seen: ElectionState, mono_ms: int) -> None:
-        """Wait for the owner that has all data in memory; without it the rest would be lost."""
+    def _wait_for_rewriter(self, state: ElectionState, mono_ms: int) -> None:
+        """Wait for the owner that is rewriting the store: only its memory contains all data."""
         if self._partial_since_mono_ms is None:
             self._partial_since_mono_ms = mono_ms
         if not self._partial and mono_ms - self._partial_since_mono_ms >= self._ttl_ms:
             self._partial = (
-                f"{seen.rewriting} was rewriting it from memory and has disappeared; if it is still"
-                " running, it continues once it reaches the store, otherwise use tickwheel init"
-                " --force and restore a backup"
+                f"{state.rewriting} was rewriting it from memory and has disappeared; if it is"
+                " still running, it continues once it reaches the store, otherwise use tickwheel"
+                " init --force and restore a backup"
             )
             self._on_event("store_is_partial", self._partial)
 
-    def _wait_for_a_restore(self, owner: str) -> None:
-        """Wait for an operator, because no daemon has the missing data."""
+    def _wait_for_restore(self, owner: str) -> None:
+        """Wait for an operator to restore the store, because no daemon has the missing data."""
         if not self._partial:
             self._partial = (
                 f"it lacks data that {owner} had confirmed without keeping a copy (mirror=no);"
@@ -411,24 +411,26 @@ class Leadership:
         self._wait = _Wait("a restore of the store, which lacks confirmed data", None)
 
     async def first_campaign(self, owner: str, address: str) -> bool:
-        """Wait until this daemon leads (return True), another daemon leads, or the store is
-        unreachable (return False).
+        """Return True once this daemon leads, or False once another daemon leads or the store is
+        unreachable.
 
-        The lease of an earlier life of this node is taken over if that process has certainly ended.
-        A name and an address do not prove it, because two living daemons can have both. Raise
-        StoreUnusable for a store whose owner died while rewriting it.
+        The lease of an earlier process of this node is taken over if that process has certainly
+        ended. Its name and address do not prove this, because two living daemons can have the same.
+        Raise StoreUnusable for a store whose owner died while rewriting it.
         """
         self._node = owner.rpartition("/")[0]
-        self._takes_part(owner, address)
+        self._prepare_announcement(owner, address)
         while True:
             try:
-                turn, before = await self.look(), self._found
+                turn, before = await self.can_lead(), self._stored_leader
                 if before is not None:
                     turn = before.node == self._node and is_over(before.life, self._life)
                 if turn and await self.acquire(owner, address, before):
                     return True
-            except StoreError as error:  # it was reachable a moment ago; ``campaign`` retries
-                self._ill(error)
+            except (
+                StoreError
+            ) as error:  # the store was reachable a moment ago; ``campaign`` retries
+                self._note_trouble(error)
                 return False
             self._log_wait()
             if self.leader is not None:
@@ -438,14 +440,14 @@ class Leadership:
             await asyncio.sleep(self._poll_s)
 
     async def campaign(self, owner: str, address: str) -> None:
-        """Wait until this daemon leads."""
-        self._takes_part(owner, address)
+        """Return once this daemon leads."""
+        self._prepare_announcement(owner, address)
         while True:
             try:
-                if await self.look() and await self.acquire(owner, address):
+                if await self.can_lead() and await self.acquire(owner, address):
                     return
             except StoreError as error:
-                self._ill(error)
+                self._note_trouble(error)
                 self._wait = _Wait("an answer from the store", None)
             self._log_wait()
             await self._pause()
@@ -457,25 +459,25 @@ class Leadership:
         try:
             is_given = await self._election.acquire(me, instead_of)
         except asyncio.CancelledError:
-            # The store may have granted the lease nevertheless.
-            await to_its_end(self._release(me))
+            # The store may already have granted the lease.
+            await finish_despite_cancellation(self._release(me))
             raise
         if not is_given:
             return False
         self.me = self.leader = me
-        self._licensed(now.mono_ms)
+        self._extend_permission(now.mono_ms)
         return True
 
     # --- leading -----------------------------------------------------------------------------
 
-    def opened(self, epoch: int) -> None:
-        """Publish the epoch of the store that was opened."""
+    def set_epoch(self, epoch: int) -> None:
+        """Record the epoch with which this daemon opened the store."""
         assert self.me is not None
         self.me = self.leader = replace(self.me, epoch=epoch)
 
-    async def hold(self, regained: Callable[[], None]) -> None:
-        """Renew the lease, forever. Raise Deposed if another daemon may lead. ``regained`` is
-        called after the lease or the connection was lost, when the store may have lost data."""
+    async def hold(self, on_regained: Callable[[], None]) -> None:
+        """Renew the lease, forever. Raise Deposed if another daemon may lead. ``on_regained`` is
+        called when a lost lease or connection is restored: the store may have lost data."""
         pause_s = self._ttl_ms / 1000 / RENEWALS_PER_TTL
         while True:
             await asyncio.sleep(pause_s if not self._trouble else TROUBLE_RETRY_S)
@@ -486,50 +488,50 @@ class Leadership:
                 if not renewed:
                     await self._regain(me)
                 if not renewed or self._election.connections > connections:
-                    regained()
+                    on_regained()
             except Deposed:
                 raise
             except StoreError as error:
-                self._ill(error)
+                self._note_trouble(error)
                 continue
-            self._well()
-            self._licensed(mono_ms)
+            self._note_recovery()
+            self._extend_permission(mono_ms)
 
-    async def watch(self, told: Callable[[bool], None]) -> None:
-        """Call ``told``, forever: with False when the lease expires by this daemon's clock without
-        news from the store, and with True when it is held again."""
+    async def watch(self, on_change: Callable[[bool], None]) -> None:
+        """Watch the lease, forever. Call ``on_change`` with False when the lease expires on this
+        daemon's clock and the store does not answer, and with True when it is held again."""
         is_held = True
-        told(is_held)
+        on_change(is_held)
         while True:
             left_ms = self._until_mono_ms - self._clock.read().mono_ms
             if left_ms > 0 and not is_held:
                 is_held = True
-                told(is_held)
+                on_change(is_held)
             await asyncio.sleep(left_ms / 1000 if left_ms > 0 else ANSWER_S)
             if left_ms <= 0 and is_held and not self.may_deliver(self._clock.read().mono_ms):
                 is_held = False
-                told(is_held)
+                on_change(is_held)
 
     async def _regain(self, me: Leader) -> None:
         """Reacquire a lease that expired while the store or this process was suspended."""
         if me.epoch and await self._election.acquire(me):
-            seen = await self._election.look()
-            stranger = seen.owner != me.owner and seen.epoch >= me.epoch
-            if not (seen.incarnation and stranger):
+            state = await self._election.look()
+            stranger = state.owner != me.owner and state.epoch >= me.epoch
+            if not (state.incarnation and stranger):
                 return
             await self._election.release(me)
         raise Deposed("the lease has expired, and another daemon leads or has led since then")
 
-    def _licensed(self, sent_mono_ms: int) -> None:
+    def _extend_permission(self, sent_mono_ms: int) -> None:
         self._until_mono_ms = sent_mono_ms + self._ttl_ms - self._ttl_ms // MARGIN_PART
-        self._renewed()
+        self._on_renewed()
 
     def _lead(self) -> Leader:
         assert self.me is not None
         return self.me
 
     async def resign(self) -> None:
-        """Release the lease, which lets a standby lead without waiting for its expiry."""
+        """Release the lease, so that a standby does not have to wait until it expires."""
         me, self.me = self.me, None
         self._until_mono_ms = 0
         if me is None:
@@ -541,10 +543,11 @@ class Leadership:
         try:
             await self._election.release(me)
         except StoreError as error:
-            self._ill(error)
+            self._note_trouble(error)
 
     def forfeit(self, *, for_good: bool) -> None:
-        """Stop deliveries. ``for_good``: another daemon leads, so there is no lease to release."""
+        """Stop deliveries. ``for_good`` means that another daemon leads, so this daemon has no
+        lease to release."""
         self._until_mono_ms = 0
         if for_good:
             self.me = None
@@ -554,12 +557,12 @@ class Leadership:
 
     # --- logging of trouble --------------------------------------------------------------------
 
-    def _ill(self, error: StoreError) -> None:
+    def _note_trouble(self, error: StoreError) -> None:
         if not self._trouble:
             self._trouble = True
             self._on_event("election_trouble", error.message)
 
-    def _well(self) -> None:
+    def _note_recovery(self) -> None:
         if self._trouble:
             self._trouble = False
             self._on_event("election_works_again", "the election is reachable again")

@@ -1,21 +1,21 @@
 """Authentication: checks tokens, delays the answers to failures, and reloads the file of tokens.
 
-Every transport calls ``authenticate``, answers a failure through ``later``, and disconnects
+Every transport calls ``authenticate``, answers a failure through ``answer_later``, and disconnects
 principals for which ``is_valid`` is false. Invariants:
 
-* An unreadable file changes nothing: the previous tokens stay valid, and the problem is logged and
+* If the file becomes unreadable, the previous tokens stay valid, and the problem is logged and
   shown by a metric.
-* Requests never wait for a file. It is checked in the background about once a second.
-* A caller with a valid token never waits for callers without one.
+* Requests never wait for the file. It is checked in the background about once a second.
+* A caller with a valid token never waits for callers without a valid token.
 
-``Sessions`` has the browsers' sessions, which a login with a token stores in a cookie, and one-time
-login links. A cookie contains random text; the token is not stored in the browser
+``Sessions`` contains the sessions of browsers and one-time login links. A login with a token begins
+a session, and its cookie contains random text; the token is not stored in the browser
 (docs/decisions/0027). Sessions are kept in memory and end with the process, with their token, or
 after ``SESSION_S``. ``Sessions`` does not handle requests: ``Api`` authenticates the caller, and
 handlers set the cookie. Invariants:
 
 * A session is valid only while its token is valid.
-* A principal cannot displace the sessions or links of others, because its own are limited.
+* A principal cannot displace the sessions or links of others, because it can have only a few.
 * A link works for a single login, successful or not.
 """
 
@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tickwheel.errors import BadRequest, Overloaded, TickwheelError, Unauthorized
 from tickwheel.server import tokens as files
-from tickwheel.server.logs import Sparing
+from tickwheel.server.logs import LogRateLimit
 from tickwheel.server.shard.callers import (
     ANONYMOUS,
     OUTBOUND,
@@ -62,7 +62,7 @@ REVOKED = "the token was revoked, was changed or has expired"
 
 
 class Logins:
-    """Authenticates callers. Call ``start`` before the first connection; ``run`` works in the
+    """Authenticates callers. Call ``start`` before the first connection, and ``run`` in the
     background."""
 
     def __init__(
@@ -81,11 +81,11 @@ class Logins:
             self.audit = AuditLog(
                 settings.audit_file, settings.audit_bytes_max, clock, on_event, observed
             )
-        self._unauthenticated_log = Sparing()
-        self._former_tokens_log = Sparing()
+        self._unauthenticated_log = LogRateLimit()
+        self._former_tokens_log = LogRateLimit()
         self.quotas = QuotaBook()
-        self.own = b""
-        """Current secret of the daemon's outbound process; empty if there is none."""
+        self.outbound_secret = b""
+        """Current secret of the daemon's outbound process; empty if there is no such process."""
         self._defaults = Quotas(
             tasks_per_s=settings.quota_tasks_per_s,
             bytes_per_s=settings.quota_bytes_per_s,
@@ -95,16 +95,16 @@ class Logins:
             transactions=settings.quota_transactions,
         )
         self._tokens: dict[str, Token] = {}
-        self._certified: list[tuple[frozenset[str], Token]] = []
-        """Parts that a certificate must have, and the token that it represents."""
+        self._rules: list[tuple[frozenset[str], Token]] = []
+        """For each token with a certificate rule, the parts that a certificate must have."""
         self._stamp: object = None
         self._used: dict[str, int] = {}
-        """Time of the last use of each token, by id, since the last write."""
+        """Last use of each token that was used since the last write, by id."""
         self._unwritable = False
         self._call_later: Callable[[float, Callable[[], None]], object] = _call_later
-        self._console_failures = Sparing()
+        self._console_failures = LogRateLimit()
         self.waiting = 0
-        """Failures that are not yet answered."""
+        """Number of failures that are not yet answered."""
 
     # --- authentication --------------------------------------------------------------------------
 
@@ -113,13 +113,13 @@ class Logins:
         """Whether callers need a token or a certificate."""
         return self._expected_token is not None or self._path is not None or self._needs_certificate
 
-    def failed(self) -> None:
+    def count_failure(self) -> None:
         """Count a failed login."""
         self._observed.login_failures += 1
 
     def note_stranger(self, address: str, error: TickwheelError) -> None:
-        """Log a connection that ended before authentication. Only some are logged; the others are
-        counted."""
+        """Log a connection that ended before authentication. If there are many, most of them are
+        only counted."""
         rest = self._unauthenticated_log.note(self._clock.read().mono_ms / 1000)
         if rest is not None:
             self._on_event("connection_closed", f"{address}: {error}{rest}")
@@ -132,16 +132,16 @@ class Logins:
     def authenticate(
         self, sent: object, peer: Mapping[str, Any] | None = None, address: str = "unknown"
     ) -> Principal:
-        """Return the principal of the token ``sent``, or of the certificate ``peer``, which TLS
-        has verified. Raise Unauthorized if neither is valid. The id of a former token is logged
-        with the caller's ``address``."""
+        """Return the principal of the token ``sent``, or of the certificate ``peer``, which TLS has
+        verified. Raise Unauthorized if neither is valid. Log the id of a former token together with
+        the caller's ``address``."""
         text, expected = sent if isinstance(sent, str) else "", self._expected_token
-        if self.own and hmac.compare_digest(_bytes(text), self.own):
+        if self.outbound_secret and hmac.compare_digest(_bytes(text), self.outbound_secret):
             return OUTBOUND
         self.check_certificate(peer)
         parts = parts_of(peer)
         if expected is None and self._path is None:
-            return Principal(_named(parts), None) if parts else ANONYMOUS
+            return Principal(_name_of(parts), None) if parts else ANONYMOUS
         if parts and not text:
             return self._by_certificate(parts)
         if expected is not None and hmac.compare_digest(_bytes(text), _bytes(expected)):
@@ -156,17 +156,17 @@ class Logins:
         return self._principal(token)
 
     def _log_former_token(self, token_id: str | None, token: Token | None, address: str) -> None:
-        """Log the use of a former token with its id, which is not secret, to find the program that
-        still uses it. Ids can be forged, so only some are logged and the others are counted."""
+        """Log the use of a former token, so that the program that still uses it can be found. The
+        id is not secret. Ids can be forged, so if there are many, most uses are only counted."""
         if token_id is None or (token is None and token_id in self._tokens):
             return  # a guess: an existing id with a wrong secret
-        why = "is not in the file (revoked?)" if token is None else f"of {token.name} has expired"
+        state = "is not in the file (revoked?)" if token is None else f"of {token.name} has expired"
         rest = self._former_tokens_log.note(self._clock.read().mono_ms / 1000)
         if rest is not None:
-            self._on_event("token_refused", f"{address}: token {token_id} {why}{rest}")
+            self._on_event("token_refused", f"{address}: token {token_id} {state}{rest}")
 
     def _principal(self, token: Token) -> Principal:
-        """Return the principal of a token, whose quotas override those of the settings."""
+        """Return the principal of a token. The token's quotas override those of the settings."""
         own = token.quotas or Quotas()
         overrides = {name: value for name, value in own._asdict().items() if value is not None}
         quotas = self._defaults._replace(**overrides)
@@ -174,31 +174,31 @@ class Logins:
         return token.principal._replace(quotas=limits)
 
     def _by_certificate(self, parts: frozenset[str]) -> Principal:
-        token = next((token for required, token in self._certified if required <= parts), None)
+        token = next((token for required, token in self._rules if required <= parts), None)
         if token is None:
-            raise self._refusal(f"a token is required: no rule matches the {_named(parts)}")
+            raise self._refusal(f"a token is required: no rule matches the {_name_of(parts)}")
         now_ms = self._clock.read().now_ms
         if token.is_over(now_ms):
-            raise self._refusal(f"the rule for the {_named(parts)} has expired")
+            raise self._refusal(f"the rule for the {_name_of(parts)} has expired")
         self._used[token.id] = now_ms
         return self._principal(token)
 
-    def _refusal(self, why: str) -> Unauthorized:
-        self.failed()
-        return Unauthorized(why)
+    def _refusal(self, reason: str) -> Unauthorized:
+        self.count_failure()
+        return Unauthorized(reason)
 
-    def later(self, answer: Callable[[], None]) -> None:
-        """Call ``answer`` after the delay that slows down guessing."""
+    def answer_later(self, answer: Callable[[], None]) -> None:
+        """Call ``answer`` after a delay, which slows down the guessing of tokens."""
         if not self._delay_s or self.waiting >= WAITING_MAX:
             answer()
             return
         self.waiting += 1
 
-        def over() -> None:
+        def finish() -> None:
             self.waiting -= 1
             answer()
 
-        self._call_later(self._delay_s, over)
+        self._call_later(self._delay_s, finish)
 
     def is_valid(self, principal: Principal) -> bool:
         """Return whether the principal's token is still valid and unchanged."""
@@ -208,8 +208,8 @@ class Logins:
         is_same = token is not None and self._principal(token) == principal
         return is_same and token is not None and not token.is_over(self._clock.read().now_ms)
 
-    def refused(self) -> None:
-        """Count a request whose principal lacked the right."""
+    def note_forbidden(self) -> None:
+        """Count a request for which the principal lacked a right."""
         self._observed.forbidden += 1
 
     async def stop(self) -> None:
@@ -223,7 +223,7 @@ class Logins:
     # --- the audit log ---------------------------------------------------------------------------
 
     def note_console(self, caller: Caller, operation: str) -> None:
-        """Log a login to the console or a logout."""
+        """Log a login to the console, or a logout from it."""
         if self.audit is not None:
             self.audit.write({**caller_fields(caller, operation, {}), "outcome": "ok"})
 
@@ -234,8 +234,8 @@ class Logins:
             self.audit.write({**who, "named": {}, "outcome": "ok"})
 
     def note_failed_console(self, address: str, error: TickwheelError) -> None:
-        """Log a failed login to the console. If there are many, most are only counted, so that they
-        do not fill the log."""
+        """Log a failed login to the console. If there are many, most of them are only counted, so
+        that they do not fill the log."""
         if self.audit is None:
             return
         if self._console_failures.note(self._clock.read().mono_ms / 1000) is None:
@@ -259,8 +259,8 @@ class Logins:
     async def run(
         self, present: Callable[[], Iterable[Principal]], ended: Callable[[], None]
     ) -> None:
-        """Check the file forever. ``present`` returns the connected principals; ``ended`` is called
-        when any of them is no longer valid."""
+        """Check the file, forever. ``present`` returns the connected principals; ``ended`` is
+        called when any of them is no longer valid."""
         path = self._path
         if path is None:
             return
@@ -303,7 +303,7 @@ class Logins:
         tokens = files.read(path)
         self._tokens, self._stamp = tokens, stamp
         self.quotas.scopes.put(self._principal(token) for token in tokens.values())
-        self._certified = [
+        self._rules = [
             (required_parts(token.certificate), token)
             for token in tokens.values()
             if token.certificate is not None
@@ -342,7 +342,7 @@ def _call_later(delay_s: float, act: Callable[[], None]) -> object:
     return asyncio.get_running_loop().call_later(delay_s, act)
 
 
-def _named(parts: frozenset[str]) -> str:
+def _name_of(parts: frozenset[str]) -> str:
     """Return a short, stable name for a certificate."""
     part = next((part for part in sorted(parts) if part.startswith("CN=")), min(parts))
     return f"certificate {part:.80}"
@@ -354,7 +354,8 @@ def _bytes(text: str) -> bytes:
 
 class Entrance:
     """The access control of a process's ports: tokens, and certificates for TLS. Call ``start``
-    before the first connection, ``watch`` to follow changes, and ``stop`` at the end."""
+    before the first connection, ``watch`` to check files in the background, and finally
+    ``stop``."""
 
     def __init__(
         self,
@@ -364,7 +365,7 @@ class Entrance:
         observed: Observed,
         ports: tuple[str, ...],
     ) -> None:
-        """``ports``: names of the settings with the ports' addresses."""
+        """``ports`` are the names of the settings that contain the ports' addresses."""
         self.logins = Logins(settings, clock, on_event, observed)
         self._settings, self._on_event, self._observed = settings, on_event, observed
         self._certificates: Certificates | None = None
@@ -391,7 +392,7 @@ class Entrance:
     def tls_server(
         self, listener: socket.socket, make: Callable[[], asyncio.Protocol], plain: bytes
     ) -> TlsServer:
-        """Return a server for a TLS port; ``plain`` is its answer to clients without TLS."""
+        """Return a server for a TLS port. It answers ``plain`` to clients that do not use TLS."""
         assert self._certificates is not None, "settings refuse a TLS port without a certificate"
         return TlsServer(
             listener, make, self._certificates, self._settings, self._observed, self._on_event,
@@ -409,17 +410,17 @@ class Entrance:
 SESSION_S: Final = 12 * 3600
 SESSIONS_MAX: Final = 1_000
 SESSIONS_EACH_MAX: Final = 20
-"""Maximum sessions of a token; another session ends the oldest."""
+"""Maximum sessions of a token. A further session ends the oldest."""
 LINK_S: Final = 60
 LINKS_MAX: Final = 100
 LINKS_EACH_MAX: Final = 5
-"""Maximum login links of a token; another link invalidates the oldest."""
+"""Maximum login links of a token. A further link invalidates the oldest."""
 LINK_PREFIX: Final = "once_"
 SECRET_BYTES: Final = 32
 
 
 class Session(NamedTuple):
-    """A session's principal and expiry."""
+    """The principal and the expiry of a session or login link."""
 
     principal: Principal
     until_ms: int
@@ -432,9 +433,9 @@ class Sessions:
         self._logins = logins
         self._clock = clock
         self._sessions: dict[str, Session] = {}
-        """Sessions by the hash of the cookie's text, oldest first."""
+        """Sessions, by the hash of the cookie's text; the oldest is first."""
         self._links: dict[str, Session] = {}
-        """Login links by the hash of the code, oldest first."""
+        """Login links, by the hash of the code; the oldest is first."""
 
     @property
     def are_needed(self) -> bool:
@@ -444,17 +445,17 @@ class Sessions:
     # --- sessions --------------------------------------------------------------------------------
 
     def begin(self, principal: Principal) -> tuple[str, Session]:
-        """Begin a session. Return the text for the cookie, and the session. Raise Overloaded if too
+        """Begin a session. Return the text for its cookie, and the session. Raise Overloaded if too
         many sessions are open."""
         return self._put(self._sessions, "", principal, SESSION_S, SESSIONS_EACH_MAX, SESSIONS_MAX)
 
     def find(self, text: str | None) -> Session | None:
-        """Return the valid session of a cookie's text, or None."""
+        """Return the session to which a cookie's text belongs, or None if it is not valid."""
         session = self._sessions.get(hash_of(text)) if text else None
-        return session if session is not None and self._lasts(session) else None
+        return session if session is not None and self._is_current(session) else None
 
     def end(self, text: str | None) -> None:
-        """End the session of a cookie's text, if it exists."""
+        """End the session to which a cookie's text belongs, if it exists."""
         if text:
             self._sessions.pop(hash_of(text), None)
 
@@ -465,16 +466,16 @@ class Sessions:
     # --- links -----------------------------------------------------------------------------------
 
     def link(self, principal: Principal) -> tuple[str, Session]:
-        """Return a code for a single login as this principal, and its session. Raise Overloaded if
-        too many links are open."""
+        """Create a link. Return its code, for a single login as this principal, and its expiry.
+        Raise Overloaded if too many links are open."""
         return self._put(self._links, LINK_PREFIX, principal, LINK_S, LINKS_EACH_MAX, LINKS_MAX)
 
     def redeem(self, code: str) -> Principal:
         """Return the principal of a login link and invalidate the link. Raise Unauthorized if the
         link is used or expired."""
         link = self._links.pop(hash_of(code), None)
-        if link is None or not self._lasts(link):
-            self._logins.failed()
+        if link is None or not self._is_current(link):
+            self._logins.count_failure()
             raise Unauthorized("the login link was already used or has expired: create another")
         return link.principal
 
@@ -482,26 +483,26 @@ class Sessions:
 
     def _put(
         self,
-        among: dict[str, Session],
+        sessions: dict[str, Session],
         prefix: str,
         principal: Principal,
-        lasts_s: int,
+        lifetime_s: int,
         each_max: int,
         all_max: int,
     ) -> tuple[str, Session]:
-        for key in [key for key, session in among.items() if not self._lasts(session)]:
-            del among[key]
-        own = [key for key, session in among.items() if session.principal == principal]
+        for key in [key for key, session in sessions.items() if not self._is_current(session)]:
+            del sessions[key]
+        own = [key for key, session in sessions.items() if session.principal == principal]
         for key in own[: max(0, len(own) + 1 - each_max)]:
-            del among[key]
-        if len(among) >= all_max:
-            raise Overloaded(f"{len(among)} logins are open; the limit is {all_max}")
+            del sessions[key]
+        if len(sessions) >= all_max:
+            raise Overloaded(f"{len(sessions)} logins are open; the limit is {all_max}")
         text = prefix + secrets.token_urlsafe(SECRET_BYTES)
-        session = Session(principal, self._clock.read().now_ms + lasts_s * 1000)
-        among[hash_of(text)] = session
+        session = Session(principal, self._clock.read().now_ms + lifetime_s * 1000)
+        sessions[hash_of(text)] = session
         return text, session
 
-    def _lasts(self, session: Session) -> bool:
+    def _is_current(self, session: Session) -> bool:
         is_in_time = self._clock.read().now_ms < session.until_ms
         return is_in_time and self._logins.is_valid(session.principal)
 
@@ -513,7 +514,7 @@ def cookie_name(host: bytes) -> str:
 
 
 def cookie_of(headers: dict[bytes, bytes]) -> str | None:
-    """Return the text of the session's cookie in a request, or None."""
+    """Return the text of the session cookie in the headers of a request, or None."""
     expected_name = cookie_name(headers.get(b"host", b""))
     for pair in headers.get(b"cookie", b"").decode("latin-1").split(";"):
         name, _, value = pair.strip().partition("=")

@@ -28,19 +28,19 @@ WARNINGS = frozenset(
         "audit_unfinished", "certificate_broken", "otlp_failed", "push_ended", "outbound_ended",
     )
 )  # fmt: skip
-"""Events that are logged as warnings; other events have the level info."""
+"""Events that are logged as warnings; most other events have the level info."""
 REPEATING = frozenset(
     (
         "election_trouble", "election_works_again", "store_trouble", "store_works_again",
         "store_full", "store_has_room", "takeover_failed", "waiting", "deposed",
     )
 )  # fmt: skip
-"""Events that can repeat endlessly by themselves, whose lines ``Sparing`` limits."""
+"""Events that can repeat endlessly by themselves; ``LogRateLimit`` limits their lines."""
 ERRORS = frozenset(("internal_error",))
 """Events that are logged as errors."""
 
 
-def say(log: Log, event: str, text: str) -> None:
+def log_event(log: Log, event: str, text: str) -> None:
     """Log an event at its level."""
     write = log.error if event in ERRORS else log.warning if event in WARNINGS else log.info
     write(event, detail=text)
@@ -48,42 +48,42 @@ def say(log: Log, event: str, text: str) -> None:
 
 LINES_MAX: Final = 10
 LINES_S: Final = 60.0
-"""Maximum lines about events of one kind in each ``LINES_S`` seconds."""
+"""Maximum log lines about events of one kind in ``LINES_S`` seconds."""
 
 
-class Sparing:
-    """Limits the log lines of events that any client can cause, or that repeat by themselves, and
-    counts the events that are left out."""
+class LogRateLimit:
+    """Limits the log lines about events that any client can cause, or that repeat by themselves,
+    and counts the events that are not logged."""
 
     def __init__(self, events_max: int = LINES_MAX, every_s: float = LINES_S) -> None:
-        self._most = events_max
+        self._events_max = events_max
         self._every_s = every_s
         self.left_out = 0
-        """Events left out before the last logged event."""
-        self._logged = self._quiet = 0
+        """Number of events that were not logged before the last logged event."""
+        self._logged = self._suppressed = 0
         self._since_s = -every_s
 
     def note(self, now_s: float) -> str | None:
-        """Count an event at ``now_s`` of the steady clock. Return the end of its log line, or None
-        if it is left out."""
+        """Count an event at ``now_s`` of the steady clock. Return the text to append to its log
+        line, or None if it must not be logged."""
         if now_s - self._since_s >= self._every_s:
             self._logged, self._since_s = 0, now_s
-        if self._logged >= self._most:
-            self._quiet += 1
+        if self._logged >= self._events_max:
+            self._suppressed += 1
             return None
         self._logged += 1
-        self.left_out, self._quiet = self._quiet, 0
+        self.left_out, self._suppressed = self._suppressed, 0
         text = f"; {self.left_out} more like it were not logged" if self.left_out else ""
-        return text + ("; further events are only counted" if self._logged == self._most else "")
+        is_last = self._logged == self._events_max
+        return text + ("; further events are only counted" if is_last else "")
 
 
 _TRACEPARENT = re.compile(f"{TRACE_PATTERN[1:-1]}(?:(?<!^00.{{53}})-.*)?")
 """A valid traceparent. Versions after 00 can have further fields after another hyphen."""
 
 
-def traced(traceparent: str | None) -> AbstractContextManager[Any]:
-    """Add ``trace_id`` and ``span_id`` to log records in the block if the text is a valid
-    traceparent."""
+def bind_trace(traceparent: str | None) -> AbstractContextManager[Any]:
+    """Add ``trace_id`` and ``span_id`` to log records of the block if ``traceparent`` is valid."""
     if traceparent is None or not _TRACEPARENT.fullmatch(traceparent):
         return nullcontext()
     _, trace_id, span_id, *_ = traceparent.split("-")
@@ -92,8 +92,8 @@ def traced(traceparent: str | None) -> AbstractContextManager[Any]:
 
 
 def configure(log_format: Literal["console", "json"], level: str, node: str = "") -> Log:
-    """Configure logging and return the daemon's logger. Standard-library loggers log only warnings
-    and errors. Every line has the field ``node`` unless it is empty."""
+    """Configure logging and return the daemon's logger. Loggers of the standard library log only
+    warnings and errors. Every line has the field ``node``, unless ``node`` is empty."""
     before: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
@@ -123,12 +123,12 @@ def configure(log_format: Literal["console", "json"], level: str, node: str = ""
     fields = {"node": node} if node else {}
     if (writer := writer_of(sys.stderr)) is not None:
         context = structlog.contextvars.get_contextvars() | fields  # the thread has no context
-        writer.line_of_dropped = _LineOfDropped([*before, *after], context)
+        writer.format_dropped = DroppedLinesFormatter([*before, *after], context)
     return log.bind(**fields)
 
 
-class _LineOfDropped:
-    """Makes the log line that reports dropped lines."""
+class DroppedLinesFormatter:
+    """Formats the log line that reports dropped lines."""
 
     def __init__(self, processors: Sequence[structlog.typing.Processor], fields: Any) -> None:
         self._log = structlog.wrap_logger(
@@ -145,6 +145,6 @@ class _LineOfDropped:
 
 
 def dropped() -> int:
-    """Return the number of dropped lines of this process's log."""
+    """Return how many lines of this process's log were dropped."""
     writer = writer_of(sys.stderr)
     return 0 if writer is None else writer.dropped

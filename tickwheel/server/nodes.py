@@ -5,8 +5,8 @@
 (``registrar.py``), which decides which shards these are. They communicate through ``board.py``.
 
 Invariants: two daemons of a shard cannot both write, regardless of the registrar, because daemons
-are elected and fenced. An unwanted daemon is drained, never killed. Without a registrar nothing
-changes.
+are elected and fenced. An unwanted daemon is drained, never killed. While no registrar runs, the
+set of daemons stays as it is.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import os
 import signal
 import time
 import uuid
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import structlog
@@ -31,9 +32,9 @@ from tickwheel.server.processes import (
     Process,
     ProcessKind,
     audit_of_http,
-    live_with,
-    places_of,
-    say_ready,
+    choose_addresses,
+    exit_with_parent,
+    report_ready,
 )
 from tickwheel.server.roles import check_folders, store_url
 from tickwheel.server.settings import Settings
@@ -41,14 +42,14 @@ from tickwheel.server.settings import Settings
 if TYPE_CHECKING:
     from tickwheel.server.logs import Log
 
-LOOK: Final = 255
-"""The registrar's message for a new bulletin, in the pipe to which daemons write their numbers."""
+BULLETIN_CHANGED: Final = 255
+"""Announces a new bulletin to the parent, in the pipe to which daemons write their numbers."""
 
 
 def run(settings: Settings) -> int:
     """Run a node until SIGTERM or SIGINT. Return 0 after a clean stop, or 1 after an error.
 
-    It returns in each of the processes. Raise BadRequest or StoreUnusable for unusable settings.
+    It returns in every forked process. Raise BadRequest or StoreUnusable for unusable settings.
     """
     check_folders(settings)
     log = configure(settings.log_format, settings.log_level, settings.node)
@@ -60,68 +61,67 @@ def run(settings: Settings) -> int:
     count = len(node.shards)
     detail = f"a node for {count} shards of {without_secrets(settings.store)}"
     log.info("starting", detail=detail, pid=os.getpid())
-    processes = [Process(it.shard, it, is_wanted=False) for it in node.shards]
+    processes = [Process(shard.shard, shard, is_wanted=False) for shard in node.shards]
     if node.settings.http is not None:
-        whole = node.settings.model_copy(update={"audit_file": audit_of_http(node.settings)})
-        processes.append(Process(count, whole, ProcessKind.HTTP_ALL))
+        changes = {"audit_file": audit_of_http(node.settings)}
+        http_settings = node.settings.model_copy(update=changes)
+        processes.append(Process(count, http_settings, ProcessKind.HTTP_ALL))
     processes.append(Process(len(processes), node.settings, ProcessKind.REGISTRAR))
     with NodeParent(node, processes, log) as parent:
-        mine = parent.watch()
-    if mine is None:
+        own_process = parent.watch()
+    if own_process is None:
         return parent.code
-    live_with(parent.lifeline)
-    ready = parent.ready
-    if mine.kind is ProcessKind.REGISTRAR:
+    exit_with_parent(parent.lifeline)
+    on_start = partial(report_ready, parent.ready, own_process.number)
+    if own_process.kind is ProcessKind.REGISTRAR:
         from tickwheel.server import registrar
 
-        return registrar.run(
-            node, lambda: say_ready(ready, LOOK), lambda: say_ready(ready, mine.number)
-        )
-    if mine.kind is ProcessKind.HTTP_ALL:
-        from tickwheel.server.http import whole as http_of_node
+        return registrar.run(node, partial(report_ready, parent.ready, BULLETIN_CHANGED), on_start)
+    if own_process.kind is ProcessKind.HTTP_ALL:
+        from tickwheel.server.http import all_shards
 
-        return http_of_node.run(
-            mine.settings,
+        return all_shards.run(
+            own_process.settings,
             node.shards,
             node.board,
-            lambda: say_ready(ready, mine.number),
+            on_start,
             lambda: node.bulletin.read().get("wanted", ()),
             lambda shard: Member(node, None).whereabouts(shard)[1],
         )
-    structlog.contextvars.bind_contextvars(shard=mine.number)
-    member = Member(node, mine.number)
-    return daemon.run(mine.settings, lambda: say_ready(ready, mine.number), member)
+    structlog.contextvars.bind_contextvars(shard=own_process.number)
+    member = Member(node, own_process.number)
+    return daemon.run(own_process.settings, on_start, member)
 
 
 def _node_of(settings: Settings) -> Node:
-    """Return the node of these settings. Raise OSError if an address is in use, or BadRequest for
-    settings that a node does not allow."""
+    """Return the node that these settings describe. Raise OSError if an address is in use, or
+    BadRequest for settings that a node does not allow."""
     count = shard_count(settings.store)
     assert count is not None, "the store's URL names a number of shards"
-    of = f"shards ({count})"
+    feature = f"shards ({count})"
     if settings.processes != 1:
         raise BadRequest(
-            f"processes ({settings.processes}) cannot be set with {of} in the store's URL; it is"
-            " only for a folder of databases"
+            f"processes ({settings.processes}) cannot be set with {feature} in the store's URL; it"
+            " is only for a folder of databases"
         )
     if settings.shard or settings.route:
         name = "shard" if settings.shard else "route"
-        raise BadRequest(f"{name} cannot be set with {of}: the node sets it for its daemons")
+        raise BadRequest(f"{name} cannot be set with {feature}: the node sets it for its daemons")
     if settings.http_all is not None:
         raise BadRequest(
             f"http_all ({settings.http_all}) cannot be set on a node; http serves all shards"
         )
     checks.name(settings.node, "node")  # operators and other nodes use the name
-    places = places_of(settings, count + 1, of)
-    heard, nudge = os.pipe()
-    os.set_blocking(heard, False)
-    os.set_blocking(nudge, False)
+    addresses = choose_addresses(settings, count + 1, feature)
+    wake_reader, wake_writer = os.pipe()
+    os.set_blocking(wake_reader, False)
+    os.set_blocking(wake_writer, False)
     shards = [
-        places.of_shard(settings, shard, shard + 1, store=shard_url(settings.store, shard))
+        addresses.shard_settings(settings, shard, shard + 1, store=shard_url(settings.store, shard))
         for shard in range(count)
     ]
     return Node(
-        settings.model_copy(update=places.of(0)),
+        settings.model_copy(update=addresses.settings_of(0)),
         shards,
         store_url(shards[0]),
         Board(count),
@@ -129,8 +129,8 @@ def _node_of(settings: Settings) -> Node:
         uuid.uuid4().hex[:12],
         str(Life.own() or ""),
         sources().wall_ms(),
-        heard,
-        nudge,
+        wake_reader,
+        wake_writer,
     )
 
 
@@ -138,7 +138,7 @@ def _node_of(settings: Settings) -> Node:
 
 
 class NodeParent(Parent):
-    """The parent of a node's daemons, which are those that the bulletin names."""
+    """The parent process of a node. It runs the daemons that the bulletin names."""
 
     def __init__(self, node: Node, processes: list[Process], log: Log) -> None:
         super().__init__(node.settings, processes, node.board, log)
@@ -149,25 +149,25 @@ class NodeParent(Parent):
 
     def _note(self, process: Process, state: State) -> None:
         super()._note(process, state)
-        self._node.say()
+        self._node.wake_registrar()
 
     def _note_ready(self, numbers: bytes) -> None:
-        if LOOK in numbers:
-            self._look()
-        super()._note_ready(numbers.replace(bytes([LOOK]), b""))
+        if BULLETIN_CHANGED in numbers:
+            self._apply_bulletin()
+        super()._note_ready(numbers.replace(bytes([BULLETIN_CHANGED]), b""))
 
-    def _look(self) -> None:
-        """Start and drain daemons as the bulletin requires."""
+    def _apply_bulletin(self) -> None:
+        """Start and drain daemons so that those run which the bulletin names."""
         wanted = frozenset(self._node.bulletin.read().get("wanted", ()))
         for process in self._shards:
-            was, process.is_wanted = process.is_wanted, process.number in wanted
-            if was and not process.is_wanted and not self._is_ending:
+            was_wanted, process.is_wanted = process.is_wanted, process.number in wanted
+            if was_wanted and not process.is_wanted and not self._is_ending:
                 self._send(signal.SIGTERM, [process])
-            elif process.is_wanted and not was and process.pid is None:
+            elif process.is_wanted and not was_wanted and process.pid is None:
                 process.due_s = time.monotonic()
 
     def _stop(self) -> None:
-        """Let the registrar hand the shards over first. A second call does not wait for it."""
+        """Let the registrar hand all shards over first. A second call does not wait for that."""
         if self._registrar.pid is None or self._is_leaving:
             super()._stop()
             return
@@ -182,7 +182,7 @@ class NodeParent(Parent):
         super()._note_end(process, code)
 
     def _is_fatal(self, process: Process, code: int) -> bool:
-        """Return whether to end the node: never after one of its daemons has served."""
+        """Return whether to end the node. A node whose daemons have served is never ended."""
         has_served = any(process.has_served for process in self._shards)
         return super()._is_fatal(process, code) and not has_served
 

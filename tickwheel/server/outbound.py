@@ -1,11 +1,11 @@
-"""The daemon's side of the outbound process, which sends the tasks of groups with targets
+"""Controls the outbound process, which sends the tasks of groups with targets
 (``tickwheel/outbound/process.py``).
 
 The process is started for the first target or test request, restarted when it ends, and stopped
-with this daemon's tenure. It connects to the daemon as an ordinary client with a secret that is
-created at each start. It receives the secret and the targets on its standard input. A daemon that
-uses TLS or does not listen opens a loopback port for it; clients of that port need the usual
-authentication.
+when this daemon stops leading. It connects to the daemon as an ordinary client, with a secret that
+is created at each start. It receives the secret and the targets on its standard input. A daemon
+that uses TLS or does not listen opens a loopback port for it; clients of that port must
+authenticate as usual.
 """
 
 from __future__ import annotations
@@ -38,22 +38,22 @@ COMMAND: Final = (sys.executable, "-m", "tickwheel.outbound.process")
 LINE_BYTES_MAX: Final = 16 * 1024 * 1024
 RESTART_S: Final = 0.2
 RESTART_MAX_S: Final = 5.0
-"""Minimum and maximum seconds before a restart; the pause doubles while the process ends soon."""
-LASTS_S: Final = 10.0
-"""Seconds of life after which the process counts as healthy, which resets the pause."""
+"""Minimum and maximum seconds before a restart. The pause doubles each time it ends soon."""
+HEALTHY_S: Final = 10.0
+"""Seconds after its start when the process counts as healthy, which resets the pause."""
 STOP_S: Final = 5.0
-"""Seconds that requests in progress have when the daemon stops."""
+"""Seconds that requests in progress have to finish when the daemon stops."""
 ANSWER_S: Final = 60.0
 """Seconds to wait for an answer of the process."""
 ASKED_MAX: Final = 64
-"""Maximum unanswered questions to the process: test requests, resends, logs."""
+"""Maximum unanswered questions to the process: test requests, resends and logs."""
 TOTALS: Final = ("sent", "acked", "failed")
 _numbers = count(1)
 
 
 class Outbound:
-    """The outbound process: ``serve`` at the start of each tenure, ``stand_by`` at its end,
-    ``stop`` once."""
+    """The outbound process. Call ``serve`` when this daemon begins to lead, ``stand_by`` when it
+    stops leading, and ``stop`` at the end."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class Outbound:
         connection: Callable[[], asyncio.Protocol],
     ) -> None:
         """``url`` returns the daemon's address, and ``callbacks`` the URL for callbacks of
-        endpoints; ``connection`` makes a protocol for the daemon's port."""
+        endpoints; ``connection`` creates a protocol for the daemon's port."""
         self._settings = settings
         self._logins = logins
         self._roles = roles
@@ -74,27 +74,27 @@ class Outbound:
         self._connection = connection
         self._shard: Shard | None = None
         self._operations: Operations | None = None
-        self._own: asyncio.Server | None = None
+        self._loopback_server: asyncio.Server | None = None
         """The loopback port, if it is needed."""
         self._work: asyncio.Task[None] | None = None
         self._endings: set[asyncio.Task[None]] = set()
-        """Tasks of former tenures whose killed processes have not yet ended."""
+        """Tasks that wait for the end of killed processes."""
         self._process: Process | None = None
-        self._told: dict[tuple[str, str], TargetRow] = {}
-        """Targets that the process knows."""
+        self._sent_targets: dict[tuple[str, str], TargetRow] = {}
+        """Targets that were sent to the process."""
         self._states: dict[tuple[str, str], dict[str, Any]] = {}
-        self._asked: dict[int, tuple[Mapping[str, Any], asyncio.Future[dict[str, Any]]]] = {}
-        """Unanswered questions with the futures of their answers."""
+        self._questions: dict[int, tuple[Mapping[str, Any], asyncio.Future[dict[str, Any]]]] = {}
+        """Unanswered questions, each with the future of its answer."""
         self._totals = dict.fromkeys(TOTALS, 0)
         """Counts of all targets and processes since the start, including removed targets."""
-        self._in_state: Counter[str] = Counter()
+        self._state_counts: Counter[str] = Counter()
         """Number of targets in each state."""
         self.restarts = 0
 
-    # --- tenures ---------------------------------------------------------------------------------
+    # --- roles -----------------------------------------------------------------------------------
 
     def serve(self, shard: Shard, operations: Operations) -> None:
-        """Start sending for a shard."""
+        """Begin to send the tasks of a shard."""
         self._shard, self._operations = shard, operations
         shard.outbound = self
         self.changed()
@@ -102,7 +102,7 @@ class Outbound:
     def stand_by(self) -> None:
         """Stop sending immediately, because another daemon may lead."""
         self._shard = self._operations = None
-        self._logins.own = b""
+        self._logins.outbound_secret = b""
         process, self._process = self._process, None
         kill(process)
         if self._work is not None:
@@ -110,7 +110,7 @@ class Outbound:
             self._endings.add(self._work)
             self._work.add_done_callback(self._endings.discard)
             self._work = None
-        self._gone("the daemon is no longer active")
+        self._forget_process("the daemon is no longer active")
 
     async def stop(self) -> None:
         """Wait up to ``STOP_S`` for requests in progress, then end the process."""
@@ -123,8 +123,8 @@ class Outbound:
                     await process.wait()
         self.stand_by()
         await asyncio.gather(*self._endings, return_exceptions=True)
-        if self._own is not None:
-            self._own.close()
+        if self._loopback_server is not None:
+            self._loopback_server.close()
 
     # --- for the operations ----------------------------------------------------------------------
 
@@ -140,13 +140,13 @@ class Outbound:
             if wanted:
                 self._begin()
             return
-        for place in self._told.keys() - wanted.keys():
+        for place in self._sent_targets.keys() - wanted.keys():
             self._forget(place)
             self._write({"remove": place})
         for place, row in wanted.items():
-            if self._told.get(place) != row:
+            if self._sent_targets.get(place) != row:
                 self._forget(place)
-                self._told[place] = row
+                self._sent_targets[place] = row
                 self._write({"set": row_map(row)})
 
     def _wanted(self) -> dict[tuple[str, str], TargetRow]:
@@ -155,33 +155,33 @@ class Outbound:
         return {place: row for place, row in targets.items() if row.ended_ms is None}
 
     def _forget(self, place: tuple[str, str]) -> None:
-        self._told.pop(place, None)
-        self._in_state[self._states.pop(place, {}).get("state", "")] -= 1
+        self._sent_targets.pop(place, None)
+        self._state_counts[self._states.pop(place, {}).get("state", "")] -= 1
 
     def _note(self, place: tuple[str, str], state: dict[str, Any]) -> None:
         """Record the state of a target and update the counts."""
         before = self._states.get(place, {})
         for name in TOTALS:
             self._totals[name] += state.get(name, 0) - before.get(name, 0)
-        self._in_state[before.get("state", "")] -= 1
-        self._in_state[state.get("state", "")] += 1
+        self._state_counts[before.get("state", "")] -= 1
+        self._state_counts[state.get("state", "")] += 1
         self._states[place] = state
 
     def state(self, topic: str, group: str) -> Mapping[str, Any]:
-        """Return the state of a target."""
+        """Return the last reported state of a target."""
         return self._states.get((topic, group), {"state": "starting"})
 
     async def ask(self, what: str, **fields: Any) -> dict[str, Any]:
         """Return the answer of the process to a question. Raise TickwheelError on failure."""
-        if len(self._asked) >= ASKED_MAX:
+        if len(self._questions) >= ASKED_MAX:
             raise Overloaded(
-                f"{len(self._asked)} questions to the outbound process are unanswered; the limit is"
-                f" {ASKED_MAX} (ASKED_MAX)"
+                f"{len(self._questions)} questions to the outbound process are unanswered; the"
+                f" limit is {ASKED_MAX} (ASKED_MAX)"
             )
         number = next(_numbers)
         line = {"ask": number, "what": what, "said": fields}
         answer = asyncio.get_running_loop().create_future()
-        self._asked[number] = line, answer
+        self._questions[number] = line, answer
         self._write(line)  # a starting process gets the question later
         self._begin()
         try:
@@ -191,32 +191,32 @@ class Outbound:
         except TimeoutError:
             raise Refused(f"the outbound process did not answer within {ANSWER_S:g} s") from None
         finally:
-            del self._asked[number]
+            del self._questions[number]
 
     # --- for metrics -----------------------------------------------------------------------------
 
     def total(self, name: str) -> int:
-        """Return the attempts of all targets since the daemon started: ``sent``, ``acked`` or
-        ``failed``."""
+        """Return how many attempts of all targets were ``sent``, ``acked`` or ``failed`` since the
+        daemon started."""
         return self._totals[name]
 
-    def count(self, word: str) -> int:
+    def count(self, state: str) -> int:
         """Return the number of targets in a state, or of all targets for ""."""
         shard = self._shard
         rows = {} if shard is None else shard.core.targets
-        if word == "":
+        if state == "":
             return len(rows)
-        if word == "ended":
+        if state == "ended":
             return sum(row.ended_ms is not None for row in rows.values())
-        return self._in_state[word]
+        return self._state_counts[state]
 
     # --- the process -----------------------------------------------------------------------------
 
     def _begin(self) -> None:
         if self._work is None and self._operations is not None:
-            self._work = asyncio.get_running_loop().create_task(self._run_for_ever())
+            self._work = asyncio.get_running_loop().create_task(self._run_repeatedly())
 
-    async def _run_for_ever(self) -> None:
+    async def _run_repeatedly(self) -> None:
         pause_s, loop = RESTART_S, asyncio.get_running_loop()
         while self._operations is not None:
             began_s = loop.time()
@@ -226,13 +226,13 @@ class Outbound:
                 ended = f"the process cannot be started: {error.strerror}"
             except ValueError:  # a killed process can leave a partial line
                 ended = "the output of the process was invalid"
-            self._gone("the outbound process has ended")
+            self._forget_process("the outbound process has ended")
             if self._operations is None:
                 return
             self.restarts += 1
             self._roles.on_event("outbound_ended", f"{ended}; restarting the process")
             pause_s = (
-                RESTART_S if loop.time() - began_s > LASTS_S else min(RESTART_MAX_S, 2 * pause_s)
+                RESTART_S if loop.time() - began_s > HEALTHY_S else min(RESTART_MAX_S, 2 * pause_s)
             )
             await asyncio.sleep(pause_s)
 
@@ -240,7 +240,7 @@ class Outbound:
         """Run the process once and return its exit code. Raise OSError if it cannot be started, or
         ValueError for invalid output."""
         url, secret = await self._address(), secrets.token_urlsafe(32)
-        self._logins.own = secret.encode()
+        self._logins.outbound_secret = secret.encode()
         process = await start_process(COMMAND, answers=True, line_bytes_max=LINE_BYTES_MAX)
         try:
             self._process = process
@@ -248,18 +248,18 @@ class Outbound:
             config = {"url": url, "token": secret, "allow": networks, "callbacks": self.callbacks}
             self._write(config)
             self.changed()
-            for question, _ in self._asked.values():
+            for question, _ in self._questions.values():
                 self._write(question)
             assert process.stdout is not None
             async for line in process.stdout:
-                self._heard(json.loads(line))
+                self._handle_line(json.loads(line))
             code: int = await process.wait()
             return code
         finally:
             if self._process is process:  # otherwise it was already killed
                 self._process = None
                 kill(process)
-            await _until_gone(process)
+            await _wait_until_ended(process)
 
     async def _address(self) -> str:
         """Return the URL at which the process connects to this daemon."""
@@ -268,27 +268,27 @@ class Outbound:
             host, port = split_address(bound, "listen")
             host = local_host(host)
             return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
-        if self._own is None:
+        if self._loopback_server is None:
             loop = asyncio.get_running_loop()
-            self._own = await loop.create_server(self._connection, "127.0.0.1", 0)
-        return f"tcp://127.0.0.1:{self._own.sockets[0].getsockname()[1]}"
+            self._loopback_server = await loop.create_server(self._connection, "127.0.0.1", 0)
+        return f"tcp://127.0.0.1:{self._loopback_server.sockets[0].getsockname()[1]}"
 
     def _write(self, line: Mapping[str, Any]) -> None:
         process = self._process
         if process is not None and process.stdin is not None and not process.stdin.is_closing():
             process.stdin.write(json.dumps(line).encode() + b"\n")
 
-    def _heard(self, line: Mapping[str, Any]) -> None:
+    def _handle_line(self, line: Mapping[str, Any]) -> None:
         if "state" in line:
             topic, group, state = line["state"]
-            if (topic, group) in self._told:
+            if (topic, group) in self._sent_targets:
                 self._note((topic, group), state)
         elif "ended" in line:
             if self._operations is not None:
                 self._operations.targeting.end(*line["ended"])
                 self.changed()
         elif "answer" in line:
-            _, answer = self._asked.get(line["answer"], (None, None))
+            _, answer = self._questions.get(line["answer"], (None, None))
             if answer is None or answer.done():
                 return
             if "error" in line:
@@ -296,18 +296,18 @@ class Outbound:
             else:
                 answer.set_result(line["value"])
 
-    def _gone(self, why: str) -> None:
+    def _forget_process(self, reason: str) -> None:
         """Forget the state of the process and fail its unanswered questions."""
-        for place in list(self._told):
+        for place in list(self._sent_targets):
             self._forget(place)
-        for _, answer in self._asked.values():
+        for _, answer in self._questions.values():
             if not answer.done():
-                answer.set_exception(Refused(f"{why}; try again soon"))
+                answer.set_exception(Refused(f"{reason}; try again soon"))
 
 
-async def _until_gone(process: Process) -> None:
+async def _wait_until_ended(process: Process) -> None:
     """Wait up to ``STOP_S`` until a killed process has ended, because the loop can close
-    afterwards. The process only counts as ended after its output is read."""
+    afterwards. asyncio reports its end only after its output was read."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(STOP_S):
             assert process.stdout is not None

@@ -4,9 +4,9 @@ decides which shards this node should have, and serves the node's front door.
 It is a separate process without tasks. It reads the state of the node's daemons from the board and
 writes its decisions to the bulletin. Invariants:
 
-* It decides only on current data from the store, and only some time after its start or after the
-  store was unreachable, because other nodes may not be visible before. Without the store nothing
-  changes.
+* It decides only on current data from the store. It makes no decision for some time after its start
+  and after the store was unreachable, because other nodes may not be visible yet. While the store
+  is unreachable, nothing changes.
 * A registrar that dies is restarted with the same name and run, and continues its work.
 * The front door answers HELLO like a standby and names an active daemon.
 * Decisions are a pure function of the store's data (``place``, ``decide``). Nodes that see the same
@@ -44,7 +44,7 @@ from tickwheel.server import daemon
 from tickwheel.server.board import Member, Node, Role
 from tickwheel.server.lease import RENEWALS_PER_TTL, Life, is_over
 from tickwheel.server.logins import Entrance
-from tickwheel.server.logs import Log, Sparing, configure, say
+from tickwheel.server.logs import Log, LogRateLimit, configure, log_event
 from tickwheel.server.metrics.observed import Observed
 from tickwheel.server.roles import memory_bytes
 from tickwheel.server.shard.operations import StandbyOperations
@@ -64,7 +64,7 @@ SLACK: Final = Fraction(5, 4)
 
 
 def bound_of(shards: int, capacity: float, total: float) -> int:
-    """Return the maximum number of ``shards`` for a node with ``capacity`` out of ``total``."""
+    """Return how many of ``shards`` a node may have whose share of ``total`` is ``capacity``."""
     fair = shards * Fraction(capacity) / Fraction(total)
     return max(math.ceil(fair), math.floor(SLACK * fair))
 
@@ -72,9 +72,9 @@ def bound_of(shards: int, capacity: float, total: float) -> int:
 def place(
     shards: int, capacities: Mapping[str, float], placed: Mapping[int, str]
 ) -> dict[int, str]:
-    """Return the node of each shard. ``capacities`` has the eligible nodes by name; without any,
-    the result is empty. ``placed`` has the placements by operators; entries with an ineligible node
-    or an unknown shard are ignored."""
+    """Return the node of each shard. ``capacities`` contains the eligible nodes by name; if there
+    are none, the result is empty. ``placed`` contains the placements by operators; entries with an
+    ineligible node or an unknown shard are ignored."""
     chosen = {
         shard: node for shard, node in placed.items() if node in capacities and shard < shards
     }
@@ -98,8 +98,8 @@ def place(
 
 
 def _score(shard: int, node: str, capacity: float) -> float:
-    """Return the score of a pair: the node with the highest score gets the shard, in proportion to
-    the capacities."""
+    """Return the score of a shard and a node. A node has the highest score for a share of the
+    shards that is proportional to its capacity."""
     digest = blake2b(f"{shard}/{node}".encode(), digest_size=8).digest()
     part = (int.from_bytes(digest) + 1) / (2**64 + 1)
     return capacity / -math.log(part)
@@ -108,35 +108,35 @@ def _score(shard: int, node: str, capacity: float) -> float:
 # --- decisions of a node -------------------------------------------------------------------------
 
 HANDOVERS_MAX: Final = 2
-"""Maximum simultaneous handovers of a node."""
+"""Maximum handovers of a node at a time."""
 
 
 class Decision(NamedTuple):
-    """The decisions of a node."""
+    """A node's decision about its shards."""
 
     wanted: frozenset[int]
     """Shards for which the node should have a daemon."""
     expected: frozenset[int]
     """Wanted shards that the node does not lead yet."""
-    given: frozenset[int]
-    """Shards that the node leads, or led until now, and hands over to a standby on another node."""
-    waits: Mapping[int, str]
-    """Reason why a shard is not yet on its planned node, by shard."""
+    handing_over: frozenset[int]
+    """Shards that the node hands over to a standby on another node."""
+    wait_reasons: Mapping[int, str]
+    """For each shard that is not yet on its planned node, the reason."""
 
 
-def eligible(seen: NodesSeen) -> dict[str, float]:
-    """Return the capacities of the nodes that can have shards, by name. Leaving and drained nodes
-    are excluded, but if all others are drained, drained nodes are included."""
-    staying = {name: node.capacity for name, node in seen.nodes.items() if not node.leaving}
-    free = {name: capacity for name, capacity in staying.items() if name not in seen.drained}
+def eligible(cluster: NodesSeen) -> dict[str, float]:
+    """Return the capacities of the nodes that can have shards, by name. Leaving nodes are excluded.
+    Drained nodes are excluded unless all remaining nodes are drained."""
+    staying = {name: node.capacity for name, node in cluster.nodes.items() if not node.leaving}
+    free = {name: capacity for name, capacity in staying.items() if name not in cluster.drained}
     return free or staying
 
 
-def leaders(seen: NodesSeen) -> dict[int, tuple[str, Claim]]:
-    """Return the leading node and its claim for each shard. If two nodes claim a shard, the claim
+def leaders(cluster: NodesSeen) -> dict[int, tuple[str, Claim]]:
+    """Return the leading node of each shard and its claim. If two nodes claim a shard, the claim
     with the higher epoch is valid; the other node is deposed but does not know it yet."""
     led_by: dict[int, tuple[str, Claim]] = {}
-    for name, node in sorted(seen.nodes.items()):
+    for name, node in sorted(cluster.nodes.items()):
         for claim in node.claims:
             if claim.shard not in led_by or led_by[claim.shard][1].epoch < claim.epoch:
                 led_by[claim.shard] = name, claim
@@ -145,21 +145,22 @@ def leaders(seen: NodesSeen) -> dict[int, tuple[str, Claim]]:
 
 def decide(
     me: str,
-    seen: NodesSeen,
+    cluster: NodesSeen,
     target: Mapping[int, str],
     has: AbstractSet[int],
-    giving: AbstractSet[int],
+    unfinished: AbstractSet[int],
 ) -> Decision:
-    """Return the decisions of node ``me`` that move shards to their nodes in ``target``. ``has``
-    are the shards with a daemon on this node; ``giving`` are the shards that it is handing over and
-    that no other node leads yet.
+    """Return the decision of node ``me`` that moves shards to their nodes in ``target``. ``has``
+    are the shards that have a daemon on this node; ``unfinished`` are those that it is handing over
+    and that no other node leads yet.
 
     A node hands a shard over only to a node with a standby for it. The shard is then without a
     leader only while one daemon ends and the other takes over.
     """
-    led_by = leaders(seen)
+    led_by = leaders(cluster)
     has = {*has, *(shard for shard, (leader, _) in led_by.items() if leader == me)}
-    wanted, expected, handing_over, waits = set[int](), set[int](), set(giving), dict[int, str]()
+    wanted, expected, handing_over = set[int](), set[int](), set(unfinished)
+    waits = dict[int, str]()
     for shard in sorted(set(target) | has):
         heir = target.get(shard)
         leader = led_by[shard][0] if shard in led_by else None
@@ -172,15 +173,15 @@ def decide(
                 expected.add(shard)
             if leader not in (None, me):
                 waits[shard] = f"{leader} is handing it over to {me}"
-        elif shard in has and shard not in giving and leader in (me, None):
-            stands_by = heir is not None and shard in seen.nodes[heir].standbys
+        elif shard in has and shard not in unfinished and leader in (me, None):
+            stands_by = heir is not None and shard in cluster.nodes[heir].standbys
             if stands_by and (leader is None or len(handing_over) < HANDOVERS_MAX):
                 if leader == me:
                     handing_over.add(shard)
                 continue
             wanted.add(shard)
         if heir is not None and leader not in (None, heir) and shard not in waits:
-            is_there = shard in seen.nodes[heir].standbys
+            is_there = shard in cluster.nodes[heir].standbys
             waits[shard] = (
                 f"{leader} will hand it over to {heir} after other shards"
                 if is_there
@@ -192,37 +193,37 @@ def decide(
 # --- the registrar --------------------------------------------------------------------------------
 
 SETTLE_S: Final = 1.0
-"""Seconds after a node's first announcement, or after the store was unreachable, without
-decisions."""
-LOOK_S: Final = 0.25
+"""Seconds without decisions after the first announcement, and after the store was unreachable."""
+CHECK_S: Final = 0.25
 """Seconds between checks of the other nodes."""
-HURRY_S: Final = 0.05
+HANDOVER_CHECK_S: Final = 0.05
 """Seconds between checks while a shard is being handed over."""
 LEAVE_S: Final = 10.0
-"""Seconds that a stopping node waits for standbys of its shards on other nodes."""
-GIVEN_S: Final = 15.0
-"""Seconds for which a shard without a leader counts as being handed over."""
+"""Maximum seconds that a stopping node takes to hand over its shards."""
+HANDOVER_S_MAX: Final = 15.0
+"""Maximum seconds for which a shard without a leader counts as being handed over."""
 
 
-def run(node: Node, look: Callable[[], None], on_start: Callable[[], None]) -> int:
-    """Run the registrar until SIGTERM, then hand over all shards; return the exit code. ``look``
-    makes the parent read the bulletin; ``on_start`` is called after the first decision."""
+def run(node: Node, on_bulletin: Callable[[], None], on_start: Callable[[], None]) -> int:
+    """Run the registrar until SIGTERM, then hand over all shards. Return the exit code.
+    ``on_bulletin`` makes the parent read the bulletin; ``on_start`` is called after the first
+    decision."""
     settings = node.settings
     log = configure(settings.log_format, settings.log_level, settings.node)
     daemon.use_one_arena()
     with asyncio.Runner() as runner:
-        return runner.run(_serve(node, look, on_start, log))
+        return runner.run(_serve(node, on_bulletin, on_start, log))
 
 
 async def _serve(
-    node: Node, look: Callable[[], None], on_start: Callable[[], None], log: Log
+    node: Node, on_bulletin: Callable[[], None], on_start: Callable[[], None], log: Log
 ) -> int:
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(daemon.LoopErrors(log, loop.time))
     code = 0
     registrar = door = None
     try:
-        registrar = Registrar(node, log, look, on_start)
+        registrar = Registrar(node, log, on_bulletin, on_start)
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, registrar.leave)
         door = FrontDoor(node, log)
@@ -239,77 +240,77 @@ async def _serve(
 
 
 class Registrar:
-    """The node's registrar: call ``run`` once and ``close`` at the end."""
+    """The registrar of a node. Call ``run`` once, and ``close`` at the end."""
 
     def __init__(
-        self, node: Node, log: Log, look: Callable[[], None], on_start: Callable[[], None]
+        self, node: Node, log: Log, on_bulletin: Callable[[], None], on_start: Callable[[], None]
     ) -> None:
         self._node = node
         self._log = log
-        self._look = look
+        self._on_bulletin = on_bulletin
         self._on_start = on_start
         self._count = len(node.shards)
         self._registry = open_nodes(node.registry, self._count)
         self._ttl_ms = int(node.settings.leader_ttl_s * 1000)
-        self._look_s = min(LOOK_S, self._ttl_ms / 1000 / RENEWALS_PER_TTL)
+        self._check_s = min(CHECK_S, self._ttl_ms / 1000 / RENEWALS_PER_TTL)
         before = node.bulletin.read()
-        """Decisions of an earlier process of this registrar."""
+        """The last bulletin of an earlier process of this registrar; empty if there is none."""
         self._wanted = frozenset[int](before.get("wanted", ()))
         self._measured = {"handovers": 0, "handover_seconds": 0.0, **before.get("measured", {})}
-        self._giving: dict[int, float] = {}
-        """Start of each shard's handover, by the steady clock."""
-        self._decides_s = 0.0 if before else float("inf")
-        """Time of the first decision, by the steady clock."""
+        self._handovers: dict[int, float] = {}
+        """Time, on the steady clock, when the unfinished handover of each shard began."""
+        self._decides_after_s = 0.0 if before else float("inf")
+        """Time, on the steady clock, before which no decision is made."""
         self._has_decided = bool(before)
         self._trouble = ""
-        self._troubles = Sparing()
+        self._troubles = LogRateLimit()
         self._is_trouble_logged = False
-        self._namesake_s = 0.0
-        """Time when another node with this name was first seen; 0 if there is none."""
-        self._twins = frozenset[str]()
-        """Nodes seen at this node's address."""
-        self._leaves_s: float | None = None
-        """Time when the node began to hand over all shards, because it is stopping."""
-        self._is_news = asyncio.Event()
+        self._namesake_since_s = 0.0
+        """Time when another node with this name was first found; 0 if there is none."""
+        self._same_address = frozenset[str]()
+        """Other nodes that announce the address of this one."""
+        self._leaving_since_s: float | None = None
+        """Time when the node began to hand over all shards because it is stopping; None before."""
+        self._wake = asyncio.Event()
 
     def leave(self) -> None:
-        """Hand over all shards, then end."""
-        if self._leaves_s is None:
-            self._leaves_s = time.monotonic()
-            self._is_news.set()
+        """Hand over all shards, and then end ``run``."""
+        if self._leaving_since_s is None:
+            self._leaving_since_s = time.monotonic()
+            self._wake.set()
 
     async def run(self) -> None:
-        """Run until all shards are handed over after ``leave``. Raise StoreUnusable if the store is
-        unusable."""
+        """Announce and decide until ``leave`` is called and all shards are handed over. Raise
+        StoreUnusable if the store is unusable."""
         loop = asyncio.get_running_loop()
-        loop.add_reader(self._node.heard, self._hear)
+        loop.add_reader(self._node.wake_reader, self._wake_up)
         if self._has_decided:
             self._on_start()
         while True:
-            self._is_news.clear()
-            pause_s = self._look_s
+            self._wake.clear()
+            pause_s = self._check_s
             try:
-                seen = await self._beat()
+                cluster = await self._announce()
             except StoreUnusable:
                 raise
             except StoreError as error:
-                self._ill(error)
-                if self._leaves_s is not None:
+                self._note_trouble(error)
+                if self._leaving_since_s is not None:
                     return
             else:
-                self._well()
-                if seen is not None:
-                    pause_s = self._act(seen)
-                    if self._has_left(seen):
+                self._note_recovery()
+                if cluster is not None:
+                    pause_s = self._decide(cluster)
+                    if self._has_left(cluster):
                         return
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):
-                    await self._is_news.wait()
+                    await self._wake.wait()
 
-    def _hear(self) -> None:
+    def _wake_up(self) -> None:
         with contextlib.suppress(BlockingIOError):
-            os.read(self._node.heard, 4_096)
-        self._is_news.set()
+            os.read(self._node.wake_reader, 4_096)
+        self._wake.set()
 
     async def close(self) -> None:
         """Remove the node from the store."""
@@ -317,29 +318,29 @@ class Registrar:
             await self._registry.leave(self._record())
         await self._registry.close()
 
-    # --- one look --------------------------------------------------------------------------------
+    # --- one round -------------------------------------------------------------------------------
 
-    async def _beat(self) -> NodesSeen | None:
-        """Announce this node and return the store's data, or None if another node has its name.
-        Raise StoreUnusable if that node cannot be an earlier life of this node, or StoreError on
-        other failures."""
+    async def _announce(self) -> NodesSeen | None:
+        """Announce this node, and return the store's data, or None if another node has its name.
+        Raise StoreUnusable if the other node cannot be an earlier process of this node, or
+        StoreError on other failures."""
         me, began_s = self._record(), time.monotonic()
-        seen = await self._registry.beat(me)
-        other = seen.namesake
+        cluster = await self._registry.beat(me)
+        other = cluster.namesake
         if other is None:
-            self._namesake_s = 0.0
-            if self._decides_s == float("inf"):
-                self._decides_s = time.monotonic() + SETTLE_S
-            return seen
+            self._namesake_since_s = 0.0
+            if self._decides_after_s == float("inf"):
+                self._decides_after_s = time.monotonic() + SETTLE_S
+            return cluster
         if is_over(other.life, Life.own()):
             await self._registry.beat(me, instead_of=other.run)
             return None
-        if not self._namesake_s:
-            self._namesake_s = began_s
+        if not self._namesake_since_s:
+            self._namesake_since_s = began_s
             detail = f"another node at {other.address} has this node's name, {me.name}, or had it"
             self._log.warning("same_node_name", detail=detail)
         wait_s = other.ttl_ms / 1000 + SETTLE_S
-        if not self._has_decided and began_s - self._namesake_s > wait_s:
+        if not self._has_decided and began_s - self._namesake_since_s > wait_s:
             raise StoreUnusable(
                 f"node {me.name!r}: another node at {other.address} lives under this name; give"
                 " each a name of its own (--set node=NAME)"
@@ -347,17 +348,17 @@ class Registrar:
         return None
 
     def _record(self) -> NodeRecord:
-        """Return the node's record for the store."""
+        """Return the record with which the node announces itself in the store."""
         node = self._node
         claims, standbys = list[Claim](), dict[int, str]()
         for shard in node.shards:
-            part = node.board.read_part(shard.shard)
-            if part is None or part.role is Role.STARTING:
+            report = node.board.read_role(shard.shard)
+            if report is None or report.role is Role.STARTING:
                 continue
             address = str(shard.advertise)
-            if part.role is Role.ACTIVE:
+            if report.role is Role.ACTIVE:
                 http = shard.http_for_others(str(shard.http_url)) if shard.http else ""
-                claims.append(Claim(shard.shard, part.epoch, address, part.since_ms, http))
+                claims.append(Claim(shard.shard, report.epoch, address, report.since_ms, http))
             elif shard.shard in self._wanted:
                 standbys[shard.shard] = address
         settings = node.settings
@@ -369,112 +370,115 @@ class Registrar:
             capacity=settings.node_capacity,
             since_ms=node.since_ms,
             ttl_ms=self._ttl_ms,
-            leaving=self._leaves_s is not None,
+            leaving=self._leaving_since_s is not None,
             http=settings.http_for_others(str(settings.http_url)) if settings.http else "",
             life=node.life,
             claims=tuple(claims),
             standbys=standbys,
         )
 
-    def _act(self, seen: NodesSeen) -> float:
-        """Decide, and write the decision to the bulletin. Return the seconds until the next one."""
+    def _decide(self, cluster: NodesSeen) -> float:
+        """Make a decision and write it to the bulletin. Return the seconds until the next round."""
         now_s = time.monotonic()
         me = self._node.settings.node
-        if me in seen.nodes:
+        if me in cluster.nodes:
             # One of the node's daemons may have begun to lead since the request was sent.
-            seen = replace(seen, nodes={**seen.nodes, me: self._record()})
-        self._note_given(seen, me, now_s)
-        self._note_twins(seen, me)
-        target = place(self._count, eligible(seen), seen.placed)
-        decision = decide(me, seen, target, self._wanted, self._giving.keys())
-        may_decide = now_s >= self._decides_s
+            cluster = replace(cluster, nodes={**cluster.nodes, me: self._record()})
+        self._note_handovers(cluster, me, now_s)
+        self._note_shared_address(cluster, me)
+        target = place(self._count, eligible(cluster), cluster.placed)
+        decision = decide(me, cluster, target, self._wanted, self._handovers.keys())
+        may_decide = now_s >= self._decides_after_s
         if may_decide:
             # A shard that the node now keeps is no longer being handed over.
-            self._giving = {shard: self._giving.get(shard, now_s) for shard in decision.given}
+            self._handovers = {
+                shard: self._handovers.get(shard, now_s) for shard in decision.handing_over
+            }
             self._log_changes(decision.wanted)
             self._wanted = decision.wanted
-        self._write(seen, target, decision)
+        self._write(cluster, target, decision)
         if may_decide and not self._has_decided:
             self._has_decided = True
             self._on_start()
-        is_moving = bool(self._giving or decision.expected or self._leaves_s is not None)
-        until_s = max(0.01, self._decides_s - now_s) if not may_decide else self._look_s
-        return min(HURRY_S if is_moving else self._look_s, until_s)
+        is_moving = bool(self._handovers or decision.expected or self._leaving_since_s is not None)
+        until_s = max(0.01, self._decides_after_s - now_s) if not may_decide else self._check_s
+        return min(HANDOVER_CHECK_S if is_moving else self._check_s, until_s)
 
-    def _note_given(self, seen: NodesSeen, me: str, now_s: float) -> None:
-        """Note the new leaders of shards that this node handed over."""
-        led_by = leaders(seen)
-        for shard, since_s in list(self._giving.items()):
+    def _note_handovers(self, cluster: NodesSeen, me: str, now_s: float) -> None:
+        """Finish the handover of each shard that another node leads, or that takes too long."""
+        led_by = leaders(cluster)
+        for shard, since_s in list(self._handovers.items()):
             leader = led_by[shard][0] if shard in led_by else None
             if leader not in (None, me):
                 self._measured["handovers"] += 1
                 self._measured["handover_seconds"] = round(now_s - since_s, 3)
                 detail = f"to {leader} in {now_s - since_s:.3f} s"
                 self._log.info("shard_handed_over", shard=shard, detail=detail)
-                del self._giving[shard]
-            elif now_s - since_s > GIVEN_S:
-                del self._giving[shard]
+                del self._handovers[shard]
+            elif now_s - since_s > HANDOVER_S_MAX:
+                del self._handovers[shard]
 
-    def _note_twins(self, seen: NodesSeen, me: str) -> None:
+    def _note_shared_address(self, cluster: NodesSeen, me: str) -> None:
         """Log other nodes that announce the address of this one."""
         address = str(self._node.settings.advertise)
-        nodes = seen.nodes.items()
-        twins = {name for name, node in nodes if name != me and node.address == address}
-        for name in sorted(twins - self._twins):
+        nodes = cluster.nodes.items()
+        same_address = {name for name, node in nodes if name != me and node.address == address}
+        for name in sorted(same_address - self._same_address):
             detail = f"node {name} also has the address {address}: clients look for its shards here"
             self._log.warning("same_node_address", detail=detail)
-        self._twins = frozenset(twins)
+        self._same_address = frozenset(same_address)
 
     def _log_changes(self, wanted: frozenset[int]) -> None:
-        if more := sorted(wanted - self._wanted):
-            self._log.info("shards_wanted", shards=more)
-        if fewer := sorted(self._wanted - wanted):
-            self._log.info("shards_given_away", shards=fewer)
+        if added := sorted(wanted - self._wanted):
+            self._log.info("shards_wanted", shards=added)
+        if removed := sorted(self._wanted - wanted):
+            self._log.info("shards_given_away", shards=removed)
 
-    def _write(self, seen: NodesSeen, target: dict[int, str], decision: Decision) -> None:
+    def _write(self, cluster: NodesSeen, target: dict[int, str], decision: Decision) -> None:
         """Write the decision and the store's data to the bulletin."""
-        led_by = leaders(seen)
+        led_by = leaders(cluster)
         claims = {shard: claim for shard, (_, claim) in led_by.items()}
         shards = range(self._count)
         me = self._node.settings.node
-        given = decision.given & target.keys()
-        heirs = {shard: seen.nodes[target[shard]].standbys.get(shard, "") for shard in given}
+        moving = decision.handing_over & target.keys()
+        heirs = {shard: cluster.nodes[target[shard]].standbys.get(shard, "") for shard in moving}
         before = self._node.bulletin.read().get("wanted")
         measured = {
             **self._measured,
-            "nodes": len(seen.nodes),
+            "nodes": len(cluster.nodes),
             "shards": sum(name == me for name, _ in led_by.values()),
             "unserved": self._count - len(led_by),
-            "route_version": seen.version,
+            "route_version": cluster.version,
         }
         self._node.bulletin.write(
             {
                 "wanted": sorted(self._wanted),
                 "expected": sorted(decision.expected),
                 "heirs": [heirs.get(shard, "") for shard in shards],
-                "version": seen.version,
+                "version": cluster.version,
                 "route": [claims[s].address if s in claims else "" for s in shards],
                 "http": [claims[s].http if s in claims else "" for s in shards],
                 "measured": measured,
-                "listing": _listing(seen, self._count, target, decision),
+                "listing": _listing(cluster, self._count, target, decision),
             }
         )
         if before != sorted(self._wanted):
-            self._look()
+            self._on_bulletin()
 
-    def _has_left(self, seen: NodesSeen) -> bool:
+    def _has_left(self, cluster: NodesSeen) -> bool:
         """Return whether a stopping node can end now."""
-        if self._leaves_s is None:
+        if self._leaving_since_s is None:
             return False
         me = self._node.settings.node
-        has_heirs = any(not node.leaving for name, node in seen.nodes.items() if name != me)
-        has_shards = bool(self._giving) or any(name == me for name, _ in leaders(seen).values())
-        is_late = time.monotonic() - self._leaves_s > LEAVE_S
+        has_heirs = any(not node.leaving for name, node in cluster.nodes.items() if name != me)
+        leading = {name for name, _ in leaders(cluster).values()}
+        has_shards = bool(self._handovers) or me in leading
+        is_late = time.monotonic() - self._leaving_since_s > LEAVE_S
         return is_late or not has_heirs or not has_shards
 
     # --- one line when trouble begins, one when it ends ------------------------------------------
 
-    def _ill(self, error: StoreError) -> None:
+    def _note_trouble(self, error: StoreError) -> None:
         if not self._trouble:
             self._trouble = error.message
             rest = self._troubles.note(time.monotonic())
@@ -483,19 +487,19 @@ class Registrar:
                 detail = f"{error.message}; no shard is moved meanwhile{rest}"
                 self._log.warning("registry_trouble", detail=detail)
 
-    def _well(self) -> None:
+    def _note_recovery(self) -> None:
         if self._trouble:
             self._trouble = ""
-            self._decides_s = max(self._decides_s, time.monotonic() + SETTLE_S)
+            self._decides_after_s = max(self._decides_after_s, time.monotonic() + SETTLE_S)
             if self._is_trouble_logged:
                 self._log.info("registry_works_again", detail="the other nodes are visible again")
 
 
 def _listing(
-    seen: NodesSeen, count: int, target: dict[int, str], decision: Decision
+    cluster: NodesSeen, count: int, target: dict[int, str], decision: Decision
 ) -> dict[str, Any]:
     """Return the answer to the verb ``nodes``."""
-    led_by = leaders(seen)
+    led_by = leaders(cluster)
     nodes = [
         {
             "node": name,
@@ -504,12 +508,12 @@ def _listing(
             "version": node.version,
             "capacity": node.capacity,
             "since_ms": node.since_ms,
-            "seen_ms": seen.seen_ms[name],
-            "draining": node.leaving or name in seen.drained,
+            "seen_ms": cluster.seen_ms[name],
+            "draining": node.leaving or name in cluster.drained,
             "shards": sorted(shard for shard, (leader, _) in led_by.items() if leader == name),
             "standbys": list(node.standbys),
         }
-        for name, node in sorted(seen.nodes.items())
+        for name, node in sorted(cluster.nodes.items())
     ]
     shards = []
     for shard in range(count):
@@ -522,19 +526,19 @@ def _listing(
                 "epoch": 0 if claim is None else claim.epoch,
                 "since_ms": None if claim is None else claim.since_ms,
                 "wanted": target.get(shard),
-                "placed": seen.placed.get(shard),
-                "waits": decision.waits.get(shard),
+                "placed": cluster.placed.get(shard),
+                "waits": decision.wait_reasons.get(shard),
                 "http": None if claim is None else claim.http or None,
             }
         )
-    return {"nodes": nodes, "shards": shards, "route_version": seen.version}
+    return {"nodes": nodes, "shards": shards, "route_version": cluster.version}
 
 
 # --- the front door ------------------------------------------------------------------------------
 
 
 class FrontDoor:
-    """The node's listener, which leads no shard and tells clients the addresses of the shards."""
+    """The node's own listener, which leads no shard and tells clients where all shards are."""
 
     def __init__(self, node: Node, log: Log) -> None:
         self._settings = settings = daemon.within_file_limit(node.settings, log)
@@ -558,7 +562,7 @@ class FrontDoor:
         self._server: asyncio.Server | TlsServer | None = None
 
     async def start(self) -> None:
-        """Listen. Raise OSError if the address is in use, or BadRequest for invalid files."""
+        """Begin to listen. Raise OSError if the address is in use, or BadRequest for bad files."""
         await self._entrance.start()
         self._entrance.watch(
             lambda: [connection.caller.principal for connection in self._listener.connections],
@@ -574,14 +578,14 @@ class FrontDoor:
         await self._entrance.stop()
 
     def _on_event(self, event: str, text: str) -> None:
-        say(self._log, event, text)
+        log_event(self._log, event, text)
 
     def _any_leader(self) -> Leader | None:
         address, http = self._member.any_whereabouts()
         return Leader("", address, 0, 0, http=http) if address else None
 
     def _status(self) -> dict[str, Any]:
-        """Return the answer to STATUS: the front door is a standby that never leads."""
+        """Return the answer to STATUS, that of a standby because the front door never leads."""
         settings, now_ms = self._settings, self._clock.read().now_ms
         _, urls = self._member.route()
         return {

@@ -10,21 +10,21 @@ All records of the old databases are copied to new databases in the same folder,
 | open transaction | that of the bases of its half tasks, else of its name |
 | decided transactions, groups, topics, targets, paused keys | all |
 | claim of a name | none: names in use are claimed again at their home |
-| answers to a producer session | the same as before, or all if that is removed |
+| answers to a producer session | the same as before, or all if that shard is removed |
 | answers to a request with an idempotency key | the home of the key, in one record |
 
-Records of a removed shard go to the shard with its number modulo the new number of shards. Versions
-of settings restart, because their home shards change.
+Records of a removed shard K go to shard K modulo the new number of shards. Versions of settings
+restart, because their home shards change.
 
-Ids do not change. The tasks owed to a group follow from the order of ids, and a group begins at a
-different id in each shard. A merged group begins where the earliest of its parts begins, and a task
-that it would newly be owed gets a record that the group is done with it. Records that cannot be
-moved exactly are refused before anything changes.
+Ids do not change. The order of ids determines which tasks are owed to a group, and a group begins
+at a different id in each shard. A merged group begins where the earliest of its parts begins. A
+task that was not owed to one of the parts gets a record that the merged group is done with it. If a
+record cannot be moved exactly, the change is refused before anything is written.
 
-Invariants: an old database changes only after the new databases are complete and verified, and then
-only gets a mark that it was given up, after which no store opens it. A single rename
-(``shards.json``) activates the new databases. After an interruption at any point, the next run
-starts again from the old databases.
+Invariants: an old database changes only after the new databases are complete and verified. It is
+then only marked as given up, after which no store opens it. A single rename (``shards.json``)
+activates the new databases. After an interruption at any point, the next run starts again from the
+old databases.
 """
 
 from __future__ import annotations
@@ -132,13 +132,13 @@ _T = TypeVar("_T")
 
 
 class Plan(NamedTuple):
-    """The requested change."""
+    """The change that was requested."""
 
     store: str
-    """URL of the folder, or of the database of the only shard."""
+    """URL of the folder, or of a single database."""
     to: int
     into: str | None = None
-    """URL of the new folder for a single database."""
+    """URL of the new folder if ``store`` is a single database."""
     dry_run: bool = False
 
 
@@ -152,20 +152,20 @@ class Report:
     to: int
     dry_run: bool = False
     already: bool = False
-    """Whether an earlier run has already made the change."""
+    """Whether an earlier run has already changed the number of shards."""
     tasks: int = 0
     moved: int = 0
     """Tasks whose shard number changes."""
     progress: int = 0
     dead: int = 0
     done: int = 0
-    """New records that a group is done with a task, for groups that began differently in shards."""
+    """New records that a group is done with a task, because the group began at different ids."""
     records: dict[str, int] = field(default_factory=dict)
     """Number of records by kind."""
     shards: list[dict[str, Any]] = field(default_factory=list)
-    """Number of tasks and database of each new shard."""
+    """For each new shard, its number, its number of tasks and its database."""
     kept: list[str] = field(default_factory=list)
-    """Old databases, which are no longer used."""
+    """The old databases, which are no longer used."""
 
     def fields(self) -> dict[str, Any]:
         """Return the fields of the report for ``--json``."""
@@ -173,8 +173,8 @@ class Report:
 
 
 def reshard(plan: Plan, now_ms: int) -> Report:
-    """Change the number of shards. Raise TickwheelError on failure, after which either nothing has
-    changed or the same call completes the change."""
+    """Change the number of shards and return a report. Raise TickwheelError on failure; then either
+    nothing has changed, or the same call completes the change."""
     if not 1 <= plan.to <= SHARDS_MAX:
         raise BadRequest(f"to must be between 1 and {SHARDS_MAX}, not {plan.to}")
     place = _place_of(plan)
@@ -194,10 +194,10 @@ def reshard(plan: Plan, now_ms: int) -> Report:
         move.survey(report)
         _check_room(place, plan.to)
         if not plan.dry_run:
-            _work(place, move, now_ms)
+            _create_databases(place, move, now_ms)
             report.kept = place.paths
     report.shards = [
-        {"shard": shard, "tasks": tasks, "database": place.fresh.database(shard)}
+        {"shard": shard, "tasks": tasks, "database": place.new_folder.database(shard)}
         for shard, tasks in enumerate(move.tasks_of)
     ]
     return report
@@ -206,7 +206,7 @@ def reshard(plan: Plan, now_ms: int) -> Report:
 # --- paths ---------------------------------------------------------------------------------------
 
 
-class _Place(NamedTuple):
+class _Paths(NamedTuple):
     """The paths of the old and new databases."""
 
     folder: ShardFolder
@@ -216,7 +216,7 @@ class _Place(NamedTuple):
     is_done: bool
 
     @property
-    def fresh(self) -> ShardFolder:
+    def new_folder(self) -> ShardFolder:
         """The folder with the paths of the new databases."""
         return replace(self.folder, part=self.layout._replace(number=self.layout.number + 1).part)
 
@@ -227,7 +227,7 @@ class _Place(NamedTuple):
         return options_from(url, parse(url).settings)
 
 
-def _place_of(plan: Plan) -> _Place:
+def _place_of(plan: Plan) -> _Paths:
     folder = shard_folder(plan.store)
     if folder is None:
         return _place_of_one(plan)
@@ -238,12 +238,12 @@ def _place_of(plan: Plan) -> _Place:
     if not is_laid_out(folder):
         raise StoreUnusable(f"{count_path(folder)} is missing: the folder has no shards")
     layout = read_layout(folder)
-    there = replace(folder, part=layout.part)
-    paths = [there.database(shard) for shard in range(layout.shards)]
-    return _Place(folder, layout, paths, layout.shards == plan.to)
+    current = replace(folder, part=layout.part)
+    paths = [current.database(shard) for shard in range(layout.shards)]
+    return _Paths(folder, layout, paths, layout.shards == plan.to)
 
 
-def _place_of_one(plan: Plan) -> _Place:
+def _place_of_one(plan: Plan) -> _Paths:
     kind = parse(plan.store).kind
     if kind != "sqlite":
         raise BadRequest(f"store {without_secrets(plan.store)!r} must be an SQLite store")
@@ -255,18 +255,18 @@ def _place_of_one(plan: Plan) -> _Place:
         )
     path = os.path.realpath(parse(plan.store).path)
     if not is_laid_out(folder):
-        for there in filter(os.path.exists, map(folder.database, range(SHARDS_MAX))):
-            raise StoreUnusable(f"{there} already exists: use another folder")
-        return _Place(folder, Layout(0), [path], is_done=False)
+        for existing in filter(os.path.exists, map(folder.database, range(SHARDS_MAX))):
+            raise StoreUnusable(f"{existing} already exists: use another folder")
+        return _Paths(folder, Layout(0), [path], is_done=False)
     layout = read_layout(folder)
-    taken_to = f"{os.path.realpath(folder.path)}/{Layout(0, 1).part}"
+    successor = f"{os.path.realpath(folder.path)}/{Layout(0, 1).part}"
     meta = meta_of(path) if os.path.exists(path) else {}
-    if layout.shards != plan.to or meta.get(MOVED_TO) != taken_to:
+    if layout.shards != plan.to or meta.get(MOVED_TO) != successor:
         raise Conflict(f"{count_path(folder)} already exists: use another folder")
-    return _Place(folder, layout, [path], is_done=True)
+    return _Paths(folder, layout, [path], is_done=True)
 
 
-def _check_room(place: _Place, count: int) -> None:
+def _check_room(place: _Paths, count: int) -> None:
     """Raise StoreUnusable unless the new databases certainly fit on the disk."""
     needed = 2 * sum(map(os.path.getsize, place.paths)) + count * ROOM_BYTES
     path = os.path.abspath(place.folder.path)
@@ -281,17 +281,17 @@ def _check_room(place: _Place, count: int) -> None:
 
 
 class _Source:
-    """An old database, which is locked, complete and only read."""
+    """An old database. It is locked and complete, and only read."""
 
     def __init__(self, number: int, path: str, endings_max: int, stack: ExitStack) -> None:
-        """Raise StoreUnusable if it is missing, in use, not cleanly closed or damaged."""
+        """Raise StoreUnusable if the database is missing, in use, not cleanly closed or damaged."""
         self.number, self.path = number, os.path.realpath(path)
         if not os.path.exists(self.path):
             raise StoreUnusable(f"{path} is missing: restore it first")
         lock = StoreLock(self.path)
         lock.acquire(OWNER)
         stack.callback(lock.release)
-        _check_whole(self.path)
+        _check_intact(self.path)
         self._connection = connect_reader(self.path, CACHE_BYTES, BUSY_MS, mode="ro")
         stack.callback(self._connection.close)
         meta = read_meta(self._connection, self.path)
@@ -305,14 +305,14 @@ class _Source:
         self.small = read_small(self._connection, endings_max)
         self._reader = Reader(self._connection)
 
-    def _check_not_given_up(self, taken_to: object) -> None:
-        """Raise Conflict if other databases have replaced this one, unless that was interrupted."""
-        if taken_to is None:
+    def _check_not_given_up(self, successor: object) -> None:
+        """Raise Conflict if other databases have replaced this one. An interrupted run has not."""
+        if successor is None:
             return
-        path, _, part = str(taken_to).rstrip("/").rpartition("/")
+        path, _, part = str(successor).rstrip("/").rpartition("/")
         folder = ShardFolder(f"{path}/")
         if is_laid_out(folder) and layout_number(part) <= read_layout(folder).number:
-            raise Conflict(f"{self.path}: its tasks were already moved to {taken_to}")
+            raise Conflict(f"{self.path}: its tasks were already moved to {successor}")
 
     def tasks(self) -> Iterator[StoredTask]:
         """Yield all tasks in the order of their ids."""
@@ -322,7 +322,7 @@ class _Source:
         self._connection.close()
 
 
-def _check_whole(path: str) -> Audit:
+def _check_intact(path: str) -> Audit:
     result = audit.check(sqlite_url(Path(path)), is_locked=True)
     if result.problems:
         raise StoreUnusable(
@@ -338,15 +338,15 @@ def _tasks_of(reader: Reader) -> Iterator[StoredTask]:
         after_id = page[-1].row.id
 
 
-def _merged(sources: Sequence[_Source]) -> Iterator[tuple[_Source, StoredTask]]:
-    """Yield all tasks in the order of their ids, each with its database. Raise StoreUnusable if a
-    task is in two databases."""
+def _all_tasks(sources: Sequence[_Source]) -> Iterator[tuple[_Source, StoredTask]]:
+    """Yield all tasks in the order of their ids, each with its old database. Raise StoreUnusable if
+    a task is in two databases."""
 
-    def of(source: _Source) -> Iterator[tuple[_Source, StoredTask]]:
+    def pairs(source: _Source) -> Iterator[tuple[_Source, StoredTask]]:
         return ((source, task) for task in source.tasks())
 
     last_id = -1
-    for source, task in heapq.merge(*map(of, sources), key=lambda pair: pair[1].row.id):
+    for source, task in heapq.merge(*map(pairs, sources), key=lambda pair: pair[1].row.id):
         if task.row.id == last_id:
             raise StoreUnusable(f"task {last_id} is in two shards, one of them {source.path}")
         last_id = task.row.id
@@ -357,19 +357,19 @@ def _merged(sources: Sequence[_Source]) -> Iterator[tuple[_Source, StoredTask]]:
 
 
 class _Groups:
-    """The merged groups of all shards: their rows, and the effect of the merge on tasks."""
+    """The merged groups of all shards, and the effect of the merge on tasks."""
 
     def __init__(self, sources: Sequence[_Source]) -> None:
         """Raise Conflict if shards disagree, or if a group is being deleted."""
         self._is_one = len(sources) == 1
         self._sources = sources
         self.rows: list[GroupRow] = []
-        self._seen: list[dict[str, dict[str, GroupRow]]] = [{} for _ in sources]
-        """Groups by topic in each source, as the source has them or would create them now."""
-        self._all: dict[str, dict[str, GroupRow]] = {}
+        self._before: list[dict[str, dict[str, GroupRow]]] = [{} for _ in sources]
+        """For each source, its groups by topic. A group that it lacks begins there now."""
+        self._after: dict[str, dict[str, GroupRow]] = {}
         """Groups by topic in the new shards."""
-        self._former: list[dict[str, list[GroupRow]]] = [{} for _ in sources]
-        """Groups by topic in each source whose former filters can apply to tasks."""
+        self._former_filters: list[dict[str, list[GroupRow]]] = [{} for _ in sources]
+        """For each source, the groups by topic that have former filters."""
         by_name: dict[tuple[str, str], dict[int, GroupRow]] = {}
         for source in sources:
             for row in source.small.of_kind(GROUP):
@@ -386,18 +386,18 @@ class _Groups:
             self._add(rows, topics)
 
     def _add(self, rows: Mapping[int, GroupRow], topics: Sequence[set[str]]) -> None:
-        """Add a group, or a topic's own settings, by the rows of the sources that have it."""
+        """Merge the rows that sources have of a group, or of a topic's own settings."""
         settings = _same_settings(list(rows.values()))
         first = next(iter(rows.values()))
         topic, group = first.topic, first.group
         if group == TOPIC_ITSELF:
             self.rows.append(first._replace(settings=settings, version=0))
             return
-        plain = {
-            number: self._begun(self._sources[number], row._replace(settings=settings))
+        own_rows = {
+            number: self._as_started(self._sources[number], row._replace(settings=settings))
             for number, row in rows.items()
         }
-        starts = [(row.since_ms, row.since_id) for row in plain.values()]
+        starts = [(row.since_ms, row.since_id) for row in own_rows.values()]
         is_later = any(since_id == BY_DUE_ALONE for _, since_id in starts)
         if is_later and len(set(starts)) > 1:
             raise Conflict(
@@ -407,54 +407,55 @@ class _Groups:
         since_ms, since_id = min(start[0] for start in starts), min(start[1] for start in starts)
         merged = GroupRow(topic, group, since_ms, settings, since_id)
         self.rows.append(merged)
-        self._all.setdefault(topic, {})[group] = merged
+        self._after.setdefault(topic, {})[group] = merged
         for source in self._sources:
-            # In a source without groups of the topic, tasks wait for the first group.
+            # In a source without groups of the topic, tasks wait for the topic's first group.
             if topic in topics[source.number]:
                 joined = merged if is_later else merged._replace(
                     since_ms=source.position_ms + 1, since_id=source.id_mark
                 )  # fmt: skip
-                seen = self._seen[source.number].setdefault(topic, {})
-                seen[group] = plain.get(source.number, joined)
+                groups = self._before[source.number].setdefault(topic, {})
+                groups[group] = own_rows.get(source.number, joined)
             row = rows.get(source.number)
             if row is not None and row.settings is not None and row.settings.former:
-                self._former[source.number].setdefault(topic, []).append(row)
+                self._former_filters[source.number].setdefault(topic, []).append(row)
 
     @staticmethod
-    def _begun(source: _Source, row: GroupRow) -> GroupRow:
-        """Return the row as a start of the daemon would change it, because a group's begin in the
-        future can have passed."""
+    def _as_started(source: _Source, row: GroupRow) -> GroupRow:
+        """Return the row as a start of the daemon would change it: a group may have begun since the
+        row was written."""
         if row.since_id == BY_DUE_ALONE and row.since_ms <= source.position_ms:
             return row._replace(since_id=source.id_mark)
         return row
 
-    def not_owed(self, source: _Source, task: StoredTask) -> list[str]:
+    def newly_owed(self, source: _Source, task: StoredTask) -> list[str]:
         """Return the groups that are newly owed the task because of the merge. Raise Conflict if
         this cannot be determined."""
         if self._is_one:
             return []
         row, topic = task.row, task.row.topic
-        for group in self._former[source.number].get(topic, ()):
+        for group in self._former_filters[source.number].get(topic, ()):
             assert group.settings is not None
             if any(is_before(former, row) for former in group.settings.former):
                 raise Conflict(
                     f"task {row.id} of topic {topic} became due before the filter of group"
                     f" {group.group} was changed: finish such tasks first"
                 )
-        seen = self._seen[source.number].get(topic)
-        if not seen:
+        groups = self._before[source.number].get(topic)
+        if not groups:
             return []
-        recorded = {it.group for it in task.progress} | {letter.group for letter in task.dead}
-        before = {group.group for group in owing(seen, row, recorded)}
-        after = {group.group for group in owing(self._all[topic], row, recorded)}
-        more = sorted(after - before)
-        if before - after or (more and row.due_ms > source.position_ms):
-            groups = ", ".join(sorted(before ^ after))
+        recorded = {progress.group for progress in task.progress}
+        recorded |= {letter.group for letter in task.dead}
+        before = {group.group for group in owing(groups, row, recorded)}
+        after = {group.group for group in owing(self._after[topic], row, recorded)}
+        newly_owed = sorted(after - before)
+        if before - after or (newly_owed and row.due_ms > source.position_ms):
+            names = ", ".join(sorted(before ^ after))
             raise Conflict(
-                f"the change would affect which of the groups {groups} get task {row.id} of topic"
+                f"the change would affect which of the groups {names} get task {row.id} of topic"
                 f" {topic}: finish it first"
             )
-        return more
+        return newly_owed
 
 
 def _check_settled(row: GroupRow) -> None:
@@ -466,15 +467,15 @@ def _check_settled(row: GroupRow) -> None:
 
 
 def _same_settings(rows: Sequence[GroupRow]) -> GroupSettings | None:
-    """Return the common settings of a group's rows, without former filters. If the home of the
+    """Return the settings that a group's rows share, without former filters. If the home of the
     group has newer settings than other shards, return those. Raise Conflict if rows differ."""
     newest = max(row.version for row in rows)
     versions = [
         (row.settings or _NO_SETTINGS)._replace(former=()) for row in rows if row.version == newest
     ]
-    # Each shard has paused it by its own clock.
-    paused_ms = min((it.paused_ms for it in versions if it.paused_ms is not None), default=None)
-    versions = [it._replace(paused_ms=paused_ms if it.paused else None) for it in versions]
+    # Each shard recorded the time of a pause on its own clock.
+    paused_ms = min((v.paused_ms for v in versions if v.paused_ms is not None), default=None)
+    versions = [v._replace(paused_ms=paused_ms if v.paused else None) for v in versions]
     filters = {(settings.tags, settings.where) for row in rows if (settings := row.settings)}
     filters |= {(None, None) for row in rows if row.settings is None}
     if len(filters) > 1 or any(settings != versions[0] for settings in versions):
@@ -488,7 +489,7 @@ def _same_settings(rows: Sequence[GroupRow]) -> GroupSettings | None:
 
 
 def basis_of(options: TaskOptions | None) -> str | None:
-    """Return the name from which the shard of a task with these options follows, or None."""
+    """Return the name that determines the shard of a task with these options, or None."""
     options = options or _NO_OPTIONS
     basis = api.basis_of(options.shard_by, options.order_key, options.key)
     if basis is not None:
@@ -499,14 +500,14 @@ def basis_of(options: TaskOptions | None) -> str | None:
 
 
 class _Move:
-    """All records and their new shards."""
+    """Assigns all records to the new shards."""
 
     def __init__(self, sources: Sequence[_Source], count: int, endings_max: int) -> None:
         """Raise Conflict for records that cannot be moved exactly."""
         self.sources, self.count, self.endings_max = sources, count, endings_max
         self.groups = _Groups(sources)
-        self._watched: dict[int, tuple[str, int]] = {}
-        """The schedule that waits for a task's end, and the schedule's shard, by task."""
+        self._awaited: dict[int, tuple[str, int]] = {}
+        """For each task whose end a schedule awaits, the schedule and its new shard."""
         self.records: list[dict[RecordKey, Any]] = [{} for _ in range(count)]
         """All records except groups, by new shard."""
         self.outcomes: list[list[tuple[int, Outcome]]] = [[] for _ in range(count)]
@@ -520,8 +521,8 @@ class _Move:
             self._add_bulks(source, source.small.of_kind(BULK))
             self._add_paused(source.small.of_kind(PAUSED_KEY))
             self._add_targets(source.small.of_kind(TARGET))
-            self.outcomes[self._stays(source)] += source.small.outcomes
-        # Sources whose numbers remain come first: their records take precedence.
+            self.outcomes[self._shard_without_basis(source)] += source.small.outcomes
+        # Records of shards whose numbers remain take precedence, so they are added first.
         for source in sources:
             rows = list[SessionRow](source.small.of_kind(SESSION))
             self._add_sessions(source, [row for row in rows if not row.once.key])
@@ -536,29 +537,29 @@ class _Move:
 
     @property
     def moved_id(self) -> int:
-        """The maximum of all ids so far. New ids are above it."""
+        """The highest id that the old databases can contain. New ids are higher."""
         return self.id_mark // ID_STEP * ID_STEP + ID_STEP - 1
 
-    def mark_of(self, shard: int) -> int:
-        """Return the id mark of a new shard, which contains the shard's number like all its ids."""
+    def id_mark_of(self, shard: int) -> int:
+        """Return the id mark of a new shard. Like all ids of a shard, it contains its number."""
         return self.moved_id + 1 + shard
 
     def shard_of(self, basis: str) -> int:
         return shard_of(basis, self.count)
 
-    def _stays(self, source: _Source) -> int:
-        """Return the new shard of records that do not follow from a name."""
+    def _shard_without_basis(self, source: _Source) -> int:
+        """Return the new shard of records whose shard no name determines."""
         return source.number % self.count
 
     def home_of(self, source: _Source, row: TaskRow) -> int:
         """Return the new shard of a task."""
         basis = basis_of(row.options)
-        return self._stays(source) if basis is None else self.shard_of(basis)
+        return self._shard_without_basis(source) if basis is None else self.shard_of(basis)
 
     # --- records ---------------------------------------------------------------------------------
 
     def _put(self, shard: int, kind: Kind[_T], row: _T) -> None:
-        """Add a record to a shard. Raise Conflict if it has another record with the same key."""
+        """Add a record to a shard. Raise Conflict if it has a different record with this key."""
         key = (kind, kind.key(row))
         if self.records[shard].setdefault(key, row) != row:
             raise Conflict(f"{kind.name} {kind.key(row)!r} is in two shards")
@@ -574,7 +575,7 @@ class _Move:
             self._put(shard, SCHEDULE, row)
             self._claim(SCHEDULE_NAMES, row.schedule.name, row.schedule.topic, shard)
             if row.last_id and row.schedule.overlap != "allow":
-                self._watched[row.last_id] = row.schedule.name, shard
+                self._awaited[row.last_id] = row.schedule.name, shard
 
     def _add_transactions(self, rows: Iterable[TransactionRow | Halves]) -> None:
         parts: dict[str, list[Halves]] = {}
@@ -586,7 +587,7 @@ class _Move:
                 heads.append(row)
         for head in heads:
             if head.state.is_decided:
-                # A producer that prepares it again in any shard must get its outcome.
+                # A producer that prepares the transaction again must get its outcome in any shard.
                 for shard in range(self.count):
                     self._put(shard, TRANSACTION, head)
                 continue
@@ -603,15 +604,15 @@ class _Move:
                 self._put(shard, TRANSACTION, record)
             self._claim(TRANSACTION_NAMES, head.id, head.topics[0] if head.topics else "", shard)
 
-    def _claim(self, of: str, name: str, topic: str, shard: int) -> None:
+    def _claim(self, kind: str, name: str, topic: str, shard: int) -> None:
         """Claim a name at its home shard for the shard that uses it."""
         home = self.shard_of(name)
         if home != shard:
             number = len(self.records[home]) + 1  # unique among the claims of the shard
-            self._put(home, CLAIM, ClaimRow(of, name, topic, shard, number, self.position_ms))
+            self._put(home, CLAIM, ClaimRow(kind, name, topic, shard, number, self.position_ms))
 
     def _add_bulks(self, source: _Source, rows: Iterable[BulkRow]) -> None:
-        records = self.records[self._stays(source)]
+        records = self.records[self._shard_without_basis(source)]
         for row in rows:
             if not row.state.is_over:
                 raise Conflict(
@@ -625,30 +626,32 @@ class _Move:
         for row in rows:
             key = (PAUSED_KEY, PAUSED_KEY.key(row))
             for records in self.records:
-                there = records.get(key)
-                records[key] = row if there is None or row.since_ms < there.since_ms else there
+                existing = records.get(key)
+                records[key] = (
+                    row if existing is None or row.since_ms < existing.since_ms else existing
+                )
 
     def _add_targets(self, rows: Iterable[TargetRow]) -> None:
         for row in rows:
             for shard, records in enumerate(self.records):
-                there = records.get((TARGET, TARGET.key(row)))
-                if there is not None and _plain(there) != _plain(row):
+                existing = records.get((TARGET, TARGET.key(row)))
+                if existing is not None and _comparable(existing) != _comparable(row):
                     raise Conflict(
                         f"group {row.group} of topic {row.topic} has different targets in different"
                         " shards: set its target again"
                     )
-                self._put(shard, TARGET, row if there is None else there)
+                self._put(shard, TARGET, row if existing is None else existing)
 
     def _add_sessions(self, source: _Source, rows: Iterable[SessionRow]) -> None:
         stays = source.number < self.count
         for shard in (source.number,) if stays else range(self.count):
-            have = {key[1][0] for key in self.records[shard] if key[0] is SESSION}
-            some = [row for row in rows if stays or row.session not in have]
-            self.records[shard].update(keyed(SESSION, some))
+            sessions = {key[1][0] for key in self.records[shard] if key[0] is SESSION}
+            rows_to_add = [row for row in rows if stays or row.session not in sessions]
+            self.records[shard].update(keyed(SESSION, rows_to_add))
 
     def _add_once(self, source: _Source, row: SessionRow) -> None:
-        """Merge a shard's answers to a request with an idempotency key into the record at the new
-        home of the key."""
+        """Merge a shard's answers to a request with an idempotency key into the record in the new
+        home shard of the key."""
         merged = dict(row.merged)
         records = self.records[self.shard_of(row.once.key.hex())]
         for request, first, count, at_ms in row.answers:
@@ -657,21 +660,21 @@ class _Move:
             if not once.shards:
                 part = OncePart(source.number, first, count, at_ms, merged.get(request, ()))
                 once = Once(once.key, len(self.sources), (part,))
-            there = records.get(key)
-            if there is not None:
-                once = once._replace(parts=(*there.once.parts, *once.parts))
+            existing = records.get(key)
+            if existing is not None:
+                once = once._replace(parts=(*existing.once.parts, *once.parts))
             answers, seen_ms = ((request, 0, 0, at_ms),), row.seen_ms
-            if there is not None:
-                answers, seen_ms = there.answers, max(seen_ms, there.seen_ms)
+            if existing is not None:
+                answers, seen_ms = existing.answers, max(seen_ms, existing.seen_ms)
             records[key] = SessionRow(row.session, 0, seen_ms, answers, once=once)
 
     # --- tasks -----------------------------------------------------------------------------------
 
     def survey(self, report: Report) -> None:
         """Count all tasks. Raise Conflict if a task cannot be moved exactly."""
-        for source, task in _merged(self.sources):
+        for source, task in _all_tasks(self.sources):
             home = self.home_of(source, task.row)
-            name, shard = self._watched.get(task.row.id, ("", home))
+            name, shard = self._awaited.get(task.row.id, ("", home))
             if shard != home:
                 raise Conflict(
                     f"schedule {name} waits for the end of task {task.row.id}, whose key belongs to"
@@ -684,23 +687,23 @@ class _Move:
             report.moved += home != source.number
             report.progress += len(task.progress)
             report.dead += len(task.dead)
-            report.done += len(self.groups.not_owed(source, task))
+            report.done += len(self.groups.newly_owed(source, task))
         kinds = Counter(kind.name for source in self.sources for kind, _ in source.small.records)
         report.records = dict(sorted(kinds.items()))
 
     def tasks(self) -> Iterator[tuple[int, StoredTask, StoredTask]]:
-        """Yield (new shard, old form, new form) of each task, in the order of ids."""
-        for source, task in _merged(self.sources):
+        """Yield, in the order of ids, each task's new shard, the old task and the new task."""
+        for source, task in _all_tasks(self.sources):
             done = tuple(
                 ProgressRow(task.row.id, group, ProgressState.DONE, 0, 0)
-                for group in self.groups.not_owed(source, task)
+                for group in self.groups.newly_owed(source, task)
             )
-            fresh = task._replace(progress=(*task.progress, *done)) if done else task
-            yield self.home_of(source, task.row), task, fresh
+            new_task = task._replace(progress=(*task.progress, *done)) if done else task
+            yield self.home_of(source, task.row), task, new_task
 
 
 def _sum(row: BulkRow, other: BulkRow) -> BulkRow:
-    """Return the sum of an ended bulk operation's rows in two shards."""
+    """Return the sum of the rows that two shards have of an ended bulk operation."""
     refused = Counter(dict(row.refused)) + Counter(dict(other.refused))
     return row._replace(
         state=max(row.state, other.state),
@@ -713,8 +716,8 @@ def _sum(row: BulkRow, other: BulkRow) -> BulkRow:
     )
 
 
-def _plain(row: TargetRow) -> TargetRow:
-    """Return a target without the time and the author of its settings, for comparison."""
+def _comparable(row: TargetRow) -> TargetRow:
+    """Return a target, for comparison, without the time and the author of its settings."""
     return row._replace(since_ms=0, by="", ended_ms=None if row.ended_ms is None else 0)
 
 
@@ -722,19 +725,19 @@ def _plain(row: TargetRow) -> TargetRow:
 
 
 @dataclass(slots=True)
-class _Sum:
-    """The counts and the digest of a shard's tasks, which do not depend on the order of ``add``."""
+class _Counts:
+    """The counts and the digest of a shard's tasks. They do not depend on the order of ``add``."""
 
     tasks: int = 0
     progress: int = 0
     dead: int = 0
     done: int = 0
     """Number of records that exist only because the number of shards was changed."""
-    print: int = 0
+    digest: int = 0
     """The sum of the digests of all tasks with their records."""
 
     def add(self, task: StoredTask) -> None:
-        progress = [row for row in task.progress if not _is_made(row)]
+        progress = [row for row in task.progress if not _is_from_reshard(row)]
         self.tasks += 1
         self.progress += len(progress)
         self.dead += len(task.dead)
@@ -744,18 +747,18 @@ class _Sum:
             digest.update(part)
         for part in sorted(map(encode_dead, task.dead)):
             digest.update(part)
-        self.print = (self.print + int.from_bytes(digest.digest())) % (1 << 128)
+        self.digest = (self.digest + int.from_bytes(digest.digest())) % (1 << 128)
 
 
-def _is_made(row: ProgressRow) -> bool:
-    """Return whether the record was made by a change of the number of shards, for a group that was
-    never owed the task."""
+def _is_from_reshard(row: ProgressRow) -> bool:
+    """Return whether a change of the number of shards wrote the record, for a group to which the
+    task was not owed."""
     return row.state is ProgressState.DONE and not (row.attempt or row.epoch or row.at_ms)
 
 
-def _work(place: _Place, move: _Move, now_ms: int) -> None:
+def _create_databases(place: _Paths, move: _Move, now_ms: int) -> None:
     """Create, verify and activate the new databases."""
-    folder = place.fresh
+    folder = place.new_folder
     try:
         Path(folder.path).mkdir(exist_ok=True)
     except OSError as error:
@@ -763,56 +766,56 @@ def _work(place: _Place, move: _Move, now_ms: int) -> None:
     lock = FileLock(f"{folder.path}reshard.lock")
     lock.acquire(OWNER)
     try:
-        for left in unfinished(place.folder):
-            shutil.rmtree(left)
-        fresh = f"{folder.path}{folder.part}"
-        os.mkdir(fresh)
+        for leftover in unfinished(place.folder):
+            shutil.rmtree(leftover)
+        new_path = f"{folder.path}{folder.part}"
+        os.mkdir(new_path)
         try:
             failpoints.hit("reshard.begun")
             sums = asyncio.run(_fill(place, move, now_ms))
-            disk.sync(fresh)
+            disk.sync(new_path)
             failpoints.hit("reshard.copied")
             for shard, expected in enumerate(sums):
                 _verify(folder.database(shard), move, shard, expected)
             failpoints.hit("reshard.verified")
         except BaseException:
-            shutil.rmtree(fresh, ignore_errors=True)  # daemons may need the space
+            shutil.rmtree(new_path, ignore_errors=True)  # daemons may need the space
             raise
         _switch(place, move)
     finally:
         lock.release()
 
 
-async def _fill(place: _Place, move: _Move, now_ms: int) -> list[_Sum]:
-    """Fill the new databases. Return the expected sums of their tasks."""
+async def _fill(place: _Paths, move: _Move, now_ms: int) -> list[_Counts]:
+    """Fill the new databases, and return the counts that each of them should have."""
     meta = {SINCE_EPOCH: move.epoch}
-    sums = [_Sum() for _ in range(move.count)]
+    sums = [_Counts() for _ in range(move.count)]
     async with AsyncExitStack() as stack:
         fillers = []
         for shard in range(move.count):
-            path = place.fresh.database(shard)
-            new = new_sqlite(path, OWNER, now_ms, move.epoch, meta, place.options)
-            filler = await stack.enter_async_context(new)
+            path = place.new_folder.database(shard)
+            opening = new_sqlite(path, OWNER, now_ms, move.epoch, meta, place.options)
+            filler = await stack.enter_async_context(opening)
             await filler.begin(
-                move.groups.rows, move.outcomes[shard], move.mark_of(shard), move.position_ms
+                move.groups.rows, move.outcomes[shard], move.id_mark_of(shard), move.position_ms
             )
             await filler.records(move.records[shard])
             fillers.append(filler)
         failpoints.hit("reshard.middle")
-        for shard, task, fresh in move.tasks():
-            await fillers[shard].put(fresh)
+        for shard, task, new_task in move.tasks():
+            await fillers[shard].put(new_task)
             sums[shard].add(task)
-            sums[shard].done += len(fresh.progress) - len(task.progress)
+            sums[shard].done += len(new_task.progress) - len(task.progress)
     return sums
 
 
-def _verify(path: str, move: _Move, shard: int, expected: _Sum) -> None:
-    """Read a new database back. Raise StoreUnusable unless it has exactly the expected content."""
-    checked = _check_whole(path)
+def _verify(path: str, move: _Move, shard: int, expected: _Counts) -> None:
+    """Read a new database. Raise StoreUnusable unless it has exactly the expected content."""
+    checked = _check_intact(path)
     connection = connect_reader(path, CACHE_BYTES, BUSY_MS, mode="ro")
     try:
         small = read_small(connection, move.endings_max)
-        actual = _Sum()
+        actual = _Counts()
         for task in _tasks_of(Reader(connection)):
             basis = basis_of(task.row.options)
             if basis is not None and move.shard_of(basis) != shard:
@@ -833,13 +836,13 @@ def _records(move: _Move, shard: int) -> Mapping[RecordKey, Any]:
     return SmallState(keyed(GROUP, move.groups.rows) | move.records[shard]).records
 
 
-def _switch(place: _Place, move: _Move) -> None:
+def _switch(place: _Paths, move: _Move) -> None:
     """Mark the old databases as given up, then activate the new ones."""
-    folder = place.fresh
+    folder = place.new_folder
     for source in move.sources:
         source.close()
-        taken_to = f"{os.path.realpath(folder.path)}/{folder.part}"
-        write_meta(source.path, {MOVED_TO: taken_to})
+        successor = f"{os.path.realpath(folder.path)}/{folder.part}"
+        write_meta(source.path, {MOVED_TO: successor})
         failpoints.hit("reshard.given_up")
     failpoints.hit("reshard.switching")
     layout = Layout(move.count, place.layout.number + 1, move.moved_id, move.epoch)

@@ -1,11 +1,11 @@
 """The daemon's role for its shard (taking over, serving, stepping down), and its status for STATUS
 and ``/readyz``.
 
-With a private store (SQLite, memory), a daemon is active for its whole life. With a store shared by
-several daemons, it is a standby until it is elected, serves until it is deposed, and becomes a
-standby again. To take over, it acquires the lease, opens the store (which raises the epoch),
-recovers, and serves. ``open_store`` returns the configured store and the engine's configuration
-that depends on it.
+With a private store (SQLite, memory), a daemon is active from its start to its end. With a store
+that several daemons share, it is a standby until it is elected, serves until it is deposed, and
+then becomes a standby again. To take over, it acquires the lease, opens the store (which raises the
+epoch), recovers, and serves. ``open_store`` returns the configured store and the engine's
+configuration that depends on it.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from tickwheel.persistence.contract import (
     StoreUnreachable,
 )
 from tickwheel.server.lease import Leadership, Life
-from tickwheel.server.logs import REPEATING, Log, Sparing, say
+from tickwheel.server.logs import REPEATING, Log, LogRateLimit, log_event
 from tickwheel.server.metrics.observed import Observed
 from tickwheel.server.settings import HOT_BYTES_MAX, REDIS_RESIDENT_BYTES_MAX, Settings
 from tickwheel.server.shard.shard import Recovering, Shard
@@ -68,17 +68,17 @@ if TYPE_CHECKING:
     from tickwheel.server.tracing import Exports, Tracing
 
 TAKEOVER_RETRY_S = 1.0
-"""Seconds after a failed takeover in which another daemon can take over."""
+"""Seconds until a failed takeover is retried, in which another daemon can take over."""
 
 
 class Roles:
-    """The daemon's roles: call ``begin``, then ``run``, which never returns; ``close`` releases
-    everything.
+    """The daemon's roles. Call ``begin``, and then ``run``, which never returns; ``close`` releases
+    the resources.
 
-    ``serving`` is called with each new shard before it starts; ``changed`` and ``deposed`` when the
-    connections of a standby or a leader should end; ``cut_off`` when they must end immediately;
-    ``leased`` with False when the lease expires without news from the store, and with True when it
-    is held again.
+    ``on_shard`` is called with each new shard before it starts; ``on_role_change`` and
+    ``on_deposed`` when the connections of a standby or of a leader should end; ``on_abort`` when
+    they must end immediately; ``on_lease_change`` with False when the lease expires and the store
+    does not answer, and with True when the lease is held again.
     """
 
     def __init__(
@@ -86,25 +86,25 @@ class Roles:
         settings: Settings,
         log: Log,
         *,
-        serving: Callable[[Shard], None],
-        changed: Callable[[str], None],
-        deposed: Callable[[], None],
-        cut_off: Callable[[], None],
-        leased: Callable[[bool], None],
+        on_shard: Callable[[Shard], None],
+        on_role_change: Callable[[str], None],
+        on_deposed: Callable[[], None],
+        on_abort: Callable[[], None],
+        on_lease_change: Callable[[bool], None],
         status: Callable[[], dict[str, Any]],
         sources: Sources | None = None,
         has_process: bool = True,
         member: Member | None = None,
     ) -> None:
-        """``sources`` replace the machine's clocks. ``has_process``: whether the daemon has the
-        process to itself and controls its garbage collection. ``member`` connects the daemon to its
-        node. Raise StoreUnusable or BadRequest for unusable settings."""
+        """``sources`` replace the machine's clocks. ``has_process`` tells whether the process runs
+        only this daemon, which then controls garbage collection. ``member`` connects the daemon to
+        its node. Raise StoreUnusable or BadRequest for unusable settings."""
         self.settings = settings
         self.log = log
-        self._repeating: dict[str, Sparing] = {}
+        self._repeating: dict[str, LogRateLimit] = {}
         self.clock = Clock(int(settings.clock_hold_over_s * 1000), sources)
         self._has_process = has_process
-        if self.clock.steered:
+        if self.clock.is_steered:
             log.warning("test_clock", detail=f"{TEST_CLOCK_ENV} is set: a file controls the clock")
         self.store, config = open_store(settings)
         self._engine_config = config if member is None else replace(config, shards=member.count)
@@ -114,18 +114,18 @@ class Roles:
             self._siblings = open_siblings(store_url(settings))
         self.observed = Observed(settings.metrics_lateness_topics_max)
         self.shard: Shard | None = None
-        """The shard, while this daemon leads."""
+        """The shard; None while this daemon does not lead."""
         self.role = "starting"
         self.role_since_ms = self.clock.read().now_ms
         self.address = settings.advertise or settings.listen
-        """The address at which others find this daemon."""
+        """The address at which clients and other daemons reach this daemon."""
         self.http_url: str | None = None
-        """URL of this daemon's HTTP server for other machines; None if it has none."""
-        self._serving = serving
-        self._changed = changed
-        self._deposed = deposed
-        self._cut_off = cut_off
-        self._leased = leased
+        """URL of this daemon's HTTP server for other machines; None without such a server."""
+        self._on_shard = on_shard
+        self._on_role_change = on_role_change
+        self._on_deposed = on_deposed
+        self._on_abort = on_abort
+        self._on_lease_change = on_lease_change
         self._status = status
         self._member = member
         self._leadership: Leadership | None = None
@@ -137,9 +137,9 @@ class Roles:
                 ttl_ms,
                 self.clock,
                 on_event=self.on_event,
-                renewed=self._wake,
+                on_renewed=self._wake,
                 life=Life.own(),
-                hurries=None if member is None else member.hurries,
+                is_release_near=None if member is None else member.is_release_near,
             )
         options = settings.history(self._engine_config.shard)
         self.history = None if options is None else History(options, self.clock, self.on_event)
@@ -152,7 +152,7 @@ class Roles:
         self._hold: asyncio.Task[None] | None = None
         self._watch: asyncio.Task[None] | None = None
 
-    # --- public state --------------------------------------------------------------------------
+    # --- state ---------------------------------------------------------------------------------
 
     @property
     def shared(self) -> bool:
@@ -178,19 +178,19 @@ class Roles:
 
     @property
     def standbys(self) -> tuple[Standby, ...]:
-        """Standby daemons that the store knows."""
+        """The standbys that have announced themselves in the store."""
         return self._leadership.standbys if self._leadership is not None else ()
 
     @property
     def store_at(self) -> str | None:
-        """Address of the store's server, ``HOST:PORT``; None if none was found or it needs none."""
+        """Address of the store's server, ``HOST:PORT``; None if it is unknown or there is none."""
         if self.shard is not None and isinstance(self.store, Located):
             return self.store.address or None
         return (self._leadership.store_at or None) if self._leadership is not None else None
 
     @property
     def loaded(self) -> int:
-        """Tasks loaded by the current or last recovery."""
+        """Number of tasks that the current or last recovery has loaded."""
         return self._recovering.loaded if self._recovering is not None else 0
 
     # --- roles -----------------------------------------------------------------------------
@@ -212,7 +212,7 @@ class Roles:
             try:
                 await self._take_over()
             except (StoreUnreachable, StoreAway) as error:
-                # It was reachable a moment ago; ``run`` retries.
+                # The store was reachable a moment ago; ``run`` retries.
                 await self._takeover_failed(error)
             return
         await self._take_over()
@@ -252,10 +252,10 @@ class Roles:
 
     def _begin_to_hold(self, leadership: Leadership) -> None:
         self._hold = asyncio.create_task(leadership.hold(self._verify))
-        self._watch = asyncio.create_task(leadership.watch(self._leased))
+        self._watch = asyncio.create_task(leadership.watch(self._on_lease_change))
 
     async def _takeover_failed(self, error: StoreError) -> None:
-        """Return to standby without the lease, because another daemon may succeed."""
+        """Release the lease and become a standby, because another daemon may succeed."""
         if error.message != self._logged_failure:
             self._logged_failure = error.message
             self.on_event("takeover_failed", f"{error.message}; retrying")
@@ -263,7 +263,7 @@ class Roles:
         self._enter("standby")
 
     async def _serve(self, shard: Shard) -> None:
-        """Serve until an error ends the tenure; raise that error."""
+        """Serve until an error ends the leadership, and raise that error."""
         ends: set[asyncio.Future[Any]] = {shard.failed}
         if self._hold is not None:
             ends.add(self._hold)
@@ -279,7 +279,7 @@ class Roles:
         self._leadership.forfeit(for_good=isinstance(error, Fenced))
         self.on_event("deposed", error.message)
         self._enter("standby")
-        self._deposed()
+        self._on_deposed()
         await self.close_shard(shard, clean=False)
         self.observed.ended(shard.core)
         self._recovering = None
@@ -313,7 +313,7 @@ class Roles:
         recovering = Recovering(self.store, engine, opened, self.clock, grace_ms)
         self._recovering = recovering
         await recovering.begin()
-        self._log_held(recovering)
+        self._log_held_clock(recovering)
         shard = Shard(
             settings,
             engine,
@@ -332,11 +332,11 @@ class Roles:
         )
         if shard.following is not None:
             await shard.following.catch_up()
-        self._serving(shard)
+        self._on_shard(shard)
         self.shard = shard
         shard.start(self._load_rest(shard, recovering, started_s))
         self._enter("active")
-        self._changed("this daemon is now active: reconnect")
+        self._on_role_change("this daemon is now active: reconnect")
         self.observed.recovery_s = time.monotonic() - started_s
         if self.shared:
             self.log.info("durability", detail=self.store.durability)
@@ -351,7 +351,7 @@ class Roles:
             limit_ms = int(settings.clock_hold_start_over_s * 1000)
             self.clock.begin_at(opened.position_ms, limit_ms)
 
-    def _log_held(self, recovering: Recovering) -> None:
+    def _log_held_clock(self, recovering: Recovering) -> None:
         if not self.clock.held_at_start:
             return
         if recovering.is_empty:
@@ -382,12 +382,12 @@ class Roles:
         store = cast("SharedStore", self.store)
         may_create = not leadership.incarnation
         opened = await store.open(owner, now_ms, evidence=evidence, may_create=may_create)
-        leadership.opened(opened.epoch)
+        leadership.set_epoch(opened.epoch)
         return owner, opened
 
     def _evidence(self) -> list[Evidence]:
-        """Return facts about the store from other sources, which are compared with the store before
-        anything is served."""
+        """Return facts about the store from other sources. The store is first checked against
+        them."""
         facts = self.history.evidence() if self.history is not None else []
         if self.settings.expect_store:
             facts.append(Evidence("the setting expect_store"))
@@ -403,12 +403,12 @@ class Roles:
             return
         self.log.info("loaded", tasks=recovering.loaded, seconds=round(self.observed.load_s, 3))
 
-    # --- the end of a tenure -------------------------------------------------------------------
+    # --- the end of the leadership -------------------------------------------------------------
 
     async def close_shard(self, shard: Shard | None, clean: bool) -> None:
-        """Release the resources of a leader in any state."""
+        """Release the resources of a leader, also of one that did not finish its takeover."""
         if shard is not None:
-            self._cut_off()
+            self._on_abort()
             if not clean:
                 await shard.kill()
         opened, self._opened = self._opened, False
@@ -429,7 +429,7 @@ class Roles:
                 await self._leadership.resign()
 
     async def close(self) -> None:
-        """Release the remaining resources after ``close_shard``."""
+        """Release the resources that ``close_shard`` leaves."""
         try:
             if self._leadership is not None:
                 await self._leadership.close()
@@ -457,11 +457,11 @@ class Roles:
                 self.log.info("role", role=role, active=active)
 
     def _verify(self) -> None:
-        """Verify a store that lost its lease or connection: it may also have lost data."""
+        """Verify a store whose lease or connection was lost, because it may have lost data."""
         if self.shard is not None:
-            self.shard.spawn(self._look_at_store())
+            self.shard.spawn(self._verify_store())
 
-    async def _look_at_store(self) -> None:
+    async def _verify_store(self) -> None:
         # The next commit verifies a store that is unreachable or being rewritten.
         with contextlib.suppress(StoreAway):
             await self.store.verify()
@@ -474,19 +474,19 @@ class Roles:
         return f"{self.settings.node}/{uuid.uuid4().hex[:12]}"
 
     def on_event(self, event: str, text: str) -> None:
-        self.observed.notice(event)
+        self.observed.note_event(event)
         if event in REPEATING:
-            rest = self._repeating.setdefault(event, Sparing()).note(
+            rest = self._repeating.setdefault(event, LogRateLimit()).note(
                 self.clock.read().mono_ms / 1000
             )
             if rest is None:
                 return
             text += rest
-        say(self.log, event, text)
+        log_event(self.log, event, text)
 
 
 def why_held(clock: Clock) -> str:
-    """Return why the clock is held, and the remedy, for an operator."""
+    """Return a text that tells an operator why the clock is held, and the remedy."""
     days = f"{clock.ahead_ms / 86_400_000:.1f} days"
     reason = f"the wall clock jumped {days} ahead (clock_hold_over_s)"
     if clock.held_at_start:
@@ -501,7 +501,7 @@ def why_held(clock: Clock) -> str:
 
 
 def store_url(settings: Settings) -> str:
-    """Return the store's URL, extended by the settings that affect it."""
+    """Return the store's URL, extended by the settings that affect the store."""
     url = settings.store
     if settings.allow_volatile_store and parse(url).kind == "redis":
         url = with_setting(url, "allow_volatile_store", "1")
@@ -540,7 +540,7 @@ def backup_folder(settings: Settings) -> Path:
 
 def check_folders(settings: Settings) -> None:
     """Raise BadRequest if the folder for backups or for the audit log is missing. The daemon does
-    not create them, because it would use the wrong disk if a volume is not mounted."""
+    not create these folders, because it would use the wrong disk if a volume is not mounted."""
     if settings.backup_dir is not None and not Path(settings.backup_dir).is_dir():
         raise BadRequest(
             f"setting backup_dir: {settings.backup_dir} is not a folder; mount its volume or create"
@@ -575,13 +575,13 @@ NOT_READY = frozenset(
         "clock_held",
     )
 )
-"""States in which ``/readyz`` fails, so load balancers avoid the daemon. A loading daemon
-serves."""
+"""States in which ``/readyz`` fails, so that load balancers avoid the daemon. A daemon that is
+still loading tasks serves."""
 IDS_NAMED_MAX = 3
 
 
 class Running(Protocol):
-    """A daemon as STATUS and metrics use it."""
+    """The interface of a daemon that STATUS and metrics read."""
 
     settings: Settings
     roles: Roles
@@ -655,7 +655,7 @@ def status_map(daemon: Running) -> dict[str, Any]:
 
 
 def _shards(daemon: Running) -> dict[str, Any]:
-    """Return the addresses of all shards if there are several, else nothing."""
+    """Return this shard and the addresses of all shards; nothing if there is only one shard."""
     settings, member = daemon.settings, daemon.member
     urls = settings.shard_urls if member is None else member.route()[1]
     return {"shard": settings.shard, "shards": urls} if urls else {}
@@ -671,7 +671,7 @@ def memory_bytes() -> int | None:
 
 
 def _disk(store: str) -> dict[str, Any]:
-    """Return the usage of the disk that holds an embedded store."""
+    """Return the fields about the disk that contains an embedded store."""
     path = parse(store).path
     try:
         use = disk.measure(Path(path).parent) if path else None
@@ -703,7 +703,8 @@ def _standby_map(standby: Standby) -> dict[str, Any]:
 
 
 def readiness(daemon: Running) -> tuple[bool, dict[str, Any]]:
-    """Return whether the daemon accepts and delivers tasks, and details with the reason if not."""
+    """Return whether the daemon accepts and delivers tasks, and the details for ``/readyz``, which
+    include the reason if it does not."""
     state, detail = state_of(daemon)
     answer: dict[str, Any] = {"status": state, "role": daemon.roles.role}
     if detail is not None:

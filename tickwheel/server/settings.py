@@ -37,13 +37,13 @@ from tickwheel.model.records import TRACE_LENGTH_MAX
 from tickwheel.server.shard.callers import TOKEN_TEXT
 
 TASK_EXTRAS_BYTES = 64 * 1024
-"""Bytes of a task in addition to the largest body, if ``task_bytes_max`` is not set."""
+"""Maximum bytes of a task besides its body, if ``task_bytes_max`` is not set."""
 FRAME_BYTES = 1024 * 1024
-"""Maximum bytes of a DELIVER frame with several tasks; a single larger task exceeds it."""
+"""Maximum bytes of a DELIVER frame with several tasks. A single task can be larger."""
 DISPATCH_BYTES = 16 * 1024 * 1024
-"""Maximum bytes dispatched before the event loop runs other work."""
+"""Maximum bytes that are dispatched before the event loop runs other work."""
 HOT_BYTES_MAX = 256 * 1024 * 1024
-"""Default of ``resident_bytes_max``: bytes of bodies of tasks that are due soon or ready."""
+"""Default of ``resident_bytes_max``, the bytes of bodies of tasks that are due soon or ready."""
 REDIS_RESIDENT_BYTES_MAX = 2 * 1024 * 1024 * 1024
 """Default of ``resident_bytes_max`` with Redis. All bodies stay in memory, which can restore a
 Redis that lost them."""
@@ -59,39 +59,39 @@ class Settings(BaseSettings):
     # stores and addresses
     store: str = "sqlite:///tickwheel.db"
     expect_store: bool = False
-    """Refuse to start with an empty store, because its data was lost. Set it after the first
+    """Refuse to start with an empty store, because its data was lost. To be set after the first
     start."""
     expect_standbys: int = Field(default=0, ge=0, le=64)
-    """Expected standbys of each shard; if there are fewer, the daemon reports it and an alert
+    """Expected standbys of each shard. If there are fewer, the daemon reports this and an alert
     fires."""
     expect_nodes: int = Field(default=0, ge=0, le=1_000)
     """Expected nodes, including this node."""
     listen: str = "tcp://127.0.0.1:7355"
     http: str | None = None
     processes: int | Literal["auto"] = 1
-    """Number of shards, each with its own daemon, of a store that is a folder; "auto": one for each
-    processor."""
+    """Number of shards of a store that is a folder, each with a separate daemon. "auto" is one for
+    each processor."""
     http_all: str | None = None
     """Address of the HTTP server for all shards: health, metrics, addresses, API and console."""
     route: str = ""
-    """Addresses of all shards, in order, for a daemon that ``processes`` has started."""
+    """Addresses of all shards, in order. The parent sets it for daemons of ``processes``."""
     moved_id: int = Field(default=0, ge=0)
-    """Largest id of a task that can be in any shard, for a daemon that ``processes`` has
-    started."""
+    """Largest id of a task that can be in any shard. The parent sets it for daemons of
+    ``processes``."""
     node: str = Field(default_factory=socket.gethostname)
     node_capacity: float = Field(default=1.0, ge=0.01, le=1_000)
-    """Weight of this node (``?shards=N``): its number of shards is proportional to it."""
+    """Weight of this node (``?shards=N``). Its number of shards is proportional to its weight."""
     serve_token: str | None = Field(default=None, repr=False)
     """Token with all rights. It is not called ``token``, because clients read
     ``TICKWHEEL_TOKEN``."""
     tokens_file: str | None = None
-    """File of tokens with individual rights; None: only ``serve_token`` is valid."""
+    """File of tokens with individual rights. If it is None, only ``serve_token`` is valid."""
     audit_file: str | None = None
     """File that records the actions of operators."""
     audit_bytes_max: int = Field(default=64 * 1024 * 1024, ge=64 * 1024)
-    """Maximum bytes of that file, and of its predecessor."""
+    """Maximum bytes of ``audit_file``, and of its predecessor."""
     quota_tasks_per_s: float | None = Field(default=None, gt=0)
-    """Quotas of tokens that do not set their own."""
+    """Each of the ``quota`` settings applies to tokens that do not set their own quota."""
     quota_bytes_per_s: float | None = Field(default=None, gt=0)
     quota_pending: int | None = Field(default=None, gt=0)
     quota_connections: int | None = Field(default=None, gt=0)
@@ -102,9 +102,9 @@ class Settings(BaseSettings):
     tls_cert: str | None = None
     """PEM file with the chain, beginning with the daemon's certificate."""
     tls_key: str | None = None
-    """None: the key is in the file of ``tls_cert``."""
+    """File of the key; None if it is in the file ``tls_cert``."""
     tls_client_ca: str | None = None
-    """File of the CA that signs clients' certificates; None: clients are not asked for one."""
+    """File of the CA that signs clients' certificates. If it is None, none are requested."""
     tls_client_required: bool = False
     tls_handshake_timeout_s: float = Field(default=5.0, gt=0, le=600)
     tls_handshakes_max: int = Field(default=256, gt=0)
@@ -120,13 +120,13 @@ class Settings(BaseSettings):
     backup_dir: str | None = None
     ready_file: str | None = None
     file_mode: Literal["0600", "0640", "0644"] = "0640"
-    """Most permissive mode of the daemon's files; its folders can also be entered."""
+    """Most permissive mode of the daemon's files. Its folders also have execute permission."""
     # failover
     advertise: str | None = None
     http_advertise: str | None = None
     leader_ttl_s: float = Field(default=3.0, ge=0.2, le=3_600)
     store_wait_s: float | None = Field(default=None, ge=0, le=3_600)
-    """Seconds to wait at a start for a Redis that does not answer; None: forever."""
+    """Maximum seconds to wait at a start for a Redis that does not answer; None is unlimited."""
     allow_volatile_store: bool = False
     # disk space
     disk_refuse: float = Field(default=0.90, gt=0, le=1)
@@ -138,7 +138,7 @@ class Settings(BaseSettings):
     """Maximum topics, and maximum pairs of topic and group, with separate time series."""
     metrics_lateness_topics_max: int = Field(default=100, ge=0)
     otlp_endpoint: str | None = None
-    """URL, without ``/v1/…``, that receives spans and metrics by OTLP over HTTP; None: off."""
+    """URL, without ``/v1/…``, that receives spans and metrics by OTLP over HTTP, or None."""
     otlp_headers_file: str | None = None
     """File with headers for the endpoint, one ``Name: value`` per line."""
     otlp_interval_s: float = Field(default=60.0, ge=1, le=86_400)
@@ -155,7 +155,7 @@ class Settings(BaseSettings):
     """Delays of levels 1, 2, …, separated by spaces; units s, m, h, d."""
     clock_hold_over_s: float = Field(default=86_400.0, gt=0)
     clock_hold_start_over_s: float = Field(default=7 * 86_400.0, ge=7_200)
-    """The minimum is longer than an idle daemon's stored time can be old."""
+    """The minimum exceeds the age of the time that an idle daemon has stored."""
     accept_clock: bool = False
     resident_horizon_s: float = Field(default=60.0, ge=0)
     resident_bytes_max: int | None = Field(default=None, gt=0)
@@ -178,7 +178,7 @@ class Settings(BaseSettings):
     dead_retention_s: float = Field(default=14 * 86_400.0, gt=0)
     group_unused_report_s: float = Field(default=7 * 86_400.0, gt=0)
     group_unused_end_s: float | None = Field(default=None, gt=0)
-    """None: never."""
+    """If it is None, unused groups are never ended."""
     broadcast_tasks_max: int = Field(default=10_000, gt=0)
     broadcast_bytes_max: int = Field(default=32 * 1024 * 1024, gt=0)
     broadcasts_bytes_max: int = Field(default=256 * 1024 * 1024, gt=0)
@@ -195,22 +195,23 @@ class Settings(BaseSettings):
     history_bytes_max: int | None = Field(default=None, gt=0)
     history_disk_warn: float = Field(default=DISK_WARN, gt=0, le=1)
     history_disk_clean: float = Field(default=DISK_CLEAN, gt=0, le=1)
-    """Used fractions of the history's disk above which the daemon warns and deletes; 1: off."""
+    """Used fractions of the history's disk above which the daemon warns and deletes; 1 is off."""
     history_clean_hour: int = Field(default=CLEAN_HOUR, ge=0, le=23)
     backup_daily_hour: int | None = Field(default=None, ge=0, le=23)
-    """Hour of local time; None: no daily backups."""
+    """Hour of local time. If it is None, there are no daily backups."""
     backup_keep: int = Field(default=7, ge=1)
     # limits
     frame_bytes_max: int = Field(default=4 * 1024 * 1024, ge=1024)
     body_bytes_max: int = Field(default=1024 * 1024, gt=0)
     task_bytes_max: int | None = Field(default=None, gt=0)
-    """None: ``body_bytes_max`` plus 64 KiB."""
+    """If it is None, the limit is ``body_bytes_max`` plus 64 KiB."""
     property_value_bytes_max: int = Field(default=4_096, gt=0)
     tasks_per_frame_max: int = Field(default=16_384, gt=0)
     connections_max: int = Field(default=4_096, gt=0)
     http_connections_max: int = Field(default=1_024, gt=0)
     http_body_bytes_max: int | None = Field(default=None, gt=0)
-    """Maximum bytes of an HTTP request's body, or of a line in it. None: twice the largest task."""
+    """Maximum bytes of an HTTP request's body, or a line of it; by default twice the largest
+    task."""
     http_bodies_bytes_max: int = Field(default=64 * 1024 * 1024, gt=0)
     """Maximum bytes of all HTTP request bodies in memory."""
     http_body_timeout_s: float = Field(default=30.0, gt=0)
@@ -233,7 +234,8 @@ class Settings(BaseSettings):
     acks_ahead_max: int = Field(default=4_096, ge=0)
     """Maximum settlements per subscription that return credit before they are durable."""
     ack_gather_ms: int = Field(default=10, ge=0, le=1_000)
-    """Maximum milliseconds that an ack without an awaited answer waits for more acks; 0: off."""
+    """Maximum milliseconds that an ack whose answer is not awaited waits for more acks; 0 is
+    off."""
     schedules_max: int = Field(default=10_000, ge=0)
     schedule_bytes_max: int = Field(default=64 * 1024, gt=0)
     """Maximum bytes of a schedule's body and options."""
@@ -410,8 +412,8 @@ class Settings(BaseSettings):
 
     @property
     def http_names(self) -> frozenset[str] | None:
-        """Host names that requests to an HTTP port without tokens can use. None: any name, because
-        other machines reach the port and ``http_hosts`` is empty."""
+        """Host names that requests to an HTTP port without tokens can use. None is any name,
+        because other machines reach the port and ``http_hosts`` is empty."""
         names = {name.strip().rstrip(".").lower() for name in self.http_hosts.split(",")} - {""}
         host = split_address(self.http, "http")[0] if self.http is not None else ""
         if not names and not _is_local(host):
@@ -439,8 +441,8 @@ class Settings(BaseSettings):
         return self.http if self.http is None or "://" in self.http else f"http://{self.http}"
 
     def http_for_others(self, bound: str) -> str:
-        """Return the URL at which other machines find the HTTP server that listens at ``bound``. If
-        it listens at every address of its machine, the URL has the host of ``advertise``."""
+        """Return the URL at which other machines reach the HTTP server that listens at ``bound``.
+        If it listens at every address of its machine, the URL has the host of ``advertise``."""
         if self.http_advertise is not None:
             scheme = "https" if self.speaks_tls("http") else "http"
             has_scheme = "://" in self.http_advertise
@@ -528,7 +530,7 @@ class Settings(BaseSettings):
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         sources = [init_settings]
-        # Looking up each setting in the environment takes most of the time.
+        # Most of the time is needed to look up each setting in the environment.
         if any(name.upper().startswith(environment.PREFIX) for name in os.environ):
             sources.append(env_settings)
         if settings_cls.model_config.get("toml_file") is not None:

@@ -1,14 +1,13 @@
 """TLS for both ports: the certificate, which is reloaded when its files change, and handshakes.
 
-``Certificates`` has the current context. Existing connections keep their context, so a new
-certificate does not interrupt them. ``TlsServer`` accepts connections and gives a transport to
+``Certificates`` holds the current context. Existing connections keep their context, so a new
+certificate does not interrupt them. ``TlsServer`` accepts connections and creates a transport for
 those that finish their handshake. This module does not know the protocols above TLS. Invariants:
 
-* Unusable files change nothing: the previous certificate stays in use, and the problem is logged
-and
+* If files become unusable, the previous certificate stays in use, and the problem is logged and
   shown by a metric. Only a start requires valid files.
 * Handshakes in progress are bounded in time and number. At the limit, a new handshake replaces the
-  oldest, so silent peers cannot block others.
+  oldest, so that silent peers cannot block others.
 * A peer that does not use TLS gets an error in its own protocol.
 """
 
@@ -24,24 +23,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tickwheel.errors import BadRequest, TickwheelError, shown
-from tickwheel.server.logs import Sparing
+from tickwheel.server.logs import LogRateLimit
 
 if TYPE_CHECKING:
     from tickwheel.server.metrics.observed import Observed
     from tickwheel.server.settings import Settings
     from tickwheel.server.shard.callers import OnEvent
 
-LOOK_S: Final = 1.0
+CHECK_S: Final = 1.0
 """Seconds between checks of the files."""
 FILE_BYTES_MAX: Final = 1024 * 1024
 ACCEPTS_MAX: Final = 64
 """Maximum connections accepted in one turn of the event loop."""
 NO_FILES_S: Final = 1.0
-"""Seconds without accepting connections after the file descriptors ran out."""
+"""Seconds for which no connection is accepted after the file descriptors ran out."""
 SHUTDOWN_S: Final = 2.0
-"""Seconds to wait for a peer's answer when TLS is shut down."""
+"""Maximum seconds to wait for a peer's answer when TLS is shut down."""
 _HANDSHAKE = b"\x16"
-"""First byte of TLS, with which no frame and no HTTP request begins."""
+"""First byte of a TLS connection. No frame and no HTTP request begins with this byte."""
 _SHORT = {
     "commonName": "CN",
     "organizationName": "O",
@@ -55,7 +54,7 @@ _SHORT = {
 
 
 class Files(NamedTuple):
-    """The files that the settings name."""
+    """The paths of the files that the settings name."""
 
     cert: str
     key: str | None
@@ -64,7 +63,7 @@ class Files(NamedTuple):
 
 
 class Certificates:
-    """The certificate in use. Call ``start`` before the first connection; ``run`` works in the
+    """The certificate in use. Call ``start`` before the first connection, and ``run`` in the
     background."""
 
     def __init__(self, files: Files, on_event: OnEvent, observed: Observed) -> None:
@@ -85,12 +84,12 @@ class Certificates:
         await asyncio.to_thread(self._read)
 
     async def run(self) -> None:
-        """Check the files, forever."""
+        """Reload the files when they change, forever."""
         while True:
-            await asyncio.sleep(LOOK_S)
-            await self.look()
+            await asyncio.sleep(CHECK_S)
+            await self.reload_if_changed()
 
-    async def look(self) -> None:
+    async def reload_if_changed(self) -> None:
         """Reload the files if any of them has changed."""
         observed = self._observed
         try:
@@ -116,8 +115,7 @@ class Certificates:
 
 
 def _stamp(path: str | None) -> tuple[int, int, int] | None:
-    """Return the time, size and inode of the file, or None if it is unreadable, which ``load``
-    reports."""
+    """Return the time, size and inode of the file, or None if it is unreadable."""
     try:
         status = None if path is None else Path(path).stat()
     except OSError:
@@ -129,8 +127,8 @@ def _stamp(path: str | None) -> tuple[int, int, int] | None:
 
 
 def load(files: Files) -> tuple[ssl.SSLContext, float]:
-    """Return a TLS context of the files, and the certificate's expiry in seconds since 1970. Raise
-    BadRequest, which names the unusable file."""
+    """Return a TLS context that uses the files, and the certificate's expiry in seconds since 1970.
+    Raise BadRequest, which names the unusable file."""
     cert = _text("tls_cert", files.cert, "CERTIFICATE-----")
     name, path = ("tls_cert", files.cert) if files.key is None else ("tls_key", files.key)
     key = _text(name, path, "PRIVATE KEY-----")
@@ -177,8 +175,8 @@ def _reason(error: ssl.SSLError) -> str:
 
 
 def _until_s(context: ssl.SSLContext, cert: str, path: str) -> float:
-    """Return the certificate's expiry, found by a handshake with ourselves. The handshake also
-    finds any problem that clients would have with the certificate."""
+    """Return the certificate's expiry, in seconds since 1970. It is read by a handshake within this
+    process, which also detects any problem that clients would have with the certificate."""
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     client.check_hostname = False
     client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
@@ -203,7 +201,7 @@ def _until_s(context: ssl.SSLContext, cert: str, path: str) -> float:
 
 
 def parts_of(peer: Mapping[str, Any] | None) -> frozenset[str]:
-    """Return the names in a client's certificate: ``CN=billing``, ``DNS=host``, ``URI=…``."""
+    """Return the names that a client's certificate contains, such as ``CN=billing``."""
     if not peer:
         return frozenset()
     subject: Iterable[Sequence[tuple[str, str]]] = peer.get("subject", ())
@@ -215,7 +213,7 @@ def parts_of(peer: Mapping[str, Any] | None) -> frozenset[str]:
 
 
 class TlsServer:
-    """A TLS server that replaces ``loop.create_server``: ``start``, ``close``."""
+    """A TLS server in place of ``loop.create_server``. Call ``start``, and ``close`` at the end."""
 
     def __init__(
         self,
@@ -228,21 +226,21 @@ class TlsServer:
         *,
         plain: bytes,
     ) -> None:
-        """``plain``: the answer to clients that do not use TLS."""
+        """``plain`` is the answer to clients that do not use TLS."""
         self._listener = listener
         self._make = make
         self._certificates = certificates
-        self._most = settings.tls_handshakes_max
-        self._pace = Pace(settings.tls_handshakes_per_s, self._most)
+        self._handshakes_max = settings.tls_handshakes_max
+        self._pace = Pace(settings.tls_handshakes_per_s, self._handshakes_max)
         self._timeout_s = settings.tls_handshake_timeout_s
         self._observed = observed
         self._on_event = on_event
         self._plain = plain
         self._loop = asyncio.get_running_loop()
         self._waiting: dict[asyncio.Task[None], socket.socket] = {}
-        """Sockets of handshakes in progress, by task, oldest first."""
-        self._again: asyncio.TimerHandle | None = None
-        self._failures = Sparing()
+        """Sockets of the handshakes in progress, by task; the oldest is first."""
+        self._resume_timer: asyncio.TimerHandle | None = None
+        self._failures = LogRateLimit()
         self._is_open = False
 
     @property
@@ -257,26 +255,26 @@ class TlsServer:
         self._loop.add_reader(self._listener, self._accept)
 
     def close(self) -> None:
-        """Stop accepting connections; repeated calls do nothing."""
+        """Stop accepting connections. Repeated calls do nothing."""
         if not self._is_open:
             return
         self._is_open = False
-        if self._again is not None:
-            self._again.cancel()
+        if self._resume_timer is not None:
+            self._resume_timer.cancel()
         self._loop.remove_reader(self._listener)
         self._listener.close()
         for task in list(self._waiting):
             task.cancel()
 
     async def wait_closed(self) -> None:
-        """Wait until all handshakes have ended, as asyncio's servers wait."""
+        """Wait until all handshakes have ended. asyncio's servers have the same method."""
         await asyncio.gather(*self._waiting, return_exceptions=True)
 
     def _accept(self) -> None:
         for _ in range(ACCEPTS_MAX):
             wait_s = self._pace.wait_s(self._loop.time())
             if wait_s:
-                # The system queues new connections; existing connections are not delayed.
+                # The system queues new connections, and existing connections are not delayed.
                 self._pause(wait_s)
                 return
             try:
@@ -286,16 +284,16 @@ class TlsServer:
             except OSError as error:
                 self._accept_later(error)
                 return
-            self._pace.begun()
+            self._pace.count()
             sock.setblocking(False)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if len(self._waiting) >= self._most:
+            if len(self._waiting) >= self._handshakes_max:
                 self._make_room()
-            task = self._loop.create_task(self._greet(sock, address))
+            task = self._loop.create_task(self._handshake(sock, address))
             self._waiting[task] = sock
-            task.add_done_callback(self._over)
+            task.add_done_callback(self._note_end)
 
-    def _over(self, task: asyncio.Task[None]) -> None:
+    def _note_end(self, task: asyncio.Task[None]) -> None:
         sock = self._waiting.pop(task, None)
         if sock is not None and task.cancelled():
             sock.close()  # the task may never have started
@@ -308,7 +306,7 @@ class TlsServer:
 
     def _pause(self, wait_s: float) -> None:
         self._loop.remove_reader(self._listener)
-        self._again = self._loop.call_later(
+        self._resume_timer = self._loop.call_later(
             wait_s, self._loop.add_reader, self._listener, self._accept
         )
 
@@ -316,11 +314,12 @@ class TlsServer:
         oldest = next(iter(self._waiting))
         oldest.cancel()
         self._waiting.pop(oldest).close()
-        self._failed(
-            "?", f"replaced, because {self._most} handshakes began later (tls_handshakes_max)"
+        self._log_failure(
+            "?",
+            f"replaced, because {self._handshakes_max} handshakes began later (tls_handshakes_max)",
         )
 
-    async def _greet(self, sock: socket.socket, address: Any) -> None:
+    async def _handshake(self, sock: socket.socket, address: Any) -> None:
         """Perform the handshake of an accepted connection."""
         handed_over = False
         try:
@@ -339,26 +338,26 @@ class TlsServer:
                 )
         except TimeoutError:
             limit = f"{self._timeout_s:g} s (tls_handshake_timeout_s)"
-            self._failed(address, f"the handshake did not finish within {limit}")
+            self._log_failure(address, f"the handshake did not finish within {limit}")
         except ssl.SSLCertVerificationError as error:
-            self._failed(address, f"the client's certificate: {error.verify_message}")
+            self._log_failure(address, f"the client's certificate: {error.verify_message}")
         except ssl.SSLError as error:
-            self._failed(address, _reason(error))
+            self._log_failure(address, _reason(error))
         except OSError as error:
-            self._failed(address, error.strerror or str(error))
+            self._log_failure(address, error.strerror or str(error))
         finally:
             if not handed_over:
                 sock.close()
 
     async def _first_byte(self, sock: socket.socket) -> bytes:
-        """Return the first byte without consuming it, or nothing if the peer disconnected."""
+        """Return the first byte without consuming it, or b"" if the peer has disconnected."""
         while True:
             try:
                 return sock.recv(1, socket.MSG_PEEK)
             except (BlockingIOError, InterruptedError):
                 pass
             readable: asyncio.Future[None] = self._loop.create_future()
-            self._loop.add_reader(sock, _set, readable)
+            self._loop.add_reader(sock, _complete, readable)
             try:
                 await readable
             finally:
@@ -374,35 +373,35 @@ class TlsServer:
             sock.recv(65_536)
         except OSError:
             pass
-        self._failed(address, "the client does not use TLS")
+        self._log_failure(address, "the client does not use TLS")
 
-    def _failed(self, address: Any, why: str) -> None:
+    def _log_failure(self, address: Any, reason: str) -> None:
         self._observed.tls_failures += 1
         rest = self._failures.note(self._loop.time())
         if rest is not None:
             peer = f"{address[0]}:{address[1]}" if isinstance(address, tuple) else "a client"
-            self._on_event("tls_failed", f"{peer}: {why}{rest}")
+            self._on_event("tls_failed", f"{peer}: {reason}{rest}")
 
 
 class Pace:
-    """Limits the rate of handshakes. A burst can have as many as can be in progress."""
+    """Limits the rate of handshakes. A burst can consist of as many as can be in progress."""
 
-    def __init__(self, per_s: float, most: int) -> None:
+    def __init__(self, per_s: float, in_progress_max: int) -> None:
         self._per_s = per_s
-        self._left = self._most = max(1.0, min(per_s, most))
+        self._left = self._burst = max(1.0, min(per_s, in_progress_max))
         self._at_s = 0.0
 
     def wait_s(self, now_s: float) -> float:
         """Return the seconds until a handshake can begin."""
         left = self._left + max(0.0, now_s - self._at_s) * self._per_s
-        self._left, self._at_s = min(self._most, left), now_s
+        self._left, self._at_s = min(self._burst, left), now_s
         return max(0.0, (1.0 - self._left) / self._per_s)
 
-    def begun(self) -> None:
+    def count(self) -> None:
         self._left -= 1.0
 
 
-def _set(future: asyncio.Future[None]) -> None:
+def _complete(future: asyncio.Future[None]) -> None:
     if not future.done():
         future.set_result(None)
 

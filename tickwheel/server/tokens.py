@@ -1,7 +1,7 @@
 """The file of tokens and their rights.
 
 A token has the form ``tw_ID_SECRET``. The file contains a SHA-256 of the secret, not the secret
-itself, which has 256 random bits. Guessing is hopeless, so a slow hash would not help
+itself. The secret has 256 random bits and cannot be guessed, so a slow hash would not help
 (docs/decisions/0026). ``create`` and ``revoke`` do not need a daemon. The daemon writes each
 token's last use to a second file, so it does not need write access to the first. This module does
 not know connections or clocks.
@@ -48,12 +48,11 @@ _HASH = re.compile(r"[0-9a-f]{64}")
 _FIELDS = ("id", "name", "sha256", "scopes", "created_ms", "expires_ms")
 _OPTIONAL = ("certificate", "quotas")
 _NO_HASH = hashlib.sha256(secrets.token_bytes(SECRET_BYTES)).hexdigest()
-"""Compared with a secret's hash if no token has the id, which makes both cases take the same
-time."""
+"""Compared with a secret's hash if no token has the id, so that both cases take the same time."""
 
 
 class Token(NamedTuple):
-    """A token of the file; times are milliseconds since 1970."""
+    """A token in the file. Times are milliseconds since 1970."""
 
     id: str
     name: str
@@ -61,9 +60,9 @@ class Token(NamedTuple):
     grants: Grants
     created_ms: int
     expires_ms: int | None
-    """Expiry; None: never."""
+    """Expiry; None if the token does not expire."""
     certificate: str | None = None
-    """Parts of the client certificate that authenticates instead of the secret, or None."""
+    """Parts of the client certificate that replaces the secret; None without such a certificate."""
     quotas: Quotas | None = None
     """Quotas that override those of the settings."""
 
@@ -76,7 +75,7 @@ class Token(NamedTuple):
         return self.expires_ms is not None and now_ms >= self.expires_ms
 
     def to_map(self) -> dict[str, Any]:
-        """Return the token as it is stored in the file."""
+        """Return the token in the form in which the file stores it."""
         fields: dict[str, Any] = {
             "id": self.id,
             "name": self.name,
@@ -85,7 +84,7 @@ class Token(NamedTuple):
             "created_ms": self.created_ms,
             "expires_ms": self.expires_ms,
         }
-        # Written only if set, because older daemons refuse unknown fields.
+        # These fields are written only if set, because older daemons refuse unknown fields.
         if self.certificate is not None:
             fields["certificate"] = self.certificate
         if self.quotas is not None:
@@ -98,7 +97,7 @@ Tokens = Mapping[str, Token]
 
 
 def find(tokens: Tokens, text: str) -> Token | None:
-    """Return the token with this text, which can be expired, or None if no token has it."""
+    """Return the token with this text, even if it has expired, or None if there is none."""
     prefix, _, rest = text.partition("_")
     token_id, _, secret = rest.partition("_")
     token = tokens.get(token_id) if prefix == PREFIX else None
@@ -108,7 +107,7 @@ def find(tokens: Tokens, text: str) -> Token | None:
 
 
 def id_of(text: str) -> str | None:
-    """Return the id in a token's text, whether or not the token exists, or None for other texts."""
+    """Return the id in a token's text, even if there is no such token, or None for other texts."""
     prefix, _, rest = text.partition("_")
     token_id, underscore, _ = rest.partition("_")
     return token_id if prefix == PREFIX and underscore and _ID.fullmatch(token_id) else None
@@ -123,7 +122,7 @@ def hash_of(secret: str) -> str:
 
 
 def parse_scopes(texts: Sequence[str]) -> Grants:
-    """Return the rights in texts ``RIGHT`` or ``RIGHT=PATTERN,PATTERN``; the right ``all`` means
+    """Return the rights that texts ``RIGHT`` or ``RIGHT=PATTERN,PATTERN`` describe; ``all`` means
     every right. Raise BadRequest or LimitExceeded for invalid texts."""
     scopes: dict[Right, dict[str, None]] = {}
     for text in texts:
@@ -231,7 +230,7 @@ def _token(entry: Any, field: str) -> Token:
             raise BadRequest(f"{field}.certificate must be a string, not {shown(certificate)}")
         required_parts(certificate)
     scopes = entry["scopes"]
-    if type(scopes) is not dict or not all(type(it) is list for it in scopes.values()):
+    if type(scopes) is not dict or not all(type(texts) is list for texts in scopes.values()):
         raise BadRequest(f"{field}.scopes must be a map of arrays, not {shown(scopes)}")
     return Token(
         entry["id"],
@@ -256,7 +255,7 @@ def _quotas(quotas: Any, field: str) -> Quotas:
 
 
 def parse_quotas(texts: Sequence[str]) -> Quotas | None:
-    """Return the quotas in texts ``NAME=NUMBER``. Raise BadRequest for an invalid text."""
+    """Return the quotas that texts ``NAME=NUMBER`` set. Raise BadRequest for an invalid text."""
     quotas: dict[str, float] = {}
     for text in texts:
         name, _, number = text.partition("=")

@@ -1,15 +1,15 @@
 """Spans for sampled tasks: one per commit of a batch, and one per delivery.
 
-``tickwheel.commit`` is a trace of its own, linked to the producers of its sampled tasks.
-``tickwheel.deliver`` is a child of its task's producer. It lasts from the due time until DELIVER
-was written, and has the cause of a late delivery. A task is sampled if its ``trace`` has the
-sampled flag and its trace id is in the daemon's share (``trace_sample``). Then all its deliveries
-are sampled, by all daemons.
+``tickwheel.commit`` is the root of a trace and is linked to the producers of its sampled tasks.
+``tickwheel.deliver`` is a child of the producer's span. It lasts from the due time until DELIVER
+was written, and records the cause of a late delivery. A task is sampled if its ``trace`` has the
+sampled flag and its trace id is in the daemon's share (``trace_sample``). Then all daemons sample
+all its deliveries.
 
-Invariants: the event loop only collects notes. Separate threads make spans of them, and threads of
-the SDK send the spans. Waiting notes and spans are bounded; above the limit they are dropped and
+Invariants: the event loop only collects notes. Separate threads create spans from them, and threads
+of the SDK send the spans. Waiting notes and spans are bounded; further ones are dropped and
 counted. An endpoint that does not answer causes a warning every ten minutes and nothing else. This
-module is imported only with ``otlp_endpoint``.
+module is imported only if ``otlp_endpoint`` is set.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ if TYPE_CHECKING:
     from tickwheel.server.settings import Settings
 
 NOTES_MAX = 2_048
-"""Maximum notes that wait to become spans, and maximum spans that wait to be sent."""
+"""Maximum notes that wait for conversion into spans, and maximum spans that wait to be sent."""
 LINKS_MAX = 32
-"""Maximum links to producers in the span of a commit."""
+"""Maximum links from the span of a commit to producers."""
 EVERY_S = 0.5
 """Seconds between two conversions of notes into spans."""
 SEND_EVERY_MS = 1_000
@@ -63,7 +63,8 @@ T = TypeVar("T")
 
 
 class DeliveryNote(NamedTuple):
-    """The content of a delivery's span. It has no row, whose body would stay in memory."""
+    """The content of a delivery's span. It does not refer to the task's row, because that would
+    keep the body in memory."""
 
     task_id: int
     due_ms: int
@@ -89,7 +90,7 @@ class CommitNote(NamedTuple):
 
 
 class Exports:
-    """Counts of exports and warnings about failures. Threads report to the event loop's thread."""
+    """Counts exports, and logs their failures. Threads report to the thread of the event loop."""
 
     def __init__(self, settings: Settings, on_event: Callable[[str, str], None]) -> None:
         """Raise BadRequest if the headers file is invalid."""
@@ -107,44 +108,44 @@ class Exports:
         self._quiet_until_s = 0.0
         self._is_failing = False
         self.spans_under_way = 0
-        """Number of spans that were made but not sent yet."""
+        """Number of spans that were created but not yet sent."""
         self.spans_sent = 0
         self.spans_dropped = 0
         self.failures = 0
         """Number of failed exports of spans or metrics."""
-        self._reason = _Reason()
+        self._last_message = _LastMessage()
 
     def listen(self) -> None:
-        """Keep the SDK's messages about failures, one per try, out of the log."""
+        """Keep the SDK's messages about failures out of the log: it logs each attempt."""
         for name in LOGGERS:
-            logging.getLogger(name).addHandler(self._reason)
+            logging.getLogger(name).addHandler(self._last_message)
             logging.getLogger(name).propagate = False
 
-    def ended(self, signal: str, spans: int, *, sent: bool, why: str = "") -> None:
-        """Note the end of an export of ``what`` with ``spans`` spans. ``why`` is the reason of a
-        failure that the SDK has not logged."""
+    def note_export(self, content: str, spans: int, *, sent: bool, reason: str = "") -> None:
+        """Note that an export of ``content``, "spans" or "metrics", has ended. ``reason`` is the
+        reason for a failure that the SDK has not logged."""
         with suppress(RuntimeError):  # the loop is closed
-            self._loop.call_soon_threadsafe(self._note, signal, spans, sent, why)
+            self._loop.call_soon_threadsafe(self._note, content, spans, sent, reason)
 
-    def _note(self, signal: str, spans: int, sent: bool, why: str) -> None:
+    def _note(self, content: str, spans: int, sent: bool, reason: str) -> None:
         self.spans_under_way -= spans
         if sent:
             self.spans_sent += spans
             if self._is_failing:
                 self._is_failing = False
-                self._on_event("otlp_works_again", f"{self.url} accepts {signal}")
+                self._on_event("otlp_works_again", f"{self.url} accepts {content}")
             return
         self.spans_dropped += spans
         self.failures += 1
         if self._loop.time() >= self._quiet_until_s:
             self._quiet_until_s = self._loop.time() + QUIET_S
             self._is_failing = True
-            why = why or self._reason.text or "unknown reason"
-            self._on_event("otlp_failed", f"{self.url} did not accept {signal}: {why}")
+            reason = reason or self._last_message.text or "unknown reason"
+            self._on_event("otlp_failed", f"{self.url} did not accept {content}: {reason}")
 
 
 class Tracing:
-    """Makes spans for sampled tasks, between ``start`` and ``stop``."""
+    """Creates spans for sampled tasks, between ``start`` and ``stop``."""
 
     def __init__(self, settings: Settings, clock: Clock, exports: Exports) -> None:
         self._bound = round(settings.trace_sample * 2**64)
@@ -159,14 +160,14 @@ class Tracing:
         self._provider = TracerProvider(ALWAYS_ON, exports.resource, shutdown_on_exit=False)
         self._provider.add_span_processor(
             BatchSpanProcessor(
-                _Reporting(sender, exports),
+                _ReportingExporter(sender, exports),
                 max_queue_size=NOTES_MAX,
                 schedule_delay_millis=SEND_EVERY_MS,
                 max_export_batch_size=NOTES_MAX // 4,
             )
         )
         self._tracer = self._provider.get_tracer("tickwheel.daemon", __version__)
-        self._making: asyncio.Task[None] | None = None
+        self._conversion: asyncio.Task[None] | None = None
 
     # --- on the event loop ---------------------------------------------------------------------
 
@@ -175,8 +176,8 @@ class Tracing:
         # The second half of the trace id, and the flags. This runs once per traced task.
         return int(trace[19:35], 16) < self._bound and int(trace[53:], 16) & 1 == 1
 
-    def committed(self, effects: Effects, number: int, elapsed_s: float) -> None:
-        """Note that a batch is durable, after ``elapsed_s``."""
+    def note_commit(self, effects: Effects, number: int, elapsed_s: float) -> None:
+        """Note that a batch is durable; its commit took ``elapsed_s``."""
         traces = (
             row.options.trace
             for row in effects.enqueued.values()
@@ -189,15 +190,15 @@ class Tracing:
             note = CommitNote(number, len(effects.enqueued), began_ns, ended_ns, sampled)
             self._commits.append(note)
 
-    def delivered(self, dispatch: Dispatch, now_ms: int, causes: Causes | None) -> None:
-        """Note the written deliveries of a frame, and the causes of the late ones."""
+    def note_deliveries(self, dispatch: Dispatch, now_ms: int, causes: Causes | None) -> None:
+        """Note the deliveries of a frame that was written, with the causes of late deliveries."""
         subscriber = dispatch.subscriber
-        for index, (row, attempt, past) in enumerate(dispatch.items):
+        for index, (row, attempt, history) in enumerate(dispatch.items):
             options = row.options
             if options is None or options.trace is None or not self.is_sampled(options.trace):
                 continue
             if not self._has_room():
-                continue  # counts each dropped span
+                continue  # ``_has_room`` has counted the dropped span
             cause = causes[index] if isinstance(causes, list) else causes
             is_late = attempt == 1 and now_ms - row.due_ms > LATE_MS
             self._deliveries.append(
@@ -208,7 +209,7 @@ class Tracing:
                     options.key,
                     options.trace,
                     attempt,
-                    past.failed,
+                    history.failed,
                     subscriber.group.name,
                     subscriber.label,
                     now_ms,
@@ -222,48 +223,48 @@ class Tracing:
         self._exports.spans_dropped += 1
         return False
 
-    # --- life ----------------------------------------------------------------------------------
+    # --- start and stop ------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Begin to make spans."""
-        self._making = asyncio.create_task(self._run())
+        """Begin to create spans."""
+        self._conversion = asyncio.create_task(self._run())
 
     async def stop(self) -> None:
-        """Send the last spans within ``STOP_S``. Do nothing if it was not started."""
-        making, self._making = self._making, None
-        if making is None:
+        """Send the last spans, within ``STOP_S``. Do nothing if ``start`` was not called."""
+        conversion, self._conversion = self._conversion, None
+        if conversion is None:
             return
-        making.cancel()
-        await asyncio.gather(making, return_exceptions=True)
+        conversion.cancel()
+        await asyncio.gather(conversion, return_exceptions=True)
         with suppress(TimeoutError):
             async with asyncio.timeout(STOP_S):
-                await self._make()
+                await self._convert_notes()
                 await in_thread(self._provider.shutdown)
 
     async def _run(self) -> None:
         while True:
             await asyncio.sleep(EVERY_S)
             try:
-                await self._make()
+                await self._convert_notes()
             except Exception as bug:
-                self._exports.ended("spans", 0, sent=False, why=repr(bug))
+                self._exports.note_export("spans", 0, sent=False, reason=repr(bug))
 
-    async def _make(self) -> None:
+    async def _convert_notes(self) -> None:
         deliveries, self._deliveries = self._deliveries, []
         commits, self._commits = self._commits, []
-        left = NOTES_MAX - self._exports.spans_under_way
-        over = max(0, len(deliveries) + len(commits) - left)
-        if over:
-            self._exports.spans_dropped += over
-            deliveries, commits = deliveries[: max(0, left - len(commits))], commits[:left]
+        room = NOTES_MAX - self._exports.spans_under_way
+        excess = max(0, len(deliveries) + len(commits) - room)
+        if excess:
+            self._exports.spans_dropped += excess
+            deliveries, commits = deliveries[: max(0, room - len(commits))], commits[:room]
         if not (deliveries or commits):
             return
         self._exports.spans_under_way += len(deliveries) + len(commits)
-        await in_thread(lambda: self._spans(deliveries, commits))
+        await in_thread(lambda: self._convert(deliveries, commits))
 
     # --- in a thread ---------------------------------------------------------------------------
 
-    def _spans(self, deliveries: Sequence[DeliveryNote], commits: Sequence[CommitNote]) -> None:
+    def _convert(self, deliveries: Sequence[DeliveryNote], commits: Sequence[CommitNote]) -> None:
         for commit in commits:
             span = self._tracer.start_span(
                 "tickwheel.commit",
@@ -284,13 +285,13 @@ class Tracing:
             span = self._tracer.start_span(
                 "tickwheel.deliver",
                 context=set_span_in_context(producer, Context()),
-                attributes=_described(delivery),
+                attributes=_attributes(delivery),
                 start_time=min(began_ms, delivery.sent_ms) * 1_000_000,
             )
             span.end(delivery.sent_ms * 1_000_000)
 
 
-def _described(note: DeliveryNote) -> dict[str, Any]:
+def _attributes(note: DeliveryNote) -> dict[str, Any]:
     attributes: dict[str, Any] = {
         "messaging.system": "tickwheel",
         "messaging.destination.name": note.topic,
@@ -312,12 +313,12 @@ def _described(note: DeliveryNote) -> dict[str, Any]:
 
 
 def context_of(trace: str) -> SpanContext:
-    """Return the span context in a task's ``trace``."""
+    """Return the span context that a task's ``trace`` contains."""
     _, trace_id, span_id, flags = place_in_trace(trace)
     return SpanContext(trace_id, span_id, is_remote=True, trace_flags=TraceFlags(flags))
 
 
-class _Reporting(SpanExporter):
+class _ReportingExporter(SpanExporter):
     """An exporter that reports the end of each export."""
 
     def __init__(self, inner: SpanExporter, exports: Exports) -> None:
@@ -330,14 +331,14 @@ class _Reporting(SpanExporter):
             result = self._inner.export(spans)
         finally:
             sent = result is SpanExportResult.SUCCESS
-            self._exports.ended("spans", len(spans), sent=sent)
+            self._exports.note_export("spans", len(spans), sent=sent)
         return result
 
     def shutdown(self) -> None:
         self._inner.shutdown()
 
 
-class _Reason(logging.Handler):
+class _LastMessage(logging.Handler):
     """Keeps the last log message of the SDK."""
 
     def __init__(self) -> None:
@@ -349,7 +350,7 @@ class _Reason(logging.Handler):
 
 
 def headers_of(path: str | None) -> dict[str, str]:
-    """Return the headers in a file with a ``Name: value`` on each line. Raise BadRequest."""
+    """Return the headers that a file contains, one on each line. Raise BadRequest if it is bad."""
     if path is None:
         return {}
     try:
@@ -368,8 +369,8 @@ def headers_of(path: str | None) -> dict[str, str]:
 
 
 async def in_thread(work: Callable[[], T]) -> T:
-    """Run ``work`` in a daemon thread and return its result. The process would wait for a thread of
-    the loop's executor, even if an endpoint never answers."""
+    """Run ``work`` in a daemon thread and return its result. At exit, the process would wait for a
+    thread of the loop's executor, even one whose endpoint never answers."""
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[T] = loop.create_future()
 

@@ -9,9 +9,9 @@
 
 ``TestWheel`` is for asynchronous programs, ``SyncTestWheel`` for blocking ones. pytest needs no
 import: the installed package provides the fixtures ``tickwheel`` and ``tickwheel_sync``.
-``WheelCase`` is for unittest. All need the extra ``server``.
+``WheelCase`` is for unittest. All of them need the extra ``server``.
 
-Each name is imported on first use, because pytest also loads the fixtures where only the client is
+Each name is imported on first use, because pytest also loads the fixtures if only the client is
 installed.
 """
 

@@ -39,7 +39,7 @@ def tickwheel_sync() -> Iterator[SyncTestWheel]:
 
 
 def _wheel(name: str) -> Any:
-    """Return a wheel of this class. Fail the test with one line if its extra is not installed."""
+    """Return a wheel of this class. If its extra is not installed, fail the test with one line."""
     try:
         from tickwheel import testing
 

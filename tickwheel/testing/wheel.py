@@ -1,10 +1,10 @@
 """The test wheel: the real daemon with the memory store, in the test's process and event loop.
 
 Its clock stands still until the test advances it. This module makes no decisions about tasks. Time
-advances in steps to the next moment at which the shard has work, and each step ends only after all
-work that is possible by then, including handlers. Invariants:
+advances in steps to the next moment at which the shard has work. A step ends only after all work
+that is due by then, including handlers. Invariants:
 
-* Handlers take no time of the test's clock, which stands still while a handler runs.
+* The clock stands still while a handler runs, so handlers take no time.
 * Only durable state survives a simulated crash.
 
 ``SyncTestWheel`` is for blocking code and runs in the thread of its client.
@@ -36,7 +36,7 @@ from tickwheel.persistence.contract import CommitRefused
 from tickwheel.persistence.memory import MemoryStore
 from tickwheel.protocol import Decoder
 from tickwheel.server.settings import Settings
-from tickwheel.waiting import to_its_end
+from tickwheel.waiting import finish_despite_cancellation
 
 if TYPE_CHECKING:
     from tickwheel.api.tasks import DeadLetter, TaskInfo
@@ -46,17 +46,18 @@ if TYPE_CHECKING:
     from tickwheel.server.shard.shard import Shard
 
 RESIDENT_S = 1e9
-"""Horizon in seconds within which due tasks stay in memory: practically all of them."""
+"""Setting ``resident_horizon_s``: practically all tasks stay in memory."""
 PATIENCE_S = 10.0
-"""Maximum real seconds that the clock stands still for a handler."""
+"""Maximum real seconds that the test wheel waits for work such as a handler."""
 PAUSE_S = 0.0005
-"""Real seconds between two checks of a thread."""
+"""Real seconds between two checks of work that a thread does."""
 TURNS_UNTIMED = 64
-"""Turns of the event loop between two reads of the real clock."""
+"""Number of turns of the event loop between two readings of the real clock."""
 STEPS_UNTURNED = 500
-"""Idle steps after which the event loop gets a turn."""
+"""Number of idle steps after which the event loop gets a turn."""
 QUIET_TURNS = 8
-"""Idle turns that end ``settle`` if the event loop does not expose its waiting callbacks."""
+"""Number of idle turns that end ``settle`` if the event loop does not show its waiting
+callbacks."""
 FRAME_BYTES_MAX = 64 * 1024 * 1024
 
 
@@ -95,28 +96,28 @@ class TestWheel:
         self._begin(None)
 
     def _begin(self, store: MemoryStore | None) -> None:
-        """Reset the wheel to a stopped state, with the data of ``store`` or without data."""
+        """Reset the wheel to a stopped state, with the data in ``store`` or without data."""
         self._inside = InProcessDaemon(self._settings, self._sources)
         self._inside.first_store = store
-        self._inside.connected = self._watch
+        self._inside.on_connection = self._watch
         self._clients: list[_WheelClient] = []
         self._working: list[Worker] = []
         self._wait_ms: int | None = None
-        """Ms until the next work of the shard, as of the end of the last ``settle``."""
+        """Milliseconds until the shard's next work, as computed by the last ``settle``."""
         self._client: Client | None = None
 
-    # --- life -----------------------------------------------------------------------------------
+    # --- lifecycle ------------------------------------------------------------------------------
 
     async def __aenter__(self) -> Self:
         try:
             await self.client.connect()
         except BaseException:
-            await to_its_end(self.close())
+            await finish_despite_cancellation(self.close())
             raise
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await to_its_end(self.close())
+        await finish_despite_cancellation(self.close())
 
     async def close(self) -> None:
         """Close the clients and stop the daemon."""
@@ -126,7 +127,7 @@ class TestWheel:
 
     @property
     def client(self) -> Client:
-        """A client of this wheel, which connects with its first call."""
+        """The client of this wheel. It connects with its first call."""
         if self._client is None:
             self._client = self.new_client()
         return self._client
@@ -142,7 +143,7 @@ class TestWheel:
 
     @asynccontextmanager
     async def on_this_loop(self) -> AsyncIterator[TestWheel]:
-        """Yield the wheel to an application that runs on the current event loop."""
+        """Yield the wheel for an application that runs on the current event loop."""
         if self._inside.daemon is not None and self._inside.loop is not asyncio.get_running_loop():
             raise BadRequest(
                 "the application runs on another event loop than this wheel, which is blocked"
@@ -169,7 +170,8 @@ class TestWheel:
 
     @asynccontextmanager
     async def working(self, *workers: Worker) -> AsyncIterator[None]:
-        """Run the handlers of these workers on this wheel, whichever client the workers have.
+        """Run the handlers of these workers on this wheel, instead of with the workers' own
+        clients.
 
         They stop at the end of the context."""
         async with AsyncExitStack() as stack:
@@ -195,7 +197,7 @@ class TestWheel:
             await running
 
     def _client_for(self, worker: Worker) -> Client:
-        """Return this wheel's client, or a new one with the worker's encoding of bodies."""
+        """Return this wheel's client, or a new client if the worker encodes bodies differently."""
         codec = worker._client._codec
         if not codec.packs or codec is self.client._codec:
             return self.client
@@ -207,12 +209,12 @@ class TestWheel:
 
     @property
     def now(self) -> datetime:
-        """The current time of this wheel."""
+        """The current time on this wheel's clock."""
         return moment(self._sources.now_ms)
 
     @property
     def due_next(self) -> datetime | None:
-        """The due time of the next scheduled task, or None."""
+        """The due time of the next scheduled task, or None if no task is scheduled."""
         core, store = self._shard.core, self._store
         dues_ms = [row.due_ms for row in store._tasks.values() if core.is_scheduled(row)]
         return moment(min(dues_ms)) if dues_ms else None
@@ -220,8 +222,8 @@ class TestWheel:
     async def advance(self, by: Duration | str) -> None:
         """Advance the clock by seconds, a timedelta, or a text such as "30m".
 
-        Tasks that come due are delivered in order, each at its millisecond, and their handlers end
-        before time advances further. Raise StillBusy if a handler does not end."""
+        Tasks that come due are delivered in order, each in its due millisecond, and their handlers
+        end before time advances further. Raise StillBusy if a handler does not end."""
         await self._advance_to(self._sources.now_ms + duration_ms(by, "duration"))
 
     async def _advance_to(self, until_ms: int) -> None:
@@ -231,11 +233,11 @@ class TestWheel:
         while self._sources.now_ms < until_ms:
             steps += 1
             if steps % STEPS_UNTURNED == 0:
-                await asyncio.sleep(0)  # for cancellation, and for the loop to drop old timers
+                await asyncio.sleep(0)  # allows cancellation, and lets the loop drop old timers
             left_ms = until_ms - self._sources.now_ms
             wait_ms = left_ms if self._wait_ms is None else max(1, self._wait_ms)
             self._sources.now_ms += min(left_ms, wait_ms)
-            self._shard._tick()  # without a turn of the loop, since most steps are idle
+            self._shard._tick()  # without a turn of the loop, because most steps are idle
             if ready is None or ready or self._busy_with():  # this step has started work
                 await self.settle()
 
@@ -250,12 +252,12 @@ class TestWheel:
             wait_ms = self._next_wait_ms()
             if wait_ms is None or self._sources.now_ms + wait_ms > until_ms:
                 waiting = core.scheduled + len(core.retrying)
-                some = "1 task is" if waiting == 1 else f"{waiting} tasks are"
-                raise StillBusy(f"{some} still waiting after {within}")
+                tasks = "1 task is" if waiting == 1 else f"{waiting} tasks are"
+                raise StillBusy(f"{tasks} still waiting after {within}")
             await self._advance_to(self._sources.now_ms + max(1, wait_ms))
 
     def _next_wait_ms(self) -> int | None:
-        """Return the ms until the next work of the shard, or None without any."""
+        """Return the milliseconds until the shard's next work, or None if it has none."""
         shard = self._shard
         now = shard.clock.read()
         wait_ms = shard.engine.wake_in_ms(*now)
@@ -266,9 +268,8 @@ class TestWheel:
         return due_in_ms if wait_ms is None else min(due_in_ms, wait_ms)
 
     async def settle(self) -> None:
-        """Wait until requests are durable and answered, due tasks delivered, and handlers ended.
-
-        Raise StillBusy if that takes too long."""
+        """Wait until requests are durable and answered, due tasks are delivered, and handlers have
+        ended. Raise StillBusy if that takes too long."""
         await self._inside.is_up.wait()
         loop = asyncio.get_running_loop()
         ready, until_s, turns, quiet = getattr(loop, "_ready", None), 0.0, 0, 0
@@ -294,7 +295,7 @@ class TestWheel:
                 await asyncio.sleep(PAUSE_S)  # for a thread, or for a pause in real time
 
     def _busy_with(self) -> str:
-        """Return a description of running work, or an empty string."""
+        """Return a description of work that is not finished, or an empty string."""
         for end in self._inside.ends:
             if end.is_busy:
                 return "a connection"
@@ -310,9 +311,9 @@ class TestWheel:
         return self._unfinished() if is_up else "the daemon's start"
 
     def _unfinished(self) -> str:
-        """Return a description of the shard's unfinished work, and wake it.
+        """Return a description of the shard's unfinished work, and cause the shard to continue it.
 
-        Return an empty string and set ``_wait_ms`` if there is none."""
+        If there is none, return an empty string and set ``_wait_ms``."""
         shard = self._shard
         core, committer = shard.core, shard.committer
         if shard.failed.done():
@@ -342,7 +343,7 @@ class TestWheel:
     async def enqueued(self, topic: str | None = None, *, key: str | None = None) -> list[TaskInfo]:
         """Return unfinished tasks by due time, optionally only those of a topic or with a key.
 
-        Tasks that are dead letters in every group are left out."""
+        Tasks that are dead letters in every group are not included."""
         listed = self.client.list_tasks(topic=topic, key=key)
         tasks = [task async for task in listed if task.state != "dead"]
         return sorted(tasks, key=lambda task: (task.due_ms or 0, task.id))
@@ -355,8 +356,8 @@ class TestWheel:
         body: bytes | None = None,
         within: Duration | str | None = None,
     ) -> TaskInfo:
-        """Return the first unfinished task of the topic with this key and body that is due
-        ``within`` this time. Raise AssertionError with the existing tasks if there is none."""
+        """Return the first unfinished task of the topic that has this key and body and is due
+        ``within`` this time. If there is none, raise AssertionError, which lists the tasks."""
         tasks = await self.enqueued(topic)
         until_ms = None if within is None else self._sources.now_ms + duration_ms(within, "within")
         for task in tasks:
@@ -374,7 +375,7 @@ class TestWheel:
         return f"key {task.key!r}, body {self._body(task)!r:.60}, due in {in_s:g} s"
 
     def _body(self, task: TaskInfo) -> bytes | None:
-        """Return the body of a task, decoded by the first client of this wheel that can."""
+        """Return the body of a task, decoded by the first client that can decode it."""
         for client in self._clients:
             with suppress(Undecodable):
                 return client.body_of(task)
@@ -383,15 +384,15 @@ class TestWheel:
     async def dead_letters(
         self, topic: str | None = None, group: str | None = None
     ) -> list[DeadLetter]:
-        """Return the dead letters of a topic or group, or all."""
+        """Return the dead letters of a topic or group, or all dead letters."""
         return [letter async for letter in self.client.dead_list(topic=topic, group=group)]
 
     # --- faults ---------------------------------------------------------------------------------
 
     async def crash(self) -> None:
-        """Kill the daemon as with ``kill -9``, and start a new one on the durable state.
+        """Kill the daemon as with ``kill -9``, and start a new one with the durable state.
 
-        Clients are connected again afterwards, and unacknowledged deliveries are repeated."""
+        Return when clients are connected again. Unacknowledged tasks are delivered again."""
         store, ends = self._store.copy(), self._inside.ends
         for end in ends:
             end.abort()
@@ -404,8 +405,8 @@ class TestWheel:
     async def lapse(self, topic: str | None = None, group: str | None = None) -> int:
         """End the leases of deliveries of a topic or group, or of all deliveries.
 
-        The tasks are delivered again while their first consumers still work on them, as after a
-        silent consumer. Return the number of leases."""
+        The tasks are delivered again while their first consumers still work on them, as if these
+        had become silent. Return the number of leases."""
 
         def matches(lease: Lease) -> bool:
             in_group = lease.group
@@ -420,19 +421,20 @@ class TestWheel:
     def lose_replies(self, count: int = 1) -> None:
         """Lose the next ``count`` answers of the daemon together with their connections.
 
-        The daemon has executed the request, but the client has to ask again on a new connection."""
+        The daemon executes the requests, but the client has to resend them on a new connection."""
         self._losses = count
 
     def duplicate(self, count: int = 1) -> None:
         """Duplicate the tasks of the next ``count`` DELIVER frames.
 
         Their leases expire at once, so each task is delivered again, as the next attempt, while its
-        first consumer still has it. A subscription with ``prefetch=1`` gets no second delivery."""
+        first consumer works on it. A subscription with ``prefetch=1`` gets no second delivery."""
         self._duplicates = count
 
     @contextmanager
     def failing_store(self) -> Iterator[None]:
-        """Make the store refuse all batches: producers are refused, and acks wait until the end."""
+        """Cause the store to refuse all batches, so that producers are refused and acks wait until
+        the context ends."""
         store = cast(Any, self._store)
         store.commit = _refuse
         try:
@@ -455,17 +457,17 @@ class TestWheel:
         return cast(MemoryStore, self._inside.daemon.roles.store)
 
     def _watch(self, end: End) -> None:
-        end.loses = self._faults_of_a_connection()
+        end.is_lost = self._faults_of_a_connection()
 
     def _faults_of_a_connection(self) -> Callable[[bytes], bool]:
         """Return a function that injects faults into the data written to one connection.
 
-        It returns whether the data is lost. The greeting is never lost."""
+        The function returns whether the data is lost. The answer to HELLO is never lost."""
         is_greeted = False
 
         def loses(data: bytes) -> bool:
             nonlocal is_greeted
-            was_greeted, is_greeted = is_greeted, True  # the first data is the greeting
+            was_greeted, is_greeted = is_greeted, True  # the first data is the answer to HELLO
             if not (was_greeted and (self._losses or self._duplicates)):
                 return False
             frames = Decoder(FRAME_BYTES_MAX).feed(data)
@@ -485,7 +487,7 @@ class TestWheel:
         self._lapse(lambda lease: lease.id in ids)
 
     def _lapse(self, matches: Callable[[Lease], bool]) -> int:
-        """Let matching leases expire with the next tick. Return their number."""
+        """Cause matching leases to expire with the next tick. Return their number."""
         shard, mono_ms, lapsed = self._shard, self._sources.mono_ms(), 0
         for group in list(shard.core.leased):
             leases = [lease for lease in group.flight.values() if matches(lease)]
@@ -511,7 +513,7 @@ class WheelCase:
 
 
 class _WheelClient(InsideClient):
-    """A client without avoidable waits in real time."""
+    """A client of a test wheel. It does not wait in real time unless this is unavoidable."""
 
     wheel: TestWheel
 
@@ -521,11 +523,11 @@ class _WheelClient(InsideClient):
 
     @property
     def is_asking(self) -> bool:
-        """Whether a request waits to be sent or answered."""
+        """Whether a request is not yet sent or answered."""
         return self._state == "open" and self._reconnector.is_asking
 
     async def is_back(self) -> None:
-        """Wait until the client is connected again, if it has ever connected."""
+        """Wait until the client is connected again, unless it has never connected."""
         if self._state == "open":
             await self._reconnector.wait_up(PATIENCE_S)
 
@@ -536,7 +538,7 @@ async def _refuse(*_: Any) -> bool:
 
 async def _until(done: Callable[[], bool]) -> None:
     """Let the event loop run until ``done`` returns True."""
-    while not done():  # noqa: ASYNC110  # no event signals it
+    while not done():  # noqa: ASYNC110  # there is no event for it
         await asyncio.sleep(0)
 
 
@@ -550,7 +552,7 @@ R = TypeVar("R")
 
 
 class SyncTestWheel:
-    """``TestWheel`` for blocking code.
+    """A ``TestWheel`` for blocking code.
 
     ``client`` is a ``tickwheel.sync.Client``, and every call blocks until it is complete. The only
     additional thread is that of the client."""
@@ -605,16 +607,16 @@ class SyncTestWheel:
 
     @asynccontextmanager
     async def on_this_loop(self) -> AsyncIterator[TestWheel]:
-        """Move the wheel to the current event loop for an application, and back at the end.
+        """Move the wheel to the current event loop for an application, and move it back at the end.
 
-        Calls of this object reach the wheel on either loop."""
+        Calls of this object use the wheel on either loop."""
         await asyncio.to_thread(self._leave_thread)
         client = await self._wheel.client.connect()
         self.client._current = sync.ForeignLoop(client, asyncio.get_running_loop())
         try:
             yield self._wheel
         finally:
-            await to_its_end(self._wheel._rest())
+            await finish_despite_cancellation(self._wheel._rest())
             self.client._current = None  # the next call starts a thread
 
     def _leave_thread(self) -> None:

@@ -80,7 +80,7 @@ class Request:
             "headers": [(k.lower().encode(), v.encode()) for k, v in headers.items()],
             "state": {
                 "abort": self._abort,
-                "is_whole": lambda: False,
+                "is_complete": lambda: False,
                 "address": "127.0.0.1:5",
                 **(connection or {}),
             },

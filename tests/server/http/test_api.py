@@ -20,7 +20,7 @@ from tickwheel.api.groups import Settings
 from tickwheel.api.verbs import VERBS
 from tickwheel.limits import Limits
 from tickwheel.server.http.call import problem
-from tickwheel.server.http.pages import as_sent, document
+from tickwheel.server.http.pages import document, document_bytes
 from tickwheel.server.http.routes import ROUTES
 from tickwheel.server.shard.operations import StandbyOperations
 
@@ -346,7 +346,7 @@ def _parts(value: Any, at: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ..
         yield from _parts(one, (*at, str(name)))
 
 
-PARTS = list(_parts(json.loads(as_sent(60_000)[0])))
+PARTS = list(_parts(json.loads(document_bytes(60_000)[0])))
 
 
 def _at(path: str) -> Any:

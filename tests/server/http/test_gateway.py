@@ -30,7 +30,7 @@ from tickwheel.gateway import Gateway
 from tickwheel.model.values import SHARD_BITS
 from tickwheel.server import tokens
 from tickwheel.server.http.declared import answer_type
-from tickwheel.server.http.pages import as_sent
+from tickwheel.server.http.pages import document_bytes
 from tickwheel.server.logins import REVOKED, Logins
 from tickwheel.server.metrics.observed import Observed
 from tickwheel.server.settings import Settings
@@ -420,7 +420,9 @@ async def test_history_without_a_store_is_empty(hall: Hall) -> None:
 
 
 async def test_console_files_and_openapi_are_served(hall: Hall) -> None:
-    assert (await hall.call("GET", "/openapi.json")).body == as_sent(60_000)[0]  # as of one shard
+    assert (await hall.call("GET", "/openapi.json")).body == document_bytes(60_000)[
+        0
+    ]  # as of one shard
     page = await hall.call("GET", "/console/")
     assert page.status == 200 and b"<title>" in page.body
     assert (await hall.get("/v1/limits"))["frame_bytes_max"] == 4 << 20
@@ -1040,7 +1042,7 @@ async def test_operators_and_logins_leave_the_same_lines_at_both_doors(
 
 async def test_idle_clients_are_closed(guarded: Guarded, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gateways, "IDLE_S", 0.0)
-    monkeypatch.setattr(gateways, "LOOK_S", 0.01)
+    monkeypatch.setattr(gateways, "CHECK_S", 0.01)
     hall = guarded.hall
     all_of = {"authorization": bearer(guarded.all)}
     await hall.call("PUT", "/v1/topics/t/groups/g", {}, **all_of)
@@ -1048,7 +1050,7 @@ async def test_idle_clients_are_closed(guarded: Guarded, monkeypatch: pytest.Mon
     await hall.get("/v1/stats", authorization=bearer(guarded.reader))
     taken = await hall.post("/v1/topics/t/pull", {"group": "g"}, **all_of)
     assert len(taken["deliveries"]) == 1
-    hall.gateway._closing_idle.cancel()  # type: ignore[union-attr]  # one with the new pause
+    hall.gateway._idle_closer.cancel()  # type: ignore[union-attr]  # one with the new pause
     hall.gateway.start()
     await comes(lambda: len(hall.gateway._clients) == 1)
     [left] = hall.gateway._clients

@@ -12,7 +12,7 @@ async def test_work_per_turn_is_limited_and_in_order() -> None:
     turns, done = Turns(2), list[int]()
 
     async def work(number: int) -> None:
-        await turns.mine()
+        await turns.wait_for_turn()
         done.append(number)
 
     tasks = [asyncio.create_task(work(number)) for number in range(7)]
@@ -24,13 +24,13 @@ async def test_work_per_turn_is_limited_and_in_order() -> None:
     assert all(after - before <= 2 for before, after in zip([0, *counts], counts, strict=False))
     await asyncio.gather(*tasks)
     await asyncio.sleep(0)
-    await soon(turns.mine())
+    await soon(turns.wait_for_turn())
 
 
 async def test_a_cancelled_waiter_takes_no_turn() -> None:
     turns = Turns(1)
-    await turns.mine()
-    waiting = [asyncio.create_task(turns.mine()) for _ in range(3)]
+    await turns.wait_for_turn()
+    waiting = [asyncio.create_task(turns.wait_for_turn()) for _ in range(3)]
     await asyncio.sleep(0)
     waiting[1].cancel()
     await asyncio.wait(waiting, timeout=5)

@@ -416,9 +416,9 @@ async def test_a_missing_or_old_daily_backup_is_a_trouble() -> None:
         rig.sources.now_ms += watching.BACKUP_OLD_MS + HOUR_MS
         [said] = texts(await overview(rig))
         assert said == "No daily backup has been made since the start 27 hours ago"
-        rig.shard.observed.backed_up((rig.sources.now_ms - 30 * HOUR_MS) / 1000)
+        rig.shard.observed.note_backup((rig.sources.now_ms - 30 * HOUR_MS) / 1000)
         assert texts(await overview(rig)) == ["The newest daily backup is 30 hours old"]
-        rig.shard.observed.backed_up((rig.sources.now_ms - 25 * HOUR_MS) / 1000)
+        rig.shard.observed.note_backup((rig.sources.now_ms - 25 * HOUR_MS) / 1000)
         assert texts(await overview(rig)) == []
     finally:
         await rig.stop()

@@ -36,9 +36,9 @@ from tickwheel.server.metrics import catalogue as metrics
 from tickwheel.server.metrics.exposition import (
     OPENMETRICS_TYPE,
     TEXT_TYPE,
-    Distributed,
     Exposition,
     Family,
+    HistogramState,
     lines,
 )
 from tickwheel.server.metrics.observed import (
@@ -99,8 +99,8 @@ def test_metrics_and_manual_list_the_same_names() -> None:
     rows = re.findall(row, _manual(), re.MULTILINE)
     documented = {name: tuple(filter(None, labels.split(","))) for name, labels in rows}
     assert len(documented) == len(rows), "a name stands there twice"
-    of_shards = dict.fromkeys(dict(metrics.OF_SHARDS), ("shard",))
-    of_nodes = {name: ("node",) for name, _, _ in metrics.OF_NODES}
+    of_shards = dict.fromkeys(dict(metrics.SHARD_METRICS), ("shard",))
+    of_nodes = {name: ("node",) for name, _, _ in metrics.NODE_METRICS}
     assert documented == metrics.names() | of_shards | of_nodes | dict.fromkeys(metrics.PROCESS, ())
 
 
@@ -119,7 +119,7 @@ async def test_the_counts_of_groups_and_topics_are_shown() -> None:
     core.topics["orders"].enqueued = 9
     core.topics["orders"].scheduled = 4
     core.totals.early = 0
-    exposition.serves(core)
+    exposition.attach(core)
     exposition._now_ms = lambda: NOW_MS  # type: ignore[method-assign]  # a clock that stands still
     found = await samples(exposition)
     pair = ("orders", "billing")
@@ -141,7 +141,7 @@ async def test_beyond_the_limit_topics_and_groups_are_summed() -> None:
     for number in range(5):
         add_group(core, f"t{number}", "g", delivered=10 + number)
         core.topics[f"t{number}"].enqueued = 100
-    exposition.serves(core)
+    exposition.attach(core)
     found = await samples(exposition)
     delivered = {k[1]: v for k, v in found.items() if k[0] == "tickwheel_delivered_total"}
     assert delivered == {("t0", "g"): 10, ("t1", "g"): 11, (OTHER, OTHER): 12 + 13 + 14}
@@ -154,7 +154,7 @@ async def test_summed_counters_never_fall() -> None:
     core = make_core()
     for number in range(4):
         add_group(core, f"t{number}", "g", delivered=10)
-    exposition.serves(core)
+    exposition.attach(core)
     assert (await samples(exposition))["tickwheel_delivered_total", (OTHER, OTHER)] == 20
 
     # One of those with a series of their own goes: those that are summed up stay where they are.
@@ -183,9 +183,9 @@ async def test_counters_continue_over_tenures() -> None:
     for number in range(3):
         add_group(first, f"more{number}", "g", delivered=1)
     first.totals.leases_over = 2
-    exposition.serves(first)
+    exposition.attach(first)
     await samples(exposition)
-    exposition.ended(first)
+    exposition.detach(first)
 
     standby = await samples(exposition)
     assert standby["tickwheel_delivered_total", ("t", "g")] == 7
@@ -196,7 +196,7 @@ async def test_counters_continue_over_tenures() -> None:
     second = make_core()
     add_group(second, "more1", "g", delivered=1)
     add_group(second, "t", "g", delivered=4, dead=1)
-    exposition.serves(second)
+    exposition.attach(second)
     again = await samples(exposition)
     assert again["tickwheel_delivered_total", ("t", "g")] == 11
     assert again["tickwheel_dead_tasks", ("t", "g")] == 1
@@ -209,11 +209,11 @@ async def test_a_tenure_that_ends_during_a_scrape_is_counted_once() -> None:
     core = make_core()
     for number in range(5_000):
         add_group(core, f"t{number}", "g", delivered=1)
-    exposition.serves(core)
+    exposition.attach(core)
     scrape = asyncio.create_task(exposition.render(""))
     await asyncio.sleep(0)
     assert not scrape.done()
-    exposition.ended(core)
+    exposition.detach(core)
     body, _ = await scrape
     values = [
         sample.value
@@ -234,9 +234,9 @@ async def full_exposition() -> Exposition:
     seen = daemon.roles.observed
     seen.lateness.note("t0", [0, 1, 2, 7_000, 5_000_000])
     seen.lateness.note("t1", [40])
-    seen.committed(Effects(), 0.0123)
+    seen.note_commit(Effects(), 0.0123)
     seen.loop_lag_s.observe(0.5)
-    exposition.serves(core)
+    exposition.attach(core)
     exposition._now_ms = lambda: NOW_MS  # type: ignore[method-assign]  # a clock that stands still
     return exposition
 
@@ -256,26 +256,28 @@ def client_metric(family: Family) -> Metric:
     if family.kind == "histogram":
         histograms = HistogramMetricFamily(name, about, labels=labels)
         for key, value in zip(family.keys, family.values, strict=True):
-            assert isinstance(value, Distributed)
+            assert isinstance(value, HistogramState)
             buckets = list(zip(value.bounds, value.cumulative, strict=True))
             histograms.add_metric(key, buckets, value.sum)
         return histograms
     kind = CounterMetricFamily if family.kind == "counter" else GaugeMetricFamily
     numbers = kind(name, about, labels=labels)
     for key, value in zip(family.keys, family.values, strict=True):
-        assert not isinstance(value, Distributed)
+        assert not isinstance(value, HistogramState)
         numbers.add_metric(key, value)
     return numbers
 
 
-@pytest.mark.parametrize("is_open", [False, True])
-async def test_the_text_equals_that_of_prometheus_client(is_open: bool) -> None:
+@pytest.mark.parametrize("is_openmetrics", [False, True])
+async def test_the_text_equals_that_of_prometheus_client(is_openmetrics: bool) -> None:
     exposition = await full_exposition()
     registry = CollectorRegistry(auto_describe=False)
     families = await exposition.read()
     registry.register(Given(families))
-    ours = "".join(chunk for family in families for chunk in lines(family, is_open=is_open))
-    if is_open:
+    ours = "".join(
+        chunk for family in families for chunk in lines(family, is_openmetrics=is_openmetrics)
+    )
+    if is_openmetrics:
         theirs = generate_openmetrics(registry).decode()
         assert list(parse_openmetrics(ours + "# EOF\n")) == list(parse_openmetrics(theirs))
     else:
@@ -336,13 +338,13 @@ def test_lateness_begins_at_a_millisecond() -> None:
 
 def test_store_errors_are_counted_by_kind() -> None:
     seen = Observed()
-    seen.store_error(CommitRefused("no"))
-    seen.store_error(CommitRefused("no room", full=True))
-    seen.store_error(CommitUnknown("what?"))
-    seen.store_error(CommitUnknown("what?"))
-    seen.notice("election_trouble")
+    seen.note_store_error(CommitRefused("no"))
+    seen.note_store_error(CommitRefused("no room", full=True))
+    seen.note_store_error(CommitUnknown("what?"))
+    seen.note_store_error(CommitUnknown("what?"))
+    seen.note_event("election_trouble")
     assert seen.election_trouble
-    seen.notice("election_works_again")
+    seen.note_event("election_works_again")
     assert not seen.election_trouble
     assert seen.store_errors == {"refused": 1, "full": 1, "unknown": 2, "election": 1}
 
@@ -356,8 +358,8 @@ async def test_history_and_backups_are_shown(tmp_path: Path) -> None:
     exposition, history = Exposition(daemon), daemon.roles.history
     assert history is not None
     history.dropped, history.writer_restarts = 7, 2
-    daemon.roles.observed.backed_up(1_800_000_000.0)
-    daemon.roles.observed.notice("backup_failed")
+    daemon.roles.observed.note_backup(1_800_000_000.0)
+    daemon.roles.observed.note_event("backup_failed")
     assert await shown_by(exposition, "history") == {
         "tickwheel_history_dropped_total": 7,
         "tickwheel_history_spool_bytes": 0,

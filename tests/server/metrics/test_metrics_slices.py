@@ -26,7 +26,7 @@ async def test_a_scrape_of_a_thousand_topics_is_made_in_short_slices() -> None:
             group.ready.push(task_id, 0, 0)
     for number in range(200):
         exposition._observed.lateness.note(f"topic-{number}", [3, 40, 70_000])
-    exposition.serves(core)
+    exposition.attach(core)
     await exposition.render("")  # the first one also warms up
 
     best_slice_ms = best_scrape_ms = float("inf")

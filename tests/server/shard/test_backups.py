@@ -54,7 +54,7 @@ class BackupRig:
             committer=SimpleNamespace(barrier=barrier),
             store=self.store,
             on_event=lambda event, text: self.notices.append((event, text)),
-            observed=SimpleNamespace(backed_up=self.made_s.append),
+            observed=SimpleNamespace(note_backup=self.made_s.append),
         )
 
     async def _backup(self, path: str) -> int:

@@ -54,7 +54,7 @@ async def test_a_group_has_a_target_or_subscribers(daemon: InProcess, sender: Fa
 
 
 async def test_the_process_that_sends_may_subscribe(daemon: InProcess, sender: FakeSender) -> None:
-    daemon.daemon._logins.own = b"secret of the moment"
+    daemon.daemon._logins.outbound_secret = b"secret of the moment"
     peer, ours = daemon.connect(), daemon.connect(token="secret of the moment")
     await peer.do(T.PUSH_SET, "t", "g", *PUSH)
     await ours.do(T.SUBSCRIBE, 1, "t", "g", 10, None)

@@ -54,7 +54,7 @@ def breaks(rig: ShardRig, peer: Peer) -> None:
 
 
 def falls_silent(rig: ShardRig, peer: Peer) -> None:
-    peer.connection.give_up_silent(30_000)
+    peer.connection.end_silent(30_000)
 
 
 def sends_nonsense(rig: ShardRig, peer: Peer) -> None:
@@ -62,11 +62,11 @@ def sends_nonsense(rig: ShardRig, peer: Peer) -> None:
 
 
 def is_dismissed(rig: ShardRig, peer: Peer) -> None:
-    peer.connection.part("unauthorized", "its token was revoked")
+    peer.connection.end("unauthorized", "its token was revoked")
 
 
 def does_not_read(rig: ShardRig, peer: Peer) -> None:
-    peer.connection._too_slow()
+    peer.connection._abort_slow_reader()
 
 
 def while_the_daemon_stops(rig: ShardRig, peer: Peer) -> None:

@@ -27,22 +27,22 @@ class Peer:
     def __init__(self, rig: HeartbeatRig, *, answers: bool = True) -> None:
         self._rig = rig
         self.answers_heartbeats = answers
-        self.heard_mono_ms = rig.sources.mono
-        self.asked_mono_ms = 0
+        self.last_data_mono_ms = rig.sources.mono
+        self.last_heartbeat_mono_ms = 0
         self.is_read = True
         self.asked: list[int] = []
         """After how many seconds."""
         self.gone_ms: int | None = None
 
-    def ask_for_life(self) -> None:
+    def send_heartbeat(self) -> None:
         self.asked.append(self._rig.passed_s)
 
-    def give_up_silent(self, quiet_ms: int) -> None:
+    def end_silent(self, quiet_ms: int) -> None:
         self.gone_ms = quiet_ms
         self._rig.peers.remove(self)
 
     def says_something(self) -> None:
-        self.heard_mono_ms = self._rig.sources.mono
+        self.last_data_mono_ms = self._rig.sources.mono
 
 
 class HeartbeatRig:

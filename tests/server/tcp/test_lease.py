@@ -27,12 +27,12 @@ async def test_subscribed_clients_hear_of_a_lost_and_regained_lease(tmp_path: Pa
         silent, refused = daemon.connect(), daemon.connect(lease=False)
         peers = asked, another, silent, refused
         assert [await heard(daemon, peer) for peer in peers] == [[], [], [], []]
-        daemon.daemon.listener.leased(held=False)
+        daemon.daemon.listener.set_lease(held=False)
         assert [await heard(daemon, peer) for peer in peers] == [[OVER], [OVER], [], []]
         late, elsewhere = daemon.connect(lease=True), daemon.connect(lease=True, shard=1)
         await daemon.settle()
         assert [frame[0] for frame in late.frames()] == [T.OK, T.LEASE], "behind the greeting"
-        daemon.daemon.listener.leased(held=True)
+        daemon.daemon.listener.set_lease(held=True)
         assert await heard(daemon, late) == await heard(daemon, asked) == [HELD]
         assert await heard(daemon, elsewhere) == await heard(daemon, silent) == []
         assert await heard(daemon, daemon.connect(lease=True)) == []
@@ -41,7 +41,7 @@ async def test_subscribed_clients_hear_of_a_lost_and_regained_lease(tmp_path: Pa
 async def test_requests_are_answered_during_a_lost_lease(tmp_path: Path) -> None:
     async with InProcess(tmp_path, **ROUTE) as daemon:
         peer = daemon.connect(lease=True)
-        daemon.daemon.listener.leased(held=False)
+        daemon.daemon.listener.set_lease(held=False)
         _, ids = await daemon.ask(peer, T.ENQUEUE, 0, [("t", b"", 60_000)])
         assert (await daemon.ask(peer, T.CANCEL, ids))[0][1] == "cancelled"
 
@@ -49,7 +49,7 @@ async def test_requests_are_answered_during_a_lost_lease(tmp_path: Path) -> None
 async def test_a_single_daemon_reports_a_lost_lease(tmp_path: Path) -> None:
     async with InProcess(tmp_path) as daemon:
         asked, silent = daemon.connect(lease=True), daemon.connect()
-        daemon.daemon.listener.leased(held=False)
+        daemon.daemon.listener.set_lease(held=False)
         assert [await heard(daemon, peer) for peer in (asked, silent)] == [[OVER], []]
 
 

@@ -107,7 +107,7 @@ async def test_a_large_read_is_handled_in_shares(
             found = await answered(peer, FRAMES // senders)
             assert len(set(found)) == len(found) == FRAMES // senders, "each once"
     else:
-        await rig.until(lambda: all(not peer.connection._held for peer in peers))
+        await rig.until(lambda: all(not peer.connection._frames for peer in peers))
     watching.cancel()
     most, offered = (max(column) for column in zip(*watch.turns, strict=True))
     assert max(begun, most) <= STEPS_PER_TURN + PLAIN_RUN_MAX
@@ -120,19 +120,19 @@ async def test_a_large_read_is_handled_in_shares(
 async def test_other_connections_are_served_during_a_large_read(rig: ShardRig) -> None:
     busy, other = await rig.peer(), await rig.peer()
     busy.feed(piece("lists", 20_000))
-    assert busy.connection._held and not busy.transport.reading
+    assert busy.connection._frames and not busy.transport.reading
     assert (await other.enqueue(("far", b"", DAY_MS)))[0] == T.OK
-    assert busy.connection._held, "it did not wait for all of it"
+    assert busy.connection._frames, "it did not wait for all of it"
     assert len(await answered(busy, 20_000)) == 20_000
 
 
 async def test_a_connection_lost_while_waiting_leaves_no_state(rig: ShardRig) -> None:
     busy = await rig.peer()
     busy.feed(piece("lists", 5_000))
-    assert busy.connection._held
+    assert busy.connection._frames
     busy.lose()
     await rig.settle()
-    assert not busy.connection._held and not rig.held
+    assert not busy.connection._frames and not rig.held
     assert (await (await rig.peer()).enqueue(("far", b"", DAY_MS)))[0] == T.OK
 
 
@@ -141,7 +141,7 @@ class Member:
         self.turns, self.left = turns, frames
         self.shares: list[int] = []
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         used = 0
         while self.left and not self.turns.is_over(used):
             self.turns.take(FRAME_STEPS)
@@ -156,7 +156,7 @@ def test_waiting_connections_take_turns() -> None:
     soon: list[Callable[[], None]] = []
     turns = Turns[Any](soon.append)
     large, small = Member(turns, 10_000), [Member(turns, 10) for _ in range(6)]
-    large.go_on()
+    large.resume()
     for member in small:
         turns.wait(member)
     passed = 0

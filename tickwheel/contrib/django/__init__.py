@@ -6,8 +6,8 @@
     enqueue_on_commit("orders.close", b"", delay=1800, key="42")
 
 ``python manage.py check`` checks the settings (``apps.py``), and ``python manage.py
-tickwheel_worker`` runs the workers of HANDLERS. Invariant: each process has one client, also after
-a fork. It is created on first use and closed when the process ends.
+tickwheel_worker`` runs the workers of HANDLERS. Invariant: each process has one client, even after
+a fork. The client is created on first use and closed when the process ends.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ CLIENT_KEYS = frozenset({
     "URL", "TOKEN", "CA", "CLIENT_CERT", "CLIENT_KEY",
     "SEND_TIMEOUT", "RETRIES", "CONNECT_TIMEOUT", "ACTIVE_TIMEOUT", "HEARTBEAT",
 })  # fmt: skip
-"""Keys of the setting TICKWHEEL that are keywords of Client, in capitals."""
+"""Keys of the setting TICKWHEEL that are keywords of Client, in upper case."""
 OTHER_KEYS = frozenset(("HANDLERS", "TIMEOUT"))
-"""HANDLERS are the workers of ``tickwheel_worker``. TIMEOUT is the default timeout, in seconds, of
-an enqueue of this module."""
+"""HANDLERS are the workers that ``tickwheel_worker`` runs. TIMEOUT is the default timeout, in
+seconds, of the enqueue functions of this module."""
 
 _CLIENTS: dict[str, Client] = {}
 
@@ -44,14 +44,14 @@ def options() -> Mapping[str, Any]:
 
 
 def client_options() -> dict[str, Any]:
-    """Return the keywords of Client in the setting."""
+    """Return the keywords of Client that the setting contains."""
     return {name.lower(): value for name, value in options().items() if name in CLIENT_KEYS}
 
 
 def client() -> Client:
     """Return the client of this process, which connects with its first call."""
     default = _CLIENTS.get("default")
-    if default is None:  # concurrent threads use the same client; the other never connects
+    if default is None:  # concurrent threads get the same client; others never connect
         default = _CLIENTS.setdefault("default", Client(**client_options()))
     return default
 
@@ -72,8 +72,8 @@ def enqueue(
     timeout: Duration | None = None,
     **task: Unpack[TaskKeywords],
 ) -> Receipt:
-    """Store a task durably like ``Client.enqueue``, at once, with TIMEOUT of the settings as the
-    default ``timeout``."""
+    """Store a task durably and immediately, like ``Client.enqueue``. The default ``timeout`` is
+    TIMEOUT in the settings."""
     limit = timeout if timeout is not None else options().get("TIMEOUT")
     return client().enqueue(topic, body, delay=delay, at=at, timeout=limit, **task)
 
@@ -90,11 +90,11 @@ def enqueue_on_commit(
     **task: Unpack[TaskKeywords],
 ) -> None:
     """Call ``enqueue`` after the transaction of the database ``using`` is committed, or at once
-    without a transaction. ``delay`` counts from then. A rollback drops the task.
+    without a transaction. ``delay`` counts from that moment. A rollback discards the task.
 
     An invalid task raises an error here, while the transaction can be rolled back. An error after
     the commit is raised at the end of the ``atomic`` block; then the transaction's data is stored
-    without the task. With ``robust`` that error is logged, and other ``on_commit`` functions run.
+    without the task. With ``robust`` this error is logged, and other ``on_commit`` functions run.
     """
     TaskChecker().check(Task(topic, body, delay=delay, at=at, **task))
 

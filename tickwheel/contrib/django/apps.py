@@ -36,7 +36,7 @@ def _changed(*, setting: str, **_: Any) -> None:
 
 
 def check_settings(**_: Any) -> list[CheckMessage]:
-    """Return the errors of the setting TICKWHEEL. This imports the handlers."""
+    """Return the errors in the setting TICKWHEEL. This imports the handlers."""
     return list(_errors(contrib.options()))
 
 

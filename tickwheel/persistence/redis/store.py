@@ -62,7 +62,7 @@ from tickwheel.persistence.redis.mirror import Mirror, NoMirror
 from tickwheel.persistence.redis.reader import ReadClient, Reader
 from tickwheel.persistence.redis.recovery import Recovering, Rewriter, Watch, copy_to_sqlite
 from tickwheel.persistence.redis.writer import Tally, Writer
-from tickwheel.waiting import to_its_end
+from tickwheel.waiting import finish_despite_cancellation
 
 log = logging.getLogger(__name__)
 
@@ -164,7 +164,7 @@ class RedisStore:
             opened = await self._open(owner, now_ms, epoch_min, may_create, evidence)
             await reading
         except BaseException:
-            await to_its_end(self._give_up(reading))
+            await finish_despite_cancellation(self._give_up(reading))
             raise
         # The seed changes with each start. Hashes are not stored, because a start reads every key.
         opened.key_seed = self._key_seed

@@ -72,7 +72,7 @@ from tickwheel.persistence.sqlite.rows import (
     read_records,
 )
 from tickwheel.persistence.sqlite.writer import Writer
-from tickwheel.waiting import to_its_end
+from tickwheel.waiting import finish_despite_cancellation
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
@@ -425,7 +425,7 @@ class SqliteStore:
             closing = writing.ask(lambda: self._writer.close(False))
             writing.shutdown(wait=False)
             with contextlib.suppress(Exception):
-                await to_its_end(closing)
+                await finish_despite_cancellation(closing)
             raise
         except BaseException:
             writing.shutdown(wait=False)
@@ -584,10 +584,9 @@ class SqliteStore:
             raise StoreBroken(f"store {self.path}: reading failed: {describe(error)}") from error
 
     async def _read_through(self, work: Callable[[], _T]) -> _T:
-        """Run a step on a connection that the caller closes. If the caller is cancelled, it resumes
-        only after the step has ended, because closing a connection that a thread uses crashes the
-        process."""
-        return await to_its_end(self._read(self._long, work))
+        """Run a step on a connection that the caller closes. A cancelled caller resumes only after
+        the step has ended, because closing a connection that a thread uses crashes the process."""
+        return await finish_despite_cancellation(self._read(self._long, work))
 
 
 class StoreThread:

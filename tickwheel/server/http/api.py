@@ -6,9 +6,9 @@ calls the handler, and answers errors as problems of the error table. Invariants
 * A request is checked in this order: path, token, origin, body. The body of an unauthenticated
   request is never read.
 * Every request gets an answer, never a traceback. An unexpected error is answered as ``internal``
-  and logged; it ends the daemon only after the border of an operation.
+  and logged; it ends the daemon only if it occurs in an operation.
 * Leases of an answered pull outlive its connection. Leases of an unanswered pull, and of a stream,
-  end soon after the connection, as on TCP.
+  end soon after the connection closes, as on TCP.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from tickwheel.server.http.exchange import Exchange, ShardExchange
 from tickwheel.server.http.routes import ROUTES, SESSIONS_PATH, Router, allowed_by
 from tickwheel.server.http.types import Reader
 from tickwheel.server.logins import LINK_PREFIX, REVOKED, Logins, Sessions, cookie_of
-from tickwheel.server.logs import traced
+from tickwheel.server.logs import bind_trace
 from tickwheel.server.metrics.observed import Observed
 from tickwheel.server.shard.callers import NOBODY
 from tickwheel.server.shard.guard import Pipeline
@@ -61,18 +61,19 @@ if TYPE_CHECKING:
 
 Scope = Message
 CONSOLE_HEADER = b"tickwheel-console"
-"""Header that must accompany a cookie, because pages of other sites cannot send it."""
+"""Header required with a cookie, because pages of other sites cannot send it."""
 KEEP_ALIVE_S_MAX = 15.0
 AT_A_TIME = 8
-"""Requests begun and answers written in one turn of the event loop."""
+"""Maximum requests begun and answers written in one turn of the event loop."""
 _BEARER = b"bearer "
 _LOGIN = ("POST", SESSIONS_PATH)
 _OWN_SITE = (b"same-origin", b"none")
-"""Values of Sec-Fetch-Site for a page of this daemon and for an address typed by the user."""
+"""Values of Sec-Fetch-Site for a page of this daemon and for an address that the user typed."""
 
 
 class Api:
-    """The API of a daemon: ``serve`` when it becomes active, ``stand_by`` when it stops leading."""
+    """The API of a daemon. Call ``serve`` when the daemon begins to lead, and ``stand_by`` when it
+    stops."""
 
     def __init__(
         self,
@@ -81,13 +82,13 @@ class Api:
         logins: Logins,
         observed: Observed | None = None,
     ) -> None:
-        """``observed`` counts the requests."""
+        """Requests are counted in ``observed``."""
         self._settings = settings
         self._observed = observed or Observed()
         self._standby = standby
         self._logins = logins
         self._begin: Callable[[Principal, str], Exchange] | None = None
-        """Makes the exchange of a request; None if the daemon is not active."""
+        """Creates the exchange of a request; None if the daemon is not active."""
         self._draining = False
         self._exchanges: set[Exchange] = set()
         self._turns = Turns(AT_A_TIME)
@@ -109,7 +110,7 @@ class Api:
 
     def serve(self, operations: Operations) -> None:
         """Serve requests as the active daemon."""
-        verbs_of = Pipeline(operations, self._logins.refused, self._logins.audit).of
+        verbs_of = Pipeline(operations, self._logins.note_forbidden, self._logins.audit).of
         self.serve_with(
             lambda principal, address: ShardExchange(
                 operations, verbs_of(principal), principal, address
@@ -117,11 +118,11 @@ class Api:
         )
 
     def serve_with(self, begin: Callable[[Principal, str], Exchange]) -> None:
-        """Serve requests with exchanges that ``begin`` makes for a principal and its address."""
+        """Serve requests with exchanges that ``begin`` creates for a principal and address."""
         self._begin = begin
 
     def stand_by(self) -> None:
-        """Answer as a standby. Open requests fail with an unknown outcome."""
+        """Answer requests as a standby. Requests in progress fail with an unknown outcome."""
         self._begin = None
         self._end_all(NotActive("this daemon is no longer active"))
 
@@ -135,12 +136,12 @@ class Api:
                 exchange.end(error)
 
     def stop(self) -> None:
-        """End all requests, because the shard has stopped answering."""
+        """End all requests in progress, because the shard no longer answers."""
         self._begin = None
         self._end_all(Draining("the daemon is shutting down"))
 
     def dismiss(self) -> None:
-        """End requests of principals that are no longer valid, such as streams and uploads."""
+        """End the requests, such as streams and uploads, of principals that are no longer valid."""
         error, is_valid = Unauthorized(REVOKED), self._logins.is_valid
         self._end_all(error, lambda exchange: not is_valid(exchange.caller.principal))
 
@@ -163,11 +164,11 @@ class Api:
         client = Client(scope["state"], receive, send)
         self._observed.http_under_way += 1
         try:
-            if not self._turns.taken():
-                await self._turns.mine()
+            if not self._turns.try_take():
+                await self._turns.wait_for_turn()
             parents = [value for name, value in scope["headers"] if name == b"traceparent"]
             # W3C Trace Context: a repeated traceparent is ignored.
-            with traced(parents[0].decode("latin-1") if len(parents) == 1 else None):
+            with bind_trace(parents[0].decode("latin-1") if len(parents) == 1 else None):
                 await self._answer(scope, receive, client)
         finally:
             self._observed.http_under_way -= 1
@@ -190,10 +191,10 @@ class Api:
                     " (http_connections_max)"
                 )
             headers = single_headers(scope["headers"])
-            route, named = self._router.find(scope["method"], scope["raw_path"])
+            route, path_values = self._router.find(scope["method"], scope["raw_path"])
             principal = self._principal(route, headers, connection.get("certificate"), address)
             _check_origin(headers)
-            exchange = self._for(route, principal, address)
+            exchange = self._new_exchange(route, principal, address)
         except Unauthorized as error:
             if (scope["method"], scope["path"]) == _LOGIN:
                 self._logins.note_failed_console(address, error)
@@ -206,9 +207,9 @@ class Api:
         body: Body | None = None
         try:
             self._logins.quotas.enter(exchange.caller)
-            is_here = connection["is_whole"]
-            body = Body(receive, headers, self._room, *self._body_limits, is_here=is_here)
-            call = Call(self._common, route, exchange, named, headers, scope, body, client)
+            has_arrived = connection["is_complete"]
+            body = Body(receive, headers, self._room, *self._body_limits, has_arrived=has_arrived)
+            call = Call(self._common, route, exchange, path_values, headers, scope, body, client)
             if route.query is types.NoQuery and scope["query_string"]:
                 call.query(types.NoQuery)
             if scope["method"] == "HEAD" and route.streams:
@@ -216,16 +217,16 @@ class Api:
                 await call.reply(200, [(b"content-type", route.streams[0].encode())], b"")
             else:
                 await route.handler(call)
-            self._finished(exchange, client)
+            self._finish_exchange(exchange, client)
         except TickwheelError as error:
-            exchange.closed()
+            exchange.close()
             await self._fail(client, error)
         except Exception as error:
-            exchange.closed()
+            exchange.close()
             request_text = f"{scope['method']} {route.path} from {address}"
             await self._fail(client, exchange.survive(request_text, error))
         except BaseException:
-            exchange.closed()
+            exchange.close()
             raise
         finally:
             self._exchanges.discard(exchange)
@@ -234,7 +235,7 @@ class Api:
             if body is not None:
                 body.close()
 
-    def _for(self, route: Route, principal: Principal, address: str) -> Exchange:
+    def _new_exchange(self, route: Route, principal: Principal, address: str) -> Exchange:
         if self._draining:
             raise Draining("the daemon is shutting down")
         if self._begin is not None:
@@ -246,15 +247,15 @@ class Api:
     def _principal(
         self, route: Route, headers: dict[bytes, bytes], peer: Any, address: str
     ) -> Principal:
-        """Authenticate the caller by token, certificate, login link or browser session. Raise
-        Unauthorized if none is valid."""
+        """Return the caller, authenticated by token, certificate, login link or browser session.
+        Raise Unauthorized if none of these is valid."""
         if not route.public:
             self._logins.check_certificate(peer)
         authorization = headers.get(b"authorization", b"")
         if authorization[: len(_BEARER)].lower() == _BEARER:
             token = authorization[len(_BEARER) :].strip().decode("utf-8", "replace")
             if token.startswith(LINK_PREFIX) and (route.method, route.path) == _LOGIN:
-                _check_origin(headers)  # before the link, which works once, is redeemed
+                _check_origin(headers)  # before it redeems the link, which works only once
                 return self._sessions.redeem(token)
             return self._logins.authenticate(token, peer, address)
         if route.page or CONSOLE_HEADER in headers:
@@ -266,27 +267,27 @@ class Api:
         try:
             return self._logins.authenticate(None, peer)
         except Unauthorized:
-            if route.public:  # no rule names the certificate; a token can follow
+            if route.public:  # no rule names the certificate, but a login can follow
                 return NOBODY
             raise
 
     @staticmethod
-    def _finished(exchange: Exchange, client: Client) -> None:
+    def _finish_exchange(exchange: Exchange, client: Client) -> None:
         if client.is_gone:
-            exchange.closed("its stream was interrupted")
+            exchange.close("its stream was interrupted")
         else:
-            exchange.finished()
+            exchange.finish()
 
     async def _fail(self, client: Client, error: TickwheelError) -> None:
         if client.status or isinstance(error, (ClientGone, SlowReader)):
             # A partial answer must not look complete.
-            await client.cut_off()
+            await client.abort()
         else:
             await self._refuse(client, error)
 
     async def _refuse_slowly(self, client: Client, error: Unauthorized) -> None:
         waited = asyncio.Event()
-        self._logins.later(waited.set)
+        self._logins.answer_later(waited.set)
         await waited.wait()
         await self._refuse(client, error)
 
@@ -298,8 +299,8 @@ class Api:
         if allowed is not None:
             headers.append((b"allow", allowed))
         # Keep the connection after 413: closing it while the client still sends would reset it
-        # before the client reads the answer. The rest of the body is dropped, and soon the
-        # connection.
+        # before the client reads the answer. The rest of the body is dropped, and the connection
+        # is closed soon.
         if status in (401, 408, 503) or error.closes_connection:
             headers.append((b"connection", b"close"))
         await client.answer(status, headers, body)
@@ -307,8 +308,8 @@ class Api:
 
 def _check_origin(headers: dict[bytes, bytes]) -> None:
     """Raise Forbidden if a page of another site sent the request. On a daemon without tokens,
-    nothing else prevents such a page from using its visitor's daemon. An image that opens a stream
-    has no Origin; Sec-Fetch-Site reveals it."""
+    nothing else prevents such a page from using its visitor's daemon. The request of an image has
+    no Origin, but it has Sec-Fetch-Site."""
     if headers.get(b"sec-fetch-site", b"none") not in _OWN_SITE:
         raise Forbidden("requests from pages of other sites are refused (Sec-Fetch-Site)")
     origin = headers.get(b"origin")

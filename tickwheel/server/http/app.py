@@ -2,11 +2,12 @@
 tasks), ``/metrics``, and, with the extra ``http``, the API under ``/v1``, its OpenAPI document and
 the console.
 
-It runs Starlette on uvicorn in the daemon's event loop and does not know the engine. Health checks
-must always get through, or a supervisor would restart a healthy daemon. Connections without a
-request are therefore closed soon. At the limit of connections, a new connection replaces the one
-that was idle longest, or else the one that sends its request most slowly. When all connections wait
-for answers, a few extra connections are accepted for health and metrics only.
+It runs Starlette on uvicorn in the daemon's event loop and does not know the engine. A supervisor
+would restart a healthy daemon whose health checks fail, so they must always be answered.
+Connections without a request are therefore closed soon. At the limit of connections, a new
+connection replaces the one that has been idle longest, or else the one that sends its request most
+slowly. When all connections wait for answers, a few extra connections are accepted for health and
+metrics only.
 """
 
 from __future__ import annotations
@@ -39,22 +40,22 @@ if TYPE_CHECKING:
     from tickwheel.server.tls import TlsServer
 
 Readiness = Callable[[], Awaitable[tuple[bool, dict[str, Any]]]]
-"""Returns whether the daemon is ready, and details."""
+"""Returns whether the daemon is ready, and details for the answer."""
 Metrics = Callable[[str], Awaitable[tuple[bytes, str]]]
 """Returns the metrics and their content type for an Accept header."""
 
 
 MakeTls = Callable[[socket.socket, Callable[[], asyncio.Protocol], bytes], "TlsServer"]
-"""Makes a TLS server from a listening socket, a protocol factory and the answer to plain text."""
+"""Creates a TLS server from a listening socket, a protocol factory and the answer to plain text."""
 
 
 SCRAPES_MAX = 8
 """Maximum concurrent requests for ``/metrics``; further requests get 503 with Retry-After."""
 REQUEST_S_MAX = 30.0
-"""Seconds after which an answer that the peer does not read is abandoned."""
+"""Seconds after which the connection of a peer that does not read its answer is closed."""
 HEADER_BYTES_MAX = 16 * 1024
 EXTRA_CONNECTIONS_MAX = 16
-"""Connections above ``connections_max``, for health checks while all others are busy."""
+"""Maximum connections above ``connections_max``, for health checks while all others are busy."""
 API_PREFIX = "/v1/"
 PROBLEM_TYPE = "application/problem+json"
 NO_API = (
@@ -62,14 +63,14 @@ NO_API = (
     " and restart it"
 )
 HEADS_KEPT_MAX = 256
-"""Maximum cached heads of answers, which differ in length and date."""
+"""Maximum number of cached heads of answers; heads differ in length and date."""
 OWN_NAME = "localhost"
-"""Host name that, like all names that end in it, means this machine in every browser."""
-_places = count()
+"""Top-level host name that means this machine in every browser, as do all names below it."""
+_sequence = count()
 
 
 class _Connection(H11Protocol):
-    """A uvicorn connection with timeouts for requests and a limit of connections. Plain uvicorn
+    """A uvicorn connection with timeouts for requests and a limit of connections. uvicorn itself
     waits for a request forever, and at its limit, which includes idle connections, it answers every
     request with 503."""
 
@@ -78,9 +79,9 @@ class _Connection(H11Protocol):
     keep_alive_s = 10.0
     _timer: asyncio.TimerHandle | None = None
     _since_s = 0.0
-    _place = 0
-    """Sequence number of the last new request, or of the connection's start."""
-    _heard = 0
+    _last_request = 0
+    """Sequence number of the start of the last request, or of the connection."""
+    _last_data = 0
     """Sequence number of the last data received."""
     _is_extra = False
 
@@ -88,15 +89,15 @@ class _Connection(H11Protocol):
         super().connection_made(transport)
         sock = transport.get_extra_info("socket")
         keep_alive(sock, self.keep_alive_s)
-        self._since_s, self._place = self.loop.time(), next(_places)
-        self._seen = self.cycle
-        self._timer = self.loop.call_later(self.idle_s, self._look)
+        self._since_s, self._last_request = self.loop.time(), next(_sequence)
+        self._last_cycle = self.cycle
+        self._timer = self.loop.call_later(self.idle_s, self._check_idle)
         if len(self.connections) > self.connections_max:
             self._make_room()
         self.app_state = {
             "abort": transport.abort,
             "is_extra": self._is_extra,
-            "is_whole": self._is_whole,
+            "is_complete": self._is_complete,
             "certificate": transport.get_extra_info("peercert"),
             "address": ":".join(map(str, self.client or ("?",))),
             "answer": self._answer,
@@ -105,15 +106,15 @@ class _Connection(H11Protocol):
     def _make_room(self) -> None:
         others = [other for other in self.connections if isinstance(other, _Connection)]
         others.remove(self)
-        oldest = min(others, key=_Connection._standing)
-        if oldest._waits:
-            # A waiting client is not disconnected for a new connection.
+        oldest = min(others, key=_Connection._closing_order)
+        if oldest._awaits_answer:
+            # A new connection must not disconnect a client that waits for its answer.
             self._is_extra = True
             extra = [other for other in others if other._is_extra]
             if len(extra) < EXTRA_CONNECTIONS_MAX:
                 return
-            oldest = min(extra, key=lambda other: other._place)
-        # Remove it immediately: the next new connection must not choose it again.
+            oldest = min(extra, key=lambda other: other._last_request)
+        # Remove it immediately, so that the next new connection does not choose it again.
         self.connections.discard(oldest)
         oldest.transport.abort()
 
@@ -123,7 +124,7 @@ class _Connection(H11Protocol):
         super().connection_lost(exc)
 
     def send_400_response(self, msg: str) -> None:
-        """Answer malformed HTTP with a problem, in place of uvicorn's plain text."""
+        """Answer malformed HTTP with a problem, instead of uvicorn's plain text."""
         try:
             for event in _bad_request(BadRequest(msg)):
                 self.transport.write(self.conn.send(event) or b"")
@@ -139,17 +140,17 @@ class _Connection(H11Protocol):
             headers = cast("list[tuple[bytes, bytes]]", cycle.scope["headers"])
             names = [name for name, _ in headers]
             if b"transfer-encoding" in names and b"content-length" in names:
-                # A proxy may have used the length: the bytes that follow must not count as another
-                # request (RFC 9112, 6.1). The handler has not started yet.
+                # A proxy may have used the length. The bytes that follow must not be read as
+                # another request (RFC 9112, 6.1). The handler has not started yet.
                 headers.append(_CLOSE)
 
     def data_received(self, data: bytes) -> None:
-        self._heard = next(_places)
+        self._last_data = next(_sequence)
         super().data_received(data)
 
     def _answer(self, status: int, content_type: bytes, body: bytes) -> bool:
-        """Write head and body of the answer to the current request at once; ASGI would send two
-        packets. Return False if it cannot be written now; ASGI then waits until it can."""
+        """Write the answer to the current request in one packet; ASGI would send its head and body
+        separately. Return False if it cannot be written now; ASGI then waits until it can."""
         cycle: RequestResponseCycle = self.cycle
         if self.flow.write_paused or cycle.disconnected or cycle.scope["method"] == "HEAD":
             return False
@@ -170,19 +171,19 @@ class _Connection(H11Protocol):
         cycle.on_response()
         return True
 
-    def _standing(self) -> tuple[bool, bool, int]:
-        """Sort key for the choice of a connection to close: first idle connections, then those
-        whose incomplete request received no data for the longest time."""
+    def _closing_order(self) -> tuple[bool, bool, int]:
+        """Return the sort key by which a connection to close is chosen: first idle connections,
+        then those with an incomplete request, each beginning with the longest without activity."""
         is_idle = self.is_idle
-        return self._waits, not is_idle, self._place if is_idle else self._heard
+        return self._awaits_answer, not is_idle, self._last_request if is_idle else self._last_data
 
     @property
-    def _waits(self) -> bool:
-        """Whether a complete request waits for its answer."""
+    def _awaits_answer(self) -> bool:
+        """Whether a request that has arrived completely is not yet answered."""
         cycle: RequestResponseCycle | None = self.cycle
         return not self.is_idle and cycle is not None and not cycle.more_body
 
-    def _is_whole(self) -> bool:
+    def _is_complete(self) -> bool:
         """Return whether the current request has arrived completely."""
         cycle: RequestResponseCycle | None = self.cycle
         return cycle is not None and not cycle.more_body
@@ -192,12 +193,12 @@ class _Connection(H11Protocol):
         cycle: RequestResponseCycle | None = self.cycle  # initially None in uvicorn
         return cycle is None or cycle.response_complete
 
-    def _look(self) -> None:
-        """Close the connection if it is idle or its peer does not read; else check again later."""
+    def _check_idle(self) -> None:
+        """Close the connection if it is idle or its peer does not read. Schedule the next check."""
         now_s = self.loop.time()
         is_unread = self.transport.get_write_buffer_size() > 0
-        if self.cycle is not self._seen:
-            self._seen, self._since_s, self._place = self.cycle, now_s, next(_places)
+        if self.cycle is not self._last_cycle:
+            self._last_cycle, self._since_s, self._last_request = self.cycle, now_s, next(_sequence)
         elif self.is_idle and not is_unread:
             self.transport.abort()
             return
@@ -206,7 +207,7 @@ class _Connection(H11Protocol):
         elif now_s - self._since_s >= REQUEST_S_MAX:
             self.transport.abort()
             return
-        self._timer = self.loop.call_later(self.idle_s, self._look)
+        self._timer = self.loop.call_later(self.idle_s, self._check_idle)
 
 
 _END = h11.EndOfMessage()
@@ -239,7 +240,7 @@ def is_named(host: bytes, names: frozenset[str]) -> bool:
 
 
 def _problem(error: TickwheelError, title: str) -> dict[str, Any]:
-    """Return the fields of a problem. It needs no module of the extra ``http``."""
+    """Return the fields of a problem. This function works without the extra ``http``."""
     return {
         "type": f"urn:tickwheel:error:{error.code}",
         "title": title,
@@ -251,11 +252,11 @@ def _problem(error: TickwheelError, title: str) -> dict[str, Any]:
 
 
 def refusal(error: TickwheelError, title: str) -> Response:
-    """Return the answer for an error."""
+    """Return the HTTP answer for an error."""
     return JSONResponse(_problem(error, title), error.http_status, media_type=PROBLEM_TYPE)
 
 
-def anything_else(message: str) -> BaseRoute:
+def not_found_route(message: str) -> BaseRoute:
     """Return the last route, which answers every other path with 404 and ``message``."""
 
     async def answer(request: Request) -> Response:
@@ -291,8 +292,8 @@ class _Server(uvicorn.Server):
         yield
 
 
-class _OverTls(_Server):
-    """A server that accepts connections through a ``TlsServer``."""
+class _TlsServer(_Server):
+    """A uvicorn server that accepts connections through a ``TlsServer``."""
 
     def __init__(self, config: uvicorn.Config, tls: MakeTls) -> None:
         super().__init__(config)
@@ -315,7 +316,7 @@ class _OverTls(_Server):
 
 
 class Http:
-    """The HTTP server: ``start`` binds; ``stop`` can be called at any time and repeatedly."""
+    """The HTTP server. ``start`` binds its address; ``stop`` can always be called."""
 
     def __init__(
         self,
@@ -328,16 +329,16 @@ class Http:
         idle_s: float = _Connection.idle_s,
         keep_alive_s: float = _Connection.keep_alive_s,
         api: Api | None = None,
-        rest: Sequence[BaseRoute] | None = None,
-        beyond: ASGIApp | None = None,
+        routes: Sequence[BaseRoute] | None = None,
+        other_paths: ASGIApp | None = None,
         tls: MakeTls | None = None,
         names: frozenset[str] | None = None,
     ) -> None:
-        """``rest``: routes of a server without an API, in addition to health and metrics.
-        ``beyond`` handles all other paths. ``tls`` makes the server that accepts connections
-        instead of the event loop. ``names``: accepted host names, in addition to IP addresses and
-        ``localhost``; None: any name."""
-        self._rest, self._beyond = rest, beyond
+        """``routes`` are those of a server without an API, in addition to health and metrics.
+        ``other_paths`` handles all other paths. ``tls`` creates the server that accepts connections
+        in place of the event loop. ``names`` are the accepted host names, in addition to IP
+        addresses and ``localhost``; None accepts any name."""
+        self._routes, self._other_paths = routes, other_paths
         self._tls = tls
         self._names = names
         self._address = (host, port)
@@ -371,7 +372,7 @@ class Http:
         config = uvicorn.Config(
             self._application(),
             log_config=None,
-            # Any client can cause its warnings, which could fill a disk.
+            # Any client can cause warnings, and they could fill a disk.
             log_level="error",
             access_log=False,
             lifespan="off",
@@ -383,7 +384,7 @@ class Http:
             server_header=False,
             proxy_headers=False,
         )
-        self._server = _Server(config) if self._tls is None else _OverTls(config, self._tls)
+        self._server = _Server(config) if self._tls is None else _TlsServer(config, self._tls)
         self._serving = asyncio.create_task(self._server.serve(sockets=[listener]))
 
     async def stop(self) -> None:
@@ -417,12 +418,12 @@ class Http:
 
         endpoints = {"/healthz": healthz, "/readyz": readyz, "/metrics": metrics}
         routes: list[BaseRoute] = [Route(path, endpoint) for path, endpoint in endpoints.items()]
-        return self._named(self._by_path(routes))
+        return self._restricted_to_names(self._by_path(routes))
 
-    def _named(self, application: ASGIApp) -> ASGIApp:
-        """Return the application, restricted to requests that use a name of this daemon. Otherwise
-        a page of another site could point its own name to this address (DNS rebinding) and read the
-        answers."""
+    def _restricted_to_names(self, application: ASGIApp) -> ASGIApp:
+        """Return the application, restricted to requests that use a name of this daemon. Without
+        the restriction, a page of another site could point its own name to this address (DNS
+        rebinding) and read the answers."""
         names = self._names
         if names is None:
             return application
@@ -441,21 +442,22 @@ class Http:
     def _by_path(self, routes: list[BaseRoute]) -> ASGIApp:
         api = self.api
         if api is None:
-            more = [anything_else(NO_API)] if self._rest is None else self._rest
-            beyond, known = self._beyond, {getattr(route, "path", "") for route in (*routes, *more)}
-            own = Starlette(routes=[*routes, *more])
-            if beyond is None:
+            fixed_routes = [not_found_route(NO_API)] if self._routes is None else self._routes
+            own_routes = [*routes, *fixed_routes]
+            paths = {getattr(route, "path", "") for route in own_routes}
+            own, other = Starlette(routes=own_routes), self._other_paths
+            if other is None:
                 return own
-            return lambda scope, receive, send: (own if scope["path"] in known else beyond)(
+            return lambda scope, receive, send: (own if scope["path"] in paths else other)(
                 scope, receive, send
             )
         # Import the API only if its extra is installed.
         from tickwheel.server.http.pages import pages
 
-        rest = Starlette(routes=[*routes, *pages(wait_ms_max=api.wait_ms_max)])
+        pages_application = Starlette(routes=[*routes, *pages(wait_ms_max=api.wait_ms_max)])
 
         def application(scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
             is_api = scope["path"].startswith(API_PREFIX)
-            return (api if is_api else rest)(scope, receive, send)
+            return (api if is_api else pages_application)(scope, receive, send)
 
         return application

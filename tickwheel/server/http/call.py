@@ -1,11 +1,9 @@
-"""One HTTP request: its body, read within limits, and its answer, or its error as
+"""One HTTP request: reads its body within limits, and writes its answer, or its error as
 ``application/problem+json``. Handlers execute it through an ``Exchange`` (``exchange.py``).
 
-Invariants:
-
-* Reading a body is bounded in bytes and in time. A body that is too large is refused by its
-  ``Content-Length`` before it is read, or else as soon as it exceeds the limit. For a compressed
-  body, the decompressed size counts. All bodies in memory together also have a limit.
+Invariant: reading a body is bounded in bytes and in time. A body that is too large is refused
+because of its ``Content-Length`` before it is read, or else as soon as it exceeds the limit. The
+decompressed size of a compressed body counts. All bodies in memory together also have a limit.
 """
 
 from __future__ import annotations
@@ -59,12 +57,12 @@ JSON = "application/json"
 JSON_TYPE = JSON.encode()
 
 
-def put_body(into: dict[str, Any], body: bytes) -> None:
-    """Put a body into an answer: as text if it is UTF-8, else as base64."""
+def put_body(answer: dict[str, Any], body: bytes) -> None:
+    """Put a body into an answer: as text if it is UTF-8, otherwise as base64."""
     try:
-        into["body"] = body.decode()
+        answer["body"] = body.decode()
     except UnicodeDecodeError:
-        into["body_base64"] = body
+        answer["body_base64"] = body
 
 
 # --- errors as problems --------------------------------------------------------------------------
@@ -73,8 +71,8 @@ def put_body(into: dict[str, Any], body: bytes) -> None:
 PROBLEM_TYPE = b"application/problem+json"
 RETRY_AFTER_S = 1
 RETRY_AFTER_FULL_S = 5
-"""Seconds in Retry-After when a disk is full: space is freed more slowly."""
-_OF_CLIENTS = (ConnectionLost, SendTimeout)
+"""Seconds in Retry-After when a disk is full, because freeing space takes longer."""
+_CLIENT_ERRORS = (ConnectionLost, SendTimeout)
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -95,7 +93,7 @@ def problem(
         active_http=active_http or msgspec.UNSET,
     )
     headers: Headers = [(b"content-type", PROBLEM_TYPE)]
-    if error.retryable and not isinstance(error, _OF_CLIENTS):
+    if error.retryable and not isinstance(error, _CLIENT_ERRORS):
         full = isinstance(error, StoreFull)
         after_s = RETRY_AFTER_FULL_S if full else RETRY_AFTER_S
         if isinstance(error, Overloaded):
@@ -107,8 +105,8 @@ def problem(
 
 
 def line(error: TickwheelError, number: int | None = None) -> dict[str, object]:
-    """Return the fields of an error within a stream of lines. ``number`` is the number of the line,
-    counted from 1 and including empty lines."""
+    """Return the fields of an error in a stream of lines. ``number`` is the number of the line; the
+    first line is 1, and empty lines count."""
     fields: dict[str, object] = {} if number is None else {"line": number}
     return fields | {"code": error.code, "detail": error.message, "retryable": error.retryable}
 
@@ -160,25 +158,25 @@ class Route:
 
 
 class Turns:
-    """Limits the work in one turn of the event loop: before each piece of work, call ``taken()``
-    or ``await mine()``."""
+    """Limits the work in one turn of the event loop. Before each piece, await
+    ``wait_for_turn()``."""
 
     def __init__(self, at_a_time: int) -> None:
         self._at_a_time = self._left = at_a_time
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._is_armed = False
 
-    def taken(self) -> bool:
-        """Return whether the request can work immediately, and if so, take a place in this turn."""
+    def try_take(self) -> bool:
+        """Take a place in this turn of the loop. Return False if there is none; then wait."""
         if self._left <= 0 or self._waiting:
             return False
         self._left -= 1
         self._arm()
         return True
 
-    async def mine(self) -> None:
-        """Wait for a turn, in the order of the calls."""
-        if self.taken():
+    async def wait_for_turn(self) -> None:
+        """Wait for a place in a turn of the loop. Places are given in the order of the calls."""
+        if self.try_take():
             return
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append(turn)
@@ -211,7 +209,7 @@ _LISTS = {b"accept": b", ", b"accept-encoding": b", ", b"cookie": b"; "}
 
 def single_headers(pairs: Sequence[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
     """Return headers by name, with repeated list headers joined. Raise BadRequest if any other
-    header that the API reads is repeated: the sender's intention would be unclear."""
+    header that the API reads is repeated, because the sender's intention is then unclear."""
     headers = dict(pairs)
     if len(headers) == len(pairs):
         return headers
@@ -241,7 +239,7 @@ Send = Callable[[Message], Awaitable[None]]
 
 GZIP_WINDOW = 16 + zlib.MAX_WBITS
 PIECE_BYTES = 256 * 1024
-"""Maximum bytes that one step decompresses of a compressed stream."""
+"""Maximum bytes that one step of decompressing a stream produces."""
 
 
 class Room:
@@ -265,11 +263,11 @@ class Room:
 
 
 class Body:
-    """The body of one request; ``close`` it when the request ends."""
+    """The body of one request. Call ``close`` when the request ends."""
 
     __slots__ = (
-        "_announced", "_bytes_max", "_is_here", "_receive", "_room", "_taken", "_timeout_s",
-        "_unpack",
+        "_bytes_max", "_bytes_read", "_content_length", "_decompressor", "_has_arrived", "_receive",
+        "_room", "_timeout_s",
     )  # fmt: skip
 
     def __init__(
@@ -280,33 +278,34 @@ class Body:
         bytes_max: int,
         timeout_s: float,
         *,
-        is_here: Callable[[], bool],
+        has_arrived: Callable[[], bool],
     ) -> None:
-        """``is_here`` returns whether the whole body has arrived. Raise UnsupportedMediaType for an
-        unknown content encoding."""
-        self._is_here = is_here
+        """``has_arrived`` returns whether the whole body has arrived. Raise UnsupportedMediaType
+        for an unknown content encoding."""
+        self._has_arrived = has_arrived
         self._receive = receive
         self._room = room
         self._bytes_max = bytes_max
         self._timeout_s = timeout_s
-        self._taken = 0
+        self._bytes_read = 0
         encoding = headers.get(b"content-encoding")
-        self._unpack = None if encoding is None else _unpacker(encoding)
+        self._decompressor = None if encoding is None else _new_decompressor(encoding)
         length = headers.get(b"content-length", b"0")
-        # h11 accepts only digits, but any number of them.
-        self._announced = int(length) if length.isdigit() and len(length) < 20 else 1 << 62
+        # h11 ensures that the length has only digits, but not that it is short.
+        self._content_length = int(length) if length.isdigit() and len(length) < 20 else 1 << 62
 
     def close(self) -> None:
         """Release the memory reserved for the body."""
-        self._room.give_back(self._taken)
-        self._taken = 0
+        self._room.give_back(self._bytes_read)
+        self._bytes_read = 0
 
     async def read(self) -> bytes:
         """Return the whole body. Raise BodyTooLarge, RequestTimeout, Overloaded, BadRequest or
         ConnectionLost."""
-        if self._announced > self._bytes_max:
-            raise self._too_large(self._announced)
-        if self._is_here():  # common; a timer would add a tenth to the cost of a small request
+        if self._content_length > self._bytes_max:
+            raise self._too_large(self._content_length)
+        # The common case: a timer would add a tenth to the cost of a small request.
+        if self._has_arrived():
             return await self._read_all()
         try:
             async with asyncio.timeout(self._timeout_s):
@@ -325,7 +324,7 @@ class Body:
         return b"".join(parts)
 
     async def parts(self) -> AsyncIterator[bytes]:
-        """Yield a body of any length in pieces. Raise RequestTimeout if a piece is late."""
+        """Yield a body of any length in pieces. Raise RequestTimeout if a piece takes too long."""
         more = True
         while more:
             try:
@@ -335,48 +334,48 @@ class Body:
                 raise self._too_slow() from None
             part = _content(message)
             more = message.get("more_body", False)
-            if self._unpack is None:
+            if self._decompressor is None:
                 if part:
                     yield part
                 continue
             while part:
-                unpacked, part = self._unpacked(part, PIECE_BYTES)
+                unpacked, part = self._decompress(part, PIECE_BYTES)
                 yield unpacked
             if not more:
                 self._check_end()
 
     def _part(self, message: Message) -> bytes:
         part = _content(message)
-        if self._unpack is None:
+        if self._decompressor is None:
             return part
-        part, rest = self._unpacked(part, self._bytes_max - self._taken + 1)
+        part, rest = self._decompress(part, self._bytes_max - self._bytes_read + 1)
         if rest:
             raise self._too_large(self._bytes_max + 1)
         if not message.get("more_body", False):
             self._check_end()
         return part
 
-    def _unpacked(self, part: bytes, bytes_max: int) -> tuple[bytes, bytes]:
+    def _decompress(self, part: bytes, bytes_max: int) -> tuple[bytes, bytes]:
         """Return up to ``bytes_max`` decompressed bytes, and the rest of ``part``."""
-        assert self._unpack is not None
+        assert self._decompressor is not None
         try:
-            data = self._unpack.decompress(part, bytes_max)
+            data = self._decompressor.decompress(part, bytes_max)
         except zlib.error as error:
             raise BadRequest(f"the body is not valid gzip: {error}") from None
-        if self._unpack.unused_data:
+        if self._decompressor.unused_data:
             raise BadRequest("the body is not valid gzip: data follows its end")
-        return data, self._unpack.unconsumed_tail
+        return data, self._decompressor.unconsumed_tail
 
     def _check_end(self) -> None:
-        assert self._unpack is not None
-        if not self._unpack.eof:
+        assert self._decompressor is not None
+        if not self._decompressor.eof:
             raise BadRequest("the body is not valid gzip: it ends too early")
 
     def _count(self, count: int) -> None:
-        if self._taken + count > self._bytes_max:
-            raise self._too_large(self._taken + count)
+        if self._bytes_read + count > self._bytes_max:
+            raise self._too_large(self._bytes_read + count)
         self._room.take(count)
-        self._taken += count
+        self._bytes_read += count
 
     def _too_large(self, size: int) -> BodyTooLarge:
         return BodyTooLarge(
@@ -397,7 +396,7 @@ def _content(message: Message) -> bytes:
     return content
 
 
-def _unpacker(encoding: bytes) -> Any:
+def _new_decompressor(encoding: bytes) -> Any:
     """Return a decompressor for the content encoding, or None for an uncompressed body."""
     coding = encoding.strip().lower()
     if coding in (b"", b"identity"):
@@ -416,13 +415,13 @@ class ClientGone(ConnectionLost):
     """The client disconnected before it was answered."""
 
 
-WriteWhole = Callable[[int, bytes, bytes], bool]
-"""Writes a whole answer: status, content type, body. Returns False if it would have to wait."""
+WriteAnswer = Callable[[int, bytes, bytes], bool]
+"""Writes a whole answer: status, content type and body. Returns False if it would have to wait."""
 
 
 class Client:
-    """The client's side of a request: send the whole answer with ``answer``, or parts with
-    ``begin`` and ``piece``. Call ``stop`` at the end."""
+    """The client of a request. Send it the whole answer with ``answer``, or parts with ``begin``
+    and ``piece``, and call ``stop`` at the end."""
 
     __slots__ = ("_connection", "_receive", "_send", "_watch", "status")
 
@@ -437,12 +436,12 @@ class Client:
     # --- sending ---------------------------------------------------------------------------------
 
     async def answer(self, status: int, headers: Headers, body: bytes) -> None:
-        """Send a whole answer, to which the content length is added. The common answer with only a
-        content type is written at once if the connection allows it."""
+        """Send a whole answer and its content length. An answer whose only header is the content
+        type, the common case, is written at once if the connection allows it."""
         self.status = status
         if len(headers) == 1 and headers[0][0] == b"content-type":
-            write_whole: WriteWhole | None = self._connection.get("answer")
-            if write_whole is not None and write_whole(status, headers[0][1], body):
+            write: WriteAnswer | None = self._connection.get("answer")
+            if write is not None and write(status, headers[0][1], body):
                 return
         await self.begin(status, [*headers, (b"content-length", b"%d" % len(body))])
         await self.piece(body, more=False)
@@ -454,26 +453,26 @@ class Client:
     async def piece(self, data: bytes, *, more: bool) -> None:
         await self._send({"type": "http.response.body", "body": data, "more_body": more})
 
-    async def cut_off(self) -> None:
-        """Close the connection before the answer is complete."""
+    async def abort(self) -> None:
+        """Close the connection, because the answer cannot be completed."""
         abort = self._connection.get("abort")
         if abort is not None:
             abort()
-        await self._until_gone()
+        await self._wait_until_gone()
 
-    # --- presence, which is known only once the body has been read -------------------------------
+    # --- disconnections, which are visible only once the body has been read -----------------------
 
-    def gone(self) -> asyncio.Future[None]:
+    def disconnection(self) -> asyncio.Future[None]:
         """Return a future that completes when the client disconnects."""
         if self._watch is None:
-            self._watch = asyncio.create_task(self._until_gone())
+            self._watch = asyncio.create_task(self._wait_until_gone())
         return self._watch
 
     @property
     def is_gone(self) -> bool:
         return self._watch is not None and self._watch.done()
 
-    async def _until_gone(self) -> None:
+    async def _wait_until_gone(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
 
@@ -486,25 +485,25 @@ class Client:
 
 
 class Streams:
-    """Open streams by number. Receipts contain this number."""
+    """The open streams, by the numbers that receipts contain."""
 
     def __init__(self) -> None:
         self._open: dict[int, Exchange] = {}
         self._last = 0
 
-    def opened(self, exchange: Exchange) -> int:
+    def add(self, exchange: Exchange) -> int:
         self._last += 1
         self._open[self._last] = exchange
         return self._last
 
-    def closed(self, number: int) -> None:
+    def remove(self, number: int) -> None:
         del self._open[number]
 
-    def heard(self, number: int, principal: Principal) -> None:
-        """Record a sign of life of a stream's consumer if ``principal`` owns the stream."""
+    def note_activity(self, number: int, principal: Principal) -> None:
+        """Record that a stream's consumer is alive if ``principal`` owns the stream."""
         exchange = self._open.get(number)
         if exchange is not None and exchange.caller.principal.name == principal.name:
-            exchange.heard()
+            exchange.note_activity()
 
 
 @dataclass(frozen=True, slots=True)
@@ -526,21 +525,21 @@ class Common:
 
 T = TypeVar("T")
 GZIP_BYTES_MIN = 1_024
-"""Minimum bytes of an answer that is compressed: compression does not help below it."""
+"""Minimum bytes of an answer that is compressed; compressing a smaller one has no benefit."""
 GZIP_THREAD_BYTES = 32 * 1024
-"""Minimum bytes of an answer that a thread compresses, which keeps the event loop free."""
+"""Minimum bytes of an answer that is compressed in a thread, so that the event loop can go on."""
 GZIP_LEVEL = 1
 QUERY_FIELDS_MAX = 64
 MEDIA_TYPES_KEPT_MAX = 64
 
 
 class Call:
-    """One request in a handler: input from ``json``, ``query`` and ``named``, output by
-    ``answer``."""
+    """One request, as its handler sees it: ``json``, ``query`` and ``path_values`` return its
+    input, ``answer`` sends its output."""
 
     __slots__ = (
-        "_query_string", "client", "common", "content_type", "exchange", "headers", "incoming",
-        "is_encrypted", "named", "route",
+        "_query_string", "body", "client", "common", "content_type", "exchange", "headers",
+        "is_encrypted", "path_values", "route",
     )  # fmt: skip
 
     def __init__(
@@ -548,7 +547,7 @@ class Call:
         common: Common,
         route: Route,
         exchange: Exchange,
-        named: dict[str, str],
+        path_values: dict[str, str],
         headers: dict[bytes, bytes],
         scope: Message,
         body: Body,
@@ -557,9 +556,9 @@ class Call:
         self.common = common
         self.route = route
         self.exchange = exchange
-        self.named = named
+        self.path_values = path_values
         self.headers = headers
-        self.incoming = body
+        self.body = body
         self.client = client
         self.content_type = media_type(headers.get(b"content-type", b""))
         """Content type without its parameters; "" if the header is missing."""
@@ -595,7 +594,7 @@ class Call:
         except msgspec.ValidationError as error:
             raise BadRequest(f"query: {error}") from None
         for name, text in fields.items():
-            if getattr(query, name) is None:  # msgspec takes the word "null" for None
+            if getattr(query, name) is None:  # msgspec converts the text "null" to None
                 raise BadRequest(f"query: {name} is not valid: {shown(text)}")
         return query
 
@@ -606,7 +605,7 @@ class Call:
             raise UnsupportedMediaType(
                 f"content-type must be {JSON}, not {shown(self.content_type)}"
             )
-        return decoded(await self.incoming.read(), decoder)
+        return decoded(await self.body.read(), decoder)
 
     # --- execution -------------------------------------------------------------------------------
 
@@ -614,7 +613,8 @@ class Call:
         self, verb: str, values: Mapping[str, Any], render: Callable[[Any], Any] | None = None
     ) -> Any:
         """Execute a declared verb with values in wire form and return its answer, which ``render``
-        converts to JSON in the same step. Raise the errors of the checks and of the operation."""
+        converts to JSON in the same step of the loop. Raise the errors of the checks and of the
+        operation."""
         try:
             request = VERBS[verb].request_type.checked(values, self.exchange.limits)
         except TickwheelError as error:
@@ -627,7 +627,7 @@ class Call:
     async def answer(
         self, value: Any, status: int | None = None, headers: Mapping[bytes, bytes] | None = None
     ) -> None:
-        """Answer with ``value`` as JSON; bytes are already encoded."""
+        """Answer with ``value`` as JSON. If ``value`` is bytes, it is already encoded."""
         data = value if isinstance(value, bytes) else as_json(value)
         all_headers = [(b"content-type", JSON_TYPE)]
         if headers:
@@ -640,17 +640,19 @@ class Call:
             large = len(data) >= GZIP_THREAD_BYTES
             data = await asyncio.to_thread(_gzip, data) if large else _gzip(data)
             headers = [*headers, (b"content-encoding", b"gzip"), (b"vary", b"accept-encoding")]
-        if not self.common.turns.taken():
-            await self.common.turns.mine()
+        if not self.common.turns.try_take():
+            await self.common.turns.wait_for_turn()
         await self.client.answer(status, headers, data)
 
-    async def begin(self, content_type: str, more: Sequence[tuple[bytes, bytes]] = ()) -> None:
+    async def begin(
+        self, content_type: str, extra_headers: Sequence[tuple[bytes, bytes]] = ()
+    ) -> None:
         """Begin a streamed answer; ``more`` are additional headers."""
         headers = [
             (b"content-type", content_type.encode()),
             (b"cache-control", b"no-store"),
             (b"x-accel-buffering", b"no"),
-            *more,
+            *extra_headers,
         ]
         await self.client.begin(200, headers)
 

@@ -1,7 +1,8 @@
-"""Declared verbs over HTTP: msgspec types, conversion of values to and from JSON, and the handler.
+"""Serves the declared verbs over HTTP: their msgspec types, the conversion of values to and from
+JSON, and their handlers.
 
-JSON has ids as text, bodies as text or base64, and references to dead letters as ID.GROUP. This
-module contains no verb: everything follows from the declarations.
+In JSON, ids are text, bodies are text or base64, and references to dead letters are ID.GROUP. This
+module contains no verb: everything is derived from the declarations.
 """
 
 from __future__ import annotations
@@ -21,21 +22,21 @@ from tickwheel.errors import BadRequest, shown
 from tickwheel.limits import ID_MAX
 from tickwheel.model.records import ID_STEP
 from tickwheel.server.http.call import as_json, put_body
-from tickwheel.server.http.types import NULL_IS_SAID, described, policy, rule
+from tickwheel.server.http.types import NULL_REMOVES_SETTING, annotated_type, policy, rule
 
 if TYPE_CHECKING:
     from tickwheel.api.verb import Verb
     from tickwheel.server.http.call import Call, Handler
 
 WITHOUT_BODY = ("GET", "DELETE")
-"""Methods whose requests have their fields in the query."""
+"""Methods whose requests have their fields in the query string."""
 
 
 # --- values --------------------------------------------------------------------------------------
 
 
 def read_id(text: object, field: str) -> int:
-    """Return the id in a text. Raise BadRequest if it is invalid."""
+    """Return the id that a text represents. Raise BadRequest if it is invalid."""
     if type(text) is str and text.isascii() and text.isdigit() and len(text) <= 19:
         task_id = int(text)
         if task_id <= ID_MAX:
@@ -46,14 +47,14 @@ def read_id(text: object, field: str) -> int:
 
 
 def read_ids(texts: Sequence[str], field: str = "ids") -> tuple[int, ...]:
-    """Return the ids in a list of texts. Raise BadRequest if it is empty or invalid."""
+    """Return the ids that texts represent. Raise BadRequest if there are none or one is invalid."""
     if not texts:
         raise BadRequest(f"{field} has 0 elements; the minimum is 1")
     return tuple(read_id(text, f"{field}[{index}]") for index, text in enumerate(texts))
 
 
-def of_json(kind: FieldKind, value: Any, field: str) -> Any:
-    """Return the wire form of a JSON value. Raise BadRequest if it is invalid."""
+def from_json(kind: FieldKind, value: Any, field: str) -> Any:
+    """Return the wire form of a JSON value. Raise BadRequest if the value is invalid."""
     if value is None:
         return None
     if isinstance(kind, Id):
@@ -66,9 +67,9 @@ def of_json(kind: FieldKind, value: Any, field: str) -> Any:
     if isinstance(kind, Block):
         values = set_fields(value)
         return {
-            it.name: of_json(it.kind, values[it.name], f"{field}.{it.name}")
-            for it in kind.block.fields()
-            if it.name in values
+            member.name: from_json(member.kind, values[member.name], f"{field}.{member.name}")
+            for member in kind.block.fields()
+            if member.name in values
         }
     if isinstance(kind, Policy):
         return policy(value, field)
@@ -82,24 +83,24 @@ def set_fields(struct: Any) -> dict[str, Any]:
 
 
 def to_json(answer: Any, value: Any) -> Any:
-    """Return the JSON form of an answer's value."""
+    """Return the JSON form of ``value``, which has the declared type ``answer``."""
     return _writer(answer)(value)
 
 
 @cache
 def _writer(answer: Any) -> Callable[[Any], Any]:
-    """Return the function that converts values of this type to JSON."""
+    """Return the function that converts values of the type ``answer`` to JSON."""
     origin, arguments = get_origin(answer), get_args(answer)
     if origin is Annotated:
         return _writer(arguments[0])
     if isinstance(answer, type) and origin is None:
         if issubclass(answer, Answer):
             return _map_writer(answer)
-        return _WRITERS.get(answer, _same)
+        return _WRITERS.get(answer, _unchanged)
     inner = [argument for argument in arguments if argument not in (type(None), ...)]
-    writer = _writer(inner[-1]) if inner else _same
-    if writer is _same:
-        return _same
+    writer = _writer(inner[-1]) if inner else _unchanged
+    if writer is _unchanged:
+        return _unchanged
     if type(None) in arguments:
         return lambda value: None if value is None else writer(value)
     if origin in (list, tuple, Sequence):
@@ -107,29 +108,29 @@ def _writer(answer: Any) -> Callable[[Any], Any]:
     return lambda value: {name: writer(item) for name, item in value.items()}
 
 
-def _same(value: Any) -> Any:
+def _unchanged(value: Any) -> Any:
     return value
 
 
 def _map_writer(answer: type[Answer]) -> Callable[[Any], Any]:
-    changed = {f.name: of for f in answer.fields() if (of := _of_field(f)) is not _same}
+    writers = {f.name: w for f in answer.fields() if (w := _field_writer(f)) is not _unchanged}
     body = next((f.name for f in answer.fields() if isinstance(f.kind, Body)), None)
 
     def write(value: Mapping[str, Any]) -> dict[str, Any]:
         view = dict(value)
-        for name, of_field in changed.items():
+        for name, writer in writers.items():
             if view.get(name) is not None:
-                view[name] = of_field(view[name])
+                view[name] = writer(view[name])
         if body is not None and body in view:
             data = view.pop(body)
             if data is not None:
                 put_body(view, data)
         return view
 
-    return write if changed or body else _same
+    return write if writers or body else _unchanged
 
 
-def _of_field(field: Field) -> Callable[[Any], Any]:
+def _field_writer(field: Field) -> Callable[[Any], Any]:
     if isinstance(field.kind, Id):
         return str
     if isinstance(field.kind, Ids):
@@ -140,18 +141,20 @@ def _of_field(field: Field) -> Callable[[Any], Any]:
 
 
 def results(outcomes: Sequence[Any]) -> dict[str, Any]:
-    """Return the JSON of outcomes for several tasks: id and result, or id, result and due time."""
+    """Return the JSON of outcomes for several tasks: id and result, and the due time of a moved
+    task."""
     names = ("id", "result", "due_ms")
     return {
         "results": [
-            dict(zip(names, it, strict=False)) | {"id": None if it[0] is None else str(it[0])}
-            for it in outcomes
+            dict(zip(names, outcome, strict=False))
+            | {"id": None if outcome[0] is None else str(outcome[0])}
+            for outcome in outcomes
         ]
     }
 
 
 def _accepted(answer: Sequence[Any]) -> dict[str, Any]:
-    """Return the ids of new tasks. The answer has (ms, ids), or (ms, first id, count)."""
+    """Return the JSON for ids of new tasks. The answer is (ms, ids) or (ms, first id, count)."""
     ids = answer[1]
     if isinstance(ids, int):
         ids = range(ids, ids + answer[2] * ID_STEP, ID_STEP)
@@ -162,36 +165,36 @@ _WRITERS: Mapping[type, Callable[[Any], Any]] = {
     AcceptedIds: _accepted,
     Failure: lambda failure: Failure.of(failure)._asdict(),
 }
-"""Function that converts arrays of each type to JSON."""
+"""For each type that the wire represents as an array, the function that converts it to JSON."""
 
 
 # --- types ---------------------------------------------------------------------------------------
 
 
 @cache
-def request_type(request: Any, left_out: frozenset[str], name: str = "") -> type[msgspec.Struct]:
-    """Return the type of a body or a query, without the fields in the path. An absent field is
-    UNSET. Types of the same request with different fields need different names, because the
-    document has one schema for each name."""
+def request_type(request: Any, excluded: frozenset[str], name: str = "") -> type[msgspec.Struct]:
+    """Return the type of a request's body or query, without the fields ``excluded``, such as those
+    in the path. An absent field is UNSET. Types of the same request with different fields need
+    different names, because the document has one schema for each name."""
     fields: list[Any] = []
     for field in request.fields():
-        if field.name in left_out:
+        if field.name in excluded:
             continue
         if isinstance(field.kind, Body):
-            fields.append(("body", described(str, field, UnsetType, type(None)), UNSET))
-            fields.append(("body_base64", described(bytes, field, UnsetType, type(None)), UNSET))
+            for form, python in (("body", str), ("body_base64", bytes)):
+                fields.append((form, annotated_type(python, field, UnsetType, type(None)), UNSET))
             continue
-        of_block = isinstance(field.kind, Block)
-        kind = request_type(field.kind.block, frozenset()) if of_block else field.kind.json
-        is_said = request.none_is_sent and field.kind.none_takes_away
-        marks: dict[str, Any] = {NULL_IS_SAID: True} if is_said else {}
+        is_block = isinstance(field.kind, Block)
+        kind = request_type(field.kind.block, frozenset()) if is_block else field.kind.json
+        null_removes = request.none_is_sent and field.kind.none_takes_away
+        marks: dict[str, Any] = {NULL_REMOVES_SETTING: True} if null_removes else {}
         if not field.is_required and field.default is not None:
             marks["default"] = field.default
         if field.is_required:
-            fields.append((field.name, described(kind, field)))
+            fields.append((field.name, annotated_type(kind, field)))
         else:
-            more = (UnsetType, type(None)) if field.may_be_none else (UnsetType,)
-            fields.append((field.name, described(kind, field, *more, **marks), UNSET))
+            alternatives = (UnsetType, type(None)) if field.may_be_none else (UnsetType,)
+            fields.append((field.name, annotated_type(kind, field, *alternatives, **marks), UNSET))
     return msgspec.defstruct(
         name or request.__name__, fields, kw_only=True, forbid_unknown_fields=True,
         namespace={"__doc__": request.__doc__},
@@ -200,7 +203,7 @@ def request_type(request: Any, left_out: frozenset[str], name: str = "") -> type
 
 @cache
 def answer_type(answer: Any) -> Any:
-    """Return the type of an answer in JSON, for its schema."""
+    """Return the msgspec type of an answer's JSON, from which its schema is derived."""
     origin, arguments = get_origin(answer), get_args(answer)
     if origin is Annotated:
         return answer_type(arguments[0])
@@ -212,7 +215,7 @@ def answer_type(answer: Any) -> Any:
         return _class_type(answer)
     if not arguments:
         return Any
-    inner = tuple(it if it in (type(None), ...) else answer_type(it) for it in arguments)
+    inner = tuple(kind if kind in (type(None), ...) else answer_type(kind) for kind in arguments)
     if origin in (list, tuple, Sequence):
         return list[inner[0]]  # type: ignore[valid-type]
     if origin is not None and issubclass(origin, Mapping):
@@ -240,20 +243,20 @@ def _answer_struct(answer: type[Answer]) -> type[msgspec.Struct]:
     fields: list[Any] = []
     for field in answer.fields():
         if isinstance(field.kind, Body):
-            fields.append(("body", described(str, field, type(None)), None))
-            fields.append(("body_base64", described(bytes, field, type(None)), None))
+            fields.append(("body", annotated_type(str, field, type(None)), None))
+            fields.append(("body_base64", annotated_type(bytes, field, type(None)), None))
             continue
         if isinstance(field.kind, Ids):  # the list can be empty, unlike in a request
             fields.append((field.name, Annotated[list[str], Meta(description=field.text or None)]))
             continue
-        own = type(field.kind) is not FieldKind
-        kind = field.kind.json if own else answer_type(field.annotation)
-        more = (type(None),) if field.may_be_none else ()
-        shown_kind = described(kind, field, *more)
+        has_kind = type(field.kind) is not FieldKind
+        kind = field.kind.json if has_kind else answer_type(field.annotation)
+        alternatives = (type(None),) if field.may_be_none else ()
+        shown_kind = annotated_type(kind, field, *alternatives)
         fields.append(
             (field.name, shown_kind) if field.is_required else (field.name, shown_kind | None, None)
         )
-    # Client generators make a variable for the type's name and for each field's name.
+    # Client generators create a variable for the type's name and one for each field's name.
     collides = any(field.name == answer.__name__.lower() for field in answer.fields())
     name = f"{answer.__name__}Answer" if collides else answer.__name__
     return msgspec.defstruct(name, fields, kw_only=True, namespace={"__doc__": answer.__doc__})
@@ -305,11 +308,11 @@ _IDS_TYPE = msgspec.defstruct(
 # --- the handler ---------------------------------------------------------------------------------
 
 
-def handler_of(verb: Verb, left_out: frozenset[str]) -> Handler:
-    """Return the handler of a verb whose path contains the fields ``left_out``."""
+def handler_of(verb: Verb, path_fields: frozenset[str]) -> Handler:
+    """Return the handler of a verb whose path contains the fields ``path_fields``."""
     request: Any = verb.request_type
     method = verb.path.partition(" ")[0]
-    fields_type = request_type(request, left_out)
+    fields_type = request_type(request, path_fields)
     decoder = msgspec.json.Decoder(fields_type)
     has_fields = bool(fields_type.__struct_fields__)
     render = renderer(verb.answer)
@@ -326,19 +329,19 @@ def handler_of(verb: Verb, left_out: frozenset[str]) -> Handler:
 
         answer = await call.ask(verb.name, await values_of(call), show)
         if verb.answer is AcceptedIds and not isinstance(answer, bytes):
-            answer = render(answer)  # the exchange gets the ids of new tasks without ``show``
+            answer = render(answer)  # the exchange returns ids of new tasks without ``show``
         await call.answer(answer, verb.status if is_new else 200)
 
     async def values_of(call: Call) -> dict[str, Any]:
-        """Return the request's values in wire form."""
-        values: dict[str, Any] = dict(call.named)
+        """Return the fields of the request in wire form."""
+        values: dict[str, Any] = dict(call.path_values)
         if has_fields:
             in_query = method in WITHOUT_BODY
             values |= set_fields(call.query(fields_type) if in_query else await call.json(decoder))
         if body is not None:
             values[body] = _body_of(values, verb.name)
         return {
-            name: value if name == body else of_json(kinds[name], value, name)
+            name: value if name == body else from_json(kinds[name], value, name)
             for name, value in values.items()
         }
 
@@ -347,7 +350,7 @@ def handler_of(verb: Verb, left_out: frozenset[str]) -> Handler:
 
 
 def _body_of(values: dict[str, Any], field: str) -> bytes | None:
-    """Return the bytes of a body, which has one of two forms. Raise BadRequest if both are set."""
+    """Return the bytes of a body, which is text or base64. Raise BadRequest if both are set."""
     text: str | None = values.pop("body", None)
     data: bytes | None = values.pop("body_base64", None)
     if text is not None and data is not None:
@@ -356,7 +359,7 @@ def _body_of(values: dict[str, Any], field: str) -> bytes | None:
 
 
 def renderer(answer: Any) -> Callable[[Any], bytes]:
-    """Return the function that encodes an answer, in the same step of the loop as the operation."""
+    """Return the function that encodes an answer. It runs in the operation's step of the loop."""
     return lambda value: as_json(
         results(value) if answer == list[TaskOutcome] else to_json(answer, value)
     )

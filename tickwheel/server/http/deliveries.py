@@ -58,14 +58,14 @@ def read_receipt(text: str, field: str) -> Receipt:
 
 
 class DeliveredTask(NamedTuple):
-    """One delivery as the protocol sends it to clients."""
+    """One delivery in the form in which the protocol sends it to clients."""
 
     id: int
     attempt: int
     due_ms: int
     body: bytes
     options: dict[str, Any]
-    """The task's other fields, with ``failures`` and ``deaths`` if there are any."""
+    """The task's other fields; ``failures`` and ``deaths`` may be absent if they are 0."""
 
 
 AnyItem = Item | DeliveredTask
@@ -106,8 +106,8 @@ def delivery_view(
 def pull_answer(
     deliveries: Iterable[tuple[AnyItem, str, str, int, int]], new_group: dict[str, Any] | None
 ) -> bytes:
-    """Return the JSON answer to a pull. ``deliveries`` has arguments of ``delivery_view``;
-    ``new_group`` has the fields of the group if the pull created it."""
+    """Return the JSON answer to a pull. Each element of ``deliveries`` contains the arguments of
+    ``delivery_view``; ``new_group`` contains the fields of the group if the pull created it."""
     view: dict[str, Any] = {"deliveries": [delivery_view(*arguments) for arguments in deliveries]}
     return as_json(view if new_group is None else view | {"new_group": new_group})
 
@@ -117,7 +117,7 @@ def pull_answer(
 
 SSE = "text/event-stream"
 NEW_GROUP = b"tickwheel-new-group"
-"""Header of a stream that created its group, with the group's fields as JSON."""
+"""Header of the answer to a stream request that created a group: the group's fields as JSON."""
 _pull = msgspec.json.Decoder(types.PullIn)
 
 
@@ -127,10 +127,10 @@ async def pull(call: Call) -> None:
     body = await call.json(_pull)
     checks.integer(body.wait_ms, "wait_ms", 0, call.common.wait_ms_max)
     options = {"lease_ms": body.lease_ms, **_group_settings(body)}
-    request = DeliveryRequest(call.named["topic"], body.group, body.max, options)
+    request = DeliveryRequest(call.path_values["topic"], body.group, body.max, options)
     answer = call.exchange.pull(request, body.wait_ms, pull_answer)
     if not answer.done():
-        disconnected = call.client.gone()
+        disconnected = call.client.disconnection()
         await asyncio.wait((answer, disconnected), return_when=asyncio.FIRST_COMPLETED)
         if not answer.done():
             raise ClientGone("the client has disconnected")
@@ -140,34 +140,34 @@ async def pull(call: Call) -> None:
 async def stream(call: Call) -> None:
     """Send deliveries as server-sent events or lines until the client disconnects."""
     streams = call.common.streams
-    number = streams.opened(call.exchange)
+    number = streams.add(call.exchange)
     try:
         await Stream(call, call.query(types.StreamQuery), number).run()
     finally:
-        streams.closed(number)
+        streams.remove(number)
 
 
 def _group_settings(request: types.PullIn | types.StreamQuery) -> dict[str, Any]:
-    """Return the group's settings in a request."""
+    """Return the group settings that a request contains."""
     return {name: getattr(request, name) for name in OF_GROUPS}
 
 
 class Stream:
-    """One stream: the sink of its subscription and the writer of its deliveries."""
+    """One stream, which is the sink of its subscription and writes the deliveries."""
 
     def __init__(self, call: Call, query: types.StreamQuery, number: int) -> None:
         accepted = call.header(b"accept") or ""
         self._call = call
         self._query = query
         self._number = number
-        self._topic = call.named["topic"]
+        self._topic = call.path_values["topic"]
         self._group = "" if query.broadcast else query.group or DEFAULT_GROUP
-        self._is_lines = NDJSON in accepted or JSON in accepted
+        self._is_ndjson = NDJSON in accepted or JSON in accepted
         self._settings = call.exchange.settings
         self._pieces: list[bytes] = []
         self._bytes = 0
         """Bytes of unwritten deliveries."""
-        self._blocked = False
+        self._is_blocked = False
         self._wake = asyncio.Event()
         self._end: TickwheelError | None = None
 
@@ -176,22 +176,22 @@ class Stream:
         call = self._call
         new_group = (await self._subscribe()).get("new_group")
         headers = [] if new_group is None else [(NEW_GROUP, as_json(new_group))]
-        await call.begin(NDJSON if self._is_lines else SSE, headers)
-        disconnected = call.client.gone()
+        await call.begin(NDJSON if self._is_ndjson else SSE, headers)
+        disconnected = call.client.disconnection()
         disconnected.add_done_callback(lambda _: self._wake.set())
         # Send the head before the first delivery: it tells the client that the stream is open.
-        await call.piece(self._idle())
+        await call.piece(self._keep_alive())
         while not disconnected.done():
             if not self._pieces and self._end is None:
                 try:
                     async with asyncio.timeout(call.common.keep_alive_s):
                         await self._wake.wait()
                 except TimeoutError:
-                    await call.piece_in_time(self._idle())
+                    await call.piece_in_time(self._keep_alive())
             self._wake.clear()
             await self._flush()
             if self._end is not None:
-                await call.piece(self._last(self._end), more=False)
+                await call.piece(self._end_piece(self._end), more=False)
                 return
         raise ClientGone("the client has disconnected")
 
@@ -203,7 +203,7 @@ class Stream:
             options["lease_ms"] = query.lease_ms
         if query.broadcast:
             options["broadcast"] = True
-        exchange.on_end = self._ended
+        exchange.on_end = self._note_end
         request = DeliveryRequest(self._topic, query.group, query.credit, options)
         answer: dict[str, Any] = await exchange.subscribe(request, self)
         return answer
@@ -214,23 +214,23 @@ class Stream:
         pieces = [self._piece(item, epoch, now_ms) for item in items]
         self._pieces += pieces
         self._bytes += sum(map(len, pieces))
-        if self._bytes > self._settings.out_bytes_stop and not self._blocked:
-            self._blocked = True
-            self._call.exchange.blocked()
+        if self._bytes > self._settings.out_bytes_stop and not self._is_blocked:
+            self._is_blocked = True
+            self._call.exchange.pause()
         self._wake.set()
 
     def check(self, item: Item) -> None:
         self._piece(item, 0, 0)
 
     def ended(self, code: str, message: str) -> None:
-        self._ended(BY_CODE.get(code, InternalError)(message))
+        self._note_end(BY_CODE.get(code, InternalError)(message))
 
     def closed(self) -> None:
         """Do nothing: ``run`` already knows that the client has disconnected."""
 
     # --- writing ---------------------------------------------------------------------------------
 
-    def _ended(self, error: TickwheelError) -> None:
+    def _note_end(self, error: TickwheelError) -> None:
         self._end = error
         self._wake.set()
 
@@ -240,23 +240,23 @@ class Stream:
             data = b"".join(pieces)
             await self._call.piece_in_time(data)
             self._bytes -= len(data)
-            if self._blocked and not self._pieces:
-                self._blocked = False
+            if self._is_blocked and not self._pieces:
+                self._is_blocked = False
                 if self._end is None:
-                    self._call.exchange.unblocked()
+                    self._call.exchange.resume()
 
     def _piece(self, item: AnyItem, epoch: int, now_ms: int) -> bytes:
         view = as_json(delivery_view(item, self._topic, self._group, epoch, now_ms, self._number))
-        if self._is_lines:
+        if self._is_ndjson:
             return view + b"\n"
         return b"event: delivery\nid: %d\ndata: %b\n\n" % (_delivered_task(item).id, view)
 
-    def _idle(self) -> bytes:
-        return b"\n" if self._is_lines else b": still here\n\n"
+    def _keep_alive(self) -> bytes:
+        return b"\n" if self._is_ndjson else b": still here\n\n"
 
-    def _last(self, error: TickwheelError) -> bytes:
+    def _end_piece(self, error: TickwheelError) -> bytes:
         data = as_json({"error": problem_line(error)})
-        return data + b"\n" if self._is_lines else b"event: end\ndata: %b\n\n" % data
+        return data + b"\n" if self._is_ndjson else b"event: end\ndata: %b\n\n" % data
 
 
 # --- settlements ---------------------------------------------------------------------------------
@@ -268,22 +268,22 @@ GROUPS_MAX = 100
 
 def settlement_handler(verb: str, body: type[types.AckIn], default: str) -> Handler:
     """Return the handler that settles deliveries, which can belong to several groups. It settles
-    each group separately and answers with outcomes in the order of the receipts; ``default`` is the
-    outcome of receipts for which the shard returns None."""
+    the deliveries of each group separately and answers with outcomes in the order of the receipts;
+    ``default`` is the outcome of receipts for which the shard returns None."""
     decoder = msgspec.json.Decoder(body)
     options = [name for name in body.__struct_fields__ if name != "receipts"]
 
     async def handle(call: Call) -> None:
         request = await call.json(decoder)
-        more = tuple(getattr(request, name) for name in options)
-        settle = partial(call.exchange.settle, verb, more=more)
-        await call.answer({"results": await _settled(call, request.receipts, settle, default)})
+        arguments = tuple(getattr(request, name) for name in options)
+        settle = partial(call.exchange.settle, verb, arguments=arguments)
+        await call.answer({"results": await _settle_all(call, request.receipts, settle, default)})
 
     handle.__name__ = verb
     return handle
 
 
-async def _settled(
+async def _settle_all(
     call: Call, texts: list[str], settle: Callable[[Sequence[Receipt]], Answer], default: str
 ) -> list[str]:
     checks.array(tuple(texts), "receipts", call.exchange.limits.ids_per_frame_max)
@@ -298,10 +298,10 @@ async def _settled(
             f"the receipts belong to {len(groups)} groups; the limit is {GROUPS_MAX} for a request"
         )
     answers = [settle([receipts[index] for index in indexes]) for indexes in groups.values()]
-    # Anyone can forge a receipt. It counts as a sign of life only after the rights were checked,
-    # and only for a stream of the same principal.
+    # Anyone can forge a receipt. It shows that a stream's consumer is alive only after the rights
+    # were checked, and only for a stream of the same principal.
     for number in {receipt.stream for receipt in receipts} - {0}:
-        call.common.streams.heard(number, call.exchange.caller.principal)
+        call.common.streams.note_activity(number, call.exchange.caller.principal)
     outcomes = [default] * len(receipts)
     for indexes, results in zip(groups.values(), await asyncio.gather(*answers), strict=True):
         for index, outcome in zip(indexes, results or (), strict=False):

@@ -1,12 +1,12 @@
 """Handlers of enqueues: one task, several tasks, half tasks of a transaction, raw bodies,
-CloudEvents, and NDJSON streams with a task and an answer for each line.
+CloudEvents, and NDJSON streams with one task on each line.
 
-Lines that arrive together form one request to the operations. While it is committed, the next lines
-are read. Answers have the order of the lines, and each line has its own. A client can send lines
-for hours and read the answers meanwhile.
+Lines that arrive together are enqueued by one request to the operations. While it is committed, the
+next lines are read. Each line gets an answer, and answers have the order of the lines. A client can
+send lines for hours and read the answers at the same time.
 
-A request has at most ``LINES_MAX`` lines, and at most ``UNDER_WAY_MAX`` requests have unwritten
-answers. The handler stops reading from a client that does not read its answers.
+A request has at most ``LINES_MAX`` lines, and at most ``REQUESTS_MAX`` requests have unwritten
+answers at a time. The handler stops reading from a client that does not read its answers.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tickwheel.errors import (
 from tickwheel.server.http import types
 from tickwheel.server.http.call import JSON, ClientGone, as_json, decoded
 from tickwheel.server.http.call import line as problem_line
-from tickwheel.server.http.types import once, stored_tasks
+from tickwheel.server.http.types import request_identity, stored_tasks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -45,15 +45,15 @@ _one_or_many = msgspec.json.Decoder(types.OneOrMany)
 
 
 async def enqueue(call: Call) -> None:
-    """Enqueue tasks in the form of the content type: JSON, lines or CloudEvents."""
+    """Enqueue the tasks in a body of any accepted content type: JSON, lines or CloudEvents."""
     kind = call.content_type
     if kind == NDJSON:
         _check_no_key(call)
-        await Bulk(call).run()
-    elif kind in (JSON, "") and not _is_binary(call):
-        await _json(call)
-    elif _is_any(call):
-        await _cloudevents(call, "")
+        await LineStream(call).run()
+    elif kind in (JSON, "") and not _is_binary_event(call):
+        await _enqueue_json(call)
+    elif _is_cloudevent(call):
+        await _enqueue_events(call, "")
     else:
         raise UnsupportedMediaType(
             f"content-type must be {JSON}, {NDJSON} or a type of CloudEvents, not {shown(kind)};"
@@ -62,33 +62,33 @@ async def enqueue(call: Call) -> None:
 
 
 async def enqueue_raw(call: Call) -> None:
-    """Enqueue a task whose body is the request's body and whose fields are in headers."""
-    topic = call.named["topic"]
-    if _is_any(call):
-        await _cloudevents(call, topic)
+    """Enqueue a task whose body is the request's body. Headers contain its fields."""
+    topic = call.path_values["topic"]
+    if _is_cloudevent(call):
+        await _enqueue_events(call, topic)
         return
-    body = await call.incoming.read()
-    await _one(call, call.common.reader.of_headers(topic, call.headers, body))
+    body = await call.body.read()
+    await _enqueue_one(call, call.common.reader.task_from_headers(topic, call.headers, body))
 
 
-async def _json(call: Call) -> None:
+async def _enqueue_json(call: Call) -> None:
     request, read = await call.json(_one_or_many), call.common.reader.task
     if request.tasks is None:
         if request.transaction is not None:
             raise BadRequest("a request with transaction must have the field tasks")
-        await _one(call, read(request, request.topic))
+        await _enqueue_one(call, read(request, request.topic))
         return
     if request != types.OneOrMany(tasks=request.tasks, transaction=request.transaction):
         raise BadRequest("a request must have either tasks or the fields of one task, not both")
-    many = [read(task, task.topic, f"tasks[{i}]") for i, task in enumerate(request.tasks)]
+    read_tasks = [read(task, task.topic, f"tasks[{i}]") for i, task in enumerate(request.tasks)]
     if request.transaction is not None:
-        await _prepare(call, request.transaction, many)
+        await _prepare(call, request.transaction, read_tasks)
     else:
-        await _many(call, many)
+        await _enqueue_many(call, read_tasks)
 
 
-async def _prepare(call: Call, transaction: types.OfTransaction, many: Sequence[ReadTask]) -> None:
-    """Store half tasks and answer, without ids, when they are durable."""
+async def _prepare(call: Call, transaction: types.TransactionRef, many: Sequence[ReadTask]) -> None:
+    """Store half tasks. The answer, which has no ids, is sent when they are durable."""
     if call.header(b"idempotency-key") is not None:
         raise BadRequest(
             "idempotency-key is not allowed with a transaction: its part identifies it"
@@ -99,30 +99,30 @@ async def _prepare(call: Call, transaction: types.OfTransaction, many: Sequence[
     await call.answer({"transaction": transaction.id, "part": part, "tasks": len(tasks)})
 
 
-async def _cloudevents(call: Call, topic: str) -> None:
-    data = await call.incoming.read()
+async def _enqueue_events(call: Call, topic: str) -> None:
+    data = await call.body.read()
     events, is_batch = _read_events(call, topic, data)
     if not events:
         await call.answer({"tasks": []})
     else:
-        await (_many(call, events) if is_batch else _one(call, events[0]))
+        await (_enqueue_many(call, events) if is_batch else _enqueue_one(call, events[0]))
 
 
-async def _one(call: Call, read_task: ReadTask) -> None:
+async def _enqueue_one(call: Call, read_task: ReadTask) -> None:
     answer = await _enqueue(call, (read_task.task,))
     await call.answer(stored_tasks(answer, (read_task,)).lines()[0])
 
 
-async def _many(call: Call, many: Sequence[ReadTask]) -> None:
-    answer = await _enqueue(call, tuple([read_task.task for read_task in many]))
-    await call.answer(b'{"tasks":[%b]}' % b",".join(stored_tasks(answer, many).lines()))
+async def _enqueue_many(call: Call, read_tasks: Sequence[ReadTask]) -> None:
+    answer = await _enqueue(call, tuple([read_task.task for read_task in read_tasks]))
+    await call.answer(b'{"tasks":[%b]}' % b",".join(stored_tasks(answer, read_tasks).lines()))
 
 
 def _enqueue(call: Call, tasks: tuple[Any, ...]) -> asyncio.Future[Any]:
     exchange, key = call.exchange, call.header(b"idempotency-key")
     if key is None:
         return exchange.enqueue(tasks)
-    return exchange.enqueue_once(once(key, exchange.caller.principal, tasks), tasks)
+    return exchange.enqueue_once(request_identity(key, exchange.caller.principal, tasks), tasks)
 
 
 def _check_no_key(call: Call) -> None:
@@ -140,10 +140,10 @@ STRUCTURED = "application/cloudevents+json"
 BATCHED = "application/cloudevents-batch+json"
 _ATTRIBUTE_HEADER = b"ce-"
 _DATA_TYPE = "application/json"
-"""The ``datacontenttype`` that the JSON format implies if an event has none."""
-_OF_EVENTS = [(option.event, field) for field, option in kept_options() if option.event]
-"""Extension attributes that set an option of the task, and that option. The header of the option
-takes precedence."""
+"""The ``datacontenttype`` of an event in the JSON format that does not set it."""
+_EXTENSIONS = [(option.event, field) for field, option in kept_options() if option.event]
+"""Each extension attribute that sets an option of the task, with this option. The option's own
+header takes precedence."""
 
 _event = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _events = msgspec.json.Decoder(list[dict[str, msgspec.Raw]])
@@ -152,26 +152,26 @@ _base64 = msgspec.json.Decoder(str | None)
 _json_type = ("json", "+json")
 
 
-def _is_binary(call: Call) -> bool:
-    """Return whether the attributes of the event are in headers."""
+def _is_binary_event(call: Call) -> bool:
+    """Return whether the request is an event whose attributes are in headers."""
     return b"ce-specversion" in call.headers
 
 
-def _is_any(call: Call) -> bool:
-    return call.content_type in (STRUCTURED, BATCHED) or _is_binary(call)
+def _is_cloudevent(call: Call) -> bool:
+    return call.content_type in (STRUCTURED, BATCHED) or _is_binary_event(call)
 
 
 def _read_events(call: Call, topic: str, data: bytes) -> tuple[list[ReadTask], bool]:
-    """Return the tasks, and whether the request is a batch of events. Raise BadRequest for invalid
-    events."""
+    """Return a task for each event, and whether the request is a batch of events. Raise BadRequest
+    for invalid events."""
     if call.content_type == BATCHED:
         events = decoded(data, _events)
         _check_members(data)
-        return [_structured(call, topic, event) for event in events], True
+        return [_event_task(call, topic, event) for event in events], True
     if call.content_type == STRUCTURED:
         event = decoded(data, _event)
         _check_members(data)
-        return [_structured(call, topic, event)], False
+        return [_event_task(call, topic, event)], False
     attributes: dict[str, types.Property] = {}
     for header, value in call.headers.items():
         if header.startswith(_ATTRIBUTE_HEADER):
@@ -186,12 +186,12 @@ def _read_events(call: Call, topic: str, data: bytes) -> tuple[list[ReadTask], b
 
 
 class _Members(list[tuple[str, Any]]):
-    """The members of a JSON object in order, including repeated members."""
+    """The members of a JSON object in their order, including repeated members."""
 
 
 def _check_members(data: bytes) -> None:
-    """Raise BadRequest if an event is not UTF-8 or has a member twice, of which the decoder would
-    drop one. Members of its data are left to the consumer."""
+    """Raise BadRequest if an event is not UTF-8 or repeats a member, because the decoder would drop
+    one of the values. Members of an event's data are not checked."""
     try:
         value = json.loads(
             data.decode(), object_pairs_hook=_Members, parse_int=str, parse_float=str
@@ -199,17 +199,17 @@ def _check_members(data: bytes) -> None:
     except (ValueError, RecursionError) as error:
         raise BadRequest(f"the body is not valid JSON: {error}") from None
     for event in [value] if isinstance(value, _Members) else value:
-        seen = set[str]()
+        names = set[str]()
         for name, _ in event:
-            if name in seen:
+            if name in names:
                 raise BadRequest(f"the event has {shown(name)} more than once")
-            seen.add(name)
+            names.add(name)
 
 
-def _structured(call: Call, topic: str, event: dict[str, msgspec.Raw]) -> ReadTask:
+def _event_task(call: Call, topic: str, event: dict[str, msgspec.Raw]) -> ReadTask:
     data, data_base64 = event.pop("data", None), event.pop("data_base64", None)
     attributes = {name: decoded(bytes(raw), _value) for name, raw in event.items()}
-    # The format allows null for an attribute that is not set.
+    # In the JSON format, an attribute that is not set can be null.
     attributes = {name: value for name, value in attributes.items() if value is not None}
     encoded = None if data_base64 is None else decoded(bytes(data_base64), _base64)
     if encoded is not None:
@@ -235,20 +235,20 @@ def _from_base64(text: str) -> bytes:
 
 def _task(call: Call, topic: str, attributes: dict[str, types.Property], body: bytes) -> ReadTask:
     cloudevents.check(attributes)
-    read_task = call.common.reader.of_headers(topic, call.headers, body)
+    read_task = call.common.reader.task_from_headers(topic, call.headers, body)
     options = dict(read_task.task[3]) if len(read_task.task) > 3 else {}
-    for attribute, field in _OF_EVENTS:
+    for attribute, field in _EXTENSIONS:
         value = attributes.get(attribute)
         if value and field.name not in options and not _is_ignored(call, field, value):
             options[field.name] = value
-    own = options.get("properties", {})
-    options["properties"] = own | {f"ce-{name}": value for name, value in attributes.items()}
+    event_properties = {f"ce-{name}": value for name, value in attributes.items()}
+    options["properties"] = options.get("properties", {}) | event_properties
     return read_task._replace(task=(*read_task.task[:3], options))
 
 
 def _is_ignored(call: Call, field: Field, value: types.Property) -> bool:
-    """Return whether an attribute is ignored: W3C Trace Context requires receivers to ignore an
-    invalid traceparent."""
+    """Return whether to ignore an attribute, as W3C Trace Context requires for an invalid
+    traceparent."""
     if field.name != "trace":
         return False
     try:
@@ -263,39 +263,39 @@ def _is_ignored(call: Call, field: Field, value: types.Property) -> bool:
 
 NDJSON = "application/x-ndjson"
 LINES_MAX = 500
-"""Maximum lines of a request to the operations."""
+"""Maximum lines that one request to the operations enqueues."""
 SLICE_BYTES = 32 * 1024
-"""Bytes of lines decoded at a time, because the event loop must also deliver tasks."""
-UNDER_WAY_MAX = 4
-"""Maximum requests with unwritten answers."""
+"""Bytes of lines that one step decodes, because the event loop must also deliver tasks."""
+REQUESTS_MAX = 4
+"""Maximum requests whose answers are not yet written."""
 _decoder = msgspec.json.Decoder(types.NewTask)
 _Future = asyncio.Future[Any]
 Line = tuple[int, "ReadTask | None"]
-"""The number of a line, and its task; None if the line is not a valid task."""
+"""The number of a line, and its task or None if it is invalid."""
 
 
-class Bulk:
-    """A request with a stream of lines."""
+class LineStream:
+    """A request whose body is a stream of lines."""
 
     def __init__(self, call: Call) -> None:
         self._call = call
         self._reader = call.common.reader
         self._line_bytes_max = call.exchange.settings.http_body_bytes
         self._unanswered: deque[tuple[list[Line], _Future | TickwheelError]] = deque()
-        self._rest = b""
-        self._read = 0
-        """Lines read, including empty lines."""
+        self._partial_line = b""
+        self._lines_read = 0
+        """Number of lines that were read, including empty lines."""
 
     async def run(self) -> None:
         """Read and answer lines until the last line, or until reading fails."""
         call = self._call
         await call.begin(NDJSON)
-        failed: TickwheelError | None = None
+        failure: TickwheelError | None = None
         try:
-            async for part in call.incoming.parts():
+            async for part in call.body.parts():
                 await self._take(part)
-            if self._rest.strip():
-                await self._lines(self._rest)
+            if self._partial_line.strip():
+                await self._enqueue_lines(self._partial_line)
         except ClientGone:
             for _, answer in self._unanswered:
                 if isinstance(answer, asyncio.Future):
@@ -303,45 +303,46 @@ class Bulk:
             self._unanswered.clear()
             raise
         except TickwheelError as error:
-            failed = error
+            failure = error
         while self._unanswered:
             await self._answer_first()
-        last = b"" if failed is None else _answer_line((self._read + 1, None), failed) + b"\n"
+        next_line: Line = (self._lines_read + 1, None)
+        last = b"" if failure is None else _answer_line(next_line, failure) + b"\n"
         await call.piece(last, more=False)
 
     async def _take(self, part: bytes) -> None:
         end = part.rfind(b"\n") + 1
         if not end:
-            self._rest += part
-            if len(self._rest) > self._line_bytes_max:
+            self._partial_line += part
+            if len(self._partial_line) > self._line_bytes_max:
                 raise BodyTooLarge(
-                    f"a line has at least {len(self._rest)} bytes; the limit is"
+                    f"a line has at least {len(self._partial_line)} bytes; the limit is"
                     f" {self._line_bytes_max} (http_body_bytes_max)"
                 )
             return
-        data = self._rest + part[:end] if self._rest else part[:end]
-        self._rest = part[end:]
+        data = self._partial_line + part[:end] if self._partial_line else part[:end]
+        self._partial_line = part[end:]
         start = 0
         while start < len(data):
             stop = data.rfind(b"\n", start, start + SLICE_BYTES) + 1
             if not stop:
                 stop = data.index(b"\n", start) + 1
-            await self._lines(data[start:stop])
+            await self._enqueue_lines(data[start:stop])
             start = stop
             await asyncio.sleep(0)
 
-    async def _lines(self, data: bytes) -> None:
-        """Enqueue whole lines, in several requests if necessary."""
-        first = self._read + 1
+    async def _enqueue_lines(self, data: bytes) -> None:
+        """Enqueue the tasks of complete lines, in several requests if necessary."""
+        first = self._lines_read + 1
         count = data.count(b"\n") + (not data.endswith(b"\n"))
-        self._read += count
+        self._lines_read += count
         try:
             new_tasks: Iterable[types.NewTask] = _decoder.decode_lines(data)
             tasks = [self._reader.task(task, task.topic) for task in new_tasks]
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, TickwheelError):
             await self._one_by_one(data, first)
             return
-        # The counts differ if some lines are empty.
+        # There are fewer tasks than lines if some lines are empty.
         numbers = range(first, first + count) if len(tasks) == count else _numbers(data, first)
         lines: list[Line] = list(zip(numbers, tasks, strict=True))
         for start in range(0, len(lines), LINES_MAX):
@@ -349,28 +350,28 @@ class Bulk:
 
     async def _one_by_one(self, data: bytes, first: int) -> None:
         """Decode lines individually, because some are invalid."""
-        good: list[Line] = []
+        valid_lines: list[Line] = []
         for number, line in enumerate(data.split(b"\n"), first):
             if not line.strip():
                 continue
             try:
                 task = decoded(line, _decoder)
-                good.append((number, self._reader.task(task, task.topic)))
-                if len(good) < LINES_MAX:
+                valid_lines.append((number, self._reader.task(task, task.topic)))
+                if len(valid_lines) < LINES_MAX:
                     continue
                 problem = None
             except BadRequest as error:
                 problem = error
-            if good:
-                await self._put(good)
+            if valid_lines:
+                await self._put(valid_lines)
             if problem is not None:
                 await self._add([(number, None)], problem)
-            good = []
-        if good:
-            await self._put(good)
+            valid_lines = []
+        if valid_lines:
+            await self._put(valid_lines)
 
     async def _put(self, lines: list[Line]) -> None:
-        """Enqueue the tasks of these lines."""
+        """Enqueue the tasks of up to ``LINES_MAX`` lines in one request."""
         tasks = tuple(read_task.task for _, read_task in lines if read_task is not None)
         answer: _Future | TickwheelError
         try:
@@ -381,10 +382,10 @@ class Bulk:
 
     async def _add(self, lines: list[Line], answer: _Future | TickwheelError) -> None:
         self._unanswered.append((lines, answer))
-        while len(self._unanswered) >= UNDER_WAY_MAX or self._first_is_known():
+        while len(self._unanswered) >= REQUESTS_MAX or self._first_is_answered():
             await self._answer_first()
 
-    def _first_is_known(self) -> bool:
+    def _first_is_answered(self) -> bool:
         if not self._unanswered:
             return False
         answer = self._unanswered[0][1]
@@ -399,23 +400,22 @@ class Bulk:
         except TickwheelError as error:
             outcomes = [error] * len(lines)
         if isinstance(outcomes, list):
-            written = [_answer_line(line, end) for line, end in zip(lines, outcomes, strict=True)]
+            answer_lines = [_answer_line(*pair) for pair in zip(lines, outcomes, strict=True)]
         else:
-            written = stored_tasks(
+            answer_lines = stored_tasks(
                 outcomes, [read_task for _, read_task in lines if read_task is not None]
             ).lines()
-        await self._call.piece(b"\n".join(written) + b"\n")
+        await self._call.piece(b"\n".join(answer_lines) + b"\n")
 
 
-def _answer_line(line: Line, end: Any) -> bytes:
-    """Return the answer to a line whose task was accepted with the answer ``end`` or refused with
-    the error ``end``."""
+def _answer_line(line: Line, outcome: Any) -> bytes:
+    """Return the answer to a line. ``outcome`` is the answer to its enqueue, or its error."""
     number, read_task = line
-    if isinstance(end, TickwheelError):
-        return as_json({"error": problem_line(end, number)})
-    if isinstance(end, BaseException) or read_task is None:
-        raise end
-    return stored_tasks(end, [read_task]).lines()[0]
+    if isinstance(outcome, TickwheelError):
+        return as_json({"error": problem_line(outcome, number)})
+    if isinstance(outcome, BaseException) or read_task is None:
+        raise outcome
+    return stored_tasks(outcome, [read_task]).lines()[0]
 
 
 def _numbers(data: bytes, first: int) -> list[int]:

@@ -1,12 +1,12 @@
 """The interface between an HTTP handler and the shard, or all shards, that execute its request.
 
 ``Exchange`` has one method for each kind of request. ``ShardExchange`` calls the operations of the
-shard in this process; ``AllShardsExchange`` (``tickwheel/gateway.py``) asks all shards as a client.
+shard in this process; ``AllShardsExchange`` (``tickwheel/gateway.py``) is a client of all shards.
 Handlers do not know which of them they use. Invariants:
 
 * A method returns a future, or immediately raises the error of an invalid request.
-* ``render`` converts a value to the answer as soon as the shard returns the value. The size of an
-  answer that waits for the store is therefore known.
+* ``render`` converts a value to the answer as soon as the shard returns the value, so that the size
+  of an answer that waits for the store is known.
 * When the daemon ends an exchange, all its futures fail with the reason.
 """
 
@@ -27,18 +27,18 @@ if TYPE_CHECKING:
     from tickwheel.engine.sessions import StoredAnswer
     from tickwheel.engine.topics import DeliverySink, Item
     from tickwheel.limits import Limits
-    from tickwheel.server.http.types import Once
+    from tickwheel.server.http.types import RequestIdentity
     from tickwheel.server.settings import Settings
     from tickwheel.server.shard.operations import ShardInterface
     from tickwheel.server.shard.verbs import Verbs
 
 Render = Callable[[Any], Any]
-Pulled = Callable[[Sequence[tuple[Any, str, str, int, int]], "dict[str, Any] | None"], bytes]
-"""Makes the answer to a pull from the item, topic, group, epoch and time of each delivery, and the
-fields of the group if the pull created it."""
+RenderPull = Callable[[Sequence[tuple[Any, str, str, int, int]], "dict[str, Any] | None"], bytes]
+"""Encodes the answer to a pull. The arguments are the item, topic, group, epoch and time of each
+delivery, and the fields of the group if the pull created it."""
 Answer = asyncio.Future[Any]
 ANSWER_BYTES = 256
-"""Bytes counted for a small answer that is not yet encoded."""
+"""Bytes that a small answer counts while it is not yet encoded."""
 _SUBSCRIPTION = 1
 """The number of the only subscription of a stream's exchange."""
 
@@ -56,18 +56,19 @@ class Receipt(NamedTuple):
 
 
 _BY_COLUMNS = ("ack", "release", "extend")
-"""Verbs with separate arrays of ids and attempts; other verbs have one item for each delivery."""
+"""Verbs whose frames have an array of ids and an array of attempts. Frames of other verbs have one
+item for each delivery."""
 
 
-def settled_fields(
-    verb: str, receipts: Sequence[Receipt], more: tuple[Any, ...]
+def settle_fields(
+    verb: str, receipts: Sequence[Receipt], arguments: tuple[Any, ...]
 ) -> tuple[Any, ...]:
     """Return the frame fields of a verb that settles deliveries of one topic, group and epoch."""
     first = receipts[0]
     if verb in _BY_COLUMNS:
-        ids, attempts = tuple(it.id for it in receipts), tuple(it.attempt for it in receipts)
-        return first.topic, first.group, first.epoch, ids, attempts, *more
-    items = tuple((it.id, it.epoch, it.attempt, *more) for it in receipts)
+        ids, attempts = zip(*((receipt.id, receipt.attempt) for receipt in receipts), strict=True)
+        return first.topic, first.group, first.epoch, ids, attempts, *arguments
+    items = tuple((receipt.id, receipt.epoch, receipt.attempt, *arguments) for receipt in receipts)
     return first.topic, first.group, items
 
 
@@ -79,11 +80,11 @@ class DeliveryRequest(NamedTuple):
     limit: int
     """Maximum deliveries of a pull, or the credit of a stream."""
     options: dict[str, Any]
-    """Options in wire form; a value of None counts as absent."""
+    """Options in wire form. An option whose value is None is not set."""
 
 
 class Exchange(ABC):
-    """One request over HTTP, with the operations that its handler can call."""
+    """The execution of one HTTP request, with the operations that its handler can call."""
 
     settings: Settings
     limits: Limits
@@ -98,12 +99,12 @@ class Exchange(ABC):
 
     @property
     def only_waits(self) -> bool:
-        """Whether the request only waits for tasks or events, so ending it leaves no outcome
+        """Whether the request only waits for tasks or events. Ending it then leaves no outcome
         unknown."""
         return self.on_end is not None
 
     def end(self, error: TickwheelError) -> None:
-        """End the exchange with ``error``, because the daemon stops serving it."""
+        """End the exchange with ``error``, because the daemon can no longer execute it."""
         self.ended = error
         for future in self._unanswered():
             if not future.done():
@@ -113,13 +114,13 @@ class Exchange(ABC):
 
     @abstractmethod
     def _unanswered(self) -> Sequence[Answer]:
-        """Remove and return the futures without an answer."""
+        """Return the futures without an answer. Answers that arrive later are ignored."""
 
     # --- requests of handlers --------------------------------------------------------------------
 
     @abstractmethod
     def ask(self, verb: str, request: Request, render: Render | None = None) -> Answer:
-        """Execute a declared verb; ``render`` converts its value to the answer."""
+        """Execute a declared verb. ``render`` converts the verb's result to the answer."""
 
     @abstractmethod
     def enqueue(self, tasks: tuple[Any, ...]) -> Answer:
@@ -127,12 +128,12 @@ class Exchange(ABC):
 
     @abstractmethod
     def enqueue_each(self, tasks: tuple[Any, ...]) -> Answer:
-        """Enqueue tasks, each of them taken or refused for itself. The answer is that of
-        ``enqueue``; where some are refused, the list of the answer or the error of each."""
+        """Enqueue tasks, each independently of the others. The answer is that of ``enqueue``, or,
+        if some tasks are refused, a list with the answer or the error of each task."""
 
     @abstractmethod
-    def enqueue_once(self, once: Once, tasks: tuple[Any, ...]) -> Answer:
-        """Enqueue tasks unless the same request already did."""
+    def enqueue_once(self, identity: RequestIdentity, tasks: tuple[Any, ...]) -> Answer:
+        """Enqueue tasks unless a request with the same identity has already enqueued them."""
 
     @abstractmethod
     def prepare(
@@ -141,51 +142,51 @@ class Exchange(ABC):
         """Store half tasks of a transaction."""
 
     @abstractmethod
-    def pull(self, request: DeliveryRequest, wait_ms: int, render: Pulled) -> Answer:
-        """Wait for the first delivery and take all that are available, up to the count."""
+    def pull(self, request: DeliveryRequest, wait_ms: int, render: RenderPull) -> Answer:
+        """Wait for the first delivery and return all available deliveries, up to the limit."""
 
     @abstractmethod
     def subscribe(self, request: DeliveryRequest, sink: DeliverySink) -> Answer:
-        """Send deliveries to ``sink`` until the exchange is closed."""
+        """Subscribe, and send deliveries to ``sink`` until the exchange is closed."""
 
     @abstractmethod
-    def blocked(self) -> None:
-        """Stop deliveries to a stream that its client does not read, until ``unblocked``."""
+    def pause(self) -> None:
+        """Stop the deliveries of a stream that its client does not read, until ``resume``."""
 
     @abstractmethod
-    def unblocked(self) -> None:
-        """Resume deliveries."""
+    def resume(self) -> None:
+        """Resume the deliveries of a stream."""
 
     @abstractmethod
-    def settle(self, verb: str, receipts: Sequence[Receipt], more: tuple[Any, ...]) -> Answer:
-        """Settle deliveries of one topic, group and epoch. The answer has the outcome of each, or
-        None where it is the usual one. An answer of None means the usual outcome for all."""
+    def settle(self, verb: str, receipts: Sequence[Receipt], arguments: tuple[Any, ...]) -> Answer:
+        """Settle deliveries of one topic, group and epoch. The answer contains the outcome of each
+        delivery, or None for the usual outcome. The answer None means the usual outcome for all."""
 
     # --- lifecycle -------------------------------------------------------------------------------
 
     @abstractmethod
-    def heard(self) -> None:
-        """Record a sign of life of the stream's consumer."""
+    def note_activity(self) -> None:
+        """Record that the stream's consumer is alive."""
 
     @abstractmethod
     def unreadable(self, verb: str, error: TickwheelError) -> None:
-        """Record a request with values that the verb does not accept."""
+        """Record a request whose values the verb does not accept."""
 
     @abstractmethod
     def survive(self, what: str, error: Exception) -> TickwheelError:
         """Log an unexpected error and return the error for the client."""
 
     @abstractmethod
-    def finished(self) -> None:
-        """End an answered exchange. Leases that it granted continue."""
+    def finish(self) -> None:
+        """End an exchange that was answered. Leases that it granted continue."""
 
     @abstractmethod
-    def closed(self, broke: str = "") -> None:
-        """End an exchange whose client has gone; ``broke`` says how its connection ended."""
+    def close(self, reason: str = "") -> None:
+        """End an exchange whose client has disconnected. ``reason`` tells how it did."""
 
 
-class _Rendered:
-    """An answer that can wait for the store."""
+class _RenderedAnswer:
+    """An answer that can wait until the store has committed."""
 
     __slots__ = ("request", "value")
 
@@ -200,12 +201,12 @@ class _Rendered:
 
 
 class ShardExchange(Exchange):
-    """An exchange with the shard in this process: the ``ReplySink`` of its caller."""
+    """An exchange with the shard in this process. It is the ``ReplySink`` of its caller."""
 
     def __init__(
         self, operations: ShardInterface, verbs: Verbs, principal: Principal, address: str
     ) -> None:
-        """``verbs`` act for the principal."""
+        """``verbs`` are the operations as this principal may call them."""
         super().__init__(Caller(self, principal=principal, address=address))
         self._operations, self._verbs = operations, verbs
         self.settings, self.limits = operations.settings, operations.limits
@@ -248,11 +249,11 @@ class ShardExchange(Exchange):
             refused.set_exception(error)
             return refused
 
-    def enqueue_once(self, once: Once, tasks: tuple[Any, ...]) -> Answer:
+    def enqueue_once(self, identity: RequestIdentity, tasks: tuple[Any, ...]) -> Answer:
         act, now = self._verbs.enqueue_once, self.clock.read()
         return self._act(
-            lambda number: act(self.caller, once.session, number, tasks, now),
-            number=once.fingerprint,
+            lambda number: act(self.caller, identity.session, number, tasks, now),
+            number=identity.fingerprint,
         )
 
     def prepare(
@@ -263,7 +264,7 @@ class ShardExchange(Exchange):
             lambda number: act(self.caller, number, name, group, part, tasks, options, now)
         )
 
-    def pull(self, request: DeliveryRequest, wait_ms: int, render: Pulled) -> Answer:
+    def pull(self, request: DeliveryRequest, wait_ms: int, render: RenderPull) -> Answer:
         sink = _PullSink(self, request.topic, request.group or DEFAULT_GROUP, render)
         act, now = self._verbs.pull, self.clock.read()
 
@@ -285,15 +286,15 @@ class ShardExchange(Exchange):
             )
         )  # fmt: skip
 
-    def blocked(self) -> None:
+    def pause(self) -> None:
         self._operations.blocked(self.caller)
 
-    def unblocked(self) -> None:
+    def resume(self) -> None:
         self._operations.unblocked(self.caller)
 
-    def settle(self, verb: str, receipts: Sequence[Receipt], more: tuple[Any, ...]) -> Answer:
-        act, fields = getattr(self._verbs, verb), settled_fields(verb, receipts, more)
-        if verb != "ack":  # the only one without a time
+    def settle(self, verb: str, receipts: Sequence[Receipt], arguments: tuple[Any, ...]) -> Answer:
+        act, fields = getattr(self._verbs, verb), settle_fields(verb, receipts, arguments)
+        if verb != "ack":  # every other verb takes the current time
             fields = (*fields, self.clock.read())
         return self._act(lambda number: act(self.caller, number, *fields))
 
@@ -303,8 +304,8 @@ class ShardExchange(Exchange):
         render: Render | None = None,
         number: int | None = None,
     ) -> Answer:
-        """Call an operation with a request number. Return a future of its answer, converted by
-        ``render``, or of the error that it answers. Raise the error that the operation raises."""
+        """Call an operation with a request number. Return the future of its answer, which
+        ``render`` converts, or of its error. Raise the operation's error."""
         operations = self._operations
         if self.ended is not None:
             raise self.ended
@@ -332,7 +333,7 @@ class ShardExchange(Exchange):
 
     # --- lifecycle -------------------------------------------------------------------------------
 
-    def heard(self) -> None:
+    def note_activity(self) -> None:
         if self.caller.presence.doubted:
             self._operations.heard(self.caller)
 
@@ -342,12 +343,12 @@ class ShardExchange(Exchange):
     def survive(self, what: str, error: Exception) -> TickwheelError:
         return self._operations.survive(what, error)
 
-    def finished(self) -> None:
+    def finish(self) -> None:
         self._operations.finished(self.caller)
 
-    def closed(self, broke: str = "") -> None:
+    def close(self, reason: str = "") -> None:
         # The consumer of an answered pull is not tied to a connection.
-        self._operations.closed(self.caller, broke if self.caller.subscribers else "")
+        self._operations.closed(self.caller, reason if self.caller.subscribers else "")
 
     # --- called by the shard ---------------------------------------------------------------------
 
@@ -362,12 +363,12 @@ class ShardExchange(Exchange):
     def answer_to(self, request: int, value: object) -> Sized:
         _, render = self._waiting.get(request, (None, None))
         if render is None:
-            return _Rendered(request, value)
+            return _RenderedAnswer(request, value)
         try:
-            return _Rendered(request, render(value))
+            return _RenderedAnswer(request, render(value))
         except Exception as error:
             source = f"the answer to a request over HTTP from {self.caller.address}"
-            return _Rendered(request, self.survive(source, error))
+            return _RenderedAnswer(request, self.survive(source, error))
 
     def give(self, answer: Any) -> None:
         self.answer(answer.request, answer.value)
@@ -379,7 +380,7 @@ class ShardExchange(Exchange):
         """Do nothing: answers are not buffered."""
 
     def answer(self, request: int, value: object) -> None:
-        """Complete an answer with a value or an error."""
+        """Complete the future of a request's answer with a value or an error."""
         future, _ = self._waiting.pop(request, (None, None))
         if future is None or future.done():
             return
@@ -390,14 +391,14 @@ class ShardExchange(Exchange):
 
 
 class _PullSink:
-    """A sink that turns deliveries into the answer to a pull."""
+    """A sink that answers a pull with its deliveries."""
 
-    def __init__(self, exchange: ShardExchange, topic: str, group: str, render: Pulled) -> None:
+    def __init__(self, exchange: ShardExchange, topic: str, group: str, render: RenderPull) -> None:
         self._exchange = exchange
         self._render = render
         self._names = topic, group
         self.number = 0
-        """Number of the pull's request."""
+        """Request number of the pull."""
         self.new_group: dict[str, Any] | None = None
 
     def note_group(self, new_group: dict[str, Any] | None) -> None:

@@ -1,5 +1,5 @@
-"""The OpenAPI 3.1 document, which follows only from the routes and their types, its page, and the
-console. No page loads files from other hosts.
+"""Serves the OpenAPI 3.1 document, the page that shows it, and the console. The document is derived
+only from the routes and their types. No page loads files from other hosts.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SWAGGER_UI = {
     "swagger-ui.css": ("swagger_style.css", "text/css"),
     "swagger-ui.js": ("swagger_bundle.js", "text/javascript"),
 }
-"""File name of Swagger UI in its package, and content type, by our file name."""
+"""Our file name → (file name in the package of Swagger UI, content type)."""
 _PAGE = """<!doctype html>
 <html lang="en">
 <head>
@@ -67,7 +67,7 @@ POLICY = (
     " style-src 'self' 'unsafe-inline'; font-src 'self' data:; base-uri 'none';"
     " form-action 'none'; frame-ancestors 'none'"
 )
-"""Policy of Swagger UI, which sets inline styles but loads everything else from files."""
+"""Content security policy of Swagger UI, which sets inline styles and has no inline code."""
 _HEADERS = {
     "content-security-policy": POLICY,
     "x-content-type-options": "nosniff",
@@ -78,7 +78,7 @@ CONSOLE_POLICY = (
     " img-src 'self' data:; frame-src 'self'; base-uri 'none'; form-action 'none';"
     " frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
 )
-"""Policy of the console: no inline code, and text of tasks cannot become code."""
+"""Content security policy of the console. Inline code and text of tasks are not executed."""
 _CONSOLE_HEADERS = _HEADERS | {
     "content-security-policy": CONSOLE_POLICY,
     "cross-origin-opener-policy": "same-origin",
@@ -97,7 +97,7 @@ _KINDS = {
 def pages(*, wait_ms_max: int) -> list[PageRoute]:
     """Return the routes of ``/openapi.json``, ``/docs/`` and the console, which are public because
     they contain no data."""
-    text, packed = as_sent(wait_ms_max)
+    text, packed = document_bytes(wait_ms_max)
 
     async def openapi(request: Request) -> Response:
         headers = {"content-type": JSON_TYPE.decode(), "vary": "accept-encoding"}
@@ -108,39 +108,41 @@ def pages(*, wait_ms_max: int) -> list[PageRoute]:
     start = Response(_START, media_type="text/javascript", headers=_HEADERS)
     return [
         PageRoute("/openapi.json", openapi),
-        _always("/docs", RedirectResponse("/docs/")),
-        _always("/docs/", HTMLResponse(_PAGE, headers=_HEADERS)),
-        _always("/docs/start.js", start),
+        _constant_route("/docs", RedirectResponse("/docs/")),
+        _constant_route("/docs/", HTMLResponse(_PAGE, headers=_HEADERS)),
+        _constant_route("/docs/start.js", start),
         *(PageRoute(f"/docs/{name}", _swagger_ui(*where)) for name, where in SWAGGER_UI.items()),
         *_console(),
     ]
 
 
 @cache
-def as_sent(wait_ms_max: int) -> tuple[bytes, bytes]:
-    """Return the document as JSON, plain and compressed. It is made at the start, because making it
-    blocks the event loop."""
+def document_bytes(wait_ms_max: int) -> tuple[bytes, bytes]:
+    """Return the document as JSON, plain and compressed. The result is cached at the start, because
+    creating the document blocks the event loop."""
     text = as_json(document(ROUTES, wait_ms_max=wait_ms_max))
     return text, gzip.compress(text)
 
 
-def _always(path: str, response: Response) -> PageRoute:
+def _constant_route(path: str, response: Response) -> PageRoute:
     """Return the route of a constant answer."""
     return PageRoute(path, response, methods=["GET"])
 
 
 def _console() -> list[PageRoute]:
     """Return the routes of the console's files, which are public because they contain no data."""
-    routes = [_always(path, RedirectResponse("/console/")) for path in ("/", "/console")]
+    routes = [_constant_route(path, RedirectResponse("/console/")) for path in ("/", "/console")]
     for path in sorted(_CONSOLE.iterdir()):
         name = "" if path.name == "index.html" else path.name
-        routes.append(PageRoute(f"/console/{name}", _kept(path, _KINDS[path.suffix])))
+        routes.append(
+            PageRoute(f"/console/{name}", _cached_file_handler(path, _KINDS[path.suffix]))
+        )
     return routes
 
 
-def _kept(path: Path, kind: str) -> Callable[[Request], Awaitable[Response]]:
-    """Return the handler of a file that is kept in memory after its first request. Reading the
-    dozen files of a page from disk each time would need a thread twice for each."""
+def _cached_file_handler(path: Path, kind: str) -> Callable[[Request], Awaitable[Response]]:
+    """Return the handler of a file that stays in memory after its first request. Reading a page's
+    dozen files from disk on every load would take two calls to a thread for each file."""
 
     @cache
     def read() -> tuple[bytes, bytes, str]:
@@ -180,7 +182,7 @@ ALWAYS = (
     "internal", "unauthorized", "forbidden", "bad_request", "not_found", "method_not_allowed",
     "request_timeout", "overloaded", "refused", "outcome_unknown", "too_many_connections",
 )  # fmt: skip
-"""Error codes of every request."""
+"""Error codes that every request can get."""
 WITH_BODY = ("body_too_large", "unsupported_media_type")
 _EVENT = {
     "title": "CloudEvent",
@@ -219,11 +221,11 @@ _RAW: dict[str, dict[str, Any]] = {
     },
     "text/plain": {"description": "The body of the task.", "type": "string"},
     NDJSON: {
-        "description": "Lines of JSON, each a NewTask. The answer has a line for each.",
+        "description": "Lines of JSON, each a NewTask. The answer has one line for each of them.",
         "type": "string",
     },
 }
-"""Schemas of bodies other than the API's JSON."""
+"""Schemas of request bodies that are not the API's JSON."""
 _STREAMED = {
     SSE: "Server-sent events, whose data is JSON.",
     NDJSON: "Lines of JSON.",
@@ -232,7 +234,7 @@ _STREAMED = {
 """Description of a stream by its content type."""
 _REF = types.REF
 _NULL = {"type": "null"}
-_OUTERMOST = ("description", "default", types.NULL_IS_SAID)
+_OUTERMOST = ("description", "default", types.NULL_REMOVES_SETTING)
 """Properties that belong to a whole field, not to a member of its union."""
 _TAGS = {
     "tasks": "Enqueue tasks, look them up, cancel and reschedule them.",
@@ -259,8 +261,8 @@ def document(routes: Sequence[Route], *, wait_ms_max: int = 60_000) -> dict[str,
     schemas, components = msgspec.json.schema_components(kinds, ref_template=_REF)
     schema_of = dict(zip(map(repr, kinds), schemas, strict=True))
     components["PullIn"]["properties"]["wait_ms"]["maximum"] = wait_ms_max
-    in_requests = _reached(
-        [schema_of[repr(it)] for route in routes for it in (route.query, *_parts(route.body))],
+    in_requests = _referenced(
+        [schema_of[repr(kind)] for route in routes for kind in (route.query, *_parts(route.body))],
         components,
     )
     for name, component in components.items():
@@ -271,14 +273,14 @@ def document(routes: Sequence[Route], *, wait_ms_max: int = 60_000) -> dict[str,
     for route in routes:
         operation = _operation(route, schema_of, queries[route.query])
         paths.setdefault(route.path, {})[route.method.lower()] = operation
-    used = _reached([paths], components)  # queries are described by their parameters
+    used = _referenced([paths], components)  # queries are described by their parameters
     return {
         "openapi": "3.1.0",
         "info": {
             "title": "Tickwheel",
             "version": __version__,
             "description": "Tasks that are delivered when they are due, at least once."
-            " Errors are application/problem+json; their codes are the table of"
+            " Errors are application/problem+json; their codes are listed in"
             " docs/protocol.md. Times are milliseconds since 1970, ids are text.",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
@@ -300,21 +302,21 @@ def document(routes: Sequence[Route], *, wait_ms_max: int = 60_000) -> dict[str,
     }
 
 
-def _reached(schemas: Iterable[Any], components: dict[str, Any]) -> set[str]:
-    """Return the names of the components that schemas refer to, directly or indirectly."""
+def _referenced(schemas: Iterable[Any], components: dict[str, Any]) -> set[str]:
+    """Return the names of the components to which schemas refer, directly or indirectly."""
     names: set[str] = set()
-    left = list(schemas)
-    while left:
-        value = left.pop()
+    pending = list(schemas)
+    while pending:
+        value = pending.pop()
         if isinstance(value, list):
-            left += value
+            pending += value
         elif isinstance(value, dict):
-            left += value.values()
+            pending += value.values()
             reference = value.get("$ref", "")
             name = reference.removeprefix(_REF.format(name=""))
             if reference and name not in names:
                 names.add(name)
-                left.append(components.get(name, {}))
+                pending.append(components.get(name, {}))
     return names
 
 
@@ -322,51 +324,51 @@ def _tidy(component: dict[str, Any], *, in_request: bool) -> None:
     """Adapt a component's fields to client generators. An optional field of a request does not
     allow null, unless null removes a setting."""
     if "description" in component:
-        component["description"] = types.worded(component["description"])
+        component["description"] = types.as_document_text(component["description"])
     required = component.get("required", ())
     for name, schema in component.get("properties", {}).items():
         tidied = _field(schema, may_be_null=not in_request or name in required)
         default = tidied.pop("default", None)
         text = tidied.get("description", "")
         if in_request and default is not None and "default" not in text:
-            # Generators would treat a field with ``default`` as always present.
+            # Client generators would treat a field with ``default`` as always present.
             tidied["description"] = f"{text} Default: {json.dumps(default)}."
         component["properties"][name] = tidied
 
 
 def _field(schema: dict[str, Any], *, may_be_null: bool) -> dict[str, Any]:
-    """Return the schema of a field with ``_OUTERMOST`` properties at the top, and its types in one
-    union."""
+    """Return the schema of a field with the ``_OUTERMOST`` properties at the top level and all its
+    types in one union."""
     outer: dict[str, Any] = {}
     options: list[dict[str, Any]] = []
-    left = [schema]
-    while left:
-        option = dict(left.pop(0))
+    pending = [schema]
+    while pending:
+        option = dict(pending.pop(0))
         inner = option.pop("anyOf", None)
         outer = {k: option.pop(k) for k in _OUTERMOST if k in option} | outer
         if "$ref" in option:  # a named union
             options.append({"$ref": option["$ref"]})
         elif inner is not None:
-            left = [*({**option, **part} for part in inner), *left]
+            pending = [*({**option, **part} for part in inner), *pending]
         elif option not in options:
             options.append(option)
     for option in options:
         for part in ("items", "additionalProperties"):
             if isinstance(option.get(part), dict):
                 option[part] = _field(option[part], may_be_null=True)
-    is_null = _NULL in options and (outer.pop(types.NULL_IS_SAID, False) or may_be_null)
-    outer.pop(types.NULL_IS_SAID, None)
+    is_null = _NULL in options and (outer.pop(types.NULL_REMOVES_SETTING, False) or may_be_null)
+    outer.pop(types.NULL_REMOVES_SETTING, None)
     options = [option for option in options if option != _NULL]
     if len(options) > 1:
         return outer | {"anyOf": [*options, *([_NULL] if is_null else ())]}
-    [only] = options or [{}]
-    if is_null and "$ref" in only:
-        return outer | {"anyOf": [only, _NULL]}
-    if is_null and "type" in only:
-        only = only | {"type": [only["type"], "null"]}
-        if "enum" in only:
-            only = only | {"enum": [*only["enum"], None]}
-    return outer | only
+    [member] = options or [{}]
+    if is_null and "$ref" in member:
+        return outer | {"anyOf": [member, _NULL]}
+    if is_null and "type" in member:
+        member = member | {"type": [member["type"], "null"]}
+        if "enum" in member:
+            member = member | {"enum": [*member["enum"], None]}
+    return outer | member
 
 
 def _kinds(routes: Sequence[Route]) -> list[Any]:
@@ -380,7 +382,7 @@ def _kinds(routes: Sequence[Route]) -> list[Any]:
 
 
 def _parts(kind: Any) -> tuple[Any, ...]:
-    """Return the types of a union, which msgspec need not be able to decode as one type."""
+    """Return the types of a union, which msgspec may be unable to decode itself."""
     if kind is None:
         return ()
     return get_args(kind) if isinstance(kind, UnionType) else (kind,)
@@ -419,7 +421,7 @@ _IN_PATHS: dict[str, tuple[str, dict[str, Any]]] = {
     "node": ("The name of the node.", {}),
     "token": ("The last segment of the callback URL of a delivery.", {}),
 }
-"""Parameters in paths: name → (description, properties of the schema instead of the pattern)."""
+"""Path parameter → (description, schema properties that replace the pattern of a name)."""
 
 
 def _path_parameters(route: Route) -> Iterable[dict[str, Any]]:
@@ -499,7 +501,7 @@ _ERROR_HEADERS = {
 
 
 def _error(status: str, codes: tuple[str, ...]) -> dict[str, Any]:
-    """Return the response of an error status, with the meaning of each code."""
+    """Return the documentation of an error status, with the meaning of each code."""
     lines = (f"`{code}`: {(BY_CODE[code].__doc__ or '').partition(chr(10))[0]}" for code in codes)
     response: dict[str, Any] = {"description": "\n\n".join(lines)}
     if status in _ERROR_HEADERS:
@@ -510,7 +512,7 @@ def _error(status: str, codes: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _one_of(kind: Any, schema_of: dict[str, Any]) -> dict[str, Any]:
-    """Return the schema of a type or union. Each type of a union has a required field that the
-    others lack."""
+    """Return the schema of a type or union. ``oneOf`` suffices for a union, because each of its
+    types has a required field that the others lack."""
     schemas = [schema_of[repr(part)] for part in _parts(kind)]
     return schemas[0] if len(schemas) == 1 else {"oneOf": schemas}

@@ -1,11 +1,11 @@
-"""Every path of the API with its handler, types, rights and documentation, and the router; handlers
-of tasks, keys, dead letters, topics and groups that do not follow from a declaration; the overview
-stream, and the page of the last report.
+"""Every path of the API with its handler, types, rights and documentation, and the router. This
+module also contains the handlers that are not derived from a declaration: some for tasks, keys,
+dead letters, topics and groups, the overview stream, and the page of the last report.
 
 Paths are compared segment by segment before they are unescaped, because a topic's name can contain
 a slash, which clients send as %2F.
 
-The status of a request about one task follows from its outcome. A request about several tasks is
+The status of a request about one task depends on its outcome. A request about several tasks is
 answered with 200 and an outcome for each.
 """
 
@@ -47,8 +47,8 @@ from tickwheel.server.http.declared import (
     RESULTS_TYPE,
     WITHOUT_BODY,
     answer_type,
+    from_json,
     handler_of,
-    of_json,
     read_id,
     read_ids,
     request_type,
@@ -100,17 +100,17 @@ class Router:
         node.methods[route.method] = route
 
     def find(self, method: str, raw_path: bytes) -> tuple[Route, dict[str, str]]:
-        """Return the route and the values in its path. Raise NotFound, MethodNotAllowed or
-        BadRequest."""
+        """Return the route and the values that the path contains. Raise NotFound, MethodNotAllowed
+        or BadRequest."""
         node, path_values = self._root, {}
         for segment in raw_path.decode("ascii").strip("/").split("/"):
-            following = node.fixed.get(segment)
-            if following is None:
+            child = node.fixed.get(segment)
+            if child is None:
                 if node.parameter is None or not segment:
                     raise self._unknown(raw_path)
-                name, following = node.parameter
-                path_values[name] = _text(segment)
-            node = following
+                name, child = node.parameter
+                path_values[name] = _unescaped(segment)
+            node = child
         if not node.methods:
             raise self._unknown(raw_path)
         route = node.methods.get("GET" if method == "HEAD" else method)
@@ -137,7 +137,7 @@ def allowed_by(error: Exception) -> bytes | None:
     return ", ".join(error.allowed).encode() if isinstance(error, _NotAllowed) else None
 
 
-def _text(segment: str) -> str:
+def _unescaped(segment: str) -> str:
     try:
         return unquote_to_bytes(segment).decode()
     except UnicodeDecodeError:
@@ -167,23 +167,23 @@ _move = msgspec.json.Decoder(types.Move)
 _dead, _requeue = msgspec.json.Decoder(types.DeadIn), msgspec.json.Decoder(types.RequeueIn)
 
 
-def _check(name: str, word: str, good: Sequence[str]) -> None:
+def _check_outcome(name: str, outcome: str, successes: Sequence[str]) -> None:
     """Raise the error for an unsuccessful outcome of a request about one task."""
-    if word in good:
+    if outcome in successes:
         return
-    if word == "unknown":
+    if outcome == "unknown":
         raise NotFound(f"there is no {name}")
-    if word == "gone":
+    if outcome == "gone":
         raise TaskGone(f"{name} finished so long ago that its outcome is forgotten")
-    raise Conflict(f"{name} is {word}")
+    raise Conflict(f"{name} is {outcome}")
 
 
 async def look_up(call: Call) -> None:
     """Answer with one task."""
-    ids = _one(call)
+    ids = _path_ids(call)
     [task] = await call.ask("look_up", {"ids": ids})
     if task["state"] in ("unknown", "gone"):
-        _check(f"task {ids[0]}", task["state"], ())
+        _check_outcome(f"task {ids[0]}", task["state"], ())
     await call.answer(to_json(TaskInfo, task))
 
 
@@ -195,7 +195,7 @@ async def look_up_many(call: Call) -> None:
 
 async def look_up_key(call: Call) -> None:
     """Answer with the tasks that have a key."""
-    tasks = await call.ask("look_up", call.named | set_fields(call.query(KEY_QUERY_TYPE)))
+    tasks = await call.ask("look_up", call.path_values | set_fields(call.query(KEY_QUERY_TYPE)))
     if not tasks:
         raise _no_task(call)
     await call.answer(_tasks(tasks))
@@ -204,7 +204,7 @@ async def look_up_key(call: Call) -> None:
 async def reschedule_many(call: Call) -> None:
     """Move several tasks."""
     body = await call.json(_reschedule)
-    values = {"ids": read_ids(body.ids), **_moved(body)}
+    values = {"ids": read_ids(body.ids), **_move_values(body)}
     await call.answer(results(await call.ask("reschedule", values)))
 
 
@@ -223,38 +223,38 @@ def dead_letter_handler(verb: str) -> Handler:
         pairs = tuple(
             (read_id(item.id, f"items[{index}].id"), item.group) for index, item in enumerate(items)
         )
-        words = await call.ask(verb, {"pairs": pairs, **values})
+        outcomes = await call.ask(verb, {"pairs": pairs, **values})
         ids = (pair[0] for pair in pairs)
-        await call.answer(results(list(zip(ids, words, strict=True))))
+        await call.answer(results(list(zip(ids, outcomes, strict=True))))
 
     handle.__name__ = verb
     return handle
 
 
-def change_handler(verb: str, what: str) -> Handler:
-    """Return the handler of a command on the "task" in the path, or on the tasks of the "key"."""
+def change_handler(verb: str, selector: str) -> Handler:
+    """Return the handler of a command on the "task", or the tasks of the "key", in the path."""
 
     async def handle(call: Call) -> None:
-        values = _moved(await call.json(_move)) if verb == "reschedule" else {}
-        if what == "key":
-            outcomes = await call.ask(verb, call.named | values)
+        values = _move_values(await call.json(_move)) if verb == "reschedule" else {}
+        if selector == "key":
+            outcomes = await call.ask(verb, call.path_values | values)
             if outcomes[0][0] is None:
                 raise _no_task(call)
             await call.answer(results(outcomes))
             return
-        [outcome] = await call.ask(verb, {"ids": _one(call), **values})
-        _check(f"task {outcome[0]}", outcome[1], success_outcomes(verb))
+        [outcome] = await call.ask(verb, {"ids": _path_ids(call), **values})
+        _check_outcome(f"task {outcome[0]}", outcome[1], success_outcomes(verb))
         await call.answer(results([outcome])["results"][0])
 
-    handle.__name__ = f"{verb}_{what}"
+    handle.__name__ = f"{verb}_{selector}"
     return handle
 
 
-def _one(call: Call) -> tuple[int]:
-    return (read_id(call.named["id"], "id"),)
+def _path_ids(call: Call) -> tuple[int]:
+    return (read_id(call.path_values["id"], "id"),)
 
 
-def _moved(move: types.Move) -> dict[str, Any]:
+def _move_values(move: types.Move) -> dict[str, Any]:
     delay_ms, due_ms = due_of(move, "reschedule")
     return {"delay_ms": delay_ms, "due_ms": due_ms, "shift_ms": move.shift_ms}
 
@@ -264,7 +264,7 @@ def _tasks(tasks: Any) -> bytes:
 
 
 def _no_task(call: Call) -> NotFound:
-    return NotFound(f"there is no task with the key {shown(call.named['key'])}")
+    return NotFound(f"there is no task with the key {shown(call.path_values['key'])}")
 
 
 # --- topics, groups and limits -------------------------------------------------------------------
@@ -281,13 +281,13 @@ async def limits(call: Call) -> None:
 
 async def list_groups(call: Call) -> None:
     """Answer with the groups of a topic."""
-    topic = await call.ask("show_topic", call.named)
+    topic = await call.ask("show_topic", call.path_values)
     await call.answer({"groups": topic["groups"]})
 
 
 async def show_group(call: Call) -> None:
     """Answer with one group."""
-    topic, group = call.named["topic"], call.named["group"]
+    topic, group = call.path_values["topic"], call.path_values["group"]
     groups = (await call.ask("show_topic", {"topic": topic}))["groups"]
     if group not in groups:
         raise NotFound(f"topic {topic} has no group {group}")
@@ -297,8 +297,8 @@ async def show_group(call: Call) -> None:
 async def configure_topic(call: Call) -> None:
     """Change the settings of a topic."""
     values = set_fields(await call.json(_settings))
-    named = {n: of_json(Settings.field(n).kind, v, n) for n, v in values.items()}
-    await call.answer(await call.ask("configure", {**call.named, **named}))
+    settings = {n: from_json(Settings.field(n).kind, v, n) for n, v in values.items()}
+    await call.answer(await call.ask("configure", {**call.path_values, **settings}))
 
 
 # --- the console's overview and report -----------------------------------------------------------
@@ -310,7 +310,7 @@ REPORT_POLICY = (
     b"sandbox allow-scripts; default-src 'none'; script-src 'unsafe-inline';"
     b" style-src 'unsafe-inline'; img-src data:; frame-ancestors 'self'"
 )
-"""Policy of a report's page, which has inline script and style and runs without an origin."""
+"""Content security policy of a report's page, which has inline code and runs without an origin."""
 REPORT_HEADERS = [
     (b"content-type", b"text/html; charset=utf-8"),
     (b"content-security-policy", REPORT_POLICY),
@@ -325,16 +325,16 @@ async def watch_overview(call: Call) -> None:
     """Send the overview as server-sent events until the client disconnects or loses its rights."""
     every_ms = call.query(types.WatchQuery).every_ms
     checks.integer(every_ms, "every_ms", EVERY_MS_MIN, EVERY_MS_MAX)
-    overview = await _overview(call)  # an error before the stream begins gets its own status
+    overview = await _overview(call)  # an error here is answered with its own status
     await call.begin(SSE)
-    over = asyncio.Event()
-    call.exchange.on_end = lambda error: over.set()
-    disconnected = call.client.gone()
-    disconnected.add_done_callback(lambda _: over.set())
+    ended = asyncio.Event()
+    call.exchange.on_end = lambda error: ended.set()
+    disconnected = call.client.disconnection()
+    disconnected.add_done_callback(lambda _: ended.set())
     try:
         while not disconnected.done():
             await call.piece_in_time(b"event: overview\ndata: %b\n\n" % overview)
-            await _pause(call, over, every_ms / 1000)
+            await _pause(call, ended, every_ms / 1000)
             if not disconnected.done():
                 overview = await _overview(call)
     except SlowReader:
@@ -346,13 +346,13 @@ async def watch_overview(call: Call) -> None:
     raise ClientGone("the client has disconnected")
 
 
-async def _pause(call: Call, over: asyncio.Event, left_s: float) -> None:
-    while left_s > 0 and not over.is_set():
+async def _pause(call: Call, ended: asyncio.Event, left_s: float) -> None:
+    while left_s > 0 and not ended.is_set():
         with suppress(TimeoutError):
             async with asyncio.timeout(min(left_s, call.common.keep_alive_s)):
-                await over.wait()
+                await ended.wait()
         left_s -= call.common.keep_alive_s
-        if left_s > 0 and not over.is_set():
+        if left_s > 0 and not ended.is_set():
             await call.piece_in_time(b": still here\n\n")
 
 
@@ -377,29 +377,30 @@ async def log_in(call: Call) -> None:
     """Begin a session for the caller, unless the daemon needs no login."""
     sessions, principal = call.common.sessions, call.exchange.caller.principal
     if not sessions.are_needed:
-        await call.answer(_said(call, principal, None))
+        await call.answer(_session_view(call, principal, None))
         return
     text, session = sessions.begin(principal)
     sessions.audit(call.exchange.caller, "console_login")
-    fields = _said(call, principal, session.until_ms)
+    fields = _session_view(call, principal, session.until_ms)
     await call.answer(fields, headers={b"set-cookie": _cookie(call, text, SESSION_S)})
 
 
 async def who_am_i(call: Call) -> None:
-    """Answer with the caller, identified by its session or token."""
+    """Answer with the caller, whom a session or token identifies."""
     session = call.common.sessions.find(cookie_of(call.headers))
     until_ms = session.until_ms if session is not None else None
-    await call.answer(_said(call, call.exchange.caller.principal, until_ms))
+    await call.answer(_session_view(call, call.exchange.caller.principal, until_ms))
 
 
 async def log_out(call: Call) -> None:
-    """Log out. Callers without a login get the same answer."""
+    """Log out. Callers that are not logged in get the same answer."""
     sessions, principal = call.common.sessions, call.exchange.caller.principal
     if principal is not NOBODY:
         sessions.end(cookie_of(call.headers))
         sessions.audit(call.exchange.caller, "console_logout")
-    who = NOBODY if sessions.are_needed else principal
-    await call.answer(_said(call, who, None), headers={b"set-cookie": _cookie(call, "", 0)})
+    remaining = NOBODY if sessions.are_needed else principal
+    cookie = _cookie(call, "", 0)
+    await call.answer(_session_view(call, remaining, None), headers={b"set-cookie": cookie})
 
 
 async def session_link(call: Call) -> None:
@@ -413,7 +414,7 @@ async def session_link(call: Call) -> None:
     await call.answer({"code": code, "until_ms": session.until_ms})
 
 
-def _said(call: Call, principal: Principal, until_ms: int | None) -> dict[str, Any]:
+def _session_view(call: Call, principal: Principal, until_ms: int | None) -> dict[str, Any]:
     return {
         "name": None if principal is NOBODY else principal.name,
         "is_login_needed": call.common.sessions.are_needed,
@@ -468,7 +469,7 @@ _TASK_HEADERS = (
     *(
         (
             f"Tickwheel-{field.name.replace('_', '-').title()}",
-            types.text_of(field) + (" Text or JSON." if field.name in types.MAPS else ""),
+            types.description_of(field) + (" Text or JSON." if field.name in types.MAPS else ""),
         )
         for field in TaskFields.fields()
         if field.kind is not PROPERTIES  # each property has a separate header
@@ -485,12 +486,12 @@ def _declared_routes() -> Iterator[Route]:
         if not verb.path or request is None:
             continue
         method, _, path = verb.path.partition(" ")
-        named = frozenset(re.findall(r"{(\w+)}", path))
-        fields_type = request_type(request, named)
+        path_fields = frozenset(re.findall(r"{(\w+)}", path))
+        fields_type = request_type(request, path_fields)
         has_fields = bool(fields_type.__struct_fields__)
         in_query = method in WITHOUT_BODY
         yield Route(
-            method, path, handler_of(verb, named), verb.tag, verb.summary, (verb.name,),
+            method, path, handler_of(verb, path_fields), verb.tag, verb.summary, (verb.name,),
             answer_type(verb.answer), verb.status,
             body=fields_type if has_fields and not in_query else None,
             query=fields_type if has_fields and in_query else types.NoQuery,
@@ -512,15 +513,15 @@ def _explain_routes() -> Iterator[Route]:
 
 
 def _change_routes() -> Iterator[Route]:
-    """Yield the commands on the task in a path, and on the tasks of a key."""
-    for what, tag, path, target, answer in (
+    """Yield the routes of commands on a task, and on the tasks of a key."""
+    for selector, tag, path, target, answer in (
         ("task", "tasks", "/v1/tasks/{id}", "a task", RESULT_TYPE),
         ("key", "keys", _KEY, "the tasks of a key", RESULTS_TYPE),
     ):
         yield Route(
             "DELETE",
             path,
-            change_handler("cancel", what),
+            change_handler("cancel", selector),
             tag,
             f"Cancel {target}",
             ("cancel",),
@@ -530,7 +531,7 @@ def _change_routes() -> Iterator[Route]:
         yield Route(
             "PATCH",
             path,
-            change_handler("reschedule", what),
+            change_handler("reschedule", selector),
             tag,
             f"Reschedule {target}",
             ("reschedule",),
@@ -538,12 +539,12 @@ def _change_routes() -> Iterator[Route]:
             body=types.Move,
             codes=(*_ENDED, *_NEW),
         )
-        yield Route("POST", f"{path}/run", change_handler("run_now", what), tag,
+        yield Route("POST", f"{path}/run", change_handler("run_now", selector), tag,
                     f"Run {target} now", ("run_now",), answer, codes=_ENDED)  # fmt: skip
 
 
 def _settle_routes() -> Iterator[Route]:
-    for path, verb, body, usual, summary in (
+    for path, verb, body, usual_outcome, summary in (
         ("/v1/acks", "ack", types.AckIn, "acked", "Acknowledge deliveries"),
         ("/v1/nacks", "nack", types.NackIn, "retrying", "Report failed deliveries for a retry"),
         ("/v1/rejections", "reject", types.RejectIn, "dead", "Reject deliveries without a retry"),
@@ -551,7 +552,7 @@ def _settle_routes() -> Iterator[Route]:
         ("/v1/extensions", "extend", types.ExtendIn, "extended", "Extend leases"),
         ("/v1/releases", "release", types.AckIn, "released", "Release unstarted deliveries"),
     ):
-        handler = deliveries.settlement_handler(verb, body, usual)
+        handler = deliveries.settlement_handler(verb, body, usual_outcome)
         yield Route("POST", path, handler, "deliveries", summary, (verb,), types.Settled, body=body)
 
 

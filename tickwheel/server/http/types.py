@@ -1,5 +1,5 @@
-"""Types of the HTTP API's requests and answers, from which decoding and the OpenAPI document
-follow.
+"""Types of the HTTP API's requests and answers. Decoding and the OpenAPI document are derived from
+them.
 
 The types only check that each field has the right type and that no field is unknown. Bounds in the
 schemas are documentation (``extra_json_schema``): the operations check them, with the same messages
@@ -65,8 +65,8 @@ if TYPE_CHECKING:
 
 _S = TypeVar("_S", bound=Struct)
 REF = "#/components/schemas/{name}"
-NULL_IS_SAID = "x-null-is-said"
-"""Marks a request field whose null removes a setting. The mark is removed from the document."""
+NULL_REMOVES_SETTING = "x-null-removes-setting"
+"""Marks a field in which null removes a setting. The document does not contain the mark."""
 
 
 def _shape(description: str, **schema: Any) -> Meta:
@@ -95,13 +95,13 @@ class Out(Struct, kw_only=True):
     """Base of answers, to which newer daemons can add fields."""
 
 
-def text_of(field: Field) -> str:
+def description_of(field: Field) -> str:
     """Return the description of a declared field for JSON, with its unit and limits."""
-    return field.kind.described(worded(field.text))
+    return field.kind.described(as_document_text(field.text))
 
 
-def worded(text: str) -> str:
-    """Return a declared text or docstring in the document's notation."""
+def as_document_text(text: str) -> str:
+    """Return a description or docstring in the notation of the OpenAPI document."""
     return " ".join(re.sub(r"\bNone\b", "null", text).replace("``", "`").split())
 
 
@@ -113,12 +113,12 @@ def _meta(field: Field, **schema: Any) -> Meta:
         schema["$ref"] = REF.format(name=kind.json_name)
     elif isinstance(kind, Properties):
         schema["additionalProperties"] = {"$ref": REF.format(name=PROPERTY.json_name)}
-    return _shape(text_of(field), **schema)
+    return _shape(description_of(field), **schema)
 
 
-def described(kind: Any, field: Field, *alternatives: Any, **schema: Any) -> Any:
-    """Return the type of a declared field with its metadata. The field can also have one of the
-    types ``alternatives``; ``schema`` extends its schema."""
+def annotated_type(kind: Any, field: Field, *alternatives: Any, **schema: Any) -> Any:
+    """Return ``kind``, the type of a declared field, with the field's metadata. Values can also
+    have one of the types ``alternatives``; ``schema`` extends the field's schema."""
     meta = _meta(field, **schema)
     is_struct = isinstance(kind, type) and issubclass(kind, Struct)
     result: Any = kind if is_struct else Annotated[Any if kind is object else kind, meta]
@@ -127,10 +127,10 @@ def described(kind: Any, field: Field, *alternatives: Any, **schema: Any) -> Any
     return Annotated[result, meta] if is_struct else result  # msgspec ignores it inside a union
 
 
-def _of_group(own: type[_S]) -> type[_S]:
-    """Return the type, extended by the declared settings of a group."""
+def _with_group_settings(own: type[_S]) -> type[_S]:
+    """Return the type ``own``, extended by the settings of a group."""
     fields: list[Any] = [
-        (field.name, described(field.kind.json, field, type(None)), None)
+        (field.name, annotated_type(field.kind.json, field, type(None)), None)
         for field in GroupFields.fields()
     ]
     extended = defstruct(own.__name__, fields, bases=(own,), namespace={"__doc__": own.__doc__})
@@ -225,10 +225,13 @@ _RULE: dict[str, dict[str, Any]] = {
 
 
 def _tagged(
-    tag: str, name: str, kinds: dict[str, str], fields: Mapping[str, Sequence[str]], of: Any
+    tag: str,
+    name: str,
+    kinds: dict[str, str],
+    fields: Mapping[str, Sequence[str]],
+    field_schemas: Any,
 ) -> dict[str, Any]:
-    """Return the schemas of maps that the field ``tag`` distinguishes, and of their union
-    ``name``."""
+    """Return the schemas of objects that the field ``tag`` distinguishes, and of their union."""
     schemas: dict[str, Any] = {}
     for word in fields:
         constant = {"description": f'Always "{word}".', "type": "string", "const": word}
@@ -236,24 +239,24 @@ def _tagged(
             "title": f"{word.title()}{name}",
             "description": kinds[word],
             "type": "object",
-            "properties": {tag: constant} | {field: of[field] for field in fields[word]},
+            "properties": {tag: constant} | {field: field_schemas[field] for field in fields[word]},
             "required": [tag],
         }
     mapping = {word: f"{word.title()}{name}" for word in fields}
     schemas[name] = {
         "title": name,
         "description": f"One of these objects, distinguished by {tag}.",
-        "oneOf": [_ref(schema_name) for schema_name in mapping.values()],
+        "oneOf": [_ref(title) for title in mapping.values()],
         "discriminator": {
             "propertyName": tag,
-            "mapping": {word: REF.format(name=it) for word, it in mapping.items()},
+            "mapping": {word: REF.format(name=title) for word, title in mapping.items()},
         },
     }
     return schemas
 
 
 def _rule_fields() -> dict[str, list[str]]:
-    """Return the HTTP fields of a rule by its action. Durations have two forms."""
+    """Return the HTTP fields of a rule by its action. Each duration has two fields."""
     return {
         action: [
             form
@@ -265,7 +268,7 @@ def _rule_fields() -> dict[str, list[str]]:
 
 
 def _spans() -> dict[str, Any]:
-    """Return the schemas of a rule's durations in readable form."""
+    """Return the schemas of the fields that contain a rule's durations in readable form."""
     return {
         name.removesuffix("_ms"): {
             "description": f"{name} as a duration. Only one of the two can be set.",
@@ -315,7 +318,7 @@ NAMED: dict[str, Any] = {
     },
     **_tagged("action", "PendingRule", _ACTIONS, _rule_fields(), _RULE | _spans()),
 }
-"""Schemas that several fields share and that do not follow from a type."""
+"""Schemas that several fields share and that cannot be derived from a type."""
 
 
 # --- tasks ---------------------------------------------------------------------------------------
@@ -330,16 +333,15 @@ class When(In):
     at: At | None = None
 
 
-def _of_json(field: Field) -> Any:
-    """Return the type of a task's field."""
+def _field_type(field: Field) -> Any:
+    """Return the type of a task's field, with the field's metadata."""
     return Annotated[field.kind.json, _meta(field)]
 
 
 def _option_fields() -> Iterable[tuple[str, Any, Any]]:
-    """Yield the fields of a task except topic, body and due time. Durations have a second, readable
-    form."""
+    """Yield the fields of a task except topic, body and due time. Each duration has two fields."""
     for field in tasks.TaskFields.fields():
-        kind = _of_json(field)
+        kind = _field_type(field)
         if field.kind.unit:
             text = f"{field.name} as a duration. Only one of the two can be set."
             yield field.python, Annotated[Span, _shape(text)] | None, None
@@ -349,7 +351,7 @@ def _option_fields() -> Iterable[tuple[str, Any, Any]]:
 def _delivered_fields() -> Iterable[tuple[str, Any, Any]]:
     """Yield the fields of a task's options in a delivery."""
     for field, _ in tasks.kept_options(delivered=True):
-        yield field.name, described(field.kind.json, field) | UnsetType, UNSET
+        yield field.name, annotated_type(field.kind.json, field) | UnsetType, UNSET
 
 
 if TYPE_CHECKING:
@@ -380,7 +382,7 @@ class NewTask(TaskFields, kw_only=True):
     topic: Annotated[Name, _shape("The topic of the task.")]
 
 
-class OfTransaction(In):
+class TransactionRef(In):
     """The transaction of half tasks. A request with the same ``part`` is a resend."""
 
     id: Annotated[Name, _shape("The name of the transaction.")]
@@ -398,10 +400,10 @@ class OfTransaction(In):
 
 
 class NewTasks(In, kw_only=True):
-    """Several tasks, which are enqueued all or none. With a ``transaction``, they become tasks when
+    """Several tasks, which are enqueued atomically. With a ``transaction``, they become tasks when
     it is committed."""
 
-    transaction: Annotated[OfTransaction | None, _shape("The transaction of the tasks.")] = None
+    transaction: Annotated[TransactionRef | None, _shape("The transaction of the tasks.")] = None
     tasks: Annotated[list[NewTask], _shape("The tasks: 1 to 16,384.", minItems=1, maxItems=16_384)]
 
 
@@ -410,7 +412,7 @@ class OneOrMany(TaskFields):
 
     topic: Name | None = None
     tasks: list[NewTask] | None = None
-    transaction: OfTransaction | None = None
+    transaction: TransactionRef | None = None
 
 
 class Accepted(Out):
@@ -420,8 +422,8 @@ class Accepted(Out):
     due_ms: Annotated[
         Moment | None,
         _shape(
-            "When the task is due, in milliseconds since 1970. It is null for a resent request"
-            " whose task with a due window has already ended."
+            "When the task is due, in milliseconds since 1970. It is null if the request is a"
+            " resend and its task, which had a due window, has already ended."
         ),
     ]
     outcome: Annotated[
@@ -470,18 +472,18 @@ class RescheduleIn(Move, kw_only=True):
 # --- deliveries ----------------------------------------------------------------------------------
 
 
-OfGroup = Annotated[Name, _shape('The group. Default: "default".')]
+GroupName = Annotated[Name, _shape('The group. Default: "default".')]
 Lease = Annotated[
     Milliseconds,
     _shape("The duration of each lease, in milliseconds. Default: the daemon's setting."),
 ]
 
 
-@_of_group
+@_with_group_settings
 class PullIn(In):
     """A request for up to ``max`` deliveries, answered when the first is available."""
 
-    group: OfGroup | None = None
+    group: GroupName | None = None
     max: Annotated[int, _shape("The maximum number of deliveries.", minimum=1)] = 1
     wait_ms: Annotated[
         Milliseconds, _shape("The maximum wait for the first delivery, in milliseconds.")
@@ -536,11 +538,11 @@ class DeliveryList(Out):
     ) = UNSET
 
 
-@_of_group
+@_with_group_settings
 class StreamQuery(In):
     """A subscription."""
 
-    group: OfGroup | None = None
+    group: GroupName | None = None
     credit: Annotated[int, _shape("The maximum number of unsettled deliveries.", minimum=0)] = 100
     lease_ms: Lease | None = None
     ack: Annotated[
@@ -685,7 +687,7 @@ class Problem(Out, omit_defaults=True):
         str, _shape("The code for programs. Its meaning never changes; new codes can be added.")
     ]
     retryable: Annotated[
-        bool, _shape("Whether the same request can succeed later. Nothing of it was kept.")
+        bool, _shape("Whether the same request can succeed later. No part of it was stored.")
     ]
     active: (
         Annotated[str, _shape("The address of the active daemon; only for not_active.")] | UnsetType
@@ -704,13 +706,13 @@ HEADER = b"tickwheel-"
 PROPERTY_HEADER = b"tickwheel-property-"
 IDEMPOTENCY_KEY_LENGTH_MAX = 255
 MAPS = [field.name for field in tasks.TaskFields.fields() if isinstance(field.kind, (Policy, Rule))]
-"""Fields with a string or a map as their value. In a header, the map is JSON."""
-_WHOLE = [field.name for field in tasks.TaskFields.fields() if isinstance(field.kind, Whole)]
-_NUMBERS = ("delay_ms", "due_ms", *_WHOLE)
+"""Fields whose value is a string or a map. In a header, the map is written as JSON."""
+_INTEGERS = [field.name for field in tasks.TaskFields.fields() if isinstance(field.kind, Whole)]
+_NUMBERS = ("delay_ms", "due_ms", *_INTEGERS)
 
 
 class ReadTask(NamedTuple):
-    """A task in wire form, and the delay or time from which its due time follows."""
+    """A task in wire form, and the delay or the time that determines when it is due."""
 
     task: tuple[Any, ...]
     delay_ms: int | None
@@ -728,33 +730,34 @@ class StoredTasks(NamedTuple):
 
     ids: Sequence[int]
     dues_ms: Sequence[int | None]
-    words: Sequence[str] | None = None
-    """Outcome of each task; None: all are stored."""
+    outcomes: Sequence[str] | None = None
+    """Outcome of each task, or None if all are stored."""
 
     def lines(self) -> list[bytes]:
         """Return a line of JSON for each task."""
-        words = repeat("stored") if self.words is None else self.words
+        outcomes = repeat("stored") if self.outcomes is None else self.outcomes
         return [
             b'{"id":"%d","due_ms":%b,"outcome":"%b"}'
             % (task_id, b"null" if due_ms is None else b"%d" % due_ms, word.encode())
-            for task_id, due_ms, word in zip(self.ids, self.dues_ms, words, strict=False)
+            for task_id, due_ms, word in zip(self.ids, self.dues_ms, outcomes, strict=False)
         ]
 
 
 def stored_tasks(answer: tuple[Any, ...], tasks: Sequence[ReadTask]) -> StoredTasks:
-    """Return the tasks in an exchange's answer to an enqueue. The answer has the first id of a new
-    request, all ids for a resend, or all ids and due times if the daemon chose these."""
+    """Return the tasks that an exchange's answer to an enqueue describes. The answer contains the
+    first id for a new request, all ids for a resend, or all ids and due times if the daemon chose
+    these."""
     accepted_ms, first = answer[:2]
     if isinstance(first, int):
         ids: Sequence[int] = range(first, first + answer[2] * ID_STEP, ID_STEP)
     else:
         ids = first
-        more = answer[2] if len(answer) > 2 else {}
-        if "dues_ms" in more:
-            return StoredTasks(ids, more["dues_ms"])
-        if "outcomes" in more:  # (word, due time) of each
-            words, dues_ms = zip(*more["outcomes"], strict=True)
-            return StoredTasks(ids, dues_ms, words)
+        details = answer[2] if len(answer) > 2 else {}
+        if "dues_ms" in details:
+            return StoredTasks(ids, details["dues_ms"])
+        if "outcomes" in details:  # (outcome, due time) of each task
+            outcomes, dues_ms = zip(*details["outcomes"], strict=True)
+            return StoredTasks(ids, dues_ms, outcomes)
     return StoredTasks(ids, [task.due(accepted_ms) for task in tasks])
 
 
@@ -780,16 +783,16 @@ def due_of(fields: When, field: str) -> tuple[int | None, int | None]:
 
 
 def span_ms(written: str | float, ms: int | None, name: str, field: str) -> int:
-    """Return a duration, which ``written`` gives as text or in seconds, in milliseconds. Raise
-    BadRequest if it is invalid or ``ms`` is also set."""
+    """Return, in milliseconds, the duration ``written``, which is text or a number of seconds.
+    Raise BadRequest if it is invalid or ``ms`` is also set."""
     if ms is not None:
         raise BadRequest(f"{field} must have only one of {name} and {name}_ms")
-    with _refused(f"{field}: {name}"):
+    with _as_bad_request(f"{field}: {name}"):
         return duration_ms(written)
 
 
 @contextmanager
-def _refused(field: str) -> Iterator[None]:
+def _as_bad_request(field: str) -> Iterator[None]:
     """Convert a ValueError to a BadRequest that names the field."""
     try:
         yield
@@ -804,15 +807,15 @@ class Reader:
         self._levels_ms = delay_levels_ms
 
     def task(self, fields: TaskFields, topic: str | None, field: str = "task") -> ReadTask:
-        """Return a task from JSON, which the operation checks further. Raise BadRequest if it is
-        invalid."""
+        """Return the task that a JSON object describes. Raise BadRequest if it is invalid; the
+        operation checks it further."""
         if topic is None:
             raise BadRequest(f"{field} must have a topic")
         body = body_of(fields, field)
         delay_ms, due_ms = due_of(fields, field)
         options = _options(fields, field)
         if due_ms is None and fields.delay_level is None:
-            # The common case: at most a delay.
+            # The common case: the task has at most a delay.
             if delay_ms is None:
                 delay_ms = 0
             task = (topic, body, delay_ms, options) if options else (topic, body, delay_ms)
@@ -826,9 +829,9 @@ class Reader:
                 return ReadTask((topic, body, delay_ms, options), levelled_ms, None)
         return ReadTask((topic, body, delay_ms, options), delay_ms, due_ms)
 
-    def of_headers(self, topic: str, headers: dict[bytes, bytes], body: bytes) -> ReadTask:
-        """Return a task from a raw body and headers ``Tickwheel-…``. Raise BadRequest if it is
-        invalid."""
+    def task_from_headers(self, topic: str, headers: dict[bytes, bytes], body: bytes) -> ReadTask:
+        """Return the task that a raw body and the headers ``Tickwheel-…`` describe. Raise
+        BadRequest if it is invalid."""
         fields: dict[str, Any] = {}
         properties: dict[str, str] = {}
         for name, value in headers.items():
@@ -846,10 +849,10 @@ class Reader:
             if fields.get(field, "").startswith("{"):
                 header = f"tickwheel-{field.replace('_', '-')}"
                 fields[field] = _json_header(header, fields[field])
-        named = fields.pop("topic", topic)
-        if topic and named != topic:
+        header_topic = fields.pop("topic", topic)
+        if topic and header_topic != topic:
             raise BadRequest(
-                f"tickwheel-topic must be the path's topic {topic}, not {shown(named)}"
+                f"tickwheel-topic must be the path's topic {topic}, not {shown(header_topic)}"
             )
         if fields.keys() & {"body", "body_base64"}:
             raise BadRequest("a header cannot contain the body; send it as the body of the request")
@@ -858,14 +861,14 @@ class Reader:
         except msgspec.ValidationError as error:
             raise BadRequest(f"headers tickwheel-*: {error}") from None
         task_fields.body_base64 = body
-        return self.task(task_fields, named, "the task")
+        return self.task(task_fields, header_topic, "the task")
 
 
 def _options(fields: TaskFields, field: str) -> dict[str, Any]:
     options = task_values(fields)
     if not options:
         return options
-    for name, read in _READ:
+    for name, read in _CONVERTED:
         if name in options:
             options[name] = read(options[name], f"{field}: {name}")
     for written, name in _SPANS:
@@ -878,7 +881,7 @@ def policy(value: Any, field: str = "retry") -> Any:
     """Return a policy in wire form: a name, or a map with tuples. Raise BadRequest if its text is
     invalid."""
     if isinstance(value, str) and ":" in value:
-        with _refused(field):
+        with _as_bad_request(field):
             value = parse_policy(value)
     if isinstance(value, dict):
         return {k: tuple(v) if isinstance(v, list) else v for k, v in value.items()}
@@ -889,19 +892,19 @@ def rule(value: Any, field: str) -> Any:
     """Return a coalescing rule in wire form. Raise BadRequest if it is invalid."""
     if not isinstance(value, dict):
         return value
-    with _refused(field):
+    with _as_bad_request(field):
         return rule_wire(value)
 
 
 _READERS: dict[FieldKind, Callable[[Any, str], Any]] = {POLICY: policy, RULE: rule}
-_READ = [
+_CONVERTED = [
     (field.name, _READERS[field.kind])
     for field in tasks.TaskFields.fields()
     if field.kind in _READERS
 ]
-"""Fields that must be converted to wire form, with their converters."""
+"""Names of the fields that must be converted to wire form, with their converters."""
 _SPANS = [(field.python, field.name) for field in tasks.TaskFields.fields() if field.kind.unit]
-"""Names of durations in readable form and in milliseconds."""
+"""Names of each duration's two fields: in readable form and in milliseconds."""
 
 
 def _header_text(name: bytes, value: bytes) -> str:
@@ -927,16 +930,16 @@ def _json_header(name: str, text: str) -> Any:
 # --- resends -------------------------------------------------------------------------------------
 
 
-class Once(NamedTuple):
-    """The session and number that identify a resent request."""
+class RequestIdentity(NamedTuple):
+    """The session and the number by which a resent request is recognized."""
 
     session: bytes
     fingerprint: int
 
 
-def once(key: str, principal: Principal, tasks: Sequence[Any]) -> Once:
-    """Return the ``Once`` of a principal's ``Idempotency-Key`` and its tasks. Raise BadRequest if
-    the key has an invalid length."""
+def request_identity(key: str, principal: Principal, tasks: Sequence[Any]) -> RequestIdentity:
+    """Return the identity of a request, derived from its principal, its ``Idempotency-Key`` and its
+    tasks. Raise BadRequest if the key has an invalid length."""
     if not 0 < len(key) <= IDEMPOTENCY_KEY_LENGTH_MAX:
         raise BadRequest(
             f"idempotency-key must have 1 to {IDEMPOTENCY_KEY_LENGTH_MAX} characters, not"
@@ -946,11 +949,11 @@ def once(key: str, principal: Principal, tasks: Sequence[Any]) -> Once:
     session = hashlib.blake2b(name, digest_size=SESSION_BYTES, person=b"tw-http-once").digest()
     payload = _encode_payload(tasks)
     digest = hashlib.blake2b(payload, digest_size=8).digest()
-    return Once(session, 1 + int.from_bytes(digest, "big") % REQUEST_MAX)
+    return RequestIdentity(session, 1 + int.from_bytes(digest, "big") % REQUEST_MAX)
 
 
 def _encode_payload(tasks: Sequence[Any]) -> bytes:
-    """Return canonical bytes of the tasks, independent of the order of their fields."""
+    """Encode the tasks, independently of the order of their fields."""
     try:
         return msgspec.msgpack.encode(tasks, order="sorted")
     except (OverflowError, ValueError) as error:

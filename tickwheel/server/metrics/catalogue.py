@@ -4,8 +4,8 @@ Values are read from the engine's counts at each scrape; without scrapes they co
 format and the order of reading are in ``exposition``.
 
 Names follow Prometheus: prefix ``tickwheel_``, base units (seconds, bytes), ``_total`` for
-counters. Counters start with the process and continue through all its tenures as the active daemon.
-``docs/metrics.md`` has a line for each; a test compares.
+counters. Counters start with the process and continue if the daemon stops leading and leads again.
+``docs/metrics.md`` has a line for each metric; a test compares them.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def kind_of(name: str) -> str:
 
 
 class Moment(NamedTuple):
-    """The time of a reading, and the engine that is read."""
+    """The engine that is read, and the time."""
 
     now_ms: int
     core: Core
@@ -49,7 +49,7 @@ class Moment(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Metric(Generic[Subject]):
-    """A number for each subject: group, topic or engine."""
+    """A metric with a value for each subject: group, topic or engine."""
 
     name: str
     help: str
@@ -71,13 +71,13 @@ class Plain(NamedTuple):
 
 
 class Labelled(NamedTuple):
-    """Numbers of the process by label values; empty while they have no meaning."""
+    """Numbers of the process by label values; empty while there are none."""
 
     name: str
     help: str
     labels: tuple[str, ...]
     read: Callable[[Running, Moment | None], Mapping[tuple[str, ...], float]]
-    """The moment is None if the daemon is not active."""
+    """Its second argument is None if the daemon does not lead."""
 
 
 class Distribution(NamedTuple):
@@ -107,17 +107,17 @@ def _age_s(group: Group, now_ms: int) -> float:
     return max(0, now_ms - since_ms) / 1000 if since_ms is not None else 0
 
 
-def _of(part: Part | None, read: Callable[[Part], float]) -> float:
-    """Return a number of a part of the daemon, or 0 if the daemon lacks that part."""
+def _number_of(part: Part | None, read: Callable[[Part], float]) -> float:
+    """Return a number that a part of the daemon provides, or 0 if the daemon lacks the part."""
     return 0 if part is None else read(part)
 
 
-def _seen(daemon: Running) -> Observed:
+def _observed(daemon: Running) -> Observed:
     return daemon.roles.observed
 
 
-def _noted(name: str, daemon: Running) -> float:
-    value: float = getattr(_seen(daemon), name)
+def _value_of(name: str, daemon: Running) -> float:
+    value: float = getattr(_observed(daemon), name)
     return value
 
 
@@ -275,7 +275,7 @@ ENGINE: tuple[Metric[Core], ...] = (
 )  # fmt: skip
 """Metrics of the engine. Gauges exist while the daemon is active."""
 
-DOOR = (
+CONNECTION_METRICS = (
     (
         "tickwheel_login_failures_total",
         "Wrong or missing tokens, over TCP and HTTP.",
@@ -325,7 +325,7 @@ DOOR = (
     ),
 )
 """Name, help text and attribute of ``Observed`` for each metric of connections and logins. Daemons
-have them, and so does the process that serves HTTP for all shards."""
+and the process that serves HTTP for all shards have these metrics."""
 DAEMON: tuple[Plain, ...] = (
     Plain("tickwheel_leader", "1 if this daemon is active.", lambda d: d.roles.role == "active"),
     Plain("tickwheel_serving", "1 if /readyz answers with status 200.", lambda d: readiness(d)[0]),
@@ -338,16 +338,17 @@ DAEMON: tuple[Plain, ...] = (
     Plain("tickwheel_epoch", "Epoch of the active daemon, if known.", _epoch),
     Plain("tickwheel_role_start_time_seconds", "Time at which the daemon's role began (Unix time).",
           lambda d: d.roles.role_since_ms / 1000),
-    Plain("tickwheel_failovers_total", "Takeovers by this daemon.", lambda d: _seen(d).failovers),
-    Plain("tickwheel_deposed_total", "Times that this daemon stepped down.", lambda d:
-    _seen(d).deposed), Plain("tickwheel_recovery_seconds",
-    "Duration of the last recovery until the daemon served.",
-          lambda d: _seen(d).recovery_s),
+    Plain("tickwheel_failovers_total", "Takeovers by this daemon.",
+          lambda d: _observed(d).failovers),
+    Plain("tickwheel_deposed_total", "Times that this daemon stepped down.",
+          lambda d: _observed(d).deposed),
+    Plain("tickwheel_recovery_seconds", "Duration of the last recovery until the daemon served.",
+          lambda d: _observed(d).recovery_s),
     Plain("tickwheel_load_seconds", "Duration of the last recovery until all tasks were in memory.",
-          lambda d: _seen(d).load_s),
+          lambda d: _observed(d).load_s),
     Plain("tickwheel_loaded_tasks", "Tasks loaded by the last recovery.", lambda d: d.roles.loaded),
     Plain("tickwheel_connections", "Open connections.", lambda d: d.connection_count),
-    *(Plain(name, text, partial(_noted, noted)) for name, text, noted in DOOR),
+    *(Plain(name, text, partial(_value_of, field)) for name, text, field in CONNECTION_METRICS),
     Plain("tickwheel_log_dropped_total",
           "Log lines dropped because the reader of the log was blocked.",
           lambda d: logs.dropped()),
@@ -356,7 +357,7 @@ DAEMON: tuple[Plain, ...] = (
     Plain("tickwheel_store_full", "1 if the store is full.", _store_full),
     Plain("tickwheel_disk_used_ratio",
           "Used fraction of the database's disk, as shown by `df`; 0 if unknown.",
-          lambda d: _seen(d).disk_used),
+          lambda d: _observed(d).disk_used),
     Plain("tickwheel_disk_refuse_ratio",
           "Used fraction of the disk above which new tasks are refused (`disk_refuse`).",
           lambda d: d.settings.disk_refuse),
@@ -370,59 +371,59 @@ DAEMON: tuple[Plain, ...] = (
           "Times that the store moved to another server: a failover, or a moved slot.",
           lambda d: _moves(d.roles.store)),
     Plain("tickwheel_history_dropped_total", "History events that were not stored.",
-          lambda d: _of(d.roles.history, lambda h: h.dropped)),
+          lambda d: _number_of(d.roles.history, lambda h: h.dropped)),
     Plain("tickwheel_history_spool_bytes", "Bytes that wait for the history writer process.",
-          lambda d: _of(d.roles.history, lambda h: h.spool_bytes)),
+          lambda d: _number_of(d.roles.history, lambda h: h.spool_bytes)),
     Plain("tickwheel_history_writer_restarts_total",
           "Restarts of the history writer process.",
-          lambda d: _of(d.roles.history, lambda h: h.writer_restarts)),
+          lambda d: _number_of(d.roles.history, lambda h: h.writer_restarts)),
     Plain("tickwheel_backup_last_success_timestamp_seconds",
           "Start of the newest successful daily backup (Unix time); 0 if none is known.",
-          lambda d: _seen(d).backup_s),
+          lambda d: _observed(d).backup_s),
     Plain("tickwheel_backup_daily", "1 if daily backups are configured (`backup_daily_hour`).",
           lambda d: d.settings.backup_daily_hour is not None),
     Plain("tickwheel_dead_expire_timestamp_seconds",
           "Earliest time at which a dead letter is deleted (Unix time); 0 if none is known.",
-          lambda d: _seen(d).dead_expire_s),
+          lambda d: _observed(d).dead_expire_s),
     Plain("tickwheel_groups_unused", "Groups unused for `group_unused_report_s`.",
-          lambda d: _seen(d).groups_unused),
+          lambda d: _observed(d).groups_unused),
     Plain("tickwheel_settings_followed_total",
           "Groups and topics that were created, changed or deleted to match their home shard.",
-          lambda d: _seen(d).settings_followed),
+          lambda d: _observed(d).settings_followed),
     Plain("tickwheel_backup_failures_total", "Daily backups that failed.",
-          lambda d: _seen(d).backup_failures),
+          lambda d: _observed(d).backup_failures),
     Plain("tickwheel_internal_errors_total",
           "Unexpected errors of single requests or tasks; the log has their tracebacks.",
-          lambda d: _seen(d).internal_errors),
+          lambda d: _observed(d).internal_errors),
     Plain("tickwheel_spans_total", "Spans accepted by the OpenTelemetry endpoint.",
-          lambda d: _of(d.roles.exports, lambda e: e.spans_sent)),
+          lambda d: _number_of(d.roles.exports, lambda e: e.spans_sent)),
     Plain("tickwheel_spans_dropped_total", "Spans that were not created or not accepted.",
-          lambda d: _of(d.roles.exports, lambda e: e.spans_dropped)),
+          lambda d: _number_of(d.roles.exports, lambda e: e.spans_dropped)),
     Plain("tickwheel_otlp_failures_total",
           "Failed exports of spans or metrics to the OpenTelemetry endpoint.",
-          lambda d: _of(d.roles.exports, lambda e: e.failures)),
+          lambda d: _number_of(d.roles.exports, lambda e: e.failures)),
     Plain("tickwheel_same_node_name_total", "Times that another daemon led under this node's name.",
-          lambda d: _seen(d).namesakes),
+          lambda d: _observed(d).namesakes),
     Plain("tickwheel_targets", "Groups with a target: a URL or another broker.",
-          lambda d: _of(d.outbound, lambda o: o.count(""))),
+          lambda d: _number_of(d.outbound, lambda o: o.count(""))),
     Plain("tickwheel_targets_failing", "Targets whose last attempt failed.",
-          lambda d: _of(d.outbound, lambda o: o.count("failing"))),
+          lambda d: _number_of(d.outbound, lambda o: o.count("failing"))),
     Plain("tickwheel_targets_open",
     "Targets paused by the circuit breaker because their host fails.",
-          lambda d: _of(d.outbound, lambda o: o.count("open"))),
+          lambda d: _number_of(d.outbound, lambda o: o.count("open"))),
     Plain("tickwheel_targets_ended", "Targets whose endpoint answered 410.",
-          lambda d: _of(d.outbound, lambda o: o.count("ended"))),
+          lambda d: _number_of(d.outbound, lambda o: o.count("ended"))),
     Plain("tickwheel_target_attempts_total", "Attempts to send a task to a target.",
-          lambda d: _of(d.outbound, lambda o: o.total("sent"))),
+          lambda d: _number_of(d.outbound, lambda o: o.total("sent"))),
     Plain("tickwheel_target_failures_total", "Failed attempts to send a task to a target.",
-          lambda d: _of(d.outbound, lambda o: o.total("failed"))),
+          lambda d: _number_of(d.outbound, lambda o: o.total("failed"))),
     Plain("tickwheel_outbound_restarts_total",
     "Restarts of the process that sends tasks to targets.",
-          lambda d: _of(d.outbound, lambda o: o.restarts)),
+          lambda d: _number_of(d.outbound, lambda o: o.restarts)),
     Plain("tickwheel_clock_held", "1 if the clock is held, so no task fires.", lambda d:
     d.roles.clock.held), Plain("tickwheel_clock_jumps_total", "Detected jumps of the wall clock.",
     lambda d: d.roles.clock.jumps), Plain("tickwheel_scrape_seconds",
-    "Duration of the previous scrape.", lambda d: _seen(d).scrape_s),
+    "Duration of the previous scrape.", lambda d: _observed(d).scrape_s),
 )  # fmt: skip
 """Metrics of the process in any role."""
 
@@ -453,8 +454,8 @@ HOUR_MS = 3_600_000
 
 
 def _load(moment: Moment | None) -> dict[tuple[str, ...], float]:
-    """Return the number of tasks due in each hour of the clock. With the default settings a
-    rotation of the wheel is also an hour, so later rotations are not searched."""
+    """Return the number of tasks due in each hour of the clock. With the default settings, a
+    rotation of the wheel also takes an hour, so later rotations are not searched."""
     if moment is None:
         return {}
     wheel = moment.core.wheel
@@ -476,10 +477,10 @@ def _build(daemon: Running) -> tuple[str, ...]:
 LABELLED: tuple[Labelled, ...] = (
     Labelled("tickwheel_store_errors_total",
              "Failed commits (refused, full, unknown) and failed election calls.", ("kind",),
-             lambda d, _: _by_label(_seen(d).store_errors.items())),
+             lambda d, _: _by_label(_observed(d).store_errors.items())),
     Labelled("tickwheel_bulk_changes_total",
              "Tasks changed by bulk operations, by kind of operation.", ("kind",),
-             lambda d, _: _by_label(_seen(d).bulk_changes.items())),
+             lambda d, _: _by_label(_observed(d).bulk_changes.items())),
     Labelled("tickwheel_load_tasks",
              "Tasks on the wheel that are due in the current hour (0), the next hour (1), etc.",
              ("hour",), lambda _, moment: _load(moment)),
@@ -491,13 +492,12 @@ LABELLED: tuple[Labelled, ...] = (
              lambda d, _: {(d.roles.store_at or "",): 1}),
 )  # fmt: skip
 """Metrics of the process with labels other than topic and group."""
-OF_SHARDS = (
+SHARD_METRICS = (
     ("tickwheel_shard_up", "1 if this answer contains the metrics of the shard."),
     ("tickwheel_shard_restarts_total", "Restarts of the shard's daemon."),
 )
-"""Name and help text of metrics by ``shard`` that the server for all shards adds to their own
-metrics."""
-OF_NODES = (
+"""Name and help text of the metrics by ``shard`` that the HTTP server for all shards adds."""
+NODE_METRICS = (
     ("tickwheel_nodes", "Live nodes that this daemon's node sees.", "nodes"),
     ("tickwheel_node_shards", "Shards that this daemon's node leads.", "shards"),
     (

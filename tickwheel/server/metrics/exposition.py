@@ -1,13 +1,13 @@
-"""``/metrics``: one scrape, in slices short enough that no delivery waits for it.
+"""Serves ``/metrics``, in slices that are short enough not to delay deliveries.
 
 Names and help texts come from ``catalogue``. A walk over topics and groups, in small steps, reads
-the values. This module writes the text itself because prometheus-client needs 90 ms for the 17,000
+the values. This module writes the text itself, because prometheus-client needs 90 ms for the 17,000
 samples of a thousand topics and cannot do so in slices. A test compares both with the parsers of
 prometheus-client.
 
-Invariants: a topic or group is read in one step of the event loop. At most ``most`` topics, and
-as many pairs of topic and group, have series of their own, in the order of their appearance. The
-others are summed under ``_other``, whose counters never fall, and stay there.
+Invariants: a topic or group is read in one step of the event loop. At most ``series_max`` topics,
+and as many pairs of topic and group, have separate series, in the order of their appearance. The
+others are summed under ``_other`` and stay there. Counters of ``_other`` never decrease.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ if TYPE_CHECKING:
 
 SLICE_S = 0.001
 STEPS_PER_LOOK = 16
-"""Steps of a walk between two readings of the clock."""
+"""Number of steps of a walk between two readings of the clock."""
 LINES_PER_CHUNK = 1_000
 HISTOGRAMS_PER_CHUNK = 20
 TEXT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 OPENMETRICS_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
 
-class Distributed(NamedTuple):
-    """The state of a histogram, in the unit of its metric."""
+class HistogramState(NamedTuple):
+    """The values of a histogram, in the unit of its metric."""
 
     bounds: tuple[str, ...]
     cumulative: list[int]
@@ -49,7 +49,7 @@ class Distributed(NamedTuple):
 
 
 class Family(NamedTuple):
-    """One metric with all its series."""
+    """One metric with the values of all its series."""
 
     name: str
     kind: str
@@ -58,11 +58,11 @@ class Family(NamedTuple):
     keys: Sequence[Key]
     texts: Sequence[str]
     """The labels of each series as text."""
-    values: Sequence[float | Distributed]
+    values: Sequence[float | HistogramState]
 
 
 class Exposition:
-    """The metrics of a daemon. ``serves`` and ``ended`` set the engine that it reads."""
+    """The metrics of a daemon. ``attach`` and ``detach`` set the engine that is read."""
 
     def __init__(self, daemon: Running) -> None:
         self._daemon = daemon
@@ -73,39 +73,39 @@ class Exposition:
         self._process = CollectorRegistry(auto_describe=False)
         ProcessCollector(registry=self._process)
 
-    def serves(self, core: Core) -> None:
-        """Read this core, whose tenure as the active daemon begins."""
+    def attach(self, core: Core) -> None:
+        """Read this core from now on, because the daemon begins to lead."""
         self._core = core
 
-    def ended(self, core: Core) -> None:
-        """Keep the counts of this core, whose tenure has ended."""
+    def detach(self, core: Core) -> None:
+        """Keep the counts of this core, because the daemon has stopped leading."""
         self._tables.end_tenure(core, self._now_ms())
         self._core = None
 
     async def render(self, accept: str) -> tuple[bytes, str]:
-        """Return (body, content type) of a scrape. Only one scrape runs at a time."""
-        is_open = "application/openmetrics-text" in accept
+        """Return the body and content type of a scrape. Only one scrape runs at a time."""
+        is_openmetrics = "application/openmetrics-text" in accept
         async with self._busy:
             began_s = time.monotonic()
             chunks = []
             for family in await self._read():
-                for chunk in lines(family, is_open=is_open):
+                for chunk in lines(family, is_openmetrics=is_openmetrics):
                     chunks.append(chunk.encode())
                     await asyncio.sleep(0)
             self._observed.scrape_s = time.monotonic() - began_s
-        if is_open:
+        if is_openmetrics:
             chunks.append(b"# EOF\n")
-        return b"".join(chunks), OPENMETRICS_TYPE if is_open else TEXT_TYPE
+        return b"".join(chunks), OPENMETRICS_TYPE if is_openmetrics else TEXT_TYPE
 
     async def read(self) -> list[Family]:
-        """Return all metrics with their series, including those of the process, read in slices."""
+        """Return all metrics, including those of the process, read in slices."""
         async with self._busy:
             return await self._read()
 
     async def _read(self) -> list[Family]:
         values = await self._walk()
         process = await asyncio.to_thread(lambda: list(self._process.collect()))
-        families = list(map(_of_process, process))
+        families = list(map(_process_family, process))
         for family in self._families(values):
             families.append(family)
             await asyncio.sleep(0)
@@ -131,7 +131,7 @@ class Exposition:
 
     def _families(self, tables: list[TableValues]) -> Iterator[Family]:
         for table, values in tables:
-            yield from self._of_table(table, values)
+            yield from self._table_families(table, values)
         for plain in metrics.DAEMON:
             kind, value = kind_of(plain.name), plain.read(self._daemon)
             yield Family(plain.name, kind, plain.help, (), [()], [""], [+value])
@@ -143,21 +143,21 @@ class Exposition:
                 keys, column = list(numbers), list(numbers.values())
                 texts = _texts(labels, [map(_escaped, key) for key in keys])
                 yield Family(name, kind_of(name), about, labels, keys, texts, column)
-        yield from self._of_node()
+        yield from self._node_families()
 
-    def _of_node(self) -> Iterator[Family]:
+    def _node_families(self) -> Iterator[Family]:
         """Yield the metrics of the daemon's node, if it has one."""
         member = self._daemon.member
         if member is None:
             return
         labels, key, measured = ("node",), (self._daemon.settings.node,), member.measured
         texts = _texts(labels, [tuple(map(_escaped, key))])
-        for name, about, place in metrics.OF_NODES:
+        for name, about, place in metrics.NODE_METRICS:
             values = [measured.get(place, 0)]
             yield Family(name, kind_of(name), about, labels, [key], texts, values)
 
-    def _of_table(self, table: Table[Any], values: Values) -> Iterator[Family]:
-        """Yield the metrics of a table. A standby has only the counters of its earlier tenures."""
+    def _table_families(self, table: Table[Any], values: Values) -> Iterator[Family]:
+        """Yield the metrics of a table. A standby has only counters from when it last led."""
         if not values:
             return
         keys, rows = list(values), list(values.values())
@@ -169,7 +169,7 @@ class Exposition:
                 yield Family(metric.name, metric.kind, about, labels, keys, texts, column)
 
 
-def _of_process(metric: ClientMetric) -> Family:
+def _process_family(metric: ClientMetric) -> Family:
     """Convert a metric of prometheus-client that has no labels."""
     name = f"{metric.name}_total" if metric.type == "counter" else metric.name
     (sample,) = (sample for sample in metric.samples if sample.name == name)
@@ -183,7 +183,7 @@ def _histogram(distribution: Distribution, observed: Observed) -> Family:
         bounds = tuple(str(bound / distribution.divisor) for bound in histogram.bounds)
         cumulative = list(accumulate(histogram.counts))
         states.append(
-            Distributed((*bounds, "+Inf"), cumulative, histogram.sum / distribution.divisor)
+            HistogramState((*bounds, "+Inf"), cumulative, histogram.sum / distribution.divisor)
         )
     labels: Key = (distribution.label,) if distribution.label else ()
     keys: list[Key] = [(value,) if distribution.label else () for value, _ in histograms]
@@ -191,25 +191,25 @@ def _histogram(distribution: Distribution, observed: Observed) -> Family:
     return Family(distribution.name, "histogram", distribution.help, labels, keys, texts, states)
 
 
-def lines(family: Family, *, is_open: bool) -> Iterator[str]:
-    """Yield a metric as text, in chunks that each take less than a millisecond."""
+def lines(family: Family, *, is_openmetrics: bool) -> Iterator[str]:
+    """Yield a metric as text, in chunks. Each chunk takes less than a millisecond."""
     name, kind = family.name, family.kind
-    title = name.removesuffix("_total") if is_open and kind == "counter" else name
+    title = name.removesuffix("_total") if is_openmetrics and kind == "counter" else name
     chunk = [f"# HELP {title} {family.help}", f"# TYPE {title} {kind}"]
     step = LINES_PER_CHUNK if kind != "histogram" else HISTOGRAMS_PER_CHUNK
     texts = family.texts
     for start in range(0, len(texts), step):
-        some = zip(texts[start : start + step], family.values[start : start + step], strict=True)
+        series = zip(texts[start : start + step], family.values[start : start + step], strict=True)
         if kind == "histogram":
-            for text, value in some:
-                chunk += _histogram_lines(name, text, cast("Distributed", value))
+            for text, value in series:
+                chunk += _histogram_lines(name, text, cast("HistogramState", value))
         else:
-            chunk += [f"{name}{text} {value}" for text, value in some]
+            chunk += [f"{name}{text} {value}" for text, value in series]
         yield "\n".join(chunk) + "\n"
         chunk = []
 
 
-def _histogram_lines(name: str, text: str, value: Distributed) -> list[str]:
+def _histogram_lines(name: str, text: str, value: HistogramState) -> list[str]:
     start = f"{name}_bucket{text[:-1]}," if text else f"{name}_bucket{{"
     buckets = zip(value.bounds, value.cumulative, strict=True)
     return [
@@ -228,7 +228,7 @@ def _texts(labels: Key, keys: Iterable[Iterable[str]]) -> list[str]:
 
 
 def _escaped(value: str) -> str:
-    """Return a label's value, escaped. Names of nodes can have any characters."""
+    """Return the escaped value of a label. Names of nodes can contain any characters."""
     return value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
 
 
@@ -240,28 +240,28 @@ Subject = TypeVar("Subject")
 
 
 class Table(Generic[Subject]):
-    """The values of one table of metrics, by labels, over all tenures of this process."""
+    """The values of one table of metrics, by labels, since the process started."""
 
-    def __init__(self, table: Sequence[Metric[Subject]], labels: Key, most: int) -> None:
+    def __init__(self, table: Sequence[Metric[Subject]], labels: Key, series_max: int) -> None:
         self.metrics = table
         self.labels = labels
-        self._most = most
-        self._own: set[Key] = set()
-        """Labels with series of their own, kept from one walk to the next."""
-        self._summed: set[Key] = set()
+        self._series_max = series_max
+        self._with_series: set[Key] = set()
+        """Labels with separate series, kept from one walk to the next."""
+        self._in_other: set[Key] = set()
         """Labels whose values are summed under ``_other``."""
-        self._seen: tuple[set[Key], set[Key]] = (set(), set())
+        self._found: tuple[set[Key], set[Key]] = (set(), set())
         self._others = (OTHER,) * len(labels)
         self._earlier: Values = {}
-        """The counters of earlier tenures."""
-        self._shown = [0.0] * len(table)
-        """The counters of ``_other`` in the last answer."""
-        self._gone = [0.0] * len(table)
-        """The counters of deleted series in ``_other``."""
+        """The counters from earlier times when the daemon led."""
+        self._last_totals = [0.0] * len(table)
+        """The counters of ``_other`` in the last scrape."""
+        self._deleted_totals = [0.0] * len(table)
+        """The counters that deleted series contribute to ``_other``."""
         self._values: dict[Key, list[float]] = {}
 
     def begin(self) -> None:
-        self._seen = (set(), set())
+        self._found = (set(), set())
         self._values = {}
         for key, values in self._earlier.items():
             pairs = zip(self.metrics, values, strict=True)
@@ -280,59 +280,61 @@ class Table(Generic[Subject]):
         self._values[series] = values
 
     def _has_series(self, key: Key) -> bool:
-        """Return whether the labels have a series of their own. New labels get one if there is
-        room."""
-        is_own = key in self._own or (key not in self._summed and len(self._own) < self._most)
+        """Return whether the labels have a separate series. New labels get one if there are not too
+        many."""
+        is_own = key in self._with_series or (
+            key not in self._in_other and len(self._with_series) < self._series_max
+        )
         if is_own:
-            self._own.add(key)
-        self._seen[not is_own].add(key)
+            self._with_series.add(key)
+        self._found[not is_own].add(key)
         return is_own
 
     def end(self) -> Values:
-        # Deleted labels make room for others.
-        self._own, self._summed = self._seen
+        # Series of labels that were deleted can be used for others.
+        self._with_series, self._in_other = self._found
         values, self._values = self._values, {}
         others = values.get(self._others)
-        if others is not None or any(self._shown):
-            values[self._others] = self._never_falling(others or [0.0] * len(self.metrics))
+        if others is not None or any(self._last_totals):
+            values[self._others] = self._monotonic(others or [0.0] * len(self.metrics))
         return values
 
-    def _never_falling(self, others: list[float]) -> list[float]:
+    def _monotonic(self, others: list[float]) -> list[float]:
         counted = []
         for index, (metric, value) in enumerate(zip(self.metrics, others, strict=True)):
             if metric.kind == "counter":
-                total = value + self._gone[index]
-                if total < self._shown[index]:
-                    self._gone[index] += self._shown[index] - total
-                    total = self._shown[index]
-                self._shown[index] = value = total
+                total = value + self._deleted_totals[index]
+                if total < self._last_totals[index]:
+                    self._deleted_totals[index] += self._last_totals[index] - total
+                    total = self._last_totals[index]
+                self._last_totals[index] = value = total
             counted.append(value)
         return counted
 
-    def keep(self, values: Values) -> None:
-        """Keep the counters of a tenure that has ended."""
+    def keep_counters(self, values: Values) -> None:
+        """Keep the counters when the daemon has stopped leading."""
         self._earlier = values
-        self._shown = [0.0] * len(self.metrics)
-        self._gone = [0.0] * len(self.metrics)
+        self._last_totals = [0.0] * len(self.metrics)
+        self._deleted_totals = [0.0] * len(self.metrics)
 
 
 TableValues = tuple[Table[Any], Values]
-"""A table and its values from a walk."""
+"""A table, and the values that a walk has read."""
 
 
 class Tables:
     """All tables whose values are read from an engine."""
 
-    def __init__(self, most: int) -> None:
-        self.groups: Table[Group] = Table(metrics.GROUP, ("topic", "group"), most)
-        self.topics: Table[Topic] = Table(metrics.TOPIC, ("topic",), most)
+    def __init__(self, series_max: int) -> None:
+        self.groups: Table[Group] = Table(metrics.GROUP, ("topic", "group"), series_max)
+        self.topics: Table[Topic] = Table(metrics.TOPIC, ("topic",), series_max)
         self.engine: Table[Core] = Table(metrics.ENGINE, (), 1)
         self._all = (self.engine, self.topics, self.groups)
         self.tenures = 0
-        """Number of ended tenures. A walk during which one ended must begin again."""
+        """How often the daemon has stopped leading. A walk during which it did must restart."""
 
     def walk(self, core: Core | None, now_ms: int) -> Iterator[None]:
-        """Read all values, a few in each step. ``core`` is None if the daemon is not active."""
+        """Read all values, a few in each step. ``core`` is None if the daemon does not lead."""
         for table in self._all:
             table.begin()
         if core is None:
@@ -354,9 +356,9 @@ class Tables:
         return [(table, table.end()) for table in self._all]
 
     def end_tenure(self, core: Core, now_ms: int) -> None:
-        """End a tenure: read ``core`` for the last time and keep its counts."""
+        """Read ``core`` for the last time and keep its counters."""
         for _ in self.walk(core, now_ms):
             pass
         self.tenures += 1
         for table, values in self.finish():
-            table.keep(values)
+            table.keep_counters(values)

@@ -1,12 +1,13 @@
-"""Metrics that are recorded when an event happens, because memory does not keep it.
+"""Metrics that are recorded when an event happens, because the engine's state does not contain
+them.
 
-A value is recorded once per batch, probe or frame, never once per task. Values live as long as the
-process, over any number of tenures as the active daemon.
+A value is recorded once per batch, probe or frame, never once per task. Values are kept until the
+process ends, even if the daemon stops leading and leads again.
 
 ``Lateness`` records the lateness of first deliveries: a fine table for the whole daemon, from which
-STATS has p50 and p99, and a coarse histogram per topic for ``/metrics``. The number of topics with
-a histogram of their own is limited, because each series costs the monitoring system. The others
-share one. One thread fills a ``Histogram``, so it needs no locks.
+STATS computes p50 and p99, and a coarse histogram per topic for ``/metrics``. The number of topics
+with a separate histogram is limited, because each series costs the monitoring system. The other
+topics share one. Only one thread fills a ``Histogram``, so it needs no locks.
 """
 
 from __future__ import annotations
@@ -35,21 +36,21 @@ BATCH_BOUNDS = (1, 2, 5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000,
 LAG_BOUNDS_S = (0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 PROBE_S = 0.1
 BUSY_SHARE = 0.9
-"""Share of CPU time from which an event loop counts as busy, even if it is not late."""
+"""Fraction of CPU time at which an event loop counts as busy, even if it is not late."""
 REFUSED, FULL, UNKNOWN, ELECTION = "refused", "full", "unknown", "election"
 STORE_ERROR_KINDS = (REFUSED, FULL, UNKNOWN, ELECTION)
-NOTICED = {
+EVENT_COUNTERS = {
     "deposed": "deposed", "same_node_name": "namesakes", "backup_failed": "backup_failures",
     "internal_error": "internal_errors",
 }  # fmt: skip
-"""Notice of the shard → counter that it increments."""
+"""Event of the shard → counter that it increments."""
 
 
 class Observed:
-    """Values from the committer, the deliveries, the roles and the probe."""
+    """Values that the committer, deliveries, roles and the probe of the event loop record."""
 
     disk_used = 0.0
-    """Used share of the disk with the database, from 0 to 1; 0 if unknown."""
+    """Used fraction, from 0 to 1, of the disk that contains the database; 0 if unknown."""
 
     def __init__(self, lateness_topics_max: int = 100) -> None:
         self.lateness = Lateness(lateness_topics_max)
@@ -78,7 +79,7 @@ class Observed:
         self.settings_followed = 0
         """Number of changes of groups and topics that were copied from their home shard."""
         self.internal_errors = 0
-        """Number of unexpected exceptions in a request or task, which the daemon survived."""
+        """Number of unexpected exceptions in requests or tasks that did not end the daemon."""
         self.login_failures = 0
         self.forbidden = 0
         """Number of requests from authenticated principals without the required right."""
@@ -99,12 +100,12 @@ class Observed:
         self.scrape_s = 0.0
         """Duration of the last scrape of ``/metrics`` in seconds."""
         self.loop_busy: Callable[[int], None] = lambda passed_ms: None
-        """Called with the time for which the event loop was busy, in ms."""
+        """Called with how long, in ms, the event loop was busy."""
         self.ended: Callable[[Core], None] = lambda core: None
-        """Called at the end of each tenure as the active daemon, before its engine is released."""
+        """Called when the daemon stops leading, before its engine is released."""
 
-    def committed(self, effects: Effects, elapsed_s: float) -> None:
-        """Record a durable batch, which took ``elapsed_s``."""
+    def note_commit(self, effects: Effects, elapsed_s: float) -> None:
+        """Record that a batch is durable; its commit took ``elapsed_s``."""
         self.commit_s.observe(elapsed_s)
         self.batch_changes.observe(
             len(effects.enqueued)
@@ -116,22 +117,22 @@ class Observed:
             + len(effects.records)
         )
 
-    def schedules_late(self, late_ms: list[int]) -> None:
+    def note_late_schedules(self, late_ms: list[int]) -> None:
         """Record the lateness, in ms, of occurrences that became tasks."""
         for late in late_ms:
             self.schedule_late_ms.observe(max(0, late))
 
-    def store_error(self, error: StoreError) -> None:
-        """Count a commit that failed at the first try."""
+    def note_store_error(self, error: StoreError) -> None:
+        """Count a commit whose first attempt failed."""
         if isinstance(error, CommitUnknown):
             kind = UNKNOWN
         else:
             kind = FULL if isinstance(error, CommitRefused) and error.full else REFUSED
         self.store_errors[kind] += 1
 
-    def notice(self, event: str) -> None:
-        """Count a notice of the shard."""
-        if (counter := NOTICED.get(event)) is not None:
+    def note_event(self, event: str) -> None:
+        """Count an event of the shard."""
+        if (counter := EVENT_COUNTERS.get(event)) is not None:
             setattr(self, counter, getattr(self, counter) + 1)
         elif event == "election_trouble":
             self.store_errors[ELECTION] += 1
@@ -139,13 +140,13 @@ class Observed:
         elif event == "election_works_again":
             self.election_trouble = False
 
-    def backed_up(self, begun_s: float) -> None:
+    def note_backup(self, begun_s: float) -> None:
         """Record that the daily backup that began at ``begun_s`` (Unix time) is complete."""
         self.backup_s = begun_s
 
 
 async def probe_loop(observed: Observed) -> None:
-    """Measure the delay of the event loop, and whether it was busy, until cancelled."""
+    """Measure the delay of the event loop, and whether it was busy, until this is cancelled."""
     while True:
         began_s, used_s = time.monotonic(), time.thread_time()
         await asyncio.sleep(PROBE_S)
@@ -164,13 +165,14 @@ BOUNDS_S = (
 """Inclusive upper bounds. The clock counts milliseconds, so no value is between 0 and 1 ms."""
 BOUNDS_MS = tuple(round(bound_s * 1000) for bound_s in BOUNDS_S)
 OTHER = "_other"
-"""Label of the topics without a histogram of their own."""
+"""Label of the topics without a separate histogram."""
 _EXACT_MS = 1024
 _SIZE = _EXACT_MS + 54
 
 
 class Lateness:
-    """The lateness of first deliveries: in steps of 1 ms up to 1,024 ms, in powers of two above."""
+    """Counts of first deliveries by lateness, in steps of 1 ms up to 1,024 ms, then powers of
+    two."""
 
     def __init__(self, topics_max: int = 100) -> None:
         self._topics_max = topics_max
@@ -178,7 +180,7 @@ class Lateness:
         self.by_topic: dict[str, Histogram] = {}
         """Topic → lateness in ms, by ``BOUNDS_MS``."""
         self.by_cause = {cause: Histogram(BOUNDS_MS) for cause in Cause}
-        """Cause → lateness in ms of deliveries with more than ``LATE_MS``."""
+        """Cause → lateness in ms of deliveries that were late by more than ``LATE_MS``."""
         self.count = 0
         self.max_ms = 0
 
@@ -186,7 +188,7 @@ class Lateness:
         """Record the first deliveries of a frame, at least one. Return the least and the greatest
         lateness.
 
-        Tasks that came due together are equally late and cost as much as one task.
+        Tasks that came due together are equally late and take as much time as one task.
         """
         counts = self._counts
         low = high = late_ms[0]
@@ -236,10 +238,10 @@ class Lateness:
         """Return the upper bound, in ms, of the bucket in which this share of the deliveries in
         ``counts``, or of all deliveries, is reached."""
         counts = self._counts if counts is None else counts
-        wanted, seen = share * sum(counts), 0
+        wanted, reached = share * sum(counts), 0
         for index, count in enumerate(counts):
-            seen += count
-            if count and seen >= wanted:
+            reached += count
+            if count and reached >= wanted:
                 if index < _EXACT_MS:
                     return index
                 return min(self.max_ms, (1 << (index - _EXACT_MS + 11)) - 1)

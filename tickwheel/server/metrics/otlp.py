@@ -1,7 +1,7 @@
-"""The metrics of ``/metrics`` as OTLP, sent to the endpoint every ``otlp_interval_s``. Names and
-values are those of ``/metrics``, read by the same walk.
+"""Sends the metrics as OTLP to the endpoint, every ``otlp_interval_s``. Names and values are those
+of ``/metrics`` and are read in the same way.
 
-Invariants: values are read in slices, as for a scrape. A thread makes and sends the messages.
+Invariants: values are read in slices, as for a scrape. A thread creates and sends the messages.
 Counters count from the start of the process.
 """
 
@@ -28,7 +28,7 @@ from opentelemetry.sdk.metrics.export import (
 )
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
-from tickwheel.server.metrics.exposition import Distributed
+from tickwheel.server.metrics.exposition import HistogramState
 from tickwheel.server.tracing import SEND_TIMEOUT_S, in_thread
 from tickwheel.version import __version__
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from tickwheel.server.tracing import Exports
 
 UNITS = {"seconds": "s", "bytes": "By"}
-"""Unit by word in a metric's name."""
+"""Word in a metric's name → unit."""
 CUMULATIVE = AggregationTemporality.CUMULATIVE
 
 
@@ -59,11 +59,11 @@ class OtlpMetrics:
         self._running: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin to send."""
+        """Begin to send the metrics."""
         self._running = asyncio.create_task(self._run())
 
     async def stop(self) -> None:
-        """Stop sending. Do nothing if it was not started."""
+        """Stop sending. Do nothing if ``start`` was not called."""
         running, self._running = self._running, None
         if running is not None:
             running.cancel()
@@ -75,7 +75,7 @@ class OtlpMetrics:
             try:
                 await self._send_all()
             except Exception as bug:
-                self._exports.ended("metrics", 0, sent=False, why=repr(bug))
+                self._exports.note_export("metrics", 0, sent=False, reason=repr(bug))
 
     async def _send_all(self) -> None:
         families = await self._exposition.read()
@@ -83,7 +83,7 @@ class OtlpMetrics:
         await in_thread(lambda: self._send(families, now_ms))
 
     def _send(self, families: Sequence[Family], now_ms: int) -> None:
-        sent, why = False, ""
+        sent, reason = False, ""
         try:
             scope = ScopeMetrics(
                 InstrumentationScope("tickwheel.daemon", __version__),
@@ -94,12 +94,12 @@ class OtlpMetrics:
             result = self._exporter.export(MetricsData([resource]))
             sent = result is MetricExportResult.SUCCESS
         except Exception as bug:
-            why = repr(bug)
-        self._exports.ended("metrics", 0, sent=sent, why=why)
+            reason = repr(bug)
+        self._exports.note_export("metrics", 0, sent=sent, reason=reason)
 
 
 def metric_of(family: Family, began_ms: int, now_ms: int) -> Metric:
-    """Convert a metric to OTLP. Values are from ``now_ms``; counters began at ``began_ms``."""
+    """Convert a metric, which was read at ``now_ms``, to OTLP. Counters began at ``began_ms``."""
     times = (began_ms * 1_000_000, now_ms * 1_000_000)
     labels = [dict(zip(family.labels, key, strict=True)) for key in family.keys]
     data: Sum | Gauge | Histogram
@@ -109,7 +109,7 @@ def metric_of(family: Family, began_ms: int, now_ms: int) -> Metric:
         points = [
             NumberDataPoint(attributes, *times, value)
             for attributes, value in zip(labels, family.values, strict=True)
-            if not isinstance(value, Distributed)
+            if not isinstance(value, HistogramState)
         ]
         is_counter = family.kind == "counter"
         data = Sum(points, CUMULATIVE, is_monotonic=True) if is_counter else Gauge(points)

@@ -111,7 +111,7 @@ class DailyBackups:
     def _report_newest(self) -> None:
         backups = self._existing()
         if backups:
-            self._parts.observed.backed_up(backups[-1][0].timestamp())
+            self._parts.observed.note_backup(backups[-1][0].timestamp())
 
     def _rotate(self) -> None:
         for _, path in self._existing()[: -self._parts.settings.backup_keep]:

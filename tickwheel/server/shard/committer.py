@@ -345,9 +345,9 @@ class Committer:
                 timer.cancel()
 
     def _record_commit(self, batch: Batch, elapsed_s: float) -> None:
-        self._observed.committed(batch.effects, elapsed_s)
+        self._observed.note_commit(batch.effects, elapsed_s)
         if self._tracing is not None:
-            self._tracing.committed(batch.effects, self.last_batch + 1, elapsed_s)
+            self._tracing.note_commit(batch.effects, self.last_batch + 1, elapsed_s)
         elapsed_ms = round(elapsed_s * 1000)
         if elapsed_ms >= SLOW_MS:
             now_ms = self._clock.read().now_ms
@@ -388,7 +388,7 @@ class Committer:
         self._wake.set()
 
     def _set_trouble(self, error: CommitRefused | CommitUnknown) -> None:
-        self._observed.store_error(error)
+        self._observed.note_store_error(error)
         if self.trouble is None:
             self._on_event("store_trouble", error.message)
         self.trouble = error.message

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from tickwheel.api.verbs import VERBS
 from tickwheel.errors import Conflict, InternalError, NotActive, TickwheelError
-from tickwheel.server.logs import Sparing
+from tickwheel.server.logs import LogRateLimit
 from tickwheel.server.shard.backups import BackingUp, Restoring
 from tickwheel.server.shard.bulk import Bulks
 from tickwheel.server.shard.callers import OUTBOUND
@@ -187,7 +187,7 @@ class Operations:
         self.frame_bytes_max = shard.limits.frame_bytes_max
         self.clock = shard.clock
         self.epoch = shard.epoch
-        self._mistakes = Sparing()
+        self._mistakes = LogRateLimit()
         self.begin = shard.border.begin
         self.contain = shard.border.contain
         self.survive = shard.border.survive

@@ -1,7 +1,7 @@
 """Runs resets of groups, which give a group its past tasks again, and their dry runs.
 
 A reset is a bulk operation (``bulk.py`` lists, shows and cancels it). It first creates a *plan*
-(``history/reset_plan.py``). If a history is kept, a separate process reads the history up to the event of
+(``history/reset_plan.py``). If a history is kept, a separate process reads it up to the event of
 this reset. Then the daemon adds stored tasks of the topic that the history does not contain. The
 plan is an unlinked file, which disappears with the daemon. After a restart a new plan is created,
 with the same tasks from the history. The reset then enqueues the tasks of the plan by due time at

@@ -30,7 +30,7 @@ from tickwheel.model.kinds import SCHEDULE
 from tickwheel.model.lateness import LATE_MS, Cause
 from tickwheel.model.records import TaskSnapshot
 from tickwheel.persistence.contract import Handles, Opened, Store, StoredTask
-from tickwheel.server.logs import Log, traced
+from tickwheel.server.logs import Log, bind_trace
 from tickwheel.server.metrics.observed import Observed
 from tickwheel.server.shard.background import Upkeep
 from tickwheel.server.shard.backups import Restores
@@ -356,7 +356,7 @@ class Shard:
         more = schedules.fire(now.now_ms, SCHEDULES_PER_TICK, accepts=self.accepts_tasks())
         schedule_heap = self.core.schedule_heap
         if schedule_heap.late_ms:
-            self.observed.schedules_late(schedule_heap.late_ms)
+            self.observed.note_late_schedules(schedule_heap.late_ms)
             schedule_heap.late_ms = []
         if schedule_heap.to_cancel:
             self.upkeep.cancel_previous()
@@ -397,7 +397,7 @@ class Shard:
         """Report the tasks that became dead letters because processing them failed."""
         faults, self.core.faults = self.core.faults, []
         for operation, error, trace in faults:
-            with traced(trace):
+            with bind_trace(trace):
                 self.border.report(operation, error)
 
     def _is_forbidden(self, now: Now, may_deliver: Callable[[int], bool]) -> bool:
@@ -424,7 +424,7 @@ class Shard:
         self.on_event("clock_jumped", f"by {self.clock.last_jump_ms} ms{held}")
 
     def _sleep(self, now: Now) -> None:
-        if self.clock.stands:
+        if self.clock.is_standing:
             # The owner of a manual clock requests the ticks.
             self.next_tick_mono_ms = now.mono_ms + SLEEP_MS_MAX
             return
@@ -440,7 +440,7 @@ class Shard:
         due_ms = self.core.wheel.next_due_ms(now.now_ms)
         if due_ms is not None and due_ms - now.now_ms <= wake_ms and not self._loader.is_full:
             wake_ms = due_ms - now.now_ms
-            into_ns = self.clock.into_ms_ns() - AFTER_DUE_NS
+            into_ns = self.clock.ns_within_ms() - AFTER_DUE_NS
         # The tick after that batch determines the time of the next checkpoint.
         self.next_tick_mono_ms = now.mono_ms + (0 if is_late else wake_ms)
         if self._alarm is None:
@@ -495,7 +495,7 @@ class Delivering:
                 sink.deliver(self._core.epoch, now_ms, sendable)
         else:
             if self._tracing is not None:
-                self._tracing.delivered(dispatch, now_ms, causes)
+                self._tracing.note_deliveries(dispatch, now_ms, causes)
 
     def _record_lateness(
         self, dispatch: Dispatch, late_ms: list[int], now_ms: int

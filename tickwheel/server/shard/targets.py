@@ -67,7 +67,7 @@ class Targeting:
         self._parts = parts
         self._settling = settling
         self._core = parts.core
-        self._guard = Guard.of(parts.settings.push_networks)
+        self._guard = Guard.from_texts(parts.settings.push_networks)
         self._resolving = 0
         """Number of hosts that are being resolved."""
 

@@ -1,11 +1,11 @@
-"""One TCP connection, which converts bytes to frames for handlers, and answers and deliveries to
-bytes; and HELLO, which checks the token and the version and selects the producer session.
+"""One TCP connection: converts bytes to frames for handlers, and answers and deliveries to bytes.
+It answers HELLO, which checks the token and the version and selects the producer session.
 
 This module knows the rules of a connection (HELLO first, limits, the token, a peer that does not
-read), but not the meaning of commands, which belongs to the operations. The same class serves a
-standby, whose operations refuse most commands. Invariants:
+read), but not what commands do; the operations know that. The same class serves a standby, whose
+operations refuse most commands. Invariants:
 
-* Every request is answered once, by the operation or with the error it raised.
+* Every request is answered once, by its operation or with the error that the operation raised.
 * A client's mistake is answered and never causes a traceback. Only an unreadable stream, a missing
   or refused HELLO, or a peer that does not read ends the connection.
 * Deliveries and reading stop while more than ``out_bytes_soft`` bytes wait for the peer.
@@ -55,11 +55,11 @@ if TYPE_CHECKING:
     from tickwheel.server.tcp.shared import Handler, Shared, Table
 
 STRANGERS_MAX = 512
-"""Number of connections without HELLO above which new connections get ``CROWDED_TIMEOUT_S``."""
+"""Number of connections without HELLO above which a new connection has ``CROWDED_TIMEOUT_S``."""
 CROWDED_TIMEOUT_S = 1.0
 LEAD_WAIT_S = 0.5
-"""Maximum seconds that a HELLO waits for a standby that is about to lead. A handover on a busy
-machine takes less, and clients wait longer for an answer."""
+"""Maximum seconds for which a standby that is about to lead delays the answer to HELLO. A handover
+on a busy machine takes less, and clients wait longer for an answer."""
 _ERROR, _OK = int(FrameType.ERROR), int(FrameType.OK)
 _FLAT = frozenset(
     int(kind)
@@ -78,13 +78,14 @@ _FLAT = frozenset(
         FrameType.LOOKUP,
     )
 )
-"""Frames whose handlers check the type of every value, which makes a check of the nesting
-unnecessary."""
+"""Frames whose handlers check the type of every value, so that their nesting need not be
+checked."""
 _HEARTBEAT = encode((int(FrameType.HEARTBEAT),))
 
 
 class Connection(asyncio.Protocol):
-    """One TCP connection: the ``ReplySink`` of its caller, and a protocol of the event loop."""
+    """One TCP connection. It is the ``ReplySink`` of its caller and a protocol of the event
+    loop."""
 
     def __init__(self, shared: Shared[Connection]) -> None:
         self._shared = shared
@@ -96,9 +97,9 @@ class Connection(asyncio.Protocol):
         """Handlers of the frames that the caller can send."""
         self.paused = False
         """Whether more than ``out_bytes_soft`` bytes wait for the peer."""
-        self.heard_mono_ms = 0
-        """Time of the last bytes from the peer, by the steady clock."""
-        self.asked_mono_ms = 0
+        self.last_data_mono_ms = 0
+        """Time, on the steady clock, when the peer last sent bytes."""
+        self.last_heartbeat_mono_ms = 0
         self.answers_heartbeats = False
         """Whether the peer announced in HELLO that it answers heartbeats."""
         self.wants_lease = False
@@ -107,11 +108,11 @@ class Connection(asyncio.Protocol):
         self._answers: list[Frame] = []
         """Answers of the shard that are not yet written."""
         self._encoded: list[bytes] = []
-        """Unwritten answers that were already encoded, because they could have to wait."""
+        """Unwritten answers that are already encoded, because they may have had to wait."""
         self._decoder = Decoder(min(HELLO_BYTES_MAX, self._operations.frame_bytes_max))
         self._greeted = self._has_waited = False
         self._ending = self._is_ended_here = self._is_silent = False
-        self._held: list[Frame] = []
+        self._frames: list[Frame] = []
         """Received frames that are not yet handled."""
         self._unread_bytes = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -122,12 +123,12 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         if self._shared.is_over:
-            # Accepted while the daemon led, but the event loop reports it only now.
+            # It was accepted while the daemon led, but the event loop reports it only now.
             self.abort()
             return
         self.open = True
         self.caller.address = _address(transport.get_extra_info("peername"))
-        self.heard_mono_ms = self._clock.read().mono_ms
+        self.last_data_mono_ms = self._clock.read().mono_ms
         keep_alive(transport.get_extra_info("socket"), self._settings.heartbeat_interval_s)
         connections_max = self._operations.limits.connections_max
         if len(self._shared.connections) >= connections_max:
@@ -146,30 +147,32 @@ class Connection(asyncio.Protocol):
         if len(self._shared.strangers) >= STRANGERS_MAX:
             timeout_s = min(CROWDED_TIMEOUT_S, timeout_s)
         self._shared.strangers[self] = None
-        self._timer = asyncio.get_running_loop().call_later(timeout_s, self._no_hello, timeout_s)
+        self._timer = asyncio.get_running_loop().call_later(
+            timeout_s, self._end_stranger, timeout_s
+        )
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.open = False
         self._shared.connections.discard(self)
         self._shared.strangers.pop(self, None)
         self._stop_timer()
-        self._held.clear()
-        self._shared.held.pop(self, None)
+        self._frames.clear()
+        self._shared.waiting.pop(self, None)
         self._shared.turns.forget(self)
         self._shared.unread_bytes -= self._unread_bytes
         self._unread_bytes = 0
-        self._operations.closed(self.caller, self._how_it_broke())
+        self._operations.closed(self.caller, self._disconnect_reason())
         self._shared.logins.quotas.leave(self.caller)
 
-    def _how_it_broke(self) -> str:
-        """Return how the connection broke, or "" if this side ended it for a reason other than
-        silence."""
+    def _disconnect_reason(self) -> str:
+        """Return how the connection broke, or "" if this side closed it for a reason other than the
+        peer's silence."""
         if self._is_silent:
             return f"silent for {self._settings.heartbeat_timeout_s:g} s"
         if self._is_ended_here:
             return ""
-        quiet_s = (self._clock.read().mono_ms - self.heard_mono_ms) / 1000
-        return f"its connection broke {quiet_s:.1f} s after its last message"
+        silent_s = (self._clock.read().mono_ms - self.last_data_mono_ms) / 1000
+        return f"its connection broke {silent_s:.1f} s after its last message"
 
     def data_received(self, data: bytes) -> None:
         if self._ending:
@@ -180,17 +183,18 @@ class Connection(asyncio.Protocol):
             self._give_up(0, error)
             return
         now = self._clock.read()
-        self.heard_mono_ms = now.mono_ms
+        self.last_data_mono_ms = now.mono_ms
         if self.caller.presence.doubted:
             self._operations.heard(self.caller)
         self._count_unread()
-        if self._held:
-            self._held += frames
+        if self._frames:
+            self._frames += frames
         else:
             self._handle_all(frames, now)
 
     def _count_unread(self) -> None:
-        """Count the bytes of unfinished frames, which also take memory."""
+        """Count the bytes of unfinished frames. End the connection if all together take too
+        much."""
         shared, before = self._shared, self._unread_bytes
         self._unread_bytes = self._decoder.pending_bytes
         shared.unread_bytes += self._unread_bytes - before
@@ -231,15 +235,15 @@ class Connection(asyncio.Protocol):
             self._handle(handler if self._greeted else Connection._hello, frame, now)
             if self._ending:
                 break
-            if not self._greeted:  # the HELLO is waiting for the lead
-                self._held += frames[index:]
+            if not self._greeted:  # HELLO waits until this daemon leads
+                self._frames += frames[index:]
                 break
         self._operations.handled()
-        if not self._held:
+        if not self._frames:
             self._end_if_broken()
 
     def _end_if_broken(self) -> None:
-        """End the connection if its stream is broken after the frames that were just handled."""
+        """End the connection if the bytes after the frames that were handled are not a frame."""
         if self._decoder.error is not None and not self._ending:
             self._give_up(0, self._decoder.error)
 
@@ -247,7 +251,7 @@ class Connection(asyncio.Protocol):
         try:
             return self._table.enqueue_plain(self, frames, start, stop, now)
         except Exception as error:
-            # Unknown frames of the run have already changed the state, so the daemon must end.
+            # Some frames of the run have already changed the state, so the daemon must end.
             self._operations.fail(error)
             raise
 
@@ -256,7 +260,7 @@ class Connection(asyncio.Protocol):
     @property
     def is_read(self) -> bool:
         """Whether requests of the peer are currently read."""
-        return not (self.paused or self._held)
+        return not (self.paused or self._frames)
 
     @property
     def must_wait(self) -> bool:
@@ -265,29 +269,29 @@ class Connection(asyncio.Protocol):
         return self.paused or self._operations.is_behind(self.caller)
 
     def _hold(self, frames: list[Frame]) -> None:
-        """Keep frames until the connection's next turn, or until answers are written."""
-        self._held = frames
+        """Keep unhandled frames until the connection's next turn, or until answers are written."""
+        self._frames = frames
         if self.must_wait:
-            self._shared.held[self] = None
+            self._shared.waiting[self] = None
         else:
             self._shared.turns.wait(self)
         if self._transport is not None and self.open:
             self._transport.pause_reading()
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """Handle the held frames if the connection no longer has to wait."""
-        if not self._held:
+        if not self._frames:
             return
         if self.must_wait:
-            self._shared.held[self] = None
+            self._shared.waiting[self] = None
             return
-        frames, self._held = self._held, []
-        self._shared.held.pop(self, None)
+        frames, self._frames = self._frames, []
+        self._shared.waiting.pop(self, None)
         self._shared.turns.forget(self)
         now = self._clock.read()
-        self.heard_mono_ms = now.mono_ms
+        self.last_data_mono_ms = now.mono_ms
         self._handle_all(frames, now)
-        if not self._held and not self.paused and self._transport is not None and self.open:
+        if not self._frames and not self.paused and self._transport is not None and self.open:
             self._transport.resume_reading()
 
     def _handle(self, handler: Handler, frame: Frame, now: Now) -> None:
@@ -303,8 +307,8 @@ class Connection(asyncio.Protocol):
             self._refuse(_request_of(frame), self._operations.contain(source, error))
 
     def eof_received(self) -> bool:
-        """Keep a plain connection open until its final error is written. The error can wait for the
-        store while the peer still reads. TLS does not allow this."""
+        """Keep a connection without TLS open until its last error is written, which can wait for
+        the store while the peer still reads. TLS does not allow this."""
         transport = self._transport
         is_plain = transport is not None and transport.get_extra_info("sslcontext") is None
         return self._ending and self.open and is_plain
@@ -316,18 +320,18 @@ class Connection(asyncio.Protocol):
             self._transport.pause_reading()
         self._stop_timer()
         timeout_s = self._settings.slow_reader_timeout_s
-        self._timer = asyncio.get_running_loop().call_later(timeout_s, self._too_slow)
+        self._timer = asyncio.get_running_loop().call_later(timeout_s, self._abort_slow_reader)
 
     def resume_writing(self) -> None:
         self._stop_timer()
-        self.paused, self.heard_mono_ms = False, self._clock.read().mono_ms
-        if self._transport is not None and self.open and not self._held:
+        self.paused, self.last_data_mono_ms = False, self._clock.read().mono_ms
+        if self._transport is not None and self.open and not self._frames:
             self._transport.resume_reading()
-        # Read the peer's frames before sending more: they can stop the deliveries. Otherwise a peer
-        # that reads as fast as deliveries arrive would never be heard.
+        # Read the peer's frames before sending more, because they can stop the deliveries.
+        # Otherwise frames of a peer that reads as fast as deliveries arrive would never be read.
         loop = asyncio.get_running_loop()
         loop.call_soon(loop.call_soon, self._unblock)
-        self.go_on()
+        self.resume()
 
     def _unblock(self) -> None:
         if self.open and not self.paused:
@@ -346,7 +350,7 @@ class Connection(asyncio.Protocol):
         ]
 
     def answer_to(self, request: int, value: object) -> Sized:
-        # Answers without a value are frequent and small; ``flush`` encodes them together.
+        # Answers without a value are frequent and small, so ``flush`` encodes them together.
         answer = (_OK, request, value)
         return answer if value is None else self._encode(answer)
 
@@ -387,20 +391,20 @@ class Connection(asyncio.Protocol):
             limit = self._settings.out_bytes_max
             self._abort(f"{waiting} bytes wait for the peer; the limit is {limit} (out_bytes_max)")
 
-    def say_goodbye(self, code: str, message: str, heir: str | None = None) -> None:
-        """Send GOODBYE. ``heir`` is the address of the shard's next daemon, if it is known."""
-        more = () if heir is None else (heir,)
-        self.send(encode((int(FrameType.GOODBYE), code, message, *more)))
+    def send_goodbye(self, code: str, message: str, successor: str | None = None) -> None:
+        """Send GOODBYE. ``successor`` is the address of the shard's next daemon, if it is known."""
+        extra = () if successor is None else (successor,)
+        self.send(encode((int(FrameType.GOODBYE), code, message, *extra)))
 
-    def say_lease(self) -> None:
-        """Send whether the lease of the shard is held, if the peer asked for it."""
+    def send_lease(self) -> None:
+        """If the peer asked for it, send whether this daemon holds the lease of the shard."""
         if self.wants_lease:
             self.send(encode((int(FrameType.LEASE), self._shared.is_leased)))
 
-    def part(self, code: str, message: str) -> None:
+    def end(self, code: str, message: str) -> None:
         """Send GOODBYE and close. Further frames of the peer are ignored."""
         self._ending = True
-        self.say_goodbye(code, message)
+        self.send_goodbye(code, message)
         self.close()
 
     def close(self) -> None:
@@ -410,8 +414,8 @@ class Connection(asyncio.Protocol):
             self._transport.close()
 
     def abort(self) -> None:
-        """Close the connection immediately. The kernel drops unsent data instead of keeping it for
-        a peer that does not read."""
+        """Close the connection immediately. The kernel discards unsent data, instead of keeping it
+        for a peer that does not read."""
         self._is_ended_here = True
         if self._transport is not None:
             sock = self._transport.get_extra_info("socket")
@@ -442,7 +446,7 @@ class Connection(asyncio.Protocol):
         transport = self._transport
         peer = None if transport is None else transport.get_extra_info("peercert")
         hello = read_hello(frame, self._shared.logins, peer, self.caller.address)
-        elsewhere = _elsewhere(self._settings, self._operations.directory, hello.shard)
+        elsewhere = _other_address(self._settings, self._operations.directory, hello.shard)
         is_ours = hello.shard is not None and elsewhere is None
         if is_ours and not self._has_waited and self._shared.is_about_to_lead():
             self._wait_for_lead(frame)
@@ -455,12 +459,12 @@ class Connection(asyncio.Protocol):
         self._table = self._shared.table_of(hello.principal)
         if elsewhere is not None and self._shared.elsewhere is not None:
             self._table = self._shared.elsewhere
-        self._promised_heartbeats(hello.answers_heartbeats)
+        self._set_heartbeats(hello.answers_heartbeats)
         self._greeted = True
         self._shared.strangers.pop(self, None)
         self._stop_timer()
         self._decoder.frame_bytes_max = self._operations.frame_bytes_max
-        # The answer contains nothing about tasks and need not wait for the store.
+        # The answer contains nothing about tasks, so it need not wait for the store.
         greeting = self._operations.greeting()
         if elsewhere is not None:
             greeting = {"epoch": 0, "role": "standby", "active": elsewhere or None}
@@ -470,21 +474,21 @@ class Connection(asyncio.Protocol):
         self.send(encode((_OK, hello.request, answer)))
         self.wants_lease = hello.wants_lease and elsewhere is None
         if not self._shared.is_leased:
-            self.say_lease()
+            self.send_lease()
 
     def _wait_for_lead(self, hello: Frame) -> None:
-        """Delay the answer to HELLO until this daemon leads. A client that is refused now would
-        reconnect repeatedly."""
+        """Delay the answer to HELLO until this daemon leads, because a client that is refused now
+        would reconnect repeatedly."""
         self._has_waited = True
-        self._held = [hello]
+        self._frames = [hello]
         self._stop_timer()
-        self._timer = asyncio.get_running_loop().call_later(LEAD_WAIT_S, self.go_on)
+        self._timer = asyncio.get_running_loop().call_later(LEAD_WAIT_S, self.resume)
         if self._transport is not None:
             self._transport.pause_reading()
 
-    def _promised_heartbeats(self, promised: bool) -> None:
-        self.answers_heartbeats = promised
-        if promised and self._transport is not None:
+    def _set_heartbeats(self, are_answered: bool) -> None:
+        self.answers_heartbeats = are_answered
+        if are_answered and self._transport is not None:
             timeout_s = self._settings.heartbeat_timeout_s
             limit_unacknowledged(self._transport.get_extra_info("socket"), timeout_s)
 
@@ -497,7 +501,7 @@ class Connection(asyncio.Protocol):
             self.caller.refuse(request, error)
 
     def _give_up(self, request: int, error: TickwheelError) -> None:
-        """Stop reading, answer with an error after all earlier requests are answered, and close."""
+        """Stop reading. Answer with the error once all earlier requests are answered, and close."""
         self._ending = True
         self._stop_timer()
         if self._greeted:
@@ -507,39 +511,39 @@ class Connection(asyncio.Protocol):
             self._shared.strangers.pop(self, None)
             self._shared.logins.note_stranger(self.caller.address, error)
 
-        def say_why() -> None:
+        def send_error() -> None:
             self.caller.refuse(request, error)
             self.close()
 
         if self._greeted:
-            self._operations.after_all(say_why)
+            self._operations.after_all(send_error)
         elif isinstance(error, Unauthorized):
-            self._shared.logins.later(say_why)
-        else:  # none of its requests waits for the store; release the descriptor now
-            say_why()
+            self._shared.logins.answer_later(send_error)
+        else:  # no request of this peer waits for the store, so the descriptor can be released now
+            send_error()
 
-    def _no_hello(self, timeout_s: float) -> None:
-        why = "hello_timeout_s"
+    def _end_stranger(self, timeout_s: float) -> None:
+        cause = "hello_timeout_s"
         if timeout_s < self._settings.hello_timeout_s:
-            why = f"shortened, because {STRANGERS_MAX} other connections had not sent HELLO"
-        self._give_up(0, HelloRequired(f"no HELLO within {timeout_s} s ({why})"))
+            cause = f"shortened, because {STRANGERS_MAX} other connections had not sent HELLO"
+        self._give_up(0, HelloRequired(f"no HELLO within {timeout_s} s ({cause})"))
 
-    def _too_slow(self) -> None:
+    def _abort_slow_reader(self) -> None:
         timeout_s = self._settings.slow_reader_timeout_s
         self._abort(f"the peer read too little for {timeout_s} s (slow_reader_timeout_s)")
 
-    def ask_for_life(self) -> None:
+    def send_heartbeat(self) -> None:
         self.send(_HEARTBEAT)
 
-    def give_up_silent(self, quiet_ms: int) -> None:
-        limit = "heartbeat_timeout_s"
-        self._is_silent = True
-        self._cut_off(PeerSilent(f"the peer sent nothing for {quiet_ms / 1000:.1f} s ({limit})"))
+    def end_silent(self, silent_ms: int) -> None:
+        self._is_silent, silent_s = True, silent_ms / 1000
+        error = f"the peer sent nothing for {silent_s:.1f} s (heartbeat_timeout_s)"
+        self._abort_with(PeerSilent(error))
 
     def _abort(self, reason: str) -> None:
-        self._cut_off(SlowReader(reason))
+        self._abort_with(SlowReader(reason))
 
-    def _cut_off(self, error: TickwheelError) -> None:
+    def _abort_with(self, error: TickwheelError) -> None:
         """Abort the connection of a peer that does not read, without sending an error."""
         if self.open:
             self.open = False
@@ -553,7 +557,7 @@ class Connection(asyncio.Protocol):
 
 
 def ids_of(first: int, count: int) -> tuple[int, ...]:
-    """Return the ids of a request's tasks."""
+    """Return the ids of the ``count`` tasks of a request, beginning with ``first``."""
     return (first,) if count == 1 else tuple(range(first, first + count * ID_STEP, ID_STEP))
 
 
@@ -569,21 +573,21 @@ def _address(peername: Any) -> str:
     return str(peername or "?")
 
 
-# --- signs of life -------------------------------------------------------------------------------
+# --- heartbeats ----------------------------------------------------------------------------------
 
 
 SWEEPS_PER_INTERVAL = 4
 SWEEP_S_MAX = 1.0
 PROBES = 3
-"""Unanswered keepalive probes after which the kernel ends the connection."""
+"""Number of unanswered keepalive probes after which the kernel ends the connection."""
 
 
 class Peer(Protocol):
-    """A connection as ``Heartbeats`` uses it."""
+    """The interface of a connection that ``Heartbeats`` uses."""
 
     answers_heartbeats: bool
-    heard_mono_ms: int
-    asked_mono_ms: int
+    last_data_mono_ms: int
+    last_heartbeat_mono_ms: int
     """Steady time of the last HEARTBEAT; 0 if none was sent."""
 
     @property
@@ -591,9 +595,9 @@ class Peer(Protocol):
         """Whether frames of the peer are currently read."""
         ...
 
-    def ask_for_life(self) -> None: ...
+    def send_heartbeat(self) -> None: ...
 
-    def give_up_silent(self, quiet_ms: int) -> None: ...
+    def end_silent(self, silent_ms: int) -> None: ...
 
 
 class Heartbeats:
@@ -618,19 +622,19 @@ class Heartbeats:
     def sweep(self) -> None:
         mono_ms = self._clock.read().mono_ms
         if mono_ms - self._swept_mono_ms > 2 * self.pause_s * 1000:
-            # The loop was blocked; frames that arrived in the meantime may be unread.
+            # The loop was blocked, so frames that have arrived since then may be unread.
             self._since_mono_ms = mono_ms
         self._swept_mono_ms = mono_ms
         for peer in list(self._peers):
             if not (peer.answers_heartbeats and peer.is_read):
                 continue
-            quiet_ms = mono_ms - max(peer.heard_mono_ms, self._since_mono_ms)
-            if quiet_ms >= self._timeout_ms:
-                peer.give_up_silent(quiet_ms)
-            elif quiet_ms >= self._interval_ms:
-                if mono_ms - peer.asked_mono_ms >= self._interval_ms:
-                    peer.asked_mono_ms = mono_ms
-                    peer.ask_for_life()
+            silent_ms = mono_ms - max(peer.last_data_mono_ms, self._since_mono_ms)
+            if silent_ms >= self._timeout_ms:
+                peer.end_silent(silent_ms)
+            elif silent_ms >= self._interval_ms:
+                if mono_ms - peer.last_heartbeat_mono_ms >= self._interval_ms:
+                    peer.last_heartbeat_mono_ms = mono_ms
+                    peer.send_heartbeat()
 
 
 def keep_alive(sock: Any, interval_s: float) -> None:
@@ -648,7 +652,7 @@ def keep_alive(sock: Any, interval_s: float) -> None:
 def limit_unacknowledged(sock: Any, timeout_s: float) -> None:
     """Make the kernel end the connection if sent bytes stay unacknowledged for ``timeout_s``.
 
-    A receive window that stays closed has the same effect, so it is only for peers that read.
+    A receive window that stays closed has the same effect, so call this only for peers that read.
     """
     option = getattr(socket, "TCP_USER_TIMEOUT", None)
     if option is not None and sock is not None:
@@ -682,8 +686,8 @@ class Hello(NamedTuple):
 def read_hello(
     frame: Frame, logins: Logins, peer: Mapping[str, Any] | None = None, address: str = "unknown"
 ) -> Hello:
-    """Check a HELLO; ``peer`` is the client's certificate, if any. Raise the error of an invalid or
-    unauthorized HELLO."""
+    """Return the checked fields of HELLO. ``peer`` is the client's certificate, if any. Raise the
+    error of an invalid or unauthorized HELLO."""
     if frame[0] != FrameType.HELLO:
         raise HelloRequired("the first frame must be HELLO (1)")
     check_nesting(frame)
@@ -707,7 +711,7 @@ def read_hello(
     if type(wants_lease) is not bool:
         raise BadRequest(f"lease must be true or false, not {checks.shown(wants_lease)}")
     if session is not None and principal.is_limited:
-        session = _own(principal, session)
+        session = _own_session(principal, session)
     shard = options.get("shard")
     if shard is not None:
         shard = checks.integer(shard, "shard", 0, SHARDS_MAX - 1)
@@ -725,16 +729,18 @@ def _process(options: Mapping[str, Any]) -> Process:
     )
 
 
-def _own(principal: Principal, session: bytes) -> bytes:
-    """Return a session key that depends on the principal. Otherwise a principal with few rights
-    could use the session of another, or of an idempotency key, by its name."""
+def _own_session(principal: Principal, session: bytes) -> bytes:
+    """Return a session key that depends on the principal. Without it, a principal with few rights
+    could use the session of another principal, or of an idempotency key, by its name."""
     name = principal.name.encode() + session
     return hashlib.blake2b(name, digest_size=SESSION_BYTES, person=b"tw-tcp-session").digest()
 
 
-def _elsewhere(settings: Settings, directory: Directory | None, shard: int | None) -> str | None:
-    """Return the address of the requested shard if it is elsewhere, or "" if its address is
-    unknown. Return None if the shard is here or none was requested."""
+def _other_address(
+    settings: Settings, directory: Directory | None, shard: int | None
+) -> str | None:
+    """Return the address of the requested shard if another daemon has it, or "" if the address is
+    unknown. Return None if this daemon has the shard or none was requested."""
     urls = settings.shard_urls
     if shard is None or (directory is None and not urls):
         return None
@@ -746,8 +752,8 @@ def _elsewhere(settings: Settings, directory: Directory | None, shard: int | Non
 
 
 def _route(operations: ShardInterface, principal: Principal) -> dict[str, Any]:
-    """Return this daemon's shard and the addresses of all shards; empty if there is only one. The
-    outbound process belongs to a single shard and does not get the addresses."""
+    """Return this daemon's shard and the addresses of all shards, or nothing if there is only one
+    shard. The outbound process serves a single shard and does not get the addresses."""
     settings, directory = operations.settings, operations.directory
     if principal == OUTBOUND:
         return {}
@@ -769,7 +775,8 @@ def _route(operations: ShardInterface, principal: Principal) -> dict[str, Any]:
 def hello_answer(
     settings: Settings, limits: Limits, now_ms: int, greeting: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return the answer to HELLO; ``greeting`` has the fields of the daemon's role and route."""
+    """Return the answer to HELLO. ``greeting`` contains the fields about the daemon's role and
+    route."""
     return {
         "v": PROTOCOL_VERSION,
         "node": settings.node,

@@ -1,8 +1,8 @@
 """The TCP connections of a daemon in each role, and the tables that map frame types to handlers.
 
-A handler reads a frame and calls an operation. Frames of declared verbs are read as declared. For
-speed, handwritten code reads the frames of tasks and settlements (ENQUEUE to PULL, ACK to SNOOZE,
-PREPARE, CHECKS) and writes deliveries.
+A handler reads a frame and calls an operation. Frames of declared verbs are read according to their
+declarations. For speed, handwritten code reads the frames of tasks and settlements (ENQUEUE to
+PULL, ACK to SNOOZE, PREPARE, CHECKS) and writes deliveries.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ _ENQUEUE = int(FrameType.ENQUEUE)
 ONCE_KEY_BYTES_MAX = 255
 
 
-class _Once:
-    """An ENQUEUE_ONCE: a separate caller, whose session belongs to the idempotency key, and the
-    sink of its answers, which have the number of the frame."""
+class _OnceCaller:
+    """The separate caller of an ENQUEUE_ONCE, whose session is that of the idempotency key. It is
+    the sink of the caller's answers and gives them the number of the frame."""
 
     def __init__(self, operations: ShardInterface, peer: Caller, request: int) -> None:
         self._operations, self._replies, self._request = operations, peer.replies, request
@@ -118,7 +118,7 @@ class ProducerFrames:
         if type(key) is not bytes or not 0 < len(key) <= ONCE_KEY_BYTES_MAX:
             checks.wrong("key", f"1 to {ONCE_KEY_BYTES_MAX} bytes", key)
         checks.integer(fingerprint, "fingerprint", 1, REQUEST_MAX)
-        once = _Once(self._operations, peer.caller, request)
+        once = _OnceCaller(self._operations, peer.caller, request)
         try:
             self._verbs.enqueue_once(once.caller, key, fingerprint, tasks, now, is_part=True)
         except BaseException:
@@ -134,8 +134,8 @@ class ProducerFrames:
     def enqueue_plain(
         self, peer: Peer, frames: Sequence[Frame], start: int, stop: int, now: Now
     ) -> int:
-        """Enqueue the tasks of consecutive ENQUEUE frames with a plain task each, up to ``stop``.
-        This is the hot path.
+        """Enqueue the tasks of consecutive ENQUEUE frames, up to ``stop``, each of which has one
+        plain task. This is the hot path.
 
         Return the index of the first frame that is not plain, new and valid; ``enqueue`` handles or
         refuses it.
@@ -335,7 +335,7 @@ class PullSink:
         self._new_group: tuple[dict[str, Any] | None, ...] = ()
 
     def note_group(self, new_group: dict[str, Any] | None) -> None:
-        """Add the fields of the group to the answer, or None if the PULL did not create it."""
+        """Note the fields of the group for the answer; None if the PULL did not create it."""
         self._new_group = (new_group,)
 
     def deliver(self, epoch: int, now_ms: int, items: Sequence[Item]) -> None:
@@ -374,14 +374,14 @@ def delivery_items(items: Sequence[Item]) -> list[tuple[Any, ...]]:
 
 
 def _with_past(options: dict[str, Any] | None, past: Past) -> dict[str, Any] | None:
-    """Return the options with the nonzero counts of failures and deaths."""
+    """Return the options, extended by the counts of failures and deaths that are not 0."""
     counts = {"failures": past.failed, "deaths": past.deaths}
     nonzero = {name: count for name, count in counts.items() if count}
     return {**(options or {}), **nonzero} if nonzero else options
 
 
 def delivery_extras(all_options: Sequence[TaskOptions | None]) -> Sequence[dict[str, Any] | None]:
-    """Return the result of ``delivered`` for each task with options, and None for the others."""
+    """Return, for each task, its options as ``delivered`` returns them, or None without options."""
     if all(all_options):
         columns = columns_of(all_options)
         present = [
@@ -404,7 +404,7 @@ _DELIVERED_OPTIONS = [
 
 
 def value_bytes(value: object) -> int:
-    """Return the encoded bytes of a plain value."""
+    """Return the size in bytes of an encoded value."""
     return len(encode_all((value,)))
 
 
@@ -435,7 +435,7 @@ class TransactionFrames:
 
 
 class CheckFrames:
-    """A sink that sends questions about transactions as CHECK frames."""
+    """A sink that sends checks of transactions as CHECK frames."""
 
     def __init__(self, peer: Peer) -> None:
         self._peer = peer
@@ -450,7 +450,7 @@ GOODBYE_WAIT_S = 1.0
 
 
 class Listener:
-    """Makes connections, and ends them when the daemon's role changes."""
+    """Creates connections, and ends them when the daemon's role changes."""
 
     def __init__(
         self,
@@ -481,7 +481,7 @@ class Listener:
     def serve(self, operations: Operations) -> None:
         """Serve new connections as the active daemon, with these operations."""
         settings = operations.settings
-        pipeline = Pipeline(operations, self._logins.refused, self._logins.audit)
+        pipeline = Pipeline(operations, self._logins.note_forbidden, self._logins.audit)
 
         @lru_cache(maxsize=PRINCIPALS_KEPT_MAX)
         def table_of(principal: Principal) -> Table:
@@ -489,7 +489,7 @@ class Listener:
 
         self._active = shared = Shared[Connection](operations, table_of, self._logins)
         shared.elsewhere, shared.is_leased = self._elsewhere, self._is_leased
-        operations.shard.on_landed = shared.landed
+        operations.shard.on_landed = shared.resume_waiting
         heartbeats = Heartbeats(
             shared.connections,
             operations.clock,
@@ -498,28 +498,27 @@ class Listener:
         )
         operations.shard.spawn(heartbeats.run())
 
-    def leased(self, *, held: bool) -> None:
-        """Send whether the lease is held to all peers that asked for it, now or after their
-        HELLO."""
+    def set_lease(self, *, held: bool) -> None:
+        """Tell all peers that asked for it, now or after their HELLO, whether the lease is held."""
         self._is_leased = held
         if self._active is not None:
             self._active.is_leased = held
             for connection in list(self._active.connections):
-                connection.say_lease()
+                connection.send_lease()
 
     def leave_standby(self, message: str) -> None:
-        """End the connections of a standby after ``serve``. Connections without HELLO are kept and
-        served by the active role."""
+        """End the connections of a standby, after ``serve``. Connections that have not sent HELLO
+        stay open and are served by the active role."""
         assert self._active is not None, "serve was called"
         for connection in list(self._standby.connections):
             if connection.change_role(self._active):
-                connection.go_on()
+                connection.resume()
         self.end_standby(message)
 
     def end_standby(self, message: str) -> None:
-        """End the connections of a standby. Clients reconnect and learn the active daemon."""
+        """End the connections of a standby. Clients reconnect and find the active daemon."""
         for connection in list(self._standby.connections):
-            connection.say_goodbye(NotActive.code, message)
+            connection.send_goodbye(NotActive.code, message)
             connection.close()
 
     def stand_by(self) -> None:
@@ -540,7 +539,7 @@ class Listener:
     @staticmethod
     def _end(connection: Connection, code: str, message: str) -> None:
         """Send GOODBYE and end the connection even if its peer does not read."""
-        connection.part(code, message)
+        connection.end(code, message)
         asyncio.get_running_loop().call_later(GOODBYE_WAIT_S, connection.abort)
 
     def abort(self) -> None:
@@ -586,36 +585,36 @@ def command_table(operations: ShardInterface, verbs: Verbs) -> Table:
 def standby_table(operations: StandbyOperations) -> Table:
     """Return the handlers of a standby."""
 
-    def refused(peer: Peer, frame: Frame, now: Now) -> None:
+    def refuse(peer: Peer, frame: Frame, now: Now) -> None:
         raise operations.refusal()
 
-    def none_taken(peer: Peer, frames: Sequence[Frame], start: int, stop: int, now: Now) -> int:
+    def take_none(peer: Peer, frames: Sequence[Frame], start: int, stop: int, now: Now) -> int:
         return start
 
     handlers = _connection_handlers(operations.limits, operations.verbs)
-    return Table(handlers, refused, none_taken)
+    return Table(handlers, refuse, take_none)
 
 
 def _connection_handlers(limits: Limits, verbs: Verbs) -> dict[int, Handler]:
     def second_hello(peer: Peer, frame: Frame, now: Now) -> None:
         raise ProtocolError("HELLO was already sent on this connection")
 
-    def bye(peer: Peer, frame: Frame, now: Now) -> None:
-        verbs.leave(peer.caller, _only_a_request(frame), now)
+    def goodbye(peer: Peer, frame: Frame, now: Now) -> None:
+        verbs.leave(peer.caller, _bare_request(frame), now)
 
-    def alive(peer: Peer, frame: Frame, now: Now) -> None:
+    def check_heartbeat(peer: Peer, frame: Frame, now: Now) -> None:
         """Check the answer to HEARTBEAT; its arrival was already recorded."""
         shared.arity(frame, 0, "none")
 
     return {
         FrameType.HELLO: second_hello,
         **declared(limits, verbs, [verb for verb in VERBS.values() if verb.standby]),
-        FrameType.BYE: bye,
-        FrameType.ALIVE: alive,
+        FrameType.BYE: goodbye,
+        FrameType.ALIVE: check_heartbeat,
     }
 
 
-def _only_a_request(frame: tuple[Any, ...]) -> int:
+def _bare_request(frame: tuple[Any, ...]) -> int:
     shared.arity(frame, 0, "none")
     return shared.request_number(frame[1])
 
@@ -624,7 +623,7 @@ def _only_a_request(frame: tuple[Any, ...]) -> int:
 
 
 def declared(limits: Limits, verbs: Verbs, candidates: Iterable[Verb]) -> dict[int, Handler]:
-    """Return the handlers of the verbs with a declared request, by frame number."""
+    """Return, by frame number, the handlers of the verbs that have a declared request."""
     handlers: dict[int, Handler] = {}
     words: dict[int, dict[str, Verb]] = {}
     for verb in candidates:
@@ -635,7 +634,7 @@ def declared(limits: Limits, verbs: Verbs, candidates: Iterable[Verb]) -> dict[i
         else:
             handlers[int(verb.frame)] = _handler(limits, verbs, verb)
     return handlers | {
-        number: _by_word(limits, verbs, by_word) for number, by_word in words.items()
+        number: _shared_handler(limits, verbs, by_word) for number, by_word in words.items()
     }
 
 
@@ -654,8 +653,8 @@ def _handler(limits: Limits, verbs: Verbs, verb: Verb) -> Handler:
     return handle
 
 
-def _by_word(limits: Limits, verbs: Verbs, words: Mapping[str, Verb]) -> Handler:
-    """Return the handler of a frame that several verbs share. Its second field selects the verb."""
+def _shared_handler(limits: Limits, verbs: Verbs, words: Mapping[str, Verb]) -> Handler:
+    """Return the handler of a frame that several verbs share; its second field selects the verb."""
     count = 2 + any(verb.request_type.options() for verb in words.values())
     names = ("name", "verb", "options")[:count]
     handlers = {word: (v.request_type, _handler(limits, verbs, v)) for word, v in words.items()}

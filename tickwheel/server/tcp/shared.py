@@ -3,9 +3,9 @@ and the budget of frames handled in one turn of the event loop.
 
 A client can send tens of thousands of small frames at once. Handling them all at once would delay
 the answers and deliveries of every client. Work is therefore counted in *steps*, and a connection
-that has used its share keeps its remaining frames for its next turn. Only counts matter, not time.
-Invariant: once all connections together have used ``STEPS_PER_TURN``, no further frame begins in
-that turn.
+that has used its share keeps its remaining frames for its next turn. Time is not measured.
+Invariant: once all connections together have used ``STEPS_PER_TURN``, the handling of no further
+frame begins in that turn.
 """
 
 from __future__ import annotations
@@ -26,39 +26,39 @@ if TYPE_CHECKING:
     from tickwheel.server.shard.operations import ShardInterface
 
 FRAME_STEPS = 16
-"""Steps of a frame that is handled individually; a plain ENQUEUE in a run takes 1 step."""
+"""Steps that a frame takes if it is handled individually. A plain ENQUEUE in a run takes 1 step."""
 STEPS_PER_TURN = 2_048
 """Maximum steps of all connections in one turn of the event loop."""
 STEPS_AT_A_TIME = 512
-"""Steps of a connection after which it waits if others are waiting."""
+"""Steps after which a connection must wait if other connections are waiting."""
 PLAIN_RUN_MAX, PLAIN_RUN_MIN = 1_024, 16
-"""Plain ENQUEUE frames offered in one run. After a run that was not taken completely, the next is
-short, because untaken frames are examined twice."""
+"""Plain ENQUEUE frames that are offered in one run. After a run that was not handled completely,
+the next run is short, because frames that are not handled in a run are examined twice."""
 
 
 class Member(Protocol):
-    """A connection as ``Turns`` uses it."""
+    """The interface of a connection that ``Turns`` uses."""
 
-    def go_on(self) -> None:
-        """Handle the held frames if the connection no longer has to wait."""
+    def resume(self) -> None:
+        """Handle the kept frames if the connection no longer has to wait."""
 
 
 M = TypeVar("M", bound=Member)
 
 
 class Turns(Generic[M]):
-    """The turns of a daemon's connections."""
+    """Distributes the turns among a daemon's connections."""
 
     def __init__(self, soon: Callable[[Callable[[], None]], object] | None = None) -> None:
         """``soon`` calls a function in the next turn of the event loop."""
         self._soon = soon or (lambda act: asyncio.get_running_loop().call_soon(act))
         self._left = STEPS_PER_TURN
         self._waiting: dict[M, None] = {}
-        """Waiting connections in the order of their turns."""
+        """Waiting connections, in the order of their turns."""
         self._is_armed = False
 
     def take(self, steps: int) -> None:
-        """Count steps used in this turn of the event loop."""
+        """Count steps that are used in this turn of the event loop."""
         self._left -= steps
         if not self._is_armed:
             self._is_armed = True
@@ -85,7 +85,7 @@ class Turns(Generic[M]):
                 break
             if member in self._waiting:
                 del self._waiting[member]
-                member.go_on()
+                member.resume()
         if self._waiting:
             self.take(0)
 
@@ -94,7 +94,7 @@ class Turns(Generic[M]):
 
 
 class Peer(Protocol):
-    """A connection as handlers use it."""
+    """The interface of a connection that handlers use."""
 
     caller: Caller
 
@@ -105,7 +105,7 @@ class Peer(Protocol):
 Handler = Callable[[Any, "Frame", "Now"], None]
 """Handles a frame: (peer, frame, now)."""
 RunHandler = Callable[[Peer, "Sequence[Frame]", int, int, "Now"], int]
-"""Handles frames between two indexes and returns the index of the first frame that it left."""
+"""Handles frames between two indexes, and returns the index of the first unhandled frame."""
 
 
 class Table(NamedTuple):
@@ -122,7 +122,7 @@ def _never() -> bool:
 
 
 class Shared(Generic[M]):
-    """State shared by all connections of one role of the daemon."""
+    """The state that all connections share while the daemon has one role."""
 
     def __init__(
         self, operations: ShardInterface, table_of: Callable[[Principal], Table], logins: Logins
@@ -134,7 +134,7 @@ class Shared(Generic[M]):
         self.connections: set[M] = set()
         self.strangers: dict[M, None] = {}
         """Connections that have not sent HELLO."""
-        self.held: dict[M, None] = {}
+        self.waiting: dict[M, None] = {}
         """Connections whose frames wait until earlier requests are answered."""
         self.turns = Turns[M]()
         """Schedules the handling of frames."""
@@ -145,14 +145,14 @@ class Shared(Generic[M]):
         self.is_about_to_lead: Callable[[], bool] = _never
         """Returns whether the daemon is a standby that is about to lead."""
         self.elsewhere: Table | None = None
-        """Handlers for a peer that requests another shard; None: no special handlers."""
+        """Handlers for a peer that requests another shard; None if they are the usual ones."""
         self.unread_bytes = 0
-        """Bytes of unfinished frames of all connections."""
+        """Bytes that unfinished frames of all connections take."""
 
-    def landed(self) -> None:
+    def resume_waiting(self) -> None:
         """Resume connections that waited for the answers to earlier requests."""
-        for connection in list(self.held):
-            connection.go_on()
+        for connection in list(self.waiting):
+            connection.resume()
 
 
 # --- checks of frames; the operations check their values -----------------------------------------

@@ -24,7 +24,7 @@ from tickwheel.errors import TickwheelError
 
 
 class Command(BaseCommand):
-    """Runs until SIGTERM or Ctrl-C. Waits for a daemon that is not running yet."""
+    """Runs workers until SIGTERM or Ctrl-C. It waits for a daemon that is not running yet."""
 
     help = "Runs Tickwheel handlers until SIGTERM or Ctrl-C; a second signal ends the grace period."
     requires_system_checks = ()  # with --reload the child runs them and restarts after a fix

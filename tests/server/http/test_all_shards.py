@@ -12,8 +12,8 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as families
 
 from support.waiting import soon
-from tickwheel.server.board import Board, Seen, State
-from tickwheel.server.http.whole import Joined, Silent, fetch, put_together
+from tickwheel.server.board import Board, ProcessState, State
+from tickwheel.server.http.all_shards import NoAnswer, SharedCalls, add_shard_metrics, fetch
 from tickwheel.server.metrics import catalogue
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
@@ -53,7 +53,7 @@ def of(found: Iterable[Metric], **more: str) -> Samples:
 def merged(*texts: bytes) -> bytes:
     found: dict[bytes, list[bytes]] = {}
     for shard, text in enumerate(texts):
-        put_together(found, shard, text)
+        add_shard_metrics(found, shard, text)
     return b"".join(part for family in found.values() for part in family)
 
 
@@ -93,7 +93,7 @@ async def test_concurrent_requests_share_one_result() -> None:
         await over.wait()
         return f"{what} {len(begun)}"
 
-    ask = Joined(work)
+    ask = SharedCalls(work)
     askers = [asyncio.create_task(ask(what)) for what in ("a", "a", "b", "a")]
     await asyncio.sleep(0)
     askers[0].cancel()  # who goes away takes nothing from the others
@@ -112,7 +112,7 @@ async def test_a_failed_shared_request_fails_all_and_is_retried() -> None:
         tries += 1
         raise OSError(str(tries))
 
-    ask = Joined(work)
+    ask = SharedCalls(work)
     found = await asyncio.gather(ask(), ask(), return_exceptions=True)
     assert [str(error) for error in found] == ["1", "1"]
     with pytest.raises(OSError, match="2"):
@@ -142,7 +142,7 @@ async def asked(answer: bytes, *, bytes_max: int = 100) -> tuple[int, bytes]:
 async def test_an_answer_at_the_size_limit_is_accepted() -> None:
     head = b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 100\r\n\r\n"
     assert await asked(head + b"x" * 100) == (503, b"x" * 100)
-    with pytest.raises(Silent, match="the answer to /x has more than 99 bytes"):
+    with pytest.raises(NoAnswer, match="the answer to /x has more than 99 bytes"):
         await asked(head + b"x" * 100, bytes_max=99)
 
 
@@ -162,8 +162,8 @@ async def test_an_incomplete_answer_is_an_error(answer: bytes) -> None:
 
 def test_a_board_shows_the_last_entry_of_each_shard() -> None:
     board = Board(3)
-    assert board.read(2) == Seen(0, State.DOWN, 0, 0, 0)
+    assert board.read(2) == ProcessState(0, State.DOWN, 0, 0, 0)
     for pid in (5, 2**22):
-        board.write(1, Seen(pid, State.SERVES, 1_700_000_000_000, 3, -9))
-    assert board.read(1) == Seen(2**22, State.SERVES, 1_700_000_000_000, 3, -9)
-    assert board.read(0) == board.read(2) == Seen(0, State.DOWN, 0, 0, 0)
+        board.write(1, ProcessState(pid, State.SERVES, 1_700_000_000_000, 3, -9))
+    assert board.read(1) == ProcessState(2**22, State.SERVES, 1_700_000_000_000, 3, -9)
+    assert board.read(0) == board.read(2) == ProcessState(0, State.DOWN, 0, 0, 0)

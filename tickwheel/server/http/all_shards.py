@@ -1,14 +1,15 @@
-"""The HTTP server for all shards of a machine: their readiness, metrics and addresses, and, loaded
-by the first request for it, the API and the console.
+"""The HTTP server for all shards of a machine: their readiness, metrics and addresses, and the API
+and the console, which the first request for them loads.
 
 It runs in a separate process, which ``processes.py`` starts next to the daemons. It reads the
 processes' state from a ``Board`` and requests everything else from the daemons' HTTP ports. It has
 no tasks, no store and no state. Invariants:
 
-* A shard that is down or slow delays an answer by a bounded time; the answer includes the others.
+* A shard that is down or slow delays an answer by a bounded time, and the answer includes the other
+  shards.
 * Answers of shards are bounded in bytes. Concurrent requests share one request to the shards.
-* The API is a client of the shards (``tickwheel/gateway.py``). The first request for it imports it
-  in a thread; other requests do not wait for the import.
+* The API is a client of the shards (``tickwheel/gateway.py``). The first request for the API
+  imports it in a thread; requests for anything else do not wait for the import.
 * Metrics are copied without parsing: samples of all shards are grouped by family, and each sample
   gets the label ``shard``.
 """
@@ -36,7 +37,7 @@ from tickwheel.server import daemon
 from tickwheel.server.board import State, how_ended
 from tickwheel.server.http.app import NO_API, Http, refusal
 from tickwheel.server.logins import Entrance
-from tickwheel.server.logs import Log, configure, say
+from tickwheel.server.logs import Log, configure, log_event
 from tickwheel.server.metrics import catalogue
 from tickwheel.server.metrics.exposition import OPENMETRICS_TYPE, TEXT_TYPE, Family, lines
 from tickwheel.server.metrics.observed import Observed
@@ -45,7 +46,7 @@ from tickwheel.server.settings import local_host, split_address
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
-    from tickwheel.server.board import Board, Seen
+    from tickwheel.server.board import Board, ProcessState
     from tickwheel.server.settings import Settings
 
 READY_S: Final = 0.8
@@ -58,8 +59,7 @@ METRICS_BYTES_MAX: Final = 256 * 1024 * 1024
 CONNECTIONS_MAX: Final = 256
 READ_BYTES: Final = 256 * 1024
 GATEWAY: Final = "tickwheel.gateway"
-"""Module of the API, which is imported on demand because it loads both the client and the
-daemon."""
+"""Module of the API. It is imported on demand, because it loads both the client and the daemon."""
 _HEADERS: Final = {
     "content-security-policy": "default-src 'none'; img-src data:; base-uri 'none';"
     " form-action 'none'; frame-ancestors 'none'",
@@ -93,27 +93,27 @@ def run(
     shards: list[Settings],
     board: Board,
     on_start: Callable[[], None],
-    which: Callable[[], Sequence[int]] | None = None,
+    local_shards: Callable[[], Sequence[int]] | None = None,
     http_of: Callable[[int], str] | None = None,
 ) -> int:
-    """Serve all shards at ``settings.http`` until SIGTERM or SIGINT; return the exit code.
+    """Serve all shards at ``settings.http`` until SIGTERM or SIGINT, and return the exit code.
     ``shards`` are the settings of the daemons. ``on_start`` is called when the server listens. On a
-    node, ``which`` returns the shards that have a daemon here, and ``http_of`` returns the URL of a
-    shard's HTTP server on any node, or "" if it is unknown."""
+    node, ``local_shards`` returns the shards that have a daemon here, and ``http_of`` returns the
+    URL of a shard's HTTP server on any node, or "" if it is unknown."""
     log = configure(settings.log_format, settings.log_level, settings.node)
     daemon.use_one_arena()
     changes = {
-        # One connection to each shard for readiness, and one for each of two formats of metrics.
+        # Each shard gets a connection for readiness, and one for each of the two metrics formats.
         "connections_max": 3 * len(shards),
         "http_connections_max": min(settings.http_connections_max, CONNECTIONS_MAX),
     }
     settings = daemon.within_file_limit(settings.model_copy(update=changes), log)
     with asyncio.Runner() as runner:
-        whole = Whole(settings, shards, board, log, which, http_of)
-        return runner.run(_serve(whole, log, on_start))
+        server = AllShardsServer(settings, shards, board, log, local_shards, http_of)
+        return runner.run(_serve(server, log, on_start))
 
 
-async def _serve(whole: Whole, log: Log, on_start: Callable[[], None]) -> int:
+async def _serve(server: AllShardsServer, log: Log, on_start: Callable[[], None]) -> int:
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(daemon.LoopErrors(log, loop.time))
@@ -121,25 +121,25 @@ async def _serve(whole: Whole, log: Log, on_start: Callable[[], None]) -> int:
         loop.add_signal_handler(number, stopping.set)
     code = 0
     try:
-        await whole.start()
+        await server.start()
         on_start()
         await stopping.wait()
     except (TickwheelError, OSError) as error:
         log.error("failed", detail=daemon.explain(error))
         code = 1
-    await whole.stop()
+    await server.stop()
     return code
 
 
-class Silent(Exception):
-    """A shard did not answer correctly or in time; the message has the cause."""
+class NoAnswer(Exception):
+    """A shard did not answer correctly or in time. The message tells the cause."""
 
 
 class ShardState(NamedTuple):
-    """The state of a shard at one moment."""
+    """The state of a shard at the time of a request."""
 
     shard: int
-    seen: Seen
+    process: ProcessState
     is_ready: bool
     state: str
     """The status of ``/readyz``, or ``down``, ``starting`` or ``silent``."""
@@ -150,8 +150,8 @@ class ShardState(NamedTuple):
         return f"shard {self.shard}: {self.state}{reason}"
 
 
-class Whole:
-    """The server: call ``start`` once; ``stop`` works even if it was not started."""
+class AllShardsServer:
+    """The server. Call ``start`` once; ``stop`` works even if it was not started."""
 
     def __init__(
         self,
@@ -159,17 +159,17 @@ class Whole:
         shards: list[Settings],
         board: Board,
         log: Log,
-        which: Callable[[], Sequence[int]] | None = None,
+        local_shards: Callable[[], Sequence[int]] | None = None,
         http_of: Callable[[int], str] | None = None,
     ) -> None:
         self._settings = settings
-        self._http_now = http_of or (
+        self._current_http_of = http_of or (
             lambda shard: self._http_of(shard) if shard < board.count else ""
         )
-        self._which = which or (lambda: range(board.count))
-        self._is_node = which is not None
+        self._local_shards = local_shards or (lambda: range(board.count))
+        self._is_node = local_shards is not None
         # On a node, a standby is a normal state of a daemon.
-        self._ready_path = "/readyz" if which is None else "/readyz?standby=ok"
+        self._ready_path = "/readyz" if local_shards is None else "/readyz?standby=ok"
         self._shards = shards
         self._board = board
         self._log = log
@@ -181,22 +181,22 @@ class Whole:
         self._trust = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         self._trust.check_hostname = False
         self._trust.verify_mode = ssl.CERT_NONE
-        self._states = Joined(self._states_of_all)
-        self._scrape = Joined(self._collect)
-        self._silent: set[int] = set()
-        """Shards whose missing metrics were logged."""
+        self._states = SharedCalls(self._states_of_all)
+        self._scrape = SharedCalls(self._collect)
+        self._without_metrics: set[int] = set()
+        """Shards whose metrics are missing, which was logged."""
         self._http: Http | None = None
-        self._make_api = Joined(self._import_api)
+        self._make_api = SharedCalls(self._import_api)
         self._api: Any = None
         """The API of all shards, a ``Gateway``; None until the first request for it."""
 
     async def start(self) -> None:
-        """Listen. Raise OSError if the address is in use, or BadRequest for invalid files of tokens
-        or certificates."""
+        """Begin to listen. Raise OSError if the address is in use, or BadRequest for an invalid
+        file of tokens or certificates."""
         settings = self._settings
         await self._entrance.start()
         self._entrance.watch(
-            lambda: () if self._api is None else self._api.present,
+            lambda: () if self._api is None else self._api.active_principals,
             lambda: None if self._api is None else self._api.dismiss(),
         )
         host, port = split_address(str(settings.http), "http_all")
@@ -208,8 +208,8 @@ class Whole:
             connections_max=settings.http_connections_max,
             idle_s=settings.http_idle_timeout_s,
             keep_alive_s=settings.heartbeat_interval_s,
-            rest=self._routes(),
-            beyond=self._beyond,
+            routes=self._routes(),
+            other_paths=self._serve_api,
             tls=self._entrance.tls_server if settings.speaks_tls("http") else None,
             names=None if self._logins.are_needed else settings.http_names,
         )
@@ -224,7 +224,7 @@ class Whole:
         await self._entrance.stop()
 
     def _on_event(self, event: str, text: str) -> None:
-        say(self._log, event, text)
+        log_event(self._log, event, text)
 
     # --- readiness -------------------------------------------------------------------------------
 
@@ -239,27 +239,27 @@ class Whole:
         return not not_ready, details
 
     async def _states_of_all(self) -> list[ShardState]:
-        return await asyncio.gather(*map(self._state_of, self._which()))
+        return await asyncio.gather(*map(self._state_of, self._local_shards()))
 
     async def _state_of(self, shard: int) -> ShardState:
-        seen = self._board.read(shard)
-        if not seen.pid:
-            reason = f"{how_ended(seen.ended)}; restarted {seen.restarts} times"
-            return ShardState(shard, seen, False, "down", reason)
+        process = self._board.read(shard)
+        if not process.pid:
+            reason = f"{how_ended(process.ended)}; restarted {process.restarts} times"
+            return ShardState(shard, process, False, "down", reason)
         try:
-            status, body = await self._ask(shard, self._ready_path, "*/*", READY_S, READY_BYTES_MAX)
+            status, body = await self._get(shard, self._ready_path, "*/*", READY_S, READY_BYTES_MAX)
             answer = json.loads(body)
-            return ShardState(shard, seen, status == 200, answer["status"], answer.get("reason"))
-        except Silent as error:
-            state = "starting" if seen.state is State.STARTING else "silent"
-            return ShardState(shard, seen, False, state, str(error))
+            return ShardState(shard, process, status == 200, answer["status"], answer.get("reason"))
+        except NoAnswer as error:
+            state = "starting" if process.state is State.STARTING else "silent"
+            return ShardState(shard, process, False, state, str(error))
         except (ValueError, LookupError, TypeError, AttributeError):
-            return ShardState(shard, seen, False, "silent", "the answer of /readyz is not valid")
+            return ShardState(shard, process, False, "silent", "the answer of /readyz is not valid")
 
-    async def _ask(
+    async def _get(
         self, shard: int, path: str, accept: str, timeout_s: float, bytes_max: int
     ) -> tuple[int, bytes]:
-        """Send a GET to a shard and return status and body. Raise Silent on failure."""
+        """Send a GET to a shard and return the status and the body. Raise NoAnswer on failure."""
         settings = self._shards[shard]
         host, port = split_address(str(settings.http), "http")
         tls = self._trust if settings.speaks_tls("http") else None
@@ -267,48 +267,50 @@ class Whole:
             async with asyncio.timeout(timeout_s):
                 return await fetch(local_host(host), port, path, accept, bytes_max, tls)
         except TimeoutError:
-            raise Silent(f"no answer within {timeout_s:g} s") from None
+            raise NoAnswer(f"no answer within {timeout_s:g} s") from None
         except OSError as error:
-            raise Silent(error.strerror or str(error)) from None
+            raise NoAnswer(error.strerror or str(error)) from None
         except h11.RemoteProtocolError as error:
-            raise Silent(f"the answer is not valid HTTP: {error}") from None
+            raise NoAnswer(f"the answer is not valid HTTP: {error}") from None
 
     # --- metrics ---------------------------------------------------------------------------------
 
     async def metrics(self, accept: str) -> tuple[bytes, str]:
         """Return the metrics of all shards and their content type."""
-        is_open = "application/openmetrics-text" in accept
-        return await self._scrape(is_open), OPENMETRICS_TYPE if is_open else TEXT_TYPE
+        is_openmetrics = "application/openmetrics-text" in accept
+        return await self._scrape(is_openmetrics), OPENMETRICS_TYPE if is_openmetrics else TEXT_TYPE
 
-    async def _collect(self, is_open: bool) -> bytes:
-        numbers = self._which()
-        accept = OPENMETRICS_TYPE if is_open else TEXT_TYPE
+    async def _collect(self, is_openmetrics: bool) -> bytes:
+        numbers = self._local_shards()
+        accept = OPENMETRICS_TYPE if is_openmetrics else TEXT_TYPE
         texts = await asyncio.gather(*(self._metrics_of(shard, accept) for shard in numbers))
         families: dict[bytes, list[bytes]] = {}
         for shard, text in zip(numbers, texts, strict=True):
             if text is not None:
-                put_together(families, shard, text)
-                await asyncio.sleep(0)  # let health checks run
+                add_shard_metrics(families, shard, text)
+                await asyncio.sleep(0)  # so that health checks can run
         own_text = "".join(
-            chunk for family in self._own() for chunk in lines(family, is_open=is_open)
+            chunk
+            for family in self._own_metrics()
+            for chunk in lines(family, is_openmetrics=is_openmetrics)
         )
-        put_together(families, "http", own_text.encode())
+        add_shard_metrics(families, "http", own_text.encode())
         labels = [f'{{shard="{shard}"}}' for shard in numbers]
         keys = [(str(shard),) for shard in numbers]
         ups = [int(text is not None) for text in texts]
         restarts = [self._board.read(shard).restarts for shard in numbers]
         own = []
-        for (name, about), values in zip(catalogue.OF_SHARDS, (ups, restarts), strict=True):
+        for (name, about), values in zip(catalogue.SHARD_METRICS, (ups, restarts), strict=True):
             kind = catalogue.kind_of(name)
             family = Family(name, kind, about, ("shard",), keys, labels, values)
-            own += [chunk.encode() for chunk in lines(family, is_open=is_open)]
+            own += [chunk.encode() for chunk in lines(family, is_openmetrics=is_openmetrics)]
         parts = [part for family in families.values() for part in family]
-        return b"".join([*own, *parts, *([_EOF] if is_open else [])])
+        return b"".join([*own, *parts, *([_EOF] if is_openmetrics else [])])
 
-    def _own(self) -> Iterator[Family]:
+    def _own_metrics(self) -> Iterator[Family]:
         """Yield the metrics of this process's own connections and logins."""
-        for name, about, noted in catalogue.DOOR:
-            values = [float(getattr(self._observed, noted))]
+        for name, about, counter in catalogue.CONNECTION_METRICS:
+            values = [float(getattr(self._observed, counter))]
             yield Family(name, catalogue.kind_of(name), about, (), [()], [""], values)
 
     async def _metrics_of(self, shard: int, accept: str) -> bytes | None:
@@ -317,20 +319,20 @@ class Whole:
             return None
         bytes_max = METRICS_BYTES_MAX // self._board.count
         try:
-            status, body = await self._ask(shard, "/metrics", accept, METRICS_S, bytes_max)
+            status, body = await self._get(shard, "/metrics", accept, METRICS_S, bytes_max)
             if status != 200:
-                raise Silent(f"/metrics answered with status {status}")
-        except Silent as error:
-            if shard not in self._silent:
-                self._silent.add(shard)
+                raise NoAnswer(f"/metrics answered with status {status}")
+        except NoAnswer as error:
+            if shard not in self._without_metrics:
+                self._without_metrics.add(shard)
                 self._log.warning("shard_without_metrics", shard=shard, detail=str(error))
             return None
-        self._silent.discard(shard)
+        self._without_metrics.discard(shard)
         return body
 
     # --- the API and the console -----------------------------------------------------------------
 
-    async def _beyond(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _serve_api(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             api = self._api or await self._make_api()
         except ImportError:  # the extra is not installed
@@ -340,11 +342,11 @@ class Whole:
 
     async def _import_api(self) -> Any:
         module = await asyncio.to_thread(import_module, GATEWAY)
-        # A node's front door knows the addresses of all shards; elsewhere each daemon knows them.
+        # On a node, the shared address leads to all shards; elsewhere each daemon knows them.
         daemons = [self._settings] if self._is_node else self._shards
         api = module.Gateway(
-            self._settings, daemons, self._http_now, self._logins, self._clock, self._observed,
-            self._on_event,
+            self._settings, daemons, self._current_http_of, self._logins, self._clock,
+            self._observed, self._on_event,
         )  # fmt: skip
         api.start()
         self._api = api
@@ -359,7 +361,7 @@ class Whole:
                 self._logins.authenticate(_token(request), state["certificate"], state["address"])
             except Unauthorized as error:
                 waited = asyncio.Event()
-                self._logins.later(waited.set)
+                self._logins.answer_later(waited.set)
                 await waited.wait()
                 answer = refusal(error, "Unauthorized")
                 answer.headers["www-authenticate"] = 'Bearer realm="tickwheel"'
@@ -368,25 +370,25 @@ class Whole:
 
         async def page(request: Request) -> Response:
             items = [
-                f'<li><a href="{escape(self._http_of(it.shard))}/console/">shard {it.shard}</a>'
-                f": {escape(it.state)}</li>"
-                for it in await self._states()
+                f'<li><a href="{escape(self._http_of(shard))}/console/">shard {shard}</a>'
+                f": {escape(state)}</li>"
+                for shard, _, _, state, _ in await self._states()
             ]
             return HTMLResponse(_PAGE.format(shards="\n".join(items)), headers=_HEADERS)
 
         return [Route("/v1/shards", shards), Route("/", page)]
 
     def _fields(self, state: ShardState) -> dict[str, Any]:
-        shard, seen = state.shard, state.seen
+        shard, process = state.shard, state.process
         return {
             "shard": shard,
             "url": self._shards[shard].advertise,
             "http": self._http_of(shard),
-            "pid": seen.pid or None,
+            "pid": process.pid or None,
             "state": state.state,
             "reason": state.reason,
-            "since_ms": seen.since_ms,
-            "restarts": seen.restarts,
+            "since_ms": process.since_ms,
+            "restarts": process.restarts,
         }
 
     def _http_of(self, shard: int) -> str:
@@ -396,15 +398,15 @@ class Whole:
 
 
 def _token(request: Request) -> str | None:
-    kind, _, token = request.headers.get("authorization", "").partition(" ")
-    return token.strip() if kind.lower() == "bearer" else None
+    scheme, _, token = request.headers.get("authorization", "").partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else None
 
 
 # --- helpers -------------------------------------------------------------------------------------
 
 
-class Joined(Generic[P, T]):
-    """An async function whose concurrent calls with the same arguments share one execution."""
+class SharedCalls(Generic[P, T]):
+    """Wraps an async function. Concurrent calls with the same arguments share one execution."""
 
     def __init__(self, work: Callable[P, Awaitable[T]]) -> None:
         self._work = work
@@ -419,7 +421,7 @@ class Joined(Generic[P, T]):
 
             task = self._running[args] = asyncio.create_task(work())
             task.add_done_callback(lambda _: self._running.pop(args))
-        return await asyncio.shield(task)  # the cancellation of one caller spares the others
+        return await asyncio.shield(task)  # cancelling one caller must not cancel the others
 
 
 async def fetch(
@@ -429,22 +431,22 @@ async def fetch(
     accept: str,
     bytes_max: int,
     tls: ssl.SSLContext | None,
-    sent: bytes | None = None,
+    body: bytes | None = None,
 ) -> tuple[int, bytes]:
-    """Send a GET, or a POST of ``sent``, which is JSON; return status and body. Raise OSError,
-    h11.RemoteProtocolError, or Silent for more than ``bytes_max`` bytes. It has no timeout: the
-    caller sets one."""
+    """Send a GET, or a POST of the JSON ``body``, and return the status and body of the answer.
+    Raise OSError, h11.RemoteProtocolError, or NoAnswer if the answer has more than ``bytes_max``
+    bytes. The caller must set a timeout."""
     reader, writer = await asyncio.open_connection(host, port, ssl=tls, limit=READ_BYTES)
     try:
         conn = h11.Connection(h11.CLIENT)
         name = f"[{host}]" if ":" in host else host
         headers = [("host", f"{name}:{port}"), ("accept", accept), ("connection", "close")]
-        method = "GET" if sent is None else "POST"
-        if sent is not None:
-            headers += [("content-type", "application/json"), ("content-length", str(len(sent)))]
+        method = "GET" if body is None else "POST"
+        if body is not None:
+            headers += [("content-type", "application/json"), ("content-length", str(len(body)))]
         writer.write(conn.send(h11.Request(method=method, target=path, headers=headers)) or b"")
-        if sent is not None:
-            writer.write(conn.send(h11.Data(data=sent)) or b"")
+        if body is not None:
+            writer.write(conn.send(h11.Data(data=body)) or b"")
         status, parts, size = 0, [], 0
         while True:
             event = conn.next_event()
@@ -455,7 +457,7 @@ async def fetch(
             elif isinstance(event, h11.Data):
                 size += len(event.data)
                 if size > bytes_max:
-                    raise Silent(f"the answer to {path} has more than {bytes_max} bytes")
+                    raise NoAnswer(f"the answer to {path} has more than {bytes_max} bytes")
                 parts.append(bytes(event.data))
             elif isinstance(event, h11.EndOfMessage):
                 return status, b"".join(parts)
@@ -470,10 +472,10 @@ _LABELLED = re.compile(rb"^([a-zA-Z_:][\w:]*)\{", re.MULTILINE)
 _PLAIN = re.compile(rb"^([a-zA-Z_:][\w:]*) ", re.MULTILINE)
 
 
-def put_together(families: dict[bytes, list[bytes]], shard: int | str, text: bytes) -> None:
-    """Add the metrics of a shard to ``families``, which has the head of each family by name,
-    followed by the samples of one shard after another. ``shard`` becomes the first label of each
-    sample; it can also be a name.
+def add_shard_metrics(families: dict[bytes, list[bytes]], shard: int | str, text: bytes) -> None:
+    """Add the metrics of a shard to ``families``, which contains, by name, the head of each family
+    followed by the samples of one shard after another. Each sample gets ``shard``, a number or a
+    name, as its first label.
 
     ``a 1`` becomes ``a{shard="0"} 1``; ``a{b="c"} 1`` becomes ``a{shard="0",b="c"} 1``. Other lines
     do not occur, because line breaks in labels and descriptions are escaped.
