@@ -24,7 +24,7 @@ from tickwheel import Client, Retry, Task, failpoints
 from tickwheel.api.frames import FrameType as T
 from tickwheel.api.tasks import indexes_by_shard
 from tickwheel.model.records import ID_STEP
-from tickwheel.server.http.types import once
+from tickwheel.server.http.types import request_identity
 from tickwheel.server.shard.callers import ANONYMOUS
 
 HOUR = 3600
@@ -268,7 +268,7 @@ async def put_part(daemon: Daemon, name: str, count: int) -> None:
         (task["topic"], b"x", task["delay_ms"], *([{"key": task["key"]}] if "key" in task else []))
         for task in REQUESTS["many"]["tasks"]
     )
-    of = once(name, ANONYMOUS, of_wire)
+    of = request_identity(name, ANONYMOUS, of_wire)
     home = crc32(of.session.hex().encode()) % count
     part = [of_wire[index] for index in indexes_by_shard(of_wire, of.session, count).get(home, ())]
     async with Client(daemon.url) as client:

@@ -9,7 +9,7 @@ from server.access_rig import AccessRig
 from support.shard_rig import NOW_MS, Peer, started
 from tickwheel.api.frames import FrameType as T
 from tickwheel.protocol import encode
-from tickwheel.server.http.types import once
+from tickwheel.server.http.types import request_identity
 from tickwheel.server.shard.callers import Principal
 
 HOUR_MS = 3_600_000
@@ -229,7 +229,7 @@ async def test_a_group_of_ours_does_not_settle_tasks_of_others(rig: AccessRig) -
 async def test_sessions_are_separate_per_token(rig: AccessRig) -> None:
     """Else a request of somebody else would be taken for a resend, and its tasks for stored."""
     token = await rig.token("produce=ours.*", name="shop")
-    session = once("order-42", Principal("token shop", None), ()).session
+    session = request_identity("order-42", Principal("token shop", None), ()).session
     for thief in (await rig.token("all=theirs", name="thief"), token):
         peer = await rig.peer(token=thief, session=session)
         await peer.enqueue(("theirs", b"", HOUR_MS))
