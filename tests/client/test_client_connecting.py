@@ -20,6 +20,7 @@ from tickwheel import Client, Task, errors
 from tickwheel.api.frames import FrameType as T
 from tickwheel.client.connection import Connection, connect
 from tickwheel.client.reconnector import Reconnector
+from tickwheel.client.search import Places
 from tickwheel.client.status import status_at
 from tickwheel.limits import HELLO_BYTES_MAX, Limits
 from tickwheel.protocol import Frame
@@ -330,8 +331,9 @@ async def test_a_lost_first_connection_is_retried(steps: int) -> None:
 
     async with FakeDaemon() as daemon:
         kept = Reconnector(
-            [("127.0.0.1", daemon.port)], {"session": b"s" * 16}, send_timeout_s=30.0,
-            connect_timeout_s=30.0, active_timeout_s=30.0, heartbeat_s=1.0, open_to=open_to,
+            Places(1, [("127.0.0.1", daemon.port)], secure=False), 0, {"session": b"s" * 16},
+            send_timeout_s=30.0, connect_timeout_s=30.0, active_timeout_s=30.0, heartbeat_s=1.0,
+            open_to=open_to,
             deliver=lambda *_: None, ended=lambda *_: None, greeted=lambda _: end(steps),
         )  # fmt: skip
         await soon(kept.start())

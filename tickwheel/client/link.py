@@ -36,6 +36,7 @@ from tickwheel.client.keywords import DeadSelectionKeywords, TaskSelectionKeywor
 from tickwheel.client.producer import Producer
 from tickwheel.client.reconnector import Reconnector
 from tickwheel.client.requests import Calls, check_filter, list_of, own_name, read
+from tickwheel.client.search import Places
 from tickwheel.client.subscription import Spread, Subscription, Subscriptions
 from tickwheel.client.tasks import TaskChecker
 from tickwheel.errors import BadRequest, ClientClosed, ConnectionLost, TickwheelError, shown
@@ -44,7 +45,6 @@ from tickwheel.version import __version__
 
 if TYPE_CHECKING:
     from tickwheel.api.verb import Verb
-    from tickwheel.client.search import Route
 
 PAGE = 1000
 """Items of a listing in one request."""
@@ -105,7 +105,7 @@ class Link:
         *,
         whole: Whole | None = None,
         place: tuple[int, int] | None = None,
-        route: Route | None = None,
+        places: Places | None = None,
     ) -> None:
         """``whole``: only for the client's first link, which may find that there are more
         shards."""
@@ -115,8 +115,8 @@ class Link:
         """Whether the link was ever used, and therefore has a reconnector."""
         self.place = place
         """The (index, number) of its shard; None: not known yet."""
-        self.route = route
-        """The addresses to try for the shard, if there are several."""
+        self.places = places
+        """The addresses to try; None: the configured ones, for a single shard."""
         self._whole = whole
 
     @property
@@ -152,8 +152,10 @@ class Link:
             "pid": os.getpid(),
             "version": __version__,
         }
+        places = self.places or Places(1, options.addresses, secure=options.tls is not None)
         self.reconnector = reconnector = Reconnector(
-            options.addresses,
+            places,
+            0 if self.place is None else self.place[0],
             hello,
             send_timeout_s=options.send_timeout_s,
             connect_timeout_s=options.connect_timeout_s,
@@ -165,7 +167,6 @@ class Link:
             greeted=self._greeted,
             tls=options.tls,
             open_to=options.open_to,
-            route=self.route,
         )
         self.producer = Producer(reconnector, options.total_s, options.retries)
         self.acks = Acks(reconnector, options.total_s)

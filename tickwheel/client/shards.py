@@ -18,7 +18,6 @@ several shards. Invariants:
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from functools import partial
@@ -29,7 +28,7 @@ from tickwheel.api.schedules import NewSchedule
 from tickwheel.api.tasks import basis_of
 from tickwheel.api.verb import Over
 from tickwheel.api.verbs import VERBS
-from tickwheel.client.connection import LOGGER, fail, is_secure, parse_url
+from tickwheel.client.connection import LOGGER, fail, is_secure
 from tickwheel.client.link import Link, close_all
 from tickwheel.client.merging import (
     BY_SHARD,
@@ -47,7 +46,7 @@ from tickwheel.client.merging import (
 )
 from tickwheel.client.producer import Batch, ColumnBatch, Producer, failure, outcomes_of
 from tickwheel.client.requests import own_name, own_number, read
-from tickwheel.client.search import Seen
+from tickwheel.client.search import Places
 from tickwheel.client.spread_subscription import JOIN_S, SpreadSubscription
 from tickwheel.client.tasks import FRAME_BYTES, size_of
 from tickwheel.errors import (
@@ -70,15 +69,12 @@ if TYPE_CHECKING:
     from tickwheel.api.groups import MadeGroup
     from tickwheel.api.times import Duration
     from tickwheel.api.verb import Verb
-    from tickwheel.client.connection import Address
     from tickwheel.client.delivery import Delivery
     from tickwheel.client.subscription import Subscription
     from tickwheel.client.tasks import CheckedTask, Columns, Receipt, Receipts, WireTask
 
 CLAIM_TRIES = 3
 """Attempts to claim a name after ending an earlier claim that was not used."""
-OTHERS_MAX = 8
-"""Maximum addresses of other shards that one round of a search for a shard tries."""
 WAIT_MS = 1_000
 """Milliseconds that a pull waits at a shard at a time; later deliveries are released."""
 
@@ -104,83 +100,6 @@ def checked_basis(options: Mapping[str, Any]) -> str | None:
     return basis
 
 
-class Places:
-    """The known addresses of all shards' daemons, from answers to HELLO and open connections. A
-    wrong address costs attempts, nothing else."""
-
-    def __init__(self, count: int, configured: Sequence[Address], *, secure: bool) -> None:
-        """``configured``: the client's own addresses. ``secure``: whether it uses TLS; addresses of
-        the other kind are ignored."""
-        self._configured, self._secure = configured, secure
-        self.seen = Seen()
-        self._named: list[Address | None] = [None] * count
-        """The address of each shard's daemon; None: no daemon is known to serve it."""
-        self._version = 0
-        self._doors: list[Address] = []
-        """The front doors of nodes. A door is open while its node runs, whatever shards it
-        leads."""
-        self._connected: dict[int, Address] = {}
-        """Shard → address of its open connection."""
-        self._last: dict[int, Address] = {}
-        """Shard → address of its last connection; a new daemon may not be announced yet."""
-
-    def learn(self, info: Mapping[str, Any]) -> None:
-        """Store the addresses of an answer to HELLO, unless newer ones are known."""
-        urls, version = info.get("shards"), info.get("route_version", 0)
-        is_route = isinstance(urls, (list, tuple)) and len(urls) == len(self._named)
-        if is_route and type(version) is int and version >= self._version:
-            is_newer, self._version = version > self._version, version
-            previous, self._named = self._named, [self._address(url) for url in urls or ()]
-            for address in set(filter(None, self._named)).difference(previous) if is_newer else ():
-                self.seen.silent_until_s.pop(address, None)  # its silence is out of date
-            doors = info.get("doors")
-            if isinstance(doors, (list, tuple)):
-                self._doors = [*filter(None, map(self._address, doors[:OTHERS_MAX]))]
-
-    def _address(self, url: Any) -> Address | None:
-        if not isinstance(url, str) or not url:
-            return None
-        with suppress(BadRequest):
-            return parse_url(url)[0] if is_secure(url) == self._secure else None
-        return None
-
-    def connected_at(self, shard: int, at: Address | None) -> None:
-        """Store the address of the connection to a shard; None: the connection has ended."""
-        self._connected.pop(shard, None)
-        if at is not None:
-            self._connected[shard] = self._last[shard] = at
-
-    def around(self, shard: int) -> list[Address]:
-        """Return the addresses to try for a shard: its own, the configured ones, those of connected
-        daemons, the doors of nodes, and those of other shards' daemons. The first address of each
-        host comes before a second one."""
-        own = (self._named[shard], self._last.get(shard))
-        first = dict.fromkeys((*filter(None, own), *self._configured))
-        others = dict.fromkeys(
-            (*self._connected.values(), *self._doors, *filter(None, self._named))
-        )
-        hosts: Counter[str] = Counter()
-        ranked: list[tuple[int, int, Address]] = []
-        for index, address in enumerate(other for other in others if other not in first):
-            ranked.append((hosts[address[0]], index, address))
-            hosts[address[0]] += 1
-        return [*first, *(address for _, _, address in sorted(ranked)[:OTHERS_MAX])]
-
-
-class Place:
-    """The addresses to try for one shard: the ``Route`` of its link."""
-
-    def __init__(self, places: Places, shard: int) -> None:
-        self._places, self.shard = places, shard
-        self.learn, self.seen = places.learn, places.seen
-
-    def addresses(self) -> Sequence[Address]:
-        return self._places.around(self.shard)
-
-    def connected_at(self, at: Address | None) -> None:
-        self._places.connected_at(self.shard, at)
-
-
 class Shards:
     """All shards of one client."""
 
@@ -196,12 +115,10 @@ class Shards:
                 )
         places = Places(place[1], options.addresses, secure=options.tls is not None)
         places.learn(own.reconnector.info)
-        own.place, own.route = place, Place(places, place[0])
-        own.reconnector.follow(own.route)
+        own.place, own.places = place, places
+        own.reconnector.follow(places, place[0])
         self.links: Sequence[Link] = [
-            own
-            if shard == place[0]
-            else Link(options, place=(shard, place[1]), route=Place(places, shard))
+            own if shard == place[0] else Link(options, place=(shard, place[1]), places=places)
             for shard in range(place[1])
         ]
         self.own = own
@@ -316,7 +233,7 @@ class Shards:
     async def close(self) -> None:
         """Close all links except the own one, which could not connect and may find other shards."""
         self._is_closed = True
-        self.own.place = self.own.route = None
+        self.own.place = self.own.places = None
         await close_all(self._others, 0.0)
 
     # --- verbs ----------------------------------------------------------------------------------
