@@ -188,8 +188,8 @@ class GatewayClient(Client):
 
     async def put(self, tasks: tuple[Any, ...]) -> tuple[Any, ...]:
         """Enqueue tasks. The answer has an outcome for each task, as for an ENQUEUE with rules."""
-        shards, size = await self._know_shards(), self._checked_size(tasks)
-        producer = self._producer if shards is None else shards.producer
+        producer = await self._know_shards() or self._link.producer
+        size = self._checked_size(tasks)
         if producer.is_full:
             await producer.wait_room()
         is_ruled = any(len(task) == 4 and "if_pending" in task[3] for task in tasks)

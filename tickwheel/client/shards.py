@@ -1,8 +1,8 @@
 """A client over several shards: where requests and tasks go.
 
 ``Shards`` has a link to each shard, of which one exists when the client learns of the others. It
-routes verbs by their declarations (``Over``); ``SpreadProducer`` gives each task to the producer of
-its shard. ``spread_subscription.py`` has the subscriptions on all shards behind one front, and
+routes verbs by their declarations (``Over``), and gives each task to the producer of its shard.
+``spread_subscription.py`` has the subscriptions on all shards behind one front, and
 ``merging.py`` the rules that merge answers. A client imports this module only when it has learnt of
 several shards. Invariants:
 
@@ -71,12 +71,15 @@ if TYPE_CHECKING:
     from tickwheel.api.verb import Verb
     from tickwheel.client.delivery import Delivery
     from tickwheel.client.subscription import Subscription
-    from tickwheel.client.tasks import CheckedTask, Columns, Receipt, Receipts, WireTask
+    from tickwheel.client.tasks import Columns, Receipt, Receipts, WireTask
 
 CLAIM_TRIES = 3
 """Attempts to claim a name after ending an earlier claim that was not used."""
 WAIT_MS = 1_000
 """Milliseconds that a pull waits at a shard at a time; later deliveries are released."""
+
+TOGETHER = 512
+"""Consecutive tasks without a basis that go to one shard before the next shard is chosen."""
 
 AWAY = (Unreachable, SendTimeout, ConnectionLost, OutcomeUnknown, NotActive, Draining)
 """Errors of a shard that is unreachable or stops."""
@@ -125,9 +128,12 @@ class Shards:
         self._others = [link for link in self.links if link is not own]
         self._reconnector = own.reconnector
         self._is_closed = False
-        self.producer = SpreadProducer(self)
         self._next = place[0]
         """The shard that got the last task without a basis."""
+        self._filling: Producer | None = None
+        """The producer of tasks without a basis."""
+        self._left = 0
+        """Further tasks without a basis that can go to ``_filling``."""
 
     # --- routing --------------------------------------------------------------------------------
 
@@ -139,11 +145,6 @@ class Shards:
         except UnicodeEncodeError as error:
             raise BadRequest(f"a name must be valid UTF-8: {error}") from None
         return self.opened(self.links[shard])
-
-    def home_of(self, wire: WireTask) -> Link:
-        """Return the link to the shard of a task. Raise BadRequest."""
-        basis = checked_basis(wire[3]) if len(wire) == 4 else None
-        return self.any() if basis is None else self.of_basis(basis)
 
     def any(self) -> Link:
         """Return the link to the shard with the fewest unanswered tasks among the connected shards
@@ -235,6 +236,103 @@ class Shards:
         self._is_closed = True
         self.own.place = self.own.places = None
         await close_all(self._others, 0.0)
+
+    # --- enqueues -------------------------------------------------------------------------------
+
+    def home(self, wire: WireTask) -> Producer:
+        """Return the producer of a task; a fast path for most tasks. Raise BadRequest."""
+        if len(wire) == 4:
+            basis = checked_basis(wire[3])
+            if basis is not None:
+                return self.of_basis(basis).producer
+        producer = self._filling
+        if (
+            self._left
+            and producer is not None
+            and producer.has_open
+            and producer.reconnector.connection is not None
+        ):
+            self._left -= 1
+            return producer
+        self._left = TOGETHER - 1
+        self._filling = producer = self.any().producer
+        return producer
+
+    @property
+    def is_full(self) -> bool:
+        """Whether all connected shards are full."""
+        producers = [link.producer for link in self.links if link.connected]
+        return bool(producers) and all(producer.is_full for producer in producers)
+
+    async def wait_room(self, time_s: float | None = None) -> None:
+        await self.any().producer.wait_room(time_s)
+
+    def put(
+        self,
+        tasks: list[WireTask],
+        count: int,
+        size: int,
+        time_s: float | None = None,
+        *,
+        is_ruled: bool = False,
+    ) -> asyncio.Future[Any]:
+        """``Producer.put``, in a frame for each shard."""
+
+        def send(to: Producer, part: list[WireTask]) -> asyncio.Future[Any]:
+            return to.put(part, count and len(part), size_of(part), time_s, is_ruled=is_ruled)
+
+        return self._divide(tasks, count, send)
+
+    def add_columns(
+        self, columns: Columns, time_s: float | None = None
+    ) -> asyncio.Future[Receipts]:
+        return self.any().producer.add_columns(columns, time_s)
+
+    def take_over(self, batches: Iterable[Batch]) -> None:
+        """Send tasks that were enqueued before the client knew of several shards."""
+        for batch in batches:
+            [future] = batch.futures
+            if isinstance(batch, ColumnBatch):
+                self.any().producer.adopt(batch)
+                continue
+            try:
+                self._divide(batch.tasks, batch.counts[0], partial(_adopted, batch), future)
+            except TickwheelError as error:
+                fail(future, error)
+
+    def _divide(
+        self,
+        tasks: list[WireTask],
+        count: int,
+        send: Callable[[Producer, list[WireTask]], asyncio.Future[Any]],
+        future: asyncio.Future[Any] | None = None,
+    ) -> asyncio.Future[Any]:
+        """Send the tasks of one frame to their shards, in a frame each. Return the caller's future
+        (``future``, if it exists already)."""
+        parts: dict[Producer, list[int]] = {}
+        free: Producer | None = None
+        for index, wire in enumerate(tasks):
+            basis = checked_basis(wire[3]) if len(wire) == 4 else None
+            if basis is not None:
+                home = self.of_basis(basis).producer
+            else:
+                home = free = free or self.home(wire)
+            parts.setdefault(home, []).append(index)
+        if len(parts) == 1 and future is None:
+            [home] = parts
+            return send(home, tasks)
+        sent: list[tuple[list[int], asyncio.Future[Any]]] = []
+        joined = self._reconnector.loop.create_future() if future is None else future
+        for home, indexes in parts.items():
+            try:
+                part = send(home, [tasks[index] for index in indexes])
+            except TickwheelError as error:
+                part = home.create_future()
+                fail(part, error)
+            sent.append((indexes, part))
+        ended = asyncio.gather(*(part for _, part in sent), return_exceptions=True)
+        ended.add_done_callback(partial(_join, sent, count, joined))
+        return joined
 
     # --- verbs ----------------------------------------------------------------------------------
 
@@ -670,159 +768,24 @@ def _file_of(name: str, shard: int) -> str:
     return f"{path.stem}-shard-{shard}{path.suffix}"
 
 
-# --- producing -----------------------------------------------------------------------------------
-
-
-TOGETHER = 512
-"""Consecutive tasks without a basis that go to one shard before the next shard is chosen."""
-
-
-class SpreadProducer:
-    """``Producer`` for several shards: each task goes to the producer of its shard. A shard that is
-    away does not delay the others."""
-
-    def __init__(self, shards: Shards) -> None:
-        self._shards = shards
-        self._full: Producer | None = None
-        """The producer that had no room for the last task."""
-        self._filling: Producer | None = None
-        """The producer of tasks without a basis."""
-        self._left = 0
-        """Further tasks without a basis that can go to ``_filling``."""
-
-    @property
-    def is_full(self) -> bool:
-        """Whether all connected shards are full."""
-        producers = [link.producer for link in self._shards.links if link.connected]
-        return bool(producers) and all(producer.is_full for producer in producers)
-
-    def _home(self, wire: WireTask) -> Producer:
-        """Return the producer of a task; a fast path for most tasks. Raise BadRequest."""
-        if len(wire) == 4:
-            basis = checked_basis(wire[3])
-            if basis is not None:
-                return self._shards.of_basis(basis).producer
-        producer = self._filling
-        if (
-            self._left
-            and producer is not None
-            and producer.has_open
-            and producer.reconnector.connection is not None
-        ):
-            self._left -= 1
-            return producer
-        self._left = TOGETHER - 1
-        self._filling = producer = self._shards.any().producer
-        return producer
-
-    def add(self, checked: CheckedTask) -> asyncio.Future[Any]:
-        return self._home(checked[0]).add(checked)
-
-    def join(self, checked: CheckedTask) -> asyncio.Future[Any] | None:
-        producer = self._home(checked[0])
-        future = producer.join(checked)
-        if future is None:
-            self._full = producer
-        return future
-
-    def put(
-        self,
-        tasks: list[WireTask],
-        count: int,
-        size: int,
-        time_s: float | None = None,
-        *,
-        is_ruled: bool = False,
-    ) -> asyncio.Future[Any]:
-        def send(to: Producer, part: list[WireTask]) -> asyncio.Future[Any]:
-            return to.put(part, count and len(part), size_of(part), time_s, is_ruled=is_ruled)
-
-        return self._divide(tasks, count, send)
-
-    def add_columns(
-        self, columns: Columns, time_s: float | None = None
-    ) -> asyncio.Future[Receipts]:
-        return self._shards.any().producer.add_columns(columns, time_s)
-
-    async def wait_room(self, time_s: float | None = None) -> None:
-        full, self._full = self._full, None
-        await (full or self._shards.any().producer).wait_room(time_s)
-
-    def take_over(self, batches: Iterable[Batch]) -> None:
-        """Send tasks that were enqueued before the client knew of several shards."""
-        for batch in batches:
-            [future] = batch.futures
-            if isinstance(batch, ColumnBatch):
-                self._shards.any().producer.adopt(batch)
-                continue
-            try:
-                self._divide(batch.tasks, batch.counts[0], partial(_adopted, batch), future)
-            except TickwheelError as error:
-                fail(future, error)
-
-    def _divide(
-        self,
-        tasks: list[WireTask],
-        count: int,
-        send: Callable[[Producer, list[WireTask]], asyncio.Future[Any]],
-        future: asyncio.Future[Any] | None = None,
-    ) -> asyncio.Future[Any]:
-        """Send the tasks of one frame to their shards, in a frame each. Return the caller's future
-        (``future``, if it exists already)."""
-        parts: dict[Producer, list[int]] = {}
-        free: Producer | None = None
-        for index, wire in enumerate(tasks):
-            basis = checked_basis(wire[3]) if len(wire) == 4 else None
-            if basis is not None:
-                home = self._shards.of_basis(basis).producer
-            else:
-                home = free = free or self._home(wire)
-            parts.setdefault(home, []).append(index)
-        if len(parts) == 1 and future is None:
-            [home] = parts
-            return send(home, tasks)
-        sent: list[tuple[list[int], asyncio.Future[Any]]] = []
-        joined = self._shards._reconnector.loop.create_future() if future is None else future
-        for home, indexes in parts.items():
-            try:
-                part = send(home, [tasks[index] for index in indexes])
-            except TickwheelError as error:
-                part = home.create_future()
-                fail(part, error)
-            sent.append((indexes, part))
-        _Joined(sent, count, joined)
-        return joined
-
-
-class _Joined:
-    """Joins the outcomes of one caller's tasks in several shards in ``future``."""
-
-    def __init__(
-        self, sent: Sequence[tuple[list[int], asyncio.Future[Any]]], count: int,
-        future: asyncio.Future[Any],
-    ) -> None:  # fmt: skip
-        self._sent, self._count, self._future = sent, count, future
-        self._left = len(sent)
-        for _, part in sent:
-            part.add_done_callback(self._part_done)
-
-    def _part_done(self, part: asyncio.Future[Any]) -> None:
-        self._left -= 1
-        if self._left or self._future.done():
-            if not part.cancelled():
-                part.exception()  # mark as retrieved
-            return
-        outcomes: dict[int, Receipt | TickwheelError] = {}
-        for indexes, sent in self._sent:
-            is_single = not self._count and not sent.cancelled() and sent.exception() is None
-            results = [sent.result()] if is_single else outcomes_of(sent, len(indexes))
-            outcomes.update(zip(indexes, results, strict=True))
-        ends = [outcomes[index] for index in range(len(outcomes))]
-        errors = [end for end in ends if isinstance(end, TickwheelError)]
-        if errors:
-            fail(self._future, failure(ends, errors) if self._count else errors[0])
-        else:
-            self._future.set_result(ends if self._count else ends[0])
+def _join(
+    sent: Sequence[tuple[list[int], asyncio.Future[Any]]], count: int, joined: asyncio.Future[Any],
+    _: object,
+) -> None:  # fmt: skip
+    """Give ``joined`` the outcomes of one caller's tasks in several shards, which have arrived."""
+    if joined.done():
+        return
+    outcomes: dict[int, Receipt | TickwheelError] = {}
+    for indexes, part in sent:
+        is_single = not count and not part.cancelled() and part.exception() is None
+        results = [part.result()] if is_single else outcomes_of(part, len(indexes))
+        outcomes.update(zip(indexes, results, strict=True))
+    ends = [outcomes[index] for index in range(len(outcomes))]
+    errors = [end for end in ends if isinstance(end, TickwheelError)]
+    if errors:
+        fail(joined, failure(ends, errors) if count else errors[0])
+    else:
+        joined.set_result(ends if count else ends[0])
 
 
 def _adopted(batch: Batch, producer: Producer, tasks: list[WireTask]) -> asyncio.Future[Any]:
