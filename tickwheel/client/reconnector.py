@@ -24,7 +24,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from tickwheel.api.frames import PROTOCOL_VERSION, FrameType
 from tickwheel.client.connection import (
@@ -35,10 +35,9 @@ from tickwheel.client.connection import (
     Deliver,
     Ended,
     Open,
-    Request,
+    Question,
     connect,
     explain,
-    fail,
     hello,
 )
 from tickwheel.client.search import (
@@ -68,8 +67,8 @@ STEADY_S = 1.0
 """Seconds after which a connection counts as good: the next pause is then the shortest again."""
 
 
-class Source(Protocol):
-    """A part of the client that writes frames."""
+class Source:
+    """A part of the client that writes frames. Each method does nothing unless it is overridden."""
 
     def up(self) -> None:
         """Handle a new connection, after the old one's requests were marked as lost."""
@@ -85,20 +84,6 @@ class Source(Protocol):
 
     def stop(self, error: TickwheelError) -> None:
         """Fail all waiting requests: the client was closed, or could not connect."""
-
-
-class _Hello(Request):
-    __slots__ = ("done",)
-
-    def __init__(self, deadline_s: float) -> None:
-        super().__init__(deadline_s)
-        self.done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-
-    def answered(self, result: Any) -> None:
-        self.done.set_result(result)
-
-    def failed(self, error: TickwheelError) -> None:
-        fail(self.done, error)
 
 
 class Reconnector:
@@ -428,17 +413,14 @@ class Reconnector:
 
     async def _say_hello(self, connection: Connection, address: Address) -> dict[str, Any]:
         """Return the answer of an active daemon that has the shard. Raise a TickwheelError."""
-        request = _Hello(0.0)
         number = self.next_number()
         refused = self._refused.get(address, ())
         options = {name: v for name, v in self._hello_options.items() if name not in refused}
-        connection.ask(number, request, hello(number, options, self.limits.frame_bytes_max))
-        connection.flush()
-        await asyncio.wait((request.done, connection.closed), return_when=asyncio.FIRST_COMPLETED)
-        if not request.done.done():
-            raise self._unanswered(connection.closed.result())
+        data = hello(number, options, self.limits.frame_bytes_max)
         try:
-            info = request.done.result()
+            info = await connection.answer_to(number, data)
+        except ConnectionLost as error:
+            raise self._unanswered(error) from None
         except BadRequest as error:
             # An older daemon refuses a HELLO with unknown options.
             word = next((word for word in NEWER_WORDS if word in options), None)
@@ -468,20 +450,6 @@ SWEEPS_PER_TIMEOUT = 4
 SWEEP_S_MAX = 0.25
 BLOCKED_S = 0.5
 """Delay of a sweep in seconds that shows that the event loop was blocked."""
-
-
-class _Probe(Request):
-    """A PING without a waiter: only the arrival of some data counts."""
-
-    __slots__ = ()
-
-    def answered(self, result: Any) -> None: ...
-
-    def failed(self, error: TickwheelError) -> None: ...
-
-    def lost(self) -> None: ...
-
-    def expired(self) -> None: ...
 
 
 class Heartbeat:
@@ -561,7 +529,8 @@ class Heartbeat:
 
     def _ping(self, connection: Connection, now_s: float) -> None:
         number = self._reconnector.next_number()
-        connection.ask(number, _Probe(float("inf")), encode((int(FrameType.PING), number)))
+        # Nobody waits for the answer: only the arrival of some data counts.
+        connection.ask(number, Question(), encode((int(FrameType.PING), number)))
         connection.flush()
         self._pinged, self._pinged_s, self._moved_s = connection, now_s, now_s
         self._ping_end, self._sent = connection.written_bytes, connection.sent_bytes

@@ -29,11 +29,12 @@ from tickwheel.api.frames import FrameType
 from tickwheel.api.groups import SET_OTHERWISE, TO_CHANGE, FilterFields, GroupFields, MadeGroup
 from tickwheel.api.kinds import FLAG
 from tickwheel.api.policies import Retry, policy_wire
-from tickwheel.client.connection import LOGGER, Connection, Signal
+from tickwheel.client.connection import LOGGER, Signal
 from tickwheel.client.delivery import FINISHED, Delivered, Delivery, DeliveryBatch
 from tickwheel.client.encodings import PLAIN, Codec
 from tickwheel.client.keywords import GroupKeywords
 from tickwheel.client.leases import EXTENDED, SURE, Extender, InHand, Leases, Lot
+from tickwheel.client.reconnector import Source
 from tickwheel.client.requests import Calls, read, retry_pause_s
 from tickwheel.errors import (
     BadBody,
@@ -675,7 +676,7 @@ def _lease_guess_s(subscribe_options: SubscribeOptions) -> float:
     )
 
 
-class Subscriptions:
+class Subscriptions(Source):
     """All subscriptions of a client; forwards deliveries and reconnects to each."""
 
     def __init__(
@@ -781,12 +782,6 @@ class Subscriptions:
     def down(self) -> None:
         for subscription in self.all():
             subscription.connection_lost()
-
-    def collect(self, connection: Connection) -> None:
-        """Do nothing: subscriptions send their frames as calls."""
-
-    def sweep(self, now_s: float) -> None:
-        """Do nothing: each subscription has its own timer, because leases may be short."""
 
     def stop(self, error: TickwheelError) -> None:
         for subscription in self.all():
