@@ -426,14 +426,17 @@ class Shards:
         ends = await asyncio.gather(*calls, return_exceptions=True)
         return self._merged(verb, [*first, *ends], fields)
 
-    async def _ask_in_turn(self, verb: Verb, fields: tuple[Any, ...], until_s: float | None) -> Any:
-        """Ask all shards in turn. The first error ends it, and the caller can repeat the call.
-        A shard that has no such object is skipped."""
+    async def _ask_in_turn(
+        self, verb: Verb, fields: tuple[Any, ...], until_s: float | None,
+        links: Sequence[Link] | None = None,
+    ) -> Any:  # fmt: skip
+        """Ask all shards in turn, in the order of ``links``. The first error ends it, and the
+        caller can repeat the call. A shard that has no such object is skipped."""
         if verb.name in ("reset_group", "make_bulk") and fields[-1].get("id") is None:
             # The same name in each shard, so that it is listed and cancelled as one.
             fields = (*fields[:-1], {**fields[-1], "id": own_name("reset")})
         ends: list[Any] = []
-        for shard, link in enumerate(self.links):
+        for shard, link in enumerate(links or self.links):
             shard_fields = (_file_of(fields[0], shard),) if verb.name == "backup" else fields
             try:
                 ends.append(await self._ask(link, verb, shard_fields, until_s))
@@ -536,13 +539,7 @@ class Shards:
         """Delete an object in all shards, in its home last: if a shard refuses, the object still
         exists there and at the home, and the other shards follow the home and restore it."""
         home, others = self._home_and_others(fields[0])
-        ends: list[Any] = []
-        for link in (*others, home):
-            try:
-                ends.append(await self._ask(link, verb, fields, until_s))
-            except NotFound as error:
-                ends.append(error)
-        return self._merged(verb, ends, fields)
+        return await self._ask_in_turn(verb, fields, until_s, (*others, home))
 
     def _home_and_others(self, topic: Any) -> tuple[Link, list[Link]]:
         """Return the link to the home of a topic's settings, and the links to all other shards.
