@@ -330,10 +330,10 @@ async def test_a_lost_first_connection_is_retried(steps: int) -> None:
             opened[0].abort(errors.Draining("as the test says"))
 
     async with FakeDaemon() as daemon:
+        options = daemon.client(send_timeout=30.0, connect_timeout=30.0)._options
+        options.open_to = open_to
         kept = Reconnector(
-            Places(1, [("127.0.0.1", daemon.port)], secure=False), 0, {"session": b"s" * 16},
-            send_timeout_s=30.0, connect_timeout_s=30.0, active_timeout_s=30.0, heartbeat_s=1.0,
-            open_to=open_to,
+            options, Places(1, options.addresses, secure=False), 0, {"session": b"s" * 16},
             deliver=lambda *_: None, ended=lambda *_: None, greeted=lambda _: end(steps),
         )  # fmt: skip
         await soon(kept.start())

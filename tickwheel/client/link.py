@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-import ssl
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
@@ -29,12 +28,11 @@ from tickwheel.api.tasks import MOVES, Selection, check_selection
 from tickwheel.api.times import Duration, seconds
 from tickwheel.api.verbs import VERBS
 from tickwheel.client.checks import Answers, Checks
-from tickwheel.client.connection import Address, Open
 from tickwheel.client.delivery import Acks, Delivery, seen
 from tickwheel.client.encodings import Codec
 from tickwheel.client.keywords import DeadSelectionKeywords, TaskSelectionKeywords
 from tickwheel.client.producer import Producer
-from tickwheel.client.reconnector import Reconnector
+from tickwheel.client.reconnector import ConnectOptions, Reconnector
 from tickwheel.client.requests import Calls, check_filter, list_of, own_name, read
 from tickwheel.client.search import Places
 from tickwheel.client.subscription import Spread, Subscription, Subscriptions
@@ -51,20 +49,12 @@ PAGE = 1000
 
 
 @dataclass(slots=True)
-class LinkOptions:
+class LinkOptions(ConnectOptions):
     """Options that all links of a client share."""
 
-    addresses: Sequence[Address]
-    open_to: Open
-    """Opens a connection to an address; the test wheel connects to a daemon in the same process."""
-    tls: ssl.SSLContext | None
     token: str | None
     name: str
     retries: int
-    send_timeout_s: float
-    connect_timeout_s: float
-    active_timeout_s: float
-    heartbeat_s: float
     codec: Codec
     checker: TaskChecker = field(default_factory=TaskChecker)
     checks: Checks = field(default_factory=Checks)
@@ -153,21 +143,11 @@ class Link:
             "version": __version__,
         }
         places = self.places or Places(1, options.addresses, secure=options.tls is not None)
+        shard = 0 if self.place is None else self.place[0]
         self.reconnector = reconnector = Reconnector(
-            places,
-            0 if self.place is None else self.place[0],
-            hello,
-            send_timeout_s=options.send_timeout_s,
-            connect_timeout_s=options.connect_timeout_s,
-            active_timeout_s=options.active_timeout_s,
-            heartbeat_s=options.heartbeat_s,
-            deliver=self._deliver,
-            ended=self._ended,
-            asked=self._asked,
-            greeted=self._greeted,
-            tls=options.tls,
-            open_to=options.open_to,
-        )
+            options, places, shard, hello, deliver=self._deliver, ended=self._ended,
+            asked=self._asked, greeted=self._greeted,
+        )  # fmt: skip
         self.producer = Producer(reconnector, options.total_s, options.retries)
         self.acks = Acks(reconnector, options.total_s)
         self.calls = Calls(reconnector, options.total_s, options.retries)

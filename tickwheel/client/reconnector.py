@@ -24,6 +24,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from tickwheel.api.frames import PROTOCOL_VERSION, FrameType
@@ -36,7 +37,6 @@ from tickwheel.client.connection import (
     Ended,
     Open,
     Question,
-    connect,
     explain,
     hello,
 )
@@ -67,6 +67,21 @@ STEADY_S = 1.0
 """Seconds after which a connection counts as good: the next pause is then the shortest again."""
 
 
+@dataclass(slots=True)
+class ConnectOptions:
+    """Options of a client's connections."""
+
+    addresses: Sequence[Address]
+    open_to: Open
+    """Opens a connection to an address; the test wheel connects to a daemon in the same process."""
+    tls: ssl.SSLContext | None
+    """The context for every address; None: plain TCP."""
+    send_timeout_s: float
+    connect_timeout_s: float
+    active_timeout_s: float
+    heartbeat_s: float
+
+
 class Source:
     """A part of the client that writes frames. Each method does nothing unless it is overridden."""
 
@@ -91,24 +106,17 @@ class Reconnector:
 
     def __init__(
         self,
+        options: ConnectOptions,
         places: Places,
         shard: int,
         hello_options: dict[str, Any],
         *,
-        send_timeout_s: float,
-        connect_timeout_s: float,
-        active_timeout_s: float,
-        heartbeat_s: float,
         deliver: Deliver,
         ended: Ended,
         asked: Asked | None = None,
         greeted: Callable[[Limits], None],
-        tls: ssl.SSLContext | None = None,
-        open_to: Open = connect,
     ) -> None:
-        """``tls``: the context for every address; None: plain TCP. ``open_to`` opens a connection
-        to an address."""
-        self._tls, self._open_to = tls, open_to
+        self._tls, self._open_to = options.tls, options.open_to
         self.loop = asyncio.get_running_loop()
         self.limits = Limits()
         self.delay_levels_ms: Sequence[int] = parse_delay_levels(DELAY_LEVELS)
@@ -120,21 +128,21 @@ class Reconnector:
         self.sources: list[Source] = []
         self.trouble: TickwheelError = Unreachable("not connected yet")
         """The error of the last attempt or connection."""
-        self._finder = Finder(places, shard, self._greet, self._choose, connect_timeout_s)
+        self._connect_timeout_s = options.connect_timeout_s
+        self._active_timeout_s = max(options.active_timeout_s, options.connect_timeout_s)
+        self._finder = Finder(places, shard, self._greet, self._choose, self._connect_timeout_s)
         words = {"heartbeat": True, "lease": True}
         self._hello_options = {"v": PROTOCOL_VERSION, **words, **hello_options}
         self.follow(places, shard)
         self._refused: dict[Address, set[str]] = {}
         """Options of HELLO that the daemon at an address refused."""
-        self._connect_timeout_s = connect_timeout_s
-        self._active_timeout_s = max(active_timeout_s, connect_timeout_s)
         self._deliver = deliver
         self._ended = ended
         self._asked = asked
         self._greeted = greeted
         self._number = 0
         self._flushing = False
-        self._watch = Heartbeat(self, send_timeout_s, heartbeat_s)
+        self._watch = Heartbeat(self, options.send_timeout_s, options.heartbeat_s)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._up = asyncio.Event()
         self._runner: asyncio.Task[None] | None = None
