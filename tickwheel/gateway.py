@@ -46,8 +46,9 @@ from tickwheel.api.verb import Over
 from tickwheel.api.verbs import VERBS
 from tickwheel.client import Client
 from tickwheel.client.connection import Trust
-from tickwheel.client.merging import ask_in_parts, raise_first, status_of
+from tickwheel.client.merging import ask_in_parts, status_of
 from tickwheel.client.producer import Partly
+from tickwheel.client.requests import raise_first
 from tickwheel.client.shards import AWAY, checked_basis
 from tickwheel.client.subscription import SubscribeOptions
 from tickwheel.client.tasks import FRAME_BYTES, merged_receipts, receipts, size_of

@@ -45,7 +45,7 @@ from tickwheel.waiting import to_its_end
 
 if TYPE_CHECKING:
     from tickwheel.client.shards import Shards
-    from tickwheel.client.subscription import Spread
+    from tickwheel.client.subscription import SpreadSubscription
 
 FRAMES_AHEAD = 8
 """Maximum frames in flight of one ``enqueue_many``."""
@@ -216,7 +216,7 @@ class Client(HandwrittenVerbs):
                 raise link.reconnector.unreachable(round(time_s, 1))
         return self._shards
 
-    async def _parts(self, front: Subscription) -> Spread | None:
+    async def _parts(self, front: Subscription) -> SpreadSubscription | None:
         shards = await self._know_shards()
         return None if shards is None else shards.parts(front)
 

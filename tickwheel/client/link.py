@@ -35,7 +35,7 @@ from tickwheel.client.producer import Producer
 from tickwheel.client.reconnector import ConnectOptions, Reconnector
 from tickwheel.client.requests import Calls, check_filter, list_of, own_name, read
 from tickwheel.client.search import Places
-from tickwheel.client.subscription import Spread, Subscription, Subscriptions
+from tickwheel.client.subscription import SpreadSubscription, Subscription, Subscriptions
 from tickwheel.client.tasks import TaskChecker
 from tickwheel.errors import BadRequest, ClientClosed, ConnectionLost, TickwheelError, shown
 from tickwheel.limits import Limits
@@ -73,7 +73,7 @@ class Whole:
     """Connect to all shards, given their URLs and the link's (index, number of shards)."""
     undone: Callable[[], Awaitable[None]]
     """Forget the shards: the link could not connect."""
-    parts: Callable[[Subscription], Awaitable[Spread | None]]
+    parts: Callable[[Subscription], Awaitable[SpreadSubscription | None]]
     """Return the subscriptions on all shards for a front, if there are several."""
 
 

@@ -399,6 +399,13 @@ def read(parse: Callable[[Any], T], answer: Any) -> T:
         ) from None
 
 
+def raise_first(ends: Iterable[Any]) -> None:
+    """Raise the first exception in the results of a ``gather``."""
+    for end in ends:
+        if isinstance(end, BaseException):
+            raise end
+
+
 def list_of(answer: Any, count: int, kind: Any) -> list[Any]:
     """Return the answer as a list of ``count`` items of this kind. Raise ProtocolError."""
     if not isinstance(answer, tuple) or len(answer) != count:

@@ -2,9 +2,8 @@
 
 ``Shards`` has a link to each shard, of which one exists when the client learns of the others. It
 routes verbs by their declarations (``Over``), and gives each task to the producer of its shard.
-``spread_subscription.py`` has the subscriptions on all shards behind one front, and
-``merging.py`` the rules that merge answers. A client imports this module only when it has learnt of
-several shards. Invariants:
+``merging.py`` has the rules that merge answers. A client imports both modules only when it has
+learnt of several shards. Invariants:
 
 * A task with a basis (its ``shard_by``, order key or key) goes to shard crc32(basis) mod the number
   of shards, and nowhere else, even when that shard is unreachable. A task without a basis goes to
@@ -42,12 +41,11 @@ from tickwheel.client.merging import (
     numbered,
     once,
     page_of,
-    raise_first,
 )
 from tickwheel.client.producer import Batch, ColumnBatch, Producer, failure, outcomes_of
-from tickwheel.client.requests import own_name, own_number, read
+from tickwheel.client.requests import own_name, own_number, raise_first, read
 from tickwheel.client.search import Places
-from tickwheel.client.spread_subscription import JOIN_S, SpreadSubscription
+from tickwheel.client.subscription import JOIN_S, SpreadSubscription
 from tickwheel.client.tasks import FRAME_BYTES, size_of
 from tickwheel.errors import (
     BadRequest,
@@ -70,7 +68,7 @@ if TYPE_CHECKING:
     from tickwheel.api.times import Duration
     from tickwheel.api.verb import Verb
     from tickwheel.client.delivery import Delivery
-    from tickwheel.client.subscription import Subscription
+    from tickwheel.client.subscription import Subscription, Subscriptions
     from tickwheel.client.tasks import Columns, Receipt, Receipts, WireTask
 
 CLAIM_TRIES = 3
@@ -660,7 +658,14 @@ class Shards:
 
     def parts(self, front: Subscription) -> SpreadSubscription:
         """Return a subscription on each shard for this front."""
-        return SpreadSubscription(self.links, front)
+
+        async def subscriptions_at(shard: int) -> Subscriptions:
+            link = self.links[shard]
+            link.ready()  # so that cancelling this wait does not end the other waiters
+            await link.connect()
+            return link.subscriptions
+
+        return SpreadSubscription(len(self.links), subscriptions_at, front)
 
     async def pull(
         self,
