@@ -271,10 +271,10 @@ class Client(HandwrittenVerbs):
         """
         checked = self._check("Client.enqueue_nowait", topic, body, delay, at, options)
         is_ruled = bool(options) and options.get("if_pending") is not None
-        task, size = checked
-        producer = self._link.producer if self._shards is None else self._home(task)
+        producer = self._link.producer if self._shards is None else self._home(checked[0])
         if not is_ruled and timeout is None:
             return producer.add(checked)
+        task, size = checked
         time_s = None if timeout is None else seconds(timeout, "timeout")
         return producer.put([task], 0, size, time_s, is_ruled=is_ruled)
 
