@@ -46,8 +46,9 @@ from tickwheel.api.verb import Routing
 from tickwheel.api.verbs import VERBS
 from tickwheel.client import Client
 from tickwheel.client.connection import Trust
-from tickwheel.client.merging import ask_in_parts, raise_first, status_of
+from tickwheel.client.merging import ask_in_parts, status_of
 from tickwheel.client.producer import Partly
+from tickwheel.client.requests import raise_first
 from tickwheel.client.shards import AWAY, checked_basis
 from tickwheel.client.subscription import SubscribeOptions
 from tickwheel.client.tasks import FRAME_BYTES, merged_receipts, receipts, size_of
@@ -187,9 +188,9 @@ class GatewayClient(Client):
         return {field.name: getattr(total, field.name) for field in total.fields()} | {"next": None}
 
     async def put(self, tasks: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Enqueue tasks. The answer has an outcome for each, like that of an ENQUEUE with rules."""
-        shards, size = await self._know_shards(), self._checked_size(tasks)
-        producer = self._producer if shards is None else shards.producer
+        """Enqueue tasks. The answer has an outcome for each task, as for an ENQUEUE with rules."""
+        producer = await self._know_shards() or self._link.producer
+        size = self._checked_size(tasks)
         if producer.is_full:
             await producer.wait_room()
         is_ruled = any(len(task) == 4 and "if_pending" in task[3] for task in tasks)

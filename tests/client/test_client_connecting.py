@@ -20,6 +20,7 @@ from tickwheel import Client, Task, errors
 from tickwheel.api.frames import FrameType as T
 from tickwheel.client.connection import Connection, connect
 from tickwheel.client.reconnector import Reconnector
+from tickwheel.client.search import Places
 from tickwheel.client.status import status_at
 from tickwheel.limits import HELLO_BYTES_MAX, Limits
 from tickwheel.protocol import Frame
@@ -329,9 +330,10 @@ async def test_a_lost_first_connection_is_retried(steps: int) -> None:
             opened[0].abort(errors.Draining("as the test says"))
 
     async with FakeDaemon() as daemon:
+        options = daemon.client(send_timeout=30.0, connect_timeout=30.0)._options
+        options.open_to = open_to
         kept = Reconnector(
-            [("127.0.0.1", daemon.port)], {"session": b"s" * 16}, send_timeout_s=30.0,
-            connect_timeout_s=30.0, active_timeout_s=30.0, heartbeat_s=1.0, open_to=open_to,
+            options, Places(1, options.addresses, secure=False), 0, {"session": b"s" * 16},
             deliver=lambda *_: None, ended=lambda *_: None, greeted=lambda _: end(steps),
         )  # fmt: skip
         await soon(kept.start())

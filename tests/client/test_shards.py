@@ -18,10 +18,9 @@ import pytest
 from support.shards import NOW_MS, Shards, key_in
 from support.waiting import comes, soon
 from tickwheel import Client, Delivery, Retry, Task, Worker, errors
-from tickwheel.client import Check, Partly, spread_subscription
+from tickwheel.client import Check, Partly
 from tickwheel.client.keywords import GroupKeywords
-from tickwheel.client.spread_subscription import IN_A_ROW
-from tickwheel.client.subscription import PREFETCH, OnMismatch, Subscription
+from tickwheel.client.subscription import IN_A_ROW, PREFETCH, OnMismatch, Subscription
 from tickwheel.model import records
 from tickwheel.model.values import SHARD_BITS, shard_of
 
@@ -520,7 +519,7 @@ async def test_a_pull_with_tasks_does_not_wait_for_a_lost_shard(wait: float) -> 
 async def test_a_pull_without_a_shard_ends_at_its_wait(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(spread_subscription, "JOIN_S", 0.05)
+    monkeypatch.setattr("tickwheel.client.subscription.JOIN_S", 0.05)
     async with Shards(COUNT) as shards:
         client = await shards.client().connect()
         await client.create_group("t", "g")

@@ -15,10 +15,9 @@ from support.shards import Shards, key_in
 from support.waiting import comes, soon
 from tickwheel import Client, Delivery, Task, errors
 from tickwheel.api.frames import FrameType
-from tickwheel.client import spread_subscription
+from tickwheel.client import subscription as module
 from tickwheel.client.requests import Calls
-from tickwheel.client.spread_subscription import ShareUse, divide
-from tickwheel.client.subscription import Subscription
+from tickwheel.client.subscription import ShareUse, Subscription, divide
 from tickwheel.model.values import SHARD_BITS
 
 COUNT, PREFETCH = 3, 8
@@ -40,8 +39,8 @@ def test_shares_are_max_min_fair(found: list[ShareUse], more: int) -> None:
 
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spread_subscription, "BALANCE_PAUSE_S", 0.005)
-    monkeypatch.setattr(spread_subscription, "BALANCE_PAUSE_MAX_S", 0.01)
+    monkeypatch.setattr(module, "BALANCE_PAUSE_S", 0.005)
+    monkeypatch.setattr(module, "BALANCE_PAUSE_MAX_S", 0.01)
 
 
 @pytest.fixture
@@ -127,7 +126,7 @@ async def test_idle_shards_are_not_asked_about_credit(
         await (await soon(anext(deliveries))).ack()
         await comes(lambda: asked.count(FrameType.PREFETCH) >= COUNT)
         before = asked.count(FrameType.PREFETCH)
-        await asyncio.sleep(5 * spread_subscription.BALANCE_PAUSE_MAX_S)  # real time: some checks
+        await asyncio.sleep(5 * module.BALANCE_PAUSE_MAX_S)  # real time: some checks
         assert asked.count(FrameType.PREFETCH) <= before + COUNT
 
 

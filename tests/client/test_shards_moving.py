@@ -16,9 +16,8 @@ from support.waiting import comes, slowly, soon
 from tickwheel import Client, errors
 from tickwheel.api.frames import FrameType as T
 from tickwheel.client import search as module
-from tickwheel.client import shards
 from tickwheel.client.connection import Address
-from tickwheel.client.shards import Places
+from tickwheel.client.search import Places
 from tickwheel.errors import TickwheelError
 from tickwheel.protocol import Frame
 
@@ -377,12 +376,12 @@ def test_an_unnamed_shard_is_sought_at_its_last_address() -> None:
 def test_a_newer_route_clears_an_addresss_silence() -> None:
     places = Places(2, [], secure=False)
     places.learn({"shards": ["tcp://a:1", "tcp://b:1"], "route_version": 5})
-    places.seen.silent_until_s = dict.fromkeys((("a", 1), ("c", 1)), 60.0)
+    places.silent_until_s = dict.fromkeys((("a", 1), ("c", 1)), 60.0)
     places.learn({"shards": ["tcp://a:1", "tcp://c:1"], "route_version": 5})
-    assert places.seen.silent_until_s.keys() == {("a", 1), ("c", 1)}
+    assert places.silent_until_s.keys() == {("a", 1), ("c", 1)}
     places.learn({"shards": ["tcp://a:1", "tcp://b:1"], "route_version": 6})
     places.learn({"shards": ["tcp://a:1", "tcp://c:1"], "route_version": 7})
-    assert places.seen.silent_until_s.keys() == {("a", 1)}, "it was named all the time"
+    assert places.silent_until_s.keys() == {("a", 1)}, "it was named all the time"
 
 
 @pytest.mark.parametrize("url", ["tls://b:1", "http://b", "tcp://", 5])
@@ -396,8 +395,23 @@ def test_a_search_asks_a_few_shards_on_different_hosts_first() -> None:
     places = Places(64, [address("given")], secure=False)
     places.learn({"shards": [f"tcp://h{n % 4}:{1000 + n}" for n in range(64)]})
     found = places.around(63)
-    assert len(found) == 2 + shards.OTHERS_MAX
+    assert len(found) == 2 + module.OTHERS_MAX
     assert {host for host, _ in found[2:6]} == {"h0", "h1", "h2", "h3"}
+
+
+class Around(Places):
+    """Places of several shards whose lists stay."""
+
+    def __init__(self, *hosts: str) -> None:
+        super().__init__(2, [], secure=False)
+        self._lists = [[address(host) for host in some] for some in hosts]
+
+    def around(self, shard: int) -> list[Address]:
+        return self._lists[shard]
+
+
+def nobody_leads(greeted: module.Greeted) -> None:
+    raise AssertionError("nobody leads")
 
 
 class Standbys:
@@ -411,16 +425,15 @@ class Standbys:
         self.asked.append(address)
         raise self._error()
 
-    def search(self, *hosts: str) -> module.Search:
-        def choose(greeted: module.Greeted) -> None:
-            raise AssertionError("nobody leads")
-
-        return module.Search([address(host) for host in hosts], self.attempt, choose, 10.0)
+    def search(self, places: Places, shard: int = 0) -> module.Finder:
+        return module.Finder(places, shard, self.attempt, nobody_leads, 10.0)
 
 
 async def test_pauses_are_short_while_another_daemon_is_about_to_lead() -> None:
     """At first because of a hand-over; then until a lease has surely ended."""
-    search = Standbys(lambda: module.Standby("standby", None)).search("a")
+    search = Standbys(lambda: module.Standby("standby", None)).search(
+        Places(1, [address("a")], secure=False)
+    )
     search.at = address("a")
     search.ended(errors.NotActive(), silent=False, steady=True)
     assert await search._round() is None
@@ -436,7 +449,9 @@ async def test_pauses_are_short_while_another_daemon_is_about_to_lead() -> None:
 
 
 async def test_the_takeover_pace_lasts_for_the_connect_timeout() -> None:
-    search = Standbys(lambda: module.Standby("standby", None)).search("a")
+    search = Standbys(lambda: module.Standby("standby", None)).search(
+        Places(1, [address("a")], secure=False)
+    )
     search.at = address("a")
     before_s = asyncio.get_running_loop().time()
     search.ended(errors.NotActive(), silent=False, steady=True)
@@ -447,30 +462,12 @@ async def test_the_takeover_pace_lasts_for_the_connect_timeout() -> None:
     assert search._takeover_until_s == 0.0, "not after one that ended at once"
 
 
-class Around:
-    """A route whose list stays."""
-
-    shard = 0
-
-    def __init__(self, hosts: str, seen: module.Seen | None = None) -> None:
-        self._list = [address(host) for host in hosts]
-        self.seen = seen or module.Seen()
-
-    def addresses(self) -> list[Address]:
-        return self._list
-
-    def learn(self, info: Any) -> None: ...
-
-    def connected_at(self, at: Address | None) -> None: ...
-
-
 async def test_uninformed_daemons_are_asked_a_few_at_a_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "INFORMED_S", 0.0)
     daemons = Standbys(lambda: module.Elsewhere("elsewhere", None))
-    search = daemons.search("z")
-    search.follow(Around("abcdefg"))
+    search = daemons.search(Around("abcdefg"))
     await search._round()
     assert daemons.asked == [address(host) for host in "abcdefg"], "at first all"
     for hosts in ("abcd", "aefg", "abcd"):
@@ -484,10 +481,9 @@ async def test_connections_of_a_client_share_routes(
 ) -> None:
     """An answer tells where all shards are, so two lost shards cost no more questions than one."""
     monkeypatch.setattr(module, "INFORMED_S", 600.0)
-    daemons, seen = Standbys(lambda: module.Elsewhere("elsewhere", None)), module.Seen()
-    first, second = daemons.search("z"), daemons.search("z")
-    first.follow(Around("abcde", seen))
-    second.follow(Around("xbcde", seen))
+    daemons = Standbys(lambda: module.Elsewhere("elsewhere", None))
+    places = Around("abcde", "xbcde")
+    first, second = daemons.search(places, 0), daemons.search(places, 1)
     await first._round()
     await second._round()
     daemons.asked.clear()
@@ -497,21 +493,18 @@ async def test_connections_of_a_client_share_routes(
 
 
 async def test_an_address_silent_to_one_connection_is_tried_last_by_all() -> None:
-    seen = module.Seen()
-    first = Standbys(lambda: module.Silent("silent")).search("z")
-    first.follow(Around("a", seen))
+    places = Around("a", "abc")
+    first = Standbys(lambda: module.Silent("silent")).search(places, 0)
     await first._round()
     daemons = Standbys(lambda: module.Standby("standby", None))
-    second = daemons.search("z")
-    second.follow(Around("abc", seen))
+    second = daemons.search(places, 1)
     await second._round()
     assert daemons.asked == [address(host) for host in "bca"]
 
 
 async def test_an_address_after_goodbye_is_tried_last_for_a_while() -> None:
     daemons = Standbys(lambda: errors.Unreachable("nobody listens"))
-    search = daemons.search("z")
-    search.follow(Around("abc"))
+    search = daemons.search(Around("abc"))
     search.at = address("a")
     search.ended(errors.Draining(), silent=False, steady=True)
     await search._round()
@@ -539,8 +532,7 @@ async def test_a_successor_naming_its_predecessor_is_not_followed(
 ) -> None:
     """It may also hang up, because it begins to lead at this moment."""
     daemons = Standbys(error)
-    search = daemons.search("z")
-    search.follow(Around("ac"))
+    search = daemons.search(Around("ac"))
     search.at = address("a")
     search.ended(errors.Draining(), silent=False, steady=True, successor=address("b"))
     for _ in range(3):
@@ -556,7 +548,7 @@ async def test_an_address_that_fails_slowly_is_tried_with_growing_pauses(
 ) -> None:
     monkeypatch.setattr(module, "APART_S", 0.001)
     daemons = Standbys(lambda: errors.Unreachable("far away"))
-    search = daemons.search("a")
+    search = daemons.search(Places(1, [address("a")], secure=False))
     at_once = daemons.attempt
 
     async def slowly(address: Address, timeout_s: float) -> module.Greeted:
@@ -744,19 +736,16 @@ async def test_closing_a_client_ends_its_search(hasty: None) -> None:
         assert not [task for task in asyncio.all_tasks() if "_search_beside" in repr(task)]
 
 
-def beside(route: Around, attempt: Any) -> module.ReplacementSearch:
-    def choose(greeted: module.Greeted) -> None:
-        raise AssertionError("nobody leads")
-
-    return module.ReplacementSearch(address("a"), route, attempt, choose, 10.0)
+def beside(places: Places, attempt: Any) -> module.Finder:
+    return module.Finder(places, 0, attempt, nobody_leads, 10.0, beside=address("a"))
 
 
 async def test_searches_of_a_client_share_their_attempts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     slowly(monkeypatch, 1_000.0)
-    daemons, seen = Standbys(lambda: module.Elsewhere("elsewhere", None)), module.Seen()
-    searches = [beside(Around("abcdefg", seen), daemons.attempt) for _ in range(16)]
+    daemons, places = Standbys(lambda: module.Elsewhere("elsewhere", None)), Around("abcdefg")
+    searches = [beside(places, daemons.attempt) for _ in range(16)]
     for search in searches:
         await search._round()
     assert daemons.asked == [address("b"), address("c")]
@@ -806,17 +795,17 @@ async def test_an_addresss_refusal_is_logged_once(
 
 
 async def test_pauses_of_a_parallel_search_grow_to_a_second(hasty: None) -> None:
-    seen = module.Seen()
-    search = beside(Around("ab", seen), None)
+    places = Around("ab")
+    search = beside(places, None)
     for _ in range(6):
         assert search._pause_s() <= module.TAKEOVER_BACKOFF_S_MAX
-    seen.nodes, seen.unleased = {0: "a", 1: "b", 2: "b"}, {0, 1}
-    assert not seen.store_is_away, "one of them has its lease"
-    seen.unleased.add(2)
-    assert seen.store_is_away
+    places.nodes, places.unleased = {0: "a", 1: "b", 2: "b"}, {0, 1}
+    assert not places.store_is_away, "one of them has its lease"
+    places.unleased.add(2)
+    assert places.store_is_away
     longest = [search._pause_s() for _ in range(12)]
     assert 0.5 <= max(longest) <= module.BESIDE_BACKOFF_S_MAX
-    seen.unleased.clear()
+    places.unleased.clear()
     assert search._backoff_s_max() == module.TAKEOVER_BACKOFF_S_MAX
     search._soon_until_s = 0.0
     assert search._backoff_s_max() == module.BESIDE_BACKOFF_S_MAX, "a takeover is over by then"

@@ -805,13 +805,13 @@ BESIDE = (
     Bug(
         "an-heir-is-one-of-many",
         "a client asks around where its shard goes, although it was told",
-        {"Search._only_successor": (returning("None"),)},
+        {"Finder._only_successor": (returning("None"),)},
         (MOVING + "only_the_daemon_named_by_a_goodbye_is_asked",),
     ),
     Bug(
         "an-attempt-blocks-its-address",
         "one connection that says nothing keeps a client from a daemon that would answer another",
-        {"Search._may_repeat": (instead("a.since_s <= silent_s", "False"),)},
+        {"Finder._may_repeat": (instead("a.since_s <= silent_s", "False"),)},
         (MOVING + "a_silent_connection_does_not_block_another_to_the_successor",),
     ),
     Bug(
@@ -829,7 +829,7 @@ BESIDE = (
     Bug(
         "each-shard-asks-for-itself",
         "a client of 64 shards asks 64 times as often where they are",
-        {"ReplacementSearch._list": (instead("max(most - fresh, 0)", "most"),)},
+        {"Finder._probes": (instead("max(most - fresh, 0)", "most"),)},
         (MOVING + "searches_of_a_client_share_their_attempts",),
     ),
     Bug(
@@ -934,7 +934,7 @@ WHOLE = (
     Bug(
         "a-client-follows-no-hint",
         "who says where the shard is is not believed",
-        {"Search._note": (replaced("active", "hint = None"),)},
+        {"Finder._note": (replaced("active", "hint = None"),)},
         (SIMULATED_WHOLE,),
     ),
     Bug(

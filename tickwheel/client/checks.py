@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tickwheel.api.frames import FrameType
 from tickwheel.api.times import moment
-from tickwheel.client.connection import LOGGER, Connection
+from tickwheel.client.connection import LOGGER
+from tickwheel.client.reconnector import Source
 from tickwheel.errors import BadRequest, TickwheelError, shown
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ class Checks:
         """The ids of the client's undecided transactions."""
 
 
-class Answers:
+class Answers(Source):
     """Answers the checks of one shard; a source of the reconnector."""
 
     def __init__(self, checks: Checks, reconnector: Reconnector, calls: Calls) -> None:
@@ -115,15 +116,3 @@ class Answers:
             await self._calls.call(FrameType.CHECKS, list(self._checks.handlers))
         except TickwheelError as error:
             LOGGER.warning("this client receives no transaction checks: %s", error.message)
-
-    def down(self) -> None:
-        """Do nothing: the daemon repeats open checks."""
-
-    def collect(self, connection: Connection) -> None:
-        """Do nothing: answers are sent as calls."""
-
-    def sweep(self, now_s: float) -> None:
-        """Do nothing: nothing waits here."""
-
-    def stop(self, error: TickwheelError) -> None:
-        """Do nothing: handlers end with the reconnector."""

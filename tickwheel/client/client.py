@@ -30,6 +30,7 @@ from tickwheel.client.tasks import (
     CheckedTask,
     Receipt,
     Receipts,
+    WireTask,
     frame_slices,
     refuse_unknown,
     spelled_out,
@@ -43,8 +44,8 @@ from tickwheel.version import __version__
 from tickwheel.waiting import finish_despite_cancellation
 
 if TYPE_CHECKING:
-    from tickwheel.client.shards import Shards, SpreadProducer
-    from tickwheel.client.subscription import Spread
+    from tickwheel.client.shards import Shards
+    from tickwheel.client.subscription import SpreadSubscription
 
 FRAMES_AHEAD = 8
 """Maximum frames in flight of one ``enqueue_many``."""
@@ -167,7 +168,6 @@ class Client(HandwrittenVerbs):
 
     def _begin(self) -> None:
         self._link.begin()
-        self._producer: Producer | SpreadProducer = self._link.producer
 
     async def close(self, timeout: float | None = None) -> None:
         """Flush acks and enqueues, release deliveries that the program has not received, and
@@ -197,9 +197,7 @@ class Client(HandwrittenVerbs):
         from tickwheel.client.shards import Shards  # imported only with several shards
 
         self._shards = shards = Shards(self._link, urls, place)
-        waiting = self._link.producer.withdraw()
-        self._producer = shards.producer
-        shards.producer.take_over(waiting)
+        shards.take_over(self._link.producer.withdraw())
         shards.answer_checks()
 
     async def _undo(self) -> None:
@@ -218,7 +216,7 @@ class Client(HandwrittenVerbs):
                 raise link.reconnector.unreachable(round(time_s, 1))
         return self._shards
 
-    async def _parts(self, front: Subscription) -> Spread | None:
+    async def _parts(self, front: Subscription) -> SpreadSubscription | None:
         shards = await self._know_shards()
         return None if shards is None else shards.parts(front)
 
@@ -247,10 +245,11 @@ class Client(HandwrittenVerbs):
         is_ruled = bool(options) and options.get("if_pending") is not None
         if is_ruled or timeout is not None:
             return await self._enqueue_apart(checked, timeout, is_ruled=is_ruled)
-        future = self._producer.join(checked)
+        producer = self._link.producer if self._shards is None else self._home(checked[0])
+        future = producer.join(checked)
         if future is None:
-            await self._producer.wait_room()
-            future = self._producer.add(checked)
+            await producer.wait_room()
+            future = self._home(checked[0]).add(checked)
         receipt: Receipt = await future
         return receipt
 
@@ -272,25 +271,37 @@ class Client(HandwrittenVerbs):
         """
         checked = self._check("Client.enqueue_nowait", topic, body, delay, at, options)
         is_ruled = bool(options) and options.get("if_pending") is not None
+        producer = self._link.producer if self._shards is None else self._home(checked[0])
         if not is_ruled and timeout is None:
-            return self._producer.add(checked)
+            return producer.add(checked)
         task, size = checked
         time_s = None if timeout is None else seconds(timeout, "timeout")
-        return self._producer.put([task], 0, size, time_s, is_ruled=is_ruled)
+        return producer.put([task], 0, size, time_s, is_ruled=is_ruled)
 
     async def _enqueue_apart(
         self, checked: CheckedTask, timeout: Duration | None, *, is_ruled: bool
     ) -> Receipt:
         """``enqueue`` for a task with a rule for pending keys, or a call with a timeout."""
         time_s = None if timeout is None else seconds(timeout, "timeout")
-        if self._producer.is_full:
+        task, size = checked
+        producer = self._home(task)
+        if producer.is_full:
             began_s = self._reconnector.loop.time()
-            await self._producer.wait_room(time_s)
+            await producer.wait_room(time_s)
             if time_s is not None:
                 time_s -= self._reconnector.loop.time() - began_s
-        task, size = checked
-        receipt: Receipt = await self._producer.put([task], 0, size, time_s, is_ruled=is_ruled)
+            producer = self._home(task)  # by now there may be several shards
+        receipt: Receipt = await producer.put([task], 0, size, time_s, is_ruled=is_ruled)
         return receipt
+
+    def _home(self, task: WireTask) -> Producer:
+        """Return the producer of the task's shard. Raise BadRequest."""
+        return self._link.producer if self._shards is None else self._shards.home(task)
+
+    @property
+    def _frames(self) -> Producer | Shards:
+        """The producer of whole frames."""
+        return self._shards or self._link.producer
 
     async def enqueue_many(
         self, tasks: Iterable[Task], *, timeout: Duration | None = None
@@ -314,7 +325,7 @@ class Client(HandwrittenVerbs):
 
         def add(start: int, end: int) -> asyncio.Future[list[Receipt]]:
             part, size, time_s = wires[start:end], sum(sizes[start:end]), self._left_s(until_s)
-            return self._producer.put(part, end - start, size, time_s, is_ruled=is_ruled)
+            return self._frames.put(part, end - start, size, time_s, is_ruled=is_ruled)
 
         frames = (partial(add, a, b) for a, b in slices)
         futures, trouble = await self._send_frames(frames, until_s)
@@ -347,7 +358,7 @@ class Client(HandwrittenVerbs):
         slices = list(frame_slices(columns.sizes, limits, limits.tasks_per_frame_max))
 
         def add(start: int, end: int) -> asyncio.Future[Receipts]:
-            return self._producer.add_columns(columns.part(start, end), self._left_s(until_s))
+            return self._frames.add_columns(columns.part(start, end), self._left_s(until_s))
 
         frames = (partial(add, a, b) for a, b in slices)
         futures, trouble = await self._send_frames(frames, until_s)
@@ -367,8 +378,8 @@ class Client(HandwrittenVerbs):
                 if futures[-FRAMES_AHEAD].exception() is not None:
                     break
             try:
-                if self._producer.is_full:
-                    await self._producer.wait_room(self._left_s(until_s))
+                if self._frames.is_full:
+                    await self._frames.wait_room(self._left_s(until_s))
                 futures.append(send())
             except TickwheelError as error:
                 return futures, error
@@ -396,11 +407,9 @@ class Client(HandwrittenVerbs):
         """
         checked = self._check("Client.oneway", topic, body, delay, at, options)
         time_s = self._options.send_timeout_s if timeout is None else seconds(timeout, "timeout")
-        reconnector = self._reconnector
         if self._link.place is None:
-            await reconnector.wait_up(time_s)
-        if self._shards is not None:
-            reconnector = self._shards.home_of(checked[0]).reconnector
+            await self._reconnector.wait_up(time_s)
+        reconnector = self._home(checked[0]).reconnector
         connection = await reconnector.wait_up(time_s)
         if not connection.has_room:
             await connection.wait_room(time_s)

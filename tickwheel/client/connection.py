@@ -268,6 +268,26 @@ class Request:
         raise NotImplementedError
 
 
+class Question(Request):
+    """A request whose answer is awaited on one connection, and lost with it."""
+
+    __slots__ = ("answer",)
+
+    def __init__(self) -> None:
+        super().__init__(float("inf"))
+        self.answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+    def answered(self, result: Any) -> None:
+        self.answer.set_result(result)
+
+    def failed(self, error: TickwheelError) -> None:
+        fail(self.answer, error)
+
+    def lost(self) -> None: ...
+
+    def expired(self) -> None: ...
+
+
 class Connection(asyncio.Protocol):
     """One connection, from TCP's handshake to its end. ``closed`` then has the reason."""
 
@@ -381,6 +401,18 @@ class Connection(asyncio.Protocol):
         request.sent_s = self._loop.time()
         self.requests[number] = request
         self.put(data)
+
+    async def answer_to(self, number: int, data: bytes) -> Any:
+        """Return the answer to a request that is written now. Raise the daemon's error, or why the
+        connection has ended."""
+        question = Question()
+        self.ask(number, question, data)
+        self.flush()
+        ends: tuple[asyncio.Future[Any], ...] = (question.answer, self.closed)
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        if not question.answer.done():
+            raise self.closed.result()
+        return question.answer.result()
 
     def put(self, data: bytes) -> None:
         """Write a frame at the next ``flush``."""

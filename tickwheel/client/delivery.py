@@ -26,7 +26,7 @@ from tickwheel.api.frames import (
 from tickwheel.api.times import Duration, duration_ms, moment, seconds
 from tickwheel.client.connection import LOGGER, Connection, Signal, fail
 from tickwheel.client.encodings import PLAIN, UNPACK_ASIDE_BYTES, Codec, key_of
-from tickwheel.client.reconnector import Reconnector
+from tickwheel.client.reconnector import Reconnector, Source
 from tickwheel.client.requests import SETTLEMENT_BYTES, Outbox, Resendable
 from tickwheel.client.task_options import DeliveredOptions
 from tickwheel.errors import (
@@ -493,7 +493,7 @@ class AckFrame(Resendable):
         self._acks.give_up(self, self.overdue(self._acks.reconnector, "ack"))
 
 
-class Acks:
+class Acks(Source):
     """All acks of one client."""
 
     def __init__(self, reconnector: Reconnector, total_s: float) -> None:
@@ -562,12 +562,6 @@ class Acks:
                 self.outbox.extend((frame,))
 
     # --- a source of the reconnector ------------------------------------------------------------
-
-    def up(self) -> None:
-        """Do nothing: lost acks are already waiting to be sent."""
-
-    def down(self) -> None:
-        """Do nothing: the connection tells each sent ack that it is lost."""
 
     def collect(self, connection: Connection) -> None:
         """Write the waiting acks, even while enqueues are held back."""

@@ -16,8 +16,9 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
 
 from tickwheel.api.frames import FrameType
-from tickwheel.client.connection import LOGGER, Connection
+from tickwheel.client.connection import LOGGER
 from tickwheel.client.delivery import Delivery
+from tickwheel.client.reconnector import Source
 from tickwheel.errors import TickwheelError
 
 if TYPE_CHECKING:
@@ -133,7 +134,7 @@ InHand = tuple[Delivery, float, Callable[[str], None]]
 the lease is lost)."""
 
 
-class Leases:
+class Leases(Source):
     """Extends the leases of one topic and group until ``close``. A source of the reconnector with
     a separate timer.
 
@@ -233,15 +234,6 @@ class Leases:
         """Extend held leases on a new connection, before the daemon gives the tasks to others."""
         self._hold_in_hand()
         self._extend(self._holds.values())
-
-    def down(self) -> None:
-        """Do nothing: leases last for some seconds without a connection."""
-
-    def collect(self, connection: Connection) -> None:
-        """Do nothing: EXTEND frames are sent by the timer."""
-
-    def sweep(self, now_s: float) -> None:
-        """Do nothing: leases have a separate timer, because they may be short."""
 
     def stop(self, error: TickwheelError) -> None:
         """Stop extending leases: the client is closed."""

@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-import ssl
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
@@ -29,14 +28,14 @@ from tickwheel.api.tasks import MOVES, Selection, check_selection
 from tickwheel.api.times import Duration, seconds
 from tickwheel.api.verbs import VERBS
 from tickwheel.client.checks import Answers, Checks
-from tickwheel.client.connection import Address, Open
 from tickwheel.client.delivery import Acks, Delivery, seen
 from tickwheel.client.encodings import Codec
 from tickwheel.client.keywords import DeadSelectionKeywords, TaskSelectionKeywords
 from tickwheel.client.producer import Producer
-from tickwheel.client.reconnector import Reconnector
+from tickwheel.client.reconnector import ConnectOptions, Reconnector
 from tickwheel.client.requests import Calls, check_filter, list_of, own_name, read
-from tickwheel.client.subscription import Spread, Subscription, Subscriptions
+from tickwheel.client.search import Places
+from tickwheel.client.subscription import SpreadSubscription, Subscription, Subscriptions
 from tickwheel.client.tasks import TaskChecker
 from tickwheel.errors import BadRequest, ClientClosed, ConnectionLost, TickwheelError, shown
 from tickwheel.limits import Limits
@@ -44,27 +43,18 @@ from tickwheel.version import __version__
 
 if TYPE_CHECKING:
     from tickwheel.api.verb import Verb
-    from tickwheel.client.search import Route
 
 PAGE = 1000
 """Items of a listing in one request."""
 
 
 @dataclass(slots=True)
-class LinkOptions:
+class LinkOptions(ConnectOptions):
     """Options that all links of a client share."""
 
-    addresses: Sequence[Address]
-    open_to: Open
-    """Opens a connection to an address; the test wheel connects to a daemon in the same process."""
-    tls: ssl.SSLContext | None
     token: str | None
     name: str
     retries: int
-    send_timeout_s: float
-    connect_timeout_s: float
-    active_timeout_s: float
-    heartbeat_s: float
     codec: Codec
     checker: TaskChecker = field(default_factory=TaskChecker)
     checks: Checks = field(default_factory=Checks)
@@ -83,7 +73,7 @@ class Whole:
     """Connect to all shards, given their URLs and the link's (index, number of shards)."""
     undone: Callable[[], Awaitable[None]]
     """Forget the shards: the link could not connect."""
-    parts: Callable[[Subscription], Awaitable[Spread | None]]
+    parts: Callable[[Subscription], Awaitable[SpreadSubscription | None]]
     """Return the subscriptions on all shards for a front, if there are several."""
 
 
@@ -105,7 +95,7 @@ class Link:
         *,
         whole: Whole | None = None,
         place: tuple[int, int] | None = None,
-        route: Route | None = None,
+        places: Places | None = None,
     ) -> None:
         """``whole``: only for the client's first link, which may find that there are more
         shards."""
@@ -115,8 +105,8 @@ class Link:
         """Whether the link was ever used, and therefore has a reconnector."""
         self.place = place
         """The (index, number) of its shard; None: not known yet."""
-        self.route = route
-        """The addresses to try for the shard, if there are several."""
+        self.places = places
+        """The addresses to try; None: the configured ones, for a single shard."""
         self._whole = whole
 
     @property
@@ -152,21 +142,12 @@ class Link:
             "pid": os.getpid(),
             "version": __version__,
         }
+        places = self.places or Places(1, options.addresses, secure=options.tls is not None)
+        shard = 0 if self.place is None else self.place[0]
         self.reconnector = reconnector = Reconnector(
-            options.addresses,
-            hello,
-            send_timeout_s=options.send_timeout_s,
-            connect_timeout_s=options.connect_timeout_s,
-            active_timeout_s=options.active_timeout_s,
-            heartbeat_s=options.heartbeat_s,
-            deliver=self._deliver,
-            ended=self._ended,
-            asked=self._asked,
-            greeted=self._greeted,
-            tls=options.tls,
-            open_to=options.open_to,
-            route=self.route,
-        )
+            options, places, shard, hello, deliver=self._deliver, ended=self._ended,
+            asked=self._asked, greeted=self._greeted,
+        )  # fmt: skip
         self.producer = Producer(reconnector, options.total_s, options.retries)
         self.acks = Acks(reconnector, options.total_s)
         self.calls = Calls(reconnector, options.total_s, options.retries)

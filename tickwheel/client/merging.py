@@ -16,6 +16,7 @@ from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any
 
 from tickwheel.api.daemon import RESTORE_STEPS, UNKNOWN, UNREACHABLE
+from tickwheel.client.requests import raise_first
 from tickwheel.errors import TickwheelError
 from tickwheel.protocol import encode
 
@@ -26,13 +27,6 @@ Raw = Mapping[str, Any]
 """An answer of a daemon, or a part of it, in wire form."""
 ABSENT = ("unknown", "not_held", "gone")
 """Answers about a task that a shard does not have, from the least to the most informative."""
-
-
-def raise_first(ends: Iterable[Any]) -> None:
-    """Raise the first exception in the results of a ``gather``."""
-    for end in ends:
-        if isinstance(end, BaseException):
-            raise end
 
 
 def informativeness(answer: Any) -> int:

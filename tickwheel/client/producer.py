@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from tickwheel.api.frames import FrameType
 from tickwheel.client.connection import LOGGER, Connection, Signal, fail
+from tickwheel.client.reconnector import Source
 from tickwheel.client.requests import Pauses, Resendable, check_frame, is_final
 from tickwheel.client.tasks import (
     FRAME_BYTES,
@@ -67,7 +68,7 @@ to join its frame and deadline."""
 _ENQUEUE, _COLUMNS = int(FrameType.ENQUEUE), int(FrameType.ENQUEUE_COLUMNS)
 
 
-class Producer:
+class Producer(Source):
     """All enqueues of one client."""
 
     def __init__(self, reconnector: Reconnector, total_s: float, retries: int) -> None:
@@ -179,10 +180,7 @@ class Producer:
         deadline_s = began_s + (self._total_s if time_s is None else time_s)
         batch = Batch(self, FRAME_BYTES, began_s, deadline_s)
         future = batch.put(tasks, count, size)
-        self._wait_for(batch)
-        if time_s is not None:
-            self._time(batch)
-        self.reconnector.wake()
+        self.adopt(batch, is_timed=time_s is not None)
         return future
 
     def add_columns(
@@ -195,10 +193,7 @@ class Producer:
         future: asyncio.Future[Receipts] = self.reconnector.loop.create_future()
         deadline_s = began_s + (self._total_s if time_s is None else time_s)
         batch = ColumnBatch(self, columns, size, future, began_s, deadline_s)
-        self._wait_for(batch)
-        if time_s is not None:
-            self._time(batch)
-        self.reconnector.wake()
+        self.adopt(batch, is_timed=time_s is not None)
         return future
 
     async def wait_room(self, time_s: float | None = None) -> None:
@@ -227,11 +222,13 @@ class Producer:
             batch.done = False
         return batches
 
-    def adopt(self, batch: Batch) -> None:
-        """Send a batch of another producer, until its deadline."""
+    def adopt(self, batch: Batch, *, is_timed: bool = True) -> None:
+        """Send a complete batch, perhaps of another producer. ``is_timed``: it ends at its
+        deadline, not at the next sweep."""
         batch.producer = self
         self._wait_for(batch)
-        self._time(batch)
+        if is_timed:
+            self._time(batch)
         self.reconnector.wake()
 
     async def wait_idle(self) -> None:
@@ -295,9 +292,6 @@ class Producer:
     def up(self) -> None:
         """Send all numbered batches without an outcome again."""
         self._again = deque(b for b in self._window if not b.done and b not in self._pauses)
-
-    def down(self) -> None:
-        """Do nothing: sent batches stay in the window."""
 
     def collect(self, connection: Connection) -> None:
         self._close_open()

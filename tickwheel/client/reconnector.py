@@ -24,7 +24,8 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any
 
 from tickwheel.api.frames import PROTOCOL_VERSION, FrameType
 from tickwheel.client.connection import (
@@ -35,19 +36,15 @@ from tickwheel.client.connection import (
     Deliver,
     Ended,
     Open,
-    Request,
-    connect,
+    Question,
     explain,
-    fail,
     hello,
 )
 from tickwheel.client.search import (
-    Configured,
     Elsewhere,
+    Finder,
     Greeted,
-    ReplacementSearch,
-    Route,
-    Search,
+    Places,
     Silent,
     address_named,
     standby,
@@ -70,8 +67,23 @@ STEADY_S = 1.0
 """Seconds after which a connection counts as good: the next pause is then the shortest again."""
 
 
-class Source(Protocol):
-    """A part of the client that writes frames."""
+@dataclass(slots=True)
+class ConnectOptions:
+    """Options of a client's connections."""
+
+    addresses: Sequence[Address]
+    open_to: Open
+    """Opens a connection to an address; the test wheel connects to a daemon in the same process."""
+    tls: ssl.SSLContext | None
+    """The context for every address; None: plain TCP."""
+    send_timeout_s: float
+    connect_timeout_s: float
+    active_timeout_s: float
+    heartbeat_s: float
+
+
+class Source:
+    """A part of the client that writes frames. Each method does nothing unless it is overridden."""
 
     def up(self) -> None:
         """Handle a new connection, after the old one's requests were marked as lost."""
@@ -89,44 +101,22 @@ class Source(Protocol):
         """Fail all waiting requests: the client was closed, or could not connect."""
 
 
-class _Hello(Request):
-    __slots__ = ("done",)
-
-    def __init__(self, deadline_s: float) -> None:
-        super().__init__(deadline_s)
-        self.done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-
-    def answered(self, result: Any) -> None:
-        self.done.set_result(result)
-
-    def failed(self, error: TickwheelError) -> None:
-        fail(self.done, error)
-
-
 class Reconnector:
     """Keeps one connection open: ``start`` it once, ``stop`` it at the end."""
 
     def __init__(
         self,
-        addresses: Sequence[Address],
+        options: ConnectOptions,
+        places: Places,
+        shard: int,
         hello_options: dict[str, Any],
         *,
-        send_timeout_s: float,
-        connect_timeout_s: float,
-        active_timeout_s: float,
-        heartbeat_s: float,
         deliver: Deliver,
         ended: Ended,
         asked: Asked | None = None,
         greeted: Callable[[Limits], None],
-        tls: ssl.SSLContext | None = None,
-        open_to: Open = connect,
-        route: Route | None = None,
     ) -> None:
-        """``tls``: the context for every address; None: plain TCP. ``open_to`` opens a connection
-        to an address. ``route``: the addresses of the shard; None: there is only one shard, or that
-        is not known yet."""
-        self._tls, self._open_to = tls, open_to
+        self._tls, self._open_to = options.tls, options.open_to
         self.loop = asyncio.get_running_loop()
         self.limits = Limits()
         self.delay_levels_ms: Sequence[int] = parse_delay_levels(DELAY_LEVELS)
@@ -138,24 +128,21 @@ class Reconnector:
         self.sources: list[Source] = []
         self.trouble: TickwheelError = Unreachable("not connected yet")
         """The error of the last attempt or connection."""
-        self._search = Search(addresses, self._greet, self._choose, connect_timeout_s)
+        self._connect_timeout_s = options.connect_timeout_s
+        self._active_timeout_s = max(options.active_timeout_s, options.connect_timeout_s)
+        self._finder = Finder(places, shard, self._greet, self._choose, self._connect_timeout_s)
         words = {"heartbeat": True, "lease": True}
         self._hello_options = {"v": PROTOCOL_VERSION, **words, **hello_options}
+        self.follow(places, shard)
         self._refused: dict[Address, set[str]] = {}
         """Options of HELLO that the daemon at an address refused."""
-        self._configured = Configured(addresses)
-        self._route: Route | None = None
-        if route is not None:
-            self.follow(route)
-        self._connect_timeout_s = connect_timeout_s
-        self._active_timeout_s = max(active_timeout_s, connect_timeout_s)
         self._deliver = deliver
         self._ended = ended
         self._asked = asked
         self._greeted = greeted
         self._number = 0
         self._flushing = False
-        self._watch = Heartbeat(self, send_timeout_s, heartbeat_s)
+        self._watch = Heartbeat(self, options.send_timeout_s, options.heartbeat_s)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._up = asyncio.Event()
         self._runner: asyncio.Task[None] | None = None
@@ -171,7 +158,7 @@ class Reconnector:
         self._runner = self.loop.create_task(self._run())
         waited_s = self._connect_timeout_s
         await self._wait_connected(waited_s)
-        if self.connection is None and not self._runner.done() and self._search.any_standby:
+        if self.connection is None and not self._runner.done() and self._finder.any_standby:
             # Daemons answer: one of them is about to lead.
             rest_s, waited_s = self._active_timeout_s - waited_s, self._active_timeout_s
             await self._wait_connected(rest_s)
@@ -216,11 +203,11 @@ class Reconnector:
         if connection is not None:
             await connection.finish(error)
 
-    def follow(self, route: Route) -> None:
-        """Connect only to the shard of this route from now on."""
-        self._route = route
-        self._search.follow(route)
-        self._hello_options["shard"] = route.shard
+    def follow(self, places: Places, shard: int) -> None:
+        """Connect only to this shard from now on."""
+        self._finder.places, self._finder.shard = places, shard
+        if places.is_many:
+            self._hello_options["shard"] = shard
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Start a task that ends at the latest with the reconnector."""
@@ -261,7 +248,7 @@ class Reconnector:
 
     def unreachable(self, waited_s: float) -> TickwheelError:
         """Return the error for no connection: Unreachable, or NotActive if only standbys answer."""
-        return self._search.failure(waited_s)
+        return self._finder.failure(waited_s)
 
     def overdue(self, what: str, waited_s: float, *, written: bool) -> TickwheelError:
         """Return the error for no answer: never sent, connection broken, or silence."""
@@ -285,7 +272,7 @@ class Reconnector:
 
     async def _run(self) -> None:
         while True:
-            connection = self._take_newer() or await self._search.find()
+            connection = self._take_newer() or await self._finder.find()
             began_s = self.loop.time()
             LOGGER.info("connected to %s", connection.peer)
             self._connected(connection)
@@ -293,19 +280,18 @@ class Reconnector:
             LOGGER.info("connection ended: %s: %s", self.trouble.code, self.trouble.message)
             steady = self.loop.time() - began_s >= STEADY_S
             successor = address_named(connection.successor, secure=self._tls is not None)
-            self._search.ended(
+            self._finder.ended(
                 self.trouble, silent=connection.silent, steady=steady, successor=successor
             )
             self._disconnected(connection)
             if not steady and self._newer is None:
-                await self._search.pause()
+                await self._finder.pause()
 
     def _connected(self, connection: Connection) -> None:
         self.connection = connection
         self._refused.clear()  # another daemon may listen there by the next attempt
-        route = self._current_route
-        route.connected_at(self._search.at)
-        route.seen.nodes[route.shard] = str(self.info.get("node"))
+        finder = self._finder
+        finder.places.connected_at(finder.shard, finder.at, str(self.info.get("node")))
         self._lease_changed(connection)
         self._up.set()
         for source in self.sources:
@@ -316,19 +302,12 @@ class Reconnector:
         self.connection = None
         self._up.clear()
         self._end_search()
-        route = self._current_route
-        route.connected_at(None)
-        route.seen.nodes.pop(route.shard, None)
+        self._finder.places.connected_at(self._finder.shard, None)
         for source in self.sources:
             source.down()
         connection.give_up_requests()
 
     # --- another daemon beside an open connection -----------------------------------------------
-
-    @property
-    def _current_route(self) -> Route:
-        """The addresses to try for another daemon."""
-        return self._configured if self._route is None else self._route
 
     def _lease_changed(self, connection: Connection) -> None:
         """Handle a report of the daemon's lease. While the lease has ended, another daemon may
@@ -344,17 +323,16 @@ class Reconnector:
                 "%s cannot reach its store, and its lease has ended: searching for another daemon",
                 connection.peer,
             )
-            route = self._current_route
-            route.seen.unleased.add(route.shard)
-            self._searching = self.spawn(self._search_beside(connection, route))
+            self._finder.places.unleased.add(self._finder.shard)
+            self._searching = self.spawn(self._search_beside(connection))
 
     def _end_search(self) -> None:
         searching, self._searching = self._searching, None
         if searching is not None:
             searching.cancel()
-        self._current_route.seen.unleased.discard(self._current_route.shard)
+        self._finder.places.unleased.discard(self._finder.shard)
 
-    async def _search_beside(self, connection: Connection, route: Route) -> None:
+    async def _search_beside(self, connection: Connection) -> None:
         """Search for another daemon that serves the shard, and close the connection for it."""
         newer: list[Greeted] = []
 
@@ -362,11 +340,12 @@ class Reconnector:
             self._check_newer(greeted)
             newer.append(greeted)
 
-        search = ReplacementSearch(
-            self._search.at, route, self._greet, choose, self._connect_timeout_s
+        own = self._finder
+        finder = Finder(
+            own.places, own.shard, self._greet, choose, self._connect_timeout_s, beside=own.at
         )
-        await search.find()
-        self._searching, self._newer = None, (newer[-1], search.at)
+        await finder.find()
+        self._searching, self._newer = None, (newer[-1], finder.at)
         connection.abort(ConnectionLost("another daemon serves the shard now"))
 
     def _check_newer(self, greeted: Greeted) -> None:
@@ -384,7 +363,7 @@ class Reconnector:
         newer, self._newer = self._newer, None
         if newer is None:
             return None
-        greeted, self._search.at = newer
+        greeted, self._finder.at = newer
         try:
             self._choose(greeted)
         except TickwheelError:
@@ -442,17 +421,14 @@ class Reconnector:
 
     async def _say_hello(self, connection: Connection, address: Address) -> dict[str, Any]:
         """Return the answer of an active daemon that has the shard. Raise a TickwheelError."""
-        request = _Hello(0.0)
         number = self.next_number()
         refused = self._refused.get(address, ())
         options = {name: v for name, v in self._hello_options.items() if name not in refused}
-        connection.ask(number, request, hello(number, options, self.limits.frame_bytes_max))
-        connection.flush()
-        await asyncio.wait((request.done, connection.closed), return_when=asyncio.FIRST_COMPLETED)
-        if not request.done.done():
-            raise self._unanswered(connection.closed.result())
+        data = hello(number, options, self.limits.frame_bytes_max)
         try:
-            info = request.done.result()
+            info = await connection.answer_to(number, data)
+        except ConnectionLost as error:
+            raise self._unanswered(error) from None
         except BadRequest as error:
             # An older daemon refuses a HELLO with unknown options.
             word = next((word for word in NEWER_WORDS if word in options), None)
@@ -466,9 +442,9 @@ class Reconnector:
             raise ConnectionLost(message) from None
         if not isinstance(info, dict):
             raise ProtocolError("HELLO's answer is not a map")
-        if self._route is not None:
-            self._route.learn(info)
-        shard = None if self._route is None else self._route.shard
+        places = self._finder.places
+        places.learn(info)
+        shard = self._finder.shard if places.is_many else None
         not_active = standby(info, secure=self._tls is not None, shard=shard)
         if not_active is not None:
             raise not_active
@@ -482,20 +458,6 @@ SWEEPS_PER_TIMEOUT = 4
 SWEEP_S_MAX = 0.25
 BLOCKED_S = 0.5
 """Delay of a sweep in seconds that shows that the event loop was blocked."""
-
-
-class _Probe(Request):
-    """A PING without a waiter: only the arrival of some data counts."""
-
-    __slots__ = ()
-
-    def answered(self, result: Any) -> None: ...
-
-    def failed(self, error: TickwheelError) -> None: ...
-
-    def lost(self) -> None: ...
-
-    def expired(self) -> None: ...
 
 
 class Heartbeat:
@@ -575,7 +537,8 @@ class Heartbeat:
 
     def _ping(self, connection: Connection, now_s: float) -> None:
         number = self._reconnector.next_number()
-        connection.ask(number, _Probe(float("inf")), encode((int(FrameType.PING), number)))
+        # Nobody waits for the answer: only the arrival of some data counts.
+        connection.ask(number, Question(), encode((int(FrameType.PING), number)))
         connection.flush()
         self._pinged, self._pinged_s, self._moved_s = connection, now_s, now_s
         self._ping_end, self._sent = connection.written_bytes, connection.sent_bytes

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from tickwheel.api import shapes
 from tickwheel.client.connection import Connection, Request, fail
+from tickwheel.client.reconnector import Source
 from tickwheel.client.tasks import refuse_unknown
 from tickwheel.errors import (
     BadRequest,
@@ -285,7 +286,7 @@ def check_frame(data: bytes, what: str, limits: Limits) -> None:
         )
 
 
-class Calls:
+class Calls(Source):
     """All calls of one client."""
 
     def __init__(self, reconnector: Reconnector, total_s: float, retries: int) -> None:
@@ -355,12 +356,6 @@ class Calls:
 
     # --- a source of the reconnector ------------------------------------------------------------
 
-    def up(self) -> None:
-        """Do nothing: lost calls are already waiting to be sent."""
-
-    def down(self) -> None:
-        """Do nothing: the connection tells each sent call that it is lost."""
-
     def collect(self, connection: Connection) -> None:
         held: list[Call] = []
         for call in self.outbox.take():
@@ -402,6 +397,13 @@ def read(parse: Callable[[Any], T], answer: Any) -> T:
         raise ProtocolError(
             f"the daemon sent an invalid answer: {type(problem).__name__}: {problem!s:.200}"
         ) from None
+
+
+def raise_first(ends: Iterable[Any]) -> None:
+    """Raise the first exception in the results of a ``gather``."""
+    for end in ends:
+        if isinstance(end, BaseException):
+            raise end
 
 
 def list_of(answer: Any, count: int, kind: Any) -> list[Any]:

@@ -1,7 +1,7 @@
-"""A client's search for its daemon among several addresses.
+"""A client's search for the daemon of a shard among several addresses.
 
-``Search`` decides which address to try when; its creator passes the function that connects. It
-knows no frames. Invariants:
+``Places`` has the known addresses of all shards; a ``Finder`` decides which of them to try when,
+and its creator passes the function that connects. Both know no frames. Invariants:
 
 * Addresses are tried one after the other, and concurrently when one does not answer soon ("Happy
   Eyeballs", RFC 8305): an address that accepts connections and never answers, such as a stopped
@@ -10,26 +10,26 @@ knows no frames. Invariants:
   ``ATTEMPTS_MAX`` attempts run, plus one repetition: another connection to the first address of a
   round.
 * A daemon that hands its shard over can name its successor. The successor alone is tried while it
-is
-  a standby, for at most ``HANDOVER_S``; meanwhile the address of the old daemon comes last.
+  is a standby, for at most ``HANDOVER_S``; meanwhile the address of the old daemon comes last.
 * A round tries each address at most once and follows few hints, so that standbys that name each
   other, or always new addresses, end in a pause. Hints add to the list and never replace it: a
   wrong hint costs one attempt. A silent address comes last for a while.
 * While a daemon says that it does not lead, another is about to. Pauses are then short for as long
   as a lease can take to end.
-* A client of several shards asks its ``Route`` for the list in every round, because shards move.
-* ``ReplacementSearch`` searches while a connection is open. All such searches of a client share one
-  budget of requests and start at different moments.
+* The finder of one of several shards asks ``Places`` for the list in every round, because shards
+  move.
+* All finders of a client that search while a connection is open share one budget of requests and
+  start at different moments.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from tickwheel.client.connection import (
     LOGGER,
@@ -48,11 +48,31 @@ from tickwheel.errors import (
     Unreachable,
 )
 
+OTHERS_MAX = 8
+"""Maximum addresses of other shards that one round of a search for a shard tries."""
 
-class Seen:
-    """Recent results of attempts at addresses, shared by all connections of a client."""
 
-    def __init__(self) -> None:
+class Places:
+    """The known addresses of all shards' daemons, from answers to HELLO and open connections, and
+    recent results of attempts at them. A wrong address costs attempts, nothing else."""
+
+    def __init__(self, count: int, configured: Sequence[Address], *, secure: bool) -> None:
+        """``count``: the number of shards. ``configured``: the client's own addresses, the only
+        ones for a single shard. ``secure``: whether it uses TLS; addresses of the other kind are
+        ignored."""
+        self._configured, self._secure = configured, secure
+        self.is_many = count > 1
+        """Whether there are several shards."""
+        self._named: list[Address | None] = [None] * count
+        """The address of each shard's daemon; None: no daemon is known to serve it."""
+        self._version = 0
+        self._doors: list[Address] = []
+        """The front doors of nodes. A door is open while its node runs, whatever shards it
+        leads."""
+        self._connected: dict[int, Address] = {}
+        """Shard → address of its open connection."""
+        self._last: dict[int, Address] = {}
+        """Shard → address of its last connection; a new daemon may not be announced yet."""
         self.silent_until_s: dict[Address, float] = {}
         """Silent address → time until which it comes after all others."""
         self.redirected_s: dict[Address, float] = {}
@@ -71,40 +91,53 @@ class Seen:
         named = {self.nodes[shard] for shard in self.unleased}
         return len(named) > 1 and len(self.unleased) == len(self.nodes)
 
-
-class Route(Protocol):
-    """The known addresses of one shard, which change while the client is open."""
-
-    shard: int
-    seen: Seen
-
-    def addresses(self) -> Sequence[Address]:
-        """Return the addresses to try for the shard, the likeliest first."""
-
     def learn(self, info: Mapping[str, Any]) -> None:
-        """Store the addresses of shards in an answer to HELLO."""
+        """Store the addresses of an answer to HELLO, unless newer ones are known."""
+        urls, version = info.get("shards"), info.get("route_version", 0)
+        is_route = isinstance(urls, (list, tuple)) and len(urls) == len(self._named)
+        if is_route and type(version) is int and version >= self._version:
+            is_newer, self._version = version > self._version, version
+            previous, self._named = self._named, [self._address(url) for url in urls or ()]
+            for address in set(filter(None, self._named)).difference(previous) if is_newer else ():
+                self.silent_until_s.pop(address, None)  # its silence is out of date
+            doors = info.get("doors")
+            if isinstance(doors, (list, tuple)):
+                self._doors = [*filter(None, map(self._address, doors[:OTHERS_MAX]))]
 
-    def connected_at(self, at: Address | None) -> None:
-        """Store the address of the connection; None: the connection has ended."""
+    def _address(self, url: Any) -> Address | None:
+        if not isinstance(url, str) or not url:
+            return None
+        with suppress(BadRequest):
+            return parse_url(url)[0] if is_secure(url) == self._secure else None
+        return None
 
+    def connected_at(self, shard: int, at: Address | None, node: str = "") -> None:
+        """Store the address of the connection to a shard, and the name of its daemon; None: the
+        connection has ended."""
+        self._connected.pop(shard, None)
+        self.nodes.pop(shard, None)
+        self.unleased.discard(shard)
+        if at is not None:
+            self._connected[shard] = self._last[shard] = at
+            self.nodes[shard] = node
 
-class Configured:
-    """The ``Route`` to a daemon without shards: the client's configured addresses."""
-
-    shard = 0
-
-    def __init__(self, addresses: Sequence[Address]) -> None:
-        self._addresses = addresses
-        self.seen = Seen()
-
-    def addresses(self) -> Sequence[Address]:
-        return self._addresses
-
-    def learn(self, info: Mapping[str, Any]) -> None:
-        """Do nothing: the answer to HELLO names no other address."""
-
-    def connected_at(self, at: Address | None) -> None:
-        """Do nothing: the list does not change."""
+    def around(self, shard: int) -> Sequence[Address]:
+        """Return the addresses to try for a shard: its own, the configured ones, those of connected
+        daemons, the doors of nodes, and those of other shards' daemons. The first address of each
+        host comes before a second one."""
+        if not self.is_many:
+            return self._configured
+        own = (self._named[shard], self._last.get(shard))
+        first = dict.fromkeys((*filter(None, own), *self._configured))
+        others = dict.fromkeys(
+            (*self._connected.values(), *self._doors, *filter(None, self._named))
+        )
+        hosts: Counter[str] = Counter()
+        ranked: list[tuple[int, int, Address]] = []
+        for index, address in enumerate(other for other in others if other not in first):
+            ranked.append((hosts[address[0]], index, address))
+            hosts[address[0]] += 1
+        return [*first, *(address for _, _, address in sorted(ranked)[:OTHERS_MAX])]
 
 
 BACKOFF_S_MIN = 0.05
@@ -137,6 +170,16 @@ INFORMANTS_MAX = 3
 INFORMED_S = 0.05
 """Seconds for which a redirection of another connection of the client counts towards
 ``INFORMANTS_MAX``."""
+BESIDE_START_S = 0.5
+"""Maximum seconds before a search beside a connection starts. The delay is random, because all
+clients of a daemon are notified at once."""
+BESIDE_SOON_S = 3.0
+"""Seconds of a search beside a connection with pauses as short as for a takeover, which happens
+soon or not at all."""
+BESIDE_BACKOFF_S_MAX = 1.0
+"""Maximum seconds of later pauses, and of all pauses while the store is away for all nodes."""
+BESIDE_PROBES_MAX = 2
+"""Maximum addresses that all searches of a client together try within one longest pause."""
 NOWHERE = frozenset(("0.0.0.0", "::"))  # noqa: S104  # to refuse them
 """Listening addresses that other hosts cannot connect to."""
 
@@ -210,6 +253,12 @@ def _close(attempt: asyncio.Task[Greeted]) -> None:
         attempt.result().connection.abort(ClientClosed("another daemon was chosen"))
 
 
+def _expire(times_s: dict[Address, float], until_s: float) -> None:
+    """Remove the addresses with times up to ``until_s``."""
+    for address in [address for address, time_s in times_s.items() if time_s <= until_s]:
+        del times_s[address]
+
+
 class _Attempt(NamedTuple):
     """A running attempt at an address."""
 
@@ -220,28 +269,57 @@ class _Attempt(NamedTuple):
     """Whether another attempt at this address was running when it started."""
 
 
-class Search:
-    """A client's search through its addresses, one ``find`` at a time."""
+class Finder:
+    """The search for the active daemon of one shard, one ``find`` at a time.
+
+    State      Event                                              Next state
+    ---------  -------------------------------------------------  ---------------------------
+    searching  a daemon answers as active                         connected
+               a daemon names another                             searching, that one first
+               an address is quiet for ``APART_S``                searching, the next one beside
+               all addresses refuse for good, and none ever led   closed: ``find`` raises
+               all addresses were tried                           resting
+    resting    an earlier attempt answers as active               connected
+               the pause is over                                  searching
+    connected  the connection ends                                searching, the next one first
+               the daemon names its successor and leaves          following
+               the daemon's lease ends                            doubting
+    following  the successor answers as active                    connected
+               the successor stands by                            resting, then following
+               it fails otherwise, or ``HANDOVER_S`` is over      searching
+    doubting   the daemon holds its lease again                   connected
+               another daemon answers with a later epoch          connected to that one
+               another daemon answers with an earlier epoch       doubting
+               the connection ends                                searching
+
+    A finder that is ``beside`` a connection is doubting. It is a second object, so that the
+    search after the end of the connection starts afresh, and tries much less than a search
+    without a connection: if the store is away for all nodes, there is no daemon to find.
+    """
 
     def __init__(
         self,
-        addresses: Sequence[Address],
+        places: Places,
+        shard: int,
         attempt: Attempt,
         choose: Callable[[Greeted], None],
         connect_timeout_s: float,
+        *,
+        beside: Address | None = None,
     ) -> None:
-        """``choose`` accepts the daemon that was found, or raises a TickwheelError."""
-        self._addresses = list(dict.fromkeys(addresses))
+        """``choose`` accepts the daemon that was found, or raises a TickwheelError. ``beside``: the
+        address of the open connection, which is not tried."""
+        self.places, self.shard = places, shard
         self._attempt, self._choose = attempt, choose
         self._connect_timeout_s = connect_timeout_s
+        self._beside = beside
         self._loop = asyncio.get_running_loop()
+        self._addresses: list[Address] = list(dict.fromkeys(places.around(shard)))
         self._first = 0
-        """The index of the first address in the next round."""
+        """The index of the first address in the next round; always 0 with several shards, where the
+        shard's own address comes first."""
         self.at: Address | None = None
         """The address of the last connection."""
-        self.route: Route | None = None
-        """The source of the list in each round, if any."""
-        self._seen = Seen()
         self._failures: dict[Address, TickwheelError] = {}
         """Each address's error since the last connection."""
         self._running: list[_Attempt] = []
@@ -254,7 +332,7 @@ class Search:
         """Addresses that daemons have named and that are still to be tried."""
         self.backoff_s = BACKOFF_S_MIN
         """Maximum seconds of the next pause."""
-        self._was_active = False
+        self._was_active = beside is not None
         self._left: Address | None = None
         """The address of the daemon that has given up the shard."""
         self._successor: Address | None = None
@@ -263,10 +341,7 @@ class Search:
         """When ``_left`` and ``_successor`` expire."""
         self._handover_until_s = 0.0
         self._takeover_until_s = self._loop.time() + connect_timeout_s
-
-    def follow(self, route: Route) -> None:
-        """Search for the shard of this route from now on."""
-        self.route, self._seen = route, route.seen
+        self._soon_until_s = self._loop.time() + BESIDE_SOON_S
 
     async def find(self) -> Connection:
         """Search for an active daemon, in rounds with growing pauses.
@@ -274,6 +349,8 @@ class Search:
         Raise the last address's error if all addresses refuse permanently and none was ever
         active.
         """
+        if self._beside is not None:
+            await asyncio.sleep(random.uniform(0.0, BESIDE_START_S))
         connection: Connection | None = None
         try:
             while connection is None:
@@ -321,9 +398,12 @@ class Search:
         return pause_s
 
     def _backoff_s_max(self) -> float:
+        now_s = self._loop.time()
+        if self._beside is not None:
+            is_soon = now_s < self._soon_until_s and not self.places.store_is_away
+            return TAKEOVER_BACKOFF_S_MAX if is_soon else BESIDE_BACKOFF_S_MAX
         if not self.any_standby:
             return BACKOFF_S_MAX
-        now_s = self._loop.time()
         if now_s < self._handover_until_s:
             return HANDOVER_BACKOFF_S_MAX
         return TAKEOVER_BACKOFF_S_MAX if now_s < self._takeover_until_s else STANDBY_BACKOFF_S_MAX
@@ -334,7 +414,7 @@ class Search:
         details = "; ".join(
             f"{address_text(address)}: {self._report(address)}" for address in addresses
         )
-        shard = "" if self.route is None else f" of shard {self.route.shard}"
+        shard = f" of shard {self.shard}" if self.places.is_many else ""
         if any(isinstance(error, NotActive) for error in self._failures.values()):
             return NotActive(f"no active daemon{shard} within {waited_s:g} s: {details}")
         return Unreachable(f"no daemon{shard} within {waited_s:g} s: {details}")
@@ -385,7 +465,8 @@ class Search:
     async def _rest(self) -> Connection | None:
         """Pause after a round. If it had nothing to try, because every address is being tried, wait
         for an attempt to end. Return the connection, if an earlier attempt has made one."""
-        waits = self._is_idle and bool(self._running)
+        # An idle round beside a connection may only have found the budget used up.
+        waits = self._is_idle and bool(self._running) and self._beside is None
         until_s = self._loop.time() + (0.0 if waits else self._pause_s())
         while waits or self._loop.time() < until_s:
             connection = await self._wait(None if waits else until_s - self._loop.time())
@@ -408,29 +489,40 @@ class Search:
 
     def _list(self) -> deque[Address]:
         """Return the addresses of a round in order."""
-        if self.route is not None:
-            self._addresses, self._first = list(dict.fromkeys(self.route.addresses())), 0
+        places, now_s = self.places, self._loop.time()
+        self._addresses = list(dict.fromkeys(places.around(self.shard)))
+        self._first = 0 if places.is_many else self._first
+        _expire(places.silent_until_s, now_s)
+        if self._beside is not None:
+            return deque(self._probes(now_s))
+        _expire(places.redirected_s, now_s - self._connect_timeout_s)
         order = self._addresses[self._first :] + self._addresses[: self._first]
-        now_s = self._loop.time()
-        silent, redirected = self._seen.silent_until_s, self._seen.redirected_s
-        for address in [a for a, until_s in silent.items() if until_s <= now_s]:
-            del silent[address]
-        for address in [
-            a for a, at_s in redirected.items() if at_s < now_s - self._connect_timeout_s
-        ]:
-            del redirected[address]
-        if self.route is not None:
-            uninformed = [a for a in order[1:] if isinstance(self._failures.get(a), Elsewhere)]
-            uninformed.sort(key=lambda address: redirected.get(address, 0.0))
-            fresh = sum(now_s - at_s < INFORMED_S for at_s in redirected.values())
-            spared = set(uninformed[max(INFORMANTS_MAX - fresh, 0) :])
-            order = [address for address in order if address not in spared]
-        left = self._left if self.route is not None else None
-        return deque(sorted(order, key=lambda address: (address == left, address in silent)))
+        redirected = places.redirected_s
+        uninformed = [a for a in order[1:] if isinstance(self._failures.get(a), Elsewhere)]
+        uninformed.sort(key=lambda address: redirected.get(address, 0.0))
+        fresh = sum(now_s - at_s < INFORMED_S for at_s in redirected.values())
+        spared = set(uninformed[max(INFORMANTS_MAX - fresh, 0) :])
+        order = [address for address in order if address not in spared]
+        order.sort(key=lambda address: (address == self._left, address in places.silent_until_s))
+        return deque(order)
+
+    def _probes(self, now_s: float) -> Sequence[Address]:
+        """Return the first address, unless it is the connection's, and those that were tried
+        longest ago, within the budget of all finders beside a connection."""
+        places, window_s = self.places, self._backoff_s_max()
+        named = [address for address in self._addresses[:1] if address != self._beside]
+        self._addresses = [address for address in self._addresses if address != self._beside]
+        silent, probed_s = places.silent_until_s, places.probed_s
+        _expire(probed_s, now_s - BESIDE_BACKOFF_S_MAX)
+        most = 1 if places.store_is_away else BESIDE_PROBES_MAX
+        fresh = sum(now_s - at_s < window_s for at_s in probed_s.values())
+        rest = [address for address in self._addresses if address not in named]
+        rest.sort(key=lambda address: (address in silent, probed_s.get(address, 0.0)))
+        return (*named, *rest[: max(most - fresh, 0)])
 
     def _follow_hints(self, waiting: deque[Address]) -> None:
         for hint in self._hints:
-            if hint in self._seen.silent_until_s:
+            if hint in self.places.silent_until_s:
                 waiting.append(hint)
             else:
                 waiting.appendleft(hint)
@@ -452,7 +544,7 @@ class Search:
     def _may_repeat(self, address: Address) -> bool:
         """Return whether an attempt at this address has been silent so long that another connection
         may be answered sooner. Only one such repetition runs at a time."""
-        if any(attempt.is_second for attempt in self._running):
+        if self._beside is not None or any(attempt.is_second for attempt in self._running):
             return False
         silent_s = self._loop.time() - APART_S
         return any(a.address == address and a.since_s <= silent_s for a in self._running)
@@ -460,6 +552,8 @@ class Search:
     def _try(self, address: Address) -> None:
         self._tried.add(address)
         self._is_idle = False
+        if self._beside is not None:
+            self.places.probed_s[address] = self._loop.time()
         is_second = any(attempt.address == address for attempt in self._running)
         task = self._loop.create_task(self._attempt(address, self._patience_s(address)))
         self._running.append(_Attempt(address, task, self._loop.time(), is_second))
@@ -495,8 +589,9 @@ class Search:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _is_worth_trying(self, hint: Address) -> bool:
-        extra = len(self._tried.difference(self._addresses))
-        return hint not in self._tried and (hint in self._addresses or extra < HINTS_MAX)
+        if hint in self._tried or hint == self._beside:
+            return False
+        return hint in self._addresses or len(self._tried.difference(self._addresses)) < HINTS_MAX
 
     def _patience_s(self, address: Address) -> float:
         """Return the seconds that an address may take, so that a silent one leaves time for
@@ -504,7 +599,7 @@ class Search:
         if self._addresses == [address]:
             return self._connect_timeout_s
         count = len(self._addresses)
-        if self.route is not None:
+        if self.places.is_many:
             count = min(count, SLOW_ADDRESSES)
         return min(ATTEMPT_S_MAX, self._connect_timeout_s / count)
 
@@ -514,9 +609,9 @@ class Search:
         if isinstance(error, Silent):
             self._mark_silent(address)
         else:
-            self._seen.silent_until_s.pop(address, None)
+            self.places.silent_until_s.pop(address, None)
         if isinstance(error, Elsewhere):
-            self._seen.redirected_s[address] = self._loop.time()
+            self.places.redirected_s[address] = self._loop.time()
         hint = error.active if isinstance(error, Redirect) else None
         if isinstance(error, Standby) and hint == self._left:
             hint = None  # it does not know yet that it is about to take over from that daemon
@@ -526,81 +621,4 @@ class Search:
             LOGGER.warning("%s: %s: %s", address_text(address), error.code, error.message)
 
     def _mark_silent(self, address: Address) -> None:
-        self._seen.silent_until_s[address] = self._loop.time() + SILENT_S
-
-
-# --- beside an open connection -------------------------------------------------------------------
-
-
-BESIDE_START_S = 0.5
-"""Maximum seconds before a search beside a connection starts. The delay is random, because all
-clients of a daemon are notified at once."""
-BESIDE_SOON_S = 3.0
-"""Seconds of a search beside a connection with pauses as short as for a takeover, which happens
-soon or not at all."""
-BESIDE_BACKOFF_S_MAX = 1.0
-"""Maximum seconds of later pauses, and of all pauses while the store is away for all nodes."""
-BESIDE_PROBES_MAX = 2
-"""Maximum addresses that all searches of a client together try within one longest pause."""
-
-
-class ReplacementSearch(Search):
-    """The search for the next daemon of a shard while the connection to the current one, whose
-    lease has ended, is still open. It tries much less than a search without a connection: if the
-    store is away for all nodes, there is no daemon to find."""
-
-    def __init__(
-        self,
-        current: Address | None,
-        route: Route,
-        attempt: Attempt,
-        choose: Callable[[Greeted], None],
-        connect_timeout_s: float,
-    ) -> None:
-        """``current``: the address of the open connection, which is not tried."""
-        super().__init__((), attempt, choose, connect_timeout_s)
-        self._current = current
-        self._soon_until_s = self._loop.time() + BESIDE_SOON_S
-        self._was_active = True
-        self.follow(route)
-
-    async def find(self) -> Connection:
-        await asyncio.sleep(random.uniform(0.0, BESIDE_START_S))
-        return await super().find()
-
-    def _backoff_s_max(self) -> float:
-        soon = self._loop.time() < self._soon_until_s and not self._seen.store_is_away
-        return TAKEOVER_BACKOFF_S_MAX if soon else BESIDE_BACKOFF_S_MAX
-
-    def _list(self) -> deque[Address]:
-        """Return the address in the newest route, unless it is the current one, and the addresses
-        that were tried longest ago."""
-        assert self.route is not None, "set by the constructor"
-        known = list(dict.fromkeys(self.route.addresses()))
-        self._addresses = [address for address in known if address != self._current]
-        named = [address for address in known[:1] if address != self._current]
-        now_s, window_s, probed_s = self._loop.time(), self._backoff_s_max(), self._seen.probed_s
-        for address in [a for a, at_s in probed_s.items() if at_s < now_s - BESIDE_BACKOFF_S_MAX]:
-            del probed_s[address]
-        silent = self._seen.silent_until_s
-        for address in [a for a, until_s in silent.items() if until_s <= now_s]:
-            del silent[address]
-        most = 1 if self._seen.store_is_away else BESIDE_PROBES_MAX
-        fresh = sum(now_s - at_s < window_s for at_s in probed_s.values())
-        rest = [address for address in self._addresses if address not in named]
-        rest.sort(key=lambda address: (address in silent, probed_s.get(address, 0.0)))
-        return deque((*named, *rest[: max(most - fresh, 0)]))
-
-    async def _rest(self) -> Connection | None:
-        self._is_idle = False  # other searches used up the budget; no attempt is running
-        return await super()._rest()
-
-    def _try(self, address: Address) -> None:
-        self._seen.probed_s[address] = self._loop.time()
-        super()._try(address)
-
-    def _may_repeat(self, address: Address) -> bool:
-        return False
-
-    def _is_worth_trying(self, hint: Address) -> bool:
-        return hint != self._current and super()._is_worth_trying(hint)
+        self.places.silent_until_s[address] = self._loop.time() + SILENT_S

@@ -1,10 +1,9 @@
 """A client over several shards: where requests and tasks go.
 
 ``Shards`` has a link to each shard, of which one exists when the client learns of the others. It
-routes verbs by ``Verb.routing``; ``SpreadProducer`` gives each task to the producer of its shard.
-``spread_subscription.py`` has the subscriptions on all shards behind one front, and ``merging.py``
-the rules that merge answers. A client imports this module only when it has learnt of
-several shards. Invariants:
+routes verbs by their ``Verb.routing``, and gives each task to the producer of its shard.
+``merging.py`` has the rules that merge answers. A client imports both modules only when it has
+learnt of several shards. Invariants:
 
 * A task with a basis (its ``shard_by``, order key or key) goes to shard crc32(basis) mod the number
   of shards, and nowhere else, even when that shard is unreachable. A task without a basis goes to
@@ -18,7 +17,6 @@ several shards. Invariants:
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from functools import partial
@@ -29,7 +27,7 @@ from tickwheel.api.schedules import NewSchedule
 from tickwheel.api.tasks import basis_of
 from tickwheel.api.verb import Routing
 from tickwheel.api.verbs import VERBS
-from tickwheel.client.connection import LOGGER, fail, is_secure, parse_url
+from tickwheel.client.connection import LOGGER, fail, is_secure
 from tickwheel.client.link import Link, close_all
 from tickwheel.client.merging import (
     BY_SHARD,
@@ -43,12 +41,11 @@ from tickwheel.client.merging import (
     numbered,
     once,
     page_of,
-    raise_first,
 )
 from tickwheel.client.producer import Batch, ColumnBatch, Producer, failure, outcomes_of
-from tickwheel.client.requests import own_name, own_number, read
-from tickwheel.client.search import Seen
-from tickwheel.client.spread_subscription import JOIN_S, SpreadSubscription
+from tickwheel.client.requests import own_name, own_number, raise_first, read
+from tickwheel.client.search import Places
+from tickwheel.client.subscription import JOIN_S, SpreadSubscription
 from tickwheel.client.tasks import FRAME_BYTES, size_of
 from tickwheel.errors import (
     BadRequest,
@@ -70,17 +67,17 @@ if TYPE_CHECKING:
     from tickwheel.api.groups import MadeGroup
     from tickwheel.api.times import Duration
     from tickwheel.api.verb import Verb
-    from tickwheel.client.connection import Address
     from tickwheel.client.delivery import Delivery
-    from tickwheel.client.subscription import Subscription
-    from tickwheel.client.tasks import CheckedTask, Columns, Receipt, Receipts, WireTask
+    from tickwheel.client.subscription import Subscription, Subscriptions
+    from tickwheel.client.tasks import Columns, Receipt, Receipts, WireTask
 
 CLAIM_TRIES = 3
 """Attempts to claim a name after ending an earlier claim that was not used."""
-OTHERS_MAX = 8
-"""Maximum addresses of other shards that one round of a search for a shard tries."""
 WAIT_MS = 1_000
 """Milliseconds that a pull waits at a shard at a time; later deliveries are released."""
+
+TOGETHER = 512
+"""Consecutive tasks without a basis that go to one shard before the next shard is chosen."""
 
 AWAY = (Unreachable, SendTimeout, ConnectionLost, OutcomeUnknown, NotActive, Draining)
 """Errors of a shard that is unreachable or stops."""
@@ -104,83 +101,6 @@ def checked_basis(options: Mapping[str, Any]) -> str | None:
     return basis
 
 
-class Places:
-    """The known addresses of all shards' daemons, from answers to HELLO and open connections. A
-    wrong address costs attempts, nothing else."""
-
-    def __init__(self, count: int, configured: Sequence[Address], *, secure: bool) -> None:
-        """``configured``: the client's own addresses. ``secure``: whether it uses TLS; addresses of
-        the other kind are ignored."""
-        self._configured, self._secure = configured, secure
-        self.seen = Seen()
-        self._named: list[Address | None] = [None] * count
-        """The address of each shard's daemon; None: no daemon is known to serve it."""
-        self._version = 0
-        self._doors: list[Address] = []
-        """The front doors of nodes. A door is open while its node runs, whatever shards it
-        leads."""
-        self._connected: dict[int, Address] = {}
-        """Shard → address of its open connection."""
-        self._last: dict[int, Address] = {}
-        """Shard → address of its last connection; a new daemon may not be announced yet."""
-
-    def learn(self, info: Mapping[str, Any]) -> None:
-        """Store the addresses of an answer to HELLO, unless newer ones are known."""
-        urls, version = info.get("shards"), info.get("route_version", 0)
-        is_route = isinstance(urls, (list, tuple)) and len(urls) == len(self._named)
-        if is_route and type(version) is int and version >= self._version:
-            is_newer, self._version = version > self._version, version
-            previous, self._named = self._named, [self._address(url) for url in urls or ()]
-            for address in set(filter(None, self._named)).difference(previous) if is_newer else ():
-                self.seen.silent_until_s.pop(address, None)  # its silence is out of date
-            doors = info.get("doors")
-            if isinstance(doors, (list, tuple)):
-                self._doors = [*filter(None, map(self._address, doors[:OTHERS_MAX]))]
-
-    def _address(self, url: Any) -> Address | None:
-        if not isinstance(url, str) or not url:
-            return None
-        with suppress(BadRequest):
-            return parse_url(url)[0] if is_secure(url) == self._secure else None
-        return None
-
-    def connected_at(self, shard: int, at: Address | None) -> None:
-        """Store the address of the connection to a shard; None: the connection has ended."""
-        self._connected.pop(shard, None)
-        if at is not None:
-            self._connected[shard] = self._last[shard] = at
-
-    def around(self, shard: int) -> list[Address]:
-        """Return the addresses to try for a shard: its own, the configured ones, those of connected
-        daemons, the doors of nodes, and those of other shards' daemons. The first address of each
-        host comes before a second one."""
-        own = (self._named[shard], self._last.get(shard))
-        first = dict.fromkeys((*filter(None, own), *self._configured))
-        others = dict.fromkeys(
-            (*self._connected.values(), *self._doors, *filter(None, self._named))
-        )
-        hosts: Counter[str] = Counter()
-        ranked: list[tuple[int, int, Address]] = []
-        for index, address in enumerate(other for other in others if other not in first):
-            ranked.append((hosts[address[0]], index, address))
-            hosts[address[0]] += 1
-        return [*first, *(address for _, _, address in sorted(ranked)[:OTHERS_MAX])]
-
-
-class Place:
-    """The addresses to try for one shard: the ``Route`` of its link."""
-
-    def __init__(self, places: Places, shard: int) -> None:
-        self._places, self.shard = places, shard
-        self.learn, self.seen = places.learn, places.seen
-
-    def addresses(self) -> Sequence[Address]:
-        return self._places.around(self.shard)
-
-    def connected_at(self, at: Address | None) -> None:
-        self._places.connected_at(self.shard, at)
-
-
 class Shards:
     """All shards of one client."""
 
@@ -196,21 +116,22 @@ class Shards:
                 )
         places = Places(place[1], options.addresses, secure=options.tls is not None)
         places.learn(own.reconnector.info)
-        own.place, own.route = place, Place(places, place[0])
-        own.reconnector.follow(own.route)
+        own.place, own.places = place, places
+        own.reconnector.follow(places, place[0])
         self.links: Sequence[Link] = [
-            own
-            if shard == place[0]
-            else Link(options, place=(shard, place[1]), route=Place(places, shard))
+            own if shard == place[0] else Link(options, place=(shard, place[1]), places=places)
             for shard in range(place[1])
         ]
         self.own = own
         self._others = [link for link in self.links if link is not own]
         self._reconnector = own.reconnector
         self._is_closed = False
-        self.producer = SpreadProducer(self)
         self._next = place[0]
         """The shard that got the last task without a basis."""
+        self._filling: Producer | None = None
+        """The producer of tasks without a basis."""
+        self._left = 0
+        """Further tasks without a basis that can go to ``_filling``."""
 
     # --- routing --------------------------------------------------------------------------------
 
@@ -222,11 +143,6 @@ class Shards:
         except UnicodeEncodeError as error:
             raise BadRequest(f"a name must be valid UTF-8: {error}") from None
         return self.opened(self.links[shard])
-
-    def home_of(self, wire: WireTask) -> Link:
-        """Return the link to the shard of a task. Raise BadRequest."""
-        basis = checked_basis(wire[3]) if len(wire) == 4 else None
-        return self.any() if basis is None else self.of_basis(basis)
 
     def any(self) -> Link:
         """Return the link to the shard with the fewest unanswered tasks among the connected shards
@@ -316,8 +232,105 @@ class Shards:
     async def close(self) -> None:
         """Close all links except the own one, which could not connect and may find other shards."""
         self._is_closed = True
-        self.own.place = self.own.route = None
+        self.own.place = self.own.places = None
         await close_all(self._others, 0.0)
+
+    # --- enqueues -------------------------------------------------------------------------------
+
+    def home(self, wire: WireTask) -> Producer:
+        """Return the producer of a task; a fast path for most tasks. Raise BadRequest."""
+        if len(wire) == 4:
+            basis = checked_basis(wire[3])
+            if basis is not None:
+                return self.of_basis(basis).producer
+        producer = self._filling
+        if (
+            self._left
+            and producer is not None
+            and producer.has_open
+            and producer.reconnector.connection is not None
+        ):
+            self._left -= 1
+            return producer
+        self._left = TOGETHER - 1
+        self._filling = producer = self.any().producer
+        return producer
+
+    @property
+    def is_full(self) -> bool:
+        """Whether all connected shards are full."""
+        producers = [link.producer for link in self.links if link.connected]
+        return bool(producers) and all(producer.is_full for producer in producers)
+
+    async def wait_room(self, time_s: float | None = None) -> None:
+        await self.any().producer.wait_room(time_s)
+
+    def put(
+        self,
+        tasks: list[WireTask],
+        count: int,
+        size: int,
+        time_s: float | None = None,
+        *,
+        is_ruled: bool = False,
+    ) -> asyncio.Future[Any]:
+        """``Producer.put``, in a frame for each shard."""
+
+        def send(to: Producer, part: list[WireTask]) -> asyncio.Future[Any]:
+            return to.put(part, count and len(part), size_of(part), time_s, is_ruled=is_ruled)
+
+        return self._divide(tasks, count, send)
+
+    def add_columns(
+        self, columns: Columns, time_s: float | None = None
+    ) -> asyncio.Future[Receipts]:
+        return self.any().producer.add_columns(columns, time_s)
+
+    def take_over(self, batches: Iterable[Batch]) -> None:
+        """Send tasks that were enqueued before the client knew of several shards."""
+        for batch in batches:
+            [future] = batch.futures
+            if isinstance(batch, ColumnBatch):
+                self.any().producer.adopt(batch)
+                continue
+            try:
+                self._divide(batch.tasks, batch.counts[0], partial(_adopted, batch), future)
+            except TickwheelError as error:
+                fail(future, error)
+
+    def _divide(
+        self,
+        tasks: list[WireTask],
+        count: int,
+        send: Callable[[Producer, list[WireTask]], asyncio.Future[Any]],
+        future: asyncio.Future[Any] | None = None,
+    ) -> asyncio.Future[Any]:
+        """Send the tasks of one frame to their shards, in a frame each. Return the caller's future
+        (``future``, if it exists already)."""
+        parts: dict[Producer, list[int]] = {}
+        free: Producer | None = None
+        for index, wire in enumerate(tasks):
+            basis = checked_basis(wire[3]) if len(wire) == 4 else None
+            if basis is not None:
+                home = self.of_basis(basis).producer
+            else:
+                home = free = free or self.home(wire)
+            parts.setdefault(home, []).append(index)
+        if len(parts) == 1 and future is None:
+            [home] = parts
+            return send(home, tasks)
+        sent: list[tuple[list[int], asyncio.Future[Any]]] = []
+        joined = self._reconnector.loop.create_future() if future is None else future
+        for home, indexes in parts.items():
+            try:
+                part = send(home, [tasks[index] for index in indexes])
+            except TickwheelError as error:
+                part = home.create_future()
+                fail(part, error)
+            sent.append((indexes, part))
+        ended = asyncio.gather(*(part for _, part in sent), return_exceptions=True)
+        ended.add_done_callback(partial(_join, sent, count, joined))
+        return joined
 
     # --- verbs ----------------------------------------------------------------------------------
 
@@ -412,14 +425,17 @@ class Shards:
         ends = await asyncio.gather(*calls, return_exceptions=True)
         return self._merged(verb, [*first, *ends], fields)
 
-    async def _ask_in_turn(self, verb: Verb, fields: tuple[Any, ...], until_s: float | None) -> Any:
-        """Ask all shards in turn. The first error ends it, and the caller can repeat the call.
-        A shard that has no such object is skipped."""
+    async def _ask_in_turn(
+        self, verb: Verb, fields: tuple[Any, ...], until_s: float | None,
+        links: Sequence[Link] | None = None,
+    ) -> Any:  # fmt: skip
+        """Ask all shards in turn, in the order of ``links``. The first error ends it, and the
+        caller can repeat the call. A shard that has no such object is skipped."""
         if verb.name in ("reset_group", "make_bulk") and fields[-1].get("id") is None:
             # The same name in each shard, so that it is listed and cancelled as one.
             fields = (*fields[:-1], {**fields[-1], "id": own_name("reset")})
         ends: list[Any] = []
-        for shard, link in enumerate(self.links):
+        for shard, link in enumerate(links or self.links):
             shard_fields = (_file_of(fields[0], shard),) if verb.name == "backup" else fields
             try:
                 ends.append(await self._ask(link, verb, shard_fields, until_s))
@@ -522,13 +538,7 @@ class Shards:
         """Delete an object in all shards, in its home last: if a shard refuses, the object still
         exists there and at the home, and the other shards follow the home and restore it."""
         home, others = self._home_and_others(fields[0])
-        ends: list[Any] = []
-        for link in (*others, home):
-            try:
-                ends.append(await self._ask(link, verb, fields, until_s))
-            except NotFound as error:
-                ends.append(error)
-        return self._merged(verb, ends, fields)
+        return await self._ask_in_turn(verb, fields, until_s, (*others, home))
 
     def _home_and_others(self, topic: Any) -> tuple[Link, list[Link]]:
         """Return the link to the home of a topic's settings, and the links to all other shards.
@@ -649,7 +659,14 @@ class Shards:
 
     def parts(self, front: Subscription) -> SpreadSubscription:
         """Return a subscription on each shard for this front."""
-        return SpreadSubscription(self.links, front)
+
+        async def subscriptions_at(shard: int) -> Subscriptions:
+            link = self.links[shard]
+            link.ready()  # so that cancelling this wait does not end the other waiters
+            await link.connect()
+            return link.subscriptions
+
+        return SpreadSubscription(len(self.links), subscriptions_at, front)
 
     async def pull(
         self,
@@ -754,159 +771,24 @@ def _file_of(name: str, shard: int) -> str:
     return f"{path.stem}-shard-{shard}{path.suffix}"
 
 
-# --- producing -----------------------------------------------------------------------------------
-
-
-TOGETHER = 512
-"""Consecutive tasks without a basis that go to one shard before the next shard is chosen."""
-
-
-class SpreadProducer:
-    """``Producer`` for several shards: each task goes to the producer of its shard. A shard that is
-    away does not delay the others."""
-
-    def __init__(self, shards: Shards) -> None:
-        self._shards = shards
-        self._full: Producer | None = None
-        """The producer that had no room for the last task."""
-        self._filling: Producer | None = None
-        """The producer of tasks without a basis."""
-        self._left = 0
-        """Further tasks without a basis that can go to ``_filling``."""
-
-    @property
-    def is_full(self) -> bool:
-        """Whether all connected shards are full."""
-        producers = [link.producer for link in self._shards.links if link.connected]
-        return bool(producers) and all(producer.is_full for producer in producers)
-
-    def _home(self, wire: WireTask) -> Producer:
-        """Return the producer of a task; a fast path for most tasks. Raise BadRequest."""
-        if len(wire) == 4:
-            basis = checked_basis(wire[3])
-            if basis is not None:
-                return self._shards.of_basis(basis).producer
-        producer = self._filling
-        if (
-            self._left
-            and producer is not None
-            and producer.has_open
-            and producer.reconnector.connection is not None
-        ):
-            self._left -= 1
-            return producer
-        self._left = TOGETHER - 1
-        self._filling = producer = self._shards.any().producer
-        return producer
-
-    def add(self, checked: CheckedTask) -> asyncio.Future[Any]:
-        return self._home(checked[0]).add(checked)
-
-    def join(self, checked: CheckedTask) -> asyncio.Future[Any] | None:
-        producer = self._home(checked[0])
-        future = producer.join(checked)
-        if future is None:
-            self._full = producer
-        return future
-
-    def put(
-        self,
-        tasks: list[WireTask],
-        count: int,
-        size: int,
-        time_s: float | None = None,
-        *,
-        is_ruled: bool = False,
-    ) -> asyncio.Future[Any]:
-        def send(to: Producer, part: list[WireTask]) -> asyncio.Future[Any]:
-            return to.put(part, count and len(part), size_of(part), time_s, is_ruled=is_ruled)
-
-        return self._divide(tasks, count, send)
-
-    def add_columns(
-        self, columns: Columns, time_s: float | None = None
-    ) -> asyncio.Future[Receipts]:
-        return self._shards.any().producer.add_columns(columns, time_s)
-
-    async def wait_room(self, time_s: float | None = None) -> None:
-        full, self._full = self._full, None
-        await (full or self._shards.any().producer).wait_room(time_s)
-
-    def take_over(self, batches: Iterable[Batch]) -> None:
-        """Send tasks that were enqueued before the client knew of several shards."""
-        for batch in batches:
-            [future] = batch.futures
-            if isinstance(batch, ColumnBatch):
-                self._shards.any().producer.adopt(batch)
-                continue
-            try:
-                self._divide(batch.tasks, batch.counts[0], partial(_adopted, batch), future)
-            except TickwheelError as error:
-                fail(future, error)
-
-    def _divide(
-        self,
-        tasks: list[WireTask],
-        count: int,
-        send: Callable[[Producer, list[WireTask]], asyncio.Future[Any]],
-        future: asyncio.Future[Any] | None = None,
-    ) -> asyncio.Future[Any]:
-        """Send the tasks of one frame to their shards, in a frame each. Return the caller's future
-        (``future``, if it exists already)."""
-        parts: dict[Producer, list[int]] = {}
-        free: Producer | None = None
-        for index, wire in enumerate(tasks):
-            basis = checked_basis(wire[3]) if len(wire) == 4 else None
-            if basis is not None:
-                home = self._shards.of_basis(basis).producer
-            else:
-                home = free = free or self._home(wire)
-            parts.setdefault(home, []).append(index)
-        if len(parts) == 1 and future is None:
-            [home] = parts
-            return send(home, tasks)
-        sent: list[tuple[list[int], asyncio.Future[Any]]] = []
-        joined = self._shards._reconnector.loop.create_future() if future is None else future
-        for home, indexes in parts.items():
-            try:
-                part = send(home, [tasks[index] for index in indexes])
-            except TickwheelError as error:
-                part = home.create_future()
-                fail(part, error)
-            sent.append((indexes, part))
-        _Joined(sent, count, joined)
-        return joined
-
-
-class _Joined:
-    """Joins the outcomes of one caller's tasks in several shards in ``future``."""
-
-    def __init__(
-        self, sent: Sequence[tuple[list[int], asyncio.Future[Any]]], count: int,
-        future: asyncio.Future[Any],
-    ) -> None:  # fmt: skip
-        self._sent, self._count, self._future = sent, count, future
-        self._left = len(sent)
-        for _, part in sent:
-            part.add_done_callback(self._part_done)
-
-    def _part_done(self, part: asyncio.Future[Any]) -> None:
-        self._left -= 1
-        if self._left or self._future.done():
-            if not part.cancelled():
-                part.exception()  # mark as retrieved
-            return
-        outcomes: dict[int, Receipt | TickwheelError] = {}
-        for indexes, sent in self._sent:
-            is_single = not self._count and not sent.cancelled() and sent.exception() is None
-            results = [sent.result()] if is_single else outcomes_of(sent, len(indexes))
-            outcomes.update(zip(indexes, results, strict=True))
-        ends = [outcomes[index] for index in range(len(outcomes))]
-        errors = [end for end in ends if isinstance(end, TickwheelError)]
-        if errors:
-            fail(self._future, failure(ends, errors) if self._count else errors[0])
-        else:
-            self._future.set_result(ends if self._count else ends[0])
+def _join(
+    sent: Sequence[tuple[list[int], asyncio.Future[Any]]], count: int, joined: asyncio.Future[Any],
+    _: object,
+) -> None:  # fmt: skip
+    """Give ``joined`` the outcomes of one caller's tasks in several shards, which have arrived."""
+    if joined.done():
+        return
+    outcomes: dict[int, Receipt | TickwheelError] = {}
+    for indexes, part in sent:
+        is_single = not count and not part.cancelled() and part.exception() is None
+        results = [part.result()] if is_single else outcomes_of(part, len(indexes))
+        outcomes.update(zip(indexes, results, strict=True))
+    ends = [outcomes[index] for index in range(len(outcomes))]
+    errors = [end for end in ends if isinstance(end, TickwheelError)]
+    if errors:
+        fail(joined, failure(ends, errors) if count else errors[0])
+    else:
+        joined.set_result(ends if count else ends[0])
 
 
 def _adopted(batch: Batch, producer: Producer, tasks: list[WireTask]) -> asyncio.Future[Any]:

@@ -18,12 +18,10 @@ from tickwheel.client.connection import (
     DEFAULT_URL,
     Address,
     Connection,
-    Request,
     Trust,
     address_text,
     connect,
     explain,
-    fail,
     hello,
     is_secure,
     parse_url,
@@ -130,43 +128,16 @@ async def status_at(
         connection.abort(Unreachable())
 
 
-class _Question(Request):
-    """A request with an answer that is awaited on a separate connection."""
-
-    __slots__ = ("answer",)
-
-    def __init__(self) -> None:
-        super().__init__(float("inf"))
-        self.answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-
-    def answered(self, result: Any) -> None:
-        self.answer.set_result(result)
-
-    def failed(self, error: TickwheelError) -> None:
-        fail(self.answer, error)
-
-
 async def _ask(connection: Connection, address: Address, token: str | None, name: str) -> Status:
     options = {"v": PROTOCOL_VERSION, "session": None, "token": token, "client": name}
-    info = await _answer(connection, 1, hello(1, options, Limits().frame_bytes_max))
+    info = await connection.answer_to(1, hello(1, options, Limits().frame_bytes_max))
     if not isinstance(info, Mapping):
         raise ProtocolError("HELLO's answer is not a map")
     try:
-        answer = await _answer(connection, 2, encode((int(FrameType.STATUS), 2)))
+        answer = await connection.answer_to(2, encode((int(FrameType.STATUS), 2)))
     except UnknownType:
         return read(lambda known: _from_hello(known, address), info)
     return Status.of(answer)
-
-
-async def _answer(connection: Connection, number: int, data: bytes) -> Any:
-    question = _Question()
-    connection.ask(number, question, data)
-    connection.flush()
-    ends: tuple[asyncio.Future[Any], ...] = (question.answer, connection.closed)
-    await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-    if not question.answer.done():
-        raise connection.closed.result()
-    return question.answer.result()
 
 
 def _from_hello(info: Mapping[str, Any], address: Address) -> Status:

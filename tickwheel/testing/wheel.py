@@ -519,7 +519,7 @@ class _WheelClient(InsideClient):
 
     def _begin(self) -> None:
         super()._begin()
-        self._reconnector._search.backoff_s = 0.0  # simulated crashes need no pause
+        self._reconnector._finder.backoff_s = 0.0  # simulated crashes need no pause
 
     @property
     def is_asking(self) -> bool:
