@@ -367,7 +367,7 @@ class AllShardsExchange(Exchange):
         """Set while the client reads the stream."""
         self._reads.set()
 
-    def _unanswered(self) -> Sequence[Answer]:
+    def unanswered(self) -> Sequence[Answer]:
         return list(self._work)
 
     # --- requests of handlers --------------------------------------------------------------------
@@ -609,10 +609,10 @@ class _Api(Api):
         super().__init__(gateway.settings, gateway.nobody, logins, observed)
         self._gateway = gateway
 
-    def _principal(
+    def principal_of(
         self, route: Route, headers: dict[bytes, bytes], peer: Any, address: str
     ) -> Principal:
-        principal = super()._principal(route, headers, peer, address)
+        principal = super().principal_of(route, headers, peer, address)
         kind, _, token = headers.get(b"authorization", b"").partition(b" ")
         if kind.lower() == b"bearer" and not token.strip().startswith(LINK_PREFIX.encode()):
             self._gateway.tokens[principal] = token.strip().decode("utf-8", "replace")

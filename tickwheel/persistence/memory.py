@@ -87,6 +87,11 @@ class MemoryStore:
         return other
 
     @property
+    def rows(self) -> Iterable[TaskRow]:
+        """The rows of all tasks."""
+        return self._tasks.values()
+
+    @property
     def durability(self) -> str:
         """See ``Store.durability``."""
         return "kept in memory: nothing survives the end of the daemon"

@@ -214,7 +214,7 @@ class TestWheel:
     def due_next(self) -> datetime | None:
         """The due time of the next scheduled task, or None."""
         core, store = self._shard.core, self._store
-        dues_ms = [row.due_ms for row in store._tasks.values() if core.is_scheduled(row)]
+        dues_ms = [row.due_ms for row in store.rows if core.is_scheduled(row)]
         return moment(min(dues_ms)) if dues_ms else None
 
     async def advance(self, by: Duration | str) -> None:
@@ -235,7 +235,7 @@ class TestWheel:
             left_ms = until_ms - self._sources.now_ms
             wait_ms = left_ms if self._wait_ms is None else max(1, self._wait_ms)
             self._sources.now_ms += min(left_ms, wait_ms)
-            self._shard._tick()  # without a turn of the loop, since most steps are idle
+            self._shard.tick()  # without a turn of the loop, since most steps are idle
             if ready is None or ready or self._busy_with():  # this step has started work
                 await self.settle()
 
@@ -324,9 +324,9 @@ class TestWheel:
                 return ""  # the test has made the store fail
             committer.kick()
             return "a batch"
-        if core.firing or shard._woken:
+        if core.firing or shard.is_woken:
             return "a tick"
-        if shard.commands._waiting or shard.coalescing._waiting:
+        if shard.commands.waiting or shard.coalescing.waiting:
             return "a command"
         for queue in shard.request_queues:
             if queue.count:

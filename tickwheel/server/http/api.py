@@ -191,7 +191,7 @@ class Api:
                 )
             headers = single_headers(scope["headers"])
             route, named = self._router.find(scope["method"], scope["raw_path"])
-            principal = self._principal(route, headers, connection.get("certificate"), address)
+            principal = self.principal_of(route, headers, connection.get("certificate"), address)
             _check_origin(headers)
             exchange = self._for(route, principal, address)
         except Unauthorized as error:
@@ -243,7 +243,7 @@ class Api:
             return ShardExchange(self._standby, self._standby.verbs, principal, address)
         raise self._standby.refusal()
 
-    def _principal(
+    def principal_of(
         self, route: Route, headers: dict[bytes, bytes], peer: Any, address: str
     ) -> Principal:
         """Authenticate the caller by token, certificate, login link or browser session. Raise

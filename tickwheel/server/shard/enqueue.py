@@ -658,7 +658,8 @@ class Coalescing:
         self._committer = parts.committer
         self._ids_max = parts.limits.key_tasks_max
         """Maximum tasks with the keys of one request."""
-        self._waiting: deque[Waiting] = deque()
+        self.waiting: deque[Waiting] = deque()
+        """Requests that are not decided, in order."""
         self._first: dict[tuple[Session, int], Waiting] = {}
         """The waiting request by (session, number)."""
         self._followers = 0
@@ -668,7 +669,7 @@ class Coalescing:
         """Decide a request now or queue it. Raise Overloaded if the queue is full, or the error
         that refuses the request."""
         if (
-            not self._waiting
+            not self.waiting
             and self._parts.loaded.is_set()
             and self._parts.has_room(request.caller)
         ):
@@ -677,7 +678,7 @@ class Coalescing:
                 return
         self._check_room()
         self._intake.inflight_bytes += request.size_bytes
-        self._waiting.append(request)
+        self.waiting.append(request)
         session, number = request.session, request.number
         if session is not None:
             session.under_way.add(number)
@@ -707,19 +708,19 @@ class Coalescing:
         self._followers += 1
 
     def _check_room(self) -> None:
-        count, subject = len(self._waiting) + self._followers, "enqueues wait for pending keys"
+        count, subject = len(self.waiting) + self._followers, "enqueues wait for pending keys"
         checks.check_limit(Overloaded, count, subject, self._parts.settings, "commands_max")
 
     async def run(self) -> None:
         while True:
             await self._wake.wait()
             self._wake.clear()
-            while self._waiting:
+            while self.waiting:
                 await self._decide_first()
 
     async def _decide_first(self) -> None:
         """Read once, and decide the first requests as far as these rows suffice."""
-        head = self._waiting[0]
+        head = self.waiting[0]
         if not self._parts.has_room(head.caller) or self._wanted(head).waits:
             head.tries += 1
             await self._committer.barrier()
@@ -727,7 +728,7 @@ class Coalescing:
                 return
         ids: dict[int, None] = {}
         count = 0
-        for request in islice(self._waiting, REQUESTS_PER_READ_MAX):
+        for request in islice(self.waiting, REQUESTS_PER_READ_MAX):
             request_ids = self._wanted(request).ids
             if len(request_ids) > self._ids_max:
                 request_ids = ()  # the request will be refused
@@ -735,13 +736,13 @@ class Coalescing:
                 break
             ids.update(dict.fromkeys(request_ids))
             count += 1
-        bodies = any(map(_keeps_bodies, islice(self._waiting, count)))
+        bodies = any(map(_keeps_bodies, islice(self.waiting, count)))
         async with self._parts.reader.read_some(list(ids), NO_LIMIT, bodies=bodies) as (view, _):
             for _ in range(count):
-                if not self._is_over(self._waiting[0], view, ids.keys()):
-                    self._waiting[0].tries += 1
+                if not self._is_over(self.waiting[0], view, ids.keys()):
+                    self.waiting[0].tries += 1
                     break
-                self._uncount(self._waiting.popleft())
+                self._uncount(self.waiting.popleft())
 
     def _uncount(self, request: Waiting) -> None:
         self._intake.inflight_bytes -= request.size_bytes
