@@ -1016,7 +1016,7 @@ WHOLE = (
         "an-idempotency-key-is-known-where-its-tasks-are",
         "the home of the key is not asked about a request of which it has no task",
         {
-            "GatewayClient._put_once": (
+            "WireClient._put_once": (
                 replaced(
                     "parts.get",
                     "if not (some := [tasks[at] for at in parts.get(shard, ())]): return ()",

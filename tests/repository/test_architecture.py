@@ -201,10 +201,10 @@ def test_modules_have_no_import_cycles() -> None:
 
 
 BUDGETS = {
-    "": 4_650, "api": 5_300, "cli": 8_350, "client": 13_100, "contrib": 1_250, "demo": 1_050,
+    "": 4_450, "api": 5_300, "cli": 8_350, "client": 13_450, "contrib": 1_250, "demo": 1_050,
     "engine": 12_350, "history": 6_150, "model": 3_800, "outbound": 2_350, "persistence": 11_400,
     "reports": 4_100, "server": 7_750, "server/http": 5_600, "server/metrics": 1_350,
-    "server/shard": 12_400, "server/tcp": 1_650, "testing": 800, "wheel": 1_350,
+    "server/shard": 12_400, "server/tcp": 1_650, "testing": 750, "wheel": 1_350,
 }  # fmt: skip
 """Folder of the package → lines that its modules may have, docstrings included. A commit that
 raises one says why; one that shrinks a folder lowers it."""
@@ -237,10 +237,9 @@ CLIENTS_OF_THE_CLIENT = ("outbound", "contrib", "cli", "demo", "otel.py")
 """Packages and modules that use the client as any program does."""
 PRIVATE_OF_OTHERS = {
     "os._exit", "current_app._get_current_object", "connection._create_reader_task",
-    "self._reader", "self._client._flush_acks",
+    "self._reader",
 }  # fmt: skip
-"""Names of libraries without a public one (``_reader``: aiokafka's connections), and the acks that
-a runner of ``outbound`` waits for."""
+"""Names of libraries without a public one (``_reader``: aiokafka's connections)."""
 
 
 def test_users_of_the_client_use_public_names() -> None:

@@ -627,7 +627,7 @@ class Lane:
             runner.go_on(None)
         if self._waiting:
             await asyncio.wait([runner.task for runner in self._waiting])
-        await self._client._flush_acks()
+        await self._client.flush_acks()
         if self._leases is not None:
             self._leases.close()
 

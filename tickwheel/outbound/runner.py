@@ -210,7 +210,7 @@ class Runner:
             async with asyncio.timeout(GIVE_BACK_S):
                 await self._give_back()
                 await self._subscription.close()
-                await self._client._flush_acks()
+                await self._client.flush_acks()
         if self._leases is not None:
             self._leases.close()
 
