@@ -13,7 +13,7 @@ work that is possible by then, including handlers. Invariants:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterator
 from contextlib import (
     AbstractContextManager,
     AsyncExitStack,
@@ -223,7 +223,7 @@ class TestWheel:
 
     async def _advance_to(self, until_ms: int) -> None:
         await self.settle()
-        ready = getattr(asyncio.get_running_loop(), "_ready", None)
+        ready = _waiting_callbacks()
         steps = 0
         while self._sources.now_ms < until_ms:
             steps += 1
@@ -268,7 +268,7 @@ class TestWheel:
         Raise StillBusy if that takes too long."""
         await self._inside.is_up.wait()
         loop = asyncio.get_running_loop()
-        ready, until_s, turns, quiet = getattr(loop, "_ready", None), 0.0, 0, 0
+        ready, until_s, turns, quiet = _waiting_callbacks(), 0.0, 0, 0
         while True:
             await asyncio.sleep(0)
             turns += 1
@@ -510,6 +510,11 @@ class _WheelClient(InsideClient):
     """A client that knows its wheel."""
 
     wheel: TestWheel
+
+
+def _waiting_callbacks() -> Collection[Any] | None:
+    """Return the callbacks that wait for a turn of the event loop. None: the loop hides them."""
+    return getattr(asyncio.get_running_loop(), "_ready", None)
 
 
 async def _refuse(*_: Any) -> bool:

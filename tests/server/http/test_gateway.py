@@ -22,9 +22,8 @@ from support.waiting import comes, soon
 from tickwheel import gateway as gateways
 from tickwheel.api.daemon import NewRestore, Restore, Status
 from tickwheel.api.verbs import VERBS
-from tickwheel.client import Client
+from tickwheel.client import Client, wire
 from tickwheel.client import shards as client_shards
-from tickwheel.client import wire
 from tickwheel.clock import Clock
 from tickwheel.errors import Conflict, SendTimeout
 from tickwheel.gateway import Gateway
