@@ -41,6 +41,7 @@ from tickwheel.client import Client as AsyncClient
 from tickwheel.client import Delivery as AsyncDelivery
 from tickwheel.client import Subscription as AsyncSubscription
 from tickwheel.client.checks import Check
+from tickwheel.client.connection import DEFAULT_URL
 from tickwheel.client.delivery import Delivered, seen
 from tickwheel.client.encodings import Codec, body_of
 from tickwheel.client.link import descriptors, unreachable
@@ -818,7 +819,7 @@ class HostedClient(Client):
 
     def __init__(self, make: Callable[[], AsyncClient]) -> None:
         """``make`` is called in the client's thread."""
-        self._set_up(make, AsyncClient().codec)
+        self._set_up(make, AsyncClient(DEFAULT_URL).codec)
         _CLIENTS.add(self)
 
     @property
