@@ -3,7 +3,7 @@
 
 ``Gateway`` is an ASGI application with a daemon's API, OpenAPI document and console. Its handlers
 use an ``AllShardsExchange`` instead of the exchange with one shard. The gateway executes nothing
-itself: a ``GatewayClient``, an ordinary client, selects the shards for a request and combines their
+itself: a ``GatewayClient`` selects the shards for a request and combines their
 answers. Invariants:
 
 * This process has no rights. It sends the token of its caller, and the daemons check the caller's
@@ -29,7 +29,7 @@ from collections.abc import (
 )
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from functools import partial, reduce
+from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -38,20 +38,12 @@ from urllib.parse import quote, urlsplit
 from h11 import RemoteProtocolError
 from starlette.applications import Starlette
 
-from tickwheel.api.bulk import BulkPreview
-from tickwheel.api.frames import FrameType
 from tickwheel.api.groups import MadeGroup
-from tickwheel.api.tasks import indexes_by_shard, rest_key
-from tickwheel.api.verb import Routing
 from tickwheel.api.verbs import VERBS
-from tickwheel.client import Client
 from tickwheel.client.connection import Trust
-from tickwheel.client.merging import ask_in_parts, status_of
-from tickwheel.client.producer import Partly
-from tickwheel.client.requests import raise_first
-from tickwheel.client.shards import AWAY, checked_basis
 from tickwheel.client.subscription import SubscribeOptions
-from tickwheel.client.tasks import FRAME_BYTES, merged_receipts, receipts, size_of
+from tickwheel.client.tasks import FRAME_BYTES
+from tickwheel.client.wire import WireClient
 from tickwheel.errors import (
     BadRequest,
     Forbidden,
@@ -63,7 +55,7 @@ from tickwheel.errors import (
     from_wire,
 )
 from tickwheel.model.records import DEFAULT_GROUP
-from tickwheel.model.values import INTEGER_MAX, SHARD_BITS, shard_of
+from tickwheel.model.values import INTEGER_MAX, SHARD_BITS
 from tickwheel.server import checks
 from tickwheel.server.http.all_shards import NoAnswer, fetch
 from tickwheel.server.http.api import Api
@@ -84,10 +76,7 @@ if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
     from tickwheel.api.shapes import Request
-    from tickwheel.api.verb import Verb
     from tickwheel.client.delivery import Delivery
-    from tickwheel.client.link import Link
-    from tickwheel.client.tasks import Receipt as TaskReceipt
     from tickwheel.clock import Clock
     from tickwheel.engine.topics import DeliverySink
     from tickwheel.server.http.call import Route
@@ -111,8 +100,6 @@ CHECK_S: Final = 5.0
 """Seconds between searches for idle clients."""
 ANSWER_S: Final = 5.0
 """Seconds that the HTTP server of a shard has to answer."""
-STATUS_S: Final = 2.0
-"""Seconds that a shard has to report its status."""
 ANSWER_BYTES_MAX: Final = 64 * 1024
 NAME: Final = "http of all shards"
 USE_SHARDS: Final = "send the request to a shard; /v1/shards lists their addresses"
@@ -131,12 +118,11 @@ class _StreamOptions(SubscribeOptions):
         return number, self.topic, self.group or None, prefetch, self.options
 
 
-class GatewayClient(Client):
-    """A client for one token, which takes and returns values in wire form."""
+class GatewayClient(WireClient):
+    """A client for one token."""
 
     def __init__(self, url: str, token: str, tls: ssl.SSLContext | None) -> None:
-        super().__init__(url, token=token, name=NAME)
-        self._options.tls = tls
+        super().__init__(url, token=token, name=NAME, tls=tls)
         self.requests = 0
         """Requests in progress."""
         self.leased_until_s = 0.0
@@ -154,80 +140,10 @@ class GatewayClient(Client):
         """Whether a request is in progress or a lease is running."""
         return self.requests > 0 or self.leased_until_s > _now_s()
 
-    async def execute(self, verb: Verb, request: Request) -> Any:
-        """Return the answer to a declared verb."""
-        values = request.values()
-        shards = await self._know_shards()
-        if verb.name == "preview_bulk":
-            return await self._preview(values)
-        fields = verb.request_type.to_frame(values)
-        if shards is not None and verb.routing is Routing.PAGES:
-            return await shards.page(verb, values, None)
-        return await self._call(verb, fields, None)
-
-    async def fetch_status(self) -> Any:
-        """Return the combined status of all shards. Raise Unreachable if no shard answers."""
-        shards, verb = await self._know_shards(), VERBS["status"]
-        until_s = _now_s() + STATUS_S
-        for link in self._links:
-            link.ready()
-        calls = (link.call(verb, (), until_s) for link in self._links)
-        results: list[Any] = await asyncio.gather(*calls, return_exceptions=True)
-        raise_first([result for result in results if not isinstance(result, AWAY)])
-        answers = [result for result in results if not isinstance(result, BaseException)]
-        if not answers or shards is None:
-            raise_first(results)
-            return answers[0]
-        return status_of(results, answers[0]["shards"])
-
-    async def _preview(self, values: dict[str, Any]) -> dict[str, Any]:
-        """Return a dry run of a whole bulk operation, because a page cannot span several shards."""
-        values = {name: values[name] for name in values if name not in ("after", "until_id")}
-        previews = [await link.preview(values, None) for link in self._links]
-        total = reduce(BulkPreview.and_then, previews)
-        return {field.name: getattr(total, field.name) for field in total.fields()} | {"next": None}
-
-    async def put(self, tasks: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Enqueue tasks. The answer has an outcome for each task, as for an ENQUEUE with rules."""
-        producer = await self._know_shards() or self._link.producer
-        size = self._checked_size(tasks)
-        if producer.is_full:
-            await producer.wait_room()
-        is_ruled = any(len(task) == 4 and "if_pending" in task[3] for task in tasks)
-        return _enqueue_answer(await producer.put(list(tasks), len(tasks), size, is_ruled=is_ruled))
-
-    async def put_each(self, tasks: tuple[Any, ...]) -> tuple[Any, ...] | list[Any]:
-        """Enqueue tasks, each independently of the others. Return the answer of ``put``, or, when
-        some are refused, a list with the answer or the error of each task."""
-        try:
-            return await self.put(tasks)
-        except TickwheelError as error:
-            if len(tasks) == 1 or (error.retryable and not isinstance(error, Partly)):
-                raise
-            outcomes: list[Any] = [error] * len(tasks)
-            if isinstance(error, Partly):
-                outcomes = error.receipts
-        outcomes = [
-            outcome if isinstance(outcome, TickwheelError) else _enqueue_answer([outcome])
-            for outcome in outcomes
-        ]
-        # One task can cause the daemon to refuse a whole frame, so each task is sent separately.
-        retried = [
-            index
-            for index, outcome in enumerate(outcomes)
-            if isinstance(outcome, TickwheelError) and not outcome.retryable
-        ]
-        answers = (self.put((tasks[index],)) for index in retried)
-        for index, answer in zip(
-            retried, await asyncio.gather(*answers, return_exceptions=True), strict=True
-        ):
-            outcomes[index] = answer
-        return outcomes
-
-    def _checked_size(self, tasks: tuple[Any, ...]) -> int:
+    def checked_size(self, tasks: tuple[Any, ...]) -> int:
         """Return the maximum bytes that the tasks take in a frame. Raise BadRequest, DueTooFar or
-        LimitExceeded for tasks that the daemon would refuse."""
-        limits, size = self.limits, size_of(tasks)
+        LimitExceeded."""
+        limits, size = self.limits, super().checked_size(tasks)
         for index, task in enumerate(tasks):
             if type(task[2]) is int and task[2] > INTEGER_MAX:  # a frame cannot contain it
                 checks.due(task[2], None, f"tasks[{index}]", 0, limits)
@@ -239,121 +155,6 @@ class GatewayClient(Client):
                 " (frame_bytes_max)"
             )
         return size
-
-    async def put_once(self, key: bytes, fingerprint: int, tasks: Any) -> tuple[Any, ...]:
-        """Enqueue tasks under an idempotency key. The key's home shard is asked first, even if none
-        of the tasks belongs there, because it knows of earlier requests with the key. Each shard
-        remembers its part of the request."""
-        shards = await self._know_shards()
-        self._checked_size(tasks)
-        if shards is not None:
-            for task in tasks:
-                checked_basis(task[3] if len(task) == 4 else {})
-        return _enqueue_answer(await self._put_once(key, fingerprint, tasks))
-
-    async def _put_once(
-        self, key: bytes, fingerprint: int, tasks: Sequence[Any]
-    ) -> Sequence[TaskReceipt]:
-        links = self._links
-        parts, home = indexes_by_shard(tasks, key, len(links)), shard_of(key.hex(), len(links))
-
-        async def put(shard: int) -> Sequence[TaskReceipt] | dict[str, Any]:
-            part = [tasks[index] for index in parts.get(shard, ())]
-            return await self._put_once_at(links[shard], key, fingerprint, part)
-
-        async def ask(shard: int, indexes: Sequence[int]) -> Any:
-            return home_result if shard == home else await put(shard)
-
-        home_result = await put(home)
-        if not isinstance(home_result, dict):
-            return await ask_in_parts(parts, ask)
-        # The request was first sent when the store had another number of shards. Tasks that those
-        # shards did not accept are enqueued now, under a key derived from this one, which also
-        # prevents duplicates.
-        by_index = self._former_receipts(home_result, key, tasks)
-        missing = [index for index in range(len(tasks)) if index not in by_index]
-        if missing:
-            part = [tasks[index] for index in missing]
-            added = await self._put_once(rest_key(key), fingerprint, part)
-            by_index |= zip(missing, added, strict=True)
-        return [by_index[index] for index in range(len(tasks))]
-
-    def _former_receipts(
-        self, before: dict[str, Any], key: bytes, tasks: Sequence[Any]
-    ) -> dict[int, TaskReceipt]:
-        """Return, by index, the receipts of the tasks that former shards accepted."""
-        levels_ms, by_index = self._reconnector.delay_levels_ms, {}
-        parts = indexes_by_shard(tasks, key, before["shards"])
-        for shard, accepted_ms, ids, outcomes in before["parts"]:
-            indexes = parts.get(shard, [])
-            plain = receipts([tasks[index] for index in indexes], ids, accepted_ms, levels_ms)
-            for index, receipt, (outcome, due_ms) in zip(indexes, plain, outcomes, strict=True):
-                due_ms = receipt.due_ms if due_ms is None else due_ms
-                by_index[index] = receipt._replace(due_ms=due_ms, outcome=outcome)
-        return by_index
-
-    async def _put_once_at(
-        self, link: Link, key: bytes, fingerprint: int, tasks: Any
-    ) -> list[TaskReceipt] | dict[str, Any]:
-        """Enqueue the tasks of a request that belong to the link's shard, under an idempotency key.
-        Return their receipts, or the answers of former shards to the whole request."""
-        accepted_ms, ids, *rest = await link.ask(FrameType.ENQUEUE_ONCE, key, fingerprint, tasks)
-        details = rest[0] if rest else {}
-        if "before" in details:
-            return dict(details["before"])
-        if "outcomes" in details:
-            return merged_receipts(ids, details["outcomes"])
-        stored = receipts(tasks, ids, accepted_ms, self._reconnector.delay_levels_ms)
-        if "dues_ms" in details:  # None for a task that has ended since
-            return [
-                receipt._replace(due_ms=due_ms)
-                for receipt, due_ms in zip(stored, details["dues_ms"], strict=True)
-            ]
-        return stored
-
-    async def prepare(self, name: str, group: str, part: int, tasks: Any, options: Any) -> Any:
-        """Store half tasks in the shard to which the transaction belongs."""
-        shards = await self._know_shards()
-        self._checked_size(tasks)
-        home = self._link
-        if shards is not None:
-            home, claim = await shards.place_of_transaction(None, name, tasks, None)
-            options = {**options, "claim": claim} if claim else options
-        return await home.ask(FrameType.PREPARE, name, group, part, tasks, options)
-
-    async def take(
-        self, topic: str, group: str, count: int, wait_ms: int, options: dict[str, Any],
-        on_new_group: Callable[[MadeGroup], None],
-    ) -> list[Delivery]:  # fmt: skip
-        """Wait for the first delivery and return up to ``count``. ``on_new_group`` is called for
-        each group that the pull creates."""
-        target = await self._know_shards() or self._link
-        return await target.pull((topic, group), count, wait_ms, options, None, on_new_group)
-
-    async def settle(
-        self, verb: str, receipts: Sequence[Receipt], arguments: tuple[Any, ...]
-    ) -> list[str | None]:
-        """Settle deliveries. Return the outcome of each, or None for the usual outcome."""
-        frame = VERBS[verb].frame
-        assert frame is not None
-        shards, parts = await self._know_shards(), dict[int, list[int]]()
-        links = self._links
-        for index, receipt in enumerate(receipts):
-            for shard in (0,) if shards is None else shards.shards_of(receipt.id):
-                parts.setdefault(shard, []).append(index)
-
-        async def ask(shard: int, indexes: Sequence[int]) -> Sequence[str | None]:
-            fields = settle_fields(verb, [receipts[index] for index in indexes], arguments)
-            return await links[shard].ask(frame, *fields) or [None] * len(indexes)
-
-        return await ask_in_parts(parts, ask)
-
-    def new_subscription(self, options: SubscribeOptions, prefetch: int) -> Any:
-        """Return a subscription, which the caller must start."""
-        self._ready()
-        subscriptions = self._link.subscriptions
-        subscriptions.buffer_bytes_max = STREAM_BYTES_MAX
-        return subscriptions.make(options, prefetch)
 
 
 # --- a request -----------------------------------------------------------------------------------
@@ -374,7 +175,7 @@ class AllShardsExchange(Exchange):
         """Set while the client of the stream reads it."""
         self._is_read.set()
 
-    def _unanswered(self) -> Sequence[Answer]:
+    def unanswered(self) -> Sequence[Answer]:
         return list(self._work)
 
     # --- requests of handlers --------------------------------------------------------------------
@@ -459,8 +260,11 @@ class AllShardsExchange(Exchange):
         return self._ask(take)
 
     def settle(self, verb: str, receipts: Sequence[Receipt], arguments: tuple[Any, ...]) -> Answer:
+        def fields_of(indexes: Sequence[int]) -> tuple[Any, ...]:
+            return settle_fields(verb, [receipts[index] for index in indexes], arguments)
+
         async def settle(client: GatewayClient) -> list[str | None]:
-            outcomes = await client.settle(verb, receipts, arguments)
+            outcomes = await client.settle(verb, [it.id for it in receipts], fields_of)
             if verb == "extend":
                 client.keep_for(arguments[-1] / 1000)
             return outcomes
@@ -493,7 +297,7 @@ class AllShardsExchange(Exchange):
         """Send deliveries of all shards to ``sink``, through the client of the stream."""
         try:
             await client.connect()
-            subscription = client.new_subscription(options, credit)
+            subscription = client.new_subscription(options, credit, STREAM_BYTES_MAX)
             await subscription.start()
             new_group = subscription.new_group
             _complete(subscribed, {} if new_group is None else {"new_group": dict(new_group.raw)})
@@ -591,12 +395,6 @@ def _complete(answer: Answer, value: Any) -> None:
         answer.set_result(value)
 
 
-def _enqueue_answer(task_receipts: Sequence[TaskReceipt]) -> tuple[Any, ...]:
-    """Return the receipts in the form of the answer to an ENQUEUE with rules."""
-    outcomes = [(receipt.outcome, receipt.due_ms) for receipt in task_receipts]
-    return 0, [receipt.id for receipt in task_receipts], {"outcomes": outcomes}
-
-
 def _delivered_task(delivery: Delivery) -> DeliveredTask:
     task_id, attempt, due_ms, body, *options = delivery.raw
     return DeliveredTask(task_id, attempt, due_ms, body, dict(options[0]) if options else {})
@@ -616,10 +414,10 @@ class _Api(Api):
         super().__init__(gateway.settings, gateway.standby, logins, observed)
         self._gateway = gateway
 
-    def _principal(
+    def principal_of(
         self, route: Route, headers: dict[bytes, bytes], peer: Any, address: str
     ) -> Principal:
-        principal = super()._principal(route, headers, peer, address)
+        principal = super().principal_of(route, headers, peer, address)
         kind, _, token = headers.get(b"authorization", b"").partition(b" ")
         if kind.lower() == b"bearer" and not token.strip().startswith(LINK_PREFIX.encode()):
             self._gateway.tokens[principal] = token.strip().decode("utf-8", "replace")

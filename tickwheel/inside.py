@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, cast
 from tickwheel import sync
 from tickwheel.client import Client
 from tickwheel.client.delivery import seen
+from tickwheel.client.wire import LinkedClient
 from tickwheel.errors import BadRequest, TickwheelError, module_needs_extra
 from tickwheel.persistence.contract import StoreBroken
 from tickwheel.waiting import finish_despite_cancellation
@@ -257,24 +258,11 @@ class InProcessDaemon:
         self.on_connection(there)
 
 
-class InsideClient(Client):
-    """A client of a daemon in the same process."""
+class InsideClient(LinkedClient):
+    """A client that connects inside the process."""
 
     def __init__(self, inside: InProcessDaemon, **options: Any) -> None:
-        super().__init__(NOWHERE, **options)
-        self._options.open_to = inside.connect_client
-        self._failure: TickwheelError | None = None
-
-    def _ready(self) -> None:
-        if self._failure is not None:
-            raise type(self._failure)(self._failure.message)
-        super()._ready()
-
-    async def fail(self, error: TickwheelError) -> None:
-        """Cause waiting calls and all later calls to raise ``error``."""
-        self._failure = error
-        if self._state == "open":
-            await self._reconnector.stop(error)
+        super().__init__(NOWHERE, open_to=inside.connect_client, **options)
 
 
 # --- for programs --------------------------------------------------------------------------------
@@ -346,28 +334,23 @@ class Embedded:
         try:
             return blocking.connect()
         except BaseException:
-            blocking._end(self._close)
+            blocking.end(self._close)
             raise
 
     def __exit__(self, *_: object) -> None:
         assert self._blocking is not None, "__enter__ was called first"
-        self._blocking._end(self._close)
+        self._blocking.end(self._close)
 
 
-class _Blocking(sync.Client):
-    """A synchronous client for the asynchronous client that ``make`` creates in its thread."""
+class _Blocking(sync.HostedClient):
+    """A synchronous client in whose thread the daemon runs."""
 
-    def __init__(self, make: Callable[[], Client]) -> None:
-        super().__init__(NOWHERE)
-        self._make = make
-
-    def _end(self, closing: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Run ``closing`` in the client's thread, and then end the thread. This also works without
-        a connection."""
-        runtime = self._current
+    def end(self, closing: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Run ``closing`` in the client's thread, then end the thread."""
+        runtime = self.runtime
         try:
             if runtime is not None:
-                asyncio.run_coroutine_threadsafe(closing(), runtime._loop).result()
+                runtime.run(closing)
         finally:
             self.close()
 

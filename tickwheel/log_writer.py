@@ -96,12 +96,12 @@ class LogWriter:
         while lines := self._next():
             try:
                 self._write_all(lines)
-                self._on_write_result(None)
+                self.on_write_result(None)
             except OSError as error:
                 with self._changed:
                     self._drop(sum(map(_count, lines)))
-                self._on_write_result(error)
-        self._end()
+                self.on_write_result(error)
+        self.end()
 
     def _next(self) -> deque[bytes]:
         """Wait for lines and return all of them, or none if the thread must end."""
@@ -120,27 +120,27 @@ class LogWriter:
             unreported, self._unreported = self._unreported, 0
         if unreported:
             try:
-                self._write(self._format_dropped(unreported))
+                self.write_line(self.line_of_lost(unreported))
             except OSError:
                 with self._changed:
                     self._unreported += unreported
                 raise
         while lines:
-            self._write(lines[0])
+            self.write_line(lines[0])
             lines.popleft()
 
-    def _write(self, line: bytes) -> None:
+    def write_line(self, line: bytes) -> None:
         """Write a line. Raise OSError on failure."""
         raise NotImplementedError
 
-    def _format_dropped(self, count: int) -> bytes:
+    def line_of_lost(self, count: int) -> bytes:
         """Return the line that reports ``count`` dropped lines."""
         raise NotImplementedError
 
-    def _on_write_result(self, error: OSError | None) -> None:
+    def on_write_result(self, error: OSError | None) -> None:
         """Handle the error of a write, or None after a successful write."""
 
-    def _end(self) -> None:
+    def end(self) -> None:
         """Release the thread's resources."""
 
 
@@ -178,17 +178,17 @@ class StreamWriter(LogWriter):
         """Is called in the thread when lines could not be written."""
         self._fd = fd
 
-    def _write(self, line: bytes) -> None:
+    def write_line(self, line: bytes) -> None:
         while line:
             try:
                 line = line[os.write(self._fd, line) :]
             except BlockingIOError:  # another process that shares the file made it non-blocking
                 select.select((), (self._fd,), ())
 
-    def _format_dropped(self, count: int) -> bytes:
+    def line_of_lost(self, count: int) -> bytes:
         return self.format_dropped(count)
 
-    def _on_write_result(self, error: OSError | None) -> None:
+    def on_write_result(self, error: OSError | None) -> None:
         if error is not None:
             self.failed(error)
 

@@ -75,7 +75,7 @@ def instrument(
     tracing = _tracing(tracer_provider, meter_provider, parent)
     uninstrument(target)
     if isinstance(target, Worker):
-        target._tracing = tracing
+        target.observers.append(tracing)
         _wrap(tracing, target.client)
     else:
         _wrap(tracing, target)
@@ -85,7 +85,7 @@ def instrument(
 def uninstrument(target: Client | sync.Client | Worker) -> None:
     """Stop tracing a client, or a worker and its client. Do nothing if it is not traced."""
     if isinstance(target, Worker):
-        target._tracing = None
+        target.observers[:] = [o for o in target.observers if not isinstance(o, Tracing)]
         target = target.client
     if not callable(getattr(target, "enqueue_nowait", None)):
         raise BadRequest(f"target must be a Client or a Worker, not {shown(target)}")

@@ -41,8 +41,10 @@ from tickwheel.client import Client as AsyncClient
 from tickwheel.client import Delivery as AsyncDelivery
 from tickwheel.client import Subscription as AsyncSubscription
 from tickwheel.client.checks import Check
+from tickwheel.client.connection import DEFAULT_URL
 from tickwheel.client.delivery import Delivered, seen
-from tickwheel.client.encodings import body_of
+from tickwheel.client.encodings import Codec, body_of
+from tickwheel.client.link import descriptors, unreachable
 from tickwheel.client.subscription import settle_failed
 from tickwheel.client.tasks import Receipt
 from tickwheel.client.transactions import Transaction as AsyncTransaction
@@ -143,6 +145,10 @@ class Runtime:
             work = self._call(method, arguments, options)
             return asyncio.run_coroutine_threadsafe(work, self._loop)
 
+    def run(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Return the result of ``work()``, which runs in the thread even without a connection."""
+        return asyncio.run_coroutine_threadsafe(work(), self._loop).result()
+
     @property
     def connected(self) -> bool:
         client = self._client
@@ -166,10 +172,8 @@ class Runtime:
         client = self._client
         if client is None:
             return
-        for link in client._links:
-            connection = link.reconnector.connection if link.is_started else None
-            if connection is not None and (descriptor := connection.fileno()) >= 0:
-                self._replace_with_devnull(descriptor)
+        for descriptor in descriptors(client):
+            self._replace_with_devnull(descriptor)
 
     @staticmethod
     def _replace_with_devnull(descriptor: int) -> None:
@@ -217,7 +221,7 @@ class Runtime:
         done, _ = await asyncio.wait((self._connecting,), timeout=timeout_s)
         if not done:
             assert timeout_s is not None and self._attempt is not None
-            raise self._attempt._reconnector.unreachable(timeout_s)
+            raise unreachable(self._attempt, timeout_s)
         return self._connecting.result()
 
     async def _connect(self) -> AsyncClient:
@@ -252,11 +256,12 @@ class ForeignLoop(Runtime):
         self._loop = loop
 
     def _check_thread(self) -> None:
-        if asyncio._get_running_loop() is self._loop:
-            raise BadRequest(
-                "a blocking call on the event loop would wait for itself forever: in a coroutine,"
-                " such as an async def endpoint, await the asynchronous client"
-            )
+        with suppress(RuntimeError):  # no event loop runs in this thread
+            if asyncio.get_running_loop() is self._loop:
+                raise BadRequest(
+                    "a blocking call on the event loop would wait for itself forever: in a"
+                    " coroutine, such as an async def endpoint, await the asynchronous client"
+                )
 
     def submit(
         self, method: Callable[..., Coroutine[Any, Any, T]], *arguments: Any, **options: Any
@@ -442,7 +447,7 @@ class Delivery(_Inner[AsyncDelivery], Delivered):
     __slots__ = ("_inner", "_runtime")
 
     def __init__(self, runtime: Runtime, inner: AsyncDelivery) -> None:
-        super().__init__(inner._batch, inner._item)
+        super().__init__(inner)
         self._runtime = runtime
         self._inner = inner
 
@@ -561,7 +566,7 @@ class Subscription:
     @property
     def closed(self) -> bool:
         """Whether the subscription has ended."""
-        return self._inner._closed
+        return self._inner.closed
 
     @property
     def new_group(self) -> MadeGroup | None:
@@ -571,7 +576,7 @@ class Subscription:
     async def _take(self, _: AsyncClient, timeout_s: float | None) -> AsyncDelivery | None:
         with suppress(TimeoutError, StopAsyncIteration):
             async with asyncio.timeout(timeout_s):
-                return await self._inner._take()
+                return await self._inner.take()
         return None
 
     def _release(self, inner: AsyncDelivery | None) -> None:
@@ -609,12 +614,13 @@ class Client:
     @_with_parameters_of(AsyncClient.__init__)
     def __init__(self, *arguments: Any, **options: Any) -> None:
         options.setdefault("name", NAME)
-        self._set_up(functools.partial(AsyncClient, *arguments, **options))
+        make = functools.partial(AsyncClient, *arguments, **options)
+        self._set_up(make, make().codec)  # raises for invalid arguments
         _CLIENTS.add(self)
 
-    def _set_up(self, make: Callable[[], AsyncClient]) -> None:
+    def _set_up(self, make: Callable[[], AsyncClient], codec: Codec) -> None:
         self._make = make
-        self._codec = make()._codec  # raises for invalid arguments
+        self._codec = codec
         self._handlers: dict[str, Callable[[Check], Coroutine[Any, Any, str | None]]] = {}
         """Producer group → the handler of its checks."""
         self._closed = False
@@ -691,6 +697,7 @@ class Client:
     enqueue_columns = waits(AsyncClient.enqueue_columns)
     oneway = waits(AsyncClient.oneway)
     ping = waits(AsyncClient.ping)
+    flush_acks = waits(AsyncClient.flush_acks)
     lookup = waits(AsyncClient.lookup)
     explain = waits(AsyncClient.explain)
     lookup_many = waits(AsyncClient.lookup_many)
@@ -815,11 +822,33 @@ class Client:
         return current is not None and current.connected
 
 
+class HostedClient(Client):
+    """A client of a program that makes the asynchronous client, and decides where it runs."""
+
+    def __init__(self, make: Callable[[], AsyncClient]) -> None:
+        """``make`` is called in the client's thread."""
+        self._set_up(make, AsyncClient(DEFAULT_URL).codec)
+        _CLIENTS.add(self)
+
+    @property
+    def runtime(self) -> Runtime | None:
+        """What runs the asynchronous client; None: the next call starts a thread for it."""
+        return self._current
+
+    @runtime.setter
+    def runtime(self, runtime: Runtime | None) -> None:
+        self._current = runtime
+
+    def call(self, method: Callable[[AsyncClient], Coroutine[Any, Any, R]], /) -> R:
+        """Call ``method`` in the client's thread, and return its result."""
+        return self._call(method)
+
+
 def on_loop(client: AsyncClient, loop: asyncio.AbstractEventLoop) -> Client:
     """Return a synchronous client for other threads. It uses an asynchronous client on this event
     loop, with the same connection and thread, and ends when the asynchronous client is closed."""
     client_for_threads = Client.__new__(Client)
-    client_for_threads._set_up(lambda: client)
+    client_for_threads._set_up(lambda: client, client.codec)
     client_for_threads._current = ForeignLoop(client, loop)
     return client_for_threads
 

@@ -176,7 +176,12 @@ ARGUMENTS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize(
-    "name", [name for name, one in inspect.getmembers(Client) if is_verb(name, one)]
+    "name",
+    [
+        name
+        for name, one in inspect.getmembers(Client)
+        if is_verb(name, one) and name != "flush_acks"  # a new client has no acks
+    ],
 )
 async def test_every_verb_connects(name: str) -> None:
     client = Client(f"tcp://127.0.0.1:{free_port()}", connect_timeout=0.05, send_timeout=0.05)

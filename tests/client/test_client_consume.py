@@ -200,6 +200,26 @@ async def test_acks_of_one_step_share_a_frame() -> None:
         assert peer.nothing()
 
 
+async def test_flush_acks_waits_for_every_ack_up_to_now() -> None:
+    async with FakeDaemon() as daemon, daemon.client() as client:
+        await soon(client.flush_acks())  # nothing to wait for
+        peer, subscription, sub = await consume(daemon, client)
+        peer.deliver(sub, b"a", b"b", b"c")
+        first, second, third = await deliveries(subscription, 3)
+        first.ack_unwatched()
+        second.ack_nowait()
+        flushing = asyncio.ensure_future(client.flush_acks())
+        ack = await peer.next(T.ACK)
+        third.ack_nowait()
+        later = await peer.next(T.ACK)
+        with pytest.raises(errors.SendTimeout, match="not all acks were answered within 0.01 s"):
+            await client.flush_acks(timeout=0.01)
+        assert not flushing.done()
+        peer.ok(ack)
+        await soon(flushing)
+        peer.ok(later)
+
+
 async def test_acks_of_different_epochs_go_apart() -> None:
     async with FakeDaemon() as daemon, daemon.client() as client:
         peer, subscription, sub = await consume(daemon, client)

@@ -301,8 +301,8 @@ def test_keys_come_from_a_file_or_the_environment(
     packed, how = Codec(keys_file=path).pack("t", b"x", None)
     assert how == "aesgcm;key=new" and Codec(keys=KEYS).unpack("t", packed, how) == b"x"
     monkeypatch.setenv("TICKWHEEL_KEYS_FILE", str(path))
-    assert Client()._codec.unpack("t", packed, how) == b"x"
-    assert Client(keys={"other": b"x" * 32})._codec.pack("t", b"x", None)[1] == "aesgcm;key=other"
+    assert Client().codec.unpack("t", packed, how) == b"x"
+    assert Client(keys={"other": b"x" * 32}).codec.pack("t", b"x", None)[1] == "aesgcm;key=other"
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o660, 0o601])

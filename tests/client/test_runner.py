@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from support.fake_daemon import turns
+from tickwheel.client import jobs
 from tickwheel.client.jobs import Observer, Runner, Threads, route
 
 
@@ -44,8 +45,9 @@ def runner(
         handler, "t", group="g", concurrency=1, prefetch=None, retry=None, timeout=None, lease=None
     )
     return Runner(
-        made, Threads("none"), given, given, lambda _: todo.pop(0) if todo else None, observer
-    )
+        made, Threads("none"), given, given, lambda _: todo.pop(0) if todo else None,
+        [] if observer is None else [observer],
+    )  # fmt: skip
 
 
 async def test_consecutive_deliveries_share_an_asyncio_task() -> None:
@@ -143,6 +145,42 @@ async def test_the_observer_sees_no_unstarted_attempts() -> None:
     one.stop()
     await asyncio.wait_for(one.task, 5)
     assert heard.said == []
+
+
+class Broken:
+    """An observer that fails."""
+
+    def begin(self, delivery: object) -> Heard:
+        raise LookupError("no tracer")
+
+
+async def test_observers_of_the_process_surround_those_of_the_worker(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A broken observer is logged; the attempt and the other observers go on."""
+    given, said = Given(), list[str]()
+
+    class Named:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def begin(self, delivery: object) -> Named | None:
+            said.append(f"{self.name} begins")
+            return None if self.name == "idle" else self
+
+        def end(self, outcome: str, error: BaseException | None = None) -> None:
+            said.append(f"{self.name} ends: {outcome}")
+
+    monkeypatch.setattr(jobs, "OBSERVERS", [Named("outer"), Named("idle"), Broken()])
+    one = runner(given, observer=Named("inner"))
+    while not given.became:
+        await turns()
+    one.go_on(None)
+    await asyncio.wait_for(one.task, 5)
+    begun = ["outer begins", "idle begins", "inner begins"]
+    assert said == [*begun, "inner ends: ack", "outer ends: ack"]
+    assert given.became == ["handled", "dropped", "acked"]
+    assert "the observer failed: LookupError('no tracer')" in caplog.text
 
 
 async def test_the_observer_sees_every_finished_attempt() -> None:

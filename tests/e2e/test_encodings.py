@@ -74,7 +74,7 @@ def test_a_restore_keeps_the_encoding(tmp_path: Path, capsys: pytest.CaptureFixt
     source = ["--from", str(backup), "--history", str(tmp_path / "history")]
     assert run(["restore", *source, "--into", url(tmp_path), "--json"]) == 0
     capsys.readouterr()
-    codec = Client(keys=KEYS)._codec
+    codec = Client(keys=KEYS).codec
     found = {}
     for row in asyncio.run(held(url(tmp_path))).rows.values():
         assert row.options is not None and row.options.encoding is not None

@@ -662,7 +662,7 @@ ALLOWED = (
     Bug(
         "a-cookie-counts-alone",
         "a page on another port of the host acts as whoever is logged in",
-        {"Api._principal": (condition("CONSOLE_HEADER", "True"),)},
+        {"Api.principal_of": (condition("CONSOLE_HEADER", "True"),)},
         ("tests/server/http/test_sessions.py::test_a_cookie_needs_the_console_header[/v1/stats]",),
     ),
     Bug(
@@ -1021,7 +1021,7 @@ WHOLE = (
         "an-idempotency-key-is-known-where-its-tasks-are",
         "the home of the key is not asked about a request of which it has no task",
         {
-            "GatewayClient._put_once": (
+            "WireClient._put_once": (
                 replaced(
                     "parts.get",
                     "if not (some := [tasks[at] for at in parts.get(shard, ())]): return ()",

@@ -262,14 +262,14 @@ async def test_lines_that_wait_for_a_slow_disk_have_a_limit(
     """At the limit and one above it: the loop waits for nobody, and the rest is counted."""
     log = rig.logins.audit
     assert log is not None
-    goes_on, taken, append = threading.Event(), threading.Event(), log._write
+    goes_on, taken, append = threading.Event(), threading.Event(), log.write_line
 
     def stuck(line: bytes) -> None:
         taken.set()
         assert goes_on.wait(20)
         append(line)
 
-    monkeypatch.setattr(log, "_write", stuck)
+    monkeypatch.setattr(log, "write_line", stuck)
     log.write({"operation": "first"})
     assert await asyncio.to_thread(taken.wait, 20)
     size = len(log._line({"operation": "n"}))
@@ -287,14 +287,14 @@ async def test_a_clean_stop_waits_for_every_line(
 ) -> None:
     log = rig.logins.audit
     assert log is not None
-    is_stuck, goes_on, append = threading.Event(), threading.Event(), log._write
+    is_stuck, goes_on, append = threading.Event(), threading.Event(), log.write_line
 
     def stuck(line: bytes) -> None:
         is_stuck.set()
         assert goes_on.wait(20)
         append(line)
 
-    monkeypatch.setattr(log, "_write", stuck)
+    monkeypatch.setattr(log, "write_line", stuck)
     log.write({"operation": "0"})
     # The thread has that one; the others still wait for it when the stop begins.
     assert await asyncio.to_thread(is_stuck.wait, 20)
@@ -321,13 +321,13 @@ async def test_a_stuck_disk_does_not_block_a_stop(
     assert isinstance(rig, AccessRig)
     log = rig.logins.audit
     assert log is not None
-    goes_on, append = threading.Event(), log._write
+    goes_on, append = threading.Event(), log.write_line
 
     def stuck(line: bytes) -> None:
         assert goes_on.wait(20)
         append(line)
 
-    monkeypatch.setattr(log, "_write", stuck)
+    monkeypatch.setattr(log, "write_line", stuck)
     log.write({"operation": "n"})
     await rig.logins.stop()
     assert [event for event, _ in rig.notices] == ["audit_unfinished"]

@@ -127,8 +127,8 @@ class InProcess:
                 "batch": core.sealed is not None or not core.open.is_empty(),
                 "firing": core.firing,
                 "listings": self.shard.listings.count,
-                "commands": self.shard.commands._waiting,
-                "deciding": self.shard.coalescing._waiting,
+                "commands": self.shard.commands.waiting,
+                "deciding": self.shard.coalescing.waiting,
                 "runnable": core.runnable,
                 "schedules": [
                     planned.name

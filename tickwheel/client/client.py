@@ -37,7 +37,7 @@ from tickwheel.client.tasks import (
     task_of,
 )
 from tickwheel.client.verbs import HandwrittenVerbs
-from tickwheel.errors import BadRequest, ClientClosed, TickwheelError, shown
+from tickwheel.errors import BadRequest, ClientClosed, SendTimeout, TickwheelError, shown
 from tickwheel.limits import Limits
 from tickwheel.protocol import encode
 from tickwheel.version import __version__
@@ -138,7 +138,8 @@ class Client(HandwrittenVerbs):
         self._checker.codec = codec if codec.packs else None
 
     @property
-    def _codec(self) -> Codec:
+    def codec(self) -> Codec:
+        """How this client packs and unpacks bodies."""
         return self._options.codec
 
     @property
@@ -531,14 +532,22 @@ class Client(HandwrittenVerbs):
         """Return the unpacked body of a task that was looked up or listed, or of a schedule's
         tasks. None: the task has ended, and its body is gone. Raise Undecodable like
         ``Delivery.body``."""
-        return body_of(self._codec, task)
+        return body_of(self.codec, task)
 
     # --- the daemon -----------------------------------------------------------------------------
 
-    async def _flush_acks(self) -> None:
-        """Wait until the daemon has answered every ack sent up to now."""
+    async def flush_acks(self, *, timeout: Duration | None = None) -> None:
+        """Wait until every ack up to now, such as those of ``ack_nowait`` and ``ack_unwatched``, is
+        answered or given up. Raise SendTimeout after ``timeout``; the acks are still being sent."""
+        time_s = None if timeout is None else seconds(timeout, "timeout")
         started = [link for link in self._links if link.is_started]
-        await asyncio.gather(*(link.acks.wait_answered() for link in started))
+        try:
+            async with asyncio.timeout(time_s):
+                await asyncio.gather(*(link.acks.wait_answered() for link in started))
+        except TimeoutError:
+            raise SendTimeout(
+                f"not all acks were answered within {time_s:g} s; they are still being sent"
+            ) from None
 
     async def ping(self, *, timeout: Duration | None = None) -> float:
         """Return the seconds that the daemon takes to answer."""

@@ -116,9 +116,10 @@ class Delivered(DeliveredOptions):
 
     __slots__ = ("_batch", "_item")
 
-    def __init__(self, batch: DeliveryBatch, item: Item) -> None:
-        self._batch = batch
-        self._item = item
+    def __init__(self, of: Delivered) -> None:
+        """``of``: the same delivery in another form."""
+        self._batch: DeliveryBatch = of._batch
+        self._item: Item = of._item
 
     @property
     def raw(self) -> tuple[Any, ...]:

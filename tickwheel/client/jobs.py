@@ -20,7 +20,7 @@ import inspect
 import logging
 import textwrap
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from queue import SimpleQueue
@@ -258,14 +258,20 @@ class Attempt(Protocol):
     """One attempt, observed from outside the handler."""
 
     def end(self, outcome: str, error: BaseException | None = None) -> None:
-        """The handler has ended, with the verb of its ``Outcome`` and its exception."""
+        """The handler has ended, with its exception. ``outcome`` is the verb that settles the
+        delivery ("nothing": it stays unsettled), or "settled" if the handler settled it."""
 
 
 class Observer(Protocol):
-    """Observes attempts, for example ``tickwheel.otel``."""
+    """Observes attempts, for example ``tickwheel.otel``. Its errors are logged and change
+    nothing."""
 
-    def begin(self, delivery: Delivery) -> Attempt:
-        """Begin an attempt; called in the task of its handler."""
+    def begin(self, delivery: Delivery) -> Attempt | None:
+        """Begin an attempt, in the task of its handler; None: do not observe it."""
+
+
+OBSERVERS: list[Observer] = []
+"""Observers of all workers of this process."""
 
 
 class Runner:
@@ -282,7 +288,7 @@ class Runner:
         leases: Leases,
         delivery: Delivery,
         settled: Callable[[Runner], Delivery | None],
-        tracing: Observer | None = None,
+        observers: Sequence[Observer] = (),
         on_settled: OnSettled | None = None,
         exits: Callable[[BaseException], object] = lambda error: None,
     ) -> None:
@@ -303,7 +309,7 @@ class Runner:
         self._threads = threads
         self._leases = leases
         self._settled = settled
-        self._tracing = tracing
+        self._observers = observers
         self._on_settled = on_settled
         self._exits = exits
         self._limit: asyncio.Timeout | None = None
@@ -355,7 +361,7 @@ class Runner:
 
     async def _work_on(self, delivery: Delivery) -> None:
         outcome, route = ACK, self._route
-        attempt: Attempt | None = None
+        attempts: Sequence[Attempt] = ()
         began_s = 0.0 if self._on_settled is None else self._loop.time()
         failure: BaseException | None = None
         self._is_handling = True
@@ -363,8 +369,8 @@ class Runner:
             if self._stopped or self._lost is not None or route.unfit(delivery) is not None:
                 # Before the handler began.
                 outcome = Outcome("release")
-            elif self._tracing is not None:
-                attempt = self._tracing.begin(delivery)
+            elif self._observers or OBSERVERS:
+                attempts = self._observed(delivery)
                 await self._handle(delivery)
             elif route.is_async and route.timeout_s is None and delivery.encoding is None:
                 _check_ended(await cast("Any", route.handler(delivery)))
@@ -381,7 +387,7 @@ class Runner:
         finally:
             self._is_handling, self.is_settling = False, True
             self._leases.drop(delivery)
-            if attempt is not None:
+            for attempt in reversed(attempts):
                 self._end(attempt, delivery, outcome, failure)
         word = "settled" if self._lost is None else "lost"
         if self._lost is None and not delivery.settled:
@@ -415,6 +421,18 @@ class Runner:
             return asyncio.current_task() is self.task
         except RuntimeError:
             return False
+
+    def _observed(self, delivery: Delivery) -> list[Attempt]:
+        """Begin the attempt at all observers; it ends in reverse order."""
+        attempts = []
+        for observer in (*OBSERVERS, *self._observers):
+            try:
+                attempt = observer.begin(delivery)
+            except Exception as bug:
+                LOGGER.error("%r: the observer failed: %r", delivery, bug, exc_info=bug)
+            else:
+                attempts += [] if attempt is None else [attempt]
+        return attempts
 
     @staticmethod
     def _end(

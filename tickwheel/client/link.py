@@ -468,3 +468,16 @@ class Verbs:
         async with aclosing(whole.pages(verb, keywords, limit, timeout)) as items:
             async for item in items:
                 yield item
+
+
+def descriptors(client: Verbs) -> list[int]:
+    """Return the file descriptors of a client's open connections."""
+    links = [link for link in client._links if link.is_started]
+    connections = [link.reconnector.connection for link in links]
+    found = [connection.fileno() for connection in connections if connection is not None]
+    return [descriptor for descriptor in found if descriptor >= 0]
+
+
+def unreachable(client: Verbs, waited_s: float) -> TickwheelError:
+    """Return why a client that has begun to connect has no connection after ``waited_s``."""
+    return client._reconnector.unreachable(waited_s)

@@ -216,6 +216,10 @@ class Reconnector:
         task.add_done_callback(self._tasks.discard)
         return task
 
+    def omit_pauses(self) -> None:
+        """Do not pause between two attempts to connect."""
+        self._finder.backoff_s = 0.0
+
     # --- for sources ----------------------------------------------------------------------------
 
     def next_number(self) -> int:

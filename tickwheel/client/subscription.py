@@ -358,6 +358,11 @@ class Subscription:
                 self._is_started = True
         return self
 
+    @property
+    def closed(self) -> bool:
+        """Whether the subscription has ended."""
+        return self._closed
+
     async def close(self) -> None:
         """End the subscription and release unread deliveries. Can be called again."""
         if not self._closed:
@@ -447,7 +452,7 @@ class Subscription:
     # --- reading --------------------------------------------------------------------------------
 
     def __aiter__(self) -> AsyncIterator[Delivery]:
-        return self if self._auto is None else self._auto.reader(self._take)
+        return self if self._auto is None else self._auto.reader(self.take)
 
     @property
     def lease_s(self) -> float:
@@ -457,9 +462,11 @@ class Subscription:
     def __anext__(self) -> Coroutine[Any, Any, Delivery]:
         if self._auto is not None:
             raise BadRequest("with auto_ack, use async for, or anext() on aiter(subscription)")
-        return self._take()
+        return self.take()
 
-    async def _take(self) -> Delivery:
+    async def take(self) -> Delivery:
+        """Return the next delivery, which ``auto_ack`` does not settle. Raise StopAsyncIteration
+        when the subscription has ended."""
         if not self._is_started:
             await self.start()
         if self._streak >= STREAK_MAX:

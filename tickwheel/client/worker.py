@@ -51,7 +51,7 @@ from tickwheel.client.typed import Definition, Format, TypedArguments, Typing, U
 from tickwheel.errors import BadRequest, ClientClosed, NotActive, TickwheelError, Unreachable, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from tickwheel.client.delivery import Delivery
     from tickwheel.client.jobs import Observer
@@ -165,7 +165,9 @@ class Worker:
         self.on_settled = on_settled
         """Called after each delivery; set before ``run``."""
         self._routes: list[Route] = []
-        self._tracing: Observer | None = None
+        self.observers: list[Observer] = []
+        """Called before and after each attempt (``tickwheel.client.jobs.Observer``); set before
+        ``run``."""
         self._stopping = False
         self._lanes: list[Lane] = []
         self._stand_in: Client | None = None
@@ -233,6 +235,15 @@ class Worker:
         """Return the client that enqueues typed tasks."""
         return self._stand_in or self._client
 
+    @contextmanager
+    def enqueuing_with(self, client: Client) -> Iterator[None]:
+        """Enqueue this worker's typed tasks with another client during the block, in a test."""
+        before, self._stand_in = self._stand_in, client
+        try:
+            yield
+        finally:
+            self._stand_in = before
+
     @property
     def client(self) -> Client:
         """The worker's client."""
@@ -242,6 +253,11 @@ class Worker:
     def in_hand(self) -> list[Delivery]:
         """The deliveries with a running handler."""
         return [delivery for lane in self._lanes for delivery, *_ in lane._in_hand()]
+
+    @property
+    def busy(self) -> list[str]:
+        """The topics and groups with a handler that runs or whose delivery is being settled."""
+        return [lane.route.name for lane in self._lanes if lane.running]
 
     def stop(self) -> None:
         """Start no more handlers and let running ones finish. Returns at once. Can be called at any
@@ -312,7 +328,7 @@ class Worker:
 
     async def _work(self, routes: Iterable[Route]) -> None:
         threads = Threads("tickwheel-worker")
-        listeners = self._tracing, self.on_settled, self._exits
+        listeners = tuple(self.observers), self.on_settled, self._exits
         self._lanes = lanes = [Lane(self._client, r, threads, *listeners) for r in routes]
         try:
             await _all(lane.start() for lane in lanes)
@@ -366,16 +382,25 @@ class Worker:
             await asyncio.gather(closing, drained, hurry, return_exceptions=True)
 
 
-def joined(client: Client, workers: Iterable[Worker], *, signals: bool) -> Worker:
+def joined(
+    client: Client,
+    workers: Iterable[Worker],
+    *,
+    signals: bool,
+    adapt: Callable[[Route], Route] = lambda route: route,
+) -> Worker:
     """Return one worker on another client with the handlers of all ``workers``, which do not
-    change. Raise BadRequest when two handlers have the same topic and group."""
+    change. ``adapt`` returns the route to use for a handler. Raise BadRequest when two handlers
+    have the same topic and group."""
     workers = list(workers)
     merged = Worker(client, grace=max(w._grace_s for w in workers), signals=signals)
     for r in (r for worker in workers for r in worker._routes):
         if any((m.topic, m.group) == (r.topic, r.group) for m in merged._routes):
             raise BadRequest(f"topic {r.topic!r}, group {r.group!r} has two handlers")
-        merged._routes.append(r)
-    merged._tracing = next((w._tracing for w in workers if w._tracing is not None), None)
+        merged._routes.append(adapt(r))
+    for observer in (observer for worker in workers for observer in worker.observers):
+        if observer not in merged.observers:
+            merged.observers.append(observer)
     callbacks = [w.on_settled for w in workers if w.on_settled is not None]
     if callbacks:
         merged.on_settled = lambda *event: [call(*event) for call in callbacks]
@@ -407,7 +432,7 @@ class Lane:
         client: Client,
         route: Route,
         threads: Threads,
-        tracing: Observer | None = None,
+        observers: Sequence[Observer] = (),
         on_settled: OnSettled | None = None,
         exits: Callable[[BaseException], object] = lambda error: None,
     ) -> None:
@@ -416,7 +441,7 @@ class Lane:
         self._on_settled = on_settled
         self._exits = exits
         self._threads = threads
-        self._tracing = tracing
+        self._observers = observers
         self._free = route.concurrency
         """Handlers that can still be started."""
         self._freed = Signal()
@@ -483,7 +508,7 @@ class Lane:
             if self._waiting.pop().go_on(delivery):
                 return
         runner = Runner(
-            self.route, self._threads, self._leases, delivery, self._settled, self._tracing,
+            self.route, self._threads, self._leases, delivery, self._settled, self._observers,
             self._on_settled, self._exits,
         )  # fmt: skip
         self._runners.add(runner)
@@ -602,7 +627,7 @@ class Lane:
             runner.go_on(None)
         if self._waiting:
             await asyncio.wait([runner.task for runner in self._waiting])
-        await self._client._flush_acks()
+        await self._client.flush_acks()
         if self._leases is not None:
             self._leases.close()
 

@@ -2,13 +2,15 @@
 
     sentry_sdk.init(integrations=[TickwheelIntegration()])
 
-It wraps the attempts of all workers of the process. Invariants: an exception is captured once for
-each attempt that it ends. Bodies of tasks are never sent. Values of variables are not sent either,
-because they can contain parts of a body.
+It observes the attempts of all workers of the process. Invariants: an exception is captured once
+for each attempt that it ends. Bodies of tasks are never sent, nor are values of variables, which
+can contain parts of a body.
 """
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import sentry_sdk
@@ -16,7 +18,8 @@ from sentry_sdk.integrations import Integration
 from sentry_sdk.integrations.logging import ignore_logger
 from sentry_sdk.utils import current_stacktrace, event_from_exception
 
-from tickwheel.client.jobs import LOGGER, Outcome, Reject, RetryLater, Runner, Snooze
+from tickwheel.client.jobs import LOGGER, OBSERVERS, Reject, RetryLater, Snooze
+from tickwheel.errors import Undecodable
 
 if TYPE_CHECKING:
     from tickwheel.client import Delivery
@@ -39,35 +42,43 @@ class TickwheelIntegration(Integration):
 
     @staticmethod
     def setup_once() -> None:
-        """Install the wrappers. ``sentry_sdk.init`` calls this once per process."""
-        work_on, outcome_of = Runner._work_on, Runner._outcome
-
-        async def traced(runner: Runner, delivery: Delivery) -> None:
-            if _integration() is None:
-                await work_on(runner, delivery)
-                return
-            with sentry_sdk.isolation_scope() as scope:
-                scope.clear_breadcrumbs()
-                scope.add_event_processor(_without_variables)
-                if delivery.encrypted_with is not None:
-                    scope.add_event_processor(_without_texts)
-                for name, value in _about(delivery).items():
-                    scope.set_tag(f"tickwheel.{name}", value)
-                with _transaction(delivery):
-                    await work_on(runner, delivery)
-
-        def captured(runner: Runner, error: BaseException) -> Outcome:
-            outcome = outcome_of(runner, error)
-            integration = _integration()
-            if integration is not None:
-                is_verdict = isinstance(error, VERDICTS)
-                if integration.verdicts if is_verdict else outcome.verb == "nack":
-                    _capture(error)
-            return outcome
-
-        Runner._work_on = traced  # type: ignore[assignment, method-assign]
-        Runner._outcome = captured  # type: ignore[assignment, method-assign]
+        """Observe all workers. ``sentry_sdk.init`` calls this once per process."""
+        OBSERVERS.insert(0, _Observer())
         ignore_logger(LOGGER.name)  # it logs the same exceptions
+
+
+class _Observer:
+    def begin(self, delivery: Delivery) -> _Attempt | None:
+        integration = _integration()
+        return None if integration is None else _Attempt(delivery, verdicts=integration.verdicts)
+
+
+class _Attempt:
+    """The scope and the transaction of an attempt, which are the current ones until ``end``."""
+
+    def __init__(self, delivery: Delivery, *, verdicts: bool) -> None:
+        self._verdicts = verdicts
+        with ExitStack() as contexts:
+            scope = contexts.enter_context(sentry_sdk.isolation_scope())
+            scope.clear_breadcrumbs()
+            scope.add_event_processor(_without_variables)
+            if delivery.encrypted_with is not None:
+                scope.add_event_processor(_without_texts)
+            for name, value in _about(delivery).items():
+                scope.set_tag(f"tickwheel.{name}", value)
+            contexts.enter_context(_transaction(delivery))
+            self._contexts = contexts.pop_all()
+
+    def end(self, outcome: str, error: BaseException | None = None) -> None:
+        with self._contexts:
+            if isinstance(error, VERDICTS):
+                is_captured = self._verdicts
+            elif isinstance(error, (asyncio.CancelledError, Undecodable)):
+                is_captured = outcome == "nack"
+            else:
+                is_captured = outcome in ("nack", "settled")
+            if error is not None and is_captured:
+                _capture(error)
 
 
 def _integration() -> TickwheelIntegration | None:

@@ -100,11 +100,11 @@ def run_workers(
     Each handler runs in a new context of ``around``, in the handler's thread. ``coroutines`` tells
     whether that includes ``async def`` handlers. Other parameters are those of ``Worker.run``.
     """
-    worker = joined(client, map(load_worker, targets), signals=True)
-    worker._routes = [
-        _surrounded(route, around) if coroutines or not route.is_async else route
-        for route in worker._routes
-    ]
+
+    def adapt(route: Route) -> Route:
+        return _surrounded(route, around) if coroutines or not route.is_async else route
+
+    worker = joined(client, map(load_worker, targets), signals=True, adapt=adapt)
     set_up_log()
     asyncio.run(worker.run(concurrency=concurrency, grace=grace, wait=True))
 

@@ -63,7 +63,7 @@ class PriorityLevel(IdQueue):
 
     def arrive(self, task_id: int, now_ms: int) -> None:
         """Append a task that has become ready."""
-        self._ids.append(task_id)
+        self.push(task_id)
         if now_ms >= self._next_ms:
             self._mark(now_ms)
 
@@ -72,7 +72,7 @@ class PriorityLevel(IdQueue):
         if now_ms >= self._next_ms:
             self.arrive(ids[0], now_ms)
             ids = ids[1:]
-        self._ids.extend(ids)
+        self.extend(ids)
 
     def _mark(self, now_ms: int) -> None:
         marks = self._marks

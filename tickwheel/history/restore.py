@@ -397,7 +397,8 @@ class _Run:
     async def _take_events(self) -> None:
         fold, since_epoch = self._fold, self._backup.since_epoch
         epochs: set[int] = set()
-        for part in _parts(self._replay.events()):
+        replayed = self._replay.events()
+        while part := list(islice(replayed, EVENTS_AT_ONCE)):
             events = [
                 event
                 for event in part
@@ -636,11 +637,6 @@ def _shards(history_dir: Path) -> set[int]:
     if not shards:
         shards = {segment.name.shard for segment in islice(segments.find(history_dir), 10_000)}
     return shards
-
-
-def _parts(events: Iterator[Event]) -> Iterator[list[Event]]:
-    while part := list(islice(events, EVENTS_AT_ONCE)):
-        yield part
 
 
 async def _as_async(tasks: Iterator[StoredTask]) -> AsyncIterator[StoredTask]:

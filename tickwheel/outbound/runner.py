@@ -7,9 +7,8 @@ A lane takes all waiting deliveries as one batch, sends and settles them, and ta
 There is no timer, so batches grow with the load. A batch that fails is sent again on a new
 connection. If that fails, each delivery of the batch is sent alone, because a single one may cause
 the failure; deliveries that still fail are nacked and follow the group's retry policy. If the
-target is unreachable or raises ``NotNow``, its unsent deliveries are released, which
-does not count as a failed attempt. A growing pause precedes each further attempt to connect, while
-due tasks wait.
+target is unreachable or raises ``NotNow``, its unsent deliveries are released without counting a
+failure. A growing pause precedes each further attempt to connect, while due tasks wait.
 
 Invariants: a delivery is acked only after the target has confirmed it. At most ``concurrency``
 batches are being sent at a time, and their leases are extended. One attempt to connect runs at a
@@ -213,7 +212,7 @@ class Runner:
             async with asyncio.timeout(RELEASE_ANSWER_S):
                 await self._give_back()
                 await self._subscription.close()
-                await self._client._flush_acks()
+                await self._client.flush_acks()
         if self._leases is not None:
             self._leases.close()
 

@@ -88,6 +88,11 @@ class MemoryStore:
         return copy
 
     @property
+    def rows(self) -> Iterable[TaskRow]:
+        """The rows of all tasks."""
+        return self._tasks.values()
+
+    @property
     def durability(self) -> str:
         """See ``Store.durability``."""
         return "kept in memory: nothing survives the end of the daemon"

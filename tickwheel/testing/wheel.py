@@ -13,7 +13,7 @@ that is due by then, including handlers. Invariants:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterator
 from contextlib import (
     AbstractContextManager,
     AsyncExitStack,
@@ -136,7 +136,7 @@ class TestWheel:
         """Return another client of this wheel, with a separate connection.
 
         ``options`` are those of ``Client``."""
-        client = _WheelClient(self._inside, **options)
+        client = _WheelClient(self._inside, pauses=False, **options)  # crashes need none
         client.wheel = self
         self._clients.append(client)
         return client
@@ -184,26 +184,23 @@ class TestWheel:
         client = self._client_for(worker)
         await client.connect()
         copy = joined(client, [worker], signals=False)
-        before, worker._stand_in = worker._stand_in, client
-        running = asyncio.ensure_future(copy.run())
-        self._working.append(copy)
-        try:
-            await _until(lambda: running.done() or _is_subscribed(copy))
-            yield
-        finally:
-            copy.stop()
-            self._working.remove(copy)
-            worker._stand_in = before
-            await running
+        with worker.enqueuing_with(client):
+            running = asyncio.ensure_future(copy.run())
+            self._working.append(copy)
+            try:
+                await _until(lambda: running.done() or copy.started.is_set())
+                yield
+            finally:
+                copy.stop()
+                self._working.remove(copy)
+                await running
 
     def _client_for(self, worker: Worker) -> Client:
-        """Return this wheel's client, or a new client if the worker encodes bodies differently."""
-        codec = worker._client._codec
-        if not codec.packs or codec is self.client._codec:
+        """Return this wheel's client, or a new one with the worker's encoding of bodies."""
+        codec = worker.client.codec
+        if not codec.packs or codec is self.client.codec:
             return self.client
-        client = self.new_client()
-        client._use(codec)
-        return client
+        return self.new_client(codec=codec)
 
     # --- time -----------------------------------------------------------------------------------
 
@@ -214,9 +211,9 @@ class TestWheel:
 
     @property
     def due_next(self) -> datetime | None:
-        """The due time of the next scheduled task, or None if no task is scheduled."""
-        core, store = self._shard.core, self._store
-        dues_ms = [row.due_ms for row in store._tasks.values() if core.is_scheduled(row)]
+        """The due time of the next scheduled task, or None."""
+        core = self._shard.core
+        dues_ms = [row.due_ms for row in self._store.rows if core.is_scheduled(row)]
         return moment(min(dues_ms)) if dues_ms else None
 
     async def advance(self, by: Duration | str) -> None:
@@ -228,7 +225,7 @@ class TestWheel:
 
     async def _advance_to(self, until_ms: int) -> None:
         await self.settle()
-        ready = getattr(asyncio.get_running_loop(), "_ready", None)
+        ready = _waiting_callbacks()
         steps = 0
         while self._sources.now_ms < until_ms:
             steps += 1
@@ -237,7 +234,7 @@ class TestWheel:
             left_ms = until_ms - self._sources.now_ms
             wait_ms = left_ms if self._wait_ms is None else max(1, self._wait_ms)
             self._sources.now_ms += min(left_ms, wait_ms)
-            self._shard._tick()  # without a turn of the loop, because most steps are idle
+            self._shard.tick()  # without a turn of the loop, since most steps are idle
             if ready is None or ready or self._busy_with():  # this step has started work
                 await self.settle()
 
@@ -272,7 +269,7 @@ class TestWheel:
         ended. Raise StillBusy if that takes too long."""
         await self._inside.is_up.wait()
         loop = asyncio.get_running_loop()
-        ready, until_s, turns, quiet = getattr(loop, "_ready", None), 0.0, 0, 0
+        ready, until_s, turns, quiet = _waiting_callbacks(), 0.0, 0, 0
         while True:
             await asyncio.sleep(0)
             turns += 1
@@ -305,9 +302,8 @@ class TestWheel:
                 if client.is_asking:
                     return "an answer of the daemon"
         for worker in self._working:
-            for lane in worker._lanes:
-                if lane.running:
-                    return f"a handler of {lane.route.name}"
+            if busy := worker.busy:
+                return f"a handler of {busy[0]}"
         return self._unfinished() if is_up else "the daemon's start"
 
     def _unfinished(self) -> str:
@@ -325,9 +321,9 @@ class TestWheel:
                 return ""  # the test has made the store fail
             committer.kick()
             return "a batch"
-        if core.firing or shard._woken:
+        if core.firing or shard.is_woken:
             return "a tick"
-        if shard.commands._waiting or shard.coalescing._waiting:
+        if shard.commands.waiting or shard.coalescing.waiting:
             return "a command"
         for queue in shard.request_queues:
             if queue.count:
@@ -400,7 +396,7 @@ class TestWheel:
         await self._inside.stop()
         await self._inside.start(store)
         for client in self._clients:
-            await client.is_back()
+            await client.is_back(PATIENCE_S)
 
     async def lapse(self, topic: str | None = None, group: str | None = None) -> int:
         """End the leases of deliveries of a topic or group, or of all deliveries.
@@ -513,23 +509,14 @@ class WheelCase:
 
 
 class _WheelClient(InsideClient):
-    """A client of a test wheel. It does not wait in real time unless this is unavoidable."""
+    """A client that knows its wheel."""
 
     wheel: TestWheel
 
-    def _begin(self) -> None:
-        super()._begin()
-        self._reconnector._finder.backoff_s = 0.0  # simulated crashes need no pause
 
-    @property
-    def is_asking(self) -> bool:
-        """Whether a request is not yet sent or answered."""
-        return self._state == "open" and self._reconnector.is_asking
-
-    async def is_back(self) -> None:
-        """Wait until the client is connected again, unless it has never connected."""
-        if self._state == "open":
-            await self._reconnector.wait_up(PATIENCE_S)
+def _waiting_callbacks() -> Collection[Any] | None:
+    """Return the callbacks that wait for a turn of the event loop. None: the loop hides them."""
+    return getattr(asyncio.get_running_loop(), "_ready", None)
 
 
 async def _refuse(*_: Any) -> bool:
@@ -540,11 +527,6 @@ async def _until(done: Callable[[], bool]) -> None:
     """Let the event loop run until ``done`` returns True."""
     while not done():  # noqa: ASYNC110  # there is no event for it
         await asyncio.sleep(0)
-
-
-def _is_subscribed(worker: Worker) -> bool:
-    """Return whether all handlers of the worker are subscribed."""
-    return bool(worker._lanes) and all(lane._leases is not None for lane in worker._lanes)
 
 
 P = ParamSpec("P")
@@ -561,7 +543,8 @@ class SyncTestWheel:
 
     def __init__(self, now: datetime | None = None, **settings: Any) -> None:
         self._wheel = TestWheel(now, **settings)
-        self.client: sync.Client = _SyncClient(self._wheel, self)
+        self._hosted = _SyncClient(self._wheel, self)
+        self.client: sync.Client = self._hosted
 
     def __enter__(self) -> Self:
         self.client.connect()
@@ -586,13 +569,11 @@ class SyncTestWheel:
         """Return another client of this wheel, with a separate connection, in the thread of
         ``client``. ``options`` are those of ``Client``."""
 
-        async def connect(wheel: TestWheel) -> sync.ForeignLoop:
+        async def connect(wheel: TestWheel) -> sync.Client:
             inner = await wheel.new_client(**options).connect()
-            return sync.ForeignLoop(inner, asyncio.get_running_loop())
+            return sync.on_loop(inner, asyncio.get_running_loop())
 
-        client = sync.Client()
-        client._current = self._call(connect)
-        return client
+        return self._call(connect)
 
     @contextmanager
     def working(self, *workers: Worker) -> Iterator[None]:
@@ -612,16 +593,16 @@ class SyncTestWheel:
         Calls of this object use the wheel on either loop."""
         await asyncio.to_thread(self._leave_thread)
         client = await self._wheel.client.connect()
-        self.client._current = sync.ForeignLoop(client, asyncio.get_running_loop())
+        self._hosted.runtime = sync.ForeignLoop(client, asyncio.get_running_loop())
         try:
             yield self._wheel
         finally:
             await finish_despite_cancellation(self._wheel._rest())
-            self.client._current = None  # the next call starts a thread
+            self._hosted.runtime = None  # the next call starts a thread
 
     def _leave_thread(self) -> None:
         self._call(TestWheel._rest)
-        runtime, self.client._current = self.client._current, None
+        runtime, self._hosted.runtime = self._hosted.runtime, None
         if runtime is not None:
             runtime.close(None)
 
@@ -659,13 +640,12 @@ class SyncTestWheel:
     def _call(
         self, method: Callable[..., Coroutine[Any, Any, R]], /, *arguments: Any, **options: Any
     ) -> R:
-        return self.client._call(lambda _: method(self._wheel, *arguments, **options))
+        return self._hosted.call(lambda _: method(self._wheel, *arguments, **options))
 
 
-class _SyncClient(sync.Client):
+class _SyncClient(sync.HostedClient):
     def __init__(self, inner: TestWheel, wheel: SyncTestWheel) -> None:
-        super().__init__()
-        self._make = inner.new_client
+        super().__init__(inner.new_client)
         self.wheel = wheel
 
 

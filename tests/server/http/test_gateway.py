@@ -22,7 +22,7 @@ from support.waiting import comes, soon
 from tickwheel import gateway as gateways
 from tickwheel.api.daemon import NewRestore, Restore, Status
 from tickwheel.api.verbs import VERBS
-from tickwheel.client import Client
+from tickwheel.client import Client, wire
 from tickwheel.client import shards as client_shards
 from tickwheel.clock import Clock
 from tickwheel.errors import Conflict, SendTimeout
@@ -774,7 +774,7 @@ async def test_status_covers_all_shards(hall: Hall) -> None:
 async def test_status_names_an_unavailable_shard_and_its_reason(
     hall: Hall, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gateways, "STATUS_S", 0.2)
+    monkeypatch.setattr(wire, "STATUS_S", 0.2)
     await hall.get("/v1/stats")
     hall.shards.lose(1)
     answer = await hall.get("/v1/status")

@@ -192,7 +192,7 @@ class Api:
                 )
             headers = single_headers(scope["headers"])
             route, path_values = self._router.find(scope["method"], scope["raw_path"])
-            principal = self._principal(route, headers, connection.get("certificate"), address)
+            principal = self.principal_of(route, headers, connection.get("certificate"), address)
             _check_origin(headers)
             exchange = self._new_exchange(route, principal, address)
         except Unauthorized as error:
@@ -244,7 +244,7 @@ class Api:
             return ShardExchange(self._standby, self._standby.verbs, principal, address)
         raise self._standby.refusal()
 
-    def _principal(
+    def principal_of(
         self, route: Route, headers: dict[bytes, bytes], peer: Any, address: str
     ) -> Principal:
         """Return the caller, authenticated by token, certificate, login link or browser session.

@@ -106,15 +106,15 @@ class Exchange(ABC):
     def end(self, error: TickwheelError) -> None:
         """End the exchange with ``error``, because the daemon can no longer execute it."""
         self.ended = error
-        for future in self._unanswered():
+        for future in self.unanswered():
             if not future.done():
                 future.set_exception(error)
         if self.on_end is not None:
             self.on_end(error)
 
     @abstractmethod
-    def _unanswered(self) -> Sequence[Answer]:
-        """Return the futures without an answer. Answers that arrive later are ignored."""
+    def unanswered(self) -> Sequence[Answer]:
+        """Remove and return the futures without an answer."""
 
     # --- requests of handlers --------------------------------------------------------------------
 
@@ -219,7 +219,7 @@ class ShardExchange(Exchange):
     def only_waits(self) -> bool:
         return bool(self.caller.pulls or self.caller.subscribers) or super().only_waits
 
-    def _unanswered(self) -> Sequence[Answer]:
+    def unanswered(self) -> Sequence[Answer]:
         waiting, self._waiting = self._waiting, {}
         return [future for future, _ in waiting.values()]
 

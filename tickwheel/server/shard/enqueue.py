@@ -647,7 +647,7 @@ class Coalescing:
         self._committer = parts.committer
         self._ids_max = parts.limits.key_tasks_max
         """Maximum number of tasks with the keys of one request."""
-        self._waiting: deque[WaitingRequest] = deque()
+        self.waiting: deque[WaitingRequest] = deque()
         self._by_number: dict[tuple[Session, int], WaitingRequest] = {}
         """(session, number) → waiting request."""
         self._followers = 0
@@ -657,7 +657,7 @@ class Coalescing:
         """Decide a request now, or queue it. Raise Overloaded if the queue is full, or the error
         that refuses the request."""
         if (
-            not self._waiting
+            not self.waiting
             and self._parts.loaded.is_set()
             and self._parts.has_room(request.caller)
         ):
@@ -666,7 +666,7 @@ class Coalescing:
                 return
         self._check_room()
         self._intake.inflight_bytes += request.size_bytes
-        self._waiting.append(request)
+        self.waiting.append(request)
         session, number = request.session, request.number
         if session is not None:
             session.undecided.add(number)
@@ -695,19 +695,19 @@ class Coalescing:
         self._followers += 1
 
     def _check_room(self) -> None:
-        count, subject = len(self._waiting) + self._followers, "enqueues wait for pending keys"
+        count, subject = len(self.waiting) + self._followers, "enqueues wait for pending keys"
         checks.check_limit(Overloaded, count, subject, self._parts.settings, "commands_max")
 
     async def run(self) -> None:
         while True:
             await self._wake.wait()
             self._wake.clear()
-            while self._waiting:
+            while self.waiting:
                 await self._decide_first()
 
     async def _decide_first(self) -> None:
         """Read once, and decide as many of the first requests as these rows suffice for."""
-        head = self._waiting[0]
+        head = self.waiting[0]
         if not self._parts.has_room(head.caller) or self._needed_records(head).must_wait:
             head.attempts += 1
             await self._committer.barrier()
@@ -715,7 +715,7 @@ class Coalescing:
                 return
         ids: dict[int, None] = {}
         count = 0
-        for request in islice(self._waiting, REQUESTS_PER_READ_MAX):
+        for request in islice(self.waiting, REQUESTS_PER_READ_MAX):
             request_ids = self._needed_records(request).ids
             if len(request_ids) > self._ids_max:
                 request_ids = ()  # the request will be refused
@@ -723,13 +723,13 @@ class Coalescing:
                 break
             ids.update(dict.fromkeys(request_ids))
             count += 1
-        bodies = any(map(_keeps_bodies, islice(self._waiting, count)))
+        bodies = any(map(_keeps_bodies, islice(self.waiting, count)))
         async with self._parts.reader.read_some(list(ids), NO_LIMIT, bodies=bodies) as (view, _):
             for _ in range(count):
-                if not self._process(self._waiting[0], view, ids.keys()):
-                    self._waiting[0].attempts += 1
+                if not self._process(self.waiting[0], view, ids.keys()):
+                    self.waiting[0].attempts += 1
                     break
-                self._uncount(self._waiting.popleft())
+                self._uncount(self.waiting.popleft())
 
     def _uncount(self, request: WaitingRequest) -> None:
         self._intake.inflight_bytes -= request.size_bytes

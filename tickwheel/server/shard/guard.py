@@ -95,32 +95,32 @@ class AuditLog(LogWriter):
 
     # --- the thread ------------------------------------------------------------------------------
 
-    def _line_of_dropped(self, count: int) -> bytes:
+    def line_of_lost(self, count: int) -> bytes:
         return self._line({"operation": "audit_lines_lost", "count": count})
 
-    def _on_write_result(self, error: OSError | None) -> None:
+    def on_write_result(self, error: OSError | None) -> None:
         was_ok, self._observed.audit_ok = self._observed.audit_ok, error is None
         if error is None:
             return
-        self._end()
+        self.end()
         if was_ok and self._loop is not None:
             detail = f"{self._path}: {error.strerror}"
             self._loop.call_soon_threadsafe(self._on_event, "audit_unwritable", detail)
 
-    def _write(self, line: bytes) -> None:
+    def write_line(self, line: bytes) -> None:
         if self._fd is not None and self._bytes + len(line) > self._bytes_max:
-            self._end()
+            self.end()
             self._path.replace(self._path.with_name(f"{self._path.name}.1"))
         if self._fd is None:
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
             self._fd = os.open(self._path, flags, 0o600)
             self._bytes = os.fstat(self._fd).st_size
             if self._bytes and self._bytes + len(line) > self._bytes_max:
-                self._write(line)
+                self.write_line(line)
                 return
         self._bytes += os.write(self._fd, line)
 
-    def _end(self) -> None:
+    def end(self) -> None:
         fd, self._fd = self._fd, None
         if fd is not None:
             os.close(fd)

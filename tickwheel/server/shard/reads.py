@@ -527,7 +527,8 @@ class Commands:
     _durable: Callable[[], Awaitable[None]]
 
     def __post_init__(self) -> None:
-        self._waiting: deque[Command] = deque()
+        self.waiting: deque[Command] = deque()
+        """Commands that have not run, in order."""
         self._ids = 0
         self._wake = asyncio.Event()
 
@@ -547,9 +548,9 @@ class Commands:
         returns the ids when they can be read; an error that it raises is the answer. ``bodies``
         says whether the command needs bodies. ``ids_per_turn`` is the maximum number of ids on
         which it acts in one turn of the event loop."""
-        if len(self._waiting) >= self._commands_max:
+        if len(self.waiting) >= self._commands_max:
             raise Overloaded(
-                f"{len(self._waiting)} commands are waiting; the limit is {self._commands_max}"
+                f"{len(self.waiting)} commands are waiting; the limit is {self._commands_max}"
                 " (commands_max)"
             )
         known_ids, find = ((), ids) if callable(ids) else (ids, None)
@@ -560,7 +561,7 @@ class Commands:
                 f" {self._ids_max} (command_ids_max)"
             )
         self._ids += count
-        self._waiting.append(
+        self.waiting.append(
             Command(caller, refuse, known_ids, find, act, done, wanted, bodies, at_once)
         )
         self._wake.set()
@@ -574,8 +575,8 @@ class Commands:
         while True:
             await self._wake.wait()
             self._wake.clear()
-            while self._waiting:
-                if not self._has_room(self._waiting[0].caller):
+            while self.waiting:
+                if not self._has_room(self.waiting[0].caller):
                     await self._durable()
                 await self._run_first()
                 await asyncio.sleep(0)  # the read may not have waited
@@ -598,7 +599,7 @@ class Commands:
                     stop = next((i for i in range(command.at, stop) if ids[i] in unread), stop)
                 if not self._process(command, stop, view):
                     break
-                self._waiting.popleft()
+                self.waiting.popleft()
                 self._ids -= len(ids)
 
     def _process(self, command: Command, stop: int, view: View) -> bool:
@@ -630,7 +631,7 @@ class Commands:
         """Return the next commands, each with the index before which its read stops."""
         parts: list[tuple[Command, int]] = []
         left = IDS_PER_READ_MAX
-        for command in self._waiting:
+        for command in self.waiting:
             self._ids += command.resolve()
             is_wanted, stop = command.wanted(), command.at
             if is_wanted:

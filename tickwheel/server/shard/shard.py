@@ -146,7 +146,7 @@ class Shard:
             self.following = Following(self, self.upkeep, siblings)
         self.on_landed: Callable[[], None] = lambda: None
         """Called after waiting answers were sent, so that the transport can read more requests."""
-        self._woken = self._stopped = self._paused = False
+        self.is_woken = self._stopped = self._paused = False
         self._alarm: Alarm | None = None
         self.next_tick_mono_ms = 0
         """Time of the next tick, unless one is requested earlier."""
@@ -308,12 +308,13 @@ class Shard:
 
     def wake(self) -> None:
         """Request a tick in this step of the loop."""
-        if not self._woken and not self._is_over:
-            self._woken = True
-            asyncio.get_running_loop().call_soon(self._tick)
+        if not self.is_woken and not self._is_over:
+            self.is_woken = True
+            asyncio.get_running_loop().call_soon(self.tick)
 
-    def _tick(self) -> None:
-        self._woken = False
+    def tick(self) -> None:
+        """Fire and dispatch due work now, and set the alarm for the next tick."""
+        self.is_woken = False
         if self._is_over:
             return
         try:
@@ -456,10 +457,10 @@ class Shard:
         checkpoint_mono_ms = self.engine.next_checkpoint_mono_ms()
         if checkpoint_mono_ms is not None and checkpoint_mono_ms <= self.clock.read().mono_ms:
             self.committer.kick()
-        if not self._woken:
+        if not self.is_woken:
             # Tick now, so that due tasks do not wait for another turn of the loop.
-            self._woken = True
-            self._tick()
+            self.is_woken = True
+            self.tick()
 
 
 class Delivering:
