@@ -653,6 +653,7 @@ VERBS: Final = (
          over=Over.IDS),
     Verb("explain", TaskToExplain, Explanation, Need(Right.READ, Of.FOUND),
          "Explain why a task is where it is", frame=FrameType.EXPLAIN, prompt=False,
+         command="explain ID",
          over=Over.TASK),
     Verb(
         "list_tasks", TasksPage, Tasks, Need(Right.READ, Of.FOUND),
@@ -660,7 +661,7 @@ VERBS: Final = (
         "Return stored tasks in the order of their ids, descending with ``newest_first``. Filtering"
         " by a key without its topic uses no index and reads all tasks.",
         FrameType.LIST, path="GET /v1/tasks", tag=_TAG, prompt=False, pages="tasks",
-        methods=(Method("list_tasks"),),
+        methods=(Method("list_tasks"),), command="list",
         over=Over.PAGES,
     ),
     Verb(
@@ -754,7 +755,7 @@ LETTER_VERBS: Final = (
         "list_dead", DeadPage, DeadLetters, Need(Right.READ, Of.FOUND), "List dead letters",
         "Return dead letters in the order of their ids.",
         FrameType.DEAD_LIST, path="GET /v1/dead-letters", tag=_LETTERS, prompt=False, pages="dead",
-        methods=(Method("dead_list"),),
+        methods=(Method("dead_list"),), command="dead list",
         over=Over.PAGES,
     ),
     Verb("requeue_dead", Requeue, list[str], _OPERATE, "Requeue dead letters",
