@@ -55,9 +55,6 @@ from tickwheel.client.encodings import encoding_of
 from tickwheel.errors import BadRequest
 from tickwheel.model.policies import parse_duration
 
-NameArgument = Annotated[str, argument("NAME", "The schedule's name.")]
-
-
 _OF_TASKS = [field for field, _ in kept_options()]
 
 
@@ -100,7 +97,7 @@ def _show(call: Call, request: Mapping[str, Any], schedule: ScheduleInfo) -> Non
 
 async def next_(
     call: Call,
-    name: NameArgument,
+    name: Annotated[str, argument("NAME", "The schedule's name.")],
     count: Annotated[int, option("Number of times.", None, "-n", min=1, max=100)] = 5,
 ) -> None:
     """Show the next planned times of a schedule."""
@@ -113,11 +110,12 @@ async def next_(
 # --- changing ------------------------------------------------------------------------------------
 
 
-def _changed(word: str) -> Show:
+def _changed(word: str = "") -> Show:
     return lambda call, request, schedule: _show_change(call, schedule, word)
 
 
 def _show_change(call: Call, schedule: ScheduleInfo, word: str) -> None:
+    word = word or str(schedule.outcome)
     line = f"{schedule.name}  {word}  {timing(schedule.raw)}  next {_next(schedule)}"
     call.out.result(schedule_fields(schedule) | {"outcome": word}, line)
 
@@ -127,11 +125,7 @@ def _show_ids(call: Call, request: Mapping[str, Any], ids: list[int]) -> None:
         call.out.result({"name": request["name"], "id": str(task_id)}, str(task_id))
 
 
-def _show_put(call: Call, request: Mapping[str, Any], schedule: ScheduleInfo) -> None:
-    _show_change(call, schedule, str(schedule.outcome))
-
-
-put = declared("put_schedule", _show_put, "Repeating the same command changes nothing.")
+put = declared("put_schedule", _changed(), "Repeating the same command changes nothing.")
 show = declared("show_schedule", _show)
 pause = declared("pause_schedule", _changed("paused"))
 resume = declared("resume_schedule", _changed("resumed"))
@@ -186,8 +180,7 @@ async def apply(
             if change == "delete":
                 _show_change(call, await client.delete_schedule(name), "deleted")
             else:
-                schedule: ScheduleInfo = await client.put_schedule(name, **tables[name])
-                _show_change(call, schedule, str(schedule.outcome))
+                _show_change(call, await client.put_schedule(name, **tables[name]), "")
     return 0
 
 
