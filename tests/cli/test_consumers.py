@@ -41,8 +41,8 @@ async def test_consumers_as_json_have_one_object_per_line(
 ) -> None:
     answer = {"consumers": (ONE, SILENT), "next": None}
     asked = await _ask(
-        lambda call: consumers(call, "orders.close", "billing"), T.CONSUMER_LIST, answer,
-        as_json=True,
+        lambda call: consumers(call, topic="orders.close", group="billing"), T.CONSUMER_LIST,
+        answer, as_json=True,
     )  # fmt: skip
     assert asked == ({"topic": "orders.close", "group": "billing", "limit": 1_000},)
     found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]

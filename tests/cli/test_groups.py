@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Coroutine
-from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -15,8 +14,8 @@ from support.waiting import soon
 from tickwheel.api.frames import FrameType as T
 from tickwheel.cli import groups
 from tickwheel.cli.call import Call
-from tickwheel.cli.groups import parse_start
 from tickwheel.cli.output import Output
+from tickwheel.client import Retry
 from tickwheel.errors import BadRequest, Conflict, NotFound, TickwheelError
 
 POLICY = {"kind": "fixed", "delay_ms": 5_000, "retries": 2, "jitter": 0.0}
@@ -154,13 +153,11 @@ async def test_ordering_column_appears_when_a_group_sets_it(
 
 async def test_group_is_created(capsys: pytest.CaptureFixture[str]) -> None:
     answer = {**SETTINGS, "group": "g", "rate": 5.0, "burst": 9, "retry": POLICY, "created": False}
+    given = {"start": "first", "retry": Retry.of(POLICY), "rate": 5.0, "burst": 9, "paused": True}
     asked = await _ask(
-        lambda call: groups.create_group(
-            call, "orders", "g", start="first", retry=POLICY, rate=5.0, burst=9, paused=True
-        ),
-        T.GROUP_CREATE,
-        answer,
-    )
+        lambda call: groups.create_group(call, topic="orders", group="g", **given),
+        T.GROUP_CREATE, answer,
+    )  # fmt: skip
     options = {"since": "first", "retry": POLICY, "rate": 5.0, "burst": 9, "paused": True}
     assert asked == ("orders", "g", options)
     said = capsys.readouterr()
@@ -173,7 +170,9 @@ async def test_group_is_created(capsys: pytest.CaptureFixture[str]) -> None:
 async def test_deleting_a_group_prints_its_counts(capsys: pytest.CaptureFixture[str]) -> None:
     held = {"ready": 1_500, "in_flight": 0, "waiting": 2, "dead": 0}
     asked = await _ask(
-        lambda call: groups.delete_group(call, "orders", "g", force=True), T.GROUP_DELETE, held
+        lambda call: groups.delete_group(call, topic="orders", group="g", force=True),
+        T.GROUP_DELETE,
+        held,
     )
     assert asked == ("orders", "g", True)
     assert capsys.readouterr().out == "orders  g  deleted with 1,500 ready, 2 waiting\n"
@@ -182,7 +181,7 @@ async def test_deleting_a_group_prints_its_counts(capsys: pytest.CaptureFixture[
 async def test_deleting_a_nonempty_group_without_a_terminal_needs_force() -> None:
     with pytest.raises(Conflict, match="it holds 3 ready; --force deletes it with them"):
         await _ask(
-            lambda call: groups.delete_group(call, "orders", "g"),
+            lambda call: groups.delete_group(call, topic="orders", group="g"),
             T.GROUP_DELETE,
             Conflict("it holds 3 ready"),
         )
@@ -191,7 +190,7 @@ async def test_deleting_a_nonempty_group_without_a_terminal_needs_force() -> Non
 async def test_deleting_a_topic_prints_its_counts(capsys: pytest.CaptureFixture[str]) -> None:
     held = {"scheduled": 1_500, "ready": 0, "in_flight": 1, "waiting": 0, "dead": 2, "groups": 3}
     asked = await _ask(
-        lambda call: groups.delete_topic(call, "orders", force=True), T.TOPIC_DELETE, held
+        lambda call: groups.delete_topic(call, topic="orders", force=True), T.TOPIC_DELETE, held
     )
     assert asked == ("orders", True)
     said = capsys.readouterr().out
@@ -208,25 +207,10 @@ async def test_deleting_a_topic_prints_its_counts(capsys: pytest.CaptureFixture[
 async def test_deleting_a_topic_without_a_terminal_needs_force(message: str, shown: str) -> None:
     with pytest.raises(Conflict, match=shown):
         await _ask(
-            lambda call: groups.delete_topic(call, "orders"), T.TOPIC_DELETE, Conflict(message)
+            lambda call: groups.delete_topic(call, topic="orders"),
+            T.TOPIC_DELETE,
+            Conflict(message),
         )
-
-
-@pytest.mark.parametrize(
-    ("text", "start"),
-    [
-        ("now", "now"),
-        ("first", "first"),
-        ("2030-01-01T00:00:00Z", datetime(2030, 1, 1, tzinfo=UTC)),
-    ],
-)
-def test_group_start_positions_are_parsed(text: str, start: Any) -> None:
-    assert parse_start(text) == start
-
-
-def test_an_invalid_group_start_is_refused() -> None:
-    with pytest.raises(ValueError, match="'soon' is neither now nor first nor an ISO-8601 time"):
-        parse_start("soon")
 
 
 # --- what is shown ---------------------------------------------------------------------------

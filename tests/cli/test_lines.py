@@ -10,11 +10,16 @@ import pytest
 
 from cli.test_groups import _ask
 from tickwheel.api.frames import FrameType as T
-from tickwheel.cli import groups
 from tickwheel.cli.call import Call
+from tickwheel.cli.groups import OF_GROUPS
 from tickwheel.cli.options import parse_value
 from tickwheel.cli.output import Output
 from tickwheel.errors import BadRequest
+
+held, lines, paused, release_key, skip_key, pause_key, resume_key = (
+    OF_GROUPS[name]
+    for name in ("held", "lines", "paused", "release_key", "skip_key", "pause_key", "resume_key")
+)
 
 HELD: dict[str, Any] = {
     "id": 5, "key": "customer 7", "attempt": 16, "waiting": 1_200, "reason": "no card",
@@ -29,50 +34,48 @@ FAIR = {"id": 7, "kind": "fair", "value": None, "state": "limited", "in_flight":
 async def test_held_keys_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     one = HELD | {"since_ms": int(time.time() * 1000) - 60_000}
     answer = {"keys": (one,), "held": 1, "paused": ()}
-    assert await _ask(lambda c: groups.held_keys(c, "t", "g"), T.HELD_KEYS, answer) == (
+    assert await _ask(lambda c: held(c, topic="t", group="g"), T.HELD_KEYS, answer) == (
         "t", "g", {"limit": 101},
     )  # fmt: skip
     shown = capsys.readouterr().out
     for word in ("customer 7", "1,200", "no card", "16", " 1m"):
         assert word in shown, (word, shown)
-    await _ask(lambda c: groups.held_keys(c, "t", "g"), T.HELD_KEYS, answer, as_json=True)
+    await _ask(lambda c: held(c, topic="t", group="g"), T.HELD_KEYS, answer, as_json=True)
     found = json.loads(capsys.readouterr().out)
     assert (found["id"], found["key"], found["waiting"]) == ("5", "customer 7", 1_200)
     assert found["since"].endswith("Z") or "+" in found["since"]
-    await _ask(lambda c: groups.held_keys(c, "t", "g"), T.HELD_KEYS, answer | {"keys": ()})
+    await _ask(lambda c: held(c, topic="t", group="g"), T.HELD_KEYS, answer | {"keys": ()})
     assert "no key of group g of topic t is held" in capsys.readouterr().err
 
 
 async def test_order_lines_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     answer = {"lines": (LINE, FAIR), "waiting": 3}
-    asked = await _ask(lambda c: groups.key_lines(c, "t", "g", limit=5), T.KEY_LINES, answer)
+    asked = await _ask(lambda c: lines(c, topic="t", group="g", limit=5), T.KEY_LINES, answer)
     assert asked == ("t", "g", {"limit": 6})
     order, fair = capsys.readouterr().out.splitlines()[-2:]
     assert "in flight" in order and "a" in order and "limited" in fair and "-" in fair
-    await _ask(lambda c: groups.key_lines(c, "t", "g"), T.KEY_LINES, answer, as_json=True)
+    await _ask(lambda c: lines(c, topic="t", group="g"), T.KEY_LINES, answer, as_json=True)
     found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [(one["value"], one["id"]) for one in found] == [("a", "6"), (None, "7")]
-    await _ask(lambda c: groups.key_lines(c, "t", "g"), T.KEY_LINES, {"lines": (), "waiting": 0})
+    await _ask(lambda c: lines(c, topic="t", group="g"), T.KEY_LINES, {"lines": (), "waiting": 0})
     assert "waits for its turn" in capsys.readouterr().err
 
 
 async def test_a_key_is_paused_and_resumed(capsys: pytest.CaptureFixture[str]) -> None:
     answer = {"paused": True, "changed": True, "since_ms": 1_800_000_000_000, "by": "ann"}
-    asked = await _ask(
-        lambda c: groups.pause_key(c, topic="t", group="g", key="a"), T.PAUSE_KEY, answer
-    )
+    asked = await _ask(lambda c: pause_key(c, topic="t", group="g", key="a"), T.PAUSE_KEY, answer)
     assert asked == ("t", "g", "a", None)
     assert capsys.readouterr().out == "key a  paused\n"
     before = answer | {"changed": False}
     value = parse_value(":=7")
     asked = await _ask(
-        lambda c: groups.pause_key(c, topic="t", group="g", value=value), T.PAUSE_KEY, before
+        lambda c: pause_key(c, topic="t", group="g", value=value), T.PAUSE_KEY, before
     )
     assert asked == ("t", "g", None, 7)
     shown = capsys.readouterr().out
     assert shown.startswith("value 7  already paused since 2027-") and shown.endswith(" by ann\n")
     await _ask(
-        lambda c: groups.pause_key(c, topic="t", group="g", value="7"),
+        lambda c: pause_key(c, topic="t", group="g", value="7"),
         T.PAUSE_KEY,
         before,
         as_json=True,
@@ -86,28 +89,28 @@ async def test_a_key_is_paused_and_resumed(capsys: pytest.CaptureFixture[str]) -
     )
     assert found["since"].startswith("2027-")
     over = answer | {"paused": False}
-    await _ask(lambda c: groups.resume_key(c, topic="t", group="g", key="a"), T.RESUME_KEY, over)
+    await _ask(lambda c: resume_key(c, topic="t", group="g", key="a"), T.RESUME_KEY, over)
     nothing = {"paused": False, "changed": False, "since_ms": None, "by": None}
-    await _ask(lambda c: groups.resume_key(c, topic="t", group="g", key="b"), T.RESUME_KEY, nothing)
+    await _ask(lambda c: resume_key(c, topic="t", group="g", key="b"), T.RESUME_KEY, nothing)
     assert capsys.readouterr().out == "key a  resumed\nkey b  was not paused\n"
     call = Call(None, None, Output(as_json=False))
     for named in ({}, {"value": 5, "key": "a"}):
         with pytest.raises(BadRequest, match="--key, --value"):
-            await groups.pause_key(call, topic="t", group="g", **named)
+            await pause_key(call, topic="t", group="g", **named)
 
 
 async def test_paused_keys_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     since_ms = int(time.time() * 1000) - 60_000
     one = {"kind": "fair", "value": 7, "since_ms": since_ms, "by": "ann", "waiting": 1_200}
     answer = {"keys": (), "held": 0, "paused": (one,)}
-    asked = await _ask(lambda c: groups.paused_keys(c, "t", "g", limit=5), T.HELD_KEYS, answer)
+    asked = await _ask(lambda c: paused(c, topic="t", group="g", limit=5), T.HELD_KEYS, answer)
     assert asked == ("t", "g", {"limit": 6})
     shown = capsys.readouterr().out.splitlines()[-1].split()
     assert shown[0] == "fair" and shown[1] == "7" and shown[-2:] == ["ann", "1,200"], shown
-    await _ask(lambda c: groups.paused_keys(c, "t", "g"), T.HELD_KEYS, answer, as_json=True)
+    await _ask(lambda c: paused(c, topic="t", group="g"), T.HELD_KEYS, answer, as_json=True)
     found = json.loads(capsys.readouterr().out)
     assert (found["value"], found["by"], found["group"]) == (7, "ann", "g") and "since" in found
-    await _ask(lambda c: groups.paused_keys(c, "t", "g"), T.HELD_KEYS, answer | {"paused": ()})
+    await _ask(lambda c: paused(c, topic="t", group="g"), T.HELD_KEYS, answer | {"paused": ()})
     assert "no key of group g of topic t is paused" in capsys.readouterr().err
 
 
@@ -120,16 +123,16 @@ def test_line_values_are_written_like_properties(text: str, value: object) -> No
 
 async def test_a_held_key_is_released_or_skipped(capsys: pytest.CaptureFixture[str]) -> None:
     asked = await _ask(
-        lambda c: groups.release_key(c, "t", "g", task_id=5), T.RELEASE_KEY, ((5, "released"),)
+        lambda c: release_key(c, topic="t", group="g", task_id=5), T.RELEASE_KEY, ((5, "released"),)
     )
     assert asked == ("t", "g", (5,), None)
     assert capsys.readouterr().out == "5  released\n"
     asked = await _ask(
-        lambda c: groups.skip_key(c, "t", "g", key="a"), T.SKIP_KEY, ((None, "not_held"),)
+        lambda c: skip_key(c, topic="t", group="g", key="a"), T.SKIP_KEY, ((None, "not_held"),)
     )
     assert asked == ("t", "g", None, "a")
     assert capsys.readouterr().out == "key a  not held\n"
     call = Call(None, None, Output(as_json=False))
     for named in ({}, {"task_id": 5, "key": "a"}):
-        with pytest.raises(BadRequest, match="TASK_ID or --key"):
-            await groups.skip_key(call, "t", "g", **named)
+        with pytest.raises(BadRequest, match="TASK_ID, --key"):
+            await skip_key(call, topic="t", group="g", **named)

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from tickwheel.cli import enqueue, schedules, subscribe, tasks
-from tickwheel.cli.groups import groups_grid, topics_grid
+from tickwheel.cli.groups import SPARE, TOPICS, group_columns
 from tickwheel.cli.history import report_grid
 from tickwheel.cli.output import Grid, grid_of, table_of
 from tickwheel.cli.serve import tokens_grid
@@ -28,7 +28,8 @@ TOPIC: dict[str, Any] = {
     **GROUP, "scheduled": 1_234_567, "enqueued": 9_912_345,
     "groups": {"billing": GROUP, "mail": {**GROUP, "paused": True}},
 }  # fmt: skip
-TOPICS = {"orders.close": TOPIC, LONG: {**TOPIC, "paused": True}}
+COUNTS = {"orders.close": TOPIC, LONG: {**TOPIC, "paused": True}}
+GROUPS = [{"topic": LONG, "group": n, **of} for n, of in TOPIC["groups"].items()]
 REPORTED = {
     "topic": LONG, "group": "billing", "enqueued": 100_000, "delivered": 100_123, "acked": 99_000,
     "nacked": 123, "dead": 7, "on_time_share": 0.9991, "late_p50_ms": 1.0, "late_p99_ms": 12.0,
@@ -44,7 +45,7 @@ def _with(grid: Grid, *rows: tuple[str, ...]) -> Grid:
 def _top() -> Grid:
     raw = {
         "node": "n1", "version": "1", "epoch": 1, "uptime_s": 10.0, "store_ok": True, "early": 0,
-        "connections": 1, "subscribers": 1, "topics": TOPICS, "dead": 3, **TOPIC,
+        "connections": 1, "subscribers": 1, "topics": COUNTS, "dead": 3, **TOPIC,
     }  # fmt: skip
     meter = Meter("busy")
     meter.read(raw)
@@ -52,12 +53,15 @@ def _top() -> Grid:
 
 
 TABLES: dict[str, tuple[Grid, str]] = {
-    "topics": (topics_grid(TOPICS), "topic scheduled ready in flight waiting dead paused"),
+    "topics": (
+        grid_of(TOPICS, [{"topic": n, **of} for n, of in COUNTS.items()], spare=SPARE),
+        "topic scheduled ready in flight waiting dead paused",
+    ),
     "groups": (
-        groups_grid([{"topic": LONG, "group": n, **of} for n, of in TOPIC["groups"].items()]),
+        grid_of(group_columns(GROUPS), GROUPS, spare=SPARE),
         "topic group ready in flight waiting dead paused",
     ),
-    "stats": (stats_topics_grid(TOPICS), "topic group scheduled ready in flight waiting dead"),
+    "stats": (stats_topics_grid(COUNTS), "topic group scheduled ready in flight waiting dead"),
     "top": (_top(), "topic group ready in flight waiting dead out/s"),
     "list": (
         _with(

@@ -21,9 +21,8 @@ from support.waiting import soon
 from tickwheel import Client, Delivery, Reject, Retry, RetryLater, Snooze, Worker, errors
 from tickwheel.api.frames import FrameType as T
 from tickwheel.api.groups import SET_OTHERWISE, TO_CHANGE
-from tickwheel.cli.options import retry_of
+from tickwheel.cli.options import parse_retry
 from tickwheel.client.subscription import REASON_CHARACTERS_MAX, TRACE_CHARACTERS_MAX
-from tickwheel.model.policies import parse_policy
 from tickwheel.protocol import Frame, encode
 
 
@@ -956,7 +955,7 @@ def test_an_unknown_on_mismatch_is_refused() -> None:
     ],
 )
 def test_the_spec_of_a_policy_is_what_the_command_line_reads(policy: Retry) -> None:
-    assert retry_of(parse_policy(policy.spec())) == policy
+    assert parse_retry(policy.spec()) == policy
     assert Retry.none().spec() == "none"  # a name to the command line
 
 

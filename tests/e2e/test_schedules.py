@@ -149,7 +149,7 @@ def test_invalid_schedules_are_one_line_errors(daemon: Daemon, tmp_path: Path) -
         (): "either cron or every_ms",
         ("--cron", "@daily", "--every", "5s"): "either cron or every_ms",
         ("--every", "5s", "--timezone", "UTC"): "timezone must not be combined with every_ms",
-        ("--every", "5s", "--overlap", "no"): "overlap must be one of allow, skip",
+        ("--every", "5s", "--overlap", "no"): "'no' is not one of allow, skip",
         ("--every", "5s", "--end", "2020-01-01T00:00Z"): "the schedule never runs",
         ("--every", "5s", "--body", "x" * 65_537): "schedule_bytes_max",
     }

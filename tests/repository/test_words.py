@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from tickwheel.api.frames import FrameType
+from tickwheel.api.tasks import STATES as OF_A_TASK
 from tickwheel.cli.output import STATES
-from tickwheel.cli.tasks import STATES as OF_A_TASK
 from tickwheel.server.metrics.catalogue import GROUP, TOPIC
 
 ROOT = Path(__file__).parents[2]
@@ -84,7 +84,7 @@ def test_the_console_uses_the_command_lines_state_names() -> None:
     listed = re.search(r"const STATES = (\[\[.*?\]\]);", (CONSOLE / "tasks.js").read_text("utf-8"))
     assert listed is not None
     states = {value: label for value, label in json.loads(listed[1]) if value}
-    assert tuple(states) == OF_A_TASK
+    assert tuple(states) == OF_A_TASK.words
     for value, label in states.items():
         assert label == value.replace("_", " ").capitalize()
 

@@ -231,7 +231,7 @@ VERBS: Final = (
         "list_bulk", BulkPage, BulkList, Need(Right.READ, Of.FOUND),
         "List bulk operations, the newest first", "Return bulk operations, the newest first.",
         FrameType.BULK_LIST, path="GET /v1/bulk", tag=_TAG, errors=_UNKNOWN, prompt=False,
-        pages="bulk", methods=(Method("list_bulk"),),
+        pages="bulk", methods=(Method("list_bulk"),), command="bulk list",
         routing=Routing.PAGES,
     ),
     Verb(

@@ -481,11 +481,11 @@ _TOPICS, _ORDER = "topics", "order and shares"
 VERBS: Final = (
     Verb(
         "create_group", NewGroup, GroupSettings, _OPERATE, "Create a group",
-        "Create a group before its first subscriber connects. An existing group does not change,"
-        " and ``created`` in the answer is false.",
+        "Create a group before its first subscriber connects. An existing group does not change"
+        " (``created`` is false).",
         FrameType.GROUP_CREATE, path=f"PUT {_GROUP}", tag=_TOPICS, status=201,
         errors=("conflict",), audit=Audit.ALWAYS, changes=True,
-        methods=(Method("create_group"),),
+        methods=(Method("create_group"),), command="groups create TOPIC GROUP",
         routing=Routing.HOME, unique=Unique("group", Home.TOPIC),
     ),
     Verb(
@@ -505,7 +505,7 @@ VERBS: Final = (
         " tasks, unless ``force``, which drops them for this group.",
         FrameType.GROUP_DELETE, path=f"DELETE {_GROUP}", tag=_TOPICS,
         errors=("not_found", "conflict"), audit=Audit.ALWAYS, changes=True, repeat=False,
-        methods=(Method("delete_group"),),
+        methods=(Method("delete_group"),), command="groups delete TOPIC GROUP",
         routing=Routing.HOME_LAST,
     ),
     Verb(
@@ -517,7 +517,7 @@ VERBS: Final = (
         " to it. Raise NotFound if there is no such topic.",
         FrameType.TOPIC_DELETE, path="DELETE /v1/topics/{topic}", tag=_TOPICS,
         errors=("not_found", "conflict"), audit=Audit.ALWAYS, changes=True, repeat=False,
-        methods=(Method("delete_topic"),),
+        methods=(Method("delete_topic"),), command="topics delete TOPIC",
         routing=Routing.HOME_LAST,
     ),
     Verb(
@@ -555,6 +555,7 @@ VERBS: Final = (
                 " the oldest first. Raise NotFound if there is no such group.",
             ),
         ),
+        command="groups held TOPIC GROUP",
         routing=Routing.ALL,
     ),
     Verb(
@@ -562,26 +563,30 @@ VERBS: Final = (
         "Return the order keys and values of ``fair_by`` with the most waiting tasks. Raise"
         " NotFound if there is no such group.",
         FrameType.KEY_LINES, path=f"GET {_GROUP}/lines", tag=_ORDER, errors=("not_found",),
-        methods=(Method("key_lines", gives="lines"),),
+        methods=(Method("key_lines", gives="lines"),), command="groups lines TOPIC GROUP",
         routing=Routing.ALL,
     ),
     Verb(
         "release_key", HeldTasks, list[TaskOutcome], _OPERATE, "Retry the task of a held key",
         "Retry the task of a held key, named by its id or the key, at once, and reset its"
-        ' failures. Return "released" or "not_held". Raise NotFound if there is no such group.',
+        ' failures. The outcome is "released" or "not_held". Raise NotFound if there is no such'
+        " group.",
         FrameType.RELEASE_KEY, path=f"POST {_GROUP}/held-keys/release", tag=_ORDER,
         errors=("not_found",), audit=Audit.ALWAYS, changes=True,
         methods=(Method("release_key", word="ReleaseKeyWord"),),
+        command="groups release-key TOPIC GROUP TASK_ID",
         routing=Routing.IDS,
     ),
     Verb(
         "skip_key", HeldTasks, list[TaskOutcome], _OPERATE,
         "Skip the task of a held key",
         "Move the task of a held key to the dead letters, so that the key's next task can be"
-        ' delivered. Return "skipped" or "not_held". Raise NotFound if there is no such group.',
+        ' delivered. The outcome is "skipped" or "not_held". Raise NotFound if there is no such'
+        " group.",
         FrameType.SKIP_KEY, path=f"POST {_GROUP}/held-keys/skip", tag=_ORDER,
         errors=("not_found",), audit=Audit.ALWAYS, changes=True,
         methods=(Method("skip_key", word="SkipKeyWord"),),
+        command="groups skip-key TOPIC GROUP TASK_ID",
         routing=Routing.IDS,
     ),
     Verb(

@@ -657,6 +657,7 @@ VERBS: Final = (
          routing=Routing.IDS),
     Verb("explain", TaskToExplain, Explanation, Need(Right.READ, Of.FOUND),
          "Explain why a task is in its state", frame=FrameType.EXPLAIN, prompt=False,
+         command="explain ID",
          routing=Routing.TASK),
     Verb(
         "list_tasks", TasksPage, Tasks, Need(Right.READ, Of.FOUND),
@@ -664,7 +665,7 @@ VERBS: Final = (
         "Return stored tasks in the order of their ids, descending with ``newest_first``. Filtering"
         " by a key without its topic uses no index and reads all tasks.",
         FrameType.LIST, path="GET /v1/tasks", tag=_TAG, prompt=False, pages="tasks",
-        methods=(Method("list_tasks"),),
+        methods=(Method("list_tasks"),), command="list",
         routing=Routing.PAGES,
     ),
     Verb(
@@ -758,7 +759,7 @@ LETTER_VERBS: Final = (
         "list_dead", DeadPage, DeadLetters, Need(Right.READ, Of.FOUND), "List dead letters",
         "Return dead letters in the order of their ids.",
         FrameType.DEAD_LIST, path="GET /v1/dead-letters", tag=_LETTERS, prompt=False, pages="dead",
-        methods=(Method("dead_list"),),
+        methods=(Method("dead_list"),), command="dead list",
         routing=Routing.PAGES,
     ),
     Verb("requeue_dead", Requeue, list[str], _OPERATE, "Requeue dead letters",

@@ -25,7 +25,7 @@ class TransactionsPage(Request):
     state: Annotated[
         str | None,
         Choice("TransactionState", "open", "parked", "committed", "rolled_back"),
-        "Only transactions in this state.",
+        "Only transactions in this state; by default open and parked.",
     ] = None
     after: Annotated[str | None, NAME, "``next`` from the previous page."] = None
     limit: Annotated[int, PAGE, "Maximum number of items in the answer."] = 100
@@ -131,7 +131,8 @@ VERBS: Final[tuple[Any, ...]] = (
          "List undecided transactions",
          "Return undecided transactions, or transactions in ``state``, ordered by name.",
          FrameType.TRANSACTION_LIST, path="GET /v1/transactions", tag=_TAG, prompt=False,
-         pages="transactions", methods=(Method("list_transactions"),), routing=Routing.PAGES),
+         pages="transactions", methods=(Method("list_transactions"),),
+         command="transactions list", routing=Routing.PAGES),
     Verb("show_transaction", TransactionName, TransactionInfo, _READ,
          "Show a transaction and its half tasks",
          "Return one transaction with its half tasks. Raise UnknownTransaction if there is none.",

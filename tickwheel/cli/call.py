@@ -8,7 +8,7 @@ person; a script decides by an option.
 
 A block of options that several commands share is a ``TypedDict``, each key annotated like a
 parameter. A command takes it as ``**options: Unpack[GroupOptions]`` and gets the options that were
-given. ``described`` replaces the help of such an option for one command.
+given.
 """
 
 from __future__ import annotations
@@ -159,17 +159,9 @@ def limit_file_mode() -> None:
 
 def offline(json_help: str | None = JSON_HELP) -> Callable[[F], F]:
     """Mark a command that needs no daemon: its only shared option is ``--json``, if any."""
-    return _marked("json_help", json_help)
 
-
-def described(**helps: str) -> Callable[[F], F]:
-    """Mark a command with other help texts for options of its block."""
-    return _marked("helps", helps)
-
-
-def _marked(name: str, value: Any) -> Callable[[F], F]:
     def mark(function: F) -> F:
-        setattr(function, name, value)
+        function.json_help = json_help  # type: ignore[attr-defined]  # ``command`` reads it
         return function
 
     return mark
@@ -185,7 +177,7 @@ def command(
         own = list(inspect.signature(function).parameters.values())[1:]
         block: list[inspect.Parameter] = []
         if own and own[-1].kind is inspect.Parameter.VAR_KEYWORD:
-            block = _parameters(hints[own.pop().name], getattr(function, "helps", {}))
+            block = _parameters(hints[own.pop().name])
 
         @functools.wraps(function)
         def run(ctx: typer.Context, **values: Any) -> int | None:
@@ -240,16 +232,13 @@ def _shared_parameters(function: Command) -> list[inspect.Parameter]:
     ]
 
 
-def _parameters(unpacked: Any, helps: Mapping[str, str]) -> list[inspect.Parameter]:
+def _parameters(unpacked: Any) -> list[inspect.Parameter]:
     """Return a parameter for each key of ``Unpack[block]``; the default is false for a flag, else
     None."""
     (block,) = get_args(unpacked)
     parameters = []
     for name, kind in get_type_hints(block, include_extras=True).items():
         value_type, info, *default = get_args(kind)
-        if name in helps:
-            info = copy.copy(info)
-            info.help = helps[name]
         value = default[0].value if default else False if value_type is bool else None
         annotation: Any = Annotated[value_type, info]
         parameters.append(inspect.Parameter(name, _KEYWORD, annotation=annotation, default=value))

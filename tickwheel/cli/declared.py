@@ -1,138 +1,201 @@
-"""Commands with one request and one answer, derived from the declarations of their verbs.
+"""Commands with one request and one answer, and lists, derived from the declarations of verbs.
 
 The declaration (``Verb.command``) names the command and the fields that are its arguments; all
 other fields are options. Help, types, bounds and defaults come from the request's fields. A
-function for each command shows the answer and returns the exit code.
+function for each command shows the answer and returns the exit code; a list needs only columns.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
-from keyword import iskeyword
+import os
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 from tickwheel.api import kinds
-from tickwheel.api.shapes import Field
-from tickwheel.api.targets import Password, Secrets, Url
+from tickwheel.api.shapes import REQUIRED, Block, Field
+from tickwheel.api.targets import Password, Secrets
 from tickwheel.api.verb import Verb
 from tickwheel.api.verbs import VERBS
-from tickwheel.cli.call import Call, Command
+from tickwheel.cli.call import EXIT_FAILED, Call, Command, ask, can_ask
 from tickwheel.cli.options import (
-    argument,
-    complete_topics,
-    duration,
-    flag,
-    option,
-    parse_id,
-    parse_value,
+    REMOVED_BY_0,
+    argument_of,
+    limit_option,
+    moment,
+    option_of,
+    parameter_name,
     point,
 )
-from tickwheel.errors import BadRequest
-from tickwheel.model.values import INTEGER_MAX
+from tickwheel.cli.output import Column, Listing, fields_of
+from tickwheel.client import Client
+from tickwheel.errors import BadRequest, Conflict
 
-Show = Callable[[Call, Mapping[str, Any], Any], int | None]
-"""Shows the answer of a verb, given the call, the request by the client's keywords, and the answer.
-Returns the exit code; None means 0."""
+Request = Mapping[str, Any]
+"""The fields of a request by the client's keywords."""
+Show = Callable[[Call, Request, Any], int | None]
+"""Shows the answer of a verb. Returns the exit code; None means 0."""
 
+FIRST = "delete them first"
+"""The end of the daemon's message when force does not help."""
 FILE_BYTES_MAX = 64 * 1024
 
 
-def declared(name: str, show: Show, note: str = "") -> Command:
-    """Return the command of a verb; ``note`` is the end of its help."""
+def declared(
+    name: str, show: Show, note: str = "", check: Callable[[Request], None] | None = None
+) -> Command:
+    """Return the command of a verb. ``note`` is the end of its help; ``check`` raises BadRequest
+    for options that cannot be combined."""
     verb = VERBS[name]
     method = verb.methods[0].name if verb.methods else verb.name
-    arguments = [word.lower() for word in verb.command.split() if word.isupper()]
-    fields = {_parameter_name(field): field for field in verb.request_type.fields()}
+    fields = _fields_of(verb)
 
     async def run(call: Call, **values: Any) -> int | None:
-        request = {
-            fields[name].python: _value(fields[name], value)
-            for name, value in values.items()
-            if value is not None
-        }
-        one_of = verb.request_type.one_of
-        if one_of and sum(name in request for name in one_of) != 1:
-            raise BadRequest(f"give exactly one of --{', --'.join(one_of)}")
-        answer = await call.ask(lambda client: getattr(client, method)(**request))
+        request = _request(verb, fields, values)
+        if check is not None:
+            check(request)
+        try:
+            answer = await call.ask(lambda client: getattr(client, method)(**request))
+        except Conflict as conflict:
+            if "force" not in fields or "force" in request or conflict.message.endswith(FIRST):
+                raise
+            subject = " of ".join(f"{n} {request[n]}" for n in reversed(_arguments(verb)))
+            if not _may_force(call, conflict, f"Delete {subject} with its contents?"):
+                return EXIT_FAILED
+            request["force"] = True
+            answer = await call.ask(lambda client: getattr(client, method)(**request))
         return show(call, request, answer)
 
-    own = sorted(  # required parameters first, as Python demands; otherwise in declared order
-        (_parameter(name, field, is_argument=field.name in arguments)
-         for name, field in fields.items()),
-        key=lambda parameter: parameter.default is not inspect.Parameter.empty,
-    )  # fmt: skip
+    # A list of commands shows only the first sentence. Errors are those of the client's method.
+    text = (verb.text or f"{verb.summary}.").partition(" Raise ")[0].replace("``", "`")
+    return _command(verb, text.replace(". ", ".\n\n", 1) + f"\n\n{note}", run, fields, point)
+
+
+def _may_force(call: Call, conflict: Conflict, question: str) -> bool:
+    """Return whether a person says yes to ``--force``. A script gets the conflict as an error."""
+    if not can_ask(call):
+        raise Conflict(f"{conflict.message}; --force deletes it with them") from None
+    call.out.remark(conflict.message)
+    if not ask(question):
+        call.out.remark("nothing was deleted")
+        return False
+    return True
+
+
+def listed(
+    name: str,
+    help_: str,
+    columns: Sequence[Column[Any]],
+    fields: Callable[[Any], dict[str, Any]] = fields_of,
+    nothing: str = "",
+    spare: Sequence[str] = (),
+    method: str = "",
+) -> Command:
+    """Return the command that lists what a verb finds: all of its pages, or its only answer.
+    ``nothing`` can name arguments; ``method`` is the client's, by default the first one."""
+    verb = VERBS[name]
+    method = method or verb.methods[0].name
+    options = _fields_of(verb)
+    page: Any = options.pop("limit").kind
+    answer_max: int = page.high
+
+    async def run(call: Call, limit: int | None = None, **values: Any) -> None:
+        request = _request(verb, options, values)
+        labels = {label: request[label] for label in _arguments(verb)}
+
+        async def once(client: Client, count: int | None) -> AsyncIterator[Any]:
+            asked = min(count or answer_max, answer_max)
+            items = await getattr(client, method)(**request, limit=asked)
+            if limit is None and len(items) == answer_max:
+                call.out.remark(
+                    f"these are the first {answer_max:,}; the daemon returns no more at once"
+                )
+            for item in items:
+                yield item
+
+        def pages(client: Client, count: int | None) -> Any:
+            return getattr(client, method)(**request, limit=count)
+
+        remark = nothing.format(**request) or None
+        listing = Listing.of(call.out, columns, lambda one: labels | fields(one), remark, spare)
+        await call.listed(limit, pages if verb.pages else once, listing)
+
+    limit = Annotated[int | None, limit_option(None if verb.pages else answer_max)]
+    return _command(verb, help_, run, options, moment, _keyword("limit", limit, None))
+
+
+def _command(
+    verb: Verb,
+    help_: str,
+    run: Command,
+    fields: Mapping[str, Field],
+    times: Callable[..., Any],
+    *more: inspect.Parameter,
+) -> Command:
+    """Make ``run`` a command with a parameter for each field."""
+    own, arguments = [], _arguments(verb)
+    for name, field in fields.items():
+        word = next((word for word in (name, field.name) if word in arguments), None)
+        annotation = option_of(field, times) if word is None else argument_of(word.upper(), field)
+        default = False if isinstance(field.kind, kinds.Flag) else field.default
+        own.append(_keyword(name, annotation, default))
+    # Required parameters first, as Python demands; otherwise in declared order.
+    own.sort(key=lambda parameter: parameter.default is not inspect.Parameter.empty)
     call = inspect.Parameter("call", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=Call)
-    run.__doc__ = f"{_help(verb)}\n\n{note}"
-    run.__signature__ = inspect.Signature([call, *own])  # type: ignore[attr-defined]  # ``command`` reads it
-    run.__annotations__ = {p.name: p.annotation for p in own}
+    run.__signature__ = inspect.Signature([call, *own, *more])  # type: ignore[attr-defined]  # ``command`` reads it
+    run.__annotations__ = {p.name: p.annotation for p in (*own, *more)}
+    run.__doc__, run.__name__ = help_, [w for w in verb.command.split() if not w.isupper()][-1]
     return run
 
 
-def _help(verb: Verb) -> str:
-    """Return a verb's help, without the errors of its method. A list of commands shows only the
-    first sentence."""
-    text = (verb.text or f"{verb.summary}.").partition(" Raises ")[0]
-    return _shown(text.replace(". ", ".\n\n", 1))
-
-
-def _shown(text: str) -> str:
-    return text.replace("``", "`")
-
-
-def _parameter_name(field: Field) -> str:
-    """Return the parameter's name, which is also the option's: ``--url`` already means the
-    daemon's."""
-    if isinstance(field.kind, (Secrets, Password)):
-        return "secret_file"
-    name = "to" if isinstance(field.kind, Url) else field.name.removesuffix(field.kind.unit)
-    return f"{name}_" if iskeyword(name) or name == "format" else name
-
-
-def _parameter(name: str, field: Field, *, is_argument: bool) -> inspect.Parameter:
-    kind, text = field.kind, _shown(field.text)
-    default = inspect.Parameter.empty if field.is_required else field.default
-    type_: Any = str
-    if is_argument:
-        more: dict[str, Any] = {"autocompletion": complete_topics} if name == "topic" else {}
-        if isinstance(kind, kinds.Whole) and not isinstance(kind, kinds.Id):
-            type_, more = int, _bounds(kind)
-        parse = parse_id if isinstance(kind, kinds.Id) else None
-        info = argument(field.name.upper(), text, parse, **more)
-    elif isinstance(kind, Secrets):
-        info = option(f"{text} The file has one on each line: {kind.bounds}.", "FILE")
-    elif isinstance(kind, Password):
-        info = option(f"{text} The file contains it.", "FILE")
-    elif isinstance(kind, kinds.Flag):
-        type_, info = bool, flag(text)
-    elif isinstance(kind, kinds.Span):
-        type_, info = float, duration(text)
-    elif isinstance(kind, kinds.Moment):
-        type_, info = Any, point(text)
-    elif isinstance(kind, kinds.Whole):
-        type_, info = int, option(text, "N", **_bounds(kind))
-    elif isinstance(kind, kinds.PropertyValue):
-        type_, info = Any, option(f"{text} :=12 is a number.", parse=parse_value)
-    elif isinstance(kind, kinds.Choice):
-        info = option(text, "|".join(kind.words))
-    else:
-        info = option(text, "URL" if isinstance(kind, Url) else None)
-    annotated_type: Any = type_ | None if default is None and type_ is not Any else type_
-    annotation: Any = Annotated[annotated_type, info]
+def _keyword(name: str, annotation: Any, default: Any) -> inspect.Parameter:
+    default = inspect.Parameter.empty if default is REQUIRED else default
     keyword = inspect.Parameter.KEYWORD_ONLY
     return inspect.Parameter(name, keyword, annotation=annotation, default=default)
 
 
-def _bounds(kind: kinds.Whole) -> dict[str, Any]:
-    return {"min": kind.low} | ({"max": kind.high} if kind.high < INTEGER_MAX else {})
+def _arguments(verb: Verb) -> list[str]:
+    return [word.lower() for word in verb.command.split() if word.isupper()]
+
+
+def _fields_of(verb: Verb) -> dict[str, Field]:
+    """Return the fields of a request by their parameters: those of a block last, and without the
+    place of a page."""
+    own = [f for f in verb.request_type.fields() if not (verb.pages and f.name == "after")]
+    blocks = [field.kind.block for field in own if isinstance(field.kind, Block)]
+    fields = [f for f in own if not isinstance(f.kind, Block)]
+    return {parameter_name(f): f for f in (*fields, *(f for b in blocks for f in b.fields()))}
+
+
+def _request(verb: Verb, fields: Mapping[str, Field], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the client's keywords for the parameters that were given. Raise BadRequest."""
+    given = {
+        name: value
+        for name, value in values.items()
+        if value is not None and not (value is False and isinstance(fields[name].kind, kinds.Flag))
+    }
+    ways = [name for name, field in fields.items() if field.name in verb.request_type.one_of]
+    if ways and len(given.keys() & set(ways)) != 1:
+        arguments = _arguments(verb)
+        names = (name.upper() if name in arguments else f"--{name}" for name in ways)
+        raise BadRequest(f"give exactly one of {', '.join(names)}")
+    return {
+        name if name == "task_id" else fields[name].python: _value(fields[name], value)
+        for name, value in given.items()
+    }
 
 
 def _value(field: Field, value: Any) -> Any:
     """Return an option's value as the client accepts it."""
-    if isinstance(field.kind, Secrets):
-        return read_secrets(value)
-    return read_secrets(value)[0] if isinstance(field.kind, Password) else value
+    if isinstance(field.kind, (Secrets, Password)):
+        secrets = read_secrets(value)
+        return secrets if isinstance(field.kind, Secrets) else secrets[0]
+    if isinstance(field.kind, kinds.Properties):
+        return dict(value) or None
+    if field.name in REMOVED_BY_0:
+        return value or None
+    return os.fsencode(value) if isinstance(field.kind, kinds.Body) else value
 
 
 def read_secrets(path: str) -> list[str]:

@@ -27,36 +27,32 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
-from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, Final, TypeVar, Unpack, cast
 
-from tickwheel.api.frames import TransactionState
 from tickwheel.api.kinds import FieldKind, Policy, Properties, Rule, Span, Whole
-from tickwheel.api.tasks import LEVEL_MAX, TaskFields
+from tickwheel.api.tasks import TaskFields
 from tickwheel.api.transactions import HalfTask
 from tickwheel.cli.call import Call, given
-from tickwheel.cli.declared import declared
+from tickwheel.cli.declared import declared, listed
 from tickwheel.cli.options import (
     AtOption,
     DelayOption,
     IfPendingOption,
-    LimitOption,
     RuleOptions,
     TaskOptions,
     argument,
+    derive,
     flag,
     option,
     parse_at,
-    retry_of,
     rule_of,
     rule_of_json,
     task_keywords,
 )
 from tickwheel.cli.output import (
     Column,
-    Listing,
     column,
     count_columns,
     facts_grid,
@@ -69,7 +65,7 @@ from tickwheel.cli.output import (
     text_columns,
     time_facts,
 )
-from tickwheel.client import Client, Receipt, Task, TransactionInfo
+from tickwheel.client import Client, Receipt, Retry, Task, TransactionInfo
 from tickwheel.errors import BadRequest, LimitExceeded, TickwheelError
 from tickwheel.model.policies import DURATION_MS_MAX, duration_ms, policy_of_json
 from tickwheel.model.records import PropertyValue
@@ -82,6 +78,9 @@ T = TypeVar("T")
 
 class EnqueueOptions(TaskOptions, RuleOptions):
     """The options of a task and of a rule for pending keys."""
+
+
+derive(EnqueueOptions, [TaskFields.field("delay_level")])
 
 
 async def enqueue(
@@ -98,15 +97,6 @@ async def enqueue(
     is_csv: Annotated[bool, flag("Read --from as CSV, regardless of its name.", "--csv")] = False,
     delay: DelayOption = None,
     at: AtOption = None,
-    delay_level: Annotated[
-        int | None,
-        option(
-            "Level in the daemon's table of delays (default: RocketMQ's), instead of a delay.",
-            "N",
-            min=1,
-            max=LEVEL_MAX,
-        ),
-    ] = None,
     if_pending: IfPendingOption = None,
     **options: Unpack[EnqueueOptions],
 ) -> None:
@@ -118,10 +108,10 @@ async def enqueue(
     an empty cell is a missing field, "properties" is JSON. A file is checked completely before the
     first task is sent.
     """
-    due = given({"delay": delay, "at": at, "delay_level": delay_level})
-    if delay is not None and at is not None:
-        raise BadRequest("give either --delay or --at, not both")
+    due = given({"delay": delay, "at": at})
     if len(due) > 1:
+        raise BadRequest("give either --delay or --at, not both")
+    if due and "delay_level" in options:
         raise BadRequest("give only one of --delay-level, --delay and --at")
     rule_options = {name: value for name, value in options.items() if name in _OF_A_RULE}
     task_options = {name: value for name, value in options.items() if name not in _OF_A_RULE}
@@ -438,15 +428,18 @@ def _read(fields: dict[str, Any], name: str, kind: FieldKind) -> Any:
         return _span(fields, name)
     parse: Callable[[Any], Any] = _text
     if isinstance(kind, Policy):
-        parse = policy_of_json
+        parse = _policy
     elif isinstance(kind, Rule):
         parse = rule_of_json
     elif isinstance(kind, Properties):
         parse = _properties
     elif isinstance(kind, Whole):
         parse = partial(_whole, kind)
-    value = _parsed(fields, name, parse)
-    return retry_of(value) if isinstance(kind, Policy) else value
+    return _parsed(fields, name, parse)
+
+
+def _policy(value: Any) -> Retry:
+    return Retry.of(policy_of_json(value))
 
 
 def _object(line: bytes | str) -> dict[str, Any]:
@@ -570,35 +563,6 @@ def _at(fields: dict[str, Any]) -> datetime | None:
 # --- transactions --------------------------------------------------------------------------------
 
 
-class TransactionStates(StrEnum):
-    """The states of transactions."""
-
-    OPEN = "open"
-    PARKED = "parked"
-    COMMITTED = "committed"
-    ROLLED_BACK = "rolled_back"
-
-
-async def list_transactions(
-    call: Call,
-    group: Annotated[str | None, option("Only this producer group.")] = None,
-    state: Annotated[
-        TransactionStates | None,
-        option("Only transactions in this state. Default: open and parked."),
-    ] = None,
-    limit: LimitOption = None,
-) -> None:
-    """List undecided transactions. A parked transaction needs your decision, because its producers
-    were asked often enough."""
-    only: TransactionState | None = None if state is None else state.value
-    nothing = "no matching transactions"
-    await call.listed(
-        limit,
-        lambda client, limit_: client.list_transactions(group=group, state=only, limit=limit_),
-        Listing.of(call.out, COLUMNS, transaction_fields, nothing, SPARE),
-    )
-
-
 COLUMNS = (
     column("transaction", "id"), *text_columns("group", "state"), column("tasks", right=True),
     column("began", "began_ms", format_time),
@@ -661,3 +625,11 @@ rollback_transaction = declared("rollback_transaction", _show_rolled_back)
 def transaction_fields(transaction: TransactionInfo) -> dict[str, Any]:
     """Return a transaction for ``--json``."""
     return fields_of(transaction, without="halves")
+
+
+list_transactions = listed(
+    "list_transactions",
+    "List undecided transactions. A parked transaction needs your decision, because its producers"
+    " were asked often enough.",
+    COLUMNS, transaction_fields, "no matching transactions", SPARE,
+)  # fmt: skip

@@ -11,52 +11,45 @@ a target is ``--to``, because ``--url`` is the daemon's for every command.)
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Annotated, Any, TypedDict, TypeVar, Unpack
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, Unpack
 
 from tickwheel.api.targets import TargetRemoved
-from tickwheel.cli.call import EXIT_FAILED, EXIT_NOT_FOUND, Call, ask, can_ask, confirmed
-from tickwheel.cli.declared import declared
+from tickwheel.cli.call import EXIT_FAILED, EXIT_NOT_FOUND, Call, confirmed
+from tickwheel.cli.declared import declared, listed
 from tickwheel.cli.options import (
     SPEC_HELP,
     SPEC_METAVAR,
     ActionArgument,
-    BurstOption,
     GroupArgument,
     GroupOptions,
     MaybeGroup,
-    NewGroupOptions,
+    RateOption,
     RuleOptions,
     TopicArgument,
     YesOption,
     argument,
-    check_rate,
     flag,
     group_keywords,
     option,
-    parse_at,
-    parse_id,
     parse_moment,
-    retry_of,
+    parse_rate,
+    parse_retry,
     rule_of,
     word_or,
 )
 from tickwheel.cli.output import (
     GROUP_STATES,
     OLDEST,
-    ROWS_SHOWN,
     STATES,
     TOTALS,
     Column,
-    Grid,
     Listing,
     Map,
     age,
     ago,
-    asked,
     column,
     count_columns,
-    cut,
     describe_policy,
     describe_rule,
     facts_grid,
@@ -64,7 +57,6 @@ from tickwheel.cli.output import (
     format_count,
     format_duration,
     format_time,
-    grid_of,
     head,
     printable,
     short_policy,
@@ -74,20 +66,15 @@ from tickwheel.cli.output import (
 from tickwheel.cli.tasks import follow_bulk, reason_text, say_bulk
 from tickwheel.client import (
     Client,
+    GroupHeld,
     GroupSettings,
-    HeldKey,
-    KeyLine,
     KeyPause,
-    PausedKey,
     PushSent,
     ResetPreview,
     TargetInfo,
+    TopicHeld,
 )
-from tickwheel.errors import BadRequest, Conflict, NotFound
-from tickwheel.model.policies import parse_policy
-
-FIRST = "delete them first"
-"""The end of the daemon's message when force does not help."""
+from tickwheel.errors import BadRequest, NotFound
 
 # --- columns of topics and groups ----------------------------------------------------------------
 
@@ -152,27 +139,23 @@ def _unused_groups(topic: Map) -> str:
 _PAUSED = Column("paused", _held_up)
 _RATE = Column("rate", rate_limit)
 _LINES = Column[Map]("order, shares", lambda row: ", ".join(lines_texts(row)) or "-")
-_SPARE = (
+SPARE = (
     "acked", "delivered", "enqueued", "unused", "groups", "replay", "members", "retry", "rate",
     "oldest", "order, shares", "filter",
 )  # fmt: skip
 """Columns that a narrow terminal leaves out, in this order; current counts stay longest."""
 
 
-def topics_grid(topics: Map) -> Grid:
-    """Return a table with a row for each topic of the statistics."""
-    columns = (
-        column("topic"), *count_columns(*STATES), OLDEST, _PAUSED, _RATE,
-        Column[Map]("groups", lambda row: format_count(len(row.get("groups") or {})), right=True),
-        Column("unused", _unused_groups, right=True), *count_columns(*TOTALS),
-    )  # fmt: skip
-    rows = ({"topic": name, **topic} for name, topic in sorted(topics.items()))
-    return grid_of(columns, rows, spare=_SPARE)
+TOPICS = (
+    column("topic"), *count_columns(*STATES), OLDEST, _PAUSED, _RATE,
+    Column[Map]("groups", lambda row: format_count(len(row.get("groups") or {})), right=True),
+    Column("unused", _unused_groups, right=True), *count_columns(*TOTALS),
+)  # fmt: skip
 
 
-def groups_grid(groups: Sequence[Map]) -> Grid:
-    """Return a table with a row for each group, including the names of topic and group."""
-    columns = (
+def group_columns(groups: Sequence[Map]) -> Sequence[Column[Any]]:
+    """Return the columns of a table of groups, which have the names of topic and group."""
+    return (
         *text_columns("topic", "group"), *count_columns(*GROUP_STATES), OLDEST,
         column("members", "subscribers", format_count),
         column("unused", "unused_ms", age, right=True), _PAUSED, _RATE,
@@ -180,7 +163,6 @@ def groups_grid(groups: Sequence[Map]) -> Grid:
         Column("filter", filter_text), *([_LINES] if any(map(lines_texts, groups)) else []),
         Column("replay", _replay, right=True), *count_columns("acked"),
     )  # fmt: skip
-    return grid_of(columns, groups, spare=_SPARE)
 
 
 # --- topics and groups ---------------------------------------------------------------------------
@@ -194,12 +176,8 @@ async def _topics(call: Call) -> dict[str, Any]:
 
 async def topics(call: Call) -> None:
     """List topics: counts, oldest ready task, pause, rate limit."""
-    by_name = await _topics(call)
-    if not call.out.as_json:
-        call.out.grid(topics_grid(by_name))
-        return
-    for name, topic in by_name.items():
-        call.out.record({"topic": name, **topic})
+    rows = [{"topic": name, **topic} for name, topic in (await _topics(call)).items()]
+    Listing.of(call.out, TOPICS, dict, spare=SPARE).show(rows)
 
 
 async def list_groups(
@@ -214,11 +192,7 @@ async def list_groups(
         for name, topic_stats in topics.items()
         for group, stats in sorted((topic_stats.get("groups") or {}).items())
     ]
-    if not call.out.as_json:
-        call.out.grid(groups_grid(rows))
-        return
-    for group in rows:
-        call.out.record(group)
+    Listing.of(call.out, group_columns(rows), dict, spare=SPARE).show(rows)
 
 
 def _known(topics: Map, topic: str) -> Any:
@@ -227,58 +201,17 @@ def _known(topics: Map, topic: str) -> Any:
     return topics[topic]
 
 
-async def delete_topic(
-    call: Call,
-    topic: TopicArgument,
-    force: Annotated[bool, flag("Delete it even with tasks; they end as deleted.")] = False,
-) -> int:
-    """Delete a topic with its groups, settings and dead letters.
-
-    Shows the number of its tasks and asks first. A schedule that enqueues to the topic must be
-    deleted before.
-    """
-    return await _delete(call, topic, None, force)
-
-
-async def delete_group(
-    call: Call,
-    topic: TopicArgument,
-    group: GroupArgument,
-    force: Annotated[bool, flag("Delete it even with tasks; the group loses them.")] = False,
-) -> int:
-    """Delete a group. Shows the number of its tasks and asks first."""
-    return await _delete(call, topic, group, force)
-
-
-async def _delete(call: Call, topic: str, group: str | None, force: bool) -> int:
-    """Delete a group or topic. If it has tasks, ask at a terminal, and then force it."""
-    try:
-        await _delete_now(call, topic, group, force)
-    except Conflict as conflict:
-        if force or conflict.message.endswith(FIRST):
-            raise
-        if not can_ask(call):
-            raise Conflict(f"{conflict.message}; --force deletes it with them") from None
-        call.out.remark(conflict.message)
-        subject = f"topic {topic}" if group is None else f"group {group} of {topic}"
-        if not ask(f"Delete {subject} with its contents?"):
-            call.out.remark("nothing was deleted")
-            return EXIT_FAILED
-        await _delete_now(call, topic, group, True)
-    return 0
-
-
-async def _delete_now(call: Call, topic: str, group: str | None, force: bool) -> None:
-    held: Map
-    if group is None:
-        held = (await call.ask(lambda client: client.delete_topic(topic, force=force))).raw
-    else:
-        held = (await call.ask(lambda client: client.delete_group(topic, group, force=force))).raw
-    names = (*STATES, "groups") if group is None else GROUP_STATES
-    contents = ", ".join(f"{held[n]:,} {head(n)}" for n in names if held.get(n))
-    labels = {"topic": topic} if group is None else {"topic": topic, "group": group}
+def _show_deleted(call: Call, request: Map, held: GroupHeld | TopicHeld) -> None:
+    counts = ((n, held.raw.get(n)) for n in (*STATES, "groups"))
+    contents = ", ".join(f"{count:,} {head(n)}" for n, count in counts if count)
+    labels = {name: request[name] for name in ("topic", "group") if name in request}
     line = f"{'  '.join(labels.values())}  deleted" + (f" with {contents}" if contents else "")
-    call.out.result({**labels, "deleted": True, **held}, line)
+    call.out.result({**labels, "deleted": True, **held.raw}, line)
+
+
+ASKS = "Shows the number of its tasks and asks first."
+delete_topic = declared("delete_topic", _show_deleted, ASKS)
+delete_group = declared("delete_group", _show_deleted, ASKS)
 
 
 # --- settings ------------------------------------------------------------------------------------
@@ -344,61 +277,43 @@ async def resume(call: Call, topic: TopicArgument, group: MaybeGroup = None) -> 
 async def rate(
     call: Call,
     topic: TopicArgument,
-    limit: Annotated[str, argument("N|none", "Deliveries per second; none removes the limit.")],
+    limit: Annotated[
+        str,
+        argument(
+            "N|none",
+            "Deliveries per second; none removes the limit.",
+            word_or(("none",), parse_rate, "none nor a number above 0"),
+        ),
+    ],
     group: MaybeGroup = None,
-    burst: BurstOption = None,
+    burst: Annotated[
+        int | None, option("Deliveries at once after a pause. Default: the rate.", "N", min=1)
+    ] = None,
 ) -> None:
     """Limit deliveries of a topic, or to one of its groups, to N per second.
 
     Use it for the backlog after a downtime: due tasks wait, and none is lost.
     """
-    per_second = parse_rate(limit)
+    per_second = None if limit == "none" else limit
     if per_second is None and burst is not None:
         raise BadRequest("--burst requires a rate, not none")
     also = {"burst": burst} if per_second is None or burst is not None else {}
     await _configure(call, topic, group, rate=per_second, **also)
 
 
-def parse_rate(text: str) -> float | None:
-    """Parse a rate above 0; None for ``none``. Raise BadRequest."""
-    if text.strip().lower() == "none":
-        return None
-    try:
-        per_second = float(text)
-    except ValueError:
-        per_second = 0.0
-    if not 0 < per_second < float("inf"):
-        raise BadRequest(f"the rate must be a number above 0, or none, not {text!r:.40}")
-    return per_second
-
-
-parse_start = word_or(("now", "first"), parse_at, "now nor first nor an ISO-8601 time")
-
-
-async def create_group(
-    call: Call,
-    topic: TopicArgument,
-    group: GroupArgument,
-    start: Annotated[
-        Any,
-        option(
-            "The first tasks of the group: from now, all stored tasks, or since an ISO-8601 time.",
-            "now|first|TIME",
-            parse=parse_start,
-        ),
-    ] = "now",
-    **options: Unpack[NewGroupOptions],
-) -> None:
-    """Create a group before its first subscriber. An existing group is not changed."""
-    check_rate(options.get("rate"))
-    if "burst" in options and "rate" not in options:
-        raise BadRequest("--burst requires --rate")
-    keywords: dict[str, Any] = {"start": start, **group_keywords(options)}
-    keywords["retry"] = retry_of(options.get("retry"))
-    settings = await call.ask(lambda client: client.create_group(topic, group, **keywords))
+def _show_created(call: Call, request: Map, settings: GroupSettings) -> None:
     show_settings(call, settings)
     if not settings.raw.get("created", True):
-        call.out.remark(f"group {group} of {topic} already exists; nothing was changed")
+        names = f"{request['group']} of {request['topic']}"
+        call.out.remark(f"group {names} already exists; nothing was changed")
+
+
+def _check_burst(request: Map) -> None:
+    if "burst" in request and "rate" not in request:
+        raise BadRequest("--burst requires --rate")
+
+
+create_group = declared("create_group", _show_created, check=_check_burst)
 
 
 async def set_group(
@@ -484,11 +399,11 @@ POLICIES = (
 async def set_policy(
     call: Call,
     topic: TopicArgument,
-    spec: Annotated[Any, argument(SPEC_METAVAR, SPEC_HELP, parse_policy)],
+    spec: Annotated[Any, argument(SPEC_METAVAR, SPEC_HELP, parse_retry)],
     group: MaybeGroup = None,
 ) -> None:
     """Set the policy of a topic, or of one of its groups."""
-    await _configure(call, topic, group, retry=retry_of(spec))
+    await _configure(call, topic, group, retry=spec)
 
 
 async def clear_policy(call: Call, topic: TopicArgument, group: MaybeGroup = None) -> None:
@@ -516,7 +431,7 @@ async def reset_group(
             parse=parse_to,
         ),
     ],
-    rate: Annotated[float | None, option("Maximum tasks per second.", "N")] = None,
+    rate: RateOption = None,
     dry_run: Annotated[bool, flag("Print what would be delivered again; change nothing.")] = False,
     yes: YesOption = False,
     wait: Annotated[bool, flag("Wait for the end, and show progress.")] = False,
@@ -525,7 +440,6 @@ async def reset_group(
 
     Each task is delivered as a new task that refers to the old one. Other groups are not affected.
     """
-    check_rate(rate)
     async with call.client() as client:
         if dry_run or not yes:
             preview = await client.preview_reset(topic, group, to=to)
@@ -563,113 +477,18 @@ def _lost(preview: ResetPreview) -> str:
 
 # --- order keys and fair shares ------------------------------------------------------------------
 
-ANSWER_MAX = 1000
-"""Maximum keys in one answer of the daemon, which has no next page: the first matter most."""
-KeyLimitOption = Annotated[
-    int | None,
-    option(
-        f"Maximum number. Default: {ANSWER_MAX} with --json, {ROWS_SHOWN} as a table.",
-        "N",
-        min=1,
-        max=ANSWER_MAX,
-    ),
-]
-NOT_HELD = "not_held"
+NOT_HELD = "Exit code 4 if it is not held."
 SINCE = column("since", "since_ms", ago)
-Verb = Callable[..., Awaitable[str]]
-K = TypeVar("K", HeldKey, KeyLine, PausedKey)
 
 
-async def held_keys(
-    call: Call, topic: TopicArgument, group: GroupArgument, limit: KeyLimitOption = None
-) -> None:
-    """List held order keys, the oldest first: the failed task, its reason, waiting tasks."""
-    columns = (
-        column("key", show=_key_text), column("task", "id", right=True), SINCE,
-        column("attempts", "attempt", format_count), *count_columns("waiting"),
-        column("reason", show=reason_text),
-    )  # fmt: skip
-    nothing = f"no key of group {group} of topic {topic} is held"
-    await _list_keys(call, limit, Client.held_keys, (topic, group), columns, nothing)
-
-
-async def paused_keys(
-    call: Call, topic: TopicArgument, group: GroupArgument, limit: KeyLimitOption = None
-) -> None:
-    """List keys stopped by pause-key, the oldest first: by whom, since when, waiting tasks."""
-    columns = (
-        column("by", "kind"), column("value", show=_key_text), SINCE,
-        column("who", "by", _key_text), *count_columns("waiting"),
-    )  # fmt: skip
-    nothing = f"no key of group {group} of topic {topic} is paused"
-    await _list_keys(call, limit, Client.paused_keys, (topic, group), columns, nothing)
-
-
-async def key_lines(
-    call: Call, topic: TopicArgument, group: GroupArgument, limit: KeyLimitOption = None
-) -> None:
-    """List order keys and values of fair shares with the most waiting tasks."""
-    columns = (
-        column("by", "kind"), column("value", show=_key_text),
-        column("state", show=head), *count_columns("in_flight", "waiting"),
-        column("task", "id", right=True),
-    )  # fmt: skip
-    nothing = f"no task of group {group} of topic {topic} waits for its turn"
-    await _list_keys(call, limit, Client.key_lines, (topic, group), columns, nothing)
-
-
-async def _list_keys(
-    call: Call,
-    limit: int | None,
-    find: Callable[..., Awaitable[list[K]]],
-    names: tuple[str, str],
-    columns: Sequence[Column[Any]],
-    nothing: str,
-) -> None:
-    """Show keys up to the limit, and remark if the daemon's answer is full."""
-    keys_max = min(asked(call.out, limit) or ANSWER_MAX, ANSWER_MAX)
-    keys = await call.ask(lambda client: find(client, *names, limit=keys_max))
-    if limit is None and len(keys) == ANSWER_MAX:
-        call.out.remark(f"these are the first {ANSWER_MAX:,}; the daemon returns no more at once")
-
-    def fields(key: K) -> dict[str, Any]:
-        labels = dict(zip(("topic", "group"), names, strict=True))
-        return labels | fields_of(key)
-
-    Listing.of(call.out, columns, fields, nothing).show(cut(call.out, limit, keys))
-
-
-class HeldOptions(TypedDict, total=False):
-    """The options that select a held key."""
-
-    task_id: Annotated[int | None, argument("TASK_ID", "The held task.", parse_id)]
-    key: Annotated[str | None, option("The order key, instead of the task.")]
-
-
-async def release_key(
-    call: Call, topic: TopicArgument, group: GroupArgument, **held: Unpack[HeldOptions]
-) -> int:
-    """Try the task of a held key again at once, with its failures reset."""
-    return await _act_on_key(call, Client.release_key, topic, group, held)
-
-
-async def skip_key(
-    call: Call, topic: TopicArgument, group: GroupArgument, **held: Unpack[HeldOptions]
-) -> int:
-    """Give up the task of a held key: it becomes a dead letter, and the key continues."""
-    return await _act_on_key(call, Client.skip_key, topic, group, held)
-
-
-async def _act_on_key(call: Call, verb: Verb, topic: str, group: str, held: HeldOptions) -> int:
-    task_id, key = held.get("task_id"), held.get("key")
-    if (task_id is None) == (key is None):
-        raise BadRequest("give either TASK_ID or --key")
-    word = await call.ask(lambda client: verb(client, topic, group, task_id, key=key))
+def _show_held(call: Call, request: Map, word: str) -> int:
+    task_id, key = request.get("task_id"), request.get("key")
     shown_id = None if task_id is None else str(task_id)
-    fields = {"topic": topic, "group": group, "task_id": shown_id, "key": key, "result": word}
+    fields = {name: request[name] for name in ("topic", "group")}
+    fields |= {"task_id": shown_id, "key": key, "result": word}
     line = f"{shown_id or f'key {_key_text(key)}'}  {word.replace('_', ' ')}"
     call.out.result(fields, line)
-    return EXIT_NOT_FOUND if word == NOT_HELD else 0
+    return EXIT_NOT_FOUND if word == "not_held" else 0
 
 
 def _show_pause(call: Call, request: Map, pause_: KeyPause) -> None:
@@ -690,10 +509,6 @@ def _show_resumed(call: Call, request: Map, pause_: KeyPause) -> int:
     return 0 if pause_.changed else EXIT_NOT_FOUND
 
 
-pause_key = declared("pause_key", _show_pause)
-resume_key = declared("resume_key", _show_resumed, "Exit code 4 if it was not paused.")
-
-
 def _key_text(value: object) -> str:
     return "-" if value is None else printable(str(value))
 
@@ -704,14 +519,41 @@ OF_GROUPS: dict[str, Callable[..., Any]] = {
     "set": set_group,
     "delete": delete_group,
     "reset": reset_group,
-    "held": held_keys,
-    "lines": key_lines,
-    "release_key": release_key,
-    "skip_key": skip_key,
-    "pause_key": pause_key,
-    "resume_key": resume_key,
-    "paused": paused_keys,
-}
+    "held": listed(
+        "held_keys",
+        "List held order keys, the oldest first: the failed task, its reason, waiting tasks.",
+        (
+            column("key", show=_key_text), column("task", "id", right=True), SINCE,
+            column("attempts", "attempt", format_count), *count_columns("waiting"),
+            column("reason", show=reason_text),
+        ),
+        nothing="no key of group {group} of topic {topic} is held",
+    ),
+    "lines": listed(
+        "key_lines",
+        "List order keys and values of fair shares with the most waiting tasks.",
+        (
+            column("by", "kind"), column("value", show=_key_text),
+            column("state", show=head), *count_columns("in_flight", "waiting"),
+            column("task", "id", right=True),
+        ),
+        nothing="no task of group {group} of topic {topic} waits for its turn",
+    ),
+    "release_key": declared("release_key", _show_held, NOT_HELD),
+    "skip_key": declared("skip_key", _show_held, NOT_HELD),
+    "pause_key": declared("pause_key", _show_pause),
+    "resume_key": declared("resume_key", _show_resumed, "Exit code 4 if it was not paused."),
+    "paused": listed(
+        "held_keys",
+        "List keys stopped by pause-key, the oldest first: by whom, since when, waiting tasks.",
+        (
+            column("by", "kind"), column("value", show=_key_text), SINCE,
+            column("who", "by", _key_text), *count_columns("waiting"),
+        ),
+        nothing="no key of group {group} of topic {topic} is paused",
+        method="paused_keys",
+    ),
+}  # fmt: skip
 """The commands of ``tickwheel groups`` by name, in the order of the help."""
 
 

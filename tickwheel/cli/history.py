@@ -82,8 +82,8 @@ class QueryOptions(TypedDict, total=False):
     events: Annotated[
         list[str] | None, option("Only this event: acked, …; can be repeated.", "EVENT", "--event")
     ]
-    since: Annotated[datetime | None, moment("From this time on: ISO-8601, or 2h for 2 hours ago.")]
-    until: Annotated[datetime | None, moment("Before this time: ISO-8601, or 2h for 2 hours ago.")]
+    since: Annotated[datetime | None, moment("From this time on.")]
+    until: Annotated[datetime | None, moment("Before this time.")]
 
 
 @offline("The events as they are stored.")
@@ -136,10 +136,7 @@ def tasks(
     directory: DirOption = None,
     key: Annotated[str | None, option("Only tasks with this key.")] = None,
     topic: Annotated[str | None, option("Only tasks of this topic.")] = None,
-    since: Annotated[
-        datetime | None,
-        moment("Enqueued at this time or later: ISO-8601, or 2h for two hours ago."),
-    ] = None,
+    since: Annotated[datetime | None, moment("Enqueued at this time or later.")] = None,
     until: Annotated[datetime | None, moment("Enqueued before this time.")] = None,
     limit: LimitOption = None,
 ) -> int:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from functools import partial
 from typing import Annotated, Any, TypedDict, TypeVar, cast
@@ -21,11 +21,16 @@ import typer
 
 from tickwheel import environment
 from tickwheel.api import kinds
+from tickwheel.api.bulk import SelectionFields, TaskSelectionFields
 from tickwheel.api.frames import Action
+from tickwheel.api.groups import GroupFields
+from tickwheel.api.shapes import REQUIRED, Field
+from tickwheel.api.targets import Password, Secrets
+from tickwheel.api.tasks import Option as TaskOption
 from tickwheel.api.tasks import kept_options
 from tickwheel.api.times import parse_time
 from tickwheel.cli.call import Default
-from tickwheel.cli.output import ROWS_SHOWN
+from tickwheel.cli.output import ROWS_SHOWN, spec_duration
 from tickwheel.client import GroupKeywords, IfPending, Retry
 from tickwheel.errors import BadRequest, TickwheelError
 from tickwheel.limits import ID_MAX
@@ -36,13 +41,11 @@ from tickwheel.model.policies import (
     REPLACES,
     RULE_DURATIONS,
     UNTIL,
-    Policy,
     parse_duration,
     parse_policy,
     parse_shift,
     rule_wire,
 )
-from tickwheel.model.records import PropertyValue
 
 T = TypeVar("T")
 
@@ -83,14 +86,6 @@ def parse_value(text: str) -> str | int | float | bool:
     return parse_property(f"value{text}" if text.startswith(":=") else f"value={text}")[1]
 
 
-def parse_properties(texts: list[str] | None) -> dict[str, PropertyValue]:
-    """Parse the properties of ``--prop``. Raise BadRequest."""
-    try:
-        return dict(parse_property(text) for text in texts or ())
-    except ValueError as error:
-        raise BadRequest(f"--prop: {error}") from None
-
-
 def parse_moment(text: str) -> datetime:
     """Parse a time, or an age: ``2h`` is two hours ago by this machine's clock."""
     return _time_or_span(text, -1, "(ago)")
@@ -129,10 +124,15 @@ def word_or(
     return parser
 
 
-def check_rate(rate: float | None) -> None:
-    """Raise BadRequest for an invalid ``--rate``."""
-    if rate is not None and not 0 < rate < float("inf"):
-        raise BadRequest(f"--rate must be a number above 0, not {rate:g}")
+def parse_rate(text: str, *, may_be_0: bool = False) -> float:
+    """Parse a number above 0, or 0 if that is allowed. Raise ValueError."""
+    try:
+        rate = float(text)
+    except ValueError:
+        rate = -1.0
+    if not 0 <= rate < float("inf") or (not rate and not may_be_0):
+        raise ValueError(f"{text!r:.40} is not a number above 0")
+    return rate
 
 
 def word_of(words: tuple[str, ...]) -> Callable[[str], str]:
@@ -146,9 +146,9 @@ def word_of(words: tuple[str, ...]) -> Callable[[str], str]:
     return parse
 
 
-def retry_of(policy: Policy | None) -> Retry | None:
-    """Convert a policy to the client's type."""
-    return None if policy is None else Retry.of(policy)
+def parse_retry(text: str) -> Retry:
+    """Parse a retry policy. Raise ValueError."""
+    return Retry.of(parse_policy(text))
 
 
 # --- completion ----------------------------------------------------------------------------------
@@ -230,18 +230,139 @@ def duration(help_: str, *names: str, **more: Any) -> Any:
     return option(help_, "DURATION", *names, parse=parse_duration, **more)
 
 
-def point(help_: str, *names: str) -> Any:
+def point(help_: str, *names: str, **more: Any) -> Any:
     """Return an option for a time."""
-    return option(help_, "TIME", *names, parse=parse_at)
+    return option(help_, "TIME", *names, parse=parse_at, **more)
 
 
-def moment(help_: str, *names: str) -> Any:
+def moment(help_: str, *names: str, **more: Any) -> Any:
     """Return an option for a time, or how long ago it was."""
-    return option(help_, "TIME|AGO", *names, parse=parse_moment)
+    help_ = f"{help_.removesuffix('.')}: ISO-8601, or 2h for 2 hours ago."
+    return option(help_, "TIME|AGO", *names, parse=parse_moment, **more)
 
 
-def _one_of(words: tuple[str, ...], help_: str) -> Any:
-    return option(help_, "|".join(words), parse=word_of(words))
+def limit_option(answer_max: int | None = None) -> Any:
+    """Return an option for the number of rows; ``answer_max`` limits the daemon's only answer."""
+    default = f"Default: {answer_max or 'all'} with --json, {ROWS_SHOWN} as a table."
+    return option(f"Maximum number. {default}", "N", min=1, max=answer_max)
+
+
+def coming(help_: str, *names: str, **more: Any) -> Any:
+    """Return an option for a time, or how long from now it is."""
+    help_ = f"{help_.removesuffix('.')}: ISO-8601, or 2h from now."
+    return option(help_, "TIME|IN", *names, parse=parse_coming, **more)
+
+
+CHOICES_LENGTH_MAX = 36
+"""Maximum characters of words in the place of a value."""
+
+
+def one_of(words: tuple[str, ...], help_: str, metavar: str = "", **more: Any) -> Any:
+    """Return an option for one of these words; ``metavar`` is the placeholder for long lists."""
+
+    def complete(incomplete: str) -> list[str]:
+        return [word for word in words if word.startswith(incomplete)]
+
+    shown = "|".join(words)
+    if len(shown) > CHOICES_LENGTH_MAX:
+        shown, help_ = metavar, f"{help_.removesuffix('.')}: {', '.join(words)}."
+    return option(help_, shown, parse=word_of(words), autocompletion=complete, **more)
+
+
+# --- options of declared fields ------------------------------------------------------------------
+
+NAMES = {
+    "not_after": "before", "next": "next", "from_ms": "from_", "to_ms": "to", "runs_max": "runs",
+    "format": "format_", "url": "to", "secrets": "secret_file", "secret": "secret_file",
+    "properties": "prop", "ids": "task_id", "id": "task_id",
+}  # fmt: skip
+"""Field or client's keyword → its parameter, if the names differ. ``--url`` is the daemon's."""
+METAVARS = {
+    "tags": "TAGS", "where": "SQL", "fair_by": "key|tag|NAME", "property": "NAME=VALUE",
+    "cron": "EXPR", "timezone": "ZONE", "url": "URL", "reason": "TEXT", "key_prefix": "TEXT",
+}  # fmt: skip
+"""Placeholders of the values of texts."""
+COMPLETIONS = {"topic": complete_topics, "group": complete_groups}
+REMOVED_BY_0 = ("limit_each", "rate_each")
+"""Settings that 0 removes."""
+BOUND_MAX = 2**53 - 1
+"""The help does not show a bound from here on."""
+_FIELD_NAMES = re.compile(r"\b[a-z]+(?:_[a-z]+)+\b")
+
+
+def parameter_name(field: Field) -> str:
+    """Return the parameter of a declared field, which is also its option's name."""
+    return NAMES.get(field.name, NAMES.get(field.python, field.python))
+
+
+def _help_of(field: Field) -> str:
+    """Return the sentence of a declared field with the names of options instead of fields."""
+    named = _FIELD_NAMES.sub(lambda found: f"--{found[0].replace('_', '-')}", field.text)
+    return named.replace("``", "`")
+
+
+def argument_of(word: str, field: Field) -> Any:
+    """Return the annotation of the argument for a declared field; ``word`` is its placeholder."""
+    help_ = _help_of(field).replace("; by default the default group", "")
+    if isinstance(field.kind, (kinds.Ids, kinds.Id)):
+        return Annotated[int | None, argument(word, "The id of the task.", parse_id)]
+    if isinstance(field.kind, kinds.Whole):
+        return Annotated[int, argument(word, help_, **_bounds(field))]
+    return Annotated[str, argument(word, help_, autocompletion=COMPLETIONS.get(field.name))]
+
+
+def option_of(field: Field, times: Callable[..., Any] = point, **more: Any) -> Any:
+    """Return the annotation of the option for a declared field. ``times`` makes the option of a
+    time; ``more`` is the same for all options of a block."""
+    kind, help_, metavar = field.kind, _help_of(field), METAVARS.get(field.name)
+    if isinstance(field.mark, TaskOption):
+        help_, metavar = field.mark.help, field.mark.metavar
+    type_: Any = str
+    if isinstance(kind, kinds.Policy):
+        return RetryOption
+    if isinstance(kind, kinds.Flag):
+        type_, info = bool, flag(help_, **more)
+    elif isinstance(kind, kinds.Span):
+        if kind.low > 1 and kind.high < BOUND_MAX:
+            help_ += f" From {spec_duration(kind.low)} to {spec_duration(kind.high)}."
+        type_, info = float, duration(help_, **more)
+    elif isinstance(kind, kinds.Moment):
+        type_, info = Any, times(help_, **more)
+    elif isinstance(kind, kinds.Whole):
+        type_, info = int, option(help_, metavar if field.mark else "N", **_bounds(field), **more)
+    elif isinstance(kind, kinds.Number):
+        parse = partial(parse_rate, may_be_0=field.name in REMOVED_BY_0)
+        type_, info = float, option(help_, "N", parse=parse, **more)
+    elif isinstance(kind, kinds.Properties):
+        type_, info = list[Any], option(help_, metavar, parse=parse_property, **more)
+    elif isinstance(kind, kinds.PropertyValue):
+        type_, info = Any, option(f"{help_} :=12 is a number.", "VALUE", parse=parse_value, **more)
+    elif isinstance(kind, kinds.Since):
+        what = f"{' nor '.join(kind.words)} nor an ISO-8601 time"
+        parse_since, metavar = word_or(kind.words, parse_at, what), "|".join((*kind.words, "TIME"))
+        type_, info = Any, option(help_, metavar, parse=parse_since, **more)
+    elif isinstance(kind, kinds.Choice):
+        info = one_of(kind.words, help_, field.name.upper(), **more)
+    elif isinstance(kind, Secrets):
+        info = option(f"{help_} The file has one on each line: {kind.bounds}.", "FILE", **more)
+    elif isinstance(kind, Password):
+        info = option(f"{help_} The file contains it.", "FILE", **more)
+    else:
+        completions = COMPLETIONS.get(field.name) if isinstance(kind, kinds.Name) else None
+        info = option(help_, metavar, autocompletion=completions, **more)
+    default = () if field.default in (None, REQUIRED) else (Default(field.default),)
+    return Annotated[(type_ if type_ is bool else type_ | None, info, *default)]
+
+
+def _bounds(field: Field) -> dict[str, Any]:
+    kind: Any = field.kind
+    low = 0 if field.name in REMOVED_BY_0 else kind.low
+    return {"min": low, "max": kind.high if kind.high < BOUND_MAX else None}
+
+
+def derive(block: Any, fields: Iterable[Field], *times: Any, **more: Any) -> None:
+    """Add the options of declared fields to a block."""
+    block.__annotations__ |= {parameter_name(f): option_of(f, *times, **more) for f in fields}
 
 
 # --- topics, groups, tasks -----------------------------------------------------------------------
@@ -261,20 +382,10 @@ GroupOption = Annotated[
     str | None,
     option("Only this group. Default: all groups.", autocompletion=complete_groups),
 ]
-OfTopicOption = Annotated[
-    str | None, option("The topic of --key or of the selection.", autocompletion=complete_topics)
-]
 Ids = Annotated[list[int], argument("ID...", "The tasks' ids.", parse_id)]
 MaybeIds = Annotated[list[int] | None, argument("[ID...]", "The tasks' ids.", parse_id)]
-KeyOption = Annotated[str | None, option("With --topic, instead of ids: all tasks with this key.")]
-BeforeOption = Annotated[
-    datetime | None,
-    moment("Only tasks enqueued at this time or earlier: ISO-8601, or 2h for 2 hours ago."),
-]
-LimitOption = Annotated[
-    int | None,
-    option(f"Maximum number. Default: all with --json, {ROWS_SHOWN} as a table.", "N", min=1),
-]
+BeforeOption = Annotated[datetime | None, moment("Only tasks enqueued at this time or earlier.")]
+LimitOption = Annotated[int | None, limit_option()]
 YesOption = Annotated[bool, flag("Do not ask for confirmation.", "--yes", "-y")]
 
 # --- due times -----------------------------------------------------------------------------------
@@ -298,40 +409,20 @@ SPEC_HELP = (
     "exponential:base=10s,factor=2,cap=2h,retries=16,jitter=0.1 or fixed:delay=30s,retries=5 or "
     "table:10s,30s,1m;retries=8 or rocketmq, none, default, or a name the daemon knows."
 )
-RetryOption = Annotated[Any, option(SPEC_HELP, SPEC_METAVAR, parse=parse_policy)]
+RetryOption = Annotated[Any, option(SPEC_HELP, SPEC_METAVAR, parse=parse_retry)]
 
 
 class TaskOptions(TypedDict, total=False):
     """The options of a task, also of a schedule's tasks; see ``api/tasks.py``."""
 
 
-def _task_options() -> Iterator[tuple[str, Any]]:
-    for field, option_info in kept_options():
-        kind, help_ = field.kind, option_info.help
-        if isinstance(kind, kinds.Policy):
-            yield field.name, RetryOption
-        elif isinstance(kind, kinds.Properties):
-            yield "prop", Annotated[list[str] | None, option(help_, option_info.metavar)]
-        elif isinstance(kind, kinds.Span):
-            yield field.python, Annotated[float | None, duration(help_)]
-        elif isinstance(kind, kinds.Whole):
-            number = option(help_, option_info.metavar, min=kind.low, max=kind.high)
-            yield field.name, Annotated[int, number, Default(field.default)]
-        else:
-            yield field.name, Annotated[str | None, option(help_, option_info.metavar)]
-
-
-TaskOptions.__annotations__.update(_task_options())
+derive(TaskOptions, (field for field, _ in kept_options()))
 
 
 def task_keywords(options: TaskOptions) -> dict[str, Any]:
     """Convert the options of a task to keywords of the client."""
     keywords: dict[str, Any] = {**options}
-    if "prop" in keywords:
-        keywords["properties"] = parse_properties(keywords.pop("prop")) or None
-    if "retry" in keywords:
-        keywords["retry"] = retry_of(keywords["retry"])
-    return keywords
+    return keywords | {"properties": dict(keywords.pop("prop", ())) or None}
 
 
 # --- tasks whose key is pending ------------------------------------------------------------------
@@ -340,7 +431,7 @@ RULE_FIELDS = (
     "action", "window", "window_ms", "unique_until", "replaces", "due", "max_wait", "max_wait_ms"
 )  # fmt: skip
 IfPendingOption = Annotated[
-    str | None, _one_of(ACTIONS, "With --key: what to do if the key is pending.")
+    str | None, one_of(ACTIONS, "With --key: what to do if the key is pending.")
 ]
 ActionArgument = Annotated[
     str, argument("|".join(ACTIONS), "What to do if the key is pending.", word_of(ACTIONS))
@@ -354,9 +445,9 @@ class RuleOptions(TypedDict, total=False):
         float | None,
         duration("How long a task stays pending after its enqueue. Default: until finished."),
     ]
-    unique_until: Annotated[str | None, _one_of(UNTIL, "keep, reject: how long a task is pending.")]
-    replaces: Annotated[str | None, _one_of(REPLACES, "replace: what to take from the new task.")]
-    due: Annotated[str | None, _one_of(DUES, "replace: which of the two due times to use.")]
+    unique_until: Annotated[str | None, one_of(UNTIL, "keep, reject: how long a task is pending.")]
+    replaces: Annotated[str | None, one_of(REPLACES, "replace: what to take from the new task.")]
+    due: Annotated[str | None, one_of(DUES, "replace: which of the two due times to use.")]
     max_wait: Annotated[
         float | None, duration("replace: maximum time from first enqueue to due time.")
     ]
@@ -397,55 +488,12 @@ def rule_of_json(value: Any) -> IfPending:
 
 # --- groups --------------------------------------------------------------------------------------
 
-BurstOption = Annotated[
-    int | None, option("Deliveries at once after a pause. Default: the rate.", "N", min=1)
-]
-
 
 class GroupOptions(TypedDict, total=False):
-    """The options of a group, for commands that create it or consume from it."""
-
-    tags: Annotated[str | None, option("Filter: tasks with one of these tags, 'eu || us'.", "TAGS")]
-    where: Annotated[
-        str | None,
-        option(
-            "Filter: tasks that meet this condition, 'amount > 10 AND region IS NOT NULL'.", "SQL"
-        ),
-    ]
-    order_retry: Annotated[
-        float | None, duration("Delay before a retry of an order key: 10ms to 30s. Default: 1s.")
-    ]
-    order_attempts: Annotated[
-        int | None, option("Failed attempts until --order-failure. Default: 16.", "N", min=1)
-    ]
-    order_failure: Annotated[
-        str | None,
-        option(
-            "dead: it becomes a dead letter; hold: its key is held (default); retry: forever.",
-            "dead|hold|retry",
-        ),
-    ]
-    fair_by: Annotated[
-        str | None,
-        option(
-            "Take turns between tasks of each key, tag, or value of this property.", "key|tag|NAME"
-        ),
-    ]
-    limit_each: Annotated[
-        int | None, option("With --fair-by: maximum in flight for each value.", "N", min=0)
-    ]
-    rate_each: Annotated[
-        float | None, option("With --fair-by: maximum per second for each value.", "N", min=0)
-    ]
+    """The options of a group, for commands that change it or consume from it."""
 
 
-class NewGroupOptions(GroupOptions, total=False):
-    """The options of a group that is created."""
-
-    retry: RetryOption
-    rate: Annotated[float | None, option("Maximum deliveries per second.", "N")]
-    burst: BurstOption
-    paused: Annotated[bool, flag("Deliver nothing until resumed.")]
+derive(GroupOptions, GroupFields.fields())
 
 
 def group_keywords(options: GroupOptions) -> GroupKeywords:
@@ -462,22 +510,20 @@ def group_keywords(options: GroupOptions) -> GroupKeywords:
 MATCHING = "Selection within --topic, as a bulk operation"
 
 
-_matching = partial(option, rich_help_panel=MATCHING)
+RateOption = Annotated[
+    float | None, option("Maximum per second; default: unlimited.", "N", parse=parse_rate)
+]
+BulkRate = Annotated[
+    float | None, option("Maximum per second.", "N", parse=parse_rate, rich_help_panel=MATCHING)
+]
 _matching_flag = partial(flag, rich_help_panel=MATCHING)
-BulkRate = Annotated[float | None, _matching("Maximum per second.", "N")]
 
 
 class SelectionOptions(TypedDict, total=False):
     """The options that select tasks or dead letters, by the client's names."""
 
-    tags: Annotated[str | None, _matching("With one of these tags: 'eu || us'.", "TAGS")]
-    where: Annotated[str | None, _matching("Condition to meet: 'amount > 10'.", "SQL")]
-    key_prefix: Annotated[str | None, _matching("Prefix of the key.", "TEXT")]
-    due_from: Annotated[
-        datetime | None,
-        _matching("Due then or later: ISO-8601, or 2h from now.", "TIME|IN", parse=parse_coming),
-    ]
-    due_to: Annotated[datetime | None, _matching("Due before then.", "TIME|IN", parse=parse_coming)]
+
+derive(SelectionOptions, SelectionFields.fields(), coming, rich_help_panel=MATCHING)
 
 
 class DeadBulkOptions(SelectionOptions, total=False):
@@ -489,8 +535,16 @@ class DeadBulkOptions(SelectionOptions, total=False):
 
 
 class TaskBulkOptions(DeadBulkOptions, total=False):
-    """The options that make a command on tasks a bulk operation."""
+    """The options of a command on named tasks, which others make a bulk operation."""
 
-    state: Annotated[str | None, _matching("scheduled, ready, in_flight, waiting, dead.", "STATE")]
+    ids: MaybeIds
+    topic: Annotated[
+        str | None,
+        option("The topic of --key or of the selection.", autocompletion=complete_topics),
+    ]
+    key: Annotated[str | None, option("With --topic, instead of ids: all tasks with this key.")]
     all_: Annotated[bool, _matching_flag("All tasks of the topic.")]
     rate: BulkRate
+
+
+derive(TaskBulkOptions, [TaskSelectionFields.field("state")], rich_help_panel=MATCHING)

@@ -484,12 +484,6 @@ def wanted(out: Output, limit: int | None) -> int | None:
     return limit if limit is not None or out.as_json else ROWS_SHOWN
 
 
-def asked(out: Output, limit: int | None) -> int | None:
-    """Return the rows to request: a table requests one more than it shows, to know if it stops."""
-    most = wanted(out, limit)
-    return most if most is None or out.as_json else most + 1
-
-
 def cut(out: Output, limit: int | None, rows: Iterable[T]) -> Iterator[T]:
     """Yield the rows to show, and remark if there are more."""
     rows_max = wanted(out, limit)
@@ -546,7 +540,8 @@ class Listing(Generic[T]):
     async def ask(self, limit: int | None, ask: Callable[[int | None], AsyncIterator[T]]) -> None:
         """Show the items that ``ask(count)`` yields, up to the limit."""
         rows_max = wanted(self.out, limit)
-        async for item in ask(asked(self.out, limit)):
+        # A table asks for one more than it shows, to know if it stops.
+        async for item in ask(rows_max and rows_max + (not self.out.as_json)):
             if rows_max is not None and self.count >= rows_max:
                 _remark_stop(self.out, rows_max)
                 break

@@ -13,31 +13,25 @@ A file has one table for each schedule, with the options of ``put``:
 
 from __future__ import annotations
 
-import os
 import tomllib
 from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any, TypedDict, Unpack
+from typing import Annotated, Any
 
 from tickwheel.api.kinds import Body, Moment, Policy, Properties, Span, Whole
 from tickwheel.api.policies import policy_wire
 from tickwheel.api.schedules import NewSchedule
 from tickwheel.api.tasks import kept_options
 from tickwheel.api.times import local_time
-from tickwheel.cli.call import EXIT_FAILED, Call, ask, can_ask, described
+from tickwheel.cli.call import EXIT_FAILED, Call, ask, can_ask
 from tickwheel.cli.declared import Show, declared
 from tickwheel.cli.options import (
-    SPEC_HELP,
-    TaskOptions,
     argument,
-    duration,
     flag,
     option,
     parse_at,
-    point,
-    retry_of,
-    task_keywords,
+    parse_retry,
 )
 from tickwheel.cli.output import (
     Column,
@@ -59,61 +53,9 @@ from tickwheel.cli.output import (
 from tickwheel.client import ScheduleInfo
 from tickwheel.client.encodings import encoding_of
 from tickwheel.errors import BadRequest
-from tickwheel.model.policies import parse_duration, parse_policy
-
-NameArgument = Annotated[str, argument("NAME", "The schedule's name.")]
-
-
-class TimingOptions(TypedDict, total=False):
-    """The options for the times of a schedule."""
-
-    cron: Annotated[str | None, option("Five fields, six with seconds first, or @daily, …", "EXPR")]
-    timezone: Annotated[str | None, option("Zone of --cron: Europe/Berlin. Default: UTC.", "ZONE")]
-    every: Annotated[float | None, duration("Interval, instead of --cron: 5s, 1h30m.")]
-    anchor: Annotated[datetime | None, point("Time from which --every is counted. Default: now.")]
-    jitter: Annotated[float | None, duration("Maximum random delay, fixed for each occurrence.")]
-    start: Annotated[datetime | None, point("No occurrence before this time.")]
-    end: Annotated[datetime | None, point("No occurrence after this time.")]
-    runs_max: Annotated[int | None, option("Maximum number of runs.", "N", "--runs", min=1)]
-    gap: Annotated[str | None, option("For a local time that is skipped.", "after|skip")]
-    fold: Annotated[str | None, option("For a local time that is repeated.", "first|second|both")]
-    catch_up: Annotated[str | None, option("Which missed occurrences to run.", "last|skip|all")]
-    catch_up_window: Annotated[float | None, duration("Maximum age of these. Default: 1d.")]
-    overlap: Annotated[
-        str | None,
-        option(
-            "What to do while the previous task is unfinished.",
-            "allow|skip|queue_one|cancel_previous",
-        ),
-    ]
-
-
-class PutOptions(TimingOptions, TaskOptions):
-    """The options for the times of a schedule and for its tasks."""
-
+from tickwheel.model.policies import parse_duration
 
 _OF_TASKS = [field for field, _ in kept_options()]
-_HELPS = {
-    **dict.fromkeys((field.python for field in _OF_TASKS), "Option of the schedule's tasks."),
-    "prop": "Property of the schedule's tasks; can be repeated.",
-    "within": "Due window of the schedule's tasks.",
-    "retry": SPEC_HELP,
-}
-
-
-@described(**_HELPS)
-async def put(
-    call: Call,
-    name: NameArgument,
-    topic: Annotated[str, option("The topic of its tasks.")],
-    body: Annotated[str, option("The body of its tasks.")] = "",
-    **options: Unpack[PutOptions],
-) -> None:
-    """Create or change a schedule. Repeating the same command changes nothing."""
-    keywords = task_keywords(options)
-    keywords |= {"topic": topic, "body": os.fsencode(body)}
-    schedule = await call.ask(lambda client: client.put_schedule(name, **keywords))
-    _show_change(call, schedule, str(schedule.outcome))
 
 
 # --- reading -------------------------------------------------------------------------------------
@@ -155,7 +97,7 @@ def _show(call: Call, request: Mapping[str, Any], schedule: ScheduleInfo) -> Non
 
 async def next_(
     call: Call,
-    name: NameArgument,
+    name: Annotated[str, argument("NAME", "The schedule's name.")],
     count: Annotated[int, option("Number of times.", None, "-n", min=1, max=100)] = 5,
 ) -> None:
     """Show the next planned times of a schedule."""
@@ -168,11 +110,12 @@ async def next_(
 # --- changing ------------------------------------------------------------------------------------
 
 
-def _changed(word: str) -> Show:
+def _changed(word: str = "") -> Show:
     return lambda call, request, schedule: _show_change(call, schedule, word)
 
 
 def _show_change(call: Call, schedule: ScheduleInfo, word: str) -> None:
+    word = word or str(schedule.outcome)
     line = f"{schedule.name}  {word}  {timing(schedule.raw)}  next {_next(schedule)}"
     call.out.result(schedule_fields(schedule) | {"outcome": word}, line)
 
@@ -182,6 +125,7 @@ def _show_ids(call: Call, request: Mapping[str, Any], ids: list[int]) -> None:
         call.out.result({"name": request["name"], "id": str(task_id)}, str(task_id))
 
 
+put = declared("put_schedule", _changed(), "Repeating the same command changes nothing.")
 show = declared("show_schedule", _show)
 pause = declared("pause_schedule", _changed("paused"))
 resume = declared("resume_schedule", _changed("resumed"))
@@ -236,8 +180,7 @@ async def apply(
             if change == "delete":
                 _show_change(call, await client.delete_schedule(name), "deleted")
             else:
-                schedule: ScheduleInfo = await client.put_schedule(name, **tables[name])
-                _show_change(call, schedule, str(schedule.outcome))
+                _show_change(call, await client.put_schedule(name, **tables[name]), "")
     return 0
 
 
@@ -281,7 +224,7 @@ def _value(field: str, value: Any) -> Any:
         return parse_duration(value)
     if isinstance(kind, Moment):
         return parse_at(value)
-    return retry_of(parse_policy(value)) if isinstance(kind, Policy) else value
+    return parse_retry(value) if isinstance(kind, Policy) else value
 
 
 def _difference(existing: ScheduleInfo | None, table: Mapping[str, Any]) -> str:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypedDict, Unpack
 
 from tickwheel import disk
 from tickwheel.cli.call import EXIT_FAILED, EXIT_UNREACHABLE, Call, confirmed, given, offline
+from tickwheel.cli.declared import declared
 from tickwheel.cli.options import YesOption, argument, duration, flag, option
 from tickwheel.cli.output import (
     Grid,
@@ -30,7 +31,7 @@ from tickwheel.cli.output import (
     printable,
     trouble_lines,
 )
-from tickwheel.client import Status, statuses
+from tickwheel.client import Backup, Status, statuses
 from tickwheel.errors import (
     BadRequest,
     Conflict,
@@ -600,16 +601,12 @@ def _since(answer: Status) -> str:
 # --- backup and bench ----------------------------------------------------------------------------
 
 
-async def backup(
-    call: Call,
-    name: Annotated[str, argument("NAME", "A new file name in the daemon's backup folder.")],
-) -> None:
-    """Copy the store while the daemon runs. The copy is the state at one moment."""
-    done = await call.ask(lambda client: client.backup(name))
-    path, size = done.path, done.bytes
-    call.out.result({"path": path, "bytes": size}, f"{path}  {size:,} bytes")
+def _show_backup(call: Call, request: Mapping[str, Any], made: Backup) -> None:
+    fields = {"path": made.path, "bytes": made.bytes}
+    call.out.result(fields, f"{made.path}  {made.bytes:,} bytes")
 
 
+backup = declared("backup", _show_backup)
 BENCH_S_MAX = 300.0
 
 

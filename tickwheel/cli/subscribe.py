@@ -44,12 +44,11 @@ import typer
 
 from tickwheel.api.frames import AckWord
 from tickwheel.cli.call import Call, Default
+from tickwheel.cli.declared import listed
 from tickwheel.cli.options import (
-    GroupOption,
     GroupOptions,
     LimitOption,
     RetryOption,
-    TopicOption,
     argument,
     complete_groups,
     complete_topics,
@@ -57,7 +56,6 @@ from tickwheel.cli.options import (
     flag,
     group_keywords,
     option,
-    retry_of,
 )
 from tickwheel.cli.output import (
     Column,
@@ -65,7 +63,6 @@ from tickwheel.cli.output import (
     ago,
     column,
     count_columns,
-    fields_of,
     format_count,
     format_duration,
     format_time,
@@ -186,14 +183,14 @@ async def subscribe(
     cmd = options.get("exec_")
     receiver = Receiver(call, cmd, settles=settles)
     credit = options.get("prefetch") or (1 if cmd is not None else PREFETCH_DEFAULT)
-    group_options = {n: v for n, v in options.items() if n in GroupOptions.__optional_keys__}
+    group_options = {n: v for n, v in options.items() if n in GroupOptions.__annotations__}
     keywords: dict[str, Any] = {"prefetch": min(credit, max_ or credit), "broadcast": broadcast}
     keywords |= group_keywords(cast("GroupOptions", group_options))
     if not broadcast:
         keywords |= {"group": group or GROUP_DEFAULT, "ack": ack}
     if settles:
         lease_s = options.get("lease", LEASE_DEFAULT_S)
-        keywords |= {"lease": lease_s, "retry": retry_of(options.get("retry"))}
+        keywords |= {"lease": lease_s, "retry": options.get("retry")}
     stop = _stop_on_signals()
     async with call.client() as client, client.subscribe(topic, **keywords) as deliveries:
         if (new := deliveries.new_group) is not None:
@@ -507,17 +504,6 @@ BROADCAST = "(broadcast)"
 """Shown instead of a group for broadcast subscriptions."""
 
 
-async def consumers(
-    call: Call, topic: TopicOption = None, group: GroupOption = None, limit: LimitOption = None
-) -> None:
-    """List the connected consumers: subscriptions, and pulls that wait."""
-    await call.listed(
-        limit,
-        lambda client, count_max: client.list_consumers(topic=topic, group=group, limit=count_max),
-        Listing.of(call.out, CONSUMERS, fields_of, "no matching consumer is connected", SPARE),
-    )
-
-
 CONSUMERS = (
     Column[ConsumerInfo]("host", lambda consumer: printable(consumer.host or consumer.address)),
     column("pid", right=True), column("topic"),
@@ -526,6 +512,10 @@ CONSUMERS = (
     column("by", "kind"), *text_columns("client", "version"),
 )  # fmt: skip
 SPARE = ("version", "client", "by")
+consumers = listed(
+    "consumers", "List the connected consumers: subscriptions, and pulls that wait.", CONSUMERS,
+    nothing="no matching consumer is connected", spare=SPARE,
+)  # fmt: skip
 
 
 # --- work ----------------------------------------------------------------------------------------

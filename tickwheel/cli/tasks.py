@@ -26,19 +26,24 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mappin
 from contextlib import nullcontext
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime, timedelta
-from enum import StrEnum
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated, Any, TypedDict, Unpack
 
 from tickwheel import environment
-from tickwheel.api.frames import BulkState
 from tickwheel.api.kinds import Properties, Span, Window
-from tickwheel.api.tasks import Explanation, Reason, check_selection, kept_options, success_outcomes
+from tickwheel.api.tasks import (
+    DeadPage,
+    Explanation,
+    Reason,
+    check_selection,
+    kept_options,
+    success_outcomes,
+)
 from tickwheel.api.verbs import VERBS
 from tickwheel.cli.call import EXIT_FAILED, EXIT_NOT_FOUND, Call, confirmed, given
-from tickwheel.cli.declared import declared
+from tickwheel.cli.declared import declared, listed
 from tickwheel.cli.history import DIR_ENV, DIR_HELP, flow_grid, folder_of, remark_skipped
 from tickwheel.cli.options import (
     AtOption,
@@ -48,16 +53,14 @@ from tickwheel.cli.options import (
     DelayOption,
     GroupOption,
     Ids,
-    KeyOption,
-    LimitOption,
     MaybeIds,
-    OfTopicOption,
+    RateOption,
     ShiftOption,
     TaskBulkOptions,
     TopicOption,
     YesOption,
     argument,
-    check_rate,
+    derive,
     duration,
     flag,
     moment,
@@ -67,7 +70,6 @@ from tickwheel.cli.options import (
 from tickwheel.cli.output import (
     BODY_SHOWN_MAX,
     Grid,
-    Listing,
     Output,
     column,
     count_columns,
@@ -93,10 +95,10 @@ from tickwheel.errors import BadRequest, ConnectionLost, Unreachable
 from tickwheel.model.records import CONSUMER_DIED
 
 NOT_THERE = frozenset(("unknown", "gone"))
-STATES = ("scheduled", "ready", "in_flight", "waiting", "dead")
 METHODS = {verb.bulk: verb.methods[0].name for verb in VERBS.values() if verb.bulk}
 """Bulk operation → the client's method for single tasks."""
-
+TASK_NAMES = ("ids", "topic", "key")
+"""Options that name tasks."""
 
 SpreadOption = Annotated[
     float | None,
@@ -104,25 +106,16 @@ SpreadOption = Annotated[
 ]
 
 
-async def cancel(
-    call: Call,
-    ids: MaybeIds = None,
-    topic: OfTopicOption = None,
-    key: KeyOption = None,
-    **options: Unpack[TaskBulkOptions],
-) -> int:
+async def cancel(call: Call, **options: Unpack[TaskBulkOptions]) -> int:
     """Cancel tasks that are not in flight. A cancelled task is never delivered.
 
     Select tasks by ids, or by topic and key, or by options, as a bulk operation in the background.
     """
-    return await _change(call, ids, key, Matching("cancel", topic, options))
+    return await _change(call, "cancel", options)
 
 
 async def reschedule(
     call: Call,
-    ids: MaybeIds = None,
-    topic: OfTopicOption = None,
-    key: KeyOption = None,
     delay: DelayOption = None,
     at: AtOption = None,
     shift: ShiftOption = None,
@@ -138,35 +131,29 @@ async def reschedule(
     if spread is not None:
         if moved.keys() - {"at"}:
             raise BadRequest("--spread cannot be combined with --delay or --shift")
-        window = given({"within": spread, "start": at})
-        return await _change(call, ids, key, Matching("spread", topic, options, window))
+        return await _change(call, "spread", options, given({"within": spread, "start": at}))
     if len(moved) != 1:
         raise BadRequest("give exactly one of --delay, --at, --shift, --spread")
-    return await _change(call, ids, key, Matching("reschedule", topic, options, moved))
+    return await _change(call, "reschedule", options, moved)
 
 
-async def run_now(
-    call: Call,
-    ids: MaybeIds = None,
-    topic: OfTopicOption = None,
-    key: KeyOption = None,
-    **options: Unpack[TaskBulkOptions],
-) -> int:
+async def run_now(call: Call, **options: Unpack[TaskBulkOptions]) -> int:
     """Make tasks due at once.
 
     Select tasks by ids, or by topic and key, or by options, as a bulk operation in the background.
     """
-    return await _change(call, ids, key, Matching("run_now", topic, options))
+    return await _change(call, "run_now", options)
 
 
 async def _change(
-    call: Call, ids: Sequence[int] | None, key: str | None, matching: Matching
+    call: Call, kind: str, options: Mapping[str, Any], moved: Mapping[str, Any] = {}
 ) -> int:
     """Change tasks by ids, by topic and key, or by selection."""
-    topic, moved, verb = matching.topic, matching.moved, METHODS[matching.kind]
-    check_selection(ids or None, topic, key, matching.options or None)
-    if matching.options:
-        return await do_bulk(call, matching)
+    ids, topic, key = (options.get(name) for name in TASK_NAMES)
+    verb, how = METHODS[kind], {n: v for n, v in options.items() if n not in TASK_NAMES}
+    check_selection(ids or None, topic, key, how or None)
+    if how:
+        return await do_bulk(call, Matching(kind, topic, how, moved))
     async with call.client() as client:
         if ids:
             results = await getattr(client, f"{verb}_many")(ids, **moved)
@@ -177,7 +164,7 @@ async def _change(
         outcome = TaskOutcome(task_id, answer) if isinstance(answer, str) else answer
         statuses.append(outcome.status)
         _show_change(call, outcome)
-    return verdict(statuses, set(success_outcomes(matching.kind)))
+    return verdict(statuses, set(success_outcomes(kind)))
 
 
 async def show(
@@ -217,31 +204,6 @@ async def show(
     return EXIT_NOT_FOUND if any(state in NOT_THERE for state in states) else 0
 
 
-async def explain(
-    call: Call,
-    task_id: Annotated[int | None, argument("ID", "The task.", parse_id)] = None,
-    topic: OfTopicOption = None,
-    key: KeyOption = None,
-) -> int:
-    """Explain why a task is where it is, and print the command that resolves it.
-
-    Select the task by id, or the newest by topic and key.
-    """
-    if (task_id is None) == (topic is None and key is None) or (topic is None) != (key is None):
-        raise BadRequest("give either ID, or --topic and --key")
-    explanation = await call.ask(lambda client: client.explain(task_id, topic=topic, key=key))
-    if call.out.as_json:
-        call.out.record(explained_fields(explanation))
-    else:
-        _show_reason(call.out, explanation)
-        for reason in explanation.others:
-            call.out.line("")
-            _show_reason(call.out, reason)
-        if explanation.others_left_out:
-            call.out.remark(f"{explanation.others_left_out:,} more groups are left out")
-    return EXIT_NOT_FOUND if explanation.cause in NOT_KNOWN else 0
-
-
 NOT_KNOWN = frozenset(("gone", "not_found"))
 """Causes of an unknown task."""
 
@@ -263,28 +225,29 @@ def explained_fields(explanation: Explanation) -> dict[str, Any]:
     return raw | {"others": [with_text_ids(reason) for reason in raw.get("others", ())]}
 
 
-async def list_(
-    call: Call,
-    topic: TopicOption = None,
-    state: Annotated[
-        str | None,
-        option(
-            f"Only tasks in this state: {', '.join(STATES)}.",
-            autocompletion=lambda incomplete: [s for s in STATES if s.startswith(incomplete)],
-        ),
-    ] = None,
-    key: Annotated[str | None, option("Only tasks with this key; reads all tasks.")] = None,
-    before: BeforeOption = None,
-    newest_first: Annotated[bool, flag("Show the highest id first.")] = False,
-    limit: LimitOption = None,
-) -> None:
-    """List stored tasks by id."""
-    if state is not None and state not in STATES:
-        raise BadRequest(f"--state must be one of {', '.join(STATES)}, not {state!r}")
-    query: dict[str, Any] = {"topic": topic, "state": state, "key": key, "not_after": before}
-    query["newest_first"] = newest_first
-    listing = Listing.of(call.out, COLUMNS, task_fields)
-    await call.listed(limit, lambda client, most: client.list_tasks(**query, limit=most), listing)
+def _show_explained(call: Call, request: Mapping[str, Any], explanation: Explanation) -> int:
+    if call.out.as_json:
+        call.out.record(explained_fields(explanation))
+    else:
+        _show_reason(call.out, explanation)
+        for reason in explanation.others:
+            call.out.line("")
+            _show_reason(call.out, reason)
+        if explanation.others_left_out:
+            call.out.remark(f"{explanation.others_left_out:,} more groups are left out")
+    return EXIT_NOT_FOUND if explanation.cause in NOT_KNOWN else 0
+
+
+def _check_explained(request: Mapping[str, Any]) -> None:
+    if request.keys() not in ({"task_id"}, {"topic", "key"}):
+        raise BadRequest("give either ID, or --topic and --key")
+
+
+explain = declared(
+    "explain", _show_explained,
+    "Select the task by id, or the newest by topic and key. Exit code 4 if it is not known.",
+    _check_explained,
+)  # fmt: skip
 
 
 def verdict(statuses: Sequence[str], good: set[str]) -> int:
@@ -555,6 +518,12 @@ COLUMNS = (
     column("id", right=True), column("state", show=head), column("topic"),
     column("due", "due_ms", format_time), column("key"), column("body", "raw", _body_text),
 )  # fmt: skip
+list_ = listed(
+    "list_tasks",
+    "List stored tasks by id. A search by --key without --topic reads all tasks.",
+    COLUMNS,
+    task_fields,
+)
 
 
 def reason_text(reason: str | None) -> str:
@@ -577,35 +546,6 @@ ENDS_TASKS = ("cancel", "delete")
 """Operations that cannot be undone: these ask first."""
 HOW = ("all_", "dry_run", "yes", "wait", "rate")
 """Options of a bulk operation that do not select tasks."""
-
-
-class BulkStates(StrEnum):
-    """The states of bulk operations."""
-
-    RUNNING = "running"
-    DONE = "done"
-    CANCELLED = "cancelled"
-    FAILED = "failed"
-
-
-async def list_bulk(
-    call: Call,
-    topic: TopicOption = None,
-    state: Annotated[BulkStates | None, option("Only operations in this state.")] = None,
-    limit: LimitOption = None,
-) -> None:
-    """List bulk operations, newest first."""
-    columns = (
-        column("bulk", "id"), *text_columns("topic", "state"),
-        *count_columns("looked_at", "matched", "changed"), column("made", "made_ms", format_time),
-    )  # fmt: skip
-    nothing = "no matching bulk operations"
-    only: BulkState | None = None if state is None else state.value
-    await call.listed(
-        limit,
-        lambda client, most: client.list_bulk(topic=topic, state=only, limit=most),
-        Listing.of(call.out, columns, fields_of, nothing),
-    )
 
 
 def _show_bulk(call: Call, request: Mapping[str, Any], bulk: BulkInfo) -> None:
@@ -640,6 +580,15 @@ def _say_cancelled(call: Call, request: Mapping[str, Any], bulk: BulkInfo) -> No
     say_bulk(call, bulk)
 
 
+list_bulk = listed(
+    "list_bulk",
+    "List bulk operations, newest first.",
+    (
+        column("bulk", "id"), *text_columns("topic", "state"),
+        *count_columns("looked_at", "matched", "changed"), column("made", "made_ms", format_time),
+    ),
+    nothing="no matching bulk operations",
+)  # fmt: skip
 show_bulk = declared("show_bulk", _show_bulk)
 cancel_bulk = declared("cancel_bulk", _say_cancelled)
 
@@ -777,30 +726,14 @@ IdsOrFilters = Annotated[
 class SelectOptions(TypedDict, total=False):
     """The options that select dead letters."""
 
-    topic: TopicOption
-    group: GroupOption
-    since: Annotated[
-        datetime | None, moment("Only tasks that died since: ISO-8601, or 2h for two hours ago.")
-    ]
-    until: Annotated[
-        datetime | None, moment("Dead before this time: ISO-8601, or 2h for 2 hours ago.")
-    ]
-    reason: Annotated[str | None, option("Only with this text in the last reason.", "TEXT")]
+
+derive(SelectOptions, DeadPage.fields()[:-2], moment)  # without the place and size of a page
 
 
 class SettleOptions(SelectOptions, DeadBulkOptions, total=False):
     """The options that select dead letters to settle."""
 
     all_: Annotated[bool, flag("Everything that the filters select, or all dead letters.")]
-
-
-async def list_dead(
-    call: Call, limit: LimitOption = None, **options: Unpack[SelectOptions]
-) -> None:
-    """List dead letters with the reason of their last failure."""
-    query = Selection(**options).query()
-    listing = Listing.of(call.out, DEAD_COLUMNS, dead_fields, spare=DEAD_SPARE)
-    await call.listed(limit, lambda client, most: client.dead_list(**query, limit=most), listing)
 
 
 async def show_dead(call: Call, ids: Ids) -> int:
@@ -820,7 +753,7 @@ async def show_dead(call: Call, ids: Ids) -> int:
 async def requeue(
     call: Call,
     ids: IdsOrFilters = None,
-    rate: Annotated[float | None, option("Maximum per second; default: unlimited.", "N")] = None,
+    rate: RateOption = None,
     ttl: Annotated[
         float | None,
         duration("New time to live, counted from the requeue: 1h, 2d. Expired tasks require it."),
@@ -865,7 +798,6 @@ async def _settle(
         bulk_options = {name: value for name, value in options.items() if name != "topic"}
         how = bulk_options | given({"rate": rate})
         return await do_bulk(call, Matching(kind, selection.topic, how, moved))
-    check_rate(rate)
     task_ids = _check(ids, selection, bool(options.get("all_")))
     async with call.client() as client:
         settle: Settle = client.dead_delete
@@ -1091,3 +1023,9 @@ def dead_fields(letter: DeadLetter) -> dict[str, Any]:
     names = ("group", "topic", "died_ms", "attempt", "deaths", "reason")
     values = {name: getattr(letter, name) for name in names}
     return {"id": str(letter.id), **values, "failures": named_failures(letter.failures)}
+
+
+list_dead = listed(
+    "list_dead", "List dead letters with the reason of their last failure.", DEAD_COLUMNS,
+    dead_fields, spare=DEAD_SPARE,
+)  # fmt: skip

@@ -595,7 +595,7 @@ async def load(
     step: Annotated[float, duration("Time span of each row.")] = "1m",  # type: ignore[assignment]  # parsed by the option
     steps: Annotated[int, option("Number of rows, at most 1440.", "N", min=1)] = 60,
     since: Annotated[
-        datetime | None, moment("Start of the first row: ISO-8601. Default: now.", "--from")
+        datetime | None, moment("Start of the first row, by default now.", "--from")
     ] = None,
     everything: Annotated[bool, flag("Also show rows without due tasks.", "--all")] = False,
 ) -> None:

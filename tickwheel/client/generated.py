@@ -504,8 +504,8 @@ class GeneratedVerbs(Verbs):
         timeout: Duration | None = None,
         **settings: Unpack[NewGroupKeywords],
     ) -> GroupSettings:
-        """Create a group before its first subscriber connects. An existing group does not change,
-        and ``created`` in the answer is false.
+        """Create a group before its first subscriber connects. An existing group does not change
+        (``created`` is false).
 
         ``start``: the group gets tasks that come due from "now" on, from the "first" stored task
         on, or from a moment on. ``settings`` are those of NewGroupKeywords."""
@@ -639,7 +639,7 @@ class GeneratedVerbs(Verbs):
         timeout: Duration | None = None,
     ) -> ReleaseKeyWord:
         """Retry the task of a held key, named by its id or the key, at once, and reset its
-        failures. Return "released" or "not_held". Raise NotFound if there is no such group.
+        failures. The outcome is "released" or "not_held". Raise NotFound if there is no such group.
 
         ``key``: the order key whose task is held."""
         return await self._ask_word(
@@ -663,7 +663,7 @@ class GeneratedVerbs(Verbs):
         timeout: Duration | None = None,
     ) -> SkipKeyWord:
         """Move the task of a held key to the dead letters, so that the key's next task can be
-        delivered. Return "skipped" or "not_held". Raise NotFound if there is no such group.
+        delivered. The outcome is "skipped" or "not_held". Raise NotFound if there is no such group.
 
         ``key``: the order key whose task is held."""
         return await self._ask_word(
@@ -756,7 +756,7 @@ class GeneratedVerbs(Verbs):
         by page, at most ``limit``; ``timeout`` is for each page.
 
         ``group``: only transactions of this producer group. ``state``: only transactions in this
-        state."""
+        state; by default open and parked."""
         return self._pages("list_transactions", {"group": group, "state": state}, limit, timeout)
 
     async def show_transaction(
@@ -990,5 +990,6 @@ class GeneratedVerbs(Verbs):
         return await self._ask("task_history", {"id": id}, timeout)
 
     async def backup(self, name: str, *, timeout: Duration | None = None) -> Backup:
-        """Copy the store of the running daemon to a new file ``name`` in its backup folder."""
+        """Copy the store of the running daemon to a new file in its backup folder. The copy is the
+        state at one moment."""
         return await self._ask("backup", {"name": name}, timeout)
