@@ -50,8 +50,8 @@ _RECORDED = {
 HELP: dict[str, str] = {
     **{metric.name: metric.help for table in _TABLES for metric in table},
     **{labelled.name: labelled.help for labelled in catalogue.LABELLED},
-    **dict(catalogue.OF_SHARDS),
-    **{name: about for name, about, _ in catalogue.OF_NODES},
+    **dict(catalogue.SHARD_METRICS),
+    **{name: about for name, about, _ in catalogue.NODE_METRICS},
     **_OF_THE_PROCESS,
     **_RECORDED,
 }

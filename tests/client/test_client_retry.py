@@ -74,7 +74,7 @@ def test_retry_policies_are_encoded(policy: Retry, wire: Any) -> None:
         (lambda: Retry.exponential(retries=-1), ("retries", "-1", "0")),
         (lambda: Retry.exponential(retries=65_536), ("retries", "65536", "65535")),
         (lambda: Retry.exponential(retries=1.5), ("retries", "1.5")),
-        (lambda: Retry.exponential(jitter=1.1), ("jitter", "1.1", "0 to 1")),
+        (lambda: Retry.exponential(jitter=1.1), ("jitter", "1.1", "between 0 and 1")),
         (lambda: Retry.fixed(timedelta(days=365 * 11)), ("delay", "315576000000")),
         (lambda: Retry.fixed(None), ("delay", "None")),
         (lambda: Retry.table("kafka"), ("table", "'kafka'", "rocketmq")),

@@ -252,7 +252,7 @@ def test_concurrent_reports_are_refused(
     with pytest.raises(ReportError, match="another report uses this table"):
         load()
     lock.unlink()
-    with pytest.raises(ReportError, match="no history in it"):
+    with pytest.raises(ReportError, match="the folder has no history"):
         load()
     assert not lock.exists()
 

@@ -40,7 +40,7 @@ CHANGED = {
     "tickwheel/client/generated.py": "        topic: str | None = None,\n",
     "tickwheel/client/task_options.py": "    def tag(self) -> str | None:\n",
     "tickwheel/server/generated.py": '        fields["tag"] = tag\n',
-    "tickwheel/server/shard/verbs.py": "    cancel: Callable[[Ask[Selection]], None]\n",
+    "tickwheel/server/shard/verbs.py": "    cancel: Callable[[Call[Selection]], None]\n",
     "docs/protocol.md": "| 23 | PING | none | nil |\n",
 }
 """A line of each file that is generated."""

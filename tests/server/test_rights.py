@@ -257,7 +257,7 @@ def test_every_operation_is_checked_by_its_row(rig: AccessRig) -> None:
         parameters = inspect.signature(getattr(verbs, name)).parameters
         if not VERBS[name].has_custom_arguments:
             continue
-        assert (need.of is Of.FOUND) == ("only" in parameters), name
+        assert (need.of is Of.FOUND) == ("topic_filter" in parameters), name
         if need.of is Of.NAMED:
             assert "topic" in parameters, name
         if need.of is Of.EACH_TASK:

@@ -78,7 +78,7 @@ class StandIn:
             int(TTL_S * 1000),
             Clock(1_000_000, host),
             on_event=self._on_event,
-            renewed=lambda: world.one_leads(host, shard),
+            on_renewed=lambda: world.one_leads(host, shard),
             is_release_near=self._member.is_release_near,
         )
         host.licence = self._leadership.may_deliver

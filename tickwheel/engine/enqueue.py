@@ -485,7 +485,7 @@ class _Plan:
     replacements: dict[int, _New] = field(default_factory=dict)
     """Id of a cancelled task → the task of ``new`` that replaces it."""
     outcomes: list[tuple[Merging, _New | _Old | TaskRow]] = field(default_factory=list)
-    """Of each task: (outcome, task whose id and due time the answer contains)."""
+    """(outcome, task whose id and due time the answer contains) of each task."""
     newest: dict[TopicKey, _New] = field(default_factory=dict)
     """(topic, key) → newest task with the key that the request stores."""
     overtaken: dict[int, tuple[TaskSnapshot, _New | _Old]] = field(default_factory=dict)

@@ -103,8 +103,8 @@ class Grouping:
         by_due: bool = False,
     ) -> Group:
         """Create a group that is owed the tasks due from ``since_ms`` on and the tasks enqueued
-        from now on. With ``by_due`` the start is in the future, and only due times count. Of
-        ``settings``, only the filter is applied; ``set`` applies the rest."""
+        from now on. With ``by_due`` the start is in the future, and only due times count. It
+        applies the filter in ``settings``; ``set`` applies the rest."""
         core, last_waiting_id = self._core, 0
         if topic.default_backlog is not None:
             group, topic.default_backlog = topic.default_backlog, None

@@ -582,7 +582,7 @@ def _check(fields: list[str]) -> None:
 
 @dataclass(slots=True)
 class Undo:
-    """What is needed to undo the changes that a batch has made to a schedule."""
+    """The data that undo the changes of a batch to a schedule."""
 
     before: ScheduleRow
     missed: int = 0

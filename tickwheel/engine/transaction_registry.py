@@ -1,5 +1,4 @@
-"""The transactions of an engine, and the times at which their producer groups must be asked about
-them.
+"""The transactions of an engine, and the times of the questions to their producer groups.
 
 This module holds the state and the common operations on it; the rules are in ``transactions.py``.
 Invariants:

@@ -27,7 +27,7 @@ TASK_EVENTS = (
     "enqueued", "rescheduled", "requeued", "delivered", "released", "nacked", "lease_over",
     "dead", "acked", "cancelled", "expired", "filtered", "deleted",
 )  # fmt: skip
-"""Events of tasks. Of several events in the same millisecond, the one that is later in this order
+"""Events of tasks. If several are in the same millisecond, the one that is later in this order
 applies."""
 GROUP_EVENTS = ("group_created", "group_deleted", "group_configured", "group_reset")
 SCHEDULE_EVENTS = ("schedule_put", "schedule_paused", "schedule_resumed", "schedule_deleted")

@@ -212,7 +212,7 @@ class Segment:
 
     @property
     def extent(self) -> tuple[bool, int]:
-        """A rank. Of two files of a segment, the one with the higher rank contains the other."""
+        """A rank. If a segment has two files, the one with the higher rank contains the other."""
         return self.sealed, self.bytes
 
 

@@ -145,7 +145,7 @@ async def test_many_tasks_are_accepted_in_order_or_refused_together(rig: HttpRig
         ({"topic": "t", "boddy": ""}, 400, "unknown field `boddy`"),
         ({"body": "x"}, 400, "must have a topic"),
         ({"topic": "t", "tasks": [{"topic": "t"}]}, 400, "not both"),
-        ({"tasks": []}, 400, "at least 1"),
+        ({"tasks": []}, 400, "the minimum is 1"),
         ({"topic": "t", "delay_ms": -1}, 400, "delay_ms must be a non-negative integer, not -1"),
         ({"topic": "t", "delay_ms": 10**30}, 400, "the limit is 315576000000 ms"),
         ({"topic": "t", "delay_ms": 1, "due_ms": 1}, 400, "either delay_ms or due_ms"),

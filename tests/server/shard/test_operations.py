@@ -109,7 +109,7 @@ async def test_every_operation_takes_the_request_of_its_verb(rig: ShardRig) -> N
     for name, verb in VERBS.items():
         if not verb.has_custom_arguments:
             [taken] = inspect.signature(getattr(rig.operations.verbs, name)).parameters.values()
-            assert taken.annotation == f"Ask[{verb.request_type.__name__}]", name
+            assert taken.annotation == f"Call[{verb.request_type.__name__}]", name
 
 
 def test_a_standby_has_the_same_conversation_and_fewer_verbs() -> None:
@@ -163,7 +163,7 @@ async def _resent(daemon: InProcess, peer: Peer, more: Any, traced: Any) -> None
         await daemon.ask(peer, T.PREPARE, "order-9", "pay", 1, same, None)
     for tasks, options in ((more, None), (FIRST, {"from": "commit"})):
         code, text = await peer.refused(T.PREPARE, "order-9", "pay", 1, tasks, options)
-        assert code == "conflict" and "part 1 of transaction order-9 has other tasks" in text
+        assert code == "conflict" and "part 1 of transaction order-9 was already sent with" in text
     _, ids, *_ = await daemon.ask(peer, T.COMMIT, "order-9")
     assert len(ids) == len(FIRST)
 

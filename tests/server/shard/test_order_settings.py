@@ -186,7 +186,7 @@ async def test_ordering_and_fairness_are_changed_and_removed(daemon: InProcess) 
         (
             {"order_attempts": ORDER_ATTEMPTS_MAX + 1, "order_failure": "dead"},
             "bad_request",
-            f"1 to {ORDER_ATTEMPTS_MAX}",
+            f"between 1 and {ORDER_ATTEMPTS_MAX}",
         ),
         ({"order_failure": "drop"}, "bad_request", "one of dead, hold, retry, not 'drop'"),
         ({"order_failure": 5}, "bad_request", "one of dead, hold, retry, not 5"),

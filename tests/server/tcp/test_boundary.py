@@ -119,7 +119,7 @@ ACTS: dict[str, tuple[T, str, str, Any]] = {
     "make bulk operation": (T.BULK_MAKE, "bulks", "make", lambda i: ("t", "cancel", None)),
     "reset": (T.GROUP_RESET, "resets", "begin", lambda i: ("t", "g", {"to": "first"})),
     "end bulk operation": (T.BULK, "bulks", "end", lambda i: ("j", "cancel")),
-    "answer checks": (T.CHECKS, "transactions", "came", lambda i: (("g",),)),
+    "answer checks": (T.CHECKS, "transactions", "member_connected", lambda i: (("g",),)),
     "release key": (T.RELEASE_KEY, "key_control", "release", lambda i: ("t", "g", (i,), None)),
     "skip key": (T.SKIP_KEY, "key_control", "skip", lambda i: ("t", "g", (i,), None)),
     "push": (T.PUSH_SET, "grouping", "set_target", lambda i: ("u", "g", URL, SECRETS)),

@@ -10,7 +10,7 @@ The claim also detects a Redis whose data is gone or older. Invariants:
 
 The writer keeps the newest batches, within limits of time and bytes, to replay them after a loss: a
 Redis that syncs its log once a second can lose the last two seconds, a stale replica somewhat more.
-Of new tasks it keeps only the records, which the mirror shares; rows would double the memory.
+It keeps new tasks only as records, which the mirror shares; rows would double the memory.
 Without a mirror the records have separate memory.
 
 ``Sender`` sends one batch to Redis: one script, or parts that are staged, sealed and applied.
